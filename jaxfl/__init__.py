@@ -1,0 +1,1 @@
+"""JAX engine for decentralised and federated learning under limits of privacy, resources and communication."""

@@ -1,0 +1,30 @@
+"""The words every other room uses: tasks, data, algorithms, keys, trees, checks."""
+
+from jaxfl.core.algorithm import Algorithm, algorithm
+from jaxfl.core.check import ArgumentError
+from jaxfl.core.keys import Purpose, leaf_key, node_keys, purpose_key
+from jaxfl.core.node_loop import over_nodes
+from jaxfl.core.tasks import accuracy, cross_entropy, from_flax, from_functions, scale_images
+from jaxfl.core.types import Array, FactoredLayer, Factors, FederatedData, PyTree, Task
+
+__all__ = [
+    "Algorithm",
+    "ArgumentError",
+    "Array",
+    "FactoredLayer",
+    "Factors",
+    "FederatedData",
+    "Purpose",
+    "PyTree",
+    "Task",
+    "accuracy",
+    "algorithm",
+    "cross_entropy",
+    "from_flax",
+    "from_functions",
+    "leaf_key",
+    "node_keys",
+    "over_nodes",
+    "purpose_key",
+    "scale_images",
+]

@@ -1,0 +1,53 @@
+"""The one interface: an algorithm is a named tuple of pure functions.
+
+    state        = algorithm.init(key, data)              # every array that changes, nothing else
+    draws        = algorithm.draw(key, state, data)       # every random number of this round
+    state, info  = algorithm.update(state, data, draws)   # deterministic
+    state, info  = algorithm.round(key, state, data)      # update(state, data, draw(key, state, data))
+
+`key` is the run's base key, the same in every call; `draw` folds in the round number that the state carries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jaxfl.core.types import Array, FederatedData, PyTree
+
+State = Any
+Draws = Any
+Info = Any
+
+
+class Algorithm(NamedTuple):
+    """A learning algorithm over n nodes.
+
+    Attributes:
+        init: (key, data) -> state.
+        draw: (key, state, data) -> draws; all randomness of the round and nothing else.
+        update: (state, data, draws) -> (state, info); all mathematics of the round, no key.
+        round: (key, state, data) -> (state, info); what a caller jits, scans and vmaps.
+        node_params: state -> pytree of (n, *leaf): the parameters that each node would use for prediction
+            (for push-sum the de-biased ones).
+
+    Guarantees (tests/test_contract.py runs them for every algorithm of the registry):
+        - state in and state out have the same structure, shapes and dtypes.
+        - a round is a function of (key, round index, state, data) alone.
+        - round equals update after draw.
+    """
+
+    init: Callable[[Array, FederatedData], State]
+    draw: Callable[[Array, State, FederatedData], Draws]
+    update: Callable[[State, FederatedData, Draws], tuple[State, Info]]
+    round: Callable[[Array, State, FederatedData], tuple[State, Info]]
+    node_params: Callable[[State], PyTree]
+
+
+def algorithm(init, draw, update, node_params) -> Algorithm:
+    """Join the parts of an algorithm; `round` is derived here, so that no file can get it wrong."""
+
+    def round(key, state, data):
+        return update(state, data, draw(key, state, data))
+
+    return Algorithm(init=init, draw=draw, update=update, round=round, node_params=node_params)

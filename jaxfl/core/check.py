@@ -1,0 +1,137 @@
+"""Argument checks: one clear error before any work, and none on traced values.
+
+Every message has four parts: the argument's name, what is required, what was found (and where), and
+the remedy. A number is checked only when it is concrete, so that the same constructor can be called
+inside `jax.jit`, `jax.vmap` or `jax.grad` with traced hyper-parameters.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+import jax
+import numpy as np
+
+
+class ArgumentError(ValueError):
+    """An argument that cannot be used.
+
+    Args:
+        argument: name of the argument as the caller wrote it.
+        requirement: what the argument must satisfy.
+        found: the offending value, with its position where there is one.
+        remedy: what the caller can do about it.
+
+    Example:
+        >>> str(ArgumentError("batch_size", "must be at least 1", "got 0", "Pass a positive integer."))
+        'batch_size: must be at least 1; got 0. Pass a positive integer.'
+    """
+
+    def __init__(self, argument: str, requirement: str, found: str, remedy: str):
+        self.argument = argument
+        self.requirement = requirement
+        self.found = found
+        self.remedy = remedy
+        super().__init__(f"{argument}: {requirement}; {found}. {remedy}")
+
+
+def is_traced(value: Any) -> bool:
+    """Whether `value` is abstract, so that its numbers cannot be looked at."""
+    return isinstance(value, jax.core.Tracer)
+
+
+def _concrete(value: Any) -> np.ndarray | None:
+    """`value` as a NumPy array, or None when it is traced, a schedule or None."""
+    if value is None or is_traced(value) or callable(value):
+        return None
+    return np.asarray(value)
+
+
+def _refuse(name: str, value: Any, requirement: str, bad: np.ndarray, remedy: str) -> None:
+    if not bad.any():
+        return
+    array = np.asarray(value)
+    where = "" if array.ndim == 0 else f" at position {int(np.flatnonzero(bad)[0])}"
+    shown = array.reshape(-1)[int(np.flatnonzero(bad.reshape(-1))[0])]
+    raise ArgumentError(name, requirement, f"got {shown}{where}", remedy)
+
+
+def positive(**arguments: Any) -> None:
+    """Each value (scalar or array) is finite and above zero; traced values and schedules pass.
+
+    Example:
+        >>> positive(step_size=0.1)
+        >>> positive(step_size=-0.1)
+        Traceback (most recent call last):
+        ...
+        jaxfl.core.check.ArgumentError: step_size: must be positive and finite; got -0.1. Pass a number above 0.
+    """
+    for name, value in arguments.items():
+        array = _concrete(value)
+        if array is not None:
+            bad = ~(np.isfinite(array) & (array > 0))
+            _refuse(name, array, "must be positive and finite", bad, "Pass a number above 0.")
+
+
+def non_negative(**arguments: Any) -> None:
+    """Each value (scalar or array) is finite and at least zero; traced values and schedules pass."""
+    for name, value in arguments.items():
+        array = _concrete(value)
+        if array is not None:
+            bad = ~(np.isfinite(array) & (array >= 0))
+            _refuse(name, array, "must be non-negative and finite", bad, "Pass 0 or a number above it.")
+
+
+def at_least(minimum: int, **arguments: Any) -> None:
+    """Each value is a static integer of at least `minimum`; traced values are refused, since they change shapes."""
+    for name, value in arguments.items():
+        if is_traced(value):
+            raise ArgumentError(name, "must be a static integer", "got a traced value", "Pass a Python int.")
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+            raise ArgumentError(name, f"must be an integer of at least {minimum}", f"got {value!r}", "Pass an int.")
+        if int(value) < minimum:
+            remedy = f"Pass {minimum} or more."
+            raise ArgumentError(name, f"must be an integer of at least {minimum}", f"got {value}", remedy)
+
+
+def probability(**arguments: Any) -> None:
+    """Each value lies in [0, 1]; traced values pass."""
+    for name, value in arguments.items():
+        array = _concrete(value)
+        if array is not None:
+            bad = ~(np.isfinite(array) & (array >= 0) & (array <= 1))
+            _refuse(name, array, "must lie in [0, 1]", bad, "Pass a probability.")
+
+
+def one_of(allowed: tuple[Any, ...], **arguments: Any) -> None:
+    """Each value is one of `allowed`."""
+    for name, value in arguments.items():
+        if value not in allowed:
+            choices = ", ".join(map(str, allowed))
+            raise ArgumentError(name, f"must be one of {choices}", f"got {value!r}", "Choose one of these.")
+
+
+def per_node(num_nodes: int, **arguments: Any) -> None:
+    """Each value is a scalar or has shape (num_nodes,)."""
+    for name, value in arguments.items():
+        if value is None or callable(value):
+            continue
+        shape = tuple(getattr(value, "shape", np.shape(value)))
+        if shape not in ((), (num_nodes,)):
+            found = f"got shape {shape} for {num_nodes} nodes"
+            raise ArgumentError(name, "must be a scalar or hold one number per node", found, "Pass shape (num_nodes,).")
+
+
+def bytes_text(count: float) -> str:
+    """A number of bytes for people, in powers of 1000.
+
+    Example:
+        >>> bytes_text(17_760_000)
+        '17.8 MB'
+    """
+    if count < 1000:
+        return f"{int(count)} B"
+    power = min(int(math.log(count, 1000)), 5)
+    return f"{count / 1000**power:.1f} {['B', 'kB', 'MB', 'GB', 'TB', 'PB'][power]}"

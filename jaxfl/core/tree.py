@@ -1,0 +1,93 @@
+"""Arithmetic on pytrees whose leaves carry the node axis first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.core.types import Array, PyTree
+
+
+def along_nodes(values: Array, leaf: Array) -> Array:
+    """`values` (n,) shaped to broadcast against `leaf` (n, *rest); scalars pass."""
+    return values if jnp.ndim(values) == 0 else values.reshape(values.shape + (1,) * (leaf.ndim - 1))
+
+
+def scale(values: Array, tree: PyTree) -> PyTree:
+    """Each node's leaves times its number; `values` is () or (n,)."""
+    return jax.tree.map(lambda leaf: along_nodes(values, leaf) * leaf, tree)
+
+
+def squared_norm(tree: PyTree) -> Array:
+    """Squared L2 norm of each node's part, (n,)."""
+    parts = [jnp.sum(leaf**2, axis=tuple(range(1, leaf.ndim))) for leaf in jax.tree.leaves(tree)]
+    return sum(parts[1:], start=parts[0])
+
+
+def norm(tree: PyTree) -> Array:
+    """L2 norm of each node's part, (n,); its derivative at zero is zero."""
+    squared = squared_norm(tree)
+    positive = squared > 0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, squared, 1.0)), 0.0)
+
+
+def consensus_distance(tree: PyTree) -> Array:
+    """Mean over nodes of |x_i - x_bar|^2, ().
+
+    Example:
+        >>> float(consensus_distance(jnp.array([[1.0], [3.0]])))
+        1.0
+    """
+    return jnp.mean(squared_norm(jax.tree.map(lambda leaf: leaf - leaf.mean(axis=0, keepdims=True), tree)))
+
+
+def size(tree: PyTree) -> int:
+    """Number of scalars in a tree of arrays or shapes (d when it is one node's parameters)."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+
+def num_bytes(tree: PyTree) -> int:
+    """Bytes that a tree of arrays or shapes holds."""
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def replicate(tree: PyTree, num_nodes: int) -> PyTree:
+    """The same values at every node: leaves (n, *leaf)."""
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_nodes, *leaf.shape)), tree)
+
+
+def flattener(tree: PyTree) -> tuple[Callable[[PyTree], Array], Callable[[Array], PyTree]]:
+    """Functions between trees shaped like `tree` behind any leading axes, and arrays (..., d).
+
+    Args:
+        tree: arrays or shapes of one node's part, leaves (*leaf).
+
+    Returns:
+        (flatten, unflatten): flatten takes leaves (*leading, *leaf) to (*leading, d), unflatten back.
+
+    Example:
+        >>> flatten, unflatten = flattener({"a": jnp.zeros((2, 3)), "b": jnp.zeros(4)})
+        >>> flatten({"a": jnp.ones((5, 2, 3)), "b": jnp.zeros((5, 4))}).shape
+        (5, 10)
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    shapes = [leaf.shape for leaf in leaves]
+    sizes = [math.prod(shape) for shape in shapes]
+
+    def flatten(values: PyTree) -> Array:
+        parts = structure.flatten_up_to(values)
+        leading = parts[0].shape[: parts[0].ndim - len(shapes[0])]
+        rows = [part.reshape(*leading, count) for part, count in zip(parts, sizes, strict=True)]
+        return jnp.concatenate(rows, axis=-1)
+
+    def unflatten(flat: Array) -> PyTree:
+        parts, start = [], 0
+        for shape, count in zip(shapes, sizes, strict=True):
+            parts.append(flat[..., start : start + count].reshape(*flat.shape[:-1], *shape))
+            start += count
+        return structure.unflatten(parts)
+
+    return flatten, unflatten

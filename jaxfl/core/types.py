@@ -1,0 +1,91 @@
+"""What is learned (`Task`) and what it is learned from (`FederatedData`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+Array = jax.Array
+PyTree = Any
+
+
+class FactoredLayer(NamedTuple):
+    """How one layer's gradient for one sample follows from two small arrays, its factors.
+
+    For a dense layer these are the layer's input a and the error e at its output (the gradient of the sample's
+    loss with respect to the pre-activation): the weight's gradient is the outer product a e^T. Everything
+    below works on a batch of factors and never needs the (b, *leaf) gradients themselves.
+
+    Attributes:
+        name: key of this layer's parameters at the top level of the task's parameter dict.
+        input_is_sample: True for a layer that reads the sample itself; its input need not be stored.
+        squared_norm: (input (b, ...), error (b, ...)) -> (b,) float32, squared L2 norm of each sample's gradient.
+        absolute_norm: the same for the L1 norm.
+        weighted_sum: (input, error, weight (b,)) -> the layer's gradient tree: sum over samples of weight times gradient.
+        per_sample: (input, error) -> the layer's gradient tree with a leading batch axis (b, *leaf).
+    """
+
+    name: str
+    input_is_sample: bool
+    squared_norm: Callable[[Array, Array], Array]
+    absolute_norm: Callable[[Array, Array], Array]
+    weighted_sum: Callable[[Array, Array, Array], PyTree]
+    per_sample: Callable[[Array, Array], PyTree]
+
+
+class Factors(NamedTuple):
+    """The factors of one batch, one entry per layer in the order of `Task.layers`."""
+
+    inputs: tuple[Array, ...]  # each (b, *layer input), float32
+    errors: tuple[Array, ...]  # each (b, *layer output), float32
+
+
+class Task(NamedTuple):
+    """What is learned, as pure functions of one node's parameters and one batch.
+
+    Build it with `jaxfl.from_functions`, `jaxfl.from_flax` or `jaxfl.models.classification`.
+
+    Attributes:
+        init: key -> params, a pytree of float32 arrays without node axis.
+        loss: (params, inputs (b, *sample), labels (b, ...)) -> (b,) float32, one loss per sample, no mean.
+        metrics: the same arguments -> dict of name to (b,) float32, one number per sample. Always holds "loss".
+        blocks: names of the top-level groups of the parameters, input side first; empty when they have no order.
+        layers: the layers in factored form, input side first; empty when the task has no such form (then clipped
+            gradients fall back to one sample at a time).
+        factors: (params, inputs, labels) -> (losses (b,), Factors), errors being those of the *summed* loss; None without
+            layers.
+        node_loop: how the engine runs this task over nodes, "vmap", "map" or "chunk:k" (see `core.node_loop`).
+    """
+
+    init: Callable[[Array], PyTree]
+    loss: Callable[[PyTree, Array, Array], Array]
+    metrics: Callable[[PyTree, Array, Array], dict[str, Array]]
+    blocks: tuple[str, ...] = ()
+    layers: tuple[FactoredLayer, ...] = ()
+    factors: Callable[[PyTree, Array, Array], tuple[Array, Factors]] | None = None
+    node_loop: str = "vmap"
+
+
+class FederatedData(NamedTuple):
+    """One pool of samples and which of them each node holds.
+
+    Uneven sizes are normal. Row i of `indices` is valid up to `sizes[i]`; what follows is padding, which never trains
+    and never counts. A node's j-th sample is `inputs[indices[i, j]]`.
+    """
+
+    inputs: Array  # (N, *sample), uint8 images or float32
+    labels: Array  # (N, ...), int32 classes or float32 targets
+    indices: Array  # (n, J_max), int32, in [0, N); padding is 0
+    sizes: Array  # (n,), int32, samples of each node, at least 1
+
+    @property
+    def num_nodes(self) -> int:
+        """n, static."""
+        return self.indices.shape[0]
+
+    @property
+    def max_size(self) -> int:
+        """J_max, static: the largest number of samples at a node."""
+        return self.indices.shape[1]

@@ -11,7 +11,7 @@ import math
 import numbers
 from typing import Any
 
-import jax
+import jax.core
 import numpy as np
 
 

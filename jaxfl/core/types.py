@@ -23,7 +23,7 @@ class FactoredLayer(NamedTuple):
         input_is_sample: True for a layer that reads the sample itself; its input need not be stored.
         squared_norm: (input (b, ...), error (b, ...)) -> (b,) float32, squared L2 norm of each sample's gradient.
         absolute_norm: the same for the L1 norm.
-        weighted_sum: (input, error, weight (b,)) -> the layer's gradient tree: sum over samples of weight times gradient.
+        weighted_sum: (input, error, weight (b,)) -> the layer's gradient tree, summed over samples times weight.
         per_sample: (input, error) -> the layer's gradient tree with a leading batch axis (b, *leaf).
     """
 
@@ -54,8 +54,8 @@ class Task(NamedTuple):
         blocks: names of the top-level groups of the parameters, input side first; empty when they have no order.
         layers: the layers in factored form, input side first; empty when the task has no such form (then clipped
             gradients fall back to one sample at a time).
-        factors: (params, inputs, labels) -> (losses (b,), Factors), errors being those of the *summed* loss; None without
-            layers.
+        factors: (params, inputs, labels) -> (losses (b,), Factors), errors being those of the *summed* loss; None
+            without layers.
         node_loop: how the engine runs this task over nodes, "vmap", "map" or "chunk:k" (see `core.node_loop`).
     """
 

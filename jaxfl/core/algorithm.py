@@ -13,6 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+
+from jaxfl.core.check import ArgumentError
 from jaxfl.core.types import Array, FederatedData, PyTree
 
 State = Any
@@ -51,3 +54,15 @@ def algorithm(init, draw, update, node_params) -> Algorithm:
         return update(state, data, draw(key, state, data))
 
     return Algorithm(init=init, draw=draw, update=update, round=round, node_params=node_params)
+
+
+def at_round(value: float | Array | Callable[[Array], Array], round_index: Array) -> Array:
+    """A hyper-parameter in one round, (), float32: the number itself, or what a schedule gives for the round index."""
+    return jnp.asarray(value(round_index) if callable(value) else value, jnp.float32)
+
+
+def check_num_nodes(num_nodes: int, data: FederatedData) -> None:
+    """Refuse data that are cut for another number of nodes than the graph has."""
+    if data.num_nodes != num_nodes:
+        found = f"the graph has {num_nodes} nodes and the data {data.num_nodes}"
+        raise ArgumentError("data", "must hold one row of indices per node of the graph", found, "Partition them anew.")

@@ -1,1 +1,18 @@
-"""."""
+"""Data on the host: named data sets, partitions over nodes, and the pool that algorithms take."""
+
+from jaxfl.data.partition import by_owner, dirichlet, iid, label_counts, label_shards
+from jaxfl.data.pool import federate, partition_dataset
+from jaxfl.data.sources import Dataset, from_arrays, load
+
+__all__ = [
+    "Dataset",
+    "by_owner",
+    "dirichlet",
+    "federate",
+    "from_arrays",
+    "iid",
+    "label_counts",
+    "label_shards",
+    "load",
+    "partition_dataset",
+]

@@ -1,1 +1,21 @@
-"""."""
+"""Gradients of every node: mini-batch means, clipped or not, and SAGA tables."""
+
+from jaxfl.gradients.estimator import GradientEstimator, GradientInfo, mini_batch
+from jaxfl.gradients.saga import SagaDraws, SagaState, saga, table_bytes
+from jaxfl.gradients.samplers import Batch, Sampler, fixed, poisson, poisson_capacity, uniform
+
+__all__ = [
+    "Batch",
+    "GradientEstimator",
+    "GradientInfo",
+    "SagaDraws",
+    "SagaState",
+    "Sampler",
+    "fixed",
+    "mini_batch",
+    "poisson",
+    "poisson_capacity",
+    "saga",
+    "table_bytes",
+    "uniform",
+]

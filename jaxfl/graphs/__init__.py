@@ -1,1 +1,48 @@
-"""."""
+"""Who talks to whom, and the mixing step x <- P x."""
+
+from jaxfl.graphs.graph import Graph
+from jaxfl.graphs.mixing import best_structure, messages_sent, mix
+from jaxfl.graphs.spectral import is_strongly_connected_over_period, spectral_gap
+from jaxfl.graphs.topologies import (
+    complete,
+    directed_ring,
+    exponential,
+    from_matrix,
+    from_networkx,
+    permute,
+    random_digraph,
+    ring,
+    sequence,
+    star,
+    static_exponential,
+)
+from jaxfl.graphs.validation import (
+    require_column_stochastic,
+    require_doubly_stochastic,
+    require_row_stochastic,
+    require_strongly_connected,
+)
+
+__all__ = [
+    "Graph",
+    "best_structure",
+    "complete",
+    "directed_ring",
+    "exponential",
+    "from_matrix",
+    "from_networkx",
+    "is_strongly_connected_over_period",
+    "messages_sent",
+    "mix",
+    "permute",
+    "random_digraph",
+    "require_column_stochastic",
+    "require_doubly_stochastic",
+    "require_row_stochastic",
+    "require_strongly_connected",
+    "ring",
+    "sequence",
+    "spectral_gap",
+    "star",
+    "static_exponential",
+]

@@ -1,0 +1,86 @@
+"""Benchmarks: what the engine's formulations gain, each ratio inside one process.
+
+    python -m experiments.bench conv|saga|all --json FILE
+
+Writes {"name": {"value", "unit", "spread", "against"}, ..., "environment": {...}} and prints the same as a table.
+Machines drift: compare ratios, not seconds of different runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from experiments.timing import Measurement, environment
+from jaxfl.core import ArgumentError
+
+# Suite -> module with `suite() -> dict[str, Measurement]`; imported when asked for, since each builds its own models.
+SUITES = {"conv": "experiments.bench_conv", "saga": "experiments.bench_saga"}
+
+
+def report(measurements: dict[str, Measurement], console: Console) -> None:
+    """Print the measurements as a table."""
+    table = Table(title="Benchmarks (median; lowest to highest of the repeats)")
+    for heading, justify in (("name", "left"), ("value", "right"), ("spread", "right"), ("against", "left")):
+        table.add_column(heading, justify=justify)
+    for name, one in measurements.items():
+        spread = f"{one.spread[0]:.3g} to {one.spread[1]:.3g}"
+        table.add_row(name, f"{one.value:.3g} {one.unit}", spread, one.against)
+    console.print(table)
+
+
+def as_json(measurements: dict[str, Measurement]) -> str:
+    """The measurements and where they were taken, as JSON text."""
+    named = {name: {**one._asdict(), "spread": list(one.spread)} for name, one in measurements.items()}
+    return json.dumps({**named, "environment": environment()}, indent=2) + "\n"
+
+
+def run(suite: Literal["conv", "saga", "all"], json_file: Path | None = None) -> dict[str, Measurement]:
+    """Run one suite or all of them.
+
+    Args:
+        suite: which one.
+        json_file: where to write the numbers; nowhere by default.
+
+    Raises:
+        ArgumentError: the file cannot be written.
+    """
+    if json_file is not None and (json_file.is_dir() or not json_file.resolve().parent.is_dir()):
+        raise ArgumentError("--json", "must name a file in an existing folder", f"got {json_file}", "Make the folder.")
+    console = Console()
+    measurements: dict[str, Measurement] = {}
+    for name in SUITES if suite == "all" else (suite,):
+        with console.status(f"Suite {name} ..."):
+            measurements.update(importlib.import_module(SUITES[name]).suite())
+    if json_file is not None:
+        json_file.write_text(as_json(measurements))
+    report(measurements, console)
+    return measurements
+
+
+def main(
+    suite: Annotated[Literal["conv", "saga", "all"], tyro.conf.Positional],
+    json: Annotated[Path | None, tyro.conf.arg(name="json", metavar="FILE")] = None,
+) -> None:
+    """Measure what the engine's formulations gain.
+
+    Args:
+        suite: conv (per-node convolution), saga (gradient tables) or all.
+        json: file for the numbers.
+    """
+    run(suite, json)
+
+
+if __name__ == "__main__":
+    try:
+        tyro.cli(main, description="Measure what the engine's formulations gain.")
+    except ArgumentError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

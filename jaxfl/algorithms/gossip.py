@@ -1,0 +1,141 @@
+"""Gossip averaging over a fixed undirected graph: D-PSGD.
+
+    x_i^{k+1} = sum_j W_ij x_j^k - gamma (g_i^k + N_i^k),   g_i at x_i^k
+
+| symbol | here |
+|---|---|
+| x_i | `State.params` |
+| g_i | `gradient` |
+| N_i | `noise` |
+| gamma, W | `step_size`, `graph` |
+
+Lian, Zhang, Zhang, Hsieh, Zhang, Liu, "Can Decentralized Algorithms Outperform Centralized Algorithms?", NeurIPS 2017,
+arXiv:1705.09056, Algorithm 1. With noise it is the release of DP2-SGD (Yu et al. 2021).
+
+Differences from the paper: any gradient estimator, optional noise, any sequence of doubly stochastic matrices.
+
+Does not claim: a privacy guarantee. The noise is what it is told to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
+from jaxfl.core.algorithm import at_round, check_num_nodes
+from jaxfl.core.tree import consensus_distance, replicate, size
+from jaxfl.gradients import GradientEstimator, mini_batch
+from jaxfl.graphs import Graph, messages_sent, mix, require_doubly_stochastic, require_strongly_connected
+from jaxfl.privacy import NoiseMechanism
+
+
+class State(NamedTuple):
+    """What the next round needs."""
+
+    params: PyTree  # x, leaves (n, *leaf), float32
+    gradient: Any  # state of the gradient estimator; None for mini_batch
+    round_index: Array  # (), int32, rounds completed
+
+
+class Draws(NamedTuple):
+    """The random numbers of one round."""
+
+    gradient: Any  # draws of the gradient estimator: which samples
+    noise: PyTree  # leaves (n, *leaf), float32, already scaled; None without noise
+
+
+class Info(NamedTuple):
+    """What happened in one round."""
+
+    loss: Array  # (n,), float32, at the parameters before the round
+    gradient_norm: Array  # (n,), float32, L2, before noise
+    clipped_fraction: Array  # (n,), float32
+    consensus_distance: Array  # (), float32, after the round
+    bits_sent: Array  # (n,), float32, parameters to every neighbor
+    gradient_evaluations: Array  # (n,), int32
+    batch_overflow: Array  # (n,), int32, must be 0
+    prefetch_misses: Array  # (n,), int32, must be 0
+
+
+def d_psgd(
+    task: Task,
+    *,
+    graph: Graph,
+    step_size: float | Array | Callable[[Array], Array],
+    gradient: GradientEstimator | None = None,
+    noise: NoiseMechanism | None = None,
+) -> Algorithm:
+    """Decentralised parallel SGD.
+
+    Args:
+        task: what is learned.
+        graph: a doubly stochastic mixing matrix or a periodic sequence of them, strongly connected over its period.
+        step_size: gamma: a number, a traced scalar, or a schedule of the round index (any optax schedule).
+        gradient: how each node estimates its gradient; default `mini_batch()`, one uniform sample.
+        noise: added to every node's gradient in every round; None adds nothing.
+
+    Returns:
+        An `Algorithm`.
+
+    Raises:
+        ArgumentError: a graph that is not doubly stochastic or not strongly connected, a step size that is not
+            positive, noise for another number of nodes.
+
+    Guarantees:
+        - node mean preserved by mixing: it moves by minus step_size times the mean noisy gradient.
+        - no noise, no clipping and one node give stochastic gradient descent.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpy as np, jaxfl
+        >>> task = jaxfl.from_functions(lambda key: jnp.zeros(2), lambda w, x, y: (x @ w - y) ** 2)
+        >>> data = jaxfl.federate(np.eye(4, 2, dtype="float32"), np.ones(4, "float32"), [[0, 1], [2, 3]])
+        >>> learner = jaxfl.d_psgd(task, graph=jaxfl.graphs.complete(2), step_size=0.1)
+        >>> key = jax.random.key(0)
+        >>> state, info = jax.jit(learner.round)(key, learner.init(key, data), data)
+        >>> info.gradient_evaluations.tolist()
+        [1, 1]
+    """
+    check.positive(step_size=step_size)
+    require_doubly_stochastic(graph)
+    require_strongly_connected(graph)
+    if noise is not None:
+        check.per_node(graph.num_nodes, noise=noise.noise_scale)
+    estimator = mini_batch() if gradient is None else gradient
+
+    def init(key, data):
+        check_num_nodes(graph.num_nodes, data)
+        params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)
+        estimator_state = estimator.init(task, key, params, data)
+        return State(params=params, gradient=estimator_state, round_index=jnp.int32(0))
+
+    def draw(key, state, data):
+        return Draws(
+            gradient=estimator.draw(key, state.round_index, data),
+            noise=None
+            if noise is None
+            else noise.draw(purpose_key(key, Purpose.NOISE, state.round_index), state.params),
+        )
+
+    def update(state, data, draws):
+        k = state.round_index
+        found, estimator_state, seen = estimator.estimate(task, state.params, state.gradient, data, draws.gradient, k)
+        noisy = found if draws.noise is None else jax.tree.map(jnp.add, found, draws.noise)
+        gamma = at_round(step_size, k)
+        params = jax.tree.map(lambda x, g: x - gamma * g, mix(graph, state.params, k), noisy)
+        info = Info(
+            loss=seen.loss,
+            gradient_norm=seen.gradient_norm,
+            clipped_fraction=seen.clipped_fraction,
+            consensus_distance=consensus_distance(params),
+            bits_sent=messages_sent(graph, k) * jnp.float32(32 * (size(found) // graph.num_nodes)),
+            gradient_evaluations=seen.gradient_evaluations,
+            batch_overflow=seen.batch_overflow,
+            prefetch_misses=seen.prefetch_misses,
+        )
+        return State(params=params, gradient=estimator_state, round_index=k + 1), info
+
+    return algorithm(init, draw, update, lambda state: state.params)

@@ -1,0 +1,183 @@
+"""Private stochastic gradient push over time-varying directed graphs: PrivSGP and PrivSGP-VR.
+
+    x_i^{k+1/2} = x_i^k - gamma (g_i^k + N_i^k),   N_i^k ~ Normal(0, sigma_i^2 I)
+    x_i^{k+1}   = sum_j P^k_ij x_j^{k+1/2}
+    w_i^{k+1}   = sum_j P^k_ij w_j^k,              w_i^0 = 1
+    z_i^{k+1}   = x_i^{k+1} / w_i^{k+1}
+
+| symbol | here |
+|---|---|
+| x_i, w_i, z_i | `State.params`, `State.push_sum_weight`, `debiased_params` |
+| g_i, at z_i | `gradient`: `mini_batch` gives PrivSGP (Algorithm 2), `saga` gives PrivSGP-VR (Algorithm 1) |
+| N_i, sigma_i | `noise` |
+| gamma, P^k | `step_size`, `graph` |
+
+Zhu, Huang, Wang, Xu, "PrivSGP-VR: Differentially Private Variance-Reduced Stochastic Gradient Push with Tight Utility
+Bounds", IJCAI 2024, arXiv:2405.02638, Algorithms 1 and 2. Push-sum: Nedic and Olshevsky 2016,
+doi:10.1109/TAC.2016.2529285.
+
+Differences from the paper: gradients may be clipped per sample, batches may hold more than one sample, the step size
+may follow a schedule. All nodes start from the same parameters.
+
+Does not claim: a privacy guarantee. The noise is what it is told to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
+from jaxfl.core.algorithm import at_round, check_num_nodes
+from jaxfl.core.tree import consensus_distance, replicate, scale, size
+from jaxfl.gradients import GradientEstimator, mini_batch
+from jaxfl.graphs import Graph, messages_sent, mix, require_column_stochastic, require_strongly_connected
+from jaxfl.privacy import NoiseMechanism
+
+
+class State(NamedTuple):
+    """What the next round needs."""
+
+    params: PyTree  # x, leaves (n, *leaf), float32
+    push_sum_weight: Array  # w, (n,), float32, sums to n
+    gradient: Any  # state of the gradient estimator; None for mini_batch
+    round_index: Array  # (), int32, rounds completed
+
+
+class Draws(NamedTuple):
+    """The random numbers of one round."""
+
+    gradient: Any  # draws of the gradient estimator: which samples
+    noise: PyTree  # leaves (n, *leaf), float32, already scaled; None without noise
+
+
+class Info(NamedTuple):
+    """What happened in one round."""
+
+    loss: Array  # (n,), float32, at the de-biased parameters before the round
+    gradient_norm: Array  # (n,), float32, L2, before noise
+    clipped_fraction: Array  # (n,), float32
+    consensus_distance: Array  # (), float32, of the de-biased parameters after the round
+    bits_sent: Array  # (n,), float32, parameters and weight to every out-neighbor
+    gradient_evaluations: Array  # (n,), int32
+    batch_overflow: Array  # (n,), int32, must be 0
+    prefetch_misses: Array  # (n,), int32, must be 0
+
+
+def push_sum(
+    task: Task,
+    *,
+    graph: Graph,
+    step_size: float | Array | Callable[[Array], Array],
+    gradient: GradientEstimator | None = None,
+    noise: NoiseMechanism | None = None,
+) -> Algorithm:
+    """PrivSGP or PrivSGP-VR, by the choice of `gradient`.
+
+    Args:
+        task: what is learned.
+        graph: a column-stochastic mixing matrix or a periodic sequence of them, strongly connected over its period.
+        step_size: gamma: a number, a traced scalar, or a schedule of the round index (any optax schedule).
+        gradient: `mini_batch(...)` (PrivSGP; the default, one uniform sample) or `saga(...)` (PrivSGP-VR).
+        noise: added to every node's gradient in every round; None adds nothing.
+
+    Returns:
+        An `Algorithm`; `node_params` gives the de-biased parameters z.
+
+    Raises:
+        ArgumentError: a graph that is not column-stochastic or not strongly connected, a step size that is not
+            positive, noise for another number of nodes.
+
+    Guarantees:
+        - total mass preserved: the push-sum weights sum to n after every round.
+        - on a doubly stochastic graph the weights stay 1 and the node mean follows the mean noisy gradient.
+        - no noise, no clipping and one node give stochastic gradient descent.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpy as np, jaxfl
+        >>> task = jaxfl.from_functions(lambda key: jnp.zeros(2), lambda w, x, y: (x @ w - y) ** 2)
+        >>> data = jaxfl.federate(np.eye(4, 2, dtype="float32"), np.ones(4, "float32"), [[0, 1], [2, 3]])
+        >>> learner = jaxfl.push_sum(task, graph=jaxfl.graphs.directed_ring(2), step_size=0.1)
+        >>> key = jax.random.key(0)
+        >>> state, info = jax.jit(learner.round)(key, learner.init(key, data), data)
+        >>> float(state.push_sum_weight.sum()), int(state.round_index)
+        (2.0, 1)
+    """
+    check.positive(step_size=step_size)
+    require_column_stochastic(graph)
+    require_strongly_connected(graph)
+    if noise is not None:
+        check.per_node(graph.num_nodes, noise=noise.noise_scale)
+    estimator = mini_batch() if gradient is None else gradient
+
+    def init(key, data):
+        check_num_nodes(graph.num_nodes, data)
+        params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)
+        return State(
+            params=params,
+            push_sum_weight=jnp.ones(graph.num_nodes, jnp.float32),
+            gradient=estimator.init(task, key, params, data),
+            round_index=jnp.int32(0),
+        )
+
+    def draw(key, state, data):
+        return Draws(
+            gradient=estimator.draw(key, state.round_index, data),
+            noise=None
+            if noise is None
+            else noise.draw(purpose_key(key, Purpose.NOISE, state.round_index), state.params),
+        )
+
+    def update(state, data, draws):
+        k = state.round_index
+        found, estimator_state, seen = estimator.estimate(
+            task, debiased_params(state), state.gradient, data, draws.gradient, k
+        )
+        noisy = found if draws.noise is None else jax.tree.map(jnp.add, found, draws.noise)
+        gamma = at_round(step_size, k)
+        half_step = jax.tree.map(lambda x, g: x - gamma * g, state.params, noisy)
+        new_state = State(
+            params=mix(graph, half_step, k),
+            push_sum_weight=mix(graph, state.push_sum_weight, k),
+            gradient=estimator_state,
+            round_index=k + 1,
+        )
+        info = Info(
+            loss=seen.loss,
+            gradient_norm=seen.gradient_norm,
+            clipped_fraction=seen.clipped_fraction,
+            consensus_distance=consensus_distance(debiased_params(new_state)),
+            bits_sent=messages_sent(graph, k) * jnp.float32(32 * (size(found) // graph.num_nodes + 1)),
+            gradient_evaluations=seen.gradient_evaluations,
+            batch_overflow=seen.batch_overflow,
+            prefetch_misses=seen.prefetch_misses,
+        )
+        return new_state, info
+
+    return algorithm(init, draw, update, debiased_params)
+
+
+def debiased_params(state: State) -> PyTree:
+    """z_i = x_i / w_i, leaves (n, *leaf)."""
+    return scale(1.0 / state.push_sum_weight, state.params)
+
+
+def theory_step_size(num_nodes: int, num_rounds: int) -> float:
+    """gamma = sqrt(n / K) of Theorem 1.
+
+    Args:
+        num_nodes: n.
+        num_rounds: K, iterations of the whole run.
+
+    Raises:
+        ArgumentError: a count below 1.
+
+    Example:
+        >>> theory_step_size(4, 400)
+        0.1
+    """
+    check.at_least(1, num_nodes=num_nodes, num_rounds=num_rounds)
+    return (num_nodes / num_rounds) ** 0.5

@@ -1,0 +1,92 @@
+"""A picture of a partition: which node holds how many samples of which label."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from jaxfl.core.check import ArgumentError
+from jaxfl.core.types import FederatedData
+from jaxfl.data.partition import label_counts
+
+# Up to this many nodes a cell is wide enough to print its count.
+_MAX_PRINTED_NODES = 20
+_MAX_PRINTED_CLASSES = 26
+
+
+def plot_partition(
+    parts: Sequence[Any] | FederatedData, labels: Any, num_classes: int, path: str | os.PathLike[str]
+) -> Path:
+    """Draws the node-by-label table of a partition and saves it as PNG.
+
+    Below, one column a node and one row a label, the color telling the count (square-root scale, so that small counts
+    remain visible; nothing at all is white); above, the size of each node. Up to 20 nodes the counts are printed too.
+
+    Args:
+        parts: a partition, or data made from one.
+        labels: (N,), integers in [0, num_classes): the labels of the pool.
+        num_classes: number of rows.
+        path: the file to write; missing folders are made.
+
+    Returns:
+        The path written.
+
+    Raises:
+        ArgumentError: the file cannot be written, or a label is out of range.
+    """
+    counts = label_counts(parts, labels, num_classes)
+    num_nodes = len(counts)
+    width = float(np.clip(2.5 + 0.45 * num_nodes, 5.0, 14.0))
+    height = float(np.clip(2.2 + 0.3 * num_classes, 3.5, 12.0))
+    figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    sizes_axes, table_axes = figure.subplots(2, 1, sharex=True, height_ratios=[1.0, max(2.0, 0.3 * num_classes)])
+
+    nodes = np.arange(num_nodes)
+    sizes_axes.bar(nodes, counts.sum(axis=1), width=0.85, color="#4a5568")
+    sizes_axes.set_ylabel("samples")
+    sizes_axes.spines[["top", "right"]].set_visible(False)
+    sizes_axes.tick_params(axis="x", length=0)
+    sizes_axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+    smallest, largest = counts.sum(axis=1).min(), counts.sum(axis=1).max()
+    spread = f"{smallest:,}" if smallest == largest else f"{smallest:,} to {largest:,}"
+    sizes_axes.set_title(f"{counts.sum():,} samples over {num_nodes} nodes, {spread} a node", fontsize=10, loc="left")
+
+    top = max(int(counts.max()), 1)
+    image = table_axes.pcolormesh(
+        np.arange(num_nodes + 1) - 0.5,
+        np.arange(num_classes + 1) - 0.5,
+        np.ma.masked_equal(counts.T, 0),
+        norm=PowerNorm(0.5, vmin=0, vmax=top),
+        cmap="viridis_r",
+        edgecolors="white",
+        linewidth=0.8 if num_nodes <= 40 else 0.2,
+    )
+    table_axes.set_xlabel("node")
+    table_axes.set_ylabel("label")
+    table_axes.set_xlim(-0.5, num_nodes - 0.5)
+    table_axes.xaxis.set_major_locator(MaxNLocator(16, integer=True))
+    table_axes.yaxis.set_major_locator(MaxNLocator(min(num_classes, 20), integer=True))
+    if num_nodes <= _MAX_PRINTED_NODES and num_classes <= _MAX_PRINTED_CLASSES:
+        for node, label in np.argwhere(counts > 0):
+            count = counts[node, label]
+            color = "white" if (count / top) ** 0.5 > 0.5 else "black"
+            table_axes.text(node, label, f"{count}", ha="center", va="center", fontsize=7, color=color)
+    figure.colorbar(image, ax=table_axes, label="samples", pad=0.01, ticks=MaxNLocator(6, integer=True))
+
+    file = Path(path).expanduser()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(file, format="png")
+    except OSError as error:
+        found = f"writing {file} failed: {error.strerror}"
+        raise ArgumentError("path", "must be a file that can be written", found, "Choose another folder.") from None
+    return file

@@ -1,0 +1,202 @@
+"""Pictures of a run, drawn from its metrics.jsonl alone (config.json gives the title)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib.ticker
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from jaxfl.core import ArgumentError
+
+# Okabe and Ito's colors, told apart with any color vision; yellow is left out, too pale for a line on white.
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+_DASHES = ("solid", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
+_LOG_FROM_RATIO = 30.0  # a loss that spans less is easier to read on a linear axis
+
+
+class Panel(NamedTuple):
+    """One set of axes: a metric, what its axis says, and whether it is a share."""
+
+    metric: str
+    label: str
+    is_accuracy: bool = False
+
+
+_PANELS = (
+    Panel("train_loss", "training loss"),
+    Panel("test_loss", "test loss, mean over nodes"),
+    Panel("test_accuracy", "test accuracy, mean over nodes", is_accuracy=True),
+    Panel("test_accuracy_worst_node", "test accuracy, worst node", is_accuracy=True),
+)
+
+
+class Curve(NamedTuple):
+    """One variant's metric against rounds, over seeds."""
+
+    rounds: np.ndarray  # (r,), int64, ascending
+    mean: np.ndarray  # (r,), float64
+    low: np.ndarray  # (r,), smallest over seeds
+    high: np.ndarray  # (r,), largest over seeds
+    num_seeds: int  # most seeds that any round has
+
+
+def plot_run(run_dir: str | os.PathLike[str]) -> list[Path]:
+    """Draw loss and accuracy against rounds, a line a variant, into `<run_dir>/plots`.
+
+    Lines are means over seeds, bands reach from the smallest to the largest seed. A run that is still going on or was
+    interrupted is drawn as far as it came.
+
+    Args:
+        run_dir: a run directory with metrics.jsonl.
+
+    Returns:
+        Paths of the pictures: plots/training.png.
+
+    Raises:
+        ArgumentError: there is no metrics.jsonl, or it holds none of the metrics drawn.
+    """
+    run_dir = Path(run_dir)
+    lines = _read_lines(run_dir / "metrics.jsonl")
+    # A worst node that never differs from the mean (one node, or a server's model) would be drawn twice.
+    panels = [
+        panel
+        for panel in _PANELS
+        if any(line.get(panel.metric) is not None for line in lines)
+        and not (
+            panel.metric.endswith("_worst_node")
+            and all(line.get(panel.metric) == line.get(panel.metric.removesuffix("_worst_node")) for line in lines)
+        )
+    ]
+    if not panels:
+        remedy = "Train until its first evaluation."
+        raise ArgumentError("run_dir", "must hold metrics to draw", f"{run_dir} has none", remedy)
+    figure = draw_panels(lines, panels, title=_title(run_dir / "config.json"))
+    path = run_dir / "plots" / "training.png"
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=120)
+    return [path]
+
+
+def draw_panels(lines: Sequence[Mapping[str, Any]], panels: Sequence[Panel], title: str) -> Figure:
+    """A figure with one set of axes a panel and one legend.
+
+    Args:
+        lines: of metrics.jsonl.
+        panels: what to draw, in reading order; two columns.
+        title: of the figure.
+
+    Returns:
+        The figure; nothing global is touched.
+    """
+    variants = list(dict.fromkeys(line["variant"] for line in lines))
+    num_columns = min(2, len(panels))
+    num_rows = -(-len(panels) // num_columns)
+    legend_rows = -(-len(variants) // 3)
+    figure = Figure(figsize=(5.2 * num_columns, 3.5 * num_rows + 0.8 + 0.25 * legend_rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    num_seeds = 1
+    handles = {}
+    for index, panel in enumerate(panels):
+        axes = figure.add_subplot(num_rows, num_columns, index + 1)
+        for number, variant in enumerate(variants):
+            curve = seeds_curve([line for line in lines if line["variant"] == variant], panel.metric)
+            if curve.rounds.size:
+                num_seeds = max(num_seeds, curve.num_seeds)
+                handles[variant] = _draw_curve(axes, curve, number, variant)
+        _finish_axes(axes, panel)
+    figure.suptitle(title)
+    band = f"; line: mean over {num_seeds} seeds, band: smallest to largest seed" if num_seeds > 1 else "; one seed"
+    figure.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside lower center",
+        ncols=min(3, len(handles)),
+        title="variant" + band,
+        frameon=False,
+    )
+    return figure
+
+
+def seeds_curve(lines: Sequence[Mapping[str, Any]], metric: str) -> Curve:
+    """Mean, smallest and largest value over seeds at each round where the metric was measured.
+
+    Args:
+        lines: of one variant.
+        metric: its name; lines without it, or with null, are passed over.
+
+    Returns:
+        The curve, empty where nothing was measured.
+
+    Example:
+        >>> lines = [{"seed": s, "round": r, "loss": s + 10.0 * r} for s in (0, 4) for r in (0, 1)]
+        >>> curve = seeds_curve(lines, "loss")
+        >>> curve.mean.tolist(), curve.low.tolist(), curve.high.tolist()
+        ([2.0, 12.0], [0.0, 10.0], [4.0, 14.0])
+    """
+    values: dict[int, list[float]] = {}
+    for line in lines:
+        if line.get(metric) is not None:
+            values.setdefault(line["round"], []).append(line[metric])
+    rounds = sorted(values)
+    return Curve(
+        rounds=np.array(rounds, dtype=np.int64),
+        mean=np.array([np.mean(values[number]) for number in rounds], dtype=np.float64),
+        low=np.array([np.min(values[number]) for number in rounds], dtype=np.float64),
+        high=np.array([np.max(values[number]) for number in rounds], dtype=np.float64),
+        num_seeds=max((len(found) for found in values.values()), default=0),
+    )
+
+
+def _draw_curve(axes: Axes, curve: Curve, number: int, variant: str) -> Any:
+    """The line and band of one variant; the handle of its line."""
+    color = _COLORS[number % len(_COLORS)]
+    # Dashes change with the color too, and again once all colors are used.
+    dashes = _DASHES[(number + number // len(_COLORS)) % len(_DASHES)]
+    marker = "o" if curve.rounds.size == 1 else None
+    if curve.num_seeds > 1:
+        axes.fill_between(curve.rounds, curve.low, curve.high, color=color, alpha=0.18, linewidth=0)
+    (line,) = axes.plot(
+        curve.rounds, curve.mean, color=color, linestyle=dashes, linewidth=1.8, marker=marker, label=variant
+    )
+    return line
+
+
+def _finish_axes(axes: Axes, panel: Panel) -> None:
+    """Labels, grid and scale."""
+    axes.set_xlabel("round")
+    axes.set_ylabel(panel.label)
+    axes.grid(visible=True, color="0.9")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(nbins=6, integer=True))
+    drawn = np.concatenate([np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.lines])
+    if panel.is_accuracy:
+        axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(xmax=1.0, decimals=None))
+    elif drawn.min() > 0 and drawn.max() / drawn.min() > _LOG_FROM_RATIO:
+        axes.set_yscale("log")
+
+
+def _title(config_path: Path) -> str:
+    """Experiment and preset, with the data set where the configuration names one."""
+    if not config_path.exists():
+        return config_path.parent.name
+    config = json.loads(config_path.read_bytes())
+    dataset = config.get("config", {}).get("dataset")
+    parts = [config.get("experiment"), config.get("preset"), dataset if isinstance(dataset, str) else None]
+    return ", ".join(part for part in parts if part) or config_path.parent.name
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """All complete lines of metrics.jsonl; one that is being written right now is left out."""
+    if not path.exists():
+        remedy = "Name a run directory."
+        raise ArgumentError("run_dir", "must hold metrics.jsonl", f"{path.parent} has none", remedy)
+    return [json.loads(raw) for raw in path.read_bytes().splitlines(keepends=True) if raw.endswith(b"\n")]

@@ -1,0 +1,281 @@
+"""Which node holds which samples: partitions of a pool, on the host and from an integer seed.
+
+A partition is a list with one int32 array of sample indices a node. The order inside a node is random (but for
+`by_owner`), so that consecutive samples make fair batches.
+
+References:
+    label_shards: B. McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+        AISTATS 2017, arXiv:1602.05629, section 3.
+    dirichlet: M. Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019,
+        arXiv:1905.12022, section 4.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxfl.core import check
+from jaxfl.core.check import ArgumentError
+from jaxfl.core.types import FederatedData
+
+Part = npt.NDArray[np.int32]
+
+
+class _Stream(enum.IntEnum):
+    """Keeps the numbers of two schemes apart under one seed. Append only: these are part of published results."""
+
+    IID = 0
+    DIRICHLET = 1
+    SHARDS = 2
+
+
+def iid(num_samples: int, num_nodes: int, seed: int, *, sizes: Sequence[int] | None = None) -> list[Part]:
+    """Deals the samples at random.
+
+    Args:
+        num_samples: N, at least `num_nodes`.
+        num_nodes: n.
+        seed: non-negative integer.
+        sizes: how many samples each node gets, n integers of at least 1. Their sum may stay below N; the samples
+            left over then belong to no node. Default: N / n, the first nodes one more where that is no integer.
+
+    Returns:
+        n index arrays, int32.
+
+    Raises:
+        ArgumentError: there are too few samples.
+
+    Guarantees:
+        - every sample is used exactly once (at most once with `sizes`).
+        - without `sizes`, sizes differ by at most one.
+
+    Example:
+        >>> parts = iid(10, 4, seed=0)
+        >>> [len(part) for part in parts], sorted(np.concatenate(parts).tolist()) == list(range(10))
+        ([3, 3, 2, 2], True)
+    """
+    check.at_least(1, num_samples=num_samples, num_nodes=num_nodes)
+    if sizes is None:
+        _enough(num_samples, num_nodes, 1)
+        counts = np.full(num_nodes, num_samples // num_nodes)
+        counts[: num_samples % num_nodes] += 1
+    else:
+        counts = np.asarray(sizes)
+        if counts.dtype.kind not in "iu" or counts.shape != (num_nodes,) or counts.min() < 1:
+            found = f"got {_short(counts)}"
+            raise ArgumentError("sizes", f"must be {num_nodes} integers of at least 1", found, "Pass one size a node.")
+        if counts.sum() > num_samples:
+            found = f"it is {counts.sum():,}"
+            remedy = "Lower the sizes or take more samples."
+            raise ArgumentError("sizes", f"must sum to at most the {num_samples:,} samples", found, remedy)
+    order = _generator(seed, _Stream.IID).permutation(num_samples).astype(np.int32)
+    ends = np.cumsum(counts)
+    return [order[end - count : end].copy() for count, end in zip(counts, ends, strict=True)]
+
+
+def dirichlet(labels: Any, num_nodes: int, alpha: float, seed: int, *, min_size: int = 1) -> list[Part]:
+    """Splits every class over the nodes in proportions drawn from a symmetric Dirichlet distribution.
+
+    Sizes come out uneven. A node left with fewer than `min_size` samples is then filled up: nodes in ascending order
+    take one random sample after another from the node that is largest at that moment (the lowest of equals), which
+    never drops below `min_size` itself. So no draw is ever rejected, and the time has a bound.
+
+    Args:
+        labels: (N,), non-negative integers.
+        num_nodes: n.
+        alpha: concentration, above 0: near 0 a class sits at one node, at infinity every node has the mix of the pool.
+        seed: non-negative integer.
+        min_size: fewest samples of a node; n * min_size must not exceed N.
+
+    Returns:
+        n index arrays, int32.
+
+    Raises:
+        ArgumentError: there are too few samples, or an argument is out of range.
+
+    Guarantees:
+        - every sample is used exactly once.
+        - every node has at least min_size samples.
+
+    Example:
+        >>> labels = np.arange(1000) % 10
+        >>> counts = label_counts(dirichlet(labels, 4, alpha=1e-4, seed=0), labels, 10)
+        >>> (counts > 95).sum(axis=0), bool(counts.sum(axis=1).min() >= 1)  # each class at one node, no node empty
+        (array([1, 1, 1, 1, 1, 1, 1, 1, 1, 1]), True)
+    """
+    array = _checked_labels(labels)
+    check.at_least(1, num_nodes=num_nodes, min_size=min_size)
+    check.positive(alpha=alpha)
+    _enough(len(array), num_nodes, min_size)
+    generator = _generator(seed, _Stream.DIRICHLET)
+    pieces: list[list[np.ndarray]] = [[] for _ in range(num_nodes)]
+    for label in np.unique(array):
+        members = generator.permutation(np.flatnonzero(array == label))
+        cumulative = np.cumsum(_dirichlet_draw(generator, float(alpha), num_nodes))
+        cuts = np.rint(cumulative[:-1] / cumulative[-1] * len(members)).astype(np.int64)
+        for piece, part in zip(np.split(members, cuts), pieces, strict=True):
+            part.append(piece)
+    parts = [generator.permutation(np.concatenate(part)) for part in pieces]
+    return [part.astype(np.int32) for part in _fill_small_nodes(parts, min_size)]
+
+
+def _dirichlet_draw(generator: np.random.Generator, alpha: float, num_nodes: int) -> np.ndarray:
+    """Unnormalised proportions, (n,) float64, the largest 1; finite for every alpha > 0.
+
+    A Gamma(alpha) variable is a Gamma(alpha + 1) variable times U^(1 / alpha). Below 1 it underflows, for small alpha
+    at all nodes at once; so it is kept as alpha times its logarithm, and the largest is subtracted before dividing.
+    """
+    if alpha >= 1.0:
+        weights = generator.standard_gamma(alpha, num_nodes)
+        return weights / weights.max()
+    uniform = 1.0 - generator.random(num_nodes)  # in (0, 1], so that its logarithm is finite
+    scaled_log = alpha * np.log(generator.standard_gamma(alpha + 1.0, num_nodes)) + np.log(uniform)
+    with np.errstate(over="ignore"):
+        return np.exp((scaled_log - scaled_log.max()) / alpha)
+
+
+def _fill_small_nodes(parts: list[np.ndarray], min_size: int) -> list[np.ndarray]:
+    """Moves samples, one at a time and at most n * min_size in all, from the largest node to those short of min_size.
+
+    While a node is short, the largest is above the mean, hence above min_size: it is never the same node, and it is
+    still large enough afterwards.
+    """
+    sizes = np.array([len(part) for part in parts])
+    if sizes.min() >= min_size:
+        return parts
+    members = [part.tolist() for part in parts]
+    for node in np.flatnonzero(sizes < min_size):
+        while sizes[node] < min_size:
+            donor = int(np.argmax(sizes))
+            members[node].append(members[donor].pop())
+            sizes[donor] -= 1
+            sizes[node] += 1
+    return [np.array(part) for part in members]
+
+
+def label_shards(labels: Any, num_nodes: int, shards_per_node: int, seed: int) -> list[Part]:
+    """Sorts the samples by label, cuts them into n * shards_per_node shards and deals these at random.
+
+    Args:
+        labels: (N,), non-negative integers; N at least n * shards_per_node.
+        num_nodes: n.
+        shards_per_node: how many shards a node gets: with 2, most nodes see two classes.
+        seed: non-negative integer; it also orders the samples of a class.
+
+    Returns:
+        n index arrays, int32.
+
+    Raises:
+        ArgumentError: there are too few samples.
+
+    Guarantees:
+        - every sample is used exactly once.
+        - shards differ in size by at most one.
+
+    Example:
+        >>> labels = np.arange(40) % 4
+        >>> label_counts(label_shards(labels, 4, shards_per_node=1, seed=0), labels, 4).max(axis=1)
+        array([10, 10, 10, 10])
+    """
+    array = _checked_labels(labels)
+    check.at_least(1, num_nodes=num_nodes, shards_per_node=shards_per_node)
+    _enough(len(array), num_nodes, shards_per_node)
+    generator = _generator(seed, _Stream.SHARDS)
+    shuffled = generator.permutation(len(array)).astype(np.int32)
+    by_label = shuffled[np.argsort(array[shuffled], kind="stable")]
+    shards = np.array_split(by_label, num_nodes * shards_per_node)
+    dealt = generator.permutation(len(shards)).reshape(num_nodes, shards_per_node)
+    return [generator.permutation(np.concatenate([shards[shard] for shard in row])) for row in dealt]
+
+
+def by_owner(owner_ids: Any) -> list[Part]:
+    """One node per owner (a writer, a hospital, a phone), in ascending order of the owners' ids.
+
+    Args:
+        owner_ids: (N,), integers or text, N at least 1; the owner of each sample.
+
+    Returns:
+        One index array per distinct id, int32, ascending: node i has the i-th of `numpy.unique(owner_ids)`.
+
+    Raises:
+        ArgumentError: the ids are no vector of integers or text.
+
+    Guarantees:
+        - every sample is used exactly once.
+
+    Example:
+        >>> [part.tolist() for part in by_owner(["bo", "al", "bo"])]
+        [[1], [0, 2]]
+    """
+    array = np.asarray(owner_ids)
+    if array.ndim != 1 or len(array) == 0 or array.dtype.kind not in "iuU":
+        requirement = "must be a vector of integers or text, one entry a sample"
+        raise ArgumentError("owner_ids", requirement, f"got {array.dtype} of shape {array.shape}", "Pass (N,) ids.")
+    _, owners, counts = np.unique(array, return_inverse=True, return_counts=True)
+    order = np.argsort(owners, kind="stable").astype(np.int32)
+    return [part.copy() for part in np.split(order, np.cumsum(counts)[:-1])]
+
+
+def label_counts(parts: Sequence[Any] | FederatedData, labels: Any, num_classes: int) -> np.ndarray:
+    """How many samples of each class every node holds.
+
+    Args:
+        parts: a partition, or data made from one.
+        labels: (N,), integers in [0, num_classes): the labels of the pool.
+        num_classes: c.
+
+    Returns:
+        (n, c), int64; rows sum to the sizes of the nodes.
+
+    Raises:
+        ArgumentError: a label is out of range.
+
+    Example:
+        >>> label_counts([np.array([0, 2]), np.array([1])], [1, 0, 1], 2)
+        array([[0, 2],
+               [1, 0]])
+    """
+    check.at_least(1, num_classes=num_classes)
+    array = _checked_labels(labels)
+    if array.max() >= num_classes:
+        position = int(np.argmax(array >= num_classes))
+        found = f"got {array[position]} at position {position}"
+        raise ArgumentError("labels", f"must lie in [0, {num_classes})", found, "Pass a larger num_classes.")
+    if isinstance(parts, FederatedData):
+        indices, sizes = np.asarray(parts.indices), np.asarray(parts.sizes)
+        parts = [row[:size] for row, size in zip(indices, sizes, strict=True)]
+    return np.stack([np.bincount(array[np.asarray(part)], minlength=num_classes) for part in parts])
+
+
+def _generator(seed: int, stream: _Stream) -> np.random.Generator:
+    """The generator of one scheme under one seed."""
+    check.at_least(0, seed=seed)
+    return np.random.default_rng(np.random.SeedSequence(int(seed), spawn_key=(int(stream),)))
+
+
+def _enough(num_samples: int, num_nodes: int, per_node: int) -> None:
+    """Refuses more nodes than the samples suffice for."""
+    if num_samples < num_nodes * per_node:
+        requirement = f"must leave at least {per_node} of the {num_samples:,} samples for every node"
+        found = f"got {num_nodes:,}, which needs {num_nodes * per_node:,}"
+        raise ArgumentError("num_nodes", requirement, found, "Take fewer nodes or more samples.")
+
+
+def _checked_labels(labels: Any) -> np.ndarray:
+    """`labels` as a vector of non-negative integers, at least one."""
+    array = np.asarray(labels)
+    if array.ndim != 1 or len(array) == 0 or array.dtype.kind not in "iu" or array.min() < 0:
+        found = f"got {_short(array)}"
+        raise ArgumentError("labels", "must be a vector of non-negative integers", found, "Pass (N,) class numbers.")
+    return array
+
+
+def _short(array: np.ndarray) -> str:
+    """An array in a few words, for an error sentence."""
+    text = f"{array.dtype} of shape {array.shape}"
+    return text if array.size == 0 or array.dtype.kind not in "iuf" else f"{text} with minimum {array.min()}"

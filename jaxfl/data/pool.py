@@ -1,0 +1,162 @@
+"""From a data set to the data that algorithms take: a partition by name, and the pool with its index table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl.core import check
+from jaxfl.core.check import ArgumentError
+from jaxfl.core.types import FederatedData
+from jaxfl.data.partition import dirichlet, iid, label_shards
+from jaxfl.data.sources import Dataset
+
+SCHEMES = ("iid", "dirichlet", "shards")
+
+
+def federate(inputs: Any, labels: Any, parts: Sequence[Any]) -> FederatedData:
+    """One pool of samples and the nodes' indices into it, on the default device.
+
+    The samples are stored once, whatever the nodes: only the index table is padded, with 0 up to the largest node.
+
+    Args:
+        inputs: (N, *sample), uint8 images, float32 features or int32 tokens; kept as they are.
+        labels: (N, ...), classes of any integer dtype (stored as int32) or float32 targets.
+        parts: n vectors of sample indices in [0, N), none empty, no sample twice; a sample may belong to no node.
+
+    Returns:
+        The data, with n nodes.
+
+    Raises:
+        ArgumentError: lengths or dtypes do not fit, a node is empty, or an index is out of range or held twice.
+
+    Guarantees:
+        - row i of `indices` begins with node i's part, in its order, and ends with zeros.
+
+    Example:
+        >>> data = federate(np.zeros((5, 2), np.float32), np.arange(5), [np.array([4, 1]), np.array([3])])
+        >>> data.indices.tolist(), data.sizes.tolist()
+        ([[4, 1], [3, 0]], [2, 1])
+    """
+    pool = inputs if isinstance(inputs, jax.Array) else np.asarray(inputs)
+    targets = labels if isinstance(labels, jax.Array) else np.asarray(labels)
+    # Only what JAX keeps unchanged: without x64 it would make float32 of float64 silently.
+    floats = ["float32", "float64"] if jnp.result_type(float) == np.float64 else ["float32"]
+    _check_dtype("inputs", pool.dtype.name, ["uint8", "int32", *floats])
+    if targets.dtype.kind not in "iu":
+        _check_dtype("labels", targets.dtype.name, ["integers", *floats])
+    if pool.ndim == 0 or targets.ndim == 0 or len(pool) != len(targets):
+        found = f"got shape {targets.shape} for inputs of shape {pool.shape}"
+        raise ArgumentError("labels", "must hold one entry per sample of inputs", found, "Check both lengths.")
+    rows = [_checked_part(node, part, len(pool)) for node, part in enumerate(parts)]
+    if not rows:
+        raise ArgumentError("parts", "must hold at least one node", "got none", "Pass one index array a node.")
+    _refuse_shared(rows, len(pool))
+    sizes = np.array([len(row) for row in rows], np.int32)
+    indices = np.zeros((len(rows), int(sizes.max())), np.int32)
+    for row, part in zip(indices, rows, strict=True):
+        row[: len(part)] = part
+    if targets.dtype.kind in "iu":
+        targets = _as_int32(targets)
+    return FederatedData(
+        inputs=jnp.asarray(pool), labels=jnp.asarray(targets), indices=jnp.asarray(indices), sizes=jnp.asarray(sizes)
+    )
+
+
+def partition_dataset(
+    dataset: Dataset,
+    scheme: str,
+    num_nodes: int,
+    seed: int,
+    *,
+    alpha: float | None = None,
+    shards_per_node: int | None = None,
+) -> list[np.ndarray]:
+    """A partition of a data set's training samples by the name of the scheme, as a command line has it.
+
+    Args:
+        dataset: what to split.
+        scheme: "iid", "dirichlet" (needs `alpha`) or "shards" (needs `shards_per_node`).
+        num_nodes: n.
+        seed: non-negative integer.
+        alpha: see `dirichlet`; refused by other schemes.
+        shards_per_node: see `label_shards`; refused by other schemes.
+
+    Returns:
+        n index arrays, int32.
+
+    Raises:
+        ArgumentError: the scheme is unknown, its number is missing, or another scheme's number is given.
+
+    Example:
+        >>> from jaxfl.data.sources import load
+        >>> digits = load("digits")
+        >>> parts = partition_dataset(digits, "dirichlet", 16, seed=0, alpha=0.5)
+        >>> federate(digits.train_inputs, digits.train_labels, parts).num_nodes
+        16
+    """
+    check.one_of(SCHEMES, scheme=scheme)
+    for argument, value, owner in (("alpha", alpha, "dirichlet"), ("shards_per_node", shards_per_node, "shards")):
+        if scheme == owner and value is None:
+            raise ArgumentError(argument, f"must be given for scheme {owner}", "got None", "Pass a number.")
+        if scheme != owner and value is not None:
+            remedy = f"Leave it out or choose scheme {owner}."
+            raise ArgumentError(argument, f"must be left out for scheme {scheme}", f"got {value}", remedy)
+    if alpha is not None:
+        return dirichlet(dataset.train_labels, num_nodes, alpha, seed)
+    if shards_per_node is not None:
+        return label_shards(dataset.train_labels, num_nodes, shards_per_node, seed)
+    return iid(len(dataset.train_labels), num_nodes, seed)
+
+
+def _check_dtype(argument: str, dtype: str, allowed: list[str]) -> None:
+    """Refuses a dtype that JAX would change or that no model takes."""
+    if dtype not in allowed:
+        requirement = f"must be {', '.join(allowed[:-1])} or {allowed[-1]}"
+        raise ArgumentError(argument, requirement, f"got {dtype}", "Convert it, e.g. with .astype(np.float32).")
+
+
+def _as_int32(labels: Any) -> np.ndarray | jax.Array:
+    """Integer labels as int32, refused when a value does not fit."""
+    if labels.dtype == np.int32:
+        return labels
+    host = np.asarray(labels)
+    limits = np.iinfo(np.int32)
+    if host.size and (host.min() < limits.min or host.max() > limits.max):
+        found = f"got values from {host.min()} to {host.max()}"
+        raise ArgumentError("labels", "must fit into int32", found, "Number the classes from 0.")
+    return host.astype(np.int32)
+
+
+def _checked_part(node: int, part: Any, num_samples: int) -> np.ndarray:
+    """One node's indices as a vector of integers in range."""
+    array = np.asarray(part)
+    if array.size == 0:
+        remedy = "Leave the node out or give it a sample."
+        raise ArgumentError("parts", "must give every node at least one sample", f"node {node} has none", remedy)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        found = f"node {node} has {array.dtype} of shape {array.shape}"
+        raise ArgumentError("parts", "must be vectors of integers", found, "Pass sample indices.")
+    bad = (array < 0) | (array >= num_samples)
+    if bad.any():
+        position = int(np.argmax(bad))
+        found = f"node {node} has {array[position]} at position {position}"
+        remedy = "Partition the same samples that you pass as inputs."
+        raise ArgumentError("parts", f"must hold indices in [0, {num_samples})", found, remedy)
+    return array
+
+
+def _refuse_shared(rows: list[np.ndarray], num_samples: int) -> None:
+    """Refuses a sample held twice: both privacy accounts and averages over samples count each once."""
+    together = np.concatenate(rows)
+    count = np.bincount(together, minlength=num_samples)
+    if count.max() > 1:
+        sample = int(np.argmax(count > 1))
+        owners = np.repeat(np.arange(len(rows)), [len(row) for row in rows])[together == sample]
+        first, second = (int(owner) for owner in owners[:2])
+        who = f"node {first} holds it twice" if first == second else f"nodes {first} and {second} hold it"
+        raise ArgumentError("parts", "must hold every sample at most once", f"sample {sample}: {who}", "Remove one.")

@@ -1,0 +1,176 @@
+"""Data sets as NumPy arrays: embedded digits, the standard files of the benchmarks, or your own arrays."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxfl.core import check
+from jaxfl.core.check import ArgumentError
+from jaxfl.data import cifar, idx
+
+NAMES = ("digits", "mnist", "fashion_mnist", "cifar10")
+_INPUT_DTYPES = ("uint8", "int32", "float32")
+_TEST_STRIDE = 5
+
+
+class Dataset(NamedTuple):
+    """A data set for classification, on the host.
+
+    Images keep the channel axis last and stay uint8 until they are used.
+    """
+
+    name: str
+    train_inputs: np.ndarray  # (N, *sample), uint8 images, float32 features or int32 tokens
+    train_labels: np.ndarray  # (N,), int32, in [0, num_classes)
+    test_inputs: np.ndarray  # (N_test, *sample), same dtype as train_inputs
+    test_labels: np.ndarray  # (N_test,), int32, in [0, num_classes)
+    num_classes: int
+
+
+def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
+    """A data set by name.
+
+    | name | samples | shape, dtype | files in `data_dir` |
+    | --- | --- | --- | --- |
+    | digits | 1,437 / 360 | (8, 8, 1) float32 in [0, 1] | none, part of scikit-learn |
+    | mnist, fashion_mnist | 60,000 / 10,000 | (28, 28, 1) uint8 | the four IDX files, gzip or not |
+    | cifar10 | 50,000 / 10,000 | (32, 32, 3) uint8 | the six binary or pickled files |
+
+    The split of digits is fixed: with the 1,797 samples sorted by class (stable), every fifth from the first on is for
+    testing; within both parts the samples keep scikit-learn's order.
+
+    Args:
+        name: one of digits, mnist, fashion_mnist, cifar10.
+        data_dir: the folder with the files; `~` is expanded. Must be left out for digits.
+
+    Returns:
+        The data set.
+
+    Raises:
+        ArgumentError: the name is unknown, or a file is missing, cut off, corrupt or of another kind. The sentence
+            names `data_dir`, the file, what was expected and found, and where to get it.
+
+    Guarantees:
+        - the digits split is stratified: per class a fifth of the samples, to within one.
+
+    Example:
+        >>> digits = load("digits")
+        >>> digits.train_inputs.shape, digits.test_inputs.shape, digits.train_labels[:5].tolist()
+        ((1437, 8, 8, 1), (360, 8, 8, 1), [1, 3, 5, 6, 7])
+    """
+    check.one_of(NAMES, dataset=name)
+    if name == "digits":
+        if data_dir is not None:
+            requirement = "must be left out for digits, which comes with scikit-learn"
+            raise ArgumentError("data_dir", requirement, f"got {data_dir!r}", "Leave it out or name another dataset.")
+        return _load_digits()
+    arrays = cifar.load_cifar10(data_dir) if name == "cifar10" else idx.load_idx(name, data_dir)
+    num_classes = cifar.NUM_CLASSES if name == "cifar10" else idx.NUM_CLASSES
+    return from_arrays(*arrays, num_classes=num_classes, name=name)
+
+
+def _load_digits() -> Dataset:
+    """The 8 by 8 digits of scikit-learn, values divided by their maximum 16."""
+    # Imported here: scikit-learn takes a second, and only this data set needs it.
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    inputs = (images / 16.0).astype(np.float32).reshape(-1, 8, 8, 1)
+    is_test = np.zeros(len(labels), bool)
+    is_test[np.argsort(labels, kind="stable")[::_TEST_STRIDE]] = True
+    return from_arrays(
+        inputs[~is_test], labels[~is_test], inputs[is_test], labels[is_test], num_classes=10, name="digits"
+    )
+
+
+def from_arrays(
+    train_inputs: Any,
+    train_labels: Any,
+    test_inputs: Any,
+    test_labels: Any,
+    *,
+    num_classes: int | None = None,
+    name: str = "arrays",
+) -> Dataset:
+    """A data set from arrays in memory, checked.
+
+    Args:
+        train_inputs: (N, *sample), uint8, int32 or float32; not cast, so float64 is refused.
+        train_labels: (N,), any integer dtype, in [0, num_classes); stored as int32.
+        test_inputs: (N_test, *sample), as train_inputs.
+        test_labels: (N_test,), as train_labels.
+        num_classes: default: one more than the largest label.
+        name: what the data set is called in records.
+
+    Returns:
+        The data set; inputs are not copied.
+
+    Raises:
+        ArgumentError: lengths, shapes or dtypes do not fit, a label is out of range or an input is not finite.
+
+    Example:
+        >>> inputs = np.zeros((4, 2), np.float32)
+        >>> from_arrays(inputs, [0, 1, 2, 1], inputs[:1], [0]).num_classes
+        3
+        >>> from_arrays(inputs, [0, 1, 2], inputs[:1], [0])
+        Traceback (most recent call last):
+        ...
+        jaxfl.core.check.ArgumentError: train_labels: must hold one label per sample; got 3 labels for 4 samples. ...
+    """
+    train_inputs = _checked_inputs("train_inputs", train_inputs)
+    test_inputs = _checked_inputs("test_inputs", test_inputs)
+    train, test = ((array.shape[1:], array.dtype) for array in (train_inputs, test_inputs))
+    if train != test:
+        found = f"got {test[1]} {test[0]} against {train[1]} {train[0]}"
+        remedy = "Prepare both with the same code."
+        raise ArgumentError("test_inputs", "must have the sample shape and dtype of train_inputs", found, remedy)
+    train_labels = _checked_labels("train_labels", train_labels, len(train_inputs))
+    test_labels = _checked_labels("test_labels", test_labels, len(test_inputs))
+    if num_classes is None:
+        num_classes = int(max(train_labels.max(), test_labels.max())) + 1
+    check.at_least(1, num_classes=num_classes)
+    for argument, labels in (("train_labels", train_labels), ("test_labels", test_labels)):
+        bad = (labels < 0) | (labels >= num_classes)
+        if bad.any():
+            position = int(np.argmax(bad))
+            found = f"got {labels[position]} at position {position}"
+            remedy = "Number the classes from 0, or pass a larger num_classes."
+            raise ArgumentError(argument, f"must lie in [0, {num_classes})", found, remedy)
+    return Dataset(
+        name=name,
+        train_inputs=train_inputs,
+        train_labels=train_labels.astype(np.int32),
+        test_inputs=test_inputs,
+        test_labels=test_labels.astype(np.int32),
+        num_classes=int(num_classes),
+    )
+
+
+def _checked_inputs(argument: str, inputs: Any) -> np.ndarray:
+    """`inputs` as an array that can be trained on."""
+    array = np.asarray(inputs)
+    if array.dtype.name not in _INPUT_DTYPES:
+        requirement = f"must be an array of {', '.join(_INPUT_DTYPES[:-1])} or {_INPUT_DTYPES[-1]}"
+        raise ArgumentError(argument, requirement, f"got {array.dtype}", "Convert it, e.g. with .astype(np.float32).")
+    if array.ndim == 0 or len(array) == 0:
+        raise ArgumentError(argument, "must hold at least one sample", f"got shape {array.shape}", "Pass (N, *sample).")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        where = np.argwhere(~np.isfinite(array))[0]
+        found = f"got {array[tuple(where)]} in sample {where[0]}"
+        raise ArgumentError(argument, "must be finite", found, "Remove or repair this sample.")
+    return array
+
+
+def _checked_labels(argument: str, labels: Any, num_samples: int) -> np.ndarray:
+    """`labels` as an integer vector of the right length."""
+    array = np.asarray(labels)
+    if array.dtype.kind not in "iu" or array.ndim != 1:
+        found = f"got {array.dtype} of shape {array.shape}"
+        raise ArgumentError(argument, "must be a vector of integers", found, "Pass class numbers, not one-hot rows.")
+    if len(array) != num_samples:
+        found = f"got {len(array)} labels for {num_samples} samples"
+        raise ArgumentError(argument, "must hold one label per sample", found, "Check that both were cut alike.")
+    return array

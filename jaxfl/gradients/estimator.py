@@ -1,0 +1,105 @@
+"""What an algorithm asks of a gradient, and the plain mini-batch estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from jaxfl.core import Array, FederatedData, PyTree, Task, over_nodes
+from jaxfl.core.tree import norm
+from jaxfl.gradients import per_example
+from jaxfl.gradients.samplers import Batch, Sampler, check_counts, draw_batch, uniform
+
+
+class GradientInfo(NamedTuple):
+    """What one round's gradients looked like, node by node."""
+
+    loss: Array  # (n,), float32, batch sum of losses over batch_size: unbiased for the local mean loss
+    gradient_norm: Array  # (n,), float32, L2 norm of the estimate before noise
+    clipped_fraction: Array  # (n,), float32, batch samples whose gradient was scaled down, over batch_size
+    gradient_evaluations: Array  # (n,), int32, per-sample gradients that count (padding excluded)
+    batch_overflow: Array  # (n,), int32, see Batch.overflow
+    prefetch_misses: Array  # (n,), int32, table rows read ahead for another batch than the one used
+
+
+class GradientEstimator(NamedTuple):
+    """A way to estimate every node's gradient, as pure functions.
+
+    Attributes:
+        init: (task, key, params (n, *leaf), data) -> state of the estimator (None when it keeps nothing).
+        draw: (key, round_index, data) -> its draws of the round.
+        estimate: (task, params (n, *leaf), state, data, draws, round_index) -> (gradient (n, *leaf), state,
+            GradientInfo).
+    """
+
+    init: Callable[[Task, Array, PyTree, FederatedData], Any]
+    draw: Callable[[Array, Array, FederatedData], Any]
+    estimate: Callable[[Task, PyTree, Any, FederatedData, Any, Array], tuple[PyTree, Any, GradientInfo]]
+
+
+def gather(data: FederatedData, positions: Array) -> tuple[Array, Array]:
+    """The samples at each node's positions (n, c): inputs (n, c, *sample) and labels (n, c, ...)."""
+    pool = jnp.take_along_axis(data.indices, positions, axis=1)
+    return data.inputs[pool], data.labels[pool]
+
+
+def mini_batch(
+    *, sampler: Sampler | None = None, clip_norm: float | Array | None = None, clip_order: int = 2
+) -> GradientEstimator:
+    """The mean of a batch's (clipped) per-sample gradients: g_i = (1/b) sum over the batch.
+
+    Args:
+        sampler: how the batch is drawn; default `uniform(1)`, the paper's.
+        clip_norm: bound on each sample's gradient norm; None does not clip. May be traced.
+        clip_order: 2 for the L2 norm, 1 for the L1 norm.
+
+    Raises:
+        ArgumentError: a clip norm that is not positive; from `init`, a batch larger than a node's data.
+
+    Guarantees:
+        - unbiased for the mean of the clipped local gradients under every sampler.
+    """
+    chosen = uniform(1) if sampler is None else sampler
+    per_example.check_clipping(clip_norm, clip_order)
+
+    def init(task, key, params, data):
+        check_counts(chosen, data.sizes)
+
+    def draw(key, round_index, data):
+        return draw_batch(chosen, key, round_index, data.sizes)
+
+    def estimate(task, params, state, data, draws: Batch, round_index):
+        def one_node(node_params, inputs, labels, mask):
+            weights = mask.astype(jnp.float32) / chosen.batch_size
+            total = per_example.weighted_sum(
+                task, node_params, inputs, labels, weights, clip_norm=clip_norm, clip_order=clip_order
+            )
+            return total.gradient, jnp.sum(weights * total.losses), jnp.sum(weights * total.clipped)
+
+        inputs, labels = gather(data, draws.indices)
+        gradient, loss, clipped = over_nodes(one_node, task.node_loop)(params, inputs, labels, draws.mask)
+        return gradient, state, batch_info(gradient, loss, clipped, draws)
+
+    return GradientEstimator(init=init, draw=draw, estimate=estimate)
+
+
+def batch_info(
+    gradient: PyTree,
+    loss: Array,
+    clipped: Array,
+    batch: Batch,
+    *,
+    evaluations: Array | None = None,
+    prefetch_misses: Array | None = None,
+) -> GradientInfo:
+    """A round's GradientInfo; evaluations default to the valid slots of the batch, misses to none."""
+    return GradientInfo(
+        loss=loss,
+        gradient_norm=norm(gradient),
+        clipped_fraction=clipped,
+        gradient_evaluations=jnp.sum(batch.mask, axis=1, dtype=jnp.int32) if evaluations is None else evaluations,
+        batch_overflow=batch.overflow,
+        prefetch_misses=jnp.zeros_like(batch.overflow) if prefetch_misses is None else prefetch_misses,
+    )

@@ -1,0 +1,40 @@
+"""The memory preflight: a table that cannot fit is refused before anything is allocated."""
+
+from __future__ import annotations
+
+import jax
+import psutil
+
+from jaxfl.core import ArgumentError
+from jaxfl.core.check import bytes_text
+
+
+def available_bytes() -> int:
+    """Bytes that a new array on the default device may take: free device memory, on a CPU the machine's free memory."""
+    stats = jax.local_devices()[0].memory_stats()
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    return psutil.virtual_memory().available
+
+
+def require_fits(argument: str, needed: int, alternatives: dict[str, int]) -> None:
+    """Refuse what does not fit, naming the alternatives with their size.
+
+    Args:
+        argument: name of the argument that asks for the memory.
+        needed: bytes it would take.
+        alternatives: what to write instead -> bytes it would take.
+
+    Raises:
+        ArgumentError: `needed` exceeds `available_bytes()`.
+    """
+    available = available_bytes()
+    if needed <= available:
+        return
+    choices = "; ".join(f"{name} takes {bytes_text(size)}" for name, size in alternatives.items())
+    raise ArgumentError(
+        argument,
+        "must fit in memory",
+        f"it needs {bytes_text(needed)} and {bytes_text(available)} are free",
+        f"Alternatives: {choices}.",
+    )

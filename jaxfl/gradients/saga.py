@@ -1,0 +1,310 @@
+"""SAGA: a mini-batch gradient whose sampling variance vanishes, from a table of every entry's last gradient.
+
+    g_i = (1/b) sum_{xi in batch} ( grad_new(xi) - table_i[xi] ) + mean(table_i)    old table, old mean: equation (6)
+    table_i[xi] <- grad_new(xi),  mean(table_i) updated by the change
+
+Zhu, Huang, Wang, Xu, "PrivSGP-VR: Differentially Private Variance-Reduced Stochastic Gradient Push with Tight Utility
+Bounds", IJCAI 2024, arXiv:2405.02638, Algorithm 1; SAGA itself: Defazio, Bach, Lacoste-Julien 2014, arXiv:1407.0202.
+
+Differences from the paper: gradients may be clipped, and then they are clipped before they are stored; batches may
+hold more than one entry, drawn by any sampler; an entry may be a fixed batch of samples; tables may be kept in half
+precision.
+
+The table is written in place. A gather of the old rows followed by a scatter of the new ones makes XLA copy the whole
+table each round, so a round writes this round's rows first and then reads ahead the rows of the next round; the state
+carries them. That is why `draw` returns the batch of this round and of the next, and why rows read for another batch
+than the one used are counted in `prefetch_misses`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.core import ArgumentError, Array, FederatedData, PyTree, Task, check, over_nodes
+from jaxfl.gradients import memory, per_example
+from jaxfl.gradients.estimator import GradientEstimator, batch_info, gather
+from jaxfl.gradients.samplers import Batch, Sampler, check_counts, draw_batch, first_occurrence, uniform
+from jaxfl.gradients.stores import Store, make_store
+
+_CHUNK_BYTES = 16 * 2**20  # rows held at once while the table is built or its mean recomputed
+
+
+class SagaState(NamedTuple):
+    """The table and what was read ahead from it; E is the number of entries of the largest node, F the size of a
+    row."""
+
+    table: Array  # (n, E, F), float32, or uint16 holding the bits of bfloat16
+    table_mean: PyTree  # leaves (n, *leaf), float32, mean over each node's entries
+    rows: Array  # (n, c, F), like table: the rows of the coming round's batch
+    row_indices: Array  # (n, c), int32, which rows these are
+
+
+class SagaDraws(NamedTuple):
+    """Which entries this round uses, and which the next one will."""
+
+    batch: Batch
+    next_batch: Batch
+
+
+def saga(
+    *,
+    sampler: Sampler | None = None,
+    table: str = "dense",
+    entry_size: int | None = None,
+    storage: str = "float32",
+    clip_norm: float | Array | None = None,
+    clip_order: int = 2,
+    refresh_every: int = 1000,
+) -> GradientEstimator:
+    """The variance-reduced estimate of PrivSGP-VR.
+
+    Args:
+        sampler: how each round's entries are drawn; default `uniform(1)`, the paper's.
+        table: what is kept. "dense": the gradient of every sample, d numbers a row. "factored": the layer inputs and
+            output errors that it is the product of (exact; for tasks with `layers`; the sample itself is not stored).
+            "per_batch": the local data in fixed batches of `entry_size`, one gradient a batch; `sampler` then draws
+            batches.
+        entry_size: samples of one entry, for "per_batch" only.
+        storage: "float32", or "bfloat16" rounded to nearest. A rounded table makes no bias: the mean that is added
+            back is that of the rounded entries. It adds variance of relative size 2^-9 of a stored gradient.
+        clip_norm: bound on each sample's gradient norm, applied before storing; None does not clip. May be traced.
+        clip_order: 2 for the L2 norm, 1 for the L1 norm.
+        refresh_every: rounds after which the mean, else updated by differences, is recomputed from the table, which
+            removes the accumulated float32 rounding. (Under `jax.vmap` over states it is computed in every round.)
+
+    Raises:
+        ArgumentError: an argument out of range; from `init`, a table that does not fit in memory, a batch larger than
+            a node's entries, or a factored table for a task without layers.
+
+    Guarantees:
+        - unbiased for the mean of the clipped local gradients, given the table.
+        - the three tables agree to float32 rounding where the entries are the same.
+        - the mean is that of the stored rows.
+        - no copy of the table in a round.
+    """
+    chosen = uniform(1) if sampler is None else sampler
+    check.one_of(("dense", "factored", "per_batch"), table=table)
+    check.one_of(("float32", "bfloat16"), storage=storage)
+    check.at_least(1, refresh_every=refresh_every)
+    per_example.check_clipping(clip_norm, clip_order)
+    if (entry_size is None) == (table == "per_batch"):
+        remedy = 'Pass entry_size with table="per_batch" and with no other.'
+        raise ArgumentError("entry_size", 'belongs to table="per_batch"', f"got {entry_size} with {table!r}", remedy)
+    check.at_least(1, entry_size=1 if entry_size is None else entry_size)
+    samples = 1 if entry_size is None else entry_size
+    clipping = {"clip_norm": clip_norm, "clip_order": clip_order}
+
+    def init(task, key, params, data):
+        counts = _entry_counts(data, samples)
+        check_counts(chosen, counts)
+        _preflight(task, params, data, chosen, table, samples, storage)
+        store = make_store(task, params, data, table=table, entry_size=samples, **clipping)
+        return jax.jit(partial(_build, store, task, chosen, samples, storage))(key, params, data)
+
+    def draw(key, round_index, data):
+        counts = _entry_counts(data, samples)
+        return SagaDraws(
+            batch=draw_batch(chosen, key, round_index, counts),
+            next_batch=draw_batch(chosen, key, round_index + 1, counts),
+        )
+
+    def estimate(task, params, state, data, draws, round_index):
+        store = make_store(task, params, data, table=table, entry_size=samples, **clipping)
+        batch = draws.batch
+        counts = _entry_counts(data, samples)
+        inputs, labels, weights = _entry_samples(data, counts, batch.indices, batch.mask, samples)
+        # A repeated entry has one gradient, so the mean of the table may count its change only once.
+        repeats = chosen.may_repeat and batch.mask.shape[1] > 1
+        changed = first_occurrence(batch) if repeats else batch.mask
+        exact = storage == "float32" and not repeats
+
+        def one_node(node_params, node_inputs, node_labels, node_weights, old, mask, change, count, mean):
+            new = store.compute(node_params, node_inputs, node_labels, node_weights)
+            kept = _decode(_encode(new.rows, storage), storage)
+            share = mask.astype(jnp.float32) / chosen.batch_size
+            old = _decode(old, storage)
+            difference = store.difference(new.sample_inputs, new.rows, old, share)
+            gradient = jax.tree.map(jnp.add, difference, mean)
+            if exact:
+                scale = chosen.batch_size / count.astype(jnp.float32)
+                mean = jax.tree.map(lambda leaf, change: leaf + scale * change, mean, difference)
+            else:
+                drift = store.difference(new.sample_inputs, kept, old, change.astype(jnp.float32) / count.astype(jnp.float32))
+                mean = jax.tree.map(jnp.add, mean, drift)
+            losses, clipped = jnp.sum(share * new.losses), jnp.sum(share * new.clipped)
+            return gradient, mean, _encode(new.rows, storage), losses, clipped
+
+        gradient, mean, new_rows, loss, clipped = over_nodes(one_node, task.node_loop)(
+            params, inputs, labels, weights, state.rows, batch.mask, changed, counts, state.table_mean
+        )
+        written = _write(state.table, batch, new_rows)
+        mean = jax.lax.cond(
+            (round_index + 1) % refresh_every == 0,
+            lambda values, old_mean: _exact_mean(store, task, samples, storage, values, params, data),
+            lambda values, old_mean: old_mean,
+            written,
+            mean,
+        )
+        info = batch_info(
+            gradient,
+            loss,
+            clipped,
+            batch,
+            evaluations=jnp.sum(weights > 0, axis=1, dtype=jnp.int32),
+            prefetch_misses=jnp.sum((state.row_indices != batch.indices) & batch.mask, axis=1, dtype=jnp.int32),
+        )
+        new_state = SagaState(
+            table=written,
+            table_mean=mean,
+            rows=_read(written, draws.next_batch),
+            row_indices=draws.next_batch.indices,
+        )
+        return gradient, new_state, info
+
+    return GradientEstimator(init=init, draw=draw, estimate=estimate)
+
+
+def table_bytes(
+    task: Task, params: PyTree, data: FederatedData, *, table: str, entry_size: int = 1, storage: str = "float32"
+) -> int:
+    """Bytes of a gradient table, without building it.
+
+    Args:
+        task: what is learned.
+        params: arrays or shapes with leaves (n, *leaf).
+        data: the nodes' samples.
+        table, entry_size, storage: as for `saga`.
+    """
+    store = make_store(task, params, data, table=table, entry_size=entry_size, clip_norm=None, clip_order=2)
+    return data.num_nodes * -(-data.max_size // entry_size) * store.row_size * (4 if storage == "float32" else 2)
+
+
+def _entry_counts(data: FederatedData, entry_size: int) -> Array:
+    """(n,) int32, entries of each node."""
+    return data.sizes if entry_size == 1 else -(-data.sizes // entry_size)
+
+
+def _entry_samples(
+    data: FederatedData, counts: Array, entries: Array, mask: Array, entry_size: int
+) -> tuple[Array, Array, Array]:
+    """The samples of each node's entries (n, c): inputs and labels (n, c * s, ...) and weights (n, c * s).
+
+    An entry's gradient is the weighted sum over its samples. The weight count / size (1 when an entry is one sample)
+    makes the mean over a node's entries its full gradient even when the last entry is short.
+    """
+    offsets = jnp.arange(entry_size, dtype=jnp.int32)
+    positions = (entries[:, :, None] * entry_size + offsets[None, None, :]).reshape(entries.shape[0], -1)
+    valid = jnp.repeat(mask, entry_size, axis=1) & (positions < data.sizes[:, None])
+    inputs, labels = gather(data, jnp.where(valid, positions, 0))
+    weight = counts.astype(jnp.float32) / data.sizes.astype(jnp.float32)
+    return inputs, labels, valid.astype(jnp.float32) * weight[:, None]
+
+
+def _encode(rows: Array, storage: str) -> Array:
+    """Rows as they are stored. bfloat16 is kept as its bits: XLA's CPU backend would widen, so copy, such a table."""
+    return rows if storage == "float32" else jax.lax.bitcast_convert_type(rows.astype(jnp.bfloat16), jnp.uint16)
+
+
+def _decode(rows: Array, storage: str) -> Array:
+    """Stored rows as float32."""
+    return rows if storage == "float32" else jax.lax.bitcast_convert_type(rows, jnp.bfloat16).astype(jnp.float32)
+
+
+def _write(table: Array, batch: Batch, rows: Array) -> Array:
+    """The table with the rows of the batch's valid slots replaced; repeated entries carry the same row."""
+    nodes = jnp.arange(table.shape[0], dtype=jnp.int32)[:, None]
+    return table.at[nodes, jnp.where(batch.mask, batch.indices, table.shape[1])].set(rows, mode="drop")
+
+
+def _read(table: Array, batch: Batch) -> Array:
+    """The rows of the batch's slots, (n, c, F)."""
+    nodes = jnp.arange(table.shape[0], dtype=jnp.int32)[:, None]
+    return table.at[nodes, batch.indices].get(mode="promise_in_bounds")
+
+
+def _chunks(data: FederatedData, entry_size: int, row_size: int) -> tuple[int, int, int]:
+    """(entries of the largest node, entries a chunk, number of chunks) for passes over the whole table."""
+    entries = -(-data.max_size // entry_size)
+    chunk = max(1, min(256, entries, _CHUNK_BYTES // (4 * row_size * data.num_nodes)))
+    return entries, chunk, -(-entries // chunk)
+
+
+def _chunk_entries(chunk: Array, size: int, entries: int, counts: Array) -> tuple[Array, Array, Array, Array]:
+    """(first entry (), entries (n, size), valid (n, size), not seen in an earlier chunk (size,)) of one chunk.
+
+    The last chunk starts earlier when the table is no multiple of the chunk, so that every slice has the same shape.
+    """
+    start = jnp.minimum(chunk * size, entries - size)
+    row = start + jnp.arange(size, dtype=jnp.int32)
+    rows = jnp.broadcast_to(row, (counts.shape[0], size))
+    return start, rows, rows < counts[:, None], row >= chunk * size
+
+
+def _build(
+    store: Store, task: Task, sampler: Sampler, entry_size: int, storage: str, key: Array, params: PyTree, data
+) -> SagaState:
+    """The table of gradients at `params`, chunk by chunk, and the rows of round 0."""
+    counts = _entry_counts(data, entry_size)
+    entries, size, num_chunks = _chunks(data, entry_size, store.row_size)
+
+    def one_node(node_params, inputs, labels, weights, valid):
+        rows = store.compute(node_params, inputs, labels, weights).rows
+        return _encode(jnp.where(valid[:, None], rows, 0.0), storage)
+
+    def fill(chunk, table):
+        start, rows, valid, _ = _chunk_entries(chunk, size, entries, counts)
+        inputs, labels, weights = _entry_samples(data, counts, jnp.where(valid, rows, 0), valid, entry_size)
+        part = over_nodes(one_node, task.node_loop)(params, inputs, labels, weights, valid)
+        return jax.lax.dynamic_update_slice_in_dim(table, part, start, axis=1)
+
+    dtype = jnp.float32 if storage == "float32" else jnp.uint16
+    empty = jnp.zeros((data.num_nodes, entries, store.row_size), dtype)
+    table = jax.lax.fori_loop(jnp.int32(0), jnp.int32(num_chunks), fill, empty)
+    first = draw_batch(sampler, key, jnp.int32(0), counts)
+    return SagaState(
+        table=table,
+        table_mean=_exact_mean(store, task, entry_size, storage, table, params, data),
+        rows=_read(table, first),
+        row_indices=first.indices,
+    )
+
+
+def _exact_mean(
+    store: Store, task: Task, entry_size: int, storage: str, table: Array, params: PyTree, data: FederatedData
+) -> PyTree:
+    """Mean over each node's entries of the gradients that the table stands for, in one pass over the table."""
+    counts = _entry_counts(data, entry_size)
+    entries, size, num_chunks = _chunks(data, entry_size, store.row_size)
+
+    def one_node(node_params, inputs, labels, rows, weights):
+        return store.combine(store.sample_inputs(node_params, inputs, labels), _decode(rows, storage), weights)
+
+    def add(chunk, total):
+        start, rows, valid, fresh = _chunk_entries(chunk, size, entries, counts)
+        inputs, labels, _ = _entry_samples(data, counts, jnp.where(valid, rows, 0), valid, entry_size)
+        weights = (valid & fresh[None, :]).astype(jnp.float32) / counts.astype(jnp.float32)[:, None]
+        part = jax.lax.dynamic_slice_in_dim(table, start, size, axis=1)
+        return jax.tree.map(jnp.add, total, over_nodes(one_node, task.node_loop)(params, inputs, labels, part, weights))
+
+    return jax.lax.fori_loop(jnp.int32(0), jnp.int32(num_chunks), add, jax.tree.map(jnp.zeros_like, params))
+
+
+def _preflight(
+    task: Task, params: PyTree, data: FederatedData, sampler: Sampler, table: str, entry_size: int, storage: str
+) -> None:
+    """Refuse a table that does not fit, with the stores that take less."""
+    size = partial(table_bytes, task, params, data)
+    rows = -(-data.max_size // entry_size)
+    needed = size(table=table, entry_size=entry_size, storage=storage) * (rows + sampler.capacity) // rows
+    others = {}
+    if task.factors is not None:
+        others['table="factored"'] = size(table="factored", storage=storage)
+    batch = max(2 * entry_size, 32)
+    others[f'table="per_batch" with entry_size={batch}'] = size(table="per_batch", entry_size=batch, storage=storage)
+    if storage == "float32":
+        others['storage="bfloat16"'] = size(table=table, entry_size=entry_size, storage="bfloat16")
+    memory.require_fits("table", needed, {name: taken for name, taken in others.items() if taken < needed})

@@ -1,0 +1,191 @@
+"""Which samples a node uses in a round: uniform, fixed or Poisson, each at a cost that does not grow with J.
+
+Every sampler returns a batch of static capacity with a mask, and every estimate divides by `batch_size`, the expected
+number of samples and a public constant, never by the number that was realised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.stats
+
+from jaxfl.core import ArgumentError, Array, Purpose, check, node_keys, purpose_key
+
+
+class Batch(NamedTuple):
+    """The entries that each node uses in one round; c is the sampler's capacity."""
+
+    indices: Array  # (n, c), int32, position among the node's own entries, in [0, count); 0 where masked
+    mask: Array  # (n, c), bool, False for padding
+    overflow: Array  # (n,), int32, entries drawn that the capacity could not hold; anything but 0 is an error
+
+
+class Sampler(NamedTuple):
+    """How a batch is drawn.
+
+    Attributes:
+        name: "uniform", "fixed" or "poisson".
+        batch_size: b, the expected number of entries and the divisor of every mean.
+        capacity: c, the static number of slots.
+        may_repeat: whether an entry can occur twice in one batch.
+        draw_node: (key of the node, count of entries () int32) -> (indices (c,), mask (c,), overflow ()).
+    """
+
+    name: str
+    batch_size: int
+    capacity: int
+    may_repeat: bool
+    draw_node: Callable[[Array, Array], tuple[Array, Array, Array]]
+
+
+def uniform(batch_size: int = 1) -> Sampler:
+    """b independent draws, each uniform over the node's entries (the paper's sampler at b = 1; an entry may repeat).
+
+    Args:
+        batch_size: b, at least 1.
+
+    Guarantees:
+        - every entry has probability 1/J in every draw.
+    """
+    check.at_least(1, batch_size=batch_size)
+
+    def draw_node(key, count):
+        indices = jax.random.randint(key, (batch_size,), 0, count, jnp.int32)
+        return indices, jnp.ones(batch_size, bool), jnp.int32(0)
+
+    return Sampler("uniform", batch_size, batch_size, batch_size > 1, draw_node)
+
+
+def fixed(batch_size: int) -> Sampler:
+    """b different entries, every subset of that size equally likely (sampling without replacement).
+
+    The first b steps of a Fisher-Yates shuffle whose array is never built: O(b^2) work whatever J is.
+
+    Args:
+        batch_size: b, at least 1 and at most the smallest node's number of entries.
+
+    Guarantees:
+        - no entry occurs twice in a batch.
+        - every entry has probability b/J.
+    """
+    check.at_least(1, batch_size=batch_size)
+
+    def draw_node(key, count):
+        step = jnp.arange(batch_size, dtype=jnp.int32)
+        swap_with = jax.random.randint(key, (batch_size,), step, count, jnp.int32)
+
+        def swap(t, carry):
+            written_at, written, chosen = carry  # the array is i -> i but for written[s] at written_at[s]
+
+            def value_at(position):
+                latest = jnp.max(jnp.where(written_at == position, step, -1))
+                return jnp.where(latest >= 0, written[latest], position)
+
+            return (
+                written_at.at[t].set(swap_with[t]),
+                written.at[t].set(value_at(t)),
+                chosen.at[t].set(value_at(swap_with[t])),
+            )
+
+        nothing = jnp.full(batch_size, -1, jnp.int32)
+        chosen = jax.lax.fori_loop(jnp.int32(0), jnp.int32(batch_size), swap, (nothing, nothing, nothing))[2]
+        return chosen, jnp.ones(batch_size, bool), jnp.int32(0)
+
+    return Sampler("fixed", batch_size, batch_size, False, draw_node)
+
+
+def poisson(batch_size: int, *, num_draws: int = 10**7) -> Sampler:
+    """Each entry independently with probability q = b/J, in a masked batch of fixed capacity.
+
+    The gaps between included entries of a Bernoulli process are geometric, so the batch costs `capacity` random numbers
+    whatever J is. A batch that exceeds the capacity is reported in `Batch.overflow` and stops the run: it is never
+    silently truncated.
+
+    Args:
+        batch_size: b, the expected number of entries, at least 1 and at most the smallest node's number of entries.
+        num_draws: number of nodes times rounds for which the capacity is chosen (see `poisson_capacity`).
+
+    Guarantees:
+        - entries are included independently with probability b/J.
+    """
+    check.at_least(1, batch_size=batch_size, num_draws=num_draws)
+    capacity = poisson_capacity(batch_size, num_draws)
+
+    def draw_node(key, count):
+        rate = jnp.float32(batch_size) / count.astype(jnp.float32)
+        # One more gap than there are slots shows whether an included entry found no slot.
+        bits = jax.random.bits(key, (capacity + 1,), jnp.uint32)
+        waiting = -jnp.log1p(-bits.astype(jnp.float32) * jnp.float32(2.0**-32))  # exponential, resolution 2^-32 at 0
+        geometric = jnp.minimum(jnp.floor(waiting / -jnp.log1p(-rate)), count.astype(jnp.float32))
+        positions = jnp.cumsum(geometric.astype(jnp.int32) + 1) - 1
+        mask = positions < count
+        return jnp.where(mask, positions, 0)[:capacity], mask[:capacity], mask[capacity].astype(jnp.int32)
+
+    return Sampler("poisson", batch_size, capacity, False, draw_node)
+
+
+def poisson_capacity(batch_size: int, num_draws: int, failure_probability: float = 1e-9) -> int:
+    """Slots such that the chance of any overflow in `num_draws` Poisson batches stays below `failure_probability`.
+
+    Binomial(J, b/J) has a lighter upper tail than Poisson(b) for every J (Anderson and Samuels 1967, for values from
+    b + 1), so the quantile of Poisson(b) at failure_probability / num_draws serves nodes of all sizes (union bound).
+
+    Example:
+        >>> poisson_capacity(1, 10**7), poisson_capacity(32, 10**7)
+        (18, 89)
+    """
+    return int(scipy.stats.poisson.isf(failure_probability / num_draws, batch_size)) + 1
+
+
+def draw_batch(sampler: Sampler, key: Array, round_index: Array, counts: Array) -> Batch:
+    """The batch of every node in one round.
+
+    Args:
+        sampler: how.
+        key: base key of the run.
+        round_index: (), int32.
+        counts: (n,), int32, entries of each node.
+    """
+    keys = node_keys(purpose_key(key, Purpose.BATCH, round_index), counts.shape[0])
+    indices, mask, overflow = jax.vmap(sampler.draw_node)(keys, counts)
+    return Batch(indices=indices, mask=mask, overflow=overflow)
+
+
+def check_counts(sampler: Sampler, counts: Array) -> None:
+    """Refuse a batch that is larger than a node's data; traced counts pass.
+
+    Raises:
+        ArgumentError: fixed or Poisson sampling with batch_size above the smallest count.
+    """
+    if sampler.name == "uniform" or check.is_traced(counts):
+        return
+    smallest = int(np.argmin(np.asarray(counts)))
+    found = int(np.asarray(counts)[smallest])
+    if sampler.batch_size > found:
+        raise ArgumentError(
+            "batch_size",
+            f"must be at most the entries of the smallest node for {sampler.name} sampling",
+            f"got {sampler.batch_size}, and node {smallest} has {found}",
+            f"Pass {found} or less, use the uniform sampler, or give nodes more data.",
+        )
+    if sampler.name == "poisson" and sampler.batch_size == found:
+        raise ArgumentError(
+            "batch_size",
+            "must be below the entries of the smallest node for Poisson sampling (a sampling rate under 1)",
+            f"got {sampler.batch_size}, and node {smallest} has {found}",
+            "Pass a smaller batch or use the fixed sampler.",
+        )
+
+
+def first_occurrence(batch: Batch) -> Array:
+    """(n, c) bool: True for a valid slot whose entry does not occur in an earlier slot of the same node."""
+    slots = batch.indices.shape[1]
+    earlier = jnp.asarray(np.tril(np.ones((slots, slots), bool), -1))
+    same = batch.indices[:, :, None] == batch.indices[:, None, :]
+    repeated = jnp.any(same & earlier[None] & batch.mask[:, None, :], axis=2)
+    return batch.mask & ~repeated

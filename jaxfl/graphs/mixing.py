@@ -1,0 +1,183 @@
+"""The mixing step x <- P^k x on trees whose leaves have the node axis first, in three exact forms.
+
+"dense" multiplies by the matrix, "circulant" adds shifted copies, "neighbors" gathers one in-neighbor of every node
+at a time. On finite values they differ in cost alone. A NaN or an infinity at one node reaches only its receivers under
+"circulant" and "neighbors", which never multiply by the zeros of P, and every node under "dense".
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl.core import check
+from jaxfl.core.check import ArgumentError
+from jaxfl.core.types import Array, PyTree
+from jaxfl.graphs.graph import Graph, Shifts
+
+STRUCTURES = ("auto", "dense", "circulant", "neighbors")
+# Measured on two CPU cores, float32, 4 million entries: the gathers of up to 16 neighbors fuse into one loop, and 16 at
+# a time beats 4 or 8; shifted copies lose to gathers from the fourth on, gathers to the matrix product from about n/8.
+FUSED_NEIGHBORS = 16
+FEW_SHIFTS = 3
+NODES_PER_NEIGHBOR = 8
+
+
+def mix(graph: Graph, tree: PyTree, round_index: int | Array, structure: str = "auto") -> PyTree:
+    """Every leaf of the tree mixed by the round's matrix: new value of i = sum over j of P[i, j] times value of j.
+
+    Args:
+        graph: static; its matrix `round_index mod period` is used.
+        tree: leaves (n, *leaf), floating point. A leaf of 16 bits is summed in float32 and rounded once.
+        round_index: (), int32, may be traced.
+        structure: "auto" (see `best_structure`), "dense", "circulant" (only for graphs with `graph.shifts`) or
+            "neighbors".
+
+    Returns:
+        A tree of the same structure, shapes and dtypes.
+
+    Raises:
+        ArgumentError: a leaf without the node axis or not floating point, a round_index that is not an integer scalar,
+            or a circulant structure for a graph that is not.
+
+    Guarantees:
+        - all structures agree to 1e-6 relative.
+        - total mass is preserved when P is column stochastic: the sum over nodes of every entry.
+        - node mean is preserved when P is doubly stochastic.
+        - equal values stay equal when P is row stochastic.
+
+    Example:
+        >>> from jaxfl.graphs import directed_ring
+        >>> mix(directed_ring(3), jnp.array([0.0, 2.0, 4.0]), 0).tolist()
+        [2.0, 1.0, 3.0]
+    """
+    check.one_of(STRUCTURES, structure=structure)
+    _check_leaves(graph, tree)
+    chosen = best_structure(graph) if structure == "auto" else structure
+    slot = _slot(graph, round_index)
+    if chosen == "circulant":
+        return _circulant(graph, tree, slot)
+    mix_leaf = _dense if chosen == "dense" else _neighbors
+    return jax.tree.map(lambda leaf: mix_leaf(graph, leaf, slot), tree)
+
+
+def messages_sent(graph: Graph, round_index: Array) -> Array:
+    """How many other nodes each node sends to in a round, (n,) float32: what its uplink bits are a multiple of."""
+    slot = _slot(graph, round_index)
+    return jnp.asarray(graph.out_degree.astype(np.float32))[0 if slot is None else slot]
+
+
+def best_structure(graph: Graph) -> str:
+    """The structure that "auto" stands for: the fastest by in-degree, as measured on a CPU.
+
+    "circulant" for circulant graphs of at most 3 offsets a round, "dense" when some node hears from more than
+    max(2, n // 8) others, else "neighbors".
+
+    Example:
+        >>> from jaxfl.graphs import complete, exponential, static_exponential
+        >>> [best_structure(make(64)) for make in (exponential, static_exponential, complete)]
+        ['circulant', 'neighbors', 'dense']
+    """
+    most = int(graph.in_degree.max())
+    if most > max(2, graph.num_nodes // NODES_PER_NEIGHBOR):
+        return "dense"
+    shifts = graph.shifts
+    return "circulant" if shifts is not None and max(map(len, shifts)) <= FEW_SHIFTS else "neighbors"
+
+
+def _check_leaves(graph: Graph, tree: PyTree) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        where = f"leaf {jax.tree_util.keystr(path)}" if path else "the array"
+        if leaf.ndim == 0 or leaf.shape[0] != graph.num_nodes:
+            requirement = f"every leaf must have the node axis first, of length {graph.num_nodes}"
+            remedy = f"Pass leaves of shape ({graph.num_nodes}, ...)."
+            raise ArgumentError("tree", requirement, f"{where} has shape {tuple(leaf.shape)}", remedy)
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            requirement = "every leaf must be floating point"
+            raise ArgumentError("tree", requirement, f"{where} is {leaf.dtype}", "Mix only what is averaged.")
+
+
+def _slot(graph: Graph, round_index: int | Array) -> Array | None:
+    """The round within the period, () int32; None when there is only one."""
+    index = jnp.asarray(round_index)
+    if index.ndim != 0 or not jnp.issubdtype(index.dtype, jnp.integer):
+        found = f"got {index.dtype} of shape {index.shape}"
+        raise ArgumentError("round_index", "must be an integer scalar", found, "Pass the round's number, int32.")
+    return None if graph.period == 1 else index.astype(jnp.int32) % graph.period
+
+
+def _sum_dtype(leaf: Array) -> np.dtype:
+    """float32 for leaves of 16 bits, else the leaf's own."""
+    return jnp.promote_types(leaf.dtype, jnp.float32)
+
+
+def _dense(graph: Graph, leaf: Array, slot: Array | None) -> Array:
+    dtype = _sum_dtype(leaf)
+    matrices = jnp.asarray(graph.mixing_matrices.astype(dtype))
+    matrix = matrices[0] if slot is None else matrices[slot]
+    # Accelerators multiply float32 in fewer bits by default; mass would then not be conserved.
+    mixed = jnp.tensordot(matrix, leaf.astype(dtype), axes=1, precision=jax.lax.Precision.HIGHEST)
+    return mixed.astype(leaf.dtype)
+
+
+def _circulant(graph: Graph, tree: PyTree, slot: Array | None) -> PyTree:
+    if graph.shifts is None:
+        remedy = 'Use "neighbors", "dense" or "auto".'
+        raise ArgumentError("structure", "circulant needs a circulant graph", f"{graph.name} is not", remedy)
+    branches = [functools.partial(_shifted_sum, shifts) for shifts in graph.shifts]
+    # Static shifts in a switch, one of which runs, become neighbor exchanges when the node axis is sharded.
+    return branches[0](tree) if slot is None else jax.lax.switch(slot, branches, tree)
+
+
+def _shifted_sum(shifts: Shifts, tree: PyTree) -> PyTree:
+    """Each leaf's weighted sum of copies rolled along the node axis."""
+
+    def one(leaf):
+        values = leaf.astype(_sum_dtype(leaf))
+        terms = [weight * (jnp.roll(values, offset, axis=0) if offset else values) for offset, weight in shifts]
+        return sum(terms[1:], start=terms[0]).astype(leaf.dtype)
+
+    return jax.tree.map(one, tree)
+
+
+def _neighbors(graph: Graph, leaf: Array, slot: Array | None) -> Array:
+    dtype = _sum_dtype(leaf)
+    own, senders, weights = _neighbor_lists(graph)
+    own, senders, weights = jnp.asarray(own.astype(dtype)), jnp.asarray(senders), jnp.asarray(weights.astype(dtype))
+    own, senders, weights = (table[0 if slot is None else slot] for table in (own, senders, weights))
+    values = leaf.astype(dtype)
+    column = (graph.num_nodes,) + (1,) * (leaf.ndim - 1)
+
+    def add(total, neighbor):
+        sender, weight = neighbor
+        gathered = values.at[sender].get(mode="promise_in_bounds")
+        return total + weight.reshape(column) * gathered, None
+
+    mixed, _ = jax.lax.scan(add, own.reshape(column) * values, (senders, weights), unroll=FUSED_NEIGHBORS)
+    return mixed.astype(leaf.dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _neighbor_lists(graph: Graph) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Weight each node gives itself (period, n), and its k in-neighbors: senders int32 and weights, (period, k, n).
+
+    Shorter lists are padded with the node itself at weight zero: it is read anyway, and where its value is not finite
+    the result is not either.
+    """
+    num_nodes, most = graph.num_nodes, int(graph.in_degree.max())
+    own = np.stack([matrix.diagonal() for matrix in graph.rounds])
+    senders = np.tile(np.arange(num_nodes, dtype=np.int32), (graph.period, most, 1))
+    weights = np.zeros((graph.period, most, num_nodes))
+    for k, matrix in enumerate(graph.rounds):
+        entries = matrix.tocoo()
+        others = entries.row != entries.col
+        row, column, data = entries.row[others], entries.col[others], entries.data[others]
+        order = np.argsort(row, kind="stable")
+        row, column, data = row[order], column[order], data[order]
+        position = np.arange(len(row)) - np.searchsorted(row, row)  # place of each entry within its row
+        senders[k, position, row] = column
+        weights[k, position, row] = data
+    return own, senders, weights

@@ -1,0 +1,282 @@
+"""Who talks to whom: the graphs, with their mixing weights.
+
+Weights are one of two: "uniform", where each node splits its mass equally over itself and its out-neighbors
+(P[i, j] = 1 / (1 + out-degree of j), column stochastic, the choice for push-sum), and "metropolis", for undirected
+graphs (P[i, j] = 1 / (1 + max(degree i, degree j)), symmetric and doubly stochastic, the choice for gossip). On a
+regular graph they coincide. Every node is its own in-neighbor.
+
+References:
+    Assran, Loizou, Ballas, Rabbat: "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019
+    (arXiv:1811.10792), appendix A: the exponential graph.
+    Xiao, Boyd, Lall: "A scheme for robust distributed sensor fusion based on average consensus", IPSN 2005: the
+    Metropolis weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import networkx as nx
+import numpy as np
+from scipy.sparse import csr_array
+
+from jaxfl.core import check
+from jaxfl.core.check import ArgumentError
+from jaxfl.core.keys import Purpose, purpose_key
+from jaxfl.core.types import Array
+from jaxfl.graphs.graph import Graph
+from jaxfl.graphs.validation import checked_matrices, unreachable_pair
+from jaxfl.graphs.weights import WEIGHTS, circulant, mixing_matrix, received_from
+
+MAX_TRIES = 100
+
+
+def exponential(num_nodes: int) -> Graph:
+    """The time-varying directed exponential graph of PrivSGP-VR (appendix D) and SGP.
+
+    In round k node i keeps one half and sends one half to node (i + 2^(k mod m)) mod n, m = floor(log2(n - 1)) + 1.
+    Circulant and doubly stochastic, so push-sum weights stay 1. A single node keeps everything.
+
+    Args:
+        num_nodes: n, at least 1.
+
+    Returns:
+        A graph of period m (1 for n = 1).
+
+    Guarantees:
+        - one period averages exactly when n is a power of two.
+
+    Example:
+        >>> exponential(8).period, exponential(8).out_degree.max().item()
+        (3, 1)
+        >>> np.linalg.multi_dot(exponential(8).mixing_matrices)[0].tolist()
+        [0.125, 0.125, 0.125, 0.125, 0.125, 0.125, 0.125, 0.125]
+    """
+    check.at_least(1, num_nodes=num_nodes)
+    offsets = _powers_of_two(num_nodes) or [0]
+    return Graph(f"exponential({num_nodes})", num_nodes, tuple(circulant(num_nodes, {0, o}) for o in offsets))
+
+
+def static_exponential(num_nodes: int) -> Graph:
+    """Every hop of the exponential graph in every round: node i sends to (i + 2^l) mod n for all l < m.
+
+    Example:
+        >>> static_exponential(8).mixing_matrix(0)[:, 0].tolist()
+        [0.25, 0.25, 0.25, 0.0, 0.25, 0.0, 0.0, 0.0]
+    """
+    check.at_least(1, num_nodes=num_nodes)
+    offsets = {0, *_powers_of_two(num_nodes)}
+    return Graph(f"static_exponential({num_nodes})", num_nodes, (circulant(num_nodes, offsets),))
+
+
+def ring(num_nodes: int) -> Graph:
+    """The undirected ring: node i exchanges with i - 1 and i + 1 (mod n); 1/3 each, doubly stochastic.
+
+    With two nodes the two neighbors are one and the weights 1/2.
+
+    Example:
+        >>> ring(4).adjacency(0).astype(int).tolist()
+        [[1, 1, 0, 1], [1, 1, 1, 0], [0, 1, 1, 1], [1, 0, 1, 1]]
+    """
+    check.at_least(1, num_nodes=num_nodes)
+    return Graph(f"ring({num_nodes})", num_nodes, (circulant(num_nodes, {0, 1, -1}),))
+
+
+def directed_ring(num_nodes: int) -> Graph:
+    """The directed ring: node i keeps one half and sends one half to i + 1 (mod n); doubly stochastic.
+
+    Example:
+        >>> directed_ring(4).adjacency(0).astype(int).tolist()
+        [[1, 0, 0, 1], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+    """
+    check.at_least(1, num_nodes=num_nodes)
+    return Graph(f"directed_ring({num_nodes})", num_nodes, (circulant(num_nodes, {0, 1}),))
+
+
+def complete(num_nodes: int) -> Graph:
+    """Every node sends to every other, weight 1/n: one mixing step is the exact mean.
+
+    Example:
+        >>> complete(4).mixing_matrix(0)[1].tolist()
+        [0.25, 0.25, 0.25, 0.25]
+    """
+    check.at_least(1, num_nodes=num_nodes)
+    return Graph(f"complete({num_nodes})", num_nodes, (circulant(num_nodes, set(range(num_nodes))),))
+
+
+def star(num_nodes: int, *, weights: str = "uniform") -> Graph:
+    """Node 0 exchanges with every other node; the others with node 0 alone.
+
+    Args:
+        num_nodes: n, at least 1.
+        weights: "uniform" (column stochastic: push-sum weights move) or "metropolis" (doubly stochastic).
+
+    Example:
+        >>> star(3).mixing_matrix(0).round(2).tolist()
+        [[0.33, 0.5, 0.5], [0.33, 0.5, 0.0], [0.33, 0.0, 0.5]]
+        >>> star(3, weights="metropolis").mixing_matrix(0).round(2).tolist()
+        [[0.33, 0.33, 0.33], [0.33, 0.67, 0.0], [0.33, 0.0, 0.67]]
+    """
+    check.at_least(1, num_nodes=num_nodes)
+    check.one_of(WEIGHTS, weights=weights)
+    received = received_from(nx.star_graph(num_nodes - 1))
+    return Graph(f"star({num_nodes})", num_nodes, (mixing_matrix(received, weights),))
+
+
+def random_digraph(num_nodes: int, edge_probability: float, key: Array | int) -> Graph:
+    """A strongly connected random directed graph with uniform weights (column stochastic; push-sum weights move).
+
+    Each ordered pair of nodes is an edge with `edge_probability`, independently; graphs that are not strongly
+    connected are thrown away and drawn again.
+
+    Args:
+        num_nodes: n, at least 1.
+        edge_probability: in [0, 1]; above about 2 log(n) / n most draws are strongly connected.
+        key: typed base key of the run, or an int seed s, which means `jax.random.key(s)`.
+
+    Raises:
+        ArgumentError: none of 100 draws was strongly connected, or the key is traced.
+
+    Guarantees:
+        - the graph is a function of the arguments alone.
+
+    Example:
+        >>> graph = random_digraph(6, 0.4, key=0)
+        >>> graph.mixing_matrix(0).sum(axis=0).round(6).tolist()
+        [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    """
+    check.at_least(1, num_nodes=num_nodes)
+    check.probability(edge_probability=edge_probability)
+    for name, value in (("edge_probability", edge_probability), ("key", key)):
+        if check.is_traced(value):
+            remedy = "Build the graph outside jit and vmap: it is static."
+            raise ArgumentError(name, "must be concrete", "got a traced value", remedy)
+    graph = pair = None
+    with jax.ensure_compile_time_eval():  # the graph is static even where it is built while something is traced
+        base = jax.random.key(key) if isinstance(key, int) else key
+        for attempt in range(MAX_TRIES):
+            # An attempt is to the graph what a round is to the run: it takes the round's place in the key.
+            attempt_key = purpose_key(base, Purpose.GRAPH, attempt)
+            edges = np.array(jax.random.bernoulli(attempt_key, edge_probability, (num_nodes, num_nodes)))
+            received = csr_array(edges | np.eye(num_nodes, dtype=bool))
+            name = f"random_digraph({num_nodes}, {edge_probability})"
+            graph = Graph(name, num_nodes, (mixing_matrix(received, "uniform"),))
+            pair = unreachable_pair(graph)
+            if pair is None:
+                return graph
+    assert pair is not None
+    raise ArgumentError(
+        "edge_probability",
+        "must make strongly connected graphs likely",
+        f"none of {MAX_TRIES} draws of {num_nodes} nodes with edge_probability {edge_probability} was strongly "
+        f"connected (the last has no path from node {pair[0]} to node {pair[1]})",
+        f"Try {min(1.0, 2 * np.log(num_nodes) / num_nodes):.2g} or more.",
+    )
+
+
+def from_networkx(graph: nx.Graph, *, weights: str = "uniform") -> Graph:
+    """A graph from networkx, directed or not; an edge (u, v) means that u sends to v, and v to u when undirected.
+
+    Node i is the node labeled i when the labels are exactly 0, ..., n - 1, and else the i-th of `graph.nodes`.
+    Self-loops are implied. Edge attributes are not read: a graph that brings its own weights goes through
+    `from_matrix`.
+
+    Args:
+        graph: `nx.Graph` or `nx.DiGraph` with at least one node.
+        weights: "uniform" (column stochastic) or "metropolis" (doubly stochastic; every edge must have its reverse).
+
+    Raises:
+        ArgumentError: no nodes, a multigraph, or metropolis with an edge that has no reverse (it is named).
+
+    Example:
+        >>> path = from_networkx(nx.path_graph(3), weights="metropolis")
+        >>> path.mixing_matrix(0).round(2).tolist()
+        [[0.67, 0.33, 0.0], [0.33, 0.33, 0.33], [0.0, 0.33, 0.67]]
+    """
+    check.one_of(WEIGHTS, weights=weights)
+    if not isinstance(graph, nx.Graph) or graph.is_multigraph():
+        requirement = "must be a networkx Graph or DiGraph"
+        raise ArgumentError("graph", requirement, f"got {type(graph).__name__}", "Convert it with nx.DiGraph(graph).")
+    num_nodes = graph.number_of_nodes()
+    if num_nodes == 0:
+        raise ArgumentError("graph", "must have at least one node", "got none", "Add nodes to the networkx graph.")
+    received = received_from(graph)
+    if weights == "metropolis":
+        one_way = (received > received.T).tocoo()
+        if one_way.nnz:
+            receiver, sender = int(one_way.row[0]), int(one_way.col[0])
+            found = f"the edge from node {sender} to node {receiver} has no reverse"
+            remedy = 'Use weights="uniform", or make the graph undirected.'
+            raise ArgumentError("weights", "metropolis needs an undirected graph", found, remedy)
+    name = str(graph.name) or f"from_networkx({num_nodes})"
+    return Graph(name, num_nodes, (mixing_matrix(received, weights),))
+
+
+def from_matrix(mixing_matrices: Any, *, name: str | None = None) -> Graph:
+    """A graph from its mixing matrices, used exactly as given: nothing is normalized.
+
+    Args:
+        mixing_matrices: array-like, (n, n) or (period, n, n); entry (i, j) is the share of j's value that i receives.
+        name: for messages and records.
+
+    Raises:
+        ArgumentError: an entry is negative or not finite, a node is not its own in-neighbor, or in some round neither
+            the columns nor the rows sum to 1 (tolerance 1e-6).
+
+    Example:
+        >>> from_matrix([[0.5, 0.25], [0.5, 0.75]])
+        Graph(from_matrix(2), num_nodes=2, period=1)
+        >>> from_matrix([[0.5, 0.3], [0.5, 0.6]])
+        Traceback (most recent call last):
+        ...
+        jaxfl.core.check.ArgumentError: mixing_matrices: columns or rows must sum to 1 (tolerance 1e-06); column 1 ...
+    """
+    values = checked_matrices(mixing_matrices)
+    num_nodes = values.shape[-1]
+    return Graph(name or f"from_matrix({num_nodes})", num_nodes, tuple(csr_array(matrix) for matrix in values))
+
+
+def sequence(graphs: Sequence[Graph]) -> Graph:
+    """A time-varying graph: all rounds of the first graph, then all of the second, and so on, then from the start.
+
+    Args:
+        graphs: at least one, all of the same number of nodes.
+
+    Example:
+        >>> sequence([ring(8), exponential(8)]).period
+        4
+    """
+    remedy = "Pass a list of graphs over the same nodes."
+    if not graphs:
+        raise ArgumentError("graphs", "must hold at least one graph", "got none", remedy)
+    for position, graph in enumerate(graphs):
+        if graph.num_nodes != graphs[0].num_nodes:
+            found = f"got {graphs[0].num_nodes} at position 0 and {graph.num_nodes} at position {position}"
+            raise ArgumentError("graphs", "must have equal numbers of nodes", found, remedy)
+    name = f"sequence({', '.join(graph.name for graph in graphs)})"
+    return Graph(name, graphs[0].num_nodes, tuple(matrix for graph in graphs for matrix in graph.rounds))
+
+
+def permute(graph: Graph, permutation: Sequence[int] | np.ndarray) -> Graph:
+    """The same graph with its nodes relabeled: new node i is old node permutation[i].
+
+    Guarantees:
+        - mixing commutes with relabeling: mix(permute(g, p), x[p]) equals mix(g, x)[p].
+
+    Example:
+        >>> permute(star(4), [1, 0, 2, 3]).out_degree.tolist()  # the center is now node 1
+        [[1, 3, 1, 1]]
+    """
+    order = np.asarray(permutation)
+    if order.shape != (graph.num_nodes,) or not np.array_equal(np.sort(order), np.arange(graph.num_nodes)):
+        requirement = f"must hold each of 0, ..., {graph.num_nodes - 1} once"
+        raise ArgumentError("permutation", requirement, f"got {order.tolist()}", "Pass a permutation of the nodes.")
+    rounds = tuple(csr_array(matrix[order][:, order]) for matrix in graph.rounds)
+    return Graph(f"permuted {graph.name}", graph.num_nodes, rounds)
+
+
+def _powers_of_two(num_nodes: int) -> list[int]:
+    """1, 2, 4, ... up to n - 1: m = floor(log2(n - 1)) + 1 of them, the bit length of n - 1."""
+    return [2**level for level in range((num_nodes - 1).bit_length())]

@@ -1,0 +1,187 @@
+"""What must hold of a graph, and messages that say where it does not.
+
+Constructors check what every algorithm needs (`checked_matrices`); an algorithm checks the rest itself with the
+`require_` functions. Nothing here changes a matrix: one that does not qualify is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy.sparse.csgraph import breadth_first_order
+
+from jaxfl.core.check import ArgumentError
+from jaxfl.graphs.graph import Graph
+
+TOLERANCE = 1e-6  # of a row or column sum
+
+
+def require_column_stochastic(graph: Graph) -> None:
+    """Every column of every P^k sums to 1: mass is conserved, as push-sum needs.
+
+    Raises:
+        ArgumentError: naming the worst column, its sum and the round.
+
+    Example:
+        >>> from jaxfl.graphs import from_matrix
+        >>> require_column_stochastic(from_matrix([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [0.0, 0.5, 0.5]]))
+        Traceback (most recent call last):
+        ...
+        jaxfl.core.check.ArgumentError: graph: columns must sum to 1 (tolerance 1e-06); column 1 of from_matrix(3) ...
+    """
+    _require_sums(graph, "column", "columns must sum to 1")
+
+
+def require_row_stochastic(graph: Graph) -> None:
+    """Every row of every P^k sums to 1: equal values stay equal.
+
+    Raises:
+        ArgumentError: naming the worst row, its sum and the round.
+    """
+    _require_sums(graph, "row", "rows must sum to 1")
+
+
+def require_doubly_stochastic(graph: Graph) -> None:
+    """Every row and every column of every P^k sums to 1: the mean over nodes is kept, as gossip needs.
+
+    Raises:
+        ArgumentError: naming the worst row or column, its sum and the round.
+    """
+    for line in ("row", "column"):
+        _require_sums(graph, line, "must be doubly stochastic, rows and columns each summing to 1")
+
+
+def require_strongly_connected(graph: Graph) -> None:
+    """Over one period, every node's values reach every other node (B-strong connectivity).
+
+    Raises:
+        ArgumentError: naming a node and another that its values never reach.
+
+    Example:
+        >>> from jaxfl.graphs import from_matrix
+        >>> require_strongly_connected(from_matrix([[1.0, 0.5], [0.0, 0.5]]))
+        Traceback (most recent call last):
+        ...
+        jaxfl.core.check.ArgumentError: graph: must be strongly connected over its period; ...
+    """
+    pair = unreachable_pair(graph)
+    if pair is None:
+        return
+    span = "in its one round" if graph.period == 1 else f"over the {graph.period} rounds of the period"
+    raise ArgumentError(
+        "graph",
+        "must be strongly connected over its period",
+        f"in {graph.name} no path leads from node {pair[0]} to node {pair[1]} {span}",
+        "Add edges, or rounds that hold them.",
+    )
+
+
+def unreachable_pair(graph: Graph) -> tuple[int, int] | None:
+    """A (sender, receiver) pair without a path over one period, or None when the graph is strongly connected.
+
+    Guarantees:
+        - finds a pair exactly when one exists: all nodes reach each other when node 0 reaches all and all reach it.
+    """
+    received = sum(graph.rounds[1:], start=graph.rounds[0])  # weights are positive, so nothing cancels
+    for reversed_, edges in ((False, received.T), (True, received)):
+        reached = breadth_first_order(edges.tocsr(), 0, directed=True, return_predecessors=False)
+        missing = np.setdiff1d(np.arange(graph.num_nodes), reached)
+        if missing.size:
+            return (int(missing[0]), 0) if reversed_ else (0, int(missing[0]))
+    return None
+
+
+def sums_to_one(graph: Graph, line: str) -> bool:
+    """Whether every "row" or every "column" of every round sums to 1 within the tolerance."""
+    return abs(_worst_sum(graph, line)[2] - 1) <= TOLERANCE
+
+
+def checked_matrices(matrices: Any, argument: str = "mixing_matrices") -> np.ndarray:
+    """What `from_matrix` was given as (period, n, n) float64, or an error that says what is wrong with it.
+
+    Args:
+        matrices: array-like, (n, n) or (period, n, n).
+        argument: the name to use in messages.
+
+    Returns:
+        (period, n, n) float64: finite, non-negative, with positive diagonals, each round summing to 1 by rows or by
+        columns.
+
+    Raises:
+        ArgumentError: naming the entry, node, row or column at fault.
+    """
+    values = _as_stack(matrices, argument)
+    rounds, num_nodes = len(values), values.shape[-1]
+    for bad, requirement, remedy in (
+        (~np.isfinite(values), "entries must be finite", "Replace it by a weight in [0, 1]."),
+        (values < 0, "entries must be non-negative", "Use weights in [0, 1]."),
+    ):
+        if bad.any():
+            k, i, j = (int(index) for index in np.argwhere(bad)[0])
+            found = f"entry ({i}, {j}){_in_round(k, rounds)} is {values[k, i, j]}"
+            raise ArgumentError(argument, requirement, found, remedy)
+    missing = np.argwhere(values[:, np.arange(num_nodes), np.arange(num_nodes)] == 0)
+    if missing.size:
+        k, node = (int(index) for index in missing[0])
+        found = f"entry ({node}, {node}){_in_round(k, rounds)} is 0"
+        remedy = "Leave every node a positive share of its own value."
+        raise ArgumentError(argument, f"every node must be its own in-neighbor; node {node} is not", found, remedy)
+    for k, matrix in enumerate(values):
+        worst = [(line, *_worst(matrix.sum(axis=axis))) for line, axis in (("column", 0), ("row", 1))]
+        if all(abs(total - 1) > TOLERANCE for _, _, total in worst):
+            found = " and ".join(f"{line} {index} sums to {total:.8g}" for line, index, total in worst)
+            requirement = f"columns or rows must sum to 1 (tolerance {TOLERANCE:g})"
+            remedy = "Divide each column by its sum for push-sum, each row for averaging; nothing is normalized here."
+            raise ArgumentError(argument, requirement, found + _in_round(k, rounds), remedy)
+    return values
+
+
+def _as_stack(matrices: Any, argument: str) -> np.ndarray:
+    """The input as a (period, n, n) float64 array with period and n at least 1."""
+    remedy = "Pass shape (n, n), or (period, n, n) for a time-varying graph, with n and period at least 1."
+    requirement = "must hold square matrices of real numbers"
+    try:
+        given = np.asarray(matrices)
+        if not (np.issubdtype(given.dtype, np.number) or given.dtype == np.bool_):
+            raise ArgumentError(argument, requirement, f"got entries of type {given.dtype}", remedy)
+        if np.iscomplexobj(given):
+            raise ArgumentError(argument, requirement, "got complex entries", remedy)
+        values = given.astype(np.float64)
+    except ArgumentError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(argument, requirement, f"got {type(matrices).__name__} ({error})", remedy) from error
+    if values.ndim == 2:
+        values = values[None]
+    if values.ndim != 3 or values.shape[1] != values.shape[2] or 0 in values.shape:
+        raise ArgumentError(argument, requirement, f"got shape {given.shape}", remedy)
+    return values
+
+
+def _worst(sums: np.ndarray) -> tuple[int, float]:
+    """Index and value of the sum farthest from 1."""
+    index = int(np.argmax(np.abs(sums - 1)))
+    return index, float(sums[index])
+
+
+def _worst_sum(graph: Graph, line: str) -> tuple[int, int, float]:
+    """(round, index, sum) of the row or column sum farthest from 1."""
+    sums = np.stack([matrix.sum(axis=0 if line == "column" else 1) for matrix in graph.rounds])
+    index, total = _worst(sums.reshape(-1))
+    return index // graph.num_nodes, index % graph.num_nodes, total
+
+
+def _require_sums(graph: Graph, line: str, requirement: str) -> None:
+    k, index, total = _worst_sum(graph, line)
+    if abs(total - 1) > TOLERANCE:
+        found = f"{line} {index} of {graph.name}{_in_round(k, graph.period)} sums to {total:.8g}"
+        remedy = {
+            "column": 'weights="uniform" gives column-stochastic matrices on any graph.',
+            "row": 'weights="metropolis" gives doubly stochastic matrices on any undirected graph.',
+        }[line]
+        raise ArgumentError("graph", f"{requirement} (tolerance {TOLERANCE:g})", found, remedy)
+
+
+def _in_round(k: int, period: int) -> str:
+    return "" if period == 1 else f" in round {k} of {period}"

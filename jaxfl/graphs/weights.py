@@ -1,0 +1,54 @@
+"""From who-receives-from-whom to mixing matrices, on the host.
+
+"uniform" splits each node's mass equally over itself and its out-neighbors; "metropolis" gives the edge (i, j) of an
+undirected graph the weight 1 / (1 + max(degree i, degree j)) and leaves the rest of each row on the diagonal.
+"""
+
+from __future__ import annotations
+
+import networkx as nx
+import numpy as np
+from scipy.sparse import csr_array
+
+WEIGHTS = ("uniform", "metropolis")
+
+
+def circulant(num_nodes: int, offsets: set[int]) -> csr_array:
+    """P in which node i sends an equal share to i + offset (mod n) for each distinct offset."""
+    distinct = np.unique(np.array(sorted(offsets)) % num_nodes)
+    sender = np.repeat(np.arange(num_nodes), len(distinct))
+    receiver = (sender + np.tile(distinct, num_nodes)) % num_nodes
+    return csr_array((np.full(len(sender), 1 / len(distinct)), (receiver, sender)), shape=(num_nodes, num_nodes))
+
+
+def received_from(graph: nx.Graph) -> csr_array:
+    """(n, n) bool adjacency with self-loops, entry (i, j) meaning i receives from j."""
+    num_nodes = graph.number_of_nodes()
+    labels = set(graph.nodes)
+    nodes = list(range(num_nodes)) if labels == set(range(num_nodes)) else list(graph.nodes)
+    position = {node: index for index, node in enumerate(nodes)}
+    sender, receiver = list(range(num_nodes)), list(range(num_nodes))
+    for u, v in graph.edges:
+        directions = [(u, v)] if graph.is_directed() else [(u, v), (v, u)]
+        for source, target in directions if u != v else []:
+            sender.append(position[source])
+            receiver.append(position[target])
+    return csr_array((np.ones(len(sender), dtype=bool), (receiver, sender)), shape=(num_nodes, num_nodes))
+
+
+def mixing_matrix(received: csr_array, weights: str) -> csr_array:
+    """The mixing matrix of a boolean adjacency with self-loops under one of the two rules."""
+    entries = received.tocoo()
+    num_nodes = len(np.unique(entries.row))  # every node receives from itself
+    receiver, sender = entries.row, entries.col
+    count = np.bincount(sender, minlength=num_nodes).astype(np.float64)  # out-neighbors and the node itself
+    if weights == "uniform":
+        return csr_array((1 / count[sender], (receiver, sender)), shape=(num_nodes, num_nodes))
+    off_diagonal = receiver != sender
+    receiver, sender = receiver[off_diagonal], sender[off_diagonal]
+    shares = 1 / np.maximum(count[receiver], count[sender])
+    kept = 1 - np.bincount(receiver, weights=shares, minlength=num_nodes)
+    nodes = np.arange(num_nodes)
+    data = np.concatenate([shares, kept])
+    coordinates = (np.concatenate([receiver, nodes]), np.concatenate([sender, nodes]))
+    return csr_array((data, coordinates), shape=(num_nodes, num_nodes))

@@ -1,0 +1,296 @@
+"""Convolution and max-pooling that stay fast with a kernel of its own at every node, also inside loops.
+
+Two things make the obvious `jax.vmap(lax.conv_general_dilated)` slow. Mapped over nodes that each have their own
+kernel it becomes one grouped convolution, which runs at a fraction of the machine's speed. And on a CPU the compiler
+has a fast path for NHWC x HWIO -> NHWC only: outside loops it transposes other layouts into that one, inside a loop body
+(`lax.scan` over rounds, `lax.map` over nodes) it falls to a naive kernel, and both gradients that automatic
+differentiation makes are in other layouts (https://github.com/jax-ml/jax/issues/12868).
+
+So here
+- both gradients are written as NHWC x HWIO -> NHWC convolutions themselves,
+- a mapped axis never becomes a feature group: it is folded into the batch where the kernel is shared, into the output
+  channels where the input is shared, and otherwise turned into batched matrix products over patches,
+- the gradient of max-pooling is one comparison with the position of the maximum.
+
+Reverse-mode derivatives of every order work, under any nesting of `jax.vmap`; forward mode (`jax.jvp`) does not.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import custom_vmap
+
+from jaxfl.core.check import ArgumentError
+from jaxfl.core.types import Array
+
+class Geometry(NamedTuple):
+    """The static part of a convolution: what slides over what.
+
+    Attributes:
+        input_size: (height, width) of the input.
+        window: (height, width) of the kernel.
+        strides: steps of the window along height and width.
+        padding: ((top, bottom), (left, right)), zeros added around the input.
+    """
+
+    input_size: tuple[int, int]
+    window: tuple[int, int]
+    strides: tuple[int, int]
+    padding: tuple[tuple[int, int], tuple[int, int]]
+
+    @property
+    def output_size(self) -> tuple[int, int]:
+        """(height, width) of the output."""
+        padded = [size + sum(pad) for size, pad in zip(self.input_size, self.padding, strict=True)]
+        rows, columns = (
+            (size - window) // stride + 1
+            for size, window, stride in zip(padded, self.window, self.strides, strict=True)
+        )
+        return rows, columns
+
+
+def geometry(
+    input_size: tuple[int, int], window: tuple[int, int], strides: tuple[int, int] = (1, 1), padding: str = "SAME"
+) -> Geometry:
+    """The geometry of a convolution with "SAME" or "VALID" padding, as XLA and flax define them.
+
+    Raises:
+        ArgumentError: unknown padding, a window or stride below 1, or a window that does not fit the input.
+
+    Example:
+        >>> geometry((28, 28), (5, 5), (2, 2), "SAME").output_size
+        (14, 14)
+    """
+    if padding not in ("SAME", "VALID"):
+        raise ArgumentError("padding", 'must be "SAME" or "VALID"', f"got {padding!r}", "Choose one of these.")
+    for name, pair in (("window", window), ("strides", strides)):
+        if len(pair) != 2 or min(pair) < 1:
+            raise ArgumentError(name, "must be two integers of at least 1", f"got {pair}", "Pass (height, width).")
+    if padding == "VALID" and (input_size[0] < window[0] or input_size[1] < window[1]):
+        found = f"got window {window} on an input of {input_size}"
+        raise ArgumentError("window", "must fit into the input", found, 'Use padding "SAME" or fewer poolings.')
+    pads = lax.padtype_to_pads(input_size, window, strides, padding)
+    (top, bottom), (left, right) = pads
+    return Geometry(input_size, window, strides, ((top, bottom), (left, right)))
+
+
+def patches(inputs: Array, geom: Geometry) -> Array:
+    """The window around every output position, as rows.
+
+    Args:
+        inputs: (..., height, width, channels).
+        geom: the static geometry.
+
+    Returns:
+        (..., positions, taps * channels), where positions run over output rows then columns, and the last axis in
+        the order of `kernel.reshape(taps * channels, out_channels)`.
+    """
+    leading, channels = inputs.shape[:-3], inputs.shape[-1]
+    rows, columns = geom.output_size
+    no_pad = [(0, 0)] * len(leading)
+    padded = jnp.pad(inputs, [*no_pad, *geom.padding, (0, 0)]) if any(map(any, geom.padding)) else inputs
+    step_down, step_right = geom.strides
+    taps = [
+        padded[
+            ..., i : i + (rows - 1) * step_down + 1 : step_down, j : j + (columns - 1) * step_right + 1 : step_right, :
+        ]
+        for i in range(geom.window[0])
+        for j in range(geom.window[1])
+    ]
+    joined = taps[0] if len(taps) == 1 else jnp.concatenate(taps, axis=-1)
+    return joined.reshape(*leading, rows * columns, len(taps) * channels)
+
+
+def _canonical(inputs: Array, kernel: Array, strides: tuple[int, int], padding) -> Array:
+    """NHWC x HWIO -> NHWC, the one layout with a fast path inside loop bodies on a CPU."""
+    return lax.conv_general_dilated(inputs, kernel, strides, padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def _flat(kernel: Array) -> Array:
+    """(..., taps * in_channels, out_channels)."""
+    return kernel.reshape(*kernel.shape[:-4], math.prod(kernel.shape[-4:-1]), kernel.shape[-1])
+
+
+def _by_patches(inputs: Array, kernel: Array, geom: Geometry) -> Array:
+    """inputs (*lead, b, H, W, c), kernel (*lead, h, w, c, o) -> (*lead, b, H', W', o), as matrix products."""
+    rows = patches(inputs, geom)
+    flat_rows = rows.reshape(*rows.shape[:-3], rows.shape[-3] * rows.shape[-2], rows.shape[-1])
+    return jnp.matmul(flat_rows, _flat(kernel)).reshape(*inputs.shape[:-3], *geom.output_size, kernel.shape[-1])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def convolve(inputs: Array, kernel: Array, geom: Geometry) -> Array:
+    """Convolution (cross-correlation, as every network library means it).
+
+    Args:
+        inputs: (b, height, width, in_channels), float32.
+        kernel: (window height, window width, in_channels, out_channels), float32.
+        geom: the static geometry; its input size and window must be those of the arrays.
+
+    Returns:
+        (b, *geom.output_size, out_channels), float32.
+
+    Guarantees:
+        - equals lax.conv in value and in both gradients, to float32 rounding, for every stride and padding.
+        - mapped over nodes it makes no grouped convolution.
+        - its gradients are convolutions in the canonical layout.
+
+    Example:
+        >>> image, kernel = jnp.ones((1, 3, 3, 1)), jnp.ones((3, 3, 1, 1))
+        >>> convolve(image, kernel, geometry((3, 3), (3, 3)))[0, :, :, 0].tolist()
+        [[4.0, 6.0, 4.0], [6.0, 9.0, 6.0], [4.0, 6.0, 4.0]]
+    """
+    return _mapped_convolve(geom)(inputs, kernel)
+
+
+def _mapped_convolve(geom: Geometry):
+    """`_canonical` with a rule for a mapped axis; made anew for each call since the geometry is static."""
+
+    @custom_vmap
+    def call(inputs, kernel):
+        return _canonical(inputs, kernel, geom.strides, geom.padding)
+
+    @call.def_vmap
+    def rule(axis_size, in_batched, inputs, kernel):
+        inputs_mapped, kernel_mapped = in_batched
+        if inputs_mapped and kernel_mapped:
+            return _by_patches(inputs, kernel, geom), True
+        if inputs_mapped:  # a shared kernel: the mapped axis joins the batch
+            out = convolve(_join_batch(inputs), kernel, geom)
+            return out.reshape(*inputs.shape[:2], *out.shape[1:]), True
+        # shared inputs: the mapped axis joins the output channels
+        height, width, channels, features = kernel.shape[1:]
+        wide = jnp.moveaxis(kernel, 0, 3).reshape(height, width, channels, axis_size * features)
+        out = convolve(inputs, wide, geom)
+        return jnp.moveaxis(out.reshape(*out.shape[:-1], axis_size, features), -2, 0), True
+
+    return call
+
+
+def _join_batch(array: Array) -> Array:
+    """(n, b, ...) -> (n * b, ...)."""
+    return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
+
+
+def _convolve_forward(inputs, kernel, geom):
+    return convolve(inputs, kernel, geom), (inputs, kernel)
+
+
+def _convolve_backward(geom, residuals, error):
+    inputs, kernel = residuals
+    return input_gradient(error, kernel, geom), kernel_gradient(inputs, error, geom)
+
+
+convolve.defvjp(_convolve_forward, _convolve_backward)
+
+
+def input_gradient(error: Array, kernel: Array, geom: Geometry) -> Array:
+    """What `convolve` sends back to its inputs: a convolution of the error with the flipped kernel.
+
+    Args:
+        error: (b, *geom.output_size, out_channels), float32.
+        kernel: (window height, window width, in_channels, out_channels), float32.
+        geom: the geometry of the forward convolution.
+
+    Returns:
+        (b, *geom.input_size, in_channels), float32.
+    """
+    flipped = lax.optimization_barrier(jnp.swapaxes(kernel[::-1, ::-1], 2, 3))
+    pads = []
+    for size, window, stride, (low, _), out in zip(
+        geom.input_size, geom.window, geom.strides, geom.padding, geom.output_size, strict=True
+    ):
+        before = window - 1 - low
+        pads.append((before, size + window - 1 - before - ((out - 1) * stride + 1)))
+    if geom.strides == (1, 1) and min(map(min, pads)) >= 0:
+        return convolve(error, flipped, Geometry(geom.output_size, geom.window, (1, 1), (pads[0], pads[1])))
+    spread = lax.pad(
+        error,
+        jnp.zeros((), error.dtype),
+        [
+            (0, 0, 0),
+            *[(low, high, stride - 1) for (low, high), stride in zip(pads, geom.strides, strict=True)],
+            (0, 0, 0),
+        ],
+    )
+    spread = lax.optimization_barrier(spread)
+    return convolve(
+        spread, flipped, Geometry((spread.shape[1], spread.shape[2]), geom.window, (1, 1), ((0, 0), (0, 0)))
+    )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def kernel_gradient(inputs: Array, error: Array, geom: Geometry) -> Array:
+    """What `convolve` sends back to its kernel, summed over the batch.
+
+    Args:
+        inputs: (b, *geom.input_size, in_channels), float32.
+        error: (b, *geom.output_size, out_channels), float32.
+        geom: the geometry of the forward convolution.
+
+    Returns:
+        (window height, window width, in_channels, out_channels), float32.
+    """
+    return _mapped_kernel_gradient(geom)(inputs, error)
+
+
+def _kernel_gradient_by_patches(inputs, error, geom):
+    """inputs (*lead, b, H, W, c), error (*lead, b, H', W', o) -> (*lead, h, w, c, o), as matrix products."""
+    rows = patches(inputs, geom)
+    flat_rows = rows.reshape(*rows.shape[:-3], rows.shape[-3] * rows.shape[-2], rows.shape[-1])
+    flat_error = error.reshape(*error.shape[:-4], math.prod(error.shape[-4:-1]), error.shape[-1])
+    flat = jnp.matmul(jnp.swapaxes(flat_rows, -1, -2), flat_error)
+    return flat.reshape(*inputs.shape[:-4], *geom.window, inputs.shape[-1], error.shape[-1])
+
+
+def _kernel_gradient_one(inputs, error, geom):
+    # Channels play the batch, the batch plays the channels, and the error is the (large) window.
+    planes = lax.optimization_barrier(jnp.transpose(inputs, (3, 1, 2, 0)))
+    window = jnp.transpose(error, (1, 2, 0, 3))
+    if geom.strides != (1, 1):
+        spread = [(0, 0, stride - 1) for stride in geom.strides]
+        window = lax.pad(window, jnp.zeros((), window.dtype), [*spread, (0, 0, 0), (0, 0, 0)])
+    window = lax.optimization_barrier(window)
+    # With strides the last rows and columns of the padded input may lie beyond every window: leave them out.
+    pads = []
+    for size, taps, (low, _), extent in zip(geom.input_size, geom.window, geom.padding, window.shape[:2], strict=True):
+        pads.append((low, taps + extent - 1 - size - low))
+    if min(high for _, high in pads) < 0:
+        bottom, right = (min(high, 0) for _, high in pads)
+        planes = planes[:, : planes.shape[1] + bottom, : planes.shape[2] + right]
+        pads = [(low, max(high, 0)) for low, high in pads]
+    return jnp.transpose(_canonical(planes, window, (1, 1), pads), (1, 2, 0, 3))
+
+
+def _mapped_kernel_gradient(geom):
+    @custom_vmap
+    def call(inputs, error):
+        return _kernel_gradient_one(inputs, error, geom)
+
+    @call.def_vmap
+    def rule(axis_size, in_batched, inputs, error):
+        if not in_batched[0]:
+            inputs = jnp.broadcast_to(inputs, (axis_size, *inputs.shape))
+        if not in_batched[1]:
+            error = jnp.broadcast_to(error, (axis_size, *error.shape))
+        return _kernel_gradient_by_patches(inputs, error, geom), True
+
+    return call
+
+
+def _kernel_gradient_forward(inputs, error, geom):
+    return kernel_gradient(inputs, error, geom), (inputs, error)
+
+
+def _kernel_gradient_backward(geom, residuals, direction):
+    inputs, error = residuals
+    return input_gradient(error, direction, geom), convolve(inputs, direction, geom)
+
+
+kernel_gradient.defvjp(_kernel_gradient_forward, _kernel_gradient_backward)

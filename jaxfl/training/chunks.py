@@ -1,0 +1,243 @@
+"""Chunks of rounds: many rounds of any algorithm in one compiled call, and what their infos say.
+
+A chunk runs up to a static number of rounds in one `fori_loop` whose length is an argument. First, last, short and
+resumed chunks therefore run the same executable, so that a resumed run repeats the bits of an uninterrupted one and
+nothing compiles twice. The state is donated, and nothing goes to or comes from the host inside a chunk.
+
+An algorithm's info is a NamedTuple of () or (n,) arrays, treated by dtype and not by name: floating fields are
+measurements and are averaged over rounds and nodes, integer fields are counts and are summed. The exceptions are the
+two declared tuples below.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.stages import Wrapped
+
+from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, PyTree
+
+FATAL_COUNTS = ("batch_overflow", "prefetch_misses")
+"""Counts that must stay 0: above it, the rounds did not do what the algorithm (and its privacy bound) assumes."""
+
+COSTS = ("bits_sent", "gradient_evaluations")
+"""Fields whose sum over rounds and nodes is a cost of the run; a metrics line carries it as `total_<name>`."""
+
+Infos = dict[str, np.ndarray]
+
+
+class Diverged(ArithmeticError):
+    """A measurement became infinite or NaN.
+
+    Attributes:
+        variant, seed: which run of the experiment.
+        metric: name of the info field or of the evaluation metric.
+        rounds: (first, last) round of the stretch in which it was noticed, counted from 1.
+        first_round: first round with a non-finite value.
+        node: the lowest node with such a value in that round; None for a number that has no node.
+    """
+
+    def __init__(
+        self,
+        variant: str,
+        seed: int,
+        metric: str,
+        *,
+        rounds: tuple[int, int],
+        first_round: int,
+        node: int | None,
+        value: float,
+    ):
+        self.variant, self.seed, self.metric = variant, seed, metric
+        self.rounds, self.first_round, self.node = rounds, first_round, node
+        where = "" if node is None else f" at node {node}"
+        super().__init__(
+            f"{metric}: must stay finite; got {value}{where} in round {first_round} (rounds {rounds[0]} to {rounds[1]} "
+            f"of {variant}, seed {seed}). Use a smaller step size, or clip the gradients."
+        )
+
+
+class FatalCount(RuntimeError):
+    """A count of `FATAL_COUNTS` rose above 0: the rounds were not those that the algorithm assumes."""
+
+
+def chunk_fn(algorithm: Algorithm, chunk_rounds: int) -> Wrapped:
+    """The jitted function that runs up to `chunk_rounds` rounds.
+
+    Args:
+        algorithm: whose `round` is run.
+        chunk_rounds: static, the most rounds in one call.
+
+    Returns:
+        (key, state, data, num_rounds () int32) -> (state, buffers): `num_rounds` is at most `chunk_rounds`; the state
+        given is donated; buffers map each info field to (chunk_rounds, ...) values, zero behind `num_rounds`.
+
+    Raises:
+        ArgumentError: when traced, if the info is not a NamedTuple of () or (n,) arrays.
+
+    Guarantees:
+        - a chunk equals as many calls of `round`.
+        - splitting the same rounds into chunks differently gives the same bits.
+        - a large array that a round updates in place is not copied.
+    """
+
+    def run(key: Array, state: PyTree, data: FederatedData, num_rounds: Array):
+        shapes = info_fields(jax.eval_shape(algorithm.round, key, state, data)[1], data.num_nodes)
+        empty = {name: jnp.zeros((chunk_rounds, *leaf.shape), leaf.dtype) for name, leaf in shapes.items()}
+
+        def body(index, carry):
+            state, buffers = carry
+            state, info = algorithm.round(key, state, data)
+            values = info_fields(info, data.num_nodes)
+            written = {
+                name: jax.lax.dynamic_update_index_in_dim(buffer, values[name], index, axis=0)
+                for name, buffer in buffers.items()
+            }
+            return state, written
+
+        return jax.lax.fori_loop(0, num_rounds, body, (state, empty))
+
+    return jax.jit(run, donate_argnums=1)
+
+
+def init_fn(algorithm: Algorithm) -> Wrapped:
+    """The jitted (key, data) -> state; no leaf is weakly typed, so that a restored state has the same types."""
+
+    def init(key, data):
+        # A weak type would survive neither a round nor a checkpoint, and the compiled chunk would refuse the state.
+        return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, leaf.dtype), algorithm.init(key, data))
+
+    return jax.jit(init)
+
+
+def info_fields(info: Any, num_nodes: int) -> dict[str, Any]:
+    """The fields of an info by name, without those that are None; refuses anything but () and (n,) arrays."""
+    if not hasattr(info, "_asdict"):
+        remedy = "Return a NamedTuple of arrays as info."
+        raise ArgumentError("info", "must be a NamedTuple", f"the round returned {type(info).__name__}", remedy)
+    fields = {name: value for name, value in info._asdict().items() if value is not None}
+    for name, value in fields.items():
+        shape = getattr(value, "shape", None)
+        if shape not in ((), (num_nodes,)):
+            found = f"got shape {shape} for {num_nodes} nodes"
+            raise ArgumentError(
+                f"info.{name}", "must be an array of shape () or (n,)", found, "Reduce it in the round."
+            )
+    return fields
+
+
+def fetch(buffers: Mapping[str, Array], num_rounds: int) -> Infos:
+    """The first `num_rounds` rows of each buffer on the host, by field name."""
+    # Sliced on the host: a slice on the device would compile once per length.
+    return {name: np.asarray(jax.device_get(buffer))[:num_rounds] for name, buffer in buffers.items()}
+
+
+def refuse_bad(infos: Infos, variant: str, seed: int, first_round: int) -> None:
+    """Stop on a non-finite measurement or a fatal count.
+
+    Args:
+        infos: field -> (r, ...) values of r rounds.
+        variant, seed: named in the error.
+        first_round: the round, counted from 1, of the first row.
+
+    Raises:
+        Diverged: a floating field is not finite; the earliest round decides which one is named.
+        FatalCount: a field of `FATAL_COUNTS` is above 0.
+
+    Example:
+        >>> refuse_bad({"loss": np.array([[1.0, 1.0], [1.0, np.nan]])}, "plain", 0, first_round=11)
+        Traceback (most recent call last):
+        ...
+        jaxfl.training.chunks.Diverged: loss: must stay finite; got nan at node 1 in round 12 (rounds 11 to 12 of ...
+    """
+    num_rounds = max((len(values) for values in infos.values()), default=0)
+    last_round = first_round + num_rounds - 1
+    for name in FATAL_COUNTS:
+        if name in infos and infos[name].any():
+            rows = infos[name].reshape(num_rounds, -1)
+            row, node = np.argwhere(rows)[0]
+            where = f" at node {node}" if infos[name].ndim > 1 else ""
+            raise FatalCount(
+                f"{name}: must stay 0; got {int(rows.sum(dtype=np.int64))} in rounds {first_round} to {last_round} of "
+                f"{variant}, seed {seed}, first {rows[row, node]}{where} in round {first_round + row}. The rounds were "
+                "not those that the algorithm's guarantees assume: give it more room for them, and run again."
+            )
+    first: tuple[int, str] | None = None
+    for name, values in infos.items():
+        if _is_measurement(values):
+            bad_rows = np.flatnonzero(~np.isfinite(_float64(values)).reshape(num_rounds, -1).all(axis=1))
+            if bad_rows.size and (first is None or bad_rows[0] < first[0]):
+                first = (int(bad_rows[0]), name)
+    if first is not None:
+        row, name = first
+        values = np.atleast_1d(_float64(infos[name][row]))
+        node = int(np.flatnonzero(~np.isfinite(values))[0])
+        raise Diverged(
+            variant,
+            seed,
+            name,
+            rounds=(first_round, last_round),
+            first_round=first_round + row,
+            node=node if infos[name].ndim > 1 else None,
+            value=float(values[node]),
+        )
+
+
+def summarize(stretch: Sequence[Infos]) -> dict[str, float | int]:
+    """One number a field for the rounds since the last evaluation.
+
+    Args:
+        stretch: the infos of consecutive chunks, field -> (r, ...) values.
+
+    Returns:
+        Field -> mean over rounds and nodes of a floating field (float64 arithmetic), sum of an integer field.
+
+    Guarantees:
+        - measurements are averaged and counts summed, without overflow.
+
+    Example:
+        >>> infos = {"loss": np.array([[1.0, 3.0]], np.float32), "drops": np.array([[2**31 - 1] * 2], np.int32)}
+        >>> summarize([infos, infos])
+        {'loss': 2.0, 'drops': 8589934588}
+    """
+    result: dict[str, float | int] = {}
+    for name in stretch[0] if stretch else ():
+        parts = [infos[name] for infos in stretch]
+        if _is_measurement(parts[0]):
+            result[name] = float(np.concatenate([_float64(part) for part in parts]).mean())
+        else:
+            result[name] = sum(int(part.sum(dtype=np.int64)) for part in parts)
+    return result
+
+
+def add_costs(totals: Mapping[str, float | int], stretch: Sequence[Infos]) -> dict[str, float | int]:
+    """`totals` plus each field of `COSTS` summed over the stretch's rounds and nodes (int, or float64)."""
+    grown = dict(totals)
+    for name in COSTS:
+        for infos in stretch:
+            if name in infos:
+                values = infos[name]
+                part = float(_float64(values).sum()) if _is_measurement(values) else int(values.sum(dtype=np.int64))
+                grown[name] = grown.get(name, 0) + part
+    return grown
+
+
+def _float64(values: np.ndarray) -> np.ndarray:
+    """Any floating array, bfloat16 included, in float64."""
+    return np.asarray(values, dtype=np.float64)
+
+
+def _is_measurement(values: np.ndarray) -> bool:
+    """Whether a field is floating (a measurement) and not a count."""
+    return bool(jnp.issubdtype(values.dtype, jnp.floating))
+
+
+def default_chunk_rounds(evaluate_every: int) -> int:
+    """The most rounds in one call: all between two evaluations, at most 100 so that progress shows."""
+    # Equal chunks: 150 rounds run as two of 75, and the buffers hold no idle rows.
+    return math.ceil(evaluate_every / math.ceil(evaluate_every / 100))

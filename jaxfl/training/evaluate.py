@@ -1,0 +1,129 @@
+"""Evaluation between chunks: every node's model and the average model on one test set.
+
+For each metric of the task three numbers are reported: `test_<name>` (mean over nodes), `test_<name>_worst_node`, and
+`test_<name>_average_model` (the metric of the mean over nodes of `node_params`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.stages import Wrapped
+
+from jaxfl.core import ArgumentError, Array, PyTree, Task, over_nodes
+from jaxfl.core.check import at_least
+
+LARGER_IS_WORSE = ("loss", "error", "perplexity", "distance")
+"""Endings of metric names whose worst node has the largest value; for all others it has the smallest."""
+
+
+class EvaluationSet(NamedTuple):
+    """A test set on the device in equal batches; the last is filled up with copies that do not count."""
+
+    inputs: Array  # (m, b, *sample)
+    labels: Array  # (m, b, ...)
+    counts: Array  # (m, b), bool, False for the filling
+
+
+class Scores(NamedTuple):
+    """Metrics of one evaluation, each a sum over the test set; the division is left to float64 on the host."""
+
+    nodes: dict[str, Array]  # name -> (n,) float
+    average_model: dict[str, Array]  # name -> () float
+    num_samples: Array  # (), int32
+
+
+def evaluation_set(inputs: Any, labels: Any, batch_size: int = 256) -> EvaluationSet:
+    """Upload a test set once, cut into batches.
+
+    Args:
+        inputs: (N, *sample), any dtype that the task takes.
+        labels: (N, ...).
+        batch_size: samples in one batch; bounds the memory of an evaluation.
+
+    Returns:
+        The batches on the device.
+
+    Raises:
+        ArgumentError: the test set is empty, or inputs and labels differ in length.
+
+    Example:
+        >>> batches = evaluation_set(np.zeros((5, 3), np.float32), np.zeros(5, np.int32), batch_size=2)
+        >>> batches.inputs.shape, int(batches.counts.sum())
+        ((3, 2, 3), 5)
+    """
+    at_least(1, batch_size=batch_size)
+    inputs, labels = np.asarray(inputs), np.asarray(labels)
+    size = len(inputs)
+    if size == 0:
+        raise ArgumentError("test_inputs", "must hold at least one sample", "got none", "Pass a test set.")
+    if len(labels) != size:
+        found = f"got {len(labels)} labels for {size} inputs"
+        raise ArgumentError("test_labels", "must hold one label per test input", found, "Pass the matching labels.")
+    batch_size = min(batch_size, size)
+    num_batches = -(-size // batch_size)
+    # The filling repeats the last sample: a real one, so that no metric meets values it was not made for.
+    rows = np.minimum(np.arange(num_batches * batch_size), size - 1).reshape(num_batches, batch_size)
+    counts = np.arange(num_batches * batch_size).reshape(num_batches, batch_size) < size
+    return EvaluationSet(inputs=jnp.array(inputs[rows]), labels=jnp.array(labels[rows]), counts=jnp.array(counts))
+
+
+def evaluate_fn(task: Task, node_params: Callable[[PyTree], PyTree]) -> Wrapped:
+    """The jitted evaluation of a state.
+
+    Args:
+        task: its `metrics` are computed, over nodes as `task.node_loop` says.
+        node_params: state -> parameters with the node axis first.
+
+    Returns:
+        (state, test set) -> scores.
+
+    Guarantees:
+        - the batch size does not change the result beyond rounding.
+        - the filling of the last batch never counts.
+    """
+
+    def evaluate(state: PyTree, test: EvaluationSet) -> Scores:
+        params = node_params(state)
+        average = jax.tree.map(lambda leaf: leaf.mean(axis=0).astype(leaf.dtype), params)
+
+        def sums(one: PyTree, batch: EvaluationSet) -> dict[str, Array]:
+            values = task.metrics(one, batch.inputs, batch.labels)
+            return {name: jnp.where(batch.counts, value, 0).astype(float).sum() for name, value in values.items()}
+
+        def batch_scores(batch: EvaluationSet) -> Scores:
+            return Scores(
+                nodes=over_nodes(lambda one: sums(one, batch), task.node_loop)(params),
+                average_model=sums(average, batch),
+                num_samples=batch.counts.sum(dtype=jnp.int32),
+            )
+
+        return jax.tree.map(lambda part: part.sum(axis=0, dtype=part.dtype), jax.lax.map(batch_scores, test))
+
+    return jax.jit(evaluate)
+
+
+def worst(name: str, values: np.ndarray) -> float:
+    """The worst node's value of a metric.
+
+    Example:
+        >>> worst("accuracy", np.array([0.5, 0.9])), worst("loss", np.array([0.5, 0.9]))
+        (0.5, 0.9)
+    """
+    return float(values.max() if name.endswith(LARGER_IS_WORSE) else values.min())
+
+
+def flatten_scores(scores: Scores) -> dict[str, float]:
+    """The named numbers of a metrics line: mean, worst node and average model of each metric, accuracy first."""
+    line: dict[str, float] = {}
+    size = int(scores.num_samples)
+    for name in sorted(scores.nodes, key=lambda name: (name != "accuracy", name)):
+        values = np.asarray(scores.nodes[name], dtype=np.float64) / size
+        line[f"test_{name}"] = float(values.mean())
+        line[f"test_{name}_worst_node"] = worst(name, values)
+        line[f"test_{name}_average_model"] = float(scores.average_model[name]) / size
+    return line

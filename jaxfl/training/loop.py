@@ -1,0 +1,195 @@
+"""The training loop: several variants and seeds, one after another, in one run directory.
+
+For each variant and seed: initialise or restore, then alternate chunks of rounds with evaluations. After an evaluation
+its line is flushed to disk, then the checkpoint is written; a run killed at any moment and resumed therefore ends with
+the same metrics.jsonl and the same parameters as one that was never interrupted (on the same machine and versions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jaxfl.core import Algorithm, ArgumentError, FederatedData, PyTree, Task
+from jaxfl.core.check import at_least, one_of, positive
+from jaxfl.training.checkpoint import Checkpoints
+from jaxfl.training.chunks import COSTS, Diverged, default_chunk_rounds, init_fn
+from jaxfl.training.evaluate import evaluation_set
+from jaxfl.training.json_files import jsonable
+from jaxfl.training.part import Schedule, Variant, run_part
+from jaxfl.training.progress import ProgressReport
+from jaxfl.training.records import RunDirectory, slug
+from jaxfl.training.summary import summarize_run
+
+
+def train(
+    variants: Mapping[str, Algorithm],
+    task: Task,
+    data: FederatedData | Callable[[int], FederatedData],
+    test_inputs: Any,
+    test_labels: Any,
+    *,
+    run: RunDirectory,
+    seeds: Sequence[int],
+    num_rounds: int,
+    evaluate_every: int,
+    checkpoint_every: int = 10,
+    keep_checkpoints: int = 2,
+    chunk_rounds: int | None = None,
+    test_batch_size: int = 256,
+    budgets: Mapping[str, float] | None = None,
+    privacy: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Train every variant with every seed and leave a complete run directory behind.
+
+    Args:
+        variants: name -> algorithm.
+        task: what is evaluated.
+        data: training data, or a function of the seed (a partition per seed). Uploaded once per variant and seed.
+        test_inputs: (N, *sample).
+        test_labels: (N, ...).
+        run: from `open_run`; a resumed run continues from its newest checkpoints and skips what is finished.
+        seeds: distinct; seed s gives the base key `jax.random.key(s)`.
+        num_rounds: rounds of each variant and seed.
+        evaluate_every: rounds between evaluations; round 0 and the last round are always evaluated.
+        checkpoint_every: evaluations between checkpoints; the last state is always saved.
+        keep_checkpoints: how many of the newest stay, for each variant and seed.
+        chunk_rounds: most rounds in one compiled call. Default: all between two evaluations, at most 100.
+        test_batch_size: test samples evaluated at once.
+        budgets: cost ("bits_sent" or "gradient_evaluations", summed over rounds and nodes) -> most that may be spent;
+            a variant and seed ends at the first evaluation at which one is reached.
+        privacy: variant -> statements for the summary.
+        quiet: show no progress.
+
+    Returns:
+        The content of summary.json.
+
+    Raises:
+        ArgumentError: an argument cannot be used, or differs from the run that is resumed.
+        Diverged: a measurement or metric is not finite. Lines written so far stay, the summary says "diverged".
+        FatalCount: the rounds were not those that the algorithm assumes.
+
+    Guarantees:
+        - resumed equals uninterrupted, bit for bit.
+        - rounds are compiled once per variant and shape of the data.
+        - finished variants and seeds are skipped on resume.
+    """
+    at_least(1, num_rounds=num_rounds, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
+    at_least(1, keep_checkpoints=keep_checkpoints, test_batch_size=test_batch_size)
+    chunk_rounds = default_chunk_rounds(min(evaluate_every, num_rounds)) if chunk_rounds is None else chunk_rounds
+    at_least(1, chunk_rounds=chunk_rounds)
+    budgets, privacy = dict(budgets or {}), dict(privacy or {})
+    _check_names(variants, seeds, budgets, privacy)
+    run.record_training(
+        {
+            "variants": list(variants),
+            "seeds": list(seeds),
+            "num_rounds": num_rounds,
+            "evaluate_every": evaluate_every,
+            "chunk_rounds": chunk_rounds,
+            "test_batch_size": test_batch_size,
+            "budgets": budgets,
+        }
+    )
+    schedule = Schedule(num_rounds, evaluate_every, checkpoint_every, chunk_rounds)
+    test = evaluation_set(test_inputs, test_labels, test_batch_size)
+    finished: dict[tuple[str, int], dict[str, Any] | None] = {}
+
+    def summary(status: str) -> dict[str, Any]:
+        content = summarize_run(
+            run.read_metrics(),
+            finished,
+            experiment=run.config["experiment"],
+            preset=run.config["preset"],
+            status=status,
+            variants=list(variants),
+            seeds=seeds,
+            privacy=privacy,
+            environment=run.config["environment"],
+        )
+        run.write_summary(content)
+        return jsonable(content, "summary")
+
+    shared_data = None if callable(data) else jax.device_put(data)
+    with ProgressReport(len(variants) * len(seeds) * num_rounds, quiet=quiet) as progress:
+        for name, algorithm in variants.items():
+            variant = Variant(name, algorithm, task, test, chunk_rounds)
+            for seed in seeds:
+                progress.begin(name, seed, num_rounds)
+                record = run.finished(name, seed)
+                if record is None:
+                    own_data = shared_data if shared_data is not None else jax.device_put(data(seed))  # type: ignore[operator]
+                    checkpoints = Checkpoints(run.checkpoint_directory(name, seed), keep_checkpoints)
+                    try:
+                        record = run_part(variant, seed, own_data, test, run, checkpoints, schedule, budgets, progress)
+                    except Diverged:
+                        summary("diverged")
+                        raise
+                    finally:
+                        checkpoints.close()
+                    run.mark_finished(name, seed, record)
+                    progress.end()
+                else:
+                    progress.skip(num_rounds)
+                finished[name, seed] = record
+    spent = any(record and record["budget_spent"] for record in finished.values())
+    return summary("budget_spent" if spent else "finished")
+
+
+def restore_state(
+    run: RunDirectory, variant: str, algorithm: Algorithm, seed: int, data: FederatedData
+) -> tuple[int, PyTree]:
+    """The newest saved state of one variant and seed.
+
+    Args:
+        run: from `open_run` or `read_run`.
+        variant: its name.
+        algorithm: as it was trained.
+        seed: its seed.
+        data: its training data (for the shapes).
+
+    Returns:
+        (round, state).
+
+    Raises:
+        ArgumentError: there is no readable checkpoint, or it holds a state of another form.
+    """
+    directory = run.checkpoint_directory(variant, seed)
+    found = None
+    if directory.exists():
+        checkpoints = Checkpoints(directory)
+        try:
+            found = checkpoints.restore(jax.eval_shape(init_fn(algorithm), jax.random.key(seed), data))
+        finally:
+            checkpoints.close()
+    if found is None:
+        remedy = "Name a variant and seed of this run."
+        raise ArgumentError("variant", "must have a readable checkpoint", f"{directory} has none", remedy)
+    return found
+
+
+def _check_names(
+    variants: Mapping[str, Algorithm], seeds: Sequence[int], budgets: Mapping[str, float], privacy: Mapping[str, Any]
+) -> None:
+    """Refuse names and seeds that cannot label a run."""
+    if not variants:
+        raise ArgumentError("variants", "must hold at least one algorithm", "got none", "Pass {name: algorithm}.")
+    slugs: dict[str, str] = {}
+    for name in variants:
+        if not slug(name) or slug(name) in slugs:
+            found = f"got {name!r}" + (f" beside {slugs[slug(name)]!r}" if slug(name) else "")
+            remedy = "Choose names that differ in letters or digits."
+            raise ArgumentError("variants", "must have names that give distinct directory names", found, remedy)
+        slugs[slug(name)] = name
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise ArgumentError("seeds", "must be distinct and at least one", f"got {list(seeds)}", "Pass e.g. 0 1 2.")
+    for seed in seeds:
+        at_least(0, seeds=seed)
+    for name, most in budgets.items():
+        one_of(COSTS, budgets=name)
+        positive(**{f"budgets.{name}": most})
+    for name in privacy:
+        one_of(tuple(variants), privacy=name)

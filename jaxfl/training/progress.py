@@ -1,0 +1,105 @@
+"""What a person sees while a run goes on: a bar on a terminal, occasional lines elsewhere, or nothing."""
+
+from __future__ import annotations
+
+import time
+
+import rich.console
+import rich.progress
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class ProgressReport:
+    """Progress of a whole run; a context manager.
+
+    Args:
+        total_rounds: rounds of all variants and seeds together.
+        quiet: show nothing.
+        console: where to write; default: standard output.
+
+    Guarantees:
+        - quiet writes nothing.
+        - without a terminal, plain lines name the variant and the seed.
+    """
+
+    def __init__(self, total_rounds: int, *, quiet: bool = False, console: rich.console.Console | None = None):
+        self._console = console or rich.console.Console(highlight=False)
+        self._quiet = quiet
+        self._total = total_rounds
+        self._done_here = self._done_since = 0
+        self._label, self._note = "", ""
+        self._began = self._last_line = time.perf_counter()
+        self._bar: rich.progress.Progress | None = None
+        if not quiet and self._console.is_terminal:
+            self._bar = rich.progress.Progress(
+                rich.progress.TextColumn("{task.description}"),
+                rich.progress.BarColumn(),
+                rich.progress.TextColumn("{task.completed}/{task.total} rounds"),
+                rich.progress.TextColumn("{task.fields[state]}"),
+                console=self._console,
+            )
+            self._task = self._bar.add_task("", total=total_rounds, state="compiling")
+
+    def __enter__(self) -> ProgressReport:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def begin(self, variant: str, seed: int, num_rounds: int) -> None:
+        """A variant and seed of `num_rounds` rounds begins, or goes on."""
+        self._label, self._part_done, self._part_total, self._note = f"{variant}, seed {seed}", 0, num_rounds, ""
+        self._show(rounds=0)
+
+    def skip(self, rounds: int) -> None:
+        """These rounds of the part need not be run: an earlier run did them, or its budget is spent."""
+        self._total -= rounds
+        self._part_done += rounds
+        if self._bar is not None:
+            self._bar.update(self._task, total=self._total)
+
+    def compiled(self) -> None:
+        """The part's rounds begin now: compiling does not count for the rate."""
+        self._began, self._done_since = time.perf_counter(), 0
+
+    def advance(self, rounds: int) -> None:
+        """These rounds have been run."""
+        self._done_here += rounds
+        self._done_since += rounds
+        self._part_done += rounds
+        self._show(rounds)
+
+    def note(self, text: str) -> None:
+        """The latest result, shown with the next line."""
+        self._note = text
+
+    def end(self) -> None:
+        """The part is done."""
+        self._line()
+
+    def _rate(self) -> str:
+        """Rounds per second of this part, evaluations and checkpoints included, and the time left of the whole."""
+        elapsed = time.perf_counter() - self._began
+        if self._done_since == 0 or elapsed <= 0:
+            return "compiling"
+        rate = self._done_since / elapsed
+        left = round((self._total - self._done_here) / rate)
+        return f"{rate:.3g} rounds/s, {left // 60}:{left % 60:02d} left"
+
+    def _show(self, rounds: int) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, advance=rounds, description=self._label, state=self._rate())
+        elif time.perf_counter() - self._last_line > _SECONDS_BETWEEN_LINES:
+            self._line()
+
+    def _line(self) -> None:
+        if self._quiet or self._bar is not None:
+            return
+        self._last_line = time.perf_counter()
+        note = f", {self._note}" if self._note else ""
+        text = f"{self._label}: round {self._part_done}/{self._part_total}{note} ({self._rate()})"
+        self._console.print(text, soft_wrap=True, markup=False)

@@ -1,0 +1,58 @@
+"""The node-by-label picture, read back as pixels."""
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from jaxfl.analysis.partition_plot import plot_partition
+from jaxfl.core import ArgumentError
+from jaxfl.data import dirichlet, federate, iid, label_shards
+
+LABELS = np.arange(2000) % 10
+
+
+def pixels(path):
+    """Red, green, blue in [0, 1], (height, width, 3)."""
+    assert path.read_bytes().startswith(b"\x89PNG")
+    return matplotlib.image.imread(path)[..., :3]
+
+
+def colored_share(image):
+    """Share of the picture that is neither white nor gray."""
+    return float((np.ptp(image, axis=-1) > 0.2).mean())
+
+
+@pytest.mark.parametrize("num_nodes", [1, 8, 128])
+def test_png_is_written(tmp_path, num_nodes):
+    path = plot_partition(dirichlet(LABELS, num_nodes, 0.3, 0), LABELS, 10, tmp_path / "new" / "partition.png")
+    assert path == tmp_path / "new" / "partition.png"
+    image = pixels(path)
+    assert image.shape[1] >= 600
+    assert colored_share(image) > 0.1
+
+
+def test_empty_cells_are_white(tmp_path):
+    # Of the 10 x 10 cells, 10 are filled under one shard of one class a node, all under an even deal.
+    shards = pixels(plot_partition(label_shards(LABELS, 10, 1, 0), LABELS, 10, tmp_path / "shards.png"))
+    even = pixels(plot_partition(iid(2000, 10, 0), LABELS, 10, tmp_path / "iid.png"))
+    assert shards.shape == even.shape
+    assert colored_share(even) > 4 * colored_share(shards)
+
+
+def test_partition_and_its_data_look_the_same(tmp_path):
+    parts = dirichlet(LABELS, 6, 0.3, 0)
+    data = federate(np.zeros((2000, 1), np.float32), LABELS, parts)
+    first = pixels(plot_partition(parts, LABELS, 10, tmp_path / "parts.png"))
+    second = pixels(plot_partition(data, data.labels, 10, tmp_path / "data.png"))
+    np.testing.assert_array_equal(first, second)
+
+
+def test_many_classes(tmp_path):
+    labels = np.arange(6200) % 62
+    assert colored_share(pixels(plot_partition(iid(6200, 20, 0), labels, 62, tmp_path / "many.png"))) > 0.3
+
+
+def test_unwritable_path(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArgumentError, match=r"^path: must be a file that can be written; writing .* failed: "):
+        plot_partition(iid(2000, 4, 0), LABELS, 10, tmp_path / "file" / "partition.png")

@@ -1,0 +1,278 @@
+"""Partitions: exact cover, least sizes, termination, seeds, and the skew that each scheme promises."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxfl.core import ArgumentError
+from jaxfl.data import (
+    by_owner,
+    dirichlet,
+    federate,
+    iid,
+    label_counts,
+    label_shards,
+)
+
+few = settings(max_examples=60, derandomize=True, deadline=None)
+seeds = st.integers(0, 2**63 - 1)
+
+
+@st.composite
+def labeled(draw):
+    """Labels (N,) of up to 6 classes, some absent, and a number of nodes that N suffices for."""
+    labels = draw(st.lists(st.integers(0, 5), min_size=1, max_size=120))
+    return np.array(labels), draw(st.integers(1, len(labels)))
+
+
+def assert_cover(parts, num_nodes, num_samples):
+    """Every sample is used exactly once, by int32 arrays, and no node is empty."""
+    assert len(parts) == num_nodes
+    assert all(part.dtype == np.int32 and part.ndim == 1 and len(part) > 0 for part in parts)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(num_samples))
+
+
+def refused(call, argument, *words):
+    with pytest.raises(ArgumentError) as caught:
+        call()
+    assert caught.value.argument == argument
+    for word in words:
+        assert word in str(caught.value), f"{word!r} is not in {caught.value}"
+
+
+class TestEveryScheme:
+    @few
+    @given(labeled(), seeds)
+    def test_iid_uses_every_sample_exactly_once(self, case, seed):
+        labels, num_nodes = case
+        parts = iid(len(labels), num_nodes, seed)
+        assert_cover(parts, num_nodes, len(labels))
+        sizes = [len(part) for part in parts]
+        assert max(sizes) - min(sizes) <= 1
+
+    @few
+    @given(labeled(), seeds, st.floats(1e-6, 1e6), st.integers(1, 5))
+    def test_dirichlet_uses_every_sample_exactly_once(self, case, seed, alpha, min_size):
+        labels, num_nodes = case
+        num_nodes = max(1, num_nodes // min_size)
+        min_size = min(min_size, len(labels))
+        parts = dirichlet(labels, num_nodes, alpha, seed, min_size=min_size)
+        assert_cover(parts, num_nodes, len(labels))
+        assert min(len(part) for part in parts) >= min_size
+
+    @few
+    @given(labeled(), seeds, st.integers(1, 4))
+    def test_label_shards_use_every_sample_exactly_once(self, case, seed, shards_per_node):
+        labels, num_nodes = case
+        shards_per_node = min(shards_per_node, len(labels) // num_nodes)
+        parts = label_shards(labels, num_nodes, shards_per_node, seed)
+        assert_cover(parts, num_nodes, len(labels))
+        sizes = [len(part) for part in parts]
+        assert max(sizes) - min(sizes) <= shards_per_node
+
+    @few
+    @given(st.lists(st.sampled_from(["a", "b", "cc", "d"]), min_size=1, max_size=50))
+    def test_by_owner_uses_every_sample_exactly_once(self, owners):
+        parts = by_owner(owners)
+        assert_cover(parts, len(set(owners)), len(owners))
+        for part, owner in zip(parts, sorted(set(owners)), strict=True):
+            assert part.tolist() == [sample for sample in range(len(owners)) if owners[sample] == owner]
+
+    @pytest.mark.parametrize(
+        "scheme",
+        [
+            lambda labels, seed: iid(len(labels), 7, seed),
+            lambda labels, seed: dirichlet(labels, 7, 0.5, seed),
+            lambda labels, seed: label_shards(labels, 7, 2, seed),
+        ],
+    )
+    def test_seed_decides(self, scheme):
+        labels = np.arange(300) % 6
+        first, again = scheme(labels, 3), scheme(labels, np.int64(3))
+        for one, other in zip(first, again, strict=True):
+            np.testing.assert_array_equal(one, other)
+        for seed in (4, 3 + 2**32, 3 + 2**64):
+            assert any(a.tolist() != b.tolist() for a, b in zip(first, scheme(labels, seed), strict=True))
+        refused(lambda: scheme(labels, -1), "seed", "got -1")
+        refused(lambda: scheme(labels, 1.5), "seed", "got 1.5")
+        refused(lambda: scheme(labels, None), "seed", "got None")
+
+    def test_schemes_do_not_share_their_numbers(self):
+        # One class: under shared numbers the two shards would hold the same samples as the two nodes of iid.
+        dealt = {frozenset(part.tolist()) for part in iid(50, 2, 0)}
+        assert dealt != {frozenset(part.tolist()) for part in label_shards(np.zeros(50, int), 2, 1, 0)}
+
+    @pytest.mark.parametrize(
+        "scheme",
+        [
+            lambda labels: dirichlet(labels, 2, 1.0, 0),
+            lambda labels: label_shards(labels, 2, 1, 0),
+            lambda labels: label_counts([np.array([0])], labels, 3),
+        ],
+    )
+    @pytest.mark.parametrize("labels", [[0.0, 1.0], [], [[0], [1]], [0, -1], ["a", "b"], [True, False]])
+    def test_bad_labels(self, scheme, labels):
+        refused(lambda: scheme(labels), "labels", "vector of non-negative integers")
+
+    @pytest.mark.parametrize("num_nodes", [0, -1, 2.0, True])
+    def test_bad_num_nodes(self, num_nodes):
+        for call in (
+            lambda: iid(10, num_nodes, 0),
+            lambda: dirichlet(np.zeros(10, int), num_nodes, 1.0, 0),
+            lambda: label_shards(np.zeros(10, int), num_nodes, 1, 0),
+        ):
+            refused(call, "num_nodes", f"got {num_nodes}")
+
+
+class TestIid:
+    def test_sizes_are_kept(self):
+        parts = iid(20, 3, 0, sizes=[1, 7, 4])
+        assert [len(part) for part in parts] == [1, 7, 4]
+        together = np.concatenate(parts)
+        assert len(set(together.tolist())) == 12
+        assert together.max() < 20
+
+    @pytest.mark.parametrize("sizes", [[1, 2], [1, 0, 2], [1.0, 2.0, 3.0], 4, []])
+    def test_bad_sizes(self, sizes):
+        refused(lambda: iid(20, 3, 0, sizes=sizes), "sizes", "3 integers of at least 1")
+
+    def test_sizes_beyond_the_samples(self):
+        refused(lambda: iid(20, 3, 0, sizes=[10, 10, 1]), "sizes", "at most the 20 samples", "it is 21")
+
+    def test_too_many_nodes(self):
+        refused(lambda: iid(3, 4, 0), "num_nodes", "3 samples", "got 4")
+
+    @pytest.mark.statistical
+    def test_labels_are_mixed(self):
+        # Each of 20 nodes draws 500 of 10,000 samples, a tenth of them of class 0: the count is hypergeometric with
+        # mean 50 and variance 500 * 0.1 * 0.9 * 9500 / 9999; the sum of squared z-values is about chi-squared (19).
+        labels = np.repeat(np.arange(10), 1000)
+        zeros = label_counts(iid(10_000, 20, 0), labels, 10)[:, 0]
+        statistic = ((zeros - 50) ** 2).sum() / (45 * 9500 / 9999)
+        assert 19 - 4 * math.sqrt(38) < statistic < 19 + 4 * math.sqrt(38)
+        unshuffled = label_counts(np.split(np.arange(10_000), 20), labels, 10)[:, 0]
+        assert ((unshuffled - 50) ** 2).sum() / (45 * 9500 / 9999) > 1000
+
+
+class TestDirichlet:
+    def skew(self, alpha, seed=0):
+        """Mean over classes of the sum of squared shares of the nodes: 1 / n when even, 1 when at one node."""
+        labels = np.arange(20_000) % 10
+        counts = label_counts(dirichlet(labels, 16, alpha, seed), labels, 10)
+        return float(((counts / 2000) ** 2).sum(axis=0).mean())
+
+    def test_label_skew_grows_as_alpha_falls(self):
+        skews = [self.skew(alpha) for alpha in (1e6, 100.0, 10.0, 1.0, 0.1, 0.01, 1e-4)]
+        assert np.all(np.diff(skews) > 0)
+        np.testing.assert_allclose(skews[0], 1 / 16, rtol=1e-2)
+        assert skews[-1] > 0.99
+
+    @pytest.mark.statistical
+    @pytest.mark.parametrize("alpha", [0.05, 0.5, 1.0, 5.0])
+    def test_shares_have_the_moments_of_the_distribution(self, alpha):
+        # For Dirichlet(alpha, ..., alpha) over n nodes the expected sum of squared shares is
+        # (alpha + 1) / (n alpha + 1). 20 seeds of 10 classes give 200 draws.
+        draws = np.array([self.skew(alpha, seed) for seed in range(20)])
+        error = draws.std(ddof=1) / math.sqrt(len(draws))
+        expected = (alpha + 1) / (16 * alpha + 1)
+        assert abs(draws.mean() - expected) < 4 * error
+        for wrong in (0.5 * alpha, 2.0 * alpha):
+            assert abs(draws.mean() - (wrong + 1) / (16 * wrong + 1)) > 4 * error
+
+    @pytest.mark.statistical
+    def test_no_node_is_preferred(self):
+        # Each of 400 classes sits at one of 8 nodes: counts of classes are multinomial, 50 expected a node.
+        labels = np.arange(4000) % 400
+        counts = label_counts(dirichlet(labels, 8, 1e-4, 0), labels, 400)
+        statistic = (((counts > 5).sum(axis=1) - 50.0) ** 2 / 50).sum()
+        assert statistic < 7 + 4 * math.sqrt(14)
+
+    @pytest.mark.parametrize("alpha", [5e-324, 1e-300, 1e-3, 1.0, 1e300])
+    @pytest.mark.parametrize("min_size", [1, 390])
+    def test_terminates_fast_for_every_alpha(self, alpha, min_size):
+        labels = np.arange(50_000) % 10
+        start = time.perf_counter()
+        parts = dirichlet(labels, 128, alpha, 0, min_size=min_size)
+        assert time.perf_counter() - start < 1.0
+        assert_cover(parts, 128, 50_000)
+        assert min(len(part) for part in parts) >= min_size
+
+    def test_exactly_enough_samples(self):
+        parts = dirichlet(np.zeros(12, int), 4, 1e-3, 0, min_size=3)
+        assert [len(part) for part in parts] == [3, 3, 3, 3]
+
+    def test_only_short_nodes_take_and_only_the_largest_give(self):
+        labels = np.arange(400) % 10
+        sizes = [len(part) for part in dirichlet(labels, 8, 1.0, 0)]
+        assert min(sizes) < 45 < max(sizes)
+        for node in range(8):
+            while sizes[node] < 45:
+                largest = sizes.index(max(sizes))
+                sizes[largest] -= 1
+                sizes[node] += 1
+        assert [len(part) for part in dirichlet(labels, 8, 1.0, 0, min_size=45)] == sizes
+
+    def test_too_few_samples(self):
+        call = lambda: dirichlet(np.zeros(11, int), 4, 1.0, 0, min_size=3)  # noqa: E731
+        refused(call, "num_nodes", "at least 3 of the 11 samples", "needs 12")
+
+    @pytest.mark.parametrize("alpha", [0.0, -1.0, np.inf, np.nan])
+    def test_bad_alpha(self, alpha):
+        refused(lambda: dirichlet([0, 1], 1, alpha, 0), "alpha", "positive and finite")
+
+    @pytest.mark.parametrize("min_size", [0, 1.0])
+    def test_bad_min_size(self, min_size):
+        refused(lambda: dirichlet([0, 1], 1, 1.0, 0, min_size=min_size), "min_size", f"got {min_size}")
+
+
+class TestLabelShards:
+    def test_one_shard_is_one_class(self):
+        labels = np.arange(1000) % 10
+        counts = label_counts(label_shards(labels, 20, 1, 0), labels, 10)
+        np.testing.assert_array_equal(np.sort(counts, axis=1)[:, -2:], np.tile([0, 50], (20, 1)))
+
+    def test_node_sees_at_most_its_shards(self):
+        labels = np.arange(1000) % 10
+        classes = (label_counts(label_shards(labels, 50, 2, 0), labels, 10) > 0).sum(axis=1)
+        assert classes.max() == 2  # 100 shards of 10 within classes of 100
+        assert classes.mean() > 1.7  # two shards out of ten classes coincide with probability 9 / 99
+
+    def test_samples_of_a_class_are_shuffled(self):
+        parts = label_shards(np.zeros(100, int), 2, 1, 0)
+        assert not any(sorted(part.tolist()) == list(range(start, start + 50)) for part in parts for start in (0, 50))
+
+    def test_too_few_samples(self):
+        refused(lambda: label_shards(np.zeros(7, int), 4, 2, 0), "num_nodes", "at least 2 of the 7", "needs 8")
+        refused(lambda: label_shards(np.zeros(7, int), 4, 0, 0), "shards_per_node", "got 0")
+
+
+class TestByOwner:
+    def test_integers(self):
+        assert [part.tolist() for part in by_owner(np.array([9, 2, 9, 4]))] == [[1], [3], [0, 2]]
+
+    @pytest.mark.parametrize("owner_ids", [[], [1.0, 2.0], [["a"]], 3, [None, "a"]])
+    def test_bad_ids(self, owner_ids):
+        refused(lambda: by_owner(owner_ids), "owner_ids", "vector of integers or text")
+
+
+class TestLabelCounts:
+    def test_against_a_loop(self):
+        labels = np.random.default_rng(0).integers(0, 4, 40)
+        parts = dirichlet(labels, 5, 0.5, 0)
+        counts = label_counts(parts, labels, 6)
+        assert counts.shape == (5, 6)
+        for node in range(5):
+            for label in range(6):
+                assert counts[node, label] == sum(labels[sample] == label for sample in parts[node])
+
+    def test_padding_does_not_count(self):
+        labels = np.array([2, 1, 0, 1])
+        data = federate(np.zeros((4, 1), np.float32), labels, [np.array([1, 2, 3]), np.array([0])])
+        assert label_counts(data, data.labels, 3).tolist() == [[1, 2, 0], [0, 0, 1]]
+
+    def test_label_out_of_range(self):
+        refused(lambda: label_counts([np.array([0])], [0, 3], 3), "labels", "[0, 3)", "got 3 at position 1")

@@ -1,0 +1,109 @@
+"""Clipped sums: the bound holds, padding is nothing, both routes agree with per-sample gradients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import linear_task, small_task
+
+from jaxfl import ArgumentError, gradients
+from jaxfl.gradients import per_example
+
+
+def batch(features=6, size=9):
+    rng = np.random.default_rng(2)
+    inputs = 3 * rng.normal(size=(size, features)).astype(np.float32)
+    return jnp.asarray(inputs), jnp.asarray(rng.integers(0, 3, size).astype(np.int32))
+
+
+def plain_per_sample(task, params, inputs, labels):
+    """Gradients by vmap of grad, the route that the engine avoids, (b, d) float64."""
+    one = jax.grad(lambda values, x, y: task.loss(values, x[None], y[None])[0])
+    trees = jax.vmap(one, in_axes=(None, 0, 0))(params, inputs, labels)
+    return np.concatenate([np.asarray(leaf, np.float64).reshape(len(inputs), -1) for leaf in jax.tree.leaves(trees)], 1)
+
+
+def flat(tree):
+    return np.concatenate([np.asarray(leaf, np.float64).reshape(-1) for leaf in jax.tree.leaves(tree)])
+
+
+@pytest.mark.parametrize("task", [small_task(), linear_task()], ids=["factored", "one_sample"])
+@pytest.mark.parametrize("clip_order", [1, 2])
+@pytest.mark.parametrize("clip_norm", [0.8, None, 1e6])
+def test_weighted_sum_equals_clipped_per_sample_gradients(task, clip_order, clip_norm):
+    params = task.init(jax.random.key(1))
+    inputs, labels = batch()
+    weights = jnp.asarray(np.random.default_rng(0).normal(size=9).astype(np.float32)).at[3].set(0.0)
+    expected = plain_per_sample(task, params, inputs, labels)
+    norms = np.linalg.norm(expected, ord=clip_order, axis=1)
+    scale = np.ones(9) if clip_norm is None else np.minimum(1.0, clip_norm / norms)
+    found = per_example.weighted_sum(task, params, inputs, labels, weights, clip_norm=clip_norm, clip_order=clip_order)
+    np.testing.assert_allclose(flat(found.gradient), (np.asarray(weights) * scale) @ expected, rtol=2e-5, atol=2e-6)
+    np.testing.assert_array_equal(found.clipped, scale < 1)
+    np.testing.assert_allclose(found.losses, task.loss(params, inputs, labels), rtol=1e-6)
+    rows = per_example.per_sample(task, params, inputs, labels, clip_norm=clip_norm, clip_order=clip_order)
+    stacked = np.concatenate([np.asarray(x).reshape(9, -1) for x in jax.tree.leaves(rows.gradient)], axis=1)
+    np.testing.assert_allclose(stacked, scale[:, None] * expected, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("clip_order", [1, 2])
+def test_each_sample_contributes_a_gradient_of_norm_at_most_clip_norm(clip_order):
+    task, clip_norm = small_task(), 0.3
+    params = task.init(jax.random.key(1))
+    inputs, labels = batch(size=40)
+    rows = per_example.per_sample(task, params, 100 * inputs, labels, clip_norm=clip_norm, clip_order=clip_order)
+    stacked = np.concatenate([np.asarray(x, np.float64).reshape(40, -1) for x in jax.tree.leaves(rows.gradient)], 1)
+    norms = np.linalg.norm(stacked, ord=clip_order, axis=1)
+    assert norms.max() <= clip_norm * (1 + 1e-5)
+    assert norms.max() > 0.99 * clip_norm
+
+
+@pytest.mark.parametrize("task", [small_task(), linear_task()], ids=["factored", "one_sample"])
+def test_a_sample_of_weight_0_contributes_exactly_zero(task):
+    params = task.init(jax.random.key(1))
+    inputs, labels = batch()
+    weights = jnp.ones(9).at[4].set(0.0)
+    other = inputs.at[4].set(17.0)
+    for clip_norm in (None, 0.8):
+        found = [per_example.weighted_sum(task, params, x, labels, weights, clip_norm=clip_norm) for x in (inputs, other)]
+        np.testing.assert_array_equal(flat(found[0].gradient), flat(found[1].gradient))
+
+
+def test_a_zero_gradient_is_not_scaled_and_has_a_finite_derivative():
+    task = linear_task()
+    params = {"w": jnp.zeros(6), "b": jnp.float32(0.0)}
+    inputs, labels = jnp.ones((2, 6)), jnp.zeros(2, jnp.int32)
+
+    def size(clip_norm):
+        found = per_example.weighted_sum(task, params, inputs, labels, jnp.ones(2), clip_norm=clip_norm)
+        return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(found.gradient))
+
+    value, slope = jax.value_and_grad(size)(jnp.float32(1.0))
+    assert float(value) == 0.0
+    assert np.isfinite(float(slope))
+
+
+def test_routes():
+    assert per_example.route(small_task(), None) == "backward"
+    assert per_example.route(small_task(), 1.0) == "factored"
+    assert per_example.route(linear_task(), 1.0) == "one_sample"
+
+
+def test_no_per_sample_gradient_is_formed_for_dense_layers():
+    """The program for a clipped mean holds no array as large as b times the weights."""
+    task = small_task(features=200, hidden=100)
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    arrays = (jax.ShapeDtypeStruct((32, 200), jnp.float32), jax.ShapeDtypeStruct((32,), jnp.int32))
+    weights = jax.ShapeDtypeStruct((32,), jnp.float32)
+
+    def clipped(params, inputs, labels, weights):
+        return per_example.weighted_sum(task, params, inputs, labels, weights, clip_norm=1.0).gradient
+
+    memory = jax.jit(clipped).lower(params, *arrays, weights).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 32 * 200 * 100 * 4 / 4
+
+
+@pytest.mark.parametrize("bad", [{"clip_norm": 0.0}, {"clip_norm": -1.0}, {"clip_norm": 1.0, "clip_order": 3}])
+def test_bad_clipping_is_refused(bad):
+    with pytest.raises(ArgumentError, match="clip_"):
+        gradients.mini_batch(**bad)

@@ -1,0 +1,179 @@
+"""SAGA tables: the three stores agree, the mean follows the table, nothing is copied, what cannot fit is refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import irregular_graph, linear_task, run, small_task, start, uneven_data
+
+import jaxfl
+from jaxfl import ArgumentError, gradients, graphs
+from jaxfl.gradients import memory, table_bytes
+from jaxfl.models import classification, mlp
+
+
+def algorithm(task=None, *, step_size=0.2, noise=None, **options):
+    return jaxfl.push_sum(
+        small_task() if task is None else task,
+        graph=irregular_graph(),
+        gradient=gradients.saga(**options),
+        noise=noise,
+        step_size=step_size,
+    )
+
+
+def table_as_float(state):
+    table = state.gradient.table
+    bits = jax.lax.bitcast_convert_type(table, jnp.bfloat16) if table.dtype == jnp.uint16 else table
+    return np.asarray(bits, np.float64)
+
+
+def flat(tree):
+    leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
+    return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
+
+
+@pytest.mark.parametrize("storage", ["float32", "bfloat16"])
+@pytest.mark.parametrize("sampler", [gradients.uniform(3), gradients.poisson(2)])
+def test_the_mean_is_that_of_the_stored_rows(storage, sampler):
+    data = uneven_data()
+    learner = algorithm(sampler=sampler, storage=storage, clip_norm=0.7, refresh_every=10**9)
+    state, info = run(learner, jax.random.key(0), data, 60)
+    assert int(info.prefetch_misses.sum()) == int(info.batch_overflow.sum()) == 0
+    table, sizes = table_as_float(state), np.asarray(data.sizes)
+    expected = np.stack([table[i, : sizes[i]].mean(axis=0) for i in range(5)])
+    np.testing.assert_allclose(flat(state.gradient.table_mean), expected, atol=2e-6)
+    for node, size in enumerate(sizes):
+        assert np.all(table[node, size:] == 0), "padding is never written"
+
+
+def test_unbiased_given_the_table():
+    """The mean of the estimate over all equally likely batches is the full gradient, also with a rounded table."""
+    data, task = uneven_data(sizes=(4, 4)), small_task()
+    for storage in ("float32", "bfloat16"):
+        estimator = gradients.saga(storage=storage)
+        params = jax.tree.map(lambda leaf: jnp.stack([leaf, 0.5 * leaf]), task.init(jax.random.key(0)))
+        state = estimator.init(task, jax.random.key(1), params, data)
+        moved = jax.tree.map(lambda leaf: leaf + 0.3, params)
+        draws = estimator.draw(jax.random.key(1), jnp.int32(0), data)
+        estimate = jax.jit(lambda *args, e=estimator: e.estimate(task, *args)[0])
+        total = 0.0
+        for entry in range(4):
+            indices = jnp.full((2, 1), entry, jnp.int32)
+            rows = state.table[:, entry : entry + 1]
+            primed = state._replace(rows=rows, row_indices=indices)
+            chosen = draws._replace(batch=draws.batch._replace(indices=indices))
+            total = total + flat(estimate(moved, primed, data, chosen, jnp.int32(0))) / 4
+        for node in range(2):
+            one = jax.tree.map(lambda leaf, node=node: leaf[node], moved)
+            pool = data.indices[node]
+            full = jax.grad(lambda p, pool=pool: task.loss(p, data.inputs[pool], data.labels[pool]).mean())(one)
+            expected = np.concatenate([np.asarray(leaf).reshape(-1) for leaf in jax.tree.leaves(full)])
+            np.testing.assert_allclose(total[node], expected, atol=3e-6)
+
+
+def test_the_three_tables_agree():
+    data = uneven_data()
+    tables = ({"table": "dense"}, {"table": "factored"}, {"table": "per_batch", "entry_size": 1})
+    states = [run(algorithm(clip_norm=0.7, **table), jax.random.key(0), data, 30)[0] for table in tables]
+    for other in states[1:]:
+        np.testing.assert_allclose(flat(states[0].params), flat(other.params), rtol=1e-4, atol=1e-6)
+
+
+def test_saga_works_for_a_task_without_layers():
+    state, info = run(algorithm(linear_task(), step_size=0.02), jax.random.key(0), uneven_data(), 40)
+    assert np.isfinite(flat(state.params)).all()
+    with pytest.raises(ArgumentError, match=r"table: .*jaxfl\.models"):
+        algorithm(linear_task(), table="factored").init(jax.random.key(0), uneven_data())
+
+
+def test_variance_vanishes_at_a_fixed_point_unlike_a_mini_batch():
+    """At constant parameters SAGA's estimate becomes the full gradient once every entry has been visited."""
+    data = uneven_data()
+    for gradient, settles in ((gradients.saga(), True), (gradients.mini_batch(), False)):
+        learner = jaxfl.push_sum(small_task(), graph=graphs.complete(5), gradient=gradient, step_size=1e-12)
+        _, info = run(learner, jax.random.key(0), data, 200)
+        spread = np.asarray(info.gradient_norm)[-40:].std(axis=0)
+        assert (spread < 1e-5).all() == settles
+
+
+@pytest.mark.slow
+def test_drift_of_the_incremental_mean_over_10_000_rounds():
+    """Without refreshing, float32 differences drift by no more than 1e-4 of the gradient; refreshing removes it."""
+    data = uneven_data()
+    drift = {}
+    for refresh_every in (10**9, 1000):
+        learner = algorithm(refresh_every=refresh_every, noise=jaxfl.gaussian(0.05))
+        state, _ = run(learner, jax.random.key(0), data, 10_000)
+        table, sizes = table_as_float(state), np.asarray(data.sizes)
+        expected = np.stack([table[i, : sizes[i]].mean(axis=0) for i in range(5)])
+        error = np.abs(flat(state.gradient.table_mean) - expected).max()
+        drift[refresh_every] = error / np.abs(table).max()
+    assert 1e-9 < drift[10**9] < 1e-4
+    assert drift[1000] < 1e-7
+
+
+@pytest.mark.parametrize("storage", ["float32", "bfloat16"])
+def test_no_copy_of_the_table_in_a_round(storage):
+    """Rounds in a loop need temporaries far below the table's size, so the table is written in place."""
+    count, nodes = 2000, 4
+    task = classification(mlp((64, 32, 10)))
+    images = np.zeros((count * nodes, 64), np.float32)
+    parts = np.arange(count * nodes).reshape(nodes, count)
+    data = jaxfl.federate(images, np.zeros(count * nodes, np.int32), parts)
+    learner = jaxfl.push_sum(
+        task, graph=graphs.exponential(nodes), gradient=gradients.saga(storage=storage), step_size=0.1
+    )
+    state = jax.eval_shape(learner.init, jax.random.key(0), data)
+
+    def rounds(key, state, data):
+        return jax.lax.fori_loop(0, 10, lambda _, s: learner.round(key, s, data)[0], state)
+
+    compiled = jax.jit(rounds, donate_argnums=1).lower(jax.random.key(0), state, data).compile()
+    table = state.gradient.table.size * state.gradient.table.dtype.itemsize
+    assert table > 30e6
+    assert compiled.memory_analysis().temp_size_in_bytes < 0.5 * table
+    assert compiled.memory_analysis().alias_size_in_bytes > table
+
+
+def test_storage_takes_what_is_said():
+    data, task = uneven_data(), classification(mlp((6, 32, 10)))
+    params = jax.eval_shape(lambda: jax.tree.map(lambda x: jnp.zeros((5, *x.shape)), task.init(jax.random.key(0))))
+    learner = jaxfl.push_sum(
+        task, graph=irregular_graph(), gradient=gradients.saga(table="factored", storage="bfloat16"), step_size=0.1
+    )
+    state = start(learner, jax.random.key(0), data)
+    assert state.gradient.table.shape == (5, 9, 74)  # error 32, input 32, error 10; the sample is not stored
+    assert state.gradient.table.nbytes == table_bytes(task, params, data, table="factored", storage="bfloat16")
+    assert table_bytes(task, params, data, table="dense") == 5 * 9 * (6 * 32 + 32 + 32 * 10 + 10) * 4
+    assert table_bytes(task, params, data, table="per_batch", entry_size=4) == 5 * 3 * 554 * 4
+
+
+def test_a_table_that_cannot_fit_is_refused_with_the_alternatives(monkeypatch):
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
+    with pytest.raises(ArgumentError, match=r"table: must fit in memory; it needs .* are free\..*factored.*bfloat16"):
+        algorithm().init(jax.random.key(0), uneven_data())
+
+
+def test_rows_read_for_another_batch_are_counted():
+    data, learner = uneven_data(), algorithm(sampler=gradients.fixed(2))
+    state = start(learner, jax.random.key(0), data)
+    foreign = learner.draw(jax.random.key(9), state, data)
+    _, info = jax.jit(learner.update)(state, data, foreign)
+    assert int(info.prefetch_misses.sum()) > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "argument"),
+    [
+        ({"table": "sparse"}, "table"),
+        ({"storage": "float16"}, "storage"),
+        ({"refresh_every": 0}, "refresh_every"),
+        ({"entry_size": 4}, "entry_size"),
+        ({"table": "per_batch"}, "entry_size"),
+        ({"table": "per_batch", "entry_size": 0}, "entry_size"),
+    ],
+)
+def test_bad_options_are_refused(options, argument):
+    with pytest.raises(ArgumentError, match=f"^{argument}: "):
+        gradients.saga(**options)

@@ -1,0 +1,124 @@
+"""Samplers: which entries, how often, and what happens at the edges."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from jaxfl import ArgumentError
+from jaxfl.gradients.samplers import (
+    Batch,
+    check_counts,
+    draw_batch,
+    first_occurrence,
+    fixed,
+    poisson,
+    poisson_capacity,
+    uniform,
+)
+
+ROUNDS = 4000
+COUNTS = jnp.array([4, 11, 30], jnp.int32)
+
+
+def inclusion(sampler, counts=COUNTS, rounds=ROUNDS):
+    """How often each entry of each node was drawn, (n, max count), and the batches."""
+
+    @jax.jit
+    def draw(round_index):
+        return draw_batch(sampler, jax.random.key(5), round_index, counts)
+
+    batches = jax.lax.map(draw, jnp.arange(rounds, dtype=jnp.int32), batch_size=500)
+    width = int(counts.max())
+    one_hot = (np.asarray(batches.indices)[..., None] == np.arange(width)) & np.asarray(batches.mask)[..., None]
+    return one_hot.sum(axis=2), batches
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("sampler", [uniform(1), uniform(3), fixed(1), fixed(3), poisson(3), poisson(1)])
+def test_every_entry_has_its_probability(sampler):
+    drawn, batches = inclusion(sampler)
+    assert int(batches.overflow.sum()) == 0
+    for node, count in enumerate(np.asarray(COUNTS)):
+        mean = drawn[:, node, :count].mean(axis=0)
+        expected = sampler.batch_size / count
+        spread = drawn[:, node, :count].std(axis=0).max() + 1e-3
+        np.testing.assert_allclose(mean, expected, atol=4.5 * spread / np.sqrt(ROUNDS))
+        assert np.abs(mean - 1.5 * expected).max() > 4.5 * spread / np.sqrt(ROUNDS), "a wrong rate must be seen"
+        assert drawn[:, node, count:].sum() == 0
+
+
+def test_fixed_never_repeats_and_covers_every_subset():
+    drawn, _ = inclusion(fixed(3))
+    assert drawn.max() == 1
+    subsets = {tuple(row) for row in drawn[:, 0, :4]}
+    assert len(subsets) == 4  # C(4, 3)
+    counts = np.array([sum(tuple(row) == s for row in drawn[:, 0, :4]) for s in subsets])
+    assert scipy.stats.chisquare(counts).pvalue > 1e-4
+
+
+def test_fixed_at_the_full_size_is_a_permutation():
+    batch = draw_batch(fixed(4), jax.random.key(0), jnp.int32(0), jnp.array([4], jnp.int32))
+    assert sorted(batch.indices[0].tolist()) == [0, 1, 2, 3]
+
+
+@pytest.mark.statistical
+def test_poisson_entries_are_independent():
+    drawn, _ = inclusion(poisson(3))
+    included = drawn[:, 2, :].astype(float)
+    sizes = included.sum(axis=1)
+    binomial = scipy.stats.binom(30, 0.1)
+    np.testing.assert_allclose(sizes.mean(), 3.0, atol=4.5 * binomial.std() / np.sqrt(ROUNDS))
+    np.testing.assert_allclose(sizes.var(), binomial.var(), rtol=0.12)
+    correlation = np.corrcoef(included.T) - np.eye(30)
+    assert np.abs(correlation).max() < 5.0 / np.sqrt(ROUNDS)
+    assert (drawn[:, 2].sum(axis=1) == 0).mean() == pytest.approx(0.9**30, abs=0.02), "empty batches do occur"
+
+
+def test_poisson_overflow_is_reported_not_hidden():
+    small = poisson(3, num_draws=1)._replace(capacity=2)
+
+    def draw_node(key, count):
+        indices, mask, overflow = poisson(3).draw_node(key, count)
+        return indices[:2], mask[:2], overflow + jnp.int32(mask[2:].sum())
+
+    batches = inclusion(small._replace(draw_node=draw_node))[1]
+    assert int(batches.overflow.sum()) > 0
+
+
+def test_poisson_capacity_bounds_the_tail():
+    for size in (1, 5, 32, 128):
+        capacity = poisson_capacity(size, 10**6)
+        assert scipy.stats.poisson.sf(capacity, size) * 10**6 < 1e-9
+        for count in (2 * size, 10 * size, 1000 * size):
+            assert scipy.stats.binom.sf(capacity, count, size / count) * 10**6 < 1e-9
+        assert scipy.stats.poisson.sf(capacity - 3, size) * 10**6 > 1e-9, "not wastefully large"
+
+
+def test_draws_depend_on_key_and_round_and_not_on_the_number_of_nodes():
+    def indices(key, round_index, counts):
+        return draw_batch(uniform(8), jax.random.key(key), jnp.int32(round_index), counts).indices
+
+    many = jnp.full(6, 1000, jnp.int32)
+    base = indices(0, 0, many)
+    np.testing.assert_array_equal(base[:2], indices(0, 0, many[:2]))
+    assert not np.array_equal(base, indices(1, 0, many))
+    assert not np.array_equal(base, indices(0, 1, many))
+    assert not np.array_equal(base[0], base[1])
+
+
+@pytest.mark.parametrize(("sampler", "remedy"), [(fixed(5), "uniform sampler"), (poisson(4), "fixed sampler")])
+def test_a_batch_larger_than_a_node_is_refused(sampler, remedy):
+    with pytest.raises(ArgumentError, match=rf"batch_size: .*node 0 has 4.*{remedy}"):
+        check_counts(sampler, COUNTS)
+    check_counts(uniform(100), COUNTS)
+
+
+def test_first_occurrence_counts_an_entry_once():
+    batch = Batch(
+        indices=jnp.array([[2, 2, 0, 2], [1, 0, 1, 0]], jnp.int32),
+        mask=jnp.array([[True, True, True, True], [False, True, True, True]]),
+        overflow=jnp.zeros(2, jnp.int32),
+    )
+    assert first_occurrence(batch).tolist() == [[True, False, True, False], [False, True, True, False]]

@@ -1,0 +1,240 @@
+import jax
+import jax.numpy as jnp
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from jaxfl import graphs
+from jaxfl.core import ArgumentError
+from tests.strategies import column_stochastic, connected, doubly_stochastic
+
+CHECKED = settings(max_examples=25, deadline=None, derandomize=True)
+GRAPHS = {
+    "exponential": graphs.exponential(6),
+    "exponential_one": graphs.exponential(1),
+    "exponential_two": graphs.exponential(2),
+    "static_exponential": graphs.static_exponential(9),
+    "ring": graphs.ring(5),
+    "directed_ring": graphs.directed_ring(4),
+    "complete": graphs.complete(5),
+    "star": graphs.star(5),
+    "wide_star": graphs.star(21),  # more in-neighbors than are fused at a time
+    "star_metropolis": graphs.star(5, weights="metropolis"),
+    "random_digraph": graphs.random_digraph(7, 0.4, key=1),
+    "from_networkx": graphs.from_networkx(nx.karate_club_graph(), weights="metropolis"),
+    "sequence": graphs.sequence([graphs.star(6), graphs.exponential(6), graphs.random_digraph(6, 0.3, key=2)]),
+}
+
+
+def structures(graph):
+    return ("auto", "dense", "neighbors") + (("circulant",) if graph.shifts is not None else ())
+
+
+def tree_of(num_nodes, seed=0):
+    rng = np.random.default_rng(seed)
+    return {
+        "matrix": jnp.asarray(rng.normal(size=(num_nodes, 3, 2)), jnp.float32),
+        "vector": jnp.asarray(rng.normal(size=(num_nodes, 4)), jnp.float32),
+        "weight": jnp.asarray(rng.uniform(0.5, 2.0, num_nodes), jnp.float32),
+    }
+
+
+def expected_mix(graph, tree, k):
+    matrix = graph.mixing_matrices[k % graph.period]
+    return jax.tree.map(lambda leaf: np.tensordot(matrix, np.asarray(leaf, np.float64), axes=1), tree)
+
+
+def assert_close(found, expected, **tolerance):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, **(tolerance or {"rtol": 1e-6, "atol": 1e-6})), found, expected
+    )
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_all_structures_agree(name):
+    graph = GRAPHS[name]
+    tree = tree_of(graph.num_nodes)
+    for structure in structures(graph):
+        mixed = jax.jit(lambda tree, k, structure=structure: graphs.mix(graph, tree, k, structure))
+        for k in (0, 1, graph.period + 1):
+            assert_close(mixed(tree, jnp.int32(k)), expected_mix(graph, tree, k))
+
+
+@CHECKED
+@given(column_stochastic())
+def test_all_structures_agree_on_any_matrices(matrices):
+    graph = graphs.from_matrix(matrices)
+    tree = tree_of(graph.num_nodes)["vector"]
+    for structure in structures(graph):
+        for k in range(graph.period + 1):
+            assert_close(graphs.mix(graph, tree, k, structure), expected_mix(graph, tree, k))
+
+
+@CHECKED
+@given(column_stochastic())
+def test_total_mass_is_preserved_when_column_stochastic(matrices):
+    graph = graphs.from_matrix(matrices)
+    tree = tree_of(graph.num_nodes)
+    mixed = graphs.mix(graph, tree, 1)
+    assert_close(
+        *(jax.tree.map(lambda leaf: np.asarray(leaf).sum(axis=0), t) for t in (mixed, tree)), rtol=1e-5, atol=5e-6
+    )
+
+
+@CHECKED
+@given(doubly_stochastic())
+def test_node_mean_is_preserved_when_doubly_stochastic(matrices):
+    graph = graphs.from_matrix(matrices)
+    tree = tree_of(graph.num_nodes)
+    mixed = graphs.mix(graph, tree, 1)
+    assert_close(
+        *(jax.tree.map(lambda leaf: np.asarray(leaf).mean(axis=0), t) for t in (mixed, tree)), rtol=1e-5, atol=2e-6
+    )
+
+
+def test_equal_values_stay_equal_when_row_stochastic_and_not_otherwise():
+    columns = graphs.random_digraph(6, 0.4, key=0)
+    rows = graphs.from_matrix(columns.mixing_matrix(0).T)
+    ones = jnp.ones((6, 2), jnp.float32)
+    np.testing.assert_allclose(graphs.mix(rows, ones, 0), 1.0, rtol=1e-6)
+    assert np.abs(np.asarray(graphs.mix(columns, ones, 0)) - 1).max() > 0.1
+
+
+@CHECKED
+@given(column_stochastic(max_nodes=5))
+def test_push_sum_ratio_converges_to_the_average_where_weights_move(matrices):
+    graph = graphs.from_matrix(connected(matrices))
+    values = jnp.asarray(np.random.default_rng(0).normal(size=(graph.num_nodes, 2)), jnp.float32)
+
+    def step(state, k):
+        return graphs.mix(graph, state, k), None
+
+    start = (values, jnp.ones(graph.num_nodes, jnp.float32))
+    (mass, weight), _ = jax.lax.scan(step, start, jnp.arange(3000, dtype=jnp.int32))
+    expected = np.broadcast_to(np.asarray(values).mean(axis=0), values.shape)
+    np.testing.assert_allclose(mass / weight[:, None], expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", ["star", "random_digraph", "sequence"])
+def test_push_sum_weights_move_on_irregular_graphs_and_debias_exactly(name):
+    graph = GRAPHS[name]
+    state = (tree_of(graph.num_nodes)["vector"], jnp.ones(graph.num_nodes, jnp.float32))
+    expected = np.broadcast_to(np.asarray(state[0]).mean(axis=0), state[0].shape)
+    for k in range(150):
+        state = graphs.mix(graph, state, k)
+    mass, weight = map(np.asarray, state)
+    assert np.abs(weight - 1).max() > 0.1
+    assert np.abs(mass - expected).max() > 0.05  # without the weights the average is not reached
+    np.testing.assert_allclose(mass / weight[:, None], expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["exponential", "random_digraph", "sequence", "wide_star"])
+def test_transformations_commute_with_mixing(name):
+    graph = GRAPHS[name]
+    trees = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(tree_of(graph.num_nodes, seed) for seed in range(3)))
+    rounds = jnp.arange(3, dtype=jnp.int32)
+    for structure in structures(graph):
+
+        def mixed(tree, k, structure=structure):
+            return graphs.mix(graph, tree, k, structure)
+
+        each = [mixed(jax.tree.map(lambda leaf, s=s: leaf[s], trees), s) for s in range(3)]
+        alone = jax.tree.map(lambda *leaves: np.stack(leaves), *each)
+        assert_close(jax.jit(jax.vmap(mixed))(trees, rounds), alone)
+        same_round = jax.jit(jax.vmap(mixed, in_axes=(0, None)))(trees, jnp.int32(1))
+        assert_close(jax.tree.map(lambda leaf: leaf[1], same_round), each[1])
+
+        tree = tree_of(graph.num_nodes)
+        scanned = jax.lax.scan(lambda state, k: (mixed(state, k), None), tree, rounds)[0]
+        looped = tree
+        for k in range(3):
+            looped = mixed(looped, k)
+        assert_close(scanned, looped)
+
+
+@pytest.mark.parametrize("name", ["exponential", "random_digraph", "sequence", "wide_star"])
+def test_gradient_is_the_transposed_matrix(name):
+    graph = GRAPHS[name]
+    tree = tree_of(graph.num_nodes)["vector"]
+    cotangent = tree_of(graph.num_nodes, seed=1)["vector"]
+    for structure in structures(graph):
+        loss = jax.jit(lambda x, k, s=structure: jnp.sum(cotangent * graphs.mix(graph, x, k, s)))
+        found = jax.grad(loss)(tree, jnp.int32(1))
+        np.testing.assert_allclose(found, graph.mixing_matrix(1).T @ np.asarray(cotangent), rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["exponential", "random_digraph", "complete"])
+def test_sixteen_bit_leaves_are_rounded_once(name):
+    graph = GRAPHS[name]
+    values = tree_of(graph.num_nodes)["vector"].astype(jnp.bfloat16)
+    expected = jnp.asarray(graph.mixing_matrix(0) @ np.asarray(values, np.float64), jnp.float32).astype(jnp.bfloat16)
+    for structure in structures(graph):
+        mixed = graphs.mix(graph, {"a": values, "b": values.astype(jnp.float16)}, 0, structure)
+        assert mixed["a"].dtype == jnp.bfloat16
+        assert mixed["b"].dtype == jnp.float16
+        # One unit in the last place of eight bits where float32 rounding falls on the other side of a tie.
+        np.testing.assert_allclose(mixed["a"].astype(np.float32), expected.astype(np.float32), rtol=2**-7)
+        assert (np.asarray(mixed["a"]) == np.asarray(expected)).mean() > 0.9
+
+
+def test_non_finite_values_reach_receivers_alone_in_the_sparse_structures():
+    graph = graphs.directed_ring(5)
+    values = jnp.asarray([0.0, jnp.nan, 2.0, 3.0, 4.0], jnp.float32)
+    for structure in ("circulant", "neighbors"):
+        np.testing.assert_array_equal(np.isnan(graphs.mix(graph, values, 0, structure)), [0, 1, 1, 0, 0])
+    assert np.isnan(graphs.mix(graph, values, 0, "dense")).all()
+
+
+@pytest.mark.parametrize("name", ["star", "exponential", "sequence"])
+def test_mixing_commutes_with_relabeling(name):
+    graph = GRAPHS[name]
+    order = np.random.default_rng(0).permutation(graph.num_nodes)
+    relabeled = graphs.permute(graph, order)
+    tree = tree_of(graph.num_nodes)
+    for k in range(graph.period):
+        mixed = graphs.mix(relabeled, jax.tree.map(lambda leaf: leaf[order], tree), k)
+        assert_close(mixed, jax.tree.map(lambda leaf: leaf[order], graphs.mix(graph, tree, k)))
+
+
+def test_messages_sent_are_the_rounds_out_degrees():
+    graph = GRAPHS["sequence"]
+    sent = jax.jit(lambda k: graphs.messages_sent(graph, k))
+    for k in range(2 * graph.period):
+        np.testing.assert_array_equal(sent(jnp.int32(k)), graph.out_degree[k % graph.period])
+    np.testing.assert_array_equal(graphs.messages_sent(graphs.star(4), jnp.int32(7)), [3, 1, 1, 1])
+
+
+def test_dense_mixing_asks_for_full_precision():
+    program = (
+        jax.jit(lambda x: graphs.mix(GRAPHS["complete"], x, 0, "dense")).lower(jnp.ones((5, 2), jnp.float32)).as_text()
+    )
+    assert "precision = [HIGHEST, HIGHEST]" in program
+
+
+@pytest.mark.parametrize("structure", ["circulant", "neighbors"])
+def test_sparse_structures_hold_no_copy_per_neighbor(structure):
+    graph = graphs.ring(64)
+    values = jax.ShapeDtypeStruct((64, 10_000), jnp.float32)
+    compiled = jax.jit(lambda x: graphs.mix(graph, x, 0, structure)).lower(values).compile()
+    memory = compiled.memory_analysis()
+    if memory is None:
+        pytest.skip("this backend does not report memory")
+    assert memory.temp_size_in_bytes < 64 * 10_000 * 4 / 10
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: graphs.mix(graphs.ring(3), {"a": jnp.ones((4, 2))}, 0), r"tree: .* length 3; leaf \['a'\] has shape"),
+        (lambda: graphs.mix(graphs.ring(3), jnp.float32(1.0), 0), r"tree: .* the array has shape \(\)"),
+        (lambda: graphs.mix(graphs.ring(3), jnp.ones(3, jnp.int32), 0), "tree: .* floating point; the array is int32"),
+        (lambda: graphs.mix(graphs.ring(3), jnp.ones(3), 0.5), "round_index: must be an integer scalar; got float"),
+        (lambda: graphs.mix(graphs.ring(3), jnp.ones(3), jnp.arange(2)), r"round_index: .* shape \(2,\)"),
+        (lambda: graphs.mix(graphs.ring(3), jnp.ones(3), 0, "sparse"), "structure: must be one of auto, dense"),
+        (lambda: graphs.mix(graphs.star(4), jnp.ones(4), 0, "circulant"), r"structure: .* star\(4\) is not"),
+    ],
+)
+def test_bad_arguments_are_named(build, words):
+    with pytest.raises(ArgumentError, match=words):
+        build()

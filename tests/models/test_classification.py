@@ -1,0 +1,171 @@
+"""Classification tasks: the factors of MLPs and CNNs, and their networks against flax's."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxfl.core import ArgumentError, over_nodes
+from jaxfl.models import classification, cnn, layers, mlp, sequential
+
+RNG = np.random.default_rng(0)
+
+MODELS = {
+    "mlp": mlp((64, 7, 5, 10)),
+    "mlp tanh": mlp((64, 7, 10), activation="tanh"),
+    "cnn": cnn((8, 8, 1), channels=(4, 6), window=3, hidden=8),
+}
+
+
+def digits(*leading):
+    images = jnp.asarray(RNG.integers(0, 256, size=(*leading, 8, 8)), jnp.uint8)
+    return images, jnp.asarray(RNG.integers(0, 10, size=leading), jnp.int32)
+
+
+@pytest.fixture(params=MODELS, ids=MODELS.keys())
+def case(request):
+    task = classification(MODELS[request.param])
+    return task, task.init(jax.random.key(3)), *digits(6)
+
+
+def per_sample_gradients(task, params, inputs, labels):
+    def one(image, label):
+        return jax.grad(lambda p: task.loss(p, image[None], label[None])[0])(params)
+
+    return jax.vmap(one)(inputs, labels)
+
+
+def test_factors_agree_with_per_sample_gradients(case):
+    task, params, inputs, labels = case
+    losses, factors = jax.jit(task.factors)(params, inputs, labels)
+    np.testing.assert_allclose(losses, task.loss(params, inputs, labels), rtol=1e-6)
+    expected = jax.jit(per_sample_gradients, static_argnums=0)(task, params, inputs, labels)
+    weight = jnp.asarray(RNG.normal(size=6), jnp.float32)
+    assert [layer.name for layer in task.layers] == list(task.blocks)
+    assert set(task.blocks) == set(params)
+    for layer, layer_input, error in zip(task.layers, factors.inputs, factors.errors, strict=True):
+        kernel, bias = (np.asarray(expected[layer.name][part]).reshape(6, -1) for part in ("kernel", "bias"))
+        rows = np.concatenate([kernel, bias], axis=1)
+        np.testing.assert_allclose(layer.squared_norm(layer_input, error), (rows**2).sum(1), rtol=1e-5, atol=1e-8)
+        np.testing.assert_allclose(layer.absolute_norm(layer_input, error), np.abs(rows).sum(1), rtol=1e-5, atol=1e-7)
+        total = layer.weighted_sum(layer_input, error, weight)
+        np.testing.assert_allclose(total["kernel"].reshape(-1), np.asarray(weight) @ kernel, atol=1e-5)
+        np.testing.assert_allclose(total["bias"], np.asarray(weight) @ bias, atol=1e-5)
+        singles = layer.per_sample(layer_input, error)
+        np.testing.assert_allclose(singles["kernel"].reshape(6, -1), kernel, atol=1e-6)
+
+
+def test_errors_belong_to_the_summed_loss(case):
+    task, params, inputs, labels = case
+    _, factors = task.factors(params, inputs, labels)
+    probabilities = jax.nn.softmax(sequential_logits(task, params, factors))
+    expected = probabilities - jax.nn.one_hot(labels, 10)
+    np.testing.assert_allclose(factors.errors[-1], expected, atol=1e-6)
+
+
+def sequential_logits(task, params, factors):
+    last = params[task.blocks[-1]]
+    return factors.inputs[-1] @ last["kernel"] + last["bias"][None, :]
+
+
+@pytest.mark.parametrize("node_loop", ["vmap", "map", "chunk:2"])
+def test_factors_of_nodes_equal_those_of_each_node(case, node_loop):
+    task, params, _, _ = case
+    node_params = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf, -leaf]), params)
+    inputs, labels = digits(3, 4)
+    losses, factors = jax.jit(over_nodes(task.factors, node_loop))(node_params, inputs, labels)
+    for node in range(3):
+        own = jax.tree.map(lambda leaf, node=node: leaf[node], node_params)
+        own_losses, own_factors = task.factors(own, inputs[node], labels[node])
+        np.testing.assert_allclose(losses[node], own_losses, rtol=1e-5, atol=1e-6)
+        for ours, theirs in zip(jax.tree.leaves(factors), jax.tree.leaves(own_factors), strict=True):
+            np.testing.assert_allclose(ours[node], theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_only_the_first_layer_reads_the_sample():
+    assert [layer.input_is_sample for layer in classification(mlp((64, 7, 5, 10))).layers] == [True, False, False]
+    task = classification(mlp((64, 7, 10)))
+    inputs, labels = digits(3)
+    _, factors = task.factors(task.init(jax.random.key(0)), inputs, labels)
+    np.testing.assert_array_equal(factors.inputs[0], np.asarray(inputs, np.float32).reshape(3, 64) / np.float32(255))
+
+
+def test_metrics_are_loss_and_accuracy():
+    task = classification(mlp((64, 10)))
+    inputs, labels = digits(20)
+    params = task.init(jax.random.key(0))
+    numbers = task.metrics(params, inputs, labels)
+    logits = np.asarray(inputs, np.float32).reshape(20, 64) / 255 @ np.asarray(params["dense_1"]["kernel"])
+    np.testing.assert_array_equal(numbers["accuracy"], logits.argmax(1) == np.asarray(labels))
+    log_sum = np.log(np.exp(logits).sum(1))
+    np.testing.assert_allclose(numbers["loss"], log_sum - logits[np.arange(20), np.asarray(labels)], rtol=1e-4)
+
+
+class FlaxCNN(nnx.Module):
+    """The same network made of flax's own layers."""
+
+    def __init__(self, rngs):
+        self.conv_1 = nnx.Conv(1, 4, (3, 3), rngs=rngs)
+        self.conv_2 = nnx.Conv(4, 6, (3, 3), rngs=rngs)
+        self.dense_1 = nnx.Linear(2 * 2 * 6, 8, rngs=rngs)
+        self.dense_2 = nnx.Linear(8, 10, rngs=rngs)
+
+    def __call__(self, images):
+        hidden = nnx.max_pool(nnx.relu(self.conv_1(images[..., None])), (2, 2), strides=(2, 2))
+        hidden = nnx.max_pool(nnx.relu(self.conv_2(hidden)), (2, 2), strides=(2, 2))
+        return self.dense_2(nnx.relu(self.dense_1(hidden.reshape(hidden.shape[0], -1))))
+
+
+def test_cnn_equals_flax_network_in_value_and_gradient():
+    module = FlaxCNN(nnx.Rngs(0))
+    structure, state = nnx.split(module)
+    params = nnx.to_pure_dict(state)
+    inputs, _ = digits(5)
+    images = inputs.astype(jnp.float32) / 255.0
+    direction = jnp.asarray(RNG.normal(size=(5, 10)), jnp.float32)
+
+    def ours(params):
+        return jnp.sum(MODELS["cnn"].apply(params, images) * direction)
+
+    def theirs(params):
+        return jnp.sum(nnx.merge(structure, nnx.State(params))(images) * direction)
+
+    (value, gradient), (flax_value, flax_gradient) = (jax.value_and_grad(fn)(params) for fn in (ours, theirs))
+    np.testing.assert_allclose(value, flax_value, rtol=1e-5)
+    assert jax.tree.structure(gradient) == jax.tree.structure(flax_gradient)
+    for mine, other in zip(jax.tree.leaves(gradient), jax.tree.leaves(flax_gradient), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-5)
+
+
+def test_node_loop_is_decided_when_the_task_is_built(monkeypatch):
+    assert classification(MODELS["mlp"]).node_loop == "vmap"
+    assert classification(MODELS["cnn"], node_loop="chunk:2").node_loop == "chunk:2"
+    for platform, expected in (("cpu", "map"), ("gpu", "vmap")):
+        monkeypatch.setattr(jax, "default_backend", lambda platform=platform: platform)
+        assert classification(MODELS["cnn"]).node_loop == expected
+
+
+def test_layers_start_from_keys_of_their_own():
+    params = mlp((8, 8, 8)).init(jax.random.key(0))
+    assert np.abs(params["dense_1"]["kernel"] - params["dense_2"]["kernel"]).max() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: mlp((10,)), "widths"),
+        (lambda: mlp((4, 0, 2)), "widths[1]"),
+        (lambda: mlp((4, 2), activation="gelu"), "activation"),
+        (lambda: cnn((28, 28)), "sample_shape"),  # pyright: ignore[reportArgumentType]
+        (lambda: cnn((8, 8, 1), channels=(2, 2, 2, 2)), "channels"),
+        (lambda: cnn(hidden=0), "hidden"),
+        (lambda: cnn(activation="gelu"), "activation"),
+        (lambda: sequential([("a", layers.dense(2, 2)), ("a", layers.dense(2, 2))]), "layers"),
+        (lambda: sequential([("a", layers.relu())]), "layers"),
+    ],
+)
+def test_bad_arguments_are_named(make, name):
+    with pytest.raises(ArgumentError) as caught:
+        make()
+    assert caught.value.argument == name

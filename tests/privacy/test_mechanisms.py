@@ -1,0 +1,56 @@
+"""Noise: distribution, scale per node, keys."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+import jaxfl
+from jaxfl import ArgumentError
+
+
+def tree(nodes=3, size=40_000):
+    return {"a": jnp.zeros((nodes, size)), "b": jnp.zeros((nodes, 10, size // 10))}
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize(
+    ("make", "distribution"),
+    [(jaxfl.gaussian, lambda s: scipy.stats.norm(scale=s)), (jaxfl.laplace, lambda s: scipy.stats.laplace(scale=s))],
+)
+def test_every_coordinate_has_the_scale_of_its_node(make, distribution):
+    scales = np.array([0.5, 1.0, 3.0], np.float32)
+    noise = make(jnp.asarray(scales)).draw(jax.random.key(0), tree())
+    for leaf in jax.tree.leaves(noise):
+        values = np.asarray(leaf, np.float64).reshape(3, -1)
+        for node, scale in enumerate(scales):
+            assert scipy.stats.kstest(values[node], distribution(scale).cdf).pvalue > 1e-4
+            assert scipy.stats.kstest(values[node], distribution(1.05 * scale).cdf).pvalue < 1e-4, "5 % off is seen"
+
+
+@pytest.mark.statistical
+def test_nodes_leaves_and_keys_are_independent():
+    draw = jaxfl.gaussian(1.0).draw
+    noise, other = draw(jax.random.key(0), tree()), draw(jax.random.key(1), tree())
+    flat = [np.asarray(leaf).reshape(3, -1)[node] for t in (noise, other) for leaf in t.values() for node in range(3)]
+    correlation = np.corrcoef(np.stack(flat)) - np.eye(len(flat))
+    assert np.abs(correlation).max() < 5 / np.sqrt(40_000)
+
+
+def test_noise_of_a_node_does_not_depend_on_the_number_of_nodes():
+    draw = jaxfl.gaussian(1.0).draw
+    few, many = draw(jax.random.key(0), tree(2, 100)), draw(jax.random.key(0), tree(5, 100))
+    np.testing.assert_array_equal(few["a"], many["a"][:2])
+
+
+def test_zero_scale_adds_exactly_zero():
+    for make in (jaxfl.gaussian, jaxfl.laplace):
+        noise = make(0.0).draw(jax.random.key(0), tree(2, 100))
+        assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(noise))
+
+
+@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf"), np.array([0.1, -0.1])])
+def test_bad_scales_are_refused(bad):
+    with pytest.raises(ArgumentError, match=r"^noise_std: must be non-negative and finite"):
+        jaxfl.gaussian(bad)

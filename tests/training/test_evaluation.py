@@ -1,0 +1,95 @@
+"""Evaluation against a plain NumPy computation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toy_problem import NUM_NODES, toy_algorithm, toy_data, toy_task
+
+from jaxfl import core
+from jaxfl.core import ArgumentError
+from jaxfl.training import evaluate_fn, evaluation_set
+from jaxfl.training.evaluate import flatten_scores
+
+
+def _state(task):
+    data, inputs, labels = toy_data()
+    algorithm = toy_algorithm(task)
+    state = algorithm.init(jax.random.key(1), data)
+    # Nodes must differ, or worst node and average model would prove nothing.
+    noise = np.random.default_rng(0).normal(size=state.params["kernel"].shape).astype(np.float32)
+    params = {**state.params, "kernel": state.params["kernel"] + noise}
+    return algorithm, state._replace(params=params), inputs, labels
+
+
+def _by_hand(params, inputs, labels):
+    """(loss, accuracy) of one model in float64."""
+    logits = inputs.astype(np.float64) @ np.asarray(params["kernel"], np.float64) + np.asarray(params["bias"])
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    log_probabilities = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return -log_probabilities[np.arange(len(labels)), labels].mean(), (logits.argmax(1) == labels).mean()
+
+
+@pytest.mark.parametrize("node_loop", ["vmap", "map", "chunk:3"])
+@pytest.mark.parametrize("batch_size", [8, 37, 1000])
+def test_scores_are_those_of_each_node_and_of_the_average_model(batch_size, node_loop):
+    task = toy_task(node_loop)
+    algorithm, state, inputs, labels = _state(task)
+    assert len(inputs) % 8 != 0
+    scores = evaluate_fn(task, algorithm.node_params)(state, evaluation_set(inputs, labels, batch_size))
+    line = flatten_scores(jax.device_get(scores))
+    nodes = [_by_hand(jax.tree.map(lambda leaf, i=i: leaf[i], state.params), inputs, labels) for i in range(NUM_NODES)]
+    losses, accuracies = np.array(nodes).T
+    average = _by_hand(jax.tree.map(lambda leaf: np.asarray(leaf).mean(0), state.params), inputs, labels)
+    assert len(set(accuracies)) > 1
+    expected = {
+        "test_accuracy": accuracies.mean(),
+        "test_accuracy_worst_node": accuracies.min(),
+        "test_accuracy_average_model": average[1],
+        "test_loss": losses.mean(),
+        "test_loss_worst_node": losses.max(),
+        "test_loss_average_model": average[0],
+    }
+    assert list(line) == list(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(line[name], value, rtol=1e-5, err_msg=name)
+    assert line["test_accuracy_average_model"] == average[1]  # a ratio of counts, exact
+
+
+def test_the_filling_of_the_last_batch_never_counts():
+    # Even a metric that is infinite on the filling (here a copy of the last sample, whose label is 1) must not show.
+    task = core.from_functions(
+        lambda key: jnp.zeros(()), lambda w, x, y: jnp.where(y > 0, jnp.float32(100.0), jnp.float32(1.0))
+    )
+    inputs, labels = np.zeros((5, 1), np.float32), np.array([0, 0, 0, 0, 1], np.int32)
+    scores = evaluate_fn(task, lambda state: state)(jnp.zeros(2), evaluation_set(inputs, labels, 4))
+    line = flatten_scores(jax.device_get(scores))
+    assert line["test_loss"] == pytest.approx((4 * 1 + 100) / 5)
+    assert line["test_loss_average_model"] == pytest.approx((4 * 1 + 100) / 5)
+
+
+def test_memory_is_bounded_by_the_batch():
+    task = toy_task()
+    algorithm, state, _, _ = _state(task)
+    inputs, labels = np.zeros((20_000, 5), np.float32), np.zeros(20_000, np.int32)
+
+    def temporary_bytes(batch_size):
+        lowered = evaluate_fn(task, algorithm.node_params).lower(state, evaluation_set(inputs, labels, batch_size))
+        memory = lowered.compile().memory_analysis()
+        assert memory is not None
+        return memory.temp_size_in_bytes
+
+    assert temporary_bytes(100) < 0.1 * temporary_bytes(20_000)
+
+
+def test_images_stay_bytes():
+    assert evaluation_set(np.zeros((3, 2, 2), np.uint8), np.zeros(3, np.int32)).inputs.dtype == jnp.uint8
+
+
+def test_unusable_test_sets_are_refused():
+    with pytest.raises(ArgumentError, match="test_inputs: must hold at least one sample"):
+        evaluation_set(np.zeros((0, 3)), np.zeros(0))
+    with pytest.raises(ArgumentError, match="got 2 labels for 3 inputs"):
+        evaluation_set(np.zeros((3, 3)), np.zeros(2))
+    with pytest.raises(ArgumentError, match="batch_size"):
+        evaluation_set(np.zeros((3, 3)), np.zeros(3), batch_size=0)

@@ -1,0 +1,154 @@
+"""A small algorithm for the tests of the training loop: gossip averaging with SGD on a softmax model.
+
+Its state holds what makes checkpoints hard: many dtypes, a None, an empty leaf, a table updated by a scatter.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl import core
+from jaxfl.core import tree
+
+NUM_NODES, NUM_FEATURES, NUM_CLASSES = 4, 5, 3
+
+
+class State(NamedTuple):
+    params: dict[str, jax.Array]  # leaves (n, *leaf), float32
+    table: jax.Array  # (n, J, table_width), uint16: the sample's last gradient's bits
+    seen: jax.Array  # (n, J), bool
+    counters: jax.Array  # (n,), uint32
+    empty: jax.Array  # (n, 0), float32
+    nothing: None
+    half: jax.Array  # (n,), bfloat16
+    round_index: jax.Array  # (), int32
+
+
+class Draws(NamedTuple):
+    batch_indices: jax.Array  # (n,), int32
+
+
+class Info(NamedTuple):
+    loss: jax.Array  # (n,), float32
+    consensus_distance: jax.Array  # (), float32
+    bits_sent: jax.Array  # (n,), float32
+    gradient_evaluations: jax.Array  # (n,), int32
+    batch_overflow: jax.Array  # (n,), int32
+    gradient_norm: jax.Array | None = None
+
+
+def toy_task(node_loop: str = "vmap") -> core.Task:
+    def logits(params, inputs):
+        return inputs @ params["kernel"] + jnp.broadcast_to(params["bias"], (inputs.shape[0], NUM_CLASSES))
+
+    return core.from_functions(
+        lambda key: {
+            "kernel": 0.1 * jax.random.normal(key, (NUM_FEATURES, NUM_CLASSES), jnp.float32),
+            "bias": jnp.zeros(NUM_CLASSES, jnp.float32),
+        },
+        lambda params, inputs, labels: core.cross_entropy(logits(params, inputs), labels),
+        lambda params, inputs, labels: {"accuracy": core.accuracy(logits(params, inputs), labels)},
+        node_loop=node_loop,
+    )
+
+
+def toy_data(seed: int = 0, num_samples: int = 40) -> tuple[core.FederatedData, np.ndarray, np.ndarray]:
+    """(training data, test inputs, test labels) of a linearly separable problem with noise."""
+    rng = np.random.default_rng(seed)
+    inputs = rng.normal(size=(num_samples + 37, NUM_FEATURES)).astype(np.float32)
+    labels = (inputs @ np.random.default_rng(99).normal(size=(NUM_FEATURES, NUM_CLASSES))).argmax(1).astype(np.int32)
+    rows = rng.permutation(num_samples).reshape(NUM_NODES, -1).astype(np.int32)
+    data = core.FederatedData(
+        inputs=jnp.asarray(inputs[:num_samples]),
+        labels=jnp.asarray(labels[:num_samples]),
+        indices=jnp.asarray(rows),
+        sizes=jnp.full(NUM_NODES, rows.shape[1], jnp.int32),
+    )
+    return data, inputs[num_samples:], labels[num_samples:]
+
+
+def toy_algorithm(
+    task: core.Task,
+    *,
+    step_size: float = 0.2,
+    table_width: int = 2,
+    bad_round: int | None = None,
+    overflow_round: int | None = None,
+) -> core.Algorithm:
+    """Ring gossip; node 2's loss is NaN from `bad_round` (counted from 0), node 1 overflows in `overflow_round`."""
+
+    def init(key, data):
+        n = data.num_nodes
+        params = tree.replicate(task.init(core.purpose_key(key, core.Purpose.INIT)), n)
+        return State(
+            params=params,
+            table=jnp.zeros((n, data.max_size, table_width), jnp.uint16),
+            seen=jnp.zeros((n, data.max_size), bool),
+            counters=data.sizes.astype(jnp.uint32) + jnp.uint32(4_000_000_000),
+            empty=jnp.zeros((n, 0), jnp.float32),
+            nothing=None,
+            half=jnp.full(n, 0.1, jnp.bfloat16),
+            round_index=jnp.asarray(0, jnp.int32),
+        )
+
+    def draw(key, state, data):
+        keys = core.node_keys(core.purpose_key(key, core.Purpose.BATCH, state.round_index), data.num_nodes)
+        return Draws(batch_indices=jax.vmap(lambda k, size: jax.random.randint(k, (), 0, size))(keys, data.sizes))
+
+    def update(state, data, draws):
+        nodes = jnp.arange(data.num_nodes)
+        rows = data.indices[nodes, draws.batch_indices]
+
+        def loss(params, inputs, label):
+            return task.loss(params, inputs[None], label[None])[0]
+
+        losses, gradients = jax.vmap(jax.value_and_grad(loss))(state.params, data.inputs[rows], data.labels[rows])
+        params = jax.tree.map(
+            lambda leaf, gradient: 0.5 * (leaf + jnp.roll(leaf, 1, axis=0)) - step_size * gradient,
+            state.params,
+            gradients,
+        )
+        if bad_round is not None:
+            bad = (state.round_index >= bad_round) & (nodes == 2)
+            losses = jnp.where(bad, jnp.float32(np.nan), losses)
+        overflow = jnp.zeros(data.num_nodes, jnp.int32)
+        if overflow_round is not None:
+            overflow = jnp.where((state.round_index == overflow_round) & (nodes == 1), jnp.int32(3), overflow)
+        new = State(
+            params=params,
+            table=state.table.at[nodes, draws.batch_indices].add(jnp.ones((), jnp.uint16)),
+            seen=state.seen.at[nodes, draws.batch_indices].set(True),
+            counters=state.counters + jnp.uint32(1),
+            empty=state.empty,
+            nothing=None,
+            half=state.half * jnp.bfloat16(1.01),
+            round_index=state.round_index + 1,
+        )
+        info = Info(
+            loss=losses,
+            consensus_distance=tree.consensus_distance(params),
+            bits_sent=jnp.full(data.num_nodes, 32.0 * NUM_FEATURES * NUM_CLASSES, jnp.float32),
+            gradient_evaluations=jnp.ones(data.num_nodes, jnp.int32),
+            batch_overflow=overflow,
+        )
+        return new, info
+
+    return core.algorithm(init, draw, update, lambda state: state.params)
+
+
+def train_toy(out: Any, *, resume: bool = False, variants: Any = None, config: Any = None, **settings: Any) -> dict:
+    """`training.train` of the toy problem with small defaults."""
+    from jaxfl import training
+
+    task = toy_task()
+    data, test_inputs, test_labels = toy_data()
+    run = training.open_run(out, config or {"step_size": 0.2}, experiment="toy", resume=resume)
+    defaults = {"seeds": (0, 1), "num_rounds": 25, "evaluate_every": 10, "checkpoint_every": 1, "quiet": True}
+    named = {"Slow": toy_algorithm(task, step_size=0.05), "Fast": toy_algorithm(task)} if variants is None else variants
+    return training.train(
+        named, task, settings.pop("data", data), test_inputs, test_labels, run=run, **{**defaults, **settings}
+    )

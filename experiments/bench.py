@@ -28,8 +28,10 @@ SUITES = {"conv": "experiments.bench_conv", "saga": "experiments.bench_saga"}
 def report(measurements: dict[str, Measurement], console: Console) -> None:
     """Print the measurements as a table."""
     table = Table(title="Benchmarks (median; lowest to highest of the repeats)")
-    for heading, justify in (("name", "left"), ("value", "right"), ("spread", "right"), ("against", "left")):
-        table.add_column(heading, justify=justify)
+    table.add_column("name", no_wrap=True)
+    table.add_column("value", justify="right")
+    table.add_column("spread", justify="right")
+    table.add_column("against")
     for name, one in measurements.items():
         spread = f"{one.spread[0]:.3g} to {one.spread[1]:.3g}"
         table.add_row(name, f"{one.value:.3g} {one.unit}", spread, one.against)

@@ -1,6 +1,11 @@
 """The only place that configures JAX for the tests."""
 
+import os
+
 import jax
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+# The tests spend their time compiling many small programs once. Without LLVM's expensive passes that takes a third;
+# what XLA does to the program, and so what is in place and what is copied, stays the same.
+jax.config.update("jax_disable_most_optimizations", os.environ.get("JAXFL_TESTS_OPTIMIZED", "0") != "1")

@@ -158,8 +158,8 @@ def seeds_curve(lines: Sequence[Mapping[str, Any]], metric: str) -> Curve:
 def _draw_curve(axes: Axes, curve: Curve, number: int, variant: str) -> Any:
     """The line and band of one variant; the handle of its line."""
     color = _COLORS[number % len(_COLORS)]
-    # Dashes change with the color too, and again once all colors are used.
-    dashes = _DASHES[(number + number // len(_COLORS)) % len(_DASHES)]
+    # Seven colors and four kinds of dashes have no common divisor: 28 variants look different.
+    dashes = _DASHES[number % len(_DASHES)]
     marker = "o" if curve.rounds.size == 1 else None
     if curve.num_seeds > 1:
         axes.fill_between(curve.rounds, curve.low, curve.high, color=color, alpha=0.18, linewidth=0)

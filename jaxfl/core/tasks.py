@@ -25,7 +25,7 @@ def cross_entropy(logits: Array, labels: Array) -> Array:
 
 def accuracy(logits: Array, labels: Array) -> Array:
     """1.0 where the largest logit is the label's, else 0.0, (b,) float32."""
-    return (jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32)
+    return (jnp.argmax(logits, axis=-1).astype(labels.dtype) == labels).astype(jnp.float32)
 
 
 def from_functions(

@@ -107,10 +107,10 @@ def saga(
 
     def draw(key, round_index, data):
         counts = _entry_counts(data, samples)
-        return SagaDraws(
-            batch=draw_batch(chosen, key, round_index, counts),
-            next_batch=draw_batch(chosen, key, round_index + 1, counts),
-        )
+        rounds = jnp.stack([round_index, round_index + 1])
+        both = jax.vmap(lambda index: draw_batch(chosen, key, index, counts))(rounds)
+        this, coming = (jax.tree.map(lambda leaf, i=i: leaf[i], both) for i in range(2))
+        return SagaDraws(batch=this, next_batch=coming)
 
     def estimate(task, params, state, data, draws, round_index):
         store = make_store(task, params, data, table=table, entry_size=samples, **clipping)

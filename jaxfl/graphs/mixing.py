@@ -111,7 +111,7 @@ def _slot(graph: Graph, round_index: int | Array) -> Array | None:
 
 def _sum_dtype(leaf: Array) -> np.dtype:
     """float32 for leaves of 16 bits, else the leaf's own."""
-    return jnp.promote_types(leaf.dtype, jnp.float32)
+    return np.dtype(np.float32) if leaf.dtype.itemsize < 4 else np.dtype(leaf.dtype)
 
 
 def _dense(graph: Graph, leaf: Array, slot: Array | None) -> Array:

@@ -38,7 +38,7 @@ def cnn(
 
     Example:
         >>> import jax
-        >>> params = cnn().init(jax.random.key(0))
+        >>> params = jax.eval_shape(cnn().init, jax.random.key(0))
         >>> sum(leaf.size for leaf in jax.tree.leaves(params))
         1663370
 

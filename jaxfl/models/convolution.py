@@ -1,16 +1,15 @@
-"""Convolution and max-pooling that stay fast with a kernel of its own at every node, also inside loops.
+"""Convolution that stays fast with a kernel of its own at every node, also inside loops.
 
 Two things make the obvious `jax.vmap(lax.conv_general_dilated)` slow. Mapped over nodes that each have their own
 kernel it becomes one grouped convolution, which runs at a fraction of the machine's speed. And on a CPU the compiler
-has a fast path for NHWC x HWIO -> NHWC only: outside loops it transposes other layouts into that one, inside a loop body
-(`lax.scan` over rounds, `lax.map` over nodes) it falls to a naive kernel, and both gradients that automatic
+has a fast path for NHWC x HWIO -> NHWC only: outside loops it transposes other layouts into that one, in the body of a
+loop (`lax.scan` over rounds, `lax.map` over nodes) it falls to a naive kernel, and both gradients that automatic
 differentiation makes are in other layouts (https://github.com/jax-ml/jax/issues/12868).
 
 So here
 - both gradients are written as NHWC x HWIO -> NHWC convolutions themselves,
 - a mapped axis never becomes a feature group: it is folded into the batch where the kernel is shared, into the output
-  channels where the input is shared, and otherwise turned into batched matrix products over patches,
-- the gradient of max-pooling is one comparison with the position of the maximum.
+  channels where the input is shared, and otherwise turned into batched matrix products over patches.
 
 Reverse-mode derivatives of every order work, under any nesting of `jax.vmap`; forward mode (`jax.jvp`) does not.
 """
@@ -19,92 +18,20 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from jaxfl.core.check import ArgumentError
 from jaxfl.core.types import Array
+from jaxfl.models.windows import Geometry, patches
 
-class Geometry(NamedTuple):
-    """The static part of a convolution: what slides over what.
-
-    Attributes:
-        input_size: (height, width) of the input.
-        window: (height, width) of the kernel.
-        strides: steps of the window along height and width.
-        padding: ((top, bottom), (left, right)), zeros added around the input.
-    """
-
-    input_size: tuple[int, int]
-    window: tuple[int, int]
-    strides: tuple[int, int]
-    padding: tuple[tuple[int, int], tuple[int, int]]
-
-    @property
-    def output_size(self) -> tuple[int, int]:
-        """(height, width) of the output."""
-        padded = [size + sum(pad) for size, pad in zip(self.input_size, self.padding, strict=True)]
-        rows, columns = (
-            (size - window) // stride + 1
-            for size, window, stride in zip(padded, self.window, self.strides, strict=True)
-        )
-        return rows, columns
-
-
-def geometry(
-    input_size: tuple[int, int], window: tuple[int, int], strides: tuple[int, int] = (1, 1), padding: str = "SAME"
-) -> Geometry:
-    """The geometry of a convolution with "SAME" or "VALID" padding, as XLA and flax define them.
-
-    Raises:
-        ArgumentError: unknown padding, a window or stride below 1, or a window that does not fit the input.
-
-    Example:
-        >>> geometry((28, 28), (5, 5), (2, 2), "SAME").output_size
-        (14, 14)
-    """
-    if padding not in ("SAME", "VALID"):
-        raise ArgumentError("padding", 'must be "SAME" or "VALID"', f"got {padding!r}", "Choose one of these.")
-    for name, pair in (("window", window), ("strides", strides)):
-        if len(pair) != 2 or min(pair) < 1:
-            raise ArgumentError(name, "must be two integers of at least 1", f"got {pair}", "Pass (height, width).")
-    if padding == "VALID" and (input_size[0] < window[0] or input_size[1] < window[1]):
-        found = f"got window {window} on an input of {input_size}"
-        raise ArgumentError("window", "must fit into the input", found, 'Use padding "SAME" or fewer poolings.')
-    pads = lax.padtype_to_pads(input_size, window, strides, padding)
-    (top, bottom), (left, right) = pads
-    return Geometry(input_size, window, strides, ((top, bottom), (left, right)))
-
-
-def patches(inputs: Array, geom: Geometry) -> Array:
-    """The window around every output position, as rows.
-
-    Args:
-        inputs: (..., height, width, channels).
-        geom: the static geometry.
-
-    Returns:
-        (..., positions, taps * channels), where positions run over output rows then columns, and the last axis in
-        the order of `kernel.reshape(taps * channels, out_channels)`.
-    """
-    leading, channels = inputs.shape[:-3], inputs.shape[-1]
-    rows, columns = geom.output_size
-    no_pad = [(0, 0)] * len(leading)
-    padded = jnp.pad(inputs, [*no_pad, *geom.padding, (0, 0)]) if any(map(any, geom.padding)) else inputs
-    step_down, step_right = geom.strides
-    taps = [
-        padded[
-            ..., i : i + (rows - 1) * step_down + 1 : step_down, j : j + (columns - 1) * step_right + 1 : step_right, :
-        ]
-        for i in range(geom.window[0])
-        for j in range(geom.window[1])
-    ]
-    joined = taps[0] if len(taps) == 1 else jnp.concatenate(taps, axis=-1)
-    return joined.reshape(*leading, rows * columns, len(taps) * channels)
+# The gradient to the kernel slides the errors of the whole batch as one window. Measured on a core with 1 MB of
+# second-level cache: in groups of samples with 0.2 MB of errors it took 0.4 of the time of one group with 1.6 MB.
+_CACHED_BYTES = 1 << 18
+_MAX_GROUPS = 8  # bounds the size of the compiled program
 
 
 def _canonical(inputs: Array, kernel: Array, strides: tuple[int, int], padding) -> Array:
@@ -142,6 +69,7 @@ def convolve(inputs: Array, kernel: Array, geom: Geometry) -> Array:
         - its gradients are convolutions in the canonical layout.
 
     Example:
+        >>> from jaxfl.models.windows import geometry
         >>> image, kernel = jnp.ones((1, 3, 3, 1)), jnp.ones((3, 3, 1, 1))
         >>> convolve(image, kernel, geometry((3, 3), (3, 3)))[0, :, :, 0].tolist()
         [[4.0, 6.0, 4.0], [6.0, 9.0, 6.0], [4.0, 6.0, 4.0]]
@@ -162,12 +90,12 @@ def _mapped_convolve(geom: Geometry):
         if inputs_mapped and kernel_mapped:
             return _by_patches(inputs, kernel, geom), True
         if inputs_mapped:  # a shared kernel: the mapped axis joins the batch
-            out = convolve(_join_batch(inputs), kernel, geom)
+            out = cast(Array, convolve(_join_batch(inputs), kernel, geom))
             return out.reshape(*inputs.shape[:2], *out.shape[1:]), True
         # shared inputs: the mapped axis joins the output channels
         height, width, channels, features = kernel.shape[1:]
         wide = jnp.moveaxis(kernel, 0, 3).reshape(height, width, channels, axis_size * features)
-        out = convolve(inputs, wide, geom)
+        out = cast(Array, convolve(inputs, wide, geom))
         return jnp.moveaxis(out.reshape(*out.shape[:-1], axis_size, features), -2, 0), True
 
     return call
@@ -250,22 +178,34 @@ def _kernel_gradient_by_patches(inputs, error, geom):
 
 
 def _kernel_gradient_one(inputs, error, geom):
-    # Channels play the batch, the batch plays the channels, and the error is the (large) window.
+    """The sum over groups of samples whose errors fit a core's cache: one large product misses it, and runs at half."""
+    batch = inputs.shape[0]
+    num_groups = 1
+    if jax.default_backend() == "cpu":
+        num_groups = min(-(-error.size * error.dtype.itemsize // _CACHED_BYTES), _MAX_GROUPS, batch)
+    size = -(-batch // num_groups)
+    parts = [
+        _canonical_kernel_gradient(inputs[start : start + size], error[start : start + size], geom)
+        for start in range(0, batch, size)
+    ]
+    return jnp.transpose(functools.reduce(jnp.add, parts), (1, 2, 0, 3))
+
+
+def _canonical_kernel_gradient(inputs, error, geom):
+    """(in_channels, *geom.window, out_channels): channels play the batch, the batch plays the channels."""
     planes = lax.optimization_barrier(jnp.transpose(inputs, (3, 1, 2, 0)))
     window = jnp.transpose(error, (1, 2, 0, 3))
     if geom.strides != (1, 1):
         spread = [(0, 0, stride - 1) for stride in geom.strides]
         window = lax.pad(window, jnp.zeros((), window.dtype), [*spread, (0, 0, 0), (0, 0, 0)])
     window = lax.optimization_barrier(window)
-    # With strides the last rows and columns of the padded input may lie beyond every window: leave them out.
     pads = []
     for size, taps, (low, _), extent in zip(geom.input_size, geom.window, geom.padding, window.shape[:2], strict=True):
         pads.append((low, taps + extent - 1 - size - low))
-    if min(high for _, high in pads) < 0:
-        bottom, right = (min(high, 0) for _, high in pads)
-        planes = planes[:, : planes.shape[1] + bottom, : planes.shape[2] + right]
-        pads = [(low, max(high, 0)) for low, high in pads]
-    return jnp.transpose(_canonical(planes, window, (1, 1), pads), (1, 2, 0, 3))
+    # With strides the last rows and columns of the input may lie beyond every window: leave them out.
+    (_, bottom), (_, right) = pads
+    planes = planes[:, : planes.shape[1] + min(bottom, 0), : planes.shape[2] + min(right, 0)]
+    return _canonical(planes, window, (1, 1), [(low, max(high, 0)) for low, high in pads])
 
 
 def _mapped_kernel_gradient(geom):

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.types import Array, FactoredLayer, PyTree
-from jaxfl.models.convolution import convolve, geometry, kernel_gradient, patches
+from jaxfl.models.convolution import convolve, kernel_gradient
 from jaxfl.models.pooling import max_pool as pool
+from jaxfl.models.windows import geometry, patches
 
 # LeCun normal (truncated) kernels and zero biases: the default of flax.
 _initial_kernel = jax.nn.initializers.lecun_normal()

@@ -25,7 +25,7 @@ def mlp(widths: tuple[int, ...] = (784, 32, 10), activation: str = "relu") -> Mo
 
     Example:
         >>> import jax
-        >>> params = mlp((784, 32, 10)).init(jax.random.key(0))
+        >>> params = jax.eval_shape(mlp((784, 32, 10)).init, jax.random.key(0))
         >>> sum(leaf.size for leaf in jax.tree.leaves(params))
         25450
     """

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.core import Array, PyTree, check, leaf_key, node_keys
-from jaxfl.core.tree import scale
+from jaxfl.core import Array, PyTree, check, node_keys
+from jaxfl.core.tree import flattener, scale, size
 
 
 class NoiseMechanism(NamedTuple):
@@ -22,7 +22,8 @@ class NoiseMechanism(NamedTuple):
     Attributes:
         distribution: "gaussian" or "laplace".
         noise_scale: () or (n,), standard deviation (Gaussian) or scale b of density exp(-|x| / b) / (2 b) (Laplace).
-        draw: (key, tree with leaves (n, *leaf)) -> noise of the same structure, shapes and dtypes.
+        draw: (key, tree with leaves (n, *leaf)) -> noise of the same structure and shapes, in the dtype of the
+            first leaf.
     """
 
     distribution: str
@@ -67,12 +68,12 @@ def laplace(noise_scale: float | Array) -> NoiseMechanism:
 
 def _mechanism(distribution: str, noise_scale: float | Array, sample: Callable[..., Array]) -> NoiseMechanism:
     def draw(key, tree):
-        leaves, structure = jax.tree.flatten(tree)
-
-        def one_node(node_key):
-            return [sample(leaf_key(node_key, i), leaf.shape[1:], leaf.dtype) for i, leaf in enumerate(leaves)]
-
-        standard = jax.vmap(one_node)(node_keys(key, leaves[0].shape[0]))
-        return scale(jnp.asarray(noise_scale, jnp.float32), structure.unflatten(standard))
+        one_node = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), tree)
+        _, unflatten = flattener(one_node)
+        first = jax.tree.leaves(tree)[0]
+        num_nodes, dtype = first.shape[0], first.dtype
+        # One call for all leaves: a sampler a leaf multiplies the size of the program, and the time to compile it.
+        standard = jax.vmap(lambda node_key: sample(node_key, (size(one_node),), dtype))(node_keys(key, num_nodes))
+        return scale(jnp.asarray(noise_scale, dtype), unflatten(standard))
 
     return NoiseMechanism(distribution=distribution, noise_scale=noise_scale, draw=draw)

@@ -102,12 +102,6 @@ class Checkpoints:
         """Rounds of the complete checkpoints, ascending."""
         return sorted(self._manager.all_steps())
 
-    def clear(self) -> None:
-        """Delete every checkpoint."""
-        for round_index in self.rounds():
-            shutil.rmtree(self._directory / str(round_index))
-        self._reopen()
-
     def close(self) -> None:
         """Release the directory."""
         with _quiet():

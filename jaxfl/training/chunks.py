@@ -115,6 +115,17 @@ def init_fn(algorithm: Algorithm) -> Wrapped:
     return jax.jit(init)
 
 
+def check_start(algorithm: Algorithm, key: Array, data: FederatedData) -> PyTree:
+    """Shapes of the first state, after every check that `init` makes on the host.
+
+    The data are closed over, not traced, so that checks can look at the nodes' sizes; nothing is computed.
+
+    Raises:
+        ArgumentError: the algorithm cannot run on these data.
+    """
+    return jax.eval_shape(lambda key: algorithm.init(key, data), key)
+
+
 def info_fields(info: Any, num_nodes: int) -> dict[str, Any]:
     """The fields of an info by name, without those that are None; refuses anything but () and (n,) arrays."""
     if not hasattr(info, "_asdict"):

@@ -15,7 +15,7 @@ import jax
 from jaxfl.core import Algorithm, ArgumentError, FederatedData, PyTree, Task
 from jaxfl.core.check import at_least, one_of, positive
 from jaxfl.training.checkpoint import Checkpoints
-from jaxfl.training.chunks import COSTS, Diverged, default_chunk_rounds, init_fn
+from jaxfl.training.chunks import COSTS, Diverged, check_start, default_chunk_rounds, init_fn
 from jaxfl.training.evaluate import evaluation_set
 from jaxfl.training.json_files import jsonable
 from jaxfl.training.part import Schedule, Variant, run_part
@@ -83,6 +83,9 @@ def train(
     at_least(1, chunk_rounds=chunk_rounds)
     budgets, privacy = dict(budgets or {}), dict(privacy or {})
     _check_names(variants, seeds, budgets, privacy)
+    first_data = jax.device_put(data(seeds[0]) if callable(data) else data)
+    for algorithm in variants.values():  # what is wrong with any of them is said before one of them runs
+        check_start(algorithm, jax.random.key(seeds[0]), first_data)
     run.record_training(
         {
             "variants": list(variants),
@@ -113,7 +116,6 @@ def train(
         run.write_summary(content)
         return jsonable(content, "summary")
 
-    shared_data = None if callable(data) else jax.device_put(data)
     with ProgressReport(len(variants) * len(seeds) * num_rounds, quiet=quiet) as progress:
         for name, algorithm in variants.items():
             variant = Variant(name, algorithm, task, test, chunk_rounds)
@@ -121,7 +123,7 @@ def train(
                 progress.begin(name, seed, num_rounds)
                 record = run.finished(name, seed)
                 if record is None:
-                    own_data = shared_data if shared_data is not None else jax.device_put(data(seed))  # type: ignore[operator]
+                    own_data = jax.device_put(data(seed)) if callable(data) else first_data
                     checkpoints = Checkpoints(run.checkpoint_directory(name, seed), keep_checkpoints)
                     try:
                         record = run_part(variant, seed, own_data, test, run, checkpoints, schedule, budgets, progress)

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxfl.core import Algorithm, Array, FederatedData, PyTree, Task
 from jaxfl.training.checkpoint import Checkpoints
-from jaxfl.training.chunks import COSTS, Diverged, Infos, add_costs, chunk_fn, fetch, init_fn, refuse_bad, summarize
+from jaxfl.training.chunks import COSTS, Diverged, Infos, add_costs, check_start, chunk_fn, fetch, init_fn, refuse_bad, summarize
 from jaxfl.training.evaluate import EvaluationSet, Scores, evaluate_fn, flatten_scores
 from jaxfl.training.progress import ProgressReport
 from jaxfl.training.records import RunDirectory
@@ -96,6 +96,7 @@ def run_part(
         The record for `RunDirectory.mark_finished`: "round", "budget_spent", "seconds".
     """
     key = jax.random.key(seed)
+    check_start(variant.algorithm, key, data)
     had_checkpoints = bool(checkpoints.rounds())
     found = checkpoints.restore(variant.structure(key, data))
     compiled, compile_seconds = variant.compiled(key, data)

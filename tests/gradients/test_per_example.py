@@ -65,7 +65,9 @@ def test_a_sample_of_weight_0_contributes_exactly_zero(task):
     weights = jnp.ones(9).at[4].set(0.0)
     other = inputs.at[4].set(17.0)
     for clip_norm in (None, 0.8):
-        found = [per_example.weighted_sum(task, params, x, labels, weights, clip_norm=clip_norm) for x in (inputs, other)]
+        found = [
+            per_example.weighted_sum(task, params, x, labels, weights, clip_norm=clip_norm) for x in (inputs, other)
+        ]
         np.testing.assert_array_equal(flat(found[0].gradient), flat(found[1].gradient))
 
 

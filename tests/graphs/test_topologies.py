@@ -3,10 +3,10 @@ import networkx as nx
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from strategies import column_stochastic
 
 from jaxfl import graphs
 from jaxfl.core import ArgumentError
-from tests.strategies import column_stochastic
 
 CHECKED = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -176,7 +176,7 @@ def test_permute_relabels_degrees_and_undoes():
     ("build", "words"),
     [
         (lambda: graphs.ring(0), "num_nodes: must be an integer of at least 1; got 0"),
-        (lambda: graphs.exponential(2.5), "num_nodes: .* got 2.5"),
+        (lambda: graphs.exponential(2.5), "num_nodes: .* got 2.5"),  # pyright: ignore[reportArgumentType]
         (lambda: graphs.star(4, weights="equal"), "weights: must be one of uniform, metropolis; got 'equal'"),
         (lambda: graphs.random_digraph(4, 1.5, key=0), "edge_probability: must lie in"),
         (lambda: graphs.random_digraph(9, 0.0, key=0), "none of 100 draws .* no path from node 0 to node 1"),

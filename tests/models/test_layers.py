@@ -12,6 +12,17 @@ from jaxfl.models import layers
 RNG = np.random.default_rng(0)
 
 
+def initial(layer):
+    """Parameters of a layer that has some, compiled as one program."""
+    assert layer.init is not None
+    return jax.jit(layer.init)(jax.random.key(1))
+
+
+def factored_form(layer):
+    assert layer.factored is not None
+    return layer.factored("layer", False)
+
+
 def normal(*shape):
     return jnp.asarray(RNG.normal(size=shape), jnp.float32)
 
@@ -31,62 +42,78 @@ def per_sample_gradients(layer, params, inputs, errors):
     def one(one_input, one_error):
         return jax.grad(lambda p: jnp.sum(layer.apply(p, one_input[None])[0] * one_error))(params)
 
-    return jax.lax.map(lambda pair: one(*pair), (inputs, errors))
+    return jax.jit(jax.vmap(one))(inputs, errors)
 
 
-@pytest.fixture(params=LAYERS, ids=LAYERS.keys())
+def in_factored_form(factored, inputs, errors, weight):
+    """Everything that the factored form offers, compiled at once."""
+
+    def everything(inputs, errors, weight):
+        return {
+            "squared_norm": factored.squared_norm(inputs, errors),
+            "absolute_norm": factored.absolute_norm(inputs, errors),
+            "weighted_sum": factored.weighted_sum(inputs, errors, weight),
+            "per_sample": factored.per_sample(inputs, errors),
+        }
+
+    return jax.tree.map(np.asarray, jax.jit(everything)(inputs, errors, weight))
+
+
+@pytest.fixture(scope="module", params=LAYERS, ids=list(LAYERS))
 def case(request):
+    """(factored layer, its arguments, the per-sample gradients of the same samples)."""
     layer, input_shape = LAYERS[request.param]
-    params = layer.init(jax.random.key(1))
-    params["bias"] = normal(*params["bias"].shape)
+    params = initial(layer)
     inputs = normal(*input_shape)
-    errors = normal(*layer.apply(params, inputs).shape)
-    return layer.factored("layer", False), per_sample_gradients(layer, params, inputs, errors), inputs, errors
+    errors = normal(*jax.eval_shape(layer.apply, params, inputs).shape)
+    gradients = jax.tree.map(np.asarray, per_sample_gradients(layer, params, inputs, errors))
+    return factored_form(layer), (inputs, errors, normal(input_shape[0])), gradients
+
+
+@pytest.fixture(scope="module")
+def results(case):
+    factored, arguments, _ = case
+    return in_factored_form(factored, *arguments)
 
 
 def sum_over_leaves(fn, tree):
-    return sum(np.asarray(fn(leaf)).reshape(leaf.shape[0], -1).sum(axis=1) for leaf in jax.tree.leaves(tree))
+    return sum(fn(leaf).reshape(leaf.shape[0], -1).sum(axis=1) for leaf in tree.values())
 
 
-def test_squared_norm_agrees_with_per_sample_gradients(case):
-    factored, gradients, inputs, errors = case
-    expected = sum_over_leaves(lambda leaf: leaf**2, gradients)
-    np.testing.assert_allclose(factored.squared_norm(inputs, errors), expected, rtol=1e-5)
+def test_squared_norm_agrees_with_per_sample_gradients(case, results):
+    np.testing.assert_allclose(results["squared_norm"], sum_over_leaves(np.square, case[2]), rtol=1e-5)
 
 
-def test_absolute_norm_agrees_with_per_sample_gradients(case):
-    factored, gradients, inputs, errors = case
-    expected = sum_over_leaves(jnp.abs, gradients)
-    np.testing.assert_allclose(factored.absolute_norm(inputs, errors), expected, rtol=1e-5)
+def test_absolute_norm_agrees_with_per_sample_gradients(case, results):
+    np.testing.assert_allclose(results["absolute_norm"], sum_over_leaves(np.abs, case[2]), rtol=1e-5)
 
 
-def test_weighted_sum_agrees_with_per_sample_gradients(case):
-    factored, gradients, inputs, errors = case
-    weight = normal(inputs.shape[0])
-    actual = factored.weighted_sum(inputs, errors, weight)
+def test_weighted_sum_agrees_with_per_sample_gradients(case, results):
+    _, (_, _, weight), gradients = case
     for name, leaf in gradients.items():
-        expected = np.tensordot(np.asarray(weight), np.asarray(leaf), axes=1)
-        np.testing.assert_allclose(actual[name], expected, rtol=1e-5, atol=1e-5)
+        expected = np.tensordot(np.asarray(weight), leaf, axes=1)
+        np.testing.assert_allclose(results["weighted_sum"][name], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_per_sample_agrees_with_per_sample_gradients(case):
-    factored, gradients, inputs, errors = case
-    actual = factored.per_sample(inputs, errors)
-    for name, leaf in gradients.items():
-        np.testing.assert_allclose(actual[name], leaf, rtol=1e-5, atol=1e-5)
+def test_per_sample_agrees_with_per_sample_gradients(case, results):
+    for name, leaf in case[2].items():
+        np.testing.assert_allclose(results["per_sample"][name], leaf, rtol=1e-5, atol=1e-5)
 
 
-def test_norms_agree_in_groups_of_samples(case, monkeypatch):
-    factored, gradients, inputs, errors = case
-    monkeypatch.setattr(layers, "_GROUP_BYTES", 1)
-    expected = sum_over_leaves(lambda leaf: leaf**2, gradients)
-    np.testing.assert_allclose(factored.squared_norm(inputs, errors), expected, rtol=1e-5)
-    monkeypatch.setattr(layers, "_GROUP_BYTES", 4000)  # a few samples at a time, with a remainder
-    np.testing.assert_allclose(factored.absolute_norm(inputs, errors), sum_over_leaves(jnp.abs, gradients), rtol=1e-5)
+@pytest.mark.parametrize("group_bytes", [1, 6000], ids=["one by one", "two and two and one"])
+def test_norms_agree_in_groups_of_samples(group_bytes, monkeypatch):
+    layer, input_shape = LAYERS["conv"]
+    inputs, errors, weight = normal(*input_shape), normal(*input_shape[:3], 3), normal(input_shape[0])
+    factored = factored_form(layer)
+    expected = in_factored_form(factored, inputs, errors, weight)
+    monkeypatch.setattr(layers, "_GROUP_BYTES", group_bytes)
+    actual = in_factored_form(factored, inputs, errors, weight)
+    for norm in ("squared_norm", "absolute_norm"):
+        np.testing.assert_allclose(actual[norm], expected[norm], rtol=1e-5)
 
 
 def test_factored_dense_forms_no_per_sample_gradients():
-    factored = layers.dense(300, 200).factored("layer", True)
+    factored = factored_form(layers.dense(300, 200))
     inputs, errors = normal(64, 300), normal(64, 200)
 
     def clipped(inputs, errors):
@@ -99,26 +126,27 @@ def test_factored_dense_forms_no_per_sample_gradients():
 
 def test_dense_equals_flax_linear():
     linear = nnx.Linear(7, 4, rngs=nnx.Rngs(0))
-    linear.bias[...] = normal(4)
+    bias = normal(4)
     inputs = normal(5, 7)
-    params = {"kernel": linear.kernel[...], "bias": linear.bias[...]}
-    np.testing.assert_allclose(layers.dense(7, 4).apply(params, inputs), linear(inputs), rtol=1e-5, atol=1e-6)
+    params = {"kernel": linear.kernel[...], "bias": bias}
+    expected = linear(inputs) + bias[None, :]  # flax starts at a zero bias
+    np.testing.assert_allclose(layers.dense(7, 4).apply(params, inputs), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("padding", ["SAME", "VALID"])
-@pytest.mark.parametrize("strides", [(1, 1), (2, 3)])
+@pytest.mark.parametrize(("padding", "strides"), [("SAME", (1, 1)), ("SAME", (2, 3)), ("VALID", (2, 1))])
 def test_conv_equals_flax_conv(padding, strides):
     flax_conv = nnx.Conv(2, 3, (3, 4), strides=strides, padding=padding, rngs=nnx.Rngs(0))
-    flax_conv.bias[...] = normal(3)
+    bias = normal(3)
     inputs = normal(2, 9, 8, 2)
-    params = {"kernel": flax_conv.kernel[...], "bias": flax_conv.bias[...]}
+    params = {"kernel": flax_conv.kernel[...], "bias": bias}
     ours = layers.conv(2, 3, (3, 4), strides=strides, padding=padding)
-    np.testing.assert_allclose(ours.apply(params, inputs), flax_conv(inputs), rtol=1e-5, atol=1e-5)
+    expected = flax_conv(inputs) + bias[None, None, None, :]  # flax starts at a zero bias
+    np.testing.assert_allclose(ours.apply(params, inputs), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("layer", "kernel_of"), [(layers.dense(400, 300), 400), (layers.conv(16, 300, (5, 5)), 400)])
 def test_kernels_start_lecun_normal_and_biases_zero(layer, kernel_of):
-    params = layer.init(jax.random.key(0))
+    params = initial(layer)
     # 120,000 draws: the relative standard error of their variance is about 0.4 percent.
     np.testing.assert_allclose(np.var(params["kernel"]), 1 / kernel_of, rtol=0.02)
     assert not params["bias"].any()
@@ -131,7 +159,7 @@ def test_wrong_inputs_are_named():
     with pytest.raises(
         ArgumentError, match=r"inputs: must be images \(b, height, width, 3\); got shape \(2, 8, 8, 1\)"
     ):
-        conv.apply(conv.init(jax.random.key(0)), jnp.zeros((2, 8, 8, 1)))
+        conv.apply(initial(conv), jnp.zeros((2, 8, 8, 1)))
 
 
 @pytest.mark.parametrize(

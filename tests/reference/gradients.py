@@ -13,7 +13,9 @@ class PlainGradient:
     def __call__(self, z, entries):
         total = zeros_like(z)
         for entry in entries:
-            total = add(total, 1.0 / self.batch_size, clip(loss_and_gradient(z, *self.samples[entry])[1], *self.clipping))
+            total = add(
+                total, 1.0 / self.batch_size, clip(loss_and_gradient(z, *self.samples[entry])[1], *self.clipping)
+            )
         return total
 
 
@@ -50,4 +52,6 @@ class SagaGradient:
 
 def batch_entries(batch, node):
     """The entries of one node's batch, in order, with repetition."""
-    return [int(e) for e, used in zip(np.asarray(batch.indices)[node], np.asarray(batch.mask)[node], strict=True) if used]
+    return [
+        int(e) for e, used in zip(np.asarray(batch.indices)[node], np.asarray(batch.mask)[node], strict=True) if used
+    ]

@@ -81,7 +81,11 @@ def test_only_the_newest_stay(tmp_path):
     _fill(tmp_path, rounds=(5, 10, 15, 20), keep=3)
     checkpoints = Checkpoints(tmp_path, 3)
     assert checkpoints.rounds() == [10, 15, 20]
-    checkpoints.clear()
+    checkpoints.close()
+
+
+def test_an_empty_directory_has_nothing_to_restore(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "new")
     assert checkpoints.rounds() == []
     assert checkpoints.restore(_structure(_state())) is None
     checkpoints.close()

@@ -30,8 +30,7 @@ def _by_hand(params, inputs, labels):
     return -log_probabilities[np.arange(len(labels)), labels].mean(), (logits.argmax(1) == labels).mean()
 
 
-@pytest.mark.parametrize("node_loop", ["vmap", "map", "chunk:3"])
-@pytest.mark.parametrize("batch_size", [8, 37, 1000])
+@pytest.mark.parametrize(("batch_size", "node_loop"), [(8, "vmap"), (37, "map"), (1000, "chunk:3")])
 def test_scores_are_those_of_each_node_and_of_the_average_model(batch_size, node_loop):
     task = toy_task(node_loop)
     algorithm, state, inputs, labels = _state(task)

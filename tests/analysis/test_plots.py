@@ -1,0 +1,124 @@
+"""Pictures of runs: what is drawn, from what, and what is left alone."""
+
+import json
+import struct
+import sys
+
+import numpy as np
+import pytest
+
+from jaxfl.analysis import plot_run
+from jaxfl.analysis.plots import _COLORS, Panel, draw_panels, seeds_curve
+from jaxfl.core import ArgumentError
+
+PANEL = Panel("train_loss", "training loss")
+
+
+def _lines(variants=("A", "B"), seeds=(0, 1, 2), rounds=(0, 10, 20), scale=1.0):
+    return [
+        {
+            "variant": variant,
+            "seed": seed,
+            "round": number,
+            "train_loss": None if number == 0 else scale * (1 + seed) / number,
+            "test_loss": 2.0 - number / 20,
+            "test_accuracy": number / 25,
+            "test_accuracy_worst_node": number / 30,
+        }
+        for variant in variants
+        for seed in seeds
+        for number in rounds
+    ]
+
+
+def _write(folder, lines):
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_a_run_is_drawn_from_its_metrics_alone(tmp_path):
+    _write(tmp_path, _lines())
+    (path,) = plot_run(tmp_path)
+    assert path == tmp_path / "plots" / "training.png"
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", content[16:24])
+    assert width >= 900
+    assert height >= 600
+    assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
+
+
+def test_lines_are_means_and_bands_reach_from_the_smallest_to_the_largest_seed():
+    figure = draw_panels(_lines(), [PANEL], "a title")
+    (axes,) = figure.axes
+    assert len(axes.lines) == 2
+    np.testing.assert_array_equal(axes.lines[0].get_xdata(), [10, 20])
+    np.testing.assert_allclose(np.asarray(axes.lines[0].get_ydata()), [0.2, 0.1])
+    assert len(axes.collections) == 2
+    band = np.array(axes.collections[0].get_paths()[0].vertices)
+    np.testing.assert_allclose([band[:, 1].min(), band[:, 1].max()], [0.05, 0.3])
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["A", "B"]
+    assert "mean over 3 seeds, band: smallest to largest seed" in legend.get_title().get_text()
+    assert figure.get_suptitle() == "a title"
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("round", "training loss")
+
+
+def test_one_seed_has_no_band():
+    figure = draw_panels(_lines(seeds=(0,)), [PANEL], "")
+    assert len(figure.axes[0].collections) == 0
+    assert "one seed" in figure.legends[0].get_title().get_text()
+
+
+def test_variants_differ_in_color_and_dashes():
+    variants = [f"v{number}" for number in range(9)]
+    figure = draw_panels(_lines(variants=variants), [PANEL], "")
+    # `get_linestyle` says "--" for every kind of dashes.
+    styles = [(line.get_color(), getattr(line, "_dash_pattern")) for line in figure.axes[0].lines]  # noqa: B009
+    assert len(set(map(str, styles))) == 9
+    assert [color for color, *_ in styles[:7]] == list(_COLORS)
+
+
+@pytest.mark.parametrize(("values", "scale"), [((1.0, 0.5), "linear"), ((1.0, 1e-3), "log"), ((1.0, 0.0), "linear")])
+def test_log_scale_only_where_a_positive_loss_spans_much(values, scale):
+    lines = [
+        {"variant": "A", "seed": 0, "round": number, "train_loss": value, "test_accuracy": value}
+        for number, value in enumerate(values)
+    ]
+    figure = draw_panels(lines, [PANEL, Panel("test_accuracy", "accuracy", is_accuracy=True)], "")
+    assert [axes.get_yscale() for axes in figure.axes] == [scale, "linear"]
+
+
+def test_an_interrupted_run_is_drawn_as_far_as_it_came(tmp_path):
+    lines = _lines()[:-2]  # the last seed of B has but its first line
+    _write(tmp_path, lines)
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"variant": "B", "se')
+    assert plot_run(tmp_path)[0].exists()
+    curve = seeds_curve([line for line in lines if line["variant"] == "B"], "train_loss")
+    np.testing.assert_allclose(curve.mean, [0.15, 0.075])
+    assert seeds_curve(lines, "absent").rounds.size == 0
+
+
+def test_a_variant_without_a_metric_and_a_single_evaluation_are_drawn(tmp_path):
+    lines = _lines(variants=("A",), rounds=(0,))
+    _write(tmp_path, lines)
+    assert plot_run(tmp_path)[0].exists()
+    figure = draw_panels([*_lines(variants=("A",)), {"variant": "B", "seed": 0, "round": 5}], [PANEL], "")
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A"]
+
+
+def test_the_title_comes_from_the_configuration(tmp_path):
+    from jaxfl.analysis.plots import _title
+
+    config = {"experiment": "privsgp_vr", "preset": None, "config": {"dataset": "digits"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert _title(tmp_path / "config.json") == "privsgp_vr, digits"
+    assert _title(tmp_path / "none" / "config.json") == "none"
+
+
+def test_a_directory_without_metrics_is_refused(tmp_path):
+    with pytest.raises(ArgumentError, match=r"run_dir: must hold metrics\.jsonl"):
+        plot_run(tmp_path)
+    _write(tmp_path, [{"variant": "A", "seed": 0, "round": 0}])
+    with pytest.raises(ArgumentError, match="run_dir: must hold metrics to draw"):
+        plot_run(tmp_path)

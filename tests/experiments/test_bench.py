@@ -1,0 +1,104 @@
+"""The benchmark harness on tiny shapes: it runs, names and writes what it should. Nothing here looks at a time."""
+
+import json
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import bench, bench_conv
+from experiments.timing import Measurement, in_turns, ratio, runner
+from jaxfl.core import ArgumentError
+from jaxfl.models import classification, mlp
+
+TINY = bench_conv.Setting(
+    num_nodes=2,
+    batch_size=2,
+    sample_shape=(8, 8, 1),
+    channels=(2, 3),
+    window=3,
+    hidden=4,
+    num_classes=3,
+    repeats=2,
+    flax_repeats=1,
+    scan_nodes=1,
+    scan_repeats=1,
+    gemm_size=8,
+)
+
+
+@pytest.mark.bench
+def test_conv_suite_names_its_numbers_and_writes_them(tmp_path, monkeypatch):
+    # Both rows a small MLP: the networks themselves take long to compile and are compared below.
+    task = classification(mlp((64, 3)))
+    monkeypatch.setattr(bench_conv, "tasks", lambda setting: {"jaxfl": task, "flax": task})
+    tiny = types.ModuleType("tiny_suite")
+    setattr(tiny, "suite", lambda: bench_conv.suite(TINY))  # noqa: B010
+    monkeypatch.setitem(sys.modules, "tiny_suite", tiny)
+    monkeypatch.setitem(bench.SUITES, "conv", "tiny_suite")
+    bench.run("conv", tmp_path / "bench.json")
+    written = json.loads((tmp_path / "bench.json").read_text())
+    assert {"conv/speedup_vs_flax_vmap", "conv/share_of_gemm", "environment"} <= set(written)
+    assert written["environment"]["jax"] == jax.__version__
+    for name in set(written) - {"environment"}:
+        assert set(written[name]) == {"value", "unit", "spread", "against"}
+        assert np.isfinite(written[name]["value"])
+        assert written[name]["spread"][0] <= written[name]["value"] <= written[name]["spread"][1]
+
+
+def test_both_rows_of_the_conv_suite_train_the_same_network():
+    both = bench_conv.tasks(TINY)
+    params = jax.jit(jax.vmap(both["jaxfl"].init))(jax.random.split(jax.random.key(0), 2))
+    inputs = jax.random.uniform(jax.random.key(1), (2, 2, 8, 8, 1))
+    labels = jnp.array([[0, 1], [2, 0]], jnp.int32)
+    ours, theirs = (jax.jit(bench_conv.sgd_rounds(task, 1))(params, inputs, labels) for task in both.values())
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    for mine, other, start in zip(*map(jax.tree.leaves, (ours, theirs, params)), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6)
+        assert np.abs(mine - start).max() > 1e-5
+
+
+def test_step_flops_count_the_products_of_a_step():
+    # By hand: 3x3 kernels on 8x8, 1 to 2 (two products); on 4x4, 2 to 3, dense 12 to 4 and 4 to 3 (three products).
+    per_sample = 2 * (64 * 9 * 2 * 2 + 16 * 9 * 2 * 3 * 3 + 12 * 4 * 3 + 4 * 3 * 3)
+    assert bench_conv.step_flops(TINY) == per_sample * 2 * 2
+
+
+def test_runner_feeds_each_result_to_the_next_call_and_leaves_its_argument_usable():
+    start = jnp.zeros(3)
+    seen = []
+
+    def step(state, increment):
+        jax.debug.callback(lambda value: seen.append(float(value)), state[0])
+        return state + increment
+
+    one = runner(step, start, jnp.ones(()))
+    assert one.call() > 0
+    jax.effects_barrier()
+    assert seen == [0.0, 1.0]
+    np.testing.assert_array_equal(start, np.zeros(3))
+
+
+def test_rivals_take_turns():
+    order = []
+    calls = {name: lambda name=name: order.append(name) or 1.0 for name in ("ours", "theirs")}
+    seconds = in_turns(calls, {"ours": 4, "theirs": 2})
+    assert order == ["ours", "ours", "theirs", "ours", "ours", "theirs"]
+    assert [len(seconds[name]) for name in ("ours", "theirs")] == [4, 2]
+
+
+def test_ratio_is_of_medians_with_the_extremes():
+    assert ratio([4.0, 8.0, 6.0], [2.0, 1.0, 3.0]) == (3.0, (4 / 3, 8.0))
+
+
+def test_an_unwritable_file_is_named_before_anything_runs(tmp_path):
+    with pytest.raises(ArgumentError, match="--json: must name a file in an existing folder"):
+        bench.run("conv", tmp_path / "missing" / "bench.json")
+
+
+def test_json_keeps_measurements_and_environment_apart():
+    text = bench.as_json({"conv/x": Measurement(2.0, "x", (1.0, 3.0), "y")})
+    assert json.loads(text)["conv/x"] == {"value": 2.0, "unit": "x", "spread": [1.0, 3.0], "against": "y"}

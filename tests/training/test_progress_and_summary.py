@@ -1,0 +1,119 @@
+"""What a person sees: progress on and off a terminal, the closing table."""
+
+import io
+
+import pytest
+import rich.console
+
+from jaxfl.core import ArgumentError
+from jaxfl.training import summary_table
+from jaxfl.training.progress import ProgressReport
+from jaxfl.training.summary import format_spread, spread, summarize_run
+
+
+def _console(*, terminal):
+    return rich.console.Console(file=io.StringIO(), force_terminal=terminal, width=120, highlight=False)
+
+
+def _written(console):
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def _run(console, *, quiet=False):
+    with ProgressReport(40, quiet=quiet, console=console) as progress:
+        for seed in (0, 1):
+            progress.begin("PrivSGP-VR [b=1]", seed, 20)
+            progress.skip(10)
+            progress.compiled()
+            progress.note("test accuracy 0.91")
+            progress.advance(10)
+            progress.end()
+    return _written(console)
+
+
+def test_without_a_terminal_plain_lines_name_the_variant_and_the_seed():
+    text = _run(_console(terminal=False))
+    lines = text.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("PrivSGP-VR [b=1], seed 0: round 20/20, test accuracy 0.91 (")
+    assert "rounds/s" in lines[0]
+    assert lines[1].startswith("PrivSGP-VR [b=1], seed 1: round 20/20")
+    assert lines[1].endswith("0:00 left)")
+    assert "\x1b" not in text
+
+
+def test_a_long_part_says_something_now_and_then(monkeypatch):
+    clock = iter(range(0, 10_000, 4))  # four seconds between any two looks at the clock
+    monkeypatch.setattr("jaxfl.training.progress.time.perf_counter", lambda: float(next(clock)))
+    console = _console(terminal=False)
+    with ProgressReport(100, console=console) as progress:
+        progress.begin("A", 0, 100)
+        progress.compiled()
+        for _ in range(10):
+            progress.advance(10)
+    shown = _written(console).count("\n")
+    assert 2 <= shown < 10
+
+
+def test_on_a_terminal_a_bar_with_rate_and_time_left():
+    text = _run(_console(terminal=True))
+    assert "PrivSGP-VR" in text
+    assert "20/20 rounds" in text  # of all parts: 40, less the 20 that were skipped
+    assert "rounds/s" in text
+    assert "left" in text
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_quiet_writes_nothing(terminal):
+    assert _run(_console(terminal=terminal), quiet=True) == ""
+
+
+def _summary():
+    return {
+        "experiment": "toy",
+        "status": "finished",
+        "seeds": [0, 1],
+        "variants": {
+            "A": {"rounds": 20, "test_accuracy": spread([0.5, 0.7]), "train_loss": spread([0.25, 0.75])},
+            "B": {"rounds": 10, "test_accuracy": spread([None, None])},
+        },
+    }
+
+
+def test_the_closing_table_has_a_row_per_variant():
+    console = _console(terminal=False)
+    console.print(summary_table(_summary()))
+    text = _written(console).replace("\xa0", " ")
+    rows = {line.split("│")[1].strip(): line for line in text.splitlines() if line.startswith("│")}
+    assert "60.0 ± 14.1" in rows["A"]
+    assert "0.5 ± 0.354" in rows["A"]
+    assert rows["B"].count(" - ") == 2
+    assert "mean ± standard deviation over 2 seeds, finished" in text
+    assert "worst" not in text  # no variant has it
+
+
+def test_spreads():
+    assert spread([]) == {"mean": None, "std": None, "per_seed": []}
+    assert spread([2.0]) == {"mean": 2.0, "std": None, "per_seed": [2.0]}
+    assert format_spread("test_accuracy", None) == "-"
+    assert format_spread("test_loss", {"mean": 1234.567, "std": None}) == "1.23e+03"
+
+
+def test_a_count_is_summed_over_its_lines_and_a_metric_taken_from_the_last():
+    lines = [
+        {"variant": "A", "seed": 0, "round": 0, "train_loss": None, "dropped": None},
+        {"variant": "A", "seed": 0, "round": 5, "train_loss": 3.0, "dropped": 4},
+        {"variant": "A", "seed": 0, "round": 10, "train_loss": 1.0, "dropped": 2},
+    ]
+    record = {"round": 10, "seconds": {"compile": 1.0, "run": 4.0, "timed_rounds": 8}}
+    common = {"experiment": "toy", "preset": None, "variants": ["A"], "seeds": [0], "privacy": {}, "environment": {}}
+    summary = summarize_run(lines, {("A", 0): record}, status="finished", **common)
+    assert summary["variants"]["A"]["dropped"]["per_seed"] == [6]
+    assert summary["variants"]["A"]["train_loss"]["per_seed"] == [1.0]
+    assert summary["seconds"] == {"compile": 1.0, "run": 4.0, "per_round": 0.5}
+    unfinished = summarize_run(lines, {("A", 0): None}, status="diverged", **common)
+    assert unfinished["variants"]["A"]["train_loss"]["per_seed"] == [None]
+    assert unfinished["variants"]["A"]["rounds"] == 10
+    with pytest.raises(ArgumentError, match="status: must be one of finished, budget_spent, diverged"):
+        summarize_run(lines, {}, status="done", **common)

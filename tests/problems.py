@@ -63,11 +63,11 @@ def start(algorithm, key, data):
     return jax.jit(lambda key, data: algorithm.init(key, data._replace(sizes=sizes)))(key, data)
 
 
-def run(algorithm, key, data, num_rounds):
+def run(algorithm, key, data, num_rounds, state=None):
     """State after some rounds, in one compiled scan, with the stacked infos."""
 
     @jax.jit
     def rounds(key, state, data):
         return jax.lax.scan(lambda s, _: algorithm.round(key, s, data), state, None, length=num_rounds)
 
-    return rounds(key, start(algorithm, key, data), data)
+    return rounds(key, start(algorithm, key, data) if state is None else state, data)

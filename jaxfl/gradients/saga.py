@@ -238,10 +238,11 @@ def _chunk_entries(chunk: Array, size: int, entries: int, counts: Array) -> tupl
 
     The last chunk starts earlier when the table is no multiple of the chunk, so that every slice has the same shape.
     """
-    start = jnp.minimum(chunk * size, entries - size)
+    begin = chunk.astype(jnp.int32) * size
+    start = jnp.minimum(begin, entries - size)
     row = start + jnp.arange(size, dtype=jnp.int32)
     rows = jnp.broadcast_to(row, (counts.shape[0], size))
-    return start, rows, rows < counts[:, None], row >= chunk * size
+    return start, rows, rows < counts[:, None], row >= begin
 
 
 def _build(
@@ -263,7 +264,7 @@ def _build(
 
     dtype = jnp.float32 if storage == "float32" else jnp.uint16
     empty = jnp.zeros((data.num_nodes, entries, store.row_size), dtype)
-    table = jax.lax.fori_loop(jnp.int32(0), jnp.int32(num_chunks), fill, empty)
+    table = jax.lax.fori_loop(0, num_chunks, fill, empty)
     first = draw_batch(sampler, key, jnp.int32(0), counts)
     return SagaState(
         table=table,
@@ -290,7 +291,7 @@ def _exact_mean(
         part = jax.lax.dynamic_slice_in_dim(table, start, size, axis=1)
         return jax.tree.map(jnp.add, total, over_nodes(one_node, task.node_loop)(params, inputs, labels, part, weights))
 
-    return jax.lax.fori_loop(jnp.int32(0), jnp.int32(num_chunks), add, jax.tree.map(jnp.zeros_like, params))
+    return jax.lax.fori_loop(0, num_chunks, add, jax.tree.map(jnp.zeros_like, params))
 
 
 def _preflight(

@@ -79,7 +79,8 @@ def fixed(batch_size: int) -> Sampler:
         step = jnp.arange(batch_size, dtype=jnp.int32)
         swap_with = jax.random.randint(key, (batch_size,), step, count, jnp.int32)
 
-        def swap(t, carry):
+        def swap(index, carry):
+            t = index.astype(jnp.int32)
             written_at, written, chosen = carry  # the array is i -> i but for written[s] at written_at[s]
 
             def value_at(position):
@@ -93,7 +94,7 @@ def fixed(batch_size: int) -> Sampler:
             )
 
         nothing = jnp.full(batch_size, -1, jnp.int32)
-        chosen = jax.lax.fori_loop(jnp.int32(0), jnp.int32(batch_size), swap, (nothing, nothing, nothing))[2]
+        chosen = jax.lax.fori_loop(0, batch_size, swap, (nothing, nothing, nothing))[2]
         return chosen, jnp.ones(batch_size, bool), jnp.int32(0)
 
     return Sampler("fixed", batch_size, batch_size, False, draw_node)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 
@@ -11,15 +14,22 @@ EXPERIMENTS = {
 }
 
 
-def main() -> None:
-    """Print the experiments and how to run them."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the experiments and how to run them; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and arguments not in (["--help"], ["-h"]):
+        name = arguments[0]
+        remedy = f"Write python -m experiments.{name}." if name in EXPERIMENTS else "Leave it out to see the list."
+        print(f"error: arguments: python -m experiments takes none; got {name!r}. {remedy}", file=sys.stderr)
+        return 2
     table = Table(title="python -m experiments.<name> [--help]")
     table.add_column("name")
     table.add_column("what")
     for name, what in EXPERIMENTS.items():
         table.add_row(name, what)
     Console().print(table)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

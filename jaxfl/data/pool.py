@@ -102,10 +102,10 @@ def partition_dataset(
     check.one_of(SCHEMES, scheme=scheme)
     for argument, value, owner in (("alpha", alpha, "dirichlet"), ("shards_per_node", shards_per_node, "shards")):
         if scheme == owner and value is None:
-            raise ArgumentError(argument, f"must be given for scheme {owner}", "got None", "Pass a number.")
+            raise ArgumentError(argument, f"must be given for the {owner} partition", "got None", "Pass a number.")
         if scheme != owner and value is not None:
-            remedy = f"Leave it out or choose scheme {owner}."
-            raise ArgumentError(argument, f"must be left out for scheme {scheme}", f"got {value}", remedy)
+            remedy = f"Leave it out, or choose the {owner} partition."
+            raise ArgumentError(argument, f"must be left out for the {scheme} partition", f"got {value}", remedy)
     if alpha is not None:
         return dirichlet(dataset.train_labels, num_nodes, alpha, seed)
     if shards_per_node is not None:

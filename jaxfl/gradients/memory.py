@@ -36,5 +36,5 @@ def require_fits(argument: str, needed: int, alternatives: dict[str, int]) -> No
         argument,
         "must fit in memory",
         f"it needs {bytes_text(needed)} and {bytes_text(available)} are free",
-        f"Alternatives: {choices}.",
+        f"Alternatives: {choices}." if choices else "Take a smaller model, or fewer nodes.",
     )

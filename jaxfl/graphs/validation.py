@@ -177,7 +177,7 @@ def _require_sums(graph: Graph, line: str, requirement: str) -> None:
     if abs(total - 1) > TOLERANCE:
         found = f"{line} {index} of {graph.name}{_in_round(k, graph.period)} sums to {total:.8g}"
         remedy = {
-            "column": 'weights="uniform" gives column-stochastic matrices on any graph.',
+            "column": 'Divide every column by its sum; weights="uniform" gives such matrices on any graph.',
             "row": 'weights="metropolis" gives doubly stochastic matrices on any undirected graph.',
         }[line]
         raise ArgumentError("graph", f"{requirement} (tolerance {TOLERANCE:g})", found, remedy)

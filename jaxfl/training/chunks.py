@@ -12,7 +12,7 @@ two declared tuples below.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -39,7 +39,8 @@ class Diverged(ArithmeticError):
         metric: name of the info field or of the evaluation metric.
         rounds: (first, last) round of the stretch in which it was noticed, counted from 1.
         first_round: first round with a non-finite value.
-        node: the lowest node with such a value in that round; None for a number that has no node.
+        node: the lowest node with such a value in that round; for a number of the whole network, the lowest one whose
+            parameters were not finite at the end of the stretch, None if there was none.
     """
 
     def __init__(
@@ -52,13 +53,15 @@ class Diverged(ArithmeticError):
         first_round: int,
         node: int | None,
         value: float,
+        node_of_params: int | None = None,
     ):
         self.variant, self.seed, self.metric = variant, seed, metric
-        self.rounds, self.first_round, self.node = rounds, first_round, node
+        self.rounds, self.first_round, self.node = rounds, first_round, node_of_params if node is None else node
         where = "" if node is None else f" at node {node}"
+        after = "" if node_of_params is None else f", which left node {node_of_params} with parameters that are not"
         super().__init__(
             f"{metric}: must stay finite; got {value}{where} in round {first_round} (rounds {rounds[0]} to {rounds[1]} "
-            f"of {variant}, seed {seed}). Use a smaller step size, or clip the gradients."
+            f"of {variant}, seed {seed}){after}. Use a smaller step size, or clip the gradients."
         )
 
 
@@ -148,13 +151,17 @@ def fetch(buffers: Mapping[str, Array], num_rounds: int) -> Infos:
     return {name: np.asarray(jax.device_get(buffer))[:num_rounds] for name, buffer in buffers.items()}
 
 
-def refuse_bad(infos: Infos, variant: str, seed: int, first_round: int) -> None:
+def refuse_bad(
+    infos: Infos, variant: str, seed: int, first_round: int, params: Callable[[], PyTree] | None = None
+) -> None:
     """Stop on a non-finite measurement or a fatal count.
 
     Args:
         infos: field -> (r, ...) values of r rounds.
         variant, seed: named in the error.
         first_round: the round, counted from 1, of the first row.
+        params: gives the parameters after the last round, leaves (n, *leaf): where to look for the node when a number
+            of the whole network is not finite.
 
     Raises:
         Diverged: a floating field is not finite; the earliest round decides which one is named.
@@ -196,7 +203,16 @@ def refuse_bad(infos: Infos, variant: str, seed: int, first_round: int) -> None:
             first_round=first_round + row,
             node=node if infos[name].ndim > 1 else None,
             value=float(values[node]),
+            node_of_params=_bad_node(params()) if params and infos[name].ndim == 1 else None,
         )
+
+
+def _bad_node(params: PyTree) -> int | None:
+    """The lowest node with a parameter that is not finite; None without one."""
+    leaves = [_float64(np.asarray(leaf)) for leaf in jax.tree.leaves(params)]
+    finite = [np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1) for leaf in leaves]
+    bad = np.flatnonzero(~np.all(finite, axis=0))
+    return int(bad[0]) if bad.size else None
 
 
 def summarize(stretch: Sequence[Infos]) -> dict[str, float | int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,18 @@ import numpy as np
 
 from jaxfl.core import Algorithm, Array, FederatedData, PyTree, Task
 from jaxfl.training.checkpoint import Checkpoints
-from jaxfl.training.chunks import COSTS, Diverged, Infos, add_costs, check_start, chunk_fn, fetch, init_fn, refuse_bad, summarize
+from jaxfl.training.chunks import (
+    COSTS,
+    Diverged,
+    Infos,
+    add_costs,
+    check_start,
+    chunk_fn,
+    fetch,
+    init_fn,
+    refuse_bad,
+    summarize,
+)
 from jaxfl.training.evaluate import EvaluationSet, Scores, evaluate_fn, flatten_scores
 from jaxfl.training.progress import ProgressReport
 from jaxfl.training.records import RunDirectory
@@ -152,7 +164,7 @@ def run_part(
             jax.block_until_ready((state, buffers))
             run_seconds += time.perf_counter() - began
             infos = fetch(buffers, count)
-            refuse_bad(infos, variant.name, seed, round_index + 1)
+            refuse_bad(infos, variant.name, seed, round_index + 1, partial(variant.algorithm.node_params, state))
             stretch.append(infos)
             round_index += count
             timed_rounds += count

@@ -109,8 +109,8 @@ class TestPartitionDataset:
             ("random", {}, "scheme", "iid, dirichlet, shards"),
             ("dirichlet", {}, "alpha", "must be given"),
             ("shards", {}, "shards_per_node", "must be given"),
-            ("iid", {"alpha": 1.0}, "alpha", "left out for scheme iid"),
-            ("dirichlet", {"alpha": 1.0, "shards_per_node": 2}, "shards_per_node", "left out for scheme dirichlet"),
+            ("iid", {"alpha": 1.0}, "alpha", "left out for the iid partition"),
+            ("dirichlet", {"alpha": 1.0, "shards_per_node": 2}, "shards_per_node", "left out for the dirichlet partition"),
             ("dirichlet", {"alpha": 0.0}, "alpha", "positive"),
         ],
     )

@@ -81,7 +81,7 @@ def test_the_three_tables_agree():
 
 
 def test_saga_works_for_a_task_without_layers():
-    state, info = run(algorithm(linear_task(), step_size=0.02), jax.random.key(0), uneven_data(), 40)
+    state, _ = run(algorithm(linear_task(), step_size=0.02), jax.random.key(0), uneven_data(), 40)
     assert np.isfinite(flat(state.params)).all()
     with pytest.raises(ArgumentError, match=r"table: .*jaxfl\.models"):
         algorithm(linear_task(), table="factored").init(jax.random.key(0), uneven_data())

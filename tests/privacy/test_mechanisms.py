@@ -26,7 +26,7 @@ def test_every_coordinate_has_the_scale_of_its_node(make, distribution):
         values = np.asarray(leaf, np.float64).reshape(3, -1)
         for node, scale in enumerate(scales):
             assert scipy.stats.kstest(values[node], distribution(scale).cdf).pvalue > 1e-4
-            assert scipy.stats.kstest(values[node], distribution(1.05 * scale).cdf).pvalue < 1e-4, "5 % off is seen"
+            assert scipy.stats.kstest(values[node], distribution(1.08 * scale).cdf).pvalue < 1e-4, "8 % off is seen"
 
 
 @pytest.mark.statistical

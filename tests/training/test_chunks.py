@@ -171,6 +171,22 @@ def test_the_first_bad_round_decides_what_is_named(bad):
     refuse_bad({"loss": infos["loss"][:2]}, "plain", 4, first_round=21)
 
 
+def test_a_bad_number_of_the_network_is_placed_by_the_parameters():
+    infos = {"consensus_distance": np.array([1, np.nan], np.float32)}
+    params = {"w": np.ones((4, 2), np.float32), "b": np.ones(4, np.float32)}
+    with pytest.raises(Diverged) as caught:
+        refuse_bad(infos, "plain", 0, first_round=1, params=lambda: params)
+    assert caught.value.node is None
+    params["w"][2, 1] = params["b"][3] = np.inf
+    with pytest.raises(Diverged, match=r"got nan in round 2 .*seed 0\), which left node 2 with parameters") as caught:
+        refuse_bad(infos, "plain", 0, first_round=1, params=lambda: params)
+    assert caught.value.node == 2
+    loss = {"loss": np.array([[1, np.nan, 1, 1]], np.float32)}
+    with pytest.raises(Diverged, match="at node 1 in round 1") as caught:
+        refuse_bad(loss, "plain", 0, first_round=1, params=lambda: params)
+    assert caught.value.node == 1
+
+
 def test_a_fatal_count_stops_and_names_node_and_round():
     infos = {"prefetch_misses": np.array([[0, 0, 0], [0, 0, 2]], np.int32), "dropped": np.array([5, 5], np.int32)}
     with pytest.raises(FatalCount, match=r"prefetch_misses: .* got 2 in rounds 11 to 12 .* node 2 in round 12"):

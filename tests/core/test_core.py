@@ -1,0 +1,131 @@
+"""Keys, checks, trees, node loops and task adapters."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxfl
+from jaxfl import ArgumentError
+from jaxfl.core import Purpose, check, node_keys, over_nodes, purpose_key, tree
+
+
+def bits(key):
+    return tuple(np.asarray(jax.random.key_data(key)).reshape(-1).tolist())
+
+
+def test_no_two_purposes_rounds_or_nodes_share_a_key():
+    base = jax.random.key(0)
+    keys = [purpose_key(base, purpose, k) for purpose in Purpose for k in range(8)]
+    nodes = [key for parent in keys[:16] for key in node_keys(parent, 5)]
+    everything = [bits(key) for key in [base, *keys, *nodes]]
+    assert len(set(everything)) == len(everything)
+
+
+def test_purposes_keep_their_numbers():
+    """A number, once used, is part of published results."""
+    numbers = {"INIT": 0, "BATCH": 1, "PARTICIPATION": 2, "NOISE": 3, "GRAPH": 4, "PARTITION": 5}
+    assert {purpose.name: int(purpose) for purpose in Purpose} == numbers
+
+
+def test_a_new_seed_changes_every_key():
+    for purpose in Purpose:
+        assert bits(purpose_key(jax.random.key(0), purpose)) != bits(purpose_key(jax.random.key(1), purpose))
+
+
+def test_checks_name_the_offender_and_pass_traced_values():
+    with pytest.raises(ArgumentError, match=r"noise_std: must be non-negative and finite; got -2\.0 at position 1\. "):
+        check.non_negative(noise_std=np.array([1.0, -2.0]))
+    for bad in (0, True, 1.5, "3"):
+        with pytest.raises(ArgumentError, match=r"^batch_size: "):
+            check.at_least(1, batch_size=bad)
+    for value in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ArgumentError, match=r"^step_size: must be positive and finite"):
+            check.positive(step_size=value)
+    with pytest.raises(ArgumentError, match=r"^p: must lie in \[0, 1\]; got 1\.5"):
+        check.probability(p=1.5)
+    with pytest.raises(ArgumentError, match=r"^noise: .* got shape \(3,\) for 4 nodes"):
+        check.per_node(4, noise=np.ones(3))
+
+    def traced(x):
+        check.positive(x=x)
+        check.non_negative(x=x)
+        return x
+
+    assert float(jax.jit(traced)(-1.0)) == -1.0
+    check.positive(step_size=lambda k: 0.1)
+    with pytest.raises(ArgumentError, match=r"^n: must be a static integer"):
+        jax.jit(lambda n: check.at_least(1, n=n))(3)
+
+
+def test_trees():
+    values = {"a": jnp.arange(6.0).reshape(2, 3), "b": jnp.ones((2, 2, 2))}
+    np.testing.assert_allclose(tree.squared_norm(values), [0 + 1 + 4 + 4, 9 + 16 + 25 + 4])
+    np.testing.assert_allclose(tree.scale(jnp.array([0.0, 2.0]), values)["b"], [[[0, 0]] * 2, [[2, 2]] * 2])
+    slope = jax.grad(lambda t: tree.norm(t).sum())(jax.tree.map(jnp.zeros_like, values))
+    assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(slope)), "the norm's derivative at 0 is 0"
+    assert tree.size(values) == 14
+    assert tree.num_bytes(values) == 56
+    mean = np.concatenate([np.asarray(leaf).reshape(2, -1) for leaf in values.values()], 1).mean(0)
+    flat = np.concatenate([np.asarray(leaf).reshape(2, -1) for leaf in values.values()], 1)
+    np.testing.assert_allclose(tree.consensus_distance(values), ((flat - mean) ** 2).sum(1).mean(), rtol=1e-6)
+
+
+def test_flattener_round_trip_behind_any_leading_axes():
+    shapes = {"b": jax.ShapeDtypeStruct((), jnp.float32), "w": jax.ShapeDtypeStruct((3, 2), jnp.float32)}
+    flatten, unflatten = tree.flattener(shapes)
+    flat = jnp.arange(4 * 5 * 7.0).reshape(4, 5, 7)
+    np.testing.assert_array_equal(flatten(unflatten(flat)), flat)
+    assert unflatten(flat)["w"].shape == (4, 5, 3, 2)
+
+
+@pytest.mark.parametrize("node_loop", ["vmap", "map", "chunk:2", "chunk:5"])
+def test_node_loops_agree(node_loop):
+    arguments = jnp.arange(12.0).reshape(4, 3), {"a": jnp.arange(4.0)}
+    fn = over_nodes(lambda x, y: (x.sum() * y["a"], x), node_loop)
+    expected = np.asarray(arguments[0]).sum(1) * np.arange(4.0)
+    np.testing.assert_allclose(jax.jit(fn)(*arguments)[0], expected)
+
+
+@pytest.mark.parametrize("bad", ["pmap", "chunk:0", "chunk:", "chunk:-1", ""])
+def test_unknown_node_loops_are_refused(bad):
+    with pytest.raises(ArgumentError, match=r'^node_loop: must be "vmap", "map" or "chunk:k"'):
+        over_nodes(lambda x: x, bad)
+
+
+class TwoLayers(nnx.Module):
+    def __init__(self, rngs):
+        self.hidden = nnx.Linear(4, 8, rngs=rngs)
+        self.norm = nnx.LayerNorm(8, rngs=rngs)
+        self.output = nnx.Linear(8, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.output(nnx.relu(self.norm(self.hidden(x))))
+
+
+def test_a_flax_module_trains_like_the_module_itself():
+    task = jaxfl.from_flax(TwoLayers)
+    params = task.init(jax.random.key(3))
+    module = TwoLayers(nnx.Rngs(jax.random.key(3)))
+    inputs, labels = jax.random.normal(jax.random.key(0), (5, 4)), jnp.array([0, 1, 2, 1, 0])
+    np.testing.assert_allclose(
+        task.loss(params, inputs, labels), jaxfl.core.cross_entropy(module(inputs), labels), rtol=1e-6
+    )
+    assert set(task.metrics(params, inputs, labels)) == {"loss", "accuracy"}
+    images = jnp.full((1, 4), 255, jnp.uint8)
+    np.testing.assert_allclose(task.loss(params, images, labels[:1]), task.loss(params, jnp.ones((1, 4)), labels[:1]))
+    data = jaxfl.federate(np.asarray(inputs), np.asarray(labels), [[0, 1], [2, 3, 4]])
+    learner = jaxfl.push_sum(
+        task, graph=jaxfl.graphs.directed_ring(2), step_size=0.5, gradient=jaxfl.mini_batch(clip_norm=1.0)
+    )
+    key = jax.random.key(0)
+    rounds = jax.jit(lambda s: jax.lax.scan(lambda s, _: learner.round(key, s, data), s, length=60))
+    _, info = rounds(learner.init(key, data))
+    losses = np.asarray(info.loss).mean(axis=1)
+    assert losses[-10:].mean() < 0.3 * losses[:10].mean()
+
+
+def test_a_module_with_batch_statistics_is_refused():
+    with pytest.raises(ArgumentError, match=r"^make_module: must hold nnx\.Param variables only; found .*BatchStat"):
+        jaxfl.from_flax(lambda rngs: nnx.BatchNorm(3, rngs=rngs))

@@ -1,0 +1,65 @@
+"""Imports run downward only, and no building block knows an algorithm."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FLOORS = {  # a room imports from rooms of a lower floor, and from itself
+    "core": 0,
+    "graphs": 0.5,
+    "gradients": 1,
+    "privacy": 1,
+    "models": 1,
+    "data": 1,
+    "algorithms": 2,
+    "training": 2,
+    "analysis": 2,
+    "experiments": 3,
+}
+MAY_NOT = {"algorithms": {"training", "data", "models", "analysis"}, "training": {"algorithms", "analysis"}}
+FILES = [
+    p
+    for folder in ("jaxfl", "experiments")
+    for p in sorted((ROOT / folder).rglob("*.py"))
+    if p.parent != ROOT / "jaxfl"
+]
+
+
+def room_of(module):
+    parts = module.split(".")
+    return parts[0] if parts[0] == "experiments" else (parts[1] if parts[0] == "jaxfl" and len(parts) > 1 else None)
+
+
+def imported_rooms(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (room_of(alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module == "jaxfl":
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield room_of(node.module)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_run_downward(path):
+    own = path.relative_to(ROOT).parts[1 if path.is_relative_to(ROOT / "jaxfl") else 0]
+    for room in imported_rooms(path):
+        if room is None or room == own:
+            continue
+        assert room in FLOORS, f"{path} imports {room}, which has no floor"
+        assert FLOORS[room] < FLOORS[own], f"{path} imports upward or sideways from {room}"
+        assert room not in MAY_NOT.get(own, set())
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_stay_readable(path):
+    assert len(path.read_text().splitlines()) <= 400, "split it"
+
+
+def test_the_packages_of_pyproject_are_the_folders():
+    text = (ROOT / "pyproject.toml").read_text()
+    folders = {str(p.parent.relative_to(ROOT)).replace("/", ".") for p in (ROOT / "jaxfl").rglob("__init__.py")}
+    for package in folders | {"experiments"}:
+        assert f'"{package}"' in text, f"{package} is not listed in pyproject.toml"

@@ -23,7 +23,7 @@ def require_fits(argument: str, needed: int, alternatives: dict[str, int]) -> No
     Args:
         argument: name of the argument that asks for the memory.
         needed: bytes it would take.
-        alternatives: what to write instead -> bytes it would take.
+        alternatives: what to write instead -> bytes it would take; those that fit are named, all if none does.
 
     Raises:
         ArgumentError: `needed` exceeds `available_bytes()`.
@@ -31,7 +31,8 @@ def require_fits(argument: str, needed: int, alternatives: dict[str, int]) -> No
     available = available_bytes()
     if needed <= available:
         return
-    choices = "; ".join(f"{name} takes {bytes_text(size)}" for name, size in alternatives.items())
+    fitting = {name: size for name, size in alternatives.items() if size <= available} or alternatives
+    choices = "; ".join(f"{name} takes {bytes_text(size)}" for name, size in fitting.items())
     raise ArgumentError(
         argument,
         "must fit in memory",

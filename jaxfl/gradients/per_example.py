@@ -141,7 +141,8 @@ def weighted_sum(
         one_input, one_label, weight = sample
         loss, gradient = _one_gradient(task, params, one_input, one_label)
         scale = clip_scale(tree_norm(gradient, clip_order), clip_norm)
-        return jax.tree.map(lambda a, b: a + (weight * scale) * b, carry, gradient), (loss, (scale < 1).astype(jnp.float32))
+        total = jax.tree.map(lambda a, b: a + (weight * scale) * b, carry, gradient)
+        return total, (loss, (scale < 1).astype(jnp.float32))
 
     gradient, (losses, clipped) = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), (inputs, labels, weights))
     return GradientSum(losses=losses, gradient=gradient, clipped=clipped)

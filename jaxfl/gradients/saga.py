@@ -133,7 +133,8 @@ def saga(
                 scale = chosen.batch_size / count.astype(jnp.float32)
                 mean = jax.tree.map(lambda leaf, change: leaf + scale * change, mean, difference)
             else:
-                drift = store.difference(new.sample_inputs, kept, old, change.astype(jnp.float32) / count.astype(jnp.float32))
+                shift = change.astype(jnp.float32) / count.astype(jnp.float32)
+                drift = store.difference(new.sample_inputs, kept, old, shift)
                 mean = jax.tree.map(jnp.add, mean, drift)
             losses, clipped = jnp.sum(share * new.losses), jnp.sum(share * new.clipped)
             return gradient, mean, _encode(new.rows, storage), losses, clipped

@@ -123,7 +123,7 @@ def train(
                 progress.begin(name, seed, num_rounds)
                 record = run.finished(name, seed)
                 if record is None:
-                    own_data = jax.device_put(data(seed)) if callable(data) else first_data
+                    own_data = jax.device_put(data(seed)) if callable(data) and seed != seeds[0] else first_data
                     checkpoints = Checkpoints(run.checkpoint_directory(name, seed), keep_checkpoints)
                     try:
                         record = run_part(variant, seed, own_data, test, run, checkpoints, schedule, budgets, progress)

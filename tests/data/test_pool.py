@@ -110,7 +110,7 @@ class TestPartitionDataset:
             ("dirichlet", {}, "alpha", "must be given"),
             ("shards", {}, "shards_per_node", "must be given"),
             ("iid", {"alpha": 1.0}, "alpha", "left out for the iid partition"),
-            ("dirichlet", {"alpha": 1.0, "shards_per_node": 2}, "shards_per_node", "left out for the dirichlet partition"),
+            ("dirichlet", {"alpha": 1.0, "shards_per_node": 2}, "shards_per_node", "left out for the dirichlet"),
             ("dirichlet", {"alpha": 0.0}, "alpha", "positive"),
         ],
     )

@@ -119,7 +119,7 @@ class TestBesideAFinishedRun:
     @pytest.mark.parametrize(
         ("option", "value", "says"),
         [
-            ("--step-size", "0.25", "has 0.3, this call has 0.25. Pass 0.3, or start a new run"),
+            ("--refresh-every", "500", "has 1000, this call has 500. Pass 1000, or start a new run"),
             ("--graph", "ring", 'has "exponential", this call has "ring". Pass "exponential"'),
             ("--storage", "bfloat16", 'has "float32", this call has "bfloat16". Pass "float32"'),
         ],

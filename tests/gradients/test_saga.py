@@ -8,11 +8,12 @@ from problems import irregular_graph, linear_task, run, small_task, start, uneve
 
 import jaxfl
 from jaxfl import ArgumentError, gradients, graphs
-from jaxfl.gradients import memory, table_bytes
+from jaxfl.gradients import memory as memory_check
+from jaxfl.gradients import table_bytes
 from jaxfl.models import classification, mlp
 
 
-def algorithm(task=None, *, step_size=0.2, noise=None, **options):
+def algorithm(task=None, *, step_size: float = 0.2, noise=None, **options) -> jaxfl.Algorithm:
     return jaxfl.push_sum(
         small_task() if task is None else task,
         graph=irregular_graph(),
@@ -57,7 +58,7 @@ def test_unbiased_given_the_table():
         moved = jax.tree.map(lambda leaf: leaf + 0.3, params)
         draws = estimator.draw(jax.random.key(1), jnp.int32(0), data)
         estimate = jax.jit(lambda *args, e=estimator: e.estimate(task, *args)[0])
-        total = 0.0
+        total = np.zeros(())
         for entry in range(4):
             indices = jnp.full((2, 1), entry, jnp.int32)
             rows = state.table[:, entry : entry + 1]
@@ -119,7 +120,7 @@ def test_no_copy_of_the_table_in_a_round(storage):
     count, nodes = 2000, 4
     task = classification(mlp((64, 32, 10)))
     images = np.zeros((count * nodes, 64), np.float32)
-    parts = np.arange(count * nodes).reshape(nodes, count)
+    parts = list(np.arange(count * nodes).reshape(nodes, count))
     data = jaxfl.federate(images, np.zeros(count * nodes, np.int32), parts)
     learner = jaxfl.push_sum(
         task, graph=graphs.exponential(nodes), gradient=gradients.saga(storage=storage), step_size=0.1
@@ -132,8 +133,10 @@ def test_no_copy_of_the_table_in_a_round(storage):
     compiled = jax.jit(rounds, donate_argnums=1).lower(jax.random.key(0), state, data).compile()
     table = state.gradient.table.size * state.gradient.table.dtype.itemsize
     assert table > 30e6
-    assert compiled.memory_analysis().temp_size_in_bytes < 0.5 * table
-    assert compiled.memory_analysis().alias_size_in_bytes > table
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    assert memory.temp_size_in_bytes < 0.5 * table
+    assert memory.alias_size_in_bytes > table
 
 
 def test_storage_takes_what_is_said():
@@ -150,7 +153,7 @@ def test_storage_takes_what_is_said():
 
 
 def test_a_table_that_cannot_fit_is_refused_with_the_alternatives(monkeypatch):
-    monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(memory_check, "available_bytes", lambda: 1000)
     with pytest.raises(ArgumentError, match=r"table: must fit in memory; it needs .* are free\..*factored.*bfloat16"):
         algorithm().init(jax.random.key(0), uneven_data())
 

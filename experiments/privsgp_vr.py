@@ -127,7 +127,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 PRESETS: dict[str, Preset] = {
     "paper_mnist": Preset(
         "MNIST as in the paper's appendix E: 50 nodes, 784-32-10, one uniform sample, no clipping, sigma^2 = 0.01",
-        "not yet measured",
+        "4 minutes on two cores",
         {
             "dataset": "mnist",
             "batch_size": (1,),
@@ -264,7 +264,7 @@ def no_epsilon(config: Resolved, variants: dict[str, Algorithm]) -> dict[str, li
     """The statement that no epsilon is claimed, for every variant."""
     reason = "noise_std is an absolute standard deviation; this experiment does not compute the epsilon that it buys"
     statement = {
-        "bound": "proven",
+        "bound": None,
         "dp_epsilon": None,
         "dp_delta": None,
         "neighboring_relation": None,

@@ -99,6 +99,7 @@ def d_psgd(
         >>> info.gradient_evaluations.tolist()
         [1, 1]
     """
+    check.scalar(step_size=step_size)
     check.positive(step_size=step_size)
     require_doubly_stochastic(graph)
     require_strongly_connected(graph)

@@ -106,6 +106,7 @@ def push_sum(
         >>> float(state.push_sum_weight.sum()), int(state.round_index)
         (2.0, 1)
     """
+    check.scalar(step_size=step_size)
     check.positive(step_size=step_size)
     require_column_stochastic(graph)
     require_strongly_connected(graph)

@@ -113,6 +113,18 @@ def one_of(allowed: tuple[Any, ...], **arguments: Any) -> None:
             raise ArgumentError(name, f"must be one of {choices}", f"got {value!r}", "Choose one of these.")
 
 
+def scalar(**arguments: Any) -> None:
+    """Each value is a single number, traced or not; schedules and None pass.
+
+    An array would be broadcast against the last axis of a parameter, not against the nodes.
+    """
+    for name, value in arguments.items():
+        shape = () if value is None or callable(value) else tuple(getattr(value, "shape", np.shape(value)))
+        if shape != ():
+            remedy = "Pass one number; to compare several, vmap over the constructor."
+            raise ArgumentError(name, "must be a single number", f"got shape {shape}", remedy)
+
+
 def per_node(num_nodes: int, **arguments: Any) -> None:
     """Each value is a scalar or has shape (num_nodes,)."""
     for name, value in arguments.items():

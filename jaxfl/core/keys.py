@@ -13,6 +13,7 @@ import enum
 import jax
 import jax.numpy as jnp
 
+from jaxfl.core.check import ArgumentError
 from jaxfl.core.types import Array
 
 
@@ -37,7 +38,14 @@ def purpose_key(key: Array, purpose: Purpose, round_index: int | Array = 0) -> A
 
     Returns:
         A typed key, shape ().
+
+    Raises:
+        ArgumentError: a key of another generator than threefry.
     """
+    if "fry" not in str(jax.random.key_impl(key)):
+        # Other generators give a vmapped draw other numbers than a single one, so that node streams would depend on n.
+        found = f"got a {jax.random.key_impl(key)} key"
+        raise ArgumentError("key", "must be a threefry key", found, "Make it with jax.random.key(seed).")
     return jax.random.fold_in(jax.random.fold_in(key, int(purpose)), round_index)
 
 

@@ -6,6 +6,8 @@
 Zhu, Huang, Wang, Xu, "PrivSGP-VR: Differentially Private Variance-Reduced Stochastic Gradient Push with Tight Utility
 Bounds", IJCAI 2024, arXiv:2405.02638, Algorithm 1; SAGA itself: Defazio, Bach, Lacoste-Julien 2014, arXiv:1407.0202.
 
+The gradients that fill the table at the start are no round's work, so `gradient_evaluations` does not count them.
+
 Differences from the paper: gradients may be clipped, and then they are clipped before they are stored; batches may
 hold more than one entry, drawn by any sampler; an entry may be a fixed batch of samples; tables may be kept in half
 precision.
@@ -69,8 +71,9 @@ def saga(
             "per_batch": the local data in fixed batches of `entry_size`, one gradient a batch; `sampler` then draws
             batches.
         entry_size: samples of one entry, for "per_batch" only.
-        storage: "float32", or "bfloat16" rounded to nearest. A rounded table makes no bias: the mean that is added
-            back is that of the rounded entries. It adds variance of relative size 2^-9 of a stored gradient.
+        storage: "float32", or "bfloat16" rounded toward zero, so that no stored gradient exceeds the clip norm. A
+            rounded table makes no bias: the mean that is added back is that of the rounded entries. It adds variance:
+            a stored number (in a factored table each of the two factors) is off by less than 2^-7 of itself.
         clip_norm: bound on each sample's gradient norm, applied before storing; None does not clip. May be traced.
         clip_order: 2 for the L2 norm, 1 for the L1 norm.
         refresh_every: rounds after which the mean, else updated by differences, is recomputed from the table, which
@@ -84,6 +87,7 @@ def saga(
         - unbiased for the mean of the clipped local gradients, given the table.
         - the three tables agree to float32 rounding where the entries are the same.
         - the mean is that of the stored rows.
+        - no stored gradient exceeds the clip norm.
         - no copy of the table in a round.
     """
     chosen = uniform(1) if sampler is None else sampler
@@ -207,7 +211,10 @@ def _entry_samples(
 
 def _encode(rows: Array, storage: str) -> Array:
     """Rows as they are stored. bfloat16 is kept as its bits: XLA's CPU backend would widen, so copy, such a table."""
-    return rows if storage == "float32" else jax.lax.bitcast_convert_type(rows.astype(jnp.bfloat16), jnp.uint16)
+    if storage == "float32":
+        return rows
+    # The upper half of a float32 is the bfloat16 next to it toward zero.
+    return (jax.lax.bitcast_convert_type(rows.astype(jnp.float32), jnp.uint32) >> 16).astype(jnp.uint16)
 
 
 def _decode(rows: Array, storage: str) -> Array:

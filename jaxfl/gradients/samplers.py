@@ -112,7 +112,8 @@ def poisson(batch_size: int, *, num_draws: int = 10**7) -> Sampler:
         num_draws: number of nodes times rounds for which the capacity is chosen (see `poisson_capacity`).
 
     Guarantees:
-        - entries are included independently with probability b/J.
+        - entries are included independently with probability b/J, up to the rounding of 32 random bits and float32
+          logarithms: a relative 6e-8 J/b in the probability of one gap, 2^-32 in that of any longer one.
     """
     check.at_least(1, batch_size=batch_size, num_draws=num_draws)
     capacity = poisson_capacity(batch_size, num_draws)
@@ -121,7 +122,12 @@ def poisson(batch_size: int, *, num_draws: int = 10**7) -> Sampler:
         rate = jnp.float32(batch_size) / count.astype(jnp.float32)
         # One more gap than there are slots shows whether an included entry found no slot.
         bits = jax.random.bits(key, (capacity + 1,), jnp.uint32)
-        waiting = -jnp.log1p(-bits.astype(jnp.float32) * jnp.float32(2.0**-32))  # exponential, resolution 2^-32 at 0
+        # Exponential waiting times from u = bits / 2^32, by log1p(-u) near u = 0 and log(1 - u) near u = 1: float32
+        # holds 24 bits, and either form alone would lose the small gaps or cut the tail off.
+        step = jnp.float32(2.0**-32)
+        near_zero = -jnp.log1p(-bits.astype(jnp.float32) * step)
+        near_one = -jnp.log((~bits).astype(jnp.float32) * step + step)
+        waiting = jnp.where(bits < jnp.uint32(2**31), near_zero, near_one)
         geometric = jnp.minimum(jnp.floor(waiting / -jnp.log1p(-rate)), count.astype(jnp.float32))
         positions = jnp.cumsum(geometric.astype(jnp.int32) + 1) - 1
         mask = positions < count
@@ -134,13 +140,17 @@ def poisson_capacity(batch_size: int, num_draws: int, failure_probability: float
     """Slots such that the chance of any overflow in `num_draws` Poisson batches stays below `failure_probability`.
 
     Binomial(J, b/J) has a lighter upper tail than Poisson(b) for every J (Anderson and Samuels 1967, for values from
-    b + 1), so the quantile of Poisson(b) at failure_probability / num_draws serves nodes of all sizes (union bound).
+    b + 1), so the tail of Poisson(b) beyond the capacity, times num_draws, bounds it for nodes of all sizes.
 
     Example:
         >>> poisson_capacity(1, 10**7), poisson_capacity(32, 10**7)
-        (18, 89)
+        (17, 89)
     """
-    return int(scipy.stats.poisson.isf(failure_probability / num_draws, batch_size)) + 1
+    capacity = batch_size
+    # By the survival function itself: scipy's inverse goes through 1 - p, which is 1 for the tails wanted here.
+    while scipy.stats.poisson.sf(capacity, batch_size) * num_draws >= failure_probability:
+        capacity += 1
+    return capacity
 
 
 def draw_batch(sampler: Sampler, key: Array, round_index: Array, counts: Array) -> Batch:
@@ -154,6 +164,10 @@ def draw_batch(sampler: Sampler, key: Array, round_index: Array, counts: Array) 
     """
     keys = node_keys(purpose_key(key, Purpose.BATCH, round_index), counts.shape[0])
     indices, mask, overflow = jax.vmap(sampler.draw_node)(keys, counts)
+    if sampler.name != "uniform":
+        # A batch larger than the node's data, when traced sizes kept `check_counts` from seeing it.
+        overflow = overflow + jnp.maximum(sampler.batch_size - counts, 0)
+        mask = mask & (indices < counts[:, None])
     return Batch(indices=indices, mask=mask, overflow=overflow)
 
 

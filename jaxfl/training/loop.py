@@ -190,6 +190,8 @@ def _check_names(
         raise ArgumentError("seeds", "must be distinct and at least one", f"got {list(seeds)}", "Pass e.g. 0 1 2.")
     for seed in seeds:
         at_least(0, seeds=seed)
+        if seed >= 2**32:  # a larger seed would lose its upper bits
+            raise ArgumentError("seeds", "must lie in [0, 2^32)", f"got {seed}", "Pass e.g. 0 1 2.")
     for name, most in budgets.items():
         one_of(COSTS, budgets=name)
         positive(**{f"budgets.{name}": most})

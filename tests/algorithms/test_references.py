@@ -33,7 +33,7 @@ def engine_run(algorithm, key, data):
         rounds.append((entries, [as_float64(draws.noise, node) for node in range(NODES)]))
         assert int(info.batch_overflow.sum()) == 0
         assert int(info.prefetch_misses.sum()) == 0
-    return x0, state, rounds
+    return x0, state, rounds, info
 
 
 def node_samples(data):
@@ -52,6 +52,23 @@ def relative_error(engine, reference):
         difference = np.sqrt(sum(np.sum((a - b) ** 2) for a, b in pairs))
         worst = max(worst, difference / np.sqrt(sum(np.sum(b**2) for _, b in pairs)))
     return worst
+
+
+def check_info(info, references, params, entries, data, table):
+    """The last round's measurements against the reference's."""
+    np.testing.assert_allclose(info.loss, [g.loss for g in references], rtol=1e-4)
+    np.testing.assert_allclose(info.gradient_norm, [g.norm for g in references], rtol=1e-4)
+    flat = np.array(
+        [np.concatenate([leaf.reshape(-1) for layer in x.values() for leaf in layer.values()]) for x in params]
+    )
+    distance = ((flat - flat.mean(axis=0)) ** 2).sum(axis=1).mean()
+    np.testing.assert_allclose(info.consensus_distance, distance, rtol=1e-4)
+    entry_size = (table or {}).get("entry_size", 1)
+    used = [
+        sum(min(entry_size, size - entry_size * e) for e in own)
+        for own, size in zip(entries, np.asarray(data.sizes), strict=True)
+    ]
+    np.testing.assert_array_equal(info.gradient_evaluations, used)
 
 
 CASES = {
@@ -95,20 +112,24 @@ def test_push_sum_follows_the_papers_lines(case):
         noise=jaxfl.gaussian(NOISE_STD),
         step_size=STEP_SIZE,
     )
-    x0, state, rounds = engine_run(algorithm, key, data)
+    x0, state, rounds, info = engine_run(algorithm, key, data)
     references = make_references(sampler, table, clipping, data, x0)
     x, w, z = reference_push_sum(x0, graph.mixing_matrices, references, STEP_SIZE, rounds)
     assert np.ptp(w) > 0.1, "the weights must move for this test to mean something"
     np.testing.assert_allclose(state.push_sum_weight, w, rtol=1e-5)
     assert relative_error(state.params, x) < 1e-5
     assert relative_error(algorithm.node_params(state), z) < 1e-5
+    check_info(info, references, z, rounds[-1][0], data, table)
+    matrix = graph.mixing_matrix(ROUNDS - 1)
+    receivers = (matrix > 0).sum(axis=0) - 1
+    np.testing.assert_array_equal(info.bits_sent, receivers * 32 * (6 * 5 + 5 + 5 * 3 + 3 + 1))
 
 
 @pytest.mark.parametrize("case", ["plain fixed 3 clipped L2", "factored uniform 3 repeats"])
 def test_d_psgd_follows_the_papers_lines(case):
     sampler, table, clipping = CASES[case]
     data, key = uneven_data(), jax.random.key(4)
-    graph = graphs.ring(NODES)
+    graph = graphs.exponential(NODES)  # doubly stochastic and not symmetric: a transposed matrix would show
     algorithm = jaxfl.d_psgd(
         small_task(),
         graph=graph,
@@ -116,7 +137,9 @@ def test_d_psgd_follows_the_papers_lines(case):
         noise=jaxfl.gaussian(NOISE_STD),
         step_size=STEP_SIZE,
     )
-    x0, state, rounds = engine_run(algorithm, key, data)
+    x0, state, rounds, info = engine_run(algorithm, key, data)
     references = make_references(sampler, table, clipping, data, x0)
     x = reference_d_psgd(x0, graph.mixing_matrices, references, STEP_SIZE, rounds)
     assert relative_error(state.params, x) < 1e-5
+    check_info(info, references, x, rounds[-1][0], data, table)
+    np.testing.assert_array_equal(info.bits_sent, np.full(NODES, 32 * (6 * 5 + 5 + 5 * 3 + 3)))

@@ -29,6 +29,11 @@ def test_purposes_keep_their_numbers():
     assert {purpose.name: int(purpose) for purpose in Purpose} == numbers
 
 
+def test_other_generators_are_refused():
+    with pytest.raises(ArgumentError, match=r"^key: must be a threefry key; got a rbg key"):
+        purpose_key(jax.random.key(0, impl="rbg"), Purpose.NOISE, 0)
+
+
 def test_a_new_seed_changes_every_key():
     for purpose in Purpose:
         assert bits(purpose_key(jax.random.key(0), purpose)) != bits(purpose_key(jax.random.key(1), purpose))
@@ -60,7 +65,7 @@ def test_checks_name_the_offender_and_pass_traced_values():
 
 
 def test_trees():
-    values = {"a": jnp.arange(6.0).reshape(2, 3), "b": jnp.ones((2, 2, 2))}
+    values = {"a": jnp.arange(6, dtype=jnp.float32).reshape(2, 3), "b": jnp.ones((2, 2, 2), jnp.float32)}
     np.testing.assert_allclose(tree.squared_norm(values), [0 + 1 + 4 + 4, 9 + 16 + 25 + 4])
     np.testing.assert_allclose(tree.scale(jnp.array([0.0, 2.0]), values)["b"], [[[0, 0]] * 2, [[2, 2]] * 2])
     slope = jax.grad(lambda t: tree.norm(t).sum())(jax.tree.map(jnp.zeros_like, values))
@@ -108,13 +113,16 @@ def test_a_flax_module_trains_like_the_module_itself():
     task = jaxfl.from_flax(TwoLayers)
     params = task.init(jax.random.key(3))
     module = TwoLayers(nnx.Rngs(jax.random.key(3)))
-    inputs, labels = jax.random.normal(jax.random.key(0), (5, 4)), jnp.array([0, 1, 2, 1, 0])
+    inputs = jax.random.normal(jax.random.key(0), (5, 4), jnp.float32)
+    labels = jnp.array([0, 1, 2, 1, 0], jnp.int32)
     np.testing.assert_allclose(
         task.loss(params, inputs, labels), jaxfl.core.cross_entropy(module(inputs), labels), rtol=1e-6
     )
     assert set(task.metrics(params, inputs, labels)) == {"loss", "accuracy"}
     images = jnp.full((1, 4), 255, jnp.uint8)
-    np.testing.assert_allclose(task.loss(params, images, labels[:1]), task.loss(params, jnp.ones((1, 4)), labels[:1]))
+    np.testing.assert_allclose(
+        task.loss(params, images, labels[:1]), task.loss(params, jnp.ones((1, 4), jnp.float32), labels[:1])
+    )
     data = jaxfl.federate(np.asarray(inputs), np.asarray(labels), [[0, 1], [2, 3, 4]])
     learner = jaxfl.push_sum(
         task, graph=jaxfl.graphs.directed_ring(2), step_size=0.5, gradient=jaxfl.mini_batch(clip_norm=1.0)

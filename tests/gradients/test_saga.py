@@ -1,5 +1,7 @@
 """SAGA tables: the three stores agree, the mean follows the table, nothing is copied, what cannot fit is refused."""
 
+import importlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -96,6 +98,55 @@ def test_variance_vanishes_at_a_fixed_point_unlike_a_mini_batch():
         _, info = run(learner, jax.random.key(0), data, 200)
         spread = np.asarray(info.gradient_norm)[-40:].std(axis=0)
         assert (spread < 1e-5).all() == settles
+
+
+@pytest.mark.parametrize("table", ["dense", "factored"])
+def test_passes_over_the_table_in_chunks_count_every_entry_once(table, monkeypatch):
+    module = importlib.import_module("jaxfl.gradients.saga")  # the package's attribute of that name is the function
+    monkeypatch.setattr(module, "_CHUNK_BYTES", 4 * 5 * (53 if table == "dense" else 13) * 4)
+    data = uneven_data(sizes=(14, 3, 9, 5, 6))  # chunks of four entries, the last of which overlaps
+    state = start(algorithm(table=table), jax.random.key(0), data)
+    task, one = small_task(), jax.tree.map(lambda leaf: leaf[0], state.params)
+    for node, size in enumerate(np.asarray(data.sizes)):
+        pool = data.indices[node, :size]
+        full = jax.grad(lambda p, pool=pool: task.loss(p, data.inputs[pool], data.labels[pool]).mean())(one)
+        found = jax.tree.map(lambda leaf, node=node: leaf[node], state.gradient.table_mean)
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(full), strict=True):
+            np.testing.assert_allclose(a, b, atol=2e-6)
+
+
+def test_the_mean_is_recomputed_when_it_is_due():
+    data, learner = uneven_data(), algorithm(refresh_every=3)
+    state = start(learner, jax.random.key(0), data)
+    broken = jax.tree.map(lambda leaf: leaf + 1.0, state.gradient.table_mean)
+    state = state._replace(gradient=state.gradient._replace(table_mean=broken))
+    step, errors = jax.jit(learner.round), []
+    for _ in range(3):
+        state, _ = step(jax.random.key(0), state, data)
+        table, sizes = table_as_float(state), np.asarray(data.sizes)
+        expected = np.stack([table[i, : sizes[i]].mean(axis=0) for i in range(5)])
+        errors.append(np.abs(flat(state.gradient.table_mean) - expected).max())
+    assert errors[1] > 0.5
+    assert errors[2] < 1e-5
+
+
+@pytest.mark.parametrize("table", ["dense", "factored"])
+def test_no_stored_gradient_exceeds_the_clip_norm(table):
+    data, task, clip_norm = uneven_data(), small_task(), 0.3
+    params = jax.tree.map(lambda leaf: jnp.stack([leaf] * 5), task.init(jax.random.key(0)))
+    estimator = gradients.saga(table=table, storage="bfloat16", clip_norm=clip_norm)
+    state = estimator.init(task, jax.random.key(1), params, data)
+    bits = jax.lax.bitcast_convert_type(state.table, jnp.bfloat16)
+    rows = np.asarray(bits, np.float64)
+    if table == "dense":
+        norms = np.linalg.norm(rows, axis=2)
+    else:  # rows hold error 1, input 2, error 2; the first layer's input is the sample
+        inputs = np.asarray(data.inputs, np.float64)[np.asarray(data.indices)]
+        error1, input2, error2 = np.split(rows, [5, 10], axis=2)
+        square = [(x**2).sum(axis=2) for x in (inputs, error1, input2, error2)]
+        norms = np.sqrt((square[0] + 1) * square[1] + (square[2] + 1) * square[3])
+        norms[np.arange(9)[None] >= np.asarray(data.sizes)[:, None]] = 0.0
+    assert 0.97 * clip_norm < norms.max() <= clip_norm * (1 + 1e-6)
 
 
 @pytest.mark.slow

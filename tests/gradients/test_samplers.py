@@ -76,15 +76,14 @@ def test_poisson_entries_are_independent():
     assert (drawn[:, 2].sum(axis=1) == 0).mean() == pytest.approx(0.9**30, abs=0.02), "empty batches do occur"
 
 
-def test_poisson_overflow_is_reported_not_hidden():
-    small = poisson(3, num_draws=1)._replace(capacity=2)
-
-    def draw_node(key, count):
-        indices, mask, overflow = poisson(3).draw_node(key, count)
-        return indices[:2], mask[:2], overflow + jnp.int32(mask[2:].sum())
-
-    batches = inclusion(small._replace(draw_node=draw_node))[1]
-    assert int(batches.overflow.sum()) > 0
+def test_poisson_overflow_is_reported_not_hidden(monkeypatch):
+    _, roomy = inclusion(poisson(3))
+    monkeypatch.setattr("jaxfl.gradients.samplers.poisson_capacity", lambda *_: 4)
+    _, cramped = inclusion(poisson(3))
+    sizes = np.asarray(roomy.mask).sum(axis=2)
+    assert cramped.mask.shape[2] == 4
+    assert (sizes > 4).any()
+    np.testing.assert_array_equal(np.asarray(cramped.overflow) > 0, sizes > 4)
 
 
 def test_poisson_capacity_bounds_the_tail():
@@ -94,6 +93,34 @@ def test_poisson_capacity_bounds_the_tail():
         for count in (2 * size, 10 * size, 1000 * size):
             assert scipy.stats.binom.sf(capacity, count, size / count) * 10**6 < 1e-9
         assert scipy.stats.poisson.sf(capacity - 3, size) * 10**6 > 1e-9, "not wastefully large"
+
+
+def test_poisson_capacity_works_for_any_number_of_draws():
+    capacities = [poisson_capacity(32, 10**k) for k in range(0, 16, 3)]
+    assert capacities == sorted(capacities)
+    assert (
+        scipy.stats.poisson.sf(capacities[-1], 32) * 1e15
+        < 1e-9
+        <= scipy.stats.poisson.sf(capacities[-1] - 1, 32) * 1e15
+    )
+
+
+def test_poisson_gaps_keep_both_ends_of_the_distribution(monkeypatch):
+    """The largest and the smallest random words give the gaps that their probabilities say."""
+    waits = {2**32 - 1: 32 * np.log(2.0), 2**32 - 2**8: 24 * np.log(2.0), 2**20: -np.log1p(-(2.0**-12)), 0: 0.0}
+    for word, waiting in waits.items():
+        monkeypatch.setattr(jax.random, "bits", lambda key, shape, dtype, w=word: jnp.full(shape, w, dtype))
+        indices, mask, _ = poisson(64).draw_node(jax.random.key(0), jnp.int32(64_000))
+        assert bool(mask[0])
+        np.testing.assert_allclose(indices[0], np.floor(waiting / -np.log1p(-1e-3)), rtol=1e-4)
+
+
+def test_traced_sizes_cannot_make_padding_train():
+    for sampler in (fixed(5), poisson(5)):
+        batch = jax.jit(lambda counts, s=sampler: draw_batch(s, jax.random.key(0), jnp.int32(0), counts))(COUNTS)
+        assert batch.overflow.tolist()[0] > 0
+        assert batch.overflow.tolist()[1:] == [0, 0]
+        assert not np.any(np.asarray(batch.mask[0]) & (np.asarray(batch.indices[0]) >= 4))
 
 
 def test_draws_depend_on_key_and_round_and_not_on_the_number_of_nodes():

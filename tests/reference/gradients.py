@@ -1,7 +1,7 @@
 """What a node computes in a round, from the paper's lines: plain mini-batch and SAGA gradients, float64."""
 
 import numpy as np
-from reference.network import add, clip, loss_and_gradient, zeros_like
+from reference.network import add, clip, loss_and_gradient, norm, zeros_like
 
 
 class PlainGradient:
@@ -11,11 +11,12 @@ class PlainGradient:
         self.samples, self.batch_size, self.clipping = samples, batch_size, (clip_norm, clip_order)
 
     def __call__(self, z, entries):
-        total = zeros_like(z)
+        total, self.loss = zeros_like(z), 0.0
         for entry in entries:
-            total = add(
-                total, 1.0 / self.batch_size, clip(loss_and_gradient(z, *self.samples[entry])[1], *self.clipping)
-            )
+            loss, gradient = loss_and_gradient(z, *self.samples[entry])
+            total = add(total, 1.0 / self.batch_size, clip(gradient, *self.clipping))
+            self.loss += loss / self.batch_size
+        self.norm = norm(total)
         return total
 
 
@@ -47,6 +48,9 @@ class SagaGradient:
             g = add(add(g, 1.0 / self.batch_size, fresh[entry]), -1.0 / self.batch_size, self.table[entry])
         for entry, gradient in fresh.items():
             self.table[entry] = gradient
+        share = len(self.entries) / len(self.samples) / self.batch_size
+        self.loss = share * sum(loss_and_gradient(z, *s)[0] for entry in entries for s in self.entries[entry])
+        self.norm = norm(g)
         return g
 
 

@@ -38,10 +38,14 @@ def loss_and_gradient(params, x, label):
     }
 
 
+def norm(gradient, order=2):
+    """Norm over all parameters of one gradient."""
+    return np.linalg.norm(np.concatenate([x.reshape(-1) for layer in gradient.values() for x in layer.values()]), order)
+
+
 def clip(gradient, clip_norm, clip_order):
     """The gradient scaled so that its norm over all parameters is at most clip_norm."""
     if clip_norm is None:
         return gradient
-    flat = np.concatenate([leaf.reshape(-1) for layer in gradient.values() for leaf in layer.values()])
-    norm = np.linalg.norm(flat, ord=clip_order)
-    return add(zeros_like(gradient), min(1.0, clip_norm / norm) if norm > 0 else 1.0, gradient)
+    found = norm(gradient, clip_order)
+    return add(zeros_like(gradient), min(1.0, clip_norm / found) if found > 0 else 1.0, gradient)

@@ -133,6 +133,7 @@ PRESETS: dict[str, Preset] = {
             "batch_size": (1,),
             "sampler": "uniform",
             "clip_norm": None,
+            "step_size": (0.1,),
             "noise_std": (0.1,),
             "iterations": 2000,
         },

@@ -1,4 +1,4 @@
-"""README's snippet runs as printed, and its commands are the ones that .ci/run executes."""
+"""README's snippet runs as printed; its two commands have the form that .ci/run extracts and executes."""
 
 import re
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Every algorithm against a float64 loop over nodes, on the same draws."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ def engine_run(algorithm, key, data):
         return draws, *algorithm.update(state, data, draws)
 
     state, rounds = start(algorithm, key, data), []
+    info: Any = None
     x0 = [as_float64(state.params, node) for node in range(NODES)]
     for _ in range(ROUNDS):
         draws, state, info = step(key, state, data)

@@ -1,6 +1,7 @@
 """SAGA tables: the three stores agree, the mean follows the table, nothing is copied, what cannot fit is refused."""
 
 import importlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from jaxfl.gradients import table_bytes
 from jaxfl.models import classification, mlp
 
 
-def algorithm(task=None, *, step_size: float = 0.2, noise=None, **options) -> jaxfl.Algorithm:
+def algorithm(task=None, *, step_size=0.2, noise=None, **options: Any) -> jaxfl.Algorithm:
     return jaxfl.push_sum(
         small_task() if task is None else task,
         graph=irregular_graph(),
@@ -77,7 +78,7 @@ def test_unbiased_given_the_table():
 
 def test_the_three_tables_agree():
     data = uneven_data()
-    tables = ({"table": "dense"}, {"table": "factored"}, {"table": "per_batch", "entry_size": 1})
+    tables: list[dict[str, Any]] = [{"table": "dense"}, {"table": "factored"}, {"table": "per_batch", "entry_size": 1}]
     states = [run(algorithm(clip_norm=0.7, **table), jax.random.key(0), data, 30)[0] for table in tables]
     for other in states[1:]:
         np.testing.assert_allclose(flat(states[0].params), flat(other.params), rtol=1e-4, atol=1e-6)

@@ -346,8 +346,11 @@ def run(options: Config, preset: str | None) -> dict[str, Any]:
     )
     console.print(summary_table(summary))
     console.print("No epsilon is claimed: noise_std is absolute and this experiment runs no accountant.")
-    pictures = plot_run(directory)
-    plot_partition(first, dataset.train_labels, dataset.num_classes, directory / "plots" / "partition.png")
+    partition_picture = directory / "plots" / "partition.png"
+    pictures = [
+        *plot_run(directory),
+        plot_partition(first, dataset.train_labels, dataset.num_classes, partition_picture),
+    ]
     console.print(f"Run: {directory}   Pictures: {', '.join(str(picture) for picture in pictures)}", soft_wrap=True)
     return summary
 

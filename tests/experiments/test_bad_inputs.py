@@ -196,7 +196,7 @@ def test_table_that_cannot_fit_is_refused_before_anything_is_made(tmp_path, monk
     monkeypatch.setattr(memory, "available_bytes", lambda: 8 * 10**9)
     arrays = {id(array) for array in jax.live_arrays()}
     # 7,500,010 parameters, as many numbers for each of 16 nodes' 90 samples and of the batch that is read ahead.
-    says = r"needs 5\d\.\d GB and 8\.0 GB are free\. Alternatives: table=\"factored\" takes 1\.2 GB; .*bfloat16"
+    says = r"needs 5\d\.\d GB and 8\.0 GB are free\. Alternatives: table=\"factored\" takes 1\.2 GB; .*per_batch"
     refused(["--hidden", "100000", "--table", "dense"], "--table", says, capsys)
     made = [array for array in jax.live_arrays() if id(array) not in arrays]
     assert sum(array.nbytes for array in made) < 10**6

@@ -1,6 +1,7 @@
 """What every algorithm of the registry promises, row by row and with every kind of gradient."""
 
 import functools
+import os
 from typing import Any, NamedTuple
 
 import jax
@@ -103,13 +104,15 @@ def test_structure_and_dtypes_are_stable_and_nothing_compiles_twice(name, kind):
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_a_round_is_a_function_of_key_and_round(name, kind):
-    """Alone and resumed from stored arrays: the same bits. In a scan: the same draws, the state to rounding, since the
-    compiler may fuse a loop's body in another order. Another round or key: other numbers, of every purpose."""
+    """Alone, in a scan and resumed from stored arrays: the same bits. Another round or key: other numbers, of every
+    purpose."""
     c = case(name, kind)
     state, infos = c.rounds(c.first, 6)
     scanned, scanned_infos = run(c.algorithm, KEY, c.data, 6, state=c.first)
-    assert_same(state, scanned, rtol=1e-5, atol=1e-6)
-    assert_same(infos, scanned_infos, rtol=1e-4, atol=1e-6)
+    # Known gap, see BUILD_NOTES.md: fully optimized, the dense table is off by an ulp between the two programs.
+    optimized = os.environ.get("JAXFL_TESTS_OPTIMIZED") == "1" and kind == "saga dense"
+    assert_same(state, scanned, **({"rtol": 1e-5, "atol": 1e-6} if optimized else {}))
+    assert_same(infos, scanned_infos, **({"rtol": 1e-4, "atol": 1e-6} if optimized else {}))
     half, _ = c.rounds(c.first, 3)
     stored = jax.tree.map(np.asarray, half)
     assert_same(state, c.rounds(jax.tree.map(jnp.asarray, stored), 3)[0])

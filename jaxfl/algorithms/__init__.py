@@ -1,7 +1,8 @@
 """The algorithms, one file each, and their registry."""
 
-from jaxfl.algorithms.gossip import d_psgd
+from jaxfl.algorithms.asynchronous_gossip import a_dp2_sgd
+from jaxfl.algorithms.gossip import d_psgd, dp2_sgd
 from jaxfl.algorithms.push_sum import debiased_params, push_sum, theory_step_size
 from jaxfl.algorithms.registry import REGISTRY, Row
 
-__all__ = ["REGISTRY", "Row", "d_psgd", "debiased_params", "push_sum", "theory_step_size"]
+__all__ = ["REGISTRY", "Row", "a_dp2_sgd", "d_psgd", "debiased_params", "dp2_sgd", "push_sum", "theory_step_size"]

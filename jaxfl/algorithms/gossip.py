@@ -1,4 +1,4 @@
-"""Gossip averaging over a fixed undirected graph: D-PSGD.
+"""Gossip averaging: D-PSGD, and DP2-SGD, which is D-PSGD with noise on a fixed undirected graph.
 
     x_i^{k+1} = sum_j W_ij x_j^k - gamma (g_i^k + N_i^k),   g_i at x_i^k
 
@@ -9,10 +9,13 @@
 | N_i | `noise` |
 | gamma, W | `step_size`, `graph` |
 
-Lian, Zhang, Zhang, Hsieh, Zhang, Liu, "Can Decentralized Algorithms Outperform Centralized Algorithms?", NeurIPS 2017,
-arXiv:1705.09056, Algorithm 1. With noise it is the release of DP2-SGD (Yu et al. 2021).
+D-PSGD: Lian, Zhang, Zhang, Hsieh, Zhang, Liu, "Can Decentralized Algorithms Outperform Centralized Algorithms?",
+NeurIPS 2017, arXiv:1705.09056, Algorithm 1. DP2-SGD: Yu, Zou, Chen, Tao, Tian, Lv, Cheng, "Decentralized Parallel SGD
+with Privacy Preservation in Vehicular Networks", IEEE Transactions on Vehicular Technology 70(6), 2021. The asynchronous
+A(DP)2SGD is in `asynchronous_gossip`.
 
-Differences from the paper: any gradient estimator, optional noise, any sequence of doubly stochastic matrices.
+Differences from the papers: any gradient estimator; for D-PSGD optional noise and any sequence of doubly stochastic
+matrices. How DP2-SGD chooses its noise (basic composition) is left to the accountant.
 
 Does not claim: a privacy guarantee. The noise is what it is told to be.
 """
@@ -25,12 +28,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
+from jaxfl.algorithms.asynchronous_gossip import a_dp2_sgd, require_undirected
+from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, check_num_nodes
 from jaxfl.core.tree import consensus_distance, replicate, size
 from jaxfl.gradients import GradientEstimator, mini_batch
 from jaxfl.graphs import Graph, messages_sent, mix, require_doubly_stochastic, require_strongly_connected
 from jaxfl.privacy import NoiseMechanism
+
+__all__ = ["Draws", "Info", "State", "a_dp2_sgd", "d_psgd", "dp2_sgd", "released_gradients"]
 
 
 class State(NamedTuple):
@@ -140,3 +146,62 @@ def d_psgd(
         return State(params=params, gradient=estimator_state, round_index=k + 1), info
 
     return algorithm(init, draw, update, lambda state: state.params)
+
+
+def dp2_sgd(
+    task: Task,
+    *,
+    graph: Graph,
+    step_size: float | Array | Callable[[Array], Array],
+    noise: NoiseMechanism,
+    gradient: GradientEstimator | None = None,
+) -> Algorithm:
+    """D-PSGD with noise on a fixed undirected graph.
+
+    Args:
+        task, step_size, gradient: as for `d_psgd`.
+        graph: one symmetric, doubly stochastic mixing matrix for all rounds, connected.
+        noise: added to every node's gradient in every round.
+
+    Returns:
+        An `Algorithm`.
+
+    Raises:
+        ArgumentError: a graph that changes over time or is not symmetric, no noise, and what `d_psgd` refuses.
+
+    Guarantees:
+        - the same rounds as d_psgd with the same arguments.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpy as np, jaxfl
+        >>> task = jaxfl.from_functions(lambda key: jnp.zeros(2), lambda w, x, y: (x @ w - y) ** 2)
+        >>> dp2_sgd(task, graph=jaxfl.graphs.exponential(4), step_size=0.1, noise=jaxfl.gaussian(1.0))
+        Traceback (most recent call last):
+        ...
+        jaxfl.core.check.ArgumentError: graph: must be the same in every round; exponential(4) has 2 mixing matrices ...
+    """
+    if noise is None:
+        raise ArgumentError("noise", "must be a noise mechanism", "got None", "Without noise use d_psgd.")
+    require_undirected(graph, weights=True)
+    return d_psgd(task, graph=graph, step_size=step_size, gradient=gradient, noise=noise)
+
+
+def released_gradients(
+    graph: Graph, step_size: float | Array | Callable[[Array], Array], before: State, after: State
+) -> PyTree:
+    """Every node's noisy gradient of one round, as an observer of all messages finds it: (W x^k - x^{k+1}) / gamma.
+
+    Args:
+        graph: as given to the algorithm; static under jit.
+        step_size: gamma as given to the algorithm.
+        before, after: states around one round.
+
+    Returns:
+        Leaves (n, *leaf), float32, off by the rounding of x divided by gamma.
+
+    Guarantees:
+        - equals the gradient plus the noise of the round.
+    """
+    gamma = at_round(step_size, before.round_index)
+    mixed = mix(graph, before.params, before.round_index)
+    return jax.tree.map(lambda old, new: (old - new) / gamma, mixed, after.params)

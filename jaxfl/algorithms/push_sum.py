@@ -29,13 +29,16 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
+from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, check_num_nodes
 from jaxfl.core.tree import consensus_distance, replicate, scale, size
 from jaxfl.gradients import GradientEstimator, mini_batch
 from jaxfl.graphs import Graph, messages_sent, mix, require_column_stochastic, require_strongly_connected
 from jaxfl.privacy import NoiseMechanism
+
+_MAX_CONDITION = 1e4  # of a mixing matrix that is solved with: the rounding of float32, 6e-8, grows by as much
 
 
 class State(NamedTuple):
@@ -164,6 +167,53 @@ def push_sum(
 def debiased_params(state: State) -> PyTree:
     """z_i = x_i / w_i, leaves (n, *leaf)."""
     return scale(1.0 / state.push_sum_weight, state.params)
+
+
+def released_gradients(
+    graph: Graph, step_size: float | Array | Callable[[Array], Array], before: State, after: State
+) -> PyTree:
+    """Every node's noisy gradient of one round, as an observer of all messages finds it.
+
+    A message of node j holds x_j^{k+1/2} up to a known weight. From the states around a round the same follows by
+    solving x^{k+1} = P^k (x^k - gamma g) for g.
+
+    Args:
+        graph: as given to the algorithm; static under jit.
+        step_size: gamma as given to the algorithm.
+        before, after: states around one round.
+
+    Returns:
+        Leaves (n, *leaf), float32, off by the rounding of x times the condition number of P^k, divided by gamma.
+
+    Raises:
+        ArgumentError: a mixing matrix that is singular or has a condition number above 1e4.
+
+    Guarantees:
+        - equals the gradient plus the noise of the round.
+
+    Example:
+        >>> import jaxfl
+        >>> released_gradients(jaxfl.graphs.exponential(4), 0.1, None, None)
+        Traceback (most recent call last):
+        ...
+        jaxfl.core.check.ArgumentError: graph: every mixing matrix must be well-conditioned (at most 1e+04); the one ...
+    """
+    condition = np.linalg.cond(graph.mixing_matrices)
+    worst = int(np.argmax(condition))
+    if not condition[worst] <= _MAX_CONDITION:
+        found = f"the one of round {worst} of {graph.name} has condition number {condition[worst]:.3g}"
+        remedy = "Audit on a directed ring with an odd number of nodes."
+        requirement = f"every mixing matrix must be well-conditioned (at most {_MAX_CONDITION:g})"
+        raise ArgumentError("graph", requirement, found, remedy)
+    k = before.round_index
+    inverse = jnp.asarray(np.linalg.inv(graph.mixing_matrices).astype(np.float32))[k % graph.period]
+    gamma = at_round(step_size, k)
+
+    def solve(mixed, new):
+        # The difference is small, so the inverse multiplies little rounding beyond that of the states.
+        return jnp.tensordot(inverse, (mixed - new) / gamma, axes=1, precision=jax.lax.Precision.HIGHEST)
+
+    return jax.tree.map(solve, mix(graph, before.params, k), after.params)
 
 
 def theory_step_size(num_nodes: int, num_rounds: int) -> float:

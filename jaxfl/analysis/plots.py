@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from jaxfl.core import ArgumentError
+from jaxfl.privacy.statements import caption
 
 # Okabe and Ito's colors, told apart with any color vision; yellow is left out, too pale for a line on white.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -78,20 +80,33 @@ def plot_run(run_dir: str | os.PathLike[str]) -> list[Path]:
     if not panels:
         remedy = "Train until its first evaluation."
         raise ArgumentError("run_dir", "must hold metrics to draw", f"{run_dir} has none", remedy)
-    figure = draw_panels(lines, panels, title=_title(run_dir / "config.json"))
+    notes = privacy_notes(run_dir)
+    figure = draw_panels(lines, panels, title=_title(run_dir / "config.json"), notes=notes)
     path = run_dir / "plots" / "training.png"
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=120)
     return [path]
 
 
-def draw_panels(lines: Sequence[Mapping[str, Any]], panels: Sequence[Panel], title: str) -> Figure:
+def privacy_notes(run_dir: Path) -> list[str]:
+    """Which epsilon the run's variants have, on what ground: lines for a caption; none before the run has ended."""
+    path = run_dir / "summary.json"
+    if not path.exists():
+        return []
+    variants = json.loads(path.read_bytes())["variants"]
+    return caption({name: row.get("privacy", []) for name, row in variants.items()})
+
+
+def draw_panels(
+    lines: Sequence[Mapping[str, Any]], panels: Sequence[Panel], title: str, notes: Sequence[str] = ()
+) -> Figure:
     """A figure with one set of axes a panel and one legend.
 
     Args:
         lines: of metrics.jsonl.
         panels: what to draw, in reading order; two columns.
         title: of the figure.
+        notes: lines below the legend, wrapped to the figure's width.
 
     Returns:
         The figure; nothing global is touched.
@@ -100,7 +115,9 @@ def draw_panels(lines: Sequence[Mapping[str, Any]], panels: Sequence[Panel], tit
     num_columns = min(2, len(panels))
     num_rows = -(-len(panels) // num_columns)
     legend_rows = -(-len(variants) // 3)
-    figure = Figure(figsize=(5.2 * num_columns, 3.5 * num_rows + 0.8 + 0.25 * legend_rows), layout="constrained")
+    foot = wrapped_notes(notes, 5.2 * num_columns)
+    height = 3.5 * num_rows + 0.8 + 0.25 * legend_rows + 0.17 * len(foot)
+    figure = Figure(figsize=(5.2 * num_columns, height), layout="constrained")
     FigureCanvasAgg(figure)
     num_seeds = 1
     handles = {}
@@ -119,10 +136,16 @@ def draw_panels(lines: Sequence[Mapping[str, Any]], panels: Sequence[Panel], tit
         handles.keys(),
         loc="outside lower center",
         ncols=min(3, len(handles)),
-        title="variant" + band,
+        title="\n".join([*foot, "variant" + band]),
+        title_fontsize=8,
         frameon=False,
     )
     return figure
+
+
+def wrapped_notes(notes: Sequence[str], width: float) -> list[str]:
+    """The notes in lines that fit a figure of this width in inches at 8 points."""
+    return [line for note in notes for line in textwrap.wrap(note, int(width * 15))]
 
 
 def seeds_curve(lines: Sequence[Mapping[str, Any]], metric: str) -> Curve:
@@ -157,16 +180,18 @@ def seeds_curve(lines: Sequence[Mapping[str, Any]], metric: str) -> Curve:
 
 def _draw_curve(axes: Axes, curve: Curve, number: int, variant: str) -> Any:
     """The line and band of one variant; the handle of its line."""
-    color = _COLORS[number % len(_COLORS)]
-    # Seven colors and four kinds of dashes have no common divisor: 28 variants look different.
-    dashes = _DASHES[number % len(_DASHES)]
+    style = line_style(number)
     marker = "o" if curve.rounds.size == 1 else None
     if curve.num_seeds > 1:
-        axes.fill_between(curve.rounds, curve.low, curve.high, color=color, alpha=0.18, linewidth=0)
-    (line,) = axes.plot(
-        curve.rounds, curve.mean, color=color, linestyle=dashes, linewidth=1.8, marker=marker, label=variant
-    )
+        axes.fill_between(curve.rounds, curve.low, curve.high, color=style["color"], alpha=0.18, linewidth=0)
+    (line,) = axes.plot(curve.rounds, curve.mean, linewidth=1.8, marker=marker, label=variant, **style)
     return line
+
+
+def line_style(number: int) -> dict[str, Any]:
+    """Color and dashes of the line with this number."""
+    # Seven colors and four kinds of dashes have no common divisor: 28 lines look different.
+    return {"color": _COLORS[number % len(_COLORS)], "linestyle": _DASHES[number % len(_DASHES)]}
 
 
 def _finish_axes(axes: Axes, panel: Panel) -> None:

@@ -26,6 +26,7 @@ class Purpose(enum.IntEnum):
     NOISE = 3
     GRAPH = 4
     PARTITION = 5
+    EVENT = 6
 
 
 def purpose_key(key: Array, purpose: Purpose, round_index: int | Array = 0) -> Array:

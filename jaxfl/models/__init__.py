@@ -1,7 +1,8 @@
-"""Models made of layers whose gradients have a factored form, fast with parameters of their own at every node."""
+"""Models made of layers, fast with parameters of their own at every node; most have gradients in factored form."""
 
 from jaxfl.models.classification import Model, classification, sequential
 from jaxfl.models.cnn import cnn
 from jaxfl.models.mlp import mlp
+from jaxfl.models.resnet import resnet18
 
-__all__ = ["Model", "classification", "cnn", "mlp", "sequential"]
+__all__ = ["Model", "classification", "cnn", "mlp", "resnet18", "sequential"]

@@ -25,7 +25,7 @@ class Model(NamedTuple):
     layers: tuple[tuple[str, Layer], ...]
 
     def init(self, key: Array) -> dict[str, PyTree]:
-        """Layer name -> {"kernel", "bias"}, float32; layers without parameters have no entry."""
+        """Layer name -> its parameters, float32; layers without parameters have no entry."""
         with_params = [(name, layer.init) for name, layer in self.layers if layer.init is not None]
         return {name: init(leaf_key(key, position)) for position, (name, init) in enumerate(with_params)}
 
@@ -99,7 +99,8 @@ def classification(
         node_loop: see `jaxfl.core.node_loop`. Default: "map" for a model with convolutions on a CPU, else "vmap".
 
     Returns:
-        A task with metrics "loss" and "accuracy", blocks and factored layers named as the model's layers.
+        A task with metrics "loss" and "accuracy", blocks and factored layers named as the model's layers; no factored
+        layers where a layer with parameters has no factored form.
 
     Guarantees:
         - factors agree with per-sample gradients.

@@ -8,7 +8,7 @@ the same metrics.jsonl and the same parameters as one that was never interrupted
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -23,24 +23,28 @@ from jaxfl.training.progress import ProgressReport
 from jaxfl.training.records import RunDirectory, slug
 from jaxfl.training.summary import summarize_run
 
+Value = TypeVar("Value")
+DataOfSeed = Callable[[int], FederatedData]
+
 
 def train(
     variants: Mapping[str, Algorithm],
     task: Task,
-    data: FederatedData | Callable[[int], FederatedData],
+    data: FederatedData | DataOfSeed | Mapping[str, DataOfSeed],
     test_inputs: Any,
     test_labels: Any,
     *,
     run: RunDirectory,
     seeds: Sequence[int],
-    num_rounds: int,
-    evaluate_every: int,
+    num_rounds: int | Mapping[str, int],
+    evaluate_every: int | Mapping[str, int],
     checkpoint_every: int = 10,
     keep_checkpoints: int = 2,
     chunk_rounds: int | None = None,
     test_batch_size: int = 256,
     budgets: Mapping[str, float] | None = None,
-    privacy: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    privacy: Mapping[str, Callable[[int], Sequence[Mapping[str, Any]]]] | None = None,
+    privacy_rounds: Mapping[str, int] | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Train every variant with every seed and leave a complete run directory behind.
@@ -48,20 +52,24 @@ def train(
     Args:
         variants: name -> algorithm.
         task: what is evaluated.
-        data: training data, or a function of the seed (a partition per seed). Uploaded once per variant and seed.
+        data: training data, a function of the seed (a partition per seed), or variant -> such a function. Uploaded once
+            per variant and seed.
         test_inputs: (N, *sample).
         test_labels: (N, ...).
         run: from `open_run`; a resumed run continues from its newest checkpoints and skips what is finished.
         seeds: distinct; seed s gives the base key `jax.random.key(s)`.
-        num_rounds: rounds of each variant and seed.
-        evaluate_every: rounds between evaluations; round 0 and the last round are always evaluated.
+        num_rounds: rounds of each variant and seed, or variant -> rounds.
+        evaluate_every: rounds between evaluations, or variant -> rounds; round 0 and the last round are always
+            evaluated.
         checkpoint_every: evaluations between checkpoints; the last state is always saved.
         keep_checkpoints: how many of the newest stay, for each variant and seed.
         chunk_rounds: most rounds in one compiled call. Default: all between two evaluations, at most 100.
         test_batch_size: test samples evaluated at once.
         budgets: cost ("bits_sent" or "gradient_evaluations", summed over rounds and nodes) -> most that may be spent;
             a variant and seed ends at the first evaluation at which one is reached.
-        privacy: variant -> statements for the summary.
+        privacy: variant -> function from the rounds that really ran to the statements of the summary.
+        privacy_rounds: variant -> most rounds that its privacy budget allows. A variant with more `num_rounds` ends
+            there; a resumed one goes on counting from its checkpoint, whose rounds it does not repeat.
         quiet: show no progress.
 
     Returns:
@@ -76,32 +84,51 @@ def train(
         - resumed equals uninterrupted, bit for bit.
         - rounds are compiled once per variant and shape of the data.
         - finished variants and seeds are skipped on resume.
+        - no variant runs more rounds than privacy_rounds.
     """
-    at_least(1, num_rounds=num_rounds, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
-    at_least(1, keep_checkpoints=keep_checkpoints, test_batch_size=test_batch_size)
-    chunk_rounds = default_chunk_rounds(min(evaluate_every, num_rounds)) if chunk_rounds is None else chunk_rounds
-    at_least(1, chunk_rounds=chunk_rounds)
-    budgets, privacy = dict(budgets or {}), dict(privacy or {})
-    _check_names(variants, seeds, budgets, privacy)
-    first_data = jax.device_put(data(seeds[0]) if callable(data) else data)
-    for algorithm in variants.values():  # what is wrong with any of them is said before one of them runs
-        check_start(algorithm, jax.random.key(seeds[0]), first_data)
+    at_least(1, checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints, test_batch_size=test_batch_size)
+    budgets, privacy, privacy_rounds = dict(budgets or {}), dict(privacy or {}), dict(privacy_rounds or {})
+    _check_names(variants, seeds, budgets, privacy=privacy, privacy_rounds=privacy_rounds)
+    wanted, evaluated = _of_each(variants, "num_rounds", num_rounds), _of_each(variants, "evaluate_every", evaluate_every)
+    schedules = {}
+    for name in variants:
+        allowed = privacy_rounds.get(name, wanted[name])
+        at_least(1, num_rounds=wanted[name], evaluate_every=evaluated[name], privacy_rounds=allowed)
+        rounds = min(wanted[name], allowed)
+        chunk = default_chunk_rounds(min(evaluated[name], rounds)) if chunk_rounds is None else chunk_rounds
+        at_least(1, chunk_rounds=chunk)
+        schedules[name] = Schedule(rounds, evaluated[name], checkpoint_every, chunk)
+    data_of = _of_each(variants, "data", data)
+    latest: tuple[Any, FederatedData] | None = None
+
+    def data_on_device(name: str, seed: int) -> FederatedData:
+        """The training data, uploaded once for all variants that follow each other with the same."""
+        nonlocal latest
+        source = data_of[name]
+        label = (id(source), seed if callable(source) else None)
+        if latest is None or latest[0] != label:
+            latest = None  # frees the device's memory first
+            latest = label, jax.device_put(source(seed) if callable(source) else source)
+        return latest[1]
+
+    for name, algorithm in variants.items():  # what is wrong with any of them is said before one of them runs
+        check_start(algorithm, jax.random.key(seeds[0]), data_on_device(name, seeds[0]))
     run.record_training(
         {
             "variants": list(variants),
             "seeds": list(seeds),
-            "num_rounds": num_rounds,
-            "evaluate_every": evaluate_every,
-            "chunk_rounds": chunk_rounds,
+            "num_rounds": num_rounds if isinstance(num_rounds, int) else dict(num_rounds),
+            "evaluate_every": evaluate_every if isinstance(evaluate_every, int) else dict(evaluate_every),
+            "chunk_rounds": [schedule.chunk_rounds for schedule in schedules.values()],
             "test_batch_size": test_batch_size,
             "budgets": budgets,
+            "privacy_rounds": privacy_rounds,
         }
     )
-    schedule = Schedule(num_rounds, evaluate_every, checkpoint_every, chunk_rounds)
     test = evaluation_set(test_inputs, test_labels, test_batch_size)
     finished: dict[tuple[str, int], dict[str, Any] | None] = {}
 
-    def summary(status: str) -> dict[str, Any]:
+    def summary(status: str, released: Mapping[str, int] | None = None) -> dict[str, Any]:
         content = summarize_run(
             run.read_metrics(),
             finished,
@@ -111,31 +138,36 @@ def train(
             variants=list(variants),
             seeds=seeds,
             privacy=privacy,
+            released=released or {},
             environment=run.config["environment"],
         )
         run.write_summary(content)
         return jsonable(content, "summary")
 
-    with ProgressReport(len(variants) * len(seeds) * num_rounds, quiet=quiet) as progress:
+    total_rounds = len(seeds) * sum(schedule.num_rounds for schedule in schedules.values())
+    with ProgressReport(total_rounds, quiet=quiet) as progress:
         for name, algorithm in variants.items():
-            variant = Variant(name, algorithm, task, test, chunk_rounds)
+            schedule = schedules[name]
+            variant = Variant(name, algorithm, task, test, schedule.chunk_rounds)
             for seed in seeds:
-                progress.begin(name, seed, num_rounds)
+                progress.begin(name, seed, schedule.num_rounds)
                 record = run.finished(name, seed)
                 if record is None:
-                    own_data = jax.device_put(data(seed)) if callable(data) and seed != seeds[0] else first_data
+                    own_data = data_on_device(name, seed)
                     checkpoints = Checkpoints(run.checkpoint_directory(name, seed), keep_checkpoints)
                     try:
                         record = run_part(variant, seed, own_data, test, run, checkpoints, schedule, budgets, progress)
-                    except Diverged:
-                        summary("diverged")
+                    except Diverged as stopped:
+                        summary("diverged", {name: stopped.rounds[1]})  # more rounds than have a line
                         raise
                     finally:
                         checkpoints.close()
+                    if record["round"] < wanted[name] and record["round"] == privacy_rounds.get(name):
+                        record = {**record, "budget_spent": True}
                     run.mark_finished(name, seed, record)
                     progress.end()
                 else:
-                    progress.skip(num_rounds)
+                    progress.skip(schedule.num_rounds)
                 finished[name, seed] = record
     spent = any(record and record["budget_spent"] for record in finished.values())
     return summary("budget_spent" if spent else "finished")
@@ -173,8 +205,21 @@ def restore_state(
     return found
 
 
+def _of_each(variants: Mapping[str, Any], argument: str, value: Value | Mapping[str, Value]) -> dict[str, Value]:
+    """Variant -> its value, from one for all or one for each."""
+    if not isinstance(value, Mapping):
+        return dict.fromkeys(variants, value)
+    if set(value) != set(variants):
+        found = f"got {', '.join(value)} for {', '.join(variants)}"
+        raise ArgumentError(argument, "must be one for all variants, or name each of them", found, "Name each once.")
+    return dict(value)
+
+
 def _check_names(
-    variants: Mapping[str, Algorithm], seeds: Sequence[int], budgets: Mapping[str, float], privacy: Mapping[str, Any]
+    variants: Mapping[str, Algorithm],
+    seeds: Sequence[int],
+    budgets: Mapping[str, float],
+    **by_variant: Mapping[str, Any],
 ) -> None:
     """Refuse names and seeds that cannot label a run."""
     if not variants:
@@ -195,5 +240,6 @@ def _check_names(
     for name, most in budgets.items():
         one_of(COSTS, budgets=name)
         positive(**{f"budgets.{name}": most})
-    for name in privacy:
-        one_of(tuple(variants), privacy=name)
+    for argument, values in by_variant.items():
+        for name in values:
+            one_of(tuple(variants), **{argument: name})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import rich.table
 
 from jaxfl.core.check import one_of
+from jaxfl.privacy.statements import statement_text
 from jaxfl.training.chunks import COSTS
 
 STATUSES = ("finished", "budget_spent", "diverged")
@@ -47,8 +48,9 @@ def summarize_run(
     status: str,
     variants: Sequence[str],
     seeds: Sequence[int],
-    privacy: Mapping[str, Sequence[Mapping[str, Any]]],
+    privacy: Mapping[str, Callable[[int], Sequence[Mapping[str, Any]]]],
     environment: Mapping[str, Any],
+    released: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """The content of summary.json.
 
@@ -58,7 +60,8 @@ def summarize_run(
         experiment, preset, environment: as in config.json.
         status: "finished", "budget_spent" or "diverged".
         variants, seeds: in the order in which they are listed.
-        privacy: variant -> statements.
+        privacy: variant -> function from rounds to statements.
+        released: variant -> rounds that ran, where that is more than its last line says.
 
     Returns:
         Per variant: "rounds" (most over seeds) and "rounds_per_seed"; as `spread` gives them every metric of each
@@ -85,7 +88,7 @@ def summarize_run(
                 for name in names
                 if name in counts and name not in COSTS
             },
-            "privacy": list(privacy.get(variant, ())),
+            "privacy": _statements(privacy.get(variant), max(*rounds, (released or {}).get(variant, 0))),
             "costs": {name: spread(_values(ended, f"total_{name}")) for name in COSTS if name in names},
         }
     records = [record["seconds"] for record in finished.values() if record]
@@ -104,6 +107,11 @@ def summarize_run(
         },
         "environment": dict(environment),
     }
+
+
+def _statements(privacy: Callable[[int], Sequence[Mapping[str, Any]]] | None, rounds: int) -> list[dict[str, Any]]:
+    """What is claimed after this many rounds."""
+    return [] if privacy is None else [dict(statement) for statement in privacy(rounds)]
 
 
 def _total(lines: Sequence[Mapping[str, Any]], seed: int, name: str) -> int:
@@ -132,13 +140,17 @@ def summary_table(
         metrics: columns; those that no variant has are left out.
 
     Returns:
-        A table for `rich.console.Console.print`.
+        A table for `rich.console.Console.print`. Its caption says which epsilon every variant has, on what ground:
+        bound, neighboring relation and delta.
     """
     variants = summary["variants"]
     shown = [name for name in metrics if any(name in row for row in variants.values())]
     count = len(summary["seeds"])
     caption = f"mean ± standard deviation over {count} seeds" if count > 1 else f"seed {summary['seeds'][0]}"
-    table = rich.table.Table(title=summary["experiment"], caption=f"{caption}, {summary['status']}")
+    lines = [f"{caption}, {summary['status'].replace('_', ' ')}"]
+    for variant, row in variants.items():
+        lines += [f"{variant}: {statement_text(statement)}" for statement in row.get("privacy", ())]
+    table = rich.table.Table(title=summary["experiment"], caption="\n".join(lines), caption_justify="left")
     table.add_column("variant")
     table.add_column("rounds", justify="right")
     for name in shown:

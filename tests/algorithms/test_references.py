@@ -1,42 +1,60 @@
 """Every algorithm against a float64 loop over nodes, on the same draws."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from problems import irregular_graph, small_task, start, uneven_data
+from reference.gossip import a_dp2_sgd as reference_a_dp2_sgd
 from reference.gossip import d_psgd as reference_d_psgd
 from reference.gradients import PlainGradient, SagaGradient, batch_entries
-from reference.network import as_float64
+from reference.network import add, as_float64, zeros_like
 from reference.push_sum import push_sum as reference_push_sum
 
 import jaxfl
 from jaxfl import gradients, graphs
+from jaxfl.algorithms import asynchronous_gossip, dp2_sgd
 
 ROUNDS, STEP_SIZE, NOISE_STD = 50, 0.2, 0.02
 NODES = 5
 
 
+class Run(NamedTuple):
+    """What the engine did, and with which random numbers."""
+
+    x0: list  # the nodes' first parameters, float64
+    before: Any  # state before the last round
+    state: Any  # final state
+    rounds: list  # (entries of each node, noise of each node) of each round, for the reference; of each event, where
+    # a round is events
+    draws: list  # the draws themselves, round by round
+    info: Any  # of the last round
+
+
 def engine_run(algorithm, key, data):
-    """First parameters, final state and, round by round, the draws as float64 lists for the reference."""
+    """Runs the rounds, keeping their draws."""
 
     @jax.jit
     def step(key, state, data):
         draws = algorithm.draw(key, state, data)
         return draws, *algorithm.update(state, data, draws)
 
-    state, rounds = start(algorithm, key, data), []
+    state, rounds, kept = start(algorithm, key, data), [], []
+    before: Any = None
     info: Any = None
     x0 = [as_float64(state.params, node) for node in range(NODES)]
     for _ in range(ROUNDS):
+        before = state
         draws, state, info = step(key, state, data)
         batch = getattr(draws.gradient, "batch", draws.gradient)
         entries = [batch_entries(batch, node) for node in range(NODES)]
         rounds.append((entries, [as_float64(draws.noise, node) for node in range(NODES)]))
+        kept.append(draws)
         assert int(info.batch_overflow.sum()) == 0
         assert int(info.prefetch_misses.sum()) == 0
-    return x0, state, rounds, info
+    return Run(x0=x0, before=before, state=state, rounds=rounds, draws=kept, info=info)
 
 
 def node_samples(data):
@@ -115,7 +133,7 @@ def test_push_sum_follows_the_papers_lines(case):
         noise=jaxfl.gaussian(NOISE_STD),
         step_size=STEP_SIZE,
     )
-    x0, state, rounds, info = engine_run(algorithm, key, data)
+    x0, _, state, rounds, _, info = engine_run(algorithm, key, data)
     references = make_references(sampler, table, clipping, data, x0)
     x, w, z = reference_push_sum(x0, graph.mixing_matrices, references, STEP_SIZE, rounds)
     assert np.ptp(w) > 0.1, "the weights must move for this test to mean something"
@@ -128,21 +146,74 @@ def test_push_sum_follows_the_papers_lines(case):
     np.testing.assert_array_equal(info.bits_sent, receivers * 32 * (6 * 5 + 5 + 5 * 3 + 3 + 1))
 
 
-@pytest.mark.parametrize("case", ["plain fixed 3 clipped L2", "factored uniform 3 repeats"])
-def test_d_psgd_follows_the_papers_lines(case):
+@pytest.mark.parametrize(
+    ("constructor", "graph", "case"),
+    [
+        # Doubly stochastic and not symmetric: a transposed matrix would show.
+        (jaxfl.d_psgd, graphs.exponential(NODES), "plain fixed 3 clipped L2"),
+        (jaxfl.d_psgd, graphs.exponential(NODES), "factored uniform 3 repeats"),
+        # Unequal weights, and degrees 4 and 1.
+        (dp2_sgd, graphs.star(NODES, weights="metropolis"), "plain poisson 2 clipped L1"),
+    ],
+)
+def test_d_psgd_and_dp2_sgd_follow_the_papers_lines(constructor, graph, case):
     sampler, table, clipping = CASES[case]
     data, key = uneven_data(), jax.random.key(4)
-    graph = graphs.exponential(NODES)  # doubly stochastic and not symmetric: a transposed matrix would show
-    algorithm = jaxfl.d_psgd(
+    algorithm = constructor(
         small_task(),
         graph=graph,
         gradient=make_gradient(sampler, table, clipping),
         noise=jaxfl.gaussian(NOISE_STD),
         step_size=STEP_SIZE,
     )
-    x0, state, rounds, info = engine_run(algorithm, key, data)
+    x0, _, state, rounds, _, info = engine_run(algorithm, key, data)
     references = make_references(sampler, table, clipping, data, x0)
     x = reference_d_psgd(x0, graph.mixing_matrices, references, STEP_SIZE, rounds)
     assert relative_error(state.params, x) < 1e-5
     check_info(info, references, x, rounds[-1][0], data, table)
-    np.testing.assert_array_equal(info.bits_sent, np.full(NODES, 32 * (6 * 5 + 5 + 5 * 3 + 3)))
+    receivers = (graph.mixing_matrix(ROUNDS - 1) > 0).sum(axis=0) - 1
+    np.testing.assert_array_equal(info.bits_sent, receivers * 32 * (6 * 5 + 5 + 5 * 3 + 3))
+
+
+def test_a_dp2_sgd_follows_the_papers_lines():
+    """50 rounds of 5 events on a star, delays of up to 7 events, and noise that differs from node to node."""
+    sampler, _, clipping = CASES["plain fixed 3 clipped L2"]
+    data, graph = uneven_data(), graphs.star(NODES)
+    algorithm = asynchronous_gossip.a_dp2_sgd(
+        small_task(),
+        graph=graph,
+        gradient=make_gradient(sampler, None, clipping),
+        noise=jaxfl.gaussian(jnp.array([0.0, 0.01, 0.02, 0.03, 0.04])),
+        step_size=STEP_SIZE,
+        max_delay=7,
+    )
+    run = engine_run(algorithm, jax.random.key(5), data)
+    events = [
+        (int(draws.node[e]), int(draws.neighbor[e]), int(draws.delay[e]), entries[e], noise[e])
+        for draws, (entries, noise) in zip(run.draws, run.rounds, strict=True)
+        for e in range(NODES)
+    ]
+    assert {delay for _, _, delay, _, _ in events} == set(range(8))
+    references = make_references(sampler, None, clipping, data, run.x0)
+    x, seen = reference_a_dp2_sgd(run.x0, references, STEP_SIZE, events)
+    assert relative_error(run.state.params, x) < 1e-5
+    undelayed, _ = reference_a_dp2_sgd(run.x0, references, STEP_SIZE, [(*e[:2], 0, *e[3:]) for e in events])
+    assert relative_error(run.state.params, undelayed) > 1e-3, "delays must matter for this test to mean something"
+
+    last, last_seen = events[-NODES:], seen[-NODES:]
+    woke = [[s for (i, *_), s in zip(last, last_seen, strict=True) if i == node] for node in range(NODES)]
+    assert not all(woke), "a node must have slept for this test to mean something"
+    for name, found in (("loss", run.info.loss), ("norm", run.info.gradient_norm)):
+        expected = [np.mean([s[name] for s in own or last_seen]) for own in woke]
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+    counts = np.array([len(own) for own in woke])
+    np.testing.assert_array_equal(run.info.events, counts)
+    np.testing.assert_array_equal(run.info.gradient_evaluations, 3 * counts)
+    met = counts + np.bincount([j for _, j, *_ in last], minlength=NODES)
+    np.testing.assert_array_equal(run.info.bits_sent, met * 32 * (6 * 5 + 5 + 5 * 3 + 3))
+
+    total = zeros_like(x[0])
+    for one in last_seen:
+        total = add(total, 1.0, one["noisy"])
+    released = asynchronous_gossip.released_gradients(graph, STEP_SIZE, run.before, run.state)
+    assert relative_error(released, [total] * NODES) < 1e-4

@@ -93,6 +93,18 @@ def test_the_closing_table_has_a_row_per_variant():
     assert "worst" not in text  # no variant has it
 
 
+def test_the_closing_table_says_which_epsilon_on_what_ground():
+    summary = _summary()
+    proven = {"bound": "proven", "dp_epsilon": 2.5, "dp_delta": 1e-5, "neighboring_relation": "zero_out"}
+    none = {**proven, "bound": "published", "dp_epsilon": None, "reason": "Nothing was published."}
+    summary["variants"]["A"]["privacy"] = [proven, none]
+    console = _console(terminal=False)
+    console.print(summary_table(summary))
+    text = " ".join(_written(console).split())
+    assert "A: ε = 2.5 proven (zero out one sample, δ = 1e-05)" in text
+    assert "A: no published ε (zero out one sample, δ = 1e-05): Nothing was published." in text
+
+
 def test_spreads():
     assert spread([]) == {"mean": None, "std": None, "per_seed": []}
     assert spread([2.0]) == {"mean": 2.0, "std": None, "per_seed": [2.0]}

@@ -8,7 +8,7 @@ from toy_problem import NUM_NODES, toy_algorithm, toy_data, toy_task, train_toy
 
 from jaxfl import core
 from jaxfl.core import ArgumentError, tree
-from jaxfl.training import Diverged, FatalCount, read_run
+from jaxfl.training import Diverged, FatalCount, RunDirectory, read_run
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def run(tmp_path_factory):
     task = toy_task()
     variants = {"Slow": counted(toy_algorithm(task, step_size=0.05), "Slow"), "Fast": counted(toy_algorithm(task), "F")}
     statement = {"bound": "proven", "dp_epsilon": None, "reason": "no noise"}
-    summary = train_toy(out, variants=variants, privacy={"Slow": [statement]}, chunk_rounds=4)
+    summary = train_toy(out, variants=variants, privacy={"Slow": lambda rounds: [{**statement, "rounds": rounds}]}, chunk_rounds=4)
     return out, summary, traces, variants, statement
 
 
@@ -70,7 +70,11 @@ def test_the_summary_has_the_form_of_the_design(run):
     assert (summary["experiment"], summary["status"], summary["seeds"]) == ("toy", "finished", [0, 1])
     assert list(summary["variants"]) == ["Slow", "Fast"]
     slow = summary["variants"]["Slow"]
-    assert (slow["rounds"], slow["rounds_per_seed"], slow["privacy"]) == (25, [25, 25], [statement])
+    assert (slow["rounds"], slow["rounds_per_seed"], slow["privacy"]) == (
+        25,
+        [25, 25],
+        [{**statement, "rounds": 25}],
+    )
     assert summary["variants"]["Fast"]["privacy"] == []
     last = {line["seed"]: line for line in read_run(out).read_metrics() if line["variant"] == "Slow"}
     for name in ("test_accuracy", "train_loss", "test_loss_worst_node", "consensus_distance"):
@@ -101,7 +105,7 @@ def test_rounds_are_compiled_once_per_variant(run):
 def test_finished_variants_and_seeds_are_skipped_on_resume(run, tmp_path):
     out, summary, traces, variants, statement = run
     before, lines = len(traces), (out / "metrics.jsonl").read_bytes()
-    again = train_toy(out, resume=True, variants=variants, privacy={"Slow": [statement]}, chunk_rounds=4)
+    again = train_toy(out, resume=True, variants=variants, privacy={"Slow": lambda rounds: [{**statement, "rounds": rounds}]}, chunk_rounds=4)
     assert len(traces) == before
     assert again == summary
     assert (out / "metrics.jsonl").read_bytes() == lines
@@ -180,9 +184,77 @@ def test_a_spent_budget_ends_a_part_at_its_next_evaluation(tmp_path):
     assert train_toy(tmp_path, resume=True, **settings) == summary
 
 
+def test_no_variant_runs_more_rounds_than_its_privacy_budget_allows(tmp_path, monkeypatch):
+    """Nor does one that is interrupted and resumed: it counts on from its checkpoint."""
+
+    def spent(rounds):
+        return [{"bound": "proven", "dp_epsilon": 0.1 * rounds}]
+
+    task = toy_task()
+    variants = {"Cheap": toy_algorithm(task), "Dear": toy_algorithm(task)}
+    settings = {"variants": variants, "privacy_rounds": {"Cheap": 25, "Dear": 13}, "num_rounds": 25}
+    settings["privacy"] = {"Cheap": spent, "Dear": spent}
+    summary = train_toy(tmp_path / "whole", **settings)
+    assert summary["status"] == "budget_spent"
+    assert summary["variants"]["Cheap"]["rounds_per_seed"] == [25, 25]
+    assert summary["variants"]["Dear"]["rounds_per_seed"] == [13, 13]
+    assert summary["variants"]["Dear"]["privacy"] == spent(13)
+    lines = (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+    assert b'"total_gradient_evaluations": %d' % (13 * NUM_NODES) in lines.splitlines()[-1]
+
+    append = RunDirectory.append_metrics
+
+    def interrupted(self, line):
+        if (line["variant"], line["seed"], line["round"]) == ("Dear", 0, 13):
+            raise KeyboardInterrupt
+        append(self, line)
+
+    monkeypatch.setattr(RunDirectory, "append_metrics", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train_toy(tmp_path / "resumed", **settings)
+    monkeypatch.setattr(RunDirectory, "append_metrics", append)
+    resumed = train_toy(tmp_path / "resumed", resume=True, **settings)
+    assert (tmp_path / "resumed" / "metrics.jsonl").read_bytes() == lines
+    assert resumed["variants"] == summary["variants"]
+    assert resumed["status"] == "budget_spent"
+
+
+def test_rounds_and_data_may_differ_by_variant(tmp_path):
+    task = toy_task()
+    variants = {"A": toy_algorithm(task), "B": toy_algorithm(task)}
+    small = toy_data(0, num_samples=40)[0]
+    summary = train_toy(
+        tmp_path,
+        variants=variants,
+        num_rounds={"A": 5, "B": 12},
+        evaluate_every={"A": 5, "B": 10},
+        data={"A": lambda seed: small, "B": lambda seed: toy_data(seed, num_samples=60)[0]},
+        seeds=(0,),
+    )
+    assert [summary["variants"][name]["rounds"] for name in variants] == [5, 12]
+    assert [(line["variant"], line["round"]) for line in read_run(tmp_path).read_metrics()] == [
+        *[("A", k) for k in (0, 5)],
+        *[("B", k) for k in (0, 10, 12)],
+    ]
+
+
+def test_what_a_diverging_run_released_is_counted(tmp_path):
+    """To the end of the chunk, beyond its last line."""
+    variants = {"Bad": toy_algorithm(toy_task(), bad_round=16)}
+    privacy = {"Bad": lambda rounds: [{"rounds": rounds}]}
+    with pytest.raises(Diverged):
+        train_toy(tmp_path, variants=variants, chunk_rounds=5, num_rounds=40, privacy=privacy)
+    summary = read_run(tmp_path).read_summary()["variants"]["Bad"]
+    assert summary["rounds"] == 10
+    assert summary["privacy"] == [{"rounds": 20}]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"num_rounds": {"Slow": 3}}, "^num_rounds: must be one for all variants, or name each of them; got Slow for"),
+        ({"privacy_rounds": {"Slow": 0}}, "^privacy_rounds: "),
+        ({"privacy_rounds": {"Other": 1}}, "^privacy_rounds: must be one of Slow, Fast"),
         ({"num_rounds": 0}, "^num_rounds: "),
         ({"evaluate_every": 0}, "^evaluate_every: "),
         ({"checkpoint_every": 0}, "^checkpoint_every: "),

@@ -1,0 +1,379 @@
+"""Asynchronous private gossip over a fixed undirected graph: A(DP)2SGD, and without noise AD-PSGD.
+
+    at event t node i = i_t wakes, uniform over the nodes, and picks a neighbor j, uniform over its own:
+    x_j^{t+1} = (x_i^t + x_j^t) / 2
+    x_i^{t+1} = (x_i^t + x_j^t) / 2 - gamma (g_i + N_i),   g_i at x_i^{t - delay}, delay uniform over 0 ... max_delay
+
+| symbol | here |
+|---|---|
+| x_i | `State.params` |
+| i, j, delay | `Draws.node`, `Draws.neighbor`, `Draws.delay` |
+| g_i, N_i | `gradient`, `noise` |
+| gamma | `step_size` |
+
+Xu, Zhang, Wang, "A(DP)2SGD: Asynchronous Decentralized Parallel Stochastic Gradient Descent with Differential Privacy",
+TPAMI 2021, arXiv:2008.09246; without noise Lian, Zhang, Zhang, Liu, "Asynchronous Decentralized Parallel Stochastic
+Gradient Descent", ICML 2018, arXiv:1710.06952, Algorithm 1, where the averaging matrix of an event is that of one pair.
+
+Differences from the papers: time is simulated. A round is n events, so that it costs the gradient evaluations of one
+synchronous iteration. Nodes are equally fast, delays do not depend on who waits for what, and what is older than the
+run is the first parameters.
+
+Does not claim: a privacy guarantee. The noise is what it is told to be, and how often a node releases is random: count
+`Info.events`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl.core import (
+    Algorithm,
+    ArgumentError,
+    Array,
+    FederatedData,
+    Purpose,
+    PyTree,
+    Task,
+    algorithm,
+    check,
+    node_keys,
+    purpose_key,
+)
+from jaxfl.core.algorithm import at_round, check_num_nodes
+from jaxfl.core.tree import consensus_distance, replicate, size
+from jaxfl.gradients import GradientEstimator, GradientInfo, mini_batch
+from jaxfl.graphs import Graph, require_strongly_connected
+from jaxfl.privacy import NoiseMechanism, gaussian, laplace
+
+_MECHANISMS = {"gaussian": gaussian, "laplace": laplace}
+
+
+class EventLog(NamedTuple):
+    """What the last s = max(2, max_delay + 1) events overwrote, a ring: event t is kept in slot t mod s.
+
+    An event changes two nodes, so two rows an event say what any node's parameters were some events ago.
+    """
+
+    nodes: Array  # (s, 2), int32, who woke and its neighbor; -1 where no event has been yet
+    params: PyTree  # leaves (s, 2, *leaf), float32, their parameters before the event
+
+
+class State(NamedTuple):
+    """What the next round needs."""
+
+    params: PyTree  # x, leaves (n, *leaf), float32
+    log: EventLog
+    round_index: Array  # (), int32, rounds of n events completed
+
+
+class Draws(NamedTuple):
+    """The random numbers of one round: n events, in the order in which they happen."""
+
+    node: Array  # (n,), int32, who wakes
+    neighbor: Array  # (n,), int32, with whom it averages; itself in a network of one node
+    delay: Array  # (n,), int32, in 0 ... max_delay, age in events of the parameters at which the gradient is taken
+    gradient: Any  # draws of the gradient estimator, event by event: which samples
+    noise: PyTree  # leaves (n, *leaf), float32, of each event, scaled for its waking node; None without noise
+
+
+class Info(NamedTuple):
+    """What happened in one round.
+
+    Measurements are means over the events of a node; a node that did not wake shows the mean over all n events, so that
+    the numbers are finite and their mean over nodes is one of gradients that were computed. Counts are sums.
+    """
+
+    loss: Array  # (n,), float32, at the parameters at which the gradient was taken
+    gradient_norm: Array  # (n,), float32, L2, before noise
+    clipped_fraction: Array  # (n,), float32
+    consensus_distance: Array  # (), float32, after the round
+    bits_sent: Array  # (n,), float32, parameters both ways in each event
+    gradient_evaluations: Array  # (n,), int32
+    batch_overflow: Array  # (n,), int32, must be 0
+    prefetch_misses: Array  # (n,), int32, must be 0
+    events: Array  # (n,), int32, how often each node woke: its noisy gradients released; sums to n
+
+
+def a_dp2_sgd(
+    task: Task,
+    *,
+    graph: Graph,
+    step_size: float | Array | Callable[[Array], Array],
+    noise: NoiseMechanism | None = None,
+    gradient: GradientEstimator | None = None,
+    max_delay: int = 16,
+) -> Algorithm:
+    """Asynchronous decentralised SGD; a round is n events.
+
+    Args:
+        task: what is learned.
+        graph: who may average with whom: fixed, undirected and connected. Its weights are not used.
+        step_size: gamma: a number, a traced scalar, or a schedule of the round index (any optax schedule).
+        noise: added to the gradient of every event, at the scale of the waking node; None adds nothing (AD-PSGD).
+        gradient: how the waking node estimates its gradient: an estimator without state; default `mini_batch()`, one
+            uniform sample.
+        max_delay: largest age in events of the parameters at which a gradient is taken, at least 0; the state keeps
+            2 (max_delay + 1) rows of parameters for it.
+
+    Returns:
+        An `Algorithm`.
+
+    Raises:
+        ArgumentError: a graph that changes, is directed or not connected, a step size that is not positive, a delay
+            that is not a static integer of at least 0, noise for another number of nodes; from `init`, an estimator
+            that keeps state.
+
+    Guarantees:
+        - node sum preserved by averaging: in a round it moves by minus step_size times the sum of the noisy gradients.
+        - waking nodes, neighbors and delays are uniform (to n / 2^32).
+        - an event's batch and noise are those of its waking node: sampling rate b / J_i, noise scale of node i.
+        - one node without delay, noise and clipping gives stochastic gradient descent.
+        - no copy of all nodes in an event: its work is that of the two nodes.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpy as np, jaxfl
+        >>> task = jaxfl.from_functions(lambda key: jnp.zeros(2), lambda w, x, y: (x @ w - y) ** 2)
+        >>> data = jaxfl.federate(np.eye(4, 2, dtype="float32"), np.ones(4, "float32"), [[0, 1], [2, 3]])
+        >>> learner = a_dp2_sgd(task, graph=jaxfl.graphs.ring(2), step_size=0.1, noise=jaxfl.gaussian(0.01))
+        >>> key = jax.random.key(0)
+        >>> state, info = jax.jit(learner.round)(key, learner.init(key, data), data)
+        >>> int(info.events.sum()), (info.events == info.gradient_evaluations).tolist()
+        (2, [True, True])
+    """
+    check.scalar(step_size=step_size)
+    check.positive(step_size=step_size)
+    check.at_least(0, max_delay=max_delay)
+    require_undirected(graph)
+    require_strongly_connected(graph)
+    if noise is not None:
+        check.per_node(graph.num_nodes, noise=noise.noise_scale)
+        check.one_of(tuple(_MECHANISMS), noise_distribution=noise.distribution)
+    estimator = mini_batch() if gradient is None else gradient
+    # Two slots at least: through a log of one XLA sees the rows of `params` themselves, and copies all nodes per event.
+    num_nodes, num_slots = graph.num_nodes, max(2, max_delay + 1)
+    neighbors, degree = _neighbor_table(graph)
+
+    def init(key, data):
+        check_num_nodes(num_nodes, data)
+        params = replicate(task.init(purpose_key(key, Purpose.INIT)), num_nodes)
+        _require_stateless(estimator, task, key, params, data)
+        log = EventLog(
+            nodes=jnp.full((num_slots, 2), -1, jnp.int32),
+            params=jax.tree.map(lambda leaf: jnp.zeros((num_slots, 2, *leaf.shape[1:]), leaf.dtype), params),
+        )
+        return State(params=params, log=log, round_index=jnp.int32(0))
+
+    def draw(key, state, data):
+        k = state.round_index
+        event_keys = node_keys(purpose_key(key, Purpose.EVENT, k), num_nodes)
+        bits = jax.vmap(lambda event_key: jax.random.bits(event_key, (3,), jnp.uint32))(event_keys)
+        # The remainder of 32 bits is uniform to a relative n / 2^32, with one sampler to compile instead of three.
+        node = (bits[:, 0] % jnp.uint32(num_nodes)).astype(jnp.int32)
+        choice = bits[:, 1] % jnp.asarray(degree)[node]
+        delay = (bits[:, 2] % jnp.uint32(max_delay + 1)).astype(jnp.int32)
+        at_events = data._replace(indices=data.indices[node], sizes=data.sizes[node])
+        return Draws(
+            node=node,
+            neighbor=jnp.asarray(neighbors)[node, choice],
+            delay=delay,
+            gradient=estimator.draw(key, k, at_events),
+            noise=None
+            if noise is None
+            else _at_nodes(noise, node).draw(purpose_key(key, Purpose.NOISE, k), state.params),
+        )
+
+    def update(state, data, draws):
+        k = state.round_index
+        gamma = at_round(step_size, k)
+        # The number of the round's first event modulo the slots, without the product that overflows in long runs.
+        first_slot = (k % num_slots) * (num_nodes % num_slots)
+        slots = (first_slot + jnp.arange(num_nodes, dtype=jnp.int32)) % num_slots
+
+        def event(carry, inputs):
+            params, log = carry
+            slot, (node, neighbor, delay, batch, noise_of_event) = inputs
+            log = _logged(log, slot, params, node, neighbor)
+            found, _, seen = estimator.estimate(
+                task, _one_row(_params_before(log, slot, node, delay)), None, _held_by(data, node), _one_row(batch), k
+            )
+            noisy = jax.tree.map(lambda leaf: leaf[0], found)
+            if noise_of_event is not None:
+                noisy = jax.tree.map(jnp.add, noisy, noise_of_event)
+            return (_averaged_step(params, log, slot, node, neighbor, gamma, noisy), log), seen
+
+        (params, log), seen = jax.lax.scan(event, (state.params, state.log), (slots, draws))
+        seen = jax.tree.map(lambda leaf: leaf[:, 0], seen)
+        info = _info(seen, draws, params)
+        return State(params=params, log=log, round_index=k + 1), info
+
+    return algorithm(init, draw, update, lambda state: state.params)
+
+
+def released_gradients(
+    graph: Graph, step_size: float | Array | Callable[[Array], Array], before: State, after: State
+) -> PyTree:
+    """What two successive states say about the noisy gradients of the round: only their sum over the n events.
+
+    Averaging keeps the sum over nodes, so sum_i (x_i^k - x_i^{k+1}) / gamma is the sum of all noisy gradients of the
+    round. This is weaker than what the synchronous algorithms' functions return: who woke, and what a single gradient
+    was, cannot be told from the states at the ends of a round, though an observer of every message sees more.
+
+    Args:
+        graph: not needed; the algorithms' functions share one signature.
+        step_size: gamma as given to the algorithm.
+        before, after: states around one round.
+
+    Returns:
+        Leaves (n, *leaf), float32: the network's total, the same in every row.
+    """
+    gamma = at_round(step_size, before.round_index)
+
+    def total(old, new):
+        return jnp.broadcast_to(jnp.sum((old - new) / gamma, axis=0, keepdims=True), old.shape)
+
+    return jax.tree.map(total, before.params, after.params)
+
+
+def require_undirected(graph: Graph, *, weights: bool = False) -> None:
+    """One mixing matrix for all rounds, whose edges go both ways.
+
+    Args:
+        graph: any.
+        weights: whether both ways must also have the same weight (to 1e-6): a symmetric matrix.
+
+    Raises:
+        ArgumentError: a time-varying graph, or an edge without its reverse.
+
+    Example:
+        >>> from jaxfl.graphs import directed_ring
+        >>> require_undirected(directed_ring(3))
+        Traceback (most recent call last):
+        ...
+        jaxfl.core.check.ArgumentError: graph: must be undirected; entry (0, 1) of directed_ring(3) is 0 and (1, 0) ...
+    """
+    if graph.period != 1:
+        found = f"{graph.name} has {graph.period} mixing matrices in turn"
+        raise ArgumentError("graph", "must be the same in every round", found, "Use a fixed graph, or push_sum.")
+    matrix = graph.mixing_matrix(0)
+    differs = np.abs(matrix - matrix.T) > 1e-6 if weights else (matrix > 0) != (matrix > 0).T
+    if differs.any():
+        i, j = (int(node) for node in np.argwhere(differs)[0])
+        requirement = "must have symmetric weights" if weights else "must be undirected"
+        found = f"entry ({i}, {j}) of {graph.name} is {matrix[i, j]:.6g} and ({j}, {i}) is {matrix[j, i]:.6g}"
+        raise ArgumentError("graph", requirement, found, 'Use an undirected graph with weights="metropolis".')
+
+
+def _require_stateless(estimator: GradientEstimator, task: Task, key: Array, params: PyTree, data: FederatedData):
+    """Refuse an estimator that keeps state; nothing is computed, and the estimator checks the data on the way."""
+    kept = jax.eval_shape(lambda: estimator.init(task, key, params, data))
+    if jax.tree.leaves(kept):
+        found = f"the estimator keeps a {type(kept).__name__}"
+        remedy = "Use mini_batch: a table updated out of order is not the method of the paper."
+        raise ArgumentError("gradient", "must be an estimator without state", found, remedy)
+
+
+def _neighbor_table(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
+    """Each node's neighbors (n, most) int32, padded with the node itself, and their number (n,) uint32, at least 1."""
+    others = graph.adjacency(0) & ~np.eye(graph.num_nodes, dtype=bool)
+    degree = np.maximum(others.sum(axis=1), 1)
+    table = np.tile(np.arange(graph.num_nodes, dtype=np.int32)[:, None], (1, degree.max()))
+    for node, row in enumerate(others):
+        table[node, : row.sum()] = np.flatnonzero(row)
+    return table, degree.astype(np.uint32)
+
+
+def _at_nodes(noise: NoiseMechanism, nodes: Array) -> NoiseMechanism:
+    """The mechanism whose row e has the scale of node `nodes[e]`."""
+    if jnp.ndim(noise.noise_scale) == 0:
+        return noise
+    return _MECHANISMS[noise.distribution](jnp.asarray(noise.noise_scale)[nodes])
+
+
+def _one_row(tree: PyTree) -> PyTree:
+    """Leaves (1, *leaf): one event as an estimator sees a network of one node."""
+    return jax.tree.map(lambda leaf: leaf[None], tree)
+
+
+def _held_by(data: FederatedData, node: Array) -> FederatedData:
+    """The data as a network of this one node."""
+    return data._replace(indices=data.indices[node][None], sizes=data.sizes[node][None])
+
+
+def _logged(log: EventLog, slot: Array, params: PyTree, node: Array, neighbor: Array) -> EventLog:
+    """The log with this event in its slot: the parameters of both nodes as they are before it."""
+    both = jnp.stack([node, neighbor])
+
+    def write(kept, leaf):
+        rows = jnp.stack([jax.lax.dynamic_index_in_dim(leaf, one, keepdims=False) for one in (node, neighbor)])
+        return jax.lax.dynamic_update_index_in_dim(kept, rows, slot, axis=0)
+
+    return EventLog(
+        nodes=jax.lax.dynamic_update_index_in_dim(log.nodes, both, slot, axis=0),
+        params=jax.tree.map(write, log.params, params),
+    )
+
+
+def _params_before(log: EventLog, slot: Array, node: Array, delay: Array) -> PyTree:
+    """One node's parameters `delay` events before the one in `slot`, leaves (*leaf).
+
+    They are what the earliest event since then overwrote at this node: this event itself, of age 0, if there was none.
+    """
+    num_slots = log.nodes.shape[0]
+    age = (slot - jnp.arange(num_slots, dtype=jnp.int32)) % num_slots
+    touched = (log.nodes == node) & (age <= delay)[:, None]
+    oldest = jnp.argmax(jnp.where(touched, age[:, None], -1).reshape(-1))
+
+    def read(kept):
+        return jax.lax.dynamic_index_in_dim(kept.reshape(-1, *kept.shape[2:]), oldest, keepdims=False)
+
+    return jax.tree.map(read, log.params)
+
+
+def _averaged_step(
+    params: PyTree, log: EventLog, slot: Array, node: Array, neighbor: Array, gamma: Array, gradient: PyTree
+) -> PyTree:
+    """The parameters after the event whose old rows are in the log's slot."""
+
+    def write(leaf, kept, change):
+        # Read from the log, not from `leaf`: what reads a buffer beside its writer makes XLA copy all nodes.
+        old = jax.lax.dynamic_index_in_dim(kept, slot, keepdims=False)
+        mean = 0.5 * (old[0] + old[1])
+        leaf = jax.lax.dynamic_update_index_in_dim(leaf, mean, neighbor, axis=0)
+        # The waking node last: in a network of one node both are the same.
+        return jax.lax.dynamic_update_index_in_dim(leaf, mean - gamma * change, node, axis=0)
+
+    return jax.tree.map(write, params, log.params, gradient)
+
+
+def _info(seen: GradientInfo, draws: Draws, params: PyTree) -> Info:
+    """The round's measurements node by node, from those of its events (n,)."""
+    num_nodes = draws.node.shape[0]
+
+    def total(values):
+        return jnp.zeros(num_nodes, values.dtype).at[draws.node].add(values)
+
+    events = total(jnp.ones_like(draws.node))
+    times = events.astype(jnp.float32)
+
+    def mean(values):
+        return jnp.where(events > 0, total(values) / jnp.maximum(times, 1.0), jnp.mean(values))
+
+    exchanged = (draws.node != draws.neighbor).astype(jnp.float32)
+    messages = total(exchanged) + jnp.zeros_like(exchanged).at[draws.neighbor].add(exchanged)
+    return Info(
+        loss=mean(seen.loss),
+        gradient_norm=mean(seen.gradient_norm),
+        clipped_fraction=mean(seen.clipped_fraction),
+        consensus_distance=consensus_distance(params),
+        bits_sent=messages * jnp.float32(32 * (size(params) // num_nodes)),
+        gradient_evaluations=total(seen.gradient_evaluations),
+        batch_overflow=total(seen.batch_overflow),
+        prefetch_misses=total(seen.prefetch_misses),
+        events=events,
+    )

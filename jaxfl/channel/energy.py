@@ -1,0 +1,98 @@
+"""DZOFL's energy of a forward and a backward pass, in joules.
+
+The paper's constants are the defaults of `EnergyModel`. Its numbers charge the activations of a batch of 10, but the
+operations and the input of one sample, and one forward pass an iteration where its method needs two. A `Workload`
+holds whatever is to be charged, so that both readings can be computed.
+
+References:
+    E. Mhanna, M. Assaad, "Communication and Energy Efficient Federated Learning using Zero-Order Optimization
+    Technique": equations (5) to (10), section V.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from jaxfl.core import check
+
+
+class Workload(NamedTuple):
+    """What one pass processes; numbers of one sample or of a batch, as the caller decides."""
+
+    num_macs: float  # N_c; the paper's 10.56e6 is one sample's macs and other operations
+    num_activations: float  # O_c
+    num_parameters: float  # d
+    input_size: float  # x_in
+
+
+class EnergyModel(NamedTuple):
+    """A device. The defaults are DZOFL's numbers, section V; its p is the number of MAC units here."""
+
+    bits: int = 16  # M, precision of the forward pass
+    max_bits: int = 32  # M_max, precision of the backward pass
+    mac_joules: float = 3.7e-12  # A, one operation at max_bits
+    exponent: float = 1.25  # mu
+    dram_factor: float = 150.0  # A_d, one access to DRAM in units of one operation
+    mac_units: int = 64  # p
+    sram_bits: float = 64e6  # S: 8 MB. As 8e6 *bits* it would spill, and the backward pass would cost 19 times more
+
+
+class ForwardEnergy(NamedTuple):
+    """Joules of a forward pass by cause; `sum` gives E_FP."""
+
+    computing: float
+    weights: float
+    activations: float
+    dram: float
+
+
+def mac_energy(bits: float, model: EnergyModel) -> float:
+    """E_MAC(M) = A (M / M_max)^mu, joules of one multiply-accumulate at a precision."""
+    check.positive(bits=bits)
+    return model.mac_joules * (bits / model.max_bits) ** model.exponent
+
+
+def forward_energy(workload: Workload, model: EnergyModel) -> ForwardEnergy:
+    """Equations (5) to (9).
+
+    Raises:
+        ArgumentError: a negative workload, or a number of the device that is not positive.
+
+    Example:
+        >>> published = Workload(num_macs=10.56e6, num_activations=250_420, num_parameters=45_362, input_size=784)
+        >>> round(1e6 * sum(forward_energy(published, EnergyModel())), 5)
+        23.46685
+    """
+    _check(workload, model)
+    low, high = mac_energy(model.bits, model), mac_energy(model.max_bits, model)
+    buffers = low * workload.num_macs * math.sqrt(model.bits / (model.mac_units * model.max_bits))
+    spilled_bits = max(model.bits * (workload.num_parameters + workload.num_activations) - model.sram_bits, 0)
+    return ForwardEnergy(
+        computing=low * workload.num_macs + 3 * workload.num_activations * high,
+        weights=2 * low * workload.num_parameters + buffers,
+        activations=2 * low * workload.num_activations + buffers,
+        dram=model.dram_factor * (high * workload.input_size + 2 * low * spilled_bits),
+    )
+
+
+def backward_energy(workload: Workload, model: EnergyModel) -> float:
+    """Equation (10): joules of a backward pass, all of it at `max_bits`. Errors as `forward_energy`.
+
+    Example:
+        >>> published = Workload(num_macs=10.56e6, num_activations=250_420, num_parameters=45_362, input_size=784)
+        >>> round(1e6 * backward_energy(published, EnergyModel()), 5)
+        89.93295
+    """
+    _check(workload, model)
+    spilled_bits = max(model.max_bits * (workload.num_parameters + workload.num_activations) - model.sram_bits, 0)
+    operations = 2 * workload.num_macs * (1 + math.sqrt(1 / model.mac_units)) + 2 * workload.num_activations
+    return mac_energy(model.max_bits, model) * (
+        operations + workload.num_parameters + 2 * model.dram_factor * spilled_bits
+    )
+
+
+def _check(workload: Workload, model: EnergyModel) -> None:
+    """Refuse what is no quantity."""
+    check.non_negative(**workload._asdict())
+    check.positive(**model._asdict())

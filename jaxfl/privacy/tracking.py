@@ -1,0 +1,299 @@
+"""Privacy of gradient tracking with Laplace noise: the paper's schedules, its published bound, and a proven one.
+
+Algorithm 1 of the paper, for agent i, with a = alpha sum_j R_ij (`state_mixing` times `state_in_weight`) and
+b = beta sum_j C_ji (`tracker_mixing` times `tracker_out_weight`), apart from what arrives from others:
+
+    x_{k+1} = (1 - a) x_k - gamma y_k + ...,    y_{k+1} = (1 - b) y_k + g_{k+1} - g_k + ...,    y_0 = g_0.
+
+It broadcasts x_k + Laplace(`state_noise_scale[k]`) and y_k + Laplace(`tracker_noise_scale[k]`), k = 0, ..., K.
+Neighboring data sets differ in one sample, whose gradients differ by at most C in L1 norm (`gradient_l1_change`;
+per-sample L1 clipping at C / 2 makes it so). g_k is a mean over m_K = `num_samples` samples, drawn without replacement
+within an iteration, so that at one point it changes by at most C / m_K.
+
+- Published (Lemmas 3 and 4): |y_k - y'_k|_1 and |x_k - x'_k|_1 by recursions of norms, with C / m_K twice in every
+  step. It is no bound for Algorithm 1 as printed, which takes the gradient at x_k: the un-noised x_k itself differs
+  between the two runs, and so does every sample's gradient.
+- Proven, for gradients taken at the *broadcast* state: given everything broadcast, the map from the changes d_l of g_l
+  to those of x_k and y_k is linear, with impulse responses h. Hence |x_k - x'_k|_1 <= sum_l |h[k - l]| |d_l|_1, and
+  likewise for y, where g_{k+1} - g_k telescopes. In the paper's runs it is 100 to 270 times smaller.
+
+Neither covers x_{K+1}, which Algorithm 1 returns without noise: return the last broadcast state instead. What belongs
+to an agent may be a number or have shape (n,), and results (NumPy, float64) follow.
+
+References:
+    J. Chen, J. Wang, J.-F. Zhang, "Differentially Private Gradient-Tracking-Based Distributed Stochastic Optimization
+    over Directed Graphs": Schemes (S1) and (S2), Lemmas 3 and 4, Remark 23.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import scipy.special
+import scipy.stats
+
+from jaxfl.core import check
+from jaxfl.core.check import ArgumentError
+
+PerNode = float | np.ndarray  # () or (n,)
+
+
+class TrackingSchedule(NamedTuple):
+    """Every number of a run of K + 1 iterations, k = 0, ..., K."""
+
+    state_mixing: float  # alpha_K
+    tracker_mixing: float  # beta_K
+    step_size: float  # gamma_K
+    num_samples: int  # m_K, samples of each gradient
+    state_noise_scale: np.ndarray  # (K + 1,) or (n, K + 1), Laplace scale b of zeta_k
+    tracker_noise_scale: np.ndarray  # (K + 1,) or (n, K + 1), Laplace scale b of eta_k
+
+
+class TrackingAgent(NamedTuple):
+    """What the budget of an agent depends on besides the schedule; for all agents at once, arrays (n,)."""
+
+    gradient_l1_change: float  # C, the most by which one sample's gradients on neighboring data differ, L1
+    state_in_weight: PerNode  # sum_j R_ij, of all that it receives
+    tracker_out_weight: PerNode  # sum_j C_ji, of all that it sends
+
+
+class Sensitivities(NamedTuple):
+    """Largest L1 changes of what one agent broadcasts, given all that was broadcast before."""
+
+    state: np.ndarray  # (K + 1,) or (n, K + 1), |x_k - x'_k|_1
+    tracker: np.ndarray  # (K + 1,) or (n, K + 1), |y_k - y'_k|_1
+
+
+def polynomial_schedule(
+    num_iterations: int,
+    *,
+    state_noise_exponent: PerNode,
+    tracker_noise_exponent: PerNode,
+    state_mixing: tuple[float, float] = (72, 0.987),
+    tracker_mixing: tuple[float, float] = (0.95, 0.69),
+    step_size: tuple[float, float] = (98, 0.997),
+    num_samples: tuple[float, float] = (0.00007, 1.78),
+    horizon_offset: int = 1,
+) -> TrackingSchedule:
+    """Scheme (S1): step sizes a / (K + 1)^p, m_K = floor(a4 K^p_m) + 1, noise scales (k + 1)^p. Defaults: section 4.1.
+
+    Args:
+        num_iterations: K, at least 1.
+        state_noise_exponent, tracker_noise_exponent: p_zeta and p_eta, () or (n,).
+        state_mixing, tracker_mixing, step_size, num_samples: (a1, p_alpha), (a2, p_beta), (a3, p_gamma), (a4, p_m).
+        horizon_offset: 1 for step sizes a / (K + 1)^p, as the scheme defines them; 0 for a / K^p, as in section 4.1.
+
+    Raises:
+        ArgumentError: K below 1, an offset other than 0 and 1, or a gain that is not positive.
+
+    Example:
+        >>> schedule = polynomial_schedule(2000, state_noise_exponent=0.1, tracker_noise_exponent=0.1, horizon_offset=0)
+        >>> round(schedule.state_mixing, 6), round(schedule.tracker_mixing, 6), schedule.num_samples
+        (0.039739, 0.005012, 53)
+    """
+    check.at_least(1, num_iterations=num_iterations)
+    check.one_of((0, 1), horizon_offset=horizon_offset)
+    check.positive(state_mixing=state_mixing[0], tracker_mixing=tracker_mixing[0])
+    check.positive(step_size=step_size[0], num_samples=num_samples[0])
+    horizon = float(num_iterations + horizon_offset)
+    steps = np.arange(1.0, num_iterations + 2)
+    return TrackingSchedule(
+        state_mixing=state_mixing[0] / horizon ** state_mixing[1],
+        tracker_mixing=tracker_mixing[0] / horizon ** tracker_mixing[1],
+        step_size=step_size[0] / horizon ** step_size[1],
+        num_samples=math.floor(num_samples[0] * float(num_iterations) ** num_samples[1]) + 1,
+        state_noise_scale=steps ** np.asarray(state_noise_exponent, float)[..., None],
+        tracker_noise_scale=steps ** np.asarray(tracker_noise_exponent, float)[..., None],
+    )
+
+
+def exponential_schedule(
+    num_iterations: int,
+    *,
+    state_noise_base: PerNode,
+    tracker_noise_base: PerNode,
+    state_mixing: float = 0.1,
+    tracker_mixing: float = 0.01,
+    step_size: float = 0.1,
+    num_samples_base: float = 1.002,
+) -> TrackingSchedule:
+    """Scheme (S2): constant step sizes, m_K = floor(p_m^K) + 1, noise scales p^K at every k. Defaults: section 4.1.
+
+    Args:
+        num_iterations: K, at least 1.
+        state_noise_base, tracker_noise_base: p_zeta and p_eta, () or (n,), positive.
+        state_mixing, tracker_mixing, step_size, num_samples_base: alpha, beta, gamma and p_m, positive.
+
+    Raises:
+        ArgumentError: K below 1, or a number that is not positive.
+
+    Example:
+        >>> exponential_schedule(2000, state_noise_base=0.9996, tracker_noise_base=0.9996).num_samples
+        55
+    """
+    check.at_least(1, num_iterations=num_iterations)
+    check.positive(state_noise_base=state_noise_base, tracker_noise_base=tracker_noise_base)
+    check.positive(state_mixing=state_mixing, tracker_mixing=tracker_mixing)
+    check.positive(step_size=step_size, num_samples_base=num_samples_base)
+    steps = np.ones(num_iterations + 1)
+    return TrackingSchedule(
+        state_mixing=state_mixing,
+        tracker_mixing=tracker_mixing,
+        step_size=step_size,
+        num_samples=math.floor(num_samples_base**num_iterations) + 1,
+        state_noise_scale=np.asarray(state_noise_base, float)[..., None] ** num_iterations * steps,
+        tracker_noise_scale=np.asarray(tracker_noise_base, float)[..., None] ** num_iterations * steps,
+    )
+
+
+def published_sensitivities(schedule: TrackingSchedule, agent: TrackingAgent) -> Sensitivities:
+    """Lemma 3, by its recursions (311) and (328). Not a bound for Algorithm 1 as printed (see above).
+    Raises:
+        ArgumentError: a change of gradient that is not positive, or a negative weight.
+    """
+    state_factor, tracker_factor, one_gradient = _linear_system(schedule, agent)
+    state, tracker = [np.zeros_like(state_factor)], [np.full_like(tracker_factor, one_gradient)]
+    for _ in range(_num_iterations(schedule)):
+        state.append(np.abs(state_factor) * state[-1] + schedule.step_size * tracker[-1])
+        tracker.append(np.abs(tracker_factor) * tracker[-1] + 2 * one_gradient)
+    return Sensitivities(state=np.stack(state, axis=-1), tracker=np.stack(tracker, axis=-1))
+
+
+def impulse_responses(schedule: TrackingSchedule, agent: TrackingAgent) -> tuple[np.ndarray, np.ndarray]:
+    """Change of x_{l+k} and y_{l+k}, signed, for a change of C / m_K in g_l alone, given everything broadcast.
+
+    Returns:
+        (state, tracker), (K + 1,) or (n, K + 1): C / m_K times (0, -gamma, ...) and (1, -b, -b (1 - b), ...).
+    """
+    state_factor, tracker_factor, one_gradient = _linear_system(schedule, agent)
+    state, tracker = [np.zeros_like(state_factor)], [np.full_like(tracker_factor, one_gradient)]
+    for k in range(_num_iterations(schedule)):
+        state.append(state_factor * state[-1] - schedule.step_size * tracker[-1])
+        # The gradient that enters y_l leaves it again in y_{l+1}, which holds g_{l+1} - g_l.
+        tracker.append(tracker_factor * tracker[-1] - (one_gradient if k == 0 else 0))
+    return np.stack(state, axis=-1), np.stack(tracker, axis=-1)
+
+
+def proven_sensitivities(schedule: TrackingSchedule, agent: TrackingAgent) -> Sensitivities:
+    """sum_{l <= k} |h[l]|, with h of `impulse_responses`, for gradients taken at the broadcast state.
+
+    Guarantees:
+        - no sequence of gradients exceeds either bound, and for each bound and k one attains it.
+        - the tracker's is (C / m_K) (2 - (1 - b)^k) for 0 <= b <= 1.
+        - neither is above the published one.
+    """
+    state, tracker = (np.cumsum(np.abs(response), axis=-1) for response in impulse_responses(schedule, agent))
+    return Sensitivities(state=state, tracker=tracker)
+
+
+def cumulative_epsilon(schedule: TrackingSchedule, sensitivities: Sensitivities) -> np.ndarray:
+    """Lemma 4: sum_{k=0..K} |x_k - x'_k|_1 / state_noise_scale[k] + |y_k - y'_k|_1 / tracker_noise_scale[k].
+
+    Returns:
+        dp_epsilon for the data of each agent, () or (n,), dp_delta 0, neighboring relation "replace_one".
+
+    Example:
+        >>> schedule = polynomial_schedule(2000, state_noise_exponent=0.1, tracker_noise_exponent=0.1, horizon_offset=0)
+        >>> agent = TrackingAgent(gradient_l1_change=1.0, state_in_weight=1.0, tracker_out_weight=1.0)
+        >>> print(round(cumulative_epsilon(schedule, published_sensitivities(schedule, agent)), 1))
+        15422.1
+        >>> print(round(cumulative_epsilon(schedule, proven_sensitivities(schedule, agent)), 2))
+        70.43
+    """
+    state_scale, tracker_scale = _noise_scales(schedule)
+    return (sensitivities.state / state_scale + sensitivities.tracker / tracker_scale).sum(axis=-1)
+
+
+def participation_epsilon(
+    schedule: TrackingSchedule, agent: TrackingAgent, *, num_local_samples: int, dp_delta: float
+) -> np.ndarray:
+    """The proven bound, counting only the iterations whose batch holds the changed sample.
+
+    A sample is in Binomial(K + 1, m_K / D) batches, drawn independently of the data. With probability 1 - dp_delta
+    it is in at most N, and then costs no more than the N iterations in which one gradient costs most.
+
+    Args:
+        schedule, agent: the run, and the owner of the data.
+        num_local_samples: D, samples of the agent, at least m_K.
+        dp_delta: in (0, 1].
+
+    Returns:
+        dp_epsilon at dp_delta, () or (n,), neighboring relation "replace_one".
+
+    Raises:
+        ArgumentError: fewer samples than m_K, a delta outside (0, 1], noise that is not positive.
+
+    Guarantees:
+        - no sequence of gradients that change in at most N iterations costs more.
+        - it is the proven bound where every batch holds every sample.
+    """
+    check.positive(dp_delta=dp_delta)
+    check.probability(dp_delta=dp_delta)
+    check.at_least(schedule.num_samples, num_local_samples=num_local_samples)
+    state_scale, tracker_scale = _noise_scales(schedule)
+    state, tracker = (np.abs(response) for response in impulse_responses(schedule, agent))
+    num_rounds, costs = _num_iterations(schedule) + 1, []  # costs of a change of g_l alone, for every l
+    for start in range(num_rounds):
+        cost = state[..., : num_rounds - start] / state_scale[..., start:]
+        costs.append((cost + tracker[..., : num_rounds - start] / tracker_scale[..., start:]).sum(axis=-1))
+    tails = scipy.stats.binom.sf(np.arange(num_rounds + 1), num_rounds, schedule.num_samples / num_local_samples)
+    most = int(np.argmax(tails <= dp_delta))  # the first N with P(more than N) <= dp_delta
+    worst_first = -np.sort(-np.stack(costs, axis=-1), axis=-1)
+    return worst_first[..., :most].sum(axis=-1)
+
+
+def polynomial_budget(num_iterations: PerNode, exponent: float) -> np.ndarray:
+    """psi_1(K) = ln(K + 2) / (K + 1)^exponent of Remark 23: how Scheme (S1)'s budget shrinks with K (Theorem 4)."""
+    return np.log(np.add(num_iterations, 2.0)) / np.add(num_iterations, 1.0) ** exponent
+
+
+def polynomial_budget_turning_point(exponent: float) -> float:
+    """The t >= 0 from which `polynomial_budget` decreases: t + 1 = exponent (t + 2) ln(t + 2), or 0.
+
+    Example:
+        >>> round(polynomial_budget_turning_point(0.22), 4)
+        87.5404
+    """
+    check.positive(exponent=exponent)
+    inverse = 1 / exponent  # with u = ln(t + 2): exponent u = 1 - exp(-u), which Lambert's W solves
+    return max(0.0, math.exp(inverse + scipy.special.lambertw(-inverse * math.exp(-inverse)).real) - 2)
+
+
+def exponential_budget(num_iterations: PerNode, base: float) -> np.ndarray:
+    """psi_2(K) = K / base^K of Remark 23: how Scheme (S2)'s budget shrinks with K (Theorem 5), base p_m times p."""
+    return num_iterations / np.power(float(base), num_iterations)
+
+
+def exponential_budget_turning_point(base: float) -> float:
+    """The t from which `exponential_budget` decreases: 1 / ln(base), for a base above 1.
+
+    Example:
+        >>> round(exponential_budget_turning_point(1.0016), 4)
+        625.4999
+    """
+    if base <= 1:
+        raise ArgumentError("base", "must be above 1", f"got {base}", "Without it the budget never decreases.")
+    return 1 / math.log(base)
+
+
+def _linear_system(schedule: TrackingSchedule, agent: TrackingAgent) -> tuple[np.ndarray, np.ndarray, float]:
+    """1 - a and 1 - b, of one shape, and C / m_K."""
+    check.positive(gradient_l1_change=agent.gradient_l1_change)
+    check.non_negative(state_in_weight=agent.state_in_weight, tracker_out_weight=agent.tracker_out_weight)
+    state = 1 - schedule.state_mixing * np.asarray(agent.state_in_weight, float)
+    tracker = 1 - schedule.tracker_mixing * np.asarray(agent.tracker_out_weight, float)
+    state, tracker = np.broadcast_arrays(state, tracker)
+    return state, tracker, agent.gradient_l1_change / schedule.num_samples
+
+
+def _noise_scales(schedule: TrackingSchedule) -> tuple[np.ndarray, np.ndarray]:
+    """Both, which must be positive."""
+    check.positive(state_noise_scale=schedule.state_noise_scale, tracker_noise_scale=schedule.tracker_noise_scale)
+    return schedule.state_noise_scale, schedule.tracker_noise_scale
+
+
+def _num_iterations(schedule: TrackingSchedule) -> int:
+    """K: the schedule holds K + 1 noise scales."""
+    return np.shape(schedule.state_noise_scale)[-1] - 1

@@ -1,0 +1,174 @@
+"""A(DP)2SGD: who wakes, with whom it averages and how old its gradient is."""
+
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import small_task, start, uneven_data
+
+import jaxfl
+from jaxfl import ArgumentError, graphs
+from jaxfl.algorithms.asynchronous_gossip import Draws, a_dp2_sgd, require_undirected
+from jaxfl.gradients import Batch, mini_batch, poisson
+
+KEY = jax.random.key(11)
+NOISE_STD = (0.0, 0.5, 1.0, 2.0, 4.0)
+MAX_DELAY, ROUNDS = 3, 4000
+
+
+def scalar_problem(targets):
+    """One number per node, pulled toward the node's own target: the gradient is x - target."""
+    count = len(targets)
+    task = jaxfl.from_functions(lambda key: jnp.zeros(()), lambda x, inputs, y: 0.5 * (x - inputs[:, 0]) ** 2 + 0.0 * y)
+    inputs = np.array(targets, np.float32)[:, None]
+    return task, jaxfl.federate(inputs, np.zeros(count, np.float32), [[i] for i in range(count)])
+
+
+def chosen(events, num_nodes):
+    """Draws of one round from a list of (node, neighbor, delay), each event using its node's only sample."""
+    node, neighbor, delay = (jnp.array(column, jnp.int32) for column in zip(*events, strict=True))
+    batch = Batch(
+        indices=jnp.zeros((num_nodes, 1), jnp.int32),
+        mask=jnp.ones((num_nodes, 1), bool),
+        overflow=jnp.zeros(num_nodes, jnp.int32),
+    )
+    return Draws(node=node, neighbor=neighbor, delay=delay, gradient=batch, noise=None)
+
+
+def test_two_nodes_without_delay_average_and_step():
+    """By hand: both nodes take the average, and the waking one steps along its gradient at its own old parameter."""
+    task, data = scalar_problem((2.0, 6.0))
+    algorithm = a_dp2_sgd(task, graph=graphs.ring(2), step_size=0.5, max_delay=0)
+    state, update = start(algorithm, KEY, data), jax.jit(algorithm.update)
+    # x = (0, 0): node 0 steps by -0.5 (0 - 2), node 1 takes the average 0; then node 1 steps by -0.5 (0 - 6).
+    state, info = update(state, data, chosen([(0, 1, 0), (1, 0, 0)], 2))
+    np.testing.assert_allclose(state.params, [0.5, 0.5 + 3.0])
+    np.testing.assert_allclose(info.loss, [2.0, 18.0])
+    np.testing.assert_array_equal(info.bits_sent, [64.0, 64.0])
+    # Node 1 twice: from 3.5 by -0.5 (3.5 - 6) off the average 2, then from 3.25 by 1.375 off the average 2.625.
+    state, info = update(state, data, chosen([(1, 0, 0), (1, 0, 0)], 2))
+    np.testing.assert_allclose(state.params, [2.625, 2.625 + 1.375])
+    np.testing.assert_array_equal(info.events, [0, 2])
+    np.testing.assert_allclose(info.loss, [(3.125 + 3.78125) / 2] * 2)  # who slept shows the mean over the events
+
+
+def test_one_node_is_gradient_descent_with_delay():
+    """x^{t+1} = x^t - gamma (x^{t - delay} - target), with the first parameters before the run."""
+    task, data = scalar_problem((1.0,))
+    algorithm = a_dp2_sgd(task, graph=graphs.complete(1), step_size=0.3, max_delay=4)
+    state, update = start(algorithm, KEY, data), jax.jit(algorithm.update)
+    history = [0.0]
+    for t, delay in enumerate([4, 0, 1, 2, 4, 3, 4, 4, 0, 2]):
+        state, info = update(state, data, chosen([(0, 0, delay)], 1))
+        history.append(history[t] - 0.3 * (history[max(t - delay, 0)] - 1.0))
+        np.testing.assert_allclose(state.params, [history[-1]], rtol=1e-6)
+        assert (int(info.events[0]), float(info.bits_sent[0])) == (1, 0.0)
+    draws = jax.jit(algorithm.draw)(KEY, state, data)
+    assert (draws.node.tolist(), draws.neighbor.tolist()) == ([0], [0])
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """The draws of many rounds on a star of nodes with unequal data, leaves (R * n, ...) with the events of all rounds
+    in one row, as NumPy arrays."""
+    algorithm = a_dp2_sgd(
+        small_task(),
+        graph=graphs.star(5),
+        step_size=0.1,
+        noise=jaxfl.gaussian(jnp.array(NOISE_STD)),
+        gradient=mini_batch(sampler=poisson(2)),
+        max_delay=MAX_DELAY,
+    )
+    data = uneven_data()
+    state = start(algorithm, KEY, data)
+
+    def of_round(k):
+        draws = algorithm.draw(KEY, state._replace(round_index=k), data)
+        return draws._replace(noise=draws.noise["dense_2"]["kernel"])
+
+    draws = jax.jit(jax.vmap(of_round))(jnp.arange(ROUNDS, dtype=jnp.int32))
+    return data, jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:]), draws)
+
+
+def standard_errors(count, trials, probability):
+    """How many standard errors a count lies from trials * probability."""
+    return (count - trials * probability) / np.sqrt(trials * probability * (1 - probability))
+
+
+@pytest.mark.statistical
+def test_waking_nodes_neighbors_and_delays_are_uniform(drawn):
+    """Every cell of (node, delay) is within 4.5 standard errors of uniform, and so is the hub's choice of neighbor. The
+    nearest wrong laws, one delay or one node more or fewer, are not."""
+    _, draws = drawn
+    events = ROUNDS * 5
+    cells = np.zeros((5, MAX_DELAY + 1))
+    np.add.at(cells, (draws.node, draws.delay), 1)
+    assert np.abs(standard_errors(cells, events, 1 / cells.size)).max() < 4.5
+    for wrong in (1 / (5 * MAX_DELAY), 1 / (5 * (MAX_DELAY + 2)), 1 / (6 * (MAX_DELAY + 1))):
+        assert np.abs(standard_errors(cells, events, wrong)).max() > 4.5
+    hub = draws.neighbor[draws.node == 0]
+    counts = np.bincount(hub, minlength=5)
+    assert counts[0] == 0, "a node with neighbors never averages with itself"
+    assert np.abs(standard_errors(counts[1:], len(hub), 1 / 4)).max() < 4.5
+    assert np.abs(standard_errors(counts[1:], len(hub), 1 / 5)).max() > 4.5
+    assert not draws.neighbor[draws.node != 0].any(), "the others know the hub alone"
+    # Successive events are independent: the same node twice with probability 1/5.
+    assert abs(standard_errors((np.diff(draws.node) == 0).sum(), events - 1, 1 / 5)) < 4.5
+
+
+@pytest.mark.statistical
+def test_batches_and_noise_are_those_of_the_waking_node(drawn):
+    """Sampling rate b / J_i within 5 standard errors, noise of the node's own scale within 5 of its."""
+    data, draws = drawn
+    for node, size in enumerate(np.asarray(data.sizes)):
+        own = draws.node == node
+        indices, mask = draws.gradient.indices[own], draws.gradient.mask[own]
+        used = np.bincount(indices[mask], minlength=size)
+        assert used.shape == (size,), "no position behind the node's data"
+        assert np.abs(standard_errors(used, own.sum(), 2 / size)).max() < 5
+        others = [other for other in np.unique(data.sizes) if other != size]
+        assert all(np.abs(standard_errors(used.sum() / size, own.sum(), 2 / o)) > 5 for o in others)
+        noise = draws.noise[own]
+        tolerance = 5 / math.sqrt(2 * noise.size)
+        assert abs(noise.std() - NOISE_STD[node]) <= tolerance * NOISE_STD[node]
+
+
+@pytest.mark.parametrize("max_delay", [0, 3])
+def test_no_copy_of_all_nodes_in_an_event(max_delay):
+    """An update in place needs a few rows besides the state, whatever the number of nodes."""
+    nodes, features = 40, 200
+    task = jaxfl.from_functions(
+        lambda key: jnp.zeros((features, 20)), lambda w, x, y: jnp.sum(x @ w, axis=1) * y.astype(jnp.float32)
+    )
+    data = uneven_data(sizes=(2,) * nodes, features=features)
+    algorithm = a_dp2_sgd(task, graph=graphs.ring(nodes), step_size=0.1, max_delay=max_delay)
+    shapes = jax.eval_shape(lambda: algorithm.init(KEY, data))
+    draws = jax.eval_shape(algorithm.draw, KEY, shapes, data)
+    # Aliased with its input, and so with room for no copy but a temporary one.
+    compiled = jax.jit(algorithm.update, donate_argnums=0).lower(shapes, data, draws).compile()
+    row = features * 20 * 4
+    assert compiled.memory_analysis().temp_size_in_bytes < 8 * row
+    # consensus_distance reads all nodes once a round, after the events; no copy of them is in the loop.
+    assert not re.findall(rf"f32\[{nodes},{features},20\][^=]* copy\(", compiled.as_text())
+
+
+def test_what_only_the_asynchronous_method_refuses():
+    task = small_task()
+    for max_delay in (-1, 1.5, True):
+        with pytest.raises(ArgumentError, match=r"^max_delay: must be an integer of at least 0"):
+            a_dp2_sgd(task, graph=graphs.ring(5), step_size=0.1, max_delay=max_delay)
+    with pytest.raises(ArgumentError, match=r"^max_delay: must be a static integer"):
+        jax.jit(lambda d: a_dp2_sgd(task, graph=graphs.ring(5), step_size=0.1, max_delay=d).init)(3)
+    other = jaxfl.gaussian(0.1)._replace(distribution="cauchy")
+    with pytest.raises(ArgumentError, match=r"^noise_distribution: must be one of gaussian, laplace; got 'cauchy'"):
+        a_dp2_sgd(task, graph=graphs.ring(5), step_size=0.1, noise=other)
+
+
+def test_an_undirected_graph_may_have_unequal_weights_where_only_its_edges_count():
+    require_undirected(graphs.star(4))
+    with pytest.raises(ArgumentError, match=r"^graph: must have symmetric weights; entry \(0, 1\) of star\(4\) is 0.5"):
+        require_undirected(graphs.star(4), weights=True)
+    require_undirected(graphs.star(4, weights="metropolis"), weights=True)

@@ -1,0 +1,58 @@
+"""What an observer of every message learns: the noisy gradients, from two successive states."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import small_task, start, uneven_data
+
+import jaxfl
+from jaxfl import ArgumentError, graphs
+from jaxfl.algorithms import REGISTRY
+from jaxfl.algorithms.push_sum import released_gradients as released_by_push_sum
+from jaxfl.gradients import mini_batch
+
+KEY = jax.random.key(5)
+SYNCHRONOUS = [name for name, row in REGISTRY.items() if row.synchronous and not row.special_case_of]
+
+
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+def test_released_gradients_equal_gradient_plus_noise(name):
+    """On a time-varying graph, where it may be one whose push-sum weights move, with a scheduled step size.
+
+    (For asynchronous algorithms test_references.py compares the network's total.)
+    """
+    row, data, gradient = REGISTRY[name], uneven_data(), mini_batch(clip_norm=0.7)
+    first = graphs.star(5, weights="uniform" if row.mixing == "column" else "metropolis")
+    graph = graphs.sequence([first, graphs.directed_ring(5)])
+
+    def schedule(k):
+        return 0.2 / (1.0 + k.astype(jnp.float32))
+
+    algorithm = row.constructor(
+        small_task(), graph=graph, gradient=gradient, noise=jaxfl.gaussian(0.3), step_size=schedule
+    )
+
+    @jax.jit
+    def one_round(state):
+        draws = algorithm.draw(KEY, state, data)
+        after, _ = algorithm.update(state, data, draws)
+        params, k = algorithm.node_params(state), state.round_index
+        found, _, _ = gradient.estimate(small_task(), params, state.gradient, data, draws.gradient, k)
+        released = jax.jit(row.released, static_argnums=(0, 1))(graph, schedule, state, after)
+        return after, jax.tree.map(jnp.add, found, draws.noise), found, released
+
+    state = start(algorithm, KEY, data)
+    for _ in range(4):
+        state, expected, found, released = one_round(state)
+        for wanted, bare, got in zip(*map(jax.tree.leaves, (expected, found, released)), strict=True):
+            np.testing.assert_allclose(got, wanted, atol=1e-4)
+            assert np.abs(got - bare).max() > 0.1, "the noise must show"
+    if row.mixing == "column":
+        assert np.ptp(np.asarray(state.push_sum_weight)) > 0.1, "the weights must move for this test to mean something"
+
+
+@pytest.mark.parametrize("graph", [graphs.exponential(4), graphs.ring(6), graphs.directed_ring(4)])
+def test_push_sum_refuses_to_solve_with_a_singular_matrix(graph):
+    with pytest.raises(ArgumentError, match=r"^graph: every mixing matrix must be well-conditioned .* odd number"):
+        released_by_push_sum(graph, 0.1, None, None)

@@ -1,0 +1,296 @@
+"""The audit: what a canary is, that the bound holds, and that it tells a wrong mechanism from a right one."""
+
+import functools
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.optimize
+import scipy.stats
+from problems import small_task, uneven_data
+
+import jaxfl
+from jaxfl import ArgumentError, gradients, graphs
+from jaxfl.algorithms import REGISTRY
+from jaxfl.gradients import per_example
+from jaxfl.privacy.accounting import Release, calibrate_noise_std
+from jaxfl.privacy.audit import audit, canary_scores, epsilon_lower_bound, with_canaries
+
+pytest.importorskip("jax_privacy.auditing")
+CLIP, STEP, DELTA = 0.5, 0.1, 1e-5
+NODES, REAL, CANARIES, ROUNDS, RATE = 5, 10, 3000, 4, 0.9
+SIZE = REAL + CANARIES // NODES
+BATCH = round(RATE * SIZE)
+ESTIMATORS = {"PrivSGP": "mini_batch", "PrivSGP-VR": "saga"}
+
+
+# What a canary is
+
+
+@functools.cache
+def per_sample_gradients(strength=4.0):
+    """(canaries, clip norm -> losses and gradients of the whole pool, the same of the task without canaries)."""
+    base, data = small_task(), uneven_data()
+    task, more, canaries = with_canaries(base, data, 12, strength=strength, seed=0)
+    params = task.init(jax.random.key(0))
+
+    @jax.jit
+    def of_all(clip_norm):
+        wrapped = per_example.per_sample(task, params, more.inputs, more.labels, clip_norm=clip_norm)
+        plain = per_example.per_sample(base, params["model"], data.inputs, data.labels, clip_norm=clip_norm)
+        return wrapped, plain
+
+    return canaries, of_all
+
+
+@pytest.mark.parametrize(("clip_norm", "norm"), [(1e9, 4.0), (CLIP, CLIP), (4.0, 4.0)])
+def test_an_included_canary_moves_its_own_coordinate_and_an_excluded_one_nothing(clip_norm, norm):
+    canaries, of_all = per_sample_gradients()
+    found, _ = of_all(clip_norm)
+    expected = np.zeros((12, 3))
+    expected[np.arange(12), canaries.coordinates] = norm * canaries.included
+    assert 0 < canaries.included.sum() < 12
+    np.testing.assert_allclose(found.gradient["canary"][-12:], expected, rtol=1e-6)
+    for leaf in jax.tree.leaves(found.gradient["model"]):
+        assert not np.any(leaf[-12:])
+
+
+def test_real_samples_keep_loss_metrics_and_gradient():
+    _, of_all = per_sample_gradients()
+    wrapped, plain = of_all(CLIP)
+    count = len(plain.losses)
+    np.testing.assert_allclose(wrapped.losses[:count], plain.losses, rtol=1e-5)
+    assert not np.any(wrapped.gradient["canary"][:count])
+    for mine, own in zip(*map(jax.tree.leaves, (wrapped.gradient["model"], plain.gradient)), strict=True):
+        np.testing.assert_allclose(mine[:count], own, rtol=1e-4, atol=1e-6)
+    base, data = small_task(), uneven_data()
+    task, more, canaries = with_canaries(base, data, 6, strength=2.0, seed=1)
+    params = {"model": base.init(jax.random.key(0)), "canary": jnp.array([1.0, -3.0])}
+    found = task.metrics(params, more.inputs, more.labels)
+    own = base.metrics(params["model"], data.inputs, data.labels)
+    for name, values in own.items():
+        np.testing.assert_allclose(found[name][:count], values, rtol=1e-5)
+    np.testing.assert_allclose(found["loss"], task.loss(params, more.inputs, more.labels), rtol=1e-5)
+    values = 2.0 * canaries.included * np.array([1.0, -3.0])[canaries.coordinates]
+    np.testing.assert_allclose(found["loss"][count:], values)
+
+
+def test_images_of_bytes_reach_the_task_as_bytes():
+    images = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3) * 14
+    data = jaxfl.federate(images, np.array([0, 1]), [[0], [1]])
+    seen = []
+    base = jaxfl.from_functions(
+        lambda key: jnp.zeros(()), lambda w, x, y: seen.append(x.dtype) or x.astype(jnp.float32).sum((1, 2)) + w
+    )
+    task, more, _ = with_canaries(base, data, 2, strength=1.0, seed=0)
+    losses = task.loss(task.init(jax.random.key(0)), more.inputs, more.labels)
+    assert seen == [jnp.uint8]
+    np.testing.assert_array_equal(losses, [*images.sum((1, 2), dtype=np.float32), 0, 0])
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_coin_changes_one_switch_of_the_data_and_nothing_else(shared):
+    def made(seed):
+        return with_canaries(small_task(), uneven_data(), 503, strength=1.0, seed=seed, shared_coordinates=shared)[1:]
+
+    (data, canaries), (other, others) = made(0), made(1)
+    assert abs(canaries.included.mean() - 0.5) < 0.1
+    assert abs((canaries.included == others.included).mean() - 0.5) < 0.1
+    for name in ("labels", "indices", "sizes"):
+        np.testing.assert_array_equal(getattr(data, name), getattr(other, name))
+    differs = np.asarray(data.inputs != other.inputs)
+    assert not differs[:, :-1].any()
+    np.testing.assert_array_equal(differs[-503:, -1], canaries.included != others.included)
+    assert not differs[:-503].any()
+    # Every canary is held once, by its node, which tells it apart from the others of the same coordinate.
+    held = [set(np.asarray(data.indices)[i, : data.sizes[i]].tolist()) for i in range(NODES)]
+    assert sum(map(len, held)) == len(data.inputs) == int(data.sizes.sum())
+    assert all(31 + c in held[node] for c, node in enumerate(canaries.nodes))
+    marks = np.asarray(data.inputs)[31:, -2]
+    np.testing.assert_array_equal(marks, canaries.coordinates + 1)
+    assert len(set(zip(canaries.nodes.tolist(), canaries.coordinates.tolist(), strict=True))) == 503
+    assert len(set(canaries.coordinates.tolist())) == (101 if shared else 503)
+    assert np.ptp(np.bincount(canaries.nodes)) <= 1
+
+
+# The bound from scores
+
+
+def gaussian_epsilon(mu):
+    """Epsilon at DELTA of a Gaussian mechanism with a sensitivity of mu standard deviations (Balle and Wang 2018)."""
+
+    def excess(epsilon):
+        below = scipy.stats.norm.cdf
+        return below(mu / 2 - epsilon / mu) - np.exp(epsilon) * below(-mu / 2 - epsilon / mu) - DELTA
+
+    return float(scipy.optimize.brentq(excess, 0, 100))  # pyright: ignore[reportArgumentType]
+
+
+def simulated(mechanism, seed, count=CANARIES):
+    rng = np.random.default_rng(seed)
+    included = rng.integers(0, 2, count).astype(bool)
+    return mechanism(rng, included), included
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("mu", [0.25, 1.0])
+def test_bound_stays_below_the_epsilon_of_a_gaussian_mechanism(mu):
+    bounds = [
+        epsilon_lower_bound(
+            *simulated(lambda rng, included: mu * included + rng.normal(size=CANARIES), seed), dp_delta=DELTA
+        )[0]
+        for seed in range(40)
+    ]
+    true = gaussian_epsilon(mu)
+    assert np.mean(np.array(bounds) > true) <= 0.05
+    assert np.median(bounds) > 0.3 * true, "and it is not far below"
+    # A claim of the epsilon that a quarter of the signal would have (noise four times larger than it is) is refuted.
+    if mu == 1.0:
+        assert min(bounds) > 1.4 * gaussian_epsilon(mu / 4)
+
+
+@pytest.mark.statistical
+def test_bound_exceeds_epsilon_with_at_most_the_probability_it_states():
+    """Randomized response is the mechanism for which the theorem is tight."""
+
+    def response(rng, included):
+        kept = rng.random(included.size) < np.e / (1 + np.e)
+        return np.where(kept, included, ~included) + 1e-3 * rng.normal(size=included.size)
+
+    draws = [simulated(response, seed, count=1000) for seed in range(400)]
+    bounds = np.array([epsilon_lower_bound(*draw, dp_delta=DELTA, significance=0.2)[0] for draw in draws])
+    at_most = 0.2 + 3 * np.sqrt(0.2 * 0.8 / len(draws))
+    assert 0.1 < np.mean(bounds > 1.0) < at_most
+    assert np.mean(bounds > 0.85) > at_most, "an epsilon that is too small is refuted more often than that"
+
+
+def test_bound_counts_right_guesses():
+    included = np.tile([True, False], 500)
+    bound, num_guesses, num_correct = epsilon_lower_bound(
+        2.0 * included + np.arange(1000) / 1e4, included, dp_delta=1e-5
+    )
+    assert (num_guesses, num_correct) == (100, 100)
+    assert bound > 3
+    nothing = epsilon_lower_bound(np.arange(1000.0), included, dp_delta=DELTA)
+    assert nothing[0] == 0
+    assert nothing[2] == 50
+
+
+# Whole runs
+
+
+@functools.cache
+def scorer(method):
+    """(seed -> task, data, canaries; (noise_std, clip_norm, key, data) -> scores (m,), compiled once)."""
+    row, graph = REGISTRY["push_sum"], graphs.directed_ring(NODES)
+    base = uneven_data(sizes=(REAL,) * NODES)
+
+    def made(seed):
+        return with_canaries(small_task(), base, CANARIES, strength=4 * CLIP, seed=seed)
+
+    task, _, where = made(0)
+    sampler = gradients.poisson(BATCH, num_draws=NODES * ROUNDS)
+
+    @jax.jit
+    def scores(noise_std, clip_norm, key, data):
+        gradient = getattr(gradients, ESTIMATORS[method])(sampler=sampler, clip_norm=clip_norm)
+        noise = jaxfl.gaussian(noise_std)
+        learner = row.constructor(task, graph=graph, step_size=STEP, gradient=gradient, noise=noise)
+        return canary_scores(learner, functools.partial(row.released, graph, STEP), data, where, key, ROUNDS)
+
+    return made, scores
+
+
+@functools.cache
+def claimed_noise(method):
+    """The noise that is proven to give epsilon 1."""
+    release = Release(ESTIMATORS[method], "poisson", BATCH, SIZE, CLIP, 0.0)
+    return calibrate_noise_std(method, "proven", release, ROUNDS, target_epsilon=1.0, dp_delta=DELTA)
+
+
+def bounds(method, noise_std, seeds=(0, 1), clip_norm: float | None = CLIP):
+    made, scores = scorer(method)
+    found = []
+    for seed in seeds:
+        _, data, canaries = made(seed)
+        values = np.asarray(scores(noise_std, clip_norm, jax.random.key(seed), data))
+        found.append(epsilon_lower_bound(values, canaries.included, dp_delta=DELTA)[0])
+    return np.array(found)
+
+
+@pytest.mark.parametrize("method", ESTIMATORS)
+def test_an_observer_sees_a_canary_as_privacy_theory_says(method):
+    """Without noise a canary counts clip_norm / b a visit in a mini-batch, and clip_norm / J in every round of SAGA."""
+    made, scores = scorer(method)
+    _, data, canaries = made(0)
+    found = np.asarray(scores(0.0, CLIP, jax.random.key(0), data))
+    np.testing.assert_allclose(found[~canaries.included], 0, atol=1e-5 * CLIP / BATCH * ROUNDS)
+    visits = found[canaries.included] * (SIZE if method == "PrivSGP-VR" else BATCH) / CLIP
+    np.testing.assert_allclose(visits, np.round(visits), atol=1e-3)
+    if method == "PrivSGP-VR":
+        assert set(np.round(visits)) == {ROUNDS}, "in every round, sampled or not"
+    else:
+        np.testing.assert_allclose(np.mean(visits) / ROUNDS, RATE, atol=0.02)
+        assert np.ptp(visits) > 1
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("method", ESTIMATORS)
+def test_the_right_noise_passes_and_a_quarter_of_it_is_caught(method):
+    noise_std = claimed_noise(method)
+    right, wrong = bounds(method, noise_std), bounds(method, noise_std / 4)
+    assert right.max() < 1
+    assert right.min() > 0, "the attack sees something"
+    assert wrong.min() > 1.2
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("clip_norm", [None, 1e9])
+def test_missing_clipping_is_caught(clip_norm):
+    method = "PrivSGP" if clip_norm is None else "PrivSGP-VR"  # clipping at 1e9 needs no program of its own
+    assert bounds(method, claimed_noise(method), clip_norm=clip_norm).min() > 1.2
+
+
+@pytest.mark.parametrize("name", [name for name, row in REGISTRY.items() if row.private and row.gradient])
+def test_every_private_algorithm_can_be_audited(name):
+    row = REGISTRY[name]
+    base = uneven_data(sizes=(6,) * NODES)
+    task, data, canaries = with_canaries(
+        small_task(), base, 100, strength=2.0, seed=0, shared_coordinates=row.synchronous
+    )
+    graph = (graphs.directed_ring if row.mixing == "column" else graphs.ring)(NODES)
+    gradient = gradients.mini_batch(sampler=gradients.fixed(24), clip_norm=CLIP)
+    learner = row.constructor(task, graph=graph, step_size=STEP, gradient=gradient, noise=jaxfl.gaussian(1e-6))
+    released = functools.partial(row.released, graph, STEP)
+    found = audit(learner, released, data, canaries, jax.random.key(0), 8, DELTA)
+    assert found.neighboring_relation == "zero_out"
+    assert found.num_guesses == found.num_correct == 10, "next to no noise"
+    assert found.dp_epsilon_lower_bound > 1
+    assert found.scores[canaries.included].min() > 100 * np.abs(found.scores[~canaries.included]).max()
+
+
+def test_a_run_that_diverges_is_no_audit():
+    with pytest.raises(ArgumentError, match=r"scores: must be finite; 1 of 3 are not"):
+        epsilon_lower_bound(np.array([0.0, np.nan, 1.0]), np.array([True, False, True]), dp_delta=DELTA)
+
+
+@pytest.mark.parametrize(("dp_delta", "significance"), [(0.0, 0.05), (1e-5, 1.0), (2.0, 0.05)])
+def test_bad_probabilities_are_refused(dp_delta, significance):
+    with pytest.raises(ArgumentError, match="must lie strictly between 0 and 1"):
+        epsilon_lower_bound(np.arange(9.0), np.arange(9) > 4, dp_delta=dp_delta, significance=significance)
+
+
+@pytest.mark.parametrize(("count", "strength"), [(0, 1.0), (10, 0.0), (10, float("nan"))])
+def test_bad_canaries_are_refused(count, strength):
+    with pytest.raises(ArgumentError, match="num_canaries" if count == 0 else "strength"):
+        with_canaries(small_task(), uneven_data(), count, strength=strength, seed=0)
+
+
+def test_without_jax_privacy_one_sentence_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax_privacy.auditing", None)
+    with pytest.raises(
+        ArgumentError, match=r"needs jax-privacy; it is not installed\. Run pip install 'jaxfl\[audit\]'"
+    ):
+        epsilon_lower_bound(np.arange(9.0), np.arange(9) > 4, dp_delta=DELTA)

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 EXPERIMENTS = {
-    "privsgp_vr": "PrivSGP-VR and PrivSGP: private push-sum over directed graphs, with and without SAGA",
+    "privsgp_vr": "PrivSGP-VR against PrivSGP, DP2-SGD and A(DP)2SGD: private learning with its epsilon",
+    "audit": "an empirical lower bound on epsilon by canaries, held against what is claimed",
     "bench": "what the engine's formulations gain, as ratios inside one process (conv, saga, all)",
 }
 

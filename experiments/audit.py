@@ -4,9 +4,9 @@
     python -m experiments.audit --noise-error 4        # a quarter of the noise that is claimed: caught
     python -m experiments.audit --no-clipping          # gradients that are not clipped: caught
 
-A quarter of a minute on two cores. Calibrates each method's noise to `target_epsilon` by the proven bound, runs it on real
-samples and canaries, guesses from its messages which canaries took part, prints one table, and leaves summary.json and
-a picture in the run directory. Exit code 0 when no lower bound exceeds the claim, 1 when one does.
+A quarter of a minute on two cores. Calibrates each method's noise to `target_epsilon` by the proven bound, runs it on
+real samples and canaries, guesses from its messages which canaries took part, prints one table, and leaves summary.json
+and a picture in the run directory. Exit code 0 when no lower bound exceeds the claim, 1 when one does.
 
 Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 2023, arXiv:2305.08846. Differences from
 the paper: canaries are gradients of one coordinate each, on few real samples and in few rounds at a high sampling rate,
@@ -286,7 +286,7 @@ def plot(audited: Sequence[Audited], canaries: Sequence[Canaries], path: Path) -
         axes.spines[["top", "right"]].set_visible(False)
     rows[0].legend(frameon=False, fontsize=9)
     rows[-1].set_xlabel(
-        "released in the canary's coordinate, summed over rounds (dashed: what lies outside is guessed)"
+        "released in the canary's coordinate, summed over rounds\n(only what lies outside the dashed lines is guessed)"
     )
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=120)

@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -53,13 +53,13 @@ NOT_SAVED = ("data_dir", "out", "quiet", "resume")  # options that do not decide
 NUM_PROBES = 20  # of the probing run of `--iterations auto`
 
 
-def settled_variants(config: Resolved, dataset: Dataset, task: Task) -> tuple[dict[str, Variant], dict[str, int]]:
-    """Name -> settings of every variant with its noise and iterations, and name -> rounds that its budget pays for."""
-    variants = plan(config)
-    smallest = {
-        nodes: min(int(np.asarray(make_data(config, dataset, seed, nodes).sizes).min()) for seed in config.seeds)
-        for nodes in {variant.nodes for variant in variants.values()}
-    }
+def settled_variants(
+    config: Resolved, dataset: Dataset, task: Task, sizes: Mapping[int, Sequence[int]]
+) -> tuple[dict[str, Variant], dict[str, int]]:
+    """Name -> settings of every variant with its noise and iterations, and name -> rounds that its budget pays for.
+
+    `sizes` maps numbers of nodes to the samples of every node, over all seeds.
+    """
 
     @functools.cache
     def constants(nodes: int) -> ProblemConstants:
@@ -67,10 +67,13 @@ def settled_variants(config: Resolved, dataset: Dataset, task: Task) -> tuple[di
         found = estimate_constants(
             jax.random.key(config.seeds[0]), task, data, num_probes=NUM_PROBES, step_size=0.1, max_samples_per_node=256
         )
-        return found if config.clip_norm is None else found._replace(gradient_bound=config.clip_norm)
+        bound = config.gradient_bound if config.clip_norm is None else config.clip_norm
+        found = found if bound is None else found._replace(gradient_bound=bound)
+        Console().print(f"Estimated for {nodes} nodes: {found}", soft_wrap=True)
+        return found
 
-    variants = settle(config, variants, smallest, constants)
-    return variants, rounds_allowed(config, variants, smallest)
+    variants = settle(config, plan(config), sizes, constants)
+    return variants, rounds_allowed(config, variants, sizes)
 
 
 def run(options: Config, preset: str | None) -> dict[str, Any]:
@@ -78,18 +81,7 @@ def run(options: Config, preset: str | None) -> dict[str, Any]:
     config = resolve(options)
     dataset = subset(load(config.dataset, config.data_dir), config.num_train, config.num_test)
     task = make_task(config, dataset)
-    for nodes in config.nodes:
-        make_graph(config, nodes)
-    variants, allowed = settled_variants(config, dataset, task)
-    algorithms = {name: make_algorithm(config, variant, task) for name, variant in variants.items()}
-    refuse_impossible(config, dataset, variants, algorithms)
-    directory = new_run_directory(config.out, "privsgp_vr", preset or config.dataset, resume=config.resume)
-    saved: dict[str, Any] = {k: v for k, v in dataclasses.asdict(config).items() if k not in NOT_SAVED}
-    saved["variants"] = {name: variant._asdict() for name, variant in variants.items()}
-    if config.graph.endswith(".npy"):  # so that a resumed run notices another matrix under the same name
-        saved["graph_crc32"] = zlib.crc32(make_graph(config, config.nodes[0]).mixing_matrices.tobytes())
-    run_directory = open_run(directory, saved, experiment="privsgp_vr", preset=preset, resume=config.resume)
-
+    refuse_impossible(config, dataset, task, plan(config))
     data_of = {
         nodes: functools.partial(make_data, config, dataset, nodes=nodes) for nodes in dict.fromkeys(config.nodes)
     }
@@ -97,6 +89,15 @@ def run(options: Config, preset: str | None) -> dict[str, Any]:
         nodes: np.concatenate([np.asarray(make(seed=seed).sizes) for seed in config.seeds]).tolist()
         for nodes, make in data_of.items()
     }
+    variants, allowed = settled_variants(config, dataset, task, sizes)
+    algorithms = {name: make_algorithm(config, variant, task) for name, variant in variants.items()}
+    directory = new_run_directory(config.out, "privsgp_vr", preset or config.dataset, resume=config.resume)
+    saved: dict[str, Any] = {k: v for k, v in dataclasses.asdict(config).items() if k not in NOT_SAVED}
+    saved["variants"] = {name: variant._asdict() for name, variant in variants.items()}
+    if config.graph.endswith(".npy"):  # so that a resumed run notices another matrix under the same name
+        saved["graph_crc32"] = zlib.crc32(make_graph(config, config.nodes[0]).mixing_matrices.tobytes())
+    run_directory = open_run(directory, saved, experiment="privsgp_vr", preset=preset, resume=config.resume)
+
     console = Console()
     first = data_of[config.nodes[0]](seed=config.seeds[0])
     for line in _description(config, dataset, task, first, variants):

@@ -1,7 +1,7 @@
 """JAX engine for decentralised and federated learning under limits of privacy, resources and communication."""
 
-from jaxfl import algorithms, core, data, gradients, graphs, models, privacy
-from jaxfl.algorithms import d_psgd, push_sum
+from jaxfl import algorithms, channel, core, data, gradients, graphs, models, privacy
+from jaxfl.algorithms import a_dp2_sgd, d_psgd, dp2_sgd, push_sum
 from jaxfl.core import Algorithm, ArgumentError, FederatedData, Task, from_flax, from_functions
 from jaxfl.data import federate
 from jaxfl.gradients import mini_batch, saga
@@ -12,10 +12,13 @@ __all__ = [
     "ArgumentError",
     "FederatedData",
     "Task",
+    "a_dp2_sgd",
     "algorithms",
+    "channel",
     "core",
     "d_psgd",
     "data",
+    "dp2_sgd",
     "federate",
     "from_flax",
     "from_functions",

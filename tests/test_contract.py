@@ -247,8 +247,8 @@ def test_no_noise_and_no_clipping_give_the_plain_method(name, kind):
 
 @pytest.mark.parametrize("name", TAKES_GRADIENTS)
 def test_one_node_or_a_complete_graph_with_equal_data_is_gradient_descent(name):
-    """n = 1, and n nodes that hold the same data on a complete graph, follow full-batch gradient descent. (Of nodes that
-    act one after the other only n = 1, without delay.)"""
+    """n = 1, and n nodes that hold the same data on a complete graph, follow full-batch gradient descent. (Where nodes
+    act one after the other, n = 1 without delay does.)"""
     task, count, row = small_task(), 6, REGISTRY[name]
     pool = uneven_data(sizes=(count,))
     params = None
@@ -276,7 +276,7 @@ def test_one_node_or_a_complete_graph_with_equal_data_is_gradient_descent(name):
 def test_invariants_in_every_round(name, kind):
     """The push-sum weights sum to n, and mixing leaks nothing: the sum of x moves by step size times noisy g.
 
-    Of the events of one round each depends on those before, so there the gradients are clipped away and the noise stays.
+    The events of a round depend on those before, so there the gradients are clipped away and the noise stays.
     """
     c = case(name, kind)
     synchronous = c.problem.row.synchronous

@@ -11,6 +11,7 @@ FLOORS = {  # a room imports from rooms of a lower floor, and from itself
     "graphs": 0.5,
     "gradients": 1,
     "privacy": 1,
+    "channel": 1,
     "models": 1,
     "data": 1,
     "algorithms": 2,

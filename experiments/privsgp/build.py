@@ -42,11 +42,8 @@ def make_task(config: Resolved, dataset: Dataset) -> Task:
         widths = (int(np.prod(shape)), *config.hidden, dataset.num_classes)
         return models.classification(models.mlp(widths, activation=config.activation))
     image = shape if len(shape) == 3 else (*shape, 1)
-    if len(image) != 3:
-        remedy = "Pass --model mlp."
-        raise ArgumentError("model", f"{config.model} needs images", f"{dataset.name} has samples of {shape}", remedy)
     if config.model == "cnn":
-        return models.classification(models.cnn(image, dataset.num_classes))
+        return models.classification(models.cnn(image, num_classes=dataset.num_classes))
     return models.classification(models.resnet18(image, dataset.num_classes, widths=config.resnet_widths))
 
 
@@ -134,10 +131,21 @@ def make_sampler(config: Resolved, variant: Variant, batch_size: int) -> gradien
     return getattr(gradients, config.sampler)(batch_size)
 
 
-def refuse_impossible(
-    config: Resolved, dataset: Dataset, variants: dict[str, Variant], algorithms: dict[str, Algorithm]
-) -> None:
-    """Say what is wrong with any variant and any seed before one of them runs; computes and writes nothing."""
+def refuse_impossible(config: Resolved, dataset: Dataset, task: Task, variants: dict[str, Variant]) -> None:
+    """Say what is wrong with any variant and any seed before noise is calibrated; computes and writes nothing."""
+    # Noise, iterations and step size may not be known yet; what they are decides nothing of what is checked here.
+    algorithms = {
+        name: make_algorithm(
+            config,
+            variant._replace(
+                noise_std=variant.noise_std or 0.0,
+                iterations=max(1, variant.iterations),
+                step_size=1.0 if np.isnan(variant.step_size) else variant.step_size,
+            ),
+            task,
+        )
+        for name, variant in variants.items()
+    }
     for nodes in dict.fromkeys(variant.nodes for variant in variants.values()):
         checked = []
         for seed in config.seeds:

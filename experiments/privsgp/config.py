@@ -66,7 +66,7 @@ class Config:
     clip_norm: float | None = 2.0
     """Bound on each sample's gradient in the L2 norm; None leaves gradients as they are."""
     gradient_bound: float | None = None
-    """Without clipping: the bound G on per-sample gradients that the paper assumes. Enters the published epsilon only."""
+    """Without clipping: the bound G on per-sample gradients that the paper assumes; for the published epsilon only."""
     noise_std: tuple[float, ...] | None = None
     """Standard deviation of the noise on the mean gradient (digits: from target_epsilon, others: 0)."""
     target_epsilon: tuple[float, ...] | None = None
@@ -79,7 +79,7 @@ class Config:
     c2: float = C2_OF_THE_PAPER
     """Constant of equations (11) and (12), which the paper does not give."""
     shared_noise: bool = False
-    """Give all methods the calibrated noise of the one that needs most (digits without noise_std: so)."""
+    """Give all methods the calibrated noise of the one that needs most (digits without noise or budget: always)."""
     pair: tuple[str, ...] = ()
     """Of the options nodes, iterations, batch_size, noise_std and target_epsilon: those that are not combined, but go
     together value by value."""
@@ -162,15 +162,15 @@ def resolve(config: Config) -> Resolved:
     for name, default in defaults.items():
         if values[name] is None or values[name] is False:
             values[name] = default
+    _refuse_repeats("nodes", values["nodes"], distinct="nodes" not in config.pair)
+    check.at_least(1, nodes=min(values["nodes"]))
     if values["batch_size"] is None:
-        check.at_least(1, nodes=min(values["nodes"], default=0))
         values["batch_size"] = (max(1, 646 // max(values["nodes"])),)
-    for name in ("methods", "nodes", "batch_size", "noise_std", "target_epsilon", "bound", "seeds", "iterations"):
+    for name in ("methods", "batch_size", "noise_std", "target_epsilon", "bound", "seeds", "iterations"):
         given = values[name]
         if given is not None and given != "auto":
             _refuse_repeats(name, given, distinct=name not in config.pair)
-    check.at_least(1, nodes=min(values["nodes"]), batch_size=min(values["batch_size"]))
-    check.at_least(1, checkpoint_every=values["checkpoint_every"])
+    check.at_least(1, batch_size=min(values["batch_size"]), checkpoint_every=values["checkpoint_every"])
     for name in ("evaluate_every", "num_train", "num_test"):
         if values[name] is not None:
             check.at_least(1, **{name: values[name]})
@@ -194,6 +194,12 @@ def resolve(config: Config) -> Resolved:
             raise ArgumentError("gradient_bound", "belongs to unclipped gradients", found, remedy)
     if values["graph"] == "random" and values["edge_probability"] is None:
         values["edge_probability"] = 0.2
+    if values["noise_std"] is not None and values["shared_noise"]:
+        remedy = "Leave it out: given noise is the same for all methods."
+        raise ArgumentError("shared_noise", "belongs to noise that is calibrated", "got noise_std", remedy)
+    if values["target_epsilon"] is None and len(values["bound"]) > 1:
+        remedy = "Name one: each run states both bounds."
+        raise ArgumentError("bound", "decides how a budget is held", "got no target_epsilon", remedy)
     values["step_size"] = _step_sizes(values)
     for seed in values["seeds"]:
         if not 0 <= seed < 2**32:  # a larger seed would lose its upper bits
@@ -218,6 +224,10 @@ def _step_sizes(values: dict[str, Any]) -> tuple[float, ...] | Literal["theory"]
     if len(given) not in (1, len(batches)):
         found = f"got {len(given)} for {len(batches)} batch sizes"
         raise ArgumentError("step_size", "must be one number, or one for each batch size", found, "Pass as many.")
+    if len(given) > 1 and len(set(batches)) < len(batches):
+        found = f"got {' '.join(map(str, given))} for batch sizes {' '.join(map(str, batches))}"
+        requirement = "must be one for all where batch sizes repeat"
+        raise ArgumentError("step_size", requirement, found, "Pass one number.")
     return tuple(given) * (len(batches) // len(given))
 
 
@@ -235,14 +245,18 @@ def plan(config: Resolved) -> dict[str, Variant]:
     for name in config.pair:
         if name not in AXES or name == "bound":
             known = ", ".join(axis for axis in AXES if axis != "bound")
-            raise ArgumentError("pair", f"must name options among {known}", f"got {name!r}", "Name at least two.")
+            remedy = "Name two of them or more."
+            raise ArgumentError("pair", f"must name options among {known}", f"got {name!r}", remedy)
         if len(values[name]) != len(values[paired[0]]):
             found = f"{paired[0]} has {len(values[paired[0]])}, {name} has {len(values[name])}"
             raise ArgumentError("pair", "must name options with equally many values", found, "Give each as many.")
+    if len(paired) == 1:
+        raise ArgumentError("pair", "must name at least two options", f"got {paired[0]}", "Name two, or leave it out.")
     # Every axis is a list of {option: value}; paired options share one.
     axes = [[{name: value} for value in values[name]] for name in AXES if name not in paired]
     if paired:
-        axes.append([dict(zip(paired, row, strict=True)) for row in zip(*(values[name] for name in paired), strict=True)])
+        rows = zip(*(values[name] for name in paired), strict=True)
+        axes.append([dict(zip(paired, row, strict=True)) for row in rows])
     variants: dict[str, Variant] = {}
     for combination in itertools.product(*axes):
         chosen = {name: value for part in combination for name, value in part.items()}
@@ -250,8 +264,8 @@ def plan(config: Resolved) -> dict[str, Variant]:
         for method in config.methods:
             name = ", ".join([method, *suffixes])
             if name in variants:
-                found = f"two variants are called {name!r}"
-                argument = "noise_std" if len(values["noise_std"]) > 1 else "target_epsilon"
+                argument = next(axis for axis in AXES if _alike(axis, values[axis]))
+                found = f"got {' '.join(map(str, values[argument]))}"
                 raise ArgumentError(argument, "must differ in six digits", found, "Compare values further apart.")
             variants[name] = Variant(
                 method=method,
@@ -264,6 +278,11 @@ def plan(config: Resolved) -> dict[str, Variant]:
                 bound=chosen["bound"],
             )
     return variants
+
+
+def _alike(axis: str, values: tuple[Any, ...]) -> bool:
+    """Whether two values of an axis are printed alike."""
+    return len({_SUFFIX[axis].format(value) for value in values if value is not None}) < len(values) > 1
 
 
 def step_size_of(config: Resolved, nodes: int, batch_size: int, iterations: int) -> float:

@@ -45,7 +45,7 @@ _GPU = "for an accelerator with 80 GB; not measured"
 
 
 def _budgets(epsilons: tuple[float, ...], optimum: float, others: tuple[int, ...]) -> dict[str, Any]:
-    """Each budget with its K* (equation (12): proportional to epsilon squared; `optimum` at epsilon 1) and two other K."""
+    """Each budget with its K* (by equation (12) `optimum` times epsilon squared), and with two other K."""
     pairs = [(epsilon, round(optimum * epsilon**2)) for epsilon in epsilons]
     pairs += [(epsilon, rounds) for rounds in others for epsilon in epsilons]
     return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from experiments.privsgp.build import samples_per_batch
@@ -38,13 +38,15 @@ def release_of(config: Resolved, variant: Variant, num_samples: int, *, assumed:
         clip_norm=per_entry,
         noise_std=variant.noise_std or 0.0,
         entry_size=(config.entry_size or 1) if estimator == "saga" else 1,
+        storage=config.storage,
+        assumed=assumed and config.clip_norm is None,
     )
 
 
 def settle(
     config: Resolved,
     variants: dict[str, Variant],
-    smallest: dict[int, int],
+    sizes: Mapping[int, Sequence[int]],
     constants: Callable[[int], ProblemConstants],
 ) -> dict[str, Variant]:
     """The variants with iterations, step size and noise known.
@@ -52,7 +54,7 @@ def settle(
     Args:
         config: the options.
         variants: from `plan`.
-        smallest: nodes -> samples of the smallest node over all seeds, whose epsilon is the largest.
+        sizes: nodes -> samples of every node, over all seeds.
         constants: nodes -> the problem's constants; called for `--iterations auto` only.
 
     Raises:
@@ -73,7 +75,7 @@ def settle(
             step_size = step_size_of(config, variant.nodes, variant.batch_size, variant.iterations)
             variant = variant._replace(step_size=step_size)
         settled[name] = variant
-    noise = {name: _noise(config, variant, smallest[variant.nodes]) for name, variant in settled.items()}
+    noise = {name: _noise(config, variant, sizes[variant.nodes]) for name, variant in settled.items()}
     if config.shared_noise:
         others = {
             name: [noise[other] for other, v in settled.items() if v._replace(method=variant.method) == variant]
@@ -83,26 +85,40 @@ def settle(
     return {name: variant._replace(noise_std=noise[name]) for name, variant in settled.items()}
 
 
-def _noise(config: Resolved, variant: Variant, num_samples: int) -> float:
-    """The noise that was asked for, or the least that meets the budget."""
+def _noise(config: Resolved, variant: Variant, sizes: Sequence[int]) -> float:
+    """The noise that was asked for, or the least that meets the budget at every node."""
     if variant.noise_std is not None:
         return variant.noise_std
     assert variant.target_epsilon is not None
-    release = release_of(config, variant, num_samples, assumed=variant.bound == "published")
-    return calibrate_noise_std(
-        variant.method,
-        variant.bound,
-        release,
-        variant.iterations,
-        target_epsilon=variant.target_epsilon,
-        dp_delta=config.dp_delta,
-        c2=config.c2,
-        num_nodes=variant.nodes,
-    )
+    options = _options(config, variant)
+    noise = 0.0
+    for size in sorted(set(sizes)):  # the smallest node mostly needs most; with a per_batch table another one may
+        release = release_of(config, variant._replace(noise_std=noise), size, assumed=variant.bound == "published")
+        if (
+            noise == 0
+            or epsilon(variant.method, variant.bound, release, variant.iterations, **options) > variant.target_epsilon
+        ):
+            found = calibrate_noise_std(
+                variant.method,
+                variant.bound,
+                release,
+                variant.iterations,
+                target_epsilon=variant.target_epsilon,
+                **options,
+            )
+            noise = max(noise, found)
+    return noise
 
 
-def rounds_allowed(config: Resolved, variants: dict[str, Variant], smallest: dict[int, int]) -> dict[str, int]:
-    """Variant -> most rounds that its budget pays for, where both noise and budget are given.
+def _options(config: Resolved, variant: Variant) -> dict[str, Any]:
+    """What every call of the accountant needs."""
+    return {"dp_delta": config.dp_delta, "c2": config.c2, "num_nodes": variant.nodes}
+
+
+def rounds_allowed(
+    config: Resolved, variants: dict[str, Variant], sizes: Mapping[int, Sequence[int]]
+) -> dict[str, int]:
+    """Variant -> most rounds that its budget pays for at every node, where both noise and budget are given.
 
     Raises:
         ArgumentError: a budget that does not pay for one round.
@@ -112,28 +128,29 @@ def rounds_allowed(config: Resolved, variants: dict[str, Variant], smallest: dic
     allowed = {}
     for name, variant in variants.items():
         assert variant.target_epsilon is not None
-        release = release_of(config, variant, smallest[variant.nodes], assumed=variant.bound == "published")
-        options: dict[str, Any] = {"dp_delta": config.dp_delta, "c2": config.c2, "num_nodes": variant.nodes}
-        rounds = max_rounds(
-            variant.method,
-            variant.bound,
-            release,
-            target_epsilon=variant.target_epsilon,
-            limit=variant.iterations,
-            **options,
-        )
-        if rounds < 1:
-            first = epsilon(variant.method, variant.bound, release, 1, **options)
-            cost = f"costs {first:.3g}" if math.isfinite(first) else "has no such bound"
-            requirement = f"must pay for one round of {name} ({variant.bound} bound)"
-            raise ArgumentError("target_epsilon", requirement, f"one round {cost}", "Pass more, or add more noise.")
+        rounds, options = variant.iterations, _options(config, variant)
+        for size in sorted(set(sizes[variant.nodes])):
+            release = release_of(config, variant, size, assumed=variant.bound == "published")
+            if epsilon(variant.method, variant.bound, release, rounds, **options) <= variant.target_epsilon:
+                continue
+            rounds = max_rounds(
+                variant.method,
+                variant.bound,
+                release,
+                target_epsilon=variant.target_epsilon,
+                limit=rounds,
+                **options,
+            )
+            if rounds < 1:
+                first = epsilon(variant.method, variant.bound, release, 1, **options)
+                cost = f"costs {first:.3g}" if math.isfinite(first) else "has no such bound"
+                requirement = f"must pay for one round of {name} ({variant.bound} bound)"
+                raise ArgumentError("target_epsilon", requirement, f"one round {cost}", "Pass more, or add more noise.")
         allowed[name] = rounds
     return allowed
 
 
-def privacy_of(
-    config: Resolved, variant: Variant, sizes: Sequence[int]
-) -> Callable[[int], list[dict[str, Any]]]:
+def privacy_of(config: Resolved, variant: Variant, sizes: Sequence[int]) -> Callable[[int], list[dict[str, Any]]]:
     """Function from the rounds that really ran to the statements of summary.json.
 
     Args:
@@ -143,15 +160,9 @@ def privacy_of(
     """
 
     def stated(rounds: int) -> list[dict[str, Any]]:
-        options: dict[str, Any] = {"dp_delta": config.dp_delta, "c2": config.c2}
-        enforced = statements(variant.method, [release_of(config, variant, s) for s in sizes], rounds, **options)
-        if config.clip_norm is None and config.gradient_bound is not None:
-            assumed = [release_of(config, variant, size, assumed=True) for size in sizes]
-            published = statements(variant.method, assumed, rounds, **options)
-            text = f"per-sample gradients stay below the norm {config.gradient_bound:g}: assumed, not enforced"
-            enforced = [s for s in enforced if s.bound != "published"] + [
-                s._replace(assumptions=(*s.assumptions, text)) for s in published if s.bound == "published"
-            ]
-        return [{**statement._asdict(), "nodes": variant.nodes} for statement in enforced]
+        assumed = config.clip_norm is None and config.gradient_bound is not None
+        releases = [release_of(config, variant, size, assumed=assumed) for size in sizes]
+        found = statements(variant.method, releases, rounds, **_options(config, variant))
+        return [statement._asdict() for statement in found]
 
     return stated

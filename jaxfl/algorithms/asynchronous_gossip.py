@@ -126,8 +126,8 @@ def a_dp2_sgd(
 
     Raises:
         ArgumentError: a graph that changes, is directed or not connected, a step size that is not positive, a delay
-            that is not a static integer of at least 0, noise for another number of nodes; from `init`, an estimator
-            that keeps state.
+            that is not a static integer of at least 0, noise for another number of nodes, or with a scale per node and
+            neither Gaussian nor Laplace; from `init`, an estimator that keeps state.
 
     Guarantees:
         - node sum preserved by averaging: in a round it moves by minus step_size times the sum of the noisy gradients.
@@ -153,7 +153,8 @@ def a_dp2_sgd(
     require_strongly_connected(graph)
     if noise is not None:
         check.per_node(graph.num_nodes, noise=noise.noise_scale)
-        check.one_of(tuple(_MECHANISMS), noise_distribution=noise.distribution)
+        if jnp.ndim(noise.noise_scale):
+            check.one_of(tuple(_MECHANISMS), **{"noise.distribution": noise.distribution})
     estimator = mini_batch() if gradient is None else gradient
     # Two slots at least: through a log of one XLA sees the rows of `params` themselves, and copies all nodes per event.
     num_nodes, num_slots = graph.num_nodes, max(2, max_delay + 1)
@@ -177,12 +178,11 @@ def a_dp2_sgd(
         node = (bits[:, 0] % jnp.uint32(num_nodes)).astype(jnp.int32)
         choice = bits[:, 1] % jnp.asarray(degree)[node]
         delay = (bits[:, 2] % jnp.uint32(max_delay + 1)).astype(jnp.int32)
-        at_events = data._replace(indices=data.indices[node], sizes=data.sizes[node])
         return Draws(
             node=node,
             neighbor=jnp.asarray(neighbors)[node, choice],
             delay=delay,
-            gradient=estimator.draw(key, k, at_events),
+            gradient=estimator.draw(key, k, _held_by(data, node)),
             noise=None
             if noise is None
             else _at_nodes(noise, node).draw(purpose_key(key, Purpose.NOISE, k), state.params),
@@ -197,15 +197,16 @@ def a_dp2_sgd(
 
         def event(carry, inputs):
             params, log = carry
-            slot, (node, neighbor, delay, batch, noise_of_event) = inputs
-            log = _logged(log, slot, params, node, neighbor)
-            found, _, seen = estimator.estimate(
-                task, _one_row(_params_before(log, slot, node, delay)), None, _held_by(data, node), _one_row(batch), k
-            )
+            slot, drawn = inputs  # leaves of `drawn` without the axis of events
+            log = _logged(log, slot, params, drawn.node, drawn.neighbor)
+            # To the estimator an event is a network of one node.
+            old = _one_row(_params_before(log, slot, drawn.node, drawn.delay))
+            own = _held_by(data, drawn.node[None])
+            found, _, seen = estimator.estimate(task, old, None, own, _one_row(drawn.gradient), k)
             noisy = jax.tree.map(lambda leaf: leaf[0], found)
-            if noise_of_event is not None:
-                noisy = jax.tree.map(jnp.add, noisy, noise_of_event)
-            return (_averaged_step(params, log, slot, node, neighbor, gamma, noisy), log), seen
+            if drawn.noise is not None:
+                noisy = jax.tree.map(jnp.add, noisy, drawn.noise)
+            return (_averaged_step(params, log, slot, drawn.node, drawn.neighbor, gamma, noisy), log), seen
 
         (params, log), seen = jax.lax.scan(event, (state.params, state.log), (slots, draws))
         seen = jax.tree.map(lambda leaf: leaf[:, 0], seen)
@@ -296,13 +297,13 @@ def _at_nodes(noise: NoiseMechanism, nodes: Array) -> NoiseMechanism:
 
 
 def _one_row(tree: PyTree) -> PyTree:
-    """Leaves (1, *leaf): one event as an estimator sees a network of one node."""
+    """Leaves (1, *leaf) from leaves (*leaf)."""
     return jax.tree.map(lambda leaf: leaf[None], tree)
 
 
-def _held_by(data: FederatedData, node: Array) -> FederatedData:
-    """The data as a network of this one node."""
-    return data._replace(indices=data.indices[node][None], sizes=data.sizes[node][None])
+def _held_by(data: FederatedData, nodes: Array) -> FederatedData:
+    """The data of a network whose node e holds what node `nodes[e]` does; nodes (m,)."""
+    return FederatedData(inputs=data.inputs, labels=data.labels, indices=data.indices[nodes], sizes=data.sizes[nodes])
 
 
 def _logged(log: EventLog, slot: Array, params: PyTree, node: Array, neighbor: Array) -> EventLog:

@@ -11,8 +11,8 @@
 
 D-PSGD: Lian, Zhang, Zhang, Hsieh, Zhang, Liu, "Can Decentralized Algorithms Outperform Centralized Algorithms?",
 NeurIPS 2017, arXiv:1705.09056, Algorithm 1. DP2-SGD: Yu, Zou, Chen, Tao, Tian, Lv, Cheng, "Decentralized Parallel SGD
-with Privacy Preservation in Vehicular Networks", IEEE Transactions on Vehicular Technology 70(6), 2021. The asynchronous
-A(DP)2SGD is in `asynchronous_gossip`.
+with Privacy Preservation in Vehicular Networks", IEEE Transactions on Vehicular Technology 70(6), 2021. A(DP)2SGD, its
+asynchronous relative, is in `asynchronous_gossip`.
 
 Differences from the papers: any gradient estimator; for D-PSGD optional noise and any sequence of doubly stochastic
 matrices. How DP2-SGD chooses its noise (basic composition) is left to the accountant.

@@ -166,7 +166,12 @@ def push_sum(
 
 def debiased_params(state: State) -> PyTree:
     """z_i = x_i / w_i, leaves (n, *leaf)."""
-    return scale(1.0 / state.push_sum_weight, state.params)
+    # The quotient is computed anew in every kernel that reads it. Whether it and a sum there (a layer's bias) become
+    # one fused multiply-add, which rounds once, depends on how that kernel's loops came out, and so on the program
+    # around it: a round alone and the same round in a scan differed by an ulp. A maximum in between keeps them apart;
+    # it changes no finite number, but the compiler cannot drop it.
+    quotient = scale(1.0 / state.push_sum_weight, state.params)
+    return jax.tree.map(lambda z: jnp.maximum(z, jnp.finfo(z.dtype).min), quotient)
 
 
 def released_gradients(

@@ -99,7 +99,7 @@ def series(settings: Mapping[str, Mapping[str, Any]], axis: str) -> dict[str, li
         parts = [
             _MATCHED if name == "iterations" and matched else _LABEL[name].format(row[name])
             for name in differing
-            if row.get(name) is not None and name != "step_size"
+            if row.get(name) is not None
         ]
         found.setdefault(", ".join(parts) or row["method"], []).append(variant)
     return found
@@ -140,9 +140,7 @@ def _draw_final(
     return _save(figure, run_dir, "final.png", handles, [*foot, "mean over seeds; bar: smallest to largest seed"])
 
 
-def _draw_speedup(
-    run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: Mapping[str, Mapping[str, Any]]
-) -> Path:
+def _draw_speedup(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: Mapping[str, Mapping[str, Any]]) -> Path:
     """Curves against iterations times nodes: linear speed-up puts them on top of each other."""
     figure, all_axes, foot = _figure(run_dir, len(settings))
     handles: dict[str, Any] = {}

@@ -115,7 +115,7 @@ def dense(in_features: int, out_features: int) -> Layer:
         return {"kernel": _initial_kernel(key, (in_features, out_features), jnp.float32), "bias": _zeros(out_features)}
 
     def apply(params, inputs):
-        return _add_bias(inputs @ params["kernel"], params["bias"])
+        return inputs @ params["kernel"] + params["bias"][None, :]
 
     def squared_norm(inputs, errors):
         # The gradient is the outer product of input and error, and the error itself for the bias.
@@ -183,7 +183,7 @@ def conv(
         if inputs.ndim != 4 or inputs.shape[3] != in_channels:
             requirement = f"must be images (b, height, width, {in_channels})"
             raise ArgumentError("inputs", requirement, f"got shape {inputs.shape}", "Build the model for this shape.")
-        return _add_bias(convolve(inputs, params["kernel"], of(inputs)), params["bias"])
+        return convolve(inputs, params["kernel"], of(inputs)) + params["bias"][None, None, None, :]
 
     def per_sample(inputs, errors):
         rows, columns = patches(inputs, of(inputs)), _positions(errors)
@@ -236,16 +236,6 @@ def conv(
 def _zeros(count: int) -> Array:
     """An initial bias."""
     return jnp.zeros(count, jnp.float32)
-
-
-def _add_bias(outputs: Array, bias: Array) -> Array:
-    """outputs (b, ..., features) + bias (features,), the bias rounded to its dtype before the sum."""
-    # A bias that is a product (push-sum's x / w) is computed anew in the kernel that adds it. Whether both become one
-    # fused multiply-add, which rounds once, depends on how that kernel's loops came out, and so on the program around
-    # it: a round alone and the same round in a scan differed by an ulp. A maximum in between keeps them apart; it
-    # changes no finite bias, but the compiler cannot drop it.
-    rounded = jnp.maximum(bias, jnp.finfo(bias.dtype).min)
-    return outputs + jnp.expand_dims(rounded, tuple(range(outputs.ndim - 1)))
 
 
 def _positions(errors: Array) -> Array:

@@ -110,7 +110,7 @@ def grid_step(sampling_rate: float, noise_multiplier: float, high: float) -> flo
     4e-5, overstates epsilon many times over.
     """
     coarsest = sampling_rate / (5 * noise_multiplier)
-    highest_loss = high**2 / 2 + high * _TAIL
+    highest_loss = float(_loss(np.array([high + _TAIL]), sampling_rate, 0.0, high)[0])
     return min(coarsest, max(coarsest / 4, highest_loss / 2**16))
 
 

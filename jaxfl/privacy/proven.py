@@ -24,7 +24,8 @@ gradient, b and J the entries of a batch and of the node, q = b / J and z = nois
 
 An entry of several samples (a per_batch table) is refreshed as one, so that the others' stored gradients depend on
 secret draws even in a data set without the sample. There the pair holds for whole entries only, and a sample is
-replaced or removed by way of the data set without its entry.
+replaced or removed by way of the data set without its entry. Kept in bfloat16 such an entry is rounded as a sum, so that
+one sample moves the rounding of the others: its change exceeds `sensitivities` (by 1 % seen), and nothing is proven.
 
 Of all bounds that hold, the smallest is given, by name. Everything is NumPy, float64, on the host.
 """
@@ -65,6 +66,7 @@ class Release(NamedTuple):
     clip_norm: float | None  # L2 bound on what one sample contributes to one entry's gradient; None: unclipped
     noise_std: float  # per coordinate, on the mean gradient
     entry_size: int = 1  # samples of one entry, each of which contributes at most clip_norm
+    storage: str = "float32"  # of the table's entries, or "bfloat16"
 
 
 class Sensitivities(NamedTuple):

@@ -66,7 +66,15 @@ class Diverged(ArithmeticError):
 
 
 class FatalCount(RuntimeError):
-    """A count of `FATAL_COUNTS` rose above 0: the rounds were not those that the algorithm assumes."""
+    """A count of `FATAL_COUNTS` rose above 0: the rounds were not those that the algorithm assumes.
+
+    Attributes:
+        rounds: (first, last) round of the stretch in which it was noticed, counted from 1.
+    """
+
+    def __init__(self, message: str, rounds: tuple[int, int]):
+        self.rounds = rounds
+        super().__init__(message)
 
 
 def chunk_fn(algorithm: Algorithm, chunk_rounds: int) -> Wrapped:
@@ -183,7 +191,8 @@ def refuse_bad(
             raise FatalCount(
                 f"{name}: must stay 0; got {int(rows.sum(dtype=np.int64))} in rounds {first_round} to {last_round} of "
                 f"{variant}, seed {seed}, first {rows[row, node]}{where} in round {first_round + row}. The rounds were "
-                "not those that the algorithm's guarantees assume: give it more room for them, and run again."
+                "not those that the algorithm's guarantees assume: give it more room for them, and run again.",
+                (first_round, last_round),
             )
     first: tuple[int, str] | None = None
     for name, values in infos.items():

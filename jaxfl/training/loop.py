@@ -15,7 +15,7 @@ import jax
 from jaxfl.core import Algorithm, ArgumentError, FederatedData, PyTree, Task
 from jaxfl.core.check import at_least, one_of, positive
 from jaxfl.training.checkpoint import Checkpoints
-from jaxfl.training.chunks import COSTS, Diverged, check_start, default_chunk_rounds, init_fn
+from jaxfl.training.chunks import COSTS, Diverged, FatalCount, check_start, default_chunk_rounds, init_fn
 from jaxfl.training.evaluate import evaluation_set
 from jaxfl.training.json_files import jsonable
 from jaxfl.training.part import Schedule, Variant, run_part
@@ -78,7 +78,7 @@ def train(
     Raises:
         ArgumentError: an argument cannot be used, or differs from the run that is resumed.
         Diverged: a measurement or metric is not finite. Lines written so far stay, the summary says "diverged".
-        FatalCount: the rounds were not those that the algorithm assumes.
+        FatalCount: the rounds were not those that the algorithm assumes. The summary says "stopped".
 
     Guarantees:
         - resumed equals uninterrupted, bit for bit.
@@ -89,7 +89,8 @@ def train(
     at_least(1, checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints, test_batch_size=test_batch_size)
     budgets, privacy, privacy_rounds = dict(budgets or {}), dict(privacy or {}), dict(privacy_rounds or {})
     _check_names(variants, seeds, budgets, privacy=privacy, privacy_rounds=privacy_rounds)
-    wanted, evaluated = _of_each(variants, "num_rounds", num_rounds), _of_each(variants, "evaluate_every", evaluate_every)
+    wanted = _of_each(variants, "num_rounds", num_rounds)
+    evaluated = _of_each(variants, "evaluate_every", evaluate_every)
     schedules = {}
     for name in variants:
         allowed = privacy_rounds.get(name, wanted[name])
@@ -157,8 +158,9 @@ def train(
                     checkpoints = Checkpoints(run.checkpoint_directory(name, seed), keep_checkpoints)
                     try:
                         record = run_part(variant, seed, own_data, test, run, checkpoints, schedule, budgets, progress)
-                    except Diverged as stopped:
-                        summary("diverged", {name: stopped.rounds[1]})  # more rounds than have a line
+                    except (Diverged, FatalCount) as stopped:
+                        status = "diverged" if isinstance(stopped, Diverged) else "stopped"
+                        summary(status, {name: stopped.rounds[1]})  # more rounds than have a line
                         raise
                     finally:
                         checkpoints.close()

@@ -12,7 +12,7 @@ from jaxfl.core.check import one_of
 from jaxfl.privacy.statements import statement_text
 from jaxfl.training.chunks import COSTS
 
-STATUSES = ("finished", "budget_spent", "diverged")
+STATUSES = ("finished", "budget_spent", "diverged", "stopped")
 
 _NOT_METRICS = ("variant", "seed", "round", *(f"total_{name}" for name in COSTS))
 
@@ -58,7 +58,7 @@ def summarize_run(
         lines: of metrics.jsonl.
         finished: (variant, seed) -> record of `RunDirectory.mark_finished`, None for one that did not end.
         experiment, preset, environment: as in config.json.
-        status: "finished", "budget_spent" or "diverged".
+        status: "finished", "budget_spent", "diverged" or "stopped" (by a fatal count).
         variants, seeds: in the order in which they are listed.
         privacy: variant -> function from rounds to statements.
         released: variant -> rounds that ran, where that is more than its last line says.

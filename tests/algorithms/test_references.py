@@ -133,14 +133,14 @@ def test_push_sum_follows_the_papers_lines(case):
         noise=jaxfl.gaussian(NOISE_STD),
         step_size=STEP_SIZE,
     )
-    x0, _, state, rounds, _, info = engine_run(algorithm, key, data)
-    references = make_references(sampler, table, clipping, data, x0)
-    x, w, z = reference_push_sum(x0, graph.mixing_matrices, references, STEP_SIZE, rounds)
+    run = engine_run(algorithm, key, data)
+    state, info, references = run.state, run.info, make_references(sampler, table, clipping, data, run.x0)
+    x, w, z = reference_push_sum(run.x0, graph.mixing_matrices, references, STEP_SIZE, run.rounds)
     assert np.ptp(w) > 0.1, "the weights must move for this test to mean something"
     np.testing.assert_allclose(state.push_sum_weight, w, rtol=1e-5)
     assert relative_error(state.params, x) < 1e-5
     assert relative_error(algorithm.node_params(state), z) < 1e-5
-    check_info(info, references, z, rounds[-1][0], data, table)
+    check_info(info, references, z, run.rounds[-1][0], data, table)
     matrix = graph.mixing_matrix(ROUNDS - 1)
     receivers = (matrix > 0).sum(axis=0) - 1
     np.testing.assert_array_equal(info.bits_sent, receivers * 32 * (6 * 5 + 5 + 5 * 3 + 3 + 1))
@@ -166,13 +166,13 @@ def test_d_psgd_and_dp2_sgd_follow_the_papers_lines(constructor, graph, case):
         noise=jaxfl.gaussian(NOISE_STD),
         step_size=STEP_SIZE,
     )
-    x0, _, state, rounds, _, info = engine_run(algorithm, key, data)
-    references = make_references(sampler, table, clipping, data, x0)
-    x = reference_d_psgd(x0, graph.mixing_matrices, references, STEP_SIZE, rounds)
-    assert relative_error(state.params, x) < 1e-5
-    check_info(info, references, x, rounds[-1][0], data, table)
+    run = engine_run(algorithm, key, data)
+    references = make_references(sampler, table, clipping, data, run.x0)
+    x = reference_d_psgd(run.x0, graph.mixing_matrices, references, STEP_SIZE, run.rounds)
+    assert relative_error(run.state.params, x) < 1e-5
+    check_info(run.info, references, x, run.rounds[-1][0], data, table)
     receivers = (graph.mixing_matrix(ROUNDS - 1) > 0).sum(axis=0) - 1
-    np.testing.assert_array_equal(info.bits_sent, receivers * 32 * (6 * 5 + 5 + 5 * 3 + 3))
+    np.testing.assert_array_equal(run.info.bits_sent, receivers * 32 * (6 * 5 + 5 + 5 * 3 + 3))
 
 
 def test_a_dp2_sgd_follows_the_papers_lines():

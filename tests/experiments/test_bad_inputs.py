@@ -86,6 +86,40 @@ BAD = [
     ("--graph triangle", "--graph", r"got 'triangle'\. Choose one.*\.npy", unchanged),
     ("--activation gelu", "--activation", r"relu or tanh; got 'gelu'\. Write for example --activation relu", unchanged),
     ("--methods SGD", "--methods", r"PrivSGP-VR or PrivSGP.*got 'SGD'\. Write for example --methods", unchanged),
+    # budgets
+    ("--target-epsilon 0", "--target-epsilon", r"got 0\.0\. Pass a number above 0", unchanged),
+    ("--dp-delta 1", "--dp-delta", r"got 1\.0\. Pass e\.g\. 1e-5", unchanged),
+    ("--c2 0", "--c2", r"got 0\.0\. Pass a number above 0", unchanged),
+    ("--clip-norm None", "--bound", r"not clipped.*\. Clip, or choose another", unchanged),
+    ("--bound published", "--bound", r"no privacy theorem for PrivSGP.*\. Clip, or choose another", unchanged),
+    ("--iterations auto --noise-std 1", "--iterations", r"no target_epsilon\. Pass --target-epsilon", unchanged),
+    (
+        "--noise-std 0.01 --target-epsilon 0.1",
+        "--target-epsilon",
+        r"pay for one round of PrivSGP-VR \(proven bound\); one round costs \d+.*\. Pass more, or add more noise",
+        unchanged,
+    ),
+    ("--noise-std 0 --target-epsilon 1", "--target-epsilon", r"one round has no such bound\. Pass more", unchanged),
+    ("--gradient-bound 1", "--gradient-bound", r"got clip_norm 2\.0\. Leave it out", unchanged),
+    ("--pair nodes seeds", "--pair", r"got 'seeds'\. Name two of them or more", unchanged),
+    ("--pair nodes", "--pair", r"at least two options; got nodes\. Name two", unchanged),
+    ("--nodes 4 4 --iterations 9 9 --pair nodes iterations", "--nodes", r"got 4 4\. Compare values further", unchanged),
+    (
+        "--nodes 4 --batch-size 2 2 --noise-std 1 2 --pair batch_size noise_std --step-size 0.1 0.2",
+        "--step-size",
+        r"got 0\.1 0\.2 for batch sizes 2 2\. Pass one number",
+        unchanged,
+    ),
+    ("--shared-noise --noise-std 0.1", "--shared-noise", r"got noise_std\. Leave it out", unchanged),
+    ("--bound proven published --noise-std 0.1", "--bound", r"got no target_epsilon\. Name one", unchanged),
+    ("--pair nodes iterations --nodes 4 8", "--pair", r"iterations has 1.*\. Give each as many", unchanged),
+    # other models and fewer samples
+    ("--model vgg", "--model", r"mlp or cnn or resnet18; got 'vgg'\. Write for example --model mlp", unchanged),
+    ("--num-train 2000", "--num-train", r"got 2,000 of 1,437\. Pass fewer", unchanged),
+    ("--num-test 0", "--num-test", r"got 0\. Pass 1 or more", unchanged),
+    # the baselines
+    ("--methods DP2-SGD", "--graph", r"undirected|symmetric|fixed", unchanged),
+    ("--methods A(DP)2SGD --graph ring --max-delay -1", "--max-delay", r"got -1\. Pass 0 or more", unchanged),
     # options that do not go together
     ("--partition dirichlet", "--alpha", r"got None\. Pass a number", unchanged),
     ("--partition shards", "--shards-per-node", r"got None\. Pass a number", unchanged),
@@ -96,11 +130,11 @@ BAD = [
     ("--graph random --edge-probability 0", "--edge-probability", r"strongly connected.*Try 0\.\d+ or more", unchanged),
     ("--data-dir .", "--data-dir", r"digits.*Leave it out", unchanged),
     # the command line itself
-    ("--nodes abc", "--nodes", r"an integer or None; got 'abc'\. Write for example --nodes 1", unchanged),
-    ("--nodes", "--nodes", r"an integer or None; got no value\. Write for example --nodes 1", unchanged),
-    ("--nodes 3 4", "--nodes", r"got '3 4'\. Write for example --nodes 1", unchanged),
+    ("--nodes abc", "--nodes", r"an integer \(or several\) or None; got 'abc'\. Write for example", unchanged),
+    ("--nodes", "--nodes", r"got \[\]\. List each once", unchanged),
+    ("--nodes 3 3", "--nodes", r"got \[3, 3\]\. List each once", unchanged),
     ("--nodes 3 --nodes=4", "--nodes", r"given once; got '--nodes 3' and '--nodes=4'\. Remove one", unchanged),
-    ("--iterations 1e3", "--iterations", r"an integer or None; got '1e3'\.", unchanged),
+    ("--iterations 1e3", "--iterations", r"an integer \(or several\) or auto or None; got '1e3'\.", unchanged),
     ("--step-size fast", "--step-size", r"a number .*or theory.*; got 'fast'\. Write for example --step-", unchanged),
     ("--seeds 0 one", "--seeds", r"an integer \(or several\) or None; got '0 one'\.", unchanged),
     ("--resume yes", "--resume", r"takes no value; got 'yes'\. Write --resume alone", unchanged),
@@ -109,8 +143,8 @@ BAD = [
     ("--set nodes", "--set", r"got 'nodes'\. Keys: dataset, ", unchanged),
     ("--set color=red", "--set", r"got 'color=red'\. Keys: dataset, ", unchanged),
     ("--set nodes=many", "--nodes", r"got 'many'\. Write for example --nodes 1", unchanged),
-    ("--preset figure_7", "--preset", r"got 'figure_7'\. This experiment has: paper_mnist", unchanged),
-    ("--preset", "--preset", r"got ''\. This experiment has: paper_mnist", unchanged),
+    ("--preset figure_7", "--preset", r"got 'figure_7'\. This experiment has: fig1, fig2", unchanged),
+    ("--preset", "--preset", r"got ''\. This experiment has: fig1, fig2", unchanged),
     # files of data
     ("--dataset mnist", "--data-dir", r"got None\. Download the four files", unchanged),
     ("--dataset mnist --data-dir none", "--data-dir", r"no folder none\. Download the four files", unchanged),
@@ -197,7 +231,7 @@ def test_table_that_cannot_fit_is_refused_before_anything_is_made(tmp_path, monk
     arrays = {id(array) for array in jax.live_arrays()}
     # 7,500,010 parameters, as many numbers for each of 16 nodes' 90 samples and of the batch that is read ahead.
     says = r"needs 5\d\.\d GB and 8\.0 GB are free\. Alternatives: table=\"factored\" takes 1\.2 GB; .*per_batch"
-    refused(["--hidden", "100000", "--table", "dense"], "--table", says, capsys)
+    refused(["--hidden", "100000", "--table", "dense", "--batch-size", "1"], "--table", says, capsys)
     made = [array for array in jax.live_arrays() if id(array) not in arrays]
     assert sum(array.nbytes for array in made) < 10**6
 

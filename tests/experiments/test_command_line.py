@@ -15,6 +15,8 @@ import pytest
 from experiments import __main__ as listing
 from experiments import privsgp_vr
 from experiments.command_line import Preset, new_run_directory, parse, read_graph, run_command_line
+from experiments.privsgp import build, spending
+from experiments.privsgp import config as config_of
 from jaxfl import graphs
 from jaxfl.core import ArgumentError
 from jaxfl.training import Diverged, FatalCount
@@ -239,9 +241,10 @@ class TestListing:
 
 class TestOptionsOfPrivSGP:
     def test_every_option_is_read(self):
-        reads = {
+        reads = set(config_of.AXES) | {
             node.attr
-            for node in ast.walk(ast.parse(inspect.getsource(privsgp_vr)))
+            for module in (privsgp_vr, build, spending, config_of)
+            for node in ast.walk(ast.parse(inspect.getsource(module)))
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "config"
         }
         assert {field.name for field in dataclasses.fields(privsgp_vr.Config)} <= reads

@@ -322,3 +322,16 @@ def test_what_a_release_may_not_be(changes, argument):
 def test_what_is_refused(call, argument):
     with pytest.raises(ArgumentError, match=argument):
         call()
+
+
+def test_nothing_is_proven_for_rounded_sums_of_several_samples():
+    release = Release("saga", "poisson", 2, 36, clip_norm=0.2, noise_std=1.0, entry_size=10)
+    exact, rounded = (
+        statements("PrivSGP-VR", [release._replace(storage=storage)], 10, dp_delta=1e-5)
+        for storage in ("float32", "bfloat16")
+    )
+    assert all(one.dp_epsilon is not None for one in exact)
+    assert [one.dp_epsilon is None for one in rounded] == [one.bound == "proven" for one in rounded]
+    assert "rounded to bfloat16 as a sum" in str(rounded[1].reason)
+    single = release._replace(entry_size=1, storage="bfloat16")
+    assert epsilon("PrivSGP-VR", "proven", single, 10, dp_delta=1e-5) < math.inf

@@ -204,7 +204,17 @@ def test_a_coarse_grid_overstates_epsilon():
     assert [round(found(step), 4) for step in (1e-3, 1e-4, 2e-5)] == [0.0272, 0.0075, 0.0051]
     by_rule = found(pairs.grid_step(q, z, 1 / z))
     assert found(1e-7) <= by_rule <= 1.01 * found(1e-7)
-    assert pairs.grid_step(q, z, 1 / z) <= q / (5 * z)
+    assert pairs.grid_step(q, z, 1 / z) == pytest.approx(q / (20 * z))
+    assert pairs.grid_step(1e-6, 0.5, 2.0) == pytest.approx(1e-6 / (5 * 0.5))
+
+
+def test_an_infinite_loss_stays():
+    losses = pairs.Losses(0.1, -1, np.array([0.4, 0.2, 0.399]), infinite=1e-3)
+    curve = composed(losses, 2)
+    assert pairs.curve_delta(curve, 50.0) == pytest.approx(1 - 0.999**2, rel=1e-9)
+    # By hand at epsilon 0.1: only 0.1 + 0.1 lies above.
+    expected = 1 - 0.999**2 + 0.399**2 * (1 - math.exp(0.1 - 0.2))
+    assert pairs.curve_delta(curve, 0.1) == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_grid_that_is_too_large_is_made_coarser():

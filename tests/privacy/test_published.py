@@ -20,7 +20,7 @@ from jaxfl.privacy.published import (
     utility_bound,
 )
 
-BUDGET = {"dp_epsilon": 3.0, "dp_delta": 1e-5}
+BUDGET: dict[str, Any] = {"dp_epsilon": 3.0, "dp_delta": 1e-5}
 NODE: dict[str, Any] = {"gradient_bound": 10.0, "num_samples": 3125}
 
 

@@ -127,5 +127,5 @@ def test_a_count_is_summed_over_its_lines_and_a_metric_taken_from_the_last():
     unfinished = summarize_run(lines, {("A", 0): None}, status="diverged", **common)
     assert unfinished["variants"]["A"]["train_loss"]["per_seed"] == [None]
     assert unfinished["variants"]["A"]["rounds"] == 10
-    with pytest.raises(ArgumentError, match="status: must be one of finished, budget_spent, diverged"):
+    with pytest.raises(ArgumentError, match="status: must be one of finished, budget_spent, diverged, stopped"):
         summarize_run(lines, {}, status="done", **common)

@@ -11,6 +11,11 @@ from jaxfl.core import ArgumentError, tree
 from jaxfl.training import Diverged, FatalCount, RunDirectory, read_run
 
 
+def stated(statement):
+    """Rounds -> the statement with them."""
+    return lambda rounds: [{**statement, "rounds": rounds}]
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """(directory, summary, how often each variant's round was traced) of two variants and two seeds."""
@@ -27,7 +32,7 @@ def run(tmp_path_factory):
     task = toy_task()
     variants = {"Slow": counted(toy_algorithm(task, step_size=0.05), "Slow"), "Fast": counted(toy_algorithm(task), "F")}
     statement = {"bound": "proven", "dp_epsilon": None, "reason": "no noise"}
-    summary = train_toy(out, variants=variants, privacy={"Slow": lambda rounds: [{**statement, "rounds": rounds}]}, chunk_rounds=4)
+    summary = train_toy(out, variants=variants, privacy={"Slow": stated(statement)}, chunk_rounds=4)
     return out, summary, traces, variants, statement
 
 
@@ -105,7 +110,7 @@ def test_rounds_are_compiled_once_per_variant(run):
 def test_finished_variants_and_seeds_are_skipped_on_resume(run, tmp_path):
     out, summary, traces, variants, statement = run
     before, lines = len(traces), (out / "metrics.jsonl").read_bytes()
-    again = train_toy(out, resume=True, variants=variants, privacy={"Slow": lambda rounds: [{**statement, "rounds": rounds}]}, chunk_rounds=4)
+    again = train_toy(out, resume=True, variants=variants, privacy={"Slow": stated(statement)}, chunk_rounds=4)
     assert len(traces) == before
     assert again == summary
     assert (out / "metrics.jsonl").read_bytes() == lines
@@ -170,8 +175,10 @@ def _nan_where(bad):
 def test_a_batch_overflow_stops_the_run(tmp_path):
     variants = {"Private": toy_algorithm(toy_task(), overflow_round=12)}
     with pytest.raises(FatalCount, match=r"batch_overflow: .* got 3 in rounds 11 to 20 of Private, seed 0, .* node 1"):
-        train_toy(tmp_path, variants=variants)
-    assert not (tmp_path / "summary.json").exists()
+        train_toy(tmp_path, variants=variants, privacy={"Private": lambda rounds: [{"rounds": rounds}]})
+    summary = read_run(tmp_path).read_summary()
+    assert summary["status"] == "stopped"
+    assert summary["variants"]["Private"]["privacy"] == [{"rounds": 20}]
 
 
 def test_a_spent_budget_ends_a_part_at_its_next_evaluation(tmp_path):

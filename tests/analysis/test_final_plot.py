@@ -1,0 +1,84 @@
+"""Where variants end, against the setting in which they differ."""
+
+import json
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from jaxfl.analysis import final_plot
+from jaxfl.analysis.final_plot import plot_final, series
+
+PROVEN = {"bound": "proven", "dp_epsilon": 3.0, "dp_delta": 1e-5, "neighboring_relation": "zero_out", "assumptions": []}
+
+
+def write_run(folder, settings):
+    """A finished run of two seeds, in which variant v and seed s end with loss v + s / 10."""
+    lines = [
+        {"variant": name, "seed": seed, "round": k, "train_loss": index + seed / 10 + k, "test_accuracy": index / 10}
+        for index, name in enumerate(settings)
+        for seed in (0, 1)
+        for k in (5, 0)  # the last line counts, whatever its round
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "summary.json").write_text(json.dumps({"variants": {name: {"privacy": [PROVEN]} for name in settings}}))
+
+
+def setting(iterations, *, target_epsilon=None, nodes=4, method="VR"):
+    return {"method": method, "nodes": nodes, "iterations": iterations, "target_epsilon": target_epsilon}
+
+
+def test_variants_that_differ_in_nothing_but_the_axis_are_one_line():
+    settings = {
+        "a": setting(10, method="VR"),
+        "b": setting(20, method="VR"),
+        "c": setting(10, method="plain"),
+        "d": setting(20, method="plain"),
+    }
+    assert series(settings, "iterations") == {"VR": ["a", "b"], "plain": ["c", "d"]}
+
+
+def test_the_points_are_the_seeds_mean_smallest_and_largest(tmp_path, monkeypatch):
+    settings = {f"K = {k}": setting(k) for k in (30, 10, 20)}
+    write_run(tmp_path, settings)
+    drawn = []
+
+    def errorbar(self, x, y, *, yerr, **style):
+        drawn.append((list(x), list(y), np.array(yerr)))
+        return self.plot(x, y)[0]
+
+    monkeypatch.setattr(final_plot.Axes, "errorbar", errorbar)
+    (path,) = plot_final(tmp_path, settings)
+    assert path == tmp_path / "plots" / "final.png"
+    assert matplotlib.image.imread(path).shape[2] == 4
+    x, mean, bars = drawn[0]
+    assert x == [10, 20, 30]  # in order, though the variants are not
+    np.testing.assert_allclose(mean, [1.05, 2.05, 0.05])
+    np.testing.assert_allclose(bars, np.full((2, 3), 0.05))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"a": setting(10), "b": setting(20)},  # two points are no curve
+        {"a": setting(10, method="VR"), "b": setting(20, method="plain"), "c": setting(30, method="third")},
+    ],
+)
+def test_no_picture_without_a_curve(tmp_path, settings):
+    write_run(tmp_path, settings)
+    assert plot_final(tmp_path, settings) == []
+
+
+def test_different_numbers_of_nodes_are_drawn_against_their_product_with_the_iterations(tmp_path, monkeypatch):
+    settings = {"few": setting(20, nodes=4), "many": setting(10, nodes=8)}
+    write_run(tmp_path, settings)
+    drawn, plot = [], final_plot.Axes.plot
+
+    def recorded(self, x, y, **style):
+        drawn.append(list(x))
+        return plot(self, x, y, **style)
+
+    monkeypatch.setattr(final_plot.Axes, "plot", recorded)
+    (path,) = plot_final(tmp_path, settings)
+    assert path.name == "speedup.png"
+    assert drawn[:2] == [[0, 20], [0, 40]]

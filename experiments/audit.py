@@ -38,7 +38,8 @@ from jaxfl.data import Dataset, federate, load
 from jaxfl.data.partition import iid
 from jaxfl.privacy.accounting import Release, Statement, calibrate_noise_std, statements
 from jaxfl.privacy.audit import AuditResult, Canaries, audit, require_jax_privacy, with_canaries
-from jaxfl.privacy.statements import RELATIONS
+from jaxfl.privacy.proven import RELATIONS
+from jaxfl.privacy.statements import rounded_down, rounded_up
 from jaxfl.training import open_run
 
 Method = Literal["PrivSGP", "PrivSGP-VR", "DP2-SGD", "A(DP)2SGD"]
@@ -78,7 +79,7 @@ class Config:
     dp_delta: float = 1e-5
     """Delta of the claim."""
     significance: float = 0.05
-    """Probability, at most, that the lower bound exceeds the true epsilon."""
+    """Probability, at most, that any lower bound exceeds the true epsilon: each method gets an equal share."""
     noise_error: float = 1.0
     """Run with the claimed noise divided by this: a mistake for the audit to find."""
     no_clipping: bool = False
@@ -103,6 +104,11 @@ class Audited(NamedTuple):
         assert self.claim.dp_epsilon is not None
         return self.found.dp_epsilon_lower_bound > self.claim.dp_epsilon
 
+    @property
+    def claimed(self) -> str:
+        assert self.claim.dp_epsilon is not None
+        return rounded_up(self.claim.dp_epsilon, 3)
+
 
 def refuse_impossible(config: Config, dataset: Dataset) -> None:
     """Say what is wrong with an option before any work."""
@@ -120,9 +126,7 @@ def refuse_impossible(config: Config, dataset: Dataset) -> None:
         found = f"{config.nodes} nodes with {config.samples} need {config.nodes * config.samples:,} of {available:,}"
         raise ArgumentError("samples", "must be there in the data set", found, "Pass fewer.")
     for name in ("sampling_rate", "dp_delta", "significance"):
-        if not 0 < getattr(config, name) < 1:
-            found = f"got {getattr(config, name)}"
-            raise ArgumentError(name, "must lie strictly between 0 and 1", found, "Pass such a number.")
+        check.open_unit(**{name: getattr(config, name)})
     if not config.canary_strength >= 1:
         remedy = "Pass 1 or more: a weaker canary does not reach what is claimed."
         raise ArgumentError("canary_strength", "must be at least 1", f"got {config.canary_strength}", remedy)
@@ -205,9 +209,8 @@ def audit_method(config: Config, method: Method, dataset: Dataset, data: Federat
     noise_std, claim = claim_of(config, method)
     learner, released = make_algorithm(config, method, task, noise_std)
     key = jax.random.key(config.seed)
-    found = audit(
-        learner, released, data, canaries, key, config.iterations, config.dp_delta, significance=config.significance
-    )
+    share = config.significance / len(config.methods)  # so that any violation at all is as unlikely as was asked for
+    found = audit(learner, released, data, canaries, key, config.iterations, config.dp_delta, significance=share)
     return Audited(method, claim, noise_std, found, time.perf_counter() - start), canaries
 
 
@@ -242,7 +245,7 @@ def table_of(config: Config, audited: Sequence[Audited]) -> Table:
     """The closing table."""
     table = Table(
         title="audit",
-        caption=f"δ = {config.dp_delta:g}; lower bounds hold with confidence {1 - config.significance:.0%}",
+        caption=f"δ = {config.dp_delta:g}; all lower bounds hold with confidence {1 - config.significance:.0%}",
     )
     numbers = ("audit:\nε ≥", "right\nguesses")
     for heading in ("method", "claim", *numbers, "verdict"):
@@ -250,8 +253,8 @@ def table_of(config: Config, audited: Sequence[Audited]) -> Table:
     for one in audited:
         table.add_row(
             one.method,
-            f"ε = {one.claim.dp_epsilon:.3g}, {one.claim.bound},\n{RELATIONS[one.claim.neighboring_relation]}",
-            f"{one.found.dp_epsilon_lower_bound:.3g}",
+            f"ε = {one.claimed}, {one.claim.bound},\n{RELATIONS[one.claim.neighboring_relation]}",
+            rounded_down(one.found.dp_epsilon_lower_bound, 3),
             f"{one.found.num_correct} of {one.found.num_guesses}",
             verdict(one),
         )
@@ -273,14 +276,13 @@ def plot(audited: Sequence[Audited], canaries: Sequence[Canaries], path: Path) -
         for chosen, name, color in ((~where.included, "left out", "#0072B2"), (where.included, "included", "#D55E00")):
             axes.hist(one.found.scores[chosen], bins, alpha=0.55, color=color, label=f"{name} ({chosen.sum():,})")
         axes.set_title(
-            f"{one.method}: claimed ε = {one.claim.dp_epsilon:.3g}, "
-            f"audit ε ≥ {one.found.dp_epsilon_lower_bound:.3g}, {verdict(one)}",
+            f"{one.method}: claimed ε = {one.claimed}, "
+            f"audit ε ≥ {rounded_down(one.found.dp_epsilon_lower_bound, 3)}, {verdict(one)}",
             fontsize=10,
             loc="left",
         )
         median = np.median(one.found.scores)
-        limit = np.sort(np.abs(one.found.scores - median))[-one.found.num_guesses]
-        for edge in (median - limit, median + limit):
+        for edge in (median - one.found.guess_threshold, median + one.found.guess_threshold):
             axes.axvline(edge, color="0.3", linewidth=1, linestyle="--")
         axes.set_ylabel("canaries")
         axes.spines[["top", "right"]].set_visible(False)

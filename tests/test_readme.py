@@ -13,7 +13,7 @@ def blocks(language):
 
 
 def test_the_snippet_runs_and_learns(capsys):
-    (snippet,) = blocks("python")
+    snippet, _ = blocks("python")
     lines = [line for line in snippet.splitlines() if line.strip()]
     assert len(lines) <= 12
     names = {}
@@ -21,6 +21,13 @@ def test_the_snippet_runs_and_learns(capsys):
     first, last = np.asarray(names["info"].loss.mean(axis=1))[[0, -1]]
     assert last < 0.5 * first
     assert "loss of round 1 and 200" in capsys.readouterr().out
+
+
+def test_the_accountants_snippet_prints_statements_with_their_ground(capsys):
+    exec(compile(blocks("python")[1], "README.md", "exec"), {})
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[:2] for line in printed][:2] == [["published", "replace_one"], ["proven", "zero_out"]]
+    np.testing.assert_allclose(float(printed[1][2]), 3.0, rtol=0.01)  # z = 4.845 at K = 3120, q = 0.02048
 
 
 def test_there_are_two_commands_each_complete_on_a_fresh_machine():

@@ -183,8 +183,7 @@ def resolve(config: Config) -> Resolved:
     for name in ("noise_std", "target_epsilon"):
         for value in values[name] or ():
             (check.non_negative if name == "noise_std" else check.positive)(**{name: value})
-    if not 0 < values["dp_delta"] < 1:
-        raise ArgumentError("dp_delta", "must lie in (0, 1)", f"got {values['dp_delta']}", "Pass e.g. 1e-5.")
+    check.open_unit(dp_delta=values["dp_delta"])
     check.positive(c2=values["c2"])
     if values["gradient_bound"] is not None:
         check.positive(gradient_bound=values["gradient_bound"])

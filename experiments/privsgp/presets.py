@@ -159,6 +159,19 @@ PRESETS: dict[str, Preset] = {
             "evaluate_every": 100,
         },
     ),
+    "fig9_unclipped": Preset(
+        "as fig9 without clipping, as the paper has it: no epsilon; step 0.1",
+        "MEASURED",
+        {
+            **_MNIST,
+            "methods": ("PrivSGP-VR", "PrivSGP"),
+            "clip_norm": None,
+            "noise_std": (0.1,),
+            "iterations": (2000,),
+            "step_size": (0.1,),
+            "evaluate_every": 100,
+        },
+    ),
     "fig10": Preset(
         "MNIST, ring of 50, epsilon 1, K = 575, batch 64: PrivSGP-VR, DP2-SGD, A(DP)2SGD, by one proven accountant and "
         "each by its own formula",

@@ -33,7 +33,7 @@ _LABEL = {
     "bound": "{} bound",
 }
 _PANELS = (
-    Panel("train_loss", "training loss at the end"),
+    Panel("test_loss", "test loss at the end"),  # a training loss is a mean over rounds, not that of the end
     Panel("test_accuracy", "test accuracy at the end", is_accuracy=True),
 )
 _MATCHED = "K matched to ε"
@@ -54,8 +54,8 @@ def plot_final(run_dir: str | os.PathLike[str], settings: Mapping[str, Mapping[s
         settings: variant -> its settings: "method", and any of those that can be an axis.
 
     Returns:
-        plots/final.png where some series has three points or more; plots/speedup.png (training loss against iterations
-        times nodes) where the variants differ in their number of nodes; else nothing.
+        plots/final.png where some series has three points or more; plots/speedup.png (test loss and accuracy against
+        iterations times nodes) where the variants differ in their number of nodes; else nothing.
     """
     run_dir = Path(run_dir)
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]

@@ -105,6 +105,15 @@ def probability(**arguments: Any) -> None:
             _refuse(name, array, "must lie in [0, 1]", bad, "Pass a probability.")
 
 
+def open_unit(**arguments: Any) -> None:
+    """Each value lies strictly between 0 and 1; traced values pass."""
+    for name, value in arguments.items():
+        array = _concrete(value)
+        if array is not None:
+            bad = ~((array > 0) & (array < 1))
+            _refuse(name, array, "must lie strictly between 0 and 1", bad, "Pass a number between them.")
+
+
 def one_of(allowed: tuple[Any, ...], **arguments: Any) -> None:
     """Each value is one of `allowed`."""
     for name, value in arguments.items():

@@ -21,7 +21,10 @@ class FactoredLayer(NamedTuple):
     Attributes:
         name: key of this layer's parameters at the top level of the task's parameter dict.
         input_is_sample: True for a layer that reads the sample itself; its input need not be stored.
-        squared_norm: (input (b, ...), error (b, ...)) -> (b,) float32, squared L2 norm of each sample's gradient.
+        is_outer_product: whether a sample's gradient is one outer product, so that it shrinks where a factor's entries
+            do. False for a sum of such products (over a convolution's positions), which then may grow.
+        squared_norm: (input (b, ...), error (b, ...)) -> (b,) float32, squared L2 norm of each sample's gradient. Where
+            float32 sums cancel, rounded up: clipping by it must hold.
         absolute_norm: the same for the L1 norm.
         weighted_sum: (input, error, weight (b,)) -> the layer's gradient tree, summed over samples times weight.
         per_sample: (input, error) -> the layer's gradient tree with a leading batch axis (b, *leaf).
@@ -29,6 +32,7 @@ class FactoredLayer(NamedTuple):
 
     name: str
     input_is_sample: bool
+    is_outer_product: bool
     squared_norm: Callable[[Array, Array], Array]
     absolute_norm: Callable[[Array, Array], Array]
     weighted_sum: Callable[[Array, Array, Array], PyTree]

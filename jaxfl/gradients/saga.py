@@ -73,7 +73,9 @@ def saga(
         entry_size: samples of one entry, for "per_batch" only.
         storage: "float32", or "bfloat16" rounded toward zero, so that no stored gradient exceeds the clip norm. A
             rounded table makes no bias: the mean that is added back is that of the rounded entries. It adds variance:
-            a stored number (in a factored table each of the two factors) is off by less than 2^-7 of itself.
+            a stored number (in a factored table each of the two factors) is off by less than 2^-7 of itself. Clipped
+            gradients of convolutions, being sums of products, would grow by rounding the factors where the products
+            cancel, so for them a factored table is float32.
         clip_norm: bound on each sample's gradient norm, applied before storing; None does not clip. May be traced.
         clip_order: 2 for the L2 norm, 1 for the L1 norm.
         refresh_every: rounds after which the mean, else updated by differences, is recomputed from the table, which
@@ -81,7 +83,8 @@ def saga(
 
     Raises:
         ArgumentError: an argument out of range; from `init`, a table that does not fit in memory, a batch larger than
-            a node's entries, or a factored table for a task without layers.
+            a node's entries, a factored table for a task without layers, or one in bfloat16 of clipped gradients for
+            a task with convolutions.
 
     Guarantees:
         - unbiased for the mean of the clipped local gradients, given the table.
@@ -105,7 +108,15 @@ def saga(
     def init(task, key, params, data):
         counts = _entry_counts(data, samples)
         check_counts(chosen, counts)
-        _preflight(task, params, data, chosen, table, samples, storage)
+        if storage not in _storages(task, table, clip_norm):
+            layer = next(layer.name for layer in task.layers if not layer.is_outer_product)
+            raise ArgumentError(
+                "storage",
+                'must be "float32" for clipped gradients in a "factored" table of a model with convolutions',
+                f"got {storage!r} with layer {layer!r}",
+                'Rounded factors can exceed the clip norm: pass "float32", or table="dense" or "per_batch".',
+            )
+        _preflight(task, params, data, chosen, table, samples, storage, clip_norm)
         store = make_store(task, params, data, table=table, entry_size=samples, **clipping)
         return jax.jit(partial(_build, store, task, chosen, samples, storage))(key, params, data)
 
@@ -186,6 +197,12 @@ def table_bytes(
     """
     store = make_store(task, params, data, table=table, entry_size=entry_size, clip_norm=None, clip_order=2)
     return data.num_nodes * -(-data.max_size // entry_size) * store.row_size * (4 if storage == "float32" else 2)
+
+
+def _storages(task: Task, table: str, clip_norm: float | Array | None) -> tuple[str, ...]:
+    """The storages that keep clipped gradients clipped: rounding factors toward zero may enlarge a sum of products."""
+    sums = any(not layer.is_outer_product for layer in task.layers)
+    return ("float32",) if table == "factored" and sums and clip_norm is not None else ("float32", "bfloat16")
 
 
 def _entry_counts(data: FederatedData, entry_size: int) -> Array:
@@ -303,17 +320,24 @@ def _exact_mean(
 
 
 def _preflight(
-    task: Task, params: PyTree, data: FederatedData, sampler: Sampler, table: str, entry_size: int, storage: str
+    task: Task,
+    params: PyTree,
+    data: FederatedData,
+    sampler: Sampler,
+    table: str,
+    entry_size: int,
+    storage: str,
+    clip_norm: float | Array | None,
 ) -> None:
     """Refuse a table that does not fit, with the stores that take less."""
     size = partial(table_bytes, task, params, data)
     rows = -(-data.max_size // entry_size)
     needed = size(table=table, entry_size=entry_size, storage=storage) * (rows + sampler.capacity) // rows
     others = {}
-    if task.factors is not None:
+    if task.factors is not None and storage in _storages(task, "factored", clip_norm):
         others['table="factored"'] = size(table="factored", storage=storage)
     batch = max(2 * entry_size, 32)
     others[f'table="per_batch" with entry_size={batch}'] = size(table="per_batch", entry_size=batch, storage=storage)
-    if storage == "float32":
+    if storage == "float32" and "bfloat16" in _storages(task, table, clip_norm):
         others['storage="bfloat16"'] = size(table=table, entry_size=entry_size, storage="bfloat16")
     memory.require_fits("table", needed, {name: taken for name, taken in others.items() if taken < needed})

@@ -27,6 +27,8 @@ _initial_kernel = jax.nn.initializers.lecun_normal()
 # Bytes that the norms of a convolution may hold at a time; larger batches go through in groups of samples.
 _GROUP_BYTES = 1 << 24
 
+_ROUNDOFF = 2.0**-24  # half the distance between neighboring float32 numbers at 1
+
 
 class Layer(NamedTuple):
     """One layer of a sequential model.
@@ -135,6 +137,7 @@ def dense(in_features: int, out_features: int) -> Layer:
         return FactoredLayer(
             name=name,
             input_is_sample=input_is_sample,
+            is_outer_product=True,
             squared_norm=squared_norm,
             absolute_norm=absolute_norm,
             weighted_sum=weighted_sum,
@@ -161,8 +164,15 @@ def conv(
         strides: steps along height and width.
         padding: "SAME" or "VALID".
 
+    A sample's gradient is a sum over positions of input row times error. Where its terms cancel, float32 knows it only
+    to rounding errors in proportion to what it would be without cancellation, and of two ways of summing neither's norm
+    bounds the other's. So norms are rounded up by what such errors can be: sqrt(number of roundings) times 2^-24 of
+    that proportion (Higham and Mary 2019, "A new approach to probabilistic rounding error analysis", SIAM J. Sci.
+    Comput. 41(5)); measured errors stay below a third of it. Without cancellation this adds less than 1e-4 of the norm.
+
     Guarantees:
         - its factored form agrees with per-sample gradients.
+        - no norm is below the gradient's where its terms cancel.
 
     Example:
         >>> layer = conv(1, 8, (3, 3), strides=(2, 2))
@@ -187,7 +197,7 @@ def conv(
 
     def per_sample(inputs, errors):
         rows, columns = patches(inputs, of(inputs)), _positions(errors)
-        kernel = jnp.einsum("bpk,bpo->bko", rows, columns)
+        kernel = jnp.einsum("bpk,bpo->bko", rows, columns, precision="highest")
         return {"kernel": kernel.reshape(-1, *shape), "bias": columns.sum(axis=1)}
 
     def squared_norm(inputs, errors):
@@ -198,12 +208,20 @@ def conv(
 
         def of_group(group_inputs, group_errors):
             rows, columns = patches(group_inputs, of(inputs)), _positions(group_errors)
+            # The norm of each position's term, the bias included, summed over positions.
+            terms = jnp.sqrt((jnp.sum(rows**2, axis=2) + 1.0) * jnp.sum(columns**2, axis=2)).sum(axis=1)
             if use_gram:
-                alike = jnp.einsum("bpk,bqk->bpq", rows, rows) * jnp.einsum("bpo,bqo->bpq", columns, columns)
-                kernel_part = alike.sum(axis=(1, 2))
+                alike = jnp.einsum("bpk,bqk->bpq", rows, rows, precision="highest")
+                alike = alike * jnp.einsum("bpo,bqo->bpq", columns, columns, precision="highest")
+                roundings = taps + out_channels + num_positions**2
+                error = jax.lax.stop_gradient(math.sqrt(roundings) * _ROUNDOFF * terms**2)
+                kernel_part = jnp.maximum(alike.sum(axis=(1, 2)), 0.0) + error
             else:
-                kernel_part = jnp.sum(jnp.einsum("bpk,bpo->bko", rows, columns) ** 2, axis=(1, 2))
-            return kernel_part + jnp.sum(columns.sum(axis=1) ** 2, axis=1)
+                kernel = jnp.einsum("bpk,bpo->bko", rows, columns, precision="highest")
+                kernel_part = jnp.sum(kernel**2, axis=(1, 2))
+            squared = kernel_part + jnp.sum(columns.sum(axis=1) ** 2, axis=1)
+            error = _summation_error(terms, num_positions)
+            return squared + error * (2.0 * jnp.sqrt(jax.lax.stop_gradient(squared)) + error)  # (norm + error)^2
 
         return _in_groups(of_group, inputs, errors, 4 * (num_positions * taps + held))
 
@@ -211,8 +229,11 @@ def conv(
         num_positions, taps = math.prod(errors.shape[1:3]), math.prod(shape[:3])
 
         def of_group(group_inputs, group_errors):
+            rows, columns = patches(group_inputs, of(inputs)), _positions(group_errors)
+            terms = jnp.sum((jnp.abs(rows).sum(axis=2) + 1.0) * jnp.abs(columns).sum(axis=2), axis=1)
             tree = per_sample(group_inputs, group_errors)
-            return jnp.abs(tree["kernel"]).sum(axis=(1, 2, 3, 4)) + jnp.abs(tree["bias"]).sum(axis=1)
+            norm = jnp.abs(tree["kernel"]).sum(axis=(1, 2, 3, 4)) + jnp.abs(tree["bias"]).sum(axis=1)
+            return norm + _summation_error(terms, num_positions)
 
         return _in_groups(of_group, inputs, errors, 4 * (num_positions * taps + taps * out_channels))
 
@@ -224,6 +245,7 @@ def conv(
         return FactoredLayer(
             name=name,
             input_is_sample=input_is_sample,
+            is_outer_product=False,
             squared_norm=squared_norm,
             absolute_norm=absolute_norm,
             weighted_sum=weighted_sum,
@@ -241,6 +263,12 @@ def _zeros(count: int) -> Array:
 def _positions(errors: Array) -> Array:
     """(b, height, width, channels) -> (b, positions, channels)."""
     return errors.reshape(errors.shape[0], errors.shape[1] * errors.shape[2], errors.shape[3])
+
+
+def _summation_error(terms: Array, num_positions: int) -> Array:
+    """By how much two float32 sums over positions can differ in norm, given the sum of the terms' norms (b,)."""
+    # Measured on a CPU, two sums together are off by up to a third of this. No part of the derivative.
+    return jax.lax.stop_gradient(math.sqrt(num_positions) * _ROUNDOFF * terms)
 
 
 def _in_groups(fn: Callable[[Array, Array], Array], inputs: Array, errors: Array, sample_bytes: int) -> Array:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import scipy.stats
@@ -27,6 +27,7 @@ from jaxfl.privacy.proven import (
     sensitivities,
 )
 from jaxfl.privacy.published import C2_OF_THE_PAPER, published_bound, published_reason, published_relation
+from jaxfl.privacy.statements import assumptions
 
 __all__ = [
     "ALGORITHMS",
@@ -44,6 +45,9 @@ __all__ = [
 ALGORITHMS = ("PrivSGP", "PrivSGP-VR", "DP2-SGD", "A(DP)2SGD")
 _WAKING_FAILURE = 1e-6  # of A(DP)2SGD: probability that a node wakes more often than is accounted for
 
+_UNCLIPPED = "Gradients are not clipped, so one sample can change a release by any amount."
+_ROUNDED_SUM = "A table entry of several samples is rounded to bfloat16 as a sum, which may exceed its bound."
+
 
 class Statement(NamedTuple):
     """One guarantee, or why there is none."""
@@ -53,7 +57,7 @@ class Statement(NamedTuple):
     dp_delta: float  # of the node with the largest
     neighboring_relation: str  # "add_or_remove_one", "replace_one" or "zero_out"
     accountant: str  # how epsilon was found
-    nodes: int  # how many nodes it covers
+    nodes: int  # of the network
     assumptions: tuple[str, ...]
     reason: str | None  # why dp_epsilon is None
 
@@ -65,15 +69,18 @@ def statements(
     *,
     dp_delta: float | Sequence[float],
     c2: float = C2_OF_THE_PAPER,
+    num_nodes: int | None = None,
 ) -> list[Statement]:
     """What can be said about a run: the published statement, then the proven ones, the main relation first.
 
     Args:
         algorithm: "PrivSGP", "PrivSGP-VR", "DP2-SGD" or "A(DP)2SGD".
-        releases: of each node. A run without noise or clipping is stated too, with a reason and no epsilon.
+        releases: of each node, or of the nodes of several runs. A run without noise or clipping is stated too, with a
+            reason and no epsilon.
         num_rounds: rounds that really ran; for A(DP)2SGD a round is as many events as there are nodes.
-        dp_delta: one for all nodes, or one for each.
+        dp_delta: one for all releases, or one for each.
         c2: constant of equation (11), for the published statement of PrivSGP-VR.
+        num_nodes: n of the network; by default there is a release for each.
 
     Raises:
         ArgumentError: an argument out of range, or an estimator that the algorithm does not have.
@@ -95,21 +102,22 @@ def statements(
         raise ArgumentError("releases", "must hold one release a node", "got none", "Pass a non-empty sequence.")
     check.at_least(0, num_rounds=num_rounds)
     check.per_node(len(releases), dp_delta=dp_delta)
-    deltas = np.broadcast_to(np.asarray(dp_delta, np.float64), len(releases)).tolist()
-    distinct = list(dict.fromkeys(zip(releases, deltas, strict=True)))
-    for release, delta in distinct:
-        _check(algorithm, release, delta, c2, len(releases))
-    first = releases[0]
+    num_nodes = len(releases) if num_nodes is None else num_nodes
+    each_delta = [dp_delta] * len(releases) if np.ndim(dp_delta) == 0 else cast(Sequence[float], dp_delta)
+    checked = [_checked(algorithm, *pair, c2, num_nodes) for pair in zip(releases, each_delta, strict=True)]
+    c2 = checked[0].c2
+    distinct = list(dict.fromkeys((one.release, one.dp_delta) for one in checked))
+    first, deltas = checked[0].release, [delta for _, delta in distinct]
     claims = [("published", published_relation(algorithm, first))]
     claims += [("proven", relation) for relation in proven_relations(first)]
     found = []
     for bound, relation in claims:
-        reasons = [_reason(algorithm, bound, release) for release, _ in distinct] if num_rounds else []
-        reason = next((text for text in reasons if text is not None), None)
-        of_release, delta, worst = first, deltas[0], Bound(math.inf, "none")
+        reasons = [(_reason(algorithm, bound, one) if num_rounds else None, one) for one, _ in distinct]
+        reason, of_release = next((pair for pair in reasons if pair[0] is not None), (None, first))
+        delta, worst = deltas[0], Bound(math.inf, "none")
         if reason is None:
             each = [
-                (one, delta, _bound(algorithm, bound, one, relation, num_rounds, delta, c2, len(releases)))
+                (one, delta, _bound(algorithm, bound, one, relation, num_rounds, delta, c2, num_nodes))
                 for one, delta in distinct
             ]
             of_release, delta, worst = max(each, key=lambda one: one[2].dp_epsilon)
@@ -123,8 +131,8 @@ def statements(
                 dp_delta=max(deltas),
                 neighboring_relation=relation,
                 accountant=worst.accountant if dp_epsilon is not None else "none",
-                nodes=len(releases),
-                assumptions=_assumptions(algorithm, bound, of_release, num_rounds, len(releases), delta, dp_epsilon),
+                nodes=num_nodes,
+                assumptions=_assumptions(algorithm, bound, of_release, num_rounds, num_nodes, delta, dp_epsilon),
                 reason=reason,
             )
         )
@@ -139,7 +147,7 @@ def epsilon(
     *,
     dp_delta: float,
     c2: float = C2_OF_THE_PAPER,
-    num_nodes: int = 1,
+    num_nodes: int | None = None,
 ) -> float:
     """epsilon of one node under the main neighboring relation; infinite where there is none.
 
@@ -150,13 +158,13 @@ def epsilon(
         num_rounds: at least 0.
         dp_delta: in (0, 1).
         c2: constant of equation (11).
-        num_nodes: n; it matters for A(DP)2SGD only.
+        num_nodes: n; required for A(DP)2SGD, where it decides how often a node wakes.
 
     Raises:
-        ArgumentError: as for `statements`.
+        ArgumentError: as for `statements`, or no num_nodes for A(DP)2SGD.
 
     Guarantees:
-        - more rounds, less noise or a larger sampling rate never lower it.
+        - more rounds or less noise never lower it, nor do fewer entries while a batch is at most half of them.
 
     Example:
         >>> release = Release("mini_batch", "poisson", 64, 3125, clip_norm=1.0, noise_std=1.764 / 64)
@@ -165,11 +173,11 @@ def epsilon(
     """
     check.one_of(("published", "proven"), bound=bound)
     check.at_least(0, num_rounds=num_rounds)
-    _check(algorithm, release, dp_delta, c2, num_nodes)
-    if num_rounds and _reason(algorithm, bound, release) is not None:
+    checked = _checked(algorithm, release, dp_delta, c2, num_nodes)
+    if num_rounds and _reason(algorithm, bound, checked.release) is not None:
         return math.inf
-    relation = _main_relation(algorithm, bound, release)
-    return _bound(algorithm, bound, release, relation, num_rounds, dp_delta, c2, num_nodes).dp_epsilon
+    relation = _main_relation(algorithm, bound, checked.release)
+    return _bound(algorithm, bound, checked.release, relation, num_rounds, *checked[1:]).dp_epsilon
 
 
 def calibrate_noise_std(
@@ -181,7 +189,7 @@ def calibrate_noise_std(
     target_epsilon: float,
     dp_delta: float,
     c2: float = C2_OF_THE_PAPER,
-    num_nodes: int = 1,
+    num_nodes: int | None = None,
 ) -> float:
     """Smallest noise_std that meets a budget under the main neighboring relation, to 0.1 %.
 
@@ -193,11 +201,11 @@ def calibrate_noise_std(
         noise_std; 0 for 0 rounds.
 
     Raises:
-        ArgumentError: as for `statements`, and where no noise gives this bound.
+        ArgumentError: as for `epsilon`, and where no noise gives this bound.
 
     Guarantees:
         - never overspends: the epsilon of the result is at most target_epsilon.
-        - tight: 0.2 % less noise overspends.
+        - tight: 0.1 % less noise overspends.
 
     Example:
         >>> release = Release("saga", "poisson", 64, 3125, clip_norm=1.0, noise_std=0.0)
@@ -205,18 +213,18 @@ def calibrate_noise_std(
         >>> round(found * 64, 1)
         4.8
     """
-    check.positive(target_epsilon=target_epsilon)
-    release = release._replace(noise_std=1.0)
+    target_epsilon = _positive(target_epsilon=target_epsilon)
     check.one_of(("published", "proven"), bound=bound)
     check.at_least(0, num_rounds=num_rounds)
-    _check(algorithm, release, dp_delta, c2, num_nodes)
+    release, dp_delta, c2, _ = _checked(algorithm, release._replace(noise_std=1.0), dp_delta, c2, num_nodes)
     if num_rounds == 0:
         return 0.0
     reason = _reason(algorithm, bound, release)
     if reason is not None:
-        remedy = "Clip, or choose another sampler or bound."
+        remedies = {_UNCLIPPED: "Clip, or choose another bound.", _ROUNDED_SUM: "Store the table in float32."}
+        remedy = remedies.get(reason, "Take the proven bound.")
         raise ArgumentError("bound", "must exist for this release", reason.rstrip("."), remedy)
-    options = {"dp_delta": dp_delta, "c2": c2, "num_nodes": num_nodes}
+    options: dict[str, Any] = {"dp_delta": dp_delta, "c2": c2, "num_nodes": num_nodes}
     if algorithm == "PrivSGP-VR" and bound == "published":
         exact = epsilon(algorithm, bound, release, num_rounds, **options) / target_epsilon
         return exact * (1 + 1e-12)  # so that rounding does not overspend
@@ -239,13 +247,19 @@ def max_rounds(
     dp_delta: float,
     limit: int,
     c2: float = C2_OF_THE_PAPER,
-    num_nodes: int = 1,
+    num_nodes: int | None = None,
 ) -> int:
     """Most rounds that a budget pays for under the main neighboring relation, 0 ... limit.
 
     Args:
         target_epsilon: above 0; the others as for `epsilon`.
         limit: at least 0.
+
+    Returns:
+        Rounds; 0 where not one is paid for, or where there is no such bound.
+
+    Raises:
+        ArgumentError: as for `epsilon`.
 
     Guarantees:
         - one more round overspends, unless the limit is reached.
@@ -255,36 +269,68 @@ def max_rounds(
         >>> max_rounds("PrivSGP", "proven", release, target_epsilon=3.0, dp_delta=1e-5, limit=100)
         100
     """
-    check.positive(target_epsilon=target_epsilon)
+    target_epsilon = _positive(target_epsilon=target_epsilon)
     check.at_least(0, limit=limit)
-    options = {"dp_delta": dp_delta, "c2": c2, "num_nodes": num_nodes}
+    options: dict[str, Any] = {"dp_delta": dp_delta, "c2": c2, "num_nodes": num_nodes}
+    epsilon(algorithm, bound, release, 0, **options)  # refuses what it cannot account for, whatever the limit is
     return calibration.most_rounds(
         lambda rounds: epsilon(algorithm, bound, release, rounds, **options), target_epsilon, limit
     )
 
 
-def _check(algorithm: str, release: Release, dp_delta: float, c2: float, num_nodes: int) -> None:
+class _Checked(NamedTuple):
+    """Arguments that can be accounted for, as plain numbers."""
+
+    release: Release
+    dp_delta: float
+    c2: float
+    num_nodes: int
+
+
+def _checked(algorithm: str, release: Release, dp_delta: Any, c2: Any, num_nodes: int | None) -> _Checked:
     """Refuse what cannot be accounted for."""
     check.one_of(ALGORITHMS, algorithm=algorithm)
     check.one_of(("mini_batch", "saga"), estimator=release.estimator)
     check.one_of(("poisson", "fixed", "uniform"), sampler=release.sampler)
     check.one_of(("float32", "bfloat16"), storage=release.storage)
     check.at_least(1, batch_size=release.batch_size, num_entries=release.num_entries, entry_size=release.entry_size)
+    if num_nodes is None and algorithm == "A(DP)2SGD":
+        remedy = "Pass the number of nodes, which decides how often one wakes."
+        raise ArgumentError("num_nodes", f"must be given for {algorithm}", "got None", remedy)
+    num_nodes = 1 if num_nodes is None else num_nodes
     check.at_least(1, num_nodes=num_nodes)
-    check.positive(clip_norm=release.clip_norm, c2=c2, dp_delta=dp_delta)
-    check.non_negative(noise_std=release.noise_std)
-    if not dp_delta < 1:
-        raise ArgumentError("dp_delta", "must be below 1", f"got {dp_delta}", "Pass a small probability, such as 1e-5.")
+    noise_std, dp_delta = _number(noise_std=release.noise_std), _number(dp_delta=dp_delta)
+    check.non_negative(noise_std=noise_std)
+    check.open_unit(dp_delta=dp_delta)
+    clip_norm = None if release.clip_norm is None else _positive(clip_norm=release.clip_norm)
     if release.sampler != "uniform" and release.batch_size > release.num_entries:
         found = f"got {release.batch_size} of {release.num_entries}"
         raise ArgumentError("batch_size", "must be at most the node's entries", found, "Pass a smaller batch.")
     expected = {"PrivSGP": "mini_batch", "PrivSGP-VR": "saga"}.get(algorithm, release.estimator)
     if release.estimator != expected:
-        remedy = "Pass the release of this algorithm."
-        raise ArgumentError("estimator", f"must be {expected} for {algorithm}", f"got {release.estimator}", remedy)
+        found = f"got {release.estimator}"
+        raise ArgumentError("estimator", f"must be {expected} for {algorithm}", found, "Pass this algorithm's release.")
     if release.estimator == "mini_batch" and release.entry_size > 1:
         found = f"got {release.entry_size} with mini_batch"
         raise ArgumentError("entry_size", "must be 1 without a table", found, "Count batch_size in samples.")
+    release = release._replace(clip_norm=clip_norm, noise_std=noise_std)
+    return _Checked(release, dp_delta, _positive(c2=c2), num_nodes)
+
+
+def _number(**argument: Any) -> float:
+    """The argument as a Python float, which can be hashed; NumPy's and JAX's numbers are taken too."""
+    ((name, value),) = argument.items()
+    check.scalar(**argument)
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ArgumentError(name, "must be a single number", f"got {value!r}", "Pass a float.") from None
+
+
+def _positive(**argument: Any) -> float:
+    """A `_number` above 0."""
+    check.positive(**{name: _number(**{name: value}) for name, value in argument.items()})
+    return _number(**argument)
 
 
 def _main_relation(algorithm: str, bound: str, release: Release) -> str:
@@ -296,50 +342,26 @@ def _reason(algorithm: str, bound: str, release: Release) -> str | None:
     """Why there is no epsilon, or None."""
     if bound == "published" and algorithm == "PrivSGP":
         return published_reason(algorithm, release)
-    if release.clip_norm is None:
-        return "Gradients are not clipped, so one sample can change a release by any amount."
+    if release.clip_norm is None or (release.assumed and bound == "proven"):
+        return _UNCLIPPED
     if release.noise_std == 0:
         return "No noise is added, so the releases are not private."
     if bound == "proven" and release.entry_size > 1 and release.storage == "bfloat16":
-        return "A table entry of several samples is rounded to bfloat16 as a sum, which can exceed the bound on a change."
+        return _ROUNDED_SUM
     return published_reason(algorithm, release) if bound == "published" else None
 
 
 def _assumptions(
-    algorithm: str,
-    bound: str,
-    release: Release,
-    num_rounds: int,
-    num_nodes: int,
-    dp_delta: float,
-    dp_epsilon: float | None,
+    algorithm: str, bound: str, release: Release, num_rounds: int, num_nodes: int, dp_delta: float, stated: float | None
 ) -> tuple[str, ...]:
-    """What a statement rests on."""
-    if bound == "published" and algorithm == "PrivSGP-VR":
-        stated = (
-            "Theorem 2 of the paper holds with this c2, which the paper does not state, and epsilon < c1 K / J^2",
-            "the paper names no neighboring relation; replace_one is what its sampler means",
-        )
-        if not dp_epsilon:
-            return stated
+    """What a statement of this epsilon rests on."""
+    leak = waking = None
+    if algorithm == "PrivSGP-VR" and bound == "published" and stated:
         leak = constant_gradient_epsilon(release, "replace_one", num_rounds, dp_delta)
-        refuted = f"refuted at this noise: gradients that never change already leak epsilon {leak:.3g}"
-        return (*stated, refuted) if leak > dp_epsilon else stated
-    clipping = "" if release.clip_norm is None else f" (at most {release.clip_norm:g} in an entry's, L2)"
-    shared = (
-        "one run of one seed; all messages of a node are visible and nothing else (no losses, no metrics)",
-        "a sample is held by one node; the node's number of entries J, the batch b and q = b / J are public and fixed",
-        f"every sample's gradient is clipped{clipping}, before it is stored anywhere",
-        "batches and noise from the threefry pseudo-random generator, in float32, count as ideal",
-        "hyper-parameters were not chosen on these data",
-    )
-    if algorithm != "A(DP)2SGD":
-        return shared
-    if bound == "published":
-        return (*shared, "a node wakes no more often than expected")
-    failure = _waking_failure(dp_delta)
-    awake = _most_releases(num_rounds, num_nodes, dp_delta)
-    return (*shared, f"a node wakes at most {awake} times but for a probability {failure:g}, which delta includes")
+        leak = leak if leak > stated else None
+    if algorithm == "A(DP)2SGD" and bound == "proven":
+        waking = _most_releases(num_rounds, num_nodes, dp_delta), _waking_failure(dp_delta)
+    return assumptions(algorithm, bound, release, leak=leak, waking=waking)
 
 
 def _waking_failure(dp_delta: float) -> float:

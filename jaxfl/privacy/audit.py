@@ -49,6 +49,7 @@ class AuditResult(NamedTuple):
     neighboring_relation: str  # "zero_out"
     num_guesses: int
     num_correct: int
+    guess_threshold: float  # distance of a score from the median from which on it is guessed
     scores: np.ndarray  # (m,), float64, high for a canary that seems included
 
 
@@ -172,7 +173,7 @@ def canary_scores(
 
 def epsilon_lower_bound(
     scores: np.ndarray, included: np.ndarray, *, dp_delta: float, significance: float = 0.05
-) -> tuple[float, int, int]:
+) -> tuple[float, int, int, float]:
     """The largest epsilon that the guesses refute at `dp_delta`.
 
     Guesses: a score above the median means included, one below it left out; only the tenth of the canaries farthest
@@ -186,7 +187,8 @@ def epsilon_lower_bound(
         significance: in (0, 1), probability that the bound exceeds the true epsilon.
 
     Returns:
-        (bound, number of guesses, number of right guesses); the bound is 0 when nothing is refuted.
+        (bound, number of guesses, number of right guesses, distance from the median from which on a score is guessed);
+        the bound is 0 when nothing is refuted.
 
     Raises:
         ArgumentError: jax-privacy is missing, dp_delta or significance out of range, scores that are not finite.
@@ -194,9 +196,7 @@ def epsilon_lower_bound(
     Guarantees:
         - exceeds the epsilon of an (epsilon, delta)-DP mechanism with probability at most significance.
     """
-    for name, value in {"dp_delta": dp_delta, "significance": significance}.items():
-        if not 0 < value < 1:
-            raise ArgumentError(name, "must lie strictly between 0 and 1", f"got {value}", "Pass e.g. 1e-5 and 0.05.")
+    check.open_unit(dp_delta=dp_delta, significance=significance)
     scores = np.asarray(scores, np.float64)
     if not np.isfinite(scores).all():
         found = f"{int((~np.isfinite(scores)).sum())} of {scores.size} are not"
@@ -215,7 +215,7 @@ def epsilon_lower_bound(
     strategy = auditing.Explicit(threshold)
     bound = auditor.epsilon_one_run(significance, dp_delta, threshold_strategy=strategy)
     guessed = sureness >= threshold
-    return float(bound), int(guessed.sum()), int((guessed & right).sum())
+    return float(bound), int(guessed.sum()), int((guessed & right).sum()), float(threshold)
 
 
 def audit(
@@ -250,7 +250,7 @@ def audit(
         return canary_scores(algorithm, released, data._replace(sizes=sizes), canaries, key, num_rounds)
 
     scores = np.asarray(run(key, data), np.float64)
-    bound, num_guesses, num_correct = epsilon_lower_bound(
+    bound, num_guesses, num_correct, threshold = epsilon_lower_bound(
         scores, canaries.included, dp_delta=dp_delta, significance=significance
     )
     return AuditResult(
@@ -260,6 +260,7 @@ def audit(
         neighboring_relation="zero_out",
         num_guesses=num_guesses,
         num_correct=num_correct,
+        guess_threshold=threshold,
         scores=scores,
     )
 

@@ -24,8 +24,9 @@ gradient, b and J the entries of a batch and of the node, q = b / J and z = nois
 
 An entry of several samples (a per_batch table) is refreshed as one, so that the others' stored gradients depend on
 secret draws even in a data set without the sample. There the pair holds for whole entries only, and a sample is
-replaced or removed by way of the data set without its entry. Kept in bfloat16 such an entry is rounded as a sum, so that
-one sample moves the rounding of the others: its change exceeds `sensitivities` (by 1 % seen), and nothing is proven.
+replaced or removed by way of the data set without its entry. Kept in bfloat16 such an entry is rounded as a sum, so
+that one sample moves the rounding of the others: its change exceeds `sensitivities` (by 1 % seen), and nothing is
+proven.
 
 Of all bounds that hold, the smallest is given, by name. Everything is NumPy, float64, on the host.
 """
@@ -51,8 +52,13 @@ from jaxfl.privacy.dominating_pairs import (
     triangle_epsilon,
 )
 
-RELATIONS = ("add_or_remove_one", "replace_one", "zero_out")
+RELATIONS = {  # in words
+    "add_or_remove_one": "add or remove one sample",
+    "replace_one": "replace one sample",
+    "zero_out": "zero out one sample",
+}
 _COUNT_TAIL = 1e-13  # of how often a sample is in one batch; what is beyond counts as an infinite loss
+_UNLIKELY = 1e-20  # of how often a sample is drawn in a run; likewise
 _LARGEST_SHIFT = 500.0  # in units of the noise; beyond it sampling hides nothing that a grid could show
 
 
@@ -67,6 +73,7 @@ class Release(NamedTuple):
     noise_std: float  # per coordinate, on the mean gradient
     entry_size: int = 1  # samples of one entry, each of which contributes at most clip_norm
     storage: str = "float32"  # of the table's entries, or "bfloat16"
+    assumed: bool = False  # clip_norm is assumed of unclipped gradients, not enforced
 
 
 class Sensitivities(NamedTuple):
@@ -101,7 +108,7 @@ def sensitivities(release: Release, neighboring_relation: str) -> Sensitivities:
     Raises:
         ArgumentError: an unknown relation, or a release that is not clipped.
     """
-    check.one_of(RELATIONS, neighboring_relation=neighboring_relation)
+    check.one_of(tuple(RELATIONS), neighboring_relation=neighboring_relation)
     if release.clip_norm is None:
         raise ArgumentError("clip_norm", "must bound each sample's gradient", "got None", "Clip the gradients.")
     return Sensitivities(*(_change(release, neighboring_relation, count) for count in (0, 1)))
@@ -144,11 +151,9 @@ def _participation_epsilon(release: Release, relation: str, num_releases: int, d
     squares = np.array([_change(release, relation, count) for count in counts]) ** 2
     if once:
         rate = min(1.0, release.batch_size / release.num_entries)
-        spread = 10 * math.sqrt(num_releases * rate * (1 - rate)) + 60
-        low = max(0, math.floor(num_releases * rate - spread))
-        number = np.arange(low, min(num_releases, math.ceil(num_releases * rate + spread)) + 1)
+        number = _likely_counts(num_releases, rate)
         probabilities = scipy.stats.binom.pmf(number, num_releases, rate)
-        missing = 0.0  # below 1e-20: ten standard deviations and 60 more
+        missing = _UNLIKELY
     else:
         # Squared counts add up: v(c) <= v(0) + slope c^2.
         lattice = np.zeros(counts[-1] ** 2 + 1)
@@ -162,6 +167,13 @@ def _participation_epsilon(release: Release, relation: str, num_releases: int, d
     slope = float(np.max((squares[1:] - squares[0]) / counts[1:] ** 2))
     mus = np.sqrt(number * slope + num_releases * squares[0]) / release.noise_std
     return participation_epsilon(mus, probabilities, dp_delta - missing)
+
+
+def _likely_counts(num_releases: int, rate: float) -> np.ndarray:
+    """How often a sample is drawn, but for a probability below `_UNLIKELY` (2 exp(-50), by Bernstein's inequality)."""
+    spread = 10 * math.sqrt(num_releases * rate * (1 - rate)) + 60
+    low = max(0, math.floor(num_releases * rate - spread))
+    return np.arange(low, min(num_releases, math.ceil(num_releases * rate + spread)) + 1)
 
 
 def _counts_in_a_batch(release: Release) -> tuple[np.ndarray, np.ndarray, float]:

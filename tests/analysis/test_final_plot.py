@@ -15,7 +15,7 @@ PROVEN = {"bound": "proven", "dp_epsilon": 3.0, "dp_delta": 1e-5, "neighboring_r
 def write_run(folder, settings):
     """A finished run of two seeds, in which variant v and seed s end with loss v + s / 10."""
     lines = [
-        {"variant": name, "seed": seed, "round": k, "train_loss": index + seed / 10 + k, "test_accuracy": index / 10}
+        {"variant": name, "seed": seed, "round": k, "test_loss": index + seed / 10 + k, "test_accuracy": index / 10}
         for index, name in enumerate(settings)
         for seed in (0, 1)
         for k in (5, 0)  # the last line counts, whatever its round

@@ -50,12 +50,17 @@ def test_checks_name_the_offender_and_pass_traced_values():
             check.positive(step_size=value)
     with pytest.raises(ArgumentError, match=r"^p: must lie in \[0, 1\]; got 1\.5"):
         check.probability(p=1.5)
+    for value in (0.0, 1.0, float("nan")):
+        with pytest.raises(ArgumentError, match=r"^dp_delta: must lie strictly between 0 and 1; got "):
+            check.open_unit(dp_delta=value)
+    check.open_unit(dp_delta=1e-30, significance=np.array([0.5]))
     with pytest.raises(ArgumentError, match=r"^noise: .* got shape \(3,\) for 4 nodes"):
         check.per_node(4, noise=np.ones(3))
 
     def traced(x):
         check.positive(x=x)
         check.non_negative(x=x)
+        check.open_unit(x=x)
         return x
 
     assert float(jax.jit(traced)(-1.0)) == -1.0

@@ -88,10 +88,10 @@ BAD = [
     ("--methods SGD", "--methods", r"PrivSGP-VR or PrivSGP.*got 'SGD'\. Write for example --methods", unchanged),
     # budgets
     ("--target-epsilon 0", "--target-epsilon", r"got 0\.0\. Pass a number above 0", unchanged),
-    ("--dp-delta 1", "--dp-delta", r"got 1\.0\. Pass e\.g\. 1e-5", unchanged),
+    ("--dp-delta 1", "--dp-delta", r"strictly between 0 and 1; got 1\.0\. Pass", unchanged),
     ("--c2 0", "--c2", r"got 0\.0\. Pass a number above 0", unchanged),
     ("--clip-norm None", "--bound", r"not clipped.*\. Clip, or choose another", unchanged),
-    ("--bound published", "--bound", r"no privacy theorem for PrivSGP.*\. Clip, or choose another", unchanged),
+    ("--bound published", "--bound", r"no privacy theorem for PrivSGP.*\. Take the proven bound", unchanged),
     ("--iterations auto --noise-std 1", "--iterations", r"no target_epsilon\. Pass --target-epsilon", unchanged),
     (
         "--noise-std 0.01 --target-epsilon 0.1",

@@ -129,7 +129,7 @@ class TestExitCodes:
                 1,
                 "stopped: loss: must stay finite; got nan at node 2 in round 4 (rounds 1 to 9 of A, seed 3). Use",
             ),
-            (FatalCount("3 batches overflowed."), 1, "stopped: 3 batches overflowed."),
+            (FatalCount("3 batches overflowed.", (1, 5)), 1, "stopped: 3 batches overflowed."),
             (MemoryError(), 1, "stopped: the memory is exhausted. Take"),
             (
                 jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes."),

@@ -8,6 +8,8 @@ from problems import linear_task, small_task
 
 from jaxfl import ArgumentError, gradients
 from jaxfl.gradients import per_example
+from jaxfl.models import classification, sequential
+from jaxfl.models.layers import conv, dense, reshape
 
 
 def batch(features=6, size=9):
@@ -56,6 +58,33 @@ def test_each_sample_contributes_a_gradient_of_norm_at_most_clip_norm(clip_order
     norms = np.linalg.norm(stacked, ord=clip_order, axis=1)
     assert norms.max() <= clip_norm * (1 + 1e-5)
     assert norms.max() > 0.99 * clip_norm
+
+
+@pytest.mark.parametrize("clip_order", [1, 2])
+def test_the_bound_holds_where_the_terms_of_a_convolution_cancel(clip_order):
+    """Large weights of opposite sign send errors to the positions that nearly sum to zero: float32 sums are all error.
+
+    The squared norm from products of pairs of positions was off by their rounding: clipped norms of 8, or NaN.
+    """
+    layers = [("conv", conv(64, 64, (1, 1))), ("flat", reshape((256,))), ("out", dense(256, 2))]
+    task, clip_norm = classification(sequential(layers)), 1.0
+    params = jax.tree.map(jnp.zeros_like, task.init(jax.random.key(0)))
+
+    @jax.jit
+    def both(params, inputs):
+        arguments = (task, params, inputs, jnp.zeros(1, jnp.int32))
+        options = {"clip_norm": clip_norm, "clip_order": clip_order}
+        total = per_example.weighted_sum(*arguments, jnp.ones(1), **options).gradient
+        return total, per_example.per_sample(*arguments, **options).gradient
+
+    for seed, close in enumerate((1e-4, 1e-3, 1e-2, 1e-1, 1.0, 1e2) * 2):
+        rng = np.random.default_rng(seed)
+        weights = 1e4 * rng.normal(size=(64, 2))
+        kernel = np.concatenate([sign * weights + close * rng.normal(size=(64, 2)) for sign in (1, -1, 1, -1)])
+        params["out"]["kernel"] = jnp.asarray(kernel, jnp.float32)
+        inputs = jnp.asarray(np.tile(rng.normal(size=(1, 1, 1, 64)), (1, 2, 2, 1)), jnp.float32)
+        for gradient in both(params, inputs):
+            assert np.linalg.norm(flat(gradient), ord=clip_order) <= clip_norm * (1 + 1e-5)
 
 
 @pytest.mark.parametrize("task", [small_task(), linear_task()], ids=["factored", "one_sample"])

@@ -13,7 +13,8 @@ import jaxfl
 from jaxfl import ArgumentError, gradients, graphs
 from jaxfl.gradients import memory as memory_check
 from jaxfl.gradients import table_bytes
-from jaxfl.models import classification, mlp
+from jaxfl.models import classification, mlp, sequential
+from jaxfl.models.layers import conv, dense, reshape
 
 
 def algorithm(task=None, *, step_size=0.2, noise=None, **options: Any) -> jaxfl.Algorithm:
@@ -148,6 +149,36 @@ def test_no_stored_gradient_exceeds_the_clip_norm(table):
         norms = np.sqrt((square[0] + 1) * square[1] + (square[2] + 1) * square[3])
         norms[np.arange(9)[None] >= np.asarray(data.sizes)[:, None]] = 0.0
     assert 0.97 * clip_norm < norms.max() <= clip_norm * (1 + 1e-6)
+
+
+def cancelling_convolution():
+    """(task, params (2, *leaf), data): equal positions with opposite errors, where rounded factors stop cancelling."""
+    layers = [("conv", conv(1, 1, (1, 1))), ("flat", reshape((2,))), ("out", dense(2, 2))]
+    task = classification(sequential(layers))
+    params = {
+        "conv": {"kernel": jnp.zeros((1, 1, 1, 1)), "bias": jnp.zeros(1)},
+        "out": {"kernel": jnp.array([[0.0, 2000.0], [0.0, -1999.0]]), "bias": jnp.array([-2.97, 0.0])},
+    }
+    data = jaxfl.federate(np.ones((6, 1, 2, 1), np.float32), np.zeros(6, np.int32), [np.arange(3), np.arange(3, 6)])
+    return task, jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), params), data
+
+
+def test_rounded_factors_of_clipped_convolutions_are_refused(monkeypatch):
+    """bfloat16 factors made a stored gradient of norm 5.7 out of one clipped to 1; what is offered instead holds."""
+    task, params, data = cancelling_convolution()
+    rounded: dict[str, Any] = {"table": "factored", "storage": "bfloat16"}
+    with pytest.raises(ArgumentError, match=r"^storage: .*'conv'.*float32.*dense.*per_batch"):
+        gradients.saga(**rounded, clip_norm=1.0).init(task, jax.random.key(0), params, data)
+    gradients.saga(**rounded).init(task, jax.random.key(0), params, data)  # no bound is promised
+    remedies: list[dict[str, Any]] = [{"table": "factored"}, {"table": "dense", "storage": "bfloat16"}]
+    for remedy in remedies:
+        state = gradients.saga(**remedy, clip_norm=1.0).init(task, jax.random.key(0), params, data)
+        norms = np.linalg.norm(flat(state.table_mean), axis=1)
+        assert np.all((norms > 0.98) & (norms <= 1 + 1e-5))
+    monkeypatch.setattr(memory_check, "available_bytes", lambda: 1)
+    with pytest.raises(ArgumentError, match=r"^table: ") as caught:
+        gradients.saga(table="factored", clip_norm=1.0).init(task, jax.random.key(0), params, data)
+    assert "bfloat16" not in str(caught.value)
 
 
 @pytest.mark.slow

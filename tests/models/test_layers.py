@@ -100,6 +100,35 @@ def test_per_sample_agrees_with_per_sample_gradients(case, results):
         np.testing.assert_allclose(results["per_sample"][name], leaf, rtol=1e-5, atol=1e-5)
 
 
+def test_norms_stay_within_1e_4_without_cancellation():
+    """White noise at many positions: where the allowance for rounding is largest among ordinary inputs."""
+    for layer, inputs_shape in (
+        (layers.conv(1, 8, (5, 5)), (2, 28, 28, 1)),
+        (layers.conv(32, 64, (5, 5)), (2, 7, 7, 32)),
+    ):
+        inputs, errors = normal(*inputs_shape), normal(*inputs_shape[:3], 8 if inputs_shape[1] == 28 else 64)
+        found = in_factored_form(factored_form(layer), inputs, errors, normal(2))
+        gradients = {name: np.asarray(leaf, np.float64) for name, leaf in found["per_sample"].items()}
+        np.testing.assert_allclose(np.sqrt(found["squared_norm"] / sum_over_leaves(np.square, gradients)), 1, atol=1e-4)
+        np.testing.assert_allclose(found["absolute_norm"], sum_over_leaves(np.abs, gradients), rtol=1e-4)
+
+
+@pytest.mark.parametrize("channels", [64, 2], ids=["gram form", "direct form"])
+@pytest.mark.parametrize("far", [1e-7, 1e-5, 1e-3])
+def test_no_norm_is_below_the_gradients_where_its_terms_cancel(channels, far):
+    """Errors that alternate in sign over positions with nearly equal inputs, against float64."""
+    factored = factored_form(layers.conv(channels, channels, (1, 1)))
+    signs = jnp.where(jnp.arange(16) % 2 == 0, 1.0, -1.0).reshape(1, 4, 4, 1)
+    inputs = jnp.tile(normal(20, 1, 1, channels), (1, 4, 4, 1))
+    errors = signs * normal(20, 1, 1, channels) * (1 + far * normal(20, 4, 4, channels))
+    found = in_factored_form(factored, inputs, errors, normal(20))
+    rows, columns = (np.asarray(x, np.float64).reshape(20, 16, channels) for x in (inputs, errors))
+    exact = {"kernel": np.einsum("bpk,bpo->bko", rows, columns), "bias": columns.sum(axis=1)}
+    for gradients in (exact, {name: leaf.astype(np.float64) for name, leaf in found["per_sample"].items()}):
+        assert np.all(found["squared_norm"] >= (1 - 1e-6) * sum_over_leaves(np.square, gradients))
+        assert np.all(found["absolute_norm"] >= (1 - 1e-6) * sum_over_leaves(np.abs, gradients))
+
+
 @pytest.mark.parametrize("group_bytes", [1, 6000], ids=["one by one", "two and two and one"])
 def test_norms_agree_in_groups_of_samples(group_bytes, monkeypatch):
     layer, input_shape = LAYERS["conv"]

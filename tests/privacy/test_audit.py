@@ -168,11 +168,12 @@ def test_bound_exceeds_epsilon_with_at_most_the_probability_it_states():
 
 def test_bound_counts_right_guesses():
     included = np.tile([True, False], 500)
-    bound, num_guesses, num_correct = epsilon_lower_bound(
+    bound, num_guesses, num_correct, threshold = epsilon_lower_bound(
         2.0 * included + np.arange(1000) / 1e4, included, dp_delta=1e-5
     )
     assert (num_guesses, num_correct) == (100, 100)
     assert bound > 3
+    assert threshold == pytest.approx(2.09 - 1.04995)  # 2.0900 to 2.0998, fifty scores, and as many below
     nothing = epsilon_lower_bound(np.arange(1000.0), included, dp_delta=DELTA)
     assert nothing[0] == 0
     assert nothing[2] == 50
@@ -268,6 +269,8 @@ def test_every_private_algorithm_can_be_audited(name):
     assert found.neighboring_relation == "zero_out"
     assert found.num_guesses == found.num_correct == 10, "next to no noise"
     assert found.dp_epsilon_lower_bound > 1
+    surest = np.abs(found.scores - np.median(found.scores)) >= found.guess_threshold
+    assert surest.sum() == found.num_guesses
     assert found.scores[canaries.included].min() > 100 * np.abs(found.scores[~canaries.included]).max()
 
 

@@ -1,0 +1,97 @@
+"""How statements read: never an epsilon below the true one, and what it rests on beside it."""
+
+import json
+
+import pytest
+
+from jaxfl.privacy.accounting import Release, statements
+from jaxfl.privacy.statements import REMARKS, caption, rounded_down, rounded_up, statement_text
+
+PROVEN = {
+    "bound": "proven",
+    "dp_epsilon": 2.5,
+    "dp_delta": 1e-5,
+    "neighboring_relation": "zero_out",
+    "assumptions": ("one run",),
+}
+NONE = {**PROVEN, "dp_epsilon": None, "reason": "Nothing is clipped."}
+ASSUMED = {**PROVEN, "assumptions": ("one run", "gradients stay below 3: assumed, not enforced")}
+REFUTED = {**PROVEN, "assumptions": ("refuted at this noise: it leaks epsilon 7.5",)}
+KEY = "proven (zero out one sample, δ = 1e-05)"
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "up", "down"),
+    [
+        (2.00049, 4, "2.001", "2"),
+        (8.0, 4, "8", "8"),
+        (0.1, 3, "0.1", "0.1"),
+        (0.12301, 3, "0.124", "0.123"),
+        (9.9999, 3, "10", "9.99"),
+        (124_150.0, 4, "1.242e+05", "1.241e+05"),
+        (1.0000000001e-7, 3, "1.01e-07", "1e-07"),
+        (0.0, 4, "0", "0"),
+    ],
+)
+def test_an_epsilon_is_rounded_up_and_a_lower_bound_down(value, digits, up, down):
+    assert rounded_up(value, digits) == up
+    assert rounded_down(value, digits) == down
+    assert float(down) <= value <= float(up)
+
+
+def test_the_epsilon_is_rounded_up():
+    assert statement_text({**PROVEN, "dp_epsilon": 2.00049}) == "ε = 2.001 proven (zero out one sample, δ = 1e-05)"
+    assert caption({"VR": [{**PROVEN, "dp_epsilon": 2.001}]}) == [f"{KEY}: VR ε = 2.01"]
+
+
+def test_an_epsilon_on_an_assumed_bound_or_one_that_is_refuted_says_so():
+    assert statement_text(ASSUMED) == "ε = 2.5 proven (zero out one sample, δ = 1e-05, assumed bound)"
+    assert statement_text(REFUTED) == "ε = 2.5 proven (zero out one sample, δ = 1e-05, refuted at this noise)"
+    both = {**PROVEN, "assumptions": ASSUMED["assumptions"] + REFUTED["assumptions"]}
+    assert statement_text(both).endswith("δ = 1e-05, assumed bound, refuted at this noise)")
+    assert caption({"VR": [both]}) == [f"{KEY}: VR ε = 2.5; assumed bound; refuted at this noise"]
+
+
+def test_what_has_no_epsilon_has_a_reason_and_no_remark():
+    without = {**NONE, "assumptions": ASSUMED["assumptions"]}
+    assert statement_text(without) == "no proven ε (zero out one sample, δ = 1e-05): Nothing is clipped."
+    assert caption({"VR": [without]}) == [f"{KEY}: no ε"]
+
+
+def test_a_remark_names_the_variants_it_is_on():
+    assert caption({"A": [ASSUMED], "B": [NONE]}) == [f"{KEY}: A ε = 2.5, B no ε; assumed bound"]
+    assert caption({"A": [ASSUMED], "B": [PROVEN]}) == [f"{KEY}: ε = 2.5 for each variant; assumed bound: A"]
+    many = {f"v{i}": [REFUTED if i else PROVEN] for i in range(6)}
+    assert caption(many) == [f"{KEY}: ε = 2.5 for each variant; refuted at this noise: 5 variants"]
+
+
+def test_one_line_for_each_bound_relation_and_delta():
+    published, replaced = {**PROVEN, "bound": "published"}, {**PROVEN, "neighboring_relation": "replace_one"}
+    found = caption({"A": [published, PROVEN, replaced], "B": [PROVEN, {**PROVEN, "dp_delta": 1e-6}]})
+    assert found == [
+        "published (zero out one sample, δ = 1e-05): A ε = 2.5",
+        f"{KEY}: ε = 2.5 for each variant",
+        "proven (replace one sample, δ = 1e-05): A ε = 2.5",
+        "proven (zero out one sample, δ = 1e-06): B ε = 2.5",
+    ]
+
+
+def test_of_many_variants_the_range():
+    many = {f"v{i}": [{**PROVEN, "dp_epsilon": 1 + i / 1000}] for i in range(5)}
+    assert caption(many) == [f"{KEY}: ε from 1 to 1.01"]
+    assert caption({**many, "none": [NONE]}) == [f"{KEY}: ε from 1 to 1.01 (1 variants without)"]
+    assert caption({name: [NONE] for name in many}) == [f"{KEY}: no ε"]
+
+
+def test_no_statements():
+    assert caption({}) == caption({"A": []}) == []
+
+
+def test_the_remarks_are_found_in_what_the_accountant_states():
+    """Of a real statement, as summary.json holds it: a bound that is assumed, and a noise that is too small."""
+    paper = Release("saga", "uniform", 1, 3125, clip_norm=10.0, noise_std=0.2259, assumed=True)
+    published, *others = [one._asdict() for one in statements("PrivSGP-VR", [paper], 3120, dp_delta=1e-5)]
+    text = statement_text(json.loads(json.dumps(published)))
+    assert text.startswith("ε = 3 published (replace one sample, δ = 1e-05") or text.startswith("ε = 3.00")
+    assert all(remark in text for remark in REMARKS.values())
+    assert all(statement_text(one).startswith("no proven ε") for one in others)

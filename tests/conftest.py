@@ -2,6 +2,8 @@
 
 import os
 
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several processes may share one GPU
+
 import jax
 
 jax.config.update("jax_numpy_rank_promotion", "raise")

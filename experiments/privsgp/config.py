@@ -54,7 +54,8 @@ class Config:
     """Channels of the four stages of resnet18; smaller ones to try it out."""
     iterations: tuple[int, ...] | Literal["auto"] | None = None
     """Iterations K (digits: 400, others: 2000). auto takes the K that equation (12) of the paper calls optimal for each
-    target_epsilon, from constants of the problem that a short probing run estimates."""
+    target_epsilon, from constants of the problem that a short probing run estimates (on training data, without noise:
+    no epsilon covers it). With a network's real constants that K is often far too small to train."""
     step_size: tuple[float, ...] | Literal["theory"] | None = None
     """Step size gamma, one for each batch size or one for all; theory = sqrt(n / K) (digits: 0.1, tuned with the noise
     of its budget; others: 0.5 times the batch size to the power 0.6, tuned without noise)."""

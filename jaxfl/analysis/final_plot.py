@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,16 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from jaxfl.analysis.plots import Panel, line_style, privacy_notes, seeds_curve, wrapped_notes
+from jaxfl.analysis.plots import (
+    Panel,
+    line_style,
+    privacy_notes,
+    read_lines,
+    run_title,
+    seeds_curve,
+    style_axes,
+    wrapped_notes,
+)
 
 _X = {  # setting -> label of its axis, in the order in which they are taken for the horizontal one
     "target_epsilon": "privacy budget ε",
@@ -58,7 +66,7 @@ def plot_final(run_dir: str | os.PathLike[str], settings: Mapping[str, Mapping[s
         iterations times nodes) where the variants differ in their number of nodes; else nothing.
     """
     run_dir = Path(run_dir)
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    lines = read_lines(run_dir / "metrics.jsonl")
     pictures = []
     axis = _horizontal(settings)
     if axis is not None and max(map(len, series(settings, axis).values())) >= 3:
@@ -131,7 +139,7 @@ def _draw_final(
             handles[label] = axes.errorbar(
                 [point.x for point in points], mean, yerr=spread, marker="o", capsize=3, linewidth=1.8, **style
             )
-        _finish(axes, panel, _X[axis])
+        style_axes(axes, panel, _X[axis])
         if axis in ("iterations", "noise_std"):
             axes.set_xscale("log")
             ticks = sorted({float(row[axis]) for row in settings.values()})
@@ -151,27 +159,18 @@ def _draw_speedup(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: M
             style = line_style(number)
             axes.fill_between(work, curve.low, curve.high, color=style["color"], alpha=0.18, linewidth=0)
             (handles[variant],) = axes.plot(work, curve.mean, linewidth=1.8, **style)
-        _finish(axes, panel._replace(label=panel.label.removesuffix(" at the end")), "iterations times nodes")
+        style_axes(axes, panel._replace(label=panel.label.removesuffix(" at the end")), "iterations times nodes")
     return _save(figure, run_dir, "speedup.png", handles, [*foot, "mean over seeds; band: smallest to largest seed"])
 
 
 def _figure(run_dir: Path, num_handles: int) -> tuple[Figure, list[Axes], list[str]]:
     """A figure with a panel each for loss and accuracy, and the lines with the privacy statements for its foot."""
     foot = wrapped_notes(privacy_notes(run_dir), 10.4)
-    height = 4.2 + 0.25 * -(-num_handles // 3) + 0.17 * len(foot)
+    height = 4.4 + 0.25 * -(-num_handles // 3) + 0.17 * len(foot)
     figure = Figure(figsize=(10.4, height), layout="constrained")
     FigureCanvasAgg(figure)
+    figure.suptitle(run_title(run_dir / "config.json"))
     return figure, [figure.add_subplot(1, 2, index + 1) for index in range(2)], foot
-
-
-def _finish(axes: Axes, panel: Panel, label: str) -> None:
-    axes.set_xlabel(label)
-    axes.set_ylabel(panel.label)
-    axes.grid(visible=True, color="0.9")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    if panel.is_accuracy:
-        axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(xmax=1.0, decimals=None))
 
 
 def _save(figure: Figure, run_dir: Path, name: str, handles: Mapping[str, Any], notes: Sequence[str]) -> Path:

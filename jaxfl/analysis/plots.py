@@ -66,7 +66,7 @@ def plot_run(run_dir: str | os.PathLike[str]) -> list[Path]:
         ArgumentError: there is no metrics.jsonl, or it holds none of the metrics drawn.
     """
     run_dir = Path(run_dir)
-    lines = _read_lines(run_dir / "metrics.jsonl")
+    lines = read_lines(run_dir / "metrics.jsonl")
     # A worst node that never differs from the mean (one node, or a server's model) would be drawn twice.
     panels = [
         panel
@@ -81,7 +81,7 @@ def plot_run(run_dir: str | os.PathLike[str]) -> list[Path]:
         remedy = "Train until its first evaluation."
         raise ArgumentError("run_dir", "must hold metrics to draw", f"{run_dir} has none", remedy)
     notes = privacy_notes(run_dir)
-    figure = draw_panels(lines, panels, title=_title(run_dir / "config.json"), notes=notes)
+    figure = draw_panels(lines, panels, title=run_title(run_dir / "config.json"), notes=notes)
     path = run_dir / "plots" / "training.png"
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=120)
@@ -145,7 +145,7 @@ def draw_panels(
 
 def wrapped_notes(notes: Sequence[str], width: float) -> list[str]:
     """The notes in lines that fit a figure of this width in inches at 8 points."""
-    return [line for note in notes for line in textwrap.wrap(note, int(width * 15))]
+    return [line for note in notes for line in textwrap.wrap(note, int(width * 14.5))]
 
 
 def seeds_curve(lines: Sequence[Mapping[str, Any]], metric: str) -> Curve:
@@ -195,21 +195,26 @@ def line_style(number: int) -> dict[str, Any]:
 
 
 def _finish_axes(axes: Axes, panel: Panel) -> None:
-    """Labels, grid and scale."""
-    axes.set_xlabel("round")
+    """Labels, grid and scale of curves against rounds."""
+    style_axes(axes, panel, "round")
+    axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(nbins=6, integer=True))
+    drawn = np.concatenate([np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.lines])
+    if not panel.is_accuracy and drawn.min() > 0 and drawn.max() / drawn.min() > _LOG_FROM_RATIO:
+        axes.set_yscale("log")
+
+
+def style_axes(axes: Axes, panel: Panel, x_label: str) -> None:
+    """Labels, grid and frame; shares in per cent."""
+    axes.set_xlabel(x_label)
     axes.set_ylabel(panel.label)
     axes.grid(visible=True, color="0.9")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(nbins=6, integer=True))
-    drawn = np.concatenate([np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.lines])
     if panel.is_accuracy:
         axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(xmax=1.0, decimals=None))
-    elif drawn.min() > 0 and drawn.max() / drawn.min() > _LOG_FROM_RATIO:
-        axes.set_yscale("log")
 
 
-def _title(config_path: Path) -> str:
+def run_title(config_path: Path) -> str:
     """Experiment and preset, with the data set where the configuration names one."""
     if not config_path.exists():
         return config_path.parent.name
@@ -219,7 +224,7 @@ def _title(config_path: Path) -> str:
     return ", ".join(part for part in parts if part) or config_path.parent.name
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
     """All complete lines of metrics.jsonl; one that is being written right now is left out."""
     if not path.exists():
         remedy = "Name a run directory."

@@ -90,7 +90,7 @@ def caption(privacy: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     Example:
         >>> one = {"bound": "proven", "dp_epsilon": 2.5, "dp_delta": 1e-5, "neighboring_relation": "zero_out"}
         >>> caption({"VR": [one], "plain": [{**one, "dp_epsilon": 1.0}]})
-        ['proven (zero out one sample, δ = 1e-05): VR ε = 2.5, plain ε = 1']
+        ['proven (zero out one sample, δ = 1e-05): VR: ε = 2.5 | plain: ε = 1']
     """
     groups: dict[str, dict[str, Mapping[str, Any]]] = {}
     for variant, statements in privacy.items():
@@ -169,7 +169,7 @@ def _epsilons(group: Mapping[str, Mapping[str, Any]]) -> str:
     if len(values) > 1 and len(texts) == 1 and len(known) == len(values):
         return f"ε = {texts[0]} for each variant"
     if len(values) > 4:
-        without = "" if len(known) == len(values) else f" ({len(values) - len(known)} variants without)"
+        without = "" if len(known) == len(values) else f" ({len(values) - len(known)} without)"
         return (f"ε = {texts[0]}" if len(texts) == 1 else f"ε from {texts[0]} to {texts[-1]}") + without
     shown = {name: "no ε" if value is None else f"ε = {rounded_up(value, 3)}" for name, value in values.items()}
-    return ", ".join(f"{name} {text}" for name, text in shown.items())
+    return " | ".join(f"{name}: {text}" for name, text in shown.items())  # names may hold commas

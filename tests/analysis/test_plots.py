@@ -108,12 +108,12 @@ def test_a_variant_without_a_metric_and_a_single_evaluation_are_drawn(tmp_path):
 
 
 def test_the_title_comes_from_the_configuration(tmp_path):
-    from jaxfl.analysis.plots import _title
+    from jaxfl.analysis.plots import run_title
 
     config = {"experiment": "privsgp_vr", "preset": None, "config": {"dataset": "digits"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert _title(tmp_path / "config.json") == "privsgp_vr, digits"
-    assert _title(tmp_path / "none" / "config.json") == "none"
+    assert run_title(tmp_path / "config.json") == "privsgp_vr, digits"
+    assert run_title(tmp_path / "none" / "config.json") == "none"
 
 
 def test_a_directory_without_metrics_is_refused(tmp_path):

@@ -41,7 +41,7 @@ def test_an_epsilon_is_rounded_up_and_a_lower_bound_down(value, digits, up, down
 
 def test_the_epsilon_is_rounded_up():
     assert statement_text({**PROVEN, "dp_epsilon": 2.00049}) == "ε = 2.001 proven (zero out one sample, δ = 1e-05)"
-    assert caption({"VR": [{**PROVEN, "dp_epsilon": 2.001}]}) == [f"{KEY}: VR ε = 2.01"]
+    assert caption({"VR": [{**PROVEN, "dp_epsilon": 2.001}]}) == [f"{KEY}: VR: ε = 2.01"]
 
 
 def test_an_epsilon_on_an_assumed_bound_or_one_that_is_refuted_says_so():
@@ -49,7 +49,7 @@ def test_an_epsilon_on_an_assumed_bound_or_one_that_is_refuted_says_so():
     assert statement_text(REFUTED) == "ε = 2.5 proven (zero out one sample, δ = 1e-05, refuted at this noise)"
     both = {**PROVEN, "assumptions": ASSUMED["assumptions"] + REFUTED["assumptions"]}
     assert statement_text(both).endswith("δ = 1e-05, assumed bound, refuted at this noise)")
-    assert caption({"VR": [both]}) == [f"{KEY}: VR ε = 2.5; assumed bound; refuted at this noise"]
+    assert caption({"VR": [both]}) == [f"{KEY}: VR: ε = 2.5; assumed bound; refuted at this noise"]
 
 
 def test_what_has_no_epsilon_has_a_reason_and_no_remark():
@@ -59,7 +59,7 @@ def test_what_has_no_epsilon_has_a_reason_and_no_remark():
 
 
 def test_a_remark_names_the_variants_it_is_on():
-    assert caption({"A": [ASSUMED], "B": [NONE]}) == [f"{KEY}: A ε = 2.5, B no ε; assumed bound"]
+    assert caption({"A": [ASSUMED], "B": [NONE]}) == [f"{KEY}: A: ε = 2.5 | B: no ε; assumed bound"]
     assert caption({"A": [ASSUMED], "B": [PROVEN]}) == [f"{KEY}: ε = 2.5 for each variant; assumed bound: A"]
     many = {f"v{i}": [REFUTED if i else PROVEN] for i in range(6)}
     assert caption(many) == [f"{KEY}: ε = 2.5 for each variant; refuted at this noise: 5 variants"]
@@ -69,17 +69,17 @@ def test_one_line_for_each_bound_relation_and_delta():
     published, replaced = {**PROVEN, "bound": "published"}, {**PROVEN, "neighboring_relation": "replace_one"}
     found = caption({"A": [published, PROVEN, replaced], "B": [PROVEN, {**PROVEN, "dp_delta": 1e-6}]})
     assert found == [
-        "published (zero out one sample, δ = 1e-05): A ε = 2.5",
+        "published (zero out one sample, δ = 1e-05): A: ε = 2.5",
         f"{KEY}: ε = 2.5 for each variant",
-        "proven (replace one sample, δ = 1e-05): A ε = 2.5",
-        "proven (zero out one sample, δ = 1e-06): B ε = 2.5",
+        "proven (replace one sample, δ = 1e-05): A: ε = 2.5",
+        "proven (zero out one sample, δ = 1e-06): B: ε = 2.5",
     ]
 
 
 def test_of_many_variants_the_range():
     many = {f"v{i}": [{**PROVEN, "dp_epsilon": 1 + i / 1000}] for i in range(5)}
     assert caption(many) == [f"{KEY}: ε from 1 to 1.01"]
-    assert caption({**many, "none": [NONE]}) == [f"{KEY}: ε from 1 to 1.01 (1 variants without)"]
+    assert caption({**many, "none": [NONE]}) == [f"{KEY}: ε from 1 to 1.01 (1 without)"]
     assert caption({name: [NONE] for name in many}) == [f"{KEY}: no ε"]
 
 

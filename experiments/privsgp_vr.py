@@ -41,7 +41,7 @@ from jaxfl.analysis.final_plot import plot_final
 from jaxfl.analysis.partition_plot import plot_partition
 from jaxfl.analysis.plots import plot_run
 from jaxfl.analysis.smoothness import estimate_constants
-from jaxfl.core import FederatedData, Task
+from jaxfl.core import ArgumentError, FederatedData, Task
 from jaxfl.core.check import bytes_text
 from jaxfl.core.tree import replicate, size
 from jaxfl.data import Dataset, load
@@ -50,7 +50,7 @@ from jaxfl.privacy.published import ProblemConstants
 from jaxfl.training import open_run, summary_table, train
 
 NOT_SAVED = ("data_dir", "out", "quiet", "resume")  # options that do not decide the results
-NUM_PROBES = 20  # of the probing run of `--iterations auto`
+NUM_PROBES, PROBE_STEP_SIZE = 20, 0.1  # of the probing run of `--iterations auto`
 
 
 def settled_variants(
@@ -64,9 +64,14 @@ def settled_variants(
     @functools.cache
     def constants(nodes: int) -> ProblemConstants:
         data = make_data(config, dataset, config.seeds[0], nodes)
-        found = estimate_constants(
-            jax.random.key(config.seeds[0]), task, data, num_probes=NUM_PROBES, step_size=0.1, max_samples_per_node=256
-        )
+        key = jax.random.key(config.seeds[0])
+        try:
+            found = estimate_constants(
+                key, task, data, num_probes=NUM_PROBES, step_size=PROBE_STEP_SIZE, max_samples_per_node=256
+            )
+        except ArgumentError as error:  # names an argument that is no option here
+            found = f"the probing run failed: {error.requirement}; {error.found}"
+            raise ArgumentError("iterations", "auto needs a probing run", found, "Pass a number.") from None
         bound = config.gradient_bound if config.clip_norm is None else config.clip_norm
         found = found if bound is None else found._replace(gradient_bound=bound)
         Console().print(f"Estimated for {nodes} nodes: {found}", soft_wrap=True)
@@ -94,7 +99,8 @@ def run(options: Config, preset: str | None) -> dict[str, Any]:
     directory = new_run_directory(config.out, "privsgp_vr", preset or config.dataset, resume=config.resume)
     saved: dict[str, Any] = {k: v for k, v in dataclasses.asdict(config).items() if k not in NOT_SAVED}
     saved["variants"] = {name: variant._asdict() for name, variant in variants.items()}
-    if config.graph.endswith(".npy"):  # so that a resumed run notices another matrix under the same name
+    # So that a resumed run notices another matrix under the same name; the file fixes the number of nodes.
+    if config.graph.endswith(".npy"):
         saved["graph_crc32"] = zlib.crc32(make_graph(config, config.nodes[0]).mixing_matrices.tobytes())
     run_directory = open_run(directory, saved, experiment="privsgp_vr", preset=preset, resume=config.resume)
 

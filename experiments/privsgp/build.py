@@ -44,7 +44,8 @@ def make_task(config: Resolved, dataset: Dataset) -> Task:
     image = shape if len(shape) == 3 else (*shape, 1)
     if config.model == "cnn":
         return models.classification(models.cnn(image, num_classes=dataset.num_classes))
-    return models.classification(models.resnet18(image, dataset.num_classes, widths=config.resnet_widths))
+    widths = config.resnet_widths
+    return models.classification(models.resnet18(image, dataset.num_classes, widths=widths, blocks=(2,) * len(widths)))
 
 
 def subset(dataset: Dataset, num_train: int | None, num_test: int | None) -> Dataset:

@@ -36,8 +36,8 @@ class Config:
     the share of j's value that i receives. DP2-SGD and A(DP)2SGD need an undirected one."""
     edge_probability: float | None = None
     """Of the random graph, and of no other (random: 0.2)."""
-    max_delay: int = 16
-    """A(DP)2SGD: a gradient is taken at parameters up to so many events old."""
+    max_delay: int | None = None
+    """Of A(DP)2SGD: a gradient is taken at parameters up to so many events old (16)."""
     partition: str = "iid"
     """iid, dirichlet or shards."""
     alpha: float | None = None
@@ -46,12 +46,12 @@ class Config:
     """Shards a node of the shards partition, which needs it."""
     model: Literal["mlp", "cnn", "resnet18"] = "mlp"
     """Multilayer perceptron, small convolutional network, or ResNet-18 with group norm."""
-    hidden: tuple[int, ...] = (32,)
-    """Units of the hidden layers of the mlp."""
-    activation: Literal["relu", "tanh"] = "relu"
-    """Activation of the hidden layers of the mlp."""
-    resnet_widths: tuple[int, ...] = (64, 128, 256, 512)
-    """Channels of the four stages of resnet18; smaller ones to try it out."""
+    hidden: tuple[int, ...] | None = None
+    """Units of the hidden layers of the mlp (32)."""
+    activation: Literal["relu", "tanh"] | None = None
+    """Activation of the hidden layers of the mlp (relu)."""
+    resnet_widths: tuple[int, ...] | None = None
+    """Channels of the stages of resnet18 (64 128 256 512), each at most 32 or a multiple of it."""
     iterations: tuple[int, ...] | Literal["auto"] | None = None
     """Iterations K (digits: 400, others: 2000). auto takes the K that equation (12) of the paper calls optimal for each
     target_epsilon, from constants of the problem that a short probing run estimates (on training data, without noise:
@@ -111,6 +111,10 @@ class Resolved(Config):
     """The options after `resolve`, which gives each of these a value: the empty ones here are never used."""
 
     nodes: tuple[int, ...] = ()
+    max_delay: int = 0
+    hidden: tuple[int, ...] = ()
+    activation: Literal["relu", "tanh"] = "relu"
+    resnet_widths: tuple[int, ...] = ()
     iterations: tuple[int, ...] | Literal["auto"] = ()
     batch_size: tuple[int, ...] = ()
     step_size: tuple[float, ...] | Literal["theory"] = ()
@@ -137,6 +141,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 NOISE_DEFAULTS: dict[str, dict[str, Any]] = {
     "digits": {"target_epsilon": (8.0,), "shared_noise": True},
     "other": {"noise_std": (0.0,)},
+}
+# Option -> the model or method that it belongs to, and its value there.
+OWNED: dict[str, tuple[str, str, Any]] = {
+    "hidden": ("model", "mlp", (32,)),
+    "activation": ("model", "mlp", "relu"),
+    "resnet_widths": ("model", "resnet18", (64, 128, 256, 512)),
+    "max_delay": ("methods", "A(DP)2SGD", 16),
 }
 AXES = ("batch_size", "nodes", "iterations", "noise_std", "target_epsilon", "bound")
 _SUFFIX = {
@@ -192,6 +203,18 @@ def resolve(config: Config) -> Resolved:
             found = f"got clip_norm {values['clip_norm']}"
             remedy = "Leave it out: what is clipped is bounded by the clip norm."
             raise ArgumentError("gradient_bound", "belongs to unclipped gradients", found, remedy)
+    for name, (option, owner, default) in OWNED.items():
+        used = owner in values["methods"] if option == "methods" else values[option] == owner
+        if values[name] is not None and not used:
+            remedy = f"Leave it out, or pass --{option} {owner}."
+            raise ArgumentError(name, f"belongs to {owner}", f"got {values[name]} without it", remedy)
+        if values[name] is None:
+            values[name] = default
+    check.at_least(0, max_delay=values["max_delay"])
+    for width in values["resnet_widths"]:
+        if width < 1 or (width > 32 and width % 32):  # as many channels, in groups of equal size
+            remedy = "Pass for example 8 16 32 64."
+            raise ArgumentError("resnet_widths", "must be 1 to 32, or a multiple of 32", f"got {width}", remedy)
     if values["graph"] == "random" and values["edge_probability"] is None:
         values["edge_probability"] = 0.2
     if values["noise_std"] is not None and values["shared_noise"]:

@@ -84,7 +84,12 @@ BAD = [
     ("--table sparse", "--table", r"dense, factored, per_batch; got 'sparse'\. Choose one", unchanged),
     ("--storage float16", "--storage", r"float32, bfloat16; got 'float16'\. Choose one", unchanged),
     ("--graph triangle", "--graph", r"got 'triangle'\. Choose one.*\.npy", unchanged),
-    ("--activation gelu", "--activation", r"relu or tanh; got 'gelu'\. Write for example --activation relu", unchanged),
+    (
+        "--activation gelu",
+        "--activation",
+        r"relu or tanh or None; got 'gelu'\. Write for example --activation relu",
+        unchanged,
+    ),
     ("--methods SGD", "--methods", r"PrivSGP-VR or PrivSGP.*got 'SGD'\. Write for example --methods", unchanged),
     # budgets
     ("--target-epsilon 0", "--target-epsilon", r"got 0\.0\. Pass a number above 0", unchanged),
@@ -114,6 +119,10 @@ BAD = [
     ("--bound proven published --noise-std 0.1", "--bound", r"got no target_epsilon\. Name one", unchanged),
     ("--pair nodes iterations --nodes 4 8", "--pair", r"iterations has 1.*\. Give each as many", unchanged),
     # other models and fewer samples
+    ("--model cnn --hidden 8", "--hidden", r"belongs to mlp; got \(8,\) without it\. Leave it out", unchanged),
+    ("--resnet-widths 8 16", "--resnet-widths", r"belongs to resnet18.*--model resnet18", unchanged),
+    ("--model resnet18 --resnet-widths 40", "--resnet-widths", r"multiple of 32; got 40\. Pass for example", unchanged),
+    ("--max-delay 3", "--max-delay", r"belongs to A\(DP\)2SGD; got 3 without it\. Leave it out", unchanged),
     ("--model vgg", "--model", r"mlp or cnn or resnet18; got 'vgg'\. Write for example --model mlp", unchanged),
     ("--num-train 2000", "--num-train", r"got 2,000 of 1,437\. Pass fewer", unchanged),
     ("--num-test 0", "--num-test", r"got 0\. Pass 1 or more", unchanged),

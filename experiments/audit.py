@@ -101,11 +101,13 @@ class Audited(NamedTuple):
 
     @property
     def violated(self) -> bool:
+        """Whether the audit's lower bound exceeds the claimed epsilon."""
         assert self.claim.dp_epsilon is not None
         return self.found.dp_epsilon_lower_bound > self.claim.dp_epsilon
 
     @property
     def claimed(self) -> str:
+        """The claimed epsilon for a table, rounded up."""
         assert self.claim.dp_epsilon is not None
         return rounded_up(self.claim.dp_epsilon, 3)
 

@@ -41,7 +41,7 @@ _CIFAR: dict[str, Any] = {
     "bound": ("published",),
     "seeds": (0, 1, 2),
 }
-_GPU = "for an accelerator with 80 GB; not measured"
+_GPU = "for an accelerator with 80 GB, not measured; tried at reduced size"
 
 
 def _budgets(epsilons: tuple[float, ...], optimum: float, others: tuple[int, ...]) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def a_dp2_sgd(
         gradient: how the waking node estimates its gradient: an estimator without state; default `mini_batch()`, one
             uniform sample.
         max_delay: largest age in events of the parameters at which a gradient is taken, at least 0; the state keeps
-            2 (max_delay + 1) rows of parameters for it.
+            2 max(2, max_delay + 1) rows of parameters for it.
 
     Returns:
         An `Algorithm`.
@@ -232,6 +232,9 @@ def released_gradients(
 
     Returns:
         Leaves (n, *leaf), float32: the network's total, the same in every row.
+
+    Guarantees:
+        - it is the sum of the round's noisy gradients, float32 rounding of the parameters over gamma apart.
     """
     gamma = at_round(step_size, before.round_index)
 

@@ -94,8 +94,8 @@ def estimate_constants(
         `initial_norm_squared`; `num_samples` J of the smallest node, the one with the largest noise; `num_params`.
 
     Raises:
-        ArgumentError: an argument out of range, a probing run that ends higher than it began, or a loss below
-            `loss_lower_bound`.
+        ArgumentError: an argument out of range, a probing run that ends higher than it began or is not finite (a step
+            too large, or data that are not finite), or a loss below `loss_lower_bound`.
 
     Guarantees:
         - on a quadratic the estimates are right, and L is never above the largest eigenvalue, float32 rounding apart.
@@ -132,7 +132,7 @@ def estimate_constants(
     if not (all(map(math.isfinite, found)) and last <= first + _SLACK * abs(first)):
         requirement = "must be small enough for the probing run to descend"
         seen = f"got {step_size}, which leads from a loss of {first:.6g} to {last:.6g}"
-        raise ArgumentError("step_size", requirement, seen, "Pass a smaller step.")
+        raise ArgumentError("step_size", requirement, seen, "Pass a smaller step, and data that are finite.")
     if last < loss_lower_bound:
         found_loss = f"got {loss_lower_bound}, and saw a loss of {last:.6g}"
         raise ArgumentError("loss_lower_bound", "must be below every loss", found_loss, "Pass a lower bound.")
@@ -219,7 +219,9 @@ def _largest_norm(task: Task, params: PyTree, samples: _Samples) -> Array:
     else:
 
         def one(sample):
-            single = lambda values: task.loss(values, sample[0][None], sample[1][None])[0]  # noqa: E731
+            def single(values):
+                return task.loss(values, sample[0][None], sample[1][None])[0]
+
             return per_example.tree_norm(jax.grad(single)(params), 2)
 
         norms = jax.lax.map(one, (samples.inputs, samples.labels))

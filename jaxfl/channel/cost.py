@@ -113,6 +113,9 @@ def count(architecture: Architecture, *, trained_from: str | None = None) -> Cou
         architecture: the model.
         trained_from: name of the first layer to count; the whole model where it is None.
 
+    Returns:
+        Sums over the counted layers, for one sample.
+
     Raises:
         ArgumentError: no layer has that name, or a layer does not fit the shape that reaches it.
 
@@ -139,6 +142,12 @@ def capacity(part: Counts, whole: Counts, *, batch_size: int = 1) -> float:
         whole: counts of the full model.
         batch_size: samples whose activations are held at once. Table 1 has 32 for ResNet-20 and 1 for the others.
 
+    Returns:
+        The share, without unit.
+
+    Raises:
+        ArgumentError: a batch size that is not an integer of at least 1.
+
     Example:
         >>> round(capacity(count(resnet20(), trained_from="block_4"), count(resnet20()), batch_size=32), 5)
         0.41702
@@ -153,9 +162,17 @@ def resnet20(width: float = 1.0) -> Architecture:
 
     Args:
         width: share of the channels of every layer, rounded down: 0.45 and 0.2 in EmbracingFL's Table 10.
+
+    Returns:
+        The architecture, for images (32, 32, 3) and 10 classes.
+
+    Raises:
+        ArgumentError: a width that is not positive, or leaves no channel.
     """
     check.positive(width=width)
     stages = [math.floor(width * channels) for channels in (16, 32, 64)]
+    if stages[0] < 1:
+        raise ArgumentError("width", "must leave at least one of 16 channels", f"got {width}", "Pass 1 / 16 or more.")
     layers: list[tuple[str, Layer]] = list(_normalized(stages[0], 3, 1))
     for stage, channels in enumerate(stages):
         for position in range(3):
@@ -171,7 +188,12 @@ def resnet20(width: float = 1.0) -> Architecture:
 
 
 def femnist_cnn() -> Architecture:
-    """EmbracingFL's network for FEMNIST, 62 classes: two 5x5 convolutions, each with 2x2 pooling, two dense layers."""
+    """EmbracingFL's network for FEMNIST, 62 classes: two 5x5 convolutions, each with 2x2 pooling, two dense layers.
+
+    Example:
+        >>> count(femnist_cnn()).parameters
+        6603710
+    """
     layers = (
         ("conv_1", Convolution(32, 5)),
         ("relu_1", Relu()),
@@ -188,7 +210,19 @@ def femnist_cnn() -> Architecture:
 
 
 def bilstm(num_words: int = 256) -> Architecture:
-    """EmbracingFL's bidirectional LSTM for IMDB; its weakest clients train on half of the words."""
+    """EmbracingFL's bidirectional LSTM for IMDB; its weakest clients train on half of the words.
+
+    Args:
+        num_words: words of a review, at least 1.
+
+    Raises:
+        ArgumentError: a number of words that is not an integer of at least 1.
+
+    Example:
+        >>> count(bilstm()).parameters, count(bilstm(num_words=128)).activations
+        (3611137, 655360)
+    """
+    check.at_least(1, num_words=num_words)
     layers = (("embedding", Embedding(10_000, 256)), ("lstm", Lstm(256)), ("dense", Dense(1)))
     return Architecture(input_shape=(num_words,), layers=layers, counted=(Lstm,))
 

@@ -48,13 +48,32 @@ class ForwardEnergy(NamedTuple):
 
 
 def mac_energy(bits: float, model: EnergyModel) -> float:
-    """E_MAC(M) = A (M / M_max)^mu, joules of one multiply-accumulate at a precision."""
+    """E_MAC(M) = A (M / M_max)^mu, joules of one multiply-accumulate at a precision.
+
+    Args:
+        bits: M, positive.
+        model: the device.
+
+    Returns:
+        Joules.
+
+    Raises:
+        ArgumentError: bits, or a number of the device, that are not positive.
+    """
     check.positive(bits=bits)
+    check.positive(**model._asdict())
     return model.mac_joules * (bits / model.max_bits) ** model.exponent
 
 
 def forward_energy(workload: Workload, model: EnergyModel) -> ForwardEnergy:
     """Equations (5) to (9).
+
+    Args:
+        workload: what the pass processes.
+        model: the device.
+
+    Returns:
+        Joules by cause.
 
     Raises:
         ArgumentError: a negative workload, or a number of the device that is not positive.
@@ -77,7 +96,17 @@ def forward_energy(workload: Workload, model: EnergyModel) -> ForwardEnergy:
 
 
 def backward_energy(workload: Workload, model: EnergyModel) -> float:
-    """Equation (10): joules of a backward pass, all of it at `max_bits`. Errors as `forward_energy`.
+    """Equation (10): joules of a backward pass, all of it at `max_bits`.
+
+    Args:
+        workload: what the pass processes.
+        model: the device.
+
+    Returns:
+        Joules.
+
+    Raises:
+        ArgumentError: a negative workload, or a number of the device that is not positive.
 
     Example:
         >>> published = Workload(num_macs=10.56e6, num_activations=250_420, num_parameters=45_362, input_size=784)

@@ -144,10 +144,12 @@ def _basic_block(in_channels: int, features: int, stride: int, groups: int) -> L
 
 
 def _conv_params(key: Array, shape: tuple[int, int, int, int]) -> dict[str, Array]:
+    """Of a convolution without bias, kernel (height, width, c, features)."""
     return {"kernel": _initial_kernel(key, shape, jnp.float32)}
 
 
 def _norm_params(features: int) -> dict[str, Array]:
+    """Scale 1 and bias 0 for every channel."""
     return {"scale": jnp.ones(features, jnp.float32), "bias": jnp.zeros(features, jnp.float32)}
 
 
@@ -166,4 +168,5 @@ def _convolve(params: PyTree, images: Array, stride: int = 1) -> Array:
 
 
 def _normalize(params: PyTree, images: Array, groups: int) -> Array:
+    """Group normalization, with one group for each channel where there are fewer channels than groups."""
     return group_norm(images, params["scale"], params["bias"], min(groups, images.shape[3]))

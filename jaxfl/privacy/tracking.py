@@ -85,6 +85,9 @@ def polynomial_schedule(
         state_mixing, tracker_mixing, step_size, num_samples: (a1, p_alpha), (a2, p_beta), (a3, p_gamma), (a4, p_m).
         horizon_offset: 1 for step sizes a / (K + 1)^p, as the scheme defines them; 0 for a / K^p, as in section 4.1.
 
+    Returns:
+        The schedule; noise scales (K + 1,) or (n, K + 1), float64.
+
     Raises:
         ArgumentError: K below 1, an offset other than 0 and 1, or a gain that is not positive.
 
@@ -126,6 +129,9 @@ def exponential_schedule(
         state_noise_base, tracker_noise_base: p_zeta and p_eta, () or (n,), positive.
         state_mixing, tracker_mixing, step_size, num_samples_base: alpha, beta, gamma and p_m, positive.
 
+    Returns:
+        The schedule; noise scales (K + 1,) or (n, K + 1), float64, the same at every k.
+
     Raises:
         ArgumentError: K below 1, or a number that is not positive.
 
@@ -150,6 +156,14 @@ def exponential_schedule(
 
 def published_sensitivities(schedule: TrackingSchedule, agent: TrackingAgent) -> Sensitivities:
     """Lemma 3, by its recursions (311) and (328). Not a bound for Algorithm 1 as printed (see above).
+
+    Args:
+        schedule: the run.
+        agent: whose data change; numbers, or arrays (n,) for all agents at once.
+
+    Returns:
+        Both, (K + 1,) or (n, K + 1), float64.
+
     Raises:
         ArgumentError: a change of gradient that is not positive, or a negative weight.
     """
@@ -164,8 +178,15 @@ def published_sensitivities(schedule: TrackingSchedule, agent: TrackingAgent) ->
 def impulse_responses(schedule: TrackingSchedule, agent: TrackingAgent) -> tuple[np.ndarray, np.ndarray]:
     """Change of x_{l+k} and y_{l+k}, signed, for a change of C / m_K in g_l alone, given everything broadcast.
 
+    Args:
+        schedule: the run.
+        agent: whose data change; numbers, or arrays (n,) for all agents at once.
+
     Returns:
         (state, tracker), (K + 1,) or (n, K + 1): C / m_K times (0, -gamma, ...) and (1, -b, -b (1 - b), ...).
+
+    Raises:
+        ArgumentError: a change of gradient that is not positive, or a negative weight.
     """
     state_factor, tracker_factor, one_gradient = _linear_system(schedule, agent)
     state, tracker = [np.zeros_like(state_factor)], [np.full_like(tracker_factor, one_gradient)]
@@ -179,6 +200,16 @@ def impulse_responses(schedule: TrackingSchedule, agent: TrackingAgent) -> tuple
 def proven_sensitivities(schedule: TrackingSchedule, agent: TrackingAgent) -> Sensitivities:
     """sum_{l <= k} |h[l]|, with h of `impulse_responses`, for gradients taken at the broadcast state.
 
+    Args:
+        schedule: the run.
+        agent: whose data change; numbers, or arrays (n,) for all agents at once.
+
+    Returns:
+        Both, (K + 1,) or (n, K + 1), float64.
+
+    Raises:
+        ArgumentError: a change of gradient that is not positive, or a negative weight.
+
     Guarantees:
         - no sequence of gradients exceeds either bound, and for each bound and k one attains it.
         - the tracker's is (C / m_K) (2 - (1 - b)^k) for 0 <= b <= 1.
@@ -191,8 +222,15 @@ def proven_sensitivities(schedule: TrackingSchedule, agent: TrackingAgent) -> Se
 def cumulative_epsilon(schedule: TrackingSchedule, sensitivities: Sensitivities) -> np.ndarray:
     """Lemma 4: sum_{k=0..K} |x_k - x'_k|_1 / state_noise_scale[k] + |y_k - y'_k|_1 / tracker_noise_scale[k].
 
+    Args:
+        schedule: the run, of which the noise scales count.
+        sensitivities: published or proven, of the same K.
+
     Returns:
         dp_epsilon for the data of each agent, () or (n,), dp_delta 0, neighboring relation "replace_one".
+
+    Raises:
+        ArgumentError: noise that is not positive.
 
     Example:
         >>> schedule = polynomial_schedule(2000, state_noise_exponent=0.1, tracker_noise_exponent=0.1, horizon_offset=0)
@@ -244,13 +282,35 @@ def participation_epsilon(
     return worst_first[..., :most].sum(axis=-1)
 
 
-def polynomial_budget(num_iterations: PerNode, exponent: float) -> np.ndarray:
-    """psi_1(K) = ln(K + 2) / (K + 1)^exponent of Remark 23: how Scheme (S1)'s budget shrinks with K (Theorem 4)."""
+def polynomial_budget(num_iterations: float | np.ndarray, exponent: float) -> np.ndarray:
+    """psi_1(K) = ln(K + 2) / (K + 1)^exponent of Remark 23: how Scheme (S1)'s budget shrinks with K (Theorem 4).
+
+    Args:
+        num_iterations: K, of any shape, at least 0.
+        exponent: positive.
+
+    Returns:
+        psi_1 at every K, float64; epsilon is at most a constant times it.
+
+    Raises:
+        ArgumentError: a negative K, or an exponent that is not positive.
+    """
+    check.non_negative(num_iterations=num_iterations)
+    check.positive(exponent=exponent)
     return np.log(np.add(num_iterations, 2.0)) / np.add(num_iterations, 1.0) ** exponent
 
 
 def polynomial_budget_turning_point(exponent: float) -> float:
     """The t >= 0 from which `polynomial_budget` decreases: t + 1 = exponent (t + 2) ln(t + 2), or 0.
+
+    Args:
+        exponent: positive.
+
+    Returns:
+        t, in iterations; infinite where it exceeds float64, for exponents below 1 / 709.
+
+    Raises:
+        ArgumentError: an exponent that is not positive.
 
     Example:
         >>> round(polynomial_budget_turning_point(0.22), 4)
@@ -258,21 +318,46 @@ def polynomial_budget_turning_point(exponent: float) -> float:
     """
     check.positive(exponent=exponent)
     inverse = 1 / exponent  # with u = ln(t + 2): exponent u = 1 - exp(-u), which Lambert's W solves
+    if inverse > math.log(np.finfo(float).max):
+        return math.inf
     return max(0.0, math.exp(inverse + scipy.special.lambertw(-inverse * math.exp(-inverse)).real) - 2)
 
 
-def exponential_budget(num_iterations: PerNode, base: float) -> np.ndarray:
-    """psi_2(K) = K / base^K of Remark 23: how Scheme (S2)'s budget shrinks with K (Theorem 5), base p_m times p."""
+def exponential_budget(num_iterations: float | np.ndarray, base: float) -> np.ndarray:
+    """psi_2(K) = K / base^K of Remark 23: how Scheme (S2)'s budget shrinks with K (Theorem 5), base p_m times p.
+
+    Args:
+        num_iterations: K, of any shape, at least 0.
+        base: positive; the budget shrinks only if it is above 1.
+
+    Returns:
+        psi_2 at every K, float64; epsilon is at most a constant times it.
+
+    Raises:
+        ArgumentError: a negative K, or a base that is not positive.
+    """
+    check.non_negative(num_iterations=num_iterations)
+    check.positive(base=base)
     return num_iterations / np.power(float(base), num_iterations)
 
 
 def exponential_budget_turning_point(base: float) -> float:
     """The t from which `exponential_budget` decreases: 1 / ln(base), for a base above 1.
 
+    Args:
+        base: p_m times p, above 1.
+
+    Returns:
+        t, in iterations.
+
+    Raises:
+        ArgumentError: a base that is not above 1, or not finite.
+
     Example:
         >>> round(exponential_budget_turning_point(1.0016), 4)
         625.4999
     """
+    check.positive(base=base)
     if base <= 1:
         raise ArgumentError("base", "must be above 1", f"got {base}", "Without it the budget never decreases.")
     return 1 / math.log(base)

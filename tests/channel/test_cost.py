@@ -139,5 +139,7 @@ def test_bad_arguments_are_refused():
         cost.capacity(cost.count(LSTM), cost.count(LSTM), batch_size=0)
     with pytest.raises(ArgumentError, match=r"^width: "):
         cost.resnet20(width=0.0)
-    with pytest.raises(ArgumentError, match=r"^features of conv: "):
-        cost.count(cost.resnet20(width=0.05))  # no channel left
+    with pytest.raises(ArgumentError, match=r"^width: must leave at least one of 16 channels; got 0\.05"):
+        cost.resnet20(width=0.05)
+    with pytest.raises(ArgumentError, match=r"^num_words: "):
+        cost.bilstm(num_words=0)

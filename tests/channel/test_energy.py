@@ -79,3 +79,5 @@ def test_bad_numbers_are_refused():
         forward_energy(negative, DEVICE)
     with pytest.raises(ArgumentError, match=r"^bits: "):
         mac_energy(0, DEVICE)
+    with pytest.raises(ArgumentError, match=r"^max_bits: "):
+        mac_energy(16, EnergyModel(max_bits=0))

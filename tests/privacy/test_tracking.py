@@ -257,6 +257,7 @@ def test_turning_points_of_remark_23():
     np.testing.assert_allclose(tracking.polynomial_budget_turning_point(0.22), 87.5404, atol=1e-4)
     np.testing.assert_allclose(tracking.exponential_budget_turning_point(1.0016), 625.49987, atol=1e-4)
     assert tracking.polynomial_budget_turning_point(0.8) == 0
+    assert tracking.polynomial_budget_turning_point(1e-4) == np.inf
 
 
 @pytest.mark.parametrize("exponent", [0.1, 0.22, 0.5, 0.8])
@@ -296,3 +297,9 @@ def test_bad_arguments_are_refused():
         tracking.cumulative_epsilon(silent, tracking.proven_sensitivities(silent, UNIT))
     with pytest.raises(ArgumentError, match=r"^base: "):
         tracking.exponential_budget_turning_point(1.0)
+    with pytest.raises(ArgumentError, match=r"^base: "):
+        tracking.exponential_budget(10, -1.0)
+    with pytest.raises(ArgumentError, match=r"^exponent: "):
+        tracking.polynomial_budget(10, 0.0)
+    with pytest.raises(ArgumentError, match=r"^num_iterations: "):
+        tracking.polynomial_budget(-3, 0.5)

@@ -2,7 +2,18 @@
 
 from jaxfl.algorithms.asynchronous_gossip import a_dp2_sgd
 from jaxfl.algorithms.gossip import d_psgd, dp2_sgd
+from jaxfl.algorithms.gradient_tracking import gradient_tracking
 from jaxfl.algorithms.push_sum import debiased_params, push_sum, theory_step_size
 from jaxfl.algorithms.registry import REGISTRY, Row
 
-__all__ = ["REGISTRY", "Row", "a_dp2_sgd", "d_psgd", "debiased_params", "dp2_sgd", "push_sum", "theory_step_size"]
+__all__ = [
+    "REGISTRY",
+    "Row",
+    "a_dp2_sgd",
+    "d_psgd",
+    "debiased_params",
+    "dp2_sgd",
+    "gradient_tracking",
+    "push_sum",
+    "theory_step_size",
+]

@@ -4,9 +4,12 @@ from jaxfl.graphs.graph import Graph
 from jaxfl.graphs.mixing import best_structure, messages_sent, mix
 from jaxfl.graphs.spectral import is_strongly_connected_over_period, spectral_gap
 from jaxfl.graphs.topologies import (
+    TrackingPair,
     complete,
     directed_ring,
     exponential,
+    five_agents,
+    five_agents_self_loops,
     from_matrix,
     from_networkx,
     permute,
@@ -25,10 +28,13 @@ from jaxfl.graphs.validation import (
 
 __all__ = [
     "Graph",
+    "TrackingPair",
     "best_structure",
     "complete",
     "directed_ring",
     "exponential",
+    "five_agents",
+    "five_agents_self_loops",
     "from_matrix",
     "from_networkx",
     "is_strongly_connected_over_period",

@@ -1,9 +1,17 @@
-"""How fast mixing forgets where values started."""
+"""How fast mixing forgets where values started, and the Laplacian of a directed graph with any weights.
+
+The Laplacian's functions take weights W, (n, n), with W[i, j] > 0 exactly when i receives from j: they need neither
+stochastic weights nor self-loops. For the graph of gradient tracking's trackers, pass the transpose of C (G_{C^T}).
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
+import networkx as nx
 import numpy as np
 
+from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
 from jaxfl.graphs.graph import Graph
 from jaxfl.graphs.validation import require_strongly_connected, sums_to_one, unreachable_pair
@@ -57,6 +65,94 @@ def spectral_gap(graph: Graph) -> float:
         return 1.0
     contraction = _contraction_by_svd(graph, by_columns) if graph.shifts is None else _contraction_by_fft(graph)
     return float(np.clip(1 - contraction, 0.0, 1.0))  # rounding alone can leave the interval
+
+
+def laplacian(weights: Any) -> np.ndarray:
+    """diag(W 1) - W: what a node receives minus what it holds, (n, n) float64. Self-loops cancel.
+
+    With W = R it is L1 of gradient tracking (Chen, Wang, Zhang, section 2.1), with W = C^T the transpose of L2.
+
+    Args:
+        weights: array-like, (n, n), finite and non-negative.
+
+    Raises:
+        ArgumentError: anything else.
+
+    Example:
+        >>> laplacian([[0, 2], [3, 5]]).tolist()
+        [[2.0, -2.0], [-3.0, 3.0]]
+    """
+    values = _weights(weights)
+    return np.diag(values.sum(axis=1)) - values
+
+
+def laplacian_eigenvalues(weights: Any) -> np.ndarray:
+    """Eigenvalues of `laplacian(weights)` by ascending modulus, (n,) complex128; the first is 0 up to rounding.
+
+    Raises:
+        ArgumentError: weights that are not a square matrix, finite and non-negative.
+
+    Guarantees:
+        - the others have positive real parts exactly when the graph has a spanning tree (Lemma 1 (i)).
+
+    Example:
+        >>> laplacian_eigenvalues([[0, 0, 0], [1, 0, 0], [0, 2, 0]]).real.tolist()  # a path, 0 to 1 to 2
+        [0.0, 1.0, 2.0]
+    """
+    eigenvalues = np.linalg.eigvals(laplacian(weights)).astype(np.complex128)
+    return eigenvalues[np.argsort(np.abs(eigenvalues), kind="stable")]
+
+
+def spanning_tree_roots(weights: Any) -> tuple[int, ...]:
+    """The nodes whose values reach every other node, ascending; empty when the graph has no spanning tree.
+
+    Raises:
+        ArgumentError: weights that are not a square matrix, finite and non-negative.
+
+    Example:
+        >>> spanning_tree_roots([[0, 1, 0], [1, 0, 0], [0, 1, 0]])  # 0 and 1 exchange, 2 hears from 1
+        (0, 1)
+        >>> spanning_tree_roots([[0, 0, 0], [1, 0, 1], [0, 0, 0]])  # 0 and 2 hear from nobody
+        ()
+    """
+    sends_to = nx.from_numpy_array(_weights(weights).T > 0, create_using=nx.DiGraph)
+    components = nx.condensation(sends_to)
+    sources = [component for component, degree in components.in_degree() if degree == 0]
+    return tuple(sorted(components.nodes[sources[0]]["members"])) if len(sources) == 1 else ()
+
+
+def consensus_weights(weights: Any) -> np.ndarray:
+    """v of Lemma 1 (ii), (n,) float64: v^T laplacian = 0, sum n, so that averaging by W tends to v^T x / n.
+
+    It is v1 for W = R and v2 for W = C^T; positive at the roots of spanning trees and 0 elsewhere, up to rounding.
+
+    Raises:
+        ArgumentError: weights that are not a square matrix, finite and non-negative, or a graph without a spanning
+            tree, which has no unique v.
+
+    Example:
+        >>> consensus_weights([[0, 1, 0], [2, 0, 0], [0, 1, 0]]).round(6).tolist()
+        [2.0, 1.0, 0.0]
+    """
+    if not spanning_tree_roots(weights):
+        requirement = "the graph must have a spanning tree"
+        remedy = "Add edges until some node reaches all others."
+        raise ArgumentError("weights", requirement, "no node's values reach all others", remedy)
+    matrix = laplacian(weights)
+    num_nodes = len(matrix)
+    system = np.concatenate([matrix.T, np.ones((1, num_nodes))])
+    solution = np.linalg.lstsq(system, np.append(np.zeros(num_nodes), float(num_nodes)), rcond=None)[0]
+    return np.maximum(solution, 0.0)  # rounding alone makes an entry negative
+
+
+def _weights(weights: Any) -> np.ndarray:
+    """As (n, n) float64, refused unless square, finite and non-negative."""
+    values = np.asarray(weights, dtype=np.float64)
+    if values.ndim != 2 or values.shape[0] != values.shape[1] or values.size == 0:
+        remedy = "Pass entry (i, j) > 0 where i receives from j."
+        raise ArgumentError("weights", "must be a square matrix", f"got shape {values.shape}", remedy)
+    check.non_negative(weights=values)
+    return values
 
 
 def _contraction_by_fft(graph: Graph) -> float:

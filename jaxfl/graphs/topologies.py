@@ -15,7 +15,7 @@ References:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import networkx as nx
@@ -31,6 +31,18 @@ from jaxfl.graphs.validation import checked_matrices, unreachable_pair
 from jaxfl.graphs.weights import WEIGHTS, circulant, mixing_matrix, received_from
 
 MAX_TRIES = 100
+
+
+class TrackingPair(NamedTuple):
+    """The two directed graphs of gradient tracking, as weights: a `Graph` would have to be stochastic, with self-loops.
+
+    Attributes:
+        state_weights: R, (n, n) float64; entry (i, j) is the weight of j's state in what i receives.
+        tracker_weights: C, (n, n) float64; entry (i, j) is the weight of j's tracker in what i receives.
+    """
+
+    state_weights: np.ndarray
+    tracker_weights: np.ndarray
 
 
 def exponential(num_nodes: int) -> Graph:
@@ -275,6 +287,44 @@ def permute(graph: Graph, permutation: Sequence[int] | np.ndarray) -> Graph:
         raise ArgumentError("permutation", requirement, f"got {order.tolist()}", "Pass a permutation of the nodes.")
     rounds = tuple(csr_array(matrix[order][:, order]) for matrix in graph.rounds)
     return Graph(f"permuted {graph.name}", graph.num_nodes, rounds)
+
+
+def five_agents() -> TrackingPair:
+    """Five agents for gradient tracking, without self-loops: states spread from agents 0, 1, trackers gather at 0, 4.
+
+    States: 0 and 1 exchange, 2 hears from both, 3 from 2, 4 from 2 and 3. Trackers: 0 and 4 exchange, 1 sends to 0, 2
+    to 1, 3 to 1 and 2. An agent receives states, and sends its tracker, in equal shares: rows of R and columns of C
+    sum to 1. Ours: figure 1 of the paper (see `jaxfl.graphs.tracking_conditions`) gives neither weights nor edges.
+
+    Guarantees:
+        - neither graph is strongly connected; the roots are 0, 1 and 0, 4, so that agent 0 alone is common.
+
+    Example:
+        >>> pair = five_agents()
+        >>> pair.state_weights.sum(axis=1).tolist(), pair.tracker_weights.sum(axis=0).tolist()
+        ([1.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0, 1.0])
+    """
+    receives_state_from = ((1,), (0,), (0, 1), (2,), (2, 3))
+    sends_tracker_to = ((4,), (0,), (1,), (1, 2), (0,))
+    state_weights, tracker_weights = np.zeros((5, 5)), np.zeros((5, 5))
+    for agent, (senders, receivers) in enumerate(zip(receives_state_from, sends_tracker_to, strict=True)):
+        state_weights[agent, list(senders)] = 1 / len(senders)
+        tracker_weights[list(receivers), agent] = 1 / len(receivers)
+    return TrackingPair(state_weights=state_weights, tracker_weights=tracker_weights)
+
+
+def five_agents_self_loops() -> TrackingPair:
+    """`five_agents` with a self-loop of weight 1 at every agent, in both graphs: rows of R and columns of C sum to 2.
+
+    The Laplacians are those without self-loops. Only the broadcast noise, of which an agent now receives its own, and
+    what a and b of the privacy bounds are (alpha and beta times these sums) change (Remark 24).
+
+    Example:
+        >>> (five_agents_self_loops().state_weights - five_agents().state_weights).tolist() == np.eye(5).tolist()
+        True
+    """
+    pair = five_agents()
+    return TrackingPair(state_weights=pair.state_weights + np.eye(5), tracker_weights=pair.tracker_weights + np.eye(5))
 
 
 def _powers_of_two(num_nodes: int) -> list[int]:

@@ -6,7 +6,14 @@ from strategies import column_stochastic, connected
 
 from jaxfl import graphs
 from jaxfl.core import ArgumentError
-from jaxfl.graphs.spectral import _contraction_by_fft, _contraction_by_svd
+from jaxfl.graphs.spectral import (
+    _contraction_by_fft,
+    _contraction_by_svd,
+    consensus_weights,
+    laplacian,
+    laplacian_eigenvalues,
+    spanning_tree_roots,
+)
 
 CHECKED = settings(max_examples=30, deadline=None, derandomize=True)
 
@@ -78,3 +85,81 @@ def test_gap_is_refused_where_it_means_nothing():
     rows = graphs.from_matrix(columns.mixing_matrix(0).T)
     with pytest.raises(ArgumentError, match="all rounds must be column stochastic, or all row stochastic"):
         graphs.spectral_gap(graphs.sequence([columns, rows]))
+
+
+def weights_of_edges(num_nodes, *edges):
+    """Weight 1 for every (sender, receiver)."""
+    weights = np.zeros((num_nodes, num_nodes))
+    for sender, receiver in edges:
+        weights[receiver, sender] = 1.0
+    return weights
+
+
+def roots_by_search(weights):
+    """The nodes from which (I + W)^n has no zero: a path of at most n edges leads from them to every node."""
+    num_nodes = len(weights)
+    reached = np.linalg.matrix_power(np.eye(num_nodes) + (weights > 0), num_nodes) > 0
+    return tuple(np.flatnonzero(reached.all(axis=0)).tolist())
+
+
+def random_weights(seed, num_nodes=6, edge_probability=0.25):
+    random = np.random.default_rng(seed)
+    edges = random.random((num_nodes, num_nodes)) < edge_probability
+    return np.where(edges, random.uniform(0.1, 3.0, (num_nodes, num_nodes)), 0.0)
+
+
+def test_known_laplacian_eigenvalues():
+    ring = np.roll(np.eye(5), 1, axis=0)
+    by_angle = 1 - np.exp(2j * np.pi * np.arange(5) / 5)
+    found = laplacian_eigenvalues(ring)
+    np.testing.assert_allclose(np.abs(found), np.sort(np.abs(by_angle)), atol=1e-12)
+    np.testing.assert_allclose(np.sort(np.real(found)), np.sort(np.real(by_angle)), atol=1e-12)
+    everyone = np.ones((4, 4)) - np.eye(4)
+    np.testing.assert_allclose(laplacian_eigenvalues(everyone), [0, 4, 4, 4], atol=1e-12)
+    out_star = weights_of_edges(4, (0, 1), (0, 2), (0, 3))
+    np.testing.assert_allclose(laplacian_eigenvalues(out_star), [0, 1, 1, 1], atol=1e-12)
+
+
+def test_known_roots():
+    assert spanning_tree_roots(weights_of_edges(4, (2, 0), (2, 1), (2, 3))) == (2,)
+    assert spanning_tree_roots(weights_of_edges(4, (0, 2), (1, 2), (3, 2))) == ()
+    assert spanning_tree_roots(weights_of_edges(4, (0, 1), (1, 2), (2, 3), (3, 0))) == (0, 1, 2, 3)
+    assert spanning_tree_roots(weights_of_edges(5, (1, 3), (3, 1), (3, 0), (0, 2), (2, 4), (4, 4))) == (1, 3)
+    assert spanning_tree_roots(np.zeros((1, 1))) == (0,)
+    assert spanning_tree_roots(np.eye(2)) == ()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_others_have_positive_real_parts_exactly_when_the_graph_has_a_spanning_tree(seed):
+    weights = random_weights(seed)
+    roots, eigenvalues = spanning_tree_roots(weights), laplacian_eigenvalues(weights)
+    assert roots == roots_by_search(weights)
+    np.testing.assert_allclose(eigenvalues[0], 0, atol=1e-9)
+    assert (np.real(eigenvalues[1:]) > 1e-9).all() == bool(roots)
+    if roots:
+        vector = consensus_weights(weights)
+        np.testing.assert_allclose(vector @ laplacian(weights), 0, atol=1e-9)
+        np.testing.assert_allclose(vector.sum(), len(weights))
+        assert tuple(np.flatnonzero(vector > 1e-9).tolist()) == roots
+        limit = np.linalg.matrix_power(np.eye(len(weights)) - 0.05 * laplacian(weights), 20_000)
+        np.testing.assert_allclose(limit, np.broadcast_to(vector / len(weights), limit.shape), atol=1e-8)
+
+
+def test_random_weights_have_both_kinds_of_graphs():
+    with_roots = sum(bool(spanning_tree_roots(random_weights(seed))) for seed in range(20))
+    assert 3 <= with_roots <= 17
+
+
+def test_consensus_weights_do_not_depend_on_the_unit_of_the_weights():
+    weights = weights_of_edges(3, (0, 1), (1, 0), (1, 2))
+    for scale in (1e-6, 1.0, 1e6):
+        np.testing.assert_allclose(consensus_weights(scale * weights), [1.5, 1.5, 0], atol=1e-9)
+
+
+def test_laplacians_are_refused_where_they_mean_nothing():
+    with pytest.raises(ArgumentError, match=r"must be a square matrix; got shape \(2, 3\)"):
+        laplacian(np.ones((2, 3)))
+    with pytest.raises(ArgumentError, match=r"must be non-negative and finite; got -1\.0 at position 1"):
+        spanning_tree_roots([[0, -1], [1, 0]])
+    with pytest.raises(ArgumentError, match="must have a spanning tree; no node's values reach all others"):
+        consensus_weights(np.eye(2))

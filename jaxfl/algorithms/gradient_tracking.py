@@ -1,0 +1,263 @@
+"""Private gradient tracking over two directed graphs: states travel over one, gradient trackers over the other.
+
+    x~_i^k    = x_i^k + zeta_i^k,   y~_i^k = y_i^k + eta_i^k                   what is broadcast
+    x_i^{k+1} = (1 - alpha sum_j R_ij) x_i^k + alpha sum_j R_ij x~_j^k - gamma y_i^k
+    y_i^{k+1} = (1 - beta sum_j C_ji) y_i^k + beta sum_j C_ij y~_j^k + g_i^{k+1} - g_i^k,   y_i^0 = g_i^0
+
+| symbol | here |
+|---|---|
+| x_i, x~_i | `State.params`, `State.broadcast_params` |
+| y_i, g_i | `State.gradient_tracker`, `State.gradient` |
+| zeta_i^{k+1}, eta_i^k | `Draws.state_noise`, `Draws.tracker_noise` of round k |
+| R, C | `state_weights`, `tracker_weights` |
+| alpha, beta, gamma, m_K, scales of the noise | `schedule` |
+
+Chen, Wang, Zhang, "Differentially Private Gradient-Tracking-Based Distributed Stochastic Optimization over Directed
+Graphs", Algorithm 1; Schemes (S1) and (S2) are `polynomial_schedule` and `exponential_schedule` of
+`jaxfl.privacy.tracking`, which also says what a run costs in privacy.
+
+Differences from the paper: by default g^{k+1} is taken at the broadcast state x~^{k+1}, which is then also what a node
+returns, because only for this is a privacy budget proven; `gradient_at="state"` gives the paper's lines. Gradients are
+clipped per sample. Noise may be Gaussian. Equation (6) prints C_ji for what i receives; equation (8) and the
+conservation of the trackers' sum need C_ij. All nodes start from the same parameters.
+
+Does not claim: a privacy guarantee. The noise is what it is told to be.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
+from jaxfl.core.algorithm import at_round, check_num_nodes
+from jaxfl.core.tree import consensus_distance, replicate, scale, size
+from jaxfl.gradients import fixed, mini_batch
+from jaxfl.graphs.spectral import spanning_tree_roots
+from jaxfl.privacy import gaussian, laplace
+from jaxfl.privacy.tracking import TrackingSchedule
+
+_NOISE = {"laplace": (laplace, 1), "gaussian": (gaussian, 2)}  # mechanism, and the norm its privacy is measured in
+
+
+class State(NamedTuple):
+    """What the next round needs."""
+
+    params: PyTree  # x, leaves (n, *leaf), float32; private to the node
+    broadcast_params: PyTree  # x~, leaves (n, *leaf), float32
+    gradient_tracker: PyTree  # y, leaves (n, *leaf), float32; private to the node
+    gradient: PyTree  # g, leaves (n, *leaf), float32; private to the node
+    round_index: Array  # (), int32, rounds completed
+
+
+class Draws(NamedTuple):
+    """The random numbers of one round k."""
+
+    gradient: Any  # draws of the gradient estimator: which samples g^{k+1} uses
+    state_noise: PyTree  # zeta^{k+1}, leaves (n, *leaf), float32, already scaled
+    tracker_noise: PyTree  # eta^k, leaves (n, *leaf), float32, already scaled
+
+
+class Info(NamedTuple):
+    """What happened in one round."""
+
+    loss: Array  # (n,), float32, where the gradient was taken: at the parameters after the round
+    gradient_norm: Array  # (n,), float32, L2, of g^{k+1}
+    clipped_fraction: Array  # (n,), float32
+    consensus_distance: Array  # (), float32, of x after the round
+    bits_sent: Array  # (n,), float32, x~ and y~ to every out-neighbor in the graph of each
+    gradient_evaluations: Array  # (n,), int32
+    batch_overflow: Array  # (n,), int32, must be 0
+    prefetch_misses: Array  # (n,), int32, must be 0
+
+
+def gradient_tracking(
+    task: Task,
+    *,
+    state_weights: np.ndarray,
+    tracker_weights: np.ndarray,
+    schedule: TrackingSchedule,
+    clip_norm: float | Array | None,
+    distribution: str = "laplace",
+    gradient_at: str = "broadcast",
+) -> Algorithm:
+    """Gradient tracking with noise on all that is broadcast, on weights that need not be stochastic.
+
+    A run over k = 0, ..., K of the schedule is K rounds, which end with the broadcast state x~^K, or K + 1 with
+    `gradient_at="state"`, which end with the un-noised x^{K+1}. Behind the schedule's end the noise is NaN, so that no
+    round that nobody accounts for passes for one; after K + 1 rounds this is x~^{K+1}, which Algorithm 1 never sends.
+
+    Args:
+        task: what is learned.
+        state_weights: R, (n, n), at least 0; R[i, j] > 0 where i receives j's state. Static.
+        tracker_weights: C, (n, n), at least 0; C[i, j] > 0 where i receives j's tracker. Static. In both, self-loops
+            may be present or not, and a fixed graph's weights are `graph.mixing_matrix(0)`.
+        schedule: all numbers of the run. Step sizes may be traced, and so may noise scales, which are at least 0: the
+            scale b of Laplace noise, the standard deviation of Gaussian noise.
+        clip_norm: bound on each sample's gradient norm: C / 2 for the C of the privacy budget. The norm is L1 for
+            Laplace noise, L2 for Gaussian noise. None does not clip; a budget then assumes bounded gradients.
+        distribution: "laplace" or "gaussian".
+        gradient_at: "broadcast" takes gradients at x~ and returns it; "state" takes them at x and returns that, as
+            published, without a proven budget.
+
+    Returns:
+        An `Algorithm`; `node_params` gives x~ for "broadcast" and x for "state".
+
+    Raises:
+        ArgumentError: weights that are negative, not finite or not two square matrices of one size; graphs of which no
+            node is a root common to R and to the transpose of C; noise scales of unequal length or for another number
+            of nodes; a step size or clip norm that is not positive; from `init`, more samples than a node has.
+
+    Guarantees:
+        - without tracker noise the trackers sum to the gradients, sum_i y_i = sum_i g_i, after every round.
+        - with it, they exceed them by beta times the sum of sum_j C_ji eta_i^l over nodes and past rounds.
+        - without noise the error on a strongly convex problem falls geometrically.
+        - noise is NaN behind the end of the schedule.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpy as np, jaxfl
+        >>> from jaxfl.privacy.tracking import exponential_schedule
+        >>> task = jaxfl.from_functions(lambda key: jnp.zeros(2), lambda w, x, y: (x @ w - y) ** 2)
+        >>> data = jaxfl.federate(np.eye(4, 2, dtype="float32"), np.ones(4, "float32"), [[0, 1], [2, 3]])
+        >>> schedule = exponential_schedule(10, state_noise_base=0.5, tracker_noise_base=0.5)
+        >>> ring = jaxfl.graphs.directed_ring(2).mixing_matrix(0)
+        >>> learner = jaxfl.gradient_tracking(
+        ...     task, state_weights=ring, tracker_weights=ring, schedule=schedule, clip_norm=1.0)
+        >>> key = jax.random.key(0)
+        >>> state, info = jax.jit(learner.round)(key, learner.init(key, data), data)
+        >>> info.gradient_evaluations.tolist(), info.bits_sent.tolist()
+        ([2, 2], [128.0, 128.0])
+    """
+    received, sent = _checked_weights(state_weights, tracker_weights)
+    num_nodes = len(received)
+    _check_schedule(schedule, num_nodes)
+    check.one_of(tuple(_NOISE), distribution=distribution)
+    check.one_of(("broadcast", "state"), gradient_at=gradient_at)
+    mechanism, clip_order = _NOISE[distribution]
+    unit_noise = mechanism(1.0)
+    estimator = mini_batch(sampler=fixed(schedule.num_samples), clip_norm=clip_norm, clip_order=clip_order)
+    num_receivers = sum((weights - np.diag(np.diag(weights)) > 0).sum(axis=0) for weights in (received, sent))
+
+    def point(params, broadcast_params):
+        return broadcast_params if gradient_at == "broadcast" else params
+
+    # What belongs to iteration k + 1, the samples of g and the noise of x~, is drawn in round k, from the keys of
+    # k + 1; the keys of 0 are for `init`.
+    def init(key, data):
+        check_num_nodes(num_nodes, data)
+        params = replicate(task.init(purpose_key(key, Purpose.INIT)), num_nodes)
+        noise = unit_noise.draw(purpose_key(key, Purpose.NOISE, 0), params)
+        broadcast = jax.tree.map(jnp.add, params, scale(_scale_at(schedule.state_noise_scale, 0), noise))
+        at = point(params, broadcast)
+        estimator_state = estimator.init(task, key, at, data)
+        batch = estimator.draw(key, jnp.int32(0), data)
+        gradient, _, _ = estimator.estimate(task, at, estimator_state, data, batch, jnp.int32(0))
+        return State(
+            params=params,
+            broadcast_params=broadcast,
+            gradient_tracker=gradient,
+            gradient=gradient,
+            round_index=jnp.int32(0),
+        )
+
+    def draw(key, state, data):
+        k = state.round_index
+        pair = (state.params, state.gradient_tracker)
+        state_noise, tracker_noise = unit_noise.draw(purpose_key(key, Purpose.NOISE, k + 1), pair)
+        return Draws(
+            gradient=estimator.draw(key, k + 1, data),
+            state_noise=scale(_scale_at(schedule.state_noise_scale, k + 1), state_noise),
+            tracker_noise=scale(_scale_at(schedule.tracker_noise_scale, k), tracker_noise),
+        )
+
+    def update(state, data, draws):
+        k = state.round_index
+        alpha, beta = at_round(schedule.state_mixing, k), at_round(schedule.tracker_mixing, k)
+        gamma = at_round(schedule.step_size, k)
+        broadcast_tracker = jax.tree.map(jnp.add, state.gradient_tracker, draws.tracker_noise)
+        state_change = _inflow(received, received.sum(axis=1), state.broadcast_params, state.params)
+        tracker_change = _inflow(sent, sent.sum(axis=0), broadcast_tracker, state.gradient_tracker)
+
+        params = jax.tree.map(
+            lambda x, change, y: x + alpha * change - gamma * y, state.params, state_change, state.gradient_tracker
+        )
+        broadcast = jax.tree.map(jnp.add, params, draws.state_noise)
+        gradient, _, seen = estimator.estimate(task, point(params, broadcast), None, data, draws.gradient, k + 1)
+        tracker = jax.tree.map(
+            lambda y, change, new, old: y + beta * change + (new - old),
+            state.gradient_tracker,
+            tracker_change,
+            gradient,
+            state.gradient,
+        )
+        new_state = State(
+            params=params,
+            broadcast_params=broadcast,
+            gradient_tracker=tracker,
+            gradient=gradient,
+            round_index=k + 1,
+        )
+        info = Info(
+            loss=seen.loss,
+            gradient_norm=seen.gradient_norm,
+            clipped_fraction=seen.clipped_fraction,
+            consensus_distance=consensus_distance(params),
+            bits_sent=jnp.asarray(num_receivers, jnp.float32) * (32 * (size(params) // num_nodes)),
+            gradient_evaluations=seen.gradient_evaluations,
+            batch_overflow=seen.batch_overflow,
+            prefetch_misses=seen.prefetch_misses,
+        )
+        return new_state, info
+
+    return algorithm(init, draw, update, lambda state: point(state.params, state.broadcast_params))
+
+
+def _inflow(weights: np.ndarray, own_weight: np.ndarray, broadcast: PyTree, own: PyTree) -> PyTree:
+    """sum_j weights_ij broadcast_j - own_weight_i own_i."""
+    matrix, kept = jnp.asarray(weights, jnp.float32), jnp.asarray(own_weight, jnp.float32)
+
+    def mixed(leaf):
+        # Accelerators multiply float32 in fewer bits by default; the trackers' sum would then not be conserved.
+        return jnp.tensordot(matrix, leaf, axes=1, precision=jax.lax.Precision.HIGHEST)
+
+    return jax.tree.map(jnp.subtract, jax.tree.map(mixed, broadcast), scale(kept, own))
+
+
+def _scale_at(noise_scale: np.ndarray | Array, k: int | Array) -> Array:
+    """The noise scale of iteration k, () or (n,), float32; NaN behind the last one."""
+    return jnp.asarray(noise_scale, jnp.float32).at[..., k].get(mode="fill", fill_value=jnp.nan)
+
+
+def _checked_weights(state_weights: Any, tracker_weights: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Both as (n, n) float64, or an error that says what is wrong with them; Assumption 1 of the paper holds."""
+    received, sent = np.asarray(state_weights, np.float64), np.asarray(tracker_weights, np.float64)
+    for name, weights in (("state_weights", received), ("tracker_weights", sent)):
+        if weights.ndim != 2 or weights.shape != 2 * received.shape[:1] or not weights.size:
+            found = f"got shapes {received.shape} and {sent.shape}"
+            remedy = "Pass one number per receiver and sender in each."
+            raise ArgumentError(name, "both must be square matrices of one size", found, remedy)
+    check.non_negative(state_weights=received, tracker_weights=sent)
+    state_roots, tracker_roots = spanning_tree_roots(received), spanning_tree_roots(sent.T)
+    if not set(state_roots) & set(tracker_roots):
+        requirement = "some node must reach all others by state_weights and be reached by all by tracker_weights"
+        found = f"the first holds of nodes {list(state_roots)} and the second of nodes {list(tracker_roots)}"
+        raise ArgumentError("tracker_weights", requirement, found, "Add edges until both hold of one node.")
+    return received, sent
+
+
+def _check_schedule(schedule: TrackingSchedule, num_nodes: int) -> None:
+    steps = {name: getattr(schedule, name) for name in ("state_mixing", "tracker_mixing", "step_size")}
+    check.scalar(**steps)
+    check.positive(**steps)
+    scales = {name: getattr(schedule, name) for name in ("state_noise_scale", "tracker_noise_scale")}
+    check.non_negative(**scales)
+    length = np.shape(schedule.state_noise_scale)[-1:]
+    for name, value in scales.items():
+        shape = np.shape(value)
+        if not shape or shape[-1:] != length or shape[:-1] not in ((), (num_nodes,)):
+            requirement = f"both must hold K + 1 numbers, or K + 1 for each of {num_nodes} nodes"
+            found = f"got shapes {' and '.join(str(np.shape(given)) for given in scales.values())}"
+            raise ArgumentError(name, requirement, found, "Make the schedule by jaxfl.privacy.tracking.")

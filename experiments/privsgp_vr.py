@@ -91,7 +91,7 @@ def run(options: Config, preset: str | None) -> dict[str, Any]:
         nodes: functools.partial(make_data, config, dataset, nodes=nodes) for nodes in dict.fromkeys(config.nodes)
     }
     sizes = {
-        nodes: np.concatenate([np.asarray(make(seed=seed).sizes) for seed in config.seeds]).tolist()
+        nodes: np.concatenate([np.asarray(make(seed).sizes) for seed in config.seeds]).tolist()
         for nodes, make in data_of.items()
     }
     variants, allowed = settled_variants(config, dataset, task, sizes)
@@ -105,13 +105,13 @@ def run(options: Config, preset: str | None) -> dict[str, Any]:
     run_directory = open_run(directory, saved, experiment="privsgp_vr", preset=preset, resume=config.resume)
 
     console = Console()
-    first = data_of[config.nodes[0]](seed=config.seeds[0])
+    first = data_of[config.nodes[0]](config.seeds[0])
     for line in _description(config, dataset, task, first, variants):
         console.print(line, soft_wrap=True)
     summary = train(
         algorithms,
         task,
-        {name: _of_seed(data_of[variant.nodes]) for name, variant in variants.items()},
+        {name: data_of[variant.nodes] for name, variant in variants.items()},
         dataset.test_inputs,
         dataset.test_labels,
         run=run_directory,
@@ -140,11 +140,6 @@ def run(options: Config, preset: str | None) -> dict[str, Any]:
     ]
     console.print(f"Run: {directory}   Pictures: {', '.join(str(picture) for picture in pictures)}", soft_wrap=True)
     return summary
-
-
-def _of_seed(make):
-    """A function of the seed by position, as the training loop calls it."""
-    return lambda seed: make(seed=seed)
 
 
 def _description(
@@ -186,7 +181,6 @@ ALIASES = {
     "num_nodes": "nodes",
     "scheme": "partition",
     "num_rounds": "iterations",
-    "delay": "max_delay",
 }
 
 

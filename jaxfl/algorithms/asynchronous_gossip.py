@@ -48,7 +48,7 @@ from jaxfl.core import (
 from jaxfl.core.algorithm import at_round, check_num_nodes
 from jaxfl.core.tree import consensus_distance, replicate, size
 from jaxfl.gradients import GradientEstimator, GradientInfo, mini_batch
-from jaxfl.graphs import Graph, require_strongly_connected
+from jaxfl.graphs import Graph, require_strongly_connected, require_undirected
 from jaxfl.privacy import NoiseMechanism, gaussian, laplace
 
 _MECHANISMS = {"gaussian": gaussian, "laplace": laplace}
@@ -242,35 +242,6 @@ def released_gradients(
         return jnp.broadcast_to(jnp.sum((old - new) / gamma, axis=0, keepdims=True), old.shape)
 
     return jax.tree.map(total, before.params, after.params)
-
-
-def require_undirected(graph: Graph, *, weights: bool = False) -> None:
-    """One mixing matrix for all rounds, whose edges go both ways.
-
-    Args:
-        graph: any.
-        weights: whether both ways must also have the same weight (to 1e-6): a symmetric matrix.
-
-    Raises:
-        ArgumentError: a time-varying graph, or an edge without its reverse.
-
-    Example:
-        >>> from jaxfl.graphs import directed_ring
-        >>> require_undirected(directed_ring(3))
-        Traceback (most recent call last):
-        ...
-        jaxfl.core.check.ArgumentError: graph: must be undirected; entry (0, 1) of directed_ring(3) is 0 and (1, 0) ...
-    """
-    if graph.period != 1:
-        found = f"{graph.name} has {graph.period} mixing matrices in turn"
-        raise ArgumentError("graph", "must be the same in every round", found, "Use a fixed graph, or push_sum.")
-    matrix = graph.mixing_matrix(0)
-    differs = np.abs(matrix - matrix.T) > 1e-6 if weights else (matrix > 0) != (matrix > 0).T
-    if differs.any():
-        i, j = (int(node) for node in np.argwhere(differs)[0])
-        requirement = "must have symmetric weights" if weights else "must be undirected"
-        found = f"entry ({i}, {j}) of {graph.name} is {matrix[i, j]:.6g} and ({j}, {i}) is {matrix[j, i]:.6g}"
-        raise ArgumentError("graph", requirement, found, 'Use an undirected graph with weights="metropolis".')
 
 
 def _require_stateless(estimator: GradientEstimator, task: Task, key: Array, params: PyTree, data: FederatedData):

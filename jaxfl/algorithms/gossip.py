@@ -28,12 +28,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.algorithms.asynchronous_gossip import a_dp2_sgd, require_undirected
+from jaxfl.algorithms.asynchronous_gossip import a_dp2_sgd
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, check_num_nodes
 from jaxfl.core.tree import consensus_distance, replicate, size
 from jaxfl.gradients import GradientEstimator, mini_batch
-from jaxfl.graphs import Graph, messages_sent, mix, require_doubly_stochastic, require_strongly_connected
+from jaxfl.graphs import (
+    Graph,
+    messages_sent,
+    mix,
+    require_doubly_stochastic,
+    require_strongly_connected,
+    require_undirected,
+)
 from jaxfl.privacy import NoiseMechanism
 
 __all__ = ["Draws", "Info", "State", "a_dp2_sgd", "d_psgd", "dp2_sgd", "released_gradients"]

@@ -24,6 +24,7 @@ from jaxfl.graphs.validation import (
     require_doubly_stochastic,
     require_row_stochastic,
     require_strongly_connected,
+    require_undirected,
 )
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "require_doubly_stochastic",
     "require_row_stochastic",
     "require_strongly_connected",
+    "require_undirected",
     "ring",
     "sequence",
     "spectral_gap",

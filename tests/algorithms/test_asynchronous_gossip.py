@@ -12,8 +12,9 @@ from problems import small_task, start, uneven_data
 
 import jaxfl
 from jaxfl import ArgumentError, graphs
-from jaxfl.algorithms.asynchronous_gossip import Draws, a_dp2_sgd, require_undirected
+from jaxfl.algorithms.asynchronous_gossip import Draws, a_dp2_sgd
 from jaxfl.gradients import Batch, mini_batch, poisson
+from jaxfl.graphs import require_undirected
 
 KEY = jax.random.key(11)
 NOISE_STD = (0.0, 0.5, 1.0, 2.0, 4.0)

@@ -10,6 +10,8 @@ from rich.table import Table
 
 EXPERIMENTS = {
     "privsgp_vr": "PrivSGP-VR against PrivSGP, DP2-SGD and A(DP)2SGD: private learning with its epsilon",
+    "dp_gradient_tracking": "DP gradient tracking over two directed graphs, and the methods it is compared with",
+    "spanning_tree": "gradient tracking against plain distributed SGD where graphs have only spanning trees",
     "audit": "an empirical lower bound on epsilon by canaries, held against what is claimed",
     "bench": "what the engine's formulations gain, as ratios inside one process (conv, saga, all)",
 }

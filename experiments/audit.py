@@ -183,6 +183,7 @@ def make_data(config: Config, dataset: Dataset) -> FederatedData:
 def make_algorithm(config: Config, method: Method, task: Task, noise_std: float) -> tuple[Algorithm, Any]:
     """What is really run, with the mistakes that were asked for, and (before, after) -> what its messages tell."""
     row = REGISTRY[ROWS[method]]
+    assert row.released is not None, "an audit needs to know what messages tell"
     graph = (graphs.directed_ring if row.mixing == "column" else graphs.ring)(config.nodes)
     sampler = gradients.poisson(batch_size_of(config), num_draws=config.nodes * config.iterations)
     estimator = gradients.saga if method == "PrivSGP-VR" else gradients.mini_batch

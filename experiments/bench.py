@@ -1,6 +1,6 @@
 """Benchmarks: what the engine's formulations gain, each ratio inside one process.
 
-    python -m experiments.bench conv|saga|all --json FILE
+    python -m experiments.bench conv|saga|tracking|all --json FILE
 
 Writes {"name": {"value", "unit", "spread", "against"}, ..., "environment": {...}} and prints the same as a table.
 Machines drift: compare ratios, not seconds of different runs.
@@ -12,17 +12,21 @@ import importlib
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 from rich.console import Console
 from rich.table import Table
 
 from experiments.timing import Measurement, environment
-from jaxfl.core import ArgumentError
+from jaxfl.core import ArgumentError, check
 
 # Suite -> module with `suite() -> dict[str, Measurement]`; imported when asked for, since each builds its own models.
-SUITES = {"conv": "experiments.bench_conv", "saga": "experiments.bench_saga"}
+SUITES = {
+    "conv": "experiments.bench_conv",
+    "saga": "experiments.bench_saga",
+    "tracking": "experiments.bench_tracking",
+}
 
 
 def report(measurements: dict[str, Measurement], console: Console) -> None:
@@ -44,16 +48,17 @@ def as_json(measurements: dict[str, Measurement]) -> str:
     return json.dumps({**named, "environment": environment()}, indent=2) + "\n"
 
 
-def run(suite: Literal["conv", "saga", "all"], json_file: Path | None = None) -> dict[str, Measurement]:
+def run(suite: str, json_file: Path | None = None) -> dict[str, Measurement]:
     """Run one suite or all of them.
 
     Args:
-        suite: which one.
+        suite: a name of `SUITES`, or "all".
         json_file: where to write the numbers; nowhere by default.
 
     Raises:
-        ArgumentError: the file cannot be written.
+        ArgumentError: there is no such suite, or the file cannot be written.
     """
+    check.one_of((*SUITES, "all"), suite=suite)
     if json_file is not None and (json_file.is_dir() or not json_file.resolve().parent.is_dir()):
         raise ArgumentError("--json", "must name a file in an existing folder", f"got {json_file}", "Make the folder.")
     console = Console()
@@ -68,13 +73,15 @@ def run(suite: Literal["conv", "saga", "all"], json_file: Path | None = None) ->
 
 
 def main(
-    suite: Annotated[Literal["conv", "saga", "all"], tyro.conf.Positional],
+    suite: Annotated[
+        str, tyro.conf.Positional, tyro.conf.arg(constructor=tyro.extras.literal_type_from_choices([*SUITES, "all"]))
+    ],
     json: Annotated[Path | None, tyro.conf.arg(name="json", metavar="FILE")] = None,
 ) -> None:
     """Measure what the engine's formulations gain.
 
     Args:
-        suite: conv (per-node convolution), saga (gradient tables) or all.
+        suite: conv (per-node convolution), saga (gradient tables), tracking (gradient tracking) or all.
         json: file for the numbers.
     """
     run(suite, json)

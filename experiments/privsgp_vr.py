@@ -31,11 +31,11 @@ from experiments.privsgp.build import (
     make_graph,
     make_task,
     refuse_impossible,
-    subset,
 )
 from experiments.privsgp.config import Config, Resolved, Variant, plan, resolve
 from experiments.privsgp.presets import PRESETS
 from experiments.privsgp.spending import privacy_of, rounds_allowed, settle
+from experiments.problem import subset
 from jaxfl import gradients
 from jaxfl.analysis.final_plot import plot_final
 from jaxfl.analysis.partition_plot import plot_partition

@@ -1,14 +1,23 @@
 """Small learning problems that several tests share."""
 
+import functools
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import jaxfl
 from jaxfl import graphs
+from jaxfl.algorithms.registry import REGISTRY, Row
+from jaxfl.gradients import fixed, mini_batch
+from jaxfl.graphs.spectral import consensus_weights
 from jaxfl.models import classification, mlp
+from jaxfl.privacy.tracking import TrackingSchedule
 
 UNEVEN_SIZES = (7, 4, 9, 5, 6)
+STATE_MIXING, TRACKER_MIXING = 0.3, 0.25  # alpha and beta of the schedules
+STATE_MIXING, TRACKER_MIXING = 0.3, 0.25  # alpha and beta of the schedules
 
 
 def uneven_data(sizes=UNEVEN_SIZES, features=6, classes=3, seed=0):
@@ -71,3 +80,69 @@ def run(algorithm, key, data, num_rounds, state=None):
         return jax.lax.scan(lambda s, _: algorithm.round(key, s, data), state, None, length=num_rounds)
 
     return rounds(key, start(algorithm, key, data) if state is None else state, data)
+
+
+class Problem(NamedTuple):
+    """One row of the registry on a small problem that fits it."""
+
+    row: Row
+    topology: dict[str, Any]  # the arguments that say who hears whom: a graph, or two matrices
+    data: jaxfl.FederatedData
+
+    def algorithm(
+        self,
+        gradient: Any = None,
+        *,
+        batch_size=2,
+        clip_norm: Any = None,
+        step_size: Any = 0.2,
+        noise_scale: Any = 0.02,
+        **changes,
+    ):
+        """The algorithm, on other arguments where told.
+
+        Args:
+            gradient: clip_norm -> the gradient estimator, of rows that take one; default: a plain mini-batch.
+            batch_size: of that mini-batch, or of the gradients of a row that takes a schedule.
+            noise_scale: () or (n,): a standard deviation, or the b of Laplace noise where a schedule says so.
+            changes: any arguments of the constructor.
+        """
+        if self.row.schedule:
+            scales: Any = jnp.multiply.outer(jnp.asarray(noise_scale, jnp.float32), jnp.ones(20))
+            schedule = TrackingSchedule(STATE_MIXING, TRACKER_MIXING, step_size, batch_size, scales, scales)
+            arguments = {"schedule": schedule, "clip_norm": clip_norm}
+        else:
+            estimator = functools.partial(mini_batch, sampler=fixed(batch_size)) if gradient is None else gradient
+            noise = None if noise_scale is None else jaxfl.gaussian(noise_scale)
+            arguments = {"gradient": estimator(clip_norm=clip_norm), "step_size": step_size, "noise": noise}
+        delay = {} if self.row.synchronous else {"max_delay": 6}
+        return self.row.constructor(**{"task": small_task(), **self.topology, **arguments, **delay, **changes})
+
+    def preserved(self):
+        """What nodes weigh, (n,), in the sum of parameters that averaging preserves."""
+        if self.row.mixing == "rooted":
+            return consensus_weights(self.topology["state_weights"])
+        if self.row.mixing == "sizes":
+            received = self.topology["graph"].adjacency(0) * np.asarray(self.data.sizes)
+            return consensus_weights(received / received.sum(axis=1, keepdims=True))
+        return np.ones(self.data.num_nodes)
+
+    def permuted(self, order) -> dict[str, Any]:
+        """The topology with its nodes relabeled: new node i is old node order[i]."""
+        return {
+            name: graphs.permute(one, order) if name == "graph" else one[order][:, order]
+            for name, one in self.topology.items()
+        }
+
+    def complete(self, num_nodes) -> dict[str, Any]:
+        """The topology in which everybody hears everybody."""
+        graph = graphs.complete(num_nodes)
+        return {name: graph if name == "graph" else graph.mixing_matrix(0) for name in self.topology}
+
+
+def problem(name):
+    """Five nodes with uneven data, on a graph as irregular as the row allows."""
+    row = REGISTRY[name]
+    if row.mixing == "rooted":
+        return Problem(row, graphs.five_agents()._asdict(), uneven_data())
+    return Problem(row, {"graph": irregular_graph() if row.mixing == "column" else graphs.ring(5)}, uneven_data())

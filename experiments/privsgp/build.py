@@ -7,11 +7,12 @@ import numpy as np
 
 from experiments.command_line import read_graph
 from experiments.privsgp.config import Resolved, Variant
+from experiments.problem import image_shape, multilayer_perceptron, partitioned, residual_network
 from jaxfl import gradients, graphs, models, privacy
 from jaxfl.algorithms import a_dp2_sgd, dp2_sgd, push_sum
 from jaxfl.core import Algorithm, ArgumentError, FederatedData, Task, check
 from jaxfl.core.tree import num_bytes
-from jaxfl.data import Dataset, federate, partition_dataset
+from jaxfl.data import Dataset
 from jaxfl.gradients.memory import require_fits
 from jaxfl.training.chunks import check_start
 
@@ -35,52 +36,18 @@ def make_graph(config: Resolved, nodes: int) -> graphs.Graph:
 
 def make_task(config: Resolved, dataset: Dataset) -> Task:
     """The model for the data set."""
-    shape = tuple(dataset.train_inputs.shape[1:])
     if config.model == "mlp":
-        for units in config.hidden:
-            check.at_least(1, hidden=units)
-        widths = (int(np.prod(shape)), *config.hidden, dataset.num_classes)
-        return models.classification(models.mlp(widths, activation=config.activation))
-    image = shape if len(shape) == 3 else (*shape, 1)
+        return multilayer_perceptron(dataset, config.hidden, config.activation)
     if config.model == "cnn":
-        return models.classification(models.cnn(image, num_classes=dataset.num_classes))
-    widths = config.resnet_widths
-    return models.classification(models.resnet18(image, dataset.num_classes, widths=widths, blocks=(2,) * len(widths)))
-
-
-def subset(dataset: Dataset, num_train: int | None, num_test: int | None) -> Dataset:
-    """The data set cut to so many samples of each split, drawn once, the same for every seed."""
-    rng = np.random.default_rng(0)
-
-    def chosen(name: str, count: int | None, total: int) -> np.ndarray | slice:
-        if count is None:
-            return slice(None)
-        if count > total:
-            found = f"got {count:,} of {total:,}"
-            raise ArgumentError(name, "must be at most the samples there are", found, "Pass fewer, or leave it out.")
-        return np.sort(rng.permutation(total)[:count])
-
-    train = chosen("num_train", num_train, len(dataset.train_labels))
-    test = chosen("num_test", num_test, len(dataset.test_labels))
-    return dataset._replace(
-        train_inputs=dataset.train_inputs[train],
-        train_labels=dataset.train_labels[train],
-        test_inputs=dataset.test_inputs[test],
-        test_labels=dataset.test_labels[test],
-    )
+        return models.classification(models.cnn(image_shape(dataset), num_classes=dataset.num_classes))
+    return residual_network(dataset, config.resnet_widths)
 
 
 def make_data(config: Resolved, dataset: Dataset, seed: int, nodes: int) -> FederatedData:
     """The nodes' training data; every seed has its own partition."""
-    parts = partition_dataset(
-        dataset,
-        scheme=config.partition,
-        num_nodes=nodes,
-        seed=seed,
-        alpha=config.alpha,
-        shards_per_node=config.shards_per_node,
+    return partitioned(
+        dataset, config.partition, nodes, seed, alpha=config.alpha, shards_per_node=config.shards_per_node
     )
-    return federate(dataset.train_inputs, dataset.train_labels, parts)
 
 
 def make_algorithm(config: Resolved, variant: Variant, task: Task) -> Algorithm:

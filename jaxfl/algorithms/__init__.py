@@ -3,6 +3,8 @@
 from jaxfl.algorithms.asynchronous_gossip import a_dp2_sgd
 from jaxfl.algorithms.gossip import d_psgd, dp2_sgd
 from jaxfl.algorithms.gradient_tracking import gradient_tracking
+from jaxfl.algorithms.output_perturbation import output_perturbation
+from jaxfl.algorithms.perturbed_gossip import perturbed_gossip
 from jaxfl.algorithms.push_sum import debiased_params, push_sum, theory_step_size
 from jaxfl.algorithms.registry import REGISTRY, Row
 
@@ -14,6 +16,8 @@ __all__ = [
     "debiased_params",
     "dp2_sgd",
     "gradient_tracking",
+    "output_perturbation",
+    "perturbed_gossip",
     "push_sum",
     "theory_step_size",
 ]

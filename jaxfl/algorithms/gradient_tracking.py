@@ -32,15 +32,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfl.algorithms.schedules import NOISE, check_noise_scales, check_steps, scale_at
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, check_num_nodes
 from jaxfl.core.tree import consensus_distance, replicate, scale, size
 from jaxfl.gradients import fixed, mini_batch
 from jaxfl.graphs.spectral import spanning_tree_roots
-from jaxfl.privacy import gaussian, laplace
 from jaxfl.privacy.tracking import TrackingSchedule
-
-_NOISE = {"laplace": (laplace, 1), "gaussian": (gaussian, 2)}  # mechanism, and the norm its privacy is measured in
 
 
 class State(NamedTuple):
@@ -133,10 +131,17 @@ def gradient_tracking(
     """
     received, sent = _checked_weights(state_weights, tracker_weights)
     num_nodes = len(received)
-    _check_schedule(schedule, num_nodes)
-    check.one_of(tuple(_NOISE), distribution=distribution)
+    check_steps(
+        state_mixing=schedule.state_mixing, tracker_mixing=schedule.tracker_mixing, step_size=schedule.step_size
+    )
+    check_noise_scales(
+        num_nodes,
+        state_noise_scale=schedule.state_noise_scale,
+        tracker_noise_scale=schedule.tracker_noise_scale,
+    )
+    check.one_of(tuple(NOISE), distribution=distribution)
     check.one_of(("broadcast", "state"), gradient_at=gradient_at)
-    mechanism, clip_order = _NOISE[distribution]
+    mechanism, clip_order = NOISE[distribution]
     unit_noise = mechanism(1.0)
     estimator = mini_batch(sampler=fixed(schedule.num_samples), clip_norm=clip_norm, clip_order=clip_order)
     num_receivers = sum((weights - np.diag(np.diag(weights)) > 0).sum(axis=0) for weights in (received, sent))
@@ -150,7 +155,7 @@ def gradient_tracking(
         check_num_nodes(num_nodes, data)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), num_nodes)
         noise = unit_noise.draw(purpose_key(key, Purpose.NOISE, 0), params)
-        broadcast = jax.tree.map(jnp.add, params, scale(_scale_at(schedule.state_noise_scale, 0), noise))
+        broadcast = jax.tree.map(jnp.add, params, scale(scale_at(schedule.state_noise_scale, 0), noise))
         at = point(params, broadcast)
         estimator_state = estimator.init(task, key, at, data)
         batch = estimator.draw(key, jnp.int32(0), data)
@@ -169,8 +174,8 @@ def gradient_tracking(
         state_noise, tracker_noise = unit_noise.draw(purpose_key(key, Purpose.NOISE, k + 1), pair)
         return Draws(
             gradient=estimator.draw(key, k + 1, data),
-            state_noise=scale(_scale_at(schedule.state_noise_scale, k + 1), state_noise),
-            tracker_noise=scale(_scale_at(schedule.tracker_noise_scale, k), tracker_noise),
+            state_noise=scale(scale_at(schedule.state_noise_scale, k + 1), state_noise),
+            tracker_noise=scale(scale_at(schedule.tracker_noise_scale, k), tracker_noise),
         )
 
     def update(state, data, draws):
@@ -226,11 +231,6 @@ def _inflow(weights: np.ndarray, own_weight: np.ndarray, broadcast: PyTree, own:
     return jax.tree.map(jnp.subtract, jax.tree.map(mixed, broadcast), scale(kept, own))
 
 
-def _scale_at(noise_scale: np.ndarray | Array, k: int | Array) -> Array:
-    """The noise scale of iteration k, () or (n,), float32; NaN behind the last one."""
-    return jnp.asarray(noise_scale, jnp.float32).at[..., k].get(mode="fill", fill_value=jnp.nan)
-
-
 def _checked_weights(state_weights: Any, tracker_weights: Any) -> tuple[np.ndarray, np.ndarray]:
     """Both as (n, n) float64, or an error that says what is wrong with them; Assumption 1 of the paper holds."""
     received, sent = np.asarray(state_weights, np.float64), np.asarray(tracker_weights, np.float64)
@@ -246,18 +246,3 @@ def _checked_weights(state_weights: Any, tracker_weights: Any) -> tuple[np.ndarr
         found = f"the first holds of nodes {list(state_roots)} and the second of nodes {list(tracker_roots)}"
         raise ArgumentError("tracker_weights", requirement, found, "Add edges until both hold of one node.")
     return received, sent
-
-
-def _check_schedule(schedule: TrackingSchedule, num_nodes: int) -> None:
-    steps = {name: getattr(schedule, name) for name in ("state_mixing", "tracker_mixing", "step_size")}
-    check.scalar(**steps)
-    check.positive(**steps)
-    scales = {name: getattr(schedule, name) for name in ("state_noise_scale", "tracker_noise_scale")}
-    check.non_negative(**scales)
-    length = np.shape(schedule.state_noise_scale)[-1:]
-    for name, value in scales.items():
-        shape = np.shape(value)
-        if not shape or shape[-1:] != length or shape[:-1] not in ((), (num_nodes,)):
-            requirement = f"both must hold K + 1 numbers, or K + 1 for each of {num_nodes} nodes"
-            found = f"got shapes {' and '.join(str(np.shape(given)) for given in scales.values())}"
-            raise ArgumentError(name, requirement, found, "Make the schedule by jaxfl.privacy.tracking.")

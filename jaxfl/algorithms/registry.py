@@ -6,26 +6,48 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from jaxfl.algorithms import asynchronous_gossip, gossip
+from jaxfl.algorithms.gradient_tracking import gradient_tracking
+from jaxfl.algorithms.output_perturbation import output_perturbation
+from jaxfl.algorithms.perturbed_gossip import perturbed_gossip
 from jaxfl.algorithms.push_sum import push_sum
 from jaxfl.algorithms.push_sum import released_gradients as released_by_push_sum
 from jaxfl.core import Algorithm, PyTree
 
 
 class Row(NamedTuple):
-    """Facts about one algorithm."""
+    """Facts about one algorithm.
+
+    Attributes:
+        constructor: (task, keyword arguments) -> the algorithm.
+        topology: "graph" for peer to peer, "server" for a server and its clients.
+        mixing: what `graph` must be: "column" or "doubly" (stochastic), "any" where only edges count, "sizes" where
+            only edges count and nodes weigh by their data; "rooted" where two matrices of any weights take its place,
+            `state_weights` and `tracker_weights`, with a common root.
+        schedule: takes a `schedule` of all step sizes, noise scales and sample counts, and a `clip_norm`, instead of
+            `step_size`, a `noise` mechanism and a `gradient` estimator.
+        noise_draws: the fields of its draws that hold noise; none where it is not private.
+        sends: what one node sends to one neighbor in one round.
+        released: (graph, step_size, state before, state after) -> what messages tell of gradients; None where there is
+            no such function.
+        undirected: refuses a graph that changes over time or has an edge without its reverse.
+        requires_noise: refuses to run without a noise mechanism.
+        stateful_gradient: takes estimators that keep state, such as SAGA tables.
+        synchronous: all nodes act at once in a round; else it is n events of random nodes, and `max_delay` is taken.
+        special_case_of: the row whose rounds these are, on fewer arguments.
+    """
 
     constructor: Callable[..., Algorithm]
-    topology: str  # "graph" for peer to peer, "server" for a server and its clients
-    mixing: str  # what the mixing matrix must be: "column" or "doubly" (stochastic), "any" where only edges count
-    private: bool  # takes a noise mechanism
-    gradient: bool  # takes a gradient estimator
-    sends: str  # what one node sends to one neighbor in one round
-    released: Callable[..., PyTree]  # (graph, step_size, state before, state after) -> what messages tell of gradients
-    undirected: bool  # refuses a graph that changes over time or has an edge without its reverse
-    requires_noise: bool  # refuses to run without a noise mechanism
-    stateful_gradient: bool  # takes estimators that keep state, such as SAGA tables
-    synchronous: bool  # all nodes act at once in a round; else it is n events of random nodes, and `max_delay` is taken
-    special_case_of: str | None = None  # the row whose rounds these are, on fewer arguments
+    topology: str
+    mixing: str
+    schedule: bool
+    noise_draws: tuple[str, ...]
+    sends: str
+    released: Callable[..., PyTree] | None
+    undirected: bool
+    requires_noise: bool
+    stateful_gradient: bool
+    synchronous: bool
+    special_case_of: str | None = None
 
 
 REGISTRY: dict[str, Row] = {
@@ -33,8 +55,8 @@ REGISTRY: dict[str, Row] = {
         constructor=push_sum,
         topology="graph",
         mixing="column",
-        private=True,
-        gradient=True,
+        schedule=False,
+        noise_draws=("noise",),
         sends="params and push_sum_weight",
         released=released_by_push_sum,
         undirected=False,
@@ -46,8 +68,8 @@ REGISTRY: dict[str, Row] = {
         constructor=gossip.d_psgd,
         topology="graph",
         mixing="doubly",
-        private=True,
-        gradient=True,
+        schedule=False,
+        noise_draws=("noise",),
         sends="params",
         released=gossip.released_gradients,
         undirected=False,
@@ -59,8 +81,8 @@ REGISTRY: dict[str, Row] = {
         constructor=gossip.dp2_sgd,
         topology="graph",
         mixing="doubly",
-        private=True,
-        gradient=True,
+        schedule=False,
+        noise_draws=("noise",),
         sends="params",
         released=gossip.released_gradients,
         undirected=True,
@@ -73,13 +95,52 @@ REGISTRY: dict[str, Row] = {
         constructor=asynchronous_gossip.a_dp2_sgd,
         topology="graph",
         mixing="any",
-        private=True,
-        gradient=True,
+        schedule=False,
+        noise_draws=("noise",),
         sends="params",
         released=asynchronous_gossip.released_gradients,
         undirected=True,
         requires_noise=False,
         stateful_gradient=False,
         synchronous=False,
+    ),
+    "gradient_tracking": Row(
+        constructor=gradient_tracking,
+        topology="graph",
+        mixing="rooted",
+        schedule=True,
+        noise_draws=("state_noise", "tracker_noise"),
+        sends="broadcast_params, and gradient_tracker with its noise",
+        released=None,
+        undirected=False,
+        requires_noise=False,
+        stateful_gradient=False,
+        synchronous=True,
+    ),
+    "perturbed_gossip": Row(
+        constructor=perturbed_gossip,
+        topology="graph",
+        mixing="doubly",
+        schedule=True,
+        noise_draws=("state_noise",),
+        sends="broadcast_params",
+        released=None,
+        undirected=True,
+        requires_noise=False,
+        stateful_gradient=False,
+        synchronous=True,
+    ),
+    "output_perturbation": Row(
+        constructor=output_perturbation,
+        topology="graph",
+        mixing="sizes",
+        schedule=True,
+        noise_draws=("state_noise",),
+        sends="params after a step, with noise",
+        released=None,
+        undirected=True,
+        requires_noise=False,
+        stateful_gradient=False,
+        synchronous=True,
     ),
 }

@@ -5,7 +5,7 @@ from jaxfl.core.check import ArgumentError
 from jaxfl.core.keys import Purpose, leaf_key, node_keys, purpose_key
 from jaxfl.core.node_loop import over_nodes
 from jaxfl.core.tasks import accuracy, cross_entropy, from_flax, from_functions, scale_images
-from jaxfl.core.types import Array, FactoredLayer, Factors, FederatedData, PyTree, Task
+from jaxfl.core.types import Array, FactoredLayer, Factors, FederatedData, PyTree, Task, Variables
 
 __all__ = [
     "Algorithm",
@@ -17,6 +17,7 @@ __all__ = [
     "Purpose",
     "PyTree",
     "Task",
+    "Variables",
     "accuracy",
     "algorithm",
     "cross_entropy",

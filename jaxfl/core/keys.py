@@ -27,6 +27,8 @@ class Purpose(enum.IntEnum):
     GRAPH = 4
     PARTITION = 5
     EVENT = 6
+    ROUNDING = 7
+    DROPOUT = 8
 
 
 def purpose_key(key: Array, purpose: Purpose, round_index: int | Array = 0) -> Array:

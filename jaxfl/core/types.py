@@ -46,14 +46,26 @@ class Factors(NamedTuple):
     errors: tuple[Array, ...]  # each (b, *layer output), float32
 
 
+class Variables(NamedTuple):
+    """What a task with model state is evaluated with, of one node or with the node axis first."""
+
+    params: PyTree  # trained
+    model_state: PyTree  # not trained: batch statistics
+
+
 class Task(NamedTuple):
     """What is learned, as pure functions of one node's parameters and one batch.
 
     Build it with `jaxfl.from_functions`, `jaxfl.from_flax` or `jaxfl.models.classification`.
 
+    A task with batch normalization or dropout has `init_state` and `train_loss`. Its samples have no losses, and no
+    gradients, of their own while it trains, so that algorithms which bound one sample's influence refuse it; the others
+    keep its model state beside the parameters, train by `train_loss`, and give `Variables` as `node_params`.
+
     Attributes:
         init: key -> params, a pytree of float32 arrays without node axis.
-        loss: (params, inputs (b, *sample), labels (b, ...)) -> (b,) float32, one loss per sample, no mean.
+        loss: (params, inputs (b, *sample), labels (b, ...)) -> (b,) float32, one loss per sample, no mean. Of a task
+            with model state the first argument is `Variables`, and statistics and dropout are those of evaluation.
         metrics: the same arguments -> dict of name to (b,) float32, one number per sample. Always holds "loss".
         blocks: names of the top-level groups of the parameters, input side first; empty when they have no order.
         layers: the layers in factored form, input side first; empty when the task has no such form (then clipped
@@ -61,6 +73,10 @@ class Task(NamedTuple):
         factors: (params, inputs, labels) -> (losses (b,), Factors), errors being those of the *summed* loss; None
             without layers.
         node_loop: how the engine runs this task over nodes, "vmap", "map" or "chunk:k" (see `core.node_loop`).
+        init_state: () -> model state, a pytree of float32 arrays, empty for dropout alone; None without `train_loss`.
+        train_loss: (params, model_state, inputs, labels, weights (b,), key) -> (losses (b,), new model_state) in
+            training mode. Samples of weight 0 are padding: they do not count in batch statistics. The key is consumed
+            by dropout. None where training needs neither.
     """
 
     init: Callable[[Array], PyTree]
@@ -70,6 +86,8 @@ class Task(NamedTuple):
     layers: tuple[FactoredLayer, ...] = ()
     factors: Callable[[PyTree, Array, Array], tuple[Array, Factors]] | None = None
     node_loop: str = "vmap"
+    init_state: Callable[[], PyTree] | None = None
+    train_loss: Callable[[PyTree, PyTree, Array, Array, Array, Array], tuple[Array, PyTree]] | None = None
 
 
 class FederatedData(NamedTuple):

@@ -13,20 +13,21 @@ def cnn(
     *,
     channels: tuple[int, ...] = (32, 64),
     window: int = 5,
-    hidden: int = 512,
+    hidden: int | None = 512,
     num_classes: int = 10,
     activation: str = "relu",
 ) -> Model:
     """Convolutions, each followed by 2x2 max-pooling, then two dense layers: McMahan and others' network for MNIST.
 
-    Layers are "conv_1", ..., "dense_1", "dense_2"; kernels start LeCun normal, biases at zero, as in flax.
+    Layers are "conv_1", ..., "dense_1", "dense_2"; kernels start LeCun normal, biases at zero, as in flax. Without
+    hidden units the output layer follows the convolutions and is "dense_1".
 
     Args:
         sample_shape: (height, width, channels) of an image. Images of this many numbers in another shape, for instance
             without channel axis, are reshaped.
         channels: output channels of each convolution.
         window: height and width of each kernel; padding keeps the image size.
-        hidden: units of the dense layer before the output.
+        hidden: units of the dense layer before the output; None for no such layer.
         num_classes: number of logits.
         activation: "relu" or "tanh".
 
@@ -49,7 +50,9 @@ def cnn(
     if len(sample_shape) != 3:
         found = f"got {sample_shape}"
         raise ArgumentError("sample_shape", "must be (height, width, channels)", found, "Pass three integers.")
-    check.at_least(1, window=window, hidden=hidden, num_classes=num_classes)
+    check.at_least(1, window=window, num_classes=num_classes)
+    if hidden is not None:
+        check.at_least(1, hidden=hidden)
     check.one_of(("relu", "tanh"), activation=activation)
     height, width, previous = sample_shape
     named = [("images", layers.reshape(sample_shape))]
@@ -63,10 +66,14 @@ def cnn(
             (f"pool_{position}", layers.max_pool((2, 2))),
         ]
         height, width, previous = height // 2, width // 2, features
-    named += [
-        ("flatten", layers.reshape((height * width * previous,))),
-        ("dense_1", layers.dense(height * width * previous, hidden)),
-        (f"{activation}_{len(channels) + 1}", layers.activation(activation)),
-        ("dense_2", layers.dense(hidden, num_classes)),
-    ]
+    size = height * width * previous
+    named.append(("flatten", layers.reshape((size,))))
+    if hidden is None:
+        named.append(("dense_1", layers.dense(size, num_classes)))
+    else:
+        named += [
+            ("dense_1", layers.dense(size, hidden)),
+            (f"{activation}_{len(channels) + 1}", layers.activation(activation)),
+            ("dense_2", layers.dense(hidden, num_classes)),
+        ]
     return sequential(named)

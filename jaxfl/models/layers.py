@@ -226,16 +226,30 @@ def conv(
         return _in_groups(of_group, inputs, errors, 4 * (num_positions * taps + held))
 
     def absolute_norm(inputs, errors):
-        num_positions, taps = math.prod(errors.shape[1:3]), math.prod(shape[:3])
+        geom = of(inputs)
+        (rows, columns), (down, right) = geom.output_size, geom.strides
+        num_positions, taps = rows * columns, math.prod(shape[:3])
+        across, tall = shape[1] * in_channels, inputs.shape[1] + sum(geom.padding[0])
 
         def of_group(group_inputs, group_errors):
-            rows, columns = patches(group_inputs, of(inputs)), _positions(group_errors)
-            terms = jnp.sum((jnp.abs(rows).sum(axis=2) + 1.0) * jnp.abs(columns).sum(axis=2), axis=1)
-            tree = per_sample(group_inputs, group_errors)
-            norm = jnp.abs(tree["kernel"]).sum(axis=(1, 2, 3, 4)) + jnp.abs(tree["bias"]).sum(axis=1)
+            # Channels first, the window's columns side by side, and one product for each of its rows. On a CPU, where
+            # patches of few channels are slow to write, this took 0.4 to 0.6 of the time of products over patches for
+            # windows of 3x3 and 5x5 (but 1.3 from 1 channel to 32, and 1.2 for 1x1).
+            planes = jnp.pad(jnp.moveaxis(group_inputs, 3, 1), [(0, 0), (0, 0), *geom.padding])
+            side_by_side = [planes[..., _every(right, j, columns)] for j in range(shape[1])]
+            wide = jnp.concatenate(side_by_side, axis=1)  # (b, across, tall, columns)
+            error = jnp.moveaxis(group_errors, 3, 1)  # (b, out_channels, rows, columns)
+            norm = jnp.abs(error.sum(axis=(2, 3))).sum(axis=1)  # of the bias
+            for i in range(shape[0]):
+                kernel = jnp.einsum("bkhw,bohw->bko", wide[:, :, _every(down, i, rows)], error, precision="highest")
+                norm = norm + jnp.abs(kernel).sum(axis=(1, 2))
+            size = jnp.abs(wide).sum(axis=1)
+            size = sum((size[:, _every(down, i, rows)] for i in range(shape[0])), start=1.0)
+            terms = jnp.sum(size * jnp.abs(error).sum(axis=1), axis=(1, 2))
             return norm + _summation_error(terms, num_positions)
 
-        return _in_groups(of_group, inputs, errors, 4 * (num_positions * taps + taps * out_channels))
+        held = across * (tall + rows) * columns + out_channels * num_positions + taps * out_channels
+        return _in_groups(of_group, inputs, errors, 4 * held)
 
     def weighted_sum(inputs, errors, weight):
         weighted = errors * weight[:, None, None, None]
@@ -258,6 +272,11 @@ def conv(
 def _zeros(count: int) -> Array:
     """An initial bias."""
     return jnp.zeros(count, jnp.float32)
+
+
+def _every(stride: int, start: int, count: int) -> slice:
+    """`count` indices from `start` on, `stride` apart."""
+    return slice(start, start + (count - 1) * stride + 1, stride)
 
 
 def _positions(errors: Array) -> Array:

@@ -11,7 +11,8 @@ from jaxfl.privacy.proven import RELATIONS, Release
 # How these assumptions read, word for word, and the remark that a printed epsilon then carries.
 ASSUMED = "assumed, not enforced"
 REFUTED = "refuted at this noise"
-REMARKS = {ASSUMED: "assumed bound", REFUTED: REFUTED}
+NO_BOUND = "no bound"
+REMARKS = {ASSUMED: "assumed bound", REFUTED: REFUTED, NO_BOUND: NO_BOUND}
 
 
 def assumptions(

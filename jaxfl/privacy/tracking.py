@@ -223,7 +223,7 @@ def cumulative_epsilon(schedule: TrackingSchedule, sensitivities: Sensitivities)
     """Lemma 4: sum_{k=0..K} |x_k - x'_k|_1 / state_noise_scale[k] + |y_k - y'_k|_1 / tracker_noise_scale[k].
 
     Args:
-        schedule: the run, of which the noise scales count.
+        schedule: the run, of which the noise scales count; infinite where nothing is broadcast.
         sensitivities: published or proven, of the same K.
 
     Returns:
@@ -240,8 +240,20 @@ def cumulative_epsilon(schedule: TrackingSchedule, sensitivities: Sensitivities)
         >>> print(round(cumulative_epsilon(schedule, proven_sensitivities(schedule, agent)), 2))
         70.43
     """
+    return cumulative_epsilon_curve(schedule, sensitivities).take(-1, axis=-1)
+
+
+def cumulative_epsilon_curve(schedule: TrackingSchedule, sensitivities: Sensitivities) -> np.ndarray:
+    """`cumulative_epsilon` of what iterations 0, ..., k broadcast, for every k: (K + 1,) or (n, K + 1), float64.
+
+    Args:
+        schedule, sensitivities: as for `cumulative_epsilon`.
+
+    Raises:
+        ArgumentError: noise that is not positive.
+    """
     state_scale, tracker_scale = _noise_scales(schedule)
-    return (sensitivities.state / state_scale + sensitivities.tracker / tracker_scale).sum(axis=-1)
+    return np.cumsum(sensitivities.state / state_scale + sensitivities.tracker / tracker_scale, axis=-1)
 
 
 def participation_epsilon(
@@ -374,8 +386,10 @@ def _linear_system(schedule: TrackingSchedule, agent: TrackingAgent) -> tuple[np
 
 
 def _noise_scales(schedule: TrackingSchedule) -> tuple[np.ndarray, np.ndarray]:
-    """Both, which must be positive."""
-    check.positive(state_noise_scale=schedule.state_noise_scale, tracker_noise_scale=schedule.tracker_noise_scale)
+    """Both, which must be positive; infinite noise is what is not broadcast."""
+    for name in ("state_noise_scale", "tracker_noise_scale"):
+        scale = getattr(schedule, name)
+        check.positive(**{name: np.where(np.isposinf(scale), 1.0, scale)})
     return schedule.state_noise_scale, schedule.tracker_noise_scale
 
 

@@ -42,6 +42,7 @@ def train(
     keep_checkpoints: int = 2,
     chunk_rounds: int | None = None,
     test_batch_size: int = 256,
+    train_samples: int | None = None,
     budgets: Mapping[str, float] | None = None,
     privacy: Mapping[str, Callable[[int], Sequence[Mapping[str, Any]]]] | None = None,
     privacy_rounds: Mapping[str, int] | None = None,
@@ -65,6 +66,8 @@ def train(
         keep_checkpoints: how many of the newest stay, for each variant and seed.
         chunk_rounds: most rounds in one compiled call. Default: all between two evaluations, at most 100.
         test_batch_size: test samples evaluated at once.
+        train_samples: training samples of each node on which an evaluation measures the average model, its metrics and
+            the squared norm of the objective's gradient (`stationarity`); None for no such measurement.
         budgets: cost ("bits_sent" or "gradient_evaluations", summed over rounds and nodes) -> most that may be spent;
             a variant and seed ends at the first evaluation at which one is reached.
         privacy: variant -> function from the rounds that really ran to the statements of the summary.
@@ -87,6 +90,8 @@ def train(
         - no variant runs more rounds than privacy_rounds.
     """
     at_least(1, checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints, test_batch_size=test_batch_size)
+    if train_samples is not None:
+        at_least(1, train_samples=train_samples)
     budgets, privacy, privacy_rounds = dict(budgets or {}), dict(privacy or {}), dict(privacy_rounds or {})
     _check_names(variants, seeds, budgets, privacy=privacy, privacy_rounds=privacy_rounds)
     wanted = _of_each(variants, "num_rounds", num_rounds)
@@ -122,6 +127,7 @@ def train(
             "evaluate_every": evaluate_every if isinstance(evaluate_every, int) else dict(evaluate_every),
             "chunk_rounds": [schedule.chunk_rounds for schedule in schedules.values()],
             "test_batch_size": test_batch_size,
+            "train_samples": train_samples,
             "budgets": budgets,
             "privacy_rounds": privacy_rounds,
         }
@@ -149,7 +155,7 @@ def train(
     with ProgressReport(total_rounds, quiet=quiet) as progress:
         for name, algorithm in variants.items():
             schedule = schedules[name]
-            variant = Variant(name, algorithm, task, test, schedule.chunk_rounds)
+            variant = Variant(name, algorithm, task, test, schedule.chunk_rounds, train_samples)
             for seed in seeds:
                 progress.begin(name, seed, schedule.num_rounds)
                 record = run.finished(name, seed)

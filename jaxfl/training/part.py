@@ -32,6 +32,7 @@ from jaxfl.training.chunks import (
 from jaxfl.training.evaluate import EvaluationSet, Scores, evaluate_fn, flatten_scores
 from jaxfl.training.progress import ProgressReport
 from jaxfl.training.records import RunDirectory
+from jaxfl.training.stationarity import TrainingSamples, training_samples, training_scores_fn
 
 
 class Schedule(NamedTuple):
@@ -49,23 +50,35 @@ class _Compiled(NamedTuple):
     init: Callable[[Array, FederatedData], PyTree]
     rounds: Callable[..., tuple[PyTree, dict[str, Array]]]
     evaluate: Callable[[PyTree, EvaluationSet], Scores]
+    on_training_samples: Callable[[PyTree, TrainingSamples], dict[str, Array]] | None
 
 
 class Variant:
     """One variant's functions, compiled once per shape of the data and used for every seed."""
 
-    def __init__(self, name: str, algorithm: Algorithm, task: Task, test: EvaluationSet, chunk_rounds: int):
-        self.name, self.algorithm, self._test = name, algorithm, test
+    def __init__(
+        self,
+        name: str,
+        algorithm: Algorithm,
+        task: Task,
+        test: EvaluationSet,
+        chunk_rounds: int,
+        train_samples: int | None = None,
+    ):
+        self.name, self.algorithm, self._test, self.train_samples = name, algorithm, test, train_samples
         self._init = init_fn(algorithm)
         self._rounds = chunk_fn(algorithm, chunk_rounds)
         self._evaluate = evaluate_fn(task, algorithm.node_params)
+        self._on_training_samples = training_scores_fn(task, algorithm.node_params)
         self._compiled: dict[Any, _Compiled] = {}
 
     def structure(self, key: Array, data: FederatedData) -> PyTree:
         """Shapes and dtypes of the state."""
         return jax.eval_shape(self._init, key, data)
 
-    def compiled(self, key: Array, data: FederatedData) -> tuple[_Compiled, float]:
+    def compiled(
+        self, key: Array, data: FederatedData, samples: TrainingSamples | None
+    ) -> tuple[_Compiled, float]:
         """The executables for these data, and the seconds spent on compiling them now."""
         shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in data)
         if shapes in self._compiled:
@@ -76,6 +89,7 @@ class Variant:
             init=self._init.lower(key, data).compile(),
             rounds=self._rounds.lower(key, state, data, np.int32(0)).compile(),
             evaluate=self._evaluate.lower(state, self._test).compile(),
+            on_training_samples=None if samples is None else self._on_training_samples.lower(state, samples).compile(),
         )
         return self._compiled[shapes], time.perf_counter() - began
 
@@ -111,14 +125,18 @@ def run_part(
     check_start(variant.algorithm, key, data)
     had_checkpoints = bool(checkpoints.rounds())
     found = checkpoints.restore(variant.structure(key, data))
-    compiled, compile_seconds = variant.compiled(key, data)
+    samples = None if variant.train_samples is None else training_samples(data, variant.train_samples)
+    compiled, compile_seconds = variant.compiled(key, data, samples)
     progress.compiled()
     run_seconds, timed_rounds = 0.0, 0
 
     def evaluate(state: PyTree, stretch: list[Infos], since: int, round_index: int) -> None:
         """Score the state and write its line."""
         scores = jax.device_get(compiled.evaluate(state, test))
-        _refuse_bad_scores(scores, variant.name, seed, since, round_index)
+        on_samples: dict[str, np.ndarray] = {}
+        if compiled.on_training_samples is not None and samples is not None:
+            on_samples = jax.device_get(compiled.on_training_samples(state, samples))
+        _refuse_bad_scores(scores, on_samples, variant.name, seed, since, round_index)
         found = summarize(stretch)
         measured = {name: found.get(name) for name in fields}  # null in round 0, before anything was measured
         line = {
@@ -127,6 +145,7 @@ def run_part(
             "round": round_index,
             **({"train_loss": measured.pop("loss")} if "loss" in measured else {}),
             **flatten_scores(scores),
+            **{name: float(value) for name, value in on_samples.items()},
             **measured,
             **{f"total_{name}": total for name, total in totals.items()},
         }
@@ -183,11 +202,14 @@ def run_part(
     }
 
 
-def _refuse_bad_scores(scores: Scores, variant: str, seed: int, since: int, round_index: int) -> None:
-    """Raise Diverged if a test metric is not finite."""
+def _refuse_bad_scores(
+    scores: Scores, on_samples: Mapping[str, np.ndarray], variant: str, seed: int, since: int, round_index: int
+) -> None:
+    """Raise Diverged if a metric is not finite."""
     named = [
         *((f"test_{name}", values) for name, values in scores.nodes.items()),
         *((f"test_{name}_average_model", value) for name, value in scores.average_model.items()),
+        *on_samples.items(),
     ]
     for name, values in named:
         bad = np.flatnonzero(~np.isfinite(values))

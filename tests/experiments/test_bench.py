@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import bench, bench_conv
+from experiments import bench, bench_conv, bench_tracking
 from experiments.timing import Measurement, in_turns, ratio, runner
 from jaxfl.core import ArgumentError
 from jaxfl.models import classification, mlp
@@ -27,6 +27,16 @@ TINY = bench_conv.Setting(
     scan_nodes=1,
     scan_repeats=1,
     gemm_size=8,
+)
+TINY_TRACKING = bench_tracking.Setting(
+    sample_shape=(8, 8, 1),
+    channels=(2,),
+    window=3,
+    num_classes=3,
+    samples=4,
+    batch_size=3,
+    rounds=2,
+    repeats=2,
 )
 
 
@@ -59,6 +69,51 @@ def test_both_rows_of_the_conv_suite_train_the_same_network():
     for mine, other, start in zip(*map(jax.tree.leaves, (ours, theirs, params)), strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6)
         assert np.abs(mine - start).max() > 1e-5
+
+
+@pytest.mark.bench
+def test_tracking_suite_names_its_numbers(monkeypatch):
+    monkeypatch.setattr(bench_tracking, "network", lambda setting: classification(mlp((64, 3))))
+    report = bench_tracking.suite(TINY_TRACKING)
+    rows = {"iteration", "gradients", "unclipped", "rest"}
+    assert {f"tracking/{name}" for name in ("iteration_vs_gradients", "iteration_vs_unclipped", *rows)} <= set(report)
+    apart = {f"tracking/{kind}_{name}" for kind in ("compile", "temp") for name in ("iteration", "gradients")}
+    assert apart <= set(report)
+    for one in report.values():
+        assert one.spread[0] <= one.value <= one.spread[1]
+        assert np.isfinite(one.value)
+    assert "195 parameters" in report["tracking/iteration"].against
+
+
+def test_the_bare_evaluations_are_those_of_the_iteration():
+    """The same samples, parameters and clipping; the step that the bare row takes is the iteration's gradient."""
+    setting = TINY_TRACKING._replace(rounds=1, clip_norm=0.5)
+    task, data = classification(mlp((64, 3))), bench_tracking.random_data(setting)
+    algorithm = bench_tracking.tracking(setting, task, clip_norm=0.5)
+    state = jax.jit(algorithm.init)(bench_tracking.KEY, data)
+    after, infos = jax.jit(bench_tracking.iterations(setting, algorithm))((state, None), data)
+    assert infos.gradient_evaluations.tolist() == [[3] * 5]
+    assert infos.clipped_fraction.max() > 0
+    step = jax.jit(bench_tracking.evaluations(setting, task, clip_norm=0.5, step_size=1.0))
+    params, k = step((after.broadcast_params, jnp.int32(1)), data)
+    assert int(k) == 2
+    for old, new, slope in zip(*map(jax.tree.leaves, (after.broadcast_params, params, after.gradient)), strict=True):
+        np.testing.assert_allclose(old - new, slope, atol=1e-6)
+        assert np.abs(slope).max() > 0
+
+
+def test_the_network_of_the_tracking_suite_is_small():
+    params = jax.eval_shape(bench_tracking.network(bench_tracking.Setting()).init, jax.random.key(0))
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 4266
+
+
+def test_the_row_without_gradients_has_the_same_parameters():
+    task = classification(mlp((64, 3)))
+    free = bench_tracking.without_gradients(task)
+    params = task.init(jax.random.key(0))
+    assert jax.tree.map(jnp.shape, free.init(jax.random.key(0))) == jax.tree.map(jnp.shape, params)
+    slopes = jax.grad(lambda p: free.loss(p, jnp.ones((2, 64)), jnp.zeros(2, jnp.int32)).sum())(params)
+    assert all((np.asarray(leaf) == 2).all() for leaf in jax.tree.leaves(slopes))
 
 
 def test_step_flops_count_the_products_of_a_step():
@@ -97,6 +152,11 @@ def test_ratio_is_of_medians_with_the_extremes():
 def test_an_unwritable_file_is_named_before_anything_runs(tmp_path):
     with pytest.raises(ArgumentError, match="--json: must name a file in an existing folder"):
         bench.run("conv", tmp_path / "missing" / "bench.json")
+
+
+def test_an_unknown_suite_is_named():
+    with pytest.raises(ArgumentError, match="suite: must be one of conv, saga, tracking, all; got 'cnov'"):
+        bench.run("cnov")
 
 
 def test_json_keeps_measurements_and_environment_apart():

@@ -153,6 +153,15 @@ def test_cnn_equals_flax_network_in_value_and_gradient():
         np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-5)
 
 
+def test_cnn_without_hidden_units_ends_in_the_dense_layer_that_follows_the_convolutions():
+    params = jax.eval_shape(cnn(channels=(4, 8), hidden=None).init, jax.random.key(0))
+    # By hand: 5x5 kernels 1 to 4 and 4 to 8 and their biases; 7 x 7 x 8 features to 10 classes.
+    sizes = {name: sum(leaf.size for leaf in layer.values()) for name, layer in params.items()}
+    assert sizes == {"conv_1": 25 * 4 + 4, "conv_2": 100 * 8 + 8, "dense_1": 392 * 10 + 10}
+    names = [name for name, _ in cnn(channels=(4, 8), hidden=None).layers]
+    assert names[-3:] == ["pool_2", "flatten", "dense_1"]
+
+
 def test_node_loop_is_decided_when_the_task_is_built(monkeypatch):
     assert classification(MODELS["mlp"]).node_loop == "vmap"
     assert classification(MODELS["cnn"], node_loop="chunk:2").node_loop == "chunk:2"

@@ -1,0 +1,1 @@
+"""Parts of experiments.dp_gradient_tracking: options, presets, how variants are built, budgets, pictures."""

@@ -1,0 +1,224 @@
+"""Gossip over states that are perturbed, quantised or both before they are sent: distributed SGD, without tracking.
+
+    x~_i^k    = Q(x_i^k + zeta_i^k)                                              what is broadcast
+    x_i^{k+1} = (1 - alpha) x_i^k + alpha sum_j a_ij x~_j^k - gamma g_i^k,       g_i^k at x_i^k, or at x~_i^k
+
+| symbol | here |
+|---|---|
+| x_i, x~_i | `State.params`, `State.broadcast_params` |
+| zeta_i^{k+1}, the random numbers of Q in x~_i^{k+1} | `Draws.state_noise`, `Draws.rounding` of round k |
+| g_i^k | the mean of m_K clipped sample gradients, drawn by `Draws.gradient` of round k |
+| a, Q | `graph`, `quantizer` |
+| alpha, gamma, m_K, scales of the noise | `schedule.state_mixing`, `.step_size`, `.num_samples`, `.state_noise_scale` |
+
+One form covers what Chen, Wang, Zhang compare gradient tracking with (section 4.3), by their numbers:
+
+- [46] noise, no quantiser. J. Wang, J.-F. Zhang, "Differentially Private Distributed Stochastic Optimization with
+  Time-Varying Sample Sizes", IEEE Transactions on Automatic Control 69(9), 2024.
+- [47] noise and a quantiser. J. Chen, J. Wang, J.-F. Zhang, "Differentially Private Distributed Nonconvex Stochastic
+  Optimization with Quantized Communication", IEEE Transactions on Automatic Control, 2025.
+- [41] a ternary quantiser, noise scales 0. Y. Wang, T. Basar, "Quantization Enabled Privacy Protection in Decentralized
+  Stochastic Optimization", IEEE Transactions on Automatic Control 68(7), 2023.
+- [42] stochastic quantisation, noise scales 0. G. Yan, T. Li, K. Wu, L. Song, "Killing Two Birds with One Stone:
+  Quantization Achieves Privacy in Distributed Learning", Digital Signal Processing 146, 2024.
+
+Differences from the papers: the mechanisms are implemented as the comparison names them, not from the cited papers'
+own lines. Step sizes and sample sizes are those of a whole run of K iterations, as the comparison sets them; in [46]
+they vary with k. Gradients are clipped per sample. Noise may be Gaussian. All nodes start from the same parameters.
+
+Does not claim: a privacy guarantee. Noise and quantisation are what they are told to be. With gradients at x_i^k, as
+published, neighboring data sets make the points at which gradients are taken differ, and what is returned was never
+perturbed; with gradients at x~_i^k, given all that was broadcast, x_i depends on the data linearly through g_i alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.algorithms.schedules import NOISE, check_noise_scales, check_steps, scale_at
+from jaxfl.channel import Quantizer
+from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, node_keys, purpose_key
+from jaxfl.core.algorithm import at_round, check_num_nodes
+from jaxfl.core.tree import consensus_distance, flattener, replicate, scale, size
+from jaxfl.gradients import fixed, mini_batch
+from jaxfl.graphs import (
+    Graph,
+    messages_sent,
+    mix,
+    require_doubly_stochastic,
+    require_strongly_connected,
+    require_undirected,
+)
+from jaxfl.privacy.tracking import TrackingSchedule
+
+
+class State(NamedTuple):
+    """What the next round needs."""
+
+    params: PyTree  # x, leaves (n, *leaf), float32; private to the node
+    broadcast_params: PyTree  # x~, leaves (n, *leaf), float32
+    round_index: Array  # (), int32, rounds completed
+
+
+class Draws(NamedTuple):
+    """The random numbers of one round k."""
+
+    gradient: Any  # draws of the gradient estimator: which samples g^k uses
+    state_noise: PyTree  # zeta^{k+1}, leaves (n, *leaf), float32, already scaled
+    rounding: PyTree  # how x~^{k+1} is rounded, leaves (n, *leaf), float32, in [0, 1); None without a quantiser
+
+
+class Info(NamedTuple):
+    """What happened in one round."""
+
+    loss: Array  # (n,), float32, where the gradient was taken: at the parameters before the round
+    gradient_norm: Array  # (n,), float32, L2, of g^k
+    clipped_fraction: Array  # (n,), float32
+    consensus_distance: Array  # (), float32, of x after the round
+    bits_sent: Array  # (n,), float32, x~^k to every neighbor
+    gradient_evaluations: Array  # (n,), int32
+    batch_overflow: Array  # (n,), int32, must be 0
+    prefetch_misses: Array  # (n,), int32, must be 0
+
+
+def perturbed_gossip(
+    task: Task,
+    *,
+    graph: Graph,
+    schedule: TrackingSchedule,
+    clip_norm: float | Array | None,
+    distribution: str = "laplace",
+    quantizer: Quantizer | None = None,
+    gradient_at: str = "state",
+) -> Algorithm:
+    """Distributed SGD on perturbed, possibly quantised, states over an undirected graph.
+
+    A run over k = 0, ..., K of the schedule has K + 1 perturbed states x~^0, ..., x~^K, of which `init` makes the
+    first. It is K rounds with `gradient_at="broadcast"`, which end with x~^K, and K + 1 with "state", which end with
+    the unperturbed x^{K+1}. Behind the schedule's end the noise is NaN, so that no round that nobody accounts for
+    passes for one.
+
+    Args:
+        task: what is learned.
+        graph: one doubly stochastic mixing matrix for all rounds, whose edges go both ways, connected. By its own
+            weight a node receives its own x~, too.
+        schedule: all numbers of the run; those of the tracker are not used. Step sizes may be traced, and so may noise
+            scales, which are at least 0: the scale b of Laplace noise, the standard deviation of Gaussian noise. Scales
+            of 0 leave privacy to the quantiser.
+        clip_norm: bound on each sample's gradient norm, L1 for Laplace noise and L2 for Gaussian noise; None does not
+            clip.
+        distribution: "laplace" or "gaussian".
+        quantizer: what is applied to x + zeta before it is sent; None sends 32 bits a number.
+        gradient_at: "state" takes gradients at x and returns it, as published; "broadcast" takes them at x~ and returns
+            that.
+
+    Returns:
+        An `Algorithm`; `node_params` gives x for "state" and x~ for "broadcast".
+
+    Raises:
+        ArgumentError: a graph that changes over time, has an edge without its reverse, is not doubly stochastic or not
+            connected; noise scales for another number of nodes; a step size or clip norm that is not positive; from
+            `init`, more samples than a node has.
+
+    Guarantees:
+        - without noise and quantiser, alpha 1 gives the rounds of d_psgd.
+        - node mean moves by minus step_size times the mean gradient plus state_mixing times the mean perturbation.
+        - noise is NaN behind the end of the schedule.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpy as np, jaxfl
+        >>> from jaxfl.channel import uniform_quantizer
+        >>> from jaxfl.privacy.tracking import exponential_schedule
+        >>> task = jaxfl.from_functions(lambda key: jnp.zeros(2), lambda w, x, y: (x @ w - y) ** 2)
+        >>> data = jaxfl.federate(np.eye(4, 2, dtype="float32"), np.ones(4, "float32"), [[0, 1], [2, 3]])
+        >>> learner = perturbed_gossip(
+        ...     task,
+        ...     graph=jaxfl.graphs.complete(2),
+        ...     schedule=exponential_schedule(10, state_noise_base=0.5, tracker_noise_base=0.5),
+        ...     clip_norm=1.0,
+        ...     quantizer=uniform_quantizer(0.1, levels=256),
+        ... )
+        >>> key = jax.random.key(0)
+        >>> state, info = jax.jit(learner.round)(key, learner.init(key, data), data)
+        >>> info.gradient_evaluations.tolist(), info.bits_sent.tolist()
+        ([2, 2], [16.0, 16.0])
+    """
+    require_undirected(graph)
+    require_doubly_stochastic(graph)
+    require_strongly_connected(graph)
+    check_steps(state_mixing=schedule.state_mixing, step_size=schedule.step_size)
+    check_noise_scales(graph.num_nodes, state_noise_scale=schedule.state_noise_scale)
+    check.one_of(tuple(NOISE), distribution=distribution)
+    check.one_of(("state", "broadcast"), gradient_at=gradient_at)
+    mechanism, clip_order = NOISE[distribution]
+    unit_noise = mechanism(1.0)
+    estimator = mini_batch(sampler=fixed(schedule.num_samples), clip_norm=clip_norm, clip_order=clip_order)
+    bits = 32.0 if quantizer is None else quantizer.bits
+
+    def point(state):
+        return state.broadcast_params if gradient_at == "broadcast" else state.params
+
+    def perturbation(key, k, params):
+        """zeta^k, and the random numbers by which x~^k is rounded."""
+        noise = scale(
+            scale_at(schedule.state_noise_scale, k), unit_noise.draw(purpose_key(key, Purpose.NOISE, k), params)
+        )
+        return noise, None if quantizer is None else _uniform(purpose_key(key, Purpose.ROUNDING, k), params)
+
+    def perturbed(params, noise, rounding):
+        noisy = jax.tree.map(jnp.add, params, noise)
+        return noisy if quantizer is None else jax.tree.map(quantizer.apply, noisy, rounding)
+
+    def init(key, data):
+        check_num_nodes(graph.num_nodes, data)
+        params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)
+        estimator.init(task, key, params, data)  # keeps nothing, but refuses more samples than a node has
+        broadcast = perturbed(params, *perturbation(key, 0, params))
+        return State(params=params, broadcast_params=broadcast, round_index=jnp.int32(0))
+
+    # x~^{k+1} is made in round k, from the keys of k + 1, so that the state after it holds what may be returned.
+    def draw(key, state, data):
+        k = state.round_index
+        noise, rounding = perturbation(key, k + 1, state.params)
+        return Draws(gradient=estimator.draw(key, k, data), state_noise=noise, rounding=rounding)
+
+    def update(state, data, draws):
+        k = state.round_index
+        alpha, gamma = at_round(schedule.state_mixing, k), at_round(schedule.step_size, k)
+        gradient, _, seen = estimator.estimate(task, point(state), None, data, draws.gradient, k)
+        params = jax.tree.map(
+            lambda x, received, g: (1 - alpha) * x + alpha * received - gamma * g,
+            state.params,
+            mix(graph, state.broadcast_params, k),
+            gradient,
+        )
+        new_state = State(
+            params=params,
+            broadcast_params=perturbed(params, draws.state_noise, draws.rounding),
+            round_index=k + 1,
+        )
+        info = Info(
+            loss=seen.loss,
+            gradient_norm=seen.gradient_norm,
+            clipped_fraction=seen.clipped_fraction,
+            consensus_distance=consensus_distance(params),
+            bits_sent=messages_sent(graph, k) * jnp.float32(bits * (size(params) // graph.num_nodes)),
+            gradient_evaluations=seen.gradient_evaluations,
+            batch_overflow=seen.batch_overflow,
+            prefetch_misses=seen.prefetch_misses,
+        )
+        return new_state, info
+
+    return algorithm(init, draw, update, point)
+
+
+def _uniform(key: Array, tree: PyTree) -> PyTree:
+    """Uniform numbers on [0, 1), leaves (n, *leaf), in the dtype of the first leaf: one stream a node."""
+    one_node = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), tree)
+    first = jax.tree.leaves(tree)[0]
+    keys = node_keys(key, first.shape[0])
+    numbers = jax.vmap(lambda node_key: jax.random.uniform(node_key, (size(one_node),), first.dtype))(keys)
+    return flattener(one_node)[1](numbers)

@@ -1,0 +1,47 @@
+"""How gradient tracking, and the methods that it is compared with, read a `TrackingSchedule`."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl.core import ArgumentError, Array, check
+from jaxfl.privacy import gaussian, laplace
+
+NOISE = {"laplace": (laplace, 1), "gaussian": (gaussian, 2)}  # mechanism, and the norm its privacy is measured in
+
+
+def check_steps(**steps: float | Array) -> None:
+    """Step sizes and mixing weights are single positive numbers.
+
+    Raises:
+        ArgumentError: naming the first that is not.
+    """
+    check.scalar(**steps)
+    check.positive(**steps)
+
+
+def check_noise_scales(num_nodes: int, **noise_scales: np.ndarray | Array) -> None:
+    """Noise scales are at least 0, and hold one number per iteration, or one per node and iteration; all of one length.
+
+    Raises:
+        ArgumentError: naming the first that does not.
+    """
+    check.non_negative(**noise_scales)
+    shapes = {name: np.shape(value) for name, value in noise_scales.items()}
+    length = next(iter(shapes.values()))[-1:]
+    for name, shape in shapes.items():
+        if not shape or shape[-1:] != length or shape[:-1] not in ((), (num_nodes,)):
+            requirement = f"must hold K + 1 numbers, or K + 1 for each of {num_nodes} nodes"
+            found = f"got shapes {' and '.join(map(str, shapes.values()))}"
+            raise ArgumentError(name, requirement, found, "Make the schedule by jaxfl.privacy.tracking.")
+
+
+def scale_at(noise_scale: np.ndarray | Array, k: int | Array) -> Array:
+    """The noise scale of iteration k, () or (n,), float32; NaN behind the last one.
+
+    Example:
+        >>> [float(scale_at(np.array([1.0, 2.0]), k)) for k in (1, 2)]
+        [2.0, nan]
+    """
+    return jnp.asarray(noise_scale, jnp.float32).at[..., k].get(mode="fill", fill_value=jnp.nan)

@@ -1,0 +1,71 @@
+"""Metrics and gradient norm of the average model on training data, against a plain NumPy computation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toy_problem import train_toy
+
+from jaxfl import core
+from jaxfl.core import ArgumentError
+from jaxfl.training.stationarity import TrainingSamples, training_samples, training_scores_fn
+
+
+def squares(node_loop="vmap"):
+    """Least squares: f(w) = |x . w - y|^2."""
+    return core.from_functions(lambda key: jnp.zeros(2), lambda w, x, y: (x @ w - y) ** 2, node_loop=node_loop)
+
+
+def uneven():
+    inputs = np.random.default_rng(0).normal(size=(9, 2)).astype(np.float32)
+    labels = np.arange(9, dtype=np.float32)
+    return core.FederatedData(
+        inputs=jnp.asarray(inputs),
+        labels=jnp.asarray(labels),
+        indices=jnp.asarray([[0, 1, 2, 3, 4], [5, 6, 0, 0, 0], [8, 7, 6, 0, 0]], jnp.int32),
+        sizes=jnp.asarray([5, 2, 3], jnp.int32),
+    )
+
+
+@pytest.mark.parametrize("node_loop", ["vmap", "map"])
+def test_the_squared_norm_is_that_of_the_mean_gradient(node_loop):
+    task, data = squares(node_loop), uneven()
+    params = jnp.asarray([[1.0, 2.0], [3.0, -1.0], [0.5, 0.0]])
+    found = training_scores_fn(task, lambda state: state)(params, training_samples(data, 100))
+    w = np.asarray(params, np.float64).mean(axis=0)
+    losses, gradients = [], []
+    for row, size in zip(np.asarray(data.indices), np.asarray(data.sizes), strict=True):
+        x, y = (np.asarray(part, np.float64)[row[:size]] for part in (data.inputs, data.labels))
+        losses.append(np.mean((x @ w - y) ** 2))
+        gradients.append((2 * (x @ w - y)[:, None] * x).mean(axis=0))
+    np.testing.assert_allclose(found["train_loss_average_model"], np.mean(losses), rtol=1e-5)
+    squared = np.sum(np.mean(gradients, axis=0) ** 2)
+    np.testing.assert_allclose(found["gradient_norm_squared_average_model"], squared, rtol=1e-5)
+
+
+def test_it_is_0_at_a_minimum():
+    data = TrainingSamples(jnp.eye(2)[None], jnp.ones((1, 2)), jnp.full((1, 2), 0.5))
+    found = training_scores_fn(squares(), lambda state: state)(jnp.ones((1, 2)), data)
+    assert jax.tree.map(float, found) == {
+        "train_loss_average_model": 0.0,
+        "gradient_norm_squared_average_model": 0.0,
+    }
+
+
+@pytest.mark.parametrize(("most", "seen"), [(100, [[0, 1, 2, 3, 4], [5, 6], [8, 7, 6]]), (2, [[0, 2], [5, 6], [8, 7]])])
+def test_samples_are_evenly_spaced_and_padding_has_weight_0(most, seen):
+    found = training_samples(uneven(), most)
+    np.testing.assert_allclose(found.weights.sum(axis=1), 1.0, rtol=1e-6)
+    for labels, weights, expected in zip(found.labels, found.weights, seen, strict=True):
+        np.testing.assert_array_equal(labels[weights > 0], expected)
+        np.testing.assert_allclose(weights[weights > 0], 1 / len(expected), rtol=1e-6)
+    with pytest.raises(ArgumentError, match="most"):
+        training_samples(uneven(), 0)
+
+
+def test_a_run_writes_them_and_resumes_with_them(tmp_path):
+    train_toy(tmp_path / "whole", num_rounds=4, evaluate_every=2, seeds=(0,), train_samples=3)
+    lines = (tmp_path / "whole" / "metrics.jsonl").read_text()
+    assert lines.count("gradient_norm_squared_average_model") == lines.count("train_accuracy_average_model") == 6
+    with pytest.raises(ArgumentError, match="train_samples"):
+        train_toy(tmp_path / "whole", resume=True, num_rounds=4, evaluate_every=2, seeds=(0,))

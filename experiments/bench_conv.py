@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from experiments.timing import Measurement, gemm_call, gemm_flops, in_turns, ratio, runner
+from experiments.timing import Measurement, compile_times, gemm_call, gemm_flops, in_turns, ratio, runner
 from jaxfl.core import Array, PyTree, Task, from_flax, node_keys, over_nodes
 from jaxfl.models import classification, cnn
 
@@ -154,4 +154,5 @@ def suite(setting: Setting | None = None) -> dict[str, Measurement]:
         ),
         "conv/training_gflops": Measurement(statistics.median(rate), "GFLOP/s", (min(rate), max(rate)), nodes),
         "conv/temp_memory": Measurement(megabytes, "MB", (megabytes, megabytes), f"parameters apart; {nodes}"),
+        **compile_times("conv", runners, nodes),
     }

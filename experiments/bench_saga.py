@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from experiments.timing import Measurement, Runner, in_turns, ratio, runner
+from experiments.timing import Measurement, Runner, compile_times, in_turns, ratio, runner
 from jaxfl import gradients, graphs, privacy
 from jaxfl.algorithms import push_sum
 from jaxfl.core import FederatedData
@@ -106,6 +106,7 @@ def _dense(setting: Setting) -> dict[str, Measurement]:
         "saga/dense_temp_share": Measurement(
             temporary, "of the table", (temporary, temporary), f"temporary memory of the compiled loop, {long}; {size}"
         ),
+        **compile_times("saga", {f"dense_{name}": row.runner for name, row in rows.items()}, size),
     }
 
 
@@ -129,4 +130,5 @@ def _factored(setting: Setting) -> dict[str, Measurement]:
         "saga/factored": _measurement(times["factored"], size),
         "saga/plain": _measurement(times["plain"], size),
         "saga/factored_table_bytes": Measurement(table, "bytes", (table, table), size),
+        **compile_times("saga", {name: row.runner for name, row in rows.items()}, size),
     }

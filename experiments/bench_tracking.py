@@ -18,7 +18,6 @@ Iterations run in a scan with the state donated, as training runs them.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -26,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.timing import Measurement, Runner, in_turns, ratio, runner
+from experiments.timing import Measurement, Runner, compile_times, in_turns, ratio, runner
 from jaxfl import gradients, graphs
 from jaxfl.algorithms import gradient_tracking
 from jaxfl.core import Algorithm, Array, FederatedData, PyTree, Task, from_functions
@@ -131,17 +130,13 @@ def suite(setting: Setting | None = None) -> dict[str, Measurement]:
     rest = tracking(setting, without_gradients(task), clip_norm=None)
     state = jax.jit(whole.init)(KEY, data)
     bare = (state.broadcast_params, jnp.int32(1))
-    rows, compile_seconds = {}, {}
-    for name, fn, held in (
-        ("iteration", iterations(setting, whole), (state, _infos(setting, whole, state, data))),
-        ("gradients", evaluations(setting, task, clip_norm=clip_norm), bare),
-        ("unclipped", evaluations(setting, task, clip_norm=None), bare),
-        ("rest", iterations(setting, rest), (state, _infos(setting, rest, state, data))),
-    ):
-        start = time.perf_counter()
-        rows[name] = runner(fn, held, data)
-        compile_seconds[name] = time.perf_counter() - start
-    return _report(setting, rows, compile_seconds, size(state.params) // 5)
+    rows = {
+        "iteration": runner(iterations(setting, whole), (state, _infos(setting, whole, state, data)), data),
+        "gradients": runner(evaluations(setting, task, clip_norm=clip_norm), bare, data),
+        "unclipped": runner(evaluations(setting, task, clip_norm=None), bare, data),
+        "rest": runner(iterations(setting, rest), (state, _infos(setting, rest, state, data)), data),
+    }
+    return _report(setting, rows, size(state.params) // 5)
 
 
 def _infos(setting: Setting, algorithm: Algorithm, state: PyTree, data: FederatedData) -> PyTree:
@@ -150,9 +145,7 @@ def _infos(setting: Setting, algorithm: Algorithm, state: PyTree, data: Federate
     return jax.tree.map(lambda leaf: jnp.zeros((setting.rounds, *leaf.shape), leaf.dtype), info)
 
 
-def _report(
-    setting: Setting, rows: dict[str, Runner], compile_seconds: dict[str, float], num_params: int
-) -> dict[str, Measurement]:
+def _report(setting: Setting, rows: dict[str, Runner], num_params: int) -> dict[str, Measurement]:
     """Run the rows in turns."""
     seconds = in_turns({name: row.call for name, row in rows.items()}, dict.fromkeys(rows, setting.repeats))
     image = "x".join(map(str, setting.sample_shape))
@@ -167,8 +160,6 @@ def _report(
         middle, spread = statistics.median(each), (min(each), max(each))
         report[f"tracking/{name}"] = Measurement(middle, "ms/iteration", spread, shapes)
     for name in ("iteration", "gradients"):
-        taken, held = compile_seconds[name], rows[name].temp_bytes / 1e6
-        what = f"tracing, compiling and the first {setting.rounds} rounds of {name}; {shapes}"
-        report[f"tracking/compile_{name}"] = Measurement(taken, "s", (taken, taken), what)
+        held = rows[name].temp_bytes / 1e6
         report[f"tracking/temp_{name}"] = Measurement(held, "MB", (held, held), f"temporary memory; {shapes}")
-    return report
+    return {**report, **compile_times("tracking", rows, shapes)}

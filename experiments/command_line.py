@@ -17,12 +17,18 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from experiments.options import Preset, flag, options, parse
+from experiments.compilation_cache import compilation_cache
+from experiments.options import Preset, flag, options, parse, take
 from jaxfl import graphs
 from jaxfl.core import ArgumentError
 from jaxfl.training import Diverged, FatalCount
 
 __all__ = ["Preset", "new_run_directory", "parse", "read_graph", "run_command_line"]
+
+CACHE = "--compilation-cache"
+_CACHE_HELP = (
+    f"Compiled programs are kept in the user's cache folder; {CACHE} DIR keeps them there, {CACHE} off nowhere."
+)
 
 
 def run_command_line(
@@ -59,7 +65,10 @@ def run_command_line(
             if "--list-presets" in arguments:
                 _print_presets(presets, prog)
             else:
-                run(*parse(arguments, config_type, presets, prog=prog, description=description))
+                cache, arguments = take(arguments, CACHE, "default")
+                parsed = parse(arguments, config_type, presets, prog=prog, description=f"{description} {_CACHE_HELP}")
+                with compilation_cache(cache):
+                    run(*parsed)
     except ArgumentError as error:
         name = (aliases or {}).get(error.argument, error.argument)
         shown = flag(name) if name in options(config_type) else name

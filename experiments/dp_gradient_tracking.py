@@ -27,10 +27,18 @@ import numpy as np
 from rich.console import Console
 
 from experiments.command_line import new_run_directory, run_command_line
-from experiments.problem import subset
+from experiments.problem import shrunk, subset
 from experiments.tracking.budgets import broken_conditions, privacy_of
-from experiments.tracking.build import make_algorithm, make_data, make_pair, make_schedule, make_task, num_rounds
-from experiments.tracking.config import Config, Resolved, Variant, plan, resolve
+from experiments.tracking.build import (
+    make_algorithm,
+    make_data,
+    make_pair,
+    make_schedule,
+    make_task,
+    num_rounds,
+    refuse_small_agents,
+)
+from experiments.tracking.config import QUANTIZED, Config, Resolved, Variant, plan, resolve
 from experiments.tracking.pictures import plot_budgets, plot_convergence
 from experiments.tracking.presets import PRESETS
 from jaxfl.analysis.plots import plot_run
@@ -48,13 +56,15 @@ NUM_PROBES, PROBE_STEP_SIZE = 10, 0.05  # of the probing run that estimates L
 
 def run(options: Config, preset: str | None) -> dict[str, Any]:
     """Run the experiment; returns the content of summary.json."""
-    config = resolve(options)
+    config = resolve(options, None if preset is None else Config(**PRESETS[preset].options))
     dataset = subset(load(config.dataset, config.data_dir), config.num_train, config.num_test)
+    dataset = shrunk(dataset, config.shrink)
     task = make_task(config, dataset)
     data_of = functools.lru_cache(maxsize=1)(functools.partial(make_data, config, dataset))
     variants = plan(config)
     algorithms = {name: make_algorithm(config, variant, task) for name, variant in variants.items()}
     sizes = np.min([np.asarray(data_of(seed).sizes) for seed in config.seeds], axis=0).tolist()
+    refuse_small_agents(config, variants, sizes)
     first = data_of(config.seeds[0])
     for algorithm in algorithms.values():
         check_start(algorithm, jax.random.key(config.seeds[0]), first)
@@ -63,10 +73,11 @@ def run(options: Config, preset: str | None) -> dict[str, Any]:
     broken = _report_conditions(config, variants, task, first, console)
     directory = new_run_directory(config.out, "dp_gradient_tracking", preset or config.dataset, resume=config.resume)
     saved: dict[str, Any] = {k: v for k, v in dataclasses.asdict(config).items() if k not in NOT_SAVED}
+    saved["node_loop"] = task.node_loop  # what auto stands for here: another one gives other last bits
     saved["variants"] = {name: variant._asdict() for name, variant in variants.items()}
-    saved["broken_conditions"] = {name: list(map(str, conditions)) for name, conditions in broken.items()}
     files = [graph for graph in config.graph if graph.endswith(".npy")]  # another matrix may come by the same name
     saved["graph_crc32"] = [zlib.crc32(np.stack(make_pair(config, graph)).tobytes()) for graph in files]
+    saved["broken_conditions"] = {name: list(map(str, conditions)) for name, conditions in broken.items()}
     run_directory = open_run(directory, saved, experiment="dp_gradient_tracking", preset=preset, resume=config.resume)
     for line in _description(config, task, sizes, variants):
         console.print(line, soft_wrap=True)
@@ -86,7 +97,7 @@ def run(options: Config, preset: str | None) -> dict[str, Any]:
         quiet=config.quiet,
     )
     console.print(summary_table(summary))
-    pictures = [*plot_run(directory), plot_convergence(directory), plot_budgets(directory, config, variants)]
+    pictures = [*plot_run(directory), plot_convergence(directory), *plot_budgets(directory, config, variants)]
     console.print(f"Run: {directory}   Pictures: {', '.join(str(picture) for picture in pictures)}", soft_wrap=True)
     return summary
 
@@ -148,11 +159,15 @@ def _description(config: Resolved, task: Task, sizes: Sequence[int], variants: M
     for name, variant in variants.items():
         schedule = make_schedule(config, variant, config.iterations)
         noise = schedule.state_noise_scale
-        lines.append(
-            f"{name}: graph {variant.graph}, alpha {schedule.state_mixing:.3g}, beta {schedule.tracker_mixing:.3g}, "
-            f"gamma {schedule.step_size:.3g}, m {schedule.num_samples}, noise scales {noise.min():.3g} to "
-            f"{noise.max():.3g}"
-        )
+        parts = [
+            f"graph {variant.graph}",
+            "" if variant.method == "noisy-outputs" else f"alpha {schedule.state_mixing:.3g}",
+            f"beta {schedule.tracker_mixing:.3g}" if variant.method == "DP-GT" else "",
+            f"gamma {schedule.step_size:.3g}",
+            f"m {schedule.num_samples}",
+            "no noise" if variant.method in QUANTIZED else f"noise scales {noise.min():.3g} to {noise.max():.3g}",
+        ]
+        lines.append(f"{name}: {', '.join(part for part in parts if part)}")
     return lines
 
 
@@ -161,7 +176,6 @@ ALIASES = {
     "tracker_weights": "graph",
     "pair": "graph",
     "num_nodes": "nodes",
-    "scheme": "partition",
     "num_rounds": "iterations",
     "num_local_samples": "num_samples",
     "batch_size": "num_samples",

@@ -85,6 +85,31 @@ def parse(
     raise ArgumentError("the arguments", "must be options of this experiment", f"got {' '.join(plain)!r}", remedy)
 
 
+def take(arguments: Sequence[str], name: str, default: str) -> tuple[str, list[str]]:
+    """The value of an option that every experiment has, and the other arguments.
+
+    Raises:
+        ArgumentError: it is given twice, or without a value.
+
+    Example:
+        >>> take(["--nodes", "4", "--compilation-cache=off"], "--compilation-cache", "default")
+        ('off', ['--nodes', '4'])
+    """
+    values, others = [], []
+    for group in _by_option(arguments):
+        key, equals, value = group[0].partition("=")
+        if key.replace("_", "-") != name:
+            others += group
+            continue
+        given = ([value] if equals else []) + list(group[1:])
+        if len(given) != 1 or not given[0]:
+            raise ArgumentError(name, "must have one value", f"got {' '.join(given)!r}", f"Write for example {name} x.")
+        values += given
+    if len(values) > 1:
+        raise ArgumentError(name, "must be given once", f"got {' and '.join(map(repr, values))}", "Remove one of them.")
+    return (values[0] if values else default), others
+
+
 def _expand(arguments: Sequence[str], config_type: type) -> tuple[list[str], str | None]:
     """The arguments with every `--set` written as its option, and the preset's name."""
     plain, settings, preset = [], [], None

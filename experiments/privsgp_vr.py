@@ -98,6 +98,7 @@ def run(options: Config, preset: str | None) -> dict[str, Any]:
     algorithms = {name: make_algorithm(config, variant, task) for name, variant in variants.items()}
     directory = new_run_directory(config.out, "privsgp_vr", preset or config.dataset, resume=config.resume)
     saved: dict[str, Any] = {k: v for k, v in dataclasses.asdict(config).items() if k not in NOT_SAVED}
+    saved["node_loop"] = task.node_loop  # what auto stands for here: another one gives other last bits
     saved["variants"] = {name: variant._asdict() for name, variant in variants.items()}
     # So that a resumed run notices another matrix under the same name; the file fixes the number of nodes.
     if config.graph.endswith(".npy"):
@@ -155,7 +156,8 @@ def _description(
     lines = [
         f"{dataset.name}: {len(dataset.train_labels)} samples over {' or '.join(map(str, config.nodes))} nodes "
         f"({config.partition}), graph {config.graph}, model {model} with {size(one_node)} parameters",
-        f"{config.sampler} sampling, clipping {clipping}, seeds {' '.join(map(str, config.seeds))}",
+        f"{config.sampler} sampling, clipping {clipping}, seeds {' '.join(map(str, config.seeds))}, "
+        f"node loop {task.node_loop}",
     ]
     for name, variant in variants.items():
         target = "" if variant.target_epsilon is None else f", budget ε = {variant.target_epsilon:g} ({variant.bound})"

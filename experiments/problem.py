@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxfl import models
-from jaxfl.core import ArgumentError, FederatedData, Task, check
+from jaxfl.core import ArgumentError, FederatedData, Task, check, over_nodes
 from jaxfl.data import Dataset, federate, partition_dataset
 
 
@@ -31,6 +31,24 @@ def subset(dataset: Dataset, num_train: int | None, num_test: int | None) -> Dat
     )
 
 
+def shrunk(dataset: Dataset, factor: int) -> Dataset:
+    """The data set with its uint8 images averaged over blocks of so many pixels a side, rounded; 1 changes nothing."""
+    check.at_least(1, shrink=factor)
+    if factor == 1:
+        return dataset
+
+    def averaged(images: np.ndarray) -> np.ndarray:
+        size, height, width = images.shape[:3]
+        if images.dtype != np.uint8 or height % factor or width % factor:
+            found = f"got {factor} for {images.dtype} images of {height}x{width}"
+            remedy = "Pass a factor of both sides, or leave it out."
+            raise ArgumentError("shrink", "must divide the sides of uint8 images", found, remedy)
+        blocks = images.reshape(size, height // factor, factor, width // factor, factor, *images.shape[3:])
+        return np.rint(blocks.mean(axis=(2, 4), dtype=np.float32)).astype(np.uint8)
+
+    return dataset._replace(train_inputs=averaged(dataset.train_inputs), test_inputs=averaged(dataset.test_inputs))
+
+
 def image_shape(dataset: Dataset) -> tuple[int, int, int]:
     """(height, width, channels) of a sample."""
     height, width, *channels = dataset.train_inputs.shape[1:]
@@ -49,6 +67,26 @@ def residual_network(dataset: Dataset, widths: tuple[int, ...]) -> Task:
     """ResNet-18, or one with these channels a stage."""
     shape, blocks = image_shape(dataset), (2,) * len(widths)
     return models.classification(models.resnet18(shape, dataset.num_classes, widths=widths, blocks=blocks))
+
+
+def with_node_loop(task: Task, node_loop: str) -> Task:
+    """The task, run over nodes as an option says.
+
+    Args:
+        task: a classification.
+        node_loop: "vmap", "map" or "chunk:k" (see `jaxfl.core.node_loop`); "auto" leaves the choice to the model.
+
+    Raises:
+        ArgumentError: `node_loop` is none of these.
+    """
+    if node_loop == "auto":
+        return task
+    try:
+        over_nodes(lambda: None, node_loop)
+    except ArgumentError as error:
+        requirement = "must be auto, vmap, map or chunk:k with k at least 1"
+        raise ArgumentError("node_loop", requirement, error.found, "Choose one of these.") from None
+    return task._replace(node_loop=node_loop)
 
 
 def partitioned(

@@ -10,6 +10,7 @@ want it that reach all others, be its steps constant or falling as 1 / sqrt(k + 
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,13 +19,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.console import Console
 
 import jaxfl
+from experiments.command_line import run_command_line
 from jaxfl.analysis.plots import Panel, line_style, style_axes
+from jaxfl.core import ArgumentError, check
 from jaxfl.graphs import TrackingPair, five_agents
 from jaxfl.privacy.tracking import TrackingSchedule
 
@@ -101,39 +103,56 @@ def draw(errors: dict[str, np.ndarray], path: Path) -> None:
     axes.set_yscale("log")
     axes.legend(frameon=False)
     figure.suptitle("Five agents, directed graphs with spanning trees only, quadratics, no noise")
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
 
 
-def run(num_rounds: int = 1500, out: Path = Path("runs/spanning_tree")) -> None:
-    """Gradient tracking against plain distributed SGD where the graphs have only spanning trees.
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Options."""
 
-    Args:
-        num_rounds: iterations.
-        out: folder for spanning_tree.png.
-    """
+    num_rounds: int = 1500
+    """Iterations."""
+    out: str = "runs/spanning_tree"
+    """Folder for spanning_tree.png."""
+
+
+def run(config: Config, preset: str | None) -> None:
+    """Run all three, print their errors and draw them; there are no presets."""
+    del preset
+    check.at_least(1, num_rounds=config.num_rounds)
+    folder = Path(config.out).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        found = f"{folder}: {(error.strerror or str(error)).lower()}"
+        raise ArgumentError("out", "must name a folder that can be made", found, "Name another.") from None
     pair = five_agents()
     problem = quadratics(len(pair.state_weights))
+    rounds = config.num_rounds
     errors = {
-        "gradient tracking": tracking_errors(problem, pair, num_rounds),
-        "plain distributed SGD, constant step": plain_errors(problem, pair.state_weights, num_rounds, falling=False),
-        "plain distributed SGD, falling step": plain_errors(problem, pair.state_weights, num_rounds, falling=True),
+        "gradient tracking": tracking_errors(problem, pair, rounds),
+        "plain distributed SGD, constant step": plain_errors(problem, pair.state_weights, rounds, falling=False),
+        "plain distributed SGD, falling step": plain_errors(problem, pair.state_weights, rounds, falling=True),
     }
-    path = out / "spanning_tree.png"
+    path = folder / "spanning_tree.png"
     draw(errors, path)
     console = Console()
     for name, values in errors.items():
-        console.print(f"{name}: squared distance to the optimum {values[0]:.3g} at first, {values[-1]:.3g} at the end")
+        text = f"{name}: squared distance to the optimum {values[0]:.3g} at first, {values[-1]:.3g} at the end"
+        console.print(text, soft_wrap=True)
     console.print(f"Picture: {path}", soft_wrap=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    try:
-        tyro.cli(run, args=None if argv is None else list(argv), prog="python -m experiments.spanning_tree")
-    except SystemExit as done:
-        return done.code if isinstance(done.code, int) else 0
-    return 0
+    return run_command_line(
+        run,
+        Config,
+        {},
+        prog="python -m experiments.spanning_tree",
+        description=(__doc__ or "").split("\n")[0],
+        argv=argv,
+    )
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ class Runner(NamedTuple):
     """A compiled function that is ready to be called again and again."""
 
     call: Callable[[], float]  # runs once to the end; returns its wall-clock seconds
+    compile_seconds: float  # tracing and compiling, apart from the first run
     temp_bytes: int  # temporary memory of the compiled program
 
 
@@ -39,11 +40,14 @@ def runner(fn: Callable[..., PyTree], state: PyTree, *args: PyTree) -> Runner:
         args: arrays that stay.
 
     Example:
-        >>> runner(lambda state: state + 1.0, jnp.zeros(3)).call() > 0
-        True
+        >>> one = runner(lambda state: state + 1.0, jnp.zeros(3))
+        >>> one.compile_seconds > 0, one.call() > 0
+        (True, True)
     """
     held = jax.tree.map(jnp.copy, state)
+    start = time.perf_counter()
     compiled = jax.jit(fn, donate_argnums=0).lower(held, *args).compile()
+    compile_seconds = time.perf_counter() - start
     memory = compiled.memory_analysis()
 
     def call():
@@ -53,7 +57,17 @@ def runner(fn: Callable[..., PyTree], state: PyTree, *args: PyTree) -> Runner:
         return time.perf_counter() - start
 
     call()
-    return Runner(call, 0 if memory is None else memory.temp_size_in_bytes)
+    return Runner(call, compile_seconds, 0 if memory is None else memory.temp_size_in_bytes)
+
+
+def compile_times(suite: str, runners: dict[str, Runner], against: str) -> dict[str, Measurement]:
+    """SUITE/compile_NAME of each runner, in seconds; compiled once, so without spread."""
+    return {
+        f"{suite}/compile_{name}": Measurement(
+            one.compile_seconds, "s", (one.compile_seconds, one.compile_seconds), f"tracing and compiling; {against}"
+        )
+        for name, one in runners.items()
+    }
 
 
 def in_turns(calls: dict[str, Callable[[], float]], repeats: dict[str, int]) -> dict[str, list[float]]:

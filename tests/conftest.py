@@ -3,6 +3,8 @@
 import os
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several processes may share one GPU
+# Of this process and of those that tests start: no test reads or fills the user's cache of compiled programs.
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 
 import jax
 

@@ -17,7 +17,6 @@ from jaxfl.privacy.tracking import TrackingSchedule
 
 UNEVEN_SIZES = (7, 4, 9, 5, 6)
 STATE_MIXING, TRACKER_MIXING = 0.3, 0.25  # alpha and beta of the schedules
-STATE_MIXING, TRACKER_MIXING = 0.3, 0.25  # alpha and beta of the schedules
 
 
 def uneven_data(sizes=UNEVEN_SIZES, features=6, classes=3, seed=0):
@@ -38,7 +37,7 @@ def small_task(features=6, hidden=5, classes=3):
 def linear_task(features=6):
     """Least squares by plain functions: a task without factored layers."""
     return jaxfl.from_functions(
-        lambda key: {"w": 0.1 * jax.random.normal(key, (features,)), "b": jnp.float32(0.0)},
+        lambda key: {"w": 0.1 * jax.random.normal(key, (features,), jnp.float32), "b": jnp.float32(0.0)},
         lambda params, x, y: (x @ params["w"] + params["b"] - y.astype(jnp.float32)) ** 2,
     )
 
@@ -86,7 +85,7 @@ class Problem(NamedTuple):
     """One row of the registry on a small problem that fits it."""
 
     row: Row
-    topology: dict[str, Any]  # the arguments that say who hears whom: a graph, or two matrices
+    topology: dict[str, Any]  # the arguments that say who hears whom: a graph, two matrices, or who reaches a server
     data: jaxfl.FederatedData
 
     def algorithm(
@@ -103,11 +102,15 @@ class Problem(NamedTuple):
 
         Args:
             gradient: clip_norm -> the gradient estimator, of rows that take one; default: a plain mini-batch.
-            batch_size: of that mini-batch, or of the gradients of a row that takes a schedule.
-            noise_scale: () or (n,): a standard deviation, or the b of Laplace noise where a schedule says so.
+            batch_size: of that mini-batch, of the gradients of a row that takes a schedule, or of a client's steps.
+            clip_norm: of rows that are private.
+            noise_scale: () or (n,): a standard deviation, or the b of Laplace noise where a schedule says so; of rows
+                that are private.
             changes: any arguments of the constructor.
         """
-        if self.row.schedule:
+        if self.row.topology == "server":
+            arguments = {"batch_size": batch_size, "step_size": step_size}
+        elif self.row.schedule:
             scales: Any = jnp.multiply.outer(jnp.asarray(noise_scale, jnp.float32), jnp.ones(20))
             schedule = TrackingSchedule(STATE_MIXING, TRACKER_MIXING, step_size, batch_size, scales, scales)
             arguments = {"schedule": schedule, "clip_norm": clip_norm}
@@ -135,14 +138,18 @@ class Problem(NamedTuple):
         }
 
     def complete(self, num_nodes) -> dict[str, Any]:
-        """The topology in which everybody hears everybody."""
+        """The topology in which everybody hears everybody in a round, or the server everybody after one local step."""
+        if self.row.topology == "server":
+            return {"num_active": num_nodes, "num_local_steps": 1}
         graph = graphs.complete(num_nodes)
         return {name: graph if name == "graph" else graph.mixing_matrix(0) for name in self.topology}
 
 
 def problem(name):
-    """Five nodes with uneven data, on a graph as irregular as the row allows."""
+    """Five nodes with uneven data, on a graph as irregular as the row allows; three of five clients of a server."""
     row = REGISTRY[name]
+    if row.topology == "server":
+        return Problem(row, {"num_active": 3, "num_local_steps": 3}, uneven_data())
     if row.mixing == "rooted":
         return Problem(row, graphs.five_agents()._asdict(), uneven_data())
     return Problem(row, {"graph": irregular_graph() if row.mixing == "column" else graphs.ring(5)}, uneven_data())

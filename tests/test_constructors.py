@@ -33,21 +33,31 @@ def test_what_a_constructor_refuses(name):
     if p.row.requires_noise:
         with pytest.raises(ArgumentError, match=r"^noise: must be a noise mechanism; got None"):
             p.algorithm(noise_scale=None)
-    if not p.row.stateful_gradient and not p.row.schedule:
+    if p.row.topology == "graph" and not p.row.stateful_gradient and not p.row.schedule:
         with pytest.raises(ArgumentError, match=r"^gradient: must be an estimator without state; .* keeps a SagaState"):
             p.algorithm(saga).init(KEY, p.data)
     with pytest.raises(ArgumentError, match=r"^step_size: must be positive"):
         p.algorithm(step_size=0.0)
     with pytest.raises(ArgumentError, match=r"^step_size: must be a single number; got shape \(5,\)"):
         p.algorithm(step_size=jnp.ones(5))
-    misfit = (
-        "state_noise_scale: .* 5 nodes" if p.row.schedule else "noise: must be a scalar or hold one number per node"
-    )
-    with pytest.raises(ArgumentError, match=rf"^{misfit}"):
-        p.algorithm(noise_scale=np.ones(3))
-    with pytest.raises(ArgumentError, match=r"^clip_norm: must be positive"):
-        p.algorithm(clip_norm=0.0)
-    with pytest.raises(ArgumentError, match=r"^data: .*the graph has 5 nodes and the data 2"):
-        p.algorithm().init(KEY, uneven_data(sizes=(3, 4)))
+    if p.row.noise_draws:
+        misfit = (
+            "state_noise_scale: .* 5 nodes" if p.row.schedule else "noise: must be a scalar or hold one number per node"
+        )
+        with pytest.raises(ArgumentError, match=rf"^{misfit}"):
+            p.algorithm(noise_scale=np.ones(3))
+        with pytest.raises(ArgumentError, match=r"^clip_norm: must be positive"):
+            p.algorithm(clip_norm=0.0)
+    two_nodes = uneven_data(sizes=(3, 4))
+    if p.row.topology == "server":
+        for count in p.topology:
+            with pytest.raises(ArgumentError, match=rf"^{count}: must be an integer of at least 1; got 0"):
+                p.algorithm(**{count: 0})
+        with pytest.raises(ArgumentError, match=r"^num_active: .*number of clients in the data; got 3, and the data 2"):
+            p.algorithm().init(KEY, two_nodes)
+    else:
+        with pytest.raises(ArgumentError, match=r"^data: .*the graph has 5 nodes and the data 2"):
+            p.algorithm().init(KEY, two_nodes)
+    # A client of a server whose samples do not fill a batch uses them all.
     with pytest.raises(ArgumentError, match=r"^batch_size: "):
-        p.algorithm(batch_size=5).init(KEY, p.data)
+        p.algorithm(batch_size=0 if p.row.topology == "server" else 5).init(KEY, p.data)

@@ -31,6 +31,9 @@ CASES = [
     for kind in KINDS
     if kind == "mini_batch" or (REGISTRY[name].stateful_gradient and (name == NAMES[0] or kind != "saga dense"))
 ]
+# A row without noise takes no clip norm, either. A server's model is no sum over nodes that mixing could preserve.
+PRIVATE_CASES = [(name, kind) for name, kind in CASES if REGISTRY[name].noise_draws]
+GRAPH_CASES = [(name, kind) for name, kind in CASES if REGISTRY[name].topology == "graph"]
 KEY = jax.random.key(7)
 CLIP_NORM, STEP_SIZE, NOISE_SCALE = 0.7, 0.2, 0.02
 
@@ -137,7 +140,7 @@ def test_a_round_is_a_function_of_key_and_round(name, kind):
     for field in set(draws._fields) - set(c.row.noise_draws):
         for ours, *others in zip(*(jax.tree.leaves(getattr(one, field))[:1] for one in all_draws), strict=True):
             assert all(np.any(ours != theirs) for theirs in others)
-    if not c.row.schedule:
+    if "noise" in c.row.noise_draws:
         expected = jaxfl.gaussian(NOISE_SCALE).draw(purpose_key(KEY, Purpose.NOISE, jnp.int32(3)), half.params)
         assert_same(draws.noise, expected, rtol=1e-6)
 
@@ -176,14 +179,20 @@ def test_relabelling_the_nodes_permutes_the_result(name, kind):
 
     data = c.data._replace(indices=c.data.indices[order], sizes=c.data.sizes[order])
     new_state, info = c.update(state, draws)
-    if c.row.synchronous:
+    # New number of each old one, and of -1, nobody.
+    names = jnp.asarray(np.append(np.argsort(order), -1), jnp.int32)
+    if c.row.topology == "server":
+        # What the server holds has no node axis; the draws name the clients.
+        renamed = draws._replace(active=names[draws.active])
+        found = c.tuned(state, data, renamed, jnp.float32(CLIP_NORM), jnp.float32(STEP_SIZE))
+        expected = new_state
+        assert 0 < int(info.active.sum()) < 5, "some must be idle for this test to mean something"
+    elif c.row.synchronous:
         other = c.build(clip_norm=CLIP_NORM, **c.problem.permuted(order))
         found = jax.jit(other.update)(relabel(state), data, relabel(draws))
         expected = relabel(new_state)
     else:
         # Events are numbered by time; what is relabelled is the nodes they name. The graph is met in `draw` alone.
-        # New number of each old one, and of -1, nobody.
-        names = jnp.asarray(np.append(np.argsort(order), -1), jnp.int32)
         renamed = draws._replace(node=names[draws.node], neighbor=names[draws.neighbor])
         before, expected = (
             one._replace(params=relabel(one.params), log=one.log._replace(nodes=names[one.log.nodes]))
@@ -215,7 +224,7 @@ def test_the_derivative_by_the_step_size_equals_a_finite_difference(name, kind):
     assert np.isfinite(float(value))
 
 
-@pytest.mark.parametrize(("name", "kind"), CASES)
+@pytest.mark.parametrize(("name", "kind"), PRIVATE_CASES)
 def test_no_noise_and_no_clipping_give_the_plain_method(name, kind):
     """Two rounds, same state and draws: noise 0 and a huge clip norm change nothing, small ones do."""
     c = case(name, kind)
@@ -261,8 +270,8 @@ def descended(params, pool):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_node_or_a_complete_graph_with_equal_data_is_gradient_descent(name):
-    """n = 1, and n nodes that hold the same data on a complete graph, follow full-batch gradient descent. (Where nodes
-    act one after the other, n = 1 without delay does.)"""
+    """n = 1, and n nodes that hold the same data on a complete graph or reach the server after each step, follow
+    full-batch gradient descent. (Where nodes act one after the other, n = 1 without delay does.)"""
     p, count = problem(name), 6
     pool = uneven_data(sizes=(count,))
     for nodes in (1, 4) if p.row.synchronous else (1,):
@@ -279,14 +288,17 @@ def test_one_node_or_a_complete_graph_with_equal_data_is_gradient_descent(name):
         def trained(key, algorithm=algorithm, data=data):
             first = algorithm.init(key, data)
             last, _ = jax.lax.scan(lambda state, _: (algorithm.round(key, state, data)[0], None), first, length=10)
-            return first.params, algorithm.node_params(last)
+            return algorithm.node_params(first), algorithm.node_params(last)
 
         first, last = trained(KEY)
         expected = descended(jax.tree.map(lambda leaf: leaf[0], first), pool)
-        assert_same(last, jax.tree.map(lambda leaf, n=nodes: jnp.stack([leaf] * n), expected), rtol=1e-4, atol=1e-5)
+        # A server has one model, whatever the number of its clients.
+        count_of_models = 1 if p.row.topology == "server" else nodes
+        stacked = jax.tree.map(lambda leaf, m=count_of_models: jnp.stack([leaf] * m), expected)
+        assert_same(last, stacked, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "kind"), CASES)
+@pytest.mark.parametrize(("name", "kind"), GRAPH_CASES)
 def test_invariants_in_every_round(name, kind):
     """The push-sum weights sum to n, and mixing leaks nothing: the sum of x moves by step size times noisy g.
 

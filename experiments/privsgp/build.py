@@ -7,7 +7,7 @@ import numpy as np
 
 from experiments.command_line import read_graph
 from experiments.privsgp.config import Resolved, Variant
-from experiments.problem import image_shape, multilayer_perceptron, partitioned, residual_network
+from experiments.problem import image_shape, multilayer_perceptron, partitioned, residual_network, with_node_loop
 from jaxfl import gradients, graphs, models, privacy
 from jaxfl.algorithms import a_dp2_sgd, dp2_sgd, push_sum
 from jaxfl.core import Algorithm, ArgumentError, FederatedData, Task, check
@@ -35,7 +35,11 @@ def make_graph(config: Resolved, nodes: int) -> graphs.Graph:
 
 
 def make_task(config: Resolved, dataset: Dataset) -> Task:
-    """The model for the data set."""
+    """The model for the data set, run over nodes as asked for."""
+    return with_node_loop(_network(config, dataset), config.node_loop)
+
+
+def _network(config: Resolved, dataset: Dataset) -> Task:
     if config.model == "mlp":
         return multilayer_perceptron(dataset, config.hidden, config.activation)
     if config.model == "cnn":

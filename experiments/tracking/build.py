@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from experiments.problem import image_shape, multilayer_perceptron, partitioned, residual_network
+from experiments.problem import image_shape, multilayer_perceptron, partitioned, residual_network, with_node_loop
 from experiments.tracking.config import NAMED_PAIRS, Resolved, Variant
 from jaxfl import channel, graphs, models
 from jaxfl.algorithms import gradient_tracking, output_perturbation, perturbed_gossip
@@ -41,10 +42,15 @@ def _read_pair(path: str, num_nodes: int) -> TrackingPair:
     except OSError as error:
         found = f"{path}: {(error.strerror or str(error)).lower()}"
         raise ArgumentError("graph", requirement, found, remedy) from None
-    except (ValueError, EOFError):
+    except (ValueError, EOFError):  # another format, cut off, or objects that only pickle reads
         raise ArgumentError("graph", requirement, f"{path} does not hold an array of numbers", remedy) from None
-    if not isinstance(weights, np.ndarray) or weights.shape != (2, num_nodes, num_nodes):
-        raise ArgumentError("graph", requirement, f"{path} has shape {getattr(weights, 'shape', None)}", remedy)
+    if not isinstance(weights, np.ndarray):
+        weights.close()
+        raise ArgumentError("graph", requirement, f"{path} is an archive of several arrays", remedy)
+    if weights.dtype.kind not in "biuf":
+        raise ArgumentError("graph", requirement, f"{path} has entries of type {weights.dtype}", remedy)
+    if weights.shape != (2, num_nodes, num_nodes):
+        raise ArgumentError("graph", requirement, f"{path} has shape {weights.shape}", remedy)
     return TrackingPair(state_weights=weights[0], tracker_weights=weights[1])
 
 
@@ -77,7 +83,11 @@ def num_rounds(config: Resolved, variant: Variant) -> int:
 
 
 def make_task(config: Resolved, dataset: Dataset) -> Task:
-    """The model for the data set."""
+    """The model for the data set, run over nodes as asked for."""
+    return with_node_loop(_network(config, dataset), config.node_loop)
+
+
+def _network(config: Resolved, dataset: Dataset) -> Task:
     if config.model == "mlp":
         return multilayer_perceptron(dataset, config.hidden, "relu")
     if config.model == "cnn":
@@ -94,9 +104,25 @@ def make_task(config: Resolved, dataset: Dataset) -> Task:
 
 def make_data(config: Resolved, dataset: Dataset, seed: int) -> FederatedData:
     """The agents' training data; every seed has its own partition."""
-    return partitioned(
-        dataset, config.partition, config.nodes, seed, alpha=config.alpha, shards_per_node=config.shards_per_node
-    )
+    try:
+        return partitioned(
+            dataset, config.partition, config.nodes, seed, alpha=config.alpha, shards_per_node=config.shards_per_node
+        )
+    except ArgumentError as error:
+        if error.argument != "scheme":  # which is another option here
+            raise
+        raise ArgumentError("partition", error.requirement, error.found, error.remedy) from None
+
+
+def refuse_small_agents(config: Resolved, variants: Mapping[str, Variant], sizes: Sequence[int]) -> None:
+    """Say before anything runs that an agent of some seed has too few samples; `sizes` (n,), least of all seeds."""
+    fewest = min(sizes)
+    for name, variant in variants.items():
+        batch = make_schedule(config, variant, config.iterations).num_samples
+        if batch > fewest:
+            found = f"{name} draws {batch} and agent {sizes.index(fewest)} has {fewest}"
+            remedy = f"Pass --num-samples {fewest} or less, or give agents more data."
+            raise ArgumentError("num_samples", "must be at most the samples of every agent and seed", found, remedy)
 
 
 def make_baseline_graph(config: Resolved) -> graphs.Graph:
@@ -105,6 +131,8 @@ def make_baseline_graph(config: Resolved) -> graphs.Graph:
         found = f"got {config.baseline_graph!r}"
         raise ArgumentError("baseline_graph", f"must be one of {', '.join(GRAPHS)}", found, "Choose one of these.")
     try:
+        if config.baseline_graph == "star":
+            return graphs.star(config.nodes, weights="metropolis")  # doubly stochastic, as the others are
         graph = getattr(graphs, config.baseline_graph)(config.nodes)
         graphs.require_undirected(graph)
     except ArgumentError as error:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
 
 from jaxfl.core import ArgumentError, check
 
@@ -27,6 +30,8 @@ class Config:
     """Use only so many training samples, drawn at random."""
     num_test: int | None = None
     """Use only so many test samples, drawn at random."""
+    shrink: int = 1
+    """Average images over blocks of so many pixels a side."""
     methods: tuple[Method, ...] = ("DP-GT",)
     """DP-GT is gradient tracking. The others are distributed SGD on an undirected graph with the noise and the steps of
     the scheme, by the paper's reference numbers: noisy-states [46], noisy-quantized-states [47], ternary-states [41]
@@ -44,12 +49,13 @@ class Config:
     """Where gradients are taken: at the broadcast state, which has a proven epsilon, or at the agent's own state, as
     published, which has none."""
     graph: tuple[str, ...] = ("five_agents",)
-    """Of DP-GT: five_agents, five_agents_self_loops, or both directed graphs alike: directed_ring, exponential, ring,
-    complete, star; or a .npy file with the weights R and C, shape (2, n, n), entry (i, j) that of j at i."""
+    """Of DP-GT: five_agents, five_agents_self_loops, or both directed graphs alike: directed_ring, exponential (its
+    rounds averaged), ring, complete, star; or a .npy file with the weights R and C, shape (2, n, n), entry (i, j) that
+    of j at i."""
     nodes: int | None = None
-    """Agents n (the named five agents: 5; others need it)."""
+    """Agents n (the named five agents, and without DP-GT: 5; other graphs need it)."""
     baseline_graph: str = "ring"
-    """Of the other methods: ring, complete, star or exponential, if it is undirected."""
+    """Of the other methods: ring, complete or star."""
     iterations: int | None = None
     """K, which fixes steps and samples of the schemes (digits: 400, others: 2000)."""
     state_mixing: float | None = None
@@ -88,6 +94,9 @@ class Config:
     """Height and width of the cnn's kernels (3)."""
     resnet_widths: tuple[int, ...] | None = None
     """Channels of the stages of resnet18 (64 128 256 512), each at most 32 or a multiple of it."""
+    node_loop: str = "auto"
+    """How a round runs over nodes: vmap (all at once), map (one after the other), chunk:k (k at once), or auto: map for
+    convolutions on a CPU, else vmap. Fewer at once take less memory; results agree to rounding."""
     dp_delta: float = 1e-5
     """Delta of the bound that counts a sample's participations, and of Gaussian noise."""
     smoothness: float | None = None
@@ -151,34 +160,64 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "other": {"iterations": 2000, "noise_gain": (0.01,), "clip_norm": 20.0, "model": "cnn", "seeds": (0,)},
 }
-# Option -> the model that it belongs to, and its value there.
-OWNED: dict[str, tuple[str, Any]] = {
-    "hidden": ("mlp", ()),
-    "channels": ("cnn", (4, 8)),
-    "window": ("cnn", 3),
-    "resnet_widths": ("resnet18", (64, 128, 256, 512)),
+MODEL_DEFAULTS: dict[str, Any] = {
+    "hidden": (),
+    "channels": (4, 8),
+    "window": 3,
+    "resnet_widths": (64, 128, 256, 512),
+}
+METHODS: tuple[str, ...] = get_args(Method)
+QUANTIZED = ("ternary-states", "quantized-states")  # without noise
+_NOISY = tuple(method for method in METHODS if method not in QUANTIZED)
+_PERTURBING_STATES = tuple(method for method in METHODS if method != "noisy-outputs")
+# Option -> for each option that decides whether it counts the values with which it does.
+OWNED: dict[str, dict[str, tuple[str, ...]]] = {
+    "hidden": {"model": ("mlp",)},
+    "channels": {"model": ("cnn",)},
+    "window": {"model": ("cnn",)},
+    "resnet_widths": {"model": ("resnet18",)},
+    "noise_exponent": {"scheme": ("S1",), "methods": _NOISY},
+    "noise_base": {"scheme": ("S2",), "methods": _NOISY},
+    "noise_gain": {"methods": _NOISY},
+    "gradient_at": {"methods": _PERTURBING_STATES},
+    "graph": {"methods": ("DP-GT",)},
+    "baseline_graph": {"methods": METHODS[1:]},
+    "state_mixing": {"methods": _PERTURBING_STATES},
+    "tracker_mixing": {"methods": ("DP-GT",)},
+    "ternary_threshold": {"methods": ("ternary-states",)},
+    "quantization_step": {"methods": ("noisy-quantized-states", "quantized-states")},
+    "smoothness": {"methods": ("DP-GT",)},
+    "gradient_dominance": {"methods": ("DP-GT",), "scheme": ("S2",)},
+    "strict": {"methods": ("DP-GT",)},
 }
 NAMED_PAIRS = ("five_agents", "five_agents_self_loops")
 
 
-def resolve(config: Config) -> Resolved:
+def resolve(config: Config, defaults: Config | None = None) -> Resolved:
     """The configuration with the data set's defaults filled in.
+
+    Args:
+        config: the options.
+        defaults: those of the preset, if there is one. What differs from it was asked for, and has to count.
 
     Raises:
         ArgumentError: a value out of range, or options that do not go together.
     """
     values = dataclasses.asdict(config)
-    defaults = dict(DEFAULTS[config.dataset if config.dataset in DEFAULTS else "other"])
+    unasked = dataclasses.asdict(defaults or Config())
+    given = [name for name, value in values.items() if value != unasked[name]]
+    of_dataset = dict(DEFAULTS[config.dataset if config.dataset in DEFAULTS else "other"])
     if config.distribution == "gaussian":
-        defaults["clip_norm"] = 1.0
-    for name, default in defaults.items():
+        of_dataset["clip_norm"] = 1.0
+    for name, default in {**of_dataset, **MODEL_DEFAULTS}.items():
         if values[name] is None:
             values[name] = default
-    _fill_nodes(values)
     for name in ("methods", "scheme", "noise_exponent", "noise_base", "noise_gain", "gradient_at", "graph", "seeds"):
-        given = values[name]
-        if not given or len(set(given)) != len(given):
-            raise ArgumentError(name, "must be distinct and at least one", f"got {list(given)}", "List each once.")
+        listed = values[name]
+        if not listed or len(set(listed)) != len(listed):
+            raise ArgumentError(name, "must be distinct and at least one", f"got {list(listed)}", "List each once.")
+    _refuse_idle(values, given)
+    _fill_nodes(values)
     check.at_least(1, iterations=values["iterations"], checkpoint_every=values["checkpoint_every"])
     if values["evaluate_every"] is None:
         values["evaluate_every"] = max(1, values["iterations"] // 20)
@@ -192,28 +231,48 @@ def resolve(config: Config) -> Resolved:
         check.positive(**{name: values[name]})
     check.non_negative(noise_gain=values["noise_gain"], gradient_dominance=values["gradient_dominance"])
     check.open_unit(dp_delta=values["dp_delta"])
-    for name, (owner, default) in OWNED.items():
-        if values[name] is not None and values["model"] != owner:
-            remedy = f"Leave it out, or pass --model {owner}."
-            raise ArgumentError(name, f"belongs to {owner}", f"got {values[name]} without it", remedy)
-        if values[name] is None:
-            values[name] = default
+    for name in ("noise_exponent", "noise_base", "noise_gain"):
+        shown = [f"{value:g}" for value in values[name]]
+        if not np.isfinite(values[name]).all() or len(set(shown)) != len(shown):
+            requirement = "must be finite, and distinct in the six digits that name variants"
+            raise ArgumentError(name, requirement, f"got {list(values[name])}", "Pass numbers further apart.")
+    check.at_least(1, window=values["window"])
+    for units in values["channels"]:
+        check.at_least(1, channels=units)
+    for width in values["resnet_widths"]:
+        if width < 1 or (width > 32 and width % 32):  # as many channels, in groups of equal size
+            remedy = "Pass for example 8 16 32 64."
+            raise ArgumentError("resnet_widths", "must be 1 to 32, or a multiple of 32", f"got {width}", remedy)
     for seed in values["seeds"]:
         if not 0 <= seed < 2**32:  # a larger seed would lose its upper bits
             raise ArgumentError("seeds", "must lie in [0, 2^32)", f"got {seed}", "Pass e.g. 0 1 2.")
-    if config.distribution == "gaussian" and {"ternary-states", "quantized-states"} & set(config.methods):
+    if config.distribution == "gaussian" and set(QUANTIZED) & set(config.methods):
         remedy = "Leave these methods out, or take Laplace noise."
         raise ArgumentError("distribution", "must be laplace: theirs is an L1 argument", "got gaussian", remedy)
-    resolved = Resolved(**values)
-    plan(resolved)
-    return resolved
+    return Resolved(**values)
+
+
+def _refuse_idle(values: dict[str, Any], given: Sequence[str]) -> None:
+    """Refuse options that were given and would change nothing."""
+    needed = {name: OWNED[name] for name in given if name in OWNED}
+    if "dp_delta" in given and values["distribution"] == "laplace":
+        needed["dp_delta"] = {"methods": ("DP-GT",)}
+    for name, owners in needed.items():
+        for option, choices in owners.items():
+            chosen = (values[option],) if option == "model" else values[option]
+            if not set(choices) & set(chosen):
+                shown = " ".join(map(str, values[name])) if isinstance(values[name], tuple) else values[name]
+                remedy = f"Leave it out, or pass --{option} {choices[0]}."
+                found = f"got {shown} without it"
+                raise ArgumentError(name, f"belongs to {', '.join(choices)}", found, remedy)
 
 
 def _fill_nodes(values: dict[str, Any]) -> None:
-    """Five agents for the named pairs; a number for all other graphs."""
-    named = [graph for graph in values["graph"] if graph in NAMED_PAIRS]
+    """Five agents for the named pairs, and where there is no DP-GT; a number for all other graphs."""
+    tracking = "DP-GT" in values["methods"]
+    named = [graph for graph in values["graph"] if tracking and graph in NAMED_PAIRS]
     if values["nodes"] is None:
-        if not named:
+        if tracking and not named:
             raise ArgumentError("nodes", "must be given for this graph", "got none", "Pass --nodes 8, for instance.")
         values["nodes"] = 5
     check.at_least(2, nodes=values["nodes"])
@@ -231,7 +290,7 @@ def plan(config: Resolved) -> dict[str, Variant]:
     several = {name: len(getattr(config, name)) > 1 for name in ("scheme", "noise_gain", "gradient_at", "graph")}
     for method, scheme, gradient_at in itertools.product(config.methods, config.scheme, config.gradient_at):
         levels = config.noise_exponent if scheme == "S1" else config.noise_base
-        noisy = method not in ("ternary-states", "quantized-states")
+        noisy = method not in QUANTIZED
         for noise, gain, graph in itertools.product(
             levels if noisy else levels[:1],
             config.noise_gain if noisy else (0.0,),
@@ -246,9 +305,6 @@ def plan(config: Resolved) -> dict[str, Variant]:
                 graph if method == "DP-GT" and several["graph"] else "",
             ]
             name = ", ".join(part for part in parts if part)
-            if name in variants and method == "noisy-outputs":
-                continue  # which takes its gradients at a state that everyone knows
-            if name in variants:
-                raise ArgumentError("noise_gain", "and noise must differ in six digits", f"got {name!r} twice", "")
-            variants[name] = Variant(method, scheme, noise, gain, gradient_at, graph)
+            # Only noisy-outputs comes by one name twice: it takes its gradients at a state that everyone knows.
+            variants.setdefault(name, Variant(method, scheme, noise, gain, gradient_at, graph))
     return variants

@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from experiments.tracking.build import make_pair, make_schedule
-from experiments.tracking.config import Resolved, Variant
+from experiments.tracking.config import QUANTIZED, Resolved, Variant
 from jaxfl.analysis.plots import Panel, draw_panels, line_style, privacy_notes, read_lines, run_title, style_axes
 from jaxfl.privacy.perturbed_states import (
     cumulative_delta_curve,
@@ -47,18 +47,25 @@ def plot_convergence(run_dir: Path) -> Path:
     return path
 
 
-def plot_budgets(run_dir: Path, config: Resolved, variants: Mapping[str, Variant]) -> Path:
+def plot_budgets(run_dir: Path, config: Resolved, variants: Mapping[str, Variant]) -> list[Path]:
     """What has been spent after k iterations, published and proven, and what a whole run of K iterations spends.
 
     Epsilon is that of the agent who has spent most. The last panel is the published budget against the maximum
-    iteration number, which fixes steps and samples; where states are only quantized it is their delta against k.
+    iteration number, which fixes steps and samples; where states are only quantized it is their delta against k + 1.
+    Gaussian noise, and runs with none, have no such curves: where nothing else runs there is no picture.
     """
     noisy = {name: variant for name, variant in variants.items() if _has_epsilon(config, variant)}
-    quantized = {name: variant for name, variant in variants.items() if variant.method in _QUANTIZED}
-    figure = Figure(figsize=(5.2 * (4 if quantized and noisy else 3 if noisy else 1), 5.0), layout="constrained")
+    quantized = {name: variant for name, variant in variants.items() if variant.method in QUANTIZED}
+    if not noisy and not quantized:
+        return []
+    formula = "published formula" + (", C assumed" if config.assume_bounded else "")
+    in_run = [(f"ε so far, {formula}", published)]
+    if not config.assume_bounded:
+        in_run.append(("ε so far, proven (gradients at broadcast states)", proven))
+    num_columns = (len(in_run) + 1 if noisy else 0) + bool(quantized)
+    figure = Figure(figsize=(5.2 * num_columns, 5.0), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(run_title(run_dir / "config.json"))
-    num_columns = 3 * bool(noisy) + bool(quantized)
     styles = {name: line_style(number) for number, name in enumerate(variants)}
     handles = {}
 
@@ -68,36 +75,36 @@ def plot_budgets(run_dir: Path, config: Resolved, variants: Mapping[str, Variant
         return axes
 
     if noisy:
-        in_run = [(axes_of(1, "iteration k", "ε so far, published formula"), published), (None, proven)]
-        in_run[1] = (axes_of(2, "iteration k", "ε so far, proven for gradients at the broadcast state"), proven)
-        for axes, bound in in_run:
+        for column, (label, bound) in enumerate(in_run, start=1):
+            axes = axes_of(column, "iteration k", label)
             for name, variant in noisy.items():
                 schedule = make_schedule(config, variant, config.iterations)
                 curve = bound(config, variant, schedule)
                 (handles[name],) = axes.plot(np.arange(len(curve)), curve, linewidth=1.8, **styles[name])
             axes.set_yscale("log")
-        axes = axes_of(3, "maximum iteration number K", "ε of a whole run, published formula")
-        horizons = np.unique(np.geomspace(10, config.iterations, _HORIZONS).astype(int))
+        axes = axes_of(len(in_run) + 1, "maximum iteration number K", f"ε of a whole run, {formula}")
+        horizons = np.unique(np.geomspace(min(10, config.iterations), config.iterations, _HORIZONS).round().astype(int))
         for name, variant in noisy.items():
             ends = [published(config, variant, make_schedule(config, variant, int(k)))[-1] for k in horizons]
             axes.plot(horizons, ends, linewidth=1.8, **styles[name])
         axes.set_yscale("log")
     if quantized:
-        axes = axes_of(num_columns, "iteration k", "δ so far, ε = 0, published formula")
+        axes = axes_of(num_columns, "broadcasts k + 1", f"δ so far, ε = 0, {formula}")
+        axes.set_xscale("log")
         for name, variant in quantized.items():
             curve = deltas(config, variant, make_schedule(config, variant, config.iterations))
-            (handles[name],) = axes.plot(np.arange(len(curve)), curve, linewidth=1.8, **styles[name])
+            (handles[name],) = axes.plot(np.arange(1, len(curve) + 1), curve, linewidth=1.8, **styles[name])
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, frameon=False)
     path = run_dir / "plots" / "budgets.png"
     figure.savefig(path, dpi=120)
-    return path
-
-
-_QUANTIZED = ("ternary-states", "quantized-states")
+    return [path]
 
 
 def _has_epsilon(config: Resolved, variant: Variant) -> bool:
-    return variant.method not in _QUANTIZED and variant.noise_gain > 0 and config.distribution == "laplace"
+    """Whether all that is broadcast carries Laplace noise; p^K of S2 may be too small for any."""
+    if variant.method in QUANTIZED or config.distribution != "laplace":
+        return False
+    return bool(np.all(make_schedule(config, variant, config.iterations).state_noise_scale > 0))
 
 
 def published(config: Resolved, variant: Variant, schedule: TrackingSchedule) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The algorithms, one file each, and their registry."""
 
 from jaxfl.algorithms.asynchronous_gossip import a_dp2_sgd
+from jaxfl.algorithms.fed_avg import fed_avg
 from jaxfl.algorithms.gossip import d_psgd, dp2_sgd
 from jaxfl.algorithms.gradient_tracking import gradient_tracking
 from jaxfl.algorithms.output_perturbation import output_perturbation
@@ -15,6 +16,7 @@ __all__ = [
     "d_psgd",
     "debiased_params",
     "dp2_sgd",
+    "fed_avg",
     "gradient_tracking",
     "output_perturbation",
     "perturbed_gossip",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from jaxfl.algorithms import asynchronous_gossip, gossip
+from jaxfl.algorithms.fed_avg import fed_avg
 from jaxfl.algorithms.gradient_tracking import gradient_tracking
 from jaxfl.algorithms.output_perturbation import output_perturbation
 from jaxfl.algorithms.perturbed_gossip import perturbed_gossip
@@ -19,10 +20,11 @@ class Row(NamedTuple):
 
     Attributes:
         constructor: (task, keyword arguments) -> the algorithm.
-        topology: "graph" for peer to peer, "server" for a server and its clients.
+        topology: "graph" for peer to peer, "server" for a server and its clients: then `num_active`, `num_local_steps`
+            and `batch_size` take the place of `graph`, `gradient` and `noise`.
         mixing: what `graph` must be: "column" or "doubly" (stochastic), "any" where only edges count, "sizes" where
             only edges count and nodes weigh by their data; "rooted" where two matrices of any weights take its place,
-            `state_weights` and `tracker_weights`, with a common root.
+            `state_weights` and `tracker_weights`, with a common root; "none" with a server.
         schedule: takes a `schedule` of all step sizes, noise scales and sample counts, and a `clip_norm`, instead of
             `step_size`, a `noise` mechanism and a `gradient` estimator.
         noise_draws: the fields of its draws that hold noise; none where it is not private.
@@ -139,6 +141,19 @@ REGISTRY: dict[str, Row] = {
         sends="params after a step, with noise",
         released=None,
         undirected=True,
+        requires_noise=False,
+        stateful_gradient=False,
+        synchronous=True,
+    ),
+    "fed_avg": Row(
+        constructor=fed_avg,
+        topology="server",
+        mixing="none",
+        schedule=False,
+        noise_draws=(),
+        sends="params and batch statistics, to the server",
+        released=None,
+        undirected=False,
         requires_noise=False,
         stateful_gradient=False,
         synchronous=True,

@@ -31,6 +31,7 @@ import numpy as np
 
 from jaxfl.core import ArgumentError, Array, FederatedData, Purpose, PyTree, Task, check, over_nodes, purpose_key
 from jaxfl.core.keys import node_keys
+from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import flattener, norm, replicate, scale, size, squared_norm
 from jaxfl.gradients import per_example
 from jaxfl.privacy.published import ProblemConstants
@@ -94,8 +95,8 @@ def estimate_constants(
         `initial_norm_squared`; `num_samples` J of the smallest node, the one with the largest noise; `num_params`.
 
     Raises:
-        ArgumentError: an argument out of range, a probing run that ends higher than it began or is not finite (a step
-            too large, or data that are not finite), or a loss below `loss_lower_bound`.
+        ArgumentError: a task with `train_loss`, an argument out of range, a probing run that ends higher than it began
+            or is not finite (a step too large, or data that are not finite), or a loss below `loss_lower_bound`.
 
     Guarantees:
         - on a quadratic the estimates are right, and L is never above the largest eigenvalue, float32 rounding apart.
@@ -112,6 +113,7 @@ def estimate_constants(
         >>> round(found.smoothness, 3), round(found.gradient_bound, 3), round(found.heterogeneity, 3)
         (2.0, 2.0, 2.0)
     """
+    check_sample_losses(task)
     check.at_least(1, num_probes=num_probes)
     check.scalar(step_size=step_size)
     check.positive(step_size=step_size)

@@ -2,7 +2,8 @@
 
 `vmap` batches every operation over the nodes: best for dense layers and on accelerators. `map` runs one node after
 the other inside the compiled program: best for convolutions on a CPU, whose caches one node fills. `chunk:k` maps over
-groups of k vmapped nodes. Results agree to rounding.
+groups of k vmapped nodes. Results agree to rounding. Temporary memory goes with the nodes that run at once: all of
+them, one, k.
 """
 
 from __future__ import annotations
@@ -13,6 +14,15 @@ from typing import Any
 import jax
 
 from jaxfl.core.check import ArgumentError
+
+
+def automatic(any_convolution: bool) -> str:
+    """The strategy for a model where none is asked for: "map" for convolutions on a CPU, else "vmap".
+
+    Args:
+        any_convolution: whether the model has a convolution, or another layer of which one node fills a CPU's caches.
+    """
+    return "map" if any_convolution and jax.default_backend() == "cpu" else "vmap"
 
 
 def over_nodes(fn: Callable[..., Any], node_loop: str = "vmap") -> Callable[..., Any]:
@@ -33,7 +43,7 @@ def over_nodes(fn: Callable[..., Any], node_loop: str = "vmap") -> Callable[...,
     kind, _, size = node_loop.partition(":")
     if node_loop == "map":
         batch_size = None
-    elif kind == "chunk" and size.isdigit() and int(size) >= 1:
+    elif kind == "chunk" and size.isdecimal() and int(size) >= 1:
         batch_size = int(size)
     else:
         requirement = 'must be "vmap", "map" or "chunk:k"'

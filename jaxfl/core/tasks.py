@@ -1,4 +1,7 @@
-"""Adapters that turn a user's model into a `Task`: plain functions, or a flax (nnx) module with a loss."""
+"""Adapters that turn a user's model into a `Task`: plain functions, or a flax (nnx) module with a loss.
+
+And what a task with batch statistics needs: to be refused where each sample must have a loss, and to be calibrated.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ import optax
 from flax import nnx
 
 from jaxfl.core.check import ArgumentError
+from jaxfl.core.keys import leaf_key
+from jaxfl.core.tree import weighted_sum
 from jaxfl.core.types import Array, PyTree, Task
 
 
@@ -96,7 +101,8 @@ def from_flax(
             "make_module",
             "must hold nnx.Param variables only",
             f"found {', '.join(kinds)}",
-            "Use GroupNorm for BatchNorm and leave dropout out: a per-sample gradient has no batch statistics.",
+            "Use GroupNorm and leave dropout out, or build the network of jaxfl.models.layers, where padding does not"
+            " count in batch statistics.",
         )
 
     def init(key):
@@ -115,3 +121,65 @@ def from_flax(
         metrics=all_metrics,
         node_loop=node_loop,
     )
+
+
+def check_sample_losses(task: Task) -> None:
+    """Refuse a task whose samples have no losses of their own in training.
+
+    Args:
+        task: of an algorithm that weighs, bounds or stores one sample's gradient.
+
+    Raises:
+        ArgumentError: the task has `train_loss`.
+    """
+    if task.train_loss is not None:
+        raise ArgumentError(
+            "task",
+            "must give every sample a loss of its own, for this bounds or stores single samples' gradients",
+            "got one that trains with batch statistics or dropout",
+            "Use group normalization and no dropout, or an algorithm that does neither, as fed_avg.",
+        )
+
+
+def calibrated_state(task: Task, params: PyTree, inputs: Array, labels: Array, weights: Array, key: Array) -> PyTree:
+    """Model state made of given samples: the mean over batches of each batch's own statistics, in training mode.
+
+    Static batch normalization, which tracks nothing while it trains, is evaluated with it; so may be any other.
+
+    Args:
+        task: one with `train_loss`.
+        params: of one node.
+        inputs: (m, b, *sample): m batches.
+        labels: (m, b, ...).
+        weights: (m, b), float32, 0 for padding. A batch counts in proportion to its sum, of which one must be above 0.
+        key: typed, consumed; for dropout.
+
+    Returns:
+        Model state.
+
+    Guarantees:
+        - of one batch: the statistics with which the task trains on it.
+        - padding never counts.
+
+    Example:
+        >>> from jaxfl.models import classification, sequential
+        >>> from jaxfl.models.layers import batch_norm
+        >>> task = classification(sequential([("norm", batch_norm(1, tracked=False))]))
+        >>> key, inputs, labels = jax.random.key(0), jnp.array([[[1.0], [3.0]]]), jnp.zeros((1, 2), jnp.int32)
+        >>> calibrated_state(task, task.init(key), inputs, labels, jnp.ones((1, 2)), key)["norm"]["mean"].tolist()
+        [2.0]
+
+    References:
+        Diao, Ding, Tarokh: "HeteroFL", ICLR 2021, arXiv:2010.01264, section 3.
+    """
+    if task.train_loss is None:
+        raise ArgumentError("task", "must have model state", "got one without `train_loss`", "Add batch normalization.")
+    train_loss = task.train_loss
+
+    def statistics(batch):
+        position, batch_inputs, batch_labels, batch_weights = batch
+        return train_loss(params, None, batch_inputs, batch_labels, batch_weights, leaf_key(key, position))[1]
+
+    positions = jnp.arange(weights.shape[0], dtype=jnp.uint32)
+    of_batches = jax.lax.map(statistics, (positions, inputs, labels, weights))
+    return weighted_sum(weights.sum(axis=1) / weights.sum(), of_batches)

@@ -21,6 +21,17 @@ def scale(values: Array, tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: along_nodes(values, leaf) * leaf, tree)
 
 
+def weighted_sum(weights: Array, tree: PyTree) -> PyTree:
+    """Sum over nodes of weight times part, leaves (*leaf); `weights` is (n,).
+
+    Example:
+        >>> weighted_sum(jnp.array([0.25, 0.75]), jnp.array([[4.0], [8.0]])).tolist()
+        [7.0]
+    """
+    # Accelerators multiply float32 in fewer bits by default; shares would then not sum to one.
+    return jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, axes=1, precision=jax.lax.Precision.HIGHEST), tree)
+
+
 def squared_norm(tree: PyTree) -> Array:
     """Squared L2 norm of each node's part, (n,)."""
     parts = [jnp.sum(leaf**2, axis=tuple(range(1, leaf.ndim))) for leaf in jax.tree.leaves(tree)]

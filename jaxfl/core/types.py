@@ -75,8 +75,9 @@ class Task(NamedTuple):
         node_loop: how the engine runs this task over nodes, "vmap", "map" or "chunk:k" (see `core.node_loop`).
         init_state: () -> model state, a pytree of float32 arrays, empty for dropout alone; None without `train_loss`.
         train_loss: (params, model_state, inputs, labels, weights (b,), key) -> (losses (b,), new model_state) in
-            training mode. Samples of weight 0 are padding: they do not count in batch statistics. The key is consumed
-            by dropout. None where training needs neither.
+            training mode. Samples of weight 0 are padding: they do not count in batch statistics. Without a model state
+            (None) the new one is made of this batch alone. The key is consumed by dropout. None where training needs
+            neither.
     """
 
     init: Callable[[Array], PyTree]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from jaxfl.core import Array, FederatedData, PyTree, Task, over_nodes
+from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import norm
 from jaxfl.gradients import per_example
 from jaxfl.gradients.samplers import Batch, Sampler, check_counts, draw_batch, uniform
@@ -56,7 +57,8 @@ def mini_batch(
         clip_order: 2 for the L2 norm, 1 for the L1 norm.
 
     Raises:
-        ArgumentError: a clip norm that is not positive; from `init`, a batch larger than a node's data.
+        ArgumentError: a clip norm that is not positive; from `init`, a batch larger than a node's data, or a task with
+            `train_loss`.
 
     Guarantees:
         - unbiased for the mean of the clipped local gradients under every sampler.
@@ -65,6 +67,7 @@ def mini_batch(
     per_example.check_clipping(clip_norm, clip_order)
 
     def init(task, key, params, data):
+        check_sample_losses(task)
         check_counts(chosen, data.sizes)
 
     def draw(key, round_index, data):

@@ -1,4 +1,4 @@
-"""The memory preflight: a table that cannot fit is refused before anything is allocated."""
+"""The memory preflight: what cannot fit is refused before anything is allocated."""
 
 from __future__ import annotations
 
@@ -17,13 +17,22 @@ def available_bytes() -> int:
     return psutil.virtual_memory().available
 
 
-def require_fits(argument: str, needed: int, alternatives: dict[str, int]) -> None:
+def require_fits(
+    argument: str,
+    needed: int,
+    alternatives: dict[str, int],
+    *,
+    what: str = "it",
+    remedy: str = "Take a smaller model, or fewer nodes.",
+) -> None:
     """Refuse what does not fit, naming the alternatives with their size.
 
     Args:
         argument: name of the argument that asks for the memory.
         needed: bytes it would take.
         alternatives: what to write instead -> bytes it would take; those that fit are named, all if none does.
+        what: that which needs the memory.
+        remedy: said where there are no alternatives whose size is known.
 
     Raises:
         ArgumentError: `needed` exceeds `available_bytes()`.
@@ -36,6 +45,6 @@ def require_fits(argument: str, needed: int, alternatives: dict[str, int]) -> No
     raise ArgumentError(
         argument,
         "must fit in memory",
-        f"it needs {bytes_text(needed)} and {bytes_text(available)} are free",
-        f"Alternatives: {choices}." if choices else "Take a smaller model, or fewer nodes.",
+        f"{what} needs {bytes_text(needed)} and {bytes_text(available)} are free",
+        f"Alternatives: {choices}." if choices else remedy,
     )

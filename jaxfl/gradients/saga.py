@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.core import ArgumentError, Array, FederatedData, PyTree, Task, check, over_nodes
+from jaxfl.core.tasks import check_sample_losses
 from jaxfl.gradients import memory, per_example
 from jaxfl.gradients.estimator import GradientEstimator, batch_info, gather
 from jaxfl.gradients.samplers import Batch, Sampler, check_counts, draw_batch, first_occurrence, uniform
@@ -83,8 +84,8 @@ def saga(
 
     Raises:
         ArgumentError: an argument out of range; from `init`, a table that does not fit in memory, a batch larger than
-            a node's entries, a factored table for a task without layers, or one in bfloat16 of clipped gradients for
-            a task with convolutions.
+            a node's entries, a factored table for a task without layers, one in bfloat16 of clipped gradients for a
+            task with convolutions, or a task with `train_loss`.
 
     Guarantees:
         - unbiased for the mean of the clipped local gradients, given the table.
@@ -106,6 +107,7 @@ def saga(
     clipping = {"clip_norm": clip_norm, "clip_order": clip_order}
 
     def init(task, key, params, data):
+        check_sample_losses(task)
         counts = _entry_counts(data, samples)
         check_counts(chosen, counts)
         if storage not in _storages(task, table, clip_norm):

@@ -1,8 +1,25 @@
 """Models made of layers, fast with parameters of their own at every node; most have gradients in factored form."""
 
+from jaxfl.models.binary import binary_classification
 from jaxfl.models.classification import Model, classification, sequential
-from jaxfl.models.cnn import cnn
+from jaxfl.models.cnn import cnn, dzofl_cnn, lenet
 from jaxfl.models.mlp import mlp
-from jaxfl.models.resnet import resnet18
+from jaxfl.models.recurrent import bilstm_classifier
+from jaxfl.models.resnet import resnet18, resnet20
+from jaxfl.models.sizes import LayerSize, layer_sizes
 
-__all__ = ["Model", "classification", "cnn", "mlp", "resnet18", "sequential"]
+__all__ = [
+    "LayerSize",
+    "Model",
+    "bilstm_classifier",
+    "binary_classification",
+    "classification",
+    "cnn",
+    "dzofl_cnn",
+    "layer_sizes",
+    "lenet",
+    "mlp",
+    "resnet18",
+    "resnet20",
+    "sequential",
+]

@@ -3,61 +3,108 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
-from jaxfl.core.keys import leaf_key
+from jaxfl.core.node_loop import automatic
 from jaxfl.core.tasks import accuracy, cross_entropy, scale_images
-from jaxfl.core.types import Array, Factors, PyTree, Task
+from jaxfl.core.types import Array, Factors, PyTree, Task, Variables
+from jaxfl.models.composite import composite
 from jaxfl.models.layers import Layer
 
 
 class Model(NamedTuple):
-    """Layers run one after the other.
+    """Layers run one after the other. Some of them in a row are a model again: `Model(model.layers[:3])`.
 
     Attributes:
-        layers: (name, layer) pairs, input side first; a name is the key of the layer's parameters.
+        layers: (name, layer) pairs, input side first; a name is the key of the layer's parameters and of its state.
     """
 
     layers: tuple[tuple[str, Layer], ...]
 
+    @property
+    def as_layer(self) -> Layer:
+        """The whole model as one layer."""
+
+        def one_after_the_other(run, inputs):
+            for name, _ in self.layers:
+                inputs = run(name, inputs)
+            return inputs
+
+        return composite(dict(self.layers), one_after_the_other)
+
+    @property
+    def has_training_mode(self) -> bool:
+        """Whether a layer trains otherwise than it evaluates: batch normalization or dropout."""
+        return any(layer.train is not None for _, layer in self.layers)
+
     def init(self, key: Array) -> dict[str, PyTree]:
         """Layer name -> its parameters, float32; layers without parameters have no entry."""
-        with_params = [(name, layer.init) for name, layer in self.layers if layer.init is not None]
-        return {name: init(leaf_key(key, position)) for position, (name, init) in enumerate(with_params)}
+        init = self.as_layer.init
+        return {} if init is None else init(key)
 
-    def apply(self, params: dict[str, PyTree], inputs: Array) -> Array:
-        """(b, *sample) -> (b, ...) outputs of the last layer."""
-        for name, layer in self.layers:
-            inputs = layer.apply(params.get(name), inputs)
-        return inputs
+    def init_state(self) -> dict[str, PyTree]:
+        """Layer name -> what it keeps beside parameters; layers without a training mode have no entry."""
+        init_state = self.as_layer.init_state
+        return {} if init_state is None else init_state()
+
+    def apply(self, params: PyTree, inputs: Array) -> Array:
+        """(b, *sample) -> (b, ...) outputs of the last layer in evaluation.
+
+        `params` are as `init` makes them; with a training mode they are `Variables`.
+        """
+        return self.as_layer.apply(params, inputs)
+
+    def apply_train(
+        self, params: dict[str, PyTree], state: dict[str, PyTree] | None, inputs: Array, weights: Array, key: Array
+    ) -> tuple[Array, dict[str, PyTree]]:
+        """`apply` as in training.
+
+        Args:
+            params: as `init` makes them.
+            state: as `init_state` makes it; None for a new one made of this batch alone.
+            inputs: (b, *sample), float32.
+            weights: (b,), float32; samples of weight 0 are padding and do not count in batch statistics.
+            key: typed; layer number i gets `leaf_key(key, i)`.
+
+        Returns:
+            (outputs of the last layer, new state).
+        """
+        whole = self.as_layer
+        if whole.train is None:
+            return whole.apply(params, inputs), {}
+        return whole.train(params, state, inputs, weights, key)
 
     def apply_tapped(
         self, params: dict[str, PyTree], inputs: Array, taps: Sequence[Array] | None
     ) -> tuple[Array, tuple[Array, ...], tuple[Array, ...]]:
-        """`apply` with `taps` added to the output of each layer that has parameters.
+        """`apply` with `taps` added to the output of each layer that has parameters, or where its `Layer.tapped` says.
 
         Args:
-            params: as `init` makes them.
+            params: as `init` makes them; the model has no training mode.
             inputs: (b, *sample), float32.
-            taps: one array for each layer with parameters, in the shape of its output; None for zeros.
+            taps: one array for each layer with parameters, in the shape of what it is added to; None for zeros.
 
         Returns:
-            (outputs of the last layer, inputs and outputs of each layer with parameters).
+            (outputs of the last layer, factor inputs and tapped values of each layer with parameters).
         """
         layer_inputs, layer_outputs = [], []
         for name, layer in self.layers:
             if layer.init is None:
                 inputs = layer.apply(None, inputs)
                 continue
-            layer_inputs.append(inputs)
-            inputs = layer.apply(params[name], inputs)
-            if taps is not None:
-                inputs = inputs + taps[len(layer_outputs)]
-            layer_outputs.append(inputs)
+            tap = None if taps is None else taps[len(layer_inputs)]
+            if layer.tapped is not None:
+                inputs, factor_input, outputs = layer.tapped(params[name], inputs, tap)
+            else:
+                factor_input, outputs = inputs, layer.apply(params[name], inputs)
+                inputs = outputs = outputs if tap is None else outputs + tap
+            layer_inputs.append(factor_input)
+            layer_outputs.append(outputs)
         return inputs, tuple(layer_inputs), tuple(layer_outputs)
 
 
@@ -90,21 +137,28 @@ def classification(
     *,
     preprocess: Callable[[Array], Array] = scale_images,
     node_loop: str | None = None,
+    compute_dtype: str = "float32",
 ) -> Task:
     """The task of predicting int32 labels with softmax cross entropy.
 
     Args:
         model: outputs (b, classes) logits.
         preprocess: applied to the raw inputs first; without trainable parameters.
-        node_loop: see `jaxfl.core.node_loop`. Default: "map" for a model with convolutions on a CPU, else "vmap".
+        node_loop: see `jaxfl.core.node_loop`. Default: "map" for a model with convolutions or LSTMs on a CPU, else
+            "vmap".
+        compute_dtype: "float32", or "bfloat16" to run the layers on rounded parameters and inputs, which is faster
+            where the machine multiplies bfloat16. Parameters, gradients, losses, model state, and the statistics of
+            normalizations stay float32.
 
     Returns:
         A task with metrics "loss" and "accuracy", blocks and factored layers named as the model's layers; no factored
-        layers where a layer with parameters has no factored form.
+        layers where a layer with parameters has no factored form. A model with batch normalization or dropout gives a
+        task with `train_loss`, which has no factored layers.
 
     Guarantees:
         - factors agree with per-sample gradients.
         - errors belong to the summed loss.
+        - in bfloat16, losses and gradients are float32 and near those of float32.
 
     Example:
         >>> from jaxfl.models import classification, mlp
@@ -115,36 +169,55 @@ def classification(
         >>> losses.shape, [error.shape for error in factors.errors]
         ((5,), [(5, 3), (5, 2)])
     """
+    check.one_of(("float32", "bfloat16"), compute_dtype=compute_dtype)
     if node_loop is None:
         any_convolution = any(layer.convolutional for _, layer in model.layers)
-        node_loop = "map" if any_convolution and jax.default_backend() == "cpu" else "vmap"
+        node_loop = automatic(any_convolution)
     with_params = [(name, layer) for name, layer in model.layers if layer.init is not None]
     factored = [
         layer.factored(name, position == 0)
         for position, (name, layer) in enumerate(with_params)
         if layer.factored is not None
     ]
-    has_factors = len(factored) == len(with_params)
+    has_mode = model.has_training_mode
+    has_factors = len(factored) == len(with_params) and not has_mode
 
-    def loss(params, inputs, labels):
-        return cross_entropy(model.apply(params, preprocess(inputs)), labels)
+    def narrow(tree):
+        """In the type to compute in."""
+        return _cast(tree, jnp.bfloat16) if compute_dtype == "bfloat16" else tree
 
-    def metrics(params, inputs, labels):
-        logits = model.apply(params, preprocess(inputs))
+    def widen(tree):
+        """Back in float32."""
+        return _cast(tree, jnp.float32) if compute_dtype == "bfloat16" else tree
+
+    def logits_of(variables, inputs):
+        narrowed = Variables(narrow(variables.params), variables.model_state) if has_mode else narrow(variables)
+        return widen(model.apply(narrowed, narrow(preprocess(inputs))))
+
+    def loss(variables, inputs, labels):
+        return cross_entropy(logits_of(variables, inputs), labels)
+
+    def metrics(variables, inputs, labels):
+        logits = logits_of(variables, inputs)
         return {"loss": cross_entropy(logits, labels), "accuracy": accuracy(logits, labels)}
 
+    def train_loss(params, model_state, inputs, labels, weights, key):
+        ready = narrow(preprocess(inputs))
+        logits, new_state = model.apply_train(narrow(params), model_state, ready, weights, key)
+        return cross_entropy(widen(logits), labels), new_state
+
     def factors(params, inputs, labels):
-        ready = preprocess(inputs)
-        shapes = jax.eval_shape(lambda: model.apply_tapped(params, ready, None)[2])
+        narrowed, ready = narrow(params), narrow(preprocess(inputs))
+        shapes = jax.eval_shape(lambda: model.apply_tapped(narrowed, ready, None)[2])
 
         def summed_loss(taps):
-            logits, layer_inputs, _ = model.apply_tapped(params, ready, taps)
-            losses = cross_entropy(logits, labels)
+            logits, layer_inputs, _ = model.apply_tapped(narrowed, ready, taps)
+            losses = cross_entropy(widen(logits), labels)
             return losses.sum(), (losses, layer_inputs)
 
         zeros = tuple(jnp.zeros(shape.shape, shape.dtype) for shape in shapes)
         errors, (losses, layer_inputs) = jax.grad(summed_loss, has_aux=True)(zeros)
-        return losses, Factors(inputs=layer_inputs, errors=errors)
+        return losses, Factors(inputs=widen(layer_inputs), errors=widen(errors))
 
     return Task(
         init=model.init,
@@ -154,4 +227,11 @@ def classification(
         layers=tuple(factored) if has_factors else (),
         factors=factors if has_factors else None,
         node_loop=node_loop,
+        init_state=model.init_state if has_mode else None,
+        train_loss=train_loss if has_mode else None,
     )
+
+
+def _cast(tree: PyTree, dtype: Any) -> PyTree:
+    """Floating-point leaves in another type; integers, as of words, unchanged."""
+    return jax.tree.map(lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, tree)

@@ -1,4 +1,4 @@
-"""A small convolutional network."""
+"""Small convolutional networks."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ def cnn(
         McMahan, Moore, Ramage, Hampson, Aguera y Arcas: "Communication-Efficient Learning of Deep Networks from
         Decentralized Data", AISTATS 2017, arXiv:1602.05629, section 3.
     """
-    if len(sample_shape) != 3:
-        found = f"got {sample_shape}"
-        raise ArgumentError("sample_shape", "must be (height, width, channels)", found, "Pass three integers.")
+    _check_image(sample_shape)
     check.at_least(1, window=window, num_classes=num_classes)
     if hidden is not None:
         check.at_least(1, hidden=hidden)
@@ -77,3 +75,120 @@ def cnn(
             ("dense_2", layers.dense(hidden, num_classes)),
         ]
     return sequential(named)
+
+
+def lenet(sample_shape: tuple[int, int, int] = (28, 28, 1), num_classes: int = 10, *, padding: str = "SAME") -> Model:
+    """LeNet-5 with ReLU and max-pooling, as it is mostly used today.
+
+    Two 5x5 convolutions to 6 and 16 channels, each with 2x2 max-pooling, then dense layers of 120, 84 and num_classes
+    units: "conv_1", "conv_2", "dense_1", "dense_2", "dense_3". Kernels start LeCun normal, biases at zero, as in flax.
+
+    Args:
+        sample_shape: (height, width, channels) of an image, as for `cnn`.
+        num_classes: number of logits.
+        padding: of the first convolution. "SAME" for digits of 28x28, which the original widened to 32x32; "VALID" for
+            images of 32x32. The second convolution has none.
+
+    Returns:
+        A model for `jaxfl.models.classification`.
+
+    Raises:
+        ArgumentError: a number below 1, unknown padding, or an image too small for the windows.
+
+    Example:
+        >>> import jax
+        >>> params = jax.eval_shape(lenet().init, jax.random.key(0))
+        >>> sum(leaf.size for leaf in jax.tree.leaves(params))
+        61706
+
+    References:
+        LeCun, Bottou, Bengio, Haffner: "Gradient-Based Learning Applied to Document Recognition", Proc. IEEE 86(11),
+        1998, section II.B; its sigmoids, trained averages and radial basis functions are replaced.
+    """
+    check.at_least(1, num_classes=num_classes)
+    check.one_of(("SAME", "VALID"), padding=padding)
+    _check_image(sample_shape)
+    height, width = ((size - (4 if padding == "VALID" else 0)) // 2 for size in sample_shape[:2])
+    height, width = (height - 4) // 2, (width - 4) // 2
+    if min(height, width) < 1:
+        smallest = 16 if padding == "VALID" else 12
+        requirement = f"must hold at least {smallest}x{smallest} pixels"
+        raise ArgumentError("sample_shape", requirement, f"got {sample_shape}", "Pass larger images.")
+    return sequential(
+        [
+            ("images", layers.reshape(sample_shape)),
+            ("conv_1", layers.conv(sample_shape[2], 6, (5, 5), padding=padding)),
+            ("relu_1", layers.relu()),
+            ("pool_1", layers.max_pool((2, 2))),
+            ("conv_2", layers.conv(6, 16, (5, 5), padding="VALID")),
+            ("relu_2", layers.relu()),
+            ("pool_2", layers.max_pool((2, 2))),
+            ("flatten", layers.reshape((height * width * 16,))),
+            ("dense_1", layers.dense(height * width * 16, 120)),
+            ("relu_3", layers.relu()),
+            ("dense_2", layers.dense(120, 84)),
+            ("relu_4", layers.relu()),
+            ("dense_3", layers.dense(84, num_classes)),
+        ]
+    )
+
+
+def dzofl_cnn(
+    sample_shape: tuple[int, int, int] = (28, 28, 1),
+    num_classes: int = 2,
+    *,
+    channels: tuple[int, int] = (20, 40),
+    window: int = 7,
+) -> Model:
+    """Two convolutions without padding, one 2x2 max-pooling behind them, a dense layer: DZOFL's network.
+
+    Layers are "conv_1", "conv_2", "dense_1"; kernels start LeCun normal, biases at zero, as in flax.
+
+    Args:
+        sample_shape: (height, width, channels) of an image, as for `cnn`.
+        num_classes: number of logits.
+        channels: output channels of each convolution.
+        window: height and width of each kernel.
+
+    Returns:
+        A model for `jaxfl.models.classification`.
+
+    Raises:
+        ArgumentError: a number below 1, or an image too small for the windows.
+
+    Example:
+        >>> import jax
+        >>> params = jax.eval_shape(dzofl_cnn().init, jax.random.key(0))
+        >>> sum(leaf.size for leaf in jax.tree.leaves(params))
+        45362
+
+    References:
+        Mhanna, Assaad: "Communication and Energy Efficient Federated Learning using Zero-Order Optimization Technique",
+        section V.
+    """
+    check.at_least(1, num_classes=num_classes, window=window)
+    _check_image(sample_shape)
+    height, width = ((size - 2 * (window - 1)) // 2 for size in sample_shape[:2])
+    if min(height, width) < 1:
+        requirement = f"must hold at least {2 * window}x{2 * window} pixels for windows of {window}"
+        raise ArgumentError("sample_shape", requirement, f"got {sample_shape}", "Pass larger images.")
+    size = height * width * channels[1]
+    return sequential(
+        [
+            ("images", layers.reshape(sample_shape)),
+            ("conv_1", layers.conv(sample_shape[2], channels[0], (window, window), padding="VALID")),
+            ("relu_1", layers.relu()),
+            ("conv_2", layers.conv(channels[0], channels[1], (window, window), padding="VALID")),
+            ("relu_2", layers.relu()),
+            ("pool", layers.max_pool((2, 2))),
+            ("flatten", layers.reshape((size,))),
+            ("dense_1", layers.dense(size, num_classes)),
+        ]
+    )
+
+
+def _check_image(sample_shape: tuple[int, ...]) -> None:
+    """Refuse a shape that is not (height, width, channels)."""
+    if len(sample_shape) != 3:
+        found = f"got {sample_shape}"
+        raise ArgumentError("sample_shape", "must be (height, width, channels)", found, "Pass three integers.")

@@ -13,37 +13,53 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.types import Array, FactoredLayer, PyTree
+from jaxfl.models import normalization, position_sums
 from jaxfl.models.convolution import convolve, kernel_gradient
 from jaxfl.models.pooling import max_pool as pool
+from jaxfl.models.scale_and_bias import factored_scale_and_bias
 from jaxfl.models.windows import geometry, patches
 
 # LeCun normal (truncated) kernels and zero biases: the default of flax.
 _initial_kernel = jax.nn.initializers.lecun_normal()
 
-# Bytes that the norms of a convolution may hold at a time; larger batches go through in groups of samples.
-_GROUP_BYTES = 1 << 24
-
-_ROUNDOFF = 2.0**-24  # half the distance between neighboring float32 numbers at 1
+ACTIVATION = "activation"  # the name under which `mark_activation` puts an array into the traced program
 
 
 class Layer(NamedTuple):
-    """One layer of a sequential model.
+    """One layer of a model.
+
+    Batch normalization and dropout train otherwise than they evaluate: such a layer has `init_state` and `train`.
 
     Attributes:
         init: key -> parameters, for most {"kernel": ..., "bias": ...}; None for a layer without parameters.
-        apply: (params or None, inputs (b, ...)) -> outputs (b, ...).
+        apply: (params or None, inputs (b, ...)) -> outputs (b, ...). Of a layer with `train` this is evaluation, and
+            the first argument is `Variables` of its parameters and state.
         factored: (name, input_is_sample) -> FactoredLayer; None for a layer without parameters or without such a form.
         convolutional: whether one node fills a CPU's caches, so that nodes are best run one after the other there.
+        init_state: () -> what it keeps beside parameters, empty for dropout; None without `train`.
+        train: (params or None, state, inputs (b, ...), weights (b,), key) -> (outputs, new state). Samples of weight 0
+            are padding. Without a state (None) the new one is made of this batch alone. None where training is `apply`.
+        tapped: (params, inputs, tap or None) -> (outputs, factor inputs, pre-activations): `apply` with a tap added to
+            the pre-activations, for a layer whose factors are not its inputs and the errors at its outputs; else None.
     """
 
     init: Callable[[Array], PyTree] | None
     apply: Callable[[PyTree, Array], Array]
     factored: Callable[[str, bool], FactoredLayer] | None = None
     convolutional: bool = False
+    init_state: Callable[[], PyTree] | None = None
+    train: Callable[[PyTree, PyTree, Array, Array, Array], tuple[Array, PyTree]] | None = None
+    tapped: Callable[[PyTree, Array, Array | None], tuple[Array, Array, Array]] | None = None
+
+
+def mark_activation(outputs: Array) -> Array:
+    """`outputs`, marked as what `jaxfl.models.layer_sizes` counts; costs nothing when run."""
+    return checkpoint_name(outputs, ACTIVATION)
 
 
 def elementwise(fn: Callable[[Array], Array]) -> Layer:
@@ -93,6 +109,97 @@ def max_pool(window: tuple[int, int] = (2, 2)) -> Layer:
     return Layer(init=None, apply=lambda params, inputs: pool(inputs, window))
 
 
+def group_norm(channels: int, num_groups: int) -> Layer:
+    """Groups of channels of each sample brought to mean 0 and variance 1; see `jaxfl.models.normalization`."""
+
+    def apply(params, inputs):
+        return normalization.group_norm(inputs, params["scale"], params["bias"], num_groups)
+
+    def normalize(inputs):
+        initial = _scale_and_bias(channels)
+        return normalization.group_norm(inputs, initial["scale"], initial["bias"], num_groups)
+
+    factored = factored_scale_and_bias(normalize)
+    return Layer(init=lambda key: _scale_and_bias(channels), apply=apply, factored=factored)
+
+
+def batch_norm(channels: int, *, momentum: float = 0.9, tracked: bool = True, eps: float = 1e-5) -> Layer:
+    """Each channel brought to mean 0 and variance 1 over the batch, then scaled and shifted.
+
+    Its state is {"mean": (channels,), "var": (channels,)}, float32, with which it evaluates. Statistics are those of
+    `jaxfl.models.normalization.batch_statistics`, over the samples whose weight is not 0.
+
+    Args:
+        channels: size of the last axis of the inputs (b, ..., channels).
+        momentum: share of the old statistics in the new ones, new = momentum * old + (1 - momentum) * batch's.
+        tracked: False leaves the state as it is while training, as "static" batch normalization does, whose statistics
+            are taken from a calibration set before evaluation: `jaxfl.core.tasks.calibrated_state`.
+        eps: added to the variance.
+
+    Guarantees:
+        - equals flax BatchNorm in values, gradients and running statistics.
+        - samples of weight 0 never count.
+        - a batch that is all padding leaves the state as it is.
+
+    Example:
+        >>> layer = batch_norm(1)
+        >>> inputs, weights = jnp.array([[1.0], [3.0], [50.0]]), jnp.array([1.0, 1.0, 0.0])
+        >>> state, key = layer.init_state(), jax.random.key(0)
+        >>> outputs, state = layer.train(layer.init(key), state, inputs, weights, key)
+        >>> outputs[:2, 0].round(3).tolist(), state["mean"].round(3).tolist()
+        ([-1.0, 1.0], [0.20000000298023224])
+
+    References:
+        Ioffe, Szegedy, ICML 2015, arXiv:1502.03167. Static: Diao, Ding, Tarokh, "HeteroFL", ICLR 2021,
+        arXiv:2010.01264, section 3.
+    """
+    check.at_least(1, channels=channels)
+    check.scalar(momentum=momentum)
+    check.probability(momentum=momentum)
+
+    def init_state():
+        return {"mean": jnp.zeros(channels, jnp.float32), "var": jnp.ones(channels, jnp.float32)}
+
+    def apply(variables, inputs):
+        params, state = variables
+        return normalization.batch_norm(inputs, params["scale"], params["bias"], state, eps)
+
+    def train(params, state, inputs, weights, key):
+        statistics = normalization.batch_statistics(inputs, weights, init_state() if state is None else state)
+        outputs = normalization.batch_norm(inputs, params["scale"], params["bias"], statistics, eps)
+        if state is None:
+            return outputs, statistics
+        if not tracked:
+            return outputs, state
+        # In this form statistics that equal the old ones change nothing at all.
+        return outputs, jax.tree.map(lambda old, new: old + (1.0 - momentum) * (new - old), state, statistics)
+
+    return Layer(init=lambda key: _scale_and_bias(channels), apply=apply, init_state=init_state, train=train)
+
+
+def dropout(rate: float) -> Layer:
+    """Each number set to 0 with probability `rate` while training, the others divided by 1 - rate.
+
+    Args:
+        rate: in [0, 1).
+
+    Guarantees:
+        - numbers are kept independently with probability 1 - rate, and unbiased.
+        - evaluation changes nothing.
+
+    References:
+        Srivastava, Hinton, Krizhevsky, Sutskever, Salakhutdinov: "Dropout", JMLR 15, 2014, in its inverted form.
+    """
+    if not 0 <= rate < 1:
+        raise ArgumentError("rate", "must be at least 0 and below 1", f"got {rate}", "Pass 0 to drop nothing.")
+
+    def train(params, state, inputs, weights, key):
+        kept = jax.random.bernoulli(key, jnp.float32(1.0 - rate), inputs.shape)
+        return jnp.where(kept, inputs / (1.0 - rate), jnp.zeros((), inputs.dtype)), {}
+
+    return Layer(init=None, apply=lambda variables, inputs: inputs, init_state=dict, train=train)
+
+
 def dense(in_features: int, out_features: int) -> Layer:
     """inputs (b, in_features) @ kernel + bias.
 
@@ -117,7 +224,7 @@ def dense(in_features: int, out_features: int) -> Layer:
         return {"kernel": _initial_kernel(key, (in_features, out_features), jnp.float32), "bias": _zeros(out_features)}
 
     def apply(params, inputs):
-        return inputs @ params["kernel"] + params["bias"][None, :]
+        return mark_activation(_add_bias(inputs @ params["kernel"], params["bias"]))
 
     def squared_norm(inputs, errors):
         # The gradient is the outer product of input and error, and the error itself for the bias.
@@ -164,11 +271,8 @@ def conv(
         strides: steps along height and width.
         padding: "SAME" or "VALID".
 
-    A sample's gradient is a sum over positions of input row times error. Where its terms cancel, float32 knows it only
-    to rounding errors in proportion to what it would be without cancellation, and of two ways of summing neither's norm
-    bounds the other's. So norms are rounded up by what such errors can be: sqrt(number of roundings) times 2^-24 of
-    that proportion (Higham and Mary 2019, "A new approach to probabilistic rounding error analysis", SIAM J. Sci.
-    Comput. 41(5)); measured errors stay below a third of it. Without cancellation this adds less than 1e-4 of the norm.
+    A sample's gradient is a sum over positions of input row times error. How its norms are rounded up is said in
+    `jaxfl.models.position_sums`.
 
     Guarantees:
         - its factored form agrees with per-sample gradients.
@@ -193,7 +297,7 @@ def conv(
         if inputs.ndim != 4 or inputs.shape[3] != in_channels:
             requirement = f"must be images (b, height, width, {in_channels})"
             raise ArgumentError("inputs", requirement, f"got shape {inputs.shape}", "Build the model for this shape.")
-        return convolve(inputs, params["kernel"], of(inputs)) + params["bias"][None, None, None, :]
+        return mark_activation(_add_bias(convolve(inputs, params["kernel"], of(inputs)), params["bias"]))
 
     def per_sample(inputs, errors):
         rows, columns = patches(inputs, of(inputs)), _positions(errors)
@@ -201,29 +305,13 @@ def conv(
         return {"kernel": kernel.reshape(-1, *shape), "bias": columns.sum(axis=1)}
 
     def squared_norm(inputs, errors):
-        num_positions, taps = math.prod(errors.shape[1:3]), math.prod(shape[:3])
-        # |rows^T errors|^2 = sum over pairs of positions of (row . row')(error . error'); whichever multiplies less.
-        use_gram = num_positions * (taps + out_channels) < taps * out_channels
-        held = num_positions**2 * 2 if use_gram else taps * out_channels
+        geom, sizes = of(inputs), (math.prod(errors.shape[1:3]), math.prod(shape[:3]), out_channels)
 
         def of_group(group_inputs, group_errors):
-            rows, columns = patches(group_inputs, of(inputs)), _positions(group_errors)
-            # The norm of each position's term, the bias included, summed over positions.
-            terms = jnp.sqrt((jnp.sum(rows**2, axis=2) + 1.0) * jnp.sum(columns**2, axis=2)).sum(axis=1)
-            if use_gram:
-                alike = jnp.einsum("bpk,bqk->bpq", rows, rows, precision="highest")
-                alike = alike * jnp.einsum("bpo,bqo->bpq", columns, columns, precision="highest")
-                roundings = taps + out_channels + num_positions**2
-                error = jax.lax.stop_gradient(math.sqrt(roundings) * _ROUNDOFF * terms**2)
-                kernel_part = jnp.maximum(alike.sum(axis=(1, 2)), 0.0) + error
-            else:
-                kernel = jnp.einsum("bpk,bpo->bko", rows, columns, precision="highest")
-                kernel_part = jnp.sum(kernel**2, axis=(1, 2))
-            squared = kernel_part + jnp.sum(columns.sum(axis=1) ** 2, axis=1)
-            error = _summation_error(terms, num_positions)
-            return squared + error * (2.0 * jnp.sqrt(jax.lax.stop_gradient(squared)) + error)  # (norm + error)^2
+            return position_sums.squared_norm(patches(group_inputs, geom), _positions(group_errors))
 
-        return _in_groups(of_group, inputs, errors, 4 * (num_positions * taps + held))
+        bytes_of_one = 4 * sizes[0] * sizes[1] + position_sums.sample_bytes(*sizes)
+        return position_sums.in_groups(of_group, inputs, errors, bytes_of_one)
 
     def absolute_norm(inputs, errors):
         geom = of(inputs)
@@ -246,10 +334,10 @@ def conv(
             size = jnp.abs(wide).sum(axis=1)
             size = sum((size[:, _every(down, i, rows)] for i in range(shape[0])), start=1.0)
             terms = jnp.sum(size * jnp.abs(error).sum(axis=1), axis=(1, 2))
-            return norm + _summation_error(terms, num_positions)
+            return norm + position_sums.summation_error(terms, num_positions)
 
         held = across * (tall + rows) * columns + out_channels * num_positions + taps * out_channels
-        return _in_groups(of_group, inputs, errors, 4 * held)
+        return position_sums.in_groups(of_group, inputs, errors, 4 * held)
 
     def weighted_sum(inputs, errors, weight):
         weighted = errors * weight[:, None, None, None]
@@ -274,6 +362,17 @@ def _zeros(count: int) -> Array:
     return jnp.zeros(count, jnp.float32)
 
 
+def _add_bias(outputs: Array, bias: Array) -> Array:
+    """outputs (..., features) + bias (features,); in float32, for so its gradient, a long sum, is one in float32."""
+    wide_outputs, wide_bias = normalization.at_least_float32(outputs), normalization.at_least_float32(bias)
+    return (wide_outputs + wide_bias.reshape((1,) * (outputs.ndim - 1) + bias.shape)).astype(outputs.dtype)
+
+
+def _scale_and_bias(channels: int) -> dict[str, Array]:
+    """What a normalization starts from."""
+    return {"scale": jnp.ones(channels, jnp.float32), "bias": _zeros(channels)}
+
+
 def _every(stride: int, start: int, count: int) -> slice:
     """`count` indices from `start` on, `stride` apart."""
     return slice(start, start + (count - 1) * stride + 1, stride)
@@ -282,18 +381,3 @@ def _every(stride: int, start: int, count: int) -> slice:
 def _positions(errors: Array) -> Array:
     """(b, height, width, channels) -> (b, positions, channels)."""
     return errors.reshape(errors.shape[0], errors.shape[1] * errors.shape[2], errors.shape[3])
-
-
-def _summation_error(terms: Array, num_positions: int) -> Array:
-    """By how much two float32 sums over positions can differ in norm, given the sum of the terms' norms (b,)."""
-    # Measured on a CPU, two sums together are off by up to a third of this. No part of the derivative.
-    return jax.lax.stop_gradient(math.sqrt(num_positions) * _ROUNDOFF * terms)
-
-
-def _in_groups(fn: Callable[[Array, Array], Array], inputs: Array, errors: Array, sample_bytes: int) -> Array:
-    """`fn` (inputs, errors) -> (b,), on groups of samples that hold at most `_GROUP_BYTES` when the batch would not."""
-    group = max(1, _GROUP_BYTES // sample_bytes)
-    if group >= inputs.shape[0]:
-        return fn(inputs, errors)
-    one_sample = lambda pair: fn(pair[0][None], pair[1][None])[0]  # noqa: E731
-    return jax.lax.map(one_sample, (inputs, errors), batch_size=group)

@@ -1,4 +1,10 @@
-"""Normalization that looks at one sample at a time, so that every sample keeps a gradient of its own."""
+"""Normalization: of groups of channels, one sample at a time, and of channels, over the samples of a batch.
+
+Group normalization leaves every sample a gradient of its own. Batch normalization mixes the samples of a batch, so that
+a sample's gradient, and with it a bound on one sample's influence, does not exist.
+
+Statistics are float32 whatever the inputs are.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +13,23 @@ from jax import lax
 
 from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
-from jaxfl.core.types import Array
+from jaxfl.core.types import Array, PyTree
 
 
 def group_norm(inputs: Array, scale: Array, bias: Array, num_groups: int, eps: float = 1e-6) -> Array:
     """Each sample's groups of neighboring channels brought to mean 0 and variance 1, then scaled and shifted.
 
-    Batch normalization mixes the samples of a batch, so a sample's gradient, and with it a bound on one sample's
-    influence, does not exist; here statistics run over the positions and channels of one group of one sample.
+    Statistics run over the positions and channels of one group of one sample.
 
     Args:
-        inputs: (b, height, width, channels), float32.
-        scale: (channels,), float32.
-        bias: (channels,), float32.
+        inputs: (b, height, width, channels), float32 or bfloat16.
+        scale: (channels,), of the same type.
+        bias: (channels,), of the same type.
         num_groups: groups of channels / num_groups neighboring channels each.
         eps: added to the variance.
 
     Returns:
-        (b, height, width, channels), float32.
+        (b, height, width, channels), of the same type.
 
     Raises:
         ArgumentError: `num_groups` below 1 or no divisor of the number of channels.
@@ -60,6 +65,85 @@ def group_norm(inputs: Array, scale: Array, bias: Array, num_groups: int, eps: f
         means = sums / (height * width * group_size)
         return jnp.broadcast_to(means, (batch, num_groups, group_size)).reshape(batch, 1, 1, channels)
 
-    centered = inputs - group_mean(inputs)
+    wide, scale, bias = (at_least_float32(values) for values in (inputs, scale, bias))
+    centered = wide - group_mean(wide)
     factor = lax.rsqrt(group_mean(centered**2) + eps) * scale[None, None, None, :]
-    return centered * factor + bias[None, None, None, :]
+    return (centered * factor + bias[None, None, None, :]).astype(inputs.dtype)
+
+
+def batch_statistics(inputs: Array, weights: Array, otherwise: PyTree) -> PyTree:
+    """Mean and variance of each channel over samples and positions.
+
+    Args:
+        inputs: (b, ..., channels), float32 or bfloat16.
+        weights: (b,), float32, at least 0: how much each sample counts; their sum does not matter.
+        otherwise: what to return where all weights are 0, in the form of the result.
+
+    Returns:
+        {"mean": (channels,), "var": (channels,)}, float32. The variance is the biased one, the mean squared deviation,
+        as in flax; PyTorch's running variance is larger by a factor count / (count - 1).
+
+    Guarantees:
+        - equals flax BatchNorm's statistics of the samples that count.
+        - samples of weight 0 never count.
+        - accurate where the mean is large against the deviation.
+
+    Example:
+        >>> zero_one = {"mean": jnp.zeros(1), "var": jnp.ones(1)}
+        >>> found = batch_statistics(jnp.array([[1.0], [3.0], [9.0]]), jnp.array([1.0, 1.0, 0.0]), zero_one)
+        >>> found["mean"].tolist(), found["var"].tolist()
+        ([2.0], [1.0])
+    """
+    total = weights.sum()
+    any_counts = total > 0
+    divisor = jnp.where(any_counts, total, 1.0)
+
+    def mean(values):
+        """(b, ..., channels) -> (channels,)."""
+        return jnp.sum(weights[:, None] * values.mean(axis=tuple(range(1, values.ndim - 1))), axis=0) / divisor
+
+    wide = at_least_float32(inputs)
+    center = mean(wide)
+    found = {"mean": center, "var": mean((wide - _along_channels(center, wide)) ** 2)}
+    return {name: jnp.where(any_counts, values, otherwise[name]) for name, values in found.items()}
+
+
+def batch_norm(inputs: Array, scale: Array, bias: Array, statistics: PyTree, eps: float = 1e-5) -> Array:
+    """(inputs - mean) / sqrt(var + eps) * scale + bias, at each channel.
+
+    Args:
+        inputs: (b, ..., channels), float32 or bfloat16.
+        scale: (channels,), of the same type.
+        bias: (channels,), of the same type.
+        statistics: {"mean": (channels,), "var": (channels,)}, float32: the batch's in training, running ones in
+            evaluation.
+        eps: added to the variance.
+
+    Returns:
+        In the shape and type of the inputs.
+
+    Guarantees:
+        - equals flax BatchNorm in value and in every gradient.
+
+    Edge cases:
+        A channel whose numbers are all equal becomes the bias, with gradients that stay finite.
+
+    Example:
+        >>> statistics = {"mean": jnp.array([2.0]), "var": jnp.array([4.0])}
+        >>> batch_norm(jnp.array([[8.0]]), jnp.ones(1), jnp.ones(1), statistics, eps=0.0).tolist()
+        [[4.0]]
+    """
+    wide, scale, bias = (at_least_float32(values) for values in (inputs, scale, bias))
+    factor = lax.rsqrt(statistics["var"] + eps) * scale
+    centered = wide - _along_channels(statistics["mean"], wide)
+    return (centered * _along_channels(factor, wide) + _along_channels(bias, wide)).astype(inputs.dtype)
+
+
+def at_least_float32(values: Array) -> Array:
+    """bfloat16 as float32; anything else unchanged."""
+    return values.astype(jnp.float32) if values.dtype == jnp.bfloat16 else values
+
+
+def _along_channels(values: Array, like: Array) -> Array:
+    """(channels,) -> (1, ..., channels), with as many axes as `like`."""
+    return values.reshape((1,) * (like.ndim - 1) + values.shape)

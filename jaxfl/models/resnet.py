@@ -1,37 +1,31 @@
-"""Residual networks for small images, with group normalization."""
+"""Residual networks for small images."""
 
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
-
 from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
-from jaxfl.core.keys import leaf_key
-from jaxfl.core.types import Array, PyTree
 from jaxfl.models import layers
 from jaxfl.models.classification import Model, sequential
-from jaxfl.models.convolution import convolve
 from jaxfl.models.layers import Layer
-from jaxfl.models.normalization import group_norm
-from jaxfl.models.windows import geometry, patches
+from jaxfl.models.residual import MakeNorm, basic_block, stem
 
-# Normal with variance 2 / fan-in, which keeps the scale through ReLUs (He and others 2015): what the paper starts from.
-_initial_kernel = jax.nn.initializers.he_normal()
+_NORMS = ("batch", "static", "group")
+_SHORTCUTS = ("projection_all", "projection", "padding")
 
 
 def resnet18(
     sample_shape: tuple[int, int, int] = (32, 32, 3),
     num_classes: int = 10,
     *,
+    norm: str = "group",
     widths: tuple[int, ...] = (64, 128, 256, 512),
     blocks: tuple[int, ...] = (2, 2, 2, 2),
     groups: int = 32,
 ) -> Model:
     """ResNet-18 for images of about 32x32: a 3x3 convolution, four stages of basic blocks, mean, dense layer.
 
-    A basic block is two 3x3 convolutions, each followed by group normalization, around which its input is added; where
-    the shape changes, the input first passes a 1x1 convolution and normalization of its own. The first block of every
+    A basic block is two 3x3 convolutions, each followed by normalization, around which its input is added; where the
+    shape changes, the input first passes a 1x1 convolution and normalization of its own. The first block of every
     stage but the first halves the image. Unlike the network for ImageNet it starts with stride 1 and no pooling, as is
     usual at this size. Convolutions have no bias. Layers with parameters, in order: "stem", "block_1_1" (stage,
     position), ..., "dense". Gradients have no factored form: clipped ones are computed one sample at a time.
@@ -40,16 +34,20 @@ def resnet18(
         sample_shape: (height, width, channels) of an image. Images of this many numbers in another shape, for instance
             without channel axis, are reshaped.
         num_classes: number of logits.
+        norm: "group" normalization, which leaves every sample a gradient of its own, as privacy needs; "batch"
+            normalization with running statistics; "static", batch normalization that tracks none (see
+            `jaxfl.models.layers.batch_norm`).
         widths: output channels of each stage.
         blocks: basic blocks of each stage.
-        groups: groups of each normalization; layers with fewer channels take one group a channel.
+        groups: groups of each group normalization; layers with fewer channels take one group a channel.
 
     Returns:
         A model for `jaxfl.models.classification`.
 
     Raises:
-        ArgumentError: a number below 1, different numbers of stages, channels that the groups do not divide, or images
-            so small that a group holds a single number, which normalization would erase.
+        ArgumentError: a number below 1, an unknown normalization, different numbers of stages; with group
+            normalization, channels that the groups do not divide, or images so small that a group holds a single
+            number, which normalization would erase.
 
     Guarantees:
         - equals the same network of flax layers in value and in gradient.
@@ -57,6 +55,7 @@ def resnet18(
         - mapped over nodes it makes no grouped convolution.
 
     Example:
+        >>> import jax
         >>> params = jax.eval_shape(resnet18().init, jax.random.key(0))
         >>> sum(leaf.size for leaf in jax.tree.leaves(params))
         11173962
@@ -65,11 +64,120 @@ def resnet18(
         He, Zhang, Ren, Sun: "Deep Residual Learning for Image Recognition", CVPR 2016, arXiv:1512.03385, figure 5
         (left) and table 1. Group for batch normalization: Wu, He, ECCV 2018, arXiv:1803.08494.
     """
+    check.one_of(_NORMS, norm=norm)
+    _check_sizes(sample_shape, num_classes, widths, blocks, groups if norm == "group" else None)
+    return _network(sample_shape, num_classes, widths, blocks, _norm_maker(norm, groups), "projection")
+
+
+def resnet20(
+    sample_shape: tuple[int, int, int] = (32, 32, 3),
+    num_classes: int = 10,
+    *,
+    norm: str = "batch",
+    shortcut: str = "projection_all",
+    widths: tuple[int, ...] = (16, 32, 64),
+    blocks: tuple[int, ...] = (3, 3, 3),
+    groups: int = 8,
+) -> Model:
+    """ResNet-20 for images of about 32x32: a 3x3 convolution, three stages of basic blocks, mean, dense layer.
+
+    Built and named like `resnet18`; it differs in widths and blocks, and in its choice of shortcuts.
+
+    Args:
+        sample_shape: (height, width, channels) of an image, as for `resnet18`.
+        num_classes: number of logits.
+        norm: "batch", "static" or "group", as for `resnet18`.
+        shortcut: "projection_all", a 1x1 convolution and normalization in the first block of every stage, as
+            EmbracingFL has it; "projection", only where the shape changes, option B of He and others; "padding", their
+            option A without parameters: every second row and column, and zeros in the channels that are new.
+        widths: output channels of each stage.
+        blocks: basic blocks of each stage.
+        groups: groups of each group normalization; layers with fewer channels take one group a channel.
+
+    Returns:
+        A model for `jaxfl.models.classification`.
+
+    Raises:
+        ArgumentError: as for `resnet18`; an unknown shortcut; stages that grow narrower, which "padding" cannot follow.
+
+    Guarantees:
+        - equals the same network of flax layers in value and in gradient.
+        - 272,762 parameters by default; 272,474 and 269,722 with the other shortcuts.
+        - layers in a row are a model, and the parts of a cut, one after the other, are the whole.
+
+    Example:
+        >>> import jax
+        >>> params = jax.eval_shape(resnet20().init, jax.random.key(0))
+        >>> sum(leaf.size for leaf in jax.tree.leaves(params))
+        272762
+
+    References:
+        He, Zhang, Ren, Sun: "Deep Residual Learning for Image Recognition", CVPR 2016, arXiv:1512.03385, section 4.2.
+        Lee, Zhang, Prakash, Niu, Avestimehr: "Embracing Federated Learning: Enabling Weak Client Participation via
+        Partial Model Training", Tables 1 and 10.
+    """
+    check.one_of(_NORMS, norm=norm)
+    check.one_of(_SHORTCUTS, shortcut=shortcut)
+    _check_sizes(sample_shape, num_classes, widths, blocks, groups if norm == "group" else None)
+    if shortcut == "padding" and list(widths) != sorted(widths):
+        found = f"got {widths}"
+        raise ArgumentError("widths", 'must not decrease with shortcut="padding"', found, 'Pass "projection".')
+    return _network(sample_shape, num_classes, widths, blocks, _norm_maker(norm, groups), shortcut)
+
+
+def _norm_maker(norm: str, groups: int) -> MakeNorm:
+    """The normalizations of a network."""
+
+    def make_norm(channels: int) -> Layer:
+        if norm == "group":
+            return layers.group_norm(channels, min(groups, channels))
+        return layers.batch_norm(channels, tracked=norm == "batch")
+
+    return make_norm
+
+
+def _network(
+    sample_shape: tuple[int, int, int],
+    num_classes: int,
+    widths: tuple[int, ...],
+    blocks: tuple[int, ...],
+    make_norm: MakeNorm,
+    shortcut: str,
+) -> Model:
+    """Stem, stages of basic blocks, mean over positions, dense layer."""
+    named = [("images", layers.reshape(sample_shape)), ("stem", stem(sample_shape[2], widths[0], make_norm))]
+    previous = widths[0]
+    for stage, (features, count) in enumerate(zip(widths, blocks, strict=True), start=1):
+        for position in range(1, count + 1):
+            stride = 2 if stage > 1 and position == 1 else 1
+            kind = "identity"
+            if stride > 1 or features != previous or (shortcut == "projection_all" and position == 1):
+                kind = "padding" if shortcut == "padding" else "projection"
+            block = basic_block(previous, features, stride, make_norm, kind)
+            named.append((f"block_{stage}_{position}", block))
+            previous = features
+    named += [
+        ("mean", layers.elementwise(lambda images: images.mean(axis=(1, 2)))),
+        ("dense", layers.dense(previous, num_classes)),
+    ]
+    return sequential(named)
+
+
+def _check_sizes(
+    sample_shape: tuple[int, ...],
+    num_classes: int,
+    widths: tuple[int, ...],
+    blocks: tuple[int, ...],
+    groups: int | None,
+) -> None:
+    """Refuse what no network can be made of; groups are None without group normalization."""
     if len(sample_shape) != 3:
         found = f"got {sample_shape}"
         raise ArgumentError("sample_shape", "must be (height, width, channels)", found, "Pass three integers.")
     height, width, channels = sample_shape
-    check.at_least(1, height=height, width=width, channels=channels, num_classes=num_classes, groups=groups)
+    check.at_least(1, height=height, width=width, channels=channels, num_classes=num_classes)
+    if groups is not None:
+        check.at_least(1, groups=groups)
     if not widths or len(blocks) != len(widths):
         found = f"got {len(blocks)} for {len(widths)} widths"
         raise ArgumentError("blocks", "must hold one number for each stage", found, "Pass as many as widths.")
@@ -77,20 +185,8 @@ def resnet18(
         check.at_least(1, **{f"widths[{stage}]": features, f"blocks[{stage}]": count})
         if stage > 0:
             height, width = -(-height // 2), -(-width // 2)
-        _check_groups(stage, features, min(groups, features), height * width)
-
-    named = [("images", layers.reshape(sample_shape)), ("stem", _stem(channels, widths[0], groups))]
-    previous = widths[0]
-    for stage, (features, count) in enumerate(zip(widths, blocks, strict=True), start=1):
-        for position in range(1, count + 1):
-            stride = 2 if stage > 1 and position == 1 else 1
-            named.append((f"block_{stage}_{position}", _basic_block(previous, features, stride, groups)))
-            previous = features
-    named += [
-        ("mean", Layer(init=None, apply=lambda params, images: images.mean(axis=(1, 2)))),
-        ("dense", layers.dense(previous, num_classes)),
-    ]
-    return sequential(named)
+        if groups is not None:
+            _check_groups(stage, features, min(groups, features), height * width)
 
 
 def _check_groups(stage: int, features: int, groups: int, positions: int) -> None:
@@ -102,71 +198,3 @@ def _check_groups(stage: int, features: int, groups: int, positions: int) -> Non
         found = f"got groups of one channel where stage {stage + 1} has shrunk images to 1x1"
         remedy = "Use fewer groups or fewer stages."
         raise ArgumentError("groups", "must leave more than one number to a group", found, remedy)
-
-
-def _stem(in_channels: int, features: int, groups: int) -> Layer:
-    """Convolution, normalization, ReLU."""
-
-    def init(key):
-        return {"conv": _conv_params(key, (3, 3, in_channels, features)), "norm": _norm_params(features)}
-
-    def apply(params, images):
-        return jax.nn.relu(_normalize(params["norm"], _convolve(params["conv"], images), groups))
-
-    return Layer(init=init, apply=apply, convolutional=True)
-
-
-def _basic_block(in_channels: int, features: int, stride: int, groups: int) -> Layer:
-    """relu(norm(conv(relu(norm(conv(x))))) + shortcut(x))."""
-    changes_shape = stride > 1 or in_channels != features
-
-    def init(key):
-        params = {
-            "conv_1": _conv_params(leaf_key(key, 0), (3, 3, in_channels, features)),
-            "norm_1": _norm_params(features),
-            "conv_2": _conv_params(leaf_key(key, 1), (3, 3, features, features)),
-            "norm_2": _norm_params(features),
-        }
-        if changes_shape:
-            params["conv_shortcut"] = _conv_params(leaf_key(key, 2), (1, 1, in_channels, features))
-            params["norm_shortcut"] = _norm_params(features)
-        return params
-
-    def apply(params, images):
-        hidden = _convolve(params["conv_1"], images, stride)
-        hidden = jax.nn.relu(_normalize(params["norm_1"], hidden, groups))
-        hidden = _normalize(params["norm_2"], _convolve(params["conv_2"], hidden), groups)
-        if changes_shape:
-            images = _normalize(params["norm_shortcut"], _convolve(params["conv_shortcut"], images, stride), groups)
-        return jax.nn.relu(hidden + images)
-
-    return Layer(init=init, apply=apply, convolutional=True)
-
-
-def _conv_params(key: Array, shape: tuple[int, int, int, int]) -> dict[str, Array]:
-    """Of a convolution without bias, kernel (height, width, c, features)."""
-    return {"kernel": _initial_kernel(key, shape, jnp.float32)}
-
-
-def _norm_params(features: int) -> dict[str, Array]:
-    """Scale 1 and bias 0 for every channel."""
-    return {"scale": jnp.ones(features, jnp.float32), "bias": jnp.zeros(features, jnp.float32)}
-
-
-def _convolve(params: PyTree, images: Array, stride: int = 1) -> Array:
-    """Convolution with "SAME" padding: (b, height, width, c) -> (b, ceil(height / stride), ..., features)."""
-    kernel = params["kernel"]
-    geom = geometry((images.shape[1], images.shape[2]), kernel.shape[:2], (stride, stride))
-    if stride == 1:
-        return convolve(images, kernel, geom)
-    # Patches times kernel, for a stride leaves few of them. Forward and backward on two cores, 32 images: 32x32x64 to
-    # 16x16x128 takes 22 ms against 145 of `convolve`, whose gradients slide over errors spread with zeros.
-    rows = patches(images, geom)
-    batch, positions, taps = rows.shape
-    products = rows.reshape(batch * positions, taps) @ kernel.reshape(taps, kernel.shape[3])
-    return products.reshape(batch, *geom.output_size, kernel.shape[3])
-
-
-def _normalize(params: PyTree, images: Array, groups: int) -> Array:
-    """Group normalization, with one group for each channel where there are fewer channels than groups."""
-    return group_norm(images, params["scale"], params["bias"], min(groups, images.shape[3]))

@@ -16,9 +16,10 @@ from jaxfl.core import Algorithm, ArgumentError, FederatedData, PyTree, Task
 from jaxfl.core.check import at_least, one_of, positive
 from jaxfl.training.checkpoint import Checkpoints
 from jaxfl.training.chunks import COSTS, Diverged, FatalCount, check_start, default_chunk_rounds, init_fn
-from jaxfl.training.evaluate import evaluation_set
+from jaxfl.training.evaluate import EvaluationSet, evaluation_set
 from jaxfl.training.json_files import jsonable
 from jaxfl.training.part import Schedule, Variant, run_part
+from jaxfl.training.preflight import peak_text
 from jaxfl.training.progress import ProgressReport
 from jaxfl.training.records import RunDirectory, slug
 from jaxfl.training.summary import summarize_run
@@ -50,6 +51,10 @@ def train(
 ) -> dict[str, Any]:
     """Train every variant with every seed and leave a complete run directory behind.
 
+    All variants are compiled before the first is trained, so that one whose programs need more memory than is free is
+    refused while nothing is lost; the executables are kept, so this compiles nothing twice. A later seed with data of
+    another shape is compiled, and refused if need be, before its own work.
+
     Args:
         variants: name -> algorithm.
         task: what is evaluated.
@@ -79,7 +84,8 @@ def train(
         The content of summary.json.
 
     Raises:
-        ArgumentError: an argument cannot be used, or differs from the run that is resumed.
+        ArgumentError: an argument cannot be used, or differs from the run that is resumed, or a variant does not fit
+            in memory. A new run that is refused before its first round leaves nothing behind.
         Diverged: a measurement or metric is not finite. Lines written so far stay, the summary says "diverged".
         FatalCount: the rounds were not those that the algorithm assumes. The summary says "stopped".
 
@@ -88,6 +94,7 @@ def train(
         - rounds are compiled once per variant and shape of the data.
         - finished variants and seeds are skipped on resume.
         - no variant runs more rounds than privacy_rounds.
+        - a variant that does not fit is refused before any variant is trained.
     """
     at_least(1, checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints, test_batch_size=test_batch_size)
     if train_samples is not None:
@@ -117,22 +124,37 @@ def train(
             latest = label, jax.device_put(source(seed) if callable(source) else source)
         return latest[1]
 
-    for name, algorithm in variants.items():  # what is wrong with any of them is said before one of them runs
-        check_start(algorithm, jax.random.key(seeds[0]), data_on_device(name, seeds[0]))
-    run.record_training(
-        {
-            "variants": list(variants),
-            "seeds": list(seeds),
-            "num_rounds": num_rounds if isinstance(num_rounds, int) else dict(num_rounds),
-            "evaluate_every": evaluate_every if isinstance(evaluate_every, int) else dict(evaluate_every),
-            "chunk_rounds": [schedule.chunk_rounds for schedule in schedules.values()],
-            "test_batch_size": test_batch_size,
-            "train_samples": train_samples,
-            "budgets": budgets,
-            "privacy_rounds": privacy_rounds,
-        }
-    )
-    test = evaluation_set(test_inputs, test_labels, test_batch_size)
+    def prepare(progress: ProgressReport) -> tuple[dict[str, Variant], EvaluationSet]:
+        """Say what is wrong with any variant before one of them runs, and compile those with something left to run."""
+        for name, algorithm in variants.items():
+            check_start(algorithm, jax.random.key(seeds[0]), data_on_device(name, seeds[0]))
+        run.record_training(
+            {
+                "variants": list(variants),
+                "seeds": list(seeds),
+                "num_rounds": num_rounds if isinstance(num_rounds, int) else dict(num_rounds),
+                "evaluate_every": evaluate_every if isinstance(evaluate_every, int) else dict(evaluate_every),
+                "chunk_rounds": [schedule.chunk_rounds for schedule in schedules.values()],
+                "test_batch_size": test_batch_size,
+                "train_samples": train_samples,
+                "node_loop": task.node_loop,
+                "budgets": budgets,
+                "privacy_rounds": privacy_rounds,
+            }
+        )
+        test = evaluation_set(test_inputs, test_labels, test_batch_size)
+        made, peaks = {}, {}
+        for name, algorithm in variants.items():
+            made[name] = Variant(name, algorithm, task, test, schedules[name].chunk_rounds, train_samples)
+            waiting = [seed for seed in seeds if run.finished(name, seed) is None]
+            if waiting:
+                progress.begin(name, waiting[0], schedules[name].num_rounds)
+                key = jax.random.key(waiting[0])
+                peaks[name] = made[name].compiled(key, data_on_device(name, waiting[0])).peak
+        if peaks:
+            progress.announce(peak_text(peaks))
+        return made, test
+
     finished: dict[tuple[str, int], dict[str, Any] | None] = {}
 
     def summary(status: str, released: Mapping[str, int] | None = None) -> dict[str, Any]:
@@ -153,9 +175,13 @@ def train(
 
     total_rounds = len(seeds) * sum(schedule.num_rounds for schedule in schedules.values())
     with ProgressReport(total_rounds, quiet=quiet) as progress:
-        for name, algorithm in variants.items():
+        try:
+            made, test = prepare(progress)
+        except ArgumentError:
+            run.withdraw()
+            raise
+        for name, variant in made.items():
             schedule = schedules[name]
-            variant = Variant(name, algorithm, task, test, schedule.chunk_rounds, train_samples)
             for seed in seeds:
                 progress.begin(name, seed, schedule.num_rounds)
                 record = run.finished(name, seed)

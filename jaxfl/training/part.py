@@ -30,6 +30,7 @@ from jaxfl.training.chunks import (
     summarize,
 )
 from jaxfl.training.evaluate import EvaluationSet, Scores, evaluate_fn, flatten_scores
+from jaxfl.training.preflight import PeakMemory, predicted_peak, require_memory
 from jaxfl.training.progress import ProgressReport
 from jaxfl.training.records import RunDirectory
 from jaxfl.training.stationarity import TrainingSamples, training_samples, training_scores_fn
@@ -51,10 +52,15 @@ class _Compiled(NamedTuple):
     rounds: Callable[..., tuple[PyTree, dict[str, Array]]]
     evaluate: Callable[[PyTree, EvaluationSet], Scores]
     on_training_samples: Callable[[PyTree, TrainingSamples], dict[str, Array]] | None
+    peak: PeakMemory  # predicted
 
 
 class Variant:
-    """One variant's functions, compiled once per shape of the data and used for every seed."""
+    """One variant's functions, compiled once per shape of the data and used for every seed.
+
+    Attributes:
+        unrecorded_seconds: spent on compiling, and in no record yet.
+    """
 
     def __init__(
         self,
@@ -65,7 +71,9 @@ class Variant:
         chunk_rounds: int,
         train_samples: int | None = None,
     ):
-        self.name, self.algorithm, self._test, self.train_samples = name, algorithm, test, train_samples
+        self.name, self.algorithm, self._task, self._test = name, algorithm, task, test
+        self.train_samples = train_samples
+        self.unrecorded_seconds = 0.0
         self._init = init_fn(algorithm)
         self._rounds = chunk_fn(algorithm, chunk_rounds)
         self._evaluate = evaluate_fn(task, algorithm.node_params)
@@ -76,22 +84,33 @@ class Variant:
         """Shapes and dtypes of the state."""
         return jax.eval_shape(self._init, key, data)
 
-    def compiled(
-        self, key: Array, data: FederatedData, samples: TrainingSamples | None
-    ) -> tuple[_Compiled, float]:
-        """The executables for these data, and the seconds spent on compiling them now."""
+    def compiled(self, key: Array, data: FederatedData) -> _Compiled:
+        """The executables for these data.
+
+        Raises:
+            ArgumentError: they need more memory than is free.
+        """
         shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in data)
-        if shapes in self._compiled:
-            return self._compiled[shapes], 0.0
-        began = time.perf_counter()
+        if shapes not in self._compiled:
+            began = time.perf_counter()
+            programs = self._compile(key, data)
+            self.unrecorded_seconds += time.perf_counter() - began
+            require_memory(self.name, programs.peak, self._task)
+            self._compiled[shapes] = programs
+        return self._compiled[shapes]
+
+    def _compile(self, key: Array, data: FederatedData) -> _Compiled:
         state = self.structure(key, data)
-        self._compiled[shapes] = _Compiled(
-            init=self._init.lower(key, data).compile(),
-            rounds=self._rounds.lower(key, state, data, np.int32(0)).compile(),
-            evaluate=self._evaluate.lower(state, self._test).compile(),
-            on_training_samples=None if samples is None else self._on_training_samples.lower(state, samples).compile(),
-        )
-        return self._compiled[shapes], time.perf_counter() - began
+        init = self._init.lower(key, data).compile()
+        rounds = self._rounds.lower(key, state, data, np.int32(0)).compile()
+        evaluate = self._evaluate.lower(state, self._test).compile()
+        on_samples = samples = None
+        if self.train_samples is not None:
+            samples = jax.eval_shape(partial(training_samples, most=self.train_samples), data)
+            on_samples = self._on_training_samples.lower(state, samples).compile()
+        later = [program for program in (rounds, evaluate, on_samples) if program is not None]
+        peak = predicted_peak((data, self._test, samples), state, init, later)
+        return _Compiled(init, rounds, evaluate, on_samples, peak)
 
 
 def run_part(
@@ -123,10 +142,11 @@ def run_part(
     """
     key = jax.random.key(seed)
     check_start(variant.algorithm, key, data)
+    compiled = variant.compiled(key, data)  # before anything else takes memory
+    compile_seconds, variant.unrecorded_seconds = variant.unrecorded_seconds, 0.0
     had_checkpoints = bool(checkpoints.rounds())
     found = checkpoints.restore(variant.structure(key, data))
     samples = None if variant.train_samples is None else training_samples(data, variant.train_samples)
-    compiled, compile_seconds = variant.compiled(key, data, samples)
     progress.compiled()
     run_seconds, timed_rounds = 0.0, 0
 

@@ -50,6 +50,11 @@ class ProgressReport:
         if self._bar is not None:
             self._bar.stop()
 
+    def announce(self, text: str) -> None:
+        """A line of its own."""
+        if not self._quiet:
+            self._console.print(text, soft_wrap=True, markup=False)
+
     def begin(self, variant: str, seed: int, num_rounds: int) -> None:
         """A variant and seed of `num_rounds` rounds begins, or goes on."""
         self._label, self._part_done, self._part_total, self._note = f"{variant}, seed {seed}", 0, num_rounds, ""

@@ -13,6 +13,7 @@ round, so that whatever checkpoint a resumed run finds, the lines up to it are t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -56,6 +57,13 @@ class RunDirectory:
             return
         self.config = {**self.config, "training": given}
         write_json(self.path / CONFIG, self.config)
+
+    def withdraw(self) -> None:
+        """Undo `open_run` of a run that was refused before anything was trained; one that was found stays as it is."""
+        if not self.resumed:
+            (self.path / CONFIG).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # other files are there
+                self.path.rmdir()
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         """Append one line and flush it to disk."""

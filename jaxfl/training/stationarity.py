@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.stages import Wrapped
 
-from jaxfl.core import Array, FederatedData, PyTree, Task, over_nodes
+from jaxfl.core import Array, FederatedData, PyTree, Task, Variables, over_nodes
 from jaxfl.core.check import at_least
 
 
@@ -63,14 +63,19 @@ def training_scores_fn(task: Task, node_params: Callable[[PyTree], PyTree]) -> W
 
     Guarantees:
         - the squared norm is that of the mean gradient, 0 at a minimum of F.
+        - model state is held fixed: the gradient is to parameters alone.
     """
 
-    def one_node(params: PyTree, samples: TrainingSamples) -> tuple[PyTree, dict[str, Array]]:
-        def loss(values):
+    def one_node(average: PyTree, samples: TrainingSamples) -> tuple[PyTree, dict[str, Array]]:
+        has_state = task.train_loss is not None
+
+        def loss(params):
+            values = Variables(params, average.model_state) if has_state else params
             return jnp.sum(samples.weights * task.loss(values, samples.inputs, samples.labels))
 
-        named = task.metrics(params, samples.inputs, samples.labels)
-        return jax.grad(loss)(params), {name: jnp.sum(samples.weights * value) for name, value in named.items()}
+        gradient = jax.grad(loss)(average.params if has_state else average)
+        named = task.metrics(average, samples.inputs, samples.labels)
+        return gradient, {name: jnp.sum(samples.weights * value) for name, value in named.items()}
 
     def measure(state: PyTree, samples: TrainingSamples) -> dict[str, Array]:
         average = jax.tree.map(lambda leaf: leaf.mean(axis=0).astype(leaf.dtype), node_params(state))

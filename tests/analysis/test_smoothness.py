@@ -13,7 +13,8 @@ from jaxfl import ArgumentError
 from jaxfl.analysis.smoothness import estimate_constants
 from jaxfl.core import Purpose, purpose_key
 from jaxfl.data import iid, label_shards, load
-from jaxfl.models import classification, mlp
+from jaxfl.models import classification, mlp, sequential
+from jaxfl.models.layers import batch_norm
 
 KEY = jax.random.key(3)
 # Each node's Hessian, with the largest eigenvalue 8 at node 1 only; node 0 alone would give 5.
@@ -148,6 +149,7 @@ def test_what_is_refused():
         ({"max_samples_per_node": 0}, r"^max_samples_per_node: must be an integer of at least 1"),
         ({"step_size": 1.5}, r"^step_size: must be small enough for the probing run to descend; got 1\.5"),
         ({"step_size": 1e20}, r"^step_size: must be small enough.* data that are finite\.$"),
+        ({"task": classification(sequential([("norm", batch_norm(5))]))}, r"^task: .*batch statistics or dropout"),
         ({"loss_lower_bound": 100.0}, r"^loss_lower_bound: must be below every loss; got 100\.0, and saw a loss of"),
     ]
     for options, message in refused:

@@ -1,5 +1,6 @@
 """The benchmark harness on tiny shapes: it runs, names and writes what it should. Nothing here looks at a time."""
 
+import itertools
 import json
 import sys
 import types
@@ -9,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import bench, bench_conv, bench_tracking
-from experiments.timing import Measurement, in_turns, ratio, runner
+from experiments import bench, bench_conv, bench_tracking, timing
+from experiments.timing import Measurement, compile_times, in_turns, ratio, runner
 from jaxfl.core import ArgumentError
 from jaxfl.models import classification, mlp
 
@@ -41,7 +42,7 @@ TINY_TRACKING = bench_tracking.Setting(
 
 
 @pytest.mark.bench
-def test_conv_suite_names_its_numbers_and_writes_them(tmp_path, monkeypatch):
+def test_conv_suite_names_its_numbers_and_writes_them(tmp_path, monkeypatch, capsys):
     # Both rows a small MLP: the networks themselves take long to compile and are compared below.
     task = classification(mlp((64, 3)))
     monkeypatch.setattr(bench_conv, "tasks", lambda setting: {"jaxfl": task, "flax": task})
@@ -52,6 +53,11 @@ def test_conv_suite_names_its_numbers_and_writes_them(tmp_path, monkeypatch):
     bench.run("conv", tmp_path / "bench.json")
     written = json.loads((tmp_path / "bench.json").read_text())
     assert {"conv/speedup_vs_flax_vmap", "conv/share_of_gemm", "environment"} <= set(written)
+    printed = capsys.readouterr().out
+    for name in ("conv/compile_jaxfl", "conv/compile_flax"):
+        assert written[name]["value"] > 0
+        assert written[name]["unit"] == "s"
+        assert name in printed
     assert written["environment"]["jax"] == jax.__version__
     for name in set(written) - {"environment"}:
         assert set(written[name]) == {"value", "unit", "spread", "against"}
@@ -77,8 +83,8 @@ def test_tracking_suite_names_its_numbers(monkeypatch):
     report = bench_tracking.suite(TINY_TRACKING)
     rows = {"iteration", "gradients", "unclipped", "rest"}
     assert {f"tracking/{name}" for name in ("iteration_vs_gradients", "iteration_vs_unclipped", *rows)} <= set(report)
-    apart = {f"tracking/{kind}_{name}" for kind in ("compile", "temp") for name in ("iteration", "gradients")}
-    assert apart <= set(report)
+    assert {"tracking/temp_iteration", "tracking/temp_gradients"} <= set(report)
+    assert {f"tracking/compile_{name}" for name in rows} <= set(report)
     for one in report.values():
         assert one.spread[0] <= one.value <= one.spread[1]
         assert np.isfinite(one.value)
@@ -120,6 +126,16 @@ def test_step_flops_count_the_products_of_a_step():
     # By hand: 3x3 kernels on 8x8, 1 to 2 (two products); on 4x4, 2 to 3, dense 12 to 4 and 4 to 3 (three products).
     per_sample = 2 * (64 * 9 * 2 * 2 + 16 * 9 * 2 * 3 * 3 + 12 * 4 * 3 + 4 * 3 * 3)
     assert bench_conv.step_flops(TINY) == per_sample * 2 * 2
+
+
+def test_compile_seconds_are_apart_from_the_first_run(monkeypatch):
+    """One tick of the clock passes between any two looks at it, and whoever looks in between adds one."""
+    looks = itertools.count()
+    monkeypatch.setattr(timing, "time", types.SimpleNamespace(perf_counter=lambda: float(next(looks))))
+    one = runner(lambda state: state + 1.0, jnp.zeros(3))
+    assert (one.compile_seconds, one.call()) == (1.0, 1.0)
+    (measured,) = compile_times("suite", {"row": one}, "3 numbers").items()
+    assert measured == ("suite/compile_row", Measurement(1.0, "s", (1.0, 1.0), "tracing and compiling; 3 numbers"))
 
 
 def test_runner_feeds_each_result_to_the_next_call_and_leaves_its_argument_usable():

@@ -49,6 +49,10 @@ def main(run, argv=(), **options):
     return run_command_line(run, Toy, PRESETS, prog="toy", description="A toy.", argv=list(argv), **options)
 
 
+def setting_of_jax(name):
+    return getattr(jax.config, name)
+
+
 def raises(error):
     """A run that ends with an exception."""
 
@@ -174,6 +178,47 @@ class TestExitCodes:
         assert main(raises(ZeroDivisionError()), ["--list-presets"]) == 0
         printed = capsys.readouterr().out
         assert all(text in printed for text in ("figure_1", "the first figure", "3 s on two cores"))
+
+
+class TestCompilationCache:
+    @pytest.mark.parametrize("arguments", [["--compilation-cache", "DIR"], ["--fast", "--compilation_cache=DIR"]])
+    def test_every_experiment_has_the_option(self, arguments, tmp_path):
+        seen = []
+
+        def run(config, preset):
+            seen.append((config, setting_of_jax("jax_compilation_cache_dir")))
+
+        arguments = [argument.replace("DIR", str(tmp_path)) for argument in arguments]
+        assert main(run, arguments) == 0
+        ((config, folder),) = seen
+        assert Path(folder).parent == tmp_path
+        assert config == Toy(fast="--fast" in arguments)
+
+    def test_off(self):
+        seen = []
+
+        def run(config, preset):
+            seen.append(setting_of_jax("jax_enable_compilation_cache"))
+
+        assert main(run, ["--compilation-cache=off"]) == 0
+        assert seen == [False]
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            ("--compilation-cache", "must have one value; got ''"),
+            ("--compilation-cache --fast", "must have one value; got ''"),
+            ("--compilation-cache a b", "must have one value; got 'a b'"),
+            ("--compilation-cache a --compilation-cache=b", "must be given once; got 'a' and 'b'. Remove one of them."),
+        ],
+    )
+    def test_bad_values(self, arguments, says, capsys):
+        assert main(raises(ZeroDivisionError()), arguments.split()) == 2
+        assert capsys.readouterr().err.startswith(f"error: --compilation-cache: {says}")
+
+    def test_help_names_it(self, capsys):
+        assert main(raises(ZeroDivisionError()), ["--help"]) == 0
+        assert "--compilation-cache off" in " ".join(capsys.readouterr().out.split())
 
 
 class TestRunDirectory:

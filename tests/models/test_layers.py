@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from jaxfl.core import ArgumentError
-from jaxfl.models import layers
+from jaxfl.models import layers, position_sums
 
 RNG = np.random.default_rng(0)
 
@@ -33,6 +33,7 @@ LAYERS = {
     "conv strided": (layers.conv(2, 3, (3, 2), strides=(2, 1)), (5, 7, 5, 2)),
     "conv valid": (layers.conv(3, 4, (3, 3), padding="VALID"), (5, 6, 5, 3)),
     "conv, gram form": (layers.conv(8, 16, (3, 3), strides=(2, 2)), (5, 3, 3, 8)),
+    "group norm": (layers.group_norm(6, 2), (5, 4, 3, 6)),
 }
 
 
@@ -135,7 +136,7 @@ def test_norms_agree_in_groups_of_samples(group_bytes, monkeypatch):
     inputs, errors, weight = normal(*input_shape), normal(*input_shape[:3], 3), normal(input_shape[0])
     factored = factored_form(layer)
     expected = in_factored_form(factored, inputs, errors, weight)
-    monkeypatch.setattr(layers, "_GROUP_BYTES", group_bytes)
+    monkeypatch.setattr(position_sums, "_GROUP_BYTES", group_bytes)
     actual = in_factored_form(factored, inputs, errors, weight)
     for norm in ("squared_norm", "absolute_norm"):
         np.testing.assert_allclose(actual[norm], expected[norm], rtol=1e-5)

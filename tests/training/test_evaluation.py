@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from toy_problem import NUM_NODES, toy_algorithm, toy_data, toy_task
 
-from jaxfl import core
+from jaxfl import core, models
 from jaxfl.core import ArgumentError
+from jaxfl.models.layers import batch_norm
 from jaxfl.training import evaluate_fn, evaluation_set
 from jaxfl.training.evaluate import flatten_scores
 
@@ -53,6 +54,29 @@ def test_scores_are_those_of_each_node_and_of_the_average_model(batch_size, node
     for name, value in expected.items():
         np.testing.assert_allclose(line[name], value, rtol=1e-5, err_msg=name)
     assert line["test_accuracy_average_model"] == average[1]  # a ratio of counts, exact
+
+
+def test_model_state_is_averaged_like_parameters_and_evaluates():
+    task = models.classification(models.sequential([("norm", batch_norm(3))]))
+    params = {"norm": {"scale": jnp.ones((2, 3)), "bias": jnp.arange(6.0).reshape(2, 3)}}
+    state = {"norm": {"mean": jnp.arange(6.0).reshape(2, 3), "var": jnp.arange(1.0, 7.0).reshape(2, 3)}}
+    inputs = np.random.default_rng(0).normal(size=(11, 3)).astype(np.float32)
+    labels = (np.arange(11) % 3).astype(np.int32)
+    variables = core.Variables(params, state)
+    scores = evaluate_fn(task, lambda state: state)(variables, evaluation_set(inputs, labels, 4))
+    line = flatten_scores(jax.device_get(scores))
+
+    def loss(scale, bias, mean, var):
+        logits = (inputs - mean) / np.sqrt(var + 1e-5) * scale + bias
+        return np.mean(np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(11), labels])
+
+    arrays = [np.asarray(leaf, np.float64) for leaf in (*params["norm"].values(), *state["norm"].values())]
+    nodes = [loss(*(leaf[node] for leaf in arrays)) for node in range(2)]
+    np.testing.assert_allclose(line["test_loss"], np.mean(nodes), rtol=1e-5)
+    np.testing.assert_allclose(line["test_loss_worst_node"], max(nodes), rtol=1e-5)
+    np.testing.assert_allclose(
+        line["test_loss_average_model"], loss(*(leaf.mean(axis=0) for leaf in arrays)), rtol=1e-5
+    )
 
 
 def test_the_filling_of_the_last_batch_never_counts():

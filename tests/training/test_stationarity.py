@@ -7,7 +7,8 @@ import pytest
 from toy_problem import train_toy
 
 from jaxfl import core
-from jaxfl.core import ArgumentError
+from jaxfl.core import ArgumentError, Variables
+from jaxfl.models import classification, layers, sequential
 from jaxfl.training.stationarity import TrainingSamples, training_samples, training_scores_fn
 
 
@@ -50,6 +51,30 @@ def test_it_is_0_at_a_minimum():
         "train_loss_average_model": 0.0,
         "gradient_norm_squared_average_model": 0.0,
     }
+
+
+def test_model_state_is_held_fixed():
+    task = classification(sequential([("norm", layers.batch_norm(2)), ("dense", layers.dense(2, 3))]))
+    params = jax.vmap(task.init)(jax.random.split(jax.random.key(0), 3))
+    state = {"norm": {"mean": jnp.arange(6.0).reshape(3, 2), "var": 1 + jnp.arange(6.0).reshape(3, 2)}}
+    data = uneven()._replace(labels=jnp.arange(9, dtype=jnp.int32) % 3)
+    samples = training_samples(data, 100)
+    found = training_scores_fn(task, lambda state: state)(Variables(params, state), samples)
+    average_params, average_state = jax.tree.map(lambda leaf: leaf.mean(axis=0), (params, state))
+
+    @jax.jit
+    def by_hand(params):
+        def loss(params):
+            flat = [part.reshape(-1, *part.shape[2:]) for part in samples]
+            losses = task.loss(Variables(params, average_state), flat[0], flat[1])
+            return jnp.sum(losses * flat[2]) / 3
+
+        value, gradient = jax.value_and_grad(loss)(params)
+        return value, sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(gradient))
+
+    value, squared = by_hand(average_params)
+    np.testing.assert_allclose(found["train_loss_average_model"], value, rtol=1e-5)
+    np.testing.assert_allclose(found["gradient_norm_squared_average_model"], squared, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("most", "seen"), [(100, [[0, 1, 2, 3, 4], [5, 6], [8, 7, 6]]), (2, [[0, 2], [5, 6], [8, 7]])])

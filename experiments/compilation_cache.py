@@ -1,0 +1,147 @@
+"""Compiled programs kept from run to run, by JAX's persistent compilation cache, in the user's cache folder.
+
+A program that was compiled before is read instead: the same machine code, so the same bits, whether a run is new or
+resumed. JAX's own variables are respected: JAX_ENABLE_COMPILATION_CACHE=false keeps nothing, JAX_COMPILATION_CACHE_DIR
+names another folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import tempfile
+import warnings
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache as jax_cache
+
+# Below it, reading an entry gains next to nothing; most of a run's small programs compile in 0.02 to 0.1 s.
+MIN_COMPILE_SECONDS = 0.1
+MAX_BYTES = 2 * 10**9  # of one kind of machine; what was read longest ago goes first
+_UNREADABLE = re.compile(r"Error reading persistent compilation cache entry for '([\w.<>-]+)'")
+# Before it, XLA wrote to standard error, for every program read on a CPU with AVX-512, that it might not run there
+# (https://github.com/jax-ml/jax/issues/38445).
+_READS_QUIETLY_ON_CPU = (0, 10, 2)
+
+
+@contextlib.contextmanager
+def compilation_cache(where: str) -> Iterator[Path | None]:
+    """Keep compiled programs within this context.
+
+    Args:
+        where: "default" (jaxfl/compilation in $XDG_CACHE_HOME or ~/.cache), "off", or a folder, made if missing.
+
+    Yields:
+        The folder in use, one a kind of machine below the one that was named; None where nothing is kept, or where JAX
+        was told another folder by its own variable.
+
+    Guarantees:
+        - a folder that cannot be written is a warning, and nothing is kept.
+        - an unreadable entry is compiled again and replaced, without a word.
+        - machines with other processors use folders of their own: their programs need not run here.
+        - JAX's settings are afterwards as before.
+    """
+    folder = None if where == "off" else _writable_folder(where)
+    if folder is None and where != "off":
+        yield None
+        return
+    settings: dict[str, Any] = {"jax_enable_compilation_cache": folder is not None}
+    if folder is not None:
+        settings["jax_compilation_cache_dir"] = str(folder)
+        settings["jax_persistent_cache_min_compile_time_secs"] = MIN_COMPILE_SECONDS
+        _forget_oldest(folder)
+    before = {name: _told(name) for name in settings}
+    _set(settings)
+    try:
+        with contextlib.nullcontext() if folder is None else _replacing_unreadable(folder):
+            yield folder
+    finally:
+        _set(before)
+
+
+def _told(name: str) -> Any:
+    """A setting of JAX."""
+    return getattr(jax.config, name)
+
+
+def _set(settings: dict[str, Any]) -> None:
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    jax_cache.reset_cache()  # which otherwise stays with the first folder that it saw
+
+
+def _writable_folder(where: str) -> Path | None:
+    """The folder for this kind of machine below the one that is asked for; None if nothing is to be kept there."""
+    if where == "default":
+        told = _told("jax_compilation_cache_dir") is not None or not _told("jax_enable_compilation_cache")
+        if told or (jax.__version_info__ < _READS_QUIETLY_ON_CPU and jax.default_backend() == "cpu"):
+            return None
+        base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "jaxfl" / "compilation"
+    else:
+        base = Path(where)
+    folder = base / _machine()
+    try:
+        folder = folder.expanduser().absolute()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except (OSError, RuntimeError) as error:  # RuntimeError: no home
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        remedy = "Name another folder by --compilation-cache, or write --compilation-cache off"
+        warnings.warn(f"compiled programs are not kept: {folder}: {reason}. {remedy}.", stacklevel=4)
+        return None
+    return folder
+
+
+def _machine() -> str:
+    """A name that machines share whose processors run each other's programs.
+
+    XLA compiles for the very processor, and of a program for another one it only says that it may crash.
+    """
+    kept = ("model name", "flags", "Features", "CPU implementer", "CPU part")  # of x86, and of Arm
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        found = sorted({line for line in lines if line.partition(":")[0].strip() in kept})
+    except OSError:
+        found = [platform.processor()]
+    return f"{platform.machine()}-{zlib.crc32(chr(10).join(found).encode()):08x}"
+
+
+def _forget_oldest(folder: Path) -> None:
+    """Delete what was read longest ago, until the rest takes at most MAX_BYTES."""
+    total = 0
+    with contextlib.suppress(OSError):  # another process may delete, too
+        entries = [(path, path.stat()) for path in folder.glob("*-cache")]
+        for path, status in sorted(entries, key=lambda entry: entry[1].st_atime, reverse=True):
+            total += status.st_size
+            if total > MAX_BYTES:
+                path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _replacing_unreadable(folder: Path) -> Iterator[None]:
+    """Delete the entry that JAX warns it cannot read, say because a run was killed while it was being written.
+
+    JAX would leave it there, and warn in every run.
+    """
+    show = warnings.showwarning
+
+    def replace(message: Warning | str, *rest: Any) -> None:
+        found = _UNREADABLE.match(str(message))
+        if found is None:
+            show(message, *rest)
+            return
+        for path in folder.glob(f"{found[1]}-*"):  # the warning names the program, not the entry
+            path.unlink(missing_ok=True)
+
+    warnings.showwarning = replace
+    try:
+        yield
+    finally:
+        warnings.showwarning = show

@@ -1,0 +1,78 @@
+"""Layers made of layers: whole models, and blocks whose parts do not simply run one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from jaxfl.core.keys import leaf_key
+from jaxfl.core.types import Array, Variables
+from jaxfl.models.layers import Layer
+
+Run = Callable[[str, Array], Array]
+"""(name of a part, its inputs) -> its outputs."""
+
+
+def composite(parts: Mapping[str, Layer], forward: Callable[[Run, Array], Array]) -> Layer:
+    """One layer made of named ones.
+
+    Args:
+        parts: name -> layer; its name is the key of a part's parameters and of its state.
+        forward: (run, inputs) -> outputs, where `run(name, inputs)` runs a part; it must run every part once. It is
+            written once for training and evaluation.
+
+    Returns:
+        A layer without factored form. It has `train` where a part has; part number i then gets `leaf_key(key, i)`.
+
+    Guarantees:
+        - state, weights and a key of its own reach every part.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jaxfl.models.layers import dense, relu
+        >>> parts = {"inner": dense(3, 3), "relu": relu()}
+        >>> block = composite(parts, lambda run, inputs: inputs + run("relu", run("inner", inputs)))
+        >>> params = block.init(jax.random.key(0))
+        >>> list(params), block.apply(params, jnp.zeros((2, 3))).shape
+        (['inner'], (2, 3))
+    """
+    positions = {name: position for position, name in enumerate(parts)}
+    with_params = [(name, part.init) for name, part in parts.items() if part.init is not None]
+    with_state = [(name, part.init_state) for name, part in parts.items() if part.init_state is not None]
+
+    def init(key):
+        return {name: init_part(leaf_key(key, position)) for position, (name, init_part) in enumerate(with_params)}
+
+    def init_state():
+        return {name: init_part() for name, init_part in with_state}
+
+    def apply(variables, inputs):
+        params, state = variables if with_state else (variables, {})
+
+        def run(name, values):
+            part = parts[name]
+            own = params[name] if part.init is not None else None
+            return part.apply(own if part.train is None else Variables(own, state[name]), values)
+
+        return forward(run, inputs)
+
+    def train(params, state, inputs, weights, key):
+        new_state = {}
+
+        def run(name, values):
+            part = parts[name]
+            own = params[name] if part.init is not None else None
+            if part.train is None:
+                return part.apply(own, values)
+            own_state = None if state is None else state[name]
+            outputs, new_state[name] = part.train(own, own_state, values, weights, leaf_key(key, positions[name]))
+            return outputs
+
+        return forward(run, inputs), new_state
+
+    return Layer(
+        init=init if with_params else None,
+        apply=apply,
+        convolutional=any(part.convolutional for part in parts.values()),
+        init_state=init_state if with_state else None,
+        train=train if with_state else None,
+    )

@@ -1,0 +1,295 @@
+"""Federated averaging: the papers' lines, who trains on what, how models are averaged, model state and dropout."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from problems import linear_task, run, small_task, uneven_data
+from reference.fed_avg import Adam, descend
+from reference.fed_avg import fed_avg as reference_fed_avg
+from reference.network import as_float64
+
+import jaxfl
+from jaxfl import ArgumentError
+from jaxfl.core import FederatedData, Task, Variables
+from jaxfl.core.tree import num_bytes
+from jaxfl.training.evaluate import evaluate_fn, evaluation_set, flatten_scores
+
+KEY = jax.random.key(11)
+SIZES = (7, 3, 9, 1, 6)
+BATCH = 4  # more than two of the clients hold
+ROUNDS = 20
+
+
+def learner(task=None, **changes):
+    """Three of five clients, three steps."""
+    options = {"num_active": 3, "num_local_steps": 3, "batch_size": BATCH, "step_size": 0.2, **changes}
+    return jaxfl.fed_avg(small_task() if task is None else task, **options)
+
+
+@functools.cache
+def drawn(count=400, num_active=3):
+    """The draws of many rounds, stacked, as NumPy arrays."""
+    algorithm, data = learner(num_active=num_active), uneven_data(SIZES)
+    state = algorithm.init(KEY, data)
+    rounds = jnp.arange(count, dtype=jnp.int32)
+    draw = jax.jit(jax.vmap(lambda r: algorithm.draw(KEY, state._replace(round_index=r), data)))
+    return jax.tree.map(np.asarray, draw(rounds))
+
+
+def flat(tree):
+    """All numbers of a tree, (d,), float64."""
+    return np.concatenate([np.asarray(leaf, np.float64).reshape(-1) for leaf in jax.tree.leaves(tree)])
+
+
+CASES = {
+    "momentum, weight decay, decaying steps": (
+        {"momentum": 0.9, "weight_decay": 0.05, "step_size": optax.exponential_decay(0.2, 5, 0.5)},
+        lambda: descend,
+        {},
+    ),
+    "plain, uniform weights, adam": (
+        {"weighting": "uniform", "server_optimizer": optax.adam(0.03)},
+        lambda: Adam(0.03),
+        {"weighting": "uniform"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_follows_the_papers_lines(case):
+    options, server, reference_options = CASES[case]
+    algorithm, data = learner(**options), uneven_data(SIZES)
+    with jax.numpy_dtype_promotion("standard"):  # optax.adam raises a Python number to an int32 power
+        state, infos = run(algorithm, KEY, data, ROUNDS)
+    inputs, labels = np.asarray(data.inputs), np.asarray(data.labels)
+    samples = [
+        [(inputs[j], int(labels[j])) for j in row[:size]]
+        for row, size in zip(np.asarray(data.indices), SIZES, strict=True)
+    ]
+    draws = drawn()
+    rounds = [
+        [(i, [[s for s in step if s < SIZES[i]] for step in steps]) for i, steps in zip(active, batches, strict=True)]
+        for active, batches in zip(draws.active[:ROUNDS], draws.batch_indices[:ROUNDS], strict=True)
+    ]
+    step_size = options.get("step_size", 0.2)
+    local = {
+        "momentum": options.get("momentum", 0.0),
+        "weight_decay": options.get("weight_decay", 0.0),
+        "step_size": (lambda r: 0.2 * 0.5 ** (r / 5)) if callable(step_size) else (lambda r: step_size),
+    }
+    x0 = as_float64(algorithm.node_params(algorithm.init(KEY, data)), 0)
+    x, losses = reference_fed_avg(x0, samples, rounds, server(), **reference_options, **local)
+    found = flat(as_float64(algorithm.node_params(state), 0))
+    assert np.linalg.norm(found - flat(x)) < 1e-5 * np.linalg.norm(flat(x))
+    np.testing.assert_allclose(infos.loss, losses, rtol=1e-4)
+    used = np.zeros((ROUNDS, len(SIZES)), int)
+    for number, active in enumerate(rounds):
+        for client, batches in active:
+            used[number, client] = sum(map(len, batches))
+    np.testing.assert_array_equal(infos.gradient_evaluations, used)
+    np.testing.assert_array_equal(infos.active, used > 0)
+    bits = (used > 0) * 32 * (6 * 5 + 5 + 5 * 3 + 3)
+    np.testing.assert_array_equal(infos.bits_sent, bits)
+    np.testing.assert_array_equal(infos.bits_received, bits)
+
+
+@pytest.mark.parametrize(("node_loop", "weighting"), [("map", "data"), ("vmap", "uniform")])
+def test_all_clients_one_step_full_batches_are_gradient_descent(node_loop, weighting):
+    """On the pooled data for data weights, on the mean of the clients' means for uniform ones."""
+    data, task = uneven_data(SIZES), small_task()._replace(node_loop=node_loop)
+    parts = [data.indices[:, :size][i] for i, size in enumerate(SIZES)]
+
+    def objective(params):
+        if weighting == "data":
+            return task.loss(params, data.inputs, data.labels).mean()
+        return jnp.stack([task.loss(params, data.inputs[p], data.labels[p]).mean() for p in parts]).mean()
+
+    algorithm = learner(task, weighting=weighting, num_active=5, num_local_steps=1, batch_size=max(SIZES))
+    state, infos = run(algorithm, KEY, data, 8)
+    x, descent = algorithm.init(KEY, data).params, jax.jit(jax.value_and_grad(objective))
+    for r in range(8):
+        loss, gradient = descent(x)
+        np.testing.assert_allclose(infos.loss[r], loss, rtol=1e-5)
+        np.testing.assert_allclose(infos.pseudo_gradient_norm[r], 0.2 * np.linalg.norm(flat(gradient)), rtol=1e-4)
+        x = jax.tree.map(lambda a, g: a - 0.2 * g, x, gradient)
+    np.testing.assert_allclose(flat(state.params), flat(x), rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(infos.update_norm, infos.pseudo_gradient_norm)
+
+
+def test_padding_never_contributes():
+    """Each client in turn trains alone, then on a pool in which all other samples are NaN: the same bits, and all of
+    its own samples matter."""
+    data = uneven_data(SIZES)
+    data = data._replace(inputs=np.asarray(data.inputs), labels=np.asarray(data.labels))
+    algorithm = learner(linear_task(), num_active=1, batch_size=12)  # more than the largest client, and than J_max
+    state = algorithm.init(KEY, data)
+    update, drawn_once = jax.jit(algorithm.update), jax.jit(algorithm.draw)(KEY, state, data)
+    slots = np.arange(12, dtype=np.int32)  # a batch of everything, in order; the rest is padding
+    batches = np.broadcast_to(slots, drawn_once.batch_indices.shape)
+    for client, size in enumerate(SIZES):
+        draws = drawn_once._replace(active=np.array([client], np.int32), batch_indices=batches)
+        own = np.asarray(data.indices)[client, :size]
+        clean = update(state, data, draws)
+        others = np.setdiff1d(np.arange(len(data.inputs)), own)
+        broken = data._replace(inputs=data.inputs.copy())
+        broken.inputs[others] = np.nan
+        for ours, theirs in zip(jax.tree.leaves(clean), jax.tree.leaves(update(state, broken, draws)), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        assert np.isfinite(flat(clean)).all()
+        assert int(clean[1].gradient_evaluations[client]) == 3 * size
+        for sample in own:
+            moved = data._replace(labels=data.labels + (np.arange(len(data.labels)) == sample).astype(np.int32))
+            assert np.abs(flat(update(state, moved, draws)[0].params) - flat(clean[0].params)).max() > 1e-3
+
+
+def test_each_step_draws_different_samples_of_the_clients_own():
+    """All of them where they do not fill a batch; each equally often where they do."""
+    draws, counts = drawn(), [np.zeros(size) for size in SIZES]
+    for active, batches in zip(draws.active, draws.batch_indices, strict=True):
+        for client, steps in zip(active, batches, strict=True):
+            for step in steps:
+                own = step[step < SIZES[client]]
+                assert len(set(own)) == len(own) == min(BATCH, SIZES[client])
+                counts[client][own] += 1
+    for count, size in zip(counts, SIZES, strict=True):
+        steps = count.sum() / min(BATCH, size)
+        rate = min(BATCH, size) / size
+        assert np.all(np.abs(count - rate * steps) <= 4 * np.sqrt(rate * (1 - rate) * steps))
+    first, second, _ = np.moveaxis(draws.batch_indices[:, 0], 1, 0)
+    assert np.any(first != second)
+
+
+def test_participation_is_uniform_without_repeats():
+    draws = drawn()
+    assert np.all(np.diff(draws.active, axis=1) > 0), "ascending, and so without repeats"
+    rounds, pairs = len(draws.active), np.zeros((5, 5))
+    for active in draws.active:
+        pairs[np.ix_(active, active)] += 1
+    deviation = np.abs(np.diag(pairs) - 0.6 * rounds)
+    assert np.all(deviation <= 4 * np.sqrt(0.6 * 0.4 * rounds))
+    together = pairs[np.triu_indices(5, 1)]
+    assert np.all(np.abs(together - 0.3 * rounds) <= 4 * np.sqrt(0.3 * 0.7 * rounds))
+    assert np.all(drawn(num_active=5).active == np.arange(5))
+
+
+def test_a_clients_batches_do_not_depend_on_who_else_is_active():
+    some, everybody = drawn(), drawn(num_active=5)
+    for active, batches, all_batches in zip(some.active, some.batch_indices, everybody.batch_indices, strict=True):
+        np.testing.assert_array_equal(batches, all_batches[active])
+
+
+def test_cost_grows_with_the_active_clients():
+    """Two of 200: no model is made for an idle client, and nothing of the data is copied."""
+    algorithm = learner(small_task(hidden=2000), num_active=2)
+    data = FederatedData(
+        inputs=jnp.zeros((10**6, 6), jnp.float32),
+        labels=jnp.zeros(10**6, jnp.int32),
+        indices=jnp.zeros((200, 5000), jnp.int32),
+        sizes=jnp.full(200, 5000, jnp.int32),
+    )
+    state = jax.eval_shape(algorithm.init, KEY, data)
+    memory = jax.jit(algorithm.round).lower(KEY, state, data).compile().memory_analysis()
+    assert memory is not None
+    temp = memory.temp_size_in_bytes
+    model = num_bytes(state.params)
+    smallest = min(200 * model, num_bytes(data.labels), num_bytes(data.indices))
+    assert 2 * model < temp < 12 * model < 0.3 * smallest
+
+
+def with_state():
+    """Least squares on inputs less their running mean, and with one of three labels' shifts chosen by a key."""
+
+    def shifted_loss(params, centre, inputs, labels, shift):
+        return ((inputs - centre[None]) @ params["w"] - labels.astype(jnp.float32) + shift) ** 2
+
+    def loss(variables, inputs, labels):
+        return shifted_loss(variables.params, variables.model_state["mean"], inputs, labels, 0.0)
+
+    def train_loss(params, model_state, inputs, labels, weights, key):
+        batch_mean = weights @ inputs / weights.sum()
+        shift = jax.random.randint(key, (), 0, 3, jnp.int32).astype(jnp.float32)
+        new = {"mean": 0.5 * model_state["mean"] + 0.5 * batch_mean}
+        return shifted_loss(params, batch_mean, inputs, labels, shift), new
+
+    return Task(
+        init=lambda key: {"w": 0.1 * jax.random.normal(key, (6,), jnp.float32)},
+        loss=loss,
+        metrics=lambda variables, inputs, labels: {"loss": loss(variables, inputs, labels)},
+        init_state=lambda: {"mean": jnp.zeros(6, jnp.float32)},
+        train_loss=train_loss,
+    )
+
+
+def test_batch_statistics_are_averaged_like_parameters():
+    """And each step has a key of its own, from which the same step of the same client always draws the same."""
+    data, task = uneven_data(SIZES), with_state()
+    algorithm = learner(task)
+    state, draws = algorithm.init(KEY, data), jax.jit(algorithm.draw)(KEY, algorithm.init(KEY, data), data)
+    keys = np.asarray(jax.random.key_data(draws.dropout_keys)).reshape(9, -1)
+    assert len({tuple(key) for key in keys}) == 9
+    new, info = jax.jit(algorithm.update)(state, data, draws)
+
+    inputs, labels = np.asarray(data.inputs, np.float64), np.asarray(data.labels, np.float64)
+    total = sum(SIZES[i] for i in np.asarray(draws.active))
+    mean_w, mean_mean = np.zeros(6), np.zeros(6)
+    for position, i in enumerate(np.asarray(draws.active)):
+        w, mean = np.asarray(state.params["w"], np.float64), np.zeros(6)
+        for t in range(3):
+            own = [int(data.indices[i, s]) for s in draws.batch_indices[position, t] if s < SIZES[i]]
+            centre = inputs[own].mean(axis=0)
+            mean = 0.5 * mean + 0.5 * centre
+            shift = int(jax.random.randint(draws.dropout_keys[position, t], (), 0, 3))
+            errors = (inputs[own] - centre) @ w - labels[own] + shift
+            w = w - 0.2 * 2 * errors @ (inputs[own] - centre) / len(own)
+        mean_w, mean_mean = mean_w + SIZES[i] / total * w, mean_mean + SIZES[i] / total * mean
+    np.testing.assert_allclose(new.params["w"], mean_w, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(new.model_state["mean"], mean_mean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(info.bits_sent, np.asarray(info.active) * 32 * 12)
+
+    node = algorithm.node_params(new)
+    assert isinstance(node, Variables)
+    scores = evaluate_fn(task, algorithm.node_params)(new, evaluation_set(inputs.astype("float32"), data.labels))
+    line = flatten_scores(scores)
+    expected = np.mean(((inputs - mean_mean) @ mean_w - labels) ** 2)
+    for name in ("test_loss", "test_loss_worst_node", "test_loss_average_model"):
+        np.testing.assert_allclose(line[name], expected, rtol=1e-5)
+
+
+def test_numbers_may_be_traced():
+    """One program for a sweep over step size, momentum, weight decay and the server's step: the same results, also as
+    for a momentum and a decay that are known to be 0."""
+    data, task = uneven_data(SIZES), linear_task()
+
+    def after(step_size, momentum, weight_decay, server_step):
+        algorithm = learner(
+            task,
+            step_size=step_size,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            server_optimizer=optax.sgd(server_step, momentum=0.5),
+        )
+        state = algorithm.init(KEY, data)
+        return jax.lax.scan(lambda s, _: (algorithm.round(KEY, s, data)[0], None), state, length=2)[0].params
+
+    options = [(0.02, 0.0, 0.0, 1.0), (0.01, 0.9, 0.01, 0.5)]
+    swept = jax.jit(jax.vmap(after))(*jnp.array(options, jnp.float32).T)
+    for index, one in enumerate(options):
+        expected = flat(jax.jit(lambda one=one: after(*one))())
+        np.testing.assert_allclose(flat(jax.tree.map(lambda x, i=index: x[i], swept)), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"momentum": -0.1}, "momentum: must be non-negative"),
+        ({"weight_decay": jnp.ones(2)}, r"weight_decay: must be a single number; got shape \(2,\)"),
+        ({"weighting": "size"}, "weighting: must be one of data, uniform; got 'size'"),
+    ],
+)
+def test_what_it_refuses(options, message):
+    with pytest.raises(ArgumentError, match=f"^{message}"):
+        learner(**options)

@@ -1,0 +1,98 @@
+"""Gradient tracking finds the optimum where graphs have only spanning trees; plain distributed SGD goes elsewhere."""
+
+import re
+
+import numpy as np
+import pytest
+
+from experiments import spanning_tree
+from experiments.spanning_tree import Quadratics, plain_errors, quadratics
+from jaxfl.graphs import five_agents
+from jaxfl.graphs.spectral import consensus_weights
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The errors that the command drew, the folder, and what it printed."""
+    folder, drawn, printed = tmp_path_factory.mktemp("spanning_tree") / "run", {}, []
+    draw = spanning_tree.draw
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spanning_tree, "draw", lambda errors, path: (drawn.update(errors), draw(errors, path)))
+        patch.setattr(spanning_tree.Console, "print", lambda self, text, **_: printed.append(text))
+        assert spanning_tree.main(["--num-rounds", "300", "--out", str(folder)]) == 0
+    return drawn, folder, printed
+
+
+def test_all_begin_with_the_same_gradient_step(finished):
+    """From 0, where nothing is to be mixed, against the gradient 2 a_i (0 - c_i)."""
+    problem = quadratics(5)
+    first = 0.05 * 2 * problem.curvatures[:, None] * problem.centers
+    expected = np.mean(np.sum((first - problem.optimum) ** 2, axis=1))
+    for errors in finished[0].values():
+        np.testing.assert_allclose(errors[0], expected, rtol=1e-5)
+
+
+def test_gradient_tracking_finds_the_optimum(finished):
+    errors = finished[0]["gradient tracking"]
+    assert errors.shape == (300,)
+    assert errors[-1] < 1e-10 * errors[0]
+
+
+def test_plain_distributed_sgd_does_not(finished):
+    for step in ("constant", "falling"):
+        errors = finished[0][f"plain distributed SGD, {step} step"]
+        assert errors.shape == (300,)
+        assert errors.min() > 0.1 * errors[0]
+
+
+class Elsewhere(Quadratics):
+    """The same functions; distances are measured from the optimum of those of agents 0 and 1, weighted alike."""
+
+    @property
+    def optimum(self):
+        first, second = self.curvatures[:2]
+        return (first * self.centers[0] + second * self.centers[1]) / (first + second)
+
+
+def test_plain_distributed_sgd_goes_where_the_roots_want_it(monkeypatch):
+    """Agents 0 and 1 hear each other with weight 1 and nobody else, so that v = (5 / 2, 5 / 2, 0, 0, 0)."""
+    weights, problem = five_agents().state_weights, quadratics(5)
+    shares = consensus_weights(weights)
+    np.testing.assert_allclose(shares, [2.5, 2.5, 0, 0, 0], atol=1e-12)
+    elsewhere = Elsewhere(*problem)
+    pull = shares * problem.curvatures
+    np.testing.assert_allclose(elsewhere.optimum, pull @ problem.centers / pull.sum(), rtol=1e-6)
+    monkeypatch.setattr(spanning_tree, "STEP_SIZE", 0.001)
+    apart = np.sum((elsewhere.optimum - problem.optimum) ** 2)
+    final = plain_errors(elsewhere, weights, 10_000, falling=False)[-1]
+    assert final < 1e-3 * apart  # and of the order of the squared step
+
+
+def test_the_picture_and_what_is_printed(finished):
+    errors, folder, printed = finished
+    picture = folder / "spanning_tree.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size > 5000
+    assert printed[-1] == f"Picture: {picture}"
+    for line, (name, values) in zip(printed[:-1], errors.items(), strict=True):
+        assert line.startswith(f"{name}: ")
+        assert [float(text) for text in re.findall(r"(\S+) at", line)] == pytest.approx(values[[0, -1]], rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--num-rounds", "0"], r"error: --num-rounds: must be .*; got 0\. Pass 1 or more\.\n"),
+        (["--num-rounds", "x"], r"error: --num-rounds: must be an integer; got 'x'\. .*\n"),
+        (["--out", "taken"], r"error: --out: must name a folder .*; taken: file exists\. Name another\.\n"),
+        (["--rounds", "3"], r"error: --rounds: must be an option .*\n"),
+    ],
+)
+def test_bad_options_give_one_sentence(arguments, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").touch()
+    assert spanning_tree.main(arguments) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert re.fullmatch(says, output.err), output.err
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]

@@ -1,0 +1,27 @@
+"""What estimators refuse, and the algorithms with them."""
+
+import jax
+import pytest
+from problems import problem, uneven_data
+
+from jaxfl import ArgumentError, gradients
+from jaxfl.algorithms import REGISTRY
+from jaxfl.models import classification, layers, sequential
+
+KEY = jax.random.key(0)
+BATCH_NORM = classification(sequential([("norm", layers.batch_norm(6)), ("dense", layers.dense(6, 3))]))
+DROPOUT = classification(sequential([("dropout", layers.dropout(0.5)), ("dense", layers.dense(6, 3))]))
+
+
+@pytest.mark.parametrize("task", [BATCH_NORM, DROPOUT], ids=["batch statistics", "dropout"])
+@pytest.mark.parametrize("estimator", [gradients.mini_batch(), gradients.saga()], ids=["mini_batch", "saga"])
+def test_a_task_without_losses_of_single_samples_is_refused(estimator, task):
+    with pytest.raises(ArgumentError, match=r"^task: .*batch statistics or dropout"):
+        estimator.init(task, KEY, task.init(KEY), uneven_data())
+
+
+@pytest.mark.parametrize("name", [name for name, row in REGISTRY.items() if row.topology == "graph"])
+def test_every_algorithm_that_uses_them_refuses_it(name):
+    p = problem(name)
+    with pytest.raises(ArgumentError, match=r"^task: "):
+        p.algorithm(task=BATCH_NORM).init(KEY, p.data)

@@ -6,8 +6,8 @@
 
 Trains every combination of method, scheme, noise and graph with every seed. Before it starts it names every condition
 of the paper's theorems that the configuration breaks, with the number that breaks it; --strict refuses such a
-configuration. It leaves metrics.jsonl, summary.json and pictures in the run directory: accuracy, consensus distance and
-|grad F|^2 against iterations, and the cumulative budgets.
+configuration. It leaves conditions.json (the same), metrics.jsonl, summary.json and pictures in the run directory:
+accuracy, consensus distance and |grad F|^2 against iterations, and the cumulative budgets.
 
 Chen, Wang, Zhang, "Differentially Private Gradient-Tracking-Based Distributed Stochastic Optimization over Directed
 Graphs".
@@ -49,6 +49,7 @@ from jaxfl.data import load
 from jaxfl.graphs.tracking_conditions import Condition
 from jaxfl.training import open_run, summary_table, train
 from jaxfl.training.chunks import check_start
+from jaxfl.training.json_files import write_json
 
 NOT_SAVED = ("data_dir", "out", "quiet", "resume", "strict")  # options that do not decide the results
 NUM_PROBES, PROBE_STEP_SIZE = 10, 0.05  # of the probing run that estimates L
@@ -77,8 +78,9 @@ def run(options: Config, preset: str | None) -> dict[str, Any]:
     saved["variants"] = {name: variant._asdict() for name, variant in variants.items()}
     files = [graph for graph in config.graph if graph.endswith(".npy")]  # another matrix may come by the same name
     saved["graph_crc32"] = [zlib.crc32(np.stack(make_pair(config, graph)).tobytes()) for graph in files]
-    saved["broken_conditions"] = {name: list(map(str, conditions)) for name, conditions in broken.items()}
     run_directory = open_run(directory, saved, experiment="dp_gradient_tracking", preset=preset, resume=config.resume)
+    # Not in config.json: an estimated L has other last digits on another machine, which may resume the run.
+    write_json(directory / "conditions.json", {name: list(map(str, found)) for name, found in broken.items()})
     for line in _description(config, task, sizes, variants):
         console.print(line, soft_wrap=True)
     summary = train(

@@ -151,7 +151,7 @@ def summary_table(
     for variant, row in variants.items():
         lines += [f"{variant}: {statement_text(statement)}" for statement in row.get("privacy", ())]
     table = rich.table.Table(title=summary["experiment"], caption="\n".join(lines), caption_justify="left")
-    table.add_column("variant")
+    table.add_column("variant", overflow="fold")  # names alike in their first letters must stay apart
     table.add_column("rounds", justify="right")
     for name in shown:
         unit = " (%)" if _is_share(name) else ""

@@ -189,6 +189,7 @@ class TestPrograms:
             compiled_anew()
         assert len(hits) == 1
 
+    @pytest.mark.slow
     def test_no_bit_of_a_run_depends_on_it(self, user, hits, tmp_path, monkeypatch):
         """Without a cache, and begun with an empty one, interrupted and resumed with a full one: the same lines."""
         options = "--nodes 3 --hidden 4 --iterations 6 --evaluate-every 2 --checkpoint-every 1 --seeds 0 --quiet"

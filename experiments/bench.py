@@ -1,9 +1,10 @@
 """Benchmarks: what the engine's formulations gain, each ratio inside one process.
 
-    python -m experiments.bench conv|saga|tracking|all --json FILE
+    python -m experiments.bench conv|saga|tracking|mix|clip|round|scale|all --json FILE
 
-Writes {"name": {"value", "unit", "spread", "against"}, ..., "environment": {...}} and prints the same as a table.
-Machines drift: compare ratios, not seconds of different runs.
+Writes {"name": {"value", "unit", "spread", "against"}, ..., "environment": {...}} and prints the same as a table;
+a suite with a picture draws it beside FILE, as FILE's name with .png. Machines drift: compare ratios, not seconds of
+different runs.
 """
 
 from __future__ import annotations
@@ -23,10 +24,15 @@ from experiments.timing import Measurement, environment
 from jaxfl.core import ArgumentError, check
 
 # Suite -> module with `suite() -> dict[str, Measurement]`; imported when asked for, since each builds its own models.
+# A module with `plot(measurements, path)` draws them too.
 SUITES = {
     "conv": "experiments.bench_conv",
     "saga": "experiments.bench_saga",
     "tracking": "experiments.bench_tracking",
+    "mix": "experiments.bench_mix",
+    "clip": "experiments.bench_clip",
+    "round": "experiments.bench_round",
+    "scale": "experiments.bench_scale",
 }
 
 
@@ -54,7 +60,7 @@ def run(suite: str, json_file: Path | None = None) -> dict[str, Measurement]:
 
     Args:
         suite: a name of `SUITES`, or "all".
-        json_file: where to write the numbers; nowhere by default.
+        json_file: where to write the numbers, and beside it the pictures of suites that draw one; nowhere by default.
 
     Raises:
         ArgumentError: there is no such suite, or the file cannot be written.
@@ -64,11 +70,16 @@ def run(suite: str, json_file: Path | None = None) -> dict[str, Measurement]:
         raise ArgumentError("--json", "must name a file in an existing folder", f"got {json_file}", "Make the folder.")
     console = Console()
     measurements: dict[str, Measurement] = {}
+    pictures = []
     for name in SUITES if suite == "all" else (suite,):
         with console.status(f"Suite {name} ..."), compilation_cache("off"):  # compile times are those of compiling
-            measurements.update(importlib.import_module(SUITES[name]).suite())
+            module = importlib.import_module(SUITES[name])
+            measurements.update(module.suite())
+            pictures += [module.plot] if hasattr(module, "plot") else []
     if json_file is not None:
         json_file.write_text(as_json(measurements))
+        for plot in pictures:
+            plot(measurements, json_file.with_suffix(".png"))
     report(measurements, console)
     return measurements
 
@@ -82,8 +93,9 @@ def main(
     """Measure what the engine's formulations gain.
 
     Args:
-        suite: conv (per-node convolution), saga (gradient tables), tracking (gradient tracking) or all.
-        json: file for the numbers.
+        suite: conv (per-node convolution), saga (gradient tables), tracking (gradient tracking), mix (mixing), clip
+            (clipped gradients), round (parts of an iteration), scale (nodes and parameters) or all.
+        json: file for the numbers; scale draws a picture beside it.
     """
     run(suite, json)
 

@@ -13,7 +13,7 @@ EXPERIMENTS = {
     "dp_gradient_tracking": "DP gradient tracking over two directed graphs, and the methods it is compared with",
     "spanning_tree": "gradient tracking against plain distributed SGD where graphs have only spanning trees",
     "audit": "an empirical lower bound on epsilon by canaries, held against what is claimed",
-    "bench": "what the engine's formulations gain, as ratios inside one process (conv, saga, tracking, mix, clip, round, scale, all)",
+    "bench": "what the engine's formulations gain, as ratios inside one process (one suite, or all)",
 }
 
 

@@ -42,7 +42,7 @@ class Setting(NamedTuple):
     hidden_of_nodes: int = 32
     hidden: tuple[int, ...] = (32, 128, 512, 2048, 8192)
     nodes_of_hidden: int = 16
-    numbers: int = 20_000_000  # nodes times parameters times rounds of one call, which has at least two rounds
+    numbers: int = 5_000_000  # nodes times parameters times rounds of one call, which has at least two rounds
     repeats: int = 5
 
 
@@ -71,7 +71,7 @@ def iteration(setting: Setting, num_nodes: int, hidden: int) -> Row:
 
 
 def suite(setting: Setting | None = None) -> dict[str, Measurement]:
-    """Measure; see the module's text. About a minute on two cores."""
+    """Measure; see the module's text. About two minutes on two cores."""
     setting = Setting() if setting is None else setting
     by_nodes = [iteration(setting, num_nodes, setting.hidden_of_nodes) for num_nodes in setting.nodes]
     by_params = [iteration(setting, setting.nodes_of_hidden, hidden) for hidden in setting.hidden]

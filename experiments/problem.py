@@ -63,6 +63,14 @@ def multilayer_perceptron(dataset: Dataset, hidden: tuple[int, ...], activation:
     return models.classification(models.mlp(widths, activation=activation))
 
 
+def check_resnet_widths(widths: tuple[int, ...]) -> None:
+    """Refuse channels that normalization cannot split into groups of equal size, of which there are at most 32."""
+    for width in widths:
+        if width < 1 or (width > 32 and width % 32):
+            remedy = "Pass for example 8 16 32 64."
+            raise ArgumentError("resnet_widths", "must be 1 to 32, or a multiple of 32", f"got {width}", remedy)
+
+
 def residual_network(dataset: Dataset, widths: tuple[int, ...]) -> Task:
     """ResNet-18, or one with these channels a stage."""
     shape, blocks = image_shape(dataset), (2,) * len(widths)

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from typing import Any, Literal, NamedTuple
 
+from experiments.problem import check_resnet_widths
 from jaxfl.algorithms import theory_step_size
 from jaxfl.core import ArgumentError, check
 from jaxfl.privacy.accounting import C2_OF_THE_PAPER
@@ -214,10 +215,7 @@ def resolve(config: Config) -> Resolved:
         if values[name] is None:
             values[name] = default
     check.at_least(0, max_delay=values["max_delay"])
-    for width in values["resnet_widths"]:
-        if width < 1 or (width > 32 and width % 32):  # as many channels, in groups of equal size
-            remedy = "Pass for example 8 16 32 64."
-            raise ArgumentError("resnet_widths", "must be 1 to 32, or a multiple of 32", f"got {width}", remedy)
+    check_resnet_widths(values["resnet_widths"])
     if values["graph"] == "random" and values["edge_probability"] is None:
         values["edge_probability"] = 0.2
     if values["noise_std"] is not None and values["shared_noise"]:

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from experiments.problem import check_resnet_widths
 from jaxfl.core import ArgumentError, check
 
 Method = Literal[
@@ -239,10 +240,7 @@ def resolve(config: Config, defaults: Config | None = None) -> Resolved:
     check.at_least(1, window=values["window"])
     for units in values["channels"]:
         check.at_least(1, channels=units)
-    for width in values["resnet_widths"]:
-        if width < 1 or (width > 32 and width % 32):  # as many channels, in groups of equal size
-            remedy = "Pass for example 8 16 32 64."
-            raise ArgumentError("resnet_widths", "must be 1 to 32, or a multiple of 32", f"got {width}", remedy)
+    check_resnet_widths(values["resnet_widths"])
     for seed in values["seeds"]:
         if not 0 <= seed < 2**32:  # a larger seed would lose its upper bits
             raise ArgumentError("seeds", "must lie in [0, 2^32)", f"got {seed}", "Pass e.g. 0 1 2.")

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from experiments.timing import Measurement, compile_times, gemm_call, gemm_flops, in_turns, ratio, runner
-from jaxfl.core import Array, PyTree, Task, from_flax, node_keys, over_nodes
+from jaxfl.core import Array, PyTree, Task, from_flax, node_keys, update_over_nodes
 from jaxfl.models import classification, cnn
 
 
@@ -78,7 +78,7 @@ def sgd_rounds(task: Task, rounds: int, step_size: float = 0.01):
         gradient = jax.grad(lambda p: task.loss(p, inputs, labels).mean())(params)
         return jax.tree.map(lambda leaf, slope: leaf - step_size * slope, params, gradient)
 
-    one_round = over_nodes(step, task.node_loop)
+    one_round = update_over_nodes(step, task.node_loop)
 
     def train(params, inputs, labels):
         if rounds == 1:

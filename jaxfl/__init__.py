@@ -1,7 +1,7 @@
 """JAX engine for decentralised and federated learning under limits of privacy, resources and communication."""
 
 from jaxfl import algorithms, channel, core, data, gradients, graphs, models, privacy
-from jaxfl.algorithms import a_dp2_sgd, d_psgd, dp2_sgd, fed_avg, gradient_tracking, push_sum
+from jaxfl.algorithms import a_dp2_sgd, d_psgd, dp2_sgd, embracing, fed_avg, gradient_tracking, push_sum
 from jaxfl.core import Algorithm, ArgumentError, FederatedData, Task, from_flax, from_functions
 from jaxfl.data import federate
 from jaxfl.gradients import mini_batch, saga
@@ -19,6 +19,7 @@ __all__ = [
     "d_psgd",
     "data",
     "dp2_sgd",
+    "embracing",
     "fed_avg",
     "federate",
     "from_flax",

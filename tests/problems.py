@@ -108,6 +108,9 @@ class Problem(NamedTuple):
                 that are private.
             changes: any arguments of the constructor.
         """
+        tasks = {"task": small_task()}
+        if self.row.classes == "widths":
+            tasks = {"tasks": (small_task(), small_task(hidden=3))}
         if self.row.topology == "server":
             arguments = {"batch_size": batch_size, "step_size": step_size}
         elif self.row.schedule:
@@ -119,7 +122,7 @@ class Problem(NamedTuple):
             noise = None if noise_scale is None else jaxfl.gaussian(noise_scale)
             arguments = {"gradient": estimator(clip_norm=clip_norm), "step_size": step_size, "noise": noise}
         delay = {} if self.row.synchronous else {"max_delay": 6}
-        return self.row.constructor(**{"task": small_task(), **self.topology, **arguments, **delay, **changes})
+        return self.row.constructor(**{**tasks, **self.topology, **arguments, **delay, **changes})
 
     def preserved(self):
         """What nodes weigh, (n,), in the sum of parameters that averaging preserves."""
@@ -132,24 +135,35 @@ class Problem(NamedTuple):
 
     def permuted(self, order) -> dict[str, Any]:
         """The topology with its nodes relabeled: new node i is old node order[i]."""
-        return {
-            name: graphs.permute(one, order) if name == "graph" else one[order][:, order]
-            for name, one in self.topology.items()
-        }
+
+        def permute(name, one):
+            if name == "graph":
+                return graphs.permute(one, order)
+            if name == "client_class":
+                return one[order]
+            return one if self.row.topology == "server" else one[order][:, order]
+
+        return {name: permute(name, one) for name, one in self.topology.items()}
 
     def complete(self, num_nodes) -> dict[str, Any]:
         """The topology in which everybody hears everybody in a round, or the server everybody after one local step."""
         if self.row.topology == "server":
-            return {"num_active": num_nodes, "num_local_steps": 1}
+            everybody = {"num_active": num_nodes, "num_local_steps": 1}
+            return everybody | ({} if self.row.classes == "none" else {"client_class": np.zeros(num_nodes, int)})
         graph = graphs.complete(num_nodes)
         return {name: graph if name == "graph" else graph.mixing_matrix(0) for name in self.topology}
 
 
 def problem(name):
-    """Five nodes with uneven data, on a graph as irregular as the row allows; three of five clients of a server."""
+    """Five nodes with uneven data, on a graph as irregular as the row allows; three of five clients of a server.
+
+    Where clients are of classes, those of class 1 are too weak for the whole model.
+    """
     row = REGISTRY[name]
     if row.topology == "server":
-        return Problem(row, {"num_active": 3, "num_local_steps": 3}, uneven_data())
+        classes = {} if row.classes == "none" else {"client_class": np.array([0, 1, 1, 0, 1])}
+        blocks = {"trained_blocks": (("dense_1", "dense_2"), ("dense_2",))} if row.classes == "blocks" else {}
+        return Problem(row, {"num_active": 3, "num_local_steps": 3, **classes, **blocks}, uneven_data())
     if row.mixing == "rooted":
         return Problem(row, graphs.five_agents()._asdict(), uneven_data())
     return Problem(row, {"graph": irregular_graph() if row.mixing == "column" else graphs.ring(5)}, uneven_data())

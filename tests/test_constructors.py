@@ -50,10 +50,19 @@ def test_what_a_constructor_refuses(name):
             p.algorithm(clip_norm=0.0)
     two_nodes = uneven_data(sizes=(3, 4))
     if p.row.topology == "server":
-        for count in p.topology:
+        for count in ("num_active", "num_local_steps"):
             with pytest.raises(ArgumentError, match=rf"^{count}: must be an integer of at least 1; got 0"):
                 p.algorithm(**{count: 0})
-        with pytest.raises(ArgumentError, match=r"^num_active: .*number of clients in the data; got 3, and the data 2"):
+        misfit = "num_active: .*number of clients in the data; got 3, and the data 2"
+        if p.row.classes != "none":
+            misfit = "client_class: must hold the class of each client; got 5 for data of 2"
+            with pytest.raises(ArgumentError, match=r"^num_active: .*number of clients.*; got 6"):
+                p.algorithm(num_active=6)
+            with pytest.raises(ArgumentError, match=r"^num_active: .*for each class at most its clients; got \(1, 4\)"):
+                p.algorithm(num_active=(1, 4))
+            with pytest.raises(ArgumentError, match=r"^client_class: must lie in \[0, 2\); got 2 at position 4"):
+                p.algorithm(client_class=[0, 1, 1, 0, 2])
+        with pytest.raises(ArgumentError, match=rf"^{misfit}"):
             p.algorithm().init(KEY, two_nodes)
     else:
         with pytest.raises(ArgumentError, match=r"^data: .*the graph has 5 nodes and the data 2"):

@@ -1,6 +1,8 @@
 """The algorithms, one file each, and their registry."""
 
 from jaxfl.algorithms.asynchronous_gossip import a_dp2_sgd
+from jaxfl.algorithms.blocks import first_half, output_side
+from jaxfl.algorithms.embracing import embracing
 from jaxfl.algorithms.fed_avg import fed_avg
 from jaxfl.algorithms.gossip import d_psgd, dp2_sgd
 from jaxfl.algorithms.gradient_tracking import gradient_tracking
@@ -16,9 +18,12 @@ __all__ = [
     "d_psgd",
     "debiased_params",
     "dp2_sgd",
+    "embracing",
     "fed_avg",
+    "first_half",
     "gradient_tracking",
     "output_perturbation",
+    "output_side",
     "perturbed_gossip",
     "push_sum",
     "theory_step_size",

@@ -33,23 +33,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl.core import (
-    Algorithm,
-    ArgumentError,
-    Array,
-    Purpose,
-    PyTree,
-    Task,
-    Variables,
-    algorithm,
-    check,
-    node_keys,
-    over_nodes,
-    purpose_key,
-)
-from jaxfl.core.algorithm import at_round
-from jaxfl.core.tree import replicate, size, weighted_sum
-from jaxfl.gradients import fixed
+from jaxfl.algorithms import local_sgd
+from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, over_nodes, purpose_key
+from jaxfl.core.tree import size, weighted_sum
 from jaxfl.gradients.per_example import tree_norm
 
 
@@ -136,16 +122,13 @@ def fed_avg(
         >>> info.gradient_evaluations.tolist(), info.bits_sent.tolist()
         ([5, 10], [64.0, 64.0])
     """
-    check.at_least(1, num_active=num_active, num_local_steps=num_local_steps, batch_size=batch_size)
-    check.scalar(step_size=step_size, momentum=momentum, weight_decay=weight_decay)
-    check.positive(step_size=step_size)
-    check.non_negative(momentum=momentum, weight_decay=weight_decay)
-    check.one_of(("data", "uniform"), weighting=weighting)
+    check.at_least(1, num_active=num_active)
+    local = {"step_size": step_size, "momentum": momentum, "weight_decay": weight_decay}
+    local_sgd.check_arguments(num_local_steps=num_local_steps, batch_size=batch_size, weighting=weighting, **local)
     optimizer = optax.sgd(1.0) if server_optimizer is None else server_optimizer
-    sampler = fixed(batch_size)
 
     def init(key, data):
-        _check_num_active(num_active, data.num_nodes)
+        local_sgd.check_num_active(num_active, data.num_nodes)
         params = task.init(purpose_key(key, Purpose.INIT))
         return State(
             params=params,
@@ -156,54 +139,37 @@ def fed_avg(
 
     def draw(key, state, data):
         n, k = data.num_nodes, state.round_index
-        _check_num_active(num_active, n)
-        active = jnp.arange(n, dtype=jnp.int32)
-        if num_active < n:
-            chosen = jax.random.choice(purpose_key(key, Purpose.PARTICIPATION, k), active, (num_active,), replace=False)
-            active = jnp.sort(chosen)
-
-        def step_keys(purpose):
-            """(k, tau): one key for each local step of the active clients, by the client's own number."""
-            clients = node_keys(purpose_key(key, purpose, k), n)[active]
-            return jax.vmap(lambda client: node_keys(client, num_local_steps))(clients)
-
-        def batch(step_key, count):
-            # A slot for which no sample is left gets its own position, which is then at least `count`.
-            return sampler.draw_node(step_key, count)[0]
-
-        return Draws(
-            active=active,
-            batch_indices=jax.vmap(jax.vmap(batch, (0, None)))(step_keys(Purpose.BATCH), data.sizes[active]),
-            dropout_keys=None if task.train_loss is None else step_keys(Purpose.DROPOUT),
+        local_sgd.check_num_active(num_active, n)
+        active = local_sgd.draw_active(key, k, num_active, n)
+        batch_indices, dropout_keys = local_sgd.draw_steps(
+            key,
+            k,
+            active,
+            data,
+            num_local_steps=num_local_steps,
+            batch_size=batch_size,
+            dropout=task.train_loss is not None,
         )
+        return Draws(active=active, batch_indices=batch_indices, dropout_keys=dropout_keys)
 
     def update(state, data, draws):
-        k, active, n = state.round_index, draws.active, data.num_nodes
-        sizes = data.sizes[active]
-        mask = draws.batch_indices < sizes[:, None, None]
-        samples = data.indices[active[:, None, None], jnp.where(mask, draws.batch_indices, 0)]
+        k, active = state.round_index, draws.active
+        samples, mask = local_sgd.samples_of(data, active, draws.batch_indices)
         counts = mask.sum(axis=(1, 2), dtype=jnp.int32)
+        step_loss = local_sgd.batch_loss(task, data)
 
         def one_client(*steps):
-            return _local_sgd(
-                task,
-                (state.params, state.model_state),
-                (data.inputs, data.labels),
-                steps,
-                step_size=at_round(step_size, k),
-                momentum=at_round(momentum, k) if _may_act(momentum) else None,
-                weight_decay=at_round(weight_decay, k) if _may_act(weight_decay) else None,
-            )
+            return local_sgd.local_sgd(step_loss, state.params, state.model_state, steps, round_index=k, **local)
 
-        variables, losses = over_nodes(one_client, task.node_loop)(samples, mask, draws.dropout_keys)
-        shares = sizes.astype(jnp.float32) if weighting == "data" else jnp.ones(active.shape[0], jnp.float32)
+        params, model_state, losses = over_nodes(one_client, task.node_loop)(samples, mask, draws.dropout_keys)
+        shares = local_sgd.client_weights(data, active, weighting)
         shares = shares / shares.sum()
-        mean_params, mean_model_state = weighted_sum(shares, variables)
+        mean_params, mean_model_state = weighted_sum(shares, (params, model_state))
         pseudo_gradient = jax.tree.map(jnp.subtract, state.params, mean_params)
         updates, optimizer_state = optimizer.update(pseudo_gradient, state.optimizer, state.params)
 
         def by_client(values):
-            return jnp.zeros(n, values.dtype).at[active].set(values, unique_indices=True)
+            return local_sgd.by_client(active, data.num_nodes, values)
 
         bits = jnp.full(active.shape, 32 * size((state.params, state.model_state)), jnp.float32)
         info = Info(
@@ -223,71 +189,4 @@ def fed_avg(
         )
         return new_state, info
 
-    def node_params(state):
-        if task.train_loss is None:
-            return replicate(state.params, 1)
-        return replicate(Variables(params=state.params, model_state=state.model_state), 1)
-
-    return algorithm(init, draw, update, node_params)
-
-
-def _local_sgd(task, variables, pool, steps, *, step_size, momentum, weight_decay):
-    """One client's steps.
-
-    Args:
-        task: what is learned.
-        variables: (params, model state) to start from.
-        pool: (inputs (N, *sample), labels (N, ...)) of all clients.
-        steps: (samples (tau, b) in [0, N), mask (tau, b), dropout keys (tau,) or None).
-        step_size, momentum, weight_decay: (), float32; the last two may be None.
-
-    Returns:
-        ((params, model state) after the steps, mean loss over steps ()).
-    """
-    inputs, labels = pool
-
-    def step(carry, one_step):
-        params, model_state, velocity = carry
-        samples, mask, key = one_step
-        loss, model_state, gradient = _batch_gradient(
-            task, params, model_state, inputs[samples], labels[samples], mask.astype(jnp.float32), key
-        )
-        if weight_decay is not None:
-            gradient = jax.tree.map(lambda g, x: g + weight_decay * x, gradient, params)
-        if momentum is not None:
-            gradient = velocity = jax.tree.map(lambda v, g: momentum * v + g, velocity, gradient)
-        params = jax.tree.map(lambda x, v: x - step_size * v, params, gradient)
-        return (params, model_state, velocity), loss
-
-    params, model_state = variables
-    velocity = None if momentum is None else jax.tree.map(jnp.zeros_like, params)
-    (params, model_state, _), losses = jax.lax.scan(step, (params, model_state, velocity), steps)
-    return (params, model_state), losses.mean()
-
-
-def _batch_gradient(task, params, model_state, inputs, labels, mask, key):
-    """Mean loss over the samples of mask 1, the new model state, and the gradient of that loss."""
-    weights = mask / mask.sum()
-
-    def mean_loss(values):
-        if task.train_loss is None:
-            losses, new_model_state = task.loss(values, inputs, labels), model_state
-        else:
-            losses, new_model_state = task.train_loss(values, model_state, inputs, labels, mask, key)
-        return jnp.sum(weights * losses), new_model_state
-
-    (loss, new_model_state), gradient = jax.value_and_grad(mean_loss, has_aux=True)(params)
-    return loss, new_model_state, gradient
-
-
-def _may_act(value: float | Array) -> bool:
-    """Whether a hyper-parameter is traced or not zero: what is known to be 0 costs neither work nor memory."""
-    return check.is_traced(value) or bool(value != 0)
-
-
-def _check_num_active(num_active: int, num_nodes: int) -> None:
-    """Refuse more active clients than there are."""
-    if num_active > num_nodes:
-        found = f"got {num_active}, and the data {num_nodes}"
-        remedy = f"Pass {num_nodes} or less, or partition the data into more parts."
-        raise ArgumentError("num_active", "must be at most the number of clients in the data", found, remedy)
+    return algorithm(init, draw, update, local_sgd.server_model(task))

@@ -36,6 +36,7 @@ from jaxfl.core.algorithm import at_round, check_num_nodes
 from jaxfl.core.tree import consensus_distance, replicate, scale, size
 from jaxfl.gradients import GradientEstimator, mini_batch
 from jaxfl.graphs import Graph, messages_sent, mix, require_column_stochastic, require_strongly_connected
+from jaxfl.graphs.mixing import keeps_ones, mix_result
 from jaxfl.privacy import NoiseMechanism
 
 _MAX_CONDITION = 1e4  # of a mixing matrix that is solved with: the rounding of float32, 6e-8, grows by as much
@@ -116,6 +117,7 @@ def push_sum(
     if noise is not None:
         check.per_node(graph.num_nodes, noise=noise.noise_scale)
     estimator = mini_batch() if gradient is None else gradient
+    weights_stay_one = keeps_ones(graph)
 
     def init(key, data):
         check_num_nodes(graph.num_nodes, data)
@@ -136,16 +138,23 @@ def push_sum(
         )
 
     def update(state, data, draws):
-        k = state.round_index
-        found, estimator_state, seen = estimator.estimate(
-            task, debiased_params(state), state.gradient, data, draws.gradient, k
-        )
+        k, x, w, z = state.round_index, state.params, state.push_sum_weight, debiased_params(state)
+        found, estimator_state, seen = estimator.estimate(task, z, state.gradient, data, draws.gradient, k)
         noisy = found if draws.noise is None else jax.tree.map(jnp.add, found, draws.noise)
         gamma = at_round(step_size, k)
-        half_step = jax.tree.map(lambda x, g: x - gamma * g, state.params, noisy)
+
+        def half_step(start, gradient):
+            return jax.tree.map(lambda a, g: a - gamma * g, start, gradient)
+
+        if weights_stay_one:
+            # x = w z without rounding. The step is taken while mixing, for z stays where it is when the new x replaces
+            # x in memory: a pass over the parameters less, 0.9 of the time of an iteration without noise.
+            new_params = mix_result(graph, lambda z, w, g: half_step(scale(w, z), g), (z, w, noisy), k)
+        else:
+            new_params = mix(graph, half_step(x, noisy), k)
         new_state = State(
-            params=mix(graph, half_step, k),
-            push_sum_weight=mix(graph, state.push_sum_weight, k),
+            params=new_params,
+            push_sum_weight=mix(graph, w, k),
             gradient=estimator_state,
             round_index=k + 1,
         )
@@ -153,7 +162,7 @@ def push_sum(
             loss=seen.loss,
             gradient_norm=seen.gradient_norm,
             clipped_fraction=seen.clipped_fraction,
-            consensus_distance=consensus_distance(debiased_params(new_state)),
+            consensus_distance=consensus_distance(new_state.params, 1.0 / new_state.push_sum_weight),
             bits_sent=messages_sent(graph, k) * jnp.float32(32 * (size(found) // graph.num_nodes + 1)),
             gradient_evaluations=seen.gradient_evaluations,
             batch_overflow=seen.batch_overflow,

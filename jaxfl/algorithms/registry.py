@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from jaxfl.algorithms import asynchronous_gossip, gossip
+from jaxfl.algorithms.embracing import embracing
 from jaxfl.algorithms.fed_avg import fed_avg
 from jaxfl.algorithms.gradient_tracking import gradient_tracking
 from jaxfl.algorithms.output_perturbation import output_perturbation
@@ -35,6 +36,9 @@ class Row(NamedTuple):
         requires_noise: refuses to run without a noise mechanism.
         stateful_gradient: takes estimators that keep state, such as SAGA tables.
         synchronous: all nodes act at once in a round; else it is n events of random nodes, and `max_delay` is taken.
+        classes: "none", or what tells its clients' capacity classes apart, and then it takes `client_class`: "blocks",
+            the `trained_blocks` of each; "widths", the width of each one's model, so that `tasks` take the place of
+            `task`.
         special_case_of: the row whose rounds these are, on fewer arguments.
     """
 
@@ -49,6 +53,7 @@ class Row(NamedTuple):
     requires_noise: bool
     stateful_gradient: bool
     synchronous: bool
+    classes: str = "none"
     special_case_of: str | None = None
 
 
@@ -157,5 +162,19 @@ REGISTRY: dict[str, Row] = {
         requires_noise=False,
         stateful_gradient=False,
         synchronous=True,
+    ),
+    "embracing": Row(
+        constructor=embracing,
+        topology="server",
+        mixing="none",
+        schedule=False,
+        noise_draws=(),
+        sends="params and batch statistics of the blocks it trained, to the server",
+        released=None,
+        undirected=False,
+        requires_noise=False,
+        stateful_gradient=False,
+        synchronous=True,
+        classes="blocks",
     ),
 }

@@ -3,9 +3,9 @@
 from jaxfl.core.algorithm import Algorithm, algorithm
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.keys import Purpose, leaf_key, node_keys, purpose_key
-from jaxfl.core.node_loop import over_nodes
+from jaxfl.core.node_loop import over_nodes, update_over_nodes
 from jaxfl.core.tasks import accuracy, cross_entropy, from_flax, from_functions, scale_images
-from jaxfl.core.types import Array, FactoredLayer, Factors, FederatedData, PyTree, Task, Variables
+from jaxfl.core.types import Array, FactoredLayer, Factors, FederatedData, Part, PyTree, Task, Variables
 
 __all__ = [
     "Algorithm",
@@ -14,6 +14,7 @@ __all__ = [
     "FactoredLayer",
     "Factors",
     "FederatedData",
+    "Part",
     "Purpose",
     "PyTree",
     "Task",
@@ -28,4 +29,5 @@ __all__ = [
     "over_nodes",
     "purpose_key",
     "scale_images",
+    "update_over_nodes",
 ]

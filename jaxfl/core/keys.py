@@ -29,6 +29,8 @@ class Purpose(enum.IntEnum):
     EVENT = 6
     ROUNDING = 7
     DROPOUT = 8
+    PART = 9  # which part of the model a client trains
+    CALIBRATION = 10
 
 
 def purpose_key(key: Array, purpose: Purpose, round_index: int | Array = 0) -> Array:

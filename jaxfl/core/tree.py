@@ -45,14 +45,26 @@ def norm(tree: PyTree) -> Array:
     return jnp.where(positive, jnp.sqrt(jnp.where(positive, squared, 1.0)), 0.0)
 
 
-def consensus_distance(tree: PyTree) -> Array:
-    """Mean over nodes of |x_i - x_bar|^2, ().
+def consensus_distance(tree: PyTree, factors: Array | None = None) -> Array:
+    """Mean over nodes of |x_i - x_bar|^2, (); with `factors` (n,), that of factor_i x_i, which is not written out.
 
     Example:
         >>> float(consensus_distance(jnp.array([[1.0], [3.0]])))
         1.0
+        >>> float(consensus_distance(jnp.array([[1.0], [3.0]]), jnp.array([1.0, 2.0])))
+        6.25
     """
-    return jnp.mean(squared_norm(jax.tree.map(lambda leaf: leaf - leaf.mean(axis=0, keepdims=True), tree)))
+    num_nodes = jax.tree.leaves(tree)[0].shape[0]
+    factors = jnp.ones(num_nodes, jnp.float32) if factors is None else factors
+
+    def squared_deviation(leaf):
+        # The mean as a product: XLA's CPU backend sums over the first axis by strides, at a tenth of the speed.
+        own = factors.astype(leaf.dtype)
+        mean = jnp.tensordot(own / num_nodes, leaf, axes=1, precision=jax.lax.Precision.HIGHEST)
+        return jnp.sum((along_nodes(own, leaf) * leaf - mean[None]) ** 2, axis=tuple(range(1, leaf.ndim)))
+
+    parts = [squared_deviation(leaf) for leaf in jax.tree.leaves(tree)]
+    return jnp.mean(sum(parts[1:], start=parts[0]))
 
 
 def size(tree: PyTree) -> int:

@@ -53,6 +53,32 @@ class Variables(NamedTuple):
     model_state: PyTree  # not trained: batch statistics
 
 
+class Part(NamedTuple):
+    """Training some blocks of a task while the others keep what they are; `Task.part` makes it.
+
+    What lies in front of the first trained block is run forward only. Its outputs, the features, therefore do not
+    change while the trained blocks do, and need to be computed once.
+
+    Attributes:
+        trained: names of the trained blocks, input side first.
+        features: (params, model_state, inputs (b, *sample)) -> (b, ...), float32 or what the task computes in: what
+            enters the trained side, in evaluation mode (running statistics, no dropout). None where the first block is
+            trained: then the features are the inputs themselves.
+        features_train: (params, model_state, inputs, weights (b,), key) -> (b, ...): the same in training mode (the
+            batch's statistics, dropout), which leaves the model state as it is. None with `features`.
+        train_loss: (trained params, frozen params, model_state, features, labels, weights, key) -> (losses (b,), new
+            model_state), in training mode but for frozen blocks behind a trained one, which evaluate. Trained params
+            are those of `trained` and no others, to be differentiated; frozen ones are the others. Model state and key
+            are None where the task has none; the state of frozen blocks is returned as it is. Given the features that
+            `features_train` makes with the same key, each layer draws from a key of its own, as in `Task.train_loss`.
+    """
+
+    trained: tuple[str, ...]
+    features: Callable[[PyTree, PyTree, Array], Array] | None
+    features_train: Callable[[PyTree, PyTree, Array, Array, Array], Array] | None
+    train_loss: Callable[[PyTree, PyTree, PyTree, Array, Array, Array, Any], tuple[Array, PyTree]]
+
+
 class Task(NamedTuple):
     """What is learned, as pure functions of one node's parameters and one batch.
 
@@ -78,6 +104,8 @@ class Task(NamedTuple):
             training mode. Samples of weight 0 are padding: they do not count in batch statistics. Without a model state
             (None) the new one is made of this batch alone. The key is consumed by dropout. None where training needs
             neither.
+        part: names of any blocks -> `Part`, how to train these and no others. None where there is no such way; then
+            `params` is not necessarily a dict of blocks.
     """
 
     init: Callable[[Array], PyTree]
@@ -89,6 +117,7 @@ class Task(NamedTuple):
     node_loop: str = "vmap"
     init_state: Callable[[], PyTree] | None = None
     train_loss: Callable[[PyTree, PyTree, Array, Array, Array, Array], tuple[Array, PyTree]] | None = None
+    part: Callable[[tuple[str, ...]], Part] | None = None
 
 
 class FederatedData(NamedTuple):

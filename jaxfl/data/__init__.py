@@ -1,6 +1,6 @@
 """Data on the host: named data sets, partitions over nodes, and the pool that algorithms take."""
 
-from jaxfl.data.partition import by_owner, dirichlet, iid, label_counts, label_shards
+from jaxfl.data.partition import by_owner, dirichlet, iid, label_counts, label_shards, whole_writers
 from jaxfl.data.pool import federate, partition_dataset
 from jaxfl.data.sources import Dataset, from_arrays, load
 
@@ -15,4 +15,5 @@ __all__ = [
     "label_shards",
     "load",
     "partition_dataset",
+    "whole_writers",
 ]

@@ -32,6 +32,7 @@ class _Stream(enum.IntEnum):
     IID = 0
     DIRICHLET = 1
     SHARDS = 2
+    WRITERS = 3
 
 
 def iid(num_samples: int, num_nodes: int, seed: int, *, sizes: Sequence[int] | None = None) -> list[Part]:
@@ -212,13 +213,43 @@ def by_owner(owner_ids: Any) -> list[Part]:
         >>> [part.tolist() for part in by_owner(["bo", "al", "bo"])]
         [[1], [0, 2]]
     """
-    array = np.asarray(owner_ids)
-    if array.ndim != 1 or len(array) == 0 or array.dtype.kind not in "iuU":
-        requirement = "must be a vector of integers or text, one entry a sample"
-        raise ArgumentError("owner_ids", requirement, f"got {array.dtype} of shape {array.shape}", "Pass (N,) ids.")
-    _, owners, counts = np.unique(array, return_inverse=True, return_counts=True)
-    order = np.argsort(owners, kind="stable").astype(np.int32)
-    return [part.copy() for part in np.split(order, np.cumsum(counts)[:-1])]
+    return _by_id("owner_ids", owner_ids)
+
+
+def whole_writers(writer_ids: Any, num_nodes: int, writers_per_node: int, seed: int) -> list[Part]:
+    """Deals whole writers at random, as many to each node; those left over, and their samples, belong to no node.
+
+    Args:
+        writer_ids: (N,), integers or text; who made each sample.
+        num_nodes: n; n * writers_per_node must not exceed the number of writers.
+        writers_per_node: how many a node gets; EmbracingFL gives each client two writers of FEMNIST.
+        seed: non-negative integer.
+
+    Returns:
+        n index arrays, int32.
+
+    Raises:
+        ArgumentError: there are too few writers, or the ids are no vector of integers or text.
+
+    Guarantees:
+        - no writer is split over two nodes.
+        - every node has exactly writers_per_node writers.
+        - every sample is used at most once.
+
+    Example:
+        >>> writers = np.repeat(np.arange(6), 10)
+        >>> [np.unique(writers[part]).tolist() for part in whole_writers(writers, 2, 2, seed=0)]
+        [[2, 3], [0, 4]]
+    """
+    writers = _by_id("writer_ids", writer_ids)
+    check.at_least(1, num_nodes=num_nodes, writers_per_node=writers_per_node)
+    if len(writers) < num_nodes * writers_per_node:
+        requirement = f"must leave {writers_per_node} of the {len(writers):,} writers for every node"
+        found = f"got {num_nodes:,}, which needs {num_nodes * writers_per_node:,}"
+        raise ArgumentError("num_nodes", requirement, found, "Take fewer nodes or more writers.")
+    generator = _generator(seed, _Stream.WRITERS)
+    dealt = generator.permutation(len(writers))[: num_nodes * writers_per_node].reshape(num_nodes, writers_per_node)
+    return [generator.permutation(np.concatenate([writers[writer] for writer in row])) for row in dealt]
 
 
 def label_counts(parts: Sequence[Any] | FederatedData, labels: Any, num_classes: int) -> np.ndarray:
@@ -250,6 +281,17 @@ def label_counts(parts: Sequence[Any] | FederatedData, labels: Any, num_classes:
         indices, sizes = np.asarray(parts.indices), np.asarray(parts.sizes)
         parts = [row[:size] for row, size in zip(indices, sizes, strict=True)]
     return np.stack([np.bincount(array[np.asarray(part)], minlength=num_classes) for part in parts])
+
+
+def _by_id(argument: str, ids: Any) -> list[Part]:
+    """The samples of each distinct id, ascending."""
+    array = np.asarray(ids)
+    if array.ndim != 1 or len(array) == 0 or array.dtype.kind not in "iuU":
+        requirement = "must be a vector of integers or text, one entry a sample"
+        raise ArgumentError(argument, requirement, f"got {array.dtype} of shape {array.shape}", "Pass (N,) ids.")
+    _, owners, counts = np.unique(array, return_inverse=True, return_counts=True)
+    order = np.argsort(owners, kind="stable").astype(np.int32)
+    return [part.copy() for part in np.split(order, np.cumsum(counts)[:-1])]
 
 
 def _generator(seed: int, stream: _Stream) -> np.random.Generator:

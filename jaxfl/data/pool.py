@@ -12,10 +12,10 @@ import numpy as np
 from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.types import FederatedData
-from jaxfl.data.partition import dirichlet, iid, label_shards
+from jaxfl.data.partition import dirichlet, iid, label_shards, whole_writers
 from jaxfl.data.sources import Dataset
 
-SCHEMES = ("iid", "dirichlet", "shards")
+SCHEMES = ("iid", "dirichlet", "shards", "writers")
 
 
 def federate(inputs: Any, labels: Any, parts: Sequence[Any]) -> FederatedData:
@@ -75,22 +75,26 @@ def partition_dataset(
     *,
     alpha: float | None = None,
     shards_per_node: int | None = None,
+    writers_per_node: int | None = None,
 ) -> list[np.ndarray]:
     """A partition of a data set's training samples by the name of the scheme, as a command line has it.
 
     Args:
         dataset: what to split.
-        scheme: "iid", "dirichlet" (needs `alpha`) or "shards" (needs `shards_per_node`).
+        scheme: "iid", "dirichlet" (needs `alpha`), "shards" (needs `shards_per_node`) or "writers" (needs
+            `writers_per_node`, and a data set whose writers are known).
         num_nodes: n.
         seed: non-negative integer.
         alpha: see `dirichlet`; refused by other schemes.
         shards_per_node: see `label_shards`; refused by other schemes.
+        writers_per_node: see `whole_writers`; refused by other schemes.
 
     Returns:
         n index arrays, int32.
 
     Raises:
-        ArgumentError: the scheme is unknown, its number is missing, or another scheme's number is given.
+        ArgumentError: the scheme is unknown, its number is missing, another scheme's number is given, or the data set
+            has no writers.
 
     Example:
         >>> from jaxfl.data.sources import load
@@ -100,7 +104,12 @@ def partition_dataset(
         16
     """
     check.one_of(SCHEMES, scheme=scheme)
-    for argument, value, owner in (("alpha", alpha, "dirichlet"), ("shards_per_node", shards_per_node, "shards")):
+    numbers = (
+        ("alpha", alpha, "dirichlet"),
+        ("shards_per_node", shards_per_node, "shards"),
+        ("writers_per_node", writers_per_node, "writers"),
+    )
+    for argument, value, owner in numbers:
         if scheme == owner and value is None:
             raise ArgumentError(argument, f"must be given for the {owner} partition", "got None", "Pass a number.")
         if scheme != owner and value is not None:
@@ -110,7 +119,19 @@ def partition_dataset(
         return dirichlet(dataset.train_labels, num_nodes, alpha, seed)
     if shards_per_node is not None:
         return label_shards(dataset.train_labels, num_nodes, shards_per_node, seed)
+    if writers_per_node is not None:
+        return whole_writers(_writers_of(dataset), num_nodes, writers_per_node, seed)
     return iid(len(dataset.train_labels), num_nodes, seed)
+
+
+def _writers_of(dataset: Dataset) -> np.ndarray:
+    """The writers of a data set, one a training sample."""
+    writers = dataset.train_writers
+    if writers is None or len(writers) != len(dataset.train_labels):
+        found = f"{dataset.name} has {'none' if writers is None else f'{len(writers)} for {len(dataset.train_labels)}'}"
+        remedy = "Choose femnist, or pass train_writers to from_arrays."
+        raise ArgumentError("dataset", "must have the writer of each training sample", found, remedy)
+    return writers
 
 
 def _check_dtype(argument: str, dtype: str, allowed: list[str]) -> None:

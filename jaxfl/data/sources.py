@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
-from jaxfl.data import cifar, idx
+from jaxfl.data import cifar, femnist, idx, imdb
 
-NAMES = ("digits", "mnist", "fashion_mnist", "cifar10")
+NAMES = ("digits", "mnist", "fashion_mnist", "cifar10", "femnist", "imdb")
 _INPUT_DTYPES = ("uint8", "int32", "float32")
 _TEST_STRIDE = 5
 
@@ -28,6 +29,7 @@ class Dataset(NamedTuple):
     test_inputs: np.ndarray  # (N_test, *sample), same dtype as train_inputs
     test_labels: np.ndarray  # (N_test,), int32, in [0, num_classes)
     num_classes: int
+    train_writers: np.ndarray | None = None  # (N,), int32, who made each training sample, where that is known
 
 
 def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
@@ -38,12 +40,15 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
     | digits | 1,437 / 360 | (8, 8, 1) float32 in [0, 1] | none, part of scikit-learn |
     | mnist, fashion_mnist | 60,000 / 10,000 | (28, 28, 1) uint8 | the four IDX files, gzip or not |
     | cifar10 | 50,000 / 10,000 | (32, 32, 3) uint8 | the six binary or pickled files |
+    | femnist | 805,263 in all | (28, 28, 1) float32 in [0, 1] | `train` and `test` as LEAF's scripts make them |
+    | imdb | 25,000 / 25,000 | (256,) int32 tokens below 10,000 | `aclImdb` or its archive |
 
     The split of digits is fixed: with the 1,797 samples sorted by class (stable), every fifth from the first on is for
-    testing; within both parts the samples keep scikit-learn's order.
+    testing; within both parts the samples keep scikit-learn's order. How reviews become tokens is said in
+    `jaxfl.data.imdb`. Of femnist the writers are known, too.
 
     Args:
-        name: one of digits, mnist, fashion_mnist, cifar10.
+        name: one of digits, mnist, fashion_mnist, cifar10, femnist, imdb.
         data_dir: the folder with the files; `~` is expanded. Must be left out for digits.
 
     Returns:
@@ -67,9 +72,15 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
             requirement = "must be left out for digits, which comes with scikit-learn"
             raise ArgumentError("data_dir", requirement, f"got {data_dir!r}", "Leave it out or name another dataset.")
         return _load_digits()
-    arrays = cifar.load_cifar10(data_dir) if name == "cifar10" else idx.load_idx(name, data_dir)
-    num_classes = cifar.NUM_CLASSES if name == "cifar10" else idx.NUM_CLASSES
-    return from_arrays(*arrays, num_classes=num_classes, name=name)
+    if name == "femnist":
+        *arrays, writers = femnist.load_femnist(data_dir)
+        return from_arrays(*arrays, num_classes=femnist.NUM_CLASSES, name=name, train_writers=writers)
+    readers = {
+        "cifar10": (cifar.load_cifar10, cifar.NUM_CLASSES),
+        "imdb": (imdb.load_imdb, imdb.NUM_CLASSES),
+    }
+    read, num_classes = readers.get(name, (partial(idx.load_idx, name), idx.NUM_CLASSES))
+    return from_arrays(*read(data_dir), num_classes=num_classes, name=name)
 
 
 def _load_digits() -> Dataset:
@@ -94,6 +105,7 @@ def from_arrays(
     *,
     num_classes: int | None = None,
     name: str = "arrays",
+    train_writers: Any = None,
 ) -> Dataset:
     """A data set from arrays in memory, checked.
 
@@ -104,6 +116,8 @@ def from_arrays(
         test_labels: (N_test,), as train_labels.
         num_classes: default: one more than the largest label.
         name: what the data set is called in records.
+        train_writers: (N,), any integer dtype: who made each training sample, for a partition by writers; stored as
+            int32. None where that is not known.
 
     Returns:
         The data set; inputs are not copied.
@@ -139,6 +153,7 @@ def from_arrays(
             found = f"got {labels[position]} at position {position}"
             remedy = "Number the classes from 0, or pass a larger num_classes."
             raise ArgumentError(argument, f"must lie in [0, {num_classes})", found, remedy)
+    writers = None if train_writers is None else _checked_labels("train_writers", train_writers, len(train_inputs))
     return Dataset(
         name=name,
         train_inputs=train_inputs,
@@ -146,6 +161,7 @@ def from_arrays(
         test_inputs=test_inputs,
         test_labels=test_labels.astype(np.int32),
         num_classes=int(num_classes),
+        train_writers=None if writers is None else writers.astype(np.int32),
     )
 
 
@@ -171,6 +187,8 @@ def _checked_labels(argument: str, labels: Any, num_samples: int) -> np.ndarray:
         found = f"got {array.dtype} of shape {array.shape}"
         raise ArgumentError(argument, "must be a vector of integers", found, "Pass class numbers, not one-hot rows.")
     if len(array) != num_samples:
-        found = f"got {len(array)} labels for {num_samples} samples"
-        raise ArgumentError(argument, "must hold one label per sample", found, "Check that both were cut alike.")
+        what = argument.removeprefix("train_").removeprefix("test_")
+        found = f"got {len(array)} {what} for {num_samples} samples"
+        requirement = f"must hold one {what.removesuffix('s')} per sample"
+        raise ArgumentError(argument, requirement, found, "Check that both were cut alike.")
     return array

@@ -8,6 +8,7 @@ at a time. On finite values they differ in cost alone. A NaN or an infinity at o
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -54,20 +55,65 @@ def mix(graph: Graph, tree: PyTree, round_index: int | Array, structure: str = "
         >>> mix(directed_ring(3), jnp.array([0.0, 2.0, 4.0]), 0).tolist()
         [2.0, 1.0, 3.0]
     """
+    return mix_result(graph, lambda values: values, (tree,), round_index, structure)
+
+
+def mix_result(
+    graph: Graph,
+    fn: Callable[..., PyTree],
+    operands: tuple[PyTree, ...],
+    round_index: int | Array,
+    structure: str = "auto",
+) -> PyTree:
+    """`mix` of the tree that `fn(*operands)` is, elementwise functions computed where they are mixed.
+
+    A switch over rounds ("circulant", where the matrix changes) keeps the compiler from doing this: everything that
+    enters it is written to memory first.
+
+    Args:
+        graph: see `mix`.
+        fn: (*operands) -> tree with leaves (n, *leaf).
+        operands: pytrees of arrays.
+        round_index: see `mix`.
+        structure: see `mix`.
+
+    Guarantees:
+        - equals mix of the result.
+
+    Example:
+        >>> from jaxfl.graphs import directed_ring
+        >>> mix_result(directed_ring(3), jnp.add, (jnp.array([0.0, 1.0, 2.0]), jnp.array([0.0, 1.0, 2.0])), 0).tolist()
+        [2.0, 1.0, 3.0]
+    """
     check.one_of(STRUCTURES, structure=structure)
-    _check_leaves(graph, tree)
+    _check_leaves(graph, jax.eval_shape(fn, *operands))
     chosen = best_structure(graph) if structure == "auto" else structure
     slot = _slot(graph, round_index)
     if chosen == "circulant":
-        return _circulant(graph, tree, slot)
+        return _circulant(graph, fn, operands, slot)
     mix_leaf = _dense if chosen == "dense" else _neighbors
-    return jax.tree.map(lambda leaf: mix_leaf(graph, leaf, slot), tree)
+    return jax.tree.map(lambda leaf: mix_leaf(graph, leaf, slot), fn(*operands))
 
 
 def messages_sent(graph: Graph, round_index: Array) -> Array:
     """How many other nodes each node sends to in a round, (n,) float32: what its uplink bits are a multiple of."""
     slot = _slot(graph, round_index)
     return jnp.asarray(graph.out_degree.astype(np.float32))[0 if slot is None else slot]
+
+
+def keeps_ones(graph: Graph) -> bool:
+    """Whether mixing takes ones at all nodes to exactly ones in float32, so that push-sum weights stay one.
+
+    True where every row sums to one and all weights are multiples of 2^-20, so that no sum of them is rounded.
+
+    Example:
+        >>> from jaxfl.graphs import directed_ring, exponential, static_exponential
+        >>> keeps_ones(exponential(8)), keeps_ones(directed_ring(8)), keeps_ones(static_exponential(4))
+        (True, True, False)
+    """
+    return all(
+        bool(np.all(matrix.data * 2**20 % 1 == 0)) and bool(np.all(matrix.sum(axis=1) == 1)) for matrix in graph.rounds
+    )
 
 
 def best_structure(graph: Graph) -> str:
@@ -123,13 +169,13 @@ def _dense(graph: Graph, leaf: Array, slot: Array | None) -> Array:
     return mixed.astype(leaf.dtype)
 
 
-def _circulant(graph: Graph, tree: PyTree, slot: Array | None) -> PyTree:
+def _circulant(graph: Graph, fn: Callable[..., PyTree], operands: tuple[PyTree, ...], slot: Array | None) -> PyTree:
     if graph.shifts is None:
         remedy = 'Use "neighbors", "dense" or "auto".'
         raise ArgumentError("structure", "circulant needs a circulant graph", f"{graph.name} is not", remedy)
-    branches = [functools.partial(_shifted_sum, shifts) for shifts in graph.shifts]
+    branches = [lambda *values, shifts=shifts: _shifted_sum(shifts, fn(*values)) for shifts in graph.shifts]
     # Static shifts in a switch, one of which runs, become neighbor exchanges when the node axis is sharded.
-    return branches[0](tree) if slot is None else jax.lax.switch(slot, branches, tree)
+    return branches[0](*operands) if slot is None else jax.lax.switch(slot, branches, *operands)
 
 
 def _shifted_sum(shifts: Shifts, tree: PyTree) -> PyTree:

@@ -12,9 +12,9 @@ from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.node_loop import automatic
 from jaxfl.core.tasks import accuracy, cross_entropy, scale_images
-from jaxfl.core.types import Array, Factors, PyTree, Task, Variables
+from jaxfl.core.types import Array, Factors, Part, PyTree, Task, Variables
 from jaxfl.models.composite import composite
-from jaxfl.models.layers import Layer
+from jaxfl.models.layers import Layer, elementwise
 
 
 class Model(NamedTuple):
@@ -159,6 +159,8 @@ def classification(
         - factors agree with per-sample gradients.
         - errors belong to the summed loss.
         - in bfloat16, losses and gradients are float32 and near those of float32.
+        - a part of all blocks is the task; any part has the task's losses, and its gradients by what it trains.
+        - a part's frozen blocks keep their statistics.
 
     Example:
         >>> from jaxfl.models import classification, mlp
@@ -219,6 +221,9 @@ def classification(
         errors, (losses, layer_inputs) = jax.grad(summed_loss, has_aux=True)(zeros)
         return losses, Factors(inputs=widen(layer_inputs), errors=widen(errors))
 
+    def part(trained):
+        return _part(model, trained, lambda inputs: narrow(preprocess(inputs)), narrow, widen)
+
     return Task(
         init=model.init,
         loss=loss,
@@ -229,7 +234,73 @@ def classification(
         node_loop=node_loop,
         init_state=model.init_state if has_mode else None,
         train_loss=train_loss if has_mode else None,
+        part=part,
     )
+
+
+def _part(
+    model: Model,
+    trained: tuple[str, ...],
+    ready: Callable[[Array], Array],
+    narrow: Callable[[PyTree], PyTree],
+    widen: Callable[[PyTree], PyTree],
+) -> Part:
+    """Training the blocks named `trained`; `ready` makes inputs what the first layer takes."""
+    blocks = [position for position, (_, layer) in enumerate(model.layers) if layer.init is not None]
+    names = [model.layers[position][0] for position in blocks]
+    unknown = [name for name in trained if name not in names]
+    if unknown or not trained:
+        found = f"got {unknown[0]!r}" if unknown else "got none"
+        raise ArgumentError("trained", "must name blocks of the task", found, f"Choose among {', '.join(names)}.")
+    first = next(position for position, name in zip(blocks, names, strict=True) if name in trained)
+    in_front = [position for position in blocks if position < first]
+    cut = 0
+    if in_front:
+        # What has no parameters goes to the frozen side, where pooling leaves less to store; but for dropout, which
+        # draws anew in each step, and what follows it.
+        between = range(in_front[-1] + 1, first)
+        cut = next((position for position in between if model.layers[position][1].train is not None), first)
+
+    # Layers that are elsewhere let their inputs pass: so the others keep their numbers, of which their keys are made.
+    elsewhere = elementwise(lambda inputs: inputs)
+    front = Model(tuple((name, layer if i < cut else elsewhere) for i, (name, layer) in enumerate(model.layers)))
+    rest = Model(
+        tuple(
+            (name, elsewhere if i < cut else layer if name in trained or layer.init is None else _held(layer))
+            for i, (name, layer) in enumerate(model.layers)
+        )
+    )
+
+    def features(params, model_state, inputs):
+        narrowed = narrow(params)
+        return front.apply(Variables(narrowed, model_state) if front.has_training_mode else narrowed, ready(inputs))
+
+    def features_train(params, model_state, inputs, weights, key):
+        return front.apply_train(narrow(params), model_state, ready(inputs), weights, key)[0]
+
+    def train_loss(trained_params, frozen_params, model_state, values, labels, weights, key):
+        params = narrow({**frozen_params, **trained_params})
+        entering = values if in_front else ready(values)
+        logits, new_state = rest.apply_train(params, model_state, entering, weights, key)
+        return cross_entropy(widen(logits), labels), None if model_state is None else {**model_state, **new_state}
+
+    return Part(
+        trained=tuple(name for name in names if name in trained),
+        features=features if in_front else None,
+        features_train=features_train if in_front else None,
+        train_loss=train_loss,
+    )
+
+
+def _held(layer: Layer) -> Layer:
+    """A layer that evaluates, and keeps its state, where others train."""
+    if layer.train is None:
+        return layer
+
+    def train(params, state, inputs, weights, key):
+        return layer.apply(Variables(params, state), inputs), state
+
+    return layer._replace(train=train)
 
 
 def _cast(tree: PyTree, dtype: Any) -> PyTree:

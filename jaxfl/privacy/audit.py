@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, PyTree, Task, check
+from jaxfl.core.tasks import check_sample_losses
 
 _GUESSED_SHARE = 0.1  # fixed before the scores are seen, so that no correction for choosing it is due
 
@@ -76,7 +77,7 @@ def with_canaries(
         canary. The wrapped task has no factored layers, so clipping runs one sample at a time.
 
     Raises:
-        ArgumentError: no canaries, a strength that is not positive.
+        ArgumentError: no canaries, a strength that is not positive, or a task with `train_loss`.
 
     Guarantees:
         - an included canary's gradient is strength in its own coordinate, an excluded one's is zero.
@@ -93,6 +94,7 @@ def with_canaries(
     """
     check.at_least(1, num_canaries=num_canaries)
     check.positive(strength=strength)
+    check_sample_losses(task)
     numbers = np.arange(num_canaries)
     places, nodes = np.divmod(numbers, data.num_nodes)
     coordinates = places if shared_coordinates else numbers

@@ -25,8 +25,11 @@ from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, PyTree
 FATAL_COUNTS = ("batch_overflow", "prefetch_misses")
 """Counts that must stay 0: above it, the rounds did not do what the algorithm (and its privacy bound) assumes."""
 
-COSTS = ("bits_sent", "gradient_evaluations")
-"""Fields whose sum over rounds and nodes is a cost of the run; a metrics line carries it as `total_<name>`."""
+COSTS = ("bits_sent", "bits_received", "gradient_evaluations")
+"""Fields whose sum over rounds and nodes is a cost of the run; a metrics line carries it as `total_<name>`.
+
+An info may lack any of them, `bits_received` where there is no server.
+"""
 
 Infos = dict[str, np.ndarray]
 

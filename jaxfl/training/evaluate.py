@@ -16,6 +16,7 @@ from jax.stages import Wrapped
 
 from jaxfl.core import ArgumentError, Array, PyTree, Task, over_nodes
 from jaxfl.core.check import at_least
+from jaxfl.training.calibration import CalibrationSet, calibrated
 
 LARGER_IS_WORSE = ("loss", "error", "perplexity", "distance")
 """Endings of metric names whose worst node has the largest value; for all others it has the smallest."""
@@ -80,16 +81,21 @@ def evaluate_fn(task: Task, node_params: Callable[[PyTree], PyTree]) -> Wrapped:
         node_params: state -> parameters with the node axis first.
 
     Returns:
-        (state, test set) -> scores.
+        (state, test set, calibration set or None) -> scores. With a calibration set every node's model, and the average
+        model, is evaluated with batch statistics measured on it.
 
     Guarantees:
         - the batch size does not change the result beyond rounding.
         - the filling of the last batch never counts.
+        - statistics are calibrated for each model by itself.
     """
 
-    def evaluate(state: PyTree, test: EvaluationSet) -> Scores:
+    def evaluate(state: PyTree, test: EvaluationSet, calibration: CalibrationSet | None = None) -> Scores:
         params = node_params(state)
         average = jax.tree.map(lambda leaf: leaf.mean(axis=0).astype(leaf.dtype), params)
+        if calibration is not None:
+            average = calibrated(task, average, calibration)
+            params = over_nodes(lambda one: calibrated(task, one, calibration), task.node_loop)(params)
 
         def sums(one: PyTree, batch: EvaluationSet) -> dict[str, Array]:
             values = task.metrics(one, batch.inputs, batch.labels)

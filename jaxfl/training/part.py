@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from jaxfl.core import Algorithm, Array, FederatedData, PyTree, Task
+from jaxfl.training.calibration import CalibrationSet, calibration_set
 from jaxfl.training.checkpoint import Checkpoints
 from jaxfl.training.chunks import (
     COSTS,
@@ -50,8 +51,8 @@ class _Compiled(NamedTuple):
 
     init: Callable[[Array, FederatedData], PyTree]
     rounds: Callable[..., tuple[PyTree, dict[str, Array]]]
-    evaluate: Callable[[PyTree, EvaluationSet], Scores]
-    on_training_samples: Callable[[PyTree, TrainingSamples], dict[str, Array]] | None
+    evaluate: Callable[[PyTree, EvaluationSet, CalibrationSet | None], Scores]
+    on_training_samples: Callable[[PyTree, TrainingSamples, CalibrationSet | None], dict[str, Array]] | None
     peak: PeakMemory  # predicted
 
 
@@ -70,9 +71,10 @@ class Variant:
         test: EvaluationSet,
         chunk_rounds: int,
         train_samples: int | None = None,
+        calibration_samples: int | None = None,
     ):
         self.name, self.algorithm, self._task, self._test = name, algorithm, task, test
-        self.train_samples = train_samples
+        self.train_samples, self._calibration_samples = train_samples, calibration_samples
         self.unrecorded_seconds = 0.0
         self._init = init_fn(algorithm)
         self._rounds = chunk_fn(algorithm, chunk_rounds)
@@ -83,6 +85,12 @@ class Variant:
     def structure(self, key: Array, data: FederatedData) -> PyTree:
         """Shapes and dtypes of the state."""
         return jax.eval_shape(self._init, key, data)
+
+    def calibration(self, key: Array, data: FederatedData) -> CalibrationSet | None:
+        """The samples of which batch statistics are taken before an evaluation; None where those of training stay."""
+        if self._calibration_samples is None:
+            return None
+        return calibration_set(key, data, self._calibration_samples, self._test.counts.shape[1])
 
     def compiled(self, key: Array, data: FederatedData) -> _Compiled:
         """The executables for these data.
@@ -103,13 +111,14 @@ class Variant:
         state = self.structure(key, data)
         init = self._init.lower(key, data).compile()
         rounds = self._rounds.lower(key, state, data, np.int32(0)).compile()
-        evaluate = self._evaluate.lower(state, self._test).compile()
+        calibration = jax.eval_shape(self.calibration, key, data)
+        evaluate = self._evaluate.lower(state, self._test, calibration).compile()
         on_samples = samples = None
         if self.train_samples is not None:
             samples = jax.eval_shape(partial(training_samples, most=self.train_samples), data)
-            on_samples = self._on_training_samples.lower(state, samples).compile()
+            on_samples = self._on_training_samples.lower(state, samples, calibration).compile()
         later = [program for program in (rounds, evaluate, on_samples) if program is not None]
-        peak = predicted_peak((data, self._test, samples), state, init, later)
+        peak = predicted_peak((data, self._test, samples, calibration), state, init, later)
         return _Compiled(init, rounds, evaluate, on_samples, peak)
 
 
@@ -147,15 +156,16 @@ def run_part(
     had_checkpoints = bool(checkpoints.rounds())
     found = checkpoints.restore(variant.structure(key, data))
     samples = None if variant.train_samples is None else training_samples(data, variant.train_samples)
+    calibration = variant.calibration(key, data)
     progress.compiled()
     run_seconds, timed_rounds = 0.0, 0
 
     def evaluate(state: PyTree, stretch: list[Infos], since: int, round_index: int) -> None:
         """Score the state and write its line."""
-        scores = jax.device_get(compiled.evaluate(state, test))
+        scores = jax.device_get(compiled.evaluate(state, test, calibration))
         on_samples: dict[str, np.ndarray] = {}
         if compiled.on_training_samples is not None and samples is not None:
-            on_samples = jax.device_get(compiled.on_training_samples(state, samples))
+            on_samples = jax.device_get(compiled.on_training_samples(state, samples, calibration))
         _refuse_bad_scores(scores, on_samples, variant.name, seed, since, round_index)
         found = summarize(stretch)
         measured = {name: found.get(name) for name in fields}  # null in round 0, before anything was measured

@@ -15,6 +15,7 @@ from jax.stages import Wrapped
 
 from jaxfl.core import Array, FederatedData, PyTree, Task, Variables, over_nodes
 from jaxfl.core.check import at_least
+from jaxfl.training.calibration import CalibrationSet, calibrated
 
 
 class TrainingSamples(NamedTuple):
@@ -58,8 +59,9 @@ def training_scores_fn(task: Task, node_params: Callable[[PyTree], PyTree]) -> W
         node_params: state -> parameters with the node axis first, leaves (n, *leaf).
 
     Returns:
-        (state, TrainingSamples) -> dict of () float32: `train_<metric>_average_model` for each metric, a mean over
-        nodes of means over samples, and `gradient_norm_squared_average_model`, |grad F|^2, L2.
+        (state, TrainingSamples, calibration set or None) -> dict of () float32: `train_<metric>_average_model` for each
+        metric, a mean over nodes of means over samples, and `gradient_norm_squared_average_model`, |grad F|^2, L2. The
+        average model has batch statistics measured on the calibration set, if there is one.
 
     Guarantees:
         - the squared norm is that of the mean gradient, 0 at a minimum of F.
@@ -77,8 +79,10 @@ def training_scores_fn(task: Task, node_params: Callable[[PyTree], PyTree]) -> W
         named = task.metrics(average, samples.inputs, samples.labels)
         return gradient, {name: jnp.sum(samples.weights * value) for name, value in named.items()}
 
-    def measure(state: PyTree, samples: TrainingSamples) -> dict[str, Array]:
+    def measure(state: PyTree, samples: TrainingSamples, calibration: CalibrationSet | None = None) -> dict[str, Array]:
         average = jax.tree.map(lambda leaf: leaf.mean(axis=0).astype(leaf.dtype), node_params(state))
+        if calibration is not None:
+            average = calibrated(task, average, calibration)
         gradients, metrics = over_nodes(lambda part: one_node(average, part), task.node_loop)(samples)
         squares = [jnp.sum(leaf.mean(axis=0) ** 2) for leaf in jax.tree.leaves(gradients)]
         named = {f"train_{name}_average_model": values.mean() for name, values in metrics.items()}

@@ -16,6 +16,7 @@ from reference.push_sum import push_sum as reference_push_sum
 import jaxfl
 from jaxfl import gradients, graphs
 from jaxfl.algorithms import asynchronous_gossip, dp2_sgd
+from jaxfl.core.tree import scale
 
 ROUNDS, STEP_SIZE, NOISE_STD = 50, 0.2, 0.02
 NODES = 5
@@ -144,6 +145,38 @@ def test_push_sum_follows_the_papers_lines(case):
     matrix = graph.mixing_matrix(ROUNDS - 1)
     receivers = (matrix > 0).sum(axis=0) - 1
     np.testing.assert_array_equal(info.bits_sent, receivers * 32 * (6 * 5 + 5 + 5 * 3 + 3 + 1))
+
+
+def test_push_sum_follows_the_papers_lines_where_weights_stay_one():
+    """Also from weights that are not one, as a run on another graph leaves them."""
+    sampler, table, clipping = CASES["plain fixed 3 clipped L2"]
+    data, graph = uneven_data(), graphs.exponential(NODES)
+    algorithm = jaxfl.push_sum(
+        small_task(),
+        graph=graph,
+        gradient=make_gradient(sampler, table, clipping),
+        noise=jaxfl.gaussian(NOISE_STD),
+        step_size=STEP_SIZE,
+    )
+    run = engine_run(algorithm, jax.random.key(3), data)
+    references = make_references(sampler, table, clipping, data, run.x0)
+    x, _, z = reference_push_sum(run.x0, graph.mixing_matrices, references, STEP_SIZE, run.rounds)
+    np.testing.assert_array_equal(run.state.push_sum_weight, np.ones(NODES))
+    assert relative_error(run.state.params, x) < 1e-5
+    check_info(run.info, references, z, run.rounds[-1][0], data, table)
+
+    factors = jnp.array([0.5, 1.5, 1.0, 0.7, 1.3])
+    scaled = run.state._replace(push_sum_weight=factors, params=scale(factors, run.state.params))
+    draws = run.draws[0]
+    found, _ = jax.jit(algorithm.update)(scaled, data, draws)
+    plain, _ = jax.jit(algorithm.update)(run.state, data, draws)
+    # z is the same in both, and so is the step P (gamma g): x differs by P ((w - 1) z).
+    moved = graphs.mix(graph, scale(factors - 1, run.state.params), run.state.round_index)
+    assert (
+        relative_error(found.params, [as_float64(jax.tree.map(jnp.add, plain.params, moved), i) for i in range(NODES)])
+        < 1e-5
+    )
+    np.testing.assert_allclose(found.push_sum_weight, graphs.mix(graph, factors, run.state.round_index), rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from flax import nnx
 
 import jaxfl
 from jaxfl import ArgumentError
-from jaxfl.core import Purpose, check, node_keys, over_nodes, purpose_key, tree
+from jaxfl.core import Purpose, check, node_keys, over_nodes, purpose_key, tree, update_over_nodes
 
 
 def bits(key):
@@ -99,10 +99,38 @@ def test_node_loops_agree(node_loop):
     np.testing.assert_allclose(jax.jit(fn)(*arguments)[0], expected)
 
 
+@pytest.mark.parametrize("node_loop", ["vmap", "map", "chunk:2", "chunk:3", "chunk:9"])
+def test_updates_over_nodes_equal_over_nodes(node_loop):
+    values, shifts = {"x": jnp.arange(20.0).reshape(5, 4), "y": jnp.arange(5.0)}, jnp.arange(5.0)
+
+    def step(node, shift):
+        return {"x": node["x"] * node["y"] + shift, "y": node["y"] + node["x"].sum()}
+
+    updated = jax.jit(update_over_nodes(step, node_loop))(values, shifts)
+    for ours, plain in zip(*map(jax.tree.leaves, (updated, jax.vmap(step)(values, shifts))), strict=True):
+        np.testing.assert_allclose(ours, plain)
+
+
+@pytest.mark.parametrize("node_loop", ["map", "chunk:2"])
+def test_updates_over_nodes_make_no_copy_of_all_nodes(node_loop):
+    def rounds(loop):
+        one = loop(lambda x, shift: jnp.tanh(x) * x.sum() + shift, node_loop)
+        return lambda x, shifts: jax.lax.scan(lambda held, _: (one(held, shifts), None), x, length=3)[0]
+
+    arguments = jax.ShapeDtypeStruct((64, 10_000), jnp.float32), jax.ShapeDtypeStruct((64,), jnp.float32)
+    whole = 4 * 64 * 10_000
+    for loop, copies in ((update_over_nodes, False), (over_nodes, True)):
+        memory = jax.jit(rounds(loop), donate_argnums=0).lower(*arguments).compile().memory_analysis()
+        assert memory is not None
+        assert (memory.temp_size_in_bytes > whole / 4) == copies
+
+
 @pytest.mark.parametrize("bad", ["pmap", "chunk:0", "chunk:", "chunk:-1", ""])
 def test_unknown_node_loops_are_refused(bad):
     with pytest.raises(ArgumentError, match=r'^node_loop: must be "vmap", "map" or "chunk:k"'):
         over_nodes(lambda x: x, bad)
+    with pytest.raises(ArgumentError, match=r'^node_loop: must be "vmap", "map" or "chunk:k"'):
+        update_over_nodes(lambda x: x, bad)
 
 
 class TwoLayers(nnx.Module):

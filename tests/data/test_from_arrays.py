@@ -35,18 +35,21 @@ def test_arrays_come_back():
     assert dataset.num_classes == 3
     assert np.shares_memory(dataset.train_inputs, INPUTS)
     np.testing.assert_array_equal(dataset.train_labels, np.array([0, 1, 2, 1], np.int32), strict=True)
+    assert dataset.train_writers is None
     np.testing.assert_array_equal(dataset.test_labels, np.array([0, 1], np.int32), strict=True)
 
 
 def test_num_classes_counts_test_labels():
     assert build(test_labels=[0, 6]).num_classes == 7
-    assert build(num_classes=9, name="mine")[-1] == 9
+    assert build(num_classes=9, name="mine").num_classes == 9
 
 
 @pytest.mark.parametrize(
     ("changes", "argument", "words"),
     [
         ({"train_labels": [0, 1, 2]}, "train_labels", ["3 labels for 4 samples"]),
+        ({"train_writers": [0, 1, 2]}, "train_writers", ["one writer per sample", "3 writers for 4 samples"]),
+        ({"train_writers": ["a", "b", "c", "d"]}, "train_writers", ["vector of integers"]),
         ({"test_labels": [0, 1, 2]}, "test_labels", ["3 labels for 2 samples"]),
         ({"train_labels": [0, 1, -2, 1]}, "train_labels", ["[0, 2)", "got -2 at position 2"]),
         ({"test_labels": [0, 3], "num_classes": 3}, "test_labels", ["[0, 3)", "got 3 at position 1"]),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxfl.core import ArgumentError
-from jaxfl.data import dirichlet, federate, from_arrays, iid, label_shards, partition_dataset
+from jaxfl.data import dirichlet, federate, from_arrays, iid, label_shards, partition_dataset, whole_writers
 
 INPUTS = np.arange(12, dtype=np.uint8).reshape(6, 2)
 LABELS = np.array([0, 1, 2, 0, 1, 2])
@@ -103,10 +103,22 @@ class TestPartitionDataset:
         ):
             assert [part.tolist() for part in parts] == [part.tolist() for part in expected]
 
+    def test_writers_of_the_data_set(self):
+        writers = np.arange(60) // 4
+        dataset = from_arrays(*self.dataset[1:5], train_writers=writers)
+        parts = partition_dataset(dataset, "writers", 4, 5, writers_per_node=2)
+        assert [part.tolist() for part in parts] == [part.tolist() for part in whole_writers(writers, 4, 2, 5)]
+        cut = dataset._replace(train_inputs=dataset.train_inputs[:9], train_labels=dataset.train_labels[:9])
+        with pytest.raises(ArgumentError, match=r"^dataset: .*; arrays has 60 for 9"):
+            partition_dataset(cut, "writers", 2, 5, writers_per_node=1)
+
     @pytest.mark.parametrize(
         ("scheme", "numbers", "argument", "word"),
         [
-            ("random", {}, "scheme", "iid, dirichlet, shards"),
+            ("random", {}, "scheme", "iid, dirichlet, shards, writers"),
+            ("writers", {}, "writers_per_node", "must be given"),
+            ("writers", {"writers_per_node": 2}, "dataset", "writer of each training sample; arrays has none"),
+            ("iid", {"writers_per_node": 2}, "writers_per_node", "left out for the iid partition"),
             ("dirichlet", {}, "alpha", "must be given"),
             ("shards", {}, "shards_per_node", "must be given"),
             ("iid", {"alpha": 1.0}, "alpha", "left out for the iid partition"),

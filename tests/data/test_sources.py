@@ -12,6 +12,7 @@ import pytest
 
 from jaxfl.core import ArgumentError
 from jaxfl.data import load
+from jaxfl.data.sources import NAMES
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 STEMS = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -253,11 +254,11 @@ class TestRealFiles:
 class TestNames:
     @pytest.mark.parametrize("name", ["MNIST", "imagenet", "", None, 3])
     def test_unknown(self, name):
-        refused(lambda: load(name), "dataset", "digits, mnist, fashion_mnist, cifar10", f"got {name!r}")
+        refused(lambda: load(name), "dataset", "digits, mnist, fashion_mnist, cifar10, femnist, imdb", f"got {name!r}")
 
     def test_cifar10_needs_a_folder(self):
         refused(lambda: load("cifar10"), "data_dir", "cifar10", "got None", "cifar-10-binary.tar.gz")
 
     def test_every_line_of_the_table_loads(self):
         table = re.findall(r"^    \| ([a-z0-9_, ]+) \| \d", load.__doc__ or "", re.MULTILINE)
-        assert ", ".join(table).split(", ") == ["digits", "mnist", "fashion_mnist", "cifar10"]
+        assert tuple(", ".join(table).split(", ")) == NAMES

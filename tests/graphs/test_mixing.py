@@ -8,6 +8,7 @@ from strategies import column_stochastic, connected, doubly_stochastic
 
 from jaxfl import graphs
 from jaxfl.core import ArgumentError
+from jaxfl.graphs.mixing import keeps_ones, mix_result
 
 CHECKED = settings(max_examples=15, deadline=None, derandomize=True)
 GRAPHS = {
@@ -63,6 +64,32 @@ def test_all_structures_agree(name):
         mixed = jax.jit(lambda tree, k, structure=structure: graphs.mix(graph, tree, k, structure))
         for k in (0, 1, graph.period + 1):
             assert_close(mixed(tree, jnp.int32(k)), expected_mix(graph, tree, k))
+
+
+@pytest.mark.parametrize("name", ["exponential", "star", "complete"])
+def test_mix_result_equals_mix_of_the_result(name):
+    """One graph of each structure."""
+    graph = GRAPHS[name]
+    first, second = tree_of(graph.num_nodes), tree_of(graph.num_nodes, seed=1)
+
+    def step(a, b):
+        return jax.tree.map(lambda x, y: x - 0.5 * y, a, b)
+
+    mixed = jax.jit(lambda k: mix_result(graph, step, (first, second), k))
+    for k in (0, 1, graph.period + 1):
+        assert_close(mixed(jnp.int32(k)), expected_mix(graph, step(first, second), k))
+
+
+def test_ones_are_kept_where_no_weight_rounds_and_rows_sum_to_one():
+    kept = {name for name, graph in GRAPHS.items() if keeps_ones(graph)}
+    # Rings mix by thirds, others with rows that do not sum to one.
+    assert kept == {"exponential", "exponential_one", "exponential_two", "directed_ring"}
+    for name in kept:
+        ones = jnp.ones(GRAPHS[name].num_nodes)
+        for k in range(GRAPHS[name].period):
+            np.testing.assert_array_equal(graphs.mix(GRAPHS[name], ones, k), ones)
+    # Columns sum to one, rows to 1/2 and 3/2, in weights without rounding.
+    assert not keeps_ones(graphs.from_matrix(np.array([[0.5, 0.0], [0.5, 1.0]])))
 
 
 @CHECKED

@@ -130,12 +130,14 @@ def test_no_norm_is_below_the_gradients_where_its_terms_cancel(channels, far):
         assert np.all(found["absolute_norm"] >= (1 - 1e-6) * sum_over_leaves(np.abs, gradients))
 
 
-@pytest.mark.parametrize("group_bytes", [1, 6000], ids=["one by one", "two and two and one"])
+@pytest.mark.parametrize("group_bytes", [1, 6000, 10**9], ids=["one by one", "two and two and one", "all at once"])
 def test_norms_agree_in_groups_of_samples(group_bytes, monkeypatch):
+    """As on an accelerator, against one sample after the other, as on a CPU."""
     layer, input_shape = LAYERS["conv"]
     inputs, errors, weight = normal(*input_shape), normal(*input_shape[:3], 3), normal(input_shape[0])
     factored = factored_form(layer)
     expected = in_factored_form(factored, inputs, errors, weight)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(position_sums, "_GROUP_BYTES", group_bytes)
     actual = in_factored_form(factored, inputs, errors, weight)
     for norm in ("squared_norm", "absolute_norm"):

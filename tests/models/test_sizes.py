@@ -31,11 +31,19 @@ def test_resnet20_has_the_sizes_of_table_1(first, params, activations):
 
 
 @pytest.mark.parametrize(
-    ("widths", "params", "activations"),  # Table 10: floor(0.45 w) and floor(0.2 w), for batches of 32
-    [((7, 14, 28), 52_874, 3_039_552), ((3, 6, 12), 10_006, 1_302_848)],
+    ("width", "widths", "params", "activations"),  # Table 10: floor(0.45 w) and floor(0.2 w), for batches of 32
+    [(0.45, (7, 14, 28), 52_874, 3_039_552), (0.2, (3, 6, 12), 10_006, 1_302_848)],
 )
-def test_narrow_resnet20_has_the_sizes_of_table_10(widths, params, activations):
+def test_narrow_resnet20_has_the_sizes_of_table_10(width, widths, params, activations):
+    assert totals(resnet20(width=width), IMAGE) == (params, activations / 32)
     assert totals(resnet20(widths=widths), IMAGE) == (params, activations / 32)
+    assert totals(resnet20(width=width, norm="static", scaler=True), IMAGE) == (params, activations / 32)
+
+
+def test_a_width_is_rounded_down_as_a_decimal():
+    """0.29 * 100 is 28.999999999999996."""
+    sizes = layer_sizes(resnet20(widths=(100,), blocks=(1,), width=0.29), IMAGE)
+    assert sizes["dense"].params == 29 * 10 + 10
 
 
 @pytest.mark.parametrize(("shortcut", "params"), [("projection", 272_474), ("padding", 269_722)])

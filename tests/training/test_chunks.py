@@ -151,6 +151,13 @@ def test_costs_are_summed_over_rounds_and_nodes():
     assert add_costs({"bits_sent": 100.0}, stretch) == {"bits_sent": 113.5, "gradient_evaluations": 6}
 
 
+def test_received_bits_are_a_cost_where_an_algorithm_counts_them():
+    with_server = [{"loss": np.ones((2, 3), np.float32), "bits_received": np.full((2, 3), 2.5, np.float32)}]
+    assert add_costs({}, with_server) == {"bits_received": 15.0}
+    assert add_costs({"bits_received": 1.0}, 2 * with_server) == {"bits_received": 31.0}
+    assert "bits_received" not in add_costs({}, [{"bits_sent": np.ones((2, 3), np.float32)}])
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_the_first_bad_round_decides_what_is_named(bad):
     infos = {

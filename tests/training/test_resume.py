@@ -69,10 +69,10 @@ def _compile_once():
 
     made = {}
 
-    def variant(name, algorithm, task, test, chunk_rounds, train_samples=None):
-        key = (name, algorithm, chunk_rounds, train_samples)  # task and test set are the same throughout this file
+    def variant(name, algorithm, task, test, *options):
+        key = (name, algorithm, *options)  # task and test set are the same throughout this file
         if key not in made:
-            made[key] = Variant(name, algorithm, task, test, chunk_rounds, train_samples)
+            made[key] = Variant(name, algorithm, task, test, *options)
         return made[key]
 
     with pytest.MonkeyPatch.context() as patch:

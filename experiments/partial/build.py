@@ -1,0 +1,149 @@
+"""From options to data, tasks and algorithms."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from experiments.partial.config import NARROW, Resolved, Variant
+from experiments.partial.networks import Problem, axis_groups, make_network, make_task
+from experiments.problem import with_node_loop
+from jaxfl.algorithms import embracing, fed_avg, first_half, output_side
+from jaxfl.algorithms.width_reduction import width_reduction
+from jaxfl.core import Algorithm, ArgumentError, FederatedData, Task, check, over_nodes
+from jaxfl.data import Dataset, federate, partition_dataset
+from jaxfl.training.calibration import CalibrationSet, calibrated, calibration_set
+
+
+def make_parts(config: Resolved, dataset: Dataset) -> dict[int, list[np.ndarray]]:
+    """Seed -> the samples of each client; every seed has its own partition."""
+    try:
+        return {
+            seed: partition_dataset(
+                dataset,
+                config.partition,
+                config.nodes,
+                seed,
+                alpha=config.alpha,
+                writers_per_node=config.writers_per_node,
+            )
+            for seed in config.seeds
+        }
+    except ArgumentError as error:
+        if error.argument != "dataset":  # whose writers are not known
+            raise
+        raise ArgumentError("partition", error.requirement, error.found, "Choose dirichlet or iid.") from None
+
+
+def data_sources(
+    dataset: Dataset, parts: Mapping[int, Sequence[np.ndarray]], variants: Mapping[str, Variant]
+) -> dict[str, Callable[[int], FederatedData]]:
+    """Variant -> function of the seed to the training data of its clients: the first of all, as many as take part.
+
+    Index tables are as long as the largest client of any seed needs, so that all seeds run the same programs.
+    """
+    inputs, labels = jnp.asarray(dataset.train_inputs), jnp.asarray(dataset.train_labels)
+
+    def of_seed(count: int, seed: int) -> FederatedData:
+        longest = max(len(part) for found in parts.values() for part in found[:count])
+        data = federate(inputs, labels, parts[seed][:count])
+        return data._replace(indices=jnp.pad(data.indices, ((0, 0), (0, longest - data.max_size))))
+
+    of_count = {count: functools.partial(of_seed, count) for count in {sum(v.counts) for v in variants.values()}}
+    return {name: of_count[sum(variant.counts)] for name, variant in variants.items()}
+
+
+def evaluated_task(config: Resolved, problem: Problem) -> Task:
+    """The full model as every variant is evaluated with it."""
+    network = make_network(config, problem, divisor=_divisor(config, 1.0))
+    return with_node_loop(make_task(config, network), config.node_loop)
+
+
+def _divisor(config: Resolved, width: float) -> float | None:
+    """Of a model's activations; with HeteroFL's scaler in a run all its models have one, for the same state."""
+    return width if "width_reduction" in config.method and not config.without_scaler else None
+
+
+def trained_blocks(config: Resolved, method: str, blocks: tuple[str, ...]) -> list[tuple[str, ...] | int]:
+    """What the strong, moderate and weak clients of a method train, by name or number."""
+    for name in ("cut_moderate", "cut_weak"):
+        check.one_of(blocks, **{name: getattr(config, name)})
+    sides = [output_side(blocks, cut) for cut in (config.cut_moderate, config.cut_weak)]
+    if method == "first_half":
+        halves = [first_half(blocks, blocks[len(side) - 1], classifier=config.classifier) for side in sides]
+        return [blocks, *halves]
+    if method == "random_blocks":
+        return [blocks, *(len(side) for side in sides)]
+    return [blocks, *sides]
+
+
+def make_algorithm(config: Resolved, variant: Variant, problem: Problem) -> Algorithm:
+    """The algorithm of one variant."""
+    step_size: Any = config.step_size
+    if config.decay_rounds:
+        step_size = optax.piecewise_constant_schedule(config.step_size, dict.fromkeys(config.decay_rounds, 0.1))
+    local = {
+        "num_local_steps": config.local_steps,
+        "batch_size": config.batch_size,
+        "step_size": step_size,
+        "momentum": config.momentum,
+        "weight_decay": config.weight_decay,
+        "weighting": config.weighting,
+    }
+
+    def task_of(width: float, scaler: float = 1.0) -> Task:
+        divisor = _divisor(config, scaler)
+        network = make_network(config, problem, width=width, batch_norm=variant.batch_norm, divisor=divisor)
+        return with_node_loop(make_task(config, network), config.node_loop)
+
+    full = task_of(1.0)
+    if variant.method == "fed_avg":
+        num_active = variant.num_active if isinstance(variant.num_active, int) else sum(variant.num_active)
+        return fed_avg(full, num_active=num_active, **local)
+    clients = {
+        "client_class": np.repeat(np.arange(len(variant.counts)), variant.counts),
+        "num_active": variant.num_active,
+    }
+    if variant.method in NARROW:
+        widths = (config.width_moderate, config.width_weak)
+        ordered = variant.method == "ordered_dropout"
+        tasks = [full, *(task_of(width, 1.0 if ordered else width) for width in widths)]
+        return width_reduction(
+            tasks, ordered_dropout=ordered, axis_groups=axis_groups(config, problem), **clients, **local
+        )
+    default = "batch" if variant.batch_norm == "static" else "running"
+    return embracing(
+        full,
+        trained_blocks=trained_blocks(config, variant.method, full.blocks),
+        frozen_batch_norm=config.frozen_batch_norm or default,
+        **clients,
+        **local,
+    )
+
+
+def with_measured_statistics(
+    algorithm: Algorithm, task: Task, data: FederatedData, num_samples: int, batch_size: int
+) -> Algorithm:
+    """The algorithm with a model whose batch statistics are those of some training samples: static normalization.
+
+    `jaxfl.training.train` can measure them too, but then for all variants of a run.
+
+    Args:
+        algorithm: of a task with batch normalization.
+        task: that of its full model.
+        data: of its clients; the samples are drawn once, whatever the seed.
+        num_samples: how many; of fewer all are taken.
+        batch_size: samples whose statistics are taken together.
+    """
+    calibration: CalibrationSet = calibration_set(jax.random.key(0), data, num_samples, batch_size)
+
+    def node_params(state):
+        return over_nodes(lambda one: calibrated(task, one, calibration), task.node_loop)(algorithm.node_params(state))
+
+    return algorithm._replace(node_params=node_params)

@@ -1,0 +1,106 @@
+"""The paper's tables and figures as presets of experiments.embracing_fl, and the same reduced for a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from experiments.command_line import Preset
+from experiments.partial import paper
+
+_SEEDS = (0, 1, 2)
+_ALL_CASES = tuple(paper.CASES)
+_NARROW_CASES = _ALL_CASES[1:]  # in case 1 nobody is narrow: it is table3's
+_BOTH = ("width_reduction", "embracing")
+_CIFAR10: dict[str, Any] = {"dataset": "cifar10", "nodes": 128, "seeds": _SEEDS, "evaluate_every": 20}
+_ADDED: dict[str, Any] = {
+    "method": _BOTH,
+    "strong": (16,),
+    "weak": tuple(paper.ADDED_WEAK),
+    "participation_rate": 1.0,
+}
+_SMALL: dict[str, Any] = {
+    "dataset": "cifar10",
+    "num_train": 10_000,
+    "num_test": 2000,
+    "shrink": 2,
+    "model": "resnet8",
+    "nodes": 32,
+    "local_steps": 5,
+    "batch_size": 16,
+    "step_size": 0.1,
+    "rounds": 100,
+    "seeds": _SEEDS,
+    "evaluate_every": 10,
+}
+_GPU = "for an accelerator"
+
+PRESETS: dict[str, Preset] = {
+    "table2": Preset(
+        "CIFAR-10, ResNet-20: 16 strong clients and 0 to 112 weak ones, all active, both methods",
+        _GPU,
+        {**_CIFAR10, **_ADDED},
+    ),
+    "table3": Preset(
+        "CIFAR-10, ResNet-20, 1,000 rounds: EmbracingFL in ten cases",
+        _GPU,
+        {**_CIFAR10, "method": ("embracing",), "cases": _ALL_CASES},
+    ),
+    "table4": Preset(
+        "FEMNIST, CNN, 200 rounds: EmbracingFL in ten cases",
+        _GPU,
+        {"dataset": "femnist", "method": ("embracing",), "cases": _ALL_CASES, "seeds": _SEEDS, "evaluate_every": 10},
+    ),
+    "table5": Preset(
+        "IMDB, bidirectional LSTM, 400 rounds: EmbracingFL in ten cases",
+        _GPU,
+        {"dataset": "imdb", "method": ("embracing",), "cases": _ALL_CASES, "seeds": _SEEDS, "evaluate_every": 20},
+    ),
+    "table6": Preset(
+        "as table3: width reduction in cases 2 to 10",
+        _GPU,
+        {**_CIFAR10, "method": ("width_reduction",), "cases": _NARROW_CASES},
+    ),
+    "table7": Preset(
+        "rounds until the paper's target accuracies, cases 1 to 7, both methods",
+        _GPU,
+        {
+            **_CIFAR10,
+            "method": _BOTH,
+            "cases": tuple(paper.ROUNDS_TO_TARGET),
+            "target_accuracy": tuple(target / 100 for target, _, _ in paper.ROUNDS_TO_TARGET.values()),
+            "evaluate_every": 5,
+        },
+    ),
+    "table8": Preset("seconds of a batch for the profile of a phone; trains nothing", "a second", {"show": "timing"}),
+    "table9": Preset(
+        "16 strong and 112 weak clients, all active: static and global batch normalization, both methods",
+        _GPU,
+        {**_CIFAR10, "method": _BOTH, "cases": (7,), "participation_rate": 1.0, "batch_norm": ("static", "global")},
+    ),
+    "sizes": Preset("Tables 1 and 10: parameters and activations; trains nothing", "2 seconds", {"show": "sizes"}),
+    "fig4": Preset(
+        "the accuracy curves of table2, evaluated more often",
+        _GPU,
+        {**_CIFAR10, **_ADDED, "evaluate_every": 10},
+    ),
+    "table2_small": Preset(
+        "table2 reduced: 4 strong and 0 to 28 weak of 32 clients",
+        "",
+        {**_SMALL, "method": _BOTH, "strong": (4,), "weak": (0, 4, 8, 16, 28), "participation_rate": 1.0},
+    ),
+    "table3_small": Preset(
+        "table3 reduced: 32 clients, ResNet-8, a fifth of CIFAR-10 at 16x16",
+        "",
+        {**_SMALL, "method": ("embracing",), "cases": _ALL_CASES},
+    ),
+    "table6_small": Preset(
+        "table6 reduced, likewise",
+        "",
+        {**_SMALL, "method": ("width_reduction",), "cases": _NARROW_CASES},
+    ),
+    "table9_small": Preset(
+        "table9 reduced: case 7 with a quarter of the clients active",
+        "",
+        {**_SMALL, "method": _BOTH, "cases": (7,), "batch_norm": ("static", "global")},
+    ),
+}

@@ -1,0 +1,84 @@
+"""Which blocks of a model a client trains: the choices that are compared, and their check."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxfl.core import ArgumentError, check
+
+
+def output_side(blocks: Sequence[str], first: str) -> tuple[str, ...]:
+    """The blocks from `first` on: what EmbracingFL's weaker clients train.
+
+    Example:
+        >>> output_side(("stem", "block_1", "block_2", "dense"), "block_2")
+        ('block_2', 'dense')
+    """
+    return tuple(blocks[_position(blocks, "first", first) :])
+
+
+def first_half(blocks: Sequence[str], last: str | None = None, *, classifier: bool = False) -> tuple[str, ...]:
+    """The blocks of the input side: what EmbracingFL's figure 3.b compares with the output side.
+
+    Args:
+        blocks: of the task, input side first.
+        last: the last of them to train; default: half of the blocks, rounded down, and one at least.
+        classifier: train the last block of the model, too, as InclusiveFL's weaker clients do.
+
+    Example:
+        >>> blocks = ("stem", "block_1", "block_2", "block_3", "dense")
+        >>> first_half(blocks), first_half(blocks, "block_2", classifier=True)
+        (('stem', 'block_1'), ('stem', 'block_1', 'block_2', 'dense'))
+
+    References:
+        Liu and others: "No One Left Behind: Inclusive Federated Learning over Heterogeneous Devices", KDD 2022.
+    """
+    end = max(len(blocks) // 2, 1) if last is None else _position(blocks, "last", last) + 1
+    return (*blocks[:end], *(blocks[-1:] if classifier and end < len(blocks) else ()))
+
+
+def _position(blocks: Sequence[str], argument: str, name: str) -> int:
+    """Where `name` is among the blocks."""
+    check.one_of(tuple(blocks), **{argument: name})
+    return list(blocks).index(name)
+
+
+def check_blocks(
+    blocks: tuple[str, ...], trained_blocks: Sequence[Sequence[str] | int]
+) -> tuple[list[tuple[str, ...]], np.ndarray]:
+    """Check what each class trains.
+
+    Args:
+        blocks: of the task, input side first.
+        trained_blocks: for each class the names of its blocks, or how many it draws.
+
+    Returns:
+        (each class's blocks, none where it draws them; how many it draws, (classes,), int32, 0 where it names them).
+
+    Raises:
+        ArgumentError: no class, a class with no block, with an unknown one, or with more than there are.
+    """
+    if not trained_blocks:
+        remedy = "Pass a tuple of blocks for each class."
+        raise ArgumentError("trained_blocks", "must hold the blocks of each class", "got none", remedy)
+    named, counts = [], []
+    for number, chosen in enumerate(trained_blocks):
+        argument = f"trained_blocks[{number}]"
+        if isinstance(chosen, int):
+            check.at_least(1, **{argument: chosen})
+            if chosen > len(blocks):
+                found = f"got {chosen} of {len(blocks)}"
+                raise ArgumentError(argument, "must be at most the number of blocks", found, "Pass fewer.")
+            named.append(())
+            counts.append(chosen)
+            continue
+        wrong = [name for name in chosen if name not in blocks]
+        if isinstance(chosen, str) or wrong or not chosen:
+            found = f"got {wrong[0]!r}" if wrong and not isinstance(chosen, str) else f"got {chosen!r}"
+            remedy = f"Choose among {', '.join(blocks)}."
+            raise ArgumentError(argument, "must be a tuple of blocks of the task, or a number of them", found, remedy)
+        named.append(tuple(chosen))
+        counts.append(0)
+    return named, np.array(counts, np.int32)

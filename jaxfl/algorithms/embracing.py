@@ -1,0 +1,338 @@
+"""EmbracingFL: clients too weak to train the whole model train blocks of it, mostly those of the output side.
+
+A model is blocks 1, ..., L, input side first. Client i is of a capacity class and trains the blocks T_i of that class,
+z_i; y_i are the others. Round r. The server sends x to the active clients S; client i
+
+    computes once what enters the first of its blocks, from the blocks in front of it, for the batches of all its steps
+    z_i <- tau steps of SGD on z, y_i as it is, with momentum and weight decay (see `jaxfl.algorithms.local_sgd`)
+
+and for each block b the server takes the mean over the clients that trained it, J_i being a client's samples:
+
+    x_b <- sum_{i in S: b in T_i} p_ib z_ib,    p_ib = J_i / sum_{j in S: b in T_j} J_j, or 1 / their number
+
+A block that no active client trained stays as it is. The model state of a block (batch statistics) likewise.
+
+| symbol | here |
+|---|---|
+| x, S, J_i | `State.params`, `Draws.active`, `data.sizes` |
+| T_i | `trained_blocks[client_class[i]]`, or `Draws.trained` where it is drawn |
+| tau, gamma, mu, lambda | `num_local_steps`, `step_size`, `momentum`, `weight_decay` |
+| p_ib | `weighting` |
+
+Lee, Zhang, Prakash, Niu, Avestimehr, "Embracing Federated Learning: Enabling Weak Client Participation via Partial
+Model Training", Algorithms 1 (the multi-step forward pass, here the features of a `jaxfl.core.Part`) and 2.
+
+Differences from the paper: any number of classes, each with any blocks. The features are computed for the samples of
+the round's batches, which are drawn first, not for all samples of a client. Weights may be by data; the paper's are
+uniform.
+
+Does not claim: privacy.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl.algorithms import local_sgd
+from jaxfl.algorithms.blocks import check_blocks
+from jaxfl.algorithms.client_classes import client_classes
+from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, node_keys, purpose_key
+from jaxfl.core.check import ArgumentError
+from jaxfl.core.tree import size, weighted_sum
+from jaxfl.gradients.per_example import tree_norm
+
+
+class State(NamedTuple):
+    """What the next round needs; all of it is the server's, and has no node axis."""
+
+    params: PyTree  # x, block name -> leaves (*leaf), float32
+    model_state: PyTree  # batch statistics, leaves (*leaf), float32; None where the task has none
+    round_index: Array  # (), int32, rounds completed
+
+
+class Draws(NamedTuple):
+    """The random numbers of one round; k clients are active, b is the batch size."""
+
+    active: Array  # (k,), int32, different clients; ascending, or class after class if stratified
+    batch_indices: Array  # (k, tau, b), int32, among the client's own samples; its size or more: an empty slot
+    trained: Array | None  # (k, L), bool, the blocks that each trains; None where all classes name theirs
+    dropout_keys: Array | None  # (k, tau), typed keys, one for each step; None where the task takes none
+
+
+class Info(NamedTuple):
+    """What happened in one round."""
+
+    loss: Array  # (), float32, of the steps' batches before each step: mean over steps, weighted mean over clients
+    update_norm: Array  # (), float32, L2, of the change of x
+    active: Array  # (n,), int32, 1 for a client that took part, else 0
+    untrained_blocks: Array  # (), int32, blocks that no active client trained
+    bits_sent: Array  # (n,), float32, params and batch statistics of its blocks from an active client to the server
+    bits_received: Array  # (n,), float32, of the whole model from the server, once
+    gradient_evaluations: Array  # (n,), int32, samples whose gradient by the client's blocks was taken
+
+
+def embracing(
+    task: Task,
+    *,
+    trained_blocks: Sequence[Sequence[str] | int],
+    client_class: Sequence[int] | np.ndarray,
+    num_active: int | Sequence[int],
+    num_local_steps: int,
+    batch_size: int,
+    step_size: float | Array | Callable[[Array], Array],
+    momentum: float | Array = 0.0,
+    weight_decay: float | Array = 0.0,
+    weighting: str = "data",
+    frozen_batch_norm: str = "running",
+) -> Algorithm:
+    """Layer-wise partial training.
+
+    Blocks behind a client's first that it does not train are part of every step, held as they are, and evaluate
+    (running statistics). A class that draws its blocks runs, and differentiates, the whole model in training mode and
+    keeps of it what the client's blocks became: it saves neither time nor memory, and normalizes by batch statistics
+    throughout.
+
+    Args:
+        task: what is learned, with `part`: of `jaxfl.models.classification` or `binary_classification`.
+        trained_blocks: what each capacity class trains: names of `task.blocks`, for instance all of them for a strong
+            client and `output_side(task.blocks, "block_3_1")` for a weak one; or an int, how many blocks each client
+            of that class draws in each round, uniformly without replacement.
+        client_class: (n,), int, each client's place in `trained_blocks`; on the host.
+        num_active: clients in a round, uniform without replacement. An int: among all clients, as in the paper, so that
+            each class's count is random; active clients then run one after the other, whatever `task.node_loop` says
+            (see `jaxfl.algorithms.client_classes`). Or one int a class: among the clients of that class, which then
+            run together.
+        num_local_steps: tau, SGD steps of each active client in a round.
+        batch_size: b, samples in a step, as for `fed_avg`.
+        step_size: gamma: a number, a traced scalar, or a schedule of the round index.
+        momentum: mu, at least 0; the velocity starts at zero in each round.
+        weight_decay: lambda, at least 0; of trained blocks.
+        weighting: "data", by the numbers of samples of the active clients that trained a block, or "uniform".
+        frozen_batch_norm: how blocks in front of a client's first run: "running", in evaluation mode, or "batch", in
+            training mode, with the statistics (and dropout) of the batch. Their own state changes in neither.
+
+    Returns:
+        An `Algorithm`; `node_params` gives the server's model behind a node axis of length 1, as `Variables` where the
+        task has `train_loss`.
+
+    Raises:
+        ArgumentError: a task without `part`, a class without blocks or with unknown ones, a client of no class, more
+            active clients than there are, or what `fed_avg` refuses; from `init` and `draw`, other data.
+
+    Guarantees:
+        - cached features equal those recomputed in every step.
+        - if all clients train all blocks, a round is that of `fed_avg`.
+        - if all clients are of one class, a round is that of `fed_avg` on the features, for its blocks.
+        - a block that nobody trained stays bit for bit.
+        - padding never contributes.
+        - a client's batches and blocks do not depend on who else is active.
+        - a weak client's steps run no backward pass through the blocks in front of its own.
+
+    Memory:
+        A weak client holds the features of its tau * b samples; clients that run together hold them side by side.
+
+    Example:
+        >>> from jaxfl import federate
+        >>> from jaxfl.algorithms import output_side
+        >>> from jaxfl.models import classification, mlp
+        >>> task = classification(mlp((2, 4, 3)))
+        >>> data = federate(np.eye(4, 2, dtype="float32"), np.array([0, 1, 2, 0]), [[0], [1, 2, 3]])
+        >>> blocks = [task.blocks, output_side(task.blocks, "dense_2")]
+        >>> clients = dict(trained_blocks=blocks, client_class=[0, 1], num_active=2)
+        >>> learner = embracing(task, **clients, num_local_steps=5, batch_size=2, step_size=0.1)
+        >>> key = jax.random.key(0)
+        >>> state, info = jax.jit(learner.round)(key, learner.init(key, data), data)
+        >>> info.bits_sent.tolist(), info.bits_received.tolist()  # 27 and 15 parameters of 32 bits
+        ([864.0, 480.0], [864.0, 864.0])
+    """
+    local = {"step_size": step_size, "momentum": momentum, "weight_decay": weight_decay}
+    local_sgd.check_arguments(num_local_steps=num_local_steps, batch_size=batch_size, weighting=weighting, **local)
+    check.one_of(("running", "batch"), frozen_batch_norm=frozen_batch_norm)
+    if task.part is None:
+        found = "got one without `part`"
+        raise ArgumentError("task", "must know how to train a part of it", found, "Use jaxfl.models.classification.")
+    named, drawn_counts = check_blocks(task.blocks, trained_blocks)
+    parts = [task.part(blocks) if blocks else None for blocks in named]
+    classes = client_classes(client_class, num_active, len(named))
+    # (classes, L): the blocks of each class that names them.
+    table = np.array([[block in blocks for block in task.blocks] for blocks in named])
+    any_drawn = bool(np.any(drawn_counts[classes.of_client] > 0))
+
+    def init(key, data):
+        classes.check_data(data)
+        return State(
+            params=task.init(purpose_key(key, Purpose.INIT)),
+            model_state=None if task.init_state is None else task.init_state(),
+            round_index=jnp.int32(0),
+        )
+
+    def draw(key, state, data):
+        classes.check_data(data)
+        k = state.round_index
+        active = classes.draw_active(key, k)
+        batch_indices, dropout_keys = local_sgd.draw_steps(
+            key,
+            k,
+            active,
+            data,
+            num_local_steps=num_local_steps,
+            batch_size=batch_size,
+            dropout=task.train_loss is not None,
+        )
+        trained = None
+        if any_drawn:
+            keys = node_keys(purpose_key(key, Purpose.PART, k), data.num_nodes)[active]
+            ranks = jax.vmap(lambda client_key: jax.random.permutation(client_key, len(task.blocks)))(keys)
+            own = classes.of(active)
+            # Of a class that names its blocks the count is 0.
+            trained = jnp.asarray(table)[own] | (ranks < jnp.asarray(drawn_counts)[own][:, None])
+        return Draws(active=active, batch_indices=batch_indices, trained=trained, dropout_keys=dropout_keys)
+
+    def update(state, data, draws):
+        k, active = state.round_index, draws.active
+        samples, mask = local_sgd.samples_of(data, active, draws.batch_indices)
+        trained = jnp.asarray(table)[classes.of(active)] if draws.trained is None else draws.trained
+        model_state = {} if state.model_state is None else state.model_state
+        common = {"state": state, "data": data, "options": {"round_index": k, **local}}
+
+        def in_common_form(number, results):
+            params, own_state, loss = results
+            return {**state.params, **params}, {**model_state, **own_state}, loss
+
+        clients = [
+            functools.partial(_train_drawn, task, **common)
+            if part is None
+            else functools.partial(_train_part, part, task.blocks, frozen_batch_norm, **common)
+            for part in parts
+        ]
+        arguments = (trained, samples, mask, draws.dropout_keys)
+        groups = classes.run(clients, in_common_form, task.node_loop, active, arguments)
+
+        weights = local_sgd.client_weights(data, active, weighting)
+        shares = _shares(weights[:, None] * trained.astype(jnp.float32))  # (k, L)
+        of_block = {block: shares[:, position] for position, block in enumerate(task.blocks)}
+        of_client = _shares(weights[:, None])[:, 0]
+        mean = functools.partial(_mean, of_block, of_client)
+        params = mean(state.params, [(group.rows, group.results[0]) for group in groups])
+        new_model_state = mean(model_state, [(group.rows, group.results[1]) for group in groups])
+
+        def by_client(values):
+            return local_sgd.by_client(active, data.num_nodes, values)
+
+        sizes = jnp.array([size((state.params[block], model_state.get(block))) for block in task.blocks], jnp.int32)
+        whole = size((state.params, state.model_state))
+        counts = mask.sum(axis=(1, 2), dtype=jnp.int32)
+        info = Info(
+            loss=jnp.sum(of_client * jnp.concatenate([group.results[2] for group in groups])),
+            update_norm=tree_norm(jax.tree.map(jnp.subtract, params, state.params), 2),
+            active=by_client(jnp.ones_like(counts)),
+            untrained_blocks=jnp.sum(~trained.any(axis=0), dtype=jnp.int32),
+            bits_sent=by_client(32 * (trained.astype(jnp.int32) @ sizes).astype(jnp.float32)),
+            bits_received=by_client(jnp.full(active.shape, 32 * whole, jnp.float32)),
+            gradient_evaluations=by_client(counts),
+        )
+        new_state = State(
+            params=params,
+            model_state=None if state.model_state is None else new_model_state,
+            round_index=k + 1,
+        )
+        return new_state, info
+
+    return algorithm(init, draw, update, local_sgd.server_model(task))
+
+
+def _train_part(part, blocks, frozen_batch_norm, own_blocks, *steps, state, data, options):
+    """One client's steps on the blocks of its class.
+
+    Args:
+        part: how to train them.
+        blocks: all of the task.
+        frozen_batch_norm: as of `embracing`.
+        own_blocks: (L,), bool; not used, they are the part's.
+        steps: (samples (tau, b) in [0, N), mask (tau, b), dropout keys (tau,) or None).
+        state: the server's.
+        data: all clients'.
+        options: of `local_sgd`.
+
+    Returns:
+        (its blocks after the steps, their model state and that of layers that are no block's, mean loss ()).
+    """
+
+    def features(one_step):
+        samples, mask, key = one_step
+        inputs = data.inputs[samples]
+        if frozen_batch_norm == "running":
+            return part.features(state.params, state.model_state, inputs)
+        return part.features_train(state.params, state.model_state, inputs, mask.astype(jnp.float32), key)
+
+    def step_loss(params, model_state, one_step):
+        (samples, mask, key), entering = one_step
+        # Inputs are gathered in each step: they would be larger if they were stored, ready for the first block.
+        entering = data.inputs[samples] if entering is None else entering
+        weights = mask.astype(jnp.float32)
+        losses, model_state = part.train_loss(params, frozen, model_state, entering, data.labels[samples], weights, key)
+        return local_sgd.masked_mean(losses, weights), model_state
+
+    stored = None if part.features is None else jax.lax.map(features, steps)
+    own = {name: state.params[name] for name in part.trained}
+    frozen = {name: values for name, values in state.params.items() if name not in part.trained}
+    params, model_state, loss = local_sgd.local_sgd(step_loss, own, state.model_state, (steps, stored), **options)
+    changed = {} if model_state is None else model_state
+    return params, {name: changed[name] for name in changed if name in part.trained or name not in blocks}, loss
+
+
+def _train_drawn(task, own_blocks, *steps, state, data, options):
+    """One client's steps on the blocks where `own_blocks` (L,) is True, otherwise as `_train_part`.
+
+    Returns:
+        (all blocks, of which the others' values mean nothing, all model state likewise, mean loss ()).
+    """
+    is_own = dict(zip(task.blocks, own_blocks, strict=True))
+    whole = local_sgd.batch_loss(task, data)
+
+    def step_loss(params, model_state, one_step):
+        held = {
+            name: jax.tree.map(functools.partial(jnp.where, is_own[name]), values, state.params[name])
+            for name, values in params.items()
+        }
+        return whole(held, model_state, one_step)
+
+    params, model_state, loss = local_sgd.local_sgd(step_loss, state.params, state.model_state, steps, **options)
+    return params, {} if model_state is None else model_state, loss
+
+
+def _shares(weights: Array) -> Array:
+    """Weights (k, m) over their sums over clients; 0 where these are."""
+    totals = weights.sum(axis=0, keepdims=True)
+    return weights / jnp.where(totals > 0, totals, 1.0)
+
+
+def _mean(of_block: dict[str, Array], of_client: Array, old: PyTree, groups: list[tuple[slice, PyTree]]) -> PyTree:
+    """For each layer the mean over the clients that trained it, the old values where none did.
+
+    Args:
+        of_block: block -> shares (k,) of the active clients, all 0 where none trained it.
+        of_client: (k,), shares for layers that are no blocks.
+        old: layer name -> leaves (*leaf).
+        groups: (rows, layer name -> leaves (rows, *leaf)); layers that a group did not train may be absent.
+
+    Returns:
+        In the form of `old`.
+    """
+    new = {}
+    for name, before in old.items():
+        shares = of_block.get(name, of_client)
+        sums = [weighted_sum(shares[rows], values[name]) for rows, values in groups if name in values]
+        if sums:
+            total = functools.reduce(functools.partial(jax.tree.map, jnp.add), sums)
+            kept = functools.partial(jnp.where, shares.sum() > 0)
+            new[name] = jax.tree.map(kept, total, before)
+        else:
+            new[name] = before
+    return new

@@ -1,0 +1,239 @@
+"""Partial averaging: local SGD at every node, after which only a part of the models is averaged over the nodes.
+
+Every node i keeps a model x_i of its own, with elements e; all start alike. Round r: v_i = 0, and for t = 1, ..., tau
+
+    v_i <- mu v_i + g_i + lambda x_i,   x_i <- x_i - gamma v_i,       g_i: mean gradient of a batch, at x_i
+    x_i[e] <- (1 / n) sum_j x_j[e]   for e in A;   x_i[e] stays for all others
+
+| symbol | here |
+|---|---|
+| x_i | `State.params` |
+| tau, gamma, mu, lambda | `num_local_steps`, `step_size`, `momentum`, `weight_decay` |
+| A | `synchronized` |
+
+It shows what synchronizing a part does to the rest: with A the blocks of the output side or of the input side, or the
+first channels of every layer; with A empty, nodes train by themselves. Lee, Zhang, Prakash, Niu, Avestimehr, "Embracing
+Federated Learning: Enabling Weak Client Participation via Partial Model Training", section 3.2 and figures 1 and 3.
+
+Differences from the paper, which says no more than that models are partially synchronized every 10 local steps: batch
+statistics are averaged with their part; nodes weigh alike, whatever they hold; batches are those of `jaxfl.fed_avg`,
+and so is the velocity, which starts at zero in each round: averaging everything is then federated averaging. (Under
+momentum, the length of a round thus matters even to nodes that train by themselves.)
+
+Does not claim: privacy; a model that is good for all nodes' data, unless everything is averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.algorithms import local_sgd
+from jaxfl.algorithms.slices import AxisGroups, Slices, leading_slices
+from jaxfl.core import (
+    Algorithm,
+    ArgumentError,
+    Array,
+    Purpose,
+    PyTree,
+    Task,
+    Variables,
+    algorithm,
+    over_nodes,
+    purpose_key,
+)
+from jaxfl.core.tree import consensus_distance, replicate, size, weighted_sum
+
+
+class State(NamedTuple):
+    """What the next round needs."""
+
+    params: PyTree  # x, leaves (n, *leaf), float32
+    model_state: PyTree  # batch statistics, leaves (n, *leaf), float32; None where the task has none
+    round_index: Array  # (), int32, rounds completed
+
+
+class Draws(NamedTuple):
+    """The random numbers of one round; b is the batch size."""
+
+    batch_indices: Array  # (n, tau, b), int32, among the node's own samples; its size or more: an empty slot
+    dropout_keys: Array | None  # (n, tau), typed keys, one for each step; None where the task takes none
+
+
+class Info(NamedTuple):
+    """What happened in one round."""
+
+    loss: Array  # (n,), float32, of the steps' batches before each step: mean over steps
+    consensus_distance: Array  # (), float32, of all parameters, after the round
+    bits_sent: Array  # (n,), float32, the synchronized part of params and batch statistics
+    bits_received: Array  # (n,), float32, its average
+    gradient_evaluations: Array  # (n,), int32
+
+
+def partial_averaging(
+    task: Task,
+    *,
+    synchronized: Sequence[str] | str | Task,
+    num_local_steps: int,
+    batch_size: int,
+    step_size: float | Array | Callable[[Array], Array],
+    momentum: float | Array = 0.0,
+    weight_decay: float | Array = 0.0,
+    axis_groups: AxisGroups | None = None,
+) -> Algorithm:
+    """Local SGD at all nodes, and the average of a part.
+
+    Args:
+        task: what is learned; batch normalization and dropout are welcome.
+        synchronized: the part that is averaged in each round. Names of `task.blocks`, for instance
+            `output_side(task.blocks, "block_2_2")` or `first_half(task.blocks)`; none of them, (), for independent
+            training; "all" for the whole model. Or a task of the same network with fewer channels: its parameters are
+            leading slices of the whole model's along every axis, and these are averaged, as `jaxfl.models.resnet20`
+            makes them with `width=0.5` for the first half of the channels of every layer.
+        num_local_steps: tau, SGD steps of each node in a round.
+        batch_size: b, samples in a step, as for `jaxfl.fed_avg`.
+        step_size: gamma: a number, a traced scalar, or a schedule of the round index.
+        momentum: mu, at least 0; the velocity starts at zero in each round.
+        weight_decay: lambda, at least 0.
+        axis_groups: where `synchronized` is a task, axes that hold several runs of channels one after the other, as for
+            `jaxfl.algorithms.width_reduction`.
+
+    Returns:
+        An `Algorithm`; `node_params` gives every node's model, as `Variables` where the task has `train_loss`.
+
+    Raises:
+        ArgumentError: an unknown block, a task whose arrays are no slices of the model's, axis groups without such a
+            task, a count below 1, a step size that is not positive, negative momentum or weight decay.
+
+    Guarantees:
+        - what is synchronized is the same at all nodes after each round, bit for bit.
+        - the rest is what each node's own steps made of it.
+        - averaging all is fed_avg with all clients active and uniform weights.
+        - with nothing synchronized, nodes do not depend on each other.
+        - padding never contributes.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpy as np, jaxfl
+        >>> from jaxfl.models import classification, mlp
+        >>> task = classification(mlp((2, 4, 3)))
+        >>> data = jaxfl.federate(np.eye(4, 2, dtype="float32"), np.array([0, 1, 2, 0]), [[0], [1, 2, 3]])
+        >>> steps = {"num_local_steps": 5, "batch_size": 2, "step_size": 0.1}
+        >>> learner = partial_averaging(task, synchronized=("dense_2",), **steps)
+        >>> key = jax.random.key(0)
+        >>> state, info = jax.jit(learner.round)(key, learner.init(key, data), data)
+        >>> {name: bool((x["kernel"][0] == x["kernel"][1]).all()) for name, x in state.params.items()}
+        {'dense_1': False, 'dense_2': True}
+        >>> info.bits_sent.tolist()  # 15 parameters of 32 bits
+        [480.0, 480.0]
+    """
+    local = {"step_size": step_size, "momentum": momentum, "weight_decay": weight_decay}
+    local_sgd.check_arguments(num_local_steps=num_local_steps, batch_size=batch_size, weighting="uniform", **local)
+    part = _part(task, synchronized, axis_groups)
+
+    def init(key, data):
+        n = data.num_nodes
+        return State(
+            params=replicate(task.init(purpose_key(key, Purpose.INIT)), n),
+            model_state=None if task.init_state is None else replicate(task.init_state(), n),
+            round_index=jnp.int32(0),
+        )
+
+    def draw(key, state, data):
+        batch_indices, dropout_keys = local_sgd.draw_steps(
+            key,
+            state.round_index,
+            _everybody(data.num_nodes),
+            data,
+            num_local_steps=num_local_steps,
+            batch_size=batch_size,
+            dropout=task.train_loss is not None,
+        )
+        return Draws(batch_indices=batch_indices, dropout_keys=dropout_keys)
+
+    def update(state, data, draws):
+        k, n = state.round_index, data.num_nodes
+        samples, mask = local_sgd.samples_of(data, _everybody(n), draws.batch_indices)
+        step_loss = local_sgd.batch_loss(task, data)
+
+        def one_node(params, model_state, *steps):
+            return local_sgd.local_sgd(step_loss, params, model_state, steps, round_index=k, **local)
+
+        params, model_state, losses = over_nodes(one_node, task.node_loop)(
+            state.params, state.model_state, samples, mask, draws.dropout_keys
+        )
+        own = Variables(params=params, model_state=model_state)
+        average = weighted_sum(jnp.full(n, 1 / n, jnp.float32), jax.vmap(part.take)(own))
+        new = jax.vmap(part.put, (0, None))(own, average)
+        bits = jnp.full(n, 32 * size(average), jnp.float32)
+        info = Info(
+            loss=losses,
+            consensus_distance=consensus_distance(new.params),
+            bits_sent=bits,
+            bits_received=bits,
+            gradient_evaluations=mask.sum(axis=(1, 2), dtype=jnp.int32),
+        )
+        return State(params=new.params, model_state=new.model_state, round_index=k + 1), info
+
+    def node_params(state):
+        if task.train_loss is None:
+            return state.params
+        return Variables(params=state.params, model_state=state.model_state)
+
+    return algorithm(init, draw, update, node_params)
+
+
+def _everybody(num_nodes: int) -> Array:
+    """All nodes, (n,), int32."""
+    return jnp.arange(num_nodes, dtype=jnp.int32)
+
+
+def _part(task: Task, synchronized: Sequence[str] | str | Task, axis_groups: AxisGroups | None) -> Slices:
+    """How the synchronized part of one node's variables is taken out and put back."""
+    if isinstance(synchronized, Task):  # first, for a task is a tuple, too
+        try:
+            return leading_slices(_shapes(task), _shapes(synchronized), axis_groups or {})
+        except ArgumentError as error:
+            argument = "synchronized" if error.argument == "tasks" else error.argument
+            raise ArgumentError(argument, error.requirement, error.found, error.remedy) from None
+    if axis_groups is not None:
+        remedy = "Leave them out, or pass a task with fewer channels."
+        requirement = "must be left out unless synchronized is a task"
+        raise ArgumentError("axis_groups", requirement, f"got {axis_groups!r}", remedy)
+    if isinstance(synchronized, str) and synchronized == "all":
+        return Slices(take=lambda whole: whole, put=lambda whole, average: average)
+    wrong = [name for name in synchronized if name not in task.blocks]
+    if isinstance(synchronized, str) or wrong:
+        found = f"got {synchronized!r}" if isinstance(synchronized, str) else f"got {wrong[0]!r}"
+        remedy = (
+            f"Choose among {', '.join(task.blocks)}." if task.blocks else "This task has no blocks: pass 'all' or ()."
+        )
+        raise ArgumentError("synchronized", "must hold blocks of the task, or be 'all' or a task", found, remedy)
+
+    def chosen(layers):
+        return None if layers is None else {name: layers[name] for name in synchronized if name in layers}
+
+    def replaced(layers, average):
+        # Without blocks the parameters need not be a dict.
+        return {**layers, **average} if average else layers
+
+    def take(whole):
+        if not synchronized:
+            return Variables(params={}, model_state=None)
+        return Variables(params=chosen(whole.params), model_state=chosen(whole.model_state))
+
+    def put(whole, average):
+        return Variables(
+            params=replaced(whole.params, average.params), model_state=replaced(whole.model_state, average.model_state)
+        )
+
+    return Slices(take=take, put=put)
+
+
+def _shapes(task: Task) -> Variables:
+    """Shapes of a task's parameters and model state."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    model_state = None if task.init_state is None else jax.eval_shape(task.init_state)
+    return Variables(params=jax.eval_shape(task.init, key), model_state=model_state)

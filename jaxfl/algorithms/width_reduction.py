@@ -1,0 +1,342 @@
+"""Width reduction: clients of less capacity train the first channels of every layer. HeteroFL and FjORD.
+
+The server's model x has elements e. Class c of clients has a model with fewer channels, whose parameters are the
+elements E_c of x: the leading slice of every array. Round r, with S the active clients and c_i the class of client i:
+
+    HeteroFL:  x_i = x[E_{c_i}], then tau steps of local SGD on the loss of class c_i's model
+    FjORD:     the same start; step t trains the model of a class w_it, drawn uniformly among c_i and those after it
+    x[e] <- sum_{i holds e} p_i x_i[e] / sum_{i holds e} p_i,    over i in S with e in E_{c_i}; x[e] stays without any
+
+| symbol | here |
+|---|---|
+| x, E_c | `State.params`, where `tasks[c]` lies in `tasks[0]` |
+| S, c_i, w_it | `Draws.active`, `client_class`, `Draws.widths` |
+| tau, p_i | `num_local_steps`, `weighting` |
+
+Diao, Ding, Tarokh, "HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous Clients",
+ICLR 2021, arXiv:2010.01264, Algorithm 1, with capacities that stay. Horváth, Laskaridis, Almeida, Leontiadis, Venieris,
+Lane, "FjORD: Fair and Accurate Federated Learning under heterogeneous targets with Ordered Dropout", NeurIPS 2021,
+arXiv:2102.13451, Algorithm 1, without distillation. Lee and others, "Embracing Federated Learning", sections 4.2 and
+6.4, compare both with training consecutive layers.
+
+Differences from the papers: clients weigh by their data unless told otherwise; steps and batches are those of
+`jaxfl.fed_avg`; logits of labels that a client does not hold are not masked, as HeteroFL does. Under momentum or weight
+decay, FjORD's elements beyond a step's width have gradient zero and move on, as in an optimizer of the whole model.
+HeteroFL's scaler and static normalization belong to the model (`jaxfl.models.resnet20`) and to evaluation
+(`calibration_samples` of `jaxfl.training.train`).
+
+Does not claim: privacy; that the full model, which no narrow client sees, is better than the narrow ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl.algorithms import local_sgd
+from jaxfl.algorithms.client_classes import client_classes
+from jaxfl.algorithms.slices import AxisGroups, Slices, leading_slices
+from jaxfl.core import (
+    Algorithm,
+    ArgumentError,
+    Array,
+    Purpose,
+    PyTree,
+    Task,
+    Variables,
+    algorithm,
+    node_keys,
+    purpose_key,
+)
+from jaxfl.core.tree import replicate, size, weighted_sum
+from jaxfl.gradients.per_example import tree_norm
+
+
+class State(NamedTuple):
+    """What the next round needs; all of it is the server's, and has no node axis."""
+
+    params: PyTree  # x of the full model, leaves (*leaf), float32
+    model_state: PyTree  # batch statistics of the full model, leaves (*leaf), float32; None where the task has none
+    round_index: Array  # (), int32, rounds completed
+
+
+class Draws(NamedTuple):
+    """The random numbers of one round; k clients are active, b is the batch size."""
+
+    active: Array  # (k,), int32, different clients; drawn in ascending order, or class after class if stratified
+    batch_indices: Array  # (k, tau, b), int32, among the client's own samples; its size or more: an empty slot
+    dropout_keys: Array | None  # (k, tau), typed keys, one for each step; None where the tasks take none
+    widths: Array | None  # (k, tau), int32, the class whose model each step trains; None without ordered dropout
+
+
+class Info(NamedTuple):
+    """What happened in one round."""
+
+    loss: Array  # (), float32, of each client's model on a step's batch: mean over steps, p-weighted mean over clients
+    update_norm: Array  # (), float32, L2, of the change of x
+    active: Array  # (n,), int32, 1 for a client that took part, else 0
+    bits_sent: Array  # (n,), float32, a client's slice of params and batch statistics, to the server
+    bits_received: Array  # (n,), float32, the same from the server
+    gradient_evaluations: Array  # (n,), int32
+
+
+def width_reduction(
+    tasks: Sequence[Task],
+    *,
+    client_class: Sequence[int] | np.ndarray,
+    num_active: int | Sequence[int],
+    num_local_steps: int,
+    batch_size: int,
+    step_size: float | Array | Callable[[Array], Array],
+    momentum: float | Array = 0.0,
+    weight_decay: float | Array = 0.0,
+    weighting: str = "data",
+    ordered_dropout: bool = False,
+    axis_groups: AxisGroups | None = None,
+) -> Algorithm:
+    """HeteroFL, and with `ordered_dropout` FjORD.
+
+    Mostly, tasks differ in numbers of channels alone, and no more needs to be said. Where an axis of a parameter holds
+    several runs of channels one after the other, `axis_groups` says how many:
+
+        cnn, p pixels left:   {"dense_1/kernel": {0: p}}, the flattened images, 7 * 7 for two convolutions of 28x28
+        bilstm_classifier:    {"lstm/kernel": {2: 4}, "lstm/recurrent_kernel": {2: 4}, "lstm/bias": {1: 4},
+                              "dense/kernel": {0: 2}}, four gates and two directions
+
+    Args:
+        tasks: of each capacity class, widest first; the first is the full model, which is kept and evaluated. All have
+            the same params and model state but for sizes, which never grow; `node_loop` is that of the first.
+        client_class: (n,), int, on the host: the class of each client.
+        num_active: clients in a round, without replacement: an int, uniform over all of them, or one int a class
+            (stratified). Uniform sampling of several classes runs clients one after the other.
+        num_local_steps: tau, SGD steps of each active client in a round.
+        batch_size: b, samples in a step, as for `jaxfl.fed_avg`.
+        step_size: gamma, a number, a traced scalar, or a schedule of the round index.
+        momentum: mu, at least 0; the velocity starts at zero in each round.
+        weight_decay: lambda, at least 0.
+        weighting: p, "data", by the active clients' numbers of samples, or "uniform".
+        ordered_dropout: each step trains a width drawn among the client's own and all narrower ones, all equally
+            likely. With `node_loop` "vmap" every step computes all of them.
+        axis_groups: path of a parameter, or of a part of the model state -> axis -> number of equal runs of channels.
+
+    Returns:
+        An `Algorithm`; `node_params` gives the full model behind a node axis of length 1, as `Variables` where the task
+        has `train_loss`.
+
+    Raises:
+        ArgumentError: tasks whose arrays are no slices of those before them, a class without a task, a count below 1, a
+            step size that is not positive, negative momentum or weight decay, an unknown weighting, more active clients
+            than there are; from `init` and `draw`, data of another number of clients.
+
+    Guarantees:
+        - one class is fed_avg.
+        - elements that no active client holds stay bit for bit.
+        - an element becomes the mean over the active clients that hold it.
+        - padding never contributes: a client trains on its own samples alone, each at most once in a step.
+        - a client's batches and widths do not depend on who else is active.
+        - a client sends and receives its slice alone.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpy as np, jaxfl
+        >>> def linear(features):
+        ...     return jaxfl.from_functions(
+        ...         lambda key: jnp.zeros(features), lambda w, x, y: (x[:, :features] @ w - y) ** 2
+        ...     )
+        >>> data = jaxfl.federate(np.eye(3, dtype="float32"), np.ones(3, "float32"), [[0], [2]])
+        >>> sizes = {"num_local_steps": 1, "batch_size": 1, "step_size": 0.5}
+        >>> learner = width_reduction([linear(3), linear(2)], client_class=[1, 0], num_active=2, **sizes)
+        >>> key = jax.random.key(0)
+        >>> state, info = jax.jit(learner.round)(key, learner.init(key, data), data)
+        >>> state.params.tolist()  # the mean of (1, 0) and (0, 0, 1)
+        [0.5, 0.0, 1.0]
+        >>> info.bits_sent.tolist()
+        [64.0, 96.0]
+    """
+    tasks = tuple(tasks)
+    if not tasks:
+        raise ArgumentError("tasks", "must hold the full model", "got none", "Pass one task a capacity class.")
+    local_sgd.check_arguments(
+        num_local_steps=num_local_steps,
+        batch_size=batch_size,
+        step_size=step_size,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        weighting=weighting,
+    )
+    classes = client_classes(client_class, num_active, len(tasks))
+    shapes = [_shapes(task) for task in tasks]
+    slices = _all_slices(shapes, axis_groups or {})
+    bits = np.array([32 * size(shape) for shape in shapes], np.float32)
+    has_mode = tasks[0].train_loss is not None
+
+    def init(key, data):
+        classes.check_data(data)
+        return State(
+            params=tasks[0].init(purpose_key(key, Purpose.INIT)),
+            model_state=None if tasks[0].init_state is None else tasks[0].init_state(),
+            round_index=jnp.int32(0),
+        )
+
+    def draw(key, state, data):
+        classes.check_data(data)
+        k = state.round_index
+        active = classes.draw_active(key, k)
+        batch_indices, dropout_keys = local_sgd.draw_steps(
+            key, k, active, data, num_local_steps=num_local_steps, batch_size=batch_size, dropout=has_mode
+        )
+
+        def client_widths(client_key, number):
+            step_keys = node_keys(client_key, num_local_steps)
+            return jax.vmap(lambda step_key: jax.random.randint(step_key, (), number, len(tasks), jnp.int32))(step_keys)
+
+        client_keys = node_keys(purpose_key(key, Purpose.PART, k), data.num_nodes)[active]
+        return Draws(
+            active=active,
+            batch_indices=batch_indices,
+            dropout_keys=dropout_keys,
+            widths=jax.vmap(client_widths)(client_keys, classes.of(active)) if ordered_dropout else None,
+        )
+
+    def update(state, data, draws):
+        active, n = draws.active, data.num_nodes
+        whole = Variables(state.params, state.model_state)
+        samples, mask = local_sgd.samples_of(data, active, draws.batch_indices)
+        losses_of = [local_sgd.batch_loss(task, data) for task in tasks]
+
+        def client_of(number):
+            step_loss = losses_of[number]
+            if ordered_dropout:
+                step_loss = _ordered_loss(number, losses_of[number:], slices[number])
+
+            def train(widths, *batches):
+                own = slices[0][number].take(whole)
+                params, model_state, loss = local_sgd.local_sgd(
+                    step_loss,
+                    own.params,
+                    own.model_state,
+                    (widths, batches) if ordered_dropout else batches,
+                    round_index=state.round_index,
+                    step_size=step_size,
+                    momentum=momentum,
+                    weight_decay=weight_decay,
+                )
+                return Variables(params, model_state), loss
+
+            return train
+
+        def embedded(number, variables):
+            return slices[0][number].put(jax.tree.map(jnp.zeros_like, whole), variables)
+
+        groups = classes.run(
+            [client_of(number) for number in range(len(tasks))],
+            lambda number, result: (embedded(number, result[0]), result[1]),
+            tasks[0].node_loop,
+            active,
+            (draws.widths, samples, mask, draws.dropout_keys),
+        )
+        weights, numbers = local_sgd.client_weights(data, active, weighting), classes.of(active)
+        sums, losses = [], []
+        for group in groups:
+            variables, group_losses = group.results
+            total = weighted_sum(weights[group.rows], variables)
+            sums.append(total if group.number is None else embedded(group.number, total))
+            losses.append(group_losses)
+        class_weights = jax.ops.segment_sum(weights, numbers, len(tasks))
+        held = [
+            embedded(number, jax.tree.map(lambda leaf, weight=weight: jnp.full(leaf.shape, weight), shape))
+            for number, (shape, weight) in enumerate(zip(shapes, class_weights, strict=True))
+        ]
+        new = jax.tree.map(_mean_over_holders, whole, _add_up(sums), _add_up(held))
+        by_client = local_sgd.by_client
+        counts = mask.sum(axis=(1, 2), dtype=jnp.int32)
+        own_bits = by_client(active, n, jnp.asarray(bits)[numbers])
+        info = Info(
+            loss=jnp.sum(weights * jnp.concatenate(losses)) / weights.sum(),
+            update_norm=tree_norm(jax.tree.map(jnp.subtract, new.params, state.params), 2),
+            active=by_client(active, n, jnp.ones_like(counts)),
+            bits_sent=own_bits,
+            bits_received=own_bits,
+            gradient_evaluations=by_client(active, n, counts),
+        )
+        return State(params=new.params, model_state=new.model_state, round_index=state.round_index + 1), info
+
+    def node_params(state):
+        if not has_mode:
+            return replicate(state.params, 1)
+        return replicate(Variables(params=state.params, model_state=state.model_state), 1)
+
+    return algorithm(init, draw, update, node_params)
+
+
+def _shapes(task: Task) -> Variables:
+    """Shapes of a task's parameters and model state."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    model_state = None if task.init_state is None else jax.eval_shape(task.init_state)
+    return Variables(params=jax.eval_shape(task.init, key), model_state=model_state)
+
+
+def _all_slices(shapes: Sequence[Variables], axis_groups: AxisGroups) -> list[dict[int, Slices]]:
+    """Of each class, the slices that its own and all later classes have of its model."""
+    return [
+        {later: leading_slices(wide, shapes[later], axis_groups) for later in range(number, len(shapes))}
+        for number, wide in enumerate(shapes)
+    ]
+
+
+def _ordered_loss(
+    number: int, losses_of: Sequence[local_sgd.StepLoss], slices: Mapping[int, Slices]
+) -> local_sgd.StepLoss:
+    """The loss of a step that trains a slice of a client's model.
+
+    Args:
+        number: the client's class.
+        losses_of: of this class's task and all later ones.
+        slices: class -> its slice of the client's model.
+
+    Returns:
+        A `StepLoss` of steps (class whose model is trained, what that class's loss gets).
+    """
+
+    def branch(later, loss_of):
+        def run(params, model_state, batch):
+            part = slices[later].take(Variables(params, model_state))
+            value_and_gradient = jax.value_and_grad(loss_of, has_aux=True)
+            (loss, new_state), gradient = value_and_gradient(part.params, part.model_state, batch)
+            zeros = jax.tree.map(jnp.zeros_like, params)
+            whole = slices[later].put(Variables(zeros, model_state), Variables(gradient, new_state))
+            return (loss, whole.model_state), whole.params
+
+        return run
+
+    branches = [branch(later, loss_of) for later, loss_of in enumerate(losses_of, start=number)]
+
+    def forward(params, model_state, one_step):
+        width, batch = one_step
+        return jax.lax.switch(width - number, branches, params, model_state, batch)
+
+    def backward(gradient, cotangent):
+        return jax.tree.map(lambda leaf: cotangent[0] * leaf, gradient), None, None
+
+    # Gradients are taken inside of the branches. Differentiated as a whole, a switch fills whatever any of its branches
+    # remembers in every step: a step of ResNet-20 at width 0.2 then took twice the time.
+    @jax.custom_vjp
+    def step_loss(params, model_state, one_step):
+        return forward(params, model_state, one_step)[0]
+
+    step_loss.defvjp(forward, backward)
+    return step_loss
+
+
+def _add_up(trees: Sequence[PyTree]) -> PyTree:
+    """Sum of trees of the same structure."""
+    return jax.tree.map(lambda first, *others: sum(others, start=first), *trees)
+
+
+def _mean_over_holders(old: Array, total: Array, weight: Array) -> Array:
+    """total / weight where an active client holds the element, else what it was."""
+    is_held = weight > 0
+    return jnp.where(is_held, total / jnp.where(is_held, weight, 1.0), old)

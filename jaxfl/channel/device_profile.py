@@ -1,0 +1,222 @@
+"""Seconds of a round on a device: forward and backward pass, storing of activations, communication.
+
+A `ClientWork` says what a client runs in a round and a `DeviceProfile` how fast its device is; `round_seconds` divides
+one by the other. With B the batch, tau the local steps, p and a the parameters and activations (per sample) of the
+trained part, 4 bytes a number:
+
+    forward        (frozen FLOPs * stored samples + trained FLOPs * tau B) / forward rate
+    backward       tau (2 * trained FLOPs * B / backward rate + 4 (2 p + 2 a B) / backward bytes per second)
+    I/O            per stored cut: fixed seconds + 4 * 2 * numbers * stored samples / I/O bytes per second
+    communication  32 * whole parameters / downlink + 32 * trained parameters / uplink + latency * transfers
+    memory         4 (2 p + 2 a B) bytes, as in EmbracingFL's capacity, must fit
+
+EmbracingFL: every client runs the whole model forward, so that with tau B stored samples the forward pass takes equally
+long in all classes; only the trained part runs backward. In the multi-step forward pass a client receives the frozen
+side in parts, and writes and reads the activations behind each ("cut"). The whole model is received once in all, in one
+transfer more than there are cuts. Width reduction and FedAvg: whole and trained part are one model, there is no cut.
+
+How far to trust it: `ONEPLUS_9_PRO` is fitted to the strong row of Table 8 and to its I/O column. Seconds of other rows
+follow (Table 8 behind a slash): EmbracingFL's backward pass 175.9 / 197.3 moderate, 66.0 / 85.4 weak; width reduction's
+backward pass 178.8 / 317.7 and 75.7 / 187.6, its forward pass 0.4 / 1.4 and 0.1 / 0.9. The order is that of Table 8,
+but narrow layers run less efficiently than counts say. Backward pass and activations are tied as section 4.4 has it.
+
+References:
+    S. Lee, T. Zhang, S. Prakash, Y. Niu, S. Avestimehr, "Embracing Federated Learning: Enabling Weak Client
+    Participation via Partial Model Training": Algorithm 1, section 4.4, Table 8 (ResNet-20, one batch of 32, OnePlus 9
+    Pro with MNN).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jaxfl.channel.cost import Architecture, Counts, Flatten, count, resnet20
+from jaxfl.core import check
+from jaxfl.core.check import ArgumentError, bytes_text
+
+_BYTES = 4  # of a float32
+_BITS = 32
+
+
+class DeviceProfile(NamedTuple):
+    """A device and its link, each number positive; what `round_seconds` charges for it is said there."""
+
+    forward_flops_per_second: float
+    backward_flops_per_second: float
+    backward_bytes_per_second: float  # of parameters, activations and their gradients
+    io_bytes_per_second: float  # of activations written and read
+    io_seconds: float  # of each cut, whatever its size
+    downlink_bits_per_second: float
+    uplink_bits_per_second: float
+    latency_seconds: float  # of one transfer
+    memory_bytes: float
+
+
+class ClientWork(NamedTuple):
+    """What one class of clients computes; counts are per sample."""
+
+    whole: Counts  # the model that runs forward
+    trained: Counts  # the part that runs backward
+    cuts: tuple[int, ...] = ()  # numbers stored behind each part of the multi-step forward pass
+
+
+class RoundSeconds(NamedTuple):
+    """Seconds of a round by cause; `sum` gives the whole."""
+
+    forward: float
+    backward: float
+    io: float
+    communication: float
+
+
+def partial_work(architecture: Architecture, cuts: tuple[str, ...] = ()) -> ClientWork:
+    """The work of an EmbracingFL client.
+
+    Args:
+        architecture: the whole model.
+        cuts: names of layers, input side first, before each of which the multi-step forward pass stores activations;
+            the client trains from the last one on. Empty where it trains everything.
+
+    Returns:
+        Its work.
+
+    Raises:
+        ArgumentError: no layer has such a name, a cut is the first layer, or cuts are not in order.
+
+    Example:
+        >>> weak = partial_work(resnet20(), ("block_4", "block_7"))
+        >>> weak.trained.parameters, weak.cuts
+        (206346, (16384, 8192))
+    """
+    names = [name for name, _ in architecture.layers]
+    whole = count(architecture)
+    trained = count(architecture, trained_from=cuts[-1]) if cuts else whole
+    positions = [names.index(cut) if cut in names else 0 for cut in cuts]
+    if any(later <= earlier for earlier, later in zip([0, *positions], positions, strict=False)):
+        requirement = f"must be some of {', '.join(names[1:])}, in this order"
+        raise ArgumentError("cuts", requirement, f"got {', '.join(cuts)}", "Name layers from the input side on.")
+    # Flattened, what reaches a layer is counted like an activation.
+    before = [
+        Architecture(architecture.input_shape, (*architecture.layers[:position], ("stored", Flatten())), (Flatten,))
+        for position in positions
+    ]
+    return ClientWork(whole, trained, tuple(count(front, trained_from="stored").activations for front in before))
+
+
+def reduced_work(architecture: Architecture) -> ClientWork:
+    """The work of a client that trains all of a model: FedAvg's, or with a narrow one that of width reduction.
+
+    Example:
+        >>> reduced_work(resnet20(width=0.2)).trained.parameters
+        10006
+    """
+    counts = count(architecture)
+    return ClientWork(whole=counts, trained=counts)
+
+
+def training_bytes(work: ClientWork, batch_size: int) -> int:
+    """Bytes that the local steps hold: parameters, activations of a batch, and a gradient for each.
+
+    Momentum is not counted, as in EmbracingFL's capacity.
+
+    Example:
+        >>> training_bytes(partial_work(resnet20(), ("block_7",)), 32) / training_bytes(partial_work(resnet20()), 32)
+        0.15570...
+    """
+    check.at_least(1, batch_size=batch_size)
+    return 2 * _BYTES * (work.trained.parameters + batch_size * work.trained.activations)
+
+
+def round_seconds(
+    work: ClientWork,
+    profile: DeviceProfile,
+    *,
+    batch_size: int,
+    num_local_steps: int,
+    num_stored_samples: int | None = None,
+) -> RoundSeconds:
+    """Seconds that one client needs for a round.
+
+    Args:
+        work: from `partial_work` or `reduced_work`.
+        profile: the device.
+        batch_size: B, samples of a local step.
+        num_local_steps: tau.
+        num_stored_samples: samples that run through the frozen part, once a round. Default: tau B, those that the local
+            steps use; Algorithm 1 takes all of the client's samples.
+
+    Returns:
+        Seconds by cause.
+
+    Raises:
+        ArgumentError: a count below 1, a number of the device that is not positive, or a model that does not fit in the
+            device's memory.
+
+    Guarantees:
+        - EmbracingFL's forward pass takes equally long in all classes, width reduction's less for narrower models.
+        - EmbracingFL's backward pass and I/O are those of the trained part and of the cuts.
+        - Table 8: EmbracingFL is slower forward and faster backward than width reduction at equal capacity.
+        - a model that does not fit is refused.
+
+    Example:
+        >>> strong, weak = partial_work(resnet20()), partial_work(resnet20(), ("block_4", "block_7"))
+        >>> one_batch = {"batch_size": 32, "num_local_steps": 1}
+        >>> [round(seconds, 2) for seconds in round_seconds(strong, ONEPLUS_9_PRO, **one_batch)[:3]]  # Table 8
+        [2.1, 419.64, 0.0]
+        >>> [round(seconds, 2) for seconds in round_seconds(weak, ONEPLUS_9_PRO, **one_batch)[:3]]
+        [2.1, 66.02, 1.32]
+    """
+    check.at_least(1, batch_size=batch_size, num_local_steps=num_local_steps)
+    check.positive(**profile._asdict())
+    used = batch_size * num_local_steps
+    stored = used if num_stored_samples is None else num_stored_samples
+    check.at_least(1, num_stored_samples=stored)
+    held = training_bytes(work, batch_size)
+    if held > profile.memory_bytes:
+        requirement = f"must hold the {bytes_text(held)} that training with batches of {batch_size} needs"
+        remedy = "Train fewer layers or smaller batches on this device."
+        raise ArgumentError("memory_bytes", requirement, f"got {bytes_text(profile.memory_bytes)}", remedy)
+    trained_flops = _flops(work.trained)
+    frozen_flops = _flops(work.whole) - trained_flops
+    return RoundSeconds(
+        forward=(frozen_flops * stored + trained_flops * used) / profile.forward_flops_per_second,
+        backward=2 * trained_flops * used / profile.backward_flops_per_second
+        + num_local_steps * held / profile.backward_bytes_per_second,
+        io=len(work.cuts) * profile.io_seconds + 2 * _BYTES * sum(work.cuts) * stored / profile.io_bytes_per_second,
+        communication=_BITS * work.whole.parameters / profile.downlink_bits_per_second
+        + _BITS * work.trained.parameters / profile.uplink_bits_per_second
+        + (len(work.cuts) + 2) * profile.latency_seconds,
+    )
+
+
+def _flops(counts: Counts) -> int:
+    """Floating-point operations of a forward pass, for one sample."""
+    return 2 * counts.macs + counts.other_operations
+
+
+def _fitted_to_table_8() -> DeviceProfile:
+    """The profile under which the strong row of EmbracingFL's half of Table 8, and its I/O column, come out exactly."""
+    batch_size, forward, backward = 32, 2.0954, 419.6438
+    moderate_io, weak_io = 0.6784, 1.3168
+    strong, weak = partial_work(resnet20()), partial_work(resnet20(), ("block_4", "block_7"))
+    flops = batch_size * _flops(strong.whole)
+    # Two equations: seconds of one cut and of two, at a fixed time each and one for each byte.
+    first, second = (2 * _BYTES * batch_size * numbers for numbers in weak.cuts)
+    seconds_per_byte = (2 * moderate_io - weak_io) / (first - second)
+    return DeviceProfile(
+        forward_flops_per_second=flops / forward,
+        # At the forward pass's rate the backward pass's operations take 4 of 420 seconds: the rest is put down to what
+        # it holds, and only so do the two methods' backward passes come in the order of Table 8.
+        backward_flops_per_second=flops / forward,
+        backward_bytes_per_second=training_bytes(strong, batch_size) / (backward - 2 * forward),
+        io_bytes_per_second=1 / seconds_per_byte,
+        io_seconds=moderate_io - first * seconds_per_byte,
+        downlink_bits_per_second=100e6,  # assumed, as the next: the paper gives none
+        uplink_bits_per_second=20e6,
+        latency_seconds=0.015,  # section 4.4: 10 to 20 ms on edge devices
+        memory_bytes=8e9,  # the phone is sold with 8 or 12 GB
+    )
+
+
+ONEPLUS_9_PRO = _fitted_to_table_8()
+"""Fitted to EmbracingFL's Table 8, but for the rates of its link, which are assumed."""

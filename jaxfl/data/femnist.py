@@ -1,0 +1,131 @@
+"""FEMNIST: handwritten characters by writer, in the JSON files that LEAF's scripts make.
+
+LEAF has no files to download, but scripts that make them from NIST's: `data/train/*.json` and `data/test/*.json`, each
+of about a hundred writers,
+
+    {"users": [name, ...], "num_samples": [count, ...], "user_data": {name: {"x": [[784 numbers], ...], "y": [...]}}}
+
+An image is 28 by 28, row by row, with numbers in [0, 1] that are 1 on the paper and 0 on the ink. Classes 0 to 61 are
+the digits, the capital letters and the small letters.
+
+References:
+    S. Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018, arXiv:1812.01097,
+    https://github.com/TalwalkarLab/leaf/tree/master/data/femnist.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxfl.core.check import ArgumentError
+from jaxfl.data.files import bad_file, check_folder, contents, read_bytes
+
+NUM_CLASSES = 62
+_SIDE = 28
+_PIXELS = _SIDE * _SIDE
+_REMEDY = (
+    "Make the files with ./preprocess.sh -s niid --sf 1.0 -k 0 -t sample in data/femnist of "
+    "https://github.com/TalwalkarLab/leaf and pass its folder data."
+)
+
+
+def load_femnist(data_dir: str | os.PathLike[str] | None) -> tuple[np.ndarray, ...]:
+    """The four arrays of FEMNIST and the writers of its training samples.
+
+    Args:
+        data_dir: the folder with LEAF's `train` and `test`, or the folder above `data` with these.
+
+    Returns:
+        (train images, train labels, test images, test labels, train writers): (N, 28, 28, 1) float32 in [0, 1], (N,)
+        int32, and (N,) int32 numbers of writers, from 0 in the order of their names. A writer's samples keep their
+        order and lie together.
+
+    Raises:
+        ArgumentError: a folder or file is missing or unusable, a count differs from what is there, or a writer is in
+            two files of one folder.
+
+    Guarantees:
+        - the numbers come back as they are in the files, in float32.
+    """
+    folder = check_folder(data_dir, "the folder with LEAF's train and test of femnist", _REMEDY)
+    place = folder / "data" if (folder / "data" / "train").is_dir() else folder
+    (images, labels, writers), (test_images, test_labels, _) = (
+        _read_split(place, split) for split in ("train", "test")
+    )
+    return images, labels, test_images, test_labels, writers
+
+
+def _read_split(place: Path, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Images, labels and writers of "train" or "test"."""
+    paths = sorted((place / split).glob("*.json")) if (place / split).is_dir() else []
+    if not paths:
+        within = place / split if (place / split).is_dir() else place
+        requirement = f"must hold {split} with JSON files"
+        raise ArgumentError("data_dir", requirement, f"{within} holds {contents(within)}", _REMEDY)
+    found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    for path in paths:
+        for writer, images, labels in _read_file(path):
+            if writer in found:
+                raise bad_file(path, "hold writers of no other file", f"it holds {writer} again", _REMEDY)
+            found[writer] = images, labels
+    if not found:
+        raise bad_file(paths[0], "hold at least one writer", "it holds none", _REMEDY)
+    names = sorted(found)
+    sizes = [len(found[name][1]) for name in names]
+    images = np.concatenate([found[name][0] for name in names]).reshape(-1, _SIDE, _SIDE, 1)
+    labels = np.concatenate([found[name][1] for name in names])
+    return images, labels, np.repeat(np.arange(len(names), dtype=np.int32), sizes)
+
+
+def _read_file(path: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """(name, images (samples, 784) float32, labels (samples,) int32) of each writer of one file."""
+    try:
+        content = json.loads(read_bytes(path, _REMEDY))
+    except (ValueError, RecursionError) as error:  # JSON that is cut off, or no UTF-8 text
+        found = f"reading it failed ({error})".replace("\n", " ")
+        raise bad_file(path, "be a complete JSON file", found, _REMEDY) from None
+    if not isinstance(content, dict) or not {"users", "num_samples", "user_data"} <= content.keys():
+        found = f"it holds {', '.join(list(content)[:4]) or 'nothing'}" if isinstance(content, dict) else "it is none"
+        raise bad_file(path, "be a dictionary with users, num_samples and user_data", found, _REMEDY)
+    users, sizes, samples = content["users"], content["num_samples"], content["user_data"]
+    lists = isinstance(users, list) and isinstance(sizes, list) and all(isinstance(user, str) for user in users)
+    if not lists or not isinstance(samples, dict):
+        requirement = "hold lists of names and of num_samples, and a dictionary of user_data"
+        raise bad_file(path, requirement, "it holds something else", _REMEDY)
+    if len(users) != len(sizes) or len(users) != len(samples) or any(user not in samples for user in users):
+        found = f"it holds {len(users):,}, {len(sizes):,} and {len(samples):,}"
+        raise bad_file(path, "hold the same writers in users, num_samples and user_data", found, _REMEDY)
+    for user, size in zip(users, sizes, strict=True):
+        images, labels = _of_writer(path, user, samples.pop(user))  # the lists are a hundred times as large
+        if not len(images) == len(labels) == size or size == 0:
+            found = f"it holds {len(images):,} images, {len(labels):,} labels and the number {size!r}"
+            raise bad_file(path, f"hold so many samples of {user} as it says, at least 1", found, _REMEDY)
+        yield user, images, labels
+
+
+def _of_writer(path: Path, user: str, data: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels of one writer."""
+    try:
+        images, labels = np.asarray(data["x"], np.float32), np.asarray(data["y"])
+    except (KeyError, TypeError, ValueError):
+        images, labels = np.empty((0, 0), np.float32), np.empty(0)
+    if images.ndim != 2 or images.shape[1] != _PIXELS or labels.ndim != 1 or labels.dtype.kind not in "iu":
+        found = f"{user} has x of shape {images.shape} and y of {labels.dtype} {labels.shape}"
+        raise bad_file(path, f"hold x of {_PIXELS} numbers and a whole number y for each sample", found, _REMEDY)
+    bad = ~((images >= 0) & (images <= 1)).all(axis=1)
+    if bad.any():
+        position = int(np.argmax(bad))
+        found = f"sample {position} of {user} has {images[position].min()} to {images[position].max()}"
+        raise bad_file(path, "hold images in [0, 1]", found, _REMEDY)
+    bad = (labels < 0) | (labels >= NUM_CLASSES)
+    if bad.any():
+        position = int(np.argmax(bad))
+        found = f"label {position} of {user} is {labels[position]}"
+        raise bad_file(path, f"hold labels of 0 to {NUM_CLASSES - 1}", found, _REMEDY)
+    return images, labels.astype(np.int32)

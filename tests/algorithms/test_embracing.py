@@ -1,0 +1,483 @@
+"""EmbracingFL: the paper's lines, who trains which blocks, how these are averaged, what a weak client saves."""
+
+import functools
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from problems import linear_task, run, small_task, uneven_data
+from reference.embracing import embracing as reference_embracing
+from reference.network import as_float64
+
+import jaxfl
+from jaxfl import ArgumentError
+from jaxfl.algorithms import first_half, output_side
+from jaxfl.core import Variables
+from jaxfl.models import Model, classification, layers, sequential
+
+KEY = jax.random.key(11)
+SIZES = (7, 3, 9, 1, 6, 5, 8)
+BATCH = 4  # more than two of the clients hold
+ROUNDS = 12
+BLOCKS = ("dense_1", "dense_2")
+# Strong, weak, first half, and one block drawn at random.
+CLASSES = (BLOCKS, output_side(BLOCKS, "dense_2"), first_half(BLOCKS), 1)
+CLIENT_CLASS = np.array([0, 3, 1, 1, 2, 3, 0])
+SAMPLINGS = {"uniform": 4, "stratified": (1, 2, 0, 1)}
+
+
+def learner(task=None, **changes):
+    """Four of seven clients, three steps."""
+    options = {
+        "trained_blocks": CLASSES,
+        "client_class": CLIENT_CLASS,
+        "num_active": 4,
+        "num_local_steps": 3,
+        "batch_size": BATCH,
+        "step_size": 0.2,
+    }
+    return jaxfl.embracing(small_task() if task is None else task, **{**options, **changes})
+
+
+def started(algorithm, data):
+    """A state whose parameters and statistics are unlike the first ones; nothing is compiled for it."""
+    rng = np.random.default_rng(1)
+
+    def moved(shape):
+        return jnp.asarray(rng.uniform(0.2, 1.0, shape.shape) * rng.choice([-1, 1], shape.shape), shape.dtype)
+
+    state = jax.eval_shape(algorithm.init, KEY, data)
+    return state._replace(
+        params=jax.tree.map(moved, state.params),
+        model_state=jax.tree.map(lambda shape: jnp.abs(moved(shape)), state.model_state),
+        round_index=jnp.int32(3),
+    )
+
+
+@functools.cache
+def drawn(count=400, num_active: int | tuple[int, ...] = 4):
+    """The draws of many rounds, stacked, as NumPy arrays."""
+    algorithm, data = learner(num_active=num_active), uneven_data(SIZES)
+    state = started(algorithm, data)
+    rounds = jnp.arange(count, dtype=jnp.int32)
+    draw = jax.jit(jax.vmap(lambda r: algorithm.draw(KEY, state._replace(round_index=r), data)))
+    return jax.tree.map(np.asarray, draw(rounds))
+
+
+def flat(tree):
+    """All numbers of a tree, (d,), float64."""
+    return np.concatenate([np.asarray(leaf, np.float64).reshape(-1) for leaf in jax.tree.leaves(tree)])
+
+
+def part_of(task, trained) -> Any:
+    assert task.part is not None
+    return task.part(trained)
+
+
+def assert_same(a, b, **tolerance):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        if tolerance:
+            np.testing.assert_allclose(x, y, **tolerance)
+        else:
+            np.testing.assert_array_equal(x, y)
+
+
+OPTIONS = {
+    "uniform": {"momentum": 0.9, "weight_decay": 0.05, "step_size": optax.exponential_decay(0.2, 5, 0.5)},
+    "stratified": {"weighting": "uniform"},
+}
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_follows_the_papers_lines(sampling):
+    options, data = OPTIONS[sampling], uneven_data(SIZES)
+    algorithm = learner(num_active=SAMPLINGS[sampling], **options)
+    first = started(algorithm, data)._replace(round_index=jnp.int32(0))
+    state, infos = run(algorithm, KEY, data, ROUNDS, first)
+    inputs, labels = np.asarray(data.inputs), np.asarray(data.labels)
+    samples = [
+        [(inputs[j], int(labels[j])) for j in row[:size]]
+        for row, size in zip(np.asarray(data.indices), SIZES, strict=True)
+    ]
+    draws, rounds = drawn(num_active=SAMPLINGS[sampling]), []
+    for r in range(ROUNDS):
+        rounds.append([])
+        for i, steps, row in zip(draws.active[r], draws.batch_indices[r], draws.trained[r], strict=True):
+            chosen = CLASSES[CLIENT_CLASS[i]]
+            blocks = [block for block, own in zip(BLOCKS, row, strict=True) if own] if chosen == 1 else list(chosen)
+            assert len(blocks) == 1 or chosen == BLOCKS
+            rounds[r].append((i, blocks, [[s for s in step if s < SIZES[i]] for step in steps]))
+    decaying = callable(options.get("step_size"))
+    x0 = as_float64(algorithm.node_params(first), 0)
+    x, losses = reference_embracing(
+        x0,
+        samples,
+        rounds,
+        weighting=options.get("weighting", "data"),
+        step_size=lambda r: 0.2 * 0.5 ** (r / 5) if decaying else 0.2,
+        momentum=options.get("momentum", 0.0),
+        weight_decay=options.get("weight_decay", 0.0),
+    )
+    found = flat(as_float64(algorithm.node_params(state), 0))
+    assert np.linalg.norm(found - flat(x)) < 1e-5 * np.linalg.norm(flat(x))
+    np.testing.assert_allclose(infos.loss, losses, rtol=1e-4)
+    used, bits = np.zeros((ROUNDS, len(SIZES)), int), np.zeros((ROUNDS, len(SIZES)))
+    for number, active in enumerate(rounds):
+        for client, blocks, batches in active:
+            used[number, client] = sum(map(len, batches))
+            bits[number, client] = 32 * (("dense_1" in blocks) * (6 * 5 + 5) + ("dense_2" in blocks) * (5 * 3 + 3))
+    np.testing.assert_array_equal(infos.gradient_evaluations, used)
+    np.testing.assert_array_equal(infos.active, used > 0)
+    np.testing.assert_array_equal(infos.bits_sent, bits)
+    np.testing.assert_array_equal(infos.bits_received, (used > 0) * 32 * (6 * 5 + 5 + 5 * 3 + 3))
+    untrained = [2 - len({block for _, blocks, _ in active for block in blocks}) for active in rounds]
+    np.testing.assert_array_equal(infos.untrained_blocks, untrained)
+
+
+def normalized(drop=0.0):
+    """Three dense layers, two batch normalizations, and dropout around the cut."""
+    named = [
+        ("dense_1", layers.dense(6, 8)),
+        ("norm_1", layers.batch_norm(8)),
+        ("tanh_1", layers.tanh()),
+        ("dropout_1", layers.dropout(drop)),
+        ("dense_2", layers.dense(8, 7)),
+        ("norm_2", layers.batch_norm(7)),
+        ("tanh_2", layers.tanh()),
+        ("dropout_2", layers.dropout(drop)),
+        ("dense_3", layers.dense(7, 3)),
+    ]
+    return sequential([(name, layer) for name, layer in named if drop > 0 or "dropout" not in name])
+
+
+def two_classes(task, **changes):
+    """Strong and weak clients."""
+    options = {
+        "trained_blocks": (task.blocks, output_side(task.blocks, "dense_2")),
+        "client_class": np.array([0, 1, 1, 0, 1, 0, 1]),
+    }
+    return learner(task, **{**options, **changes})
+
+
+@functools.cache
+def draws_of_all():
+    """One round's draws of all seven clients; those of fewer are rows of it, as a test below says."""
+    algorithm, data = two_classes(classification(normalized(0.3)), num_active=7), uneven_data(SIZES)
+    return jax.jit(algorithm.draw)(KEY, started(algorithm, data), data)
+
+
+def draws_of(*clients):
+    return jax.tree.map(lambda leaf: leaf[np.array(clients)], draws_of_all())
+
+
+@pytest.mark.parametrize("frozen_batch_norm", ["running", "batch"])
+def test_cached_features_equal_those_recomputed_in_every_step(frozen_batch_norm):
+    """With batch normalization in front of the cut, and dropout on both sides of it."""
+    task, data = classification(normalized(0.3)), uneven_data(SIZES)
+
+    def recomputing(trained):
+        part = part_of(task, trained)
+
+        def train_loss(own, frozen, model_state, inputs, labels, weights, key):
+            params = {**frozen, **own}
+            if frozen_batch_norm == "running":
+                features = part.features(params, model_state, inputs)
+            else:
+                features = part.features_train(params, model_state, inputs, weights, key)
+            return part.train_loss(own, frozen, model_state, jax.lax.stop_gradient(features), labels, weights, key)
+
+        return part._replace(features=None, features_train=None, train_loss=train_loss)
+
+    found, weak = [], {"client_class": np.zeros(7, int), "num_active": 2, "trained_blocks": (("dense_3",),)}
+    for one in (task, task._replace(part=recomputing)):
+        algorithm = two_classes(one, **weak, frozen_batch_norm=frozen_batch_norm)
+        found.append(jax.jit(algorithm.update)(started(algorithm, data), data, draws_of(0, 4)))
+    assert_same(*found, rtol=1e-5, atol=1e-6)
+
+
+def test_if_all_clients_train_all_blocks_a_round_is_that_of_fed_avg():
+    """The same draws, and with them the same round, with batch normalization."""
+    task, data = classification(normalized()), uneven_data(SIZES)
+    options = {"momentum": 0.9, "weight_decay": 0.01, "num_local_steps": 3, "batch_size": BATCH, "step_size": 0.2}
+    algorithm = two_classes(task, client_class=np.zeros(7, int), **options)
+    average = jaxfl.fed_avg(task, num_active=4, **options)
+    outcomes = []
+    for one in (algorithm, average):
+        state = started(algorithm, data)
+        if one is average:
+            optimizer = optax.sgd(1.0).init(state.params)
+            state = jax.eval_shape(average.init, KEY, data)._replace(**state._asdict(), optimizer=optimizer)
+        draws = jax.jit(one.draw)(KEY, state, data)
+        state, info = jax.jit(one.update)(state, data, draws)
+        drawn_keys = jax.random.key_data(draws.dropout_keys)
+        outcomes.append(((draws.active, draws.batch_indices, drawn_keys), state, info))
+    (own_draws, own_state, own_info), (draws, state, info) = outcomes
+    assert_same(own_draws, draws)
+    for field in own_state._fields:
+        assert_same(getattr(own_state, field), getattr(state, field), rtol=1e-4, atol=1e-5)
+    for field in set(own_info._fields) & set(info._fields):
+        np.testing.assert_allclose(getattr(own_info, field), getattr(info, field), rtol=1e-4)
+
+
+def test_if_all_clients_are_of_one_class_a_round_is_that_of_fed_avg_on_the_features():
+    """Of the model behind the cut, on the pool as the model in front of it leaves it."""
+    model, data = normalized(), uneven_data(SIZES)
+    task = classification(model)
+    algorithm = two_classes(task, client_class=np.ones(7, int))
+    first, draws = started(algorithm, data), draws_of(0, 2, 3, 6)
+    found, info = jax.jit(algorithm.update)(first, data, draws)
+
+    cut = [name for name, _ in model.layers].index("dense_2")
+    behind = classification(sequential(model.layers[cut:]))
+    average = jaxfl.fed_avg(behind, num_active=4, num_local_steps=3, batch_size=BATCH, step_size=0.2)
+
+    @jax.jit
+    def expected_of(first, data, draws):
+        hidden = Model(model.layers[:cut]).apply(Variables(first.params, first.model_state), data.inputs)
+        data = data._replace(inputs=hidden)
+        state = average.init(KEY, data)
+        params = {name: first.params[name] for name in state.params}
+        model_state = {name: first.model_state[name] for name in state.model_state}
+        return average.update(state._replace(params=params, model_state=model_state), data, draws)
+
+    expected, expected_info = expected_of(first, data, draws)
+    for name, trees in (("params", expected.params), ("model_state", expected.model_state)):
+        assert len(trees) >= 1
+        for block, values in trees.items():
+            assert_same(getattr(found, name)[block], values, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(info.loss, expected_info.loss, rtol=1e-5)
+    np.testing.assert_array_equal(info.bits_sent, expected_info.bits_sent)
+
+
+TEAM, IS_STRONG = (0, 2, 5, 6), np.array([True, False, True, False])
+
+
+@functools.cache
+def alone(frozen_batch_norm):
+    """The server's state, and (state, info) after a round of each of `TEAM` alone."""
+    data = uneven_data(SIZES)
+    algorithm = two_classes(classification(normalized()), num_active=1, frozen_batch_norm=frozen_batch_norm)
+    first, update = started(algorithm, data), jax.jit(algorithm.update)
+    return first, [update(first, data, draws_of(client)) for client in TEAM]
+
+
+def test_blocks_and_their_statistics_are_averaged_over_those_who_trained_them():
+    first, singles = alone("running")
+    algorithm, data = two_classes(classification(normalized())), uneven_data(SIZES)
+    state, info = jax.jit(algorithm.update)(first, data, draws_of(*TEAM))
+    for name in ("params", "model_state"):
+        for block, values in getattr(state, name).items():
+            weights = np.array([7.0, 9.0, 5.0, 8.0]) * (IS_STRONG if block in ("dense_1", "norm_1") else 1.0)
+            clients = [flat(getattr(one, name)[block]) for one, _ in singles]
+            np.testing.assert_allclose(flat(values), weights @ clients / weights.sum(), rtol=1e-4, atol=1e-5)
+            assert np.abs(flat(values) - flat(getattr(first, name)[block])).max() > 1e-4
+    assert int(info.untrained_blocks) == 0
+    behind, in_front = 8 * 7 + 7 + 2 * 7 + 7 * 3 + 3 + 2 * 7, 6 * 8 + 8 + 2 * 8 + 2 * 8
+    expected = np.zeros(7)
+    expected[list(TEAM)] = 32 * (behind + in_front * IS_STRONG)
+    np.testing.assert_array_equal(info.bits_sent, expected)
+    np.testing.assert_array_equal(info.bits_received, (expected > 0) * 32 * (behind + in_front))
+
+
+@pytest.mark.parametrize("frozen_batch_norm", ["running", "batch"])
+def test_a_block_that_nobody_trained_stays_bit_for_bit(frozen_batch_norm):
+    """And its statistics, also where it normalizes by those of the batch."""
+    first, singles = alone(frozen_batch_norm)
+    for (state, info), is_strong in zip(singles, IS_STRONG, strict=True):
+        assert int(info.untrained_blocks) == (0 if is_strong else 2)
+        for name in ("params", "model_state"):
+            for block, values in getattr(state, name).items():
+                stays = np.array_equal(flat(values), flat(getattr(first, name)[block]))
+                assert stays == (block in ("dense_1", "norm_1") and not is_strong)
+
+
+def test_a_block_of_no_class_stays_bit_for_bit():
+    """If stratified; where blocks decay, those alone that are trained."""
+    data, algorithm = uneven_data(SIZES), learner(num_active=(0, 2, 0, 0), weight_decay=0.1)
+    first, draws = started(algorithm, data), jax.tree.map(lambda leaf: leaf[0, 2:4], drawn(num_active=7))
+    state, info = jax.jit(algorithm.update)(first, data, draws)
+    assert_same(state.params["dense_1"], first.params["dense_1"])
+    assert np.all(flat(state.params["dense_2"]) != flat(first.params["dense_2"]))
+    assert int(info.untrained_blocks) == 1
+
+
+def test_frozen_batch_normalization_may_use_the_batchs_statistics():
+    """It changes what weak clients learn, and nothing of what strong ones do."""
+    (_, running), (_, batch) = alone("running"), alone("batch")
+    for k, is_strong in enumerate(IS_STRONG):
+        difference = np.abs(flat(running[k][0].params) - flat(batch[k][0].params)).max()
+        assert difference < 1e-5 if is_strong else difference > 1e-3
+
+
+def test_padding_never_contributes():
+    """Each client in turn trains alone, then on a pool in which all other samples are NaN: the same bits, and all of
+    its own samples matter."""
+    data = uneven_data(SIZES)
+    data = data._replace(inputs=np.asarray(data.inputs), labels=np.asarray(data.labels))
+    algorithm = learner(num_active=1, batch_size=12)  # more than the largest client, and than J_max
+    state, update = started(algorithm, data), jax.jit(algorithm.update)
+    drawn_once = jax.eval_shape(algorithm.draw, KEY, state, data)
+    # Everything, in order; the rest is padding.
+    batches = np.broadcast_to(np.arange(12, dtype=np.int32), drawn_once.batch_indices.shape)
+    for client, size in enumerate(SIZES):
+        trained = np.array([[True, CLIENT_CLASS[client] == 0]])
+        if CLIENT_CLASS[client] == 1:
+            trained = np.array([[False, True]])
+        draws = drawn_once._replace(active=np.array([client], np.int32), batch_indices=batches, trained=trained)
+        own = np.asarray(data.indices)[client, :size]
+        clean = update(state, data, draws)
+        broken = data._replace(inputs=data.inputs.copy())
+        broken.inputs[np.setdiff1d(np.arange(len(data.inputs)), own)] = np.nan
+        assert_same(clean, update(state, broken, draws))
+        assert np.isfinite(flat(clean)).all()
+        assert int(clean[1].gradient_evaluations[client]) == 3 * size
+        for sample in own:
+            moved = data._replace(labels=(data.labels + (np.arange(len(data.labels)) == sample).astype(np.int32)) % 3)
+            assert np.abs(flat(update(state, moved, draws)[0].params) - flat(clean[0].params)).max() > 1e-4
+
+
+def test_uniform_participation_has_random_counts_of_each_class():
+    """Each client, and each pair of clients, equally often."""
+    draws = drawn()
+    assert np.all(np.diff(draws.active, axis=1) > 0), "ascending, and so without repeats"
+    rounds, pairs = len(draws.active), np.zeros((7, 7))
+    for active in draws.active:
+        pairs[np.ix_(active, active)] += 1
+    one, two = 4 / 7, 4 / 7 * 3 / 6
+    assert np.all(np.abs(np.diag(pairs) - one * rounds) <= 4 * np.sqrt(one * (1 - one) * rounds))
+    together = pairs[np.triu_indices(7, 1)]
+    assert np.all(np.abs(together - two * rounds) <= 4 * np.sqrt(two * (1 - two) * rounds))
+    strong = (CLIENT_CLASS[draws.active] == 0).sum(axis=1)
+    # Two of seven are strong: none, one or both of them among four with probabilities 1/7, 4/7, 2/7.
+    for count, rate in enumerate((1 / 7, 4 / 7, 2 / 7)):
+        assert abs(np.sum(strong == count) - rate * rounds) <= 4 * np.sqrt(rate * (1 - rate) * rounds)
+
+
+def test_stratified_participation_has_fixed_counts_of_each_class():
+    """Each client of a class equally often, class after class; nobody of a class of which none takes part."""
+    draws = drawn(num_active=(1, 2, 0, 1))
+    assert np.all(CLIENT_CLASS[draws.active] == [0, 1, 1, 3])
+    assert np.all(draws.active[:, 1:3] == [2, 3])
+    rounds = len(draws.active)
+    for column, members in ((0, (0, 6)), (3, (1, 5))):
+        for member in members:
+            assert abs(np.sum(draws.active[:, column] == member) - rounds / 2) <= 4 * np.sqrt(rounds / 4)
+    agree = np.mean((draws.active[:, 0] == 0) == (draws.active[:, 3] == 1))
+    assert abs(agree - 0.5) <= 4 * np.sqrt(0.25 / rounds), "classes are drawn independently"
+
+
+def test_blocks_are_drawn_uniformly_and_anew():
+    """As many as asked for; by clients of that class only."""
+    draws = drawn()
+    classes = CLIENT_CLASS[draws.active]
+    for number, rows in ((0, [True, True]), (1, [False, True]), (2, [True, False])):
+        assert np.all(draws.trained[classes == number] == rows)
+    chosen = draws.trained[classes == 3]
+    assert np.all(chosen.sum(axis=1) == 1)
+    assert abs(chosen[:, 0].mean() - 0.5) <= 4 * np.sqrt(0.25 / len(chosen))
+    both = [row[of_class == 3] for row, of_class in zip(draws.trained, classes, strict=True) if sum(of_class == 3) == 2]
+    differ = np.array([first[0] != second[0] for first, second in both])
+    assert abs(differ.mean() - 0.5) <= 4 * np.sqrt(0.25 / len(differ)), "clients draw for themselves"
+
+
+def test_a_clients_batches_and_blocks_do_not_depend_on_who_else_is_active():
+    some, everybody = drawn(), drawn(num_active=7)
+    for field in ("batch_indices", "trained"):
+        for active, own, of_all in zip(some.active, getattr(some, field), getattr(everybody, field), strict=True):
+            np.testing.assert_array_equal(own, of_all[active])
+
+
+@functools.cache
+def images():
+    """A convolutional network, and data."""
+    named, channels = [], (3, 8, 8, 8, 8)
+    for number, (before, after) in enumerate(itertools.pairwise(channels), start=1):
+        named += [(f"conv_{number}", layers.conv(before, after, (3, 3), strides=(2, 2) if number == 4 else (1, 1)))]
+        named += [(f"relu_{number}", layers.relu())]
+    model = sequential([*named, ("flatten", layers.reshape((4 * 4 * 8,))), ("dense", layers.dense(4 * 4 * 8, 3))])
+    data = uneven_data((40, 40), features=8 * 8 * 3)
+    return model, data._replace(inputs=data.inputs.reshape(-1, 8, 8, 3))
+
+
+def test_a_weak_client_runs_no_backward_pass_through_the_blocks_in_front_of_its_own():
+    """Its compiled round has the convolutions of the forward pass through these and of a round of what is behind, fewer
+    operations and less memory than a strong client's."""
+    model, data = images()
+    task, options = classification(model), {"num_local_steps": 2, "batch_size": 32, "step_size": 0.1}
+    weak = output_side(task.blocks, "conv_4")
+
+    def compiled(algorithm, data):
+        state = jax.eval_shape(algorithm.init, KEY, data)
+        draws = jax.eval_shape(algorithm.draw, KEY, state, data)
+        return jax.jit(algorithm.update).lower(state, data, draws).compile()
+
+    def one(number):
+        return learner(task, trained_blocks=(task.blocks, weak), client_class=[number] * 2, num_active=1, **options)
+
+    strong_round, weak_round = compiled(one(0), data), compiled(one(1), data)
+    params, part = jax.eval_shape(task.init, KEY), part_of(task, weak)
+    front = jax.jit(part.features).lower(params, None, data.inputs[:32]).compile()
+    features = jax.eval_shape(part.features, params, None, data.inputs)
+    behind = jaxfl.fed_avg(classification(sequential(model.layers[6:])), num_active=1, **options)
+    behind_round = compiled(behind, data._replace(inputs=jnp.zeros(features.shape)))
+
+    def convolutions(program):
+        return program.as_text().count(" convolution(")
+
+    assert convolutions(front) == 3
+    assert convolutions(weak_round) == 3 + convolutions(behind_round)
+    assert convolutions(strong_round) >= 3 + convolutions(weak_round)
+    operations = [dict(program.cost_analysis() or {})["flops"] for program in (weak_round, strong_round)]
+    assert operations[0] < 0.5 * operations[1]
+    memory = [program.memory_analysis() for program in (weak_round, strong_round)]
+    temp = [one.temp_size_in_bytes for one in memory if one is not None]
+    assert temp[0] < 0.5 * temp[1]
+
+
+def test_the_sides_of_a_model():
+    blocks = ("stem", "one", "two", "three", "dense")
+    assert output_side(blocks, "stem") == blocks
+    assert first_half(blocks) == ("stem", "one")
+    assert first_half(blocks, "dense", classifier=True) == blocks
+    assert first_half(("only",)) == ("only",)
+    with pytest.raises(ArgumentError, match=r"^first: must be one of stem, one, two, three, dense; got 'four'"):
+        output_side(blocks, "four")
+    with pytest.raises(ArgumentError, match=r"^last: must be one of"):
+        first_half(blocks, "four")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": linear_task()}, "task: must know how to train a part of it"),
+        ({"trained_blocks": ()}, "trained_blocks: must hold the blocks of each class"),
+        ({"trained_blocks": (BLOCKS, ())}, r"trained_blocks\[1\]: must be a tuple of blocks.*; got \(\)"),
+        ({"trained_blocks": (BLOCKS, "dense_2")}, r"trained_blocks\[1\]: must be a tuple of blocks.*; got 'dense_2'"),
+        (
+            {"trained_blocks": (("dense_2", "conv"),)},
+            r"trained_blocks\[0\]: .*; got 'conv'. Choose among dense_1, dense_2",
+        ),
+        ({"trained_blocks": (3,)}, r"trained_blocks\[0\]: must be at most the number of blocks; got 3 of 2"),
+        ({"trained_blocks": (0,)}, r"trained_blocks\[0\]: must be an integer of at least 1; got 0"),
+        ({"client_class": [0.0] * 7}, "client_class: must hold one integer for each client; got float64"),
+        ({"client_class": [0] * 6 + [-1]}, r"client_class: must lie in \[0, 4\); got -1 at position 6"),
+        ({"num_active": (1, 1, 1)}, r"num_active: must be at least 1 in all, .* got \(1, 1, 1\) for classes of"),
+        ({"num_active": (0, 0, 0, 0)}, "num_active: must be at least 1 in all"),
+        ({"num_active": (1, 1, -1, 1)}, r"num_active\[2\]: must be an integer of at least 0"),
+        ({"frozen_batch_norm": "static"}, "frozen_batch_norm: must be one of running, batch; got 'static'"),
+        ({"momentum": -0.1}, "momentum: must be non-negative"),
+    ],
+)
+def test_what_it_refuses(options, message):
+    with pytest.raises(ArgumentError, match=f"^{message}"):
+        learner(**options)
+
+
+def test_the_classes_of_clients_are_known_on_the_host():
+    with pytest.raises(ArgumentError, match=r"^client_class: must be known on the host; got a traced value"):
+        jax.jit(lambda classes: learner(client_class=classes).init(KEY, uneven_data(SIZES)))(CLIENT_CLASS)

@@ -1,0 +1,272 @@
+"""Partial averaging: a plain loop, federated averaging and independent training as its ends, what is shared and not."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from problems import linear_task, run, small_task, start, uneven_data
+from reference.network import as_float64
+from reference.partial_averaging import partial_averaging as reference_partial_averaging
+
+import jaxfl
+from jaxfl import ArgumentError
+from jaxfl.algorithms.partial_averaging import partial_averaging
+from jaxfl.core import Variables
+from jaxfl.models import classification, layers, sequential
+
+KEY = jax.random.key(11)
+SIZES = (7, 3, 9, 1)
+BATCH = 4  # more than two of the nodes hold
+ROUNDS = 8
+
+
+def normalized(hidden=5):
+    """Dense layers with batch normalization and dropout between them."""
+    named = [
+        ("dense_1", layers.dense(6, hidden)),
+        ("norm", layers.batch_norm(hidden)),
+        ("tanh", layers.tanh()),
+        ("dropout", layers.dropout(0.3)),
+        ("dense_2", layers.dense(hidden, 3)),
+    ]
+    return classification(sequential(named))
+
+
+PARTS = {"output side": ("norm", "dense_2"), "channels": normalized(hidden=2), "nothing": (), "everything": "all"}
+
+
+def learner(task=None, **changes):
+    """Three steps at each of four nodes."""
+    options = {"synchronized": ("dense_2",), "num_local_steps": 3, "batch_size": BATCH, "step_size": 0.2, **changes}
+    return partial_averaging(small_task() if task is None else task, **options)
+
+
+class Round:
+    """One round with batch normalization from nodes that have parted, compiled once for all tests."""
+
+    def __init__(self, part):
+        self.algorithm = learner(normalized(), synchronized=PARTS[part], momentum=0.9, weight_decay=0.01)
+        self.update = jax.jit(self.algorithm.update)
+
+
+one_round = functools.cache(Round)
+
+
+@functools.cache
+def parted():
+    """Data, a state whose nodes have nothing in common, and draws."""
+    data, rng = uneven_data(SIZES), np.random.default_rng(1)
+    algorithm = one_round("nothing").algorithm
+    shapes = jax.eval_shape(algorithm.init, KEY, data)
+
+    def moved(shape):
+        return jnp.asarray(rng.uniform(0.2, 1.0, shape.shape), shape.dtype)
+
+    state = shapes._replace(
+        params=jax.tree.map(moved, shapes.params),
+        model_state=jax.tree.map(moved, shapes.model_state),
+        round_index=jnp.int32(3),
+    )
+    return data, state, jax.jit(algorithm.draw)(KEY, state, data)
+
+
+def variables(state):
+    return Variables(state.params, state.model_state)
+
+
+def flat(tree):
+    """All numbers of a tree, (n, d)."""
+    return np.concatenate([np.asarray(leaf).reshape(len(leaf), -1) for leaf in jax.tree.leaves(tree)], axis=1)
+
+
+def shared(tree):
+    """Leaves (*leaf), bool: whether all nodes have the same number."""
+    return jax.tree.map(lambda leaf: np.asarray((leaf == leaf[:1]).all(axis=0)), tree)
+
+
+def variable_shapes(task):
+    return Variables(jax.eval_shape(task.init, KEY), jax.eval_shape(task.init_state))
+
+
+def blocks_mask(blocks):
+    """Leaves (*leaf), bool: True in these blocks."""
+
+    def of(tree):
+        return {name: jax.tree.map(lambda leaf, n=name: np.full(leaf.shape, n in blocks), tree[name]) for name in tree}
+
+    return Variables(*map(of, variable_shapes(normalized())))
+
+
+def channels_mask():
+    """Leaves (*leaf), bool: True where the first two hidden units are concerned, and nothing but them."""
+
+    def box(wide, narrow):
+        mask = np.zeros(wide.shape, bool)
+        mask[tuple(map(slice, narrow.shape))] = True
+        return mask
+
+    return jax.tree.map(box, variable_shapes(normalized()), variable_shapes(PARTS["channels"]))
+
+
+REFERENCE = {
+    "output side": (("dense_2",), lambda name, part, position: name == "dense_2"),
+    "channels": (
+        small_task(hidden=2),
+        # The logits and the inputs are no channels: only hidden units count.
+        lambda name, part, position: (position[-1] if name == "dense_1" else 0 if part == "bias" else position[0]) < 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("part", REFERENCE)
+def test_follows_the_plain_loop(part):
+    synchronized, is_synchronized = REFERENCE[part]
+    decay = optax.exponential_decay(0.2, 5, 0.5)
+    algorithm = learner(synchronized=synchronized, momentum=0.9, weight_decay=0.05, step_size=decay)
+    data = uneven_data(SIZES)
+    first = start(algorithm, KEY, data)
+    state, infos = run(algorithm, KEY, data, ROUNDS, first)
+    drawn = jax.jit(jax.vmap(lambda r: algorithm.draw(KEY, first._replace(round_index=r), data)))
+    indices = np.asarray(drawn(jnp.arange(ROUNDS, dtype=jnp.int32)).batch_indices)
+    inputs, labels = np.asarray(data.inputs), np.asarray(data.labels)
+    samples = [
+        [(inputs[j], int(labels[j])) for j in row[:size]]
+        for row, size in zip(np.asarray(data.indices), SIZES, strict=True)
+    ]
+    rounds = [
+        [[[s for s in step if s < size] for step in steps] for steps, size in zip(one, SIZES, strict=True)]
+        for one in indices
+    ]
+    models, losses = reference_partial_averaging(
+        [as_float64(first.params, node) for node in range(len(SIZES))],
+        samples,
+        rounds,
+        is_synchronized,
+        step_size=lambda r: 0.2 * 0.5 ** (r / 5),
+        momentum=0.9,
+        weight_decay=0.05,
+    )
+    expected = flat(jax.tree.map(lambda *leaves: np.stack(leaves), *models))
+    np.testing.assert_allclose(flat(state.params), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(infos.loss, losses, rtol=1e-4)
+    spread = np.mean(np.sum((expected - expected.mean(axis=0)) ** 2, axis=1))
+    np.testing.assert_allclose(infos.consensus_distance[-1], spread, rtol=1e-4)
+    used = [[sum(map(len, batches)) for batches in one] for one in rounds]
+    np.testing.assert_array_equal(infos.gradient_evaluations, used)
+    bits = 32 * sum(
+        is_synchronized(name, part, position)
+        for name, layer in models[0].items()
+        for part, leaf in layer.items()
+        for position in np.ndindex(leaf.shape)
+    )
+    assert 0 < bits < 32 * expected.shape[1]
+    np.testing.assert_array_equal(infos.bits_sent, np.full((ROUNDS, 4), bits))
+    np.testing.assert_array_equal(infos.bits_received, infos.bits_sent)
+
+
+def test_averaging_all_is_federated_averaging():
+    """With all clients active and uniform weights: batches, dropout, momentum, batch statistics, from the same key."""
+    data, options = uneven_data(SIZES), {"num_local_steps": 3, "batch_size": BATCH, "step_size": 0.2, "momentum": 0.9}
+    server = jaxfl.fed_avg(normalized(), num_active=4, weighting="uniform", weight_decay=0.01, **options)
+    algorithm = one_round("everything").algorithm
+    state, infos = run(algorithm, KEY, data, 3)
+    expected, expected_infos = run(server, KEY, data, 3)
+    assert isinstance(algorithm.node_params(state), Variables)
+    nodes, one = algorithm.node_params(state), server.node_params(expected)
+    for ours, theirs in zip(jax.tree.leaves(nodes), jax.tree.leaves(one), strict=True):
+        np.testing.assert_allclose(ours, np.broadcast_to(theirs, ours.shape), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(infos.loss.mean(axis=1), expected_infos.loss, rtol=1e-4)
+    np.testing.assert_array_equal(infos.bits_sent, expected_infos.bits_sent)
+    np.testing.assert_array_equal(infos.gradient_evaluations, expected_infos.gradient_evaluations)
+    assert infos.consensus_distance.max() < 1e-10
+
+
+@pytest.mark.parametrize("part", ["output side", "channels"])
+def test_what_is_synchronized_is_equal_and_the_rest_is_the_nodes_own(part):
+    data, state, draws = parted()
+    own, _ = one_round("nothing").update(state, data, draws)
+    new, info = one_round(part).update(state, data, draws)
+    expected = channels_mask() if part == "channels" else blocks_mask(PARTS[part])
+    jax.tree.map(np.testing.assert_array_equal, shared(variables(new)), expected)
+    is_part = flat(jax.tree.map(lambda leaf: leaf[None], expected))[0]
+    assert not shared(flat(variables(state))).any(), "nodes must have nothing in common for this test to mean something"
+    alone, found = flat(variables(own)), flat(variables(new))
+    np.testing.assert_array_equal(found[:, ~is_part], alone[:, ~is_part])
+    np.testing.assert_allclose(found[:, is_part], np.tile(alone[:, is_part].mean(axis=0), (4, 1)), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(info.bits_sent, np.full(4, 32 * is_part.sum()))
+    assert 0 < is_part.sum() < is_part.size
+
+
+def test_independent_nodes_do_not_depend_on_each_other():
+    """Each trains as if it were the only one: of other nodes, neither model nor data matter."""
+    data, state, draws = parted()
+    update = one_round("nothing").update
+    new, info = update(state, data, draws)
+    np.testing.assert_array_equal(info.bits_sent, np.zeros(4))
+    for node, size in enumerate(SIZES):
+        own = np.asarray(data.indices)[node, :size]
+        strange = data._replace(
+            labels=jnp.where(np.isin(np.arange(sum(SIZES)), own), data.labels, (data.labels + 1) % 3)
+        )
+        elsewhere = jax.tree.map(
+            lambda leaf, n=node: leaf + (jnp.arange(4) != n).astype(leaf.dtype).reshape(4, *[1] * (leaf.ndim - 1)),
+            variables(state),
+        )
+        moved, _ = update(state._replace(params=elsewhere.params, model_state=elsewhere.model_state), strange, draws)
+        same = (flat(variables(moved)) == flat(variables(new))).all(axis=1)
+        assert same.tolist() == [other == node for other in range(4)]
+
+
+def test_padding_never_contributes():
+    """A node's samples alone train it: all others' may be NaN, and each of its own matters."""
+    data = uneven_data(SIZES)
+    data = data._replace(inputs=np.asarray(data.inputs), labels=np.asarray(data.labels))
+    algorithm = learner(linear_task(), synchronized=(), batch_size=12)  # more than the largest node, and than J_max
+    state = start(algorithm, KEY, data)
+    slots = np.arange(12, dtype=np.int32)  # a batch of everything, in order; the rest is padding
+    update, draws = jax.jit(algorithm.update), jax.jit(algorithm.draw)(KEY, state, data)
+    draws = draws._replace(batch_indices=np.broadcast_to(slots, draws.batch_indices.shape))
+    clean, info = update(state, data, draws)
+    np.testing.assert_array_equal(info.gradient_evaluations, 3 * np.array(SIZES))
+    for node, size in enumerate(SIZES):
+        own = np.asarray(data.indices)[node, :size]
+        broken = data._replace(inputs=data.inputs.copy())
+        broken.inputs[np.setdiff1d(np.arange(len(data.inputs)), own)] = np.nan
+        found = flat(update(state, broken, draws)[0].params)
+        np.testing.assert_array_equal(found[node], flat(clean.params)[node])
+        for sample in own:
+            moved = data._replace(labels=data.labels + (np.arange(len(data.labels)) == sample).astype(np.int32))
+            assert np.abs(flat(update(state, moved, draws)[0].params) - flat(clean.params))[node].max() > 1e-3
+
+
+def test_a_task_without_blocks_is_averaged_as_a_whole_or_not_at_all():
+    data = uneven_data(SIZES)
+    state, _ = run(learner(linear_task(), synchronized="all"), KEY, data, 1)
+    assert shared(state.params["w"]).all()
+    with pytest.raises(
+        ArgumentError, match=r"^synchronized: .*; got 'w'\. This task has no blocks: pass 'all' or \(\)"
+    ):
+        learner(linear_task(), synchronized=("w",))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"synchronized": ("dense_3",)}, "synchronized: must hold blocks .*; got 'dense_3'. Choose among dense_1, d"),
+        ({"synchronized": "dense_2"}, "synchronized: must hold blocks of the task, .*; got 'dense_2'"),
+        ({"synchronized": small_task(hidden=6)}, "synchronized: must not have a larger leaf"),
+        ({"axis_groups": {"dense_1/kernel": {0: 2}}}, "axis_groups: must be left out unless synchronized is a task"),
+        (
+            {"synchronized": small_task(hidden=2), "axis_groups": {"dense_3/kernel": {0: 2}}},
+            "axis_groups: must name parameters or model state; got 'dense_3/kernel'",
+        ),
+        ({"num_local_steps": 0}, "num_local_steps: must be an integer of at least 1; got 0"),
+        ({"momentum": -0.1}, "momentum: must be non-negative"),
+    ],
+)
+def test_what_it_refuses(options, message):
+    with pytest.raises(ArgumentError, match=f"^{message}"):
+        learner(**options)

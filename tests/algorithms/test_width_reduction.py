@@ -1,0 +1,390 @@
+"""HeteroFL and FjORD: the papers' lines, who holds what, federated averaging as a special case, model state."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from problems import small_task, uneven_data
+from reference.network import as_float64
+from reference.width_reduction import width_reduction as reference_width_reduction
+
+import jaxfl
+from jaxfl import ArgumentError
+from jaxfl.algorithms.width_reduction import Draws, State, width_reduction
+from jaxfl.core import Task, Variables
+from jaxfl.core.tasks import calibrated_state
+from jaxfl.core.tree import size
+from jaxfl.models import classification, layers, sequential
+from jaxfl.models.scaler import scaled
+
+KEY = jax.random.key(11)
+SIZES = (7, 3, 9, 1, 6)
+CLASSES = (2, 0, 1, 2, 1)
+WIDTHS = (5, 3, 2)  # hidden units of each class
+BATCH = 4  # more than two of the clients hold
+ROUNDS = 15
+STRATIFIED = (1, 1, 1)
+
+
+def learner(tasks=None, **changes):
+    """Three of five clients, three steps."""
+    options = {"num_active": 3, "num_local_steps": 3, "batch_size": BATCH, "step_size": 0.2, **changes}
+    return width_reduction(
+        [small_task(hidden=width) for width in WIDTHS] if tasks is None else tasks,
+        **{"client_class": CLASSES, **options},
+    )
+
+
+def flat(tree):
+    """All numbers of a tree, (d,), float64."""
+    return np.concatenate([np.asarray(leaf, np.float64).reshape(-1) for leaf in jax.tree.leaves(tree)])
+
+
+def run_keeping_draws(algorithm, data, num_rounds):
+    """(first state, last state, draws and infos stacked), compiled as one program."""
+
+    def one_round(state, _):
+        draws = algorithm.draw(KEY, state, data)
+        state, info = algorithm.update(state, data, draws)
+        return state, (draws, info)
+
+    @jax.jit
+    def rounds():
+        first = algorithm.init(KEY, data)
+        last, (draws, infos) = jax.lax.scan(one_round, first, length=num_rounds)
+        return first, last, draws, infos
+
+    return rounds()
+
+
+def chosen(active, *, widths=None, keys=False, seed=0):
+    """Draws made here: batches of the clients' own samples, which cost no compilation."""
+    rng = np.random.default_rng(seed)
+    batches = np.full((len(active), 3, BATCH), max(SIZES), np.int32)
+    for row, client in enumerate(active):
+        for step in range(3):
+            own = rng.permutation(SIZES[client])[:BATCH]
+            batches[row, step, : len(own)] = own
+    return Draws(
+        active=jnp.asarray(active, jnp.int32),
+        batch_indices=jnp.asarray(batches),
+        dropout_keys=jax.random.split(KEY, (len(active), 3)) if keys else None,
+        widths=None if widths is None else jnp.asarray(widths, jnp.int32),
+    )
+
+
+@pytest.mark.parametrize("ordered_dropout", [False, True], ids=["heterofl", "fjord"])
+@pytest.mark.parametrize("num_active", [3, STRATIFIED], ids=["uniform", "stratified"])
+def test_follows_the_papers_lines(num_active, ordered_dropout):
+    options = {"momentum": 0.9, "weight_decay": 0.05} if ordered_dropout else {"weighting": "uniform"}
+    step_size = optax.exponential_decay(0.2, 5, 0.5)
+    algorithm = learner(num_active=num_active, ordered_dropout=ordered_dropout, step_size=step_size, **options)
+    data = uneven_data(SIZES)
+    first, state, draws, infos = run_keeping_draws(algorithm, data, ROUNDS)
+    draws = jax.tree.map(np.asarray, draws)
+    inputs, labels = np.asarray(data.inputs), np.asarray(data.labels)
+    samples = [
+        [(inputs[j], int(labels[j])) for j in row[:size]]
+        for row, size in zip(np.asarray(data.indices), SIZES, strict=True)
+    ]
+    rounds = []
+    for number, active in enumerate(draws.active):
+        rounds.append([])
+        for row, client in enumerate(active):
+            own = [[s for s in batch if s < SIZES[client]] for batch in draws.batch_indices[number, row]]
+            classes = draws.widths[number, row] if ordered_dropout else [CLASSES[client]] * 3
+            rounds[-1].append((client, [(b, WIDTHS[c]) for b, c in zip(own, classes, strict=True)]))
+    x0 = as_float64(algorithm.node_params(first), 0)
+    x, losses = reference_width_reduction(
+        x0,
+        samples,
+        [WIDTHS[c] for c in CLASSES],
+        rounds,
+        step_size=lambda r: 0.2 * 0.5 ** (r / 5),
+        **{"momentum": 0.0, "weight_decay": 0.0, **options},
+    )
+    found = flat(as_float64(algorithm.node_params(state), 0))
+    assert np.linalg.norm(found - flat(x)) < 1e-5 * np.linalg.norm(flat(x))
+    np.testing.assert_allclose(infos.loss, losses, rtol=1e-4)
+    used = np.zeros((ROUNDS, len(SIZES)), int)
+    for number, active in enumerate(rounds):
+        for client, steps in active:
+            used[number, client] = sum(len(batch) for batch, _ in steps)
+    np.testing.assert_array_equal(infos.gradient_evaluations, used)
+    np.testing.assert_array_equal(infos.active, used > 0)
+    bits = (used > 0) * np.array([32 * (6 * w + w + w * 3 + 3) for w in (WIDTHS[c] for c in CLASSES)])
+    np.testing.assert_array_equal(infos.bits_sent, bits)
+    np.testing.assert_array_equal(infos.bits_received, bits)
+    assert (infos.update_norm > 0).all()
+
+
+def linear(features):
+    """Least squares on the first features."""
+    return jaxfl.from_functions(
+        lambda key: {"w": 0.1 * jax.random.normal(key, (features,), jnp.float32)},
+        lambda params, x, y: (x[:, :features] @ params["w"] - y.astype(jnp.float32)) ** 2,
+    )
+
+
+LINEAR = [linear(6), linear(4)]
+TWO_CLASSES = {"client_class": [0, 1, 1, 0, 1], "step_size": 0.05}
+
+
+FED_AVG = {"num_active": 3, "num_local_steps": 3, "batch_size": BATCH, "step_size": 0.05}
+ACTIVE = (0, 2, 4)
+
+
+def fed_avg_round(task, params, draws, **options):
+    """(new params, info) of federated averaging on these draws."""
+    algorithm = jaxfl.fed_avg(task, **FED_AVG, **options)
+    data = uneven_data(SIZES)
+    state = algorithm.init(KEY, data)._replace(params=params)
+    new, info = jax.jit(algorithm.update)(state, data, draws)  # it reads the fields that both have
+    return new.params, info
+
+
+@pytest.mark.parametrize("ordered_dropout", [False, True])
+def test_one_class_is_fed_avg(ordered_dropout):
+    """Of the full model, with FjORD having one width to choose from; the other class has no clients."""
+    data, options = uneven_data(SIZES), {"momentum": 0.9, "weight_decay": 0.05}
+    tasks, widths = (LINEAR[:1], np.zeros((3, 3))) if ordered_dropout else (LINEAR, None)
+    algorithm = learner(tasks, client_class=[0] * 5, step_size=0.05, ordered_dropout=ordered_dropout, **options)
+    state, draws = algorithm.init(KEY, data), chosen(ACTIVE, widths=widths)
+    new, info = jax.jit(algorithm.update)(state, data, draws)
+    expected, expected_info = fed_avg_round(LINEAR[0], state.params, draws, **options)
+    np.testing.assert_allclose(new.params["w"], expected["w"], rtol=1e-5, atol=1e-7)
+    for name in ("loss", "active", "bits_sent", "bits_received", "gradient_evaluations", "update_norm"):
+        np.testing.assert_allclose(getattr(info, name), getattr(expected_info, name), rtol=1e-4)
+
+
+def test_one_narrow_class_is_fed_avg_on_the_narrow_model():
+    """And elements that no active client holds stay bit for bit."""
+    data = uneven_data(SIZES)
+    algorithm = learner(LINEAR, client_class=[1] * 5, step_size=0.05, weighting="uniform")
+    state, draws = algorithm.init(KEY, data), chosen(ACTIVE)
+    new, info = jax.jit(algorithm.update)(state, data, draws)
+    expected, expected_info = fed_avg_round(LINEAR[1], {"w": state.params["w"][:4]}, draws, weighting="uniform")
+    np.testing.assert_allclose(new.params["w"][:4], expected["w"], rtol=1e-5)
+    np.testing.assert_array_equal(new.params["w"][4:], state.params["w"][4:])
+    np.testing.assert_allclose(info.loss, expected_info.loss, rtol=1e-5)
+    np.testing.assert_array_equal(info.bits_sent, expected_info.bits_sent)
+
+
+def test_an_element_becomes_the_mean_over_the_active_clients_that_hold_it():
+    """Elements that no active client holds stay bit for bit."""
+    data, draws = uneven_data(SIZES), chosen((3, 1, 4))
+    state = learner(LINEAR, **TWO_CLASSES).init(KEY, data)
+
+    def after(num_active, rows):
+        update = jax.jit(learner(LINEAR, **TWO_CLASSES, num_active=num_active).update)
+        return np.asarray(update(state, data, jax.tree.map(lambda leaf: leaf[rows], draws))[0].params["w"], np.float64)
+
+    of_wide, of_narrow, found = after((1, 0), slice(0, 1)), after((0, 2), slice(1, 3)), after((1, 2), slice(0, 3))
+    counts = np.array(SIZES)[np.asarray(draws.active)]
+    share = counts[0] / counts.sum()
+    np.testing.assert_allclose(found[:4], share * of_wide[:4] + (1 - share) * of_narrow[:4], rtol=1e-5)
+    np.testing.assert_allclose(found[4:], of_wide[4:], rtol=1e-6)
+    np.testing.assert_array_equal(of_narrow[4:], state.params["w"][4:])
+    assert np.abs(found - np.asarray(state.params["w"])).min() > 1e-4
+
+
+@pytest.mark.parametrize("ordered_dropout", [False, True])
+def test_padding_never_contributes(ordered_dropout):
+    """Each client in turn trains alone, then on a pool in which all other samples are NaN: the same bits, and all of
+    its own samples matter."""
+    data = uneven_data(SIZES)
+    data = data._replace(inputs=np.asarray(data.inputs), labels=np.asarray(data.labels))
+    # More than the largest client, and than J_max; uniform sampling, so that one program serves both classes.
+    algorithm = learner(LINEAR, **TWO_CLASSES, num_active=1, batch_size=12, ordered_dropout=ordered_dropout)
+    state = algorithm.init(KEY, data)
+    update = jax.jit(algorithm.update)
+    batches = jnp.broadcast_to(jnp.arange(12, dtype=jnp.int32), (1, 3, 12))  # everything; the rest is padding
+    for client, size_of_client in enumerate(SIZES):
+        widths = jnp.ones((1, 3), jnp.int32) if ordered_dropout else None
+        draws = Draws(jnp.array([client], jnp.int32), batches, None, widths)
+        own = np.asarray(data.indices)[client, :size_of_client]
+        clean = update(state, data, draws)
+        broken = data._replace(inputs=data.inputs.copy())
+        broken.inputs[np.setdiff1d(np.arange(len(data.inputs)), own)] = np.nan
+        for ours, theirs in zip(jax.tree.leaves(clean), jax.tree.leaves(update(state, broken, draws)), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        assert np.isfinite(flat(clean)).all()
+        assert int(clean[1].gradient_evaluations[client]) == 3 * size_of_client
+        for sample in own:
+            moved = data._replace(labels=data.labels + (np.arange(len(data.labels)) == sample).astype(np.int32))
+            assert np.abs(flat(update(state, moved, draws)[0].params) - flat(clean[0].params)).max() > 1e-4
+
+
+def test_a_clients_batches_and_widths_do_not_depend_on_who_else_is_active():
+    """And widths are uniform among the client's own and the narrower ones."""
+    data, count = uneven_data(SIZES), 400
+
+    def drawn(num_active):
+        algorithm = learner(num_active=num_active, ordered_dropout=True)
+        rounds = jnp.arange(count, dtype=jnp.int32)
+        draw = jax.vmap(lambda r: algorithm.draw(KEY, State(params=None, model_state=None, round_index=r), data))
+        return jax.tree.map(np.asarray, jax.jit(draw)(rounds))
+
+    some, everybody = drawn(STRATIFIED), drawn(5)
+    np.testing.assert_array_equal(np.array(CLASSES)[some.active], np.broadcast_to([0, 1, 2], (count, 3)))
+    for name in ("batch_indices", "widths"):
+        for active, ours, all_of_them in zip(some.active, getattr(some, name), getattr(everybody, name), strict=True):
+            np.testing.assert_array_equal(ours, all_of_them[active])
+    for client, number in enumerate(CLASSES):
+        counts = np.bincount(everybody.widths[:, client].reshape(-1), minlength=3)
+        draws, share = 3 * count, 1 / (3 - number)
+        assert counts[:number].sum() == 0
+        assert np.all(np.abs(counts[number:] - share * draws) <= 4 * np.sqrt(share * (1 - share) * draws))
+
+
+def test_a_client_sends_and_receives_its_slice_alone():
+    """Of parameters and model state; idle clients send nothing."""
+    data = uneven_data(SIZES)
+    algorithm = learner([with_state(6), with_state(4)], **TWO_CLASSES)
+    info = jax.jit(algorithm.update)(algorithm.init(KEY, data), data, chosen((0, 2, 3), keys=True))[1]
+    np.testing.assert_array_equal(info.bits_sent, [32 * 12, 0, 32 * 8, 32 * 12, 0])
+    np.testing.assert_array_equal(info.bits_received, info.bits_sent)
+
+
+@functools.cache
+def with_state(features):
+    """Least squares on the first features less their running mean, with one of three shifts chosen by a key."""
+
+    def shifted_loss(params, centre, inputs, labels, shift):
+        return ((inputs[:, :features] - centre[None]) @ params["w"] - labels.astype(jnp.float32) + shift) ** 2
+
+    def loss(variables, inputs, labels):
+        return shifted_loss(variables.params, variables.model_state["mean"], inputs, labels, 0.0)
+
+    def train_loss(params, model_state, inputs, labels, weights, key):
+        batch_mean = weights @ inputs[:, :features] / weights.sum()
+        shift = jax.random.randint(key, (), 0, 3, jnp.int32).astype(jnp.float32)
+        new = {"mean": 0.5 * model_state["mean"] + 0.5 * batch_mean}
+        return shifted_loss(params, batch_mean, inputs, labels, shift), new
+
+    return Task(
+        init=lambda key: {"w": 0.1 * jax.random.normal(key, (features,), jnp.float32)},
+        loss=loss,
+        metrics=lambda variables, inputs, labels: {"loss": loss(variables, inputs, labels)},
+        init_state=lambda: {"mean": jnp.zeros(features, jnp.float32)},
+        train_loss=train_loss,
+    )
+
+
+@pytest.mark.parametrize("ordered_dropout", [False, True])
+def test_batch_statistics_are_averaged_like_parameters(ordered_dropout):
+    """Over those that hold them; a step of FjORD moves those of its width. Each step has a key of its own."""
+    data = uneven_data(SIZES)
+    tasks = [with_state(6), with_state(4), with_state(3)]
+    algorithm = learner(
+        tasks, client_class=[1, 1, 2, 1, 2], num_active=5, step_size=0.05, ordered_dropout=ordered_dropout
+    )
+    state = algorithm.init(KEY, data)
+    state = state._replace(model_state={"mean": jnp.linspace(0.5, 1.0, 6, dtype=jnp.float32)})
+    widths = np.array([[1, 2, 1], [2, 1, 1], [2, 2, 2], [1, 1, 2], [2, 2, 2]]) if ordered_dropout else None
+    draws: Any = chosen(range(5), widths=widths, keys=True)
+    new, _ = jax.jit(algorithm.update)(state, data, draws)
+
+    inputs, labels = np.asarray(data.inputs, np.float64), np.asarray(data.labels, np.float64)
+    sums, weights = {"w": np.zeros(6), "mean": np.zeros(6)}, np.zeros(6)
+    for i, number in enumerate([1, 1, 2, 1, 2]):
+        held = (6, 4, 3)[number]
+        w = np.asarray(state.params["w"], np.float64)[:held]
+        mean = np.asarray(state.model_state["mean"], np.float64)[:held]
+        for t in range(3):
+            width = (6, 4, 3)[int(draws.widths[i, t])] if ordered_dropout else held
+            own = [int(data.indices[i, s]) for s in draws.batch_indices[i, t] if s < SIZES[i]]
+            centre = inputs[own, :width].mean(axis=0)
+            mean[:width] = 0.5 * mean[:width] + 0.5 * centre
+            shift = int(jax.random.randint(draws.dropout_keys[i, t], (), 0, 3))
+            errors = (inputs[own, :width] - centre) @ w[:width] - labels[own] + shift
+            w[:width] -= 0.05 * 2 * errors @ (inputs[own, :width] - centre) / len(own)
+        sums["w"][:held] += SIZES[i] * w
+        sums["mean"][:held] += SIZES[i] * mean
+        weights[:held] += SIZES[i]
+    np.testing.assert_allclose(new.params["w"][:4], (sums["w"] / np.maximum(weights, 1))[:4], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(new.model_state["mean"][:4], (sums["mean"] / np.maximum(weights, 1))[:4], rtol=1e-5)
+    np.testing.assert_array_equal(new.params["w"][4:], state.params["w"][4:])
+    np.testing.assert_array_equal(new.model_state["mean"][4:], state.model_state["mean"][4:])
+    node = algorithm.node_params(new)
+    assert isinstance(node, Variables)
+    np.testing.assert_array_equal(node.model_state["mean"], new.model_state["mean"][None])
+
+
+def test_a_narrow_client_costs_less():
+    """Counted by the compiler: 20 of 200 hidden units, by HeteroFL."""
+    tasks, data = [small_task(hidden=width) for width in (200, 20)], uneven_data(SIZES)
+
+    def flops(num_active):
+        options = {"num_active": num_active, "num_local_steps": 1, "batch_size": 64}
+        algorithm = learner(tasks, client_class=[0, 0, 1, 1, 1], **options)
+        state = jax.eval_shape(algorithm.init, KEY, data)
+        update = jax.jit(algorithm.update).lower(state, data, jax.eval_shape(algorithm.draw, KEY, state, data))
+        cost: Any = update.cost_analysis()
+        return cost["flops"]
+
+    assert flops((0, 2)) < 0.2 * flops((2, 0))
+    assert size(jax.eval_shape(tasks[1].init, KEY)) < 0.11 * size(jax.eval_shape(tasks[0].init, KEY))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tasks": LINEAR}, r"client_class: must lie in \[0, 2\); got 2 at position 0"),
+        ({"axis_groups": {"dense_1/weight": {0: 2}}}, "axis_groups: must name parameters .* got 'dense_1/weight'"),
+        ({"axis_groups": {"dense_2/kernel": {0: 2}}}, "axis_groups: must cut an axis of every model into equal runs"),
+        ({"axis_groups": {"dense_2/kernel": {2: 1}}}, "axis_groups: must cut an axis of every model into equal runs"),
+        ({"axis_groups": {"dense_2/kernel": {0: 0}}}, r"axis_groups\['dense_2/kernel'\]: must be an integer of at"),
+        ({"num_local_steps": 0}, "num_local_steps: must be an integer of at least 1"),
+        ({"weighting": "size"}, "weighting: must be one of data, uniform; got 'size'"),
+        ({"num_active": (1, 1)}, "num_active: must be"),
+    ],
+)
+def test_what_it_refuses(options, message):
+    with pytest.raises(ArgumentError, match=f"^{message}"):
+        learner(**options)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        ([], "must hold the full model"),
+        ([small_task(), linear(3)], "must have the same parameters and model state"),
+        ([linear(4), with_state(4)], "must have the same parameters and model state"),
+        ([small_task(hidden=3), small_task(hidden=4)], "must not have a larger leaf"),
+    ],
+)
+def test_tasks_that_are_no_slices_are_refused(tasks, message):
+    with pytest.raises(ArgumentError, match=f"^tasks: {message}"):
+        learner(tasks, client_class=[0] * 5)
+
+
+def test_data_of_other_clients_are_refused():
+    with pytest.raises(ArgumentError, match=r"^client_class: must hold the class of each client; got 5 for data of 2"):
+        learner().init(KEY, uneven_data((3, 4)))
+
+
+def test_static_normalization_and_the_scaler_train_one_model_of_all_classes():
+    """Nothing is tracked while training; with calibrated statistics the full model has learned."""
+
+    def network(width):
+        norm = scaled(layers.batch_norm(width, tracked=False), width / 5)
+        named = [("dense_1", layers.dense(6, width)), ("norm", norm), ("tanh", layers.tanh())]
+        return classification(sequential([*named, ("dense_2", layers.dense(width, 3))]))
+
+    tasks, data = [network(width) for width in WIDTHS], uneven_data((12, 9, 15, 10, 14))
+    data = data._replace(labels=jnp.argmax(data.inputs[:, :3], axis=1).astype(jnp.int32))  # what can be learned
+    first, last, *_ = run_keeping_draws(learner(tasks, num_active=STRATIFIED), data, 40)
+    jax.tree.map(np.testing.assert_array_equal, first.model_state, last.model_state)
+    batches = (data.inputs[None], data.labels[None], jnp.ones((1, len(data.labels))), KEY)
+
+    @jax.jit
+    def loss(params):
+        variables = Variables(params, calibrated_state(tasks[0], params, *batches))
+        return tasks[0].loss(variables, data.inputs, data.labels).mean()
+
+    assert loss(last.params) < 0.6 * loss(first.params)

@@ -1,0 +1,154 @@
+"""Seconds of a round: the structure of EmbracingFL's Table 8, and what every term is proportional to."""
+
+import numpy as np
+import pytest
+
+from jaxfl import ArgumentError
+from jaxfl.channel import cost
+from jaxfl.channel.device_profile import (
+    ONEPLUS_9_PRO,
+    ClientWork,
+    DeviceProfile,
+    partial_work,
+    reduced_work,
+    round_seconds,
+    training_bytes,
+)
+
+RESNET = cost.resnet20()
+CUTS = {"strong": (), "moderate": ("block_4",), "weak": ("block_4", "block_7")}
+WIDTHS = {"strong": 1.0, "moderate": 0.45, "weak": 0.2}
+PARTIAL = {name: partial_work(RESNET, cuts) for name, cuts in CUTS.items()}
+REDUCED = {name: reduced_work(cost.resnet20(width=width)) for name, width in WIDTHS.items()}
+EMBRACING, WIDTH = (
+    {name: round_seconds(work, ONEPLUS_9_PRO, batch_size=32, num_local_steps=1) for name, work in works.items()}
+    for works in (PARTIAL, REDUCED)
+)
+# Every rate another prime, so that no two terms can be confused.
+PROFILE = DeviceProfile(
+    forward_flops_per_second=2.0,
+    backward_flops_per_second=3.0,
+    backward_bytes_per_second=5.0,
+    io_bytes_per_second=7.0,
+    io_seconds=11.0,
+    downlink_bits_per_second=13.0,
+    uplink_bits_per_second=17.0,
+    latency_seconds=19.0,
+    memory_bytes=1e6,
+)
+WORK = ClientWork(
+    whole=cost.Counts(parameters=40, activations=50, macs=100, other_operations=30),
+    trained=cost.Counts(parameters=10, activations=20, macs=60, other_operations=5),
+    cuts=(8, 4),
+)
+
+
+def test_the_rows_that_the_profile_is_fitted_to():
+    # Table 8, in milliseconds.
+    np.testing.assert_allclose(1e3 * EMBRACING["strong"].forward, 2095.4)
+    np.testing.assert_allclose(1e3 * EMBRACING["strong"].backward, 419_643.8)
+    np.testing.assert_allclose([1e3 * EMBRACING[name].io for name in CUTS], [0, 678.4, 1316.8], rtol=1e-12)
+
+
+def test_forward_takes_equally_long_in_all_classes_and_less_for_narrower_models():
+    np.testing.assert_allclose([EMBRACING[name].forward for name in CUTS], 2.0954)
+    seconds = [WIDTH[name].forward for name in WIDTHS]
+    assert seconds[0] == EMBRACING["strong"].forward
+    assert seconds[0] > 2 * seconds[1] > 4 * seconds[2]
+    assert all(WIDTH[name].io == 0 for name in WIDTHS)
+
+
+def test_backward_and_io_are_those_of_the_trained_part_and_of_the_cuts():
+    for rows in (EMBRACING, WIDTH):
+        assert rows["strong"].backward > 2 * rows["moderate"].backward > 4 * rows["weak"].backward
+    # "The I/O time is almost double": the second cut is half as large.
+    assert 1.9 < EMBRACING["weak"].io / EMBRACING["moderate"].io < 2
+    # Measured backward passes of the other classes, which the fit has not seen, to within a quarter.
+    np.testing.assert_allclose(EMBRACING["moderate"].backward, 197.265, rtol=0.25)
+    np.testing.assert_allclose(EMBRACING["weak"].backward, 85.4483, rtol=0.25)
+
+
+@pytest.mark.parametrize("name", ["moderate", "weak"])
+def test_table_8_embracing_is_slower_forward_and_faster_backward_than_width_reduction(name):
+    partial, reduced = EMBRACING[name], WIDTH[name]
+    assert partial.forward + partial.io > reduced.forward + reduced.io
+    assert partial.backward < reduced.backward
+    assert sum(partial[:3]) < sum(reduced[:3])  # the backward pass dominates
+
+
+def test_the_model_is_received_once_and_the_trained_part_sent():
+    # "The total transferred data size is not affected", only the number of transfers.
+    link = ONEPLUS_9_PRO
+    for name, transfers in (("strong", 2), ("moderate", 3), ("weak", 4)):
+        bits = 32 * 272_762 / link.downlink_bits_per_second
+        bits += 32 * PARTIAL[name].trained.parameters / link.uplink_bits_per_second
+        np.testing.assert_allclose(EMBRACING[name].communication, bits + transfers * link.latency_seconds)
+    assert EMBRACING["weak"].communication < EMBRACING["strong"].communication
+
+
+def test_every_term_by_hand():
+    found = round_seconds(WORK, PROFILE, batch_size=6, num_local_steps=10)
+    # A forward pass has 230 operations, of which 125 are trained; 60 samples are used.
+    np.testing.assert_allclose(found.forward, (105 * 60 + 125 * 60) / 2)
+    held = 4 * (2 * 10 + 2 * 20 * 6)
+    np.testing.assert_allclose(found.backward, 2 * 125 * 60 / 3 + 10 * held / 5)
+    np.testing.assert_allclose(found.io, 2 * 11 + 2 * 4 * (8 + 4) * 60 / 7)
+    np.testing.assert_allclose(found.communication, 32 * 40 / 13 + 32 * 10 / 17 + 4 * 19)
+    # Algorithm 1 runs all of the client's samples through the frozen part, once a round.
+    more = round_seconds(WORK, PROFILE, batch_size=6, num_local_steps=10, num_stored_samples=100)
+    np.testing.assert_allclose(more.forward, (105 * 100 + 125 * 60) / 2)
+    np.testing.assert_allclose(more.io, 2 * 11 + 2 * 4 * (8 + 4) * 100 / 7)
+    assert (more.backward, more.communication) == (found.backward, found.communication)
+
+
+def test_work_of_the_classes():
+    assert [PARTIAL[name].trained.parameters for name in CUTS] == [272_762, 257_994, 206_346]  # Table 1
+    assert [REDUCED[name].whole.parameters for name in WIDTHS] == [272_762, 52_874, 10_006]  # Table 10
+    assert PARTIAL["weak"].cuts == (32 * 32 * 16, 16 * 16 * 32)
+    assert PARTIAL["strong"] == REDUCED["strong"]
+    lstm = partial_work(cost.bilstm(), ("lstm",))
+    assert lstm.cuts == (256 * 256,)
+
+
+def test_held_bytes_are_in_proportion_to_capacity():
+    whole = training_bytes(PARTIAL["strong"], 32)
+    assert whole == 8 * (272_762 + 6_947_136)
+    capacity = cost.capacity(PARTIAL["weak"].trained, PARTIAL["strong"].whole, batch_size=32)
+    np.testing.assert_allclose(training_bytes(PARTIAL["weak"], 32) / whole, capacity)
+
+
+def test_a_model_that_does_not_fit_is_refused():
+    exact = PROFILE._replace(memory_bytes=training_bytes(WORK, 6))
+    round_seconds(WORK, exact, batch_size=6, num_local_steps=1)
+    with pytest.raises(ArgumentError, match=r"^memory_bytes: must hold the 1\.2 kB .* batches of 7 .*; got 1\.0 kB"):
+        round_seconds(WORK, exact, batch_size=7, num_local_steps=1)
+    # A phone of 20 MB trains what the weak clients train, and not the whole model.
+    small = ONEPLUS_9_PRO._replace(memory_bytes=20e6)
+    round_seconds(PARTIAL["weak"], small, batch_size=32, num_local_steps=10)
+    with pytest.raises(ArgumentError, match=r"^memory_bytes: must hold the 57\.8 MB"):
+        round_seconds(PARTIAL["strong"], small, batch_size=32, num_local_steps=10)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: round_seconds(WORK, PROFILE, batch_size=0, num_local_steps=1), r"^batch_size: .* at least 1"),
+        (lambda: round_seconds(WORK, PROFILE, batch_size=1, num_local_steps=0), r"^num_local_steps: .* at least 1"),
+        (
+            lambda: round_seconds(WORK, PROFILE, batch_size=1, num_local_steps=1, num_stored_samples=0),
+            r"^num_stored_samples: .* at least 1",
+        ),
+        (
+            lambda: round_seconds(WORK, PROFILE._replace(io_seconds=0.0), batch_size=1, num_local_steps=1),
+            r"^io_seconds: must be positive",
+        ),
+        (lambda: training_bytes(WORK, 0), r"^batch_size: "),
+        (lambda: partial_work(RESNET, ("block_99",)), r"^trained_from: must be one of"),
+        (lambda: partial_work(RESNET, ("block_99", "block_4")), r"^cuts: .* in this order; got block_99, block_4"),
+        (lambda: partial_work(RESNET, ("block_7", "block_4")), r"^cuts: .* in this order; got block_7, block_4"),
+        (lambda: partial_work(RESNET, ("conv",)), r"^cuts: must be some of norm, relu, block_1"),
+    ],
+)
+def test_bad_arguments(call, message):
+    with pytest.raises(ArgumentError, match=message):
+        call()

@@ -15,7 +15,8 @@
 Images of noise, float32, 600 samples a client, SGD without momentum. A call runs several rounds in one loop with the
 state donated; batches are drawn in it, and the infos dropped. The rows of PyTorch are in `bench_peers_torch`: the same
 rounds from the same parameters, which take turns with ours in one process. w1_vs_torch and its like are our rate over
-that of PyTorch's fastest row.
+that of PyTorch's fastest row. Run that alone on the machine: where other processes take cores, PyTorch's threads wait
+for one another, and ratios flatter us without bound (w1: 32 beside many, 1.3 by the processor's time on one core).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import importlib.util
 import math
 import statistics
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -288,7 +289,9 @@ def _measure(setting: Setting, name: str, workload: Workload, against: str | Non
     return _report(name, workload, ours, {row: [s / rounds[row] for s in found] for row, found in seconds.items()})
 
 
-def _peer_calls(setting: Setting, workload: Workload, data: FederatedData) -> dict[str, Any]:
+def _peer_calls(
+    setting: Setting, workload: Workload, data: FederatedData
+) -> dict[str, tuple[Callable[[], float], int]]:
     """Row -> (function that runs rounds and returns their seconds, number of rounds)."""
     from experiments import bench_peers_torch  # not at the top: without a peer nothing of it need be installed
 

@@ -153,17 +153,17 @@ class Stem(nn.Module):
 
 def network(setting: Setting, workload: Workload) -> Any:
     """The workload's network; its layers have jaxfl's names."""
-    classes = setting.num_classes
+    classes, layers = setting.num_classes, {}
     if workload.network == "mlp":
         hidden = setting.push_sum_hidden if workload.method == "push_sum" else setting.mlp_hidden
-        layers = {
+        layers |= {
             "dense_1": nn.Linear(math.prod(setting.image_shape), hidden),
             "relu_1": nn.ReLU(),
             "dense_2": nn.Linear(hidden, classes),
         }
     elif workload.network == "cnn":
         (height, width, channels), (first, second) = setting.image_shape, setting.channels
-        layers = {
+        layers |= {
             "conv_1": nn.Conv2d(channels, first, setting.window, padding="same"),
             "relu_1": nn.ReLU(),
             "pool_1": nn.MaxPool2d(2),
@@ -177,7 +177,7 @@ def network(setting: Setting, workload: Workload) -> Any:
         }
     else:
         previous = setting.resnet_widths[0]
-        layers = {"stem": Stem(setting.resnet_shape[2], previous)}
+        layers["stem"] = Stem(setting.resnet_shape[2], previous)
         for stage, (features, count) in enumerate(zip(setting.resnet_widths, setting.resnet_blocks, strict=True), 1):
             for position in range(1, count + 1):
                 stride = 2 if stage > 1 and position == 1 else 1
@@ -320,10 +320,8 @@ def push_sum_loop(setting: Setting, workload: Workload, pool: tuple[Tensor, Tens
                     torch.div(values, weight, out=used)
             module.zero_grad()
             functional.cross_entropy(module(inputs[batch]), labels[batch]).backward()
-            half_step = []
-            for values, used in zip(own, module.parameters(), strict=True):
-                half_step.append(values.sub_(used.grad, alpha=setting.step_size))
-            sent.append(half_step)
+            pairs = zip(own, module.parameters(), strict=True)
+            sent.append([values.sub_(used.grad, alpha=setting.step_size) for values, used in pairs])
         shift = _shift(n, round_index)
         params = [
             [0.5 * (kept + other) for kept, other in zip(sent[i], sent[i - shift], strict=True)] for i in range(n)

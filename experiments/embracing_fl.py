@@ -34,10 +34,11 @@ from experiments.partial.build import (
     make_parts,
     with_measured_statistics,
 )
-from experiments.partial.config import RESNETS, Config, Resolved, Variant, plan, resolve
+from experiments.partial.config import RESNETS, Config, Resolved, resolve
 from experiments.partial.costs import class_costs, cost_lines, described, sizes_table, timing_table
 from experiments.partial.networks import check_widths, problem_of
 from experiments.partial.pictures import plot_added, plot_curves, plot_gaps
+from experiments.partial.plan import Variant, plan
 from experiments.partial.presets import PRESETS
 from experiments.partial.results import read_results, rounds_to_target
 from experiments.partial.tables import markdown

@@ -26,6 +26,7 @@ def subset(dataset: Dataset, num_train: int | None, num_test: int | None) -> Dat
     return dataset._replace(
         train_inputs=dataset.train_inputs[train],
         train_labels=dataset.train_labels[train],
+        train_writers=None if dataset.train_writers is None else dataset.train_writers[train],
         test_inputs=dataset.test_inputs[test],
         test_labels=dataset.test_labels[test],
     )

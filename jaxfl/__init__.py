@@ -1,7 +1,16 @@
 """JAX engine for decentralised and federated learning under limits of privacy, resources and communication."""
 
 from jaxfl import algorithms, channel, core, data, gradients, graphs, models, privacy
-from jaxfl.algorithms import a_dp2_sgd, d_psgd, dp2_sgd, embracing, fed_avg, gradient_tracking, push_sum
+from jaxfl.algorithms import (
+    a_dp2_sgd,
+    d_psgd,
+    dp2_sgd,
+    embracing,
+    fed_avg,
+    gradient_tracking,
+    push_sum,
+    width_reduction,
+)
 from jaxfl.core import Algorithm, ArgumentError, FederatedData, Task, from_flax, from_functions
 from jaxfl.data import federate
 from jaxfl.gradients import mini_batch, saga
@@ -34,4 +43,5 @@ __all__ = [
     "privacy",
     "push_sum",
     "saga",
+    "width_reduction",
 ]

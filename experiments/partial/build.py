@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments.partial.config import NARROW, Resolved, Variant
+from experiments.partial.config import NARROW, Resolved
 from experiments.partial.networks import Problem, axis_groups, make_network, make_task
+from experiments.partial.plan import Variant
 from experiments.problem import with_node_loop
 from jaxfl.algorithms import embracing, fed_avg, first_half, output_side
 from jaxfl.algorithms.width_reduction import width_reduction

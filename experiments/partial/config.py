@@ -1,11 +1,10 @@
-"""Options of experiments.embracing_fl, and the variants that they ask for."""
+"""Options of experiments.embracing_fl."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal
 
 from experiments.partial import paper
 from jaxfl.core import ArgumentError, check
@@ -31,7 +30,7 @@ class Config:
     shrink: int = 1
     """Average images over blocks of so many pixels a side."""
     method: tuple[Method, ...] = ("embracing", "width_reduction", "fed_avg")
-    """embracing: weaker clients train blocks of the output side. width_reduction (HeteroFL) and ordered_dropout (FjORD):
+    """embracing: weaker clients train blocks of the output side. width_reduction (HeteroFL), ordered_dropout (FjORD):
     they train the first channels of every layer. first_half, random_blocks: as many blocks as embracing trains, from
     the input side or drawn anew each round. fed_avg: the strong clients alone, the others take no part."""
     cases: tuple[int, ...] | None = None
@@ -96,8 +95,8 @@ class Config:
     step_size: float | None = None
     """Of the clients (digits: 0.1, cifar10: 0.4, imdb: 0.1, others: 0.04)."""
     decay_rounds: tuple[int, ...] | None = None
-    """After each of these rounds the step size falls to a tenth (cifar10: 80 and 90 %% of all rounds, imdb: 50 and 75
-    %%, others: never)."""
+    """After each of these rounds the step size falls to a tenth (cifar10: 80 and 90 % of all rounds, imdb: 50 and 75
+    %, others: never)."""
     momentum: float = 0.9
     """Of the clients; starts at zero in each round."""
     weight_decay: float = 1e-4
@@ -107,11 +106,11 @@ class Config:
     partition: str | None = None
     """dirichlet, iid or writers (femnist: writers, others: dirichlet)."""
     alpha: float | None = None
-    """Concentration of the dirichlet partition (0.1)."""
+    """Concentration of the dirichlet partition (digits: 0.5, others: 0.1)."""
     writers_per_node: int | None = None
     """Writers a client of the writers partition (2)."""
     rounds: int | None = None
-    """Communication rounds (digits: 40, cifar10: 1000, imdb: 400, others: 200)."""
+    """Communication rounds (digits: 150, cifar10: 1000, imdb: 400, others: 200)."""
     target_accuracy: tuple[float, ...] | None = None
     """Test accuracies in [0, 1], one or one for each case: summary.json says in which round each is reached."""
     seeds: tuple[int, ...] | None = None
@@ -160,33 +159,8 @@ class Resolved(Config):
     evaluate_every: int = 0
 
 
-class Setting(NamedTuple):
-    """How many clients of each class there are."""
-
-    case: int | None  # of Table 3
-    counts: tuple[int, int, int]  # strong, moderate, weak
-
-    @property
-    def label(self) -> str:
-        """Short, for the names of variants."""
-        if self.case is not None:
-            return f"case {self.case}"
-        return " ".join(f"{count} {name}" for count, name in zip(self.counts, CLASSES, strict=True) if count)
-
-
-class Variant(NamedTuple):
-    """The settings of one variant."""
-
-    method: Method
-    case: int | None
-    counts: tuple[int, int, int]  # strong, moderate, weak clients that take part
-    num_active: int | tuple[int, ...]  # of all, or of each class
-    batch_norm: BatchNorm
-    target_accuracy: float | None
-
-
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "digits": {"nodes": 16, "model": "mlp", "rounds": 40, "step_size": 0.1, "seeds": (0, 1, 2)},
+    "digits": {"nodes": 16, "model": "mlp", "rounds": 150, "step_size": 0.1, "seeds": (0, 1, 2)},
     "cifar10": {"model": "resnet20", "rounds": 1000, "step_size": 0.4},
     "imdb": {"model": "bilstm", "rounds": 400, "step_size": 0.1},
     "femnist": {"partition": "writers"},
@@ -200,6 +174,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "local_steps": 10,
     },
 }
+_ALPHAS = {"digits": 0.5}  # at 0.1 its two strong clients know a class or two
 _DECAYS = {"cifar10": (0.8, 0.9), "imdb": (0.5, 0.75)}  # shares of all rounds
 MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
     "resnet20": {"resnet_blocks": (3, 3, 3), "cut_moderate": "block_2_1", "cut_weak": "block_3_1"},
@@ -256,6 +231,7 @@ def resolve(config: Config, defaults: Config | None = None) -> Resolved:
     values = dataclasses.asdict(config)
     unasked = dataclasses.asdict(defaults or Config())
     given = [name for name, value in values.items() if value != unasked[name]]
+    _replace_unasked(values, given)
     _fill(values, {**DEFAULTS["other"], **DEFAULTS.get(config.dataset, {})})
     _fill(values, {**MODEL_DEFAULTS["any"], **MODEL_DEFAULTS[values["model"]]})
     if values["model"] == "mlp":
@@ -271,12 +247,19 @@ def resolve(config: Config, defaults: Config | None = None) -> Resolved:
     _check_numbers(values)
     _check_together(values)
     if values["partition"] == "dirichlet":
-        _fill(values, {"alpha": 0.1})
+        _fill(values, {"alpha": _ALPHAS.get(config.dataset, 0.1)})
     if values["partition"] == "writers":
         _fill(values, {"writers_per_node": 2})
     if values["num_active"] is None:
         _fill(values, {"participation_rate": 0.25})
     return Resolved(**values)
+
+
+def _replace_unasked(values: dict[str, Any], given: Sequence[str]) -> None:
+    """Where options take each other's place, one that was given goes before one of the preset."""
+    for names, others in ((("cases",), CLASSES), (CLASSES, ("cases",)), (("num_active",), ("participation_rate",))):
+        if set(names) & set(given) and not set(others) & set(given):
+            values.update(dict.fromkeys(others))
 
 
 def _fill(values: dict[str, Any], defaults: dict[str, Any]) -> None:
@@ -357,100 +340,3 @@ def _check_together(values: dict[str, Any]) -> None:
         if values["frozen_batch_norm"] == "running":
             found = "got running with static"
             raise ArgumentError("frozen_batch_norm", "must be batch without running statistics", found, "Pass batch.")
-
-
-def settings(config: Resolved) -> list[Setting]:
-    """What is compared: cases, or counts.
-
-    Raises:
-        ArgumentError: a case whose shares of the clients are no whole numbers, counts that do not fit each other, or
-            more clients than nodes.
-    """
-    given = [getattr(config, name) for name in CLASSES]
-    if all(counts is None for counts in given):
-        return [Setting(case, _shares(config, case)) for case in config.cases or (9,)]
-    several = {len(counts) for counts in given if counts is not None and len(counts) != 1}
-    if len(several) > 1 or 0 in several:
-        name = next(name for name, counts in zip(CLASSES, given, strict=True) if counts is not None and len(counts) > 1)
-        found = f"got {', '.join(str(len(counts)) for counts in given if counts is not None)}"
-        raise ArgumentError(name, "must be one number, or as many as for the others", found, "Pass as many of each.")
-    length = max(several, default=1)
-    columns = [(0,) * length if counts is None else counts * (1 if len(counts) == length else length) for counts in given]
-    found_settings = [Setting(None, (int(s), int(m), int(w))) for s, m, w in zip(*columns, strict=True)]
-    for setting in found_settings:
-        for name, count in zip(CLASSES, setting.counts, strict=True):
-            check.at_least(0, **{name: count})
-        if not 1 <= sum(setting.counts) <= config.nodes:
-            found = f"got {config.nodes} for {' + '.join(map(str, setting.counts))} clients"
-            raise ArgumentError("nodes", "must be at least the clients, of which one must be there", found, "Pass more.")
-    if len(set(found_settings)) != len(found_settings):
-        name = next(name for name, counts in zip(CLASSES, given, strict=True) if counts is not None)
-        raise ArgumentError(name, "must make different comparisons", f"got {given}", "List each once.")
-    return found_settings
-
-
-def _shares(config: Resolved, case: int) -> tuple[int, int, int]:
-    """The clients of a case of Table 3, of this run's number of nodes."""
-    strong, moderate, weak = paper.CASES[case]
-    if any(count * config.nodes % paper.NUM_CLIENTS for count in (strong, moderate, weak)):
-        shares = ", ".join(f"{count}/128" for count in (strong, moderate, weak))
-        raise ArgumentError(
-            "nodes", f"must make whole numbers of case {case}'s {shares}", f"got {config.nodes}", "Pass 16 or 32."
-        )
-    of_nodes = [count * config.nodes // paper.NUM_CLIENTS for count in (strong, moderate, weak)]
-    return of_nodes[0], of_nodes[1], of_nodes[2]
-
-
-def plan(config: Resolved) -> dict[str, Variant]:
-    """Name -> settings of every variant.
-
-    FedAvg has the strong clients of a comparison alone, and is named by their number.
-
-    Raises:
-        ArgumentError: as `settings`; a comparison without strong clients for FedAvg, more active clients than there
-            are, targets for other than the comparisons.
-    """
-    variants: dict[str, Variant] = {}
-    compared = settings(config)
-    targets = config.target_accuracy or (None,)
-    if len(targets) not in (1, len(compared)):
-        found = f"got {len(targets)} for {len(compared)}"
-        raise ArgumentError("target_accuracy", "must be one, or one for each case", found, "Pass as many.")
-    targets = targets * (len(compared) // len(targets))
-    for (setting, target), method in itertools.product(zip(compared, targets, strict=True), config.method):
-        label, counts, case = setting.label, setting.counts, setting.case
-        if method == "fed_avg":
-            if not counts[0]:
-                found = f"{label} has none"
-                raise ArgumentError("method", "must have strong clients for fed_avg", found, "Leave fed_avg out.")
-            label, counts, case = f"{counts[0]} strong", (counts[0], 0, 0), case if case == 1 else None
-        modes = config.batch_norm or (("static",) if method in NARROW and config.model in RESNETS else ("global",))
-        for mode in modes:
-            name = f"{label} {method}" + (f", {mode}" if len(modes) > 1 else "")
-            num_active = _num_active(config, name, counts)
-            variants[name] = Variant(method, case, counts, num_active, mode, target)
-    return variants
-
-
-def _num_active(config: Resolved, name: str, counts: tuple[int, int, int]) -> int | tuple[int, ...]:
-    """Active clients in a round: of all, or if stratified of each class, by largest remainders."""
-    total = sum(counts)
-    wanted = config.num_active
-    if wanted is None:
-        assert config.participation_rate is not None
-        wanted = max(1, round(config.participation_rate * total))
-    if wanted > total:
-        found = f"got {wanted}, and {name} has {total}"
-        raise ArgumentError("num_active", "must be at most the clients", found, "Pass fewer, or a rate.")
-    if config.sampling == "uniform":
-        return wanted
-    whole = [count * wanted // total for count in counts]
-    rest = [count * wanted % total for count in counts]
-    for number in sorted(range(3), key=lambda number: -rest[number])[: wanted - sum(whole)]:
-        whole[number] += 1
-    return tuple(whole)
-
-
-def method_names() -> tuple[str, ...]:
-    """All methods."""
-    return get_args(Method)

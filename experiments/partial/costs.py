@@ -11,8 +11,9 @@ from rich.table import Table
 
 from experiments.partial import paper
 from experiments.partial.build import trained_blocks
-from experiments.partial.config import CLASSES, NARROW, RESNETS, Config, Resolved, Variant, resolve
+from experiments.partial.config import CLASSES, NARROW, RESNETS, Config, Resolved, resolve
 from experiments.partial.networks import Problem, architecture, make_network
+from experiments.partial.plan import Variant
 from jaxfl import channel
 from jaxfl.channel import ONEPLUS_9_PRO, ClientWork, Counts, RoundSeconds
 from jaxfl.models import layer_sizes
@@ -67,9 +68,7 @@ def class_costs(config: Resolved, method: str, problem: Problem) -> list[ClassCo
 
 
 def _seconds(config: Resolved, work: ClientWork) -> RoundSeconds:
-    return channel.round_seconds(
-        work, ONEPLUS_9_PRO, batch_size=config.batch_size, num_local_steps=config.local_steps
-    )
+    return channel.round_seconds(work, ONEPLUS_9_PRO, batch_size=config.batch_size, num_local_steps=config.local_steps)
 
 
 def _counted_samples(config: Resolved) -> int:
@@ -219,9 +218,7 @@ def _paper_setting(model: str) -> tuple[Resolved, Problem]:
 def timing_table(batch_size: int) -> Table:
     """Table 8 for the device profile: milliseconds of one batch of ResNet-20, and those published for 32 samples."""
     config, problem = _paper_setting("resnet20")
-    config = resolve(
-        Config(dataset="cifar10", method=config.method, batch_size=batch_size, local_steps=1)
-    )
+    config = resolve(Config(dataset="cifar10", method=config.method, batch_size=batch_size, local_steps=1))
     table = Table(
         title=f"Table 8: milliseconds of one batch of {batch_size} on a {DEVICE} (profile here | paper, 32 samples)",
         caption="The profile is fitted to EmbracingFL's strong row and I/O column; the other numbers follow from it.",

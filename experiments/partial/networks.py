@@ -131,8 +131,8 @@ def architecture(config: Resolved, problem: Problem, width: float = 1.0) -> cost
     """The model as data, for its operations; layers with parameters are named as its blocks are."""
     if config.model in RESNETS:
         widths = narrow(config.resnet_widths, width)
-        layers = _resnet(widths, config.resnet_blocks, min(problem.sample_shape[:2]), problem.num_classes)
-        return cost.Architecture(problem.sample_shape, layers, (cost.Convolution, cost.Dense))
+        stages = _resnet(widths, config.resnet_blocks, min(problem.sample_shape[:2]), problem.num_classes)
+        return cost.Architecture(problem.sample_shape, stages, (cost.Convolution, cost.Dense))
     if config.model == "bilstm":
         features, units = narrow((config.embedding_features, config.units), width)
         words = (("embedding", cost.Embedding(NUM_TOKENS, features)), ("lstm", cost.Lstm(units)))

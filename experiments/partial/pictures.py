@@ -29,7 +29,7 @@ def plot_curves(results: Sequence[Result], path: Path) -> Path:
     styles = _styles(results)
     num_columns = min(4, len(keys))
     num_rows = -(-len(keys) // num_columns)
-    figure = Figure(figsize=(3.4 * num_columns + 0.6, 2.9 * num_rows + 1.1), layout="constrained")
+    figure = Figure(figsize=(max(6.4, 3.4 * num_columns + 0.6), 2.9 * num_rows + 1.3), layout="constrained")
     FigureCanvasAgg(figure)
     handles = {}
     first = None
@@ -42,7 +42,9 @@ def plot_curves(results: Sequence[Result], path: Path) -> Path:
             title = _title(result, results)
             curve = seeds_curve(result.lines, METRIC)
             if curve.num_seeds > 1:
-                axes.fill_between(curve.rounds, curve.low, curve.high, alpha=0.15, linewidth=0, color=styles[title]["color"])
+                axes.fill_between(
+                    curve.rounds, curve.low, curve.high, alpha=0.15, linewidth=0, color=styles[title]["color"]
+                )
             (handles[title],) = axes.plot(curve.rounds, curve.mean, linewidth=1.6, **styles[title])
         style_axes(axes, Panel(METRIC, "test accuracy" if number % num_columns == 0 else "", is_accuracy=True), "round")
         strong, moderate, weak = counts
@@ -145,7 +147,11 @@ def _title(result: Result, results: Sequence[Result]) -> str:
 
 def _styles(results: Sequence[Result]) -> dict[str, dict]:
     """A line style for each method, the same in every picture."""
-    titles = sorted({_title(result, results) for result in results}, key=lambda title: [*map(title.startswith, TITLES.values())], reverse=True)
+    titles = sorted(
+        {_title(result, results) for result in results},
+        key=lambda title: [*map(title.startswith, TITLES.values())],
+        reverse=True,
+    )
     return {title: line_style(number) for number, title in enumerate(titles)}
 
 

@@ -77,9 +77,7 @@ def rounds_to_target(lines: Sequence[Mapping[str, Any]], seeds: Sequence[int], t
         >>> rounds_to_target(lines, [0, 1], 0.4)
         [5, None]
     """
-    reached = [
-        [line["round"] for line in lines if line["seed"] == seed and line[METRIC] >= target] for seed in seeds
-    ]
+    reached = [[line["round"] for line in lines if line["seed"] == seed and line[METRIC] >= target] for seed in seeds]
     return [min(rounds) if rounds else None for rounds in reached]
 
 

@@ -146,21 +146,25 @@ def make_problem(config: Resolved, dataset: Dataset) -> Problem:
     return Problem(network, model, task, tuple(sorted(layers, key=known.index)))
 
 
+def synchronized_part(config: Resolved, scheme: str, problem: Problem) -> tuple[str, ...] | str | Task:
+    """What a scheme averages, as `partial_averaging` takes it."""
+    if scheme == "channels":
+        return classification(problem.network(config.channel_share))
+    blocks = problem.task.blocks
+    first = blocks[len(first_half(blocks))] if config.first_shared is None else config.first_shared
+    outputs = output_side(blocks, first)
+    inputs = tuple(name for name in blocks if name not in outputs)
+    if not inputs:
+        remedy = f"Choose among {', '.join(blocks[1:])}."
+        raise ArgumentError("first_shared", "must leave the input side a block", f"got {first!r}", remedy)
+    return {"nothing": (), "output_side": outputs, "input_side": inputs, "everything": "all"}[scheme]
+
+
 def make_algorithm(config: Resolved, scheme: str, problem: Problem) -> Algorithm:
     """Local SGD at all clients, and the average of what the scheme says."""
-    blocks = problem.task.blocks
-    inputs = first_half(blocks)
-    first = blocks[len(inputs)] if config.first_shared is None else config.first_shared
-    outputs = output_side(blocks, first)
-    parts = {
-        "nothing": (),
-        "output_side": outputs,
-        "input_side": tuple(name for name in blocks if name not in outputs),
-        "everything": "all",
-    }
     return partial_averaging(
         problem.task,
-        synchronized=classification(problem.network(config.channel_share)) if scheme == "channels" else parts[scheme],
+        synchronized=synchronized_part(config, scheme, problem),
         num_local_steps=config.local_steps,
         batch_size=config.batch_size,
         step_size=config.step_size,

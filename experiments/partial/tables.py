@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -82,7 +82,9 @@ def _paper_of(method: str, dataset: str) -> dict[int, paper.Accuracy]:
 
 def _added_clients(results: Sequence[Result]) -> str:
     """Rows: comparisons with fewer clients than hold data, as in Table 2."""
-    strong = {result.counts[0] for result in results if sum(result.counts) < result.nodes and result.method != "fed_avg"}
+    strong = {
+        result.counts[0] for result in results if sum(result.counts) < result.nodes and result.method != "fed_avg"
+    }
     chosen = [result for result in _usual(results) if result.counts[0] in strong and not result.counts[1]]
     if not chosen:
         return ""
@@ -193,5 +195,7 @@ def _rounds(result: Result | None) -> str:
 
 
 def _table(title: str, heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    line: Callable[[Sequence[str]], str] = lambda cells: "| " + " | ".join(cells) + " |"
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cells) + " |"
+
     return "\n".join([f"### {title}", "", line(heads), line(["---"] * len(heads)), *map(line, body)])

@@ -10,6 +10,7 @@ from jaxfl.algorithms.output_perturbation import output_perturbation
 from jaxfl.algorithms.perturbed_gossip import perturbed_gossip
 from jaxfl.algorithms.push_sum import debiased_params, push_sum, theory_step_size
 from jaxfl.algorithms.registry import REGISTRY, Row
+from jaxfl.algorithms.width_reduction import width_reduction
 
 __all__ = [
     "REGISTRY",
@@ -27,4 +28,5 @@ __all__ = [
     "perturbed_gossip",
     "push_sum",
     "theory_step_size",
+    "width_reduction",
 ]

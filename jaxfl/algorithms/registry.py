@@ -13,6 +13,7 @@ from jaxfl.algorithms.output_perturbation import output_perturbation
 from jaxfl.algorithms.perturbed_gossip import perturbed_gossip
 from jaxfl.algorithms.push_sum import push_sum
 from jaxfl.algorithms.push_sum import released_gradients as released_by_push_sum
+from jaxfl.algorithms.width_reduction import width_reduction
 from jaxfl.core import Algorithm, PyTree
 
 
@@ -176,5 +177,19 @@ REGISTRY: dict[str, Row] = {
         stateful_gradient=False,
         synchronous=True,
         classes="blocks",
+    ),
+    "width_reduction": Row(
+        constructor=width_reduction,
+        topology="server",
+        mixing="none",
+        schedule=False,
+        noise_draws=(),
+        sends="params and batch statistics of its slice, to the server",
+        released=None,
+        undirected=False,
+        requires_noise=False,
+        stateful_gradient=False,
+        synchronous=True,
+        classes="widths",
     ),
 }

@@ -279,7 +279,7 @@ def suite(setting: Setting | None = None, against: str | None = None) -> dict[st
 def _measure(setting: Setting, name: str, workload: Workload, against: str | None) -> dict[str, Measurement]:
     """One workload: ours, and the peer's rows in turns with it."""
     algorithm, data = learner(setting, workload), random_data(setting, workload)
-    ours = runner(without_info(algorithm, workload.rounds), algorithm.init(KEY, data), data)
+    ours = runner(without_info(algorithm, workload.rounds), jax.jit(algorithm.init)(KEY, data), data)
     calls: dict[str, Callable[[], float]] = {"jaxfl": ours.call}
     rounds = {"jaxfl": workload.rounds}
     if against is not None:

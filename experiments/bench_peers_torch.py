@@ -29,6 +29,7 @@ from experiments.bench_round import KEY
 from jaxfl.core import FederatedData, Purpose, PyTree, purpose_key
 
 Tensor = Any  # torch.Tensor
+Pool = tuple[Tensor, Tensor]  # inputs and labels of all nodes
 
 
 class Rival(NamedTuple):
@@ -40,12 +41,12 @@ class Rival(NamedTuple):
 
 def calls(setting: Setting, workload: Workload, data: FederatedData) -> dict[str, tuple[Callable[[], float], int]]:
     """Row -> (function that runs rounds and returns their seconds, number of rounds), run once to warm up."""
-    params = workload.model.init(purpose_key(KEY, Purpose.INIT))
+    params = jax.jit(workload.model.init)(purpose_key(KEY, Purpose.INIT))
     generator = torch.Generator().manual_seed(0)
+    shape = (workload.num_active, workload.num_local_steps, workload.batch_size)
 
     def draw():
         nodes = torch.randperm(workload.num_nodes, generator=generator)[: workload.num_active]
-        shape = (workload.num_active, workload.num_local_steps, workload.batch_size)
         return nodes[:, None, None] * setting.samples + torch.randint(setting.samples, shape, generator=generator)
 
     found = {}
@@ -84,10 +85,10 @@ def rivals(setting: Setting, workload: Workload, params: PyTree, data: Federated
             "loop": push_sum_loop(setting, workload, pool, make),
             "stacked": push_sum_stacked(setting, workload, pool, start),
         }
-    found = {"loop": fed_avg_loop(setting, pool, make)}
+    loop = fed_avg_loop(setting, pool, make)
     if workload.network == "mlp":
-        found["stacked"] = fed_avg_stacked(setting, workload, pool, start)
-    return found
+        return {"loop": loop, "stacked": fed_avg_stacked(setting, workload, pool, start)}
+    return {"loop": loop}
 
 
 def as_torch(params: PyTree) -> dict[str, Tensor]:
@@ -191,7 +192,7 @@ def _parameters(module: Any) -> dict[str, Tensor]:
     return {name: values.detach() for name, values in module.named_parameters()}
 
 
-def fed_avg_loop(setting: Setting, pool: tuple[Tensor, Tensor], make: Callable[[], Any]) -> Rival:
+def fed_avg_loop(setting: Setting, pool: Pool, make: Callable[[], Any]) -> Rival:
     """Federated averaging, one client after the other."""
     (inputs, labels), server, local = pool, make(), make()
 
@@ -206,14 +207,13 @@ def fed_avg_loop(setting: Setting, pool: tuple[Tensor, Tensor], make: Callable[[
                 optimizer.step()
             for name, values in local.state_dict().items():
                 if values.is_floating_point():
-                    share = values / len(samples)
-                    mean[name] = mean[name] + share if name in mean else share
+                    mean[name] = mean.get(name, 0) + values / len(samples)
         server.load_state_dict(mean, strict=False)
 
     return Rival(one_round, lambda: _parameters(server))
 
 
-def dp_loop(setting: Setting, pool: tuple[Tensor, Tensor], make: Callable[[], Any], clipped: Callable) -> Rival:
+def dp_loop(setting: Setting, pool: Pool, make: Callable[[], Any], clipped: Callable) -> Rival:
     """DP-SGD, one client after the other, and the mean of their models."""
     (inputs, labels), server, local = pool, make(), make()
     mean_gradient = clipped(local, setting.clip_norm)
@@ -229,8 +229,7 @@ def dp_loop(setting: Setting, pool: tuple[Tensor, Tensor], make: Callable[[], An
                     noisy = gradient[name] + setting.noise_std * torch.randn_like(values)
                     values.sub_(noisy, alpha=setting.step_size)
             for name, values in local.state_dict().items():
-                share = values / len(samples)
-                mean[name] = mean[name] + share if name in mean else share
+                mean[name] = mean.get(name, 0) + values / len(samples)
         server.load_state_dict(mean)
 
     return Rival(one_round, lambda: _parameters(server))
@@ -305,7 +304,7 @@ def _shift(num_nodes: int, round_index: int) -> int:
     return 2 ** (round_index % (math.floor(math.log2(num_nodes - 1)) + 1))
 
 
-def push_sum_loop(setting: Setting, workload: Workload, pool: tuple[Tensor, Tensor], make: Callable[[], Any]) -> Rival:
+def push_sum_loop(setting: Setting, workload: Workload, pool: Pool, make: Callable[[], Any]) -> Rival:
     """Push-sum, one node after the other."""
     (inputs, labels), n, module, round_index = pool, workload.num_nodes, make(), 0
     params = [[values.detach().clone() for values in module.parameters()] for _ in range(n)]
@@ -364,9 +363,7 @@ def _unstack(params: list[Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def fed_avg_stacked(
-    setting: Setting, workload: Workload, pool: tuple[Tensor, Tensor], start: dict[str, Tensor]
-) -> Rival:
+def fed_avg_stacked(setting: Setting, workload: Workload, pool: Pool, start: dict[str, Tensor]) -> Rival:
     """Federated averaging, all active clients at once."""
     (inputs, labels), k = pool, workload.num_active
     server = _stack(start, 1)
@@ -382,9 +379,7 @@ def fed_avg_stacked(
     return Rival(one_round, lambda: {name: values[0] for name, values in _unstack(server).items()})
 
 
-def push_sum_stacked(
-    setting: Setting, workload: Workload, pool: tuple[Tensor, Tensor], start: dict[str, Tensor]
-) -> Rival:
+def push_sum_stacked(setting: Setting, workload: Workload, pool: Pool, start: dict[str, Tensor]) -> Rival:
     """Push-sum, all nodes at once."""
     (inputs, labels), n, round_index = pool, workload.num_nodes, 0
     params, weights = _stack(start, n), torch.ones(n, 1, 1)

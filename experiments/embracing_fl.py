@@ -72,7 +72,7 @@ def run(options: Config, preset: str | None) -> dict[str, Any]:
     parts = make_parts(config, dataset)
     data_of = data_sources(dataset, parts, variants)
     task = evaluated_task(config, problem)
-    costs = {name: class_costs(config, variant.method, problem) for name, variant in variants.items()}
+    costs_of = {method: class_costs(config, method, problem) for method in config.method}
     algorithms = {}
     for name, variant in variants.items():
         algorithm = make_algorithm(config, variant, problem)
@@ -90,7 +90,7 @@ def run(options: Config, preset: str | None) -> dict[str, Any]:
     for line in _description(config, task, parts[config.seeds[0]]):
         console.print(line, soft_wrap=True)
     for name, variant in variants.items():
-        for line in cost_lines(name, variant, costs[name]):
+        for line in cost_lines(name, variant, costs_of[variant.method]):
             console.print(line, soft_wrap=True, highlight=False)
     summary = train(
         algorithms,
@@ -107,7 +107,7 @@ def run(options: Config, preset: str | None) -> dict[str, Any]:
         quiet=config.quiet,
     )
     for name, variant in variants.items():
-        summary["variants"][name].update(described(costs[name], variant))
+        summary["variants"][name].update(described(costs_of[variant.method], variant))
     _add_targets(summary, variants, run_directory)
     run_directory.write_summary(summary)
     console.print(summary_table(summary, ("test_accuracy", "test_loss", "train_loss", "rounds_to_target")))

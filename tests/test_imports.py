@@ -61,6 +61,6 @@ def test_files_stay_readable(path):
 
 def test_the_packages_of_pyproject_are_the_folders():
     text = (ROOT / "pyproject.toml").read_text()
-    folders = {str(p.parent.relative_to(ROOT)).replace("/", ".") for p in (ROOT / "jaxfl").rglob("__init__.py")}
-    for package in folders | {"experiments"}:
+    files = [path for room in ("jaxfl", "experiments") for path in (ROOT / room).rglob("__init__.py")]
+    for package in {str(path.parent.relative_to(ROOT)).replace("/", ".") for path in files}:
         assert f'"{package}"' in text, f"{package} is not listed in pyproject.toml"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,7 @@ from experiments.partial.plan import Variant
 from experiments.problem import with_node_loop
 from jaxfl.algorithms import embracing, fed_avg, first_half, output_side
 from jaxfl.algorithms.width_reduction import width_reduction
-from jaxfl.core import Algorithm, ArgumentError, FederatedData, Task, check, over_nodes
+from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, Task, check, over_nodes
 from jaxfl.data import Dataset, federate, partition_dataset
 from jaxfl.training.calibration import CalibrationSet, calibrated, calibration_set
 
@@ -84,15 +83,20 @@ def trained_blocks(config: Resolved, method: str, blocks: tuple[str, ...]) -> li
     return [blocks, *sides]
 
 
+def step_size_of(config: Resolved) -> float | Callable[[Array], Array]:
+    """The number, or a schedule of the round index that falls to a tenth after the rounds that are asked for."""
+    if not config.decay_rounds:
+        return config.step_size
+    falling = optax.piecewise_constant_schedule(config.step_size, dict.fromkeys(config.decay_rounds, 0.1))
+    return lambda round_index: falling(round_index.astype(jnp.float32))  # it mixes its count with fractions
+
+
 def make_algorithm(config: Resolved, variant: Variant, problem: Problem) -> Algorithm:
     """The algorithm of one variant."""
-    step_size: Any = config.step_size
-    if config.decay_rounds:
-        step_size = optax.piecewise_constant_schedule(config.step_size, dict.fromkeys(config.decay_rounds, 0.1))
     local = {
         "num_local_steps": config.local_steps,
         "batch_size": config.batch_size,
-        "step_size": step_size,
+        "step_size": step_size_of(config),
         "momentum": config.momentum,
         "weight_decay": config.weight_decay,
         "weighting": config.weighting,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -187,6 +188,7 @@ def sizes_table() -> Table:
     return table
 
 
+@functools.cache
 def _paper_sizes(name: str) -> list[tuple[int, int, float]]:
     """Parameters, activations and capacity of the three classes of one of the paper's models."""
     model, _, narrow = name.partition(", ")

@@ -59,7 +59,7 @@ def plot_curves(results: Sequence[Result], path: Path) -> Path:
 def plot_gaps(results: Sequence[Result], path: Path) -> Path | None:
     """Accuracy, and by how much EmbracingFL is ahead of width reduction, against the share of clients not strong.
 
-    Bars are standard deviations over seeds. None where no case has both methods.
+    Bars are standard deviations over seeds, numbers beside points are cases. None where no case has both methods.
     """
     of_case: dict[int, dict[str, Result]] = {}
     for result in results:
@@ -80,12 +80,17 @@ def plot_gaps(results: Sequence[Result], path: Path) -> Path | None:
         here = [case for case in cases if case in pairs]
         if not here:
             continue
-        shares = [1 - paper.CASES[case][0] / paper.NUM_CLIENTS for case in here]
+        # Beside each other, where kinds have the same share.
+        shares = [1 - paper.CASES[case][0] / paper.NUM_CLIENTS + 0.008 * (number - 1) for case in here]
         for method, marker, dashes in (("embracing", "o", "solid"), ("width_reduction", "s", (0, (4, 2)))):
             values = [pairs[case][method].last() for case in here]
             handles[f"{TITLES[method]}, {kind}"] = _points(left, shares, values, marker, dashes, color)
         found = [gaps(pairs[case]["embracing"], pairs[case]["width_reduction"]) for case in here]
         handles[f"gap, {kind}"] = _points(right, shares, found, "D", "solid", color)
+        for case, share, values in zip(here, shares, found, strict=True):
+            right.annotate(
+                str(case), (share, values.mean()), (6, 3), textcoords="offset points", fontsize=8, color=color
+            )
         if results[0].dataset == "cifar10":
             table = paper.TABLES_BY_DATASET["cifar10"].accuracy
             published = [table[case][0] - paper.WIDTH_REDUCTION[case][0] for case in here]

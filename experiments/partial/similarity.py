@@ -42,7 +42,16 @@ from jaxfl.data import Dataset, load
 from jaxfl.models import Model, classification, mlp, resnet20
 from jaxfl.models.layer_outputs import layer_outputs
 from jaxfl.training import Diverged, RunDirectory, evaluate_fn, evaluation_set, open_run, summary_table
-from jaxfl.training.chunks import add_costs, chunk_fn, default_chunk_rounds, fetch, init_fn, refuse_bad, summarize
+from jaxfl.training.chunks import (
+    COSTS,
+    add_costs,
+    chunk_fn,
+    default_chunk_rounds,
+    fetch,
+    init_fn,
+    refuse_bad,
+    summarize,
+)
 from jaxfl.training.evaluate import flatten_scores
 from jaxfl.training.progress import ProgressReport
 from jaxfl.training.summary import summarize_run
@@ -193,11 +202,13 @@ def make_measures(config: Resolved, problem: Problem, dataset: Dataset) -> Measu
     compared = jnp.asarray(inputs[: shape[0] * shape[1]].reshape(*shape, *inputs.shape[1:]))
     test = evaluation_set(inputs, dataset.test_labels)
     scores = evaluate_fn(problem.task, lambda nodes: nodes)
-    similarity = similarity_fn(problem, config.num_directions)
-    return Measures(
-        scores=lambda nodes: jax.device_get(scores(nodes, test)),
-        similarity=lambda nodes: jax.device_get(similarity(nodes, compared)),
-    )
+    compiled = similarity_fn(problem, config.num_directions)
+
+    def similarity(nodes):
+        found = jax.device_get(compiled(nodes, compared))
+        return {layer: found[layer] for layer in problem.layers}  # compiled functions sort them by name
+
+    return Measures(scores=lambda nodes: jax.device_get(scores(nodes, test)), similarity=similarity)
 
 
 def similarity_fn(problem: Problem, num_directions: int) -> Callable[[PyTree, Array], dict[str, Array]]:
@@ -233,7 +244,7 @@ def _train(
     state = jax.tree.map(jnp.copy, first)  # what a chunk is given it overwrites
     chunk_rounds = default_chunk_rounds(min(config.evaluate_every, config.rounds))
     rounds = chunk_fn(algorithm, chunk_rounds).lower(key, state, data, np.int32(0)).compile()
-    totals: dict[str, float | int] = {}
+    totals: dict[str, float | int] = dict.fromkeys(COSTS, 0)
 
     def measure(stretch: list[dict[str, np.ndarray]], round_index: int) -> None:
         """Write one line."""

@@ -159,6 +159,11 @@ def resolve(config: Config) -> Resolved:
         if getattr(config, name) is not None:
             check.at_least(1, **{name: getattr(config, name)})
     check.at_least(2, clients=config.clients)
+    check.at_least(1, num_directions=config.num_directions)
+    if config.num_directions >= config.similarity_batch_size - 1:
+        requirement = f"must be below similarity_batch_size - 1, which is {config.similarity_batch_size - 1}"
+        remedy = "Pass fewer: of so many directions any two subspaces are equal."
+        raise ArgumentError("num_directions", requirement, f"got {config.num_directions}", remedy)
     if not 0 < config.channel_share < 1:
         found = f"got {config.channel_share}"
         raise ArgumentError("channel_share", "must lie in (0, 1)", found, "Pass a share, 0.5 for instance.")

@@ -76,8 +76,8 @@ def test_a_private_round_is_the_mean_of_noisy_clipped_steps():
     setting = TINY._replace(noise_std=0.1)
     workload = bench_peers.workloads(setting)["w3_mlp"]
     algorithm, data = bench_peers.learner(setting, workload), bench_peers.random_data(setting, workload)
-    task, state = classification(workload.model), algorithm.init(KEY, data)
-    draws = algorithm.draw(KEY, state, data)
+    task, state, draw = classification(workload.model), jax.jit(algorithm.init)(KEY, data), jax.jit(algorithm.draw)
+    draws = draw(KEY, state, data)
     noise = bench_peers.privacy.gaussian(setting.noise_std)
 
     @jax.jit
@@ -102,7 +102,7 @@ def test_a_private_round_is_the_mean_of_noisy_clipped_steps():
         np.testing.assert_allclose(mine, wanted.mean(axis=0), rtol=1e-5, atol=1e-6)
         assert np.abs(mine - start).max() > 1e-3
     assert isinstance(draws.batches, Batch)
-    later = algorithm.draw(KEY, found, data)
+    later = draw(KEY, found, data)
     assert not np.array_equal(later.batches.indices, draws.batches.indices)
 
 
@@ -180,7 +180,7 @@ def test_pytorch_does_the_same_rounds(name, rows):
     rivals = bench_peers_torch.rivals(TINY, workload, params, data)
     assert set(rivals) == rows
     draw, update = jax.jit(algorithm.draw), jax.jit(lambda *args: algorithm.update(*args)[0])
-    state = algorithm.init(KEY, data)
+    state = jax.jit(algorithm.init)(KEY, data)
     for _ in range(2):
         draws = draw(KEY, state, data)
         positions = torch.from_numpy(pool_positions(workload, data, draws)).long()

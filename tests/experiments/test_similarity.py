@@ -6,6 +6,7 @@ import json
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -17,18 +18,20 @@ from jaxfl.core import Task
 from jaxfl.data import from_arrays, load
 from jaxfl.models.layer_outputs import layer_outputs
 
-RUN = ("nothing", "input_side", "everything")
+RUN = ("nothing", "input_side")
 SIZES = {
     "clients": 3,
     "hidden": (7, 6, 5),
+    "layers": ("dense_4", "dense_1"),
     "rounds": 2,
     "local_steps": 2,
     "evaluate_every": 1,
     "num_train": 60,
     "num_test": 40,
     "similarity_batch_size": 16,
+    "step_size": 0.5,
 }
-LAYERS = ("dense_1", "dense_2", "dense_3", "dense_4")
+LAYERS = ("dense_1", "dense_4")
 
 
 def arguments(**options):
@@ -45,64 +48,66 @@ def lines_of(folder):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A finished run and what it printed."""
-    folder, printed = tmp_path_factory.mktemp("similarity") / "run", io.StringIO()
-    with contextlib.redirect_stdout(printed):
+    """A finished run, what it printed, and the clients' models at each measurement."""
+    folder, printed, measured = tmp_path_factory.mktemp("similarity") / "run", io.StringIO(), []
+    make_measures = experiment.make_measures
+
+    def recording(*given):
+        measures = make_measures(*given)
+
+        def similarity(nodes):
+            measured.append(jax.device_get(nodes))
+            return measures.similarity(nodes)
+
+        return measures._replace(similarity=similarity)
+
+    with contextlib.redirect_stdout(printed), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment, "make_measures", recording)
         assert experiment.main([*arguments(out=folder), "--quiet"]) == 0
-    return folder, printed.getvalue()
+    return folder, printed.getvalue(), measured
 
 
-def test_all_start_alike_and_averaged_layers_stay_so(finished):
+def test_all_start_alike_and_what_is_averaged_stays_so(finished):
     lines = lines_of(finished[0])
     places = [(line["variant"], line["seed"], line["round"]) for line in lines]
     assert places == [(scheme, 0, k) for scheme in RUN for k in (0, 1, 2)]
     for line in lines:
-        alike = {"nothing": 0, "input_side": 2, "everything": 4}[line["variant"]] if line["round"] else 4
-        for position, layer in enumerate(LAYERS):
+        started, shares = line["round"] > 0, line["variant"] == "input_side"
+        assert [name for name in line if name.startswith("svcca")] == [
+            f"svcca_{statistic}_{layer}" for layer in LAYERS for statistic in ("maximum", "mean")
+        ]
+        for layer, averaged in zip(LAYERS, (shares, False), strict=True):
             largest, mean = (line[f"svcca_{name}_{layer}"] for name in ("maximum", "mean"))
             assert 0 < mean <= largest <= 1
-            assert (mean > 0.999) == (position < alike), (line["variant"], layer)
-        assert (
-            line["total_bits_sent"]
-            == 32 * 3 * line["round"] * {"nothing": 0, "input_side": 511, "everything": 590}[line["variant"]]
-            if line["round"]
-            else True
-        )
-        assert (line["train_loss"] is None) == (line["round"] == 0)
+            assert (mean > 0.999) == (averaged or not started), (line["variant"], layer)
+        assert (line["train_loss"] is not None) == started
         assert 0 <= line["test_accuracy"] <= 1
+        # Of three clients the parameters of the first two layers.
+        assert line["total_bits_sent"] == 32 * 3 * line["round"] * (65 * 7 + 8 * 6) * shares
 
 
 def test_the_measure_is_svcca_of_each_pair_on_test_samples(finished):
-    """Clients' models are made again by the algorithm, and compared pair by pair and batch by batch."""
-    config = resolve(Config(**SIZES))
+    """Pair by pair and batch by batch; the mean over batches comes before the maximum over pairs."""
+    folder, _, measured = finished
+    line, nodes = lines_of(folder)[2], measured[2]
+    assert (line["variant"], line["round"]) == ("nothing", 2)
     dataset = subset(load("digits"), 60, 40)
-    problem = experiment.make_problem(config, dataset)
-    algorithm = experiment.make_algorithm(config, "nothing", problem)
-    data, key = experiment.make_data(config, dataset, 0), jax.random.key(0)
-    state = jax.jit(algorithm.init)(key, data)
-    one_round = jax.jit(algorithm.round)
-    for _ in range(2):
-        state, _ = one_round(key, state, data)
-    line = lines_of(finished[0])[2]
+    model = experiment.make_problem(resolve(Config(**SIZES)), dataset).model
     for layer in LAYERS:
         found = np.zeros((2, 3))
-        for number, start in enumerate((0, 16)):
-            outputs = [
-                layer_outputs(problem.model, jax.tree.map(lambda leaf, i=i: leaf[i], state.params), inputs, [layer])[
-                    layer
-                ]
-                for i in range(3)
-                for inputs in [dataset.test_inputs[start : start + 16]]
-            ]
-            found[number] = [svcca(outputs[i], outputs[j]) for i, j in ((0, 1), (0, 2), (1, 2))]
+        for batch in range(2):
+            inputs = jnp.asarray(dataset.test_inputs[16 * batch : 16 * (batch + 1)])
+            clients = [jax.tree.map(lambda leaf, i=i: leaf[i], nodes) for i in range(3)]
+            outputs = [layer_outputs(model, client, inputs, [layer])[layer] for client in clients]
+            found[batch] = [svcca(outputs[i], outputs[j]) for i, j in ((0, 1), (0, 2), (1, 2))]
         pairs = found.mean(axis=0)
-        np.testing.assert_allclose(line[f"svcca_maximum_{layer}"], pairs.max(), atol=1e-3)
-        np.testing.assert_allclose(line[f"svcca_mean_{layer}"], pairs.mean(), atol=1e-3)
-        assert pairs.max() - pairs.mean() > 0.005, "pairs must differ for this test to mean something"
+        np.testing.assert_allclose(line[f"svcca_maximum_{layer}"], pairs.max(), atol=1e-4)
+        np.testing.assert_allclose(line[f"svcca_mean_{layer}"], pairs.mean(), atol=1e-4)
+        assert found.max() - 0.001 > pairs.max() > pairs.mean() + 0.001, "batches and pairs must differ"
 
 
 def test_what_a_run_leaves(finished):
-    folder, printed = finished
+    folder, printed, _ = finished
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["experiment"], summary["status"], summary["seeds"]) == ("similarity", "finished", [0])
     last = {line["variant"]: line for line in lines_of(folder)}
@@ -119,18 +124,25 @@ def test_what_a_run_leaves(finished):
 
 
 def test_resuming_goes_on_behind_the_finished_schemes(finished, monkeypatch):
-    """With the last one cut off in its second round: the same lines, byte for byte, and only that one is trained."""
+    """With the last scheme cut off in its second round: that one alone is trained, and nothing is left of before."""
     folder, trained = finished[0], []
-    text = (folder / "metrics.jsonl").read_bytes()
-    (folder / "metrics.jsonl").write_bytes(text[: text[:-1].rindex(b"\n") + 1])
-    (folder / "checkpoints" / "everything" / "seed_0" / "finished.json").unlink()
-    train = experiment._train
-    monkeypatch.setattr(
-        experiment, "_train", lambda config, scheme, *rest: trained.append(scheme) or train(config, scheme, *rest)
-    )
+    whole = (folder / "metrics.jsonl").read_bytes()
+    done = folder / "checkpoints" / "input-side" / "seed_0" / "finished.json"
+    record = json.loads(done.read_text())
+    (folder / "metrics.jsonl").write_bytes(whole[: whole[:-1].rindex(b"\n") + 1])
+    done.unlink()
+
+    def train(config, scheme, *rest):
+        trained.append((scheme, lines_of(folder)))
+        (folder / "metrics.jsonl").write_bytes(whole)
+        return record
+
+    monkeypatch.setattr(experiment, "_train", train)
     assert experiment.main([*arguments(out=folder), "--quiet", "--resume"]) == 0
-    assert trained == ["everything"]
-    assert (folder / "metrics.jsonl").read_bytes() == text
+    ((scheme, before),) = trained
+    assert (scheme, [line["variant"] for line in before]) == ("input_side", ["nothing"] * 3)
+    assert (folder / "metrics.jsonl").read_bytes() == whole
+    assert json.loads((folder / "summary.json").read_text())["variants"]["input_side"]["rounds"] == 2
 
 
 @pytest.fixture(scope="module")

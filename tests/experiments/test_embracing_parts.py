@@ -1,0 +1,243 @@
+"""Parts of experiments.embracing_fl: cases, costs, presets, data, tables and pictures of runs."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.partial import build, costs, networks, paper, pictures, plan, presets, results, tables
+from experiments.partial.config import Config, resolve
+from experiments.partial.networks import Problem
+from jaxfl.channel import cost
+from jaxfl.core import ArgumentError
+from jaxfl.data import load
+from jaxfl.models import layer_sizes
+
+
+def made_result(method, case, accuracies, *, batch_norm="global", counts=None, target=None):
+    """A result with these accuracies, one a seed, after 10 rounds."""
+    lines = [
+        {"seed": seed, "round": k, "test_accuracy": value * k / 10}
+        for seed, value in enumerate(accuracies)
+        for k in (0, 5, 10)
+    ]
+    strong, moderate, weak = (count // 4 for count in paper.CASES[case]) if counts is None else counts
+    return results.Result(
+        method, method, case, (strong, moderate, weak), batch_norm, target, 0.5, "cifar10", 32, 10, tuple(lines)
+    )
+
+
+class TestTables:
+    def test_methods_side_by_side_with_the_gap_of_each_seed(self):
+        text = tables.markdown(
+            [
+                made_result("embracing", 7, [0.5, 0.7]),
+                made_result("width_reduction", 7, [0.4, 0.5], batch_norm="static"),
+            ]
+        )
+        row = next(line for line in text.splitlines() if line.startswith("| case 7 "))
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        assert cells[1:5] == ["4", "0", "28", "0.50 (0.27)"]
+        assert cells[5:] == [
+            "60.0 ± 14.1 (60.0)",
+            "77.0 ± 1.6",
+            "45.0 ± 7.1 (45.0)",
+            "54.5 ± 2.9",
+            "+15.0 ± 7.1",
+            "+22.5",
+        ]
+
+    def test_batch_normalization(self):
+        found = [
+            made_result("embracing", 7, [value], batch_norm=mode) for mode, value in (("static", 0.3), ("global", 0.6))
+        ]
+        assert "| case 7 | EmbracingFL | static | 30.0 (30.0) | 74.5 ± 1.1 |" in tables.markdown(found)
+
+    def test_added_clients(self):
+        found = [made_result("embracing", None, [0.3], counts=(4, 0, weak)) for weak in (0, 16)]
+        text = tables.markdown(found)
+        assert "| 4 | 16 |  | 63.7 ± 3.3 | 30.0 (30.0) | 74.8 ± 0.8 |  |" in text
+        assert "Cases" not in text
+
+    def test_rounds_to_a_target(self):
+        text = tables.markdown([made_result("embracing", 7, [0.5, 0.9], target=0.45)])
+        assert "| case 7 | 45 % | 10, 5 | 54 %: 939 and 572 |" in text
+
+    def test_gaps_and_added_clients_are_drawn(self, tmp_path):
+        pairs = [
+            made_result(method, case, [0.5, 0.6 + 0.01 * case], batch_norm=mode)
+            for case in (1, 2, 7)
+            for method, mode in (("embracing", "global"), ("width_reduction", "static"))
+        ]
+        drawn = pictures.plot_gaps(pairs, tmp_path / "gaps.png")
+        assert drawn is not None
+        assert drawn.stat().st_size > 5000
+        assert pictures.plot_gaps(pairs[::2], tmp_path / "none.png") is None
+        assert pictures.plot_added(pairs, tmp_path / "none.png") is None
+        added = [made_result("embracing", None, [0.3], counts=(4, 0, weak)) for weak in (0, 16)]
+        drawn = pictures.plot_added(added, tmp_path / "added.png")
+        assert drawn is not None
+        assert drawn.stat().st_size > 5000
+
+
+class TestCases:
+    @pytest.mark.parametrize("case", paper.CASES)
+    def test_clients_of_table_3(self, case):
+        settings = plan.settings(resolve(Config(dataset="cifar10", cases=(case,))))
+        assert settings == [plan.Setting(case, paper.CASES[case])]
+        assert sum(paper.CASES[case]) == 128
+        reduced = plan.settings(resolve(Config(cases=(case,), nodes=32)))[0].counts
+        assert tuple(4 * count for count in reduced) == paper.CASES[case]
+
+    @pytest.mark.parametrize(("dataset", "table"), paper.TABLES_BY_DATASET.items())
+    def test_average_capacities_are_the_papers(self, dataset, table):
+        found, problem = costs._paper_setting(
+            {"cifar10": "resnet20", "femnist": "femnist_cnn", "imdb": "bilstm"}[dataset]
+        )
+        of_class = costs.class_costs(found, "embracing", problem)
+        if dataset == "imdb":  # half of the words: a weak client's LSTM here runs back through all of them
+            of_class[2] = of_class[2]._replace(capacity=costs._paper_sizes("bilstm")[2][2])
+        for case, counts in paper.CASES.items():
+            average = costs.average_capacity(of_class, counts)
+            assert abs(average - table.capacity[case]) <= 0.005 + 1e-9, (case, average)
+
+    def test_counts_in_place_of_cases(self):
+        config = resolve(Config(strong=(4,), weak=(0, 28), nodes=32))
+        assert [setting.counts for setting in plan.settings(config)] == [(4, 0, 0), (4, 0, 28)]
+        assert list(plan.plan(config)) == [
+            "4 strong embracing",
+            "4 strong width_reduction",
+            "4 strong fed_avg",
+            "4 strong 28 weak embracing",
+            "4 strong 28 weak width_reduction",
+        ]
+
+    def test_stratified_counts_add_up_by_largest_remainders(self):
+        config = resolve(Config(method=("embracing",), cases=(9,), sampling="stratified", num_active=5))
+        assert plan.plan(config)["case 9 embracing"].num_active == (1, 1, 3)  # of 0.625, 1.25 and 3.125
+
+    def test_options_win_over_those_of_a_preset_that_they_replace(self):
+        small = Config(**presets.PRESETS["table2_small"].options)
+        asked = resolve(dataclasses.replace(small, cases=(7,), num_active=3), small)
+        assert (asked.cases, asked.strong, asked.weak, asked.participation_rate) == ((7,), None, None, None)
+
+
+class TestCosts:
+    @pytest.mark.parametrize("name", paper.SIZES)
+    def test_sizes_of_tables_1_and_10(self, name):
+        for here, there in zip(costs._paper_sizes(name), paper.SIZES[name], strict=True):
+            assert here[:2] == there[:2]
+            assert abs(here[2] - there[2]) <= 0.005
+
+    @pytest.mark.parametrize("width", [1.0, 0.45])
+    @pytest.mark.parametrize(
+        ("model", "shape"),
+        [("resnet8", (16, 16, 3)), ("femnist_cnn", (28, 28, 1)), ("mlp", (8, 8, 1))],
+    )
+    def test_descriptions_agree_with_the_models(self, model, shape, width):
+        options, problem = resolve(Config(model=model)), Problem(shape, 10)
+        counted = cost.count(networks.architecture(options, problem, width))
+        sizes = layer_sizes(networks.make_network(options, problem, width=width), shape)
+        assert counted.parameters == sum(size.params for size in sizes.values())
+        assert counted.activations == sum(size.activations for size in sizes.values())
+        assert set(sizes) <= {name for name, _ in networks.architecture(options, problem).layers}
+
+    def test_a_client_that_trains_the_input_side_keeps_what_is_behind_it(self):
+        options = resolve(Config(method=("first_half", "random_blocks"), hidden=(6, 5)))
+        problem = Problem((8, 8, 1), 10)
+        half, drawn = (costs.class_costs(options, method, problem) for method in options.method)
+        whole = 485 + 21
+        assert [entry.capacity for entry in half] == pytest.approx([1.0, (390 + 35 + 21) / whole, (390 + 21) / whole])
+        assert [entry.params for entry in drawn] == [485, round(485 * 2 / 3), round(485 / 3)]
+
+    def test_tables_of_sizes_and_timing_train_nothing(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("COLUMNS", "160")
+        assert experiment.main(["--preset", "sizes"]) == 0
+        printed = capsys.readouterr().out
+        assert "272,762 | 272,762" in printed
+        assert "655,360 | 655,360" in printed
+        assert experiment.main(["--preset", "table8"]) == 0
+        assert "419,643.8 | 419,643.8" in capsys.readouterr().out
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestPresets:
+    @pytest.mark.parametrize("name", presets.PRESETS)
+    def test_every_preset_resolves_to_variants(self, name):
+        options = Config(**presets.PRESETS[name].options)
+        assert plan.plan(resolve(options, options))
+
+    def test_tables_of_the_paper_have_presets(self):
+        assert {*(f"table{number}" for number in range(2, 10)), "sizes", "fig4"} <= set(presets.PRESETS)
+
+    def test_table_3_is_the_papers_setting(self):
+        found = resolve(Config(**presets.PRESETS["table3"].options))
+        assert (found.model, found.nodes, found.participation_rate, found.alpha) == ("resnet20", 128, 0.25, 0.1)
+        assert (found.rounds, found.step_size, found.decay_rounds) == (1000, 0.4, (800, 900))
+        assert (found.local_steps, found.batch_size, found.momentum, found.weight_decay) == (10, 32, 0.9, 1e-4)
+        assert len(plan.plan(found)) == 10
+
+    def test_tables_4_and_5_are_the_papers_settings(self):
+        found = resolve(Config(**presets.PRESETS["table4"].options))
+        assert (found.rounds, found.step_size, found.decay_rounds, found.writers_per_node) == (200, 0.04, (), 2)
+        found = resolve(Config(**presets.PRESETS["table5"].options))
+        assert (found.rounds, found.step_size, found.decay_rounds) == (400, 0.1, (200, 300))
+
+    def test_batch_normalization_is_static_for_narrow_clients_alone(self):
+        modes = {
+            name: v.batch_norm for name, v in plan.plan(resolve(Config(**presets.PRESETS["table2"].options))).items()
+        }
+        assert all(mode == ("static" if "width" in name else "global") for name, mode in modes.items())
+
+
+def test_all_seeds_run_the_same_programs():
+    """Index tables of different partitions are padded to one length; sizes stay their own."""
+    options = resolve(Config())
+    dataset, variants = load("digits"), plan.plan(options)
+    sources = build.data_sources(dataset, build.make_parts(options, dataset), variants)
+    first, second = (sources["case 9 embracing"](seed) for seed in (0, 1))
+    assert first.indices.shape == second.indices.shape
+    assert first.sizes.tolist() != second.sizes.tolist()
+    alone = sources["2 strong fed_avg"](0)
+    assert alone.sizes.tolist() == first.sizes[:2].tolist()
+    assert sources["case 9 embracing"] is sources["case 9 width_reduction"]
+
+
+def test_the_step_size_falls_after_its_rounds():
+    step_size = build.step_size_of(resolve(Config(rounds=10, decay_rounds=(4, 8), step_size=0.5)))
+    assert callable(step_size)
+    found = jax.vmap(step_size)(jnp.array([0, 3, 4, 7, 8, 9], jnp.int32))
+    np.testing.assert_allclose(found, [0.5, 0.5, 0.05, 0.05, 0.005, 0.005], rtol=1e-6)
+
+
+def made_run(folder, dataset, name="embracing_fl", evaluated=True):
+    """The files of a run that has just begun."""
+    variant = plan.Variant("embracing", 7, (2, 0, 14), 4, "global", None)._asdict()
+    content = {"dataset": dataset, "nodes": 16, "rounds": 5, "variants": {"case 7 embracing": variant}}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"experiment": name, "config": content}))
+    if evaluated:
+        line = {"variant": "case 7 embracing", "seed": 0, "round": 0, "test_accuracy": 0.1}
+        (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    return str(folder)
+
+
+def test_runs_that_do_not_belong_together_are_not_collected(tmp_path):
+    digits, mnist = (made_run(tmp_path / name, name) for name in ("digits", "mnist"))
+    with pytest.raises(ArgumentError, match=r"must be runs of one data set; got digits, mnist"):
+        results.read_results([digits, mnist])
+    other = made_run(tmp_path / "other", "digits", "privsgp_vr")
+    with pytest.raises(ArgumentError, match=r"must be runs of embracing_fl; .*other is one of privsgp_vr"):
+        results.read_results([digits, other])
+    begun = made_run(tmp_path / "begun", "digits", evaluated=False)
+    with pytest.raises(ArgumentError, match=r"must hold evaluated runs; got none"):
+        results.read_results([begun])
+
+
+def test_a_run_that_has_not_ended_says_so(tmp_path):
+    text = tables.markdown(results.read_results([made_run(tmp_path / "run", "digits")]))
+    assert "Not ended: case 7 embracing: at round 0 of 5." in text

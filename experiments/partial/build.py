@@ -88,7 +88,8 @@ def step_size_of(config: Resolved) -> float | Callable[[Array], Array]:
     if not config.decay_rounds:
         return config.step_size
     falling = optax.piecewise_constant_schedule(config.step_size, dict.fromkeys(config.decay_rounds, 0.1))
-    return lambda round_index: falling(round_index.astype(jnp.float32))  # it mixes its count with fractions
+    # Its count goes into fractions, for which strict promotion asks that it be one.
+    return lambda round_index: jnp.asarray(falling(round_index.astype(jnp.float32)))
 
 
 def make_algorithm(config: Resolved, variant: Variant, problem: Problem) -> Algorithm:

@@ -195,7 +195,7 @@ MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
 }
 RESNETS = ("resnet20", "resnet8")
 NARROW = ("width_reduction", "ordered_dropout")
-_CUT = ("embracing", "first_half", "random_blocks")
+CUT = ("embracing", "first_half", "random_blocks")
 # Option -> for each option that decides whether it counts the values with which it does.
 OWNED: dict[str, dict[str, tuple[str, ...]]] = {
     "resnet_widths": {"model": RESNETS},
@@ -205,8 +205,8 @@ OWNED: dict[str, dict[str, tuple[str, ...]]] = {
     "embedding_features": {"model": ("bilstm",)},
     "units": {"model": ("bilstm",)},
     "dropout": {"model": ("bilstm",)},
-    "cut_moderate": {"method": _CUT},
-    "cut_weak": {"method": _CUT},
+    "cut_moderate": {"method": CUT},
+    "cut_weak": {"method": CUT},
     "width_moderate": {"method": NARROW},
     "width_weak": {"method": NARROW},
     "without_scaler": {"method": ("width_reduction",)},

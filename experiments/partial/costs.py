@@ -12,7 +12,7 @@ from rich.table import Table
 
 from experiments.partial import paper
 from experiments.partial.build import trained_blocks
-from experiments.partial.config import CLASSES, NARROW, RESNETS, Config, Resolved, resolve
+from experiments.partial.config import CLASSES, CUT, NARROW, RESNETS, Config, Resolved, resolve
 from experiments.partial.networks import Problem, architecture, make_network
 from experiments.partial.plan import Variant
 from jaxfl import channel
@@ -46,15 +46,16 @@ def class_costs(config: Resolved, method: str, problem: Problem) -> list[ClassCo
     full = _total(list(whole.values()))
     full_architecture = architecture(config, problem)
     costs = []
-    blocks = trained_blocks(config, method, tuple(whole))
+    blocks: list[tuple[str, ...] | int] = [tuple(whole)] * len(CLASSES)  # FedAvg's
+    if method in CUT:
+        blocks = trained_blocks(config, method, tuple(whole))
     widths = (1.0, config.width_moderate, config.width_weak)
     for number in range(len(CLASSES)):
         if method in NARROW:
             part = _total(list(_sizes(config, problem, widths[number]).values()))
             work = channel.reduced_work(architecture(config, problem, widths[number]))
         else:
-            own = blocks[number if method != "fed_avg" else 0]
-            part = _part(whole, own)
+            part = _part(whole, blocks[number])
             work = channel.reduced_work(full_architecture)
             if method == "embracing":
                 work = channel.partial_work(full_architecture, _cuts(config, tuple(whole), number))

@@ -156,8 +156,10 @@ def test_collected_runs_stand_beside_the_papers_numbers(finished, tmp_path):
 def test_methods_build_with_models(method, model):
     """Traced, not compiled: a round keeps the state's structure, and one task evaluates all methods of a run."""
     methods = (method,) if method == "width_reduction" else (method, "width_reduction")
-    stages = {"resnet_widths": (5, 10), "resnet_blocks": (1, 1), "cut_moderate": "block_2_1", "cut_weak": "dense"}
-    options = resolve(Config(model=model, method=methods, **(stages if model == "resnet8" else {})))
+    options = resolve(Config(model=model, method=methods))
+    if model == "resnet8":
+        stages = {"resnet_widths": (5, 10), "resnet_blocks": (1, 1), "cut_moderate": "block_2_1", "cut_weak": "dense"}
+        options = dataclasses.replace(options, **stages)
     is_text = model == "bilstm"
     shape = (12,) if is_text else (8, 8, 1)
     inputs = np.zeros((64, *shape), np.int32 if is_text else np.float32)

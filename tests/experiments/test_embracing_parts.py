@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments import embracing_fl as experiment
 from experiments.partial import build, costs, networks, paper, pictures, plan, presets, results, tables
 from experiments.partial.config import Config, resolve
 from experiments.partial.networks import Problem

@@ -117,7 +117,7 @@ def read_results(directories: Sequence[str]) -> list[Result]:
                 wanted_rounds=config["rounds"],
                 lines=own,
             )
-            found[result.method, result.counts, result.batch_norm, result.nodes] = result
+            found[result.dataset, result.method, result.counts, result.batch_norm, result.nodes] = result
     results = list(found.values())
     if not results:
         raise ArgumentError("collect", "must hold evaluated runs", "got none", "Wait for their first evaluation.")

@@ -114,12 +114,12 @@ PRESETS: dict[str, Preset] = {
     ),
     "fig1_small": Preset(
         "8,000 images of 16x16, ResNet-8 of half the channels, 12 independent clients, 1,000 iterations",
-        "4 minutes on one core",
+        "5 minutes of one core's time, beside other work",
         {**_SMALL, "schemes": ("nothing",), "rounds": 100, "evaluate_every": 10},
     ),
     "fig3_small": Preset(
         "the same with half of the model averaged, by three schemes, 500 iterations",
-        "6 minutes on one core",
+        "8 minutes of one core's time, beside other work",
         {**_SMALL, "schemes": _FIGURE_3, "rounds": 50, "evaluate_every": 5},
     ),
 }

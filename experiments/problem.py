@@ -102,6 +102,7 @@ def partitioned(
     dataset: Dataset, scheme: str, num_nodes: int, seed: int, *, alpha: float | None, shards_per_node: int | None
 ) -> FederatedData:
     """The nodes' training data; every seed has its own partition."""
+    check.one_of(("iid", "dirichlet", "shards"), scheme=scheme)
     parts = partition_dataset(
         dataset, scheme=scheme, num_nodes=num_nodes, seed=seed, alpha=alpha, shards_per_node=shards_per_node
     )

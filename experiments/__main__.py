@@ -11,6 +11,8 @@ from rich.table import Table
 EXPERIMENTS = {
     "privsgp_vr": "PrivSGP-VR against PrivSGP, DP2-SGD and A(DP)2SGD: private learning with its epsilon",
     "dp_gradient_tracking": "DP gradient tracking over two directed graphs, and the methods it is compared with",
+    "embracing_fl": "EmbracingFL: weak clients train the output side of a model; against width reduction and FedAvg",
+    "partial.similarity": "how alike the layers of clients' models are (SVCCA), where none or a part is averaged",
     "spanning_tree": "gradient tracking against plain distributed SGD where graphs have only spanning trees",
     "audit": "an empirical lower bound on epsilon by canaries, held against what is claimed",
     "bench": "what the engine's formulations gain, as ratios inside one process (one suite, or all)",

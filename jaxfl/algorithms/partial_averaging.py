@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.algorithms import local_sgd
-from jaxfl.algorithms.slices import AxisGroups, Slices, leading_slices
+from jaxfl.algorithms.slices import AxisGroups, Slices, leading_slices, variable_shapes
 from jaxfl.core import (
     Algorithm,
     ArgumentError,
@@ -194,7 +194,7 @@ def _part(task: Task, synchronized: Sequence[str] | str | Task, axis_groups: Axi
     """How the synchronized part of one node's variables is taken out and put back."""
     if isinstance(synchronized, Task):  # first, for a task is a tuple, too
         try:
-            return leading_slices(_shapes(task), _shapes(synchronized), axis_groups or {})
+            return leading_slices(variable_shapes(task), variable_shapes(synchronized), axis_groups or {})
         except ArgumentError as error:
             argument = "synchronized" if error.argument == "tasks" else error.argument
             raise ArgumentError(argument, error.requirement, error.found, error.remedy) from None
@@ -230,10 +230,3 @@ def _part(task: Task, synchronized: Sequence[str] | str | Task, axis_groups: Axi
         )
 
     return Slices(take=take, put=put)
-
-
-def _shapes(task: Task) -> Variables:
-    """Shapes of a task's parameters and model state."""
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    model_state = None if task.init_state is None else jax.eval_shape(task.init_state)
-    return Variables(params=jax.eval_shape(task.init, key), model_state=model_state)

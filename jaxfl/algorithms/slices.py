@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import jax
 
-from jaxfl.core import ArgumentError, Array, Variables, check
+from jaxfl.core import ArgumentError, Array, Task, Variables, check
 
 AxisGroups = Mapping[str, Mapping[int, int]]
 """Path of a leaf in the parameters or in the model state, as "dense_1/kernel" -> axis -> number of equal runs of that
@@ -24,6 +24,13 @@ class Slices(NamedTuple):
 
     take: Callable[[Variables], Variables]
     put: Callable[[Variables, Variables], Variables]
+
+
+def variable_shapes(task: Task) -> Variables:
+    """Shapes of a task's parameters and model state, which is None where it has none; nothing is computed."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    model_state = None if task.init_state is None else jax.eval_shape(task.init_state)
+    return Variables(params=jax.eval_shape(task.init, key), model_state=model_state)
 
 
 def leading_slices(wide: Variables, narrow: Variables, axis_groups: AxisGroups) -> Slices:

@@ -39,7 +39,7 @@ import numpy as np
 
 from jaxfl.algorithms import local_sgd
 from jaxfl.algorithms.client_classes import client_classes
-from jaxfl.algorithms.slices import AxisGroups, Slices, leading_slices
+from jaxfl.algorithms.slices import AxisGroups, Slices, leading_slices, variable_shapes
 from jaxfl.core import (
     Algorithm,
     ArgumentError,
@@ -52,7 +52,7 @@ from jaxfl.core import (
     node_keys,
     purpose_key,
 )
-from jaxfl.core.tree import replicate, size, weighted_sum
+from jaxfl.core.tree import size, weighted_sum
 from jaxfl.gradients.per_example import tree_norm
 
 
@@ -168,7 +168,7 @@ def width_reduction(
         weighting=weighting,
     )
     classes = client_classes(client_class, num_active, len(tasks))
-    shapes = [_shapes(task) for task in tasks]
+    shapes = [variable_shapes(task) for task in tasks]
     slices = _all_slices(shapes, axis_groups or {})
     bits = np.array([32 * size(shape) for shape in shapes], np.float32)
     has_mode = tasks[0].train_loss is not None
@@ -264,19 +264,7 @@ def width_reduction(
         )
         return State(params=new.params, model_state=new.model_state, round_index=state.round_index + 1), info
 
-    def node_params(state):
-        if not has_mode:
-            return replicate(state.params, 1)
-        return replicate(Variables(params=state.params, model_state=state.model_state), 1)
-
-    return algorithm(init, draw, update, node_params)
-
-
-def _shapes(task: Task) -> Variables:
-    """Shapes of a task's parameters and model state."""
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    model_state = None if task.init_state is None else jax.eval_shape(task.init_state)
-    return Variables(params=jax.eval_shape(task.init, key), model_state=model_state)
+    return algorithm(init, draw, update, local_sgd.server_model(tasks[0]))
 
 
 def _all_slices(shapes: Sequence[Variables], axis_groups: AxisGroups) -> list[dict[int, Slices]]:

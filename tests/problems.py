@@ -85,7 +85,7 @@ class Problem(NamedTuple):
     """One row of the registry on a small problem that fits it."""
 
     row: Row
-    topology: dict[str, Any]  # the arguments that say who hears whom: a graph, two matrices, or who reaches a server
+    topology: dict[str, Any]  # the arguments that say who hears whom of what: a graph, two matrices, ...
     data: jaxfl.FederatedData
 
     def algorithm(
@@ -111,7 +111,7 @@ class Problem(NamedTuple):
         tasks = {"task": small_task()}
         if self.row.classes == "widths":
             tasks = {"tasks": (small_task(), small_task(hidden=3))}
-        if self.row.topology == "server":
+        if self.row.topology in ("server", "average"):
             arguments = {"batch_size": batch_size, "step_size": step_size}
         elif self.row.schedule:
             scales: Any = jnp.multiply.outer(jnp.asarray(noise_scale, jnp.float32), jnp.ones(20))
@@ -141,21 +141,24 @@ class Problem(NamedTuple):
                 return graphs.permute(one, order)
             if name == "client_class":
                 return one[order]
-            return one if self.row.topology == "server" else one[order][:, order]
+            return one[order][:, order] if self.row.mixing == "rooted" else one
 
         return {name: permute(name, one) for name, one in self.topology.items()}
 
     def complete(self, num_nodes) -> dict[str, Any]:
-        """The topology in which everybody hears everybody in a round, or the server everybody after one local step."""
+        """The topology in which everybody hears everything of everybody in a round, or after one local step."""
         if self.row.topology == "server":
             everybody = {"num_active": num_nodes, "num_local_steps": 1}
             return everybody | ({} if self.row.classes == "none" else {"client_class": np.zeros(num_nodes, int)})
+        if self.row.topology == "average":
+            return {"synchronized": "all", "num_local_steps": 1}
         graph = graphs.complete(num_nodes)
         return {name: graph if name == "graph" else graph.mixing_matrix(0) for name in self.topology}
 
 
 def problem(name):
-    """Five nodes with uneven data, on a graph as irregular as the row allows; three of five clients of a server.
+    """Five nodes with uneven data, on a graph as irregular as the row allows; three of five clients of a server; five
+    that average their last layer.
 
     Where clients are of classes, those of class 1 are too weak for the whole model.
     """
@@ -164,6 +167,8 @@ def problem(name):
         classes = {} if row.classes == "none" else {"client_class": np.array([0, 1, 1, 0, 1])}
         blocks = {"trained_blocks": (("dense_1", "dense_2"), ("dense_2",))} if row.classes == "blocks" else {}
         return Problem(row, {"num_active": 3, "num_local_steps": 3, **classes, **blocks}, uneven_data())
+    if row.topology == "average":
+        return Problem(row, {"synchronized": ("dense_2",), "num_local_steps": 3}, uneven_data())
     if row.mixing == "rooted":
         return Problem(row, graphs.five_agents()._asdict(), uneven_data())
     return Problem(row, {"graph": irregular_graph() if row.mixing == "column" else graphs.ring(5)}, uneven_data())

@@ -48,11 +48,11 @@ def test_what_a_constructor_refuses(name):
             p.algorithm(noise_scale=np.ones(3))
         with pytest.raises(ArgumentError, match=r"^clip_norm: must be positive"):
             p.algorithm(clip_norm=0.0)
+    for count in {"num_active", "num_local_steps"} & p.topology.keys():
+        with pytest.raises(ArgumentError, match=rf"^{count}: must be an integer of at least 1; got 0"):
+            p.algorithm(**{count: 0})
     two_nodes = uneven_data(sizes=(3, 4))
     if p.row.topology == "server":
-        for count in ("num_active", "num_local_steps"):
-            with pytest.raises(ArgumentError, match=rf"^{count}: must be an integer of at least 1; got 0"):
-                p.algorithm(**{count: 0})
         misfit = "num_active: .*number of clients in the data; got 3, and the data 2"
         if p.row.classes != "none":
             misfit = "client_class: must hold the class of each client; got 5 for data of 2"
@@ -64,9 +64,9 @@ def test_what_a_constructor_refuses(name):
                 p.algorithm(client_class=[0, 1, 1, 0, 2])
         with pytest.raises(ArgumentError, match=rf"^{misfit}"):
             p.algorithm().init(KEY, two_nodes)
-    else:
+    elif p.row.topology == "graph":
         with pytest.raises(ArgumentError, match=r"^data: .*the graph has 5 nodes and the data 2"):
             p.algorithm().init(KEY, two_nodes)
-    # A client of a server whose samples do not fill a batch uses them all.
+    # Without a graph, a node whose samples do not fill a batch uses them all.
     with pytest.raises(ArgumentError, match=r"^batch_size: "):
-        p.algorithm(batch_size=0 if p.row.topology == "server" else 5).init(KEY, p.data)
+        p.algorithm(batch_size=5 if p.row.topology == "graph" else 0).init(KEY, p.data)

@@ -7,6 +7,7 @@ from jaxfl.algorithms.fed_avg import fed_avg
 from jaxfl.algorithms.gossip import d_psgd, dp2_sgd
 from jaxfl.algorithms.gradient_tracking import gradient_tracking
 from jaxfl.algorithms.output_perturbation import output_perturbation
+from jaxfl.algorithms.partial_averaging import partial_averaging
 from jaxfl.algorithms.perturbed_gossip import perturbed_gossip
 from jaxfl.algorithms.push_sum import debiased_params, push_sum, theory_step_size
 from jaxfl.algorithms.registry import REGISTRY, Row
@@ -25,6 +26,7 @@ __all__ = [
     "gradient_tracking",
     "output_perturbation",
     "output_side",
+    "partial_averaging",
     "perturbed_gossip",
     "push_sum",
     "theory_step_size",

@@ -43,6 +43,7 @@ from jaxfl.core import (
     algorithm,
     check,
     node_keys,
+    one_kernel,
     purpose_key,
 )
 from jaxfl.core.algorithm import at_round, check_num_nodes
@@ -173,7 +174,7 @@ def a_dp2_sgd(
     def draw(key, state, data):
         k = state.round_index
         event_keys = node_keys(purpose_key(key, Purpose.EVENT, k), num_nodes)
-        bits = jax.vmap(lambda event_key: jax.random.bits(event_key, (3,), jnp.uint32))(event_keys)
+        bits = jax.vmap(lambda event_key: jax.random.bits(one_kernel(event_key), (3,), jnp.uint32))(event_keys)
         # The remainder of 32 bits is uniform to a relative n / 2^32, with one sampler to compile instead of three.
         node = (bits[:, 0] % jnp.uint32(num_nodes)).astype(jnp.int32)
         choice = bits[:, 1] % jnp.asarray(degree)[node]

@@ -40,7 +40,7 @@ import jax.numpy as jnp
 
 from jaxfl.algorithms.schedules import NOISE, check_noise_scales, check_steps, scale_at
 from jaxfl.channel import Quantizer
-from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, node_keys, purpose_key
+from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, node_keys, one_kernel, purpose_key
 from jaxfl.core.algorithm import at_round, check_num_nodes
 from jaxfl.core.tree import consensus_distance, flattener, replicate, scale, size
 from jaxfl.gradients import fixed, mini_batch
@@ -220,5 +220,5 @@ def _uniform(key: Array, tree: PyTree) -> PyTree:
     one_node = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), tree)
     first = jax.tree.leaves(tree)[0]
     keys = node_keys(key, first.shape[0])
-    numbers = jax.vmap(lambda node_key: jax.random.uniform(node_key, (size(one_node),), first.dtype))(keys)
+    numbers = jax.vmap(lambda node_key: jax.random.uniform(one_kernel(node_key), (size(one_node),), first.dtype))(keys)
     return flattener(one_node)[1](numbers)

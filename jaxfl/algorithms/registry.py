@@ -10,6 +10,7 @@ from jaxfl.algorithms.embracing import embracing
 from jaxfl.algorithms.fed_avg import fed_avg
 from jaxfl.algorithms.gradient_tracking import gradient_tracking
 from jaxfl.algorithms.output_perturbation import output_perturbation
+from jaxfl.algorithms.partial_averaging import partial_averaging
 from jaxfl.algorithms.perturbed_gossip import perturbed_gossip
 from jaxfl.algorithms.push_sum import push_sum
 from jaxfl.algorithms.push_sum import released_gradients as released_by_push_sum
@@ -23,10 +24,12 @@ class Row(NamedTuple):
     Attributes:
         constructor: (task, keyword arguments) -> the algorithm.
         topology: "graph" for peer to peer, "server" for a server and its clients: then `num_active`, `num_local_steps`
-            and `batch_size` take the place of `graph`, `gradient` and `noise`.
+            and `batch_size` take the place of `graph`, `gradient` and `noise`; "average" for nodes that keep models of
+            their own, of which a part is averaged over all of them: then `synchronized` says which, in the place of
+            `num_active`.
         mixing: what `graph` must be: "column" or "doubly" (stochastic), "any" where only edges count, "sizes" where
             only edges count and nodes weigh by their data; "rooted" where two matrices of any weights take its place,
-            `state_weights` and `tracker_weights`, with a common root; "none" with a server.
+            `state_weights` and `tracker_weights`, with a common root; "none" without a graph.
         schedule: takes a `schedule` of all step sizes, noise scales and sample counts, and a `clip_norm`, instead of
             `step_size`, a `noise` mechanism and a `gradient` estimator.
         noise_draws: the fields of its draws that hold noise; none where it is not private.
@@ -191,5 +194,18 @@ REGISTRY: dict[str, Row] = {
         stateful_gradient=False,
         synchronous=True,
         classes="widths",
+    ),
+    "partial_averaging": Row(
+        constructor=partial_averaging,
+        topology="average",
+        mixing="none",
+        schedule=False,
+        noise_draws=(),
+        sends="params and batch statistics of the synchronized part, to whoever averages",
+        released=None,
+        undirected=False,
+        requires_noise=False,
+        stateful_gradient=False,
+        synchronous=True,
     ),
 }

@@ -29,8 +29,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.core import ArgumentError, Array, FederatedData, Purpose, PyTree, Task, check, over_nodes, purpose_key
-from jaxfl.core.keys import node_keys
+from jaxfl.core import (
+    ArgumentError,
+    Array,
+    FederatedData,
+    Purpose,
+    PyTree,
+    Task,
+    check,
+    node_keys,
+    one_kernel,
+    over_nodes,
+    purpose_key,
+)
 from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import flattener, norm, replicate, scale, size, squared_norm
 from jaxfl.gradients import per_example
@@ -161,7 +172,7 @@ def _probe(task: Task, key: Array, samples: _Samples, num_probes: Array, step_si
     _, unflatten = flattener(start)
     # Round 0 of this purpose is x^0, and no run has another.
     keys = node_keys(purpose_key(key, Purpose.INIT, 1), num_nodes)
-    directions = unflatten(jax.vmap(lambda one: jax.random.normal(one, (size(start),), jnp.float32))(keys))
+    directions = unflatten(jax.vmap(lambda one: jax.random.normal(one_kernel(one), (size(start),), jnp.float32))(keys))
     gradient_at = over_nodes(partial(_gradient, task), task.node_loop)
     largest_norm_at = over_nodes(partial(_largest_norm, task), task.node_loop)
 

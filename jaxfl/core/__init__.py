@@ -5,6 +5,7 @@ from jaxfl.core.check import ArgumentError
 from jaxfl.core.keys import Purpose, leaf_key, node_keys, purpose_key
 from jaxfl.core.node_loop import over_nodes, update_over_nodes
 from jaxfl.core.tasks import accuracy, cross_entropy, from_flax, from_functions, scale_images
+from jaxfl.core.threefry import one_kernel
 from jaxfl.core.types import Array, FactoredLayer, Factors, FederatedData, Part, PyTree, Task, Variables
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "from_functions",
     "leaf_key",
     "node_keys",
+    "one_kernel",
     "over_nodes",
     "purpose_key",
     "scale_images",

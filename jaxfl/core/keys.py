@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.core.check import ArgumentError
+from jaxfl.core.threefry import fold_in, is_threefry
 from jaxfl.core.types import Array
 
 
@@ -47,11 +48,11 @@ def purpose_key(key: Array, purpose: Purpose, round_index: int | Array = 0) -> A
     Raises:
         ArgumentError: a key of another generator than threefry.
     """
-    if "fry" not in str(jax.random.key_impl(key)):
+    if not is_threefry(key):
         # Other generators give a vmapped draw other numbers than a single one, so that node streams would depend on n.
         found = f"got a {jax.random.key_impl(key)} key"
         raise ArgumentError("key", "must be a threefry key", found, "Make it with jax.random.key(seed).")
-    return jax.random.fold_in(jax.random.fold_in(key, int(purpose)), round_index)
+    return fold_in(fold_in(key, int(purpose)), round_index)
 
 
 def node_keys(key: Array, num_nodes: int) -> Array:
@@ -65,9 +66,9 @@ def node_keys(key: Array, num_nodes: int) -> Array:
         >>> bool((node_keys(key, 3) == node_keys(key, 8)[:3]).all())
         True
     """
-    return jax.vmap(lambda node: jax.random.fold_in(key, node))(jnp.arange(num_nodes, dtype=jnp.uint32))
+    return jax.vmap(lambda node: fold_in(key, node))(jnp.arange(num_nodes, dtype=jnp.uint32))
 
 
 def leaf_key(key: Array, leaf: int) -> Array:
     """The key of one leaf of a tree, numbered in `jax.tree.leaves` order."""
-    return jax.random.fold_in(key, leaf)
+    return fold_in(key, leaf)

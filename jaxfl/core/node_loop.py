@@ -4,6 +4,12 @@
 the other inside the compiled program: best for convolutions on a CPU, whose caches one node fills. `chunk:k` maps over
 groups of k vmapped nodes. Results agree to rounding. Temporary memory goes with the nodes that run at once: all of
 them, one, k.
+
+`devices:vmap`, `devices:map` and `devices:chunk:k` divide the nodes over all devices first. A CPU has as many as
+JAX_NUM_CPU_DEVICES says, one by default, and what a loop over nodes computes there keeps few cores busy: with two
+devices on two cores, rounds of federated averaging took 0.63 of the time (convolutional network) and 0.79 (ResNet-20).
+Every device holds the whole state and data, and computes what is not done node by node. (Data that were placed on
+several devices by hand cannot be used in such a round: leave them where `jaxfl.federate` puts them.)
 """
 
 from __future__ import annotations
@@ -12,18 +18,28 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.types import PyTree
+
+_DEVICES = "devices:"
+_NODES = "nodes"  # the mesh's one axis
 
 
 def automatic(any_convolution: bool) -> str:
     """The strategy for a model where none is asked for: "map" for convolutions on a CPU, else "vmap".
 
+    Where the CPU has several devices, "devices:map" for convolutions.
+
     Args:
         any_convolution: whether the model has a convolution, or another layer of which one node fills a CPU's caches.
     """
-    return "map" if any_convolution and jax.default_backend() == "cpu" else "vmap"
+    if not any_convolution or jax.default_backend() != "cpu":
+        return "vmap"
+    return "devices:map" if jax.device_count() > 1 else "map"
 
 
 def over_nodes(fn: Callable[..., Any], node_loop: str = "vmap") -> Callable[..., Any]:
@@ -31,15 +47,21 @@ def over_nodes(fn: Callable[..., Any], node_loop: str = "vmap") -> Callable[...,
 
     Args:
         fn: any traceable function of pytrees.
-        node_loop: "vmap", "map" or "chunk:k" with k at least 1.
+        node_loop: "vmap", "map" or "chunk:k" with k at least 1, or one of these behind "devices:".
 
     Returns:
         The function over nodes.
 
     Raises:
         ArgumentError: `node_loop` is none of these.
+
+    Guarantees:
+        - strategies agree to rounding.
+        - nodes that devices cannot share evenly are no less right.
     """
     size = _nodes_at_once(node_loop)
+    if node_loop.startswith(_DEVICES):
+        return _over_devices(over_nodes(fn, node_loop.removeprefix(_DEVICES)))
     if size is None:
         return jax.vmap(fn)
     return lambda *args: jax.lax.map(lambda one: fn(*one), args, batch_size=None if size == 1 else size)
@@ -72,6 +94,8 @@ def update_over_nodes(fn: Callable[..., PyTree], node_loop: str = "vmap") -> Cal
         [1.0, 2.0, 3.0]
     """
     size = _nodes_at_once(node_loop)
+    if node_loop.startswith(_DEVICES):
+        return _over_devices(update_over_nodes(fn, node_loop.removeprefix(_DEVICES)))
     if size is None:
         return jax.vmap(fn)
 
@@ -98,12 +122,45 @@ def update_over_nodes(fn: Callable[..., PyTree], node_loop: str = "vmap") -> Cal
     return update
 
 
+def replicated(node_loop: str) -> NamedSharding | None:
+    """How the state of rounds with this strategy lies: whole on every device.
+
+    Returns:
+        The sharding, for `jax.device_put` and for the results of compiled rounds; None where one device does all.
+    """
+    if not node_loop.startswith(_DEVICES) or jax.device_count() == 1:
+        return None
+    return NamedSharding(_mesh(), PartitionSpec())
+
+
+def _mesh() -> Mesh:
+    return Mesh(np.array(jax.devices()), (_NODES,))
+
+
+def _over_devices(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A function over nodes, run with a share of the nodes on every device."""
+
+    def spread(*args: PyTree) -> PyTree:
+        num_nodes, num_devices = jax.tree.leaves(args)[0].shape[0], jax.device_count()
+        if num_devices == 1:
+            return run(*args)
+        missing = -num_nodes % num_devices
+        if missing:  # the first node again, whose results are thrown away
+            args = jax.tree.map(lambda leaf: jnp.concatenate([leaf, *[leaf[:1]] * missing]), args)
+        nodes = PartitionSpec(_NODES)
+        results = jax.shard_map(run, mesh=_mesh(), in_specs=nodes, out_specs=nodes, check_vma=False)(*args)
+        return jax.tree.map(lambda leaf: leaf[:num_nodes], results) if missing else results
+
+    return spread
+
+
 def _nodes_at_once(node_loop: str) -> int | None:
-    """k of "chunk:k", 1 for "map", None for "vmap"; anything else is refused."""
-    kind, _, size = node_loop.partition(":")
-    if node_loop in ("vmap", "map"):
-        return None if node_loop == "vmap" else 1
+    """k of "chunk:k", 1 for "map", None for "vmap", whatever devices; anything else is refused."""
+    inner = node_loop.removeprefix(_DEVICES)
+    kind, _, size = inner.partition(":")
+    if inner in ("vmap", "map"):
+        return None if inner == "vmap" else 1
     if kind == "chunk" and size.isdecimal() and int(size) >= 1:
         return int(size)
-    requirement = 'must be "vmap", "map" or "chunk:k"'
+    requirement = 'must be "vmap", "map" or "chunk:k", or one of these behind "devices:"'
     raise ArgumentError("node_loop", requirement, f"got {node_loop!r}", "Choose one of these.")

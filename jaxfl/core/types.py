@@ -98,7 +98,8 @@ class Task(NamedTuple):
             gradients fall back to one sample at a time).
         factors: (params, inputs, labels) -> (losses (b,), Factors), errors being those of the *summed* loss; None
             without layers.
-        node_loop: how the engine runs this task over nodes, "vmap", "map" or "chunk:k" (see `core.node_loop`).
+        node_loop: how the engine runs this task over nodes, "vmap", "map" or "chunk:k", or one of these behind
+            "devices:" (see `core.node_loop`).
         init_state: () -> model state, a pytree of float32 arrays, empty for dropout alone; None without `train_loss`.
         train_loss: (params, model_state, inputs, labels, weights (b,), key) -> (losses (b,), new model_state) in
             training mode. Samples of weight 0 are padding: they do not count in batch statistics. Without a model state

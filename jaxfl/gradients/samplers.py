@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.stats
 
-from jaxfl.core import ArgumentError, Array, Purpose, check, node_keys, purpose_key
+from jaxfl.core import ArgumentError, Array, Purpose, check, node_keys, one_kernel, purpose_key
 
 
 class Batch(NamedTuple):
@@ -55,7 +55,7 @@ def uniform(batch_size: int = 1) -> Sampler:
     check.at_least(1, batch_size=batch_size)
 
     def draw_node(key, count):
-        indices = jax.random.randint(key, (batch_size,), 0, count, jnp.int32)
+        indices = jax.random.randint(one_kernel(key), (batch_size,), 0, count, jnp.int32)
         return indices, jnp.ones(batch_size, bool), jnp.int32(0)
 
     return Sampler("uniform", batch_size, batch_size, batch_size > 1, draw_node)
@@ -77,7 +77,7 @@ def fixed(batch_size: int) -> Sampler:
 
     def draw_node(key, count):
         step = jnp.arange(batch_size, dtype=jnp.int32)
-        swap_with = jax.random.randint(key, (batch_size,), step, count, jnp.int32)
+        swap_with = jax.random.randint(one_kernel(key), (batch_size,), step, count, jnp.int32)
 
         def swap(index, carry):
             t = index.astype(jnp.int32)
@@ -121,7 +121,7 @@ def poisson(batch_size: int, *, num_draws: int = 10**7) -> Sampler:
     def draw_node(key, count):
         rate = jnp.float32(batch_size) / count.astype(jnp.float32)
         # One more gap than there are slots shows whether an included entry found no slot.
-        bits = jax.random.bits(key, (capacity + 1,), jnp.uint32)
+        bits = jax.random.bits(one_kernel(key), (capacity + 1,), jnp.uint32)
         # Exponential waiting times from u = bits / 2^32, by log1p(-u) near u = 0 and log(1 - u) near u = 1: float32
         # holds 24 bits, and either form alone would lose the small gaps or cut the tail off.
         step = jnp.float32(2.0**-32)

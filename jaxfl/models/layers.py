@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxfl.core import check
+from jaxfl.core import check, one_kernel
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.types import Array, FactoredLayer, PyTree
 from jaxfl.models import kernel_norms, normalization
@@ -165,8 +165,9 @@ def batch_norm(channels: int, *, momentum: float = 0.9, tracked: bool = True, ep
         return normalization.batch_norm(inputs, params["scale"], params["bias"], state, eps)
 
     def train(params, state, inputs, weights, key):
-        statistics = normalization.batch_statistics(inputs, weights, init_state() if state is None else state)
-        outputs = normalization.batch_norm(inputs, params["scale"], params["bias"], statistics, eps)
+        otherwise = init_state() if state is None else state
+        found = normalization.normalize_batch(inputs, weights, params["scale"], params["bias"], otherwise, eps)
+        outputs, statistics = cast(tuple[Array, PyTree], found)  # the type checker knows nothing of a custom_vjp's
         if state is None:
             return outputs, statistics
         if not tracked:
@@ -194,7 +195,7 @@ def dropout(rate: float) -> Layer:
         raise ArgumentError("rate", "must be at least 0 and below 1", f"got {rate}", "Pass 0 to drop nothing.")
 
     def train(params, state, inputs, weights, key):
-        kept = jax.random.bernoulli(key, jnp.float32(1.0 - rate), inputs.shape)
+        kept = jax.random.bernoulli(one_kernel(key), jnp.float32(1.0 - rate), inputs.shape)
         return jnp.where(kept, inputs / (1.0 - rate), jnp.zeros((), inputs.dtype)), {}
 
     return Layer(init=None, apply=lambda variables, inputs: inputs, init_state=dict, train=train)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.core import Array, PyTree, check, node_keys
+from jaxfl.core import Array, PyTree, check, node_keys, one_kernel
 from jaxfl.core.tree import flattener, scale, size
 
 
@@ -73,7 +73,8 @@ def _mechanism(distribution: str, noise_scale: float | Array, sample: Callable[.
         first = jax.tree.leaves(tree)[0]
         num_nodes, dtype = first.shape[0], first.dtype
         # One call for all leaves: a sampler a leaf multiplies the size of the program, and the time to compile it.
-        standard = jax.vmap(lambda node_key: sample(node_key, (size(one_node),), dtype))(node_keys(key, num_nodes))
+        keys = one_kernel(node_keys(key, num_nodes))
+        standard = jax.vmap(lambda node_key: sample(node_key, (size(one_node),), dtype))(keys)
         return scale(jnp.asarray(noise_scale, dtype), unflatten(standard))
 
     return NoiseMechanism(distribution=distribution, noise_scale=noise_scale, draw=draw)

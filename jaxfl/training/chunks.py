@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Sharding
 from jax.stages import Wrapped
 
 from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, PyTree
@@ -80,12 +81,13 @@ class FatalCount(RuntimeError):
         super().__init__(message)
 
 
-def chunk_fn(algorithm: Algorithm, chunk_rounds: int) -> Wrapped:
+def chunk_fn(algorithm: Algorithm, chunk_rounds: int, sharding: Sharding | None = None) -> Wrapped:
     """The jitted function that runs up to `chunk_rounds` rounds.
 
     Args:
         algorithm: whose `round` is run.
         chunk_rounds: static, the most rounds in one call.
+        sharding: of the state and of the results, where several devices take part.
 
     Returns:
         (key, state, data, num_rounds () int32) -> (state, buffers): `num_rounds` is at most `chunk_rounds`; the state
@@ -116,7 +118,7 @@ def chunk_fn(algorithm: Algorithm, chunk_rounds: int) -> Wrapped:
 
         return jax.lax.fori_loop(0, num_rounds, body, (state, empty))
 
-    return jax.jit(run, donate_argnums=1)
+    return jax.jit(run, donate_argnums=1, out_shardings=sharding)
 
 
 def init_fn(algorithm: Algorithm) -> Wrapped:

@@ -45,7 +45,7 @@ def train(
     chunk_rounds: int | None = None,
     test_batch_size: int = 256,
     train_samples: int | None = None,
-    calibration_samples: int | None = None,
+    calibration_samples: int | Mapping[str, int | None] | None = None,
     budgets: Mapping[str, float] | None = None,
     privacy: Mapping[str, Callable[[int], Sequence[Mapping[str, Any]]]] | None = None,
     privacy_rounds: Mapping[str, int] | None = None,
@@ -77,7 +77,8 @@ def train(
             the squared norm of the objective's gradient (`stationarity`); None for no such measurement.
         calibration_samples: training samples, drawn from all nodes' once per seed, on which batch statistics are
             measured before an evaluation, in batches of `test_batch_size`: for static batch normalization, which
-            tracks none, but also in place of those of training. None evaluates with the task's model state.
+            tracks none, but also in place of those of training. None evaluates with the task's model state. Or
+            variant -> such a number or None.
         budgets: cost ("bits_sent" or "gradient_evaluations", summed over rounds and nodes) -> most that may be spent;
             a variant and seed ends at the first evaluation at which one is reached.
         privacy: variant -> function from the rounds that really ran to the statements of the summary.
@@ -104,7 +105,9 @@ def train(
     at_least(1, checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints, test_batch_size=test_batch_size)
     if train_samples is not None:
         at_least(1, train_samples=train_samples)
-    check_calibration(task, calibration_samples)
+    calibrations = _of_each(variants, "calibration_samples", calibration_samples)
+    for most in calibrations.values():
+        check_calibration(task, most)
     budgets, privacy, privacy_rounds = dict(budgets or {}), dict(privacy or {}), dict(privacy_rounds or {})
     _check_names(variants, seeds, budgets, privacy=privacy, privacy_rounds=privacy_rounds)
     wanted = _of_each(variants, "num_rounds", num_rounds)
@@ -143,7 +146,9 @@ def train(
                 "chunk_rounds": [schedule.chunk_rounds for schedule in schedules.values()],
                 "test_batch_size": test_batch_size,
                 "train_samples": train_samples,
-                "calibration_samples": calibration_samples,
+                "calibration_samples": (
+                    dict(calibration_samples) if isinstance(calibration_samples, Mapping) else calibration_samples
+                ),
                 "node_loop": task.node_loop,
                 "budgets": budgets,
                 "privacy_rounds": privacy_rounds,
@@ -153,7 +158,7 @@ def train(
         made, peaks = {}, {}
         for name, algorithm in variants.items():
             chunk = schedules[name].chunk_rounds
-            made[name] = Variant(name, algorithm, task, test, chunk, train_samples, calibration_samples)
+            made[name] = Variant(name, algorithm, task, test, chunk, train_samples, calibrations[name])
             waiting = [seed for seed in seeds if run.finished(name, seed) is None]
             if waiting:
                 progress.begin(name, waiting[0], schedules[name].num_rounds)

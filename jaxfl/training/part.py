@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from jaxfl.core import Algorithm, Array, FederatedData, PyTree, Task
+from jaxfl.core.node_loop import replicated
 from jaxfl.training.calibration import CalibrationSet, calibration_set
 from jaxfl.training.checkpoint import Checkpoints
 from jaxfl.training.chunks import (
@@ -77,7 +78,8 @@ class Variant:
         self.train_samples, self._calibration_samples = train_samples, calibration_samples
         self.unrecorded_seconds = 0.0
         self._init = init_fn(algorithm)
-        self._rounds = chunk_fn(algorithm, chunk_rounds)
+        self._sharding = replicated(task.node_loop)
+        self._rounds = chunk_fn(algorithm, chunk_rounds, self._sharding)
         self._evaluate = evaluate_fn(task, algorithm.node_params)
         self._on_training_samples = training_scores_fn(task, algorithm.node_params)
         self._compiled: dict[Any, _Compiled] = {}
@@ -85,6 +87,10 @@ class Variant:
     def structure(self, key: Array, data: FederatedData) -> PyTree:
         """Shapes and dtypes of the state."""
         return jax.eval_shape(self._init, key, data)
+
+    def place(self, state: PyTree) -> PyTree:
+        """A new or restored state where the compiled rounds want it: on every device that takes part."""
+        return state if self._sharding is None else jax.device_put(state, self._sharding)
 
     def calibration(self, key: Array, data: FederatedData) -> CalibrationSet | None:
         """The samples of which batch statistics are taken before an evaluation; None where those of training stay."""
@@ -119,6 +125,8 @@ class Variant:
             on_samples = self._on_training_samples.lower(state, samples, calibration).compile()
         later = [program for program in (rounds, evaluate, on_samples) if program is not None]
         peak = predicted_peak((data, self._test, samples, calibration), state, init, later)
+        if self._sharding is not None and jax.default_backend() == "cpu":  # its devices share one memory
+            peak = PeakMemory(*(jax.device_count() * held for held in peak))
         return _Compiled(init, rounds, evaluate, on_samples, peak)
 
 
@@ -192,10 +200,10 @@ def run_part(
             warnings.warn(f"no readable checkpoint of {variant.name}, seed {seed}: beginning it again.", stacklevel=3)
         run.forget_finished(variant.name, seed)
         run.keep_metrics_until(variant.name, seed, None)
-        round_index, state = 0, compiled.init(key, data)
+        round_index, state = 0, variant.place(compiled.init(key, data))
         evaluate(state, [], 0, 0)
     else:
-        round_index, state = found
+        round_index, state = found[0], variant.place(found[1])
         last_line = run.keep_metrics_until(variant.name, seed, round_index)[-1]
         totals = {name: last_line[f"total_{name}"] for name in totals}
     progress.skip(round_index)

@@ -125,11 +125,15 @@ def test_updates_over_nodes_make_no_copy_of_all_nodes(node_loop):
         assert (memory.temp_size_in_bytes > whole / 4) == copies
 
 
-@pytest.mark.parametrize("bad", ["pmap", "chunk:0", "chunk:", "chunk:-1", ""])
+@pytest.mark.parametrize("bad", ["pmap", "chunk:0", "chunk:", "chunk:-1", "", "devices:", "devices:devices:map"])
 def test_unknown_node_loops_are_refused(bad):
-    with pytest.raises(ArgumentError, match=r'^node_loop: must be "vmap", "map" or "chunk:k"'):
+    with pytest.raises(
+        ArgumentError, match=r'^node_loop: must be "vmap", "map" or "chunk:k", or one of these behind "devices:"'
+    ):
         over_nodes(lambda x: x, bad)
-    with pytest.raises(ArgumentError, match=r'^node_loop: must be "vmap", "map" or "chunk:k"'):
+    with pytest.raises(
+        ArgumentError, match=r'^node_loop: must be "vmap", "map" or "chunk:k", or one of these behind "devices:"'
+    ):
         update_over_nodes(lambda x: x, bad)
 
 

@@ -78,6 +78,7 @@ def test_both_rows_of_the_conv_suite_train_the_same_network():
 
 
 @pytest.mark.bench
+@pytest.mark.slow
 def test_tracking_suite_names_its_numbers(monkeypatch):
     monkeypatch.setattr(bench_tracking, "network", lambda setting: classification(mlp((64, 3))))
     report = bench_tracking.suite(TINY_TRACKING)
@@ -171,7 +172,7 @@ def test_an_unwritable_file_is_named_before_anything_runs(tmp_path):
 
 
 def test_an_unknown_suite_is_named():
-    with pytest.raises(ArgumentError, match=r"suite: must be one of conv, saga, .*, scale, all; got 'cnov'"):
+    with pytest.raises(ArgumentError, match=r"suite: must be one of conv, .*saga, .*, scale, all; got 'cnov'"):
         bench.run("cnov")
 
 

@@ -235,6 +235,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(strict, tmp_path, monkeypa
     assert saved(folder) == saved(strict[0])
 
 
+@pytest.mark.slow
 class TestStrictRun:
     def test_meets_every_condition(self, strict):
         assert "warning" not in strict[1]
@@ -276,6 +277,7 @@ def every_method(tmp_path_factory):
     return folder, printed
 
 
+@pytest.mark.slow
 class TestEveryMethod:
     def test_all_run_until_every_broadcast_is_used(self, every_method):
         variants = summary_of(every_method[0])["variants"]

@@ -18,7 +18,7 @@ from jaxfl.data import load
 from jaxfl.models import layer_sizes
 
 
-def made_result(method, case, accuracies, *, batch_norm="global", counts=None, target=None):
+def made_result(method, case, accuracies, *, batch_norm="global", counts=None, active=8, target=None):
     """A result with these accuracies, one a seed, after 10 rounds."""
     lines = [
         {"seed": seed, "round": k, "test_accuracy": value * k / 10}
@@ -26,8 +26,9 @@ def made_result(method, case, accuracies, *, batch_norm="global", counts=None, t
         for k in (0, 5, 10)
     ]
     strong, moderate, weak = (count // 4 for count in paper.CASES[case]) if counts is None else counts
+    clients = (strong, moderate, weak)
     return results.Result(
-        method, method, case, (strong, moderate, weak), batch_norm, target, 0.5, "cifar10", 32, 10, tuple(lines)
+        method, method, case, clients, active, batch_norm, target, 0.5, "cifar10", 32, 10, tuple(lines)
     )
 
 
@@ -41,8 +42,8 @@ class TestTables:
         )
         row = next(line for line in text.splitlines() if line.startswith("| case 7 "))
         cells = [cell.strip() for cell in row.strip("|").split("|")]
-        assert cells[1:5] == ["4", "0", "28", "0.50 (0.27)"]
-        assert cells[5:] == [
+        assert cells[1:6] == ["4", "0", "28", "8", "0.50 (0.27)"]
+        assert cells[6:] == [
             "60.0 ± 14.1 (60.0)",
             "77.0 ± 1.6",
             "45.0 ± 7.1 (45.0)",
@@ -51,17 +52,41 @@ class TestTables:
             "+22.5",
         ]
 
-    def test_batch_normalization(self):
+    def test_batch_normalization_has_the_difference_beside_the_papers(self):
         found = [
-            made_result("embracing", 7, [value], batch_norm=mode) for mode, value in (("static", 0.3), ("global", 0.6))
+            made_result("embracing", 7, accuracies, batch_norm=mode)
+            for mode, accuracies in (("static", [0.3, 0.5]), ("global", [0.6, 0.7]))
         ]
-        assert "| case 7 | EmbracingFL | static | 30.0 (30.0) | 74.5 ± 1.1 |" in tables.markdown(found)
+        numbers = "40.0 ± 14.1 (40.0) | 74.5 ± 1.1 | 65.0 ± 7.1 (65.0) | 77.3 ± 1.6 | -25.0 ± 7.1 | -2.9"
+        assert f"| case 7 | 8 | EmbracingFL | {numbers} |" in tables.markdown(found)
 
     def test_added_clients(self):
-        found = [made_result("embracing", None, [0.3], counts=(4, 0, weak)) for weak in (0, 16)]
+        found = [
+            made_result(method, None, [value], counts=(4, 0, weak), active=4 + weak, batch_norm=mode)
+            for weak in (0, 16, 28)
+            for method, value, mode in (("embracing", 0.3, "global"), ("width_reduction", 0.2, "static"))
+        ]
         text = tables.markdown(found)
-        assert "| 4 | 16 |  | 63.7 ± 3.3 | 30.0 (30.0) | 74.8 ± 0.8 |  |" in text
+        numbers = "20.0 (20.0) | 63.7 ± 3.3 | 30.0 (30.0) | 74.8 ± 0.8 | +10.0 | +11.1"
+        assert f"| 4 | 16 | 20 | {numbers} |" in text
+        assert "| 4 | 28 | 32 |" in text  # all that hold data, and yet no case
         assert "Cases" not in text
+        assert tables.paper_added(found[2]) == paper.ADDED_WEAK[64]
+        assert tables.paper_added(found[2]._replace(nodes=16)) is None
+        assert tables.paper_added(found[2]._replace(dataset="digits")) is None
+
+    def test_other_numbers_of_active_clients_are_other_comparisons(self):
+        """Table 2's last row has case 7's clients, and all of them are active."""
+        added = [made_result("embracing", None, [0.3], counts=(4, 0, weak), active=4 + weak) for weak in (0, 28)]
+        case = made_result("embracing", 7, [0.5])
+        for found in ([*added, case], [case, *added]):
+            text = tables.markdown(found)
+            assert "| case 7 | 4 | 0 | 28 | 8 | 0.50 (0.27) | 50.0 (50.0) | 77.0 ± 1.6 |" in text
+            assert "| 4 | 28 | 32 |  | 65.0 ± 2.9 | 30.0 (30.0) | 77.3 ± 1.6 |" in text
+        everyone = made_result("embracing", 7, [0.6], active=32)
+        text = tables.markdown([everyone, case])
+        assert "| 8 | 0.50 (0.27) | 50.0 (50.0) |" in text
+        assert "| 32 | 0.50 (0.27) | 60.0 (60.0) |" in text
 
     def test_rounds_to_a_target(self):
         text = tables.markdown([made_result("embracing", 7, [0.5, 0.9], target=0.45)])
@@ -77,6 +102,8 @@ class TestTables:
         assert drawn is not None
         assert drawn.stat().st_size > 5000
         assert pictures.plot_gaps(pairs[::2], tmp_path / "none.png") is None
+        apart = [made_result("embracing", 7, [0.5], active=32), made_result("width_reduction", 7, [0.5])]
+        assert pictures.plot_gaps(apart, tmp_path / "none.png") is None
         assert pictures.plot_added(pairs, tmp_path / "none.png") is None
         added = [made_result("embracing", None, [0.3], counts=(4, 0, weak)) for weak in (0, 16)]
         drawn = pictures.plot_added(added, tmp_path / "added.png")
@@ -215,9 +242,9 @@ def test_the_step_size_falls_after_its_rounds():
     np.testing.assert_allclose(found, [0.5, 0.5, 0.05, 0.05, 0.005, 0.005], rtol=1e-6)
 
 
-def made_run(folder, dataset, name="embracing_fl", evaluated=True):
+def made_run(folder, dataset, name="embracing_fl", evaluated=True, num_active: int | tuple[int, ...] = 4):
     """The files of a run that has just begun."""
-    variant = plan.Variant("embracing", 7, (2, 0, 14), 4, "global", None)._asdict()
+    variant = plan.Variant("embracing", 7, (2, 0, 14), num_active, "global", None)._asdict()
     content = {"dataset": dataset, "nodes": 16, "rounds": 5, "variants": {"case 7 embracing": variant}}
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"experiment": name, "config": content}))
@@ -237,6 +264,14 @@ def test_runs_that_do_not_belong_together_are_not_collected(tmp_path):
     begun = made_run(tmp_path / "begun", "digits", evaluated=False)
     with pytest.raises(ArgumentError, match=r"must hold evaluated runs; got none"):
         results.read_results([begun])
+
+
+def test_a_run_of_which_others_are_active_replaces_none(tmp_path):
+    runs = [
+        made_run(tmp_path / name, "digits", num_active=active)
+        for name, active in (("few", 4), ("again", 4), ("classes", (1, 0, 3)), ("all", 16))
+    ]
+    assert [result.num_active for result in results.read_results(runs)] == [4, 16]
 
 
 def test_a_run_that_has_not_ended_says_so(tmp_path):

@@ -36,6 +36,7 @@ def dataset():
 
 
 @pytest.mark.parametrize("model", list(MODELS))
+@pytest.mark.slow
 def test_strategies_agree_to_rounding_in_a_whole_round(model, dataset):
     """Push-sum over uneven nodes with clipped gradients and a table of them; twice, so that the table matters."""
     parts = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
@@ -69,12 +70,13 @@ def test_auto_goes_by_platform_and_model(platform, convolutions, dataset, monkey
 
 
 @pytest.mark.parametrize("experiment", [privsgp_vr, dp_gradient_tracking])
-@pytest.mark.parametrize("bad", ["pmap", "chunk:0", "chunk:", "chunk:two", "chunk:²", "Vmap"])
+@pytest.mark.parametrize("bad", ["pmap", "chunk:0", "chunk:", "chunk:two", "chunk:²", "Vmap", "devices:"])
 def test_other_values_are_refused_in_one_sentence(experiment, bad, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert experiment.main(["--node-loop", bad]) == 2
     assert capsys.readouterr().err == (
-        f"error: --node-loop: must be auto, vmap, map or chunk:k with k at least 1; got {bad!r}. Choose one of these.\n"
+        f"error: --node-loop: must be auto, vmap, map or chunk:k with k at least 1, the last three also "
+        f"behind devices:; got {bad!r}. Choose one of these.\n"
     )
     assert not list(tmp_path.iterdir())
 

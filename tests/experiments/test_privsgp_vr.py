@@ -166,6 +166,7 @@ class TestBesideAFinishedRun:
             assert (tmp_path / "run" / name).read_bytes() == (finished[0] / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_interrupted_and_resumed_equals_uninterrupted(finished, tmp_path, monkeypatch, capsys):
     append = RunDirectory.append_metrics
 
@@ -318,6 +319,7 @@ def test_paired_options_go_together():
     assert len(plan(crossed)) == 4
 
 
+@pytest.mark.slow
 def test_all_four_methods_run_together(tmp_path):
     options = "--graph ring --nodes 5 --hidden 4 --iterations 4 --evaluate-every 4 --seeds 0 --noise-std 0.1 --quiet"
     methods = ["--methods", "PrivSGP-VR", "PrivSGP", "DP2-SGD", "A(DP)2SGD"]

@@ -52,6 +52,7 @@ def test_the_mean_is_that_of_the_stored_rows(storage, sampler):
         assert np.all(table[node, size:] == 0), "padding is never written"
 
 
+@pytest.mark.slow
 def test_unbiased_given_the_table():
     """The mean of the estimate over all equally likely batches is the full gradient, also with a rounded table."""
     data, task = uneven_data(sizes=(4, 4)), small_task()
@@ -77,6 +78,7 @@ def test_unbiased_given_the_table():
             np.testing.assert_allclose(total[node], expected, atol=3e-6)
 
 
+@pytest.mark.slow
 def test_the_three_tables_agree():
     data = uneven_data()
     tables: list[dict[str, Any]] = [{"table": "dense"}, {"table": "factored"}, {"table": "per_batch", "entry_size": 1}]
@@ -92,6 +94,7 @@ def test_saga_works_for_a_task_without_layers():
         algorithm(linear_task(), table="factored").init(jax.random.key(0), uneven_data())
 
 
+@pytest.mark.slow
 def test_variance_vanishes_at_a_fixed_point_unlike_a_mini_batch():
     """At constant parameters SAGA's estimate becomes the full gradient once every entry has been visited."""
     data = uneven_data()
@@ -103,6 +106,7 @@ def test_variance_vanishes_at_a_fixed_point_unlike_a_mini_batch():
 
 
 @pytest.mark.parametrize("table", ["dense", "factored"])
+@pytest.mark.slow
 def test_passes_over_the_table_in_chunks_count_every_entry_once(table, monkeypatch):
     module = importlib.import_module("jaxfl.gradients.saga")  # the package's attribute of that name is the function
     monkeypatch.setattr(module, "_CHUNK_BYTES", 4 * 5 * (53 if table == "dense" else 13) * 4)

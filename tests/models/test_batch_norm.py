@@ -8,7 +8,7 @@ from flax import nnx
 
 from jaxfl.core import ArgumentError, Variables
 from jaxfl.models import layers
-from jaxfl.models.normalization import batch_norm, batch_statistics
+from jaxfl.models.normalization import batch_norm, batch_statistics, normalize_batch
 
 RNG = np.random.default_rng(0)
 KEY = jax.random.key(0)
@@ -66,6 +66,36 @@ def test_equals_flax_batch_norm_in_values_gradients_and_running_statistics(shape
     assert_close(TRAINED(params, inputs, state, jnp.ones(shape[0]), direction), expected)
     evaluated = nnx.merge(structure, nnx.State(params), nnx.State(state))(inputs, use_running_average=True)
     np.testing.assert_allclose(LAYER.apply(Variables(params, state), inputs), evaluated, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0, 1.0), (0.5, 0.0, 2.0, 1.0), (0.0, 0.0, 0.0, 0.0)])
+def test_gradients_equal_those_of_statistics_and_normalization_apart(weights, dtype):
+    """Also where the statistics themselves are made use of."""
+    params, state, direction, weights = some_params(), some_state(), normal(4, 3, 2, 5), jnp.array(weights)
+
+    def apart(inputs, scale, bias):
+        statistics = batch_statistics(inputs, weights, state)
+        return batch_norm(inputs, scale, bias, statistics), statistics
+
+    def at_once(inputs, scale, bias):
+        return normalize_batch(inputs, weights, scale, bias, state)
+
+    def gradients(fn):
+        def total(*arguments):
+            outputs, statistics = fn(*arguments)
+            used = jnp.sin(outputs.astype(jnp.float32)) * direction
+            return jnp.sum(used) + jnp.sum(jnp.cos(3 * statistics["mean"])) + jnp.sum(statistics["var"] ** 2)
+
+        return jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2)))
+
+    arguments = (normal(4, 3, 2, 5).astype(dtype), params["scale"].astype(dtype), params["bias"].astype(dtype))
+    found, expected = (gradients(fn)(*arguments) for fn in (at_once, apart))
+    for mine, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        assert mine.dtype == other.dtype
+        tolerance = 1e-5 if dtype == jnp.float32 else 2e-2
+        mine, other = mine.astype(jnp.float32), other.astype(jnp.float32)
+        np.testing.assert_allclose(mine, other, rtol=tolerance, atol=tolerance)
 
 
 def by_hand(inputs, params, state, weights):

@@ -67,7 +67,8 @@ def test_equals_the_same_network_of_flax_layers_in_value_and_in_gradient(name):
     found, expected = both(model.apply), both(lambda params, x: nnx.merge(structure, nnx.State(params))(x))
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     for mine, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-5)
+        # Sums whose terms cancel are known to the rounding of their terms.
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-5 * max(1.0, float(np.abs(other).max())))
 
 
 @pytest.mark.parametrize(

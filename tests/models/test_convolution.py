@@ -24,6 +24,8 @@ CASES = {
     "stride beyond the window": ((9, 8), (1, 2), (3, 3), "VALID", 2, 2),
     "pointwise": ((4, 5), (1, 1), (1, 1), "SAME", 3, 4),
     "window as large as the image": ((4, 3), (4, 3), (1, 1), "VALID", 2, 3),
+    "one column at a time": ((3, 5), (2, 3), (1, 1), "SAME", 2, 40),
+    "two columns at a time, one left over": ((3, 5), (2, 3), (1, 1), "SAME", 5, 16),
 }
 BATCH = 3
 
@@ -136,6 +138,7 @@ def test_second_derivatives_equal_those_of_lax_conv(name):
 @pytest.mark.parametrize("cached_bytes", [1, 1500])
 def test_kernel_gradient_in_groups_of_samples(cached_bytes, monkeypatch):
     monkeypatch.setattr(convolution, "_CACHED_BYTES", cached_bytes)
+    monkeypatch.setattr(convolution, "_MIN_GROUP_CHANNELS", 1)
     case = CASES["valid"]
     geom = geometry(*case[:4])
     inputs, _ = arrays(case)

@@ -193,6 +193,7 @@ def test_clipped_gradients_agree_with_explicit_ones(case):
     assert_close(found.gradient, jax.tree.map(lambda leaf: np.tensordot(expected, leaf, axes=1), singles))
 
 
+@pytest.mark.slow
 def test_stochastic_gradient_push_with_a_table_of_clipped_batches_lowers_the_loss():
     task = classification(resnet18(SHAPE, 5, widths=(4,), blocks=(1,), groups=2))  # small, for it compiles faster
     noise, labels = samples(24)

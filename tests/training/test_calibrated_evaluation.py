@@ -116,10 +116,11 @@ def growing():
     return core.algorithm(init, lambda key, state, data: (), update, node_params)
 
 
-def train_growing(out, task=TASK, *, num_rounds=3, resume=False, **options):
+def train_growing(out, task=TASK, *, variants=("A",), num_rounds=3, resume=False, **options):
     run = training.open_run(out, {}, experiment="growing", resume=resume)
     settings = {"seeds": (0, 1), "evaluate_every": 2, "test_batch_size": 4, "quiet": True, **options}
-    training.train({"A": ALGORITHM}, task, DATA, TEST_INPUTS, TEST_LABELS, run=run, num_rounds=num_rounds, **settings)
+    variants = dict.fromkeys(variants, ALGORITHM)
+    training.train(variants, task, DATA, TEST_INPUTS, TEST_LABELS, run=run, num_rounds=num_rounds, **settings)
     return run
 
 
@@ -144,6 +145,20 @@ def test_a_run_evaluates_with_samples_drawn_once_per_seed(tmp_path):
         np.testing.assert_allclose(last["train_loss_average_model"], np.mean(on_training), rtol=1e-5)
     with pytest.raises(ArgumentError, match="calibration_samples"):
         train_growing(tmp_path / "run", resume=True, calibration_samples=11, train_samples=9)
+
+
+def test_each_variant_may_be_calibrated_or_not(tmp_path):
+    run = train_growing(
+        tmp_path, variants=("static", "global"), seeds=(0,), calibration_samples={"static": 10, "global": None}
+    )
+    last = {line["variant"]: line for line in run.read_metrics()}
+    _, state = restore_state(run, "static", ALGORITHM, 0, DATA)
+    calibrated = by_hand(state.params, calibration_set(jax.random.key(0), DATA, 10, 4), TEST_INPUTS, TEST_LABELS)
+    np.testing.assert_allclose(last["static"]["test_loss"], calibrated, rtol=1e-5)
+    variables = core.Variables(state.params, state.model_state)
+    as_it_is = TASK.loss(variables, jnp.asarray(TEST_INPUTS), jnp.asarray(TEST_LABELS)).mean()
+    np.testing.assert_allclose(last["global"]["test_loss"], as_it_is, rtol=1e-5)
+    assert abs(calibrated - float(as_it_is)) > 1e-3
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ def _assert_same_runs(one, other, variant, algorithm, seeds):
             np.testing.assert_array_equal(np.asarray(leaf), np.asarray(expected))
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_and_resumed_equals_uninterrupted(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     summary = train(whole)

@@ -191,6 +191,7 @@ def test_a_spent_budget_ends_a_part_at_its_next_evaluation(tmp_path):
     assert train_toy(tmp_path, resume=True, **settings) == summary
 
 
+@pytest.mark.slow
 def test_no_variant_runs_more_rounds_than_its_privacy_budget_allows(tmp_path, monkeypatch):
     """Nor does one that is interrupted and resumed: it counts on from its checkpoint."""
 

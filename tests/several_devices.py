@@ -1,0 +1,123 @@
+"""Run by `tests/core/test_several_devices.py` in a process whose CPU has three devices: prints its findings as JSON."""
+
+import itertools
+import json
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl import graphs, training
+from jaxfl.algorithms import fed_avg, push_sum
+from jaxfl.core import over_nodes, update_over_nodes
+from jaxfl.core.node_loop import automatic
+from jaxfl.data import federate
+from jaxfl.gradients import fixed, saga
+from jaxfl.models import classification, cnn
+
+SIZES = (2, 3, 5, 4, 3)  # five nodes: three devices cannot share them evenly
+KEY = jax.random.key(1)
+STRATEGIES = ("devices:vmap", "devices:map", "devices:chunk:2")
+
+
+def make_data():
+    rng = np.random.default_rng(3)
+    images = rng.integers(0, 17, (sum(SIZES), 8, 8, 1), dtype=np.uint8)
+    parts = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
+    return federate(images, rng.integers(0, 3, sum(SIZES)).astype(np.int32), parts)
+
+
+def make_task(node_loop=None):
+    return classification(cnn((8, 8, 1), channels=(2,), window=3, hidden=None, num_classes=3), node_loop=node_loop)
+
+
+def learners(task):
+    table = saga(sampler=fixed(2), clip_norm=0.5)
+    return {
+        "push_sum": push_sum(task, graph=graphs.exponential(5), gradient=table, step_size=0.5),
+        "fed_avg": fed_avg(task, num_active=4, num_local_steps=2, batch_size=2, step_size=0.5),
+    }
+
+
+def largest_difference(mine, other):
+    pairs = zip(*map(jax.tree.leaves, (mine, other)), strict=True)
+    return max(float(np.abs(np.float64(a) - np.float64(b)).max()) for a, b in pairs)
+
+
+def loops():
+    values, shifts = jnp.arange(10.0).reshape(5, 2), jnp.arange(5.0)
+    keys = jax.random.split(KEY, 5)
+
+    def step(row, shift, key):
+        return row * shift + shifts.sum() + jax.random.uniform(key, (2,))  # closes over an array of the caller
+
+    expected = jax.vmap(step)(values, shifts, keys)
+    return {
+        f"{loop.__name__} {name}": largest_difference(jax.jit(loop(step, name))(values, shifts, keys), expected)
+        for loop in (over_nodes, update_over_nodes)
+        for name in STRATEGIES
+    }
+
+
+def two_rounds(data):
+    found = {}
+    for name, one in learners(make_task("map")).items():
+        first = jax.jit(one.init)(KEY, data)
+        expected = jax.jit(lambda s, one=one: one.round(KEY, one.round(KEY, s, data)[0], data))(first)
+        other = learners(make_task())[name]
+        mine = jax.jit(lambda s, other=other: other.round(KEY, other.round(KEY, s, data)[0], data))(first)
+        found[name] = largest_difference(mine, expected)
+    return found
+
+
+def trained(out, data, *, node_loop=None, interrupt_after=None, resume=False):
+    """The lines of a run, and the strategy that it used."""
+    task = make_task(node_loop)
+    run = training.open_run(out, {}, experiment="devices", resume=resume)
+    if interrupt_after is not None:
+        append, lines = run.append_metrics, itertools.count(1)
+
+        def interrupting(line):
+            append(line)
+            if next(lines) == interrupt_after:
+                raise KeyboardInterrupt
+
+        run.append_metrics = interrupting
+    images, labels = np.zeros((4, 8, 8, 1), np.uint8), np.arange(4) % 3
+    options = {"num_rounds": 6, "seeds": (0,), "evaluate_every": 2, "quiet": True}
+    try:
+        variants = {"fed_avg": learners(task)["fed_avg"]}
+        training.train(variants, task, data, images, labels, run=run, **options)
+    except KeyboardInterrupt:
+        assert interrupt_after is not None
+    return (out / "metrics.jsonl").read_text(), task.node_loop
+
+
+def main(out):
+    data = make_data()
+    whole, used = trained(out / "whole", data)
+    alone, _ = trained(out / "alone", data, node_loop="map")
+    trained(out / "halves", data, interrupt_after=3)  # with a checkpoint of round 2
+    halves, _ = trained(out / "halves", data, resume=True)
+    lines = [[json.loads(line) for line in text.splitlines()] for text in (whole, alone)]
+    apart = [
+        abs(mine[name] - other[name])
+        for mine, other in zip(*lines, strict=True)
+        for name in mine
+        if isinstance(mine[name], float)
+    ]
+    found = {
+        "devices": jax.device_count(),
+        "automatic": automatic(True),
+        "automatic without convolutions": automatic(False),
+        "used": used,
+        "differences": {**loops(), **two_rounds(data), "metrics": max(apart)},
+        "resumed alike": whole == halves,
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,6 +1,6 @@
 """Benchmarks: what the engine's formulations gain, each ratio inside one process.
 
-    python -m experiments.bench conv|saga|tracking|mix|clip|round|peers|scale|all --json FILE
+    python -m experiments.bench conv|resnet|embracing|saga|tracking|mix|clip|round|peers|scale|all --json FILE
     python -m experiments.bench peers --against torch
 
 Writes {"name": {"value", "unit", "spread", "against"}, ..., "environment": {...}} and prints the same as a table;
@@ -28,6 +28,8 @@ from jaxfl.core import ArgumentError, check
 # A module with `plot(measurements, path)` draws them too; one with `WANTED`, name -> number, says how much is wanted.
 SUITES = {
     "conv": "experiments.bench_conv",
+    "resnet": "experiments.bench_resnet",
+    "embracing": "experiments.bench_embracing",
     "saga": "experiments.bench_saga",
     "tracking": "experiments.bench_tracking",
     "mix": "experiments.bench_mix",
@@ -112,9 +114,10 @@ def main(
     """Measure what the engine's formulations gain.
 
     Args:
-        suite: conv (per-node convolution), saga (gradient tables), tracking (gradient tracking), mix (mixing), clip
-            (clipped gradients), round (parts of an iteration), peers (the workloads that other libraries are measured
-            on), scale (nodes and parameters) or all.
+        suite: conv (per-node convolution), resnet (ResNet-20 and its stages), embracing (rounds with weak clients),
+            saga (gradient tables), tracking (gradient tracking), mix (mixing), clip (clipped gradients), round (parts
+            of an iteration), peers (the workloads that other libraries are measured on), scale (nodes and parameters)
+            or all.
         json: file for the numbers; scale draws a picture beside it.
         against: "torch" to have peers run the same in PyTorch beside ours; it must be installed.
     """

@@ -2,7 +2,8 @@
 
     python -m experiments.bench saga --json bench.json
 
-Dense table: PrivSGP-VR with one uniform sample, n = 20, 784-32-10 (d = 25,450), J = 100 and J = 2,000 samples a node.
+Dense table: PrivSGP-VR with one uniform sample, n = 20, 784-32-10 (d = 25,450), J = 100 and J = 2,000 samples a node,
+the longer one also in bfloat16.
 Factored table: PrivSGP-VR against PrivSGP, batch 32, n = 50, J = 1,200. Iterations run in a loop with the state
 donated; the rows of a comparison take turns in one process.
 """
@@ -73,7 +74,7 @@ def iterations(setting: Setting, data: FederatedData, gradient: GradientEstimato
 
 
 def suite(setting: Setting | None = None) -> dict[str, Measurement]:
-    """Measure; see the module's text. About two minutes on two cores; the dense table of J = 2,000 takes 4 GB twice."""
+    """Measure; see the module's text. About two minutes on two cores; the dense tables of J = 2,000 take 6 GB twice."""
     setting = Setting() if setting is None else setting
     return {**_dense(setting), **_factored(setting)}
 
@@ -94,15 +95,25 @@ def _dense(setting: Setting) -> dict[str, Measurement]:
         f"j{samples}": iterations(setting, random_data(setting, setting.dense_nodes, samples), gradients.saga())
         for samples in setting.dense_samples
     }
-    times = _per_iteration(setting, rows)
     short, long = rows
+    rounded = f"{long}_bfloat16"
+    longest = random_data(setting, setting.dense_nodes, setting.dense_samples[1])
+    rows[rounded] = iterations(setting, longest, gradients.saga(storage="bfloat16"))
+    times = _per_iteration(setting, rows)
     value, spread = ratio(times[long], times[short])
+    rounded_value, rounded_spread = ratio(times[rounded], times[long])
+    share = rows[rounded].table_bytes / rows[long].table_bytes
     size = f"n = {setting.dense_nodes}, {'-'.join(map(str, setting.widths))}, batch 1"
     temporary = rows[long].runner.temp_bytes / rows[long].table_bytes
     return {
         f"saga/time_ratio_{long}_{short}": Measurement(value, "x", spread, f"dense table, {long} over {short}; {size}"),
         f"saga/dense_{short}": _measurement(times[short], size),
         f"saga/dense_{long}": _measurement(times[long], size),
+        f"saga/dense_{rounded}": _measurement(times[rounded], size),
+        "saga/bfloat16_vs_float32": Measurement(
+            rounded_value, "x", rounded_spread, f"time with the dense table in bfloat16 over float32, {long}; {size}"
+        ),
+        "saga/bfloat16_table_share": Measurement(share, "of the float32 table", (share, share), f"{long}; {size}"),
         "saga/dense_temp_share": Measurement(
             temporary, "of the table", (temporary, temporary), f"temporary memory of the compiled loop, {long}; {size}"
         ),

@@ -83,7 +83,8 @@ def with_node_loop(task: Task, node_loop: str) -> Task:
 
     Args:
         task: a classification.
-        node_loop: "vmap", "map" or "chunk:k" (see `jaxfl.core.node_loop`); "auto" leaves the choice to the model.
+        node_loop: "vmap", "map" or "chunk:k", or one of these behind "devices:" (see `jaxfl.core.node_loop`); "auto"
+            leaves the choice to the model.
 
     Raises:
         ArgumentError: `node_loop` is none of these.
@@ -93,7 +94,7 @@ def with_node_loop(task: Task, node_loop: str) -> Task:
     try:
         over_nodes(lambda: None, node_loop)
     except ArgumentError as error:
-        requirement = "must be auto, vmap, map or chunk:k with k at least 1"
+        requirement = "must be auto, vmap, map or chunk:k with k at least 1, the last three also behind devices:"
         raise ArgumentError("node_loop", requirement, error.found, "Choose one of these.") from None
     return task._replace(node_loop=node_loop)
 

@@ -97,7 +97,8 @@ class Config:
     """Channels of the stages of resnet18 (64 128 256 512), each at most 32 or a multiple of it."""
     node_loop: str = "auto"
     """How a round runs over nodes: vmap (all at once), map (one after the other), chunk:k (k at once), or auto: map for
-    convolutions on a CPU, else vmap. Fewer at once take less memory; results agree to rounding."""
+    convolutions on a CPU, else vmap. Fewer at once take less memory. devices:map and the like share the nodes out over
+    devices (JAX_NUM_CPU_DEVICES). Results agree to rounding."""
     dp_delta: float = 1e-5
     """Delta of the bound that counts a sample's participations, and of Gaussian noise."""
     smoothness: float | None = None

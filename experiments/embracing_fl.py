@@ -32,7 +32,6 @@ from experiments.partial.build import (
     evaluated_task,
     make_algorithm,
     make_parts,
-    with_measured_statistics,
 )
 from experiments.partial.config import RESNETS, Config, Resolved, resolve
 from experiments.partial.costs import class_costs, cost_lines, described, sizes_table, timing_table
@@ -78,9 +77,8 @@ def run(options: Config, preset: str | None) -> dict[str, Any]:
         algorithm = make_algorithm(config, variant, problem)
         data = data_of[name](config.seeds[0])
         check_start(algorithm, jax.random.key(config.seeds[0]), data)
-        if variant.batch_norm == "static" and config.model in RESNETS:
-            algorithm = with_measured_statistics(algorithm, task, data, config.calibration_samples, TEST_BATCH)
         algorithms[name] = algorithm
+    static = {name for name, variant in variants.items() if variant.batch_norm == "static" and config.model in RESNETS}
 
     directory = new_run_directory(config.out, "embracing_fl", preset or config.dataset, resume=config.resume)
     saved: dict[str, Any] = {k: v for k, v in dataclasses.asdict(config).items() if k not in NOT_SAVED}
@@ -104,6 +102,7 @@ def run(options: Config, preset: str | None) -> dict[str, Any]:
         evaluate_every=config.evaluate_every,
         checkpoint_every=config.checkpoint_every,
         test_batch_size=TEST_BATCH,
+        calibration_samples={name: config.calibration_samples if name in static else None for name in variants},
         quiet=config.quiet,
     )
     for name, variant in variants.items():

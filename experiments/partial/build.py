@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -16,9 +15,8 @@ from experiments.partial.plan import Variant
 from experiments.problem import with_node_loop
 from jaxfl.algorithms import embracing, fed_avg, first_half, output_side
 from jaxfl.algorithms.width_reduction import width_reduction
-from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, Task, check, over_nodes
+from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, Task, check
 from jaxfl.data import Dataset, federate, partition_dataset
-from jaxfl.training.calibration import CalibrationSet, calibrated, calibration_set
 
 
 def make_parts(config: Resolved, dataset: Dataset) -> dict[int, list[np.ndarray]]:
@@ -131,25 +129,3 @@ def make_algorithm(config: Resolved, variant: Variant, problem: Problem) -> Algo
         **clients,
         **local,
     )
-
-
-def with_measured_statistics(
-    algorithm: Algorithm, task: Task, data: FederatedData, num_samples: int, batch_size: int
-) -> Algorithm:
-    """The algorithm with a model whose batch statistics are those of some training samples: static normalization.
-
-    `jaxfl.training.train` can measure them too, but then for all variants of a run.
-
-    Args:
-        algorithm: of a task with batch normalization.
-        task: that of its full model.
-        data: of its clients; the samples are drawn once, whatever the seed.
-        num_samples: how many; of fewer all are taken.
-        batch_size: samples whose statistics are taken together.
-    """
-    calibration: CalibrationSet = calibration_set(jax.random.key(0), data, num_samples, batch_size)
-
-    def node_params(state):
-        return over_nodes(lambda one: calibrated(task, one, calibration), task.node_loop)(algorithm.node_params(state))
-
-    return algorithm._replace(node_params=node_params)

@@ -116,7 +116,8 @@ class Config:
     seeds: tuple[int, ...] | None = None
     """One run each: model, partition, batches and participation differ (digits: 0 1 2, others: 0)."""
     node_loop: str = "auto"
-    """How clients run that run together: vmap (all at once), map (one after the other), chunk:k (k at once), or auto.
+    """How clients run that run together: vmap (all at once), map (one after the other), chunk:k (k at once), or auto;
+    devices:map and the like share them out over devices (JAX_NUM_CPU_DEVICES).
     Under uniform sampling, clients of several classes run one after the other whatever it says."""
     evaluate_every: int | None = None
     """Rounds between evaluations; default a twentieth of all."""

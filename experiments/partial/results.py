@@ -21,6 +21,7 @@ class Result(NamedTuple):
     method: str
     case: int | None
     counts: tuple[int, int, int]  # strong, moderate, weak clients
+    num_active: int  # of them in a round
     batch_norm: str
     target_accuracy: float | None
     average_capacity: float | None  # None of a run that has not ended
@@ -28,6 +29,11 @@ class Result(NamedTuple):
     nodes: int
     wanted_rounds: int
     lines: tuple[dict[str, Any], ...]  # of metrics.jsonl
+
+    @property
+    def comparison(self) -> tuple[int, tuple[int, int, int], int]:
+        """What methods have in common that are compared: case (11 for none), clients, and how many are active."""
+        return self.case or 11, self.counts, self.num_active
 
     @property
     def label(self) -> str:
@@ -104,11 +110,13 @@ def read_results(directories: Sequence[str]) -> list[Result]:
             own = tuple(line for line in lines if line["variant"] == name)
             if not own:
                 continue
+            active = variant["num_active"]
             result = Result(
                 name=name,
                 method=variant["method"],
                 case=variant["case"],
                 counts=tuple(variant["counts"]),
+                num_active=active if isinstance(active, int) else sum(active),
                 batch_norm=variant["batch_norm"],
                 target_accuracy=variant["target_accuracy"],
                 average_capacity=summary.get(name, {}).get("capacity", {}).get("average"),
@@ -117,7 +125,7 @@ def read_results(directories: Sequence[str]) -> list[Result]:
                 wanted_rounds=config["rounds"],
                 lines=own,
             )
-            found[result.dataset, result.method, result.counts, result.batch_norm, result.nodes] = result
+            found[result.dataset, result.method, result.comparison, result.batch_norm, result.nodes] = result
     results = list(found.values())
     if not results:
         raise ArgumentError("collect", "must hold evaluated runs", "got none", "Wait for their first evaluation.")

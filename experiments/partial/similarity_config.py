@@ -73,7 +73,7 @@ class Config:
     """One run each: model, partition and batches differ."""
     node_loop: str = "auto"
     """How a round runs over clients: vmap (all at once), map (one by one), chunk:k (k at once), or auto: map for
-    convolutions on a CPU, else vmap."""
+    convolutions on a CPU, else vmap. devices:map and the like share them out over devices (JAX_NUM_CPU_DEVICES)."""
     out: str | None = None
     """The run directory itself; default runs/similarity/NAME."""
     resume: bool = False

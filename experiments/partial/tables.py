@@ -41,24 +41,26 @@ def markdown(results: Sequence[Result]) -> str:
 
 def _cases(results: Sequence[Result]) -> str:
     """Rows: comparisons in which all clients take part. Columns: methods, each beside the paper's number."""
-    whole = [result for result in _usual(results) if sum(result.counts) == result.nodes]
-    rows = sorted({(result.case or 11, result.counts) for result in whole if result.method != "fed_avg"})
+    elsewhere = {result.comparison for result in added_clients(results)}
+    whole = [r for r in _usual(results) if sum(r.counts) == r.nodes and r.comparison not in elsewhere]
+    rows = sorted({result.comparison for result in whole if result.method != "fed_avg"})
     if not rows:
         return ""
     methods = [method for method in TITLES if method != "fed_avg" and any(r.method == method for r in whole)]
-    heads = ["", *CLASSES, "average capacity"]
+    heads = ["", *CLASSES, "active", "average capacity"]
     published = paper.TABLES_BY_DATASET.get(results[0].dataset)
     for method in methods:
         heads += [TITLES[method], *(["paper"] if _paper_of(method, results[0].dataset) else [])]
     both = {"embracing", "width_reduction"} <= set(methods)
     heads += ["gap"] + (["gap, paper"] if published and published.title == "Table 3" else []) if both else []
     body = []
-    for case, counts in rows:
-        own = {result.method: result for result in whole if result.counts == counts}
+    for comparison in rows:
+        case, counts, num_active = comparison
+        own = {result.method: result for result in whole if result.comparison == comparison}
         # Of the two methods' nearly equal capacities the paper gives EmbracingFL's.
         of_row = own.get("embracing") or next(iter(own.values()))
         capacity = of_row.average_capacity
-        cells = [of_row.label, *map(str, counts), "" if capacity is None else two_digits(capacity)]
+        cells = [of_row.label, *map(str, (*counts, num_active)), "" if capacity is None else two_digits(capacity)]
         if published and case in published.capacity:
             cells[-1] += f" ({published.capacity[case]:.2f})"
         for method in methods:
@@ -80,51 +82,68 @@ def _paper_of(method: str, dataset: str) -> dict[int, paper.Accuracy]:
     return paper.WIDTH_REDUCTION if method == "width_reduction" and dataset == "cifar10" else {}
 
 
+def added_clients(results: Sequence[Result]) -> list[Result]:
+    """Comparisons of some strong clients with more and more weak ones, as in Table 2: no cases, both methods.
+
+    Those with fewer clients than hold data, and of the same strong clients the one with all.
+    """
+    counted = [
+        r
+        for r in _usual(results)
+        if r.case is None and not r.counts[1] and r.method in ("embracing", "width_reduction")
+    ]
+    strong = {result.counts[0] for result in counted if sum(result.counts) < result.nodes}
+    return [result for result in counted if result.counts[0] in strong]
+
+
 def _added_clients(results: Sequence[Result]) -> str:
     """Rows: comparisons with fewer clients than hold data, as in Table 2."""
-    strong = {
-        result.counts[0] for result in results if sum(result.counts) < result.nodes and result.method != "fed_avg"
-    }
-    chosen = [result for result in _usual(results) if result.counts[0] in strong and not result.counts[1]]
+    chosen = added_clients(results)
     if not chosen:
         return ""
-    cifar = results[0].dataset == "cifar10"
     body = []
-    for counts in sorted({result.counts for result in chosen}):
-        own = {result.method: result for result in chosen if result.counts == counts}
-        # By the same share of all clients.
-        nodes = next(iter(own.values())).nodes
-        weak, strong_share = (counts[number] * paper.NUM_CLIENTS / nodes for number in (2, 0))
-        numbers = paper.ADDED_WEAK.get(round(weak)) if cifar and strong_share == 16 and weak == round(weak) else None
+    for comparison in sorted({result.comparison for result in chosen}):
+        own = {result.method: result for result in chosen if result.comparison == comparison}
+        some, narrow, whole = next(iter(own.values())), own.get("width_reduction"), own.get("embracing")
+        of_narrow, of_whole = paper_added(some) or (None, None)
         body.append(
             [
-                str(counts[0]),
-                str(counts[2]),
-                _accuracy(own.get("width_reduction")),
-                _pair(numbers and numbers[0]),
-                _accuracy(own.get("embracing")),
-                _pair(numbers and numbers[1]),
-                _gap(own.get("embracing"), own.get("width_reduction")),
+                *(str(count) for count in (some.counts[0], some.counts[2], some.num_active)),
+                _accuracy(narrow),
+                _pair(of_narrow),
+                _accuracy(whole),
+                _pair(of_whole),
+                _gap(whole, narrow),
+                _paper_gap(of_whole, of_narrow),
             ]
         )
-    heads = ["strong", "weak", TITLES["width_reduction"], "paper", TITLES["embracing"], "paper", "gap"]
-    return _table("Weak clients added to strong ones (Table 2)", heads, body)
+    titles = [TITLES["width_reduction"], "paper", TITLES["embracing"], "paper", "gap", "gap, paper"]
+    return _table("Weak clients added to strong ones (Table 2)", ["strong", "weak", "active", *titles], body)
+
+
+def paper_added(result: Result) -> tuple[paper.Accuracy, paper.Accuracy] | None:
+    """Table 2's width reduction and EmbracingFL at the same shares of all clients; None where it has no such row."""
+    strong, weak = (result.counts[number] * paper.NUM_CLIENTS / result.nodes for number in (0, 2))
+    fits = result.dataset == "cifar10" and strong == 16 and weak == round(weak)
+    return paper.ADDED_WEAK.get(round(weak)) if fits else None
 
 
 def _batch_norm(results: Sequence[Result]) -> str:
     """Rows: methods with both kinds of batch normalization in one comparison, as in Table 9."""
     body = []
-    for counts in sorted({result.counts for result in results}):
+    for comparison in sorted({result.comparison for result in results}):
         for method in TITLES:
-            own = {r.batch_norm: r for r in results if (r.counts, r.method) == (counts, method)}
+            own = {r.batch_norm: r for r in results if (r.comparison, r.method) == (comparison, method)}
             if len(own) < 2:
                 continue
-            for mode in ("static", "global"):
-                number = paper.BATCH_NORM.get((method, mode))
-                fits = number and results[0].dataset == "cifar10" and 7 * counts[0] == counts[2] and not counts[1]
-                cells = [own[mode].label, TITLES[method], mode, _accuracy(own[mode]), _pair(number if fits else None)]
-                body.append(cells)
-    heads = ["clients", "method", "batch normalization", "accuracy", "paper"]
+            _, (strong, moderate, weak), num_active = comparison
+            fits = results[0].dataset == "cifar10" and 7 * strong == weak and not moderate
+            cells = [own["static"].label, str(num_active), TITLES[method]]
+            numbers = [paper.BATCH_NORM.get((method, mode)) if fits else None for mode in ("static", "global")]
+            for mode, number in zip(("static", "global"), numbers, strict=True):
+                cells += [_accuracy(own[mode]), _pair(number)]
+            body.append([*cells, _gap(own["static"], own["global"]), _paper_gap(*numbers)])
+    heads = ["clients", "active", "method", "static", "paper", "global", "paper", "static less global", "paper"]
     return _table("Batch normalization (Table 9)", heads, body) if body else ""
 
 
@@ -135,11 +154,11 @@ def _targets(results: Sequence[Result]) -> str:
         return ""
     methods = [method for method in TITLES if any(result.method == method for result in chosen)]
     body = []
-    for case, counts in sorted({(result.case or 11, result.counts) for result in chosen}):
-        own = {result.method: result for result in chosen if result.counts == counts}
+    for comparison in sorted({result.comparison for result in chosen}):
+        own = {result.method: result for result in chosen if result.comparison == comparison}
         some = next(iter(own.values()))
         assert some.target_accuracy is not None
-        numbers = paper.ROUNDS_TO_TARGET.get(case) if some.dataset == "cifar10" else None
+        numbers = paper.ROUNDS_TO_TARGET.get(comparison[0]) if some.dataset == "cifar10" else None
         of_paper = "" if numbers is None else f"{numbers[0]} %: {numbers[1]} and {numbers[2]}"
         row = [some.label, f"{100 * some.target_accuracy:g} %", *(_rounds(own.get(method)) for method in methods)]
         body.append([*row, of_paper])
@@ -152,7 +171,7 @@ def _usual(results: Sequence[Result]) -> list[Result]:
     chosen: dict[object, Result] = {}
     for result in results:
         suits = "static" if result.method in ("width_reduction", "ordered_dropout") else "global"
-        key = result.method, result.counts, result.nodes
+        key = result.method, result.comparison, result.nodes
         if key not in chosen or result.batch_norm == suits:
             chosen[key] = result
     return list(chosen.values())

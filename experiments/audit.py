@@ -289,7 +289,7 @@ def plot(audited: Sequence[Audited], canaries: Sequence[Canaries], path: Path) -
             axes.axvline(edge, color="0.3", linewidth=1, linestyle="--")
         axes.set_ylabel("canaries")
         axes.spines[["top", "right"]].set_visible(False)
-    rows[0].legend(frameon=False, fontsize=9)
+    rows[0].legend(loc="upper right", frameon=False, fontsize=9)
     rows[-1].set_xlabel(
         "released in the canary's coordinate, summed over rounds\n(only what lies outside the dashed lines is guessed)"
     )

@@ -101,7 +101,7 @@ def draw(errors: dict[str, np.ndarray], path: Path) -> None:
         axes.plot(np.arange(1, len(values) + 1), values, linewidth=1.8, label=name, **line_style(number))
     style_axes(axes, Panel("", "mean over agents of |x_i - x*|²"), "iteration")
     axes.set_yscale("log")
-    axes.legend(frameon=False)
+    axes.legend(loc="center right", frameon=False)
     figure.suptitle("Five agents, directed graphs with spanning trees only, quadratics, no noise")
     figure.savefig(path, dpi=120)
 

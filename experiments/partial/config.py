@@ -238,8 +238,10 @@ def resolve(config: Config, defaults: Config | None = None) -> Resolved:
     if values["model"] == "mlp":
         last = f"dense_{len(values['hidden']) + 1}"
         _fill(values, {"cut_moderate": "dense_2" if values["hidden"] else last, "cut_weak": last})
-    _fill(values, {"decay_rounds": tuple(round(p * values["rounds"]) for p in _DECAYS.get(config.dataset, ()))})
-    _fill(values, {"evaluate_every": max(1, values["rounds"] // 20)})
+    rounds = values["rounds"]
+    decays = {round(share * rounds) for share in _DECAYS.get(config.dataset, ())}  # a few rounds have fewer
+    _fill(values, {"decay_rounds": tuple(sorted(number for number in decays if 0 < number < rounds))})
+    _fill(values, {"evaluate_every": max(1, rounds // 20)})
     for name in ("method", "cases", "batch_norm", "seeds"):
         listed = values[name]
         if listed is not None and (not listed or len(set(listed)) != len(listed)):

@@ -47,7 +47,7 @@ from jaxfl.core.check import ArgumentError
 from jaxfl.core.tree import size, weighted_sum
 from jaxfl.gradients.per_example import tree_norm
 
-# Of features, in evaluation, where samples do not meet: fewer take less memory, and stay in a core's cache.
+# Features at once: few take less memory, and stay in a core's cache.
 _SAMPLES_AT_ONCE = 16
 
 
@@ -267,36 +267,61 @@ def _train_part(part, blocks, frozen_batch_norm, own_blocks, *steps, state, data
         (its blocks after the steps, their model state and that of layers that are no block's, mean loss ()).
     """
 
-    def features_of_sample(sample):
-        return part.features(state.params, state.model_state, data.inputs[sample][None])[0]
-
     def features_of_batch(one_step):
         samples, mask, key = one_step
         weights = mask.astype(jnp.float32)
         return part.features_train(state.params, state.model_state, data.inputs[samples], weights, key)
 
-    def features():
-        """Of all steps' samples, (tau, b, ...)."""
-        if frozen_batch_norm != "running":
-            return jax.lax.map(features_of_batch, steps)
-        samples = steps[0]
-        found = jax.lax.map(features_of_sample, samples.reshape(-1), batch_size=_SAMPLES_AT_ONCE)
-        return found.reshape(*samples.shape, *found.shape[1:])
+    def features_of(samples):
+        return part.features(state.params, state.model_state, data.inputs[samples])
+
+    # Each step's share of what is stored, and how it becomes what enters the first of the client's blocks.
+    if part.features is None:
+        # Inputs are gathered in each step: they would be larger if they were stored, ready for the first block.
+        stored, entering_of = steps[0], lambda samples: data.inputs[samples]
+    elif frozen_batch_norm == "batch":
+        stored, entering_of = jax.lax.map(features_of_batch, steps), lambda features: features
+    else:
+        stored, entering_of = _features_once(features_of, steps[0], data.indices.shape[1])
 
     def step_loss(params, model_state, one_step):
-        (samples, mask, key), entering = one_step
-        # Inputs are gathered in each step: they would be larger if they were stored, ready for the first block.
-        entering = data.inputs[samples] if entering is None else entering
-        weights = mask.astype(jnp.float32)
-        losses, model_state = part.train_loss(params, frozen, model_state, entering, data.labels[samples], weights, key)
+        (samples, mask, key), share = one_step
+        weights, labels = mask.astype(jnp.float32), data.labels[samples]
+        losses, model_state = part.train_loss(params, frozen, model_state, entering_of(share), labels, weights, key)
         return local_sgd.masked_mean(losses, weights), model_state
 
-    stored = None if part.features is None else features()
     own = {name: state.params[name] for name in part.trained}
     frozen = {name: values for name, values in state.params.items() if name not in part.trained}
     params, model_state, loss = local_sgd.local_sgd(step_loss, own, state.model_state, (steps, stored), **options)
     changed = {} if model_state is None else model_state
     return params, {name: changed[name] for name in changed if name in part.trained or name not in blocks}, loss
+
+
+def _features_once(features_of, samples, most):
+    """Features in evaluation mode, where samples do not meet, of each different sample once.
+
+    Args:
+        features_of: samples (m,) -> features (m, ...).
+        samples: (tau, b), int32, of which many come again: steps draw independently.
+        most: how many can be different, at most.
+
+    Returns:
+        (places (tau, b), int32; the function of places that gives their features).
+    """
+    rows = min(samples.size, most)
+    at_once = min(_SAMPLES_AT_ONCE, rows)
+    num_groups = -(-rows // at_once)
+    distinct, places = jnp.unique(samples, return_inverse=True, size=num_groups * at_once)
+    needed = places.max() // at_once  # groups behind this one hold no sample
+    nothing = jax.eval_shape(features_of, distinct[:at_once])
+
+    def group(numbered):
+        number, members = numbered
+        return jax.lax.cond(number <= needed, features_of, lambda _: jnp.zeros(nothing.shape, nothing.dtype), members)
+
+    groups = jax.lax.map(group, (jnp.arange(num_groups), distinct.reshape(num_groups, at_once)))
+    features = groups.reshape(-1, *nothing.shape[1:])
+    return places, lambda places: features[places]
 
 
 def _train_drawn(task, own_blocks, *steps, state, data, options):

@@ -42,6 +42,9 @@ _MAX_GROUPS = 8  # bounds the size of the compiled program
 _COLUMN_CHANNELS, _COLUMN_CHANNELS_OF_THIN_INPUTS = 32, 64
 _THIN_INPUTS = 4  # channels
 _MAX_COLUMNS = 4
+# Odd numbers of channels take one of zeros more: 7 to 7 of 32x32 took 0.83 ms where they took 2.47 (a core, 32 images),
+# 13 to 13 of 16x16 half, 31 to 31 of 8x8 0.6. With up to 3 it brings nothing; nor does it for gradients to kernels.
+_FEWEST_EVEN = 5
 
 
 def _canonical(inputs: Array, kernel: Array, strides: tuple[int, int], padding) -> Array:
@@ -68,6 +71,27 @@ def _by_columns(inputs: Array, kernel: Array, geom: Geometry, columns: int) -> A
     out = _canonical(inputs, lax.optimization_barrier(wide), (1, columns), padding)
     out = out.reshape(inputs.shape[0], geom.output_size[0], groups * columns, features)
     return out[:, :, : geom.output_size[1]]
+
+
+def _even(channels: int) -> int:
+    """How many channels the compiler should see on a CPU."""
+    return channels + channels % 2 if channels >= _FEWEST_EVEN and jax.default_backend() == "cpu" else channels
+
+
+def _convolve_one(inputs: Array, kernel: Array, geom: Geometry) -> Array:
+    """`_canonical` in the form that suits the numbers of channels best."""
+    channels, features = kernel.shape[2:]
+    more_channels, more_features = _even(channels) - channels, _even(features) - features
+    if more_channels:
+        inputs = jnp.pad(inputs, [(0, 0), (0, 0), (0, 0), (0, more_channels)])
+    if more_channels or more_features:
+        kernel = jnp.pad(kernel, [(0, 0), (0, 0), (0, more_channels), (0, more_features)])
+    columns = _columns_at_once(geom, *kernel.shape[2:])
+    if columns > 1:
+        outputs = _by_columns(inputs, kernel, geom, columns)
+    else:
+        outputs = _canonical(inputs, kernel, geom.strides, geom.padding)
+    return outputs[..., :features] if more_features else outputs
 
 
 def _flat(kernel: Array) -> Array:
@@ -113,10 +137,7 @@ def _mapped_convolve(geom: Geometry):
 
     @custom_vmap
     def call(inputs, kernel):
-        columns = _columns_at_once(geom, *kernel.shape[2:])
-        if columns > 1:
-            return _by_columns(inputs, kernel, geom, columns)
-        return _canonical(inputs, kernel, geom.strides, geom.padding)
+        return _convolve_one(inputs, kernel, geom)
 
     @call.def_vmap
     def rule(axis_size, in_batched, inputs, kernel):

@@ -215,6 +215,11 @@ class TestPresets:
         found = resolve(Config(**presets.PRESETS["table5"].options))
         assert (found.rounds, found.step_size, found.decay_rounds) == (400, 0.1, (200, 300))
 
+    def test_a_few_rounds_of_a_preset_have_the_decays_that_fit(self):
+        options = {**presets.PRESETS["table3"].options, "cases": (1,)}
+        assert resolve(Config(**{**options, "rounds": 6})).decay_rounds == (5,)
+        assert resolve(Config(**{**options, "rounds": 1})).decay_rounds == ()
+
     def test_batch_normalization_is_static_for_narrow_clients_alone(self):
         modes = {
             name: v.batch_norm for name, v in plan.plan(resolve(Config(**presets.PRESETS["table2"].options))).items()

@@ -25,7 +25,10 @@ CASES = {
     "pointwise": ((4, 5), (1, 1), (1, 1), "SAME", 3, 4),
     "window as large as the image": ((4, 3), (4, 3), (1, 1), "VALID", 2, 3),
     "one column at a time": ((3, 5), (2, 3), (1, 1), "SAME", 2, 40),
-    "two columns at a time, one left over": ((3, 5), (2, 3), (1, 1), "SAME", 5, 16),
+    "two columns at a time, one left over": ((3, 5), (2, 3), (1, 1), "SAME", 6, 16),
+    "odd channels": ((3, 5), (2, 3), (1, 1), "SAME", 5, 7),
+    "odd channels in": ((4, 5), (3, 3), (1, 1), "VALID", 7, 8),
+    "odd channels out, one column": ((4, 5), (3, 3), (1, 1), "VALID", 6, 33),
 }
 BATCH = 3
 

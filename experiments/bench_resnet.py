@@ -119,7 +119,7 @@ def rows(setting: Setting) -> dict[str, Row]:
         loss = cross_entropy(module(inputs), labels).mean()
         return loss, nnx.to_pure_dict(nnx.state(module, nnx.BatchStat))
 
-    ours = Row(lambda key: (model.init(key), model.init_state()), our_loss, automatic(any_convolution=True))
+    ours = Row(lambda key: (model.init(key), model.init_state()), our_loss, automatic(fills_caches=True))
     return {"jaxfl": ours, "flax": Row(flax_init, flax_loss, "vmap")}
 
 
@@ -193,7 +193,7 @@ def stage_rounds(setting: Setting, stage: Stage, num_nodes: int):
         params = jax.tree.map(lambda leaf, slope: leaf - 1e-9 * slope, params, found[0])
         return (params, new), (pulled if stage.name == "stem" else 1e-9 * found[1])
 
-    one_round = update_over_nodes(step, automatic(any_convolution=True))
+    one_round = update_over_nodes(step, automatic(fills_caches=True))
 
     def train(state, inputs):
         return jax.lax.scan(lambda held, _: (one_round(held, inputs), None), state, length=setting.stage_rounds)[0]

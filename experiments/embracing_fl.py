@@ -71,13 +71,13 @@ def run(options: Config, preset: str | None) -> dict[str, Any]:
     parts = make_parts(config, dataset)
     data_of = data_sources(dataset, parts, variants)
     task = evaluated_task(config, problem)
-    costs_of = {method: class_costs(config, method, problem) for method in config.method}
     algorithms = {}
     for name, variant in variants.items():
         algorithm = make_algorithm(config, variant, problem)
         data = data_of[name](config.seeds[0])
         check_start(algorithm, jax.random.key(config.seeds[0]), data)
         algorithms[name] = algorithm
+    costs_of = {method: class_costs(config, method, problem) for method in config.method}
     static = {name for name, variant in variants.items() if variant.batch_norm == "static" and config.model in RESNETS}
 
     directory = new_run_directory(config.out, "embracing_fl", preset or config.dataset, resume=config.resume)

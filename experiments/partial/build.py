@@ -101,9 +101,15 @@ def make_algorithm(config: Resolved, variant: Variant, problem: Problem) -> Algo
         "weighting": config.weighting,
     }
 
-    def task_of(width: float, scaler: float = 1.0) -> Task:
-        divisor = _divisor(config, scaler)
-        network = make_network(config, problem, width=width, batch_norm=variant.batch_norm, divisor=divisor)
+    def task_of(width: float, scaler: float = 1.0, frozen_words: int = 0) -> Task:
+        network = make_network(
+            config,
+            problem,
+            width=width,
+            batch_norm=variant.batch_norm,
+            divisor=_divisor(config, scaler),
+            frozen_words=frozen_words,
+        )
         return with_node_loop(make_task(config, network), config.node_loop)
 
     full = task_of(1.0)
@@ -121,11 +127,15 @@ def make_algorithm(config: Resolved, variant: Variant, problem: Problem) -> Algo
         return width_reduction(
             tasks, ordered_dropout=ordered, axis_groups=axis_groups(config, problem), **clients, **local
         )
+    class_tasks = None
+    if variant.method == "embracing" and config.frozen_words:
+        class_tasks = [full, full, task_of(1.0, frozen_words=config.frozen_words)]
     default = "batch" if variant.batch_norm == "static" else "running"
     return embracing(
         full,
         trained_blocks=trained_blocks(config, variant.method, full.blocks),
         frozen_batch_norm=config.frozen_batch_norm or default,
+        class_tasks=class_tasks,
         **clients,
         **local,
     )

@@ -67,6 +67,8 @@ class Config:
     """Size of each direction's state in bilstm (256)."""
     dropout: float | None = None
     """Rate of the two dropouts of bilstm (0.3)."""
+    frozen_words: int | None = None
+    """Words that a weak client of embracing reads first, in each direction, without gradient, with bilstm (128)."""
     cut_moderate: str | None = None
     """First block that a moderate client trains (resnets: block_2_1, femnist_cnn: dense_1, bilstm: lstm, mlp: dense_2).
     """
@@ -148,6 +150,7 @@ class Resolved(Config):
     embedding_features: int = 0
     units: int = 0
     dropout: float = 0.0
+    frozen_words: int = 0
     cut_moderate: str = ""
     cut_weak: str = ""
     calibration_samples: int = 0
@@ -181,7 +184,7 @@ MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
     "resnet20": {"resnet_blocks": (3, 3, 3), "cut_moderate": "block_2_1", "cut_weak": "block_3_1"},
     "resnet8": {"resnet_blocks": (1, 1, 1), "cut_moderate": "block_2_1", "cut_weak": "block_3_1"},
     "femnist_cnn": {"hidden": (2048,), "cut_moderate": "dense_1", "cut_weak": "dense_2"},
-    "bilstm": {"cut_moderate": "lstm", "cut_weak": "lstm"},
+    "bilstm": {"cut_moderate": "lstm", "cut_weak": "lstm", "frozen_words": 128},
     "mlp": {"hidden": (64, 32)},
     "any": {
         "resnet_widths": (16, 32, 64),
@@ -191,6 +194,7 @@ MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
         "embedding_features": 256,
         "units": 256,
         "dropout": 0.3,
+        "frozen_words": 0,
         "calibration_samples": 500,
     },
 }
@@ -206,6 +210,7 @@ OWNED: dict[str, dict[str, tuple[str, ...]]] = {
     "embedding_features": {"model": ("bilstm",)},
     "units": {"model": ("bilstm",)},
     "dropout": {"model": ("bilstm",)},
+    "frozen_words": {"model": ("bilstm",), "method": ("embracing",)},
     "cut_moderate": {"method": CUT},
     "cut_weak": {"method": CUT},
     "width_moderate": {"method": NARROW},

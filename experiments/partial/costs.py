@@ -58,7 +58,11 @@ def class_costs(config: Resolved, method: str, problem: Problem) -> list[ClassCo
             part = _part(whole, blocks[number])
             work = channel.reduced_work(full_architecture)
             if method == "embracing":
-                work = channel.partial_work(full_architecture, _cuts(config, tuple(whole), number))
+                differentiated = _differentiated(config, problem, number)
+                part = _part(_sizes(config, differentiated), blocks[number])
+                cuts = _cuts(config, tuple(whole), number)
+                trained = channel.partial_work(architecture(config, differentiated), cuts).trained
+                work = channel.partial_work(full_architecture, cuts)._replace(trained=trained)
         costs.append(
             ClassCost(
                 capacity=channel.capacity(part, full, batch_size=_counted_samples(config)),
@@ -103,6 +107,13 @@ def _part(whole: Mapping[str, Counts], own: tuple[str, ...] | int) -> Counts:
     first = min(map(names.index, own))
     activations = _total([whole[name] for name in names[first:]]).activations
     return Counts(_total([whole[name] for name in own]).parameters, activations, 0, 0)
+
+
+def _differentiated(config: Resolved, problem: Problem, number: int) -> Problem:
+    """What a class of embracing differentiates: for a weak client without the words that it reads as they are."""
+    if CLASSES[number] != "weak" or not config.frozen_words:
+        return problem
+    return problem._replace(sample_shape=(problem.sample_shape[0] - config.frozen_words,))
 
 
 def _cuts(config: Resolved, blocks: tuple[str, ...], number: int) -> tuple[str, ...]:
@@ -202,10 +213,10 @@ def _paper_sizes(name: str) -> list[tuple[int, int, float]]:
             for width in (1.0, config.width_moderate, config.width_weak)
         ]
     else:
-        parts = [_part(whole, own) for own in trained_blocks(config, "embracing", tuple(whole))]
-    if model == "bilstm":  # its weak client runs back through the first half of the words alone
-        half = _sizes(config, Problem((128,), 2))
-        parts[2] = _part(half, ("lstm", "dense"))
+        parts = [
+            _part(_sizes(config, _differentiated(config, problem, number)), own)
+            for number, own in enumerate(trained_blocks(config, "embracing", tuple(whole)))
+        ]
     full = _total(list(whole.values()))
     return [
         (part.parameters, samples * part.activations, channel.capacity(part, full, batch_size=samples))

@@ -61,6 +61,7 @@ def make_network(
     width: float = 1.0,
     batch_norm: BatchNorm = "global",
     divisor: float | None = None,
+    frozen_words: int = 0,
 ) -> Model:
     """The model of a run, or its narrow version with that share of each layer's channels.
 
@@ -71,6 +72,7 @@ def make_network(
         batch_norm: of resnets.
         divisor: of hidden activations in training. `width`: HeteroFL's scaler. 1: no more than the model state that
             goes with it, so that full and narrow models have the same. None: neither.
+        frozen_words: of bilstm.
     """
     if config.model in RESNETS:
         return models.resnet20(
@@ -97,6 +99,7 @@ def make_network(
             embedding_features=embedding_features,
             units=units,
             dropout=config.dropout,
+            frozen_words=frozen_words,
         )
     else:
         network = models.mlp((math.prod(problem.sample_shape), *narrow(config.hidden, width), problem.num_classes))

@@ -38,14 +38,23 @@ _SMALL: dict[str, Any] = {
     "seeds": _SEEDS,
     "evaluate_every": 10,
 }
-# Of a round of ResNet-20 only weak clients were measured on a CPU: two took 1.7 seconds of a busy core. A strong one is
-# put at 2.5 seconds and a moderate one at 1.6, by the ratios of the reduced cases. A round of width reduction is put at
-# 1.4 times one of EmbracingFL in the same case: 1.2 to 1.5 in the reduced ones, without case 2, in which EmbracingFL's
-# 0.54 seconds (case 1: 0.32) tell of other programs.
-_GPU = "for an accelerator; not measured"
-_BY_CASE = "predicted for one CPU core: 34 (case 7) to 80 (case 1) seconds a round, 28 to 67 hours a case"
-_BY_NARROW_CASE = "predicted for one CPU core: 48 (case 7) to 92 (case 2) seconds a round, 40 to 77 hours a case"
-_ALL_ACTIVE = "predicted for one CPU core: 40 (16 clients) to 135 (128; width_reduction 190) seconds a round"
+# Seconds a round: of the named cases measured on a few rounds of the preset itself on two CPU cores (x86-64, AVX-512),
+# FEMNIST made up in LEAF's format. A client of ResNet-20 took 1.1 (strong), 0.76 (moderate) and 0.41 (weak) seconds
+# a round, in width reduction 1.1, 0.63 and 0.26, of the CNN 0.43, 0.20 and 0.10, of the LSTM 5.0, 4.4 and 3.2: other
+# cases lie between. Hours are predicted for all rounds and three seeds.
+_BY_CASE = "39 (case 1) to 16 (case 7) seconds a round on two CPU cores; predicted: 33 to 13 hours a case"
+_BY_NARROW_CASE = "25 (case 2) to 13 (case 7) seconds a round on two CPU cores; predicted: 21 to 11 hours a case"
+_CNN_CASES = "14 (case 1) to 5.3 (case 7) seconds a round on two CPU cores; predicted: 2.3 to 0.9 hours a case"
+_LSTM_CASES = "163 (case 1) to 110 (case 7) seconds a round on two CPU cores; predicted: 54 to 37 hours a case"
+_TO_TARGET = "13 to 39 seconds a round on two CPU cores, as table3 and table6; predicted: 300 hours for all 14 variants"
+_ALL_ACTIVE = (
+    "with 128 clients 68 (embracing) and 51 (width_reduction) seconds a round on two CPU cores; "
+    "predicted with 16: 17; 290 hours for all ten variants"
+)
+_BOTH_NORMS = (
+    "68 (global) and 91 (static) seconds a round of embracing, 48 and 51 of width_reduction on two CPU cores; "
+    "predicted: 215 hours for the four variants"
+)
 
 PRESETS: dict[str, Preset] = {
     "table2": Preset(
@@ -60,12 +69,12 @@ PRESETS: dict[str, Preset] = {
     ),
     "table4": Preset(
         "FEMNIST, CNN, 200 rounds: EmbracingFL in ten cases",
-        _GPU,
+        _CNN_CASES,
         {"dataset": "femnist", "method": ("embracing",), "cases": _ALL_CASES, "seeds": _SEEDS, "evaluate_every": 10},
     ),
     "table5": Preset(
         "IMDB, bidirectional LSTM, 400 rounds: EmbracingFL in ten cases",
-        _GPU,
+        _LSTM_CASES,
         {"dataset": "imdb", "method": ("embracing",), "cases": _ALL_CASES, "seeds": _SEEDS, "evaluate_every": 20},
     ),
     "table6": Preset(
@@ -75,7 +84,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "table7": Preset(
         "rounds until the paper's target accuracies, cases 1 to 7, both methods",
-        _GPU,
+        _TO_TARGET,
         {
             **_CIFAR10,
             "method": _BOTH,
@@ -87,7 +96,7 @@ PRESETS: dict[str, Preset] = {
     "table8": Preset("seconds of a batch for the profile of a phone; trains nothing", "a second", {"show": "timing"}),
     "table9": Preset(
         "16 strong and 112 weak clients, all active: static and global batch normalization, both methods",
-        "predicted for one CPU core: 135 seconds a round of embracing, 190 of width_reduction",
+        _BOTH_NORMS,
         {**_CIFAR10, "method": _BOTH, "cases": (7,), "participation_rate": 1.0, "batch_norm": ("static", "global")},
     ),
     "sizes": Preset("Tables 1 and 10: parameters and activations; trains nothing", "2 seconds", {"show": "sizes"}),

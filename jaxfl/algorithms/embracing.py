@@ -3,7 +3,7 @@
 A model is blocks 1, ..., L, input side first. Client i is of a capacity class and trains the blocks T_i of that class,
 z_i; y_i are the others. Round r. The server sends x to the active clients S; client i
 
-    computes once what enters the first of its blocks, from the blocks in front of it, for the batches of all its steps
+    computes once what enters the first of its blocks, from the blocks in front of it, for each sample of its batches
     z_i <- tau steps of SGD on z, y_i as it is, with momentum and weight decay (see `jaxfl.algorithms.local_sgd`)
 
 and for each block b the server takes the mean over the clients that trained it, J_i being a client's samples:
@@ -23,7 +23,7 @@ Lee, Zhang, Prakash, Niu, Avestimehr, "Embracing Federated Learning: Enabling We
 Model Training", Algorithms 1 (the multi-step forward pass, here the features of a `jaxfl.core.Part`) and 2.
 
 Differences from the paper: any number of classes, each with any blocks. The features are computed for the samples of
-the round's batches, which are drawn first, not for all samples of a client. Weights may be by data; the paper's are
+the round's batches, which are drawn first, and not for others of the client. Weights may be by data; the paper's are
 uniform.
 
 Does not claim: privacy.
@@ -93,6 +93,7 @@ def embracing(
     weight_decay: float | Array = 0.0,
     weighting: str = "data",
     frozen_batch_norm: str = "running",
+    class_tasks: Sequence[Task] | None = None,
 ) -> Algorithm:
     """Layer-wise partial training.
 
@@ -119,6 +120,9 @@ def embracing(
         weighting: "data", by the numbers of samples of the active clients that trained a block, or "uniform".
         frozen_batch_norm: how blocks in front of a client's first run: "running", in evaluation mode, or "batch", in
             training mode, with the statistics (and dropout) of the batch. Their own state changes in neither.
+        class_tasks: the task as the clients of each class train it, for a class that cuts inside a block, as
+            `jaxfl.models.bilstm_classifier(frozen_words=128)` does: of the same blocks and parameters. Default: `task`
+            for all.
 
     Returns:
         An `Algorithm`; `node_params` gives the server's model behind a node axis of length 1, as `Variables` where the
@@ -130,6 +134,7 @@ def embracing(
 
     Guarantees:
         - cached features equal those recomputed in every step.
+        - features of a sample are computed once a round, where clients run one after the other.
         - if all clients train all blocks, a round is that of `fed_avg`.
         - if all clients are of one class, a round is that of `fed_avg` on the features, for its blocks.
         - a block that nobody trained stays bit for bit.
@@ -137,8 +142,10 @@ def embracing(
         - a client's batches and blocks do not depend on who else is active.
         - a weak client's steps run no backward pass through the blocks in front of its own.
 
-    Memory:
-        A weak client holds the features of its tau * b samples; clients that run together hold them side by side.
+    Cost:
+        A weak client holds the features of its tau * b samples, or of as many as the largest client has, if these are
+        fewer; clients that run together hold them side by side. A sample that several steps draw is computed once, with
+        "running" statistics and clients that run one after the other; under `vmap` all tau * b are.
 
     Example:
         >>> from jaxfl import federate
@@ -157,11 +164,9 @@ def embracing(
     local = {"step_size": step_size, "momentum": momentum, "weight_decay": weight_decay}
     local_sgd.check_arguments(num_local_steps=num_local_steps, batch_size=batch_size, weighting=weighting, **local)
     check.one_of(("running", "batch"), frozen_batch_norm=frozen_batch_norm)
-    if task.part is None:
-        found = "got one without `part`"
-        raise ArgumentError("task", "must know how to train a part of it", found, "Use jaxfl.models.classification.")
+    tasks = _tasks_of_classes(task, class_tasks, len(trained_blocks))
     named, drawn_counts = check_blocks(task.blocks, trained_blocks)
-    parts = [task.part(blocks) if blocks else None for blocks in named]
+    parts = [own.part(blocks) if own.part and blocks else None for own, blocks in zip(tasks, named, strict=True)]
     classes = client_classes(client_class, num_active, len(named))
     # (classes, L): the blocks of each class that names them.
     table = np.array([[block in blocks for block in task.blocks] for blocks in named])
@@ -209,10 +214,10 @@ def embracing(
             return {**state.params, **params}, {**model_state, **own_state}, loss
 
         clients = [
-            functools.partial(_train_drawn, task, **common)
+            functools.partial(_train_drawn, own, **common)
             if part is None
             else functools.partial(_train_part, part, task.blocks, frozen_batch_norm, **common)
-            for part in parts
+            for own, part in zip(tasks, parts, strict=True)
         ]
         arguments = (trained, samples, mask, draws.dropout_keys)
         groups = classes.run(clients, in_common_form, task.node_loop, active, arguments)
@@ -248,6 +253,28 @@ def embracing(
         return new_state, info
 
     return algorithm(init, draw, update, local_sgd.server_model(task))
+
+
+def _tasks_of_classes(task: Task, class_tasks: Sequence[Task] | None, num_classes: int) -> list[Task]:
+    """The task of each class, of which all know how to train a part."""
+    tasks = [task] * num_classes if class_tasks is None else list(class_tasks)
+    if len(tasks) != num_classes:
+        found = f"got {len(tasks)} for {num_classes}"
+        raise ArgumentError("class_tasks", "must hold the task of each class", found, "Pass one a class.")
+    for name, own in {"task": task, **{f"class_tasks[{number}]": own for number, own in enumerate(tasks)}}.items():
+        if own.part is None:
+            found = "got one without `part`"
+            raise ArgumentError(name, "must know how to train a part of it", found, "Use jaxfl.models.classification.")
+        if own is not task and _variables_of(own) != _variables_of(task):
+            requirement = "must have the blocks, parameters and model state of `task`"
+            raise ArgumentError(name, requirement, "got others", "Build both models alike.")
+    return tasks
+
+
+def _variables_of(task: Task) -> PyTree:
+    """Names and shapes of what a task trains."""
+    state = None if task.init_state is None else jax.eval_shape(task.init_state)
+    return task.blocks, jax.eval_shape(task.init, jax.random.key(0)), state
 
 
 def _train_part(part, blocks, frozen_batch_norm, own_blocks, *steps, state, data, options):

@@ -29,15 +29,15 @@ _DEVICES = "devices:"
 _NODES = "nodes"  # the mesh's one axis
 
 
-def automatic(any_convolution: bool) -> str:
-    """The strategy for a model where none is asked for: "map" for convolutions on a CPU, else "vmap".
+def automatic(fills_caches: bool) -> str:
+    """The strategy for a model where none is asked for: "vmap", or on a CPU "map" where one node fills its caches.
 
-    Where the CPU has several devices, "devices:map" for convolutions.
+    Where the CPU has several devices, "devices:map".
 
     Args:
-        any_convolution: whether the model has a convolution, or another layer of which one node fills a CPU's caches.
+        fills_caches: whether the model has a layer of which one node fills a CPU's caches: a convolution or an LSTM.
     """
-    if not any_convolution or jax.default_backend() != "cpu":
+    if not fills_caches or jax.default_backend() != "cpu":
         return "vmap"
     return "devices:map" if jax.device_count() > 1 else "map"
 

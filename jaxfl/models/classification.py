@@ -173,8 +173,8 @@ def classification(
     """
     check.one_of(("float32", "bfloat16"), compute_dtype=compute_dtype)
     if node_loop is None:
-        any_convolution = any(layer.convolutional for _, layer in model.layers)
-        node_loop = automatic(any_convolution)
+        fills_caches = any(layer.fills_caches for _, layer in model.layers)
+        node_loop = automatic(fills_caches)
     with_params = [(name, layer) for name, layer in model.layers if layer.init is not None]
     factored = [
         layer.factored(name, position == 0)

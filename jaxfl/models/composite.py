@@ -72,7 +72,7 @@ def composite(parts: Mapping[str, Layer], forward: Callable[[Run, Array], Array]
     return Layer(
         init=init if with_params else None,
         apply=apply,
-        convolutional=any(part.convolutional for part in parts.values()),
+        fills_caches=any(part.fills_caches for part in parts.values()),
         init_state=init_state if with_state else None,
         train=train if with_state else None,
     )

@@ -40,7 +40,7 @@ class Layer(NamedTuple):
         apply: (params or None, inputs (b, ...)) -> outputs (b, ...). Of a layer with `train` this is evaluation, and
             the first argument is `Variables` of its parameters and state.
         factored: (name, input_is_sample) -> FactoredLayer; None for a layer without parameters or without such a form.
-        convolutional: whether one node fills a CPU's caches, so that nodes are best run one after the other there.
+        fills_caches: whether one node fills a CPU's caches, so that nodes are best run one after the other there.
         init_state: () -> what it keeps beside parameters, empty for dropout; None without `train`.
         train: (params or None, state, inputs (b, ...), weights (b,), key) -> (outputs, new state). Samples of weight 0
             are padding. Without a state (None) the new one is made of this batch alone. None where training is `apply`.
@@ -51,7 +51,7 @@ class Layer(NamedTuple):
     init: Callable[[Array], PyTree] | None
     apply: Callable[[PyTree, Array], Array]
     factored: Callable[[str, bool], FactoredLayer] | None = None
-    convolutional: bool = False
+    fills_caches: bool = False
     init_state: Callable[[], PyTree] | None = None
     train: Callable[[PyTree, PyTree, Array, Array, Array], tuple[Array, PyTree]] | None = None
     tapped: Callable[[PyTree, Array, Array | None], tuple[Array, Array, Array]] | None = None
@@ -324,7 +324,7 @@ def conv(
             per_sample=per_sample,
         )
 
-    return Layer(init=init, apply=apply, factored=factored, convolutional=True)
+    return Layer(init=init, apply=apply, factored=factored, fills_caches=True)
 
 
 def _zeros(count: int) -> Array:

@@ -35,7 +35,7 @@ def conv_without_bias(in_channels: int, out_channels: int, window: int, stride: 
         products = rows.reshape(batch * positions, taps) @ kernel.reshape(taps, out_channels)
         return mark_activation(products.reshape(batch, *geom.output_size, out_channels))
 
-    return Layer(init=lambda key: {"kernel": _initial_kernel(key, shape, jnp.float32)}, apply=apply, convolutional=True)
+    return Layer(init=lambda key: {"kernel": _initial_kernel(key, shape, jnp.float32)}, apply=apply, fills_caches=True)
 
 
 def stem(in_channels: int, features: int, make_norm: MakeNorm) -> Layer:

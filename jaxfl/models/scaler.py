@@ -54,7 +54,7 @@ def scaled(layer: Layer, ratio: float) -> Layer:
     return Layer(
         init=layer.init,
         apply=apply,
-        convolutional=layer.convolutional,
+        fills_caches=layer.fills_caches,
         init_state=dict if layer.init_state is None else layer.init_state,
         train=train,
     )

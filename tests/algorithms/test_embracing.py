@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import sys
 from typing import Any
 
 import jax
@@ -200,6 +201,32 @@ def test_cached_features_equal_those_recomputed_in_every_step(frozen_batch_norm)
     assert_same(*found, rtol=1e-5, atol=1e-6)
 
 
+def test_features_of_a_sample_are_computed_once_a_round(monkeypatch):
+    """In groups of two: of four steps of four samples a client holds fewer different ones."""
+    monkeypatch.setattr(sys.modules[jaxfl.embracing.__module__], "_SAMPLES_AT_ONCE", 2)
+    task, data, computed = classification(normalized(), node_loop="map"), uneven_data(SIZES), []
+
+    def counting(trained):
+        part = part_of(task, trained)
+
+        def features(params, model_state, inputs):
+            jax.debug.callback(lambda rows: computed.append(len(rows)), inputs)
+            return part.features(params, model_state, inputs)
+
+        return part._replace(features=features)
+
+    weak = {"client_class": np.zeros(7, int), "num_active": 7, "trained_blocks": (("dense_3",),)}
+    algorithm = two_classes(task._replace(part=counting), **weak)
+    draws = draws_of_all()
+    jax.block_until_ready(jax.jit(algorithm.update)(started(algorithm, data), data, draws))
+    jax.effects_barrier()
+    samples = np.asarray(draws.batch_indices).reshape(7, -1)
+    samples = np.where(samples < np.array(SIZES)[:, None], samples, 0)  # empty slots show the first sample
+    different = [len(set(own)) for own in samples.tolist()]
+    assert computed == [2] * sum(-(-count // 2) for count in different)
+    assert 2 * len(computed) < 0.8 * samples.size
+
+
 def test_if_all_clients_train_all_blocks_a_round_is_that_of_fed_avg():
     """The same draws, and with them the same round, with batch normalization."""
     task, data = classification(normalized()), uneven_data(SIZES)
@@ -341,6 +368,24 @@ def test_padding_never_contributes():
             assert np.abs(flat(update(state, moved, draws)[0].params) - flat(clean[0].params)).max() > 1e-4
 
 
+@pytest.mark.parametrize("num_active", [2, (1, 1)])
+def test_a_class_may_have_a_task_of_its_own(num_active):
+    """Of the same parameters: a weak client trains it, a strong one the common task, wherever the other takes part."""
+    data, model = uneven_data(SIZES), normalized()
+    other = sequential([(name, layers.relu() if name == "tanh_2" else layer) for name, layer in model.layers])
+    task, own = classification(model), classification(other)
+    both = two_classes(task, class_tasks=[task, own], num_active=num_active)
+    first, weights = started(both, data), np.array([7.0, 3.0]) / 10
+    mixed = jax.jit(both.update)(first, data, draws_of(0, 1))[0]
+    strong = jax.jit(two_classes(task, num_active=1).update)(first, data, draws_of(0))[0]
+    weak = jax.jit(two_classes(own, num_active=1).update)(first, data, draws_of(1))[0]
+    assert_same(mixed.params["dense_1"], strong.params["dense_1"], rtol=1e-5, atol=1e-6)
+    mean = weights @ [flat(strong.params["dense_3"]), flat(weak.params["dense_3"])]
+    np.testing.assert_allclose(flat(mixed.params["dense_3"]), mean, rtol=1e-5, atol=1e-6)
+    without = jax.jit(two_classes(task, num_active=num_active).update)(first, data, draws_of(0, 1))[0]
+    assert np.abs(flat(mixed.params["dense_3"]) - flat(without.params["dense_3"])).max() > 1e-3
+
+
 def test_uniform_participation_has_random_counts_of_each_class():
     """Each client, and each pair of clients, equally often."""
     draws = drawn()
@@ -455,6 +500,12 @@ def test_the_sides_of_a_model():
     ("options", "message"),
     [
         ({"task": linear_task()}, "task: must know how to train a part of it"),
+        ({"class_tasks": [small_task()]}, "class_tasks: must hold the task of each class; got 1 for 4"),
+        ({"class_tasks": [*[small_task()] * 3, linear_task()]}, r"class_tasks\[3\]: must know how to train a part"),
+        (
+            {"class_tasks": [*[small_task()] * 3, classification(normalized())]},
+            r"class_tasks\[3\]: must have the blocks, parameters and model state of `task`; got others",
+        ),
         ({"trained_blocks": ()}, "trained_blocks: must hold the blocks of each class"),
         ({"trained_blocks": (BLOCKS, ())}, r"trained_blocks\[1\]: must be a tuple of blocks.*; got \(\)"),
         ({"trained_blocks": (BLOCKS, "dense_2")}, r"trained_blocks\[1\]: must be a tuple of blocks.*; got 'dense_2'"),

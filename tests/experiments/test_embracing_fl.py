@@ -143,6 +143,7 @@ def test_collected_runs_stand_beside_the_papers_numbers(finished, tmp_path):
     ("method", "model"),
     [
         ("embracing", "resnet8"),
+        ("embracing", "bilstm"),
         ("ordered_dropout", "resnet8"),
         ("width_reduction", "femnist_cnn"),
         ("width_reduction", "bilstm"),
@@ -158,6 +159,8 @@ def test_methods_build_with_models(method, model):
     if model == "resnet8":
         stages = {"resnet_widths": (5, 10), "resnet_blocks": (1, 1), "cut_moderate": "block_2_1", "cut_weak": "dense"}
         options = dataclasses.replace(options, **stages)
+    if (method, model) == ("embracing", "bilstm"):
+        options = dataclasses.replace(options, frozen_words=5)
     is_text = model == "bilstm"
     shape = (12,) if is_text else (8, 8, 1)
     inputs = np.zeros((64, *shape), np.int32 if is_text else np.float32)

@@ -39,8 +39,8 @@ def flat(tree):
 # --- the LSTM against flax ---------------------------------------------------------------------------------------
 
 
-def flax_lstm(params, inputs, whole_sequence):
-    """Both directions by flax's cells, step by step, from the parameters of one node."""
+def flax_lstm(params, inputs, whole_sequence, frozen_steps=0):
+    """Both directions by flax's cells, step by step, from the parameters of one node; the first steps are constants."""
     in_features, units = params["kernel"].shape[1], params["recurrent_kernel"].shape[1]
     read = []
     for direction, steps in enumerate((range(inputs.shape[1]), reversed(range(inputs.shape[1])))):
@@ -50,20 +50,23 @@ def flax_lstm(params, inputs, whole_sequence):
             "dense_i": {"kernel": own["kernel"]},
             "dense_h": {"kernel": own["recurrent_kernel"], "bias": own["bias"]},
         }
-        nnx.update(cell, nnx.State(mapped))
         zeros, outputs = jnp.zeros((inputs.shape[0], units)), {}
         carry = (zeros, zeros)
         with jax.numpy_rank_promotion("allow"):  # flax adds the bias so
-            for step in steps:
-                carry, outputs[step] = cell(carry, inputs[:, step])
+            for number, step in enumerate(steps):
+                here = (mapped, inputs[:, step])
+                kernels, words = jax.lax.stop_gradient(here) if number < frozen_steps else here
+                nnx.update(cell, nnx.State(kernels))
+                carry, outputs[step] = cell(carry, words)
         at_positions = jnp.stack([outputs[step] for step in range(inputs.shape[1])], axis=1)
         read.append(at_positions if whole_sequence else carry[1])
     return jnp.concatenate(read, axis=-1)
 
 
+@pytest.mark.parametrize("frozen_steps", [0, 2])
 @pytest.mark.parametrize("whole_sequence", [False, True])
-def test_equals_flax_lstm_cells_in_value_and_in_every_gradient_over_nodes(whole_sequence):
-    layer = bidirectional_lstm(3, 4, whole_sequence=whole_sequence)
+def test_equals_flax_lstm_cells_in_value_and_in_every_gradient_over_nodes(whole_sequence, frozen_steps):
+    layer = bidirectional_lstm(3, 4, whole_sequence=whole_sequence, frozen_steps=frozen_steps)
     params = {"kernel": normal(2, 2, 3, 16), "recurrent_kernel": normal(2, 2, 4, 16), "bias": normal(2, 2, 16)}
     inputs = normal(2, 3, 5, 3)  # (n, b, t, features)
     direction = normal(3, 5, 8) if whole_sequence else normal(3, 8)
@@ -76,7 +79,7 @@ def test_equals_flax_lstm_cells_in_value_and_in_every_gradient_over_nodes(whole_
         return jax.jit(jax.vmap(jax.grad(value, argnums=(0, 1), has_aux=True)))(params, inputs)
 
     found = of_nodes(layer.apply)
-    expected = of_nodes(lambda params, inputs: flax_lstm(params, inputs, whole_sequence))
+    expected = of_nodes(lambda params, inputs: flax_lstm(params, inputs, whole_sequence, frozen_steps))
     for mine, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-5)
 
@@ -365,6 +368,9 @@ def test_wrong_inputs_are_named():
         (lambda: bilstm_classifier(length=0), "length"),
         (lambda: bilstm_classifier(num_outputs=0), "num_outputs"),
         (lambda: bilstm_classifier(dropout=1.0), "rate"),
+        (lambda: bilstm_classifier(length=4, frozen_words=4), "frozen_words"),
+        (lambda: bidirectional_lstm(3, 3, frozen_steps=-1), "frozen_steps"),
+        (lambda: bidirectional_lstm(3, 3, frozen_steps=2).apply({}, jnp.zeros((1, 2, 3))), "inputs"),
     ],
 )
 def test_bad_arguments_are_named(make, name):

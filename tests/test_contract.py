@@ -188,6 +188,7 @@ def test_hyper_parameters_and_seeds_compile_nothing_again(name, kind):
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
+@pytest.mark.slow
 def test_a_vmap_over_seeds_equals_a_loop(name, kind):
     c = case(name, kind)
     keys = jax.vmap(jax.random.key)(jnp.arange(2))

@@ -1,12 +1,13 @@
-"""Which blocks of a model a client trains: the choices that are compared, and their check."""
+"""Which blocks of a model a client trains, and as which task: the choices that are compared, and their check."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import jax
 import numpy as np
 
-from jaxfl.core import ArgumentError, check
+from jaxfl.core import ArgumentError, PyTree, Task, check
 
 
 def output_side(blocks: Sequence[str], first: str) -> tuple[str, ...]:
@@ -82,3 +83,34 @@ def check_blocks(
         named.append(tuple(chosen))
         counts.append(0)
     return named, np.array(counts, np.int32)
+
+
+def tasks_of_classes(task: Task, class_tasks: Sequence[Task] | None, num_classes: int) -> list[Task]:
+    """The task of each class.
+
+    Args:
+        task: the common one.
+        class_tasks: one a class; None: the common one for all.
+        num_classes: how many classes there are.
+
+    Raises:
+        ArgumentError: another number of tasks, one without `part`, or one of other blocks, parameters or model state.
+    """
+    tasks = [task] * num_classes if class_tasks is None else list(class_tasks)
+    if len(tasks) != num_classes:
+        found = f"got {len(tasks)} for {num_classes}"
+        raise ArgumentError("class_tasks", "must hold the task of each class", found, "Pass one a class.")
+    for name, own in {"task": task, **{f"class_tasks[{number}]": own for number, own in enumerate(tasks)}}.items():
+        if own.part is None:
+            found = "got one without `part`"
+            raise ArgumentError(name, "must know how to train a part of it", found, "Use jaxfl.models.classification.")
+        if own is not task and _variables_of(own) != _variables_of(task):
+            requirement = "must have the blocks, parameters and model state of `task`"
+            raise ArgumentError(name, requirement, "got others", "Build both models alike.")
+    return tasks
+
+
+def _variables_of(task: Task) -> PyTree:
+    """Names and shapes of what a task trains."""
+    state = None if task.init_state is None else jax.eval_shape(task.init_state)
+    return task.blocks, jax.eval_shape(task.init, jax.random.key(0)), state

@@ -40,10 +40,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.algorithms import local_sgd
-from jaxfl.algorithms.blocks import check_blocks
+from jaxfl.algorithms.blocks import check_blocks, tasks_of_classes
 from jaxfl.algorithms.client_classes import client_classes
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, node_keys, purpose_key
-from jaxfl.core.check import ArgumentError
 from jaxfl.core.tree import size, weighted_sum
 from jaxfl.gradients.per_example import tree_norm
 
@@ -164,7 +163,7 @@ def embracing(
     local = {"step_size": step_size, "momentum": momentum, "weight_decay": weight_decay}
     local_sgd.check_arguments(num_local_steps=num_local_steps, batch_size=batch_size, weighting=weighting, **local)
     check.one_of(("running", "batch"), frozen_batch_norm=frozen_batch_norm)
-    tasks = _tasks_of_classes(task, class_tasks, len(trained_blocks))
+    tasks = tasks_of_classes(task, class_tasks, len(trained_blocks))
     named, drawn_counts = check_blocks(task.blocks, trained_blocks)
     parts = [own.part(blocks) if own.part and blocks else None for own, blocks in zip(tasks, named, strict=True)]
     classes = client_classes(client_class, num_active, len(named))
@@ -253,28 +252,6 @@ def embracing(
         return new_state, info
 
     return algorithm(init, draw, update, local_sgd.server_model(task))
-
-
-def _tasks_of_classes(task: Task, class_tasks: Sequence[Task] | None, num_classes: int) -> list[Task]:
-    """The task of each class, of which all know how to train a part."""
-    tasks = [task] * num_classes if class_tasks is None else list(class_tasks)
-    if len(tasks) != num_classes:
-        found = f"got {len(tasks)} for {num_classes}"
-        raise ArgumentError("class_tasks", "must hold the task of each class", found, "Pass one a class.")
-    for name, own in {"task": task, **{f"class_tasks[{number}]": own for number, own in enumerate(tasks)}}.items():
-        if own.part is None:
-            found = "got one without `part`"
-            raise ArgumentError(name, "must know how to train a part of it", found, "Use jaxfl.models.classification.")
-        if own is not task and _variables_of(own) != _variables_of(task):
-            requirement = "must have the blocks, parameters and model state of `task`"
-            raise ArgumentError(name, requirement, "got others", "Build both models alike.")
-    return tasks
-
-
-def _variables_of(task: Task) -> PyTree:
-    """Names and shapes of what a task trains."""
-    state = None if task.init_state is None else jax.eval_shape(task.init_state)
-    return task.blocks, jax.eval_shape(task.init, jax.random.key(0)), state
 
 
 def _train_part(part, blocks, frozen_batch_norm, own_blocks, *steps, state, data, options):

@@ -4,9 +4,9 @@ from jaxfl.models.binary import binary_classification
 from jaxfl.models.classification import Model, classification, sequential
 from jaxfl.models.cnn import cnn, dzofl_cnn, lenet
 from jaxfl.models.mlp import mlp
-from jaxfl.models.recurrent import bilstm_classifier
 from jaxfl.models.resnet import resnet18, resnet20
 from jaxfl.models.sizes import LayerSize, layer_sizes
+from jaxfl.models.text import bilstm_classifier
 
 __all__ = [
     "LayerSize",

@@ -167,6 +167,7 @@ def test_follows_the_plain_loop(part):
     np.testing.assert_array_equal(infos.bits_received, infos.bits_sent)
 
 
+@pytest.mark.slow
 def test_averaging_all_is_federated_averaging():
     """With all clients active and uniform weights: batches, dropout, momentum, batch statistics, from the same key."""
     data, options = uneven_data(SIZES), {"num_local_steps": 3, "batch_size": BATCH, "step_size": 0.2, "momentum": 0.9}

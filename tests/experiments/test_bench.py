@@ -42,6 +42,7 @@ TINY_TRACKING = bench_tracking.Setting(
 
 
 @pytest.mark.bench
+@pytest.mark.slow
 def test_conv_suite_names_its_numbers_and_writes_them(tmp_path, monkeypatch, capsys):
     # Both rows a small MLP: the networks themselves take long to compile and are compared below.
     task = classification(mlp((64, 3)))
@@ -92,6 +93,7 @@ def test_tracking_suite_names_its_numbers(monkeypatch):
     assert "195 parameters" in report["tracking/iteration"].against
 
 
+@pytest.mark.slow
 def test_the_bare_evaluations_are_those_of_the_iteration():
     """The same samples, parameters and clipping; the step that the bare row takes is the iteration's gradient."""
     setting = TINY_TRACKING._replace(rounds=1, clip_norm=0.5)

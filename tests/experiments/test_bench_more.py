@@ -111,6 +111,7 @@ def test_clip_suite_names_its_numbers(monkeypatch):
     assert report["clip/mlp4_temp_vs_unclipped"].value == pytest.approx(temporaries[0] / temporaries[1])
 
 
+@pytest.mark.slow
 def test_dropping_the_infos_changes_no_iteration():
     algorithm = bench_round.learner(TINY_ROUND, gradients.fixed(2))
     data = bench_round.random_data(bench_round.DataSetting(widths=TINY_ROUND.widths), 4, 6)
@@ -201,6 +202,7 @@ def test_the_picture_lies_beside_the_numbers(tmp_path, monkeypatch):
     assert bench_scale.series(measurements, "time", "d") == ([4, 16], [2.0, 2.0])
 
 
+@pytest.mark.slow
 def test_each_part_of_a_round_does_what_it_is_named_after(monkeypatch):
     """The parts' functions, run once without compiling them for timing."""
     held = {}

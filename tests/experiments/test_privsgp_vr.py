@@ -221,6 +221,7 @@ class TestBudget:
 
     OPTIONS = "--nodes 4 --hidden 4 --seeds 0 --methods PrivSGP --batch-size 20 --checkpoint-every 1 --quiet".split()
 
+    @pytest.mark.slow
     def test_stops_when_the_budget_is_spent(self, tmp_path, monkeypatch, capsys):
         options = "--noise-std 0.5 --target-epsilon 0.5 --iterations 400 --evaluate-every 10".split()
         command = [*self.OPTIONS, *options, "--out", str(tmp_path / "whole")]

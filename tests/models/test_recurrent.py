@@ -12,8 +12,9 @@ from jaxfl.core.types import Variables
 from jaxfl.gradients import per_example
 from jaxfl.models import layers, position_sums, sequential
 from jaxfl.models.binary import binary_classification
-from jaxfl.models.recurrent import bidirectional_lstm, bilstm_classifier, embedding
+from jaxfl.models.lstm import bidirectional_lstm
 from jaxfl.models.sizes import layer_sizes
+from jaxfl.models.text import bilstm_classifier, embedding
 
 RNG = np.random.default_rng(0)
 

@@ -1,0 +1,170 @@
+"""Text models: embedding of tokens, and the classifier that reads it with LSTMs in both directions.
+
+The embedding's gradients come in factored form.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.core import check
+from jaxfl.core.check import ArgumentError
+from jaxfl.core.types import Array, FactoredLayer
+from jaxfl.models import layers, position_sums
+from jaxfl.models.classification import Model, sequential
+from jaxfl.models.layers import Layer
+from jaxfl.models.lstm import bidirectional_lstm
+
+# What Keras starts from: uniform in (-0.05, 0.05).
+_EMBEDDING_BOUND = 0.05
+
+
+def embedding(vocabulary: int, features: int) -> Layer:
+    """A row of a table for every token: (b, t) int32 -> (b, t, features) float32.
+
+    Parameters: {"table": (vocabulary, features)}, uniform in (-0.05, 0.05) at the start, as in Keras.
+
+    A sample's gradient is zero but in the rows of its tokens, each the sum of the errors at the token's positions. Its
+    norm is computed from these sums, (b, t, features) numbers, and never from (b, vocabulary, features).
+
+    Args:
+        vocabulary: number of tokens; they run from 0.
+        features: numbers that stand for a token.
+
+    Guarantees:
+        - its factored form agrees with per-sample gradients, also where tokens repeat.
+        - no norm is below the gradient's where its terms cancel.
+        - norms and weighted sums hold no array of b times the table.
+
+    Edge cases:
+        A token outside of the vocabulary becomes NaN, so that the loss shows it.
+
+    Example:
+        >>> layer = embedding(5, 2)
+        >>> params = {"table": jnp.arange(10.0).reshape(5, 2)}
+        >>> layer.apply(params, jnp.array([[4, 0, 4]])).tolist()
+        [[[8.0, 9.0], [0.0, 1.0], [8.0, 9.0]]]
+        >>> errors = jnp.ones((1, 3, 2))
+        >>> layer.factored("text", True).squared_norm(jnp.array([[4, 0, 4]]), errors).round(4).tolist()  # 2 (2^2 + 1^2)
+        [10.0]
+    """
+    check.at_least(1, vocabulary=vocabulary, features=features)
+
+    def init(key):
+        uniform = jax.random.uniform(key, (vocabulary, features), minval=-_EMBEDDING_BOUND, maxval=_EMBEDDING_BOUND)
+        return {"table": uniform}
+
+    def apply(params, tokens):
+        if not jnp.issubdtype(tokens.dtype, jnp.integer) or tokens.ndim != 2:
+            found = f"got {tokens.dtype} of shape {tokens.shape}"
+            raise ArgumentError("inputs", "must be integer tokens (b, t)", found, "Pass int32 tokens.")
+        # Indices below zero are refused, too, rather than counted from the end.
+        return params["table"].at[tokens].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+
+    def add_up(tokens, errors):
+        """(t,) tokens, (t, features) errors -> sums over equal tokens, (vocabulary, features)."""
+        table = jnp.zeros((vocabulary, features), errors.dtype)
+        return table.at[tokens].add(errors, mode="drop", wrap_negative_indices=False)
+
+    def norms_of(norm_of_row, squared):
+        """The norm of the table's gradient from those of its rows."""
+
+        def of_group(tokens, errors):
+            # Entry (p, q) is 1 where p is the first position of the token at q, so that each sum appears once.
+            equal = tokens[:, :, None] == tokens[:, None, :]
+            is_first = jnp.argmax(equal, axis=2) == jnp.arange(tokens.shape[1])[None, :]
+            members = jnp.where(equal & is_first[:, :, None], 1.0, 0.0).astype(errors.dtype)
+            sums = norm_of_row(jnp.einsum("bpq,bqf->bpf", members, errors, precision="highest"))
+            terms = jnp.einsum("bpq,bq->bp", members, norm_of_row(errors), precision="highest")
+            rounded_up = sums + position_sums.summation_error(terms, members.sum(axis=2))
+            return jnp.sum(rounded_up**2 if squared else rounded_up, axis=1)
+
+        def norm(tokens, errors):
+            length = tokens.shape[1]
+            return position_sums.in_groups(of_group, tokens, errors, 4 * length * (2 * length + features))
+
+        return norm
+
+    def weighted_sum(tokens, errors, weight):
+        weighted = errors * weight[:, None, None]
+        return {"table": add_up(tokens.reshape(-1), weighted.reshape(-1, features))}
+
+    def factored(name, input_is_sample):
+        return FactoredLayer(
+            name=name,
+            input_is_sample=input_is_sample,
+            is_outer_product=False,
+            squared_norm=norms_of(_euclidean, True),
+            absolute_norm=norms_of(lambda values: jnp.abs(values).sum(axis=-1), False),
+            weighted_sum=weighted_sum,
+            per_sample=lambda tokens, errors: {"table": jax.vmap(add_up)(tokens, errors)},
+        )
+
+    return Layer(init=init, apply=apply, factored=factored)
+
+
+def _euclidean(values: Array) -> Array:
+    """L2 norm along the last axis, with derivative 0 at 0."""
+    squared = jnp.sum(values**2, axis=-1)
+    zero = squared == 0
+    return jnp.where(zero, 0.0, jnp.sqrt(jnp.where(zero, 1.0, squared)))
+
+
+def bilstm_classifier(
+    vocabulary: int = 10_000,
+    length: int = 256,
+    *,
+    embedding_features: int = 256,
+    units: int = 256,
+    num_outputs: int = 1,
+    dropout: float = 0.3,
+    frozen_words: int = 0,
+) -> Model:
+    """Embedding, LSTMs in both directions, dense layer on their last states: EmbracingFL's model of film reviews.
+
+    Layers with parameters, in order: "embedding", "lstm", "dense". Dropout follows the first two.
+
+    Args:
+        vocabulary: number of tokens; they run from 0.
+        length: tokens of a sample, padding included: like the paper's Keras layers, nothing masks it.
+        embedding_features: numbers that stand for a token.
+        units: size of each direction's hidden state.
+        num_outputs: 1 for a single logit, with `jaxfl.models.binary_classification`; or the number of classes, with
+            `jaxfl.models.classification`.
+        dropout: rate in [0, 1); 0 leaves dropout out, and then the task has gradients of single samples.
+        frozen_words: so many words that each direction reads first are read without gradient (`frozen_steps` of
+            `bidirectional_lstm`): 128 for the paper's weak clients. The parameters are the same.
+
+    Returns:
+        A model of int32 tokens (b, length).
+
+    Raises:
+        ArgumentError: a number below 1, a dropout rate outside of [0, 1), or `frozen_words` that leave none.
+
+    Guarantees:
+        - 3,611,137 parameters by default.
+
+    Example:
+        >>> params = jax.eval_shape(bilstm_classifier().init, jax.random.key(0))
+        >>> {name: sum(leaf.size for leaf in jax.tree.leaves(layer)) for name, layer in params.items()}
+        {'dense': 513, 'embedding': 2560000, 'lstm': 1050624}
+
+    References:
+        Lee, Zhang, Prakash, Niu, Avestimehr: "Embracing Federated Learning", section 6.2 and Table 1. "The output of
+        each recurrence is followed by dropout" is read as dropout of the last states, which is all that a dense layer
+        of 513 parameters takes.
+    """
+    check.at_least(1, length=length, num_outputs=num_outputs)
+    if not 0 <= frozen_words < length:
+        requirement = f"must be at least 0 and below the {length} words"
+        raise ArgumentError("frozen_words", requirement, f"got {frozen_words}", "Freeze fewer words.")
+    named = [
+        ("tokens", layers.reshape((length,))),
+        ("embedding", embedding(vocabulary, embedding_features)),
+        ("dropout_1", layers.dropout(dropout)),
+        ("lstm", bidirectional_lstm(embedding_features, units, frozen_steps=frozen_words)),
+        ("dropout_2", layers.dropout(dropout)),
+        ("dense", layers.dense(2 * units, num_outputs)),
+    ]
+    return sequential([(name, layer) for name, layer in named if dropout > 0 or "dropout" not in name])

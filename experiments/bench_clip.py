@@ -141,7 +141,7 @@ def suite(setting: Setting | None = None) -> dict[str, Measurement]:
 
 
 def _compare(setting: Setting, name: str, network: Network) -> dict[str, Measurement]:
-    """The three rows of one network."""
+    """The rows of one network."""
     task, clip_norm = network.task, setting.clip_norm
     gradient = {
         "unclipped": as_jaxfl(task, None),

@@ -85,7 +85,7 @@ def suite(setting: Setting | None = None) -> dict[str, Measurement]:
     for name, calls in seconds.items():
         times = [call / setting.rounds for call in calls]
         report[f"embracing/{name}"] = Measurement(statistics.median(times), "s/round", (min(times), max(times)), shapes)
-    for steps, of_what in {1: "step", setting.num_local_steps: "round"}.items():
+    for of_what, steps in {"step": 1, "round": setting.num_local_steps}.items():
         shorter = setting._replace(num_local_steps=steps)
         temps = {
             name: rounds(shorter, task, tuple(np.eye(3, dtype=int)[place])).temp_bytes

@@ -6,12 +6,14 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxfl.core import PyTree
+from jaxfl.training.environment import git_revision
 
 
 class Measurement(NamedTuple):
@@ -48,7 +50,9 @@ def runner(fn: Callable[..., PyTree], state: PyTree, *args: PyTree) -> Runner:
     start = time.perf_counter()
     compiled = jax.jit(fn, donate_argnums=0).lower(held, *args).compile()
     compile_seconds = time.perf_counter() - start
-    memory = compiled.memory_analysis()
+    memory = compiled.memory_analysis()  # of one device, and a CPU's devices share one memory
+    devices = max((len(held.device_set) for held in jax.tree.leaves(compiled.input_shardings)), default=1)
+    times = devices if jax.default_backend() == "cpu" else 1
 
     def call():
         nonlocal held
@@ -57,7 +61,7 @@ def runner(fn: Callable[..., PyTree], state: PyTree, *args: PyTree) -> Runner:
         return time.perf_counter() - start
 
     call()
-    return Runner(call, compile_seconds, 0 if memory is None else memory.temp_size_in_bytes)
+    return Runner(call, compile_seconds, 0 if memory is None else times * memory.temp_size_in_bytes)
 
 
 def compile_times(suite: str, runners: dict[str, Runner], against: str) -> dict[str, Measurement]:
@@ -123,4 +127,5 @@ def environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "python": platform.python_version(),
         "jax": jax.__version__,
+        "git_revision": git_revision(Path(__file__).parent),
     }

@@ -33,10 +33,10 @@ def make_task(node_loop=None):
     return classification(cnn((8, 8, 1), channels=(2,), window=3, hidden=None, num_classes=3), node_loop=node_loop)
 
 
-def learners(task):
+def learners(task, num_nodes=5):
     table = saga(sampler=fixed(2), clip_norm=0.5)
     return {
-        "push_sum": push_sum(task, graph=graphs.exponential(5), gradient=table, step_size=0.5),
+        "push_sum": push_sum(task, graph=graphs.exponential(num_nodes), gradient=table, step_size=0.5),
         "fed_avg": fed_avg(task, num_active=4, num_local_steps=2, batch_size=2, step_size=0.5),
     }
 
@@ -72,7 +72,7 @@ def two_rounds(data):
     return found
 
 
-def trained(out, data, *, node_loop=None, interrupt_after=None, resume=False):
+def trained(out, data, *, name="fed_avg", node_loop=None, interrupt_after=None, resume=False):
     """The lines of a run, and the strategy that it used."""
     task = make_task(node_loop)
     run = training.open_run(out, {}, experiment="devices", resume=resume)
@@ -88,11 +88,23 @@ def trained(out, data, *, node_loop=None, interrupt_after=None, resume=False):
     images, labels = np.zeros((4, 8, 8, 1), np.uint8), np.arange(4) % 3
     options = {"num_rounds": 6, "seeds": (0,), "evaluate_every": 2, "quiet": True}
     try:
-        variants = {"fed_avg": learners(task)["fed_avg"]}
+        variants = {name: learners(task, data.num_nodes)[name]}
         training.train(variants, task, data, images, labels, run=run, **options)
+        assert interrupt_after is None, "it was not interrupted"
     except KeyboardInterrupt:
         assert interrupt_after is not None
     return (out / "metrics.jsonl").read_text(), task.node_loop
+
+
+def largest_of_lines(mine, other):
+    """Largest difference of two runs' metrics."""
+    lines = [[json.loads(line) for line in text.splitlines()] for text in (mine, other)]
+    return max(
+        abs(ours[name] - theirs[name])
+        for ours, theirs in zip(*lines, strict=True)
+        for name in ours
+        if isinstance(ours[name], float)
+    )
 
 
 def main(out):
@@ -101,19 +113,24 @@ def main(out):
     alone, _ = trained(out / "alone", data, node_loop="map")
     trained(out / "halves", data, interrupt_after=3)  # with a checkpoint of round 2
     halves, _ = trained(out / "halves", data, resume=True)
-    lines = [[json.loads(line) for line in text.splitlines()] for text in (whole, alone)]
-    apart = [
-        abs(mine[name] - other[name])
-        for mine, other in zip(*lines, strict=True)
-        for name in mine
-        if isinstance(mine[name], float)
-    ]
+    # Six nodes, which three devices share evenly, with a state of their own.
+    even = data._replace(
+        indices=data.indices[jnp.array([0, 1, 2, 3, 4, 0])], sizes=data.sizes[jnp.array([0, 1, 2, 3, 4, 0])]
+    )
+    shared, own = (
+        trained(out / f"even {loop}", even, name="push_sum", node_loop=loop)[0] for loop in ("devices:map", "map")
+    )
     found = {
         "devices": jax.device_count(),
         "automatic": automatic(True),
         "automatic without convolutions": automatic(False),
         "used": used,
-        "differences": {**loops(), **two_rounds(data), "metrics": max(apart)},
+        "differences": {
+            **loops(),
+            **two_rounds(data),
+            "metrics": largest_of_lines(whole, alone),
+            "metrics of an even share": largest_of_lines(shared, own),
+        },
         "resumed alike": whole == halves,
     }
     print(json.dumps(found))

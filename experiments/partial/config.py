@@ -284,6 +284,11 @@ def _refuse_idle(values: dict[str, Any], given: Sequence[str]) -> None:
                 shown = " ".join(map(str, values[name])) if isinstance(values[name], tuple) else values[name]
                 remedy = f"Leave it out, or pass --{option} {choices[0]}."
                 raise ArgumentError(name, f"belongs to {', '.join(choices)}", f"got {shown} without it", remedy)
+    if "frozen_words" in given and values["cut_weak"] == "dense":
+        found = f"got {values['frozen_words']} beside --cut-weak dense"
+        raise ArgumentError(
+            "frozen_words", "belongs to clients that train the LSTM", found, "Leave one of the two out."
+        )
     statistics = values["batch_norm"] or ("static" if set(values["method"]) & set(NARROW) else "global",)
     if "calibration_samples" in given and (values["model"] not in RESNETS or "static" not in statistics):
         found = f"got {values['calibration_samples']} without it"
@@ -300,6 +305,7 @@ def _check_numbers(values: dict[str, Any]) -> None:
     for name in ("resnet_widths", "resnet_blocks", "channels", "hidden"):
         for number in values[name]:
             check.at_least(1, **{name: number})
+    check.at_least(0, frozen_words=values["frozen_words"])
     check.positive(step_size=values["step_size"])
     check.non_negative(momentum=values["momentum"], weight_decay=values["weight_decay"])
     for name in ("participation_rate", "width_moderate", "width_weak"):

@@ -15,6 +15,7 @@ from experiments.partial import paper
 from experiments.partial.results import METRIC, Result
 from experiments.partial.tables import TITLES, added_clients, gaps, paper_added
 from jaxfl.analysis.plots import Panel, line_style, seeds_curve, style_axes
+from jaxfl.core import ArgumentError
 
 _KINDS = {"moderate alone": (2, 3, 4), "weak alone": (5, 6, 7), "moderate and weak": (8, 9, 10)}
 _BAND = "line: mean over seeds, band: smallest to largest"
@@ -72,7 +73,13 @@ def plot_gaps(results: Sequence[Result], path: Path) -> Path | None:
             own = of_case.setdefault(result.comparison, {})
             if suits or result.method not in own:
                 own[result.method] = result
-    pairs = {key[0]: own for key, own in of_case.items() if {"embracing", "width_reduction"} <= set(own)}
+    both = [(key, own) for key, own in of_case.items() if {"embracing", "width_reduction"} <= set(own)]
+    pairs = {key[0]: own for key, own in both}
+    if len(pairs) < len(both):
+        case, *_ = next(key for key, own in both if pairs[key[0]] is not own)
+        requirement = "must hold each case with both methods once"
+        found = f"got case {case} several times, with other numbers of active clients"
+        raise ArgumentError("collect", requirement, found, "Collect them apart.")
     if not any(case > 1 for case in pairs):
         return None
     figure = Figure(figsize=(12.0, 4.9), layout="constrained")
@@ -120,17 +127,19 @@ def plot_added(results: Sequence[Result], path: Path) -> Path | None:
     left, right = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
     handles = {}
     for number, (method, marker) in enumerate((("embracing", "o"), ("width_reduction", "s"))):
-        own = sorted((result for result in chosen if result.method == method), key=lambda result: result.counts)
-        if not own:
-            continue
         style = line_style(number)
-        shares = [result.counts[2] / result.nodes for result in own]
-        handles[TITLES[method]] = _points(left, shares, [result.last() for result in own], marker, **style)
-        _points(right, shares, [gaps(result, own[0]) for result in own], marker, **style)
-        published = [numbers[1 - number][0] for result in own if (numbers := paper_added(result)) is not None]
-        if len(published) == len(own):
-            gained = [value - published[0] for value in published]
-            handles[f"{TITLES[method]}, gain in the paper"] = _paper_line(right, shares, gained, marker, style["color"])
+        for strong in sorted({result.counts[0] for result in chosen if result.method == method}):
+            own = [result for result in chosen if result.method == method and result.counts[0] == strong]
+            own.sort(key=lambda result: result.counts)
+            shares = [result.counts[2] / result.nodes for result in own]
+            handles[TITLES[method]] = _points(left, shares, [result.last() for result in own], marker, **style)
+            _points(right, shares, [gaps(result, own[0]) for result in own], marker, **style)
+            published = [numbers[1 - number][0] for result in own if (numbers := paper_added(result)) is not None]
+            if len(published) == len(own):
+                gained = [value - published[0] for value in published]
+                handles[f"{TITLES[method]}, gain in the paper"] = _paper_line(
+                    right, shares, gained, marker, style["color"]
+                )
     fewest = min(result.counts[2] for result in chosen)
     right.axhline(0.0, color="0.4", linewidth=1.0)
     for axes, label in (

@@ -46,7 +46,7 @@ from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check
 from jaxfl.core.tree import size, weighted_sum
 from jaxfl.gradients.per_example import tree_norm
 
-# Features at once: few take less memory, and stay in a core's cache.
+# Features at once on a CPU: few take less memory, and stay in a core's cache.
 _SAMPLES_AT_ONCE = 16
 
 
@@ -120,8 +120,8 @@ def embracing(
         frozen_batch_norm: how blocks in front of a client's first run: "running", in evaluation mode, or "batch", in
             training mode, with the statistics (and dropout) of the batch. Their own state changes in neither.
         class_tasks: the task as the clients of each class train it, for a class that cuts inside a block, as
-            `jaxfl.models.bilstm_classifier(frozen_words=128)` does: of the same blocks and parameters. Default: `task`
-            for all.
+            `jaxfl.models.bilstm_classifier(frozen_words=128)` does: of the same blocks and parameters; the `node_loop`
+            is that of `task`. Default: `task` for all.
 
     Returns:
         An `Algorithm`; `node_params` gives the server's model behind a node axis of length 1, as `Variables` where the
@@ -165,6 +165,7 @@ def embracing(
     check.one_of(("running", "batch"), frozen_batch_norm=frozen_batch_norm)
     tasks = tasks_of_classes(task, class_tasks, len(trained_blocks))
     named, drawn_counts = check_blocks(task.blocks, trained_blocks)
+    # All have `part`, which the type checker does not see.
     parts = [own.part(blocks) if own.part and blocks else None for own, blocks in zip(tasks, named, strict=True)]
     classes = client_classes(client_class, num_active, len(named))
     # (classes, L): the blocks of each class that names them.
@@ -301,30 +302,32 @@ def _train_part(part, blocks, frozen_batch_norm, own_blocks, *steps, state, data
     return params, {name: changed[name] for name in changed if name in part.trained or name not in blocks}, loss
 
 
-def _features_once(features_of, samples, most):
+def _features_once(features_of, samples, max_distinct):
     """Features in evaluation mode, where samples do not meet, of each different sample once.
 
     Args:
         features_of: samples (m,) -> features (m, ...).
         samples: (tau, b), int32, of which many come again: steps draw independently.
-        most: how many can be different, at most.
+        max_distinct: how many can be different, at most.
 
     Returns:
         (places (tau, b), int32; the function of places that gives their features).
     """
-    rows = min(samples.size, most)
-    at_once = min(_SAMPLES_AT_ONCE, rows)
+    rows = min(samples.size, max_distinct)
+    at_once = min(_SAMPLES_AT_ONCE if jax.default_backend() == "cpu" else samples.shape[1], rows)
     num_groups = -(-rows // at_once)
     distinct, places = jnp.unique(samples, return_inverse=True, size=num_groups * at_once)
     needed = places.max() // at_once  # groups behind this one hold no sample
-    nothing = jax.eval_shape(features_of, distinct[:at_once])
+    one_group = jax.eval_shape(features_of, distinct[:at_once])
 
     def group(numbered):
         number, members = numbered
-        return jax.lax.cond(number <= needed, features_of, lambda _: jnp.zeros(nothing.shape, nothing.dtype), members)
+        return jax.lax.cond(
+            number <= needed, features_of, lambda _: jnp.zeros(one_group.shape, one_group.dtype), members
+        )
 
     groups = jax.lax.map(group, (jnp.arange(num_groups), distinct.reshape(num_groups, at_once)))
-    features = groups.reshape(-1, *nothing.shape[1:])
+    features = groups.reshape(-1, *one_group.shape[1:])
     return places, lambda places: features[places]
 
 

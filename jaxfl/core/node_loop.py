@@ -9,7 +9,8 @@ them, one, k.
 JAX_NUM_CPU_DEVICES says, one by default, and what a loop over nodes computes there keeps few cores busy: with two
 devices on two cores, rounds of federated averaging took 0.63 of the time (convolutional network) and 0.79 (ResNet-20).
 Every device holds the whole state and data, and computes what is not done node by node. (Data that were placed on
-several devices by hand cannot be used in such a round: leave them where `jaxfl.federate` puts them.)
+devices by hand cannot be used in such a round: leave them where `jaxfl.federate` puts them. A state that is donated
+should lie where `replicated` says.)
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def update_over_nodes(fn: Callable[..., PyTree], node_loop: str = "vmap") -> Cal
 
     Guarantees:
         - equals over_nodes.
-        - makes no copy of all nodes' values.
+        - makes no copy of all nodes' values, on one device.
 
     Example:
         >>> import jax.numpy as jnp

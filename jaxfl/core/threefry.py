@@ -20,6 +20,7 @@ from jax.extend.random import define_prng_impl
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.types import Array
 
+_DEFAULT = "threefry2x32"
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
 
@@ -28,7 +29,8 @@ def one_kernel(key: Array) -> Array:
     """The same threefry key, to be used at once: what `jax.random` draws from it has the same bits, made faster.
 
     Args:
-        key: typed key of any shape; that of another generator is given back as it is.
+        key: typed key of any shape; that of another generator is given back as it is, as are all keys where
+            `jax_threefry_partitionable` is off.
 
     Returns:
         Keys of that shape and of another dtype, so not for storing: keep the original.
@@ -42,7 +44,8 @@ def one_kernel(key: Array) -> Array:
         >>> bool((jax.random.normal(one_kernel(key), (5,)) == jax.random.normal(key, (5,))).all())
         True
     """
-    if not is_threefry(key):
+    # An option with a context manager is an attribute, which the type checker does not know.
+    if not is_threefry(key) or not jax.config.jax_threefry_partitionable:  # pyright: ignore[reportAttributeAccessIssue]
         return key
     return jax.random.wrap_key_data(jax.random.key_data(key), impl=_IMPLEMENTATION)
 
@@ -50,17 +53,26 @@ def one_kernel(key: Array) -> Array:
 def fold_in(key: Array, data: int | Array) -> Array:
     """`jax.random.fold_in`, for a threefry key made faster.
 
+    Args:
+        key: typed key, shape ().
+        data: what to fold in, an integer, shape ().
+
     Guarantees:
         - the key is that of jax.random.fold_in.
+
+    Example:
+        >>> bool(fold_in(jax.random.key(0), 7) == jax.random.fold_in(jax.random.key(0), 7))
+        True
     """
-    if not is_threefry(key):
-        return jax.random.fold_in(key, data)
-    return jax.random.wrap_key_data(_fold_in(jax.random.key_data(key), data), impl=jax.random.key_impl(key))
+    if not is_threefry(key) or jnp.ndim(key) or jnp.ndim(data):
+        return jax.random.fold_in(key, data)  # which refuses what is no scalar
+    word = np.uint32(data) if isinstance(data, int) else jnp.uint32(data)
+    return jax.random.wrap_key_data(_folded(jax.random.key_data(key), word), impl=jax.random.key_impl(key))
 
 
 def is_threefry(key: Array) -> bool:
     """Whether a typed key is of JAX's default generator."""
-    return "fry" in str(jax.random.key_impl(key))
+    return jax.random.key_impl(key) == _DEFAULT
 
 
 def _hash(key: Array, high: Array, low: Array) -> tuple[Array, Array]:
@@ -99,8 +111,11 @@ def _fold_in(key: Array, data: int | Array) -> Array:
     return jnp.stack(_hash(key, jnp.uint32(0), jnp.uint32(data)))
 
 
+_folded = jax.jit(_fold_in, inline=True)  # one call where nothing else is compiled, and part of the caller elsewhere
+
+
 def _seed(seed: Array) -> Array:
-    return jax.random.key_data(jax.random.key(seed, impl="threefry2x32"))
+    return jax.random.key_data(jax.random.key(seed, impl=_DEFAULT))
 
 
 _IMPLEMENTATION = define_prng_impl(

@@ -87,7 +87,7 @@ def chunk_fn(algorithm: Algorithm, chunk_rounds: int, sharding: Sharding | None 
     Args:
         algorithm: whose `round` is run.
         chunk_rounds: static, the most rounds in one call.
-        sharding: of the state and of the results, where several devices take part.
+        sharding: of the results, where several devices take part; give the state with the same.
 
     Returns:
         (key, state, data, num_rounds () int32) -> (state, buffers): `num_rounds` is at most `chunk_rounds`; the state

@@ -115,6 +115,10 @@ class Variant:
 
     def _compile(self, key: Array, data: FederatedData) -> _Compiled:
         state = self.structure(key, data)
+        if self._sharding is not None:  # else XLA may choose another one for what `place` puts on every device
+            state = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._sharding), state
+            )
         init = self._init.lower(key, data).compile()
         rounds = self._rounds.lower(key, state, data, np.int32(0)).compile()
         calibration = jax.eval_shape(self.calibration, key, data)
@@ -124,9 +128,9 @@ class Variant:
             samples = jax.eval_shape(partial(training_samples, most=self.train_samples), data)
             on_samples = self._on_training_samples.lower(state, samples, calibration).compile()
         later = [program for program in (rounds, evaluate, on_samples) if program is not None]
-        peak = predicted_peak((data, self._test, samples, calibration), state, init, later)
-        if self._sharding is not None and jax.default_backend() == "cpu":  # its devices share one memory
-            peak = PeakMemory(*(jax.device_count() * held for held in peak))
+        # A CPU's devices share one memory.
+        copies = jax.device_count() if self._sharding is not None and jax.default_backend() == "cpu" else 1
+        peak = predicted_peak((data, self._test, samples, calibration), state, init, later, num_copies=copies)
         return _Compiled(init, rounds, evaluate, on_samples, peak)
 
 

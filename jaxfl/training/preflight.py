@@ -29,7 +29,9 @@ class PeakMemory(NamedTuple):
         return self.inputs + self.state + self.working
 
 
-def predicted_peak(inputs: PyTree, state: PyTree, init: Compiled, programs: Sequence[Compiled]) -> PeakMemory:
+def predicted_peak(
+    inputs: PyTree, state: PyTree, init: Compiled, programs: Sequence[Compiled], *, num_copies: int = 1
+) -> PeakMemory:
     """What a variant will take, by what XLA says of its programs before they run.
 
     Args:
@@ -37,6 +39,7 @@ def predicted_peak(inputs: PyTree, state: PyTree, init: Compiled, programs: Sequ
         state: the state, or its shapes.
         init: the program that makes the state.
         programs: those that run while a state is there.
+        num_copies: devices in one memory that each hold inputs and state and run the programs.
 
     Returns:
         The prediction. It counts arrays and temporaries alone: the interpreter, the executables, the data set as it was
@@ -49,7 +52,8 @@ def predicted_peak(inputs: PyTree, state: PyTree, init: Compiled, programs: Sequ
     held = num_bytes(state)
     first = _working_bytes(init) - held  # its result is the state
     saving = int(_CHECKPOINT_SHARE * held) if jax.default_backend() == "cpu" else 0
-    return PeakMemory(num_bytes(inputs), held, max(0, first, saving, *map(_working_bytes, programs)))
+    running = (num_copies * _working_bytes(program) for program in programs)
+    return PeakMemory(num_copies * num_bytes(inputs), num_copies * held, max(0, first, saving, *running))
 
 
 def _working_bytes(program: Compiled) -> int:

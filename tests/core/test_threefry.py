@@ -55,6 +55,23 @@ def test_the_key_is_that_of_jax_fold_in(data):
     assert found == jax.random.fold_in(KEY, data)
 
 
+def test_keys_of_other_generators_and_shapes_are_left_to_jax():
+    """`fold_in` of several keys, or of several numbers, is refused as JAX refuses it."""
+    keys = jax.random.split(KEY, 4)
+    with pytest.raises(ValueError, match="fold_in accepts a single key"):
+        fold_in(keys, 3)
+    with pytest.raises(TypeError):
+        fold_in(KEY, jnp.arange(2))
+    other = jax.random.key(0, impl="rbg")
+    assert one_kernel(other).dtype == other.dtype
+    assert fold_in(other, 5) == jax.random.fold_in(other, 5)
+
+
+def test_numbers_follow_the_flag_by_which_jax_counts():
+    with jax.threefry_partitionable(False):
+        np.testing.assert_array_equal(jax.random.normal(one_kernel(KEY), (6,)), jax.random.normal(KEY, (6,)))
+
+
 def test_no_loop_in_the_compiled_program():
     draw = jax.jit(lambda key: jax.random.normal(one_kernel(key), (1000,), jnp.float32))
     text = draw.lower(KEY).compile().as_text()

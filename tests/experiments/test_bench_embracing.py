@@ -38,10 +38,13 @@ def test_clients_of_each_class_train_their_blocks(monkeypatch):
 @pytest.mark.bench
 def test_suite_names_its_numbers():
     report = bench_embracing.suite(TINY._replace(of_each_class=1, repeats=2))
-    names = {"mixed_vs_strong", "weak_vs_strong", "mixed", "weak", "strong", "memory_weak", "memory_strong"}
+    names = {"mixed_vs_strong", "weak_vs_strong", "mixed", "weak", "strong", "compile_mixed"}
     assert {f"embracing/{name}" for name in names} <= set(report)
-    assert report["embracing/memory_strong"].value == 1
-    assert report["embracing/memory_weak"].value < report["embracing/memory_moderate"].value < 1
+    for of_what in ("step", "round"):
+        weak, moderate, strong = (
+            report[f"embracing/{of_what}_memory_{name}"].value for name in ("weak", "moderate", "strong")
+        )
+        assert weak < moderate < strong == 1
     for one in report.values():
         assert np.isfinite(one.value)
         assert one.spread[0] <= one.value <= one.spread[1]

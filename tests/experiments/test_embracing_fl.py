@@ -1,4 +1,4 @@
-"""The experiment end to end through its command line, every method with a model, static statistics."""
+"""The experiment end to end through its command line, every method with a model, what is asked of `train`."""
 
 import ast
 import contextlib
@@ -178,6 +178,50 @@ def test_methods_build_with_models(method, model):
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), jax.eval_shape(algorithm.node_params, before)
     )
     assert set(jax.eval_shape(task.metrics, one, dataset.test_inputs, dataset.test_labels)) == {"loss", "accuracy"}
+
+
+def test_weak_clients_of_the_lstm_train_a_task_of_their_own(monkeypatch):
+    """Of the same losses, with other gradients of the LSTM; moderate clients train the common one."""
+    given = {}
+    monkeypatch.setattr(build, "embracing", lambda task, **options: given.update(options, task=task))
+    options = resolve(Config(model="bilstm", method=("embracing",)))
+    small = {"frozen_words": 5, "embedding_features": 3, "units": 2, "dropout": 0.0}
+    options = dataclasses.replace(options, **small)
+    (variant,) = plan.plan(options).values()
+    build.make_algorithm(options, variant, networks.Problem((12,), 2))
+    common, moderate, weak = given["class_tasks"]
+    assert common is moderate is given["task"]
+    params = common.init(jax.random.key(0))
+    words, labels = np.arange(24, dtype=np.int32).reshape(2, 12), np.array([0, 1])
+    (loss, slopes), (other_loss, others) = (
+        jax.value_and_grad(lambda p, task=task: task.loss(p, words, labels).sum())(params) for task in (common, weak)
+    )
+    np.testing.assert_allclose(loss, other_loss, rtol=1e-6)
+    assert np.abs(slopes["lstm"]["kernel"] - others["lstm"]["kernel"]).max() > 1e-6
+
+
+class Trained(Exception):
+    """Raised where training would begin."""
+
+
+def test_static_statistics_are_measured_on_training_samples(tmp_path, monkeypatch):
+    """For variants without tracked statistics alone."""
+    given = {}
+
+    def train(*_, **options):
+        given.update(options)
+        raise Trained
+
+    monkeypatch.setattr(experiment, "train", train)
+    options = "--model resnet8 --resnet-widths 5 6 7 --calibration-samples 70 --batch-norm static global".split()
+    with pytest.raises(Trained):
+        run([*options, "--method", "embracing", "width_reduction", "--quiet", "--out", str(tmp_path / "run")])
+    expected = {
+        f"case 9 {method}, {norm}": 70 if norm == "static" else None
+        for method in ("embracing", "width_reduction")
+        for norm in ("static", "global")
+    }
+    assert given["calibration_samples"] == expected
 
 
 def test_every_option_is_read():

@@ -171,6 +171,14 @@ def _report(setting: Setting, rows: dict[str, Runner]) -> dict[str, Measurement]
     report["round/share_outside"] = Measurement(
         1 - share, "fraction", (1 - highest, 1 - lowest), f"outside matrix products and random numbers; {shapes}"
     )
+    columns = (seconds[name] for name in ("gathering", "mixing", "iteration", "without_info"))
+    parts = [
+        gathered + mixed + with_info - without for gathered, mixed, with_info, without in zip(*columns, strict=True)
+    ]
+    share, spread = ratio(parts, whole)
+    report["round/share_of_parts_outside"] = Measurement(
+        share, "fraction", spread, f"gathering, mixing and infos, each alone; {shapes}"
+    )
     for name in ("products", "gradients", "noise", "drawing", "gathering", "mixing"):
         value, spread = ratio(seconds[name], whole)
         report[f"round/share_{name}"] = Measurement(value, "fraction", spread, f"{name} over iteration; {shapes}")

@@ -144,8 +144,8 @@ def classification(
     Args:
         model: outputs (b, classes) logits.
         preprocess: applied to the raw inputs first; without trainable parameters.
-        node_loop: see `jaxfl.core.node_loop`. Default: "map" for a model with convolutions or LSTMs on a CPU, else
-            "vmap".
+        node_loop: see `jaxfl.core.node_loop`. Default: for a model with convolutions or LSTMs on a CPU "map", or
+            "devices:map" where that has several devices; else "vmap".
         compute_dtype: "float32", or "bfloat16" to run the layers on rounded parameters and inputs, which is faster
             where the machine multiplies bfloat16. Parameters, gradients, losses, model state, and the statistics of
             normalizations stay float32.
@@ -153,7 +153,8 @@ def classification(
     Returns:
         A task with metrics "loss" and "accuracy", blocks and factored layers named as the model's layers; no factored
         layers where a layer with parameters has no factored form. A model with batch normalization or dropout gives a
-        task with `train_loss`, which has no factored layers.
+        task with `train_loss`, which has no factored layers. Convolutions, LSTMs and batch normalization in training
+        have gradients of their own, so that forward mode (`jax.jvp`, `jax.hessian`) does not work with them.
 
     Guarantees:
         - factors agree with per-sample gradients.

@@ -127,7 +127,8 @@ def batch_norm(channels: int, *, momentum: float = 0.9, tracked: bool = True, ep
     """Each channel brought to mean 0 and variance 1 over the batch, then scaled and shifted.
 
     Its state is {"mean": (channels,), "var": (channels,)}, float32, with which it evaluates. Statistics are those of
-    `jaxfl.models.normalization.batch_statistics`, over the samples whose weight is not 0.
+    `jaxfl.models.normalization.batch_statistics`, over the samples whose weight is not 0. Forward mode (`jax.jvp`) does
+    not work in training.
 
     Args:
         channels: size of the last axis of the inputs (b, ..., channels).

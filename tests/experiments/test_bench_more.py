@@ -155,6 +155,7 @@ def test_shares_of_a_round_are_those_of_its_parts():
     rows = {name: Runner(lambda value=value: value, 0.0, 0) for name, value in seconds.items()}
     report = bench_round._report(TINY_ROUND, rows)  # pyright: ignore[reportPrivateUsage]
     assert report["round/share_outside"].value == pytest.approx(0.4)
+    assert report["round/share_of_parts_outside"].value == pytest.approx(0.175)
     assert report["round/share_info"].value == pytest.approx(0.1)
     assert report["round/share_mixing"].value == pytest.approx(0.025)
     assert report["round/rate_iteration"].value == pytest.approx(0.2)

@@ -43,10 +43,10 @@ class Setting(NamedTuple):
     repeats: int = 7
 
 
-def network(setting: Setting) -> Task:
+def network(setting: Setting, node_loop: str | None = None) -> Task:
     """The task of the full network."""
     model = resnet20(setting.sample_shape, setting.num_classes, widths=setting.widths, blocks=setting.blocks)
-    return classification(model)
+    return classification(model, node_loop=node_loop)
 
 
 def rounds(setting: Setting, task: Task, counts: tuple[int, ...]) -> Runner:
@@ -85,10 +85,11 @@ def suite(setting: Setting | None = None) -> dict[str, Measurement]:
     for name, calls in seconds.items():
         times = [call / setting.rounds for call in calls]
         report[f"embracing/{name}"] = Measurement(statistics.median(times), "s/round", (min(times), max(times)), shapes)
+    alone = network(setting, "map")  # where several devices took part, each would train the one client
     for of_what, steps in {"step": 1, "round": setting.num_local_steps}.items():
         shorter = setting._replace(num_local_steps=steps)
         temps = {
-            name: rounds(shorter, task, tuple(np.eye(3, dtype=int)[place])).temp_bytes
+            name: rounds(shorter, alone, tuple(np.eye(3, dtype=int)[place])).temp_bytes
             for place, name in enumerate(CLASSES)
         }
         for name, held in temps.items():

@@ -70,7 +70,7 @@ def rounds(setting: Setting, task: Task, counts: tuple[int, ...]) -> Runner:
 
 
 def suite(setting: Setting | None = None) -> dict[str, Measurement]:
-    """Measure; see the module's text. About two minutes on two cores."""
+    """Measure; see the module's text. About seven minutes on two cores."""
     setting = Setting() if setting is None else setting
     task, each = network(setting), setting.of_each_class
     everybody = {"strong": (3 * each, 0, 0), "mixed": (each, each, each), "weak": (0, 0, 3 * each)}

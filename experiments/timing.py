@@ -52,7 +52,7 @@ def runner(fn: Callable[..., PyTree], state: PyTree, *args: PyTree) -> Runner:
     compile_seconds = time.perf_counter() - start
     memory = compiled.memory_analysis()  # of one device, and a CPU's devices share one memory
     devices = max((len(held.device_set) for held in jax.tree.leaves(compiled.input_shardings)), default=1)
-    times = devices if jax.default_backend() == "cpu" else 1
+    copies = devices if jax.default_backend() == "cpu" else 1
 
     def call():
         nonlocal held
@@ -61,7 +61,7 @@ def runner(fn: Callable[..., PyTree], state: PyTree, *args: PyTree) -> Runner:
         return time.perf_counter() - start
 
     call()
-    return Runner(call, compile_seconds, 0 if memory is None else times * memory.temp_size_in_bytes)
+    return Runner(call, compile_seconds, 0 if memory is None else copies * memory.temp_size_in_bytes)
 
 
 def compile_times(suite: str, runners: dict[str, Runner], against: str) -> dict[str, Measurement]:

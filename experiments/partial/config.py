@@ -224,6 +224,10 @@ OWNED: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 
+# Option -> the class of clients that it is about, by its place in CLASSES.
+_OF_CLASS = {"cut_moderate": 1, "width_moderate": 1, "cut_weak": 2, "width_weak": 2, "frozen_words": 2}
+
+
 def resolve(config: Config, defaults: Config | None = None) -> Resolved:
     """The configuration with the data set's and the model's defaults filled in.
 
@@ -253,6 +257,7 @@ def resolve(config: Config, defaults: Config | None = None) -> Resolved:
             raise ArgumentError(name, "must be distinct and at least one", f"got {list(listed)}", "List each once.")
     _refuse_idle(values, given)
     _check_numbers(values)
+    _refuse_without_clients(values, given)
     _check_together(values)
     if values["partition"] == "dirichlet":
         _fill(values, {"alpha": _ALPHAS.get(config.dataset, 0.1)})
@@ -293,6 +298,19 @@ def _refuse_idle(values: dict[str, Any], given: Sequence[str]) -> None:
     if "calibration_samples" in given and (values["model"] not in RESNETS or "static" not in statistics):
         found = f"got {values['calibration_samples']} without it"
         raise ArgumentError("calibration_samples", "belongs to static batch normalization", found, "Leave it out.")
+
+
+def _refuse_without_clients(values: dict[str, Any], given: Sequence[str]) -> None:
+    """Refuse options that were given for a class of which no client takes part."""
+    for name, number in _OF_CLASS.items():
+        if any(values[label] is not None for label in CLASSES):
+            takes_part = any(values[CLASSES[number]] or ())
+        else:
+            takes_part = any(paper.CASES[case][number] for case in values["cases"] or (9,))
+        if name in given and not takes_part:
+            label = CLASSES[number]
+            found = f"got {values[name]}, and none takes part"
+            raise ArgumentError(name, f"belongs to {label} clients", found, f"Leave it out, or have {label} clients.")
 
 
 def _check_numbers(values: dict[str, Any]) -> None:

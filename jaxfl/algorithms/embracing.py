@@ -128,8 +128,9 @@ def embracing(
         task has `train_loss`.
 
     Raises:
-        ArgumentError: a task without `part`, a class without blocks or with unknown ones, a client of no class, more
-            active clients than there are, or what `fed_avg` refuses; from `init` and `draw`, other data.
+        ArgumentError: a task without `part`, class tasks of other variables, a class without blocks or with unknown
+            ones, a client of no class, more active clients than there are, or what `fed_avg` refuses; from `init` and
+            `draw`, other data.
 
     Guarantees:
         - cached features equal those recomputed in every step.

@@ -38,6 +38,8 @@ BAD = [
     ("--partition iid --alpha 1", "--alpha", r"belongs to dirichlet; got 1\.0 without it\. Leave it out"),
     ("--model bilstm --frozen-words -1", "--frozen-words", "must be an integer of at least 0; got -1"),
     ("--model bilstm --frozen-words 64 --cut-weak dense", "--frozen-words", "belongs to clients that train the LSTM"),
+    ("--model bilstm --frozen-words 64 --cases 2", "--frozen-words", "belongs to weak clients; got 64, and none takes"),
+    ("--cut-moderate dense_2 --strong 2 --weak 4", "--cut-moderate", "belongs to moderate clients; got dense_2, and"),
     ("--frozen-words 64", "--frozen-words", "belongs to bilstm; got 64 without it"),
     ("--model bilstm", "--model", r"got bilstm for digits\. Choose another"),
     ("--resnet-widths 4 8 16", "--resnet-widths", r"belongs to resnet20, resnet8; got 4 8 16 without it"),

@@ -1,47 +1,46 @@
 """JAX engine for decentralised and federated learning under limits of privacy, resources and communication."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from jaxfl import algorithms, channel, core, data, gradients, graphs, models, privacy
-from jaxfl.algorithms import (
-    a_dp2_sgd,
-    d_psgd,
-    dp2_sgd,
-    embracing,
-    fed_avg,
-    gradient_tracking,
-    push_sum,
-    width_reduction,
-)
+from jaxfl.algorithms import *  # noqa: F403  # a new algorithm is listed in one place
 from jaxfl.core import Algorithm, ArgumentError, FederatedData, Task, from_flax, from_functions
 from jaxfl.data import federate
 from jaxfl.gradients import mini_batch, saga
 from jaxfl.privacy import gaussian, laplace
+
+if TYPE_CHECKING:
+    from jaxfl import analysis, training
 
 __all__ = [
     "Algorithm",
     "ArgumentError",
     "FederatedData",
     "Task",
-    "a_dp2_sgd",
     "algorithms",
+    "analysis",
     "channel",
     "core",
-    "d_psgd",
     "data",
-    "dp2_sgd",
-    "embracing",
-    "fed_avg",
     "federate",
     "from_flax",
     "from_functions",
     "gaussian",
-    "gradient_tracking",
     "gradients",
     "graphs",
     "laplace",
     "mini_batch",
     "models",
     "privacy",
-    "push_sum",
     "saga",
-    "width_reduction",
+    "training",
 ]
+__all__ += algorithms.__all__
+
+
+def __getattr__(name: str) -> Any:
+    """`analysis` and `training` on first use: they load matplotlib and orbax, which a round function does not need."""
+    if name in ("analysis", "training"):
+        return importlib.import_module(f"jaxfl.{name}")
+    raise AttributeError(f"module 'jaxfl' has no attribute {name!r}")

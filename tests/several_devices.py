@@ -37,7 +37,7 @@ def learners(task, num_nodes=5):
     table = saga(sampler=fixed(2), clip_norm=0.5)
     return {
         "push_sum": push_sum(task, graph=graphs.exponential(num_nodes), gradient=table, step_size=0.5),
-        "fed_avg": fed_avg(task, num_active=4, num_local_steps=2, batch_size=2, step_size=0.5),
+        "fed_avg": fed_avg(task, num_active=4, num_local_steps=2, batch_size=2, step_size=0.5, momentum=0.9),
     }
 
 
@@ -77,19 +77,19 @@ def trained(out, data, *, name="fed_avg", node_loop=None, interrupt_after=None, 
     task = make_task(node_loop)
     run = training.open_run(out, {}, experiment="devices", resume=resume)
     if interrupt_after is not None:
-        append, lines = run.append_metrics, itertools.count(1)
+        append, evaluations = run.append_metrics, itertools.count(1)
 
-        def interrupting(line):
-            append(line)
-            if next(lines) == interrupt_after:
+        def interrupting(lines):
+            append(lines)
+            if next(evaluations) == interrupt_after:
                 raise KeyboardInterrupt
 
         run.append_metrics = interrupting
-    images, labels = np.zeros((4, 8, 8, 1), np.uint8), np.arange(4) % 3
-    options = {"num_rounds": 6, "seeds": (0,), "evaluate_every": 2, "quiet": True}
+    test = training.evaluation_set(np.zeros((4, 8, 8, 1), np.uint8), np.arange(4) % 3)
+    algorithm = learners(task, data.num_nodes)[name]
+    variant = training.Variant(lambda numbers: algorithm, task, test, lambda seed: data, (0,), 6, evaluate_every=2)
     try:
-        variants = {name: learners(task, data.num_nodes)[name]}
-        training.train(variants, task, data, images, labels, run=run, **options)
+        training.train({name: variant}, run=run, quiet=True, checkpoint_every=1)
         assert interrupt_after is None, "it was not interrupted"
     except KeyboardInterrupt:
         assert interrupt_after is not None

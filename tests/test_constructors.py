@@ -1,5 +1,8 @@
 """What the constructors of the registry refuse, row by row."""
 
+import inspect
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,65 +11,53 @@ from problems import problem, uneven_data
 
 from jaxfl import ArgumentError, graphs
 from jaxfl.algorithms import REGISTRY
-from jaxfl.gradients import saga
 
 KEY = jax.random.key(7)
-UNFIT = {  # row stochastic where columns must sum to 1, column stochastic where both must; no root
-    "column": ({"graph": graphs.from_matrix([[0.9, 0.1], [0.2, 0.8]])}, "graph", "column"),
-    "doubly": ({"graph": graphs.from_matrix([[0.9, 0.2], [0.1, 0.8]])}, "graph", "doubly|symmetric"),
-    "rooted": ({"state_weights": np.eye(5)}, "tracker_weights", "some node must reach all others"),
+COUNT = "must be an integer of at least 1; got 0"
+REFUSED = [  # of every row
+    ({"step_size": 0.0}, "step_size: must be positive"),
+    ({"step_size": jnp.ones(5)}, r"step_size: must be a single number; got shape \(5,\)"),
+    ({"batch_size": 0}, "batch_size: "),
+]
+PRIVATE_REFUSED = [
+    (
+        {"noise_scale": np.ones(3)},
+        "(state_noise_scale: .* 5 nodes|noise: must be a scalar or hold one number per node)",
+    ),
+    ({"noise_scale": -1.0}, "(state_noise_scale|noise_std): must be non-negative"),
+    ({"clip_norm": 0.0}, "clip_norm: must be positive"),
+    ({"batch_size": 5}, "batch_size: "),  # more than the smallest node holds; without privacy it uses all that it has
+]
+OF_ARGUMENT = {  # where the constructor takes it
+    "graph": (graphs.from_matrix(np.eye(2)), "graph: .*strongly connected"),
+    "num_active": (0, f"num_active: {COUNT}"),
+    "num_local_steps": (0, f"num_local_steps: {COUNT}"),
+    "momentum": (-0.1, "momentum: must be non-negative"),
+    "weight_decay": (jnp.ones(2), r"weight_decay: must be a single number; got shape \(2,\)"),
+    "weighting": ("size", "weighting: must be one of data, uniform; got 'size'"),
+    "distribution": ("uniform", "distribution: must be one of laplace, gaussian; got 'uniform'"),
+    "gradient_at": ("tracker", "gradient_at: must be one of .*; got 'tracker'"),
 }
 
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_what_a_constructor_refuses(name):
     p = problem(name)
-    unfit = [UNFIT[p.row.mixing]] if p.row.mixing in UNFIT else []
-    if "graph" in p.topology:
-        unfit.append(({"graph": graphs.from_matrix(np.eye(2))}, "graph", "strongly connected"))
-    if p.row.undirected:
-        unfit.append(({"graph": graphs.directed_ring(5)}, "graph", "undirected|symmetric"))
-        unfit.append(({"graph": graphs.exponential(5)}, "graph", "same in every round"))
-    for topology, argument, message in unfit:
-        with pytest.raises(ArgumentError, match=rf"^{argument}: .*({message})"):
-            p.algorithm(**topology)
-    if p.row.requires_noise:
-        with pytest.raises(ArgumentError, match=r"^noise: must be a noise mechanism; got None"):
-            p.algorithm(noise_scale=None)
-    if p.row.topology == "graph" and not p.row.stateful_gradient and not p.row.schedule:
-        with pytest.raises(ArgumentError, match=r"^gradient: must be an estimator without state; .* keeps a SagaState"):
-            p.algorithm(saga).init(KEY, p.data)
-    with pytest.raises(ArgumentError, match=r"^step_size: must be positive"):
-        p.algorithm(step_size=0.0)
-    with pytest.raises(ArgumentError, match=r"^step_size: must be a single number; got shape \(5,\)"):
-        p.algorithm(step_size=jnp.ones(5))
-    if p.row.noise_draws:
-        misfit = (
-            "state_noise_scale: .* 5 nodes" if p.row.schedule else "noise: must be a scalar or hold one number per node"
-        )
-        with pytest.raises(ArgumentError, match=rf"^{misfit}"):
-            p.algorithm(noise_scale=np.ones(3))
-        with pytest.raises(ArgumentError, match=r"^clip_norm: must be positive"):
-            p.algorithm(clip_norm=0.0)
-    for count in {"num_active", "num_local_steps"} & p.topology.keys():
-        with pytest.raises(ArgumentError, match=rf"^{count}: must be an integer of at least 1; got 0"):
-            p.algorithm(**{count: 0})
-    two_nodes = uneven_data(sizes=(3, 4))
-    if p.row.topology == "server":
-        misfit = "num_active: .*number of clients in the data; got 3, and the data 2"
-        if p.row.classes != "none":
-            misfit = "client_class: must hold the class of each client; got 5 for data of 2"
-            with pytest.raises(ArgumentError, match=r"^num_active: .*number of clients.*; got 6"):
-                p.algorithm(num_active=6)
-            with pytest.raises(ArgumentError, match=r"^num_active: .*for each class at most its clients; got \(1, 4\)"):
-                p.algorithm(num_active=(1, 4))
-            with pytest.raises(ArgumentError, match=r"^client_class: must lie in \[0, 2\); got 2 at position 4"):
-                p.algorithm(client_class=[0, 1, 1, 0, 2])
-        with pytest.raises(ArgumentError, match=rf"^{misfit}"):
-            p.algorithm().init(KEY, two_nodes)
-    elif p.row.topology == "graph":
-        with pytest.raises(ArgumentError, match=r"^data: .*the graph has 5 nodes and the data 2"):
-            p.algorithm().init(KEY, two_nodes)
-    # Without a graph, a node whose samples do not fill a batch uses them all.
-    with pytest.raises(ArgumentError, match=r"^batch_size: "):
-        p.algorithm(batch_size=5 if p.row.topology == "graph" else 0).init(KEY, p.data)
+    taken = inspect.signature(p.row.constructor).parameters
+    of_arguments = [({key: value}, text) for key, (value, text) in OF_ARGUMENT.items() if key in taken]
+    private = PRIVATE_REFUSED if p.row.noise_draws else []
+    for changes, message in [*REFUSED, *private, *of_arguments, *p.example.refused]:
+        with pytest.raises(ArgumentError, match=f"^{message}"):
+            p.algorithm(**changes).init(KEY, p.data)
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_an_algorithm_of_five_nodes_does_not_run_on_two(name):
+    """Unless nothing in it counts nodes: then it is one of two."""
+    algorithm = problem(name).algorithm()
+    try:
+        models = algorithm.node_params(algorithm.init(KEY, uneven_data(sizes=(3, 4))))
+        outcome = f"{len(jax.tree.leaves(models)[0])} models"
+    except ArgumentError as refusal:
+        outcome = str(refusal)
+    assert re.match("(data|client_class|num_active): .* 2|2 models", outcome)

@@ -1,9 +1,14 @@
 """Imports run downward only, and no building block knows an algorithm."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+import jaxfl
+from jaxfl.algorithms import REGISTRY
 
 ROOT = Path(__file__).parent.parent
 FLOORS = {  # a room imports from rooms of a lower floor, and from itself
@@ -59,8 +64,17 @@ def test_files_stay_readable(path):
     assert len(path.read_text().splitlines()) <= 400, "split it"
 
 
-def test_the_packages_of_pyproject_are_the_folders():
-    text = (ROOT / "pyproject.toml").read_text()
-    files = [path for room in ("jaxfl", "experiments") for path in (ROOT / room).rglob("__init__.py")]
-    for package in {str(path.parent.relative_to(ROOT)).replace("/", ".") for path in files}:
-        assert f'"{package}"' in text, f"{package} is not listed in pyproject.toml"
+def test_every_folder_of_code_is_a_package():
+    """Setuptools installs the packages that it finds."""
+    assert not [path for path in FILES if not (path.parent / "__init__.py").exists()]
+
+
+def test_what_a_round_function_needs_loads_neither_checkpoints_nor_pictures():
+    code = "import sys, jaxfl; assert not {'orbax.checkpoint', 'matplotlib'} & set(sys.modules);"
+    code += " assert jaxfl.training.train and jaxfl.analysis.plot_run"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_every_constructor_of_the_registry_is_at_the_top():
+    at_top = [getattr(jaxfl, name) for name in jaxfl.__all__]
+    assert [name for name, row in REGISTRY.items() if row.constructor not in at_top] == []

@@ -1,11 +1,23 @@
 """README's snippet runs as printed; its two commands have the form that .ci/run extracts and executes."""
 
 import re
+import shlex
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-README = Path(__file__).parent.parent / "README.md"
+from experiments.frame import EXPERIMENTS
+from experiments.frame.command_line import parse
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+TEXTS = [
+    README,
+    ROOT / "BUILD_NOTES.md",
+    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("experiments/*/__init__.py")),
+]
 
 
 def blocks(language):
@@ -42,3 +54,12 @@ def test_there_are_two_commands_each_complete_on_a_fresh_machine():
 def test_the_files_that_the_readme_names_exist():
     for path in re.findall(r"\]\(([^)]+)\)", README.read_text()) + re.findall(r"`(jaxfl/\w+)`", README.read_text()):
         assert (README.parent / path).exists(), path
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_in_texts_are_understood(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("points.csv").write_text("step_size,nodes\n0.1,8\n0.2,16\n")
+    for name, arguments in re.findall(r"python -m experiments\.(\w+)([^`#\n]*)", path.read_text()):
+        if name in EXPERIMENTS and "--help" not in arguments:
+            assert parse(EXPERIMENTS[name], shlex.split(arguments.replace("<name>", "x")))[0].lines

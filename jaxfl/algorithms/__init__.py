@@ -1,7 +1,7 @@
 """The algorithms, one file each, and their registry."""
 
 from jaxfl.algorithms.asynchronous_gossip import a_dp2_sgd
-from jaxfl.algorithms.blocks import first_half, output_side
+from jaxfl.algorithms.clients.blocks import first_half, output_side
 from jaxfl.algorithms.embracing import embracing
 from jaxfl.algorithms.fed_avg import fed_avg
 from jaxfl.algorithms.gossip import d_psgd, dp2_sgd

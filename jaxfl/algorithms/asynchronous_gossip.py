@@ -203,15 +203,15 @@ def a_dp2_sgd(
             # To the estimator an event is a network of one node.
             old = _one_row(_params_before(log, slot, drawn.node, drawn.delay))
             own = _held_by(data, drawn.node[None])
-            found, _, seen = estimator.estimate(task, old, None, own, _one_row(drawn.gradient), k)
-            noisy = jax.tree.map(lambda leaf: leaf[0], found)
+            estimate, _, measured = estimator.estimate(task, old, None, own, _one_row(drawn.gradient), k)
+            noisy = jax.tree.map(lambda leaf: leaf[0], estimate)
             if drawn.noise is not None:
                 noisy = jax.tree.map(jnp.add, noisy, drawn.noise)
-            return (_averaged_step(params, log, slot, drawn.node, drawn.neighbor, gamma, noisy), log), seen
+            return (_averaged_step(params, log, slot, drawn.node, drawn.neighbor, gamma, noisy), log), measured
 
-        (params, log), seen = jax.lax.scan(event, (state.params, state.log), (slots, draws))
-        seen = jax.tree.map(lambda leaf: leaf[:, 0], seen)
-        info = _info(seen, draws, params)
+        (params, log), measured = jax.lax.scan(event, (state.params, state.log), (slots, draws))
+        measured = jax.tree.map(lambda leaf: leaf[:, 0], measured)
+        info = _info(measured, draws, params)
         return State(params=params, log=log, round_index=k + 1), info
 
     return algorithm(init, draw, update, lambda state: state.params)
@@ -327,7 +327,7 @@ def _averaged_step(
     return jax.tree.map(write, params, log.params, gradient)
 
 
-def _info(seen: GradientInfo, draws: Draws, params: PyTree) -> Info:
+def _info(measured: GradientInfo, draws: Draws, params: PyTree) -> Info:
     """The round's measurements node by node, from those of its events (n,)."""
     num_nodes = draws.node.shape[0]
 
@@ -343,13 +343,13 @@ def _info(seen: GradientInfo, draws: Draws, params: PyTree) -> Info:
     exchanged = (draws.node != draws.neighbor).astype(jnp.float32)
     messages = total(exchanged) + jnp.zeros_like(exchanged).at[draws.neighbor].add(exchanged)
     return Info(
-        loss=mean(seen.loss),
-        gradient_norm=mean(seen.gradient_norm),
-        clipped_fraction=mean(seen.clipped_fraction),
+        loss=mean(measured.loss),
+        gradient_norm=mean(measured.gradient_norm),
+        clipped_fraction=mean(measured.clipped_fraction),
         consensus_distance=consensus_distance(params),
         bits_sent=messages * jnp.float32(32 * (size(params) // num_nodes)),
-        gradient_evaluations=total(seen.gradient_evaluations),
-        batch_overflow=total(seen.batch_overflow),
-        prefetch_misses=total(seen.prefetch_misses),
+        gradient_evaluations=total(measured.gradient_evaluations),
+        batch_overflow=total(measured.batch_overflow),
+        prefetch_misses=total(measured.prefetch_misses),
         events=events,
     )

@@ -4,7 +4,7 @@ A model is blocks 1, ..., L, input side first. Client i is of a capacity class a
 z_i; y_i are the others. Round r. The server sends x to the active clients S; client i
 
     computes once what enters the first of its blocks, from the blocks in front of it, for each sample of its batches
-    z_i <- tau steps of SGD on z, y_i as it is, with momentum and weight decay (see `jaxfl.algorithms.local_sgd`)
+    z_i <- tau steps of SGD on z, y_i as it is, with momentum and weight decay (see `clients.local_sgd`)
 
 and for each block b the server takes the mean over the clients that trained it, J_i being a client's samples:
 
@@ -39,9 +39,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.algorithms import local_sgd
-from jaxfl.algorithms.blocks import check_blocks, tasks_of_classes
-from jaxfl.algorithms.client_classes import client_classes
+from jaxfl.algorithms.clients import local_sgd
+from jaxfl.algorithms.clients.blocks import check_blocks, tasks_of_classes
+from jaxfl.algorithms.clients.client_classes import client_classes
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, node_keys, purpose_key
 from jaxfl.core.tree import size, weighted_sum
 from jaxfl.gradients.per_example import tree_norm
@@ -109,14 +109,10 @@ def embracing(
         client_class: (n,), int, each client's place in `trained_blocks`; on the host.
         num_active: clients in a round, uniform without replacement. An int: among all clients, as in the paper, so that
             each class's count is random; active clients then run one after the other, whatever `task.node_loop` says
-            (see `jaxfl.algorithms.client_classes`). Or one int a class: among the clients of that class, which then
+            (see `clients.client_classes`). Or one int a class: among the clients of that class, which then
             run together.
-        num_local_steps: tau, SGD steps of each active client in a round.
-        batch_size: b, samples in a step, as for `fed_avg`.
-        step_size: gamma: a number, a traced scalar, or a schedule of the round index.
-        momentum: mu, at least 0; the velocity starts at zero in each round.
-        weight_decay: lambda, at least 0; of trained blocks.
-        weighting: "data", by the numbers of samples of the active clients that trained a block, or "uniform".
+        num_local_steps, batch_size, step_size, momentum, weight_decay, weighting: as for `fed_avg`; the last two of the
+            blocks that a client trained.
         frozen_batch_norm: how blocks in front of a client's first run: "running", in evaluation mode, or "batch", in
             training mode, with the statistics (and dropout) of the batch. Their own state changes in neither.
         class_tasks: the task as the clients of each class train it, for a class that cuts inside a block, as
@@ -161,8 +157,14 @@ def embracing(
         >>> info.bits_sent.tolist(), info.bits_received.tolist()  # 27 and 15 parameters of 32 bits
         ([864.0, 480.0], [864.0, 864.0])
     """
-    local = {"step_size": step_size, "momentum": momentum, "weight_decay": weight_decay}
-    local_sgd.check_arguments(num_local_steps=num_local_steps, batch_size=batch_size, weighting=weighting, **local)
+    local = local_sgd.local_steps(
+        num_local_steps=num_local_steps,
+        batch_size=batch_size,
+        step_size=step_size,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        weighting=weighting,
+    )
     check.one_of(("running", "batch"), frozen_batch_norm=frozen_batch_norm)
     tasks = tasks_of_classes(task, class_tasks, len(trained_blocks))
     named, drawn_counts = check_blocks(task.blocks, trained_blocks)
@@ -185,15 +187,7 @@ def embracing(
         classes.check_data(data)
         k = state.round_index
         active = classes.draw_active(key, k)
-        batch_indices, dropout_keys = local_sgd.draw_steps(
-            key,
-            k,
-            active,
-            data,
-            num_local_steps=num_local_steps,
-            batch_size=batch_size,
-            dropout=task.train_loss is not None,
-        )
+        batch_indices, dropout_keys = local.draw(key, k, active, data, task)
         trained = None
         if any_drawn:
             keys = node_keys(purpose_key(key, Purpose.PART, k), data.num_nodes)[active]
@@ -208,7 +202,7 @@ def embracing(
         samples, mask = local_sgd.samples_of(data, active, draws.batch_indices)
         trained = jnp.asarray(table)[classes.of(active)] if draws.trained is None else draws.trained
         model_state = {} if state.model_state is None else state.model_state
-        common = {"state": state, "data": data, "options": {"round_index": k, **local}}
+        common = {"state": state, "data": data, "local": local}
 
         def in_common_form(number, results):
             params, own_state, loss = results
@@ -223,7 +217,7 @@ def embracing(
         arguments = (trained, samples, mask, draws.dropout_keys)
         groups = classes.run(clients, in_common_form, task.node_loop, active, arguments)
 
-        weights = local_sgd.client_weights(data, active, weighting)
+        weights = local.weigh(data, active)
         shares = _shares(weights[:, None] * trained.astype(jnp.float32))  # (k, L)
         of_block = {block: shares[:, position] for position, block in enumerate(task.blocks)}
         of_client = _shares(weights[:, None])[:, 0]
@@ -256,7 +250,7 @@ def embracing(
     return algorithm(init, draw, update, local_sgd.server_model(task))
 
 
-def _train_part(part, blocks, frozen_batch_norm, own_blocks, *steps, state, data, options):
+def _train_part(part, blocks, frozen_batch_norm, own_blocks, *steps, state, data, local):
     """One client's steps on the blocks of its class.
 
     Args:
@@ -267,7 +261,7 @@ def _train_part(part, blocks, frozen_batch_norm, own_blocks, *steps, state, data
         steps: (samples (tau, b) in [0, N), mask (tau, b), dropout keys (tau,) or None).
         state: the server's.
         data: all clients'.
-        options: of `local_sgd`.
+        local: how to step.
 
     Returns:
         (its blocks after the steps, their model state and that of layers that are no block's, mean loss ()).
@@ -298,7 +292,7 @@ def _train_part(part, blocks, frozen_batch_norm, own_blocks, *steps, state, data
 
     own = {name: state.params[name] for name in part.trained}
     frozen = {name: values for name, values in state.params.items() if name not in part.trained}
-    params, model_state, loss = local_sgd.local_sgd(step_loss, own, state.model_state, (steps, stored), **options)
+    params, model_state, loss = local.run(step_loss, own, state.model_state, (steps, stored), state.round_index)
     changed = {} if model_state is None else model_state
     return params, {name: changed[name] for name in changed if name in part.trained or name not in blocks}, loss
 
@@ -332,7 +326,7 @@ def _features_once(features_of, samples, max_distinct):
     return places, lambda places: features[places]
 
 
-def _train_drawn(task, own_blocks, *steps, state, data, options):
+def _train_drawn(task, own_blocks, *steps, state, data, local):
     """One client's steps on the blocks where `own_blocks` (L,) is True, otherwise as `_train_part`.
 
     Returns:
@@ -348,7 +342,7 @@ def _train_drawn(task, own_blocks, *steps, state, data, options):
         }
         return whole(held, model_state, one_step)
 
-    params, model_state, loss = local_sgd.local_sgd(step_loss, state.params, state.model_state, steps, **options)
+    params, model_state, loss = local.run(step_loss, state.params, state.model_state, steps, state.round_index)
     return params, {} if model_state is None else model_state, loss
 
 

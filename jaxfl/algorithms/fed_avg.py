@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl.algorithms import local_sgd
+from jaxfl.algorithms.clients import local_sgd
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, over_nodes, purpose_key
 from jaxfl.core.tree import size, weighted_sum
 from jaxfl.gradients.per_example import tree_norm
@@ -123,8 +123,14 @@ def fed_avg(
         ([5, 10], [64.0, 64.0])
     """
     check.at_least(1, num_active=num_active)
-    local = {"step_size": step_size, "momentum": momentum, "weight_decay": weight_decay}
-    local_sgd.check_arguments(num_local_steps=num_local_steps, batch_size=batch_size, weighting=weighting, **local)
+    clients = local_sgd.local_steps(
+        num_local_steps=num_local_steps,
+        batch_size=batch_size,
+        step_size=step_size,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        weighting=weighting,
+    )
     optimizer = optax.sgd(1.0) if server_optimizer is None else server_optimizer
 
     def init(key, data):
@@ -141,15 +147,7 @@ def fed_avg(
         n, k = data.num_nodes, state.round_index
         local_sgd.check_num_active(num_active, n)
         active = local_sgd.draw_active(key, k, num_active, n)
-        batch_indices, dropout_keys = local_sgd.draw_steps(
-            key,
-            k,
-            active,
-            data,
-            num_local_steps=num_local_steps,
-            batch_size=batch_size,
-            dropout=task.train_loss is not None,
-        )
+        batch_indices, dropout_keys = clients.draw(key, k, active, data, task)
         return Draws(active=active, batch_indices=batch_indices, dropout_keys=dropout_keys)
 
     def update(state, data, draws):
@@ -159,10 +157,10 @@ def fed_avg(
         step_loss = local_sgd.batch_loss(task, data)
 
         def one_client(*steps):
-            return local_sgd.local_sgd(step_loss, state.params, state.model_state, steps, round_index=k, **local)
+            return clients.run(step_loss, state.params, state.model_state, steps, k)
 
         params, model_state, losses = over_nodes(one_client, task.node_loop)(samples, mask, draws.dropout_keys)
-        shares = local_sgd.client_weights(data, active, weighting)
+        shares = clients.weigh(data, active)
         shares = shares / shares.sum()
         mean_params, mean_model_state = weighted_sum(shares, (params, model_state))
         pseudo_gradient = jax.tree.map(jnp.subtract, state.params, mean_params)

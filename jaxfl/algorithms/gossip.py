@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.algorithms.asynchronous_gossip import a_dp2_sgd
+from jaxfl.algorithms.gossip_info import GossipInfo
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, check_num_nodes
 from jaxfl.core.tree import consensus_distance, replicate, size
@@ -42,8 +42,6 @@ from jaxfl.graphs import (
     require_undirected,
 )
 from jaxfl.privacy import NoiseMechanism
-
-__all__ = ["Draws", "Info", "State", "a_dp2_sgd", "d_psgd", "dp2_sgd", "released_gradients"]
 
 
 class State(NamedTuple):
@@ -59,19 +57,6 @@ class Draws(NamedTuple):
 
     gradient: Any  # draws of the gradient estimator: which samples
     noise: PyTree  # leaves (n, *leaf), float32, already scaled; None without noise
-
-
-class Info(NamedTuple):
-    """What happened in one round."""
-
-    loss: Array  # (n,), float32, at the parameters before the round
-    gradient_norm: Array  # (n,), float32, L2, before noise
-    clipped_fraction: Array  # (n,), float32
-    consensus_distance: Array  # (), float32, after the round
-    bits_sent: Array  # (n,), float32, parameters to every neighbor
-    gradient_evaluations: Array  # (n,), int32
-    batch_overflow: Array  # (n,), int32, must be 0
-    prefetch_misses: Array  # (n,), int32, must be 0
 
 
 def d_psgd(
@@ -92,7 +77,7 @@ def d_psgd(
         noise: added to every node's gradient in every round; None adds nothing.
 
     Returns:
-        An `Algorithm`.
+        An `Algorithm`; the loss of `GossipInfo` is taken at the parameters before the round.
 
     Raises:
         ArgumentError: a graph that is not doubly stochastic or not strongly connected, a step size that is not
@@ -136,21 +121,16 @@ def d_psgd(
 
     def update(state, data, draws):
         k = state.round_index
-        found, estimator_state, seen = estimator.estimate(task, state.params, state.gradient, data, draws.gradient, k)
-        noisy = found if draws.noise is None else jax.tree.map(jnp.add, found, draws.noise)
+        estimate, kept, measured = estimator.estimate(task, state.params, state.gradient, data, draws.gradient, k)
+        noisy = estimate if draws.noise is None else jax.tree.map(jnp.add, estimate, draws.noise)
         gamma = at_round(step_size, k)
         params = jax.tree.map(lambda x, g: x - gamma * g, mix(graph, state.params, k), noisy)
-        info = Info(
-            loss=seen.loss,
-            gradient_norm=seen.gradient_norm,
-            clipped_fraction=seen.clipped_fraction,
+        info = GossipInfo(
+            **measured._asdict(),
             consensus_distance=consensus_distance(params),
-            bits_sent=messages_sent(graph, k) * jnp.float32(32 * (size(found) // graph.num_nodes)),
-            gradient_evaluations=seen.gradient_evaluations,
-            batch_overflow=seen.batch_overflow,
-            prefetch_misses=seen.prefetch_misses,
+            bits_sent=messages_sent(graph, k) * jnp.float32(32 * (size(noisy) // graph.num_nodes)),
         )
-        return State(params=params, gradient=estimator_state, round_index=k + 1), info
+        return State(params=params, gradient=kept, round_index=k + 1), info
 
     return algorithm(init, draw, update, lambda state: state.params)
 

@@ -32,6 +32,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfl.algorithms.gossip_info import GossipInfo
 from jaxfl.algorithms.schedules import NOISE, check_noise_scales, check_steps, scale_at
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, check_num_nodes
@@ -57,19 +58,6 @@ class Draws(NamedTuple):
     gradient: Any  # draws of the gradient estimator: which samples g^{k+1} uses
     state_noise: PyTree  # zeta^{k+1}, leaves (n, *leaf), float32, already scaled
     tracker_noise: PyTree  # eta^k, leaves (n, *leaf), float32, already scaled
-
-
-class Info(NamedTuple):
-    """What happened in one round."""
-
-    loss: Array  # (n,), float32, where the gradient was taken: at the parameters after the round
-    gradient_norm: Array  # (n,), float32, L2, of g^{k+1}
-    clipped_fraction: Array  # (n,), float32
-    consensus_distance: Array  # (), float32, of x after the round
-    bits_sent: Array  # (n,), float32, x~ and y~ to every out-neighbor in the graph of each
-    gradient_evaluations: Array  # (n,), int32
-    batch_overflow: Array  # (n,), int32, must be 0
-    prefetch_misses: Array  # (n,), int32, must be 0
 
 
 def gradient_tracking(
@@ -102,7 +90,9 @@ def gradient_tracking(
             published, without a proven budget.
 
     Returns:
-        An `Algorithm`; `node_params` gives x~ for "broadcast" and x for "state".
+        An `Algorithm`; `node_params` gives x~ for "broadcast" and x for "state". In `GossipInfo` the loss is that
+        at the point of g^{k+1} and the consensus distance that of x, both after the round; x~ and y~ go to every
+        out-neighbor in the graph of each.
 
     Raises:
         ArgumentError: weights that are negative, not finite or not two square matrices of one size; graphs of which no
@@ -190,7 +180,7 @@ def gradient_tracking(
             lambda x, change, y: x + alpha * change - gamma * y, state.params, state_change, state.gradient_tracker
         )
         broadcast = jax.tree.map(jnp.add, params, draws.state_noise)
-        gradient, _, seen = estimator.estimate(task, point(params, broadcast), None, data, draws.gradient, k + 1)
+        gradient, _, measured = estimator.estimate(task, point(params, broadcast), None, data, draws.gradient, k + 1)
         tracker = jax.tree.map(
             lambda y, change, new, old: y + beta * change + (new - old),
             state.gradient_tracker,
@@ -205,15 +195,10 @@ def gradient_tracking(
             gradient=gradient,
             round_index=k + 1,
         )
-        info = Info(
-            loss=seen.loss,
-            gradient_norm=seen.gradient_norm,
-            clipped_fraction=seen.clipped_fraction,
+        info = GossipInfo(
+            **measured._asdict(),
             consensus_distance=consensus_distance(params),
             bits_sent=jnp.asarray(num_receivers, jnp.float32) * (32 * (size(params) // num_nodes)),
-            gradient_evaluations=seen.gradient_evaluations,
-            batch_overflow=seen.batch_overflow,
-            prefetch_misses=seen.prefetch_misses,
         )
         return new_state, info
 

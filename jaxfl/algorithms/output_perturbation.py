@@ -32,6 +32,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfl.algorithms.gossip_info import GossipInfo
 from jaxfl.algorithms.schedules import NOISE, check_noise_scales, check_steps, scale_at
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, check_num_nodes
@@ -53,19 +54,6 @@ class Draws(NamedTuple):
 
     gradient: Any  # draws of the gradient estimator: which samples g^k uses
     state_noise: PyTree  # zeta^k, leaves (n, *leaf), float32, already scaled
-
-
-class Info(NamedTuple):
-    """What happened in one round."""
-
-    loss: Array  # (n,), float32, where the gradient was taken: at the parameters before the round
-    gradient_norm: Array  # (n,), float32, L2, of g^k
-    clipped_fraction: Array  # (n,), float32
-    consensus_distance: Array  # (), float32, of x after the round
-    bits_sent: Array  # (n,), float32, o~ to every neighbor
-    gradient_evaluations: Array  # (n,), int32
-    batch_overflow: Array  # (n,), int32, must be 0
-    prefetch_misses: Array  # (n,), int32, must be 0
 
 
 def output_perturbation(
@@ -92,7 +80,7 @@ def output_perturbation(
         distribution: "laplace" or "gaussian".
 
     Returns:
-        An `Algorithm`.
+        An `Algorithm`; the loss of `GossipInfo` is taken at the parameters before the round; o~ goes to every neighbor.
 
     Raises:
         ArgumentError: a graph that changes over time, has an edge without its reverse or is not connected; noise scales
@@ -143,18 +131,13 @@ def output_perturbation(
     def update(state, data, draws):
         k = state.round_index
         gamma = at_round(schedule.step_size, k)
-        gradient, _, seen = estimator.estimate(task, state.params, None, data, draws.gradient, k)
+        gradient, _, measured = estimator.estimate(task, state.params, None, data, draws.gradient, k)
         outputs = jax.tree.map(lambda x, g, noise: x - gamma * g + noise, state.params, gradient, draws.state_noise)
         params = _weighted_average(hears, data.sizes, outputs)
-        info = Info(
-            loss=seen.loss,
-            gradient_norm=seen.gradient_norm,
-            clipped_fraction=seen.clipped_fraction,
+        info = GossipInfo(
+            **measured._asdict(),
             consensus_distance=consensus_distance(params),
             bits_sent=messages_sent(graph, k) * jnp.float32(32 * (size(params) // graph.num_nodes)),
-            gradient_evaluations=seen.gradient_evaluations,
-            batch_overflow=seen.batch_overflow,
-            prefetch_misses=seen.prefetch_misses,
         )
         return State(params=params, round_index=k + 1), info
 

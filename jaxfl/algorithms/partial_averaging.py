@@ -31,8 +31,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.algorithms import local_sgd
-from jaxfl.algorithms.slices import AxisGroups, Slices, leading_slices, variable_shapes
+from jaxfl.algorithms.clients import local_sgd
+from jaxfl.algorithms.clients.slices import AxisGroups, Slices, leading_slices, variable_shapes
 from jaxfl.core import (
     Algorithm,
     ArgumentError,
@@ -93,11 +93,7 @@ def partial_averaging(
             training; "all" for the whole model. Or a task of the same network with fewer channels: its parameters are
             leading slices of the whole model's along every axis, and these are averaged, as `jaxfl.models.resnet20`
             makes them with `width=0.5` for the first half of the channels of every layer.
-        num_local_steps: tau, SGD steps of each node in a round.
-        batch_size: b, samples in a step, as for `jaxfl.fed_avg`.
-        step_size: gamma: a number, a traced scalar, or a schedule of the round index.
-        momentum: mu, at least 0; the velocity starts at zero in each round.
-        weight_decay: lambda, at least 0.
+        num_local_steps, batch_size, step_size, momentum, weight_decay: of each node, as for `jaxfl.fed_avg`.
         axis_groups: where `synchronized` is a task, axes that hold several runs of channels one after the other, as for
             `jaxfl.algorithms.width_reduction`.
 
@@ -129,8 +125,13 @@ def partial_averaging(
         >>> info.bits_sent.tolist()  # 15 parameters of 32 bits
         [480.0, 480.0]
     """
-    local = {"step_size": step_size, "momentum": momentum, "weight_decay": weight_decay}
-    local_sgd.check_arguments(num_local_steps=num_local_steps, batch_size=batch_size, weighting="uniform", **local)
+    nodes = local_sgd.local_steps(
+        num_local_steps=num_local_steps,
+        batch_size=batch_size,
+        step_size=step_size,
+        momentum=momentum,
+        weight_decay=weight_decay,
+    )
     part = _part(task, synchronized, axis_groups)
 
     def init(key, data):
@@ -142,15 +143,7 @@ def partial_averaging(
         )
 
     def draw(key, state, data):
-        batch_indices, dropout_keys = local_sgd.draw_steps(
-            key,
-            state.round_index,
-            _everybody(data.num_nodes),
-            data,
-            num_local_steps=num_local_steps,
-            batch_size=batch_size,
-            dropout=task.train_loss is not None,
-        )
+        batch_indices, dropout_keys = nodes.draw(key, state.round_index, _everybody(data.num_nodes), data, task)
         return Draws(batch_indices=batch_indices, dropout_keys=dropout_keys)
 
     def update(state, data, draws):
@@ -159,7 +152,7 @@ def partial_averaging(
         step_loss = local_sgd.batch_loss(task, data)
 
         def one_node(params, model_state, *steps):
-            return local_sgd.local_sgd(step_loss, params, model_state, steps, round_index=k, **local)
+            return nodes.run(step_loss, params, model_state, steps, k)
 
         params, model_state, losses = over_nodes(one_node, task.node_loop)(
             state.params, state.model_state, samples, mask, draws.dropout_keys

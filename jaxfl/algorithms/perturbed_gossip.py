@@ -38,6 +38,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxfl.algorithms.gossip_info import GossipInfo
 from jaxfl.algorithms.schedules import NOISE, check_noise_scales, check_steps, scale_at
 from jaxfl.channel import Quantizer
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, node_keys, one_kernel, purpose_key
@@ -69,19 +70,6 @@ class Draws(NamedTuple):
     gradient: Any  # draws of the gradient estimator: which samples g^k uses
     state_noise: PyTree  # zeta^{k+1}, leaves (n, *leaf), float32, already scaled
     rounding: PyTree  # how x~^{k+1} is rounded, leaves (n, *leaf), float32, in [0, 1); None without a quantiser
-
-
-class Info(NamedTuple):
-    """What happened in one round."""
-
-    loss: Array  # (n,), float32, where the gradient was taken: at the parameters before the round
-    gradient_norm: Array  # (n,), float32, L2, of g^k
-    clipped_fraction: Array  # (n,), float32
-    consensus_distance: Array  # (), float32, of x after the round
-    bits_sent: Array  # (n,), float32, x~^k to every neighbor
-    gradient_evaluations: Array  # (n,), int32
-    batch_overflow: Array  # (n,), int32, must be 0
-    prefetch_misses: Array  # (n,), int32, must be 0
 
 
 def perturbed_gossip(
@@ -116,7 +104,8 @@ def perturbed_gossip(
             that.
 
     Returns:
-        An `Algorithm`; `node_params` gives x for "state" and x~ for "broadcast".
+        An `Algorithm`; `node_params` gives x for "state" and x~ for "broadcast". In `GossipInfo` the loss is that
+        at the point of g^k, before the round, and the consensus distance that of x; x~^k goes to every neighbor.
 
     Raises:
         ArgumentError: a graph that changes over time, has an edge without its reverse, is not doubly stochastic or not
@@ -188,7 +177,7 @@ def perturbed_gossip(
     def update(state, data, draws):
         k = state.round_index
         alpha, gamma = at_round(schedule.state_mixing, k), at_round(schedule.step_size, k)
-        gradient, _, seen = estimator.estimate(task, point(state), None, data, draws.gradient, k)
+        gradient, _, measured = estimator.estimate(task, point(state), None, data, draws.gradient, k)
         params = jax.tree.map(
             lambda x, received, g: (1 - alpha) * x + alpha * received - gamma * g,
             state.params,
@@ -200,15 +189,10 @@ def perturbed_gossip(
             broadcast_params=perturbed(params, draws.state_noise, draws.rounding),
             round_index=k + 1,
         )
-        info = Info(
-            loss=seen.loss,
-            gradient_norm=seen.gradient_norm,
-            clipped_fraction=seen.clipped_fraction,
+        info = GossipInfo(
+            **measured._asdict(),
             consensus_distance=consensus_distance(params),
             bits_sent=messages_sent(graph, k) * jnp.float32(bits * (size(params) // graph.num_nodes)),
-            gradient_evaluations=seen.gradient_evaluations,
-            batch_overflow=seen.batch_overflow,
-            prefetch_misses=seen.prefetch_misses,
         )
         return new_state, info
 

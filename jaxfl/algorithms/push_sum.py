@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfl.algorithms.gossip_info import GossipInfo
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, check_num_nodes
 from jaxfl.core.tree import consensus_distance, replicate, scale, size
@@ -58,19 +59,6 @@ class Draws(NamedTuple):
     noise: PyTree  # leaves (n, *leaf), float32, already scaled; None without noise
 
 
-class Info(NamedTuple):
-    """What happened in one round."""
-
-    loss: Array  # (n,), float32, at the de-biased parameters before the round
-    gradient_norm: Array  # (n,), float32, L2, before noise
-    clipped_fraction: Array  # (n,), float32
-    consensus_distance: Array  # (), float32, of the de-biased parameters after the round
-    bits_sent: Array  # (n,), float32, parameters and weight to every out-neighbor
-    gradient_evaluations: Array  # (n,), int32
-    batch_overflow: Array  # (n,), int32, must be 0
-    prefetch_misses: Array  # (n,), int32, must be 0
-
-
 def push_sum(
     task: Task,
     *,
@@ -89,7 +77,8 @@ def push_sum(
         noise: added to every node's gradient in every round; None adds nothing.
 
     Returns:
-        An `Algorithm`; `node_params` gives the de-biased parameters z.
+        An `Algorithm`; `node_params` gives the de-biased parameters z. In `GossipInfo` the loss is that at z before
+        the round and the consensus distance that of z after it; parameters and weight go to every out-neighbor.
 
     Raises:
         ArgumentError: a graph that is not column-stochastic or not strongly connected, a step size that is not
@@ -139,8 +128,8 @@ def push_sum(
 
     def update(state, data, draws):
         k, x, w, z = state.round_index, state.params, state.push_sum_weight, debiased_params(state)
-        found, estimator_state, seen = estimator.estimate(task, z, state.gradient, data, draws.gradient, k)
-        noisy = found if draws.noise is None else jax.tree.map(jnp.add, found, draws.noise)
+        estimate, estimator_state, measured = estimator.estimate(task, z, state.gradient, data, draws.gradient, k)
+        noisy = estimate if draws.noise is None else jax.tree.map(jnp.add, estimate, draws.noise)
         gamma = at_round(step_size, k)
 
         def half_step(start, gradient):
@@ -158,15 +147,10 @@ def push_sum(
             gradient=estimator_state,
             round_index=k + 1,
         )
-        info = Info(
-            loss=seen.loss,
-            gradient_norm=seen.gradient_norm,
-            clipped_fraction=seen.clipped_fraction,
+        info = GossipInfo(
+            **measured._asdict(),
             consensus_distance=consensus_distance(new_state.params, 1.0 / new_state.push_sum_weight),
-            bits_sent=messages_sent(graph, k) * jnp.float32(32 * (size(found) // graph.num_nodes + 1)),
-            gradient_evaluations=seen.gradient_evaluations,
-            batch_overflow=seen.batch_overflow,
-            prefetch_misses=seen.prefetch_misses,
+            bits_sent=messages_sent(graph, k) * jnp.float32(32 * (size(noisy) // graph.num_nodes + 1)),
         )
         return new_state, info
 

@@ -1,12 +1,17 @@
-"""One row an algorithm, with the facts that tests and tools need. Tests read the row; they never test for a name."""
+"""One row an algorithm: an example that makes it, and the facts that tests and tools need. They never test for a name
+or a kind: what tells algorithms apart is in the row."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from jaxfl.algorithms import asynchronous_gossip, gossip
+import numpy as np
+
+from jaxfl import graphs
+from jaxfl.algorithms import asynchronous_gossip, examples, gossip
 from jaxfl.algorithms.embracing import embracing
+from jaxfl.algorithms.examples import Example, MakeTask
 from jaxfl.algorithms.fed_avg import fed_avg
 from jaxfl.algorithms.gradient_tracking import gradient_tracking
 from jaxfl.algorithms.output_perturbation import output_perturbation
@@ -16,196 +21,183 @@ from jaxfl.algorithms.push_sum import push_sum
 from jaxfl.algorithms.push_sum import released_gradients as released_by_push_sum
 from jaxfl.algorithms.width_reduction import width_reduction
 from jaxfl.core import Algorithm, PyTree
+from jaxfl.gradients import saga
+from jaxfl.graphs.spectral import consensus_weights
 
 
 class Row(NamedTuple):
-    """Facts about one algorithm.
+    """One algorithm.
 
     Attributes:
         constructor: (task, keyword arguments) -> the algorithm.
-        topology: "graph" for peer to peer, "server" for a server and its clients: then `num_active`, `num_local_steps`
-            and `batch_size` take the place of `graph`, `gradient` and `noise`; "average" for nodes that keep models of
-            their own, of which a part is averaged over all of them: then `synchronized` says which, in the place of
-            `num_active`.
-        mixing: what `graph` must be: "column" or "doubly" (stochastic), "any" where only edges count, "sizes" where
-            only edges count and nodes weigh by their data; "rooted" where two matrices of any weights take its place,
-            `state_weights` and `tracker_weights`, with a common root; "none" without a graph.
-        schedule: takes a `schedule` of all step sizes, noise scales and sample counts, and a `clip_norm`, instead of
-            `step_size`, a `noise` mechanism and a `gradient` estimator.
-        noise_draws: the fields of its draws that hold noise; none where it is not private.
-        sends: what one node sends to one neighbor in one round.
+        example: make_task -> the algorithm on five nodes.
+        sends: what one node sends to one neighbor, or to the server, in one round.
+        noise_draws: the fields of its draws that hold noise, "noise" where it is added to gradients; none where it is
+            not private.
         released: (graph, step_size, state before, state after) -> what messages tell of gradients; None where there is
             no such function.
-        undirected: refuses a graph that changes over time or has an edge without its reverse.
-        requires_noise: refuses to run without a noise mechanism.
+        releases_total: `released` tells the network's sum alone.
         stateful_gradient: takes estimators that keep state, such as SAGA tables.
-        synchronous: all nodes act at once in a round; else it is n events of random nodes, and `max_delay` is taken.
-        classes: "none", or what tells its clients' capacity classes apart, and then it takes `client_class`: "blocks",
-            the `trained_blocks` of each; "widths", the width of each one's model, so that `tasks` take the place of
-            `task`.
         special_case_of: the row whose rounds these are, on fewer arguments.
     """
 
     constructor: Callable[..., Algorithm]
-    topology: str
-    mixing: str
-    schedule: bool
-    noise_draws: tuple[str, ...]
+    example: Callable[[MakeTask], Example]
     sends: str
-    released: Callable[..., PyTree] | None
-    undirected: bool
-    requires_noise: bool
-    stateful_gradient: bool
-    synchronous: bool
-    classes: str = "none"
+    noise_draws: tuple[str, ...] = ()
+    released: Callable[..., PyTree] | None = None
+    releases_total: bool = False
+    stateful_gradient: bool = False
     special_case_of: str | None = None
 
 
+def _changing(weights: str) -> graphs.Graph:
+    """A graph of period 2."""
+    return graphs.sequence([graphs.star(examples.NODES, weights=weights), graphs.directed_ring(examples.NODES)])
+
+
+def _push_sum(make_task: MakeTask) -> Example:
+    rows_alone = graphs.from_matrix([[0.9, 0.1], [0.2, 0.8]])
+    return examples.exchange(make_task, _changing("uniform"), [({"graph": rows_alone}, "graph: .*column")])
+
+
+def _d_psgd(make_task: MakeTask) -> Example:
+    return examples.exchange(make_task, _changing("metropolis"), examples.not_doubly_stochastic_refused())
+
+
+def _dp2_sgd(make_task: MakeTask) -> Example:
+    silent = ({"noise": None}, "noise: must be a noise mechanism; got None")
+    refused = [silent, *examples.not_doubly_stochastic_refused(), *examples.directed_refused()]
+    return examples.exchange(make_task, graphs.ring(examples.NODES), refused)
+
+
+def _a_dp2_sgd(make_task: MakeTask) -> Example:
+    graph = graphs.ring(examples.NODES)
+    stateful = ({"gradient": saga}, "gradient: must be an estimator without state; .* keeps a SagaState")
+
+    def relabeled(order, state, draws):
+        # Events are numbered by time; what is relabeled is the nodes that they name.
+        nodes, neighbors = examples.renamed(order, draws.node), examples.renamed(order, draws.neighbor)
+        (params, _), names = examples.relabeled_nodes(order, state.params, ()), state.log.nodes
+        log = state.log._replace(nodes=examples.renamed(order, names))
+        return state._replace(params=params, log=log), draws._replace(node=nodes, neighbor=neighbors)
+
+    return examples.exchange(
+        make_task,
+        graph,
+        [stateful, *examples.directed_refused()],
+        topology={"graph": graph, "max_delay": 6},
+        permuted=lambda order: {},  # the graph is met in `draw` alone
+        relabeled=relabeled,
+        centralized={1: {"graph": graphs.complete(1), "max_delay": 0}},
+        conserved=None,
+    )
+
+
+def _gradient_tracking(make_task: MakeTask) -> Example:
+    pair = graphs.five_agents()._asdict()
+    complete = {nodes: dict.fromkeys(pair, graphs.complete(nodes).mixing_matrix(0)) for nodes in examples.ALL}
+    no_root = ({"state_weights": np.eye(examples.NODES)}, "tracker_weights: .*some node must reach all others")
+    return examples.exchange(
+        make_task,
+        graphs.ring(examples.NODES),
+        [no_root],
+        topology=pair,
+        arguments=examples.scheduled,
+        permuted=lambda order: {name: weights[order][:, order] for name, weights in pair.items()},
+        centralized=complete,
+        conserved=lambda sizes: consensus_weights(pair["state_weights"]),
+    )
+
+
+def _perturbed_gossip(make_task: MakeTask) -> Example:
+    refused = [*examples.not_doubly_stochastic_refused(), *examples.directed_refused()]
+    return examples.exchange(make_task, graphs.ring(examples.NODES), refused, arguments=examples.scheduled)
+
+
+def _output_perturbation(make_task: MakeTask) -> Example:
+    graph = graphs.ring(examples.NODES)
+
+    def conserved(sizes):
+        received = graph.adjacency(0) * sizes
+        return consensus_weights(received / received.sum(axis=1, keepdims=True))
+
+    refused, arguments = examples.directed_refused(), examples.scheduled
+    return examples.exchange(make_task, graph, refused, arguments=arguments, conserved=conserved)
+
+
+def _embracing(make_task: MakeTask) -> Example:
+    task = make_task(5)
+    trained = (task.blocks, task.blocks[-1:])
+    return examples.clients({"task": task}, examples.CLASSES_REFUSED, trained_blocks=trained)
+
+
+def _width_reduction(make_task: MakeTask) -> Example:
+    return examples.clients({"tasks": (make_task(5), make_task(3))}, examples.CLASSES_REFUSED)
+
+
+def _partial_averaging(make_task: MakeTask) -> Example:
+    task = make_task(5)
+    return Example(
+        tasks={"task": task},
+        topology={"synchronized": task.blocks[-1:], "num_local_steps": 3},
+        arguments=examples.local_steps,
+        centralized={nodes: {"synchronized": "all", "num_local_steps": 1} for nodes in examples.ALL},
+    )
+
+
+_GOSSIP: dict[str, Any] = {"sends": "params", "noise_draws": ("noise",)}
 REGISTRY: dict[str, Row] = {
     "push_sum": Row(
-        constructor=push_sum,
-        topology="graph",
-        mixing="column",
-        schedule=False,
-        noise_draws=("noise",),
+        push_sum,
+        _push_sum,
         sends="params and push_sum_weight",
+        noise_draws=("noise",),
         released=released_by_push_sum,
-        undirected=False,
-        requires_noise=False,
         stateful_gradient=True,
-        synchronous=True,
     ),
-    "d_psgd": Row(
-        constructor=gossip.d_psgd,
-        topology="graph",
-        mixing="doubly",
-        schedule=False,
-        noise_draws=("noise",),
-        sends="params",
-        released=gossip.released_gradients,
-        undirected=False,
-        requires_noise=False,
-        stateful_gradient=True,
-        synchronous=True,
-    ),
+    "d_psgd": Row(gossip.d_psgd, _d_psgd, **_GOSSIP, released=gossip.released_gradients, stateful_gradient=True),
     "dp2_sgd": Row(
-        constructor=gossip.dp2_sgd,
-        topology="graph",
-        mixing="doubly",
-        schedule=False,
-        noise_draws=("noise",),
-        sends="params",
+        gossip.dp2_sgd,
+        _dp2_sgd,
+        **_GOSSIP,
         released=gossip.released_gradients,
-        undirected=True,
-        requires_noise=True,
         stateful_gradient=True,
-        synchronous=True,
         special_case_of="d_psgd",
     ),
     "a_dp2_sgd": Row(
-        constructor=asynchronous_gossip.a_dp2_sgd,
-        topology="graph",
-        mixing="any",
-        schedule=False,
-        noise_draws=("noise",),
-        sends="params",
+        asynchronous_gossip.a_dp2_sgd,
+        _a_dp2_sgd,
+        **_GOSSIP,
         released=asynchronous_gossip.released_gradients,
-        undirected=True,
-        requires_noise=False,
-        stateful_gradient=False,
-        synchronous=False,
+        releases_total=True,
     ),
     "gradient_tracking": Row(
-        constructor=gradient_tracking,
-        topology="graph",
-        mixing="rooted",
-        schedule=True,
-        noise_draws=("state_noise", "tracker_noise"),
+        gradient_tracking,
+        _gradient_tracking,
         sends="broadcast_params, and gradient_tracker with its noise",
-        released=None,
-        undirected=False,
-        requires_noise=False,
-        stateful_gradient=False,
-        synchronous=True,
+        noise_draws=("state_noise", "tracker_noise"),
     ),
     "perturbed_gossip": Row(
-        constructor=perturbed_gossip,
-        topology="graph",
-        mixing="doubly",
-        schedule=True,
-        noise_draws=("state_noise",),
-        sends="broadcast_params",
-        released=None,
-        undirected=True,
-        requires_noise=False,
-        stateful_gradient=False,
-        synchronous=True,
+        perturbed_gossip, _perturbed_gossip, sends="broadcast_params", noise_draws=("state_noise",)
     ),
     "output_perturbation": Row(
-        constructor=output_perturbation,
-        topology="graph",
-        mixing="sizes",
-        schedule=True,
-        noise_draws=("state_noise",),
-        sends="params after a step, with noise",
-        released=None,
-        undirected=True,
-        requires_noise=False,
-        stateful_gradient=False,
-        synchronous=True,
+        output_perturbation, _output_perturbation, sends="params after a step, with noise", noise_draws=("state_noise",)
     ),
     "fed_avg": Row(
-        constructor=fed_avg,
-        topology="server",
-        mixing="none",
-        schedule=False,
-        noise_draws=(),
+        fed_avg,
+        lambda make_task: examples.clients({"task": make_task(5)}, (), classes=False),
         sends="params and batch statistics, to the server",
-        released=None,
-        undirected=False,
-        requires_noise=False,
-        stateful_gradient=False,
-        synchronous=True,
     ),
     "embracing": Row(
-        constructor=embracing,
-        topology="server",
-        mixing="none",
-        schedule=False,
-        noise_draws=(),
-        sends="params and batch statistics of the blocks it trained, to the server",
-        released=None,
-        undirected=False,
-        requires_noise=False,
-        stateful_gradient=False,
-        synchronous=True,
-        classes="blocks",
+        embracing, _embracing, sends="params and batch statistics of the blocks it trained, to the server"
     ),
     "width_reduction": Row(
-        constructor=width_reduction,
-        topology="server",
-        mixing="none",
-        schedule=False,
-        noise_draws=(),
-        sends="params and batch statistics of its slice, to the server",
-        released=None,
-        undirected=False,
-        requires_noise=False,
-        stateful_gradient=False,
-        synchronous=True,
-        classes="widths",
+        width_reduction, _width_reduction, sends="params and batch statistics of its slice, to the server"
     ),
     "partial_averaging": Row(
-        constructor=partial_averaging,
-        topology="average",
-        mixing="none",
-        schedule=False,
-        noise_draws=(),
+        partial_averaging,
+        _partial_averaging,
         sends="params and batch statistics of the synchronized part, to whoever averages",
-        released=None,
-        undirected=False,
-        requires_noise=False,
-        stateful_gradient=False,
-        synchronous=True,
     ),
 }

@@ -37,9 +37,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.algorithms import local_sgd
-from jaxfl.algorithms.client_classes import client_classes
-from jaxfl.algorithms.slices import AxisGroups, Slices, leading_slices, variable_shapes
+from jaxfl.algorithms.clients import local_sgd
+from jaxfl.algorithms.clients.client_classes import client_classes
+from jaxfl.algorithms.clients.slices import AxisGroups, Slices, leading_slices, variable_shapes
 from jaxfl.core import (
     Algorithm,
     ArgumentError,
@@ -113,12 +113,7 @@ def width_reduction(
         client_class: (n,), int, on the host: the class of each client.
         num_active: clients in a round, without replacement: an int, uniform over all of them, or one int a class
             (stratified). Uniform sampling of several classes runs clients one after the other.
-        num_local_steps: tau, SGD steps of each active client in a round.
-        batch_size: b, samples in a step, as for `jaxfl.fed_avg`.
-        step_size: gamma, a number, a traced scalar, or a schedule of the round index.
-        momentum: mu, at least 0; the velocity starts at zero in each round.
-        weight_decay: lambda, at least 0.
-        weighting: p, "data", by the active clients' numbers of samples, or "uniform".
+        num_local_steps, batch_size, step_size, momentum, weight_decay, weighting: as for `jaxfl.fed_avg`.
         ordered_dropout: each step trains a width drawn among the client's own and all narrower ones, all equally
             likely. With `node_loop` "vmap" every step computes all of them.
         axis_groups: path of a parameter, or of a part of the model state -> axis -> number of equal runs of channels.
@@ -159,7 +154,7 @@ def width_reduction(
     tasks = tuple(tasks)
     if not tasks:
         raise ArgumentError("tasks", "must hold the full model", "got none", "Pass one task a capacity class.")
-    local_sgd.check_arguments(
+    local = local_sgd.local_steps(
         num_local_steps=num_local_steps,
         batch_size=batch_size,
         step_size=step_size,
@@ -171,7 +166,6 @@ def width_reduction(
     shapes = [variable_shapes(task) for task in tasks]
     slices = _all_slices(shapes, axis_groups or {})
     bits = np.array([32 * size(shape) for shape in shapes], np.float32)
-    has_mode = tasks[0].train_loss is not None
 
     def init(key, data):
         classes.check_data(data)
@@ -185,9 +179,7 @@ def width_reduction(
         classes.check_data(data)
         k = state.round_index
         active = classes.draw_active(key, k)
-        batch_indices, dropout_keys = local_sgd.draw_steps(
-            key, k, active, data, num_local_steps=num_local_steps, batch_size=batch_size, dropout=has_mode
-        )
+        batch_indices, dropout_keys = local.draw(key, k, active, data, tasks[0])
 
         def client_widths(client_key, number):
             step_keys = node_keys(client_key, num_local_steps)
@@ -214,16 +206,8 @@ def width_reduction(
 
             def train(widths, *batches):
                 own = slices[0][number].take(whole)
-                params, model_state, loss = local_sgd.local_sgd(
-                    step_loss,
-                    own.params,
-                    own.model_state,
-                    (widths, batches) if ordered_dropout else batches,
-                    round_index=state.round_index,
-                    step_size=step_size,
-                    momentum=momentum,
-                    weight_decay=weight_decay,
-                )
+                batch = (widths, batches) if ordered_dropout else batches
+                params, model_state, loss = local.run(step_loss, own.params, own.model_state, batch, state.round_index)
                 return Variables(params, model_state), loss
 
             return train
@@ -238,7 +222,7 @@ def width_reduction(
             active,
             (draws.widths, samples, mask, draws.dropout_keys),
         )
-        weights, numbers = local_sgd.client_weights(data, active, weighting), classes.of(active)
+        weights, numbers = local.weigh(data, active), classes.of(active)
         sums, losses = [], []
         for group in groups:
             variables, group_losses = group.results

@@ -1,7 +1,8 @@
-"""Pictures of where variants end: a final metric against the setting in which they differ, over seeds."""
+"""Pictures of where variants end: a final metric against the numbers in which they differ, over seeds."""
 
 from __future__ import annotations
 
+import csv
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -45,6 +46,8 @@ _PANELS = (
     Panel("test_accuracy", "test accuracy at the end", is_accuracy=True),
 )
 _MATCHED = "K matched to ε"
+_LOG_FROM_RATIO = 8.0  # numbers that span less are easier to read on a linear axis
+Settings = Mapping[str, Mapping[str, Any]]
 
 
 class Point(NamedTuple):
@@ -54,40 +57,61 @@ class Point(NamedTuple):
     values: np.ndarray  # (seeds,), float64
 
 
-def plot_final(run_dir: str | os.PathLike[str], settings: Mapping[str, Mapping[str, Any]]) -> list[Path]:
-    """Draw final loss and accuracy against the setting in which the variants differ, into `<run_dir>/plots`.
+def plot_final(run_dir: str | os.PathLike[str], settings: Settings) -> list[Path]:
+    """Draw final loss and accuracy against what the variants differ in, into `<run_dir>/plots`.
 
     Args:
         run_dir: a run directory whose run has ended.
-        settings: variant -> its settings: "method", and any of those that can be an axis.
+        settings: variant -> the options that vary, as far as it has them.
 
     Returns:
-        plots/final.png where some series has three points or more; plots/speedup.png (test loss and accuracy against
-        iterations times nodes) where the variants differ in their number of nodes; else nothing.
+        plots/heat_map.png where exactly two numbers vary and every pair of their values ran; else plots/final.png where
+        some series of a number has three points or more. plots/speedup.png (test loss and accuracy against iterations
+        times nodes) where the variants differ in their number of nodes. What diverged is left out and counted.
     """
     run_dir = Path(run_dir)
     lines = read_lines(run_dir / "metrics.jsonl")
     pictures = []
-    axis = _horizontal(settings)
-    if axis is not None and max(map(len, series(settings, axis).values())) >= 3:
+    axis, pair = _horizontal(settings), _pair(settings)
+    if pair is not None:
+        pictures.append(_draw_heat_map(run_dir, lines, settings, *pair))
+    elif axis is not None and max(map(len, series(settings, axis).values())) >= 3:
         pictures.append(_draw_final(run_dir, lines, settings, axis))
     if len({row.get("nodes") for row in settings.values()}) > 1:
         pictures.append(_draw_speedup(run_dir, lines, settings))
     return pictures
 
 
-def _horizontal(settings: Mapping[str, Mapping[str, Any]]) -> str | None:
+def _numbers(settings: Settings) -> dict[str, list[Any]]:
+    """Option -> its values, of those that every variant has and that are numbers; known ones first."""
+    names = dict.fromkeys([*_X, *(name for row in settings.values() for name in row)])
+    values = {name: sorted({row[name] for row in settings.values() if name in row}, key=str) for name in names}
+    return {
+        name: listed
+        for name, listed in values.items()
+        if all(name in row for row in settings.values())
+        and all(isinstance(value, int | float) and not isinstance(value, bool) for value in listed)
+    }
+
+
+def _horizontal(settings: Settings) -> str | None:
     """The setting for the horizontal axis: the first that takes three values or more; nodes have a picture of their
     own."""
-    for name in _X:
-        values = {row.get(name) for row in settings.values()}
-        if name != "nodes" and len(values) >= 3 and None not in values:
-            return name
-    return None
+    return next((name for name, values in _numbers(settings).items() if name != "nodes" and len(values) >= 3), None)
 
 
-def series(settings: Mapping[str, Mapping[str, Any]], axis: str) -> dict[str, list[str]]:
-    """Label -> the variants that are joined by a line: those that differ in nothing but the axis.
+def _pair(settings: Settings) -> tuple[str, str] | None:
+    """The two numbers that vary, if there are exactly two and all pairs of their values ran."""
+    varied = {name: values for name, values in _numbers(settings).items() if len(values) > 1}
+    if len(varied) != 2:
+        return None
+    x, y = varied
+    cells = {(row[x], row[y]) for row in settings.values()}
+    return (x, y) if len(cells) == len(varied[x]) * len(varied[y]) else None
+
+
+def series(settings: Settings, *axes: str) -> dict[str, list[str]]:
+    """Label -> the variants that belong together: those that differ in nothing but the axes.
 
     Iterations that go with one value of the axis alone (K chosen for each epsilon) are one line, too.
 
@@ -97,39 +121,53 @@ def series(settings: Mapping[str, Mapping[str, Any]], axis: str) -> dict[str, li
         >>> series(settings, "target_epsilon")
         {'K matched to ε': ['a', 'b'], 'K = 20': ['c', 'd']}
     """
-    differing = [name for name in _LABEL if name != axis and len({row.get(name) for row in settings.values()}) > 1]
+    names = dict.fromkeys([*_LABEL, *(name for row in settings.values() for name in row)])
+    differing = [n for n in names if n not in axes and len({row.get(n) for row in settings.values()}) > 1]
     places: dict[Any, set[Any]] = {}
     for row in settings.values():
-        places.setdefault(row.get("iterations"), set()).add(row[axis])
-    found: dict[str, list[str]] = {}
+        places.setdefault(row.get("iterations"), set()).add(row[axes[0]])
+    groups: dict[str, list[str]] = {}
     for variant, row in settings.items():
-        matched = axis == "target_epsilon" and len(places[row.get("iterations")]) == 1
+        matched = axes[0] == "target_epsilon" and len(places[row.get("iterations")]) == 1
         parts = [
-            _MATCHED if name == "iterations" and matched else _LABEL[name].format(row[name])
+            _MATCHED
+            if name == "iterations" and matched
+            else _LABEL.get(name, name.replace("_", " ") + " {}").format(row[name])
             for name in differing
             if row.get(name) is not None
         ]
-        found.setdefault(", ".join(parts) or row["method"], []).append(variant)
-    return found
+        groups.setdefault(", ".join(parts) or str(row.get("method", "all")), []).append(variant)
+    return groups
 
 
-def _draw_final(
-    run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: Mapping[str, Mapping[str, Any]], axis: str
-) -> Path:
+def _ends(run_dir: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[dict[tuple[str, int], Mapping[str, Any]], int]:
+    """(variant, seed) -> last line of what did not diverge, and how many did."""
+    last = {(line["variant"], line["seed"]): line for line in lines}
+    path, diverged = run_dir / "results.csv", set()
+    if path.exists():
+        with open(path, newline="", encoding="utf-8") as rows:
+            diverged = {
+                (row["variant"], int(row["seed"])) for row in csv.DictReader(rows) if row["status"] == "diverged"
+            }
+    return {part: line for part, line in last.items() if part not in diverged}, len(diverged)
+
+
+def _values(ends: Mapping[tuple[str, int], Mapping[str, Any]], variant: str, metric: str) -> np.ndarray:
+    """(seeds,), float64: where the seeds of a variant ended."""
+    values = [line.get(metric) for (name, _), line in ends.items() if name == variant]
+    return np.array([value for value in values if value is not None], dtype=np.float64)
+
+
+def _draw_final(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: Settings, axis: str) -> Path:
     """One line a series, with a bar from the smallest to the largest seed."""
     groups = series(settings, axis)
     figure, all_axes, foot = _figure(run_dir, len(groups))
-    last = {(line["variant"], line["seed"]): line for line in lines}
+    ends, num_diverged = _ends(run_dir, lines)
     handles: dict[str, Any] = {}
     for axes, panel in zip(all_axes, _PANELS, strict=True):
         for number, (label, variants) in enumerate(groups.items()):
-            points = []
-            for variant in variants:
-                found = [line.get(panel.metric) for (name, _), line in last.items() if name == variant]
-                values = np.array([value for value in found if value is not None], dtype=np.float64)
-                if values.size:
-                    points.append(Point(float(settings[variant][axis]), values))
-            points.sort(key=lambda point: point.x)
+            points = [Point(float(settings[name][axis]), _values(ends, name, panel.metric)) for name in variants]
+            points = sorted((point for point in points if point.values.size), key=lambda point: point.x)
             mean = np.array([point.values.mean() for point in points])
             spread = [
                 [m - point.values.min() for m, point in zip(mean, points, strict=True)],
@@ -139,16 +177,50 @@ def _draw_final(
             handles[label] = axes.errorbar(
                 [point.x for point in points], mean, yerr=spread, marker="o", capsize=3, linewidth=1.8, **style
             )
-        style_axes(axes, panel, _X[axis])
-        if axis in ("iterations", "noise_std"):
+        style_axes(axes, panel, _axis_label(axis))
+        ticks = sorted({float(row[axis]) for row in settings.values()})
+        if ticks[0] > 0 and (axis in ("iterations", "noise_std") or ticks[-1] / ticks[0] > _LOG_FROM_RATIO):
             axes.set_xscale("log")
-            ticks = sorted({float(row[axis]) for row in settings.values()})
             axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
             axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
-    return _save(figure, run_dir, "final.png", handles, [*foot, "mean over seeds; bar: smallest to largest seed"])
+    notes = [*foot, *_left_out(num_diverged), "mean over seeds; bar: smallest to largest seed"]
+    return _save(figure, run_dir, "final.png", handles, notes)
 
 
-def _draw_speedup(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: Mapping[str, Mapping[str, Any]]) -> Path:
+def _draw_heat_map(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: Settings, x: str, y: str) -> Path:
+    """A cell a pair of values: the mean over seeds; a row of loss and accuracy for each series."""
+    groups = series(settings, x, y)
+    ends, num_diverged = _ends(run_dir, lines)
+    foot = [*wrapped_notes(privacy_notes(run_dir), 11.0), *_left_out(num_diverged), "mean over seeds"]
+    figure = Figure(figsize=(11.0, 4.0 * len(groups) + 0.17 * len(foot)), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(run_title(run_dir / "config.json"))
+    columns, rows = (sorted({row[name] for row in settings.values()}) for name in (x, y))
+    all_axes = figure.subplots(len(groups), 2, squeeze=False)
+    for (label, variants), row_axes in zip(groups.items(), all_axes, strict=True):
+        for axes, panel in zip(row_axes, _PANELS, strict=True):
+            cells = np.full((len(rows), len(columns)), np.nan)
+            for name in variants:
+                values = _values(ends, name, panel.metric)
+                if values.size:
+                    cells[rows.index(settings[name][y]), columns.index(settings[name][x])] = values.mean()
+            image = axes.imshow(cells, origin="lower", aspect="auto", cmap="viridis")
+            figure.colorbar(image, ax=axes)
+            for (row, column), value in np.ndenumerate(cells):
+                text = "diverged" if np.isnan(value) else f"{100 * value:.1f}%" if panel.is_accuracy else f"{value:.3g}"
+                light = np.isnan(value) or value < (np.nanmin(cells) + np.nanmax(cells)) / 2
+                color = "black" if np.isnan(value) else "white" if light else "black"
+                axes.text(column, row, text, ha="center", va="center", fontsize=7, color=color)
+            axes.set_xticks(range(len(columns)), [f"{value:g}" for value in columns])
+            axes.set_yticks(range(len(rows)), [f"{value:g}" for value in rows])
+            axes.set_xlabel(_axis_label(x))
+            axes.set_ylabel(_axis_label(y))
+            axes.set_title(panel.label if len(groups) == 1 else f"{label}: {panel.label}", fontsize=10)
+    figure.supxlabel("\n".join(foot), fontsize=8)
+    return _write(figure, run_dir, "heat_map.png")
+
+
+def _draw_speedup(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: Settings) -> Path:
     """Curves against iterations times nodes: linear speed-up puts them on top of each other."""
     figure, all_axes, foot = _figure(run_dir, len(settings))
     handles: dict[str, Any] = {}
@@ -161,6 +233,14 @@ def _draw_speedup(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: M
             (handles[variant],) = axes.plot(work, curve.mean, linewidth=1.8, **style)
         style_axes(axes, panel._replace(label=panel.label.removesuffix(" at the end")), "iterations times nodes")
     return _save(figure, run_dir, "speedup.png", handles, [*foot, "mean over seeds; band: smallest to largest seed"])
+
+
+def _axis_label(name: str) -> str:
+    return _X.get(name, name.replace("_", " "))
+
+
+def _left_out(num_diverged: int) -> list[str]:
+    return [f"left out: {num_diverged} runs that diverged"] if num_diverged else []
 
 
 def _figure(run_dir: Path, num_handles: int) -> tuple[Figure, list[Axes], list[str]]:
@@ -183,6 +263,10 @@ def _save(figure: Figure, run_dir: Path, name: str, handles: Mapping[str, Any], 
         title_fontsize=8,
         frameon=False,
     )
+    return _write(figure, run_dir, name)
+
+
+def _write(figure: Figure, run_dir: Path, name: str) -> Path:
     path = run_dir / "plots" / name
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=120)

@@ -21,6 +21,7 @@ from jaxfl.privacy.statements import caption
 # Okabe and Ito's colors, told apart with any color vision; yellow is left out, too pale for a line on white.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _DASHES = ("solid", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
+_MOST_IN_LEGEND = 28  # lines that look different
 _LOG_FROM_RATIO = 30.0  # a loss that spans less is easier to read on a linear axis
 
 
@@ -114,7 +115,7 @@ def draw_panels(
     variants = list(dict.fromkeys(line["variant"] for line in lines))
     num_columns = min(2, len(panels))
     num_rows = -(-len(panels) // num_columns)
-    legend_rows = -(-len(variants) // 3)
+    legend_rows = -(-len(variants) // 3) if len(variants) <= _MOST_IN_LEGEND else 0
     foot = wrapped_notes(notes, 5.2 * num_columns)
     height = 3.5 * num_rows + 0.8 + 0.25 * legend_rows + 0.17 * len(foot)
     figure = Figure(figsize=(5.2 * num_columns, height), layout="constrained")
@@ -131,6 +132,8 @@ def draw_panels(
         _finish_axes(axes, panel)
     figure.suptitle(title)
     band = f"; line: mean over {num_seeds} seeds, band: smallest to largest seed" if num_seeds > 1 else "; one seed"
+    if len(handles) > _MOST_IN_LEGEND:
+        handles, band = {}, f"s: {len(variants)}, named in results.csv" + band
     figure.legend(
         handles.values(),
         handles.keys(),

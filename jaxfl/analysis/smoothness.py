@@ -45,7 +45,7 @@ from jaxfl.core import (
 from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import flattener, norm, replicate, scale, size, squared_norm
 from jaxfl.gradients import per_example
-from jaxfl.privacy.published import ProblemConstants
+from jaxfl.privacy.gossip import ProblemConstants
 
 # r, relative to |x|: the curvature at the scale of x rather than at a kink of the activations, far above rounding.
 _RADIUS = 0.01

@@ -40,9 +40,13 @@ def squared_norm(tree: PyTree) -> Array:
 
 def norm(tree: PyTree) -> Array:
     """L2 norm of each node's part, (n,); its derivative at zero is zero."""
-    squared = squared_norm(tree)
-    positive = squared > 0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, squared, 1.0)), 0.0)
+    return root(squared_norm(tree))
+
+
+def root(squared: Array) -> Array:
+    """Square root whose derivative at 0 is 0, of any shape; NaN stays visible."""
+    zero = squared == 0
+    return jnp.where(zero, 0.0, jnp.sqrt(jnp.where(zero, 1.0, squared)))
 
 
 def consensus_distance(tree: PyTree, factors: Array | None = None) -> Array:

@@ -3,6 +3,7 @@
 from jaxfl.data.partition import by_owner, dirichlet, iid, label_counts, label_shards, whole_writers
 from jaxfl.data.pool import federate, partition_dataset
 from jaxfl.data.sources import Dataset, from_arrays, load
+from jaxfl.data.subset import shrunk, subset
 
 __all__ = [
     "Dataset",
@@ -15,5 +16,7 @@ __all__ = [
     "label_shards",
     "load",
     "partition_dataset",
+    "shrunk",
+    "subset",
     "whole_writers",
 ]

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.core import Array, Factors, PyTree, Task, check
+from jaxfl.core.tree import root
 
 
 class GradientSum(NamedTuple):
@@ -65,7 +66,7 @@ def factor_norms(task: Task, factors: Factors, clip_order: int) -> Array:
         for layer, layer_input, error in zip(task.layers, factors.inputs, factors.errors, strict=True)
     ]
     total = sum(parts[1:], start=parts[0])
-    return _safe_sqrt(total) if clip_order == 2 else total
+    return root(total) if clip_order == 2 else total
 
 
 def clipped_factors(
@@ -188,13 +189,7 @@ def tree_norm(gradient: PyTree, clip_order: int) -> Array:
     leaves = jax.tree.leaves(gradient)
     if clip_order == 1:
         return jnp.stack([jnp.sum(jnp.abs(leaf)) for leaf in leaves]).sum()
-    return _safe_sqrt(jnp.stack([jnp.sum(leaf**2) for leaf in leaves]).sum())
-
-
-def _safe_sqrt(squared: Array) -> Array:
-    """Square root whose derivative at 0 is 0."""
-    zero = squared == 0
-    return jnp.where(zero, 0.0, jnp.sqrt(jnp.where(zero, 1.0, squared)))
+    return root(jnp.stack([jnp.sum(leaf**2) for leaf in leaves]).sum())
 
 
 def _one_gradient(task: Task, params: PyTree, one_input: Array, one_label: Array) -> tuple[Array, PyTree]:

@@ -173,12 +173,40 @@ def _circulant(graph: Graph, fn: Callable[..., PyTree], operands: tuple[PyTree, 
     if graph.shifts is None:
         remedy = 'Use "neighbors", "dense" or "auto".'
         raise ArgumentError("structure", "circulant needs a circulant graph", f"{graph.name} is not", remedy)
-    # Static shifts in a switch, one of which runs, become neighbor exchanges when the node axis is sharded. What leaves
-    # a switch is in memory; without one XLA's CPU backend finishes the sum anew for each of its readers, so that there
-    # even a single matrix gets one (0.7 of the time of a push-sum iteration on a directed ring, without noise).
-    alike = 2 if graph.period == 1 and jax.default_backend() == "cpu" else 1
-    branches = [lambda *values, shifts=shifts: _shifted_sum(shifts, fn(*values)) for shifts in graph.shifts * alike]
+    # What leaves a switch is in memory; without one XLA's CPU backend finishes the sum anew for each of its readers, so
+    # that there even a single matrix gets one, of two equal branches (0.7 of the time of a push-sum iteration on a
+    # directed ring, without noise). Static shifts, a branch a round, become neighbor exchanges when the node axis is
+    # sharded. On a lone CPU two branches that look the round's shifts up do: a branch a round took 0.7 s more to
+    # compile (16 nodes, a network of four leaves, of 4.2 s for a round of PrivSGP-VR) and no less time to run.
+    on_cpu, same_count = jax.default_backend() == "cpu", len({len(shifts) for shifts in graph.shifts}) == 1
+    if on_cpu and graph.period > 1 and same_count and jax.device_count() == 1:
+        branches = [lambda *values: _looked_up_sum(graph, index % graph.period, fn(*values))] * 2
+    else:
+        repeats = 2 if on_cpu and graph.period == 1 else 1
+        branches = [
+            lambda *values, shifts=shifts: _shifted_sum(shifts, fn(*values)) for shifts in graph.shifts * repeats
+        ]
     return branches[0](*operands) if len(branches) == 1 else jax.lax.switch(index % len(branches), branches, *operands)
+
+
+def _looked_up_sum(graph: Graph, slot: int | Array, tree: PyTree) -> PyTree:
+    """`_shifted_sum` of the shifts of a round that is not known yet; every round has as many."""
+    offsets, weights = np.moveaxis(np.array(graph.shifts), -1, 0)  # each (period, shifts of a round)
+    nodes = np.arange(graph.num_nodes)
+    senders = jnp.asarray((nodes[:, None, None] - offsets) % graph.num_nodes, jnp.int32)[:, slot]
+
+    def mixed(leaf):
+        values = leaf.astype(_sum_dtype(leaf))
+        terms = []
+        for position, column in enumerate(weights.T):
+            weight = float(column[0]) if (column == column[0]).all() else jnp.asarray(column, values.dtype)[slot]
+            moved = (
+                values.at[senders[:, position]].get(mode="promise_in_bounds") if offsets[:, position].any() else values
+            )
+            terms.append(weight * moved)
+        return sum(terms[1:], start=terms[0]).astype(leaf.dtype)
+
+    return jax.tree.map(mixed, tree)
 
 
 def _shifted_sum(shifts: Shifts, tree: PyTree) -> PyTree:

@@ -24,9 +24,6 @@ from jaxfl.models.pooling import max_pool as pool
 from jaxfl.models.scale_and_bias import factored_scale_and_bias
 from jaxfl.models.windows import geometry
 
-# LeCun normal (truncated) kernels and zero biases: the default of flax.
-_initial_kernel = jax.nn.initializers.lecun_normal()
-
 ACTIVATION = "activation"  # the name under which `mark_activation` puts an array into the traced program
 
 
@@ -55,6 +52,18 @@ class Layer(NamedTuple):
     init_state: Callable[[], PyTree] | None = None
     train: Callable[[PyTree, PyTree, Array, Array, Array], tuple[Array, PyTree]] | None = None
     tapped: Callable[[PyTree, Array, Array | None], tuple[Array, Array, Array]] | None = None
+
+
+def normal_kernel(key: Array, shape: tuple[int, ...], scale: float = 1.0) -> Array:
+    """A truncated normal kernel (..., in, out) of variance scale / fan_in: LeCun normal, flax's default; He at scale 2.
+
+    Guarantees:
+        - kernels start as those of jax.nn.initializers.
+    """
+    # Drawn flat and by one kernel: jax.nn.initializers' loop over (32, 10) numbers took LLVM 1.5 s to compile.
+    deviation = jnp.sqrt(jnp.float32(scale / math.prod(shape[:-1]))) / jnp.float32(0.87962566103423978)
+    flat = jax.random.truncated_normal(one_kernel(key), -2, 2, (math.prod(shape),), jnp.float32)
+    return (flat * deviation).reshape(shape)
 
 
 def mark_activation(outputs: Array) -> Array:
@@ -223,7 +232,7 @@ def dense(in_features: int, out_features: int) -> Layer:
     check.at_least(1, in_features=in_features, out_features=out_features)
 
     def init(key):
-        return {"kernel": _initial_kernel(key, (in_features, out_features), jnp.float32), "bias": _zeros(out_features)}
+        return {"kernel": normal_kernel(key, (in_features, out_features)), "bias": _zeros(out_features)}
 
     def apply(params, inputs):
         return mark_activation(_add_bias(inputs @ params["kernel"], params["bias"]))
@@ -293,7 +302,7 @@ def conv(
         return geometry((inputs.shape[1], inputs.shape[2]), window, strides, padding)
 
     def init(key):
-        return {"kernel": _initial_kernel(key, shape, jnp.float32), "bias": _zeros(out_channels)}
+        return {"kernel": normal_kernel(key, shape), "bias": _zeros(out_channels)}
 
     def apply(params, inputs):
         if inputs.ndim != 4 or inputs.shape[3] != in_channels:

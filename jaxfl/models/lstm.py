@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxfl.core import check
+from jaxfl.core import check, one_kernel
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.keys import leaf_key
 from jaxfl.core.types import Array, FactoredLayer
@@ -83,8 +83,10 @@ def bidirectional_lstm(
         bias = jnp.zeros((2, 4, units), jnp.float32).at[:, 1].set(1.0 if unit_forget_bias else 0.0)
         input_shape, recurrent_shape = (in_features, 4 * units), (units, 4 * units)
         return {
-            "kernel": jnp.stack([_initial_kernel(k, input_shape, jnp.float32) for k in keys[:2]]),
-            "recurrent_kernel": jnp.stack([_initial_recurrent_kernel(k, recurrent_shape) for k in keys[2:]]),
+            "kernel": jnp.stack([_initial_kernel(one_kernel(k), input_shape, jnp.float32) for k in keys[:2]]),
+            "recurrent_kernel": jnp.stack(
+                [_initial_recurrent_kernel(one_kernel(k), recurrent_shape) for k in keys[2:]]
+            ),
             "bias": bias.reshape(2, 4 * units),
         }
 

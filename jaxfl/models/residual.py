@@ -9,14 +9,11 @@ import jax.numpy as jnp
 
 from jaxfl.models.composite import composite
 from jaxfl.models.convolution import convolve
-from jaxfl.models.layers import Layer, mark_activation
+from jaxfl.models.layers import Layer, mark_activation, normal_kernel
 from jaxfl.models.windows import geometry, patches
 
 MakeNorm = Callable[[int], Layer]
 """channels -> a normalization of so many channels."""
-
-# Normal with variance 2 / fan-in, which keeps the scale through ReLUs (He and others 2015): what the papers start from.
-_initial_kernel = jax.nn.initializers.he_normal()
 
 
 def conv_without_bias(in_channels: int, out_channels: int, window: int, stride: int = 1) -> Layer:
@@ -35,7 +32,8 @@ def conv_without_bias(in_channels: int, out_channels: int, window: int, stride: 
         products = rows.reshape(batch * positions, taps) @ kernel.reshape(taps, out_channels)
         return mark_activation(products.reshape(batch, *geom.output_size, out_channels))
 
-    return Layer(init=lambda key: {"kernel": _initial_kernel(key, shape, jnp.float32)}, apply=apply, fills_caches=True)
+    # Variance 2 / fan-in keeps the scale through ReLUs (He and others 2015): what the papers start from.
+    return Layer(init=lambda key: {"kernel": normal_kernel(key, shape, 2.0)}, apply=apply, fills_caches=True)
 
 
 def stem(in_channels: int, features: int, make_norm: MakeNorm) -> Layer:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxfl.core import check
+from jaxfl.core import check, one_kernel
 from jaxfl.core.check import ArgumentError
-from jaxfl.core.types import Array, FactoredLayer
+from jaxfl.core.tree import root
+from jaxfl.core.types import FactoredLayer
 from jaxfl.models import layers, position_sums
 from jaxfl.models.classification import Model, sequential
 from jaxfl.models.layers import Layer
@@ -52,8 +53,8 @@ def embedding(vocabulary: int, features: int) -> Layer:
     check.at_least(1, vocabulary=vocabulary, features=features)
 
     def init(key):
-        uniform = jax.random.uniform(key, (vocabulary, features), minval=-_EMBEDDING_BOUND, maxval=_EMBEDDING_BOUND)
-        return {"table": uniform}
+        low, high, shape = -_EMBEDDING_BOUND, _EMBEDDING_BOUND, (vocabulary, features)
+        return {"table": jax.random.uniform(one_kernel(key), shape, minval=low, maxval=high)}
 
     def apply(params, tokens):
         if not jnp.issubdtype(tokens.dtype, jnp.integer) or tokens.ndim != 2:
@@ -95,20 +96,13 @@ def embedding(vocabulary: int, features: int) -> Layer:
             name=name,
             input_is_sample=input_is_sample,
             is_outer_product=False,
-            squared_norm=norms_of(_euclidean, True),
+            squared_norm=norms_of(lambda values: root(jnp.sum(values**2, axis=-1)), True),
             absolute_norm=norms_of(lambda values: jnp.abs(values).sum(axis=-1), False),
             weighted_sum=weighted_sum,
             per_sample=lambda tokens, errors: {"table": jax.vmap(add_up)(tokens, errors)},
         )
 
     return Layer(init=init, apply=apply, factored=factored)
-
-
-def _euclidean(values: Array) -> Array:
-    """L2 norm along the last axis, with derivative 0 at 0."""
-    squared = jnp.sum(values**2, axis=-1)
-    zero = squared == 0
-    return jnp.where(zero, 0.0, jnp.sqrt(jnp.where(zero, 1.0, squared)))
 
 
 def bilstm_classifier(

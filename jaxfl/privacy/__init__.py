@@ -1,16 +1,26 @@
 """Noise mechanisms, what they cost (as published and as proven), and an audit of it."""
 
-from jaxfl.privacy.accounting import (
+from jaxfl.privacy.gossip import (
+    A_DP2_SGD,
+    DP2_SGD,
+    PRIVSGP,
+    PRIVSGP_VR,
+    Accountant,
     Release,
-    Statement,
     calibrate_noise_std,
     epsilon,
     max_rounds,
     statements,
 )
 from jaxfl.privacy.mechanisms import NoiseMechanism, gaussian, laplace
+from jaxfl.privacy.statements import Statement
 
 __all__ = [
+    "A_DP2_SGD",
+    "DP2_SGD",
+    "PRIVSGP",
+    "PRIVSGP_VR",
+    "Accountant",
     "NoiseMechanism",
     "Release",
     "Statement",

@@ -7,7 +7,7 @@ Noise has standard deviation 1 here: a shift is a change of what is released ove
 - Participation: shifts that depend on how often a sample was drawn. Given the draws, which depend on no data, every
   release is Gaussian however adaptive, and divergences are jointly convex: the curve is at most the mean over counts.
 - Sampled: (1 - q) N(low, 1) + q N(high, 1) against N(0, 1), both directions. low = 0 is Poisson sampling; low > 0 is
-  a table of stored gradients, which shows a sample in every release (see `jaxfl.privacy.proven`).
+  a table of stored gradients, which shows a sample in every release (see `jaxfl.privacy.gossip.proven`).
 - Replaced: delta(e) = q delta_Gauss(log(1 + (exp(e) - 1) / q)) for e >= 0, mirrored for e < 0: a batch of fixed size
   and one sample exchanged for another (Balle, Barthe, Gaboardi 2018, arXiv:1807.01647; Zhu, Dong, Wang 2022,
   arXiv:2106.08567, whose Theorem 10 also lets dominating pairs be composed adaptively).

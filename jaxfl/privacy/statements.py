@@ -1,56 +1,87 @@
-"""Statements for people: what an epsilon rests on, and how it is written, never without bound, relation and delta."""
+"""Statements of privacy: one builder for all families of algorithms, and how an epsilon is written for people, never
+without bound, relation and delta."""
 
 from __future__ import annotations
 
 import decimal
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from jaxfl.privacy.proven import RELATIONS, Release
-
+RELATIONS = {  # in words
+    "add_or_remove_one": "add or remove one sample",
+    "replace_one": "replace one sample",
+    "zero_out": "zero out one sample",
+}
 # How these assumptions read, word for word, and the remark that a printed epsilon then carries.
 ASSUMED = "assumed, not enforced"
 REFUTED = "refuted at this noise"
-NO_BOUND = "no bound"
-REMARKS = {ASSUMED: "assumed bound", REFUTED: REFUTED, NO_BOUND: NO_BOUND}
+_NO_BOUND = "no bound"
+REMARKS = {ASSUMED: "assumed bound", REFUTED: REFUTED, _NO_BOUND: _NO_BOUND}
 
 
-def assumptions(
-    algorithm: str, bound: str, release: Release, *, leak: float | None, waking: tuple[int, float] | None
-) -> tuple[str, ...]:
-    """What a statement rests on.
+class Statement(NamedTuple):
+    """One guarantee, or why there is none."""
+
+    bound: str  # "published" or "proven"
+    dp_epsilon: float | None  # of the worst node
+    dp_delta: float  # of the node with the largest
+    neighboring_relation: str  # "add_or_remove_one", "replace_one" or "zero_out"
+    accountant: str  # how epsilon was found
+    nodes: int  # of the network
+    assumptions: tuple[str, ...]
+    reason: str | None  # why dp_epsilon is None
+
+
+def statement(
+    bound: str,
+    relation: str,
+    *,
+    dp_epsilon: float | None,
+    dp_delta: float,
+    accountant: str,
+    nodes: int,
+    gradients: str | None,
+    setting: Sequence[str],
+    notes: Sequence[str] = (),
+    reason: str | None = None,
+) -> Statement:
+    """A statement with everything that it rests on.
 
     Args:
-        algorithm, bound: as for `jaxfl.privacy.epsilon`.
-        release: of the worst node.
-        leak: an epsilon above the one that is published, which is leaked already; None where there is none.
-        waking: how often a node wakes at most, and the probability of more, where delta includes it.
+        bound, relation, dp_delta, accountant, nodes: as in `Statement`.
+        dp_epsilon: None, or infinite, where there is none.
+        gradients: what keeps one sample's gradient small; None where nothing does.
+        setting: what the family of algorithms takes for granted.
+        notes: what this statement alone rests on.
+        reason: why there is no epsilon; an infinite one has a reason by itself.
     """
-    shared = (
-        *_bound_on_gradients(bound, release),
-        "one run of one seed; runs on the same data compose",
-        "a resumed run repeats the rounds after its last checkpoint with the same numbers (same machine and versions)",
-        "all messages of a node are visible and nothing else (no losses, no metrics)",
-        "a sample is held by one node, and where samples are placed (by label, say) does not depend on the changed one",
-        "the node's number of entries J, the batch b and q = b / J are public and fixed",
-        "batches and noise from the threefry pseudo-random generator, in float32, count as ideal",
-        "the choice of hyper-parameters is not accounted for",
+    if dp_epsilon is not None and not math.isfinite(dp_epsilon):
+        dp_epsilon, reason = None, "No finite epsilon is known at this delta."
+    return Statement(
+        bound=bound,
+        dp_epsilon=dp_epsilon,
+        dp_delta=dp_delta,
+        neighboring_relation=relation,
+        accountant="none" if dp_epsilon is None else accountant,
+        nodes=nodes,
+        assumptions=(
+            *(() if gradients is None else (gradients,)),
+            "one run of one seed; runs on the same data compose",
+            "a resumed run repeats the rounds after its last checkpoint with the same numbers (same machine and"
+            " versions)",
+            *setting,
+            "batches and noise from the threefry pseudo-random generator, in float32, count as ideal",
+            "the choice of hyper-parameters is not accounted for",
+            *notes,
+        ),
+        reason=reason,
     )
-    if waking is not None:
-        return (*shared, f"a node wakes at most {waking[0]} times but for a probability {waking[1]:g}, part of delta")
-    if bound == "proven" or algorithm == "PrivSGP":
-        return shared
-    if algorithm == "PrivSGP-VR":
-        theorem = (
-            "Theorem 2 of the paper holds with this c2, which the paper does not state, and epsilon < c1 K / J^2",
-            "the paper names no neighboring relation; replace_one is what its sampler means",
-        )
-        if leak is None:
-            return (*shared, *theorem)
-        refuted = f"{REFUTED}: gradients that never change already leak epsilon {rounded_down(leak, 3)}"
-        return (*shared, *theorem, refuted)
-    reconstructed = (*shared, "formula reconstructed: the original's could not be retrieved")
-    return reconstructed if algorithm == "DP2-SGD" else (*reconstructed, "a node wakes no more often than expected")
+
+
+def is_unbounded(release: Any, bound: str) -> bool:
+    """True if nothing bounds a sample's gradient: it is not clipped, and an assumption proves nothing."""
+    return release.clip_norm is None or (release.assumed and bound == "proven")
 
 
 def statement_text(statement: Mapping[str, Any]) -> str:
@@ -95,14 +126,13 @@ def caption(privacy: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     """
     groups: dict[str, dict[str, Mapping[str, Any]]] = {}
     for variant, statements in privacy.items():
-        for statement in statements:
-            key = f"{statement['bound']} ({_ground(statement)})"
-            groups.setdefault(key, {})[variant] = statement
+        for stated in statements:
+            groups.setdefault(f"{stated['bound']} ({_ground(stated)})", {})[variant] = stated
     return [f"{key}: {_epsilons(group)}{_remarked(group)}" for key, group in groups.items()]
 
 
 def rounded_up(value: float, digits: int) -> str:
-    """The least number of so many significant digits that is not below `value`: for an epsilon that is claimed.
+    """The least number of this many significant digits that is not below `value`: for an epsilon that is claimed.
 
     Example:
         >>> rounded_up(2.00049, 4), rounded_up(8.0, 4)
@@ -117,21 +147,9 @@ def rounded_down(value: float, digits: int) -> str:
 
 
 def _rounded(value: float, digits: int, rounding: str) -> str:
-    """`value`, as its shortest decimal reads, in so many digits."""
+    """`value`, as its shortest decimal reads, in this many digits."""
     found = decimal.Context(prec=digits, rounding=rounding).create_decimal(repr(float(value)))
     return f"{float(found):.{digits}g}"
-
-
-def _bound_on_gradients(bound: str, release: Release) -> tuple[str, ...]:
-    """What keeps one sample's gradient small; nothing where nothing does."""
-    if release.clip_norm is None or (release.assumed and bound == "proven"):
-        return ()
-    single, norm = release.entry_size == 1, f"{release.clip_norm:g}"
-    if release.assumed:
-        what = "per-sample gradients stay" if single else "what a sample adds to its entry's gradient stays"
-        return (f"{what} below the norm {norm}: {ASSUMED}",)
-    how = f"to the L2 norm {norm}" if single else f"to add at most {norm} (L2) to its entry's"
-    return (f"every sample's gradient is clipped {how}, before it is stored anywhere",)
 
 
 def _ground(statement: Mapping[str, Any]) -> str:

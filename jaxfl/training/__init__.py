@@ -1,26 +1,29 @@
-"""Training: chunks of rounds, evaluation, checkpoints, and what a run leaves on disk."""
+"""Training: variants and measures, one loop for all lanes of a sweep, checkpoints, and what a run leaves on disk."""
 
-from jaxfl.training.checkpoint import Checkpoints, DamagedCheckpoint
-from jaxfl.training.chunks import COSTS, FATAL_COUNTS, Diverged, FatalCount, chunk_fn
-from jaxfl.training.evaluate import evaluate_fn, evaluation_set
+from jaxfl.training.chunks import Diverged, FatalCount
+from jaxfl.training.evaluate import EvaluationSet, evaluation_set
 from jaxfl.training.loop import restore_state, train
+from jaxfl.training.measures import calibrated_scores, stationarity, test_scores
 from jaxfl.training.records import RunDirectory, open_run, read_run
+from jaxfl.training.results import read_results
 from jaxfl.training.summary import summary_table
+from jaxfl.training.variant import Measure, Variant
 
 __all__ = [
-    "COSTS",
-    "FATAL_COUNTS",
-    "Checkpoints",
-    "DamagedCheckpoint",
     "Diverged",
+    "EvaluationSet",
     "FatalCount",
+    "Measure",
     "RunDirectory",
-    "chunk_fn",
-    "evaluate_fn",
+    "Variant",
+    "calibrated_scores",
     "evaluation_set",
     "open_run",
+    "read_results",
     "read_run",
     "restore_state",
+    "stationarity",
     "summary_table",
+    "test_scores",
     "train",
 ]

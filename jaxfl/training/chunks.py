@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Sharding
-from jax.stages import Wrapped
 
 from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, PyTree
 
@@ -81,17 +80,16 @@ class FatalCount(RuntimeError):
         super().__init__(message)
 
 
-def chunk_fn(algorithm: Algorithm, chunk_rounds: int, sharding: Sharding | None = None) -> Wrapped:
-    """The jitted function that runs up to `chunk_rounds` rounds.
+def rounds_fn(algorithm: Algorithm, chunk_rounds: int) -> Callable[..., tuple[PyTree, Any]]:
+    """The function that runs up to `chunk_rounds` rounds, to be compiled.
 
     Args:
         algorithm: whose `round` is run.
         chunk_rounds: static, the most rounds in one call.
-        sharding: of the results, where several devices take part; give the state with the same.
 
     Returns:
-        (key, state, data, num_rounds () int32) -> (state, buffers): `num_rounds` is at most `chunk_rounds`; the state
-        given is donated; buffers map each info field to (chunk_rounds, ...) values, zero behind `num_rounds`.
+        (key, state, data, num_rounds () int32) -> (state, buffers): `num_rounds` is at most `chunk_rounds`; buffers are
+        the info with (chunk_rounds, ...) values in each field, zero behind `num_rounds`.
 
     Raises:
         ArgumentError: when traced, if the info is not a NamedTuple of () or (n,) arrays.
@@ -99,36 +97,28 @@ def chunk_fn(algorithm: Algorithm, chunk_rounds: int, sharding: Sharding | None 
     Guarantees:
         - a chunk equals as many calls of `round`.
         - splitting the same rounds into chunks differently gives the same bits.
-        - a large array that a round updates in place is not copied.
+        - a large array that a round updates in place is not copied, where the state is donated.
     """
 
     def run(key: Array, state: PyTree, data: FederatedData, num_rounds: Array):
-        shapes = info_fields(jax.eval_shape(algorithm.round, key, state, data)[1], data.num_nodes)
-        empty = {name: jnp.zeros((chunk_rounds, *leaf.shape), leaf.dtype) for name, leaf in shapes.items()}
+        shapes = jax.eval_shape(algorithm.round, key, state, data)[1]
+        info_fields(shapes, data.num_nodes)  # refuses another form
+        empty = jax.tree.map(lambda leaf: jnp.zeros((chunk_rounds, *leaf.shape), leaf.dtype), shapes)
 
         def body(index, carry):
             state, buffers = carry
             state, info = algorithm.round(key, state, data)
-            values = info_fields(info, data.num_nodes)
-            written = {
-                name: jax.lax.dynamic_update_index_in_dim(buffer, values[name], index, axis=0)
-                for name, buffer in buffers.items()
-            }
-            return state, written
+            write = partial(jax.lax.dynamic_update_index_in_dim, index=index, axis=0)
+            return state, jax.tree.map(write, buffers, info)
 
         return jax.lax.fori_loop(0, num_rounds, body, (state, empty))
 
-    return jax.jit(run, donate_argnums=1, out_shardings=sharding)
+    return run
 
 
-def init_fn(algorithm: Algorithm) -> Wrapped:
-    """The jitted (key, data) -> state; no leaf is weakly typed, so that a restored state has the same types."""
-
-    def init(key, data):
-        # A weak type would survive neither a round nor a checkpoint, and the compiled chunk would refuse the state.
-        return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, leaf.dtype), algorithm.init(key, data))
-
-    return jax.jit(init)
+def first_state(algorithm: Algorithm, key: Array, data: FederatedData) -> PyTree:
+    """`init` without weak types: neither a round nor a checkpoint keeps one, and compiled rounds would refuse it."""
+    return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, leaf.dtype), algorithm.init(key, data))
 
 
 def check_start(algorithm: Algorithm, key: Array, data: FederatedData) -> PyTree:
@@ -142,26 +132,20 @@ def check_start(algorithm: Algorithm, key: Array, data: FederatedData) -> PyTree
     return jax.eval_shape(lambda key: algorithm.init(key, data), key)
 
 
-def info_fields(info: Any, num_nodes: int) -> dict[str, Any]:
-    """The fields of an info by name, without those that are None; refuses anything but () and (n,) arrays."""
+def info_fields(info: Any, num_nodes: int | None = None) -> dict[str, Any]:
+    """The fields of an info by name, without those that are None; given n, anything but () and (n,) is refused."""
     if not hasattr(info, "_asdict"):
         remedy = "Return a NamedTuple of arrays as info."
         raise ArgumentError("info", "must be a NamedTuple", f"the round returned {type(info).__name__}", remedy)
     fields = {name: value for name, value in info._asdict().items() if value is not None}
     for name, value in fields.items():
         shape = getattr(value, "shape", None)
-        if shape not in ((), (num_nodes,)):
+        if num_nodes is not None and shape not in ((), (num_nodes,)):
             found = f"got shape {shape} for {num_nodes} nodes"
             raise ArgumentError(
                 f"info.{name}", "must be an array of shape () or (n,)", found, "Reduce it in the round."
             )
     return fields
-
-
-def fetch(buffers: Mapping[str, Array], num_rounds: int) -> Infos:
-    """The first `num_rounds` rows of each buffer on the host, by field name."""
-    # Sliced on the host: a slice on the device would compile once per length.
-    return {name: np.asarray(jax.device_get(buffer))[:num_rounds] for name, buffer in buffers.items()}
 
 
 def refuse_bad(

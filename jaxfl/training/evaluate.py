@@ -6,17 +6,14 @@ For each metric of the task three numbers are reported: `test_<name>` (mean over
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.stages import Wrapped
 
 from jaxfl.core import ArgumentError, Array, PyTree, Task, over_nodes
 from jaxfl.core.check import at_least
-from jaxfl.training.calibration import CalibrationSet, calibrated
 
 LARGER_IS_WORSE = ("loss", "error", "perplexity", "distance")
 """Endings of metric names whose worst node has the largest value; for all others it has the smallest."""
@@ -73,44 +70,31 @@ def evaluation_set(inputs: Any, labels: Any, batch_size: int = 256) -> Evaluatio
     return EvaluationSet(inputs=jnp.array(inputs[rows]), labels=jnp.array(labels[rows]), counts=jnp.array(counts))
 
 
-def evaluate_fn(task: Task, node_params: Callable[[PyTree], PyTree]) -> Wrapped:
-    """The jitted evaluation of a state.
+def average_model(node_params: PyTree) -> PyTree:
+    """The mean over nodes of leaves (n, *leaf), in their dtypes."""
+    return jax.tree.map(lambda leaf: leaf.mean(axis=0).astype(leaf.dtype), node_params)
 
-    Args:
-        task: its `metrics` are computed, over nodes as `task.node_loop` says.
-        node_params: state -> parameters with the node axis first.
 
-    Returns:
-        (state, test set, calibration set or None) -> scores. With a calibration set every node's model, and the average
-        model, is evaluated with batch statistics measured on it.
+def model_scores(task: Task, nodes: PyTree, average: PyTree, test: EvaluationSet) -> Scores:
+    """The task's metrics of every node's model, leaves (n, *leaf), and of the average model, leaves (*leaf).
 
     Guarantees:
         - the batch size does not change the result beyond rounding.
         - the filling of the last batch never counts.
-        - statistics are calibrated for each model by itself.
     """
 
-    def evaluate(state: PyTree, test: EvaluationSet, calibration: CalibrationSet | None = None) -> Scores:
-        params = node_params(state)
-        average = jax.tree.map(lambda leaf: leaf.mean(axis=0).astype(leaf.dtype), params)
-        if calibration is not None:
-            average = calibrated(task, average, calibration)
-            params = over_nodes(lambda one: calibrated(task, one, calibration), task.node_loop)(params)
+    def sums(params: PyTree, batch: EvaluationSet) -> dict[str, Array]:
+        values = task.metrics(params, batch.inputs, batch.labels)
+        return {name: jnp.where(batch.counts, value, 0).astype(float).sum() for name, value in values.items()}
 
-        def sums(one: PyTree, batch: EvaluationSet) -> dict[str, Array]:
-            values = task.metrics(one, batch.inputs, batch.labels)
-            return {name: jnp.where(batch.counts, value, 0).astype(float).sum() for name, value in values.items()}
+    def batch_scores(batch: EvaluationSet) -> Scores:
+        return Scores(
+            nodes=over_nodes(lambda params: sums(params, batch), task.node_loop)(nodes),
+            average_model=sums(average, batch),
+            num_samples=batch.counts.sum(dtype=jnp.int32),
+        )
 
-        def batch_scores(batch: EvaluationSet) -> Scores:
-            return Scores(
-                nodes=over_nodes(lambda one: sums(one, batch), task.node_loop)(params),
-                average_model=sums(average, batch),
-                num_samples=batch.counts.sum(dtype=jnp.int32),
-            )
-
-        return jax.tree.map(lambda part: part.sum(axis=0, dtype=part.dtype), jax.lax.map(batch_scores, test))
-
-    return jax.jit(evaluate)
+    return jax.tree.map(lambda part: part.sum(axis=0, dtype=part.dtype), jax.lax.map(batch_scores, test))
 
 
 def worst(name: str, values: np.ndarray) -> float:
@@ -123,13 +107,13 @@ def worst(name: str, values: np.ndarray) -> float:
     return float(values.max() if name.endswith(LARGER_IS_WORSE) else values.min())
 
 
-def flatten_scores(scores: Scores) -> dict[str, float]:
+def flatten_scores(scores: Scores, measure: str = "test") -> dict[str, float]:
     """The named numbers of a metrics line: mean, worst node and average model of each metric, accuracy first."""
     line: dict[str, float] = {}
     size = int(scores.num_samples)
     for name in sorted(scores.nodes, key=lambda name: (name != "accuracy", name)):
         values = np.asarray(scores.nodes[name], dtype=np.float64) / size
-        line[f"test_{name}"] = float(values.mean())
-        line[f"test_{name}_worst_node"] = worst(name, values)
-        line[f"test_{name}_average_model"] = float(scores.average_model[name]) / size
+        line[f"{measure}_{name}"] = float(values.mean())
+        line[f"{measure}_{name}_worst_node"] = worst(name, values)
+        line[f"{measure}_{name}_average_model"] = float(scores.average_model[name]) / size
     return line

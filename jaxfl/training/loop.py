@@ -1,89 +1,58 @@
-"""The training loop: several variants and seeds, one after another, in one run directory.
+"""The training loop: variants and seeds become lanes, lanes that may share a program share it, programs run in turn.
 
-For each variant and seed: initialise or restore, then alternate chunks of rounds with evaluations. After an evaluation
-its line is flushed to disk, then the checkpoint is written; a run killed at any moment and resumed therefore ends with
-the same metrics.jsonl and the same parameters as one that was never interrupted (on the same machine and versions).
+A run killed at any moment and resumed ends with the same metrics.jsonl, results.csv (but for its seconds) and the same
+parameters as one that was never interrupted (on the same machine and versions).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+import functools
+import operator
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
 
-import jax
-
-from jaxfl.core import Algorithm, ArgumentError, FederatedData, PyTree, Task
-from jaxfl.core.check import at_least, one_of, positive
-from jaxfl.training.calibration import check_calibration
+from jaxfl.core import ArgumentError, PyTree
+from jaxfl.core.check import at_least
 from jaxfl.training.checkpoint import Checkpoints
-from jaxfl.training.chunks import COSTS, Diverged, FatalCount, check_start, default_chunk_rounds, init_fn
-from jaxfl.training.evaluate import EvaluationSet, evaluation_set
+from jaxfl.training.chunks import Diverged, FatalCount
 from jaxfl.training.json_files import jsonable
-from jaxfl.training.part import Schedule, Variant, run_part
-from jaxfl.training.preflight import peak_text
+from jaxfl.training.lanes import Point, Uploads
+from jaxfl.training.preflight import peak_text, require_memory
+from jaxfl.training.program import Compiled, Program
 from jaxfl.training.progress import ProgressReport
-from jaxfl.training.records import RunDirectory, slug
+from jaxfl.training.records import ENDED, RunDirectory
+from jaxfl.training.results import RESULTS, write_results
+from jaxfl.training.strategy import choose, describe, fitted, likely_best
 from jaxfl.training.summary import summarize_run
+from jaxfl.training.sweep import Lockstep
+from jaxfl.training.variant import Variant, check_variants
 
-Value = TypeVar("Value")
-DataOfSeed = Callable[[int], FederatedData]
+Records = dict[tuple[str, int], dict[str, Any]]
 
 
 def train(
-    variants: Mapping[str, Algorithm],
-    task: Task,
-    data: FederatedData | DataOfSeed | Mapping[str, DataOfSeed],
-    test_inputs: Any,
-    test_labels: Any,
+    variants: Mapping[str, Variant],
     *,
     run: RunDirectory,
-    seeds: Sequence[int],
-    num_rounds: int | Mapping[str, int],
-    evaluate_every: int | Mapping[str, int],
     checkpoint_every: int = 10,
     keep_checkpoints: int = 2,
-    chunk_rounds: int | None = None,
-    test_batch_size: int = 256,
-    train_samples: int | None = None,
-    calibration_samples: int | Mapping[str, int | None] | None = None,
-    budgets: Mapping[str, float] | None = None,
-    privacy: Mapping[str, Callable[[int], Sequence[Mapping[str, Any]]]] | None = None,
-    privacy_rounds: Mapping[str, int] | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Train every variant with every seed and leave a complete run directory behind.
 
-    All variants are compiled before the first is trained, so that one whose programs need more memory than is free is
-    refused while nothing is lost; the executables are kept, so this compiles nothing twice. A later seed with data of
-    another shape is compiled, and refused if need be, before its own work.
+    All programs are compiled before the first is run, so that one that needs more memory than is free is refused while
+    nothing is lost; nothing is compiled twice.
 
     Args:
-        variants: name -> algorithm.
-        task: what is evaluated.
-        data: training data, a function of the seed (a partition per seed), or variant -> such a function. Uploaded once
-            per variant and seed.
-        test_inputs: (N, *sample).
-        test_labels: (N, ...).
-        run: from `open_run`; a resumed run continues from its newest checkpoints and skips what is finished.
-        seeds: distinct; seed s gives the base key `jax.random.key(s)`.
-        num_rounds: rounds of each variant and seed, or variant -> rounds.
-        evaluate_every: rounds between evaluations, or variant -> rounds; round 0 and the last round are always
-            evaluated.
+        variants: name -> what to train. Those that differ in numbers and seeds alone share one compiled program and run
+            in lockstep.
+        run: from `open_run`; a resumed run continues from its newest checkpoints and skips what has ended.
         checkpoint_every: evaluations between checkpoints; the last state is always saved.
-        keep_checkpoints: how many of the newest stay, for each variant and seed.
-        chunk_rounds: most rounds in one compiled call. Default: all between two evaluations, at most 100.
-        test_batch_size: test samples evaluated at once.
-        train_samples: training samples of each node on which an evaluation measures the average model, its metrics and
-            the squared norm of the objective's gradient (`stationarity`); None for no such measurement.
-        calibration_samples: training samples, drawn from all nodes' once per seed, on which batch statistics are
-            measured before an evaluation, in batches of `test_batch_size`: for static batch normalization, which
-            tracks none, but also in place of those of training. None evaluates with the task's model state. Or
-            variant -> such a number or None.
-        budgets: cost ("bits_sent" or "gradient_evaluations", summed over rounds and nodes) -> most that may be spent;
-            a variant and seed ends at the first evaluation at which one is reached.
-        privacy: variant -> function from the rounds that really ran to the statements of the summary.
-        privacy_rounds: variant -> most rounds that its privacy budget allows. A variant with more `num_rounds` ends
-            there; a resumed one goes on counting from its checkpoint, whose rounds it does not repeat.
+        keep_checkpoints: how many of the newest stay.
         quiet: show no progress.
 
     Returns:
@@ -92,145 +61,194 @@ def train(
     Raises:
         ArgumentError: an argument cannot be used, or differs from the run that is resumed, or a variant does not fit
             in memory. A new run that is refused before its first round leaves nothing behind.
-        Diverged: a measurement or metric is not finite. Lines written so far stay, the summary says "diverged".
-        FatalCount: the rounds were not those that the algorithm assumes. The summary says "stopped".
+        Diverged: of a single variant and seed a measurement or metric is not finite. Lines written so far stay, the
+            summary says "diverged". Of several, that one ends, its status says so, and the others go on.
+        FatalCount: the rounds were not those that the algorithm assumes; "stopped" in place of "diverged".
 
     Guarantees:
         - resumed equals uninterrupted, bit for bit.
-        - rounds are compiled once per variant and shape of the data.
-        - finished variants and seeds are skipped on resume.
-        - no variant runs more rounds than privacy_rounds.
+        - rounds are compiled once per program.
+        - what has ended is skipped on resume.
+        - no variant runs more rounds than max_rounds.
         - a variant that does not fit is refused before any variant is trained.
+        - a lane that diverges leaves the others' bytes as they are.
     """
-    at_least(1, checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints, test_batch_size=test_batch_size)
-    if train_samples is not None:
-        at_least(1, train_samples=train_samples)
-    calibrations = _of_each(variants, "calibration_samples", calibration_samples)
-    for most in calibrations.values():
-        check_calibration(task, most)
-    budgets, privacy, privacy_rounds = dict(budgets or {}), dict(privacy or {}), dict(privacy_rounds or {})
-    _check_names(variants, seeds, budgets, privacy=privacy, privacy_rounds=privacy_rounds)
-    wanted = _of_each(variants, "num_rounds", num_rounds)
-    evaluated = _of_each(variants, "evaluate_every", evaluate_every)
-    schedules = {}
-    for name in variants:
-        allowed = privacy_rounds.get(name, wanted[name])
-        at_least(1, num_rounds=wanted[name], evaluate_every=evaluated[name], privacy_rounds=allowed)
-        rounds = min(wanted[name], allowed)
-        chunk = default_chunk_rounds(min(evaluated[name], rounds)) if chunk_rounds is None else chunk_rounds
-        at_least(1, chunk_rounds=chunk)
-        schedules[name] = Schedule(rounds, evaluated[name], checkpoint_every, chunk)
-    data_of = _of_each(variants, "data", data)
-    latest: tuple[Any, FederatedData] | None = None
+    at_least(1, checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints)
+    check_variants(variants)
+    points = [Point(name, variant, seed) for name, variant in variants.items() for seed in variant.seeds]
+    facts = {
+        name: {
+            "seeds": variant.seeds,
+            "settings": variant.settings,
+            "privacy": variant.privacy and functools.cache(variant.privacy),
+        }
+        for name, variant in variants.items()
+    }
+    ended: Records = {}
 
-    def data_on_device(name: str, seed: int) -> FederatedData:
-        """The training data, uploaded once for all variants that follow each other with the same."""
-        nonlocal latest
-        source = data_of[name]
-        label = (id(source), seed if callable(source) else None)
-        if latest is None or latest[0] != label:
-            latest = None  # frees the device's memory first
-            latest = label, jax.device_put(source(seed) if callable(source) else source)
-        return latest[1]
-
-    def prepare(progress: ProgressReport) -> tuple[dict[str, Variant], EvaluationSet]:
-        """Say what is wrong with any variant before one of them runs, and compile those with something left to run."""
-        for name, algorithm in variants.items():
-            check_start(algorithm, jax.random.key(seeds[0]), data_on_device(name, seeds[0]))
-        run.record_training(
-            {
-                "variants": list(variants),
-                "seeds": list(seeds),
-                "num_rounds": num_rounds if isinstance(num_rounds, int) else dict(num_rounds),
-                "evaluate_every": evaluate_every if isinstance(evaluate_every, int) else dict(evaluate_every),
-                "chunk_rounds": [schedule.chunk_rounds for schedule in schedules.values()],
-                "test_batch_size": test_batch_size,
-                "train_samples": train_samples,
-                "calibration_samples": (
-                    dict(calibration_samples) if isinstance(calibration_samples, Mapping) else calibration_samples
-                ),
-                "node_loop": task.node_loop,
-                "budgets": budgets,
-                "privacy_rounds": privacy_rounds,
-            }
-        )
-        test = evaluation_set(test_inputs, test_labels, test_batch_size)
-        made, peaks = {}, {}
-        for name, algorithm in variants.items():
-            chunk = schedules[name].chunk_rounds
-            made[name] = Variant(name, algorithm, task, test, chunk, train_samples, calibrations[name])
-            waiting = [seed for seed in seeds if run.finished(name, seed) is None]
-            if waiting:
-                progress.begin(name, waiting[0], schedules[name].num_rounds)
-                key = jax.random.key(waiting[0])
-                peaks[name] = made[name].compiled(key, data_on_device(name, waiting[0])).peak
-        if peaks:
-            progress.announce(peak_text(peaks))
-        return made, test
-
-    finished: dict[tuple[str, int], dict[str, Any] | None] = {}
-
-    def summary(status: str, released: Mapping[str, int] | None = None) -> dict[str, Any]:
-        content = summarize_run(
-            run.read_metrics(),
-            finished,
-            experiment=run.config["experiment"],
-            preset=run.config["preset"],
-            status=status,
-            variants=list(variants),
-            seeds=seeds,
-            privacy=privacy,
-            released=released or {},
-            environment=run.config["environment"],
-        )
+    def conclude(status: str, records: Records) -> dict[str, Any]:
+        lines = run.read_metrics()
+        in_order = {_label(point): records[_label(point)] for point in points if _label(point) in records}
+        content = summarize_run(lines, in_order, facts, config=run.config, status=status)
         run.write_summary(content)
+        settings = {name: variant.settings for name, variant in variants.items()}
+        privacy = {name: fact["privacy"] for name, fact in facts.items() if fact["privacy"]}
+        write_results(run.path / RESULTS, in_order, lines, settings, privacy)
         return jsonable(content, "summary")
 
-    total_rounds = len(seeds) * sum(schedule.num_rounds for schedule in schedules.values())
-    with ProgressReport(total_rounds, quiet=quiet) as progress:
+    alone = len(points) == 1
+    with ProgressReport(sum(point.variant.last_round for point in points), quiet=quiet) as progress:
         try:
-            made, test = prepare(progress)
+            jobs = _prepare(points, run, progress)
         except ArgumentError:
             run.withdraw()
             raise
-        for name, variant in made.items():
-            schedule = schedules[name]
-            for seed in seeds:
-                progress.begin(name, seed, schedule.num_rounds)
-                record = run.finished(name, seed)
-                if record is None:
-                    own_data = data_on_device(name, seed)
-                    checkpoints = Checkpoints(run.checkpoint_directory(name, seed), keep_checkpoints)
-                    try:
-                        record = run_part(variant, seed, own_data, test, run, checkpoints, schedule, budgets, progress)
-                    except (Diverged, FatalCount) as stopped:
-                        status = "diverged" if isinstance(stopped, Diverged) else "stopped"
-                        summary(status, {name: stopped.rounds[1]})  # more rounds than have a line
-                        raise
-                    finally:
-                        checkpoints.close()
-                    if record["round"] < wanted[name] and record["round"] == privacy_rounds.get(name):
-                        record = {**record, "budget_spent": True}
-                    run.mark_finished(name, seed, record)
-                    progress.end()
-                else:
-                    progress.skip(schedule.num_rounds)
-                finished[name, seed] = record
-    spent = any(record and record["budget_spent"] for record in finished.values())
-    return summary("budget_spent" if spent else "finished")
+        done = run.finished(map(_label, points))
+        for index, job in enumerate(jobs):
+            job = _settled(index, job, run, progress) if job.compiled else job
+            for number, first in enumerate(range(0, len(job.program.points), job.lanes_a_pass)):
+                lanes = job.program.points[first : first + job.lanes_a_pass]
+                if all(_label(point) in done for point in lanes):
+                    ended |= {_label(point): done[_label(point)] for point in lanes}
+                    progress.skip(sum(point.variant.last_round for point in lanes))
+                    continue
+                assert job.compiled is not None
+                label = f"{lanes[0].name}, seed {lanes[0].seed}" if len(lanes) == 1 else f"{len(lanes)} runs"
+                progress.begin(label, sum(point.variant.last_round for point in lanes))
+                together = job.compiled.strategy.num_slots > 1
+                lockstep = Lockstep(
+                    job.program,
+                    job.compiled,
+                    lanes,
+                    run=run,
+                    directory=run.pass_directory(index, number) if together else run.lane_directory(*_label(lanes[0])),
+                    checkpoint_every=checkpoint_every,
+                    keep_checkpoints=keep_checkpoints,
+                    compile_seconds=0.0 if number else job.seconds,
+                    progress=progress,
+                    raises=alone,
+                )
+                try:
+                    ended |= lockstep.run()
+                except (Diverged, FatalCount) as error:
+                    status = "diverged" if isinstance(error, Diverged) else "stopped"
+                    conclude(status, {_label(points[0]): {**_UNRECORDED, "status": status, **_end_of(error)}})
+                    raise
+                progress.end()
+    spent = any(record["status"] == "budget_spent" for record in ended.values())
+    return conclude("budget_spent" if spent else "finished", ended)
 
 
-def restore_state(
-    run: RunDirectory, variant: str, algorithm: Algorithm, seed: int, data: FederatedData
-) -> tuple[int, PyTree]:
-    """The newest saved state of one variant and seed.
+class _Job(NamedTuple):
+    """A program on its way."""
+
+    program: Program
+    compiled: Compiled | None  # None where all lanes have ended
+    lanes_a_pass: int  # that run together
+    seconds: float  # that compiling took
+
+
+_UNRECORDED = {"round": None, "seconds": {"compile": 0.0, "run": 0.0, "timed_rounds": 0}}
+
+
+def _end_of(error: Diverged | FatalCount) -> dict[str, Any]:
+    return {"until": error.rounds[1], "reason": str(error)}
+
+
+def _label(point: Point) -> tuple[str, int]:
+    return point.name, point.seed
+
+
+def _prepare(points: Sequence[Point], run: RunDirectory, progress: ProgressReport) -> list[_Job]:
+    """Say what is wrong with any program before one of them runs, and compile those with something left to run."""
+    uploads = Uploads()
+    groups: dict[Any, list[Point]] = {}
+    for point in points:
+        shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in uploads.of(point))
+        groups.setdefault((_identity(point.variant), shapes), []).append(point)
+    programs = [Program(group, uploads) for group in groups.values()]
+    for program in programs:
+        program.check()
+    run.record_training({"variants": {point.name: _settings(point.variant) for point in points}})
+    recorded, done = run.recorded_programs(), run.finished(map(_label, points))
+    began = time.perf_counter()
+    waiting = [any(_label(point) not in done for point in program.points) for program in programs]
+    finish = []
+    for index, program in enumerate(programs):
+        if waiting[index]:
+            progress.begin(program.label, 0)
+            before = recorded[index] if index < len(recorded) else None
+            finish.append(program.lower(likely_best(program, before)))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        compiled = iter(list(pool.map(lambda one: one(), finish)))
+    jobs, peaks = [], {}
+    for index, program in enumerate(programs):
+        fit = next(compiled) if waiting[index] else None
+        if fit is not None:
+            if index < len(recorded):  # another division of the lanes would not find their checkpoints
+                require_memory(program.label, fit.peak, program.structure, program.variant.task)
+            else:
+                fit = fitted(program, fit)
+            peaks[program.label] = fit.peak
+        lanes = len(program.points) if fit is None else min(fit.strategy.num_slots, len(program.points))
+        # As recorded, though another number of devices may pad them otherwise.
+        jobs.append(_Job(program, fit, recorded[index]["lanes_a_pass"] if index < len(recorded) else lanes, 0.0))
+    if peaks:
+        progress.announce(peak_text(peaks))
+    share = (time.perf_counter() - began) / max(1, sum(waiting))
+    return [job._replace(seconds=share) if job.compiled else job for job in jobs]
+
+
+def _identity(variant: Variant) -> Any:
+    """What variants of one program have in common."""
+    objects = (variant.algorithm, variant.data, variant.task, variant.test)
+    rounds = (variant.num_rounds, variant.evaluate_every, variant.chunk_rounds)
+    return tuple(map(id, objects)), rounds, tuple(variant.measures.items()), tuple(sorted(variant.numbers))
+
+
+def _settings(variant: Variant) -> dict[str, Any]:
+    """What config.json keeps of a variant, and a resumed run must have, too."""
+    return {
+        "seeds": variant.seeds,
+        "num_rounds": variant.num_rounds,
+        "max_rounds": variant.max_rounds,
+        "evaluate_every": variant.evaluate_every,
+        "chunk_rounds": variant.rounds_per_call,
+        "numbers": dict(variant.numbers),
+        "budgets": dict(variant.budgets),
+        "measures": list(variant.measures),
+        "test": list(variant.test.counts.shape),
+        "node_loop": variant.task.node_loop,
+    }
+
+
+def _settled(index: int, job: _Job, run: RunDirectory, progress: ProgressReport) -> _Job:
+    """The job as its lanes will be computed: as recorded, or as measured now."""
+    assert job.compiled is not None
+    program, compiled, measured = job.program, job.compiled, {}
+    if index >= len(run.recorded_programs()):
+        began = time.perf_counter()
+        compiled, measured = choose(program, compiled, job.seconds, program.points[: job.lanes_a_pass])
+        lanes = min(compiled.strategy.num_slots, len(program.points))
+        job = _Job(program, compiled, lanes, job.seconds + time.perf_counter() - began)
+        run.record_program(index, describe(program, compiled.strategy, measured))
+    if len(program.points) > 1:
+        passes = -(-len(program.points) // job.lanes_a_pass)
+        text = f"{len(program.points)} runs of {program.label} share one program, computed {compiled.strategy.text}"
+        several = len(measured) > 1
+        times = "; ".join((f"{how}: " if several else "") + f"{s:.3g} s a round" for how, s in measured.items())
+        progress.announce(text + (f", in {passes} passes" if passes > 1 else "") + (f" ({times})" if times else ""))
+    return job
+
+
+def restore_state(run: RunDirectory, name: str, variant: Variant, seed: int) -> tuple[int, PyTree]:
+    """The newest saved state of one variant and seed; of one that ended before others, the state at its end.
 
     Args:
         run: from `open_run` or `read_run`.
-        variant: its name.
-        algorithm: as it was trained.
+        name: of the variant.
+        variant: as it was trained.
         seed: its seed.
-        data: its training data (for the shapes).
 
     Returns:
         (round, state).
@@ -238,55 +256,29 @@ def restore_state(
     Raises:
         ArgumentError: there is no readable checkpoint, or it holds a state of another form.
     """
-    directory = run.checkpoint_directory(variant, seed)
-    found = None
-    if directory.exists():
-        checkpoints = Checkpoints(directory)
-        try:
-            found = checkpoints.restore(jax.eval_shape(init_fn(algorithm), jax.random.key(seed), data))
-        finally:
-            checkpoints.close()
-    if found is None:
-        remedy = "Name a variant and seed of this run."
-        raise ArgumentError("variant", "must have a readable checkpoint", f"{directory} has none", remedy)
-    return found
+    point = Point(name, variant, seed)
+    program = Program([point], Uploads())
+    directory = run.lane_directory(name, seed)
+    for path in (directory / ENDED, directory):
+        restored = _restored(path, program.structure)
+        if restored is not None:
+            return restored
+    for index, recorded in enumerate(run.recorded_programs()):
+        if [name, seed] in recorded["lanes"]:
+            number, lane = divmod(recorded["lanes"].index([name, seed]), recorded["lanes_a_pass"])
+            num_lanes = min(recorded["lanes_a_pass"], len(recorded["lanes"]) - number * recorded["lanes_a_pass"])
+            restored = _restored(run.pass_directory(index, number), program.saved_structure(num_lanes))
+            if restored is not None:
+                return restored[0], program.map_lanes(operator.itemgetter(lane), restored[1])
+    remedy = "Name a variant and seed of this run."
+    raise ArgumentError("variant", "must have a readable checkpoint", f"{directory} has none", remedy)
 
 
-def _of_each(variants: Mapping[str, Any], argument: str, value: Value | Mapping[str, Value]) -> dict[str, Value]:
-    """Variant -> its value, from one for all or one for each."""
-    if not isinstance(value, Mapping):
-        return dict.fromkeys(variants, value)
-    if set(value) != set(variants):
-        found = f"got {', '.join(value)} for {', '.join(variants)}"
-        raise ArgumentError(argument, "must be one for all variants, or name each of them", found, "Name each once.")
-    return dict(value)
-
-
-def _check_names(
-    variants: Mapping[str, Algorithm],
-    seeds: Sequence[int],
-    budgets: Mapping[str, float],
-    **by_variant: Mapping[str, Any],
-) -> None:
-    """Refuse names and seeds that cannot label a run."""
-    if not variants:
-        raise ArgumentError("variants", "must hold at least one algorithm", "got none", "Pass {name: algorithm}.")
-    slugs: dict[str, str] = {}
-    for name in variants:
-        if not slug(name) or slug(name) in slugs:
-            found = f"got {name!r}" + (f" beside {slugs[slug(name)]!r}" if slug(name) else "")
-            remedy = "Choose names that differ in letters or digits."
-            raise ArgumentError("variants", "must have names that give distinct directory names", found, remedy)
-        slugs[slug(name)] = name
-    if not seeds or len(set(seeds)) != len(seeds):
-        raise ArgumentError("seeds", "must be distinct and at least one", f"got {list(seeds)}", "Pass e.g. 0 1 2.")
-    for seed in seeds:
-        at_least(0, seeds=seed)
-        if seed >= 2**32:  # a larger seed would lose its upper bits
-            raise ArgumentError("seeds", "must lie in [0, 2^32)", f"got {seed}", "Pass e.g. 0 1 2.")
-    for name, most in budgets.items():
-        one_of(COSTS, budgets=name)
-        positive(**{f"budgets.{name}": most})
-    for argument, values in by_variant.items():
-        for name in values:
-            one_of(tuple(variants), **{argument: name})
+def _restored(directory: Path, structure: PyTree) -> tuple[int, PyTree] | None:
+    if not directory.exists():
+        return None
+    checkpoints = Checkpoints(directory)
+    try:
+        return checkpoints.restore(structure)
+    finally:
+        checkpoints.close()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
+import tree
 from jax.stages import Compiled
 
 from jaxfl.core import PyTree, Task
@@ -13,13 +14,13 @@ from jaxfl.core.check import bytes_text
 from jaxfl.core.tree import num_bytes
 from jaxfl.gradients import memory
 
-_CHECKPOINT_SHARE = 1.25  # of the state, taken while one is written: measured 1.23 with a state of 2.2 GB
+CHECKPOINT_SHARE = 1.25  # of the state, taken while one is written: measured 1.23 with a state of 2.2 GB
 
 
 class PeakMemory(NamedTuple):
-    """Bytes on the device at the worst moment of one variant and seed."""
+    """Bytes on the device at the worst moment of one program."""
 
-    inputs: int  # training data and test set, there all the time
+    inputs: int  # training data, test set and what is measured on, there all the time
     state: int
     working: int  # temporaries and results of the program that needs most of them, or a checkpoint's copy
 
@@ -30,9 +31,15 @@ class PeakMemory(NamedTuple):
 
 
 def predicted_peak(
-    inputs: PyTree, state: PyTree, init: Compiled, programs: Sequence[Compiled], *, num_copies: int = 1
+    inputs: PyTree,
+    state: PyTree,
+    init: Compiled,
+    programs: Sequence[Compiled],
+    *,
+    num_copies: int = 1,
+    divided: bool = False,
 ) -> PeakMemory:
-    """What a variant will take, by what XLA says of its programs before they run.
+    """What a program will take, by what XLA says of its programs before they run.
 
     Args:
         inputs: arrays, or their shapes, that are there all the time.
@@ -40,6 +47,7 @@ def predicted_peak(
         init: the program that makes the state.
         programs: those that run while a state is there.
         num_copies: devices in one memory that each hold inputs and state and run the programs.
+        divided: whether these devices share the state out, in place of holding all of it.
 
     Returns:
         The prediction. It counts arrays and temporaries alone: the interpreter, the executables, the data set as it was
@@ -49,11 +57,11 @@ def predicted_peak(
         - a state that is updated in place counts once.
         - on a CPU, writing a checkpoint counts.
     """
-    held = num_bytes(state)
+    held = num_bytes(state) // (num_copies if divided else 1)  # by each of the devices
     first = _working_bytes(init) - held  # its result is the state
-    saving = int(_CHECKPOINT_SHARE * held) if jax.default_backend() == "cpu" else 0
-    running = (num_copies * _working_bytes(program) for program in programs)
-    return PeakMemory(num_copies * num_bytes(inputs), num_copies * held, max(0, first, saving, *running))
+    saving = int(CHECKPOINT_SHARE * num_bytes(state)) if jax.default_backend() == "cpu" else 0
+    running = (num_copies * working for working in (first, *map(_working_bytes, programs)))
+    return PeakMemory(num_copies * num_bytes(inputs), num_copies * held, max(0, saving, *running))
 
 
 def _working_bytes(program: Compiled) -> int:
@@ -64,12 +72,13 @@ def _working_bytes(program: Compiled) -> int:
     return found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
 
 
-def require_memory(variant: str, peak: PeakMemory, task: Task) -> None:
+def require_memory(variant: str, peak: PeakMemory, state: PyTree, task: Task) -> None:
     """Refuse a variant that cannot fit.
 
     Args:
         variant: its name.
         peak: its prediction, the inputs of which are on the device already.
+        state: the state of one lane, or its shapes; its largest leaf is named.
         task: whose `node_loop` says what there is to choose.
 
     Raises:
@@ -77,7 +86,9 @@ def require_memory(variant: str, peak: PeakMemory, task: Task) -> None:
     """
     remedies = ['node_loop "map" or "chunk:k"'] if task.node_loop != "map" else []
     remedies += ["a smaller batch", "fewer nodes", "a factored or bfloat16 gradient table", "a smaller model"]
-    parts = f"{bytes_text(peak.state)} of state, {bytes_text(peak.working)} to compute and save it"
+    path, _ = max(tree.flatten_with_path(state), key=lambda leaf: num_bytes(leaf[1]))
+    largest = f", most in {'.'.join(map(str, path))}" if path else ""
+    parts = f"{bytes_text(peak.state)} of state{largest}; {bytes_text(peak.working)} to compute and save it"
     memory.require_fits(
         "variants",
         peak.state + peak.working,

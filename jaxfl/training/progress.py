@@ -14,7 +14,7 @@ class ProgressReport:
     """Progress of a whole run; a context manager.
 
     Args:
-        total_rounds: rounds of all variants and seeds together.
+        total_rounds: rounds of all lanes together.
         quiet: show nothing.
         console: where to write; default: standard output.
 
@@ -27,7 +27,7 @@ class ProgressReport:
         self._console = console or rich.console.Console(highlight=False)
         self._quiet = quiet
         self._total = total_rounds
-        self._done_here = self._done_since = 0
+        self._done_here = self._done_since = self._part_done = self._part_total = 0
         self._label, self._note = "", ""
         self._began = self._last_line = time.perf_counter()
         self._bar: rich.progress.Progress | None = None
@@ -55,20 +55,20 @@ class ProgressReport:
         if not self._quiet:
             self._console.print(text, soft_wrap=True, markup=False)
 
-    def begin(self, variant: str, seed: int, num_rounds: int) -> None:
-        """A variant and seed of `num_rounds` rounds begins, or goes on."""
-        self._label, self._part_done, self._part_total, self._note = f"{variant}, seed {seed}", 0, num_rounds, ""
+    def begin(self, label: str, num_rounds: int) -> None:
+        """Lanes of together `num_rounds` rounds begin, or go on."""
+        self._label, self._part_done, self._part_total, self._note = label, 0, num_rounds, ""
         self._show(rounds=0)
 
     def skip(self, rounds: int) -> None:
-        """These rounds of the part need not be run: an earlier run did them, or its budget is spent."""
+        """These rounds need not be run: an earlier run did them, or a lane has ended."""
         self._total -= rounds
         self._part_done += rounds
         if self._bar is not None:
             self._bar.update(self._task, total=self._total)
 
     def compiled(self) -> None:
-        """The part's rounds begin now: compiling does not count for the rate."""
+        """The rounds begin now: compiling does not count for the rate."""
         self._began, self._done_since = time.perf_counter(), 0
 
     def advance(self, rounds: int) -> None:
@@ -83,11 +83,11 @@ class ProgressReport:
         self._note = text
 
     def end(self) -> None:
-        """The part is done."""
+        """These lanes are done."""
         self._line()
 
     def _rate(self) -> str:
-        """Rounds per second of this part, evaluations and checkpoints included, and the time left of the whole."""
+        """Rounds per second of these lanes, evaluations and checkpoints included, and the time left of the whole."""
         elapsed = time.perf_counter() - self._began
         if self._done_since == 0 or elapsed <= 0:
             return "compiling"

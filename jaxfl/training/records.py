@@ -3,12 +3,15 @@
     config.json      the resolved configuration, the settings of the training loop, and the environment
     metrics.jsonl    one line per evaluation, appended and flushed to disk; holds no times, so that a resumed run
                      reproduces it byte for byte
-    summary.json     written when the run ends
-    checkpoints/<variant>/seed_<s>/<round>/    see `checkpoint.py`; beside them finished.json once that part is done
+    summary.json, results.csv    written when the run ends
+    checkpoints/<variant>/seed_<s>/    finished.json once that lane has ended, <round>/ (see `checkpoint.py`) of a lane
+                     that ran by itself, and ended/<round>/ of one that ended before the others, or diverged
+    checkpoints/lanes_<program>_<pass>/<round>/    of lanes that ran together
     plots/           pictures
 
 Every file but metrics.jsonl is replaced atomically. A line of metrics.jsonl is on disk before the checkpoint of its
-round, so that whatever checkpoint a resumed run finds, the lines up to it are there.
+round, so that whatever checkpoint a resumed run finds, the lines up to it are there. A lane's finished.json is there
+before the first checkpoint behind its end, so that one of an older checkpoint is known to be out of date.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import os
 import re
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,8 @@ from jaxfl.training.environment import describe_environment
 from jaxfl.training.json_files import jsonable, read_json, refuse_difference, write_atomically, write_json
 
 CONFIG, METRICS, SUMMARY, FINISHED = "config.json", "metrics.jsonl", "summary.json", "finished.json"
+ENDED = "ended"  # beside finished.json: the state of a lane that ended before the others, or diverged
+_PROGRAMS = "programs"  # in "training": what was measured and chosen, not compared on resume
 
 _BITS_DEPEND_ON = ("jax", "jaxlib", "platform", "device_kind", "x64")
 
@@ -53,10 +58,22 @@ class RunDirectory:
         """
         given = jsonable(settings, "training")
         if "training" in self.config:
-            refuse_difference(self.config["training"], given, self.path)
+            recorded = {name: value for name, value in self.config["training"].items() if name != _PROGRAMS}
+            refuse_difference(recorded, given, self.path)
             return
-        self.config = {**self.config, "training": given}
+        self.config = {**self.config, "training": {**given, _PROGRAMS: []}}
         write_json(self.path / CONFIG, self.config)
+
+    def record_program(self, index: int, choice: Mapping[str, Any]) -> None:
+        """Add how the lanes of a program, counted from 0, are computed; programs come in their order."""
+        training = self.config["training"]
+        programs = [*training[_PROGRAMS][:index], jsonable(choice, _PROGRAMS)]
+        self.config = {**self.config, "training": {**training, _PROGRAMS: programs}}
+        write_json(self.path / CONFIG, self.config)
+
+    def recorded_programs(self) -> list[dict[str, Any]]:
+        """What `record_program` noted."""
+        return self.config.get("training", {}).get(_PROGRAMS, [])
 
     def withdraw(self) -> None:
         """Undo `open_run` of a run that was refused before anything was trained; one that was found stays as it is."""
@@ -65,9 +82,9 @@ class RunDirectory:
             with contextlib.suppress(OSError):  # other files are there
                 self.path.rmdir()
 
-    def append_metrics(self, line: Mapping[str, Any]) -> None:
-        """Append one line and flush it to disk."""
-        text = json.dumps(line, allow_nan=False) + "\n"
+    def append_metrics(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Append lines and flush them to disk together."""
+        text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
         with open(self.path / METRICS, "ab") as file:
             file.write(text.encode())
             file.flush()
@@ -81,62 +98,60 @@ class RunDirectory:
         """
         return [line for _, line in self._lines()]
 
-    def keep_metrics_until(self, variant: str, seed: int, round_index: int | None) -> list[dict[str, Any]]:
-        """Drop every line behind the one of (variant, seed, round), atomically.
+    def keep_metrics_until(self, lanes: Collection[tuple[str, int]], round_index: int | None) -> list[dict[str, Any]]:
+        """Drop every line behind the last of these lanes' up to a round, atomically.
 
         Args:
-            variant, seed: the part that is about to go on.
-            round_index: the round of its checkpoint; None drops all its lines and all that follow.
+            lanes: (variant, seed) of those that are about to go on together.
+            round_index: the round of their checkpoint; None drops all their lines and all that follow.
 
         Returns:
-            The lines of (variant, seed) that remain.
-
-        Raises:
-            ArgumentError: the line of `round_index` is missing.
+            The lines of these lanes that remain.
 
         Guarantees:
             - exactly the lines up to the checkpoint remain, byte for byte.
         """
         lines = self._lines()
-        own = [index for index, (_, line) in enumerate(lines) if _part(line) == (variant, seed)]
+        own = [index for index, (_, line) in enumerate(lines) if lane_of(line) in lanes]
         if round_index is None:
             end = own[0] if own else len(lines)
         else:
-            at = [index for index in own if lines[index][1]["round"] == round_index]
-            if not at:
-                raise ArgumentError(
-                    "out",
-                    f"{self.path / METRICS} must hold the line of every checkpoint",
-                    f"round {round_index} of {variant}, seed {seed} is missing",
-                    "Restore the file, or start again with another out.",
-                )
-            end = at[0] + 1
+            end = 1 + max((index for index in own if lines[index][1]["round"] <= round_index), default=len(lines) - 1)
         kept = b"".join(raw for raw, _ in lines[:end])
         path = self.path / METRICS
         if not path.exists() or path.read_bytes() != kept:
             write_atomically(path, kept)
         return [lines[index][1] for index in own if index < end]
 
-    def checkpoint_directory(self, variant: str, seed: int) -> Path:
-        """Where the checkpoints of one (variant, seed) lie."""
+    def lane_directory(self, variant: str, seed: int) -> Path:
+        """Where finished.json and the checkpoints of one (variant, seed) lie."""
         return self.path / "checkpoints" / slug(variant) / f"seed_{seed}"
 
-    def mark_finished(self, variant: str, seed: int, record: Mapping[str, Any]) -> None:
-        """Note that (variant, seed) is done; `record` holds at least its last "round"."""
-        write_json(self.checkpoint_directory(variant, seed) / FINISHED, jsonable(record, FINISHED))
+    def pass_directory(self, program: int, number: int) -> Path:
+        """Where the checkpoints of lanes lie that ran together, both counted from 0."""
+        return self.path / "checkpoints" / f"lanes_{program}_{number}"  # no slug has an underscore
 
-    def finished(self, variant: str, seed: int) -> dict[str, Any] | None:
-        """The record of a finished (variant, seed) whose lines are all there, else None."""
-        path = self.checkpoint_directory(variant, seed) / FINISHED
-        if not path.exists():
-            return None
-        record = read_json(path)
-        rounds = [line["round"] for line in self.read_metrics() if _part(line) == (variant, seed)]
-        return record if rounds and rounds[-1] == record["round"] else None
+    def mark_finished(self, variant: str, seed: int, record: Mapping[str, Any]) -> None:
+        """Note that (variant, seed) has ended; `record` holds at least "round", that of its last line."""
+        write_json(self.lane_directory(variant, seed) / FINISHED, jsonable(record, FINISHED))
+
+    def finished(
+        self, lanes: Iterable[tuple[str, int]], lines: Sequence[Mapping[str, Any]] | None = None
+    ) -> dict[tuple[str, int], dict[str, Any]]:
+        """The records of those of these lanes that have ended and whose lines are all there.
+
+        Args:
+            lanes: (variant, seed).
+            lines: of metrics.jsonl; read where they are not given.
+        """
+        last = {lane_of(line): line["round"] for line in (self.read_metrics() if lines is None else lines)}
+        paths = {lane: self.lane_directory(*lane) / FINISHED for lane in lanes}
+        records = {lane: read_json(path) for lane, path in paths.items() if path.exists()}
+        return {lane: record for lane, record in records.items() if last.get(lane) == record["round"]}
 
     def forget_finished(self, variant: str, seed: int) -> None:
         """Undo `mark_finished`."""
-        (self.checkpoint_directory(variant, seed) / FINISHED).unlink(missing_ok=True)
+        (self.lane_directory(variant, seed) / FINISHED).unlink(missing_ok=True)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json."""
@@ -244,7 +259,8 @@ def read_run(path: str | os.PathLike[str]) -> RunDirectory:
     return RunDirectory(Path(path), read_json(config), resumed=True)
 
 
-def _part(line: Mapping[str, Any]) -> tuple[str, int]:
+def lane_of(line: Mapping[str, Any]) -> tuple[str, int]:
+    """(variant, seed) of a line."""
     return line["variant"], line["seed"]
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import rich.table
 
 from jaxfl.core.check import one_of
+from jaxfl.privacy.statements import caption as statements_in_short
 from jaxfl.privacy.statements import statement_text
 from jaxfl.training.chunks import COSTS
 
 STATUSES = ("finished", "budget_spent", "diverged", "stopped")
 
+_MOST_STATED = 6  # variants, each with its statements below the table; of more the range of each epsilon
 _NOT_METRICS = ("variant", "seed", "round", *(f"total_{name}" for name in COSTS))
 
 
@@ -41,77 +43,73 @@ def spread(values: Sequence[float | None]) -> dict[str, Any]:
 
 def summarize_run(
     lines: Sequence[Mapping[str, Any]],
-    finished: Mapping[tuple[str, int], Mapping[str, Any] | None],
+    ended: Mapping[tuple[str, int], Mapping[str, Any]],
+    variants: Mapping[str, Mapping[str, Any]],
     *,
-    experiment: str,
-    preset: str | None,
+    config: Mapping[str, Any],
     status: str,
-    variants: Sequence[str],
-    seeds: Sequence[int],
-    privacy: Mapping[str, Callable[[int], Sequence[Mapping[str, Any]]]],
-    environment: Mapping[str, Any],
-    released: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """The content of summary.json.
 
     Args:
         lines: of metrics.jsonl.
-        finished: (variant, seed) -> record of `RunDirectory.mark_finished`, None for one that did not end.
-        experiment, preset, environment: as in config.json.
+        ended: (variant, seed) -> how it ended, as `sweep.Lockstep.run` gives it; one that did not end is missing.
+        variants: name -> "seeds", "settings", and "privacy", a function from rounds to statements; in their order.
+        config: content of config.json.
         status: "finished", "budget_spent", "diverged" or "stopped" (by a fatal count).
-        variants, seeds: in the order in which they are listed.
-        privacy: variant -> function from rounds to statements.
-        released: variant -> rounds that ran, where that is more than its last line says.
 
     Returns:
         Per variant: "rounds" (most over seeds) and "rounds_per_seed"; as `spread` gives them every metric of each
-        seed's last line, every count summed over its lines, and "costs"; and "privacy".
+        seed's last line, every count summed over its lines, and "costs"; "privacy"; "status" of each seed and, where
+        one is not finished, "reason". A seed that diverged or was stopped has no metrics.
         "seconds": compile, run (rounds alone, without evaluation and checkpoints), and per_round = run divided by the
-        rounds that were timed.
+        rounds that were timed, each lane's for itself.
     """
     one_of(STATUSES, status=status)
     last = {(line["variant"], line["seed"]): line for line in lines}
     described = {}
-    for variant in variants:
-        parts = [(variant, seed) for seed in seeds]
-        ended = [last.get(part) if finished.get(part) else None for part in parts]
+    for variant, facts in variants.items():
+        records = [ended.get((variant, seed), {}) for seed in facts["seeds"]]
+        whole = [
+            last.get((variant, seed)) if record.get("status") in ("finished", "budget_spent") else None
+            for seed, record in zip(facts["seeds"], records, strict=True)
+        ]
         own = [line for line in lines if line["variant"] == variant]
         names = [name for name in dict.fromkeys(name for line in own for name in line) if name not in _NOT_METRICS]
         counts = {name for name in names if any(isinstance(line.get(name), int) for line in own)}
-        rounds = [last[part]["round"] if part in last else 0 for part in parts]
+        rounds = [last[variant, seed]["round"] if (variant, seed) in last else 0 for seed in facts["seeds"]]
+        released = max(*rounds, *(record.get("until", 0) for record in records), 0)
         described[variant] = {
             "rounds": max(rounds),
             "rounds_per_seed": rounds,
-            **{name: spread(_values(ended, name)) for name in names if name not in counts and name not in COSTS},
+            **({"settings": dict(facts["settings"])} if facts.get("settings") else {}),
+            "status": [record.get("status") for record in records],
+            **({"reason": [r.get("reason") for r in records]} if any(r.get("reason") for r in records) else {}),
+            **{name: spread(_values(whole, name)) for name in names if name not in counts and name not in COSTS},
             **{
-                name: spread([_total(own, seed, name) if finished.get((variant, seed)) else None for seed in seeds])
+                name: spread([None if line is None else _total(own, line["seed"], name) for line in whole])
                 for name in names
                 if name in counts and name not in COSTS
             },
-            "privacy": _statements(privacy.get(variant), max(*rounds, (released or {}).get(variant, 0))),
-            "costs": {name: spread(_values(ended, f"total_{name}")) for name in COSTS if name in names},
+            "privacy": [dict(statement) for statement in facts["privacy"](released)] if facts.get("privacy") else [],
+            "costs": {name: spread(_values(whole, f"total_{name}")) for name in COSTS if name in names},
         }
-    records = [record["seconds"] for record in finished.values() if record]
-    run = sum(record["run"] for record in records)
-    timed = sum(record["timed_rounds"] for record in records)
+    seconds = [record["seconds"] for record in ended.values()]
+    run = sum(record["run"] for record in seconds)
+    timed = sum(record["timed_rounds"] for record in seconds)
     return {
-        "experiment": experiment,
-        "preset": preset,
+        "experiment": config["experiment"],
+        "preset": config["preset"],
         "status": status,
-        "seeds": list(seeds),
+        "seeds": list(dict.fromkeys(seed for facts in variants.values() for seed in facts["seeds"])),
         "variants": described,
         "seconds": {
-            "compile": sum(record["compile"] for record in records),
+            "compile": sum(record["compile"] for record in seconds),
             "run": run,
             "per_round": run / timed if timed else None,
         },
-        "environment": dict(environment),
+        "environment": dict(config["environment"]),
     }
-
-
-def _statements(privacy: Callable[[int], Sequence[Mapping[str, Any]]] | None, rounds: int) -> list[dict[str, Any]]:
-    """What is claimed after this many rounds."""
-    return [] if privacy is None else [dict(statement) for statement in privacy(rounds)]
 
 
 def _total(lines: Sequence[Mapping[str, Any]], seed: int, name: str) -> int:
@@ -132,33 +130,52 @@ def summary_table(
         "test_accuracy_average_model",
         "train_loss",
     ),
+    most_rows: int = 20,
 ) -> rich.table.Table:
     """The closing table: a row a variant, mean ± standard deviation over seeds.
 
     Args:
         summary: content of summary.json.
         metrics: columns; those that no variant has are left out.
+        most_rows: of many variants the first ones are shown, and how many more there are.
 
     Returns:
-        A table for `rich.console.Console.print`. Its caption says which epsilon every variant has, on what ground:
-        bound, neighboring relation and delta.
+        A table for `rich.console.Console.print`. Its caption says how lanes ended that did not finish, and which
+        epsilon every variant has, on what ground: bound, neighboring relation and delta; of many variants the range.
     """
-    variants = summary["variants"]
+    variants = dict(list(summary["variants"].items())[:most_rows])
     shown = [name for name in metrics if any(name in row for row in variants.values())]
     count = len(summary["seeds"])
     caption = f"mean ± standard deviation over {count} seeds" if count > 1 else f"seed {summary['seeds'][0]}"
     lines = [f"{caption}, {summary['status'].replace('_', ' ')}"]
-    for variant, row in variants.items():
-        lines += [f"{variant}: {statement_text(statement)}" for statement in row.get("privacy", ())]
+    if len(variants) < len(summary["variants"]):
+        lines.append(f"{len(summary['variants']) - len(variants)} more variants in results.csv")
+    stated = {name: row.get("privacy", ()) for name, row in summary["variants"].items()}
+    if len(stated) > _MOST_STATED:
+        lines += statements_in_short(stated)
+    else:
+        lines += [f"{name}: {statement_text(each)}" for name, statements in stated.items() for each in statements]
+    troubled = any(_trouble(row) for row in variants.values())
     table = rich.table.Table(title=summary["experiment"], caption="\n".join(lines), caption_justify="left")
     table.add_column("variant", overflow="fold")  # names alike in their first letters must stay apart
     table.add_column("rounds", justify="right")
     for name in shown:
         unit = " (%)" if _is_share(name) else ""
         table.add_column(name.replace("_", " ") + unit, justify="right")
+    if troubled:
+        table.add_column("status", overflow="fold")
     for variant, row in variants.items():
-        table.add_row(variant, str(row["rounds"]), *(format_spread(name, row.get(name)) for name in shown))
+        cells = [format_spread(name, row.get(name)) for name in shown]
+        table.add_row(variant, str(row["rounds"]), *cells, *([_trouble(row)] if troubled else []))
     return table
+
+
+def _trouble(row: Mapping[str, Any]) -> str:
+    """How the seeds ended that did not finish; empty without any."""
+    statuses = row.get("status", ())
+    bad = [status for status in ("diverged", "stopped") if status in statuses]
+    texts = [f"{statuses.count(status)} of {len(statuses)} {status}" for status in bad]
+    return ", ".join(bad if len(statuses) == 1 else texts)
 
 
 def format_spread(name: str, value: Mapping[str, Any] | None) -> str:

@@ -72,6 +72,22 @@ def test_one_node_is_gradient_descent_with_delay():
     assert (draws.node.tolist(), draws.neighbor.tolist()) == ([0], [0])
 
 
+def test_node_sum_preserved_by_averaging():
+    """With the gradients clipped away, in every round it moves by minus step_size times the sum of the noise."""
+    data = uneven_data()
+    gradient, noise = mini_batch(clip_norm=1e-9), jaxfl.gaussian(0.02)
+    algorithm = a_dp2_sgd(small_task(), graph=graphs.ring(5), step_size=0.2, gradient=gradient, noise=noise)
+    state, draw, update = start(algorithm, KEY, data), jax.jit(algorithm.draw), jax.jit(algorithm.update)
+    for _ in range(8):
+        draws = draw(KEY, state, data)
+        new, info = update(state, data, draws)
+        for before, after, drawn in zip(*map(jax.tree.leaves, (state.params, new.params, draws.noise)), strict=True):
+            np.testing.assert_allclose((after - before).sum(axis=0), -0.2 * drawn.sum(axis=0), atol=2e-6)
+            assert np.abs(after - before).max() > 1e-3
+        assert int(info.events.sum()) == 5
+        state = new
+
+
 @pytest.fixture(scope="module")
 def drawn():
     """The draws of many rounds on a star of nodes with unequal data, leaves (R * n, ...) with the events of all rounds

@@ -7,16 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import linear_task, run, small_task, uneven_data
+from problems import linear_task, run, small_task, statistics_task, uneven_data
 from reference.fed_avg import Adam, descend
 from reference.fed_avg import fed_avg as reference_fed_avg
 from reference.network import as_float64
+from reference.runs import client_batches, flat, node_samples
 
 import jaxfl
-from jaxfl import ArgumentError
-from jaxfl.core import FederatedData, Task, Variables
+from jaxfl.core import FederatedData, Variables
 from jaxfl.core.tree import num_bytes
-from jaxfl.training.evaluate import evaluate_fn, evaluation_set, flatten_scores
+from jaxfl.training.evaluate import evaluation_set, flatten_scores
+from jaxfl.training.measures import test_scores
 
 KEY = jax.random.key(11)
 SIZES = (7, 3, 9, 1, 6)
@@ -40,11 +41,6 @@ def drawn(count=400, num_active=3):
     return jax.tree.map(np.asarray, draw(rounds))
 
 
-def flat(tree):
-    """All numbers of a tree, (d,), float64."""
-    return np.concatenate([np.asarray(leaf, np.float64).reshape(-1) for leaf in jax.tree.leaves(tree)])
-
-
 CASES = {
     "momentum, weight decay, decaying steps": (
         {"momentum": 0.9, "weight_decay": 0.05, "step_size": optax.exponential_decay(0.2, 5, 0.5)},
@@ -65,14 +61,10 @@ def test_follows_the_papers_lines(case):
     algorithm, data = learner(**options), uneven_data(SIZES)
     with jax.numpy_dtype_promotion("standard"):  # optax.adam raises a Python number to an int32 power
         state, infos = run(algorithm, KEY, data, ROUNDS)
-    inputs, labels = np.asarray(data.inputs), np.asarray(data.labels)
-    samples = [
-        [(inputs[j], int(labels[j])) for j in row[:size]]
-        for row, size in zip(np.asarray(data.indices), SIZES, strict=True)
-    ]
+    samples = node_samples(data)
     draws = drawn()
     rounds = [
-        [(i, [[s for s in step if s < SIZES[i]] for step in steps]) for i, steps in zip(active, batches, strict=True)]
+        client_batches(active, batches, SIZES)
         for active, batches in zip(draws.active[:ROUNDS], draws.batch_indices[:ROUNDS], strict=True)
     ]
     step_size = options.get("step_size", 0.2)
@@ -200,33 +192,9 @@ def test_cost_grows_with_the_active_clients():
     assert 2 * model < temp < 12 * model < 0.3 * smallest
 
 
-def with_state():
-    """Least squares on inputs less their running mean, and with one of three labels' shifts chosen by a key."""
-
-    def shifted_loss(params, centre, inputs, labels, shift):
-        return ((inputs - centre[None]) @ params["w"] - labels.astype(jnp.float32) + shift) ** 2
-
-    def loss(variables, inputs, labels):
-        return shifted_loss(variables.params, variables.model_state["mean"], inputs, labels, 0.0)
-
-    def train_loss(params, model_state, inputs, labels, weights, key):
-        batch_mean = weights @ inputs / weights.sum()
-        shift = jax.random.randint(key, (), 0, 3, jnp.int32).astype(jnp.float32)
-        new = {"mean": 0.5 * model_state["mean"] + 0.5 * batch_mean}
-        return shifted_loss(params, batch_mean, inputs, labels, shift), new
-
-    return Task(
-        init=lambda key: {"w": 0.1 * jax.random.normal(key, (6,), jnp.float32)},
-        loss=loss,
-        metrics=lambda variables, inputs, labels: {"loss": loss(variables, inputs, labels)},
-        init_state=lambda: {"mean": jnp.zeros(6, jnp.float32)},
-        train_loss=train_loss,
-    )
-
-
 def test_batch_statistics_are_averaged_like_parameters():
     """And each step has a key of its own, from which the same step of the same client always draws the same."""
-    data, task = uneven_data(SIZES), with_state()
+    data, task = uneven_data(SIZES), statistics_task()
     algorithm = learner(task)
     state, draws = algorithm.init(KEY, data), jax.jit(algorithm.draw)(KEY, algorithm.init(KEY, data), data)
     keys = np.asarray(jax.random.key_data(draws.dropout_keys)).reshape(9, -1)
@@ -252,8 +220,8 @@ def test_batch_statistics_are_averaged_like_parameters():
 
     node = algorithm.node_params(new)
     assert isinstance(node, Variables)
-    scores = evaluate_fn(task, algorithm.node_params)(new, evaluation_set(inputs.astype("float32"), data.labels))
-    line = flatten_scores(scores)
+    test = evaluation_set(inputs.astype("float32"), data.labels)
+    line = flatten_scores(jax.jit(test_scores(task, test).compute)(node, test))
     expected = np.mean(((inputs - mean_mean) @ mean_w - labels) ** 2)
     for name in ("test_loss", "test_loss_worst_node", "test_loss_average_model"):
         np.testing.assert_allclose(line[name], expected, rtol=1e-5)
@@ -280,16 +248,3 @@ def test_numbers_may_be_traced():
     for index, one in enumerate(options):
         expected = flat(jax.jit(lambda one=one: after(*one))())
         np.testing.assert_allclose(flat(jax.tree.map(lambda x, i=index: x[i], swept)), expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"momentum": -0.1}, "momentum: must be non-negative"),
-        ({"weight_decay": jnp.ones(2)}, r"weight_decay: must be a single number; got shape \(2,\)"),
-        ({"weighting": "size"}, "weighting: must be one of data, uniform; got 'size'"),
-    ],
-)
-def test_what_it_refuses(options, message):
-    with pytest.raises(ArgumentError, match=f"^{message}"):
-        learner(**options)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxfl.algorithms.slices import leading_slices
+from jaxfl.algorithms.clients.slices import leading_slices
 from jaxfl.core import Variables
 from jaxfl.models import bilstm_classifier, cnn, resnet20
 

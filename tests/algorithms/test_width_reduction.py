@@ -1,6 +1,5 @@
 """HeteroFL and FjORD: the papers' lines, who holds what, federated averaging as a special case, model state."""
 
-import functools
 from typing import Any
 
 import jax
@@ -8,14 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import small_task, uneven_data
+from problems import small_task, statistics_task, uneven_data
 from reference.network import as_float64
+from reference.runs import flat, node_samples
 from reference.width_reduction import width_reduction as reference_width_reduction
 
 import jaxfl
 from jaxfl import ArgumentError
 from jaxfl.algorithms.width_reduction import Draws, State, width_reduction
-from jaxfl.core import Task, Variables
+from jaxfl.core import Variables
 from jaxfl.core.tasks import calibrated_state
 from jaxfl.core.tree import size
 from jaxfl.models import classification, layers, sequential
@@ -37,11 +37,6 @@ def learner(tasks=None, **changes):
         [small_task(hidden=width) for width in WIDTHS] if tasks is None else tasks,
         **{"client_class": CLASSES, **options},
     )
-
-
-def flat(tree):
-    """All numbers of a tree, (d,), float64."""
-    return np.concatenate([np.asarray(leaf, np.float64).reshape(-1) for leaf in jax.tree.leaves(tree)])
 
 
 def run_keeping_draws(algorithm, data, num_rounds):
@@ -86,11 +81,7 @@ def test_follows_the_papers_lines(num_active, ordered_dropout):
     data = uneven_data(SIZES)
     first, state, draws, infos = run_keeping_draws(algorithm, data, ROUNDS)
     draws = jax.tree.map(np.asarray, draws)
-    inputs, labels = np.asarray(data.inputs), np.asarray(data.labels)
-    samples = [
-        [(inputs[j], int(labels[j])) for j in row[:size]]
-        for row, size in zip(np.asarray(data.indices), SIZES, strict=True)
-    ]
+    samples = node_samples(data)
     rounds = []
     for number, active in enumerate(draws.active):
         rounds.append([])
@@ -244,42 +235,17 @@ def test_a_clients_batches_and_widths_do_not_depend_on_who_else_is_active():
 def test_a_client_sends_and_receives_its_slice_alone():
     """Of parameters and model state; idle clients send nothing."""
     data = uneven_data(SIZES)
-    algorithm = learner([with_state(6), with_state(4)], **TWO_CLASSES)
+    algorithm = learner([statistics_task(6), statistics_task(4)], **TWO_CLASSES)
     info = jax.jit(algorithm.update)(algorithm.init(KEY, data), data, chosen((0, 2, 3), keys=True))[1]
     np.testing.assert_array_equal(info.bits_sent, [32 * 12, 0, 32 * 8, 32 * 12, 0])
     np.testing.assert_array_equal(info.bits_received, info.bits_sent)
-
-
-@functools.cache
-def with_state(features):
-    """Least squares on the first features less their running mean, with one of three shifts chosen by a key."""
-
-    def shifted_loss(params, centre, inputs, labels, shift):
-        return ((inputs[:, :features] - centre[None]) @ params["w"] - labels.astype(jnp.float32) + shift) ** 2
-
-    def loss(variables, inputs, labels):
-        return shifted_loss(variables.params, variables.model_state["mean"], inputs, labels, 0.0)
-
-    def train_loss(params, model_state, inputs, labels, weights, key):
-        batch_mean = weights @ inputs[:, :features] / weights.sum()
-        shift = jax.random.randint(key, (), 0, 3, jnp.int32).astype(jnp.float32)
-        new = {"mean": 0.5 * model_state["mean"] + 0.5 * batch_mean}
-        return shifted_loss(params, batch_mean, inputs, labels, shift), new
-
-    return Task(
-        init=lambda key: {"w": 0.1 * jax.random.normal(key, (features,), jnp.float32)},
-        loss=loss,
-        metrics=lambda variables, inputs, labels: {"loss": loss(variables, inputs, labels)},
-        init_state=lambda: {"mean": jnp.zeros(features, jnp.float32)},
-        train_loss=train_loss,
-    )
 
 
 @pytest.mark.parametrize("ordered_dropout", [False, True])
 def test_batch_statistics_are_averaged_like_parameters(ordered_dropout):
     """Over those that hold them; a step of FjORD moves those of its width. Each step has a key of its own."""
     data = uneven_data(SIZES)
-    tasks = [with_state(6), with_state(4), with_state(3)]
+    tasks = [statistics_task(6), statistics_task(4), statistics_task(3)]
     algorithm = learner(
         tasks, client_class=[1, 1, 2, 1, 2], num_active=5, step_size=0.05, ordered_dropout=ordered_dropout
     )
@@ -339,8 +305,6 @@ def test_a_narrow_client_costs_less():
         ({"axis_groups": {"dense_2/kernel": {0: 2}}}, "axis_groups: must cut an axis of every model into equal runs"),
         ({"axis_groups": {"dense_2/kernel": {2: 1}}}, "axis_groups: must cut an axis of every model into equal runs"),
         ({"axis_groups": {"dense_2/kernel": {0: 0}}}, r"axis_groups\['dense_2/kernel'\]: must be an integer of at"),
-        ({"num_local_steps": 0}, "num_local_steps: must be an integer of at least 1"),
-        ({"weighting": "size"}, "weighting: must be one of data, uniform; got 'size'"),
         ({"num_active": (1, 1)}, "num_active: must be"),
     ],
 )
@@ -354,18 +318,13 @@ def test_what_it_refuses(options, message):
     [
         ([], "must hold the full model"),
         ([small_task(), linear(3)], "must have the same parameters and model state"),
-        ([linear(4), with_state(4)], "must have the same parameters and model state"),
+        ([linear(4), statistics_task(4)], "must have the same parameters and model state"),
         ([small_task(hidden=3), small_task(hidden=4)], "must not have a larger leaf"),
     ],
 )
 def test_tasks_that_are_no_slices_are_refused(tasks, message):
     with pytest.raises(ArgumentError, match=f"^tasks: {message}"):
         learner(tasks, client_class=[0] * 5)
-
-
-def test_data_of_other_clients_are_refused():
-    with pytest.raises(ArgumentError, match=r"^client_class: must hold the class of each client; got 5 for data of 2"):
-        learner().init(KEY, uneven_data((3, 4)))
 
 
 def test_static_normalization_and_the_scaler_train_one_model_of_all_classes():

@@ -82,3 +82,23 @@ def test_different_numbers_of_nodes_are_drawn_against_their_product_with_the_ite
     (path,) = plot_final(tmp_path, settings)
     assert path.name == "speedup.png"
     assert drawn[:2] == [[0, 20], [0, 40]]
+
+
+def test_two_numbers_of_which_all_pairs_ran_are_a_heat_map_without_what_diverged(tmp_path, monkeypatch):
+    pairs = [(step, clip) for step in (0.1, 0.2) for clip in (1.0, 2.0)]
+    settings = {f"{step} {clip}": {"step_size": step, "clip_norm": clip} for step, clip in pairs}
+    write_run(tmp_path, settings)
+    rows = [f"{name},{seed},{'diverged' if name == '0.2 2.0' else 'finished'}" for name in settings for seed in (0, 1)]
+    (tmp_path / "results.csv").write_text("\n".join(["variant,seed,status", *rows]) + "\n")
+    drawn, imshow = [], final_plot.Axes.imshow
+
+    def recorded(self, cells, **style):
+        drawn.append(np.array(cells))
+        return imshow(self, cells, **style)
+
+    monkeypatch.setattr(final_plot.Axes, "imshow", recorded)
+    (path,) = plot_final(tmp_path, settings)
+    assert path.name == "heat_map.png"
+    np.testing.assert_allclose(drawn[0], [[0.05, 2.05], [1.05, np.nan]])
+    settings.pop("0.2 2.0")
+    assert plot_final(tmp_path, settings) == []

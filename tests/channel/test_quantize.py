@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import refusals
 
-from jaxfl import ArgumentError
 from jaxfl.channel import ternary_quantizer, uniform_quantizer
 
 # Uniform numbers 0, 1/N, ..., (N - 1)/N, values that are multiples of step/N, and a step that is a power of two: the
@@ -101,8 +101,7 @@ def test_traced_steps_and_scalars():
     np.testing.assert_array_equal(values(jnp.array([1.0, 2.0])), [-1.0, 0.0])
 
 
-@pytest.mark.parametrize(
-    ("build", "argument"),
+test_refuses = refusals(
     [
         (lambda: uniform_quantizer(0.0), "step"),
         (lambda: uniform_quantizer(jnp.ones(3)), "step"),
@@ -110,9 +109,5 @@ def test_traced_steps_and_scalars():
         (lambda: uniform_quantizer(0.1, levels=True), "levels"),
         (lambda: ternary_quantizer(-1.0), "threshold"),
         (lambda: ternary_quantizer(np.nan), "threshold"),
-    ],
+    ]
 )
-def test_refuses(build, argument):
-    with pytest.raises(ArgumentError) as caught:
-        build()
-    assert caught.value.argument == argument

@@ -5,8 +5,8 @@ import struct
 
 import numpy as np
 import pytest
+from helpers import refused
 
-from jaxfl.core import ArgumentError
 from jaxfl.data import cifar, load
 
 SAMPLES = 4
@@ -86,15 +86,8 @@ def assert_complete(dataset):
     assert (dataset.name, dataset.num_classes) == ("cifar10", 10)
 
 
-def refused(folder, *words):
-    with pytest.raises(ArgumentError) as caught:
-        load("cifar10", folder)
-    message = str(caught.value)
-    assert message.startswith("data_dir: ")
-    assert "\n" not in message
-    assert caught.value.__suppress_context__ or caught.value.__context__ is None
-    for word in (*words, "cifar-10-binary.tar.gz"):
-        assert word in message, f"{word!r} is not in {message!r}"
+def damaged(folder, *words):
+    refused(lambda: load("cifar10", folder), "data_dir", *words, "cifar-10-binary.tar.gz")
 
 
 @pytest.mark.parametrize("subfolder", ["", "cifar-10-batches-bin"])
@@ -113,18 +106,18 @@ def test_pickled_version(tmp_path, subfolder, writer):
 def test_published_number_of_records(monkeypatch, tmp_path):
     monkeypatch.undo()
     write_binary(tmp_path)
-    refused(tmp_path, "data_batch_1.bin", "30,730,000 bytes (10,000 records of 3,073)", "it holds 12,292")
+    damaged(tmp_path, "data_batch_1.bin", "30,730,000 bytes (10,000 records of 3,073)", "it holds 12,292")
 
 
 def test_empty_folder(tmp_path):
-    refused(tmp_path, "data_batch_1.bin", "test_batch.bin", "holds nothing")
+    damaged(tmp_path, "data_batch_1.bin", "test_batch.bin", "holds nothing")
 
 
 @pytest.mark.parametrize(("write", "name"), [(write_binary, "test_batch.bin"), (write_pickled, "data_batch_3")])
 def test_missing_file(tmp_path, write, name):
     write(tmp_path)
     (tmp_path / name).unlink()
-    refused(tmp_path, f"must hold {name};", f"{tmp_path} holds data_batch_1")
+    damaged(tmp_path, f"must hold {name};", f"{tmp_path} holds data_batch_1")
 
 
 @pytest.mark.parametrize("change", [-1, -3073, 1])
@@ -133,7 +126,7 @@ def test_wrong_size(tmp_path, change):
     path = tmp_path / "data_batch_2.bin"
     content = path.read_bytes()
     path.write_bytes(content[:change] if change < 0 else content + b"\0" * change)
-    refused(tmp_path, f"data_batch_2.bin in {tmp_path}", "12,292 bytes", f"it holds {12292 + change:,}")
+    damaged(tmp_path, f"data_batch_2.bin in {tmp_path}", "12,292 bytes", f"it holds {12292 + change:,}")
 
 
 def test_label_out_of_range_in_binary(tmp_path):
@@ -142,7 +135,7 @@ def test_label_out_of_range_in_binary(tmp_path):
     content = bytearray(path.read_bytes())
     content[2 * 3073] = 10
     path.write_bytes(content)
-    refused(tmp_path, "test_batch.bin", "0 to 9", "label 2 is 10")
+    damaged(tmp_path, "test_batch.bin", "0 to 9", "label 2 is 10")
 
 
 @pytest.mark.parametrize("keep", [0, 1, 60, 5000, -1])
@@ -150,7 +143,7 @@ def test_truncated_pickle(tmp_path, keep):
     write_pickled(tmp_path)
     path = tmp_path / "data_batch_1"
     path.write_bytes(path.read_bytes()[:keep])
-    refused(tmp_path, "data_batch_1", "pickled dictionary", "unpickling it failed")
+    damaged(tmp_path, "data_batch_1", "pickled dictionary", "unpickling it failed")
 
 
 ROWS = np.zeros((SAMPLES, 3072), np.uint8)
@@ -176,10 +169,10 @@ ROWS = np.zeros((SAMPLES, 3072), np.uint8)
 def test_wrong_pickle(tmp_path, batch, words):
     write_pickled(tmp_path)
     (tmp_path / "data_batch_1").write_bytes(pickle.dumps(batch))
-    refused(tmp_path, "data_batch_1", *words)
+    damaged(tmp_path, "data_batch_1", *words)
 
 
 def test_foreign_classes_are_refused(tmp_path):
     write_pickled(tmp_path)
     (tmp_path / "data_batch_1").write_bytes(pickle.dumps({"data": print}))
-    refused(tmp_path, "data_batch_1", "unpickling it failed", "builtins.print")
+    damaged(tmp_path, "data_batch_1", "unpickling it failed", "builtins.print")

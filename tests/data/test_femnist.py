@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from test_sources import refused
+from helpers import refused
 
 from jaxfl.data import federate, load, partition_dataset
 

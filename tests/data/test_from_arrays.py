@@ -2,18 +2,9 @@
 
 import numpy as np
 import pytest
+from helpers import refused
 
-from jaxfl.core import ArgumentError
 from jaxfl.data import from_arrays
-
-
-def refused(call, argument, *words):
-    with pytest.raises(ArgumentError) as caught:
-        call()
-    assert caught.value.argument == argument
-    for word in words:
-        assert word in str(caught.value), f"{word!r} is not in {caught.value}"
-
 
 INPUTS = np.arange(12, dtype=np.float32).reshape(6, 2)
 

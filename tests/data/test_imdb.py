@@ -6,7 +6,8 @@ import tarfile
 
 import numpy as np
 import pytest
-from test_sources import real, refused
+from helpers import refused
+from test_sources import real
 
 from jaxfl.data import load
 from jaxfl.data.imdb import count_words, encode, load_imdb, words_text

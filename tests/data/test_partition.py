@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 import pytest
+from helpers import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxfl.core import ArgumentError
 from jaxfl.data import (
     by_owner,
     dirichlet,
@@ -34,14 +34,6 @@ def assert_cover(parts, num_nodes, num_samples):
     assert len(parts) == num_nodes
     assert all(part.dtype == np.int32 and part.ndim == 1 and len(part) > 0 for part in parts)
     assert sorted(np.concatenate(parts).tolist()) == list(range(num_samples))
-
-
-def refused(call, argument, *words):
-    with pytest.raises(ArgumentError) as caught:
-        call()
-    assert caught.value.argument == argument
-    for word in words:
-        assert word in str(caught.value), f"{word!r} is not in {caught.value}"
 
 
 class TestEveryScheme:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import refused
 
-from jaxfl.core import ArgumentError
 from jaxfl.data import load
 from jaxfl.data.sources import NAMES
 
@@ -41,20 +41,6 @@ def write_idx(folder, compress=False, dotted=False):
         path.write_bytes(gzip.compress(content) if compress else content)
         paths.append(path)
     return paths
-
-
-def refused(call, argument, *words):
-    """The message of the ArgumentError that `call` raises: one line that names the argument and says each word."""
-    with pytest.raises(ArgumentError) as caught:
-        call()
-    message = str(caught.value)
-    assert caught.value.argument == argument
-    assert message.startswith(argument + ": ")
-    assert "\n" not in message
-    assert caught.value.__suppress_context__ or caught.value.__context__ is None
-    for word in words:
-        assert word in message, f"{word!r} is not in {message!r}"
-    return message
 
 
 class TestDigits:

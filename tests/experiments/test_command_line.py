@@ -1,132 +1,47 @@
-"""The command line of any experiment: presets, --set, where a run goes, sentences and exit codes."""
+"""What every command line does around a run: exit codes, sentences, help, presets, cache, folders, graph files."""
 
-import ast
-import dataclasses
-import importlib.util
-import inspect
 import warnings
 from pathlib import Path
-from typing import Literal
 
 import jax
 import numpy as np
 import pytest
+from toy_experiment import EXPERIMENT
 
 from experiments import __main__ as listing
-from experiments import privsgp_vr
-from experiments.command_line import Preset, new_run_directory, parse, read_graph, run_command_line
-from experiments.privsgp import build, spending
-from experiments.privsgp import config as config_of
+from experiments.frame import EXPERIMENTS, main
+from experiments.frame.run import new_run_directory
 from jaxfl import graphs
 from jaxfl.core import ArgumentError
+from jaxfl.graphs.files import read_graph
 from jaxfl.training import Diverged, FatalCount
 
 
-@dataclasses.dataclass(frozen=True)
-class Toy:
-    """Options of every kind."""
-
-    num_rounds: int = 10
-    """How long."""
-    rate: float | Literal["theory"] = 0.5
-    """How fast."""
-    sizes: tuple[int, ...] | None = None
-    """Of what."""
-    name: str = "toy"
-    """Called what."""
-    fast: bool = False
-    """Or slow."""
-
-
-PRESETS = {"figure_1": Preset("the first figure", "3 s on two cores", {"num_rounds": 7, "sizes": (1, 2)})}
-
-
-def toy(arguments):
-    return parse(arguments.split() if isinstance(arguments, str) else arguments, Toy, PRESETS)
-
-
-def main(run, argv=(), **options):
-    return run_command_line(run, Toy, PRESETS, prog="toy", description="A toy.", argv=list(argv), **options)
-
-
-def setting_of_jax(name):
-    return getattr(jax.config, name)
+def toy(run, *arguments):
+    """The exit code of the toy experiment with this run."""
+    return main(EXPERIMENT._replace(run=run), list(arguments))
 
 
 def raises(error):
     """A run that ends with an exception."""
 
-    def run(config, preset):
+    def run(asked):
         raise error
 
     return run
 
 
-class TestOptions:
-    @pytest.mark.parametrize(
-        ("arguments", "expected"),
-        [
-            ("", Toy()),
-            ("--num-rounds 3 --fast", Toy(num_rounds=3, fast=True)),
-            ("--num_rounds=3", Toy(num_rounds=3)),
-            ("--rate theory --sizes 4 5", Toy(rate="theory", sizes=(4, 5))),
-            ("--rate -1e-3 --sizes -4 -5", Toy(rate=-1e-3, sizes=(-4, -5))),
-            ("--set num-rounds=3 --set name=x", Toy(num_rounds=3, name="x")),
-            ("--set=num_rounds=3 --rate 2", Toy(num_rounds=3, rate=2.0)),
-            ("--set fast=true", Toy(fast=True)),
-            ("--set fast=false", Toy()),
-            ("--set sizes=None", Toy()),
-            (["--set", "sizes=1 32", "--set", "name=a b = c"], Toy(sizes=(1, 32), name="a b = c")),
-        ],
-    )
-    def test_values(self, arguments, expected):
-        assert toy(arguments) == (expected, None)
-
-    def test_preset_is_a_default(self):
-        assert toy("--preset figure_1") == (Toy(num_rounds=7, sizes=(1, 2)), "figure_1")
-        assert toy("--preset=figure_1") == toy("--preset figure_1")
-
-    @pytest.mark.parametrize("arguments", ["--num-rounds 9 --preset figure_1", "--preset figure_1 --set num_rounds=9"])
-    def test_explicit_option_wins_over_preset(self, arguments):
-        assert toy(arguments) == (Toy(num_rounds=9, sizes=(1, 2)), "figure_1")
-
-    @pytest.mark.parametrize(
-        ("arguments", "argument", "says"),
-        [
-            ("--num-rounds x", "num_rounds", "must be an integer; got 'x'. Write for example --num-rounds 10, or"),
-            ("--preset figure_1 --sizes x", "sizes", "must be an integer (or several) or None; got 'x'. Write for"),
-            ("--preset figure_1 --sizes x", "sizes", "--sizes 1 2, or leave it out"),
-            ("--rate x", "rate", "must be a number or theory; got 'x'."),
-            ("--name", "name", "must be a text; got no value."),
-            ("--fast=no", "fast", "takes no value; got 'no'. Write --fast alone"),
-            ("--sises 3", "--sises", "there is none of that name. Did you mean --sizes?"),
-            ("--rate 1 -- x", "rate", "got '1 -- x'"),
-            ("stray --rate 1", "stray", "See --help"),
-            ("--rate 1 --set rate=2", "rate", "must be given once; got '--rate 1' and '--rate 2'."),
-            ("--set fast=maybe", "--set", "true or false; got 'fast=maybe'."),
-            ("--set", "--set", "got ''. Keys: num_rounds, rate, sizes, name, fast."),
-            ("--preset figure_2", "--preset", "got 'figure_2'. This experiment has: figure_1."),
-        ],
-    )
-    def test_bad_options(self, arguments, argument, says, capsys):
-        with pytest.raises(ArgumentError) as caught:
-            toy(arguments)
-        assert caught.value.argument == argument
-        assert says in str(caught.value)
-        assert capsys.readouterr() == ("", "")
-
-
 class TestExitCodes:
     def test_finished(self):
-        seen = []
-        assert main(lambda *arguments: seen.append(arguments), ["--rate", "2", "--preset", "figure_1"]) == 0
-        assert seen == [(Toy(num_rounds=7, rate=2.0, sizes=(1, 2)), "figure_1")]
+        requests = []
+        assert toy(lambda asked: requests.append(asked) or 0, "--rounds", "2", "--preset", "figure_1") == 0
+        assert (requests[0].preset, requests[0].point.learning.rounds) == ("figure_1", 2)
 
     @pytest.mark.parametrize(
         ("error", "code", "line"),
         [
-            (ArgumentError("num_rounds", "must fit", "got 9", "Pass 3."), 2, "error: --num-rounds: must fit; got 9."),
-            (ArgumentError("count", "must fit", "got\n9", "Pass 3."), 2, "error: --num-rounds: must fit; got 9. Pass"),
+            (ArgumentError("rounds", "must fit", "got 9", "Pass 3."), 2, "error: --rounds: must fit; got 9. Pass 3."),
+            (ArgumentError("count", "must fit", "got\n9", "Pass 3."), 2, "error: --rounds: must fit; got 9. Pass 3."),
             (ArgumentError("other", "must fit", "got 9", "Pass 3."), 2, "error: other: must fit; got 9. Pass 3."),
             (
                 Diverged("A", 3, "loss", rounds=(1, 9), first_round=4, node=2, value=float("nan")),
@@ -135,17 +50,13 @@ class TestExitCodes:
             ),
             (FatalCount("3 batches overflowed.", (1, 5)), 1, "stopped: 3 batches overflowed."),
             (MemoryError(), 1, "stopped: the memory is exhausted. Take"),
-            (
-                jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes."),
-                1,
-                "stopped: the mem",
-            ),
+            (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: allocating 9 bytes"), 1, "stopped: the memory is exhaus"),
             (OSError(28, "No space left on device", "a/b"), 1, "stopped: [Errno 28] No space left on device: 'a/b'."),
-            (KeyboardInterrupt(), 130, "interrupted: the same command with --resume goes on"),
+            (KeyboardInterrupt(), 130, "interrupted: the same command with --resume goes on from the last checkpoint"),
         ],
     )
     def test_code_and_one_line(self, error, code, line, capsys):
-        assert main(raises(error), aliases={"count": "num_rounds"}) == code
+        assert toy(raises(error)) == code
         output = capsys.readouterr()
         assert output.out == ""
         assert output.err.startswith(line)
@@ -154,84 +65,74 @@ class TestExitCodes:
     @pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), jax.errors.JaxRuntimeError("INTERNAL: a bug")])
     def test_bugs_keep_their_trace(self, error):
         with pytest.raises(type(error), match="a bug"):
-            main(raises(error))
+            toy(raises(error))
 
     def test_warnings_are_lines(self, capsys):
-        def run(config, preset):
+        def run(asked):
             warnings.simplefilter("always")
             warnings.warn("beware", stacklevel=1)
+            return 0
 
         show, filters = warnings.showwarning, list(warnings.filters)
-        assert main(run) == 0
+        assert toy(run) == 0
         assert capsys.readouterr().err == "warning: beware\n"
         assert warnings.showwarning is show
         assert warnings.filters == filters
 
-    def test_help(self, capsys):
-        assert main(raises(ZeroDivisionError()), ["--help"]) == 0
+
+class TestHelp:
+    def test_of_options_presets_and_the_frame(self, capsys):
+        assert toy(raises(ZeroDivisionError()), "--help", "--preset", "figure_2") == 0
         output = capsys.readouterr()
-        for text in ("toy", "--num-rounds", "How long.", "--preset NAME", "--set KEY=VALUE"):
-            assert text in output.out
         assert output.err == ""
+        for text in (
+            "usage: python -m experiments.toy [options]",
+            "\ndrawing: What is drawn.\n  --dataset TEXT\n      Where it comes from. (default: mnist)\n",
+            "  --side NUMBER|None\n      Of a square, which needs it, and of a star. (default: 3)\n",
+            "  --corners INTEGER|None\n      Of a star.\n",
+            "\nlearning: How it is learned.\n  --rounds INTEGER\n      How long. (default: 20)\n",
+            "  --step-size NUMBER|theory\n      How fast. (default: 0.1)\n",
+            "  --widths INTEGER ...\n      Of what. (default: 8)\n",
+            "  --fast\n      Or slow.\n",
+            "  --no-strict\n      Whether the budget counts. (default: on)\n",
+            "  --preset NAME\n",
+            "would compare: step_size=0.1,0.2, each with fast=False,True, each with shape=circle,square\n",
+        ):
+            assert text in output.out
 
     def test_list_presets(self, capsys):
-        assert main(raises(ZeroDivisionError()), ["--list-presets"]) == 0
+        assert toy(raises(ZeroDivisionError()), "--list-presets") == 0
         printed = capsys.readouterr().out
-        assert all(text in printed for text in ("figure_1", "the first figure", "3 s on two cores"))
+        for name, preset in EXPERIMENT.presets.items():
+            assert all(text in printed for text in (name, preset.description, preset.cost))
 
 
 class TestCompilationCache:
     @pytest.mark.parametrize("arguments", [["--compilation-cache", "DIR"], ["--fast", "--compilation_cache=DIR"]])
-    def test_every_experiment_has_the_option(self, arguments, tmp_path):
-        seen = []
-
-        def run(config, preset):
-            seen.append((config, setting_of_jax("jax_compilation_cache_dir")))
-
+    def test_a_folder(self, arguments, tmp_path):
+        folders = []
         arguments = [argument.replace("DIR", str(tmp_path)) for argument in arguments]
-        assert main(run, arguments) == 0
-        ((config, folder),) = seen
-        assert Path(folder).parent == tmp_path
-        assert config == Toy(fast="--fast" in arguments)
+        keep = lambda asked: folders.append(getattr(jax.config, "jax_compilation_cache_dir")) or 0  # noqa: B009, E731
+        assert toy(keep, *arguments) == 0
+        assert Path(folders[0]).parent == tmp_path
 
     def test_off(self):
-        seen = []
-
-        def run(config, preset):
-            seen.append(setting_of_jax("jax_enable_compilation_cache"))
-
-        assert main(run, ["--compilation-cache=off"]) == 0
-        assert seen == [False]
-
-    @pytest.mark.parametrize(
-        ("arguments", "says"),
-        [
-            ("--compilation-cache", "must have one value; got ''"),
-            ("--compilation-cache --fast", "must have one value; got ''"),
-            ("--compilation-cache a b", "must have one value; got 'a b'"),
-            ("--compilation-cache a --compilation-cache=b", "must be given once; got 'a' and 'b'. Remove one of them."),
-        ],
-    )
-    def test_bad_values(self, arguments, says, capsys):
-        assert main(raises(ZeroDivisionError()), arguments.split()) == 2
-        assert capsys.readouterr().err.startswith(f"error: --compilation-cache: {says}")
-
-    def test_help_names_it(self, capsys):
-        assert main(raises(ZeroDivisionError()), ["--help"]) == 0
-        assert "--compilation-cache off" in " ".join(capsys.readouterr().out.split())
+        settings = []
+        keep = lambda asked: settings.append(getattr(jax.config, "jax_enable_compilation_cache")) or 0  # noqa: B009, E731
+        assert toy(keep, "--compilation-cache=off") == 0
+        assert settings == [False]
 
 
-class TestRunDirectory:
-    def test_numbered_when_taken(self, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
-        for expected in ("a", "a-2", "a-3"):
-            path = new_run_directory(None, "toy", "a", resume=False)
-            assert path == Path("runs/toy") / expected
-            assert not path.exists()
-            path.mkdir(parents=True)
-        assert new_run_directory(None, "toy", "a", resume=True) == Path("runs/toy/a-3")
-        assert new_run_directory("b", "toy", "a", resume=True) == Path("b")
-        assert new_run_directory("~/b", "toy", "a", resume=False) == Path.home() / "b"
+def test_run_directories_are_numbered_when_taken(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for expected in ("a", "a-2", "a-3"):
+        path = new_run_directory(None, "toy", "a", resume=False)
+        assert path == Path("runs/toy") / expected
+        assert not path.exists()
+        path.mkdir(parents=True)
+    assert new_run_directory(None, "toy", "a", resume=True) == Path("runs/toy/a-3")
+    assert new_run_directory("b", "toy", "a", resume=True) == Path("b")
+    assert new_run_directory("~/b", "toy", "a", resume=False) == Path.home() / "b"
 
 
 class TestGraphFile:
@@ -266,12 +167,11 @@ class TestGraphFile:
 
 
 class TestListing:
-    def test_names_every_experiment(self, capsys):
+    def test_names_every_experiment_and_the_benchmarks(self, capsys):
         assert listing.main([]) == 0
-        printed = capsys.readouterr().out
-        for name in listing.EXPERIMENTS:
-            assert name in printed
-            assert importlib.util.find_spec(f"experiments.{name}") is not None
+        printed = "".join(capsys.readouterr().out.split())
+        assert set(listing.commands()) == {*EXPERIMENTS, "bench"}
+        assert all(experiment.description[:30].replace(" ", "") in printed for experiment in EXPERIMENTS.values())
 
     @pytest.mark.parametrize(
         ("argument", "remedy"),
@@ -279,38 +179,5 @@ class TestListing:
     )
     def test_takes_no_argument(self, argument, remedy, capsys):
         assert listing.main([argument]) == 2
-        assert capsys.readouterr().err == (
-            f"error: arguments: python -m experiments takes none; got {argument!r}. {remedy}\n"
-        )
-
-
-class TestOptionsOfPrivSGP:
-    def test_every_option_is_read(self):
-        reads = set(config_of.AXES) | {
-            node.attr
-            for module in (privsgp_vr, build, spending, config_of)
-            for node in ast.walk(ast.parse(inspect.getsource(module)))
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "config"
-        }
-        assert {field.name for field in dataclasses.fields(privsgp_vr.Config)} <= reads
-
-    @pytest.mark.parametrize("name", list(privsgp_vr.PRESETS))
-    def test_presets_give_a_configuration(self, name):
-        config, preset = parse(["--preset", name], privsgp_vr.Config, privsgp_vr.PRESETS)
-        assert preset == name
-        for key, value in privsgp_vr.PRESETS[name].options.items():
-            assert getattr(privsgp_vr.resolve(config), key) == value
-
-    def test_help_describes_every_option(self, capsys):
-        assert privsgp_vr.main(["--help"]) == 0
-        printed = capsys.readouterr().out
-        for field in dataclasses.fields(privsgp_vr.Config):
-            assert f"--{field.name.replace('_', '-')}" in printed
-        assert ".npy" in printed
-
-    def test_list_presets(self, capsys):
-        assert privsgp_vr.main(["--list-presets"]) == 0
-        printed = "".join(capsys.readouterr().out.split())
-        for name, preset in privsgp_vr.PRESETS.items():
-            assert name in printed
-            assert preset.cost.split()[0] in printed
+        said = f"error: arguments: python -m experiments takes none; got {argument!r}. {remedy}\n"
+        assert capsys.readouterr().err == said

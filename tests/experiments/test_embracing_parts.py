@@ -1,21 +1,22 @@
-"""Parts of experiments.embracing_fl: cases, costs, presets, data, tables and pictures of runs."""
+"""Parts of experiments.embracing_fl: cases, costs, presets, tables and pictures of runs."""
 
-import dataclasses
 import json
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import embracing_fl as experiment
-from experiments.partial import build, costs, networks, paper, pictures, plan, presets, results, tables
-from experiments.partial.config import Config, resolve
-from experiments.partial.networks import Problem
+from experiments.embracing_fl import EXPERIMENT, costs, paper, pictures, results, tables
+from experiments.embracing_fl.networks import Form, Problem
+from experiments.frame import flat, main
+from experiments.frame.command_line import parse
 from jaxfl.channel import cost
 from jaxfl.core import ArgumentError
-from jaxfl.data import load
 from jaxfl.models import layer_sizes
+
+
+def points(arguments):
+    """Line -> point."""
+    return {name: line.point for name, line in parse(EXPERIMENT, arguments.split())[0].lines.items()}
 
 
 def made_result(method, case, accuracies, *, batch_norm="global", counts=None, active=8, target=None):
@@ -53,34 +54,34 @@ class TestTables:
         ]
 
     def test_batch_normalization_has_the_difference_beside_the_papers(self):
-        found = [
+        both = [
             made_result("embracing", 7, accuracies, batch_norm=mode)
             for mode, accuracies in (("static", [0.3, 0.5]), ("global", [0.6, 0.7]))
         ]
         numbers = "40.0 ± 14.1 (40.0) | 74.5 ± 1.1 | 65.0 ± 7.1 (65.0) | 77.3 ± 1.6 | -25.0 ± 7.1 | -2.9"
-        assert f"| case 7 | 8 | EmbracingFL | {numbers} |" in tables.markdown(found)
+        assert f"| case 7 | 8 | EmbracingFL | {numbers} |" in tables.markdown(both)
 
     def test_added_clients(self):
-        found = [
+        added = [
             made_result(method, None, [value], counts=(4, 0, weak), active=4 + weak, batch_norm=mode)
             for weak in (0, 16, 28)
             for method, value, mode in (("embracing", 0.3, "global"), ("width_reduction", 0.2, "static"))
         ]
-        text = tables.markdown(found)
+        text = tables.markdown(added)
         numbers = "20.0 (20.0) | 63.7 ± 3.3 | 30.0 (30.0) | 74.8 ± 0.8 | +10.0 | +11.1"
         assert f"| 4 | 16 | 20 | {numbers} |" in text
         assert "| 4 | 28 | 32 |" in text  # all that hold data, and yet no case
         assert "Cases" not in text
-        assert tables.paper_added(found[2]) == paper.ADDED_WEAK[64]
-        assert tables.paper_added(found[2]._replace(nodes=16)) is None
-        assert tables.paper_added(found[2]._replace(dataset="digits")) is None
+        assert tables.paper_added(added[2]) == paper.ADDED_WEAK[64]
+        assert tables.paper_added(added[2]._replace(nodes=16)) is None
+        assert tables.paper_added(added[2]._replace(dataset="digits")) is None
 
     def test_other_numbers_of_active_clients_are_other_comparisons(self):
         """Table 2's last row has case 7's clients, and all of them are active."""
         added = [made_result("embracing", None, [0.3], counts=(4, 0, weak), active=4 + weak) for weak in (0, 28)]
         case = made_result("embracing", 7, [0.5])
-        for found in ([*added, case], [case, *added]):
-            text = tables.markdown(found)
+        for listed in ([*added, case], [case, *added]):
+            text = tables.markdown(listed)
             assert "| case 7 | 4 | 0 | 28 | 8 | 0.50 (0.27) | 50.0 (50.0) | 77.0 ± 1.6 |" in text
             assert "| 4 | 28 | 32 |  | 65.0 ± 2.9 | 30.0 (30.0) | 77.3 ± 1.6 |" in text
         everyone = made_result("embracing", 7, [0.6], active=32)
@@ -114,74 +115,79 @@ class TestTables:
 class TestCases:
     @pytest.mark.parametrize("case", paper.CASES)
     def test_clients_of_table_3(self, case):
-        settings = plan.settings(resolve(Config(dataset="cifar10", cases=(case,))))
-        assert settings == [plan.Setting(case, paper.CASES[case])]
-        assert sum(paper.CASES[case]) == 128
-        reduced = plan.settings(resolve(Config(cases=(case,), nodes=32)))[0].counts
-        assert tuple(4 * count for count in reduced) == paper.CASES[case]
+        (point,) = points(f"--dataset cifar10 --method embracing --case {case}").values()
+        assert point.counts == paper.CASES[case]
+        assert sum(point.counts) == 128
+        (reduced,) = points(f"--method embracing --case {case} --nodes 32").values()
+        assert tuple(4 * count for count in reduced.counts) == paper.CASES[case]
 
     @pytest.mark.parametrize(("dataset", "table"), paper.TABLES_BY_DATASET.items())
     def test_average_capacities_are_the_papers(self, dataset, table):
-        found, problem = costs._paper_setting(
-            {"cifar10": "resnet20", "femnist": "femnist_cnn", "imdb": "bilstm"}[dataset]
-        )
-        of_class = costs.class_costs(found, "embracing", problem)
+        model = {"cifar10": "resnet20", "femnist": "femnist_cnn", "imdb": "bilstm"}[dataset]
+        of_class = costs.class_costs(*costs.paper_setting(model, method="embracing"))
         for case, counts in paper.CASES.items():
             average = costs.average_capacity(of_class, counts)
             assert abs(average - table.capacity[case]) <= 0.005 + 1e-9, (case, average)
 
     def test_a_weak_client_of_imdb_runs_back_through_half_of_the_words(self):
-        found, problem = costs._paper_setting("bilstm")
-        moderate, weak = costs.class_costs(found, "embracing", problem)[1:]
+        moderate, weak = costs.class_costs(*costs.paper_setting("bilstm", method="embracing"))[1:]
         assert (moderate.params, weak.params) == (1_051_137, 1_051_137)
         assert weak.seconds.forward == moderate.seconds.forward
         assert 0.45 < weak.seconds.backward / moderate.seconds.backward < 0.55
 
     def test_counts_in_place_of_cases(self):
-        config = resolve(Config(strong=(4,), weak=(0, 28), nodes=32))
-        assert [setting.counts for setting in plan.settings(config)] == [(4, 0, 0), (4, 0, 28)]
-        assert list(plan.plan(config)) == [
-            "4 strong embracing",
-            "4 strong width_reduction",
-            "4 strong fed_avg",
-            "4 strong 28 weak embracing",
-            "4 strong 28 weak width_reduction",
-        ]
+        compared = points("--nodes 32 --strong 4 --grid weak=0,28")
+        assert {name: point.counts for name, point in compared.items()} == {
+            "4 strong embracing": (4, 0, 0),
+            "4 strong width_reduction": (4, 0, 0),
+            "4 strong fed_avg": (4, 0, 0),
+            "4 strong 28 weak embracing": (4, 0, 28),
+            "4 strong 28 weak width_reduction": (4, 0, 28),
+        }
 
-    def test_stratified_counts_add_up_by_largest_remainders(self):
-        config = resolve(Config(method=("embracing",), cases=(9,), sampling="stratified", num_active=5))
-        assert plan.plan(config)["case 9 embracing"].num_active == (1, 1, 3)  # of 0.625, 1.25 and 3.125
+    def test_stratified_counts_add_up(self):
+        (point,) = points("--method embracing --sampling stratified --num-active 5").values()
+        assert point.num_active == (1, 1, 3)  # of 0.625, 1.25 and 3.125
 
     def test_options_win_over_those_of_a_preset_that_they_replace(self):
-        small = Config(**presets.PRESETS["table2_small"].options)
-        asked = resolve(dataclasses.replace(small, cases=(7,), num_active=3), small)
-        assert (asked.cases, asked.strong, asked.weak, asked.participation_rate) == ((7,), None, None, None)
+        (point, _) = points("--preset table2_small --case 7 --num-active 3").values()
+        chosen = point.participation
+        assert (chosen.case, point.counts, chosen.participation_rate) == (7, (4, 0, 28), None)
+
+    def test_targets_of_a_preset_tell_lines_of_one_case_apart(self):
+        names = list(points("--preset table7 --case 3 --method embracing"))
+        assert names[0] == "case 3 embracing, target accuracy 0.8"
+        assert len(names) == 7
 
 
 class TestCosts:
     @pytest.mark.parametrize("name", paper.SIZES)
     def test_sizes_of_tables_1_and_10(self, name):
-        for here, there in zip(costs._paper_sizes(name), paper.SIZES[name], strict=True):
-            assert here[:2] == there[:2]
-            assert abs(here[2] - there[2]) <= 0.005
+        model, _, narrow = name.partition(", ")
+        setting = costs.paper_setting(model, method="width_reduction" if narrow else "embracing")
+        for here, there in zip(costs.class_costs(*setting), paper.SIZES[name], strict=True):
+            assert (here.params, here.activations) == there[:2]
+            assert abs(here.capacity - there[2]) <= 0.005
 
     @pytest.mark.parametrize("width", [1.0, 0.45])
     @pytest.mark.parametrize(
         ("model", "shape"),
-        [("resnet8", (16, 16, 3)), ("femnist_cnn", (28, 28, 1)), ("mlp", (8, 8, 1))],
+        [("resnet8", (16, 16, 3)), ("femnist_cnn", (28, 28, 1)), ("mlp", (8, 8, 1)), ("bilstm", (12,))],
     )
     def test_descriptions_agree_with_the_models(self, model, shape, width):
-        options, problem = resolve(Config(model=model)), Problem(shape, 10)
-        counted = cost.count(networks.architecture(options, problem, width))
-        sizes = layer_sizes(networks.make_network(options, problem, width=width), shape)
+        (point,) = points(f"--model {model} --method fed_avg").values()
+        network, problem = point.network, Problem(shape, 2)
+        whole = costs.architecture(network, problem, width)
+        counted, words = cost.count(whole), model == "bilstm"
+        sizes = layer_sizes(network.build(problem, Form(width)), shape, np.int32 if words else np.float32)
         assert counted.parameters == sum(size.params for size in sizes.values())
-        assert counted.activations == sum(size.activations for size in sizes.values())
-        assert set(sizes) <= {name for name, _ in networks.architecture(options, problem).layers}
+        logit = 1 if words else 0  # which Table 1 leaves out behind the LSTM
+        assert counted.activations == sum(size.activations for size in sizes.values()) - logit
+        assert set(sizes) <= {name for name, _ in whole.layers}
 
     def test_a_client_that_trains_the_input_side_keeps_what_is_behind_it(self):
-        options = resolve(Config(method=("first_half", "random_blocks"), hidden=(6, 5)))
-        problem = Problem((8, 8, 1), 10)
-        half, drawn = (costs.class_costs(options, method, problem) for method in options.method)
+        compared = points("--grid method=first_half,random_blocks --hidden 6 5").values()
+        half, drawn = (costs.class_costs(point, Problem((8, 8, 1), 10)) for point in compared)
         whole = 485 + 21
         assert [entry.capacity for entry in half] == pytest.approx([1.0, (390 + 35 + 21) / whole, (390 + 21) / whole])
         assert [entry.params for entry in drawn] == [485, round(485 * 2 / 3), round(485 / 3)]
@@ -189,74 +195,28 @@ class TestCosts:
     def test_tables_of_sizes_and_timing_train_nothing(self, tmp_path, monkeypatch, capsys):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setenv("COLUMNS", "160")
-        assert experiment.main(["--preset", "sizes"]) == 0
+        assert main(EXPERIMENT, ["--preset", "sizes"]) == 0
         printed = capsys.readouterr().out
         assert "272,762 | 272,762" in printed
         assert "655,360 | 655,360" in printed
-        assert experiment.main(["--preset", "table8"]) == 0
+        assert main(EXPERIMENT, ["--preset", "table8"]) == 0
         assert "419,643.8 | 419,643.8" in capsys.readouterr().out
         assert list(tmp_path.iterdir()) == []
 
 
-class TestPresets:
-    @pytest.mark.parametrize("name", presets.PRESETS)
-    def test_every_preset_resolves_to_variants(self, name):
-        options = Config(**presets.PRESETS[name].options)
-        assert plan.plan(resolve(options, options))
-
-    def test_tables_of_the_paper_have_presets(self):
-        assert {*(f"table{number}" for number in range(2, 10)), "sizes", "fig4"} <= set(presets.PRESETS)
-
-    def test_table_3_is_the_papers_setting(self):
-        found = resolve(Config(**presets.PRESETS["table3"].options))
-        assert (found.model, found.nodes, found.participation_rate, found.alpha) == ("resnet20", 128, 0.25, 0.1)
-        assert (found.rounds, found.step_size, found.decay_rounds) == (1000, 0.4, (800, 900))
-        assert (found.local_steps, found.batch_size, found.momentum, found.weight_decay) == (10, 32, 0.9, 1e-4)
-        assert len(plan.plan(found)) == 10
-
-    def test_tables_4_and_5_are_the_papers_settings(self):
-        found = resolve(Config(**presets.PRESETS["table4"].options))
-        assert (found.rounds, found.step_size, found.decay_rounds, found.writers_per_node) == (200, 0.04, (), 2)
-        found = resolve(Config(**presets.PRESETS["table5"].options))
-        assert (found.rounds, found.step_size, found.decay_rounds) == (400, 0.1, (200, 300))
-
-    def test_a_few_rounds_of_a_preset_have_the_decays_that_fit(self):
-        options = {**presets.PRESETS["table3"].options, "cases": (1,)}
-        assert resolve(Config(**{**options, "rounds": 6})).decay_rounds == (5,)
-        assert resolve(Config(**{**options, "rounds": 1})).decay_rounds == ()
-
-    def test_batch_normalization_is_static_for_narrow_clients_alone(self):
-        modes = {
-            name: v.batch_norm for name, v in plan.plan(resolve(Config(**presets.PRESETS["table2"].options))).items()
-        }
-        assert all(mode == ("static" if "width" in name else "global") for name, mode in modes.items())
+def test_a_few_rounds_of_a_preset_have_the_decays_that_fit():
+    (point,) = points("--preset table3 --case 1 --rounds 6").values()
+    assert point.steps.decay_rounds == (5,)
+    (point,) = points("--preset table3 --case 1 --rounds 1").values()
+    assert point.steps.decay_rounds == ()
 
 
-def test_all_seeds_run_the_same_programs():
-    """Index tables of different partitions are padded to one length; sizes stay their own."""
-    options = resolve(Config())
-    dataset, variants = load("digits"), plan.plan(options)
-    sources = build.data_sources(dataset, build.make_parts(options, dataset), variants)
-    first, second = (sources["case 9 embracing"](seed) for seed in (0, 1))
-    assert first.indices.shape == second.indices.shape
-    assert first.sizes.tolist() != second.sizes.tolist()
-    alone = sources["2 strong fed_avg"](0)
-    assert alone.sizes.tolist() == first.sizes[:2].tolist()
-    assert sources["case 9 embracing"] is sources["case 9 width_reduction"]
-
-
-def test_the_step_size_falls_after_its_rounds():
-    step_size = build.step_size_of(resolve(Config(rounds=10, decay_rounds=(4, 8), step_size=0.5)))
-    assert callable(step_size)
-    found = jax.vmap(step_size)(jnp.array([0, 3, 4, 7, 8, 9], jnp.int32))
-    np.testing.assert_allclose(found, [0.5, 0.5, 0.05, 0.05, 0.005, 0.005], rtol=1e-6)
-
-
-def made_run(folder, dataset, name="embracing_fl", evaluated=True, num_active: int | tuple[int, ...] = 4):
+def made_run(folder, dataset, name="embracing_fl", evaluated=True, **changes):
     """The files of a run that has just begun."""
-    variant = plan.Variant("embracing", 7, (2, 0, 14), num_active, "global", None)._asdict()
-    content = {"dataset": dataset, "nodes": 16, "rounds": 5, "variants": {"case 7 embracing": variant}}
+    options = flat(next(iter(points("--method embracing --case 7 --rounds 5").values())))
+    lines = {"case 7 embracing": {**changes, "seeds": [0]}}
     folder.mkdir()
+    content = {**options, "dataset": dataset, "lines": lines}
     (folder / "config.json").write_text(json.dumps({"experiment": name, "config": content}))
     if evaluated:
         line = {"variant": "case 7 embracing", "seed": 0, "round": 0, "test_accuracy": 0.1}
@@ -279,7 +239,7 @@ def test_runs_that_do_not_belong_together_are_not_collected(tmp_path):
 def test_a_run_of_which_others_are_active_replaces_none(tmp_path):
     runs = [
         made_run(tmp_path / name, "digits", num_active=active)
-        for name, active in (("few", 4), ("again", 4), ("classes", (1, 0, 3)), ("all", 16))
+        for name, active in (("few", 4), ("again", 4), ("all", 16))
     ]
     assert [result.num_active for result in results.read_results(runs)] == [4, 16]
 

@@ -1,6 +1,5 @@
-"""A real run, killed with SIGKILL at random moments and resumed, ends as if nothing had happened."""
+"""Real runs, killed with SIGKILL at random moments and resumed, end as if nothing had happened."""
 
-import json
 import shutil
 import signal
 import subprocess
@@ -12,14 +11,36 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import privsgp_vr
-from jaxfl.data import load
+import experiments
+from experiments.frame.command_line import parse
+from experiments.privsgp_vr import EXPERIMENT
 from jaxfl.training import read_run, restore_state
+from jaxfl.training.results import read_results
 
-COMMAND = [
-    *(sys.executable, "-m", "experiments.privsgp_vr", "--nodes", "4", "--iterations", "300", "--evaluate-every", "10"),
-    *("--checkpoint-every", "2", "--batch-size", "2", "--storage", "bfloat16", "--seeds", "0", "1", "--quiet"),
+ROOT = Path(next(iter(experiments.__path__))).parent
+RUN = "--nodes 4 --iterations 300 --evaluate-every 10 --checkpoint-every 2 --batch-size 2 --quiet --seeds 0 1".split()
+LONE = [*RUN[:-1], "--method", "PrivSGP", "--noise-std", "0.1"]
+SWEEP = [
+    *RUN,
+    "--method",
+    "PrivSGP-VR",
+    "--storage",
+    "bfloat16",
+    "--noise-std",
+    "0.1",
+    "--grid",
+    "step_size=0.1,0.3,0.2",
 ]
+POINTS = 6
+
+
+def command(arguments, out):
+    return [sys.executable, "-m", "experiments.privsgp_vr", *arguments, "--out", str(out)]
+
+
+def finish(arguments, out, *more):
+    done = subprocess.run([*command(arguments, out), *more], cwd=ROOT, check=True, capture_output=True, text=True)
+    return done.stderr
 
 
 def num_lines(out):
@@ -27,57 +48,53 @@ def num_lines(out):
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-@pytest.mark.slow
-def test_killed_at_random_moments_and_resumed_equals_uninterrupted(tmp_path):
-    root, rng = Path(privsgp_vr.__file__).parent.parent, np.random.default_rng(11)
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    subprocess.run([*COMMAND, "--out", str(whole)], cwd=root, check=True, capture_output=True)
-    lengths = []
-    for _ in range(3):
-        child = subprocess.Popen([*COMMAND, "--out", str(killed), "--resume"], cwd=root, stdout=subprocess.DEVNULL)
-        seen = num_lines(killed)
-        while child.poll() is None and num_lines(killed) < seen + int(rng.integers(5, 25)):
-            time.sleep(0.002)
-        time.sleep(float(rng.uniform(0, 0.05)))
-        child.send_signal(signal.SIGKILL)
-        assert child.wait() == -signal.SIGKILL, "it must die in the middle of its work"
-        lengths.append(num_lines(killed))
-    assert 0 < lengths[0] < num_lines(whole)
-    subprocess.run([*COMMAND, "--out", str(killed), "--resume"], cwd=root, check=True, capture_output=True)
-    assert (killed / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+def kill_at_random(arguments, out, rng, lines):
+    """Start or resume the run, and kill it some lines later; False if it ended before."""
+    child = subprocess.Popen([*command(arguments, out), "--resume"], cwd=ROOT, stdout=subprocess.DEVNULL)
+    before, more = num_lines(out), int(rng.integers(*lines))
+    while child.poll() is None and num_lines(out) < before + more:
+        time.sleep(0.002)
+    time.sleep(float(rng.uniform(0, 0.05)))
+    child.send_signal(signal.SIGKILL)
+    return child.wait() == -signal.SIGKILL
 
-    options = privsgp_vr.Config(nodes=(4,), iterations=(300,), batch_size=(2,), storage="bfloat16")
-    config, dataset = privsgp_vr.resolve(options), load("digits")
-    task = privsgp_vr.make_task(config, dataset)
-    variants, _ = privsgp_vr.settled_variants(config, dataset, task, {4: [359, 360]})
-    for seed in (0, 1):
-        data = privsgp_vr.make_data(config, dataset, seed, nodes=4)
-        for name, variant in variants.items():
-            algorithm = privsgp_vr.make_algorithm(config, variant, task)
-            rounds, state = restore_state(read_run(whole), name, algorithm, seed, data)
-            other_rounds, other = restore_state(read_run(killed), name, algorithm, seed, data)
-            assert rounds == other_rounds == 300
-            for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(other), strict=True):
+
+def same_end(arguments, whole, other):
+    """The same bytes of metrics and results (less seconds), and the same parameters."""
+    assert (other / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+    tables = [[{**row, "seconds": 0} for row in read_results(out)] for out in (whole, other)]
+    assert tables[0] == tables[1]
+    assert EXPERIMENT.prepare is not None
+    for name, variant in EXPERIMENT.prepare(parse(EXPERIMENT, arguments)[0].lines).variants.items():
+        for seed in variant.seeds:
+            rounds, state = restore_state(read_run(whole), name, variant, seed)
+            rounds_again, again = restore_state(read_run(other), name, variant, seed)
+            assert rounds == rounds_again == 300
+            for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(again), strict=True):
                 np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arguments", "kills", "lines"), [(LONE, 3, (3, 9)), (SWEEP, 5, (POINTS, 5 * POINTS))])
+def test_killed_at_random_moments_and_resumed_equals_uninterrupted(arguments, kills, lines, tmp_path):
+    whole, killed, rng = tmp_path / "whole", tmp_path / "killed", np.random.default_rng(11)
+    finish(arguments, whole)
+    assert all(kill_at_random(arguments, killed, rng, lines) for _ in range(kills)), "it must die in its work"
+    assert 0 < num_lines(killed) < num_lines(whole)
+    finish(arguments, killed, "--resume")
+    same_end(arguments, whole, killed)
 
 
 @pytest.mark.slow
 def test_a_truncated_newest_checkpoint_falls_back_to_the_one_before(tmp_path):
     """With a warning, and with the same end."""
-    root = Path(privsgp_vr.__file__).parent.parent
     whole, damaged = tmp_path / "whole", tmp_path / "damaged"
-    command = [argument for argument in COMMAND if argument != "1"]
-    subprocess.run([*command, "--out", str(whole)], cwd=root, check=True, capture_output=True)
+    finish(LONE, whole)
     shutil.copytree(whole, damaged)
-    newest = damaged / "checkpoints" / "privsgp" / "seed_0" / "300"
+    (newest,) = (path for path in (damaged / "checkpoints").rglob("300") if path.is_dir())
     for path in newest.rglob("*"):
         if path.is_file():
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     (newest.parent / "finished.json").unlink()
-    done = subprocess.run(
-        [*command, "--out", str(damaged), "--resume"], cwd=root, check=True, capture_output=True, text=True
-    )
-    assert "warning: " in done.stderr
-    assert (damaged / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
-    summaries = [json.loads((out / "summary.json").read_text())["variants"] for out in (whole, damaged)]
-    assert summaries[0] == summaries[1]
+    assert "warning: " in finish(LONE, damaged, "--resume")
+    same_end(LONE, whole, damaged)

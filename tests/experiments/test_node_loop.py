@@ -1,17 +1,16 @@
 """--node-loop: what it asks for, what is refused, and that a whole round does not depend on it."""
 
-import json
+import dataclasses
 
 import jax
 import numpy as np
 import pytest
 from problems import start
 
-from experiments import dp_gradient_tracking, privsgp_vr
-from experiments.privsgp import build as privsgp
-from experiments.privsgp import config as privsgp_config
-from experiments.tracking import build as tracking
-from experiments.tracking import config as tracking_config
+from experiments.frame import EXPERIMENTS, main, records
+from experiments.frame.experiment import request
+from experiments.frame.options import options
+from experiments.privsgp_vr.prepare import prepare
 from jaxfl import graphs
 from jaxfl.algorithms import push_sum
 from jaxfl.core.node_loop import automatic
@@ -59,21 +58,27 @@ def test_strategies_agree_to_rounding_in_a_whole_round(model, dataset):
 
 
 @pytest.mark.parametrize(("platform", "convolutions"), [("cpu", "map"), ("gpu", "vmap")])
-def test_auto_goes_by_platform_and_model(platform, convolutions, dataset, monkeypatch):
+def test_auto_goes_by_platform_and_model(platform, convolutions, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: platform)
     assert (automatic(True), automatic(False)) == (convolutions, "vmap")
     for model, expected in (("cnn", convolutions), ("mlp", "vmap")):
-        for config, build in ((privsgp_config, privsgp), (tracking_config, tracking)):
-            for asked, used in (("auto", expected), ("chunk:3", "chunk:3")):
-                options = config.resolve(config.Config(model=model, node_loop=asked))
-                assert build.make_task(options, dataset).node_loop == used
+        for asked, used in (("auto", expected), ("chunk:3", "chunk:3")):
+            records._task.cache_clear()  # which does not know of another platform
+            network = dataclasses.replace(records.Network(), **{"model": model, "node_loop": asked})
+            assert network.task(records.Data()).node_loop == used
+    records._task.cache_clear()
 
 
-@pytest.mark.parametrize("experiment", [privsgp_vr, dp_gradient_tracking])
-@pytest.mark.parametrize("bad", ["pmap", "chunk:0", "chunk:", "chunk:two", "chunk:²", "Vmap", "devices:"])
-def test_other_values_are_refused_in_one_sentence(experiment, bad, tmp_path, monkeypatch, capsys):
+WITH_OPTION = [name for name in EXPERIMENTS if "node_loop" in options(type(EXPERIMENTS[name].base))]
+BAD = ["pmap", "chunk:0", "chunk:", "chunk:two", "chunk:²", "Vmap", "devices:"]
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"), [("privsgp_vr", bad) for bad in BAD] + [(name, "pmap") for name in WITH_OPTION]
+)
+def test_other_values_are_refused_in_one_sentence(name, bad, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert experiment.main(["--node-loop", bad]) == 2
+    assert main(EXPERIMENTS[name], ["--node-loop", bad]) == 2
     assert capsys.readouterr().err == (
         f"error: --node-loop: must be auto, vmap, map or chunk:k with k at least 1, the last three also "
         f"behind devices:; got {bad!r}. Choose one of these.\n"
@@ -81,13 +86,10 @@ def test_other_values_are_refused_in_one_sentence(experiment, bad, tmp_path, mon
     assert not list(tmp_path.iterdir())
 
 
-def test_config_json_records_the_strategy_that_was_used(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("asked", "used"), [("auto", "vmap"), ("chunk:2", "chunk:2")])
+def test_what_is_saved_is_the_strategy_that_is_used(asked, used):
     """Not the word auto, which stands for something else on another platform."""
-    options = "--nodes 3 --iterations 2 --evaluate-every 2 --seeds 0 --quiet --hidden 4 --batch-size 2 --noise-std 0"
-    command = [*options.split(), "--methods", "PrivSGP", "--out", str(tmp_path / "run")]
-    assert privsgp_vr.main([*command, "--node-loop", "chunk:2"]) == 0
-    assert "node loop chunk:2" in " ".join(capsys.readouterr().out.split())
-    written = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert written["config"]["node_loop"] == written["training"]["node_loop"] == "chunk:2"
-    assert privsgp_vr.main([*command, "--resume"]) == 2
-    assert 'has "chunk:2", this call has "vmap". Pass "chunk:2"' in capsys.readouterr().err
+    changes = {"nodes": 3, "hidden": (4,), "batch_size": 2, "noise_std": 0.0, "method": "PrivSGP", "node_loop": asked}
+    prepared = prepare(request(EXPERIMENTS["privsgp_vr"], changes).lines)
+    assert prepared.saved["node_loop"] == used
+    assert f"node loop {used}" in " ".join(prepared.description)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from experiments import spanning_tree
-from experiments.spanning_tree import Quadratics, plain_errors, quadratics
+from experiments.frame import main
+from experiments.spanning_tree import EXPERIMENT, Quadratics, plain_errors, quadratics
 from jaxfl.graphs import five_agents
 from jaxfl.graphs.spectral import consensus_weights
 
@@ -19,7 +20,7 @@ def finished(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spanning_tree, "draw", lambda errors, path: (drawn.update(errors), draw(errors, path)))
         patch.setattr(spanning_tree.Console, "print", lambda self, text, **_: printed.append(text))
-        assert spanning_tree.main(["--num-rounds", "300", "--out", str(folder)]) == 0
+        assert main(EXPERIMENT, ["--num-rounds", "300", "--out", str(folder)]) == 0
     return drawn, folder, printed
 
 
@@ -79,20 +80,6 @@ def test_the_picture_and_what_is_printed(finished):
         assert [float(text) for text in re.findall(r"(\S+) at", line)] == pytest.approx(values[[0, -1]], rel=1e-2)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--num-rounds", "0"], r"error: --num-rounds: must be .*; got 0\. Pass 1 or more\.\n"),
-        (["--num-rounds", "x"], r"error: --num-rounds: must be an integer; got 'x'\. .*\n"),
-        (["--out", "taken"], r"error: --out: must name a folder .*; taken: file exists\. Name another\.\n"),
-        (["--rounds", "3"], r"error: --rounds: must be an option .*\n"),
-    ],
-)
-def test_bad_options_give_one_sentence(arguments, says, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "taken").touch()
-    assert spanning_tree.main(arguments) == 2
-    output = capsys.readouterr()
-    assert output.out == ""
-    assert re.fullmatch(says, output.err), output.err
-    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+def test_a_grid_gives_a_picture_a_line(tmp_path, capsys):
+    assert main(EXPERIMENT, ["--grid", "num_rounds=1,2", "--out", str(tmp_path)]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {f"spanning_tree-{count}-rounds.png" for count in (1, 2)}

@@ -20,7 +20,7 @@ def test_a_task_without_losses_of_single_samples_is_refused(estimator, task):
         estimator.init(task, KEY, task.init(KEY), uneven_data())
 
 
-@pytest.mark.parametrize("name", [name for name, row in REGISTRY.items() if row.topology == "graph"])
+@pytest.mark.parametrize("name", [name for name, row in REGISTRY.items() if row.noise_draws])
 def test_every_algorithm_that_uses_them_refuses_it(name):
     p = problem(name)
     with pytest.raises(ArgumentError, match=r"^task: "):

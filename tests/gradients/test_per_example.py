@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import flat, rows_of
 from problems import linear_task, small_task
 
 from jaxfl import ArgumentError, gradients
@@ -21,12 +22,7 @@ def batch(features=6, size=9):
 def plain_per_sample(task, params, inputs, labels):
     """Gradients by vmap of grad, the route that the engine avoids, (b, d) float64."""
     one = jax.grad(lambda values, x, y: task.loss(values, x[None], y[None])[0])
-    trees = jax.vmap(one, in_axes=(None, 0, 0))(params, inputs, labels)
-    return np.concatenate([np.asarray(leaf, np.float64).reshape(len(inputs), -1) for leaf in jax.tree.leaves(trees)], 1)
-
-
-def flat(tree):
-    return np.concatenate([np.asarray(leaf, np.float64).reshape(-1) for leaf in jax.tree.leaves(tree)])
+    return rows_of(jax.jit(jax.vmap(one, in_axes=(None, 0, 0)))(params, inputs, labels))
 
 
 @pytest.mark.parametrize("task", [small_task(), linear_task()], ids=["factored", "one_sample"])
@@ -44,8 +40,7 @@ def test_weighted_sum_equals_clipped_per_sample_gradients(task, clip_order, clip
     np.testing.assert_array_equal(found.clipped, scale < 1)
     np.testing.assert_allclose(found.losses, task.loss(params, inputs, labels), rtol=1e-6)
     rows = per_example.per_sample(task, params, inputs, labels, clip_norm=clip_norm, clip_order=clip_order)
-    stacked = np.concatenate([np.asarray(x).reshape(9, -1) for x in jax.tree.leaves(rows.gradient)], axis=1)
-    np.testing.assert_allclose(stacked, scale[:, None] * expected, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(rows_of(rows.gradient), scale[:, None] * expected, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("clip_order", [1, 2])
@@ -54,8 +49,7 @@ def test_each_sample_contributes_a_gradient_of_norm_at_most_clip_norm(clip_order
     params = task.init(jax.random.key(1))
     inputs, labels = batch(size=40)
     rows = per_example.per_sample(task, params, 100 * inputs, labels, clip_norm=clip_norm, clip_order=clip_order)
-    stacked = np.concatenate([np.asarray(x, np.float64).reshape(40, -1) for x in jax.tree.leaves(rows.gradient)], 1)
-    norms = np.linalg.norm(stacked, ord=clip_order, axis=1)
+    norms = np.linalg.norm(rows_of(rows.gradient), ord=clip_order, axis=1)
     assert norms.max() <= clip_norm * (1 + 1e-5)
     assert norms.max() > 0.99 * clip_norm
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import rows_of
 from problems import irregular_graph, linear_task, run, small_task, start, uneven_data
 
 import jaxfl
@@ -33,11 +34,6 @@ def table_as_float(state):
     return np.asarray(bits, np.float64)
 
 
-def flat(tree):
-    leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
-    return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
-
-
 @pytest.mark.parametrize("storage", ["float32", "bfloat16"])
 @pytest.mark.parametrize("sampler", [gradients.uniform(3), gradients.poisson(2)])
 def test_the_mean_is_that_of_the_stored_rows(storage, sampler):
@@ -47,7 +43,7 @@ def test_the_mean_is_that_of_the_stored_rows(storage, sampler):
     assert int(info.prefetch_misses.sum()) == int(info.batch_overflow.sum()) == 0
     table, sizes = table_as_float(state), np.asarray(data.sizes)
     expected = np.stack([table[i, : sizes[i]].mean(axis=0) for i in range(5)])
-    np.testing.assert_allclose(flat(state.gradient.table_mean), expected, atol=2e-6)
+    np.testing.assert_allclose(rows_of(state.gradient.table_mean), expected, atol=2e-6)
     for node, size in enumerate(sizes):
         assert np.all(table[node, size:] == 0), "padding is never written"
 
@@ -69,7 +65,7 @@ def test_unbiased_given_the_table():
             rows = state.table[:, entry : entry + 1]
             primed = state._replace(rows=rows, row_indices=indices)
             chosen = draws._replace(batch=draws.batch._replace(indices=indices))
-            total = total + flat(estimate(moved, primed, data, chosen, jnp.int32(0))) / 4
+            total = total + rows_of(estimate(moved, primed, data, chosen, jnp.int32(0))) / 4
         for node in range(2):
             one = jax.tree.map(lambda leaf, node=node: leaf[node], moved)
             pool = data.indices[node]
@@ -84,12 +80,12 @@ def test_the_three_tables_agree():
     tables: list[dict[str, Any]] = [{"table": "dense"}, {"table": "factored"}, {"table": "per_batch", "entry_size": 1}]
     states = [run(algorithm(clip_norm=0.7, **table), jax.random.key(0), data, 30)[0] for table in tables]
     for other in states[1:]:
-        np.testing.assert_allclose(flat(states[0].params), flat(other.params), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(rows_of(states[0].params), rows_of(other.params), rtol=1e-4, atol=1e-6)
 
 
 def test_saga_works_for_a_task_without_layers():
     state, _ = run(algorithm(linear_task(), step_size=0.02), jax.random.key(0), uneven_data(), 40)
-    assert np.isfinite(flat(state.params)).all()
+    assert np.isfinite(rows_of(state.params)).all()
     with pytest.raises(ArgumentError, match=r"table: .*jaxfl\.models"):
         algorithm(linear_task(), table="factored").init(jax.random.key(0), uneven_data())
 
@@ -131,7 +127,7 @@ def test_the_mean_is_recomputed_when_it_is_due():
         state, _ = step(jax.random.key(0), state, data)
         table, sizes = table_as_float(state), np.asarray(data.sizes)
         expected = np.stack([table[i, : sizes[i]].mean(axis=0) for i in range(5)])
-        errors.append(np.abs(flat(state.gradient.table_mean) - expected).max())
+        errors.append(np.abs(rows_of(state.gradient.table_mean) - expected).max())
     assert errors[1] > 0.5
     assert errors[2] < 1e-5
 
@@ -177,7 +173,7 @@ def test_rounded_factors_of_clipped_convolutions_are_refused(monkeypatch):
     remedies: list[dict[str, Any]] = [{"table": "factored"}, {"table": "dense", "storage": "bfloat16"}]
     for remedy in remedies:
         state = gradients.saga(**remedy, clip_norm=1.0).init(task, jax.random.key(0), params, data)
-        norms = np.linalg.norm(flat(state.table_mean), axis=1)
+        norms = np.linalg.norm(rows_of(state.table_mean), axis=1)
         assert np.all((norms > 0.98) & (norms <= 1 + 1e-5))
     monkeypatch.setattr(memory_check, "available_bytes", lambda: 1)
     with pytest.raises(ArgumentError, match=r"^table: ") as caught:
@@ -195,7 +191,7 @@ def test_drift_of_the_incremental_mean_over_10_000_rounds():
         state, _ = run(learner, jax.random.key(0), data, 10_000)
         table, sizes = table_as_float(state), np.asarray(data.sizes)
         expected = np.stack([table[i, : sizes[i]].mean(axis=0) for i in range(5)])
-        error = np.abs(flat(state.gradient.table_mean) - expected).max()
+        error = np.abs(rows_of(state.gradient.table_mean) - expected).max()
         drift[refresh_every] = error / np.abs(table).max()
     assert 1e-9 < drift[10**9] < 1e-4
     assert drift[1000] < 1e-7

@@ -22,17 +22,22 @@ ROUNDS = 4000
 COUNTS = jnp.array([4, 11, 30], jnp.int32)
 
 
-def inclusion(sampler, counts=COUNTS, rounds=ROUNDS):
-    """How often each entry of each node was drawn, (n, max count), and the batches."""
+def inclusion(sampler):
+    """How often each entry of each node was drawn, (rounds, n, max count), and the batches."""
 
     @jax.jit
-    def draw(round_index):
-        return draw_batch(sampler, jax.random.key(5), round_index, counts)
+    def draw(rounds):
+        return jax.vmap(lambda round_index: draw_batch(sampler, jax.random.key(5), round_index, COUNTS))(rounds)
 
-    batches = jax.lax.map(draw, jnp.arange(rounds, dtype=jnp.int32), batch_size=500)
-    width = int(counts.max())
-    one_hot = (np.asarray(batches.indices)[..., None] == np.arange(width)) & np.asarray(batches.mask)[..., None]
+    batches = draw(jnp.arange(ROUNDS, dtype=jnp.int32))
+    one_hot = (np.asarray(batches.indices)[..., None] == np.arange(30)) & np.asarray(batches.mask)[..., None]
     return one_hot.sum(axis=2), batches
+
+
+@pytest.fixture(scope="module")
+def of_three():
+    """`inclusion` of Poisson batches of 3."""
+    return inclusion(poisson(3))
 
 
 @pytest.mark.statistical
@@ -64,8 +69,8 @@ def test_fixed_at_the_full_size_is_a_permutation():
 
 
 @pytest.mark.statistical
-def test_poisson_entries_are_independent():
-    drawn, _ = inclusion(poisson(3))
+def test_poisson_entries_are_independent(of_three):
+    drawn, _ = of_three
     included = drawn[:, 2, :].astype(float)
     sizes = included.sum(axis=1)
     binomial = scipy.stats.binom(30, 0.1)
@@ -76,8 +81,8 @@ def test_poisson_entries_are_independent():
     assert (drawn[:, 2].sum(axis=1) == 0).mean() == pytest.approx(0.9**30, abs=0.02), "empty batches do occur"
 
 
-def test_poisson_overflow_is_reported_not_hidden(monkeypatch):
-    _, roomy = inclusion(poisson(3))
+def test_poisson_overflow_is_reported_not_hidden(of_three, monkeypatch):
+    _, roomy = of_three
     monkeypatch.setattr("jaxfl.gradients.samplers.poisson_capacity", lambda *_: 4)
     _, cramped = inclusion(poisson(3))
     sizes = np.asarray(roomy.mask).sum(axis=2)

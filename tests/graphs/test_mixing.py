@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import networkx as nx
 import numpy as np
 import pytest
+import scipy.linalg
 from hypothesis import given, settings
 from strategies import column_stochastic, connected, doubly_stochastic
 
@@ -24,6 +25,9 @@ GRAPHS = {
     "star_metropolis": graphs.star(5, weights="metropolis"),
     "random_digraph": graphs.random_digraph(7, 0.4, key=1),
     "from_networkx": graphs.from_networkx(nx.karate_club_graph(), weights="metropolis"),
+    "two_circulants": graphs.sequence(
+        [graphs.ring(6), graphs.from_matrix(scipy.linalg.circulant([0.5, 0.0, 0.2, 0.3, 0.0, 0.0]))]
+    ),
     "sequence": graphs.sequence([graphs.star(6), graphs.exponential(6), graphs.random_digraph(6, 0.3, key=2)]),
 }
 
@@ -39,6 +43,11 @@ def tree_of(num_nodes, seed=0):
         "vector": jnp.asarray(rng.normal(size=(num_nodes, 4)), jnp.float32),
         "weight": jnp.asarray(rng.uniform(0.5, 2.0, num_nodes), jnp.float32),
     }
+
+
+def in_structures(graph, names):
+    """(tree, k) -> what each structure mixes, in one program."""
+    return jax.jit(lambda tree, k: [graphs.mix(graph, tree, k, structure) for structure in names])
 
 
 def unstacked(tree):
@@ -60,10 +69,11 @@ def assert_close(found, expected, **tolerance):
 def test_all_structures_agree(name):
     graph = GRAPHS[name]
     tree = tree_of(graph.num_nodes)
-    for structure in structures(graph):
-        mixed = jax.jit(lambda tree, k, structure=structure: graphs.mix(graph, tree, k, structure))
-        for k in (0, 1, graph.period + 1):
-            assert_close(mixed(tree, jnp.int32(k)), expected_mix(graph, tree, k))
+    mixed = in_structures(graph, structures(graph))
+    for k in (0, 1, graph.period + 1):
+        expected = expected_mix(graph, tree, k)
+        for found in mixed(tree, jnp.int32(k)):
+            assert_close(found, expected)
 
 
 @pytest.mark.parametrize("name", ["exponential", "star", "complete"])
@@ -97,7 +107,7 @@ def test_ones_are_kept_where_no_weight_rounds_and_rows_sum_to_one():
 def test_all_structures_agree_on_any_matrices(matrices):
     graph = graphs.from_matrix(matrices)
     tree = tree_of(graph.num_nodes)["vector"]
-    mixed = jax.jit(lambda tree, k: [graphs.mix(graph, tree, k, structure) for structure in structures(graph)])
+    mixed = in_structures(graph, structures(graph))
     for k in range(graph.period + 1):
         expected = expected_mix(graph, tree, k)
         for found in mixed(tree, jnp.int32(k)):
@@ -168,21 +178,22 @@ def test_transformations_commute_with_mixing(name):
     looped = trees[0]
     for k in range(3):
         looped = expected_mix(graph, looped, k)
-    for structure in structures(graph)[1:]:
+    names = structures(graph)[1:]
+    mixed = in_structures(graph, names)
 
-        def mixed(tree, k, structure=structure):
-            return graphs.mix(graph, tree, k, structure)
+    @jax.jit
+    def all_ways(stacked):
+        def step(trees, k):
+            return [graphs.mix(graph, tree, k, name) for tree, name in zip(trees, names, strict=True)], None
 
-        for k, found in enumerate(unstacked(jax.jit(jax.vmap(mixed))(stacked, rounds))):
+        scanned, _ = jax.lax.scan(step, [trees[0]] * len(names), rounds)
+        return jax.vmap(mixed)(stacked, rounds), jax.vmap(mixed, in_axes=(0, None))(stacked, jnp.int32(1)), scanned
+
+    for each_round, each_seed, last in zip(*all_ways(stacked), strict=True):
+        for k, found in enumerate(unstacked(each_round)):
             assert_close(found, expected[k])
-        over_seeds = jax.jit(jax.vmap(mixed, in_axes=(0, None)))(stacked, jnp.int32(1))
-        assert_close(unstacked(over_seeds)[1], expected[1])
-
-        def step(state, k, mixed=mixed):
-            return mixed(state, k), None
-
-        scanned, _ = jax.lax.scan(step, trees[0], rounds)
-        assert_close(scanned, looped)
+        assert_close(unstacked(each_seed)[1], expected[1])
+        assert_close(last, looped)
 
 
 @pytest.mark.parametrize("name", ["exponential", "random_digraph", "sequence", "wide_star"])
@@ -224,9 +235,13 @@ def test_mixing_commutes_with_relabeling(name):
     order = np.random.default_rng(0).permutation(graph.num_nodes)
     relabeled = graphs.permute(graph, order)
     tree = tree_of(graph.num_nodes)
+
+    def reordered(tree):
+        return jax.tree.map(lambda leaf: leaf[order], tree)
+
+    both = jax.jit(lambda k: (graphs.mix(relabeled, reordered(tree), k), reordered(graphs.mix(graph, tree, k))))
     for k in range(graph.period):
-        mixed = graphs.mix(relabeled, jax.tree.map(lambda leaf: leaf[order], tree), k)
-        assert_close(mixed, jax.tree.map(lambda leaf: leaf[order], graphs.mix(graph, tree, k)))
+        assert_close(*both(jnp.int32(k)))
 
 
 def test_messages_sent_are_the_rounds_out_degrees():

@@ -5,15 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from helpers import normals, refused
 
-from jaxfl.core import ArgumentError
 from jaxfl.models.normalization import group_norm
 
 RNG = np.random.default_rng(0)
-
-
-def normal(*shape):
-    return jnp.asarray(RNG.normal(size=shape), jnp.float32)
+normal = normals(RNG)
 
 
 @pytest.mark.parametrize("num_groups", [1, 3, 6])
@@ -63,6 +60,4 @@ def test_equal_numbers_become_the_bias_with_finite_gradients():
 
 @pytest.mark.parametrize("num_groups", [0, 4])
 def test_bad_groups_are_named(num_groups):
-    with pytest.raises(ArgumentError) as caught:
-        group_norm(normal(1, 2, 2, 6), jnp.ones(6), jnp.zeros(6), num_groups)
-    assert caught.value.argument == "num_groups"
+    refused(lambda: group_norm(normal(1, 2, 2, 6), jnp.ones(6), jnp.zeros(6), num_groups), "num_groups")

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import assert_close
 
 from jaxfl import ArgumentError
 from jaxfl.core import Variables
@@ -49,12 +50,6 @@ def part_of(trained, task=TASK) -> Any:
 def split(params, part):
     own = {name: params[name] for name in part.trained}
     return own, {name: values for name, values in params.items() if name not in own}
-
-
-def assert_close(found, expected):
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for mine, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-5)
 
 
 def test_a_part_of_all_blocks_is_the_task():

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import assert_close, normals
 
 from jaxfl.core import ArgumentError, Variables, leaf_key
 from jaxfl.core.tasks import calibrated_state
@@ -15,6 +16,7 @@ from jaxfl.models import classification, cnn, layers, mlp, resnet20, sequential
 from jaxfl.models.composite import composite
 
 RNG = np.random.default_rng(0)
+normal = normals(RNG)
 KEY = jax.random.key(5)
 MODEL = sequential(
     [
@@ -43,18 +45,8 @@ def initial(trained):
     return jax.jit(lambda key: (trained.init(key), trained.init_state()))(KEY)
 
 
-def normal(*shape):
-    return jnp.asarray(RNG.normal(size=shape), jnp.float32)
-
-
 def samples(*leading):
     return normal(*leading, 6), jnp.asarray(RNG.integers(0, 3, leading), jnp.int32)
-
-
-def assert_close(found, expected, tolerance=1e-5):
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for mine, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(mine, other, rtol=tolerance, atol=tolerance)
 
 
 def drop(rate, inputs):

@@ -15,15 +15,15 @@ import jaxfl
 from jaxfl import ArgumentError, gradients, graphs
 from jaxfl.algorithms import REGISTRY
 from jaxfl.gradients import per_example
-from jaxfl.privacy.accounting import Release, calibrate_noise_std
 from jaxfl.privacy.audit import audit, canary_scores, epsilon_lower_bound, with_canaries
+from jaxfl.privacy.gossip import PRIVSGP, PRIVSGP_VR, Release, calibrate_noise_std
 
 pytest.importorskip("jax_privacy.auditing")
 CLIP, STEP, DELTA = 0.5, 0.1, 1e-5
 NODES, REAL, CANARIES, ROUNDS, RATE = 5, 10, 3000, 4, 0.9
 SIZE = REAL + CANARIES // NODES
 BATCH = round(RATE * SIZE)
-ESTIMATORS = {"PrivSGP": "mini_batch", "PrivSGP-VR": "saga"}
+ESTIMATORS = {PRIVSGP: "mini_batch", PRIVSGP_VR: "saga"}
 
 
 # What a canary is
@@ -230,9 +230,9 @@ def test_an_observer_sees_a_canary_as_privacy_theory_says(method):
     _, data, canaries = made(0)
     found = np.asarray(scores(0.0, CLIP, jax.random.key(0), data))
     np.testing.assert_allclose(found[~canaries.included], 0, atol=1e-5 * CLIP / BATCH * ROUNDS)
-    visits = found[canaries.included] * (SIZE if method == "PrivSGP-VR" else BATCH) / CLIP
+    visits = found[canaries.included] * (SIZE if method == PRIVSGP_VR else BATCH) / CLIP
     np.testing.assert_allclose(visits, np.round(visits), atol=1e-3)
-    if method == "PrivSGP-VR":
+    if method == PRIVSGP_VR:
         assert set(np.round(visits)) == {ROUNDS}, "in every round, sampled or not"
     else:
         np.testing.assert_allclose(np.mean(visits) / ROUNDS, RATE, atol=0.02)
@@ -252,7 +252,7 @@ def test_the_right_noise_passes_and_a_quarter_of_it_is_caught(method):
 @pytest.mark.statistical
 @pytest.mark.parametrize("clip_norm", [None, 1e9])
 def test_missing_clipping_is_caught(clip_norm):
-    method = "PrivSGP" if clip_norm is None else "PrivSGP-VR"  # clipping at 1e9 needs no program of its own
+    method = PRIVSGP if clip_norm is None else PRIVSGP_VR  # clipping at 1e9 needs no program of its own
     assert bounds(method, claimed_noise(method), clip_norm=clip_norm).min() > 1.2
 
 
@@ -261,9 +261,9 @@ def test_every_private_algorithm_can_be_audited(name):
     row = REGISTRY[name]
     base = uneven_data(sizes=(6,) * NODES)
     task, data, canaries = with_canaries(
-        small_task(), base, 100, strength=2.0, seed=0, shared_coordinates=row.synchronous
+        small_task(), base, 100, strength=2.0, seed=0, shared_coordinates=not row.releases_total
     )
-    graph = (graphs.directed_ring if row.mixing == "column" else graphs.ring)(NODES)
+    graph = graphs.ring(NODES)
     gradient = gradients.mini_batch(sampler=gradients.fixed(24), clip_norm=CLIP)
     learner = row.constructor(task, graph=graph, step_size=STEP, gradient=gradient, noise=jaxfl.gaussian(1e-6))
     assert row.released

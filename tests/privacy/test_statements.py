@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from jaxfl.privacy.accounting import Release, statements
+from jaxfl.privacy.gossip import PRIVSGP_VR, Release, statements
 from jaxfl.privacy.statements import REMARKS, caption, rounded_down, rounded_up, statement_text
-from jaxfl.privacy.tracking import exponential_schedule
-from jaxfl.privacy.tracking_statements import TrackingRelease, perturbed_state_statements
+from jaxfl.privacy.tracking import TrackingRelease, exponential_schedule, perturbed_state_statements
 
 PROVEN = {
     "bound": "proven",
@@ -93,7 +92,7 @@ def test_the_remarks_are_found_in_what_the_accountant_states():
     """Of a real statement, as summary.json holds it: a bound that is assumed, a noise that is too small, and a number
     that is no bound."""
     paper = Release("saga", "uniform", 1, 3125, clip_norm=10.0, noise_std=0.2259, assumed=True)
-    published, *others = [one._asdict() for one in statements("PrivSGP-VR", [paper], 3120, dp_delta=1e-5)]
+    published, *others = [one._asdict() for one in statements(PRIVSGP_VR, [paper], 3120, dp_delta=1e-5)]
     text = statement_text(json.loads(json.dumps(published)))
     assert text.startswith("ε = 3 published (replace one sample, δ = 1e-05") or text.startswith("ε = 3.00")
     release = TrackingRelease(clip_norm=1.0, gradient_at="state")

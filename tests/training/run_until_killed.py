@@ -1,4 +1,4 @@
-"""Child process of test_resume.py: trains the toy problem, and kills itself at a given moment if asked.
+"""Child process of test_resume.py: trains lanes of the toy problem, and kills itself at a given moment if asked.
 
     python run_until_killed.py OUT LINES SECONDS
 
@@ -12,14 +12,26 @@ import threading
 import time
 from pathlib import Path
 
-from toy_problem import toy_algorithm, toy_task, train_toy
+from toy_problem import NUM_NODES, toy_variant, toy_with_numbers, train_toy
 
-SETTINGS = {"num_rounds": 63, "evaluate_every": 5, "checkpoint_every": 2, "seeds": (0, 1), "chunk_rounds": 3}
+SETTINGS = {"num_rounds": 63, "evaluate_every": 5, "seeds": (0, 1), "chunk_rounds": 3}
+
+
+def sweep() -> dict:
+    """Six lanes of one program: two diverge, two spend their budget, two go on to the end; and a lane by itself."""
+    numbers = {"step_size": 0.2, "bad_round": 1e6}
+    fast = toy_variant(toy_with_numbers, numbers=numbers, settings={"step_size": 0.2}, **SETTINGS)
+    return {
+        "Toy (fast)": fast,
+        "Wild": fast._replace(numbers={**numbers, "bad_round": 31.0}),
+        "Poor": fast._replace(numbers={**numbers, "step_size": 0.1}, budgets={"gradient_evaluations": 33 * NUM_NODES}),
+        "Alone": toy_variant(seeds=(4,), num_rounds=20),
+    }
 
 
 def train(out: str | Path) -> dict:
     """The run that is killed and resumed; also called in the test's own process for the uninterrupted one."""
-    return train_toy(out, resume=True, variants={"Toy (fast)": toy_algorithm(toy_task())}, **SETTINGS)
+    return train_toy(out, sweep(), resume=True, checkpoint_every=2)
 
 
 def _num_lines(path: Path) -> int:
@@ -28,11 +40,11 @@ def _num_lines(path: Path) -> int:
 
 def _die(path: Path, lines: int, seconds: float) -> None:
     # Counted from the end of what was there, less what a resumed run drops first.
-    least = seen = _num_lines(path)
-    while seen < least + lines:
+    least = count = _num_lines(path)
+    while count < least + lines:
         time.sleep(0.001)
-        seen = _num_lines(path)
-        least = min(least, seen)
+        count = _num_lines(path)
+        least = min(least, count)
     time.sleep(seconds)
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -12,9 +12,9 @@ from jaxfl import core, training
 from jaxfl.core import ArgumentError
 from jaxfl.models import classification, sequential
 from jaxfl.models.layers import batch_norm, dense
-from jaxfl.training.calibration import calibration_set
-from jaxfl.training.evaluate import evaluate_fn, evaluation_set, flatten_scores
-from jaxfl.training.loop import restore_state
+from jaxfl.training import calibrated_scores, evaluation_set
+from jaxfl.training.evaluate import flatten_scores
+from jaxfl.training.measures import calibration_set
 
 KEY = jax.random.key(3)
 DATA = uneven_data((7, 3, 9, 1, 6))  # 26 samples of 6 features, 3 classes
@@ -78,8 +78,8 @@ def test_statistics_are_calibrated_for_each_model_by_itself():
     assert TASK.init_state is not None
     variables = core.Variables(params, jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), TASK.init_state()))
     calibration, test = DRAW(KEY, DATA, 10, 4), evaluation_set(TEST_INPUTS, TEST_LABELS, 4)
-    evaluate = evaluate_fn(TASK, lambda state: state)
-    line = flatten_scores(jax.device_get(evaluate(variables, test, calibration)))
+    scores = jax.jit(calibrated_scores(TASK, test, 10).compute)(variables, (test, calibration))
+    line = flatten_scores(jax.device_get(scores))
     of = [jax.tree.map(lambda leaf, i=i: leaf[i], params) for i in (0, 1)]
     nodes = [by_hand(node, calibration, TEST_INPUTS, TEST_LABELS) for node in of]
     average = by_hand(jax.tree.map(lambda leaf: leaf.mean(axis=0), params), calibration, TEST_INPUTS, TEST_LABELS)
@@ -116,43 +116,44 @@ def growing():
     return core.algorithm(init, lambda key, state, data: (), update, node_params)
 
 
-def train_growing(out, task=TASK, *, variants=("A",), num_rounds=3, resume=False, **options):
+ALGORITHM = growing()
+TEST = evaluation_set(TEST_INPUTS, TEST_LABELS, 4)
+A = training.Variant(lambda numbers: ALGORITHM, TASK, TEST, lambda seed: DATA, (0, 1), 3, evaluate_every=2)
+
+
+def train_growing(out, variants, resume=False):
     run = training.open_run(out, {}, experiment="growing", resume=resume)
-    settings = {"seeds": (0, 1), "evaluate_every": 2, "test_batch_size": 4, "quiet": True, **options}
-    variants = dict.fromkeys(variants, ALGORITHM)
-    training.train(variants, task, DATA, TEST_INPUTS, TEST_LABELS, run=run, num_rounds=num_rounds, **settings)
+    training.train(variants, run=run, quiet=True)
     return run
 
 
-ALGORITHM = growing()
-
-
 def test_a_run_evaluates_with_samples_drawn_once_per_seed(tmp_path):
-    run = train_growing(tmp_path / "run", calibration_samples=10, train_samples=9)
-    assert run.config["training"]["calibration_samples"] == 10
+    measures = {
+        "test": calibrated_scores(TASK, TEST, 10),
+        "stationarity": training.stationarity(TASK, 9, calibration=(10, 4)),
+    }
+    variants = {"A": A._replace(measures=measures)}
+    run = train_growing(tmp_path, variants)
     lines = run.read_metrics()
     drawn = {seed: calibration_set(jax.random.key(seed), DATA, 10, 4) for seed in (0, 1)}
     assert positions(drawn[0]) != positions(drawn[1])
     parts = [np.asarray(row)[:size] for row, size in zip(DATA.indices, DATA.sizes, strict=True)]
     for seed in (0, 1):
         last = [line for line in lines if line["seed"] == seed][-1]
-        rounds, state = restore_state(run, "A", ALGORITHM, seed, DATA)
+        rounds, state = training.restore_state(run, "A", variants["A"], seed)
         assert (rounds, last["round"]) == (3, 3)
         np.testing.assert_array_equal(state.model_state["norm"]["mean"], np.zeros(3))  # none is tracked
         expected = by_hand(state.params, drawn[seed], TEST_INPUTS, TEST_LABELS)
         np.testing.assert_allclose(last["test_loss"], expected, rtol=1e-5)
         on_training = [by_hand(state.params, drawn[seed], DATA.inputs[p], np.asarray(DATA.labels)[p]) for p in parts]
         np.testing.assert_allclose(last["train_loss_average_model"], np.mean(on_training), rtol=1e-5)
-    with pytest.raises(ArgumentError, match="calibration_samples"):
-        train_growing(tmp_path / "run", resume=True, calibration_samples=11, train_samples=9)
 
 
 def test_each_variant_may_be_calibrated_or_not(tmp_path):
-    run = train_growing(
-        tmp_path, variants=("static", "global"), seeds=(0,), calibration_samples={"static": 10, "global": None}
-    )
+    static = A._replace(seeds=(0,), measures={"test": calibrated_scores(TASK, TEST, 10)})
+    run = train_growing(tmp_path, {"static": static, "global": A._replace(seeds=(0,))})
     last = {line["variant"]: line for line in run.read_metrics()}
-    _, state = restore_state(run, "static", ALGORITHM, 0, DATA)
+    _, state = training.restore_state(run, "static", static, 0)
     calibrated = by_hand(state.params, calibration_set(jax.random.key(0), DATA, 10, 4), TEST_INPUTS, TEST_LABELS)
     np.testing.assert_allclose(last["static"]["test_loss"], calibrated, rtol=1e-5)
     variables = core.Variables(state.params, state.model_state)
@@ -162,12 +163,14 @@ def test_each_variant_may_be_calibrated_or_not(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("task", "calibration_samples", "message"),
+    ("task", "num_samples", "message"),
     [
         (TASK, 0, "calibration_samples: must be an integer of at least 1"),
-        (classification(sequential([("dense", dense(6, 3))])), 5, "calibration_samples: must be None without model"),
+        (classification(sequential([("dense", dense(6, 3))])), 5, "calibration_samples: must be left out without"),
     ],
 )
-def test_what_cannot_be_calibrated_is_refused(tmp_path, task, calibration_samples, message):
+def test_what_cannot_be_calibrated_is_refused(task, num_samples, message):
     with pytest.raises(ArgumentError, match=message):
-        train_growing(tmp_path, task, calibration_samples=calibration_samples)
+        calibrated_scores(task, TEST, num_samples)
+    with pytest.raises(ArgumentError, match=message):
+        training.stationarity(task, 9, calibration=(num_samples, 4))

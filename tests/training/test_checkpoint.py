@@ -11,7 +11,7 @@ import pytest
 from toy_problem import toy_algorithm, toy_data, toy_task
 
 from jaxfl.core import ArgumentError
-from jaxfl.training import Checkpoints, DamagedCheckpoint
+from jaxfl.training.checkpoint import Checkpoints, DamagedCheckpoint
 
 
 @functools.cache

@@ -11,14 +11,30 @@ from toy_problem import NUM_NODES, State, toy_algorithm, toy_data, toy_task
 
 from jaxfl import core
 from jaxfl.core import ArgumentError, tree
-from jaxfl.training import Diverged, FatalCount, chunk_fn
-from jaxfl.training.chunks import add_costs, default_chunk_rounds, fetch, info_fields, init_fn, refuse_bad, summarize
+from jaxfl.training import Diverged, FatalCount
+from jaxfl.training.chunks import (
+    add_costs,
+    default_chunk_rounds,
+    first_state,
+    info_fields,
+    refuse_bad,
+    rounds_fn,
+    summarize,
+)
 
 
 def _assert_same(left, right):
     for one, other in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+def chunk_fn(algorithm, chunk_rounds):
+    return jax.jit(rounds_fn(algorithm, chunk_rounds), donate_argnums=1)
+
+
+def init_fn(algorithm):
+    return jax.jit(functools.partial(first_state, algorithm))
 
 
 @functools.cache
@@ -43,11 +59,10 @@ def test_a_chunk_equals_as_many_calls_of_round():
         losses.append(info.loss)
     np.testing.assert_allclose(state.params["kernel"], expected.params["kernel"], rtol=1e-6, atol=1e-7)
     np.testing.assert_array_equal(state.table, expected.table)
-    infos = fetch(buffers, 5)
-    assert infos["loss"].shape == (5, NUM_NODES)
-    assert "gradient_norm" not in infos
-    np.testing.assert_allclose(infos["loss"], np.stack(losses), rtol=1e-6)
-    np.testing.assert_array_equal(np.asarray(buffers["loss"])[5:], 0)
+    assert buffers.loss.shape == (8, NUM_NODES)
+    assert buffers.gradient_norm is None
+    np.testing.assert_allclose(buffers.loss[:5], np.stack(losses), rtol=1e-6)
+    np.testing.assert_array_equal(np.asarray(buffers.loss)[5:], 0)
 
 
 def test_splitting_the_same_rounds_differently_gives_the_same_bits_in_one_executable():
@@ -91,8 +106,13 @@ def test_a_state_that_holds_the_data_themselves_leaves_the_data_whole():
     np.testing.assert_array_equal(np.asarray(state), 13)
 
 
+@functools.cache
+def _info_type(*names):
+    return collections.namedtuple("Info", names)
+
+
 def _info(**fields):
-    return collections.namedtuple("Info", fields)(**fields)
+    return _info_type(*fields)(**fields)
 
 
 def test_a_weakly_typed_state_is_made_strong():

@@ -9,7 +9,8 @@ from toy_problem import NUM_NODES, toy_algorithm, toy_data, toy_task
 from jaxfl import core, models
 from jaxfl.core import ArgumentError
 from jaxfl.models.layers import batch_norm
-from jaxfl.training import evaluate_fn, evaluation_set
+from jaxfl.training import evaluation_set
+from jaxfl.training import test_scores as scores_of
 from jaxfl.training.evaluate import flatten_scores
 
 
@@ -20,7 +21,13 @@ def _state(task):
     # Nodes must differ, or worst node and average model would prove nothing.
     noise = np.random.default_rng(0).normal(size=state.params["kernel"].shape).astype(np.float32)
     params = {**state.params, "kernel": state.params["kernel"] + noise}
-    return algorithm, state._replace(params=params), inputs, labels
+    return state._replace(params=params), inputs, labels
+
+
+def scored(task, params, test):
+    """The standard evaluation."""
+    measure = scores_of(task, test)
+    return jax.jit(measure.compute)(params, measure.prepare(jax.random.key(0), toy_data()[0]))
 
 
 def _by_hand(params, inputs, labels):
@@ -34,9 +41,9 @@ def _by_hand(params, inputs, labels):
 @pytest.mark.parametrize(("batch_size", "node_loop"), [(8, "vmap"), (37, "map"), (1000, "chunk:3")])
 def test_scores_are_those_of_each_node_and_of_the_average_model(batch_size, node_loop):
     task = toy_task(node_loop)
-    algorithm, state, inputs, labels = _state(task)
+    state, inputs, labels = _state(task)
     assert len(inputs) % 8 != 0
-    scores = evaluate_fn(task, algorithm.node_params)(state, evaluation_set(inputs, labels, batch_size))
+    scores = scored(task, state.params, evaluation_set(inputs, labels, batch_size))
     line = flatten_scores(jax.device_get(scores))
     nodes = [_by_hand(jax.tree.map(lambda leaf, i=i: leaf[i], state.params), inputs, labels) for i in range(NUM_NODES)]
     losses, accuracies = np.array(nodes).T
@@ -63,7 +70,7 @@ def test_model_state_is_averaged_like_parameters_and_evaluates():
     inputs = np.random.default_rng(0).normal(size=(11, 3)).astype(np.float32)
     labels = (np.arange(11) % 3).astype(np.int32)
     variables = core.Variables(params, state)
-    scores = evaluate_fn(task, lambda state: state)(variables, evaluation_set(inputs, labels, 4))
+    scores = scored(task, variables, evaluation_set(inputs, labels, 4))
     line = flatten_scores(jax.device_get(scores))
 
     def loss(scale, bias, mean, var):
@@ -85,7 +92,7 @@ def test_the_filling_of_the_last_batch_never_counts():
         lambda key: jnp.zeros(()), lambda w, x, y: jnp.where(y > 0, jnp.float32(100.0), jnp.float32(1.0))
     )
     inputs, labels = np.zeros((5, 1), np.float32), np.array([0, 0, 0, 0, 1], np.int32)
-    scores = evaluate_fn(task, lambda state: state)(jnp.zeros(2), evaluation_set(inputs, labels, 4))
+    scores = scored(task, jnp.zeros(2), evaluation_set(inputs, labels, 4))
     line = flatten_scores(jax.device_get(scores))
     assert line["test_loss"] == pytest.approx((4 * 1 + 100) / 5)
     assert line["test_loss_average_model"] == pytest.approx((4 * 1 + 100) / 5)
@@ -93,11 +100,12 @@ def test_the_filling_of_the_last_batch_never_counts():
 
 def test_memory_is_bounded_by_the_batch():
     task = toy_task()
-    algorithm, state, _, _ = _state(task)
+    state, _, _ = _state(task)
     inputs, labels = np.zeros((20_000, 5), np.float32), np.zeros(20_000, np.int32)
 
     def temporary_bytes(batch_size):
-        lowered = evaluate_fn(task, algorithm.node_params).lower(state, evaluation_set(inputs, labels, batch_size))
+        test = evaluation_set(inputs, labels, batch_size)
+        lowered = jax.jit(scores_of(task, test).compute).lower(state.params, test)
         memory = lowered.compile().memory_analysis()
         assert memory is not None
         return memory.temp_size_in_bytes

@@ -2,16 +2,17 @@
 
 import io
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import rich.console
-from toy_problem import toy_algorithm, toy_data, toy_task, train_toy
+from toy_problem import TASK, toy_algorithm, toy_task, toy_variant, train_toy
 
 from jaxfl.core import ArgumentError
 from jaxfl.gradients import memory
-from jaxfl.training import RunDirectory, loop, read_run
+from jaxfl.training import RunDirectory, loop, read_run, restore_state
 from jaxfl.training.preflight import PeakMemory, peak_text, predicted_peak, require_memory
 from jaxfl.training.progress import ProgressReport
 
@@ -45,6 +46,13 @@ class TestPrediction:
         copied = predicted_peak(INPUTS, STATE, init, [in_place, compiled(lambda state: state + 1, STATE)])
         assert copied.working == pytest.approx(MEGABYTE, abs=1000)
 
+    def test_devices_that_share_a_state_hold_it_once(self, init, accelerator):
+        in_place = compiled(lambda state: state + 1, STATE, donated=0)
+        whole = predicted_peak(INPUTS, STATE, init, [in_place], num_copies=2)
+        shared = predicted_peak(INPUTS, STATE, init, [in_place], num_copies=2, divided=True)
+        assert (whole.inputs, whole.state) == (600_000, 2 * MEGABYTE)
+        assert (shared.inputs, shared.state) == (600_000, MEGABYTE)
+
     def test_on_a_cpu_writing_a_checkpoint_counts(self, init, monkeypatch):
         small = compiled(lambda state: state[0], STATE)
         for platform, expected in (("cpu", 1.25 * MEGABYTE), ("gpu", 4000)):
@@ -73,12 +81,15 @@ class TestPrediction:
     def test_the_refusal_names_what_there_is_to_choose(self, monkeypatch, node_loop, named):
         monkeypatch.setattr(memory, "available_bytes", lambda: 2 * MEGABYTE)
         task = toy_task(node_loop)
-        require_memory("A", PeakMemory(9 * MEGABYTE, MEGABYTE, MEGABYTE), task)  # the inputs are there already
+        require_memory("A", PeakMemory(9 * MEGABYTE, MEGABYTE, MEGABYTE), STATE, task)  # the inputs are there already
         with pytest.raises(ArgumentError) as caught:
-            require_memory("A", PeakMemory(0, MEGABYTE, MEGABYTE + 1), task)
+            require_memory("A", PeakMemory(0, MEGABYTE, MEGABYTE + 1), {"small": None, "rows": (STATE,)}, task)
         error = caught.value
         assert (error.argument, error.requirement) == ("variants", "must fit in memory")
-        assert error.found == "A (1.0 MB of state, 1.0 MB to compute and save it) needs 2.0 MB and 2.0 MB are free"
+        assert (
+            error.found
+            == "A (1.0 MB of state, most in rows.0; 1.0 MB to compute and save it) needs 2.0 MB and 2.0 MB are free"
+        )
         assert ('node_loop "map" or "chunk:k"' in error.remedy) == named
         for remedy in ("smaller batch", "fewer nodes", "factored or bfloat16 gradient table"):
             assert remedy in error.remedy
@@ -90,46 +101,52 @@ def files(folder):
 
 class TestTraining:
     def test_a_variant_that_does_not_fit_is_refused_before_any_is_trained(self, tmp_path, monkeypatch):
-        task = toy_task()
-        variants = {"Small": toy_algorithm(task), "Large": toy_algorithm(task, table_width=100_000)}
+        algorithms = {"Small": toy_algorithm(TASK), "Large": toy_algorithm(TASK, table_width=100_000)}
+        variants = {name: toy_variant(algorithm) for name, algorithm in algorithms.items()}
         monkeypatch.setattr(memory, "available_bytes", lambda: MEGABYTE)
-        inits = []
-        monkeypatch.setattr(loop, "run_part", lambda *arguments: inits.append(arguments))
-        with pytest.raises(ArgumentError, match=r"^variants: must fit .*; Large \(8\.0 MB of state, .* Take node_"):
-            train_toy(tmp_path / "run", variants=variants)
-        assert not inits
+        monkeypatch.setattr(loop, "Lockstep", lambda *arguments, **options: pytest.fail("nothing is trained"))
+        with pytest.raises(
+            ArgumentError, match=r"^variants: .*; Large \(8\.0 MB of state, most in table; .* Take node_"
+        ):
+            train_toy(tmp_path / "run", variants)
         assert not (tmp_path / "run").exists(), "the same --out can be used again"
 
     def test_a_resumed_run_that_no_longer_fits_loses_nothing(self, tmp_path, monkeypatch):
-        settings = {"variants": {"A": toy_algorithm(toy_task())}, "seeds": (0,)}
+        variants = {"A": toy_variant(seeds=(0,))}
         append = RunDirectory.append_metrics
 
-        def interrupted(self, line):
-            if line["round"] == 20:
+        def interrupted(self, lines):
+            if lines[0]["round"] == 20:
                 raise KeyboardInterrupt
-            append(self, line)
+            append(self, lines)
 
         with monkeypatch.context() as patch:
             patch.setattr(RunDirectory, "append_metrics", interrupted)
             with pytest.raises(KeyboardInterrupt):
-                train_toy(tmp_path, **settings)
+                train_toy(tmp_path, variants)
         before = files(tmp_path)
         with monkeypatch.context() as patch:
             patch.setattr(memory, "available_bytes", lambda: 100)
             with pytest.raises(ArgumentError, match=r"^variants: must fit in memory; A .* 100 B are free"):
-                train_toy(tmp_path, resume=True, **settings)
+                train_toy(tmp_path, variants, resume=True)
         assert files(tmp_path) == before
 
-    def test_a_later_seed_with_more_data_is_refused_before_its_own_work(self, tmp_path, monkeypatch):
-        # The table has an entry a sample and its size depends on the seed's data: 400 kB, then 4 MB.
-        settings = {"variants": {"A": toy_algorithm(toy_task(), table_width=5000)}, "num_rounds": 5}
-        settings["data"] = lambda seed: toy_data(seed, num_samples=40 if seed == 0 else 400)[0]
+    def test_lanes_that_do_not_fit_together_run_in_passes_of_one_program(self, tmp_path, monkeypatch):
+        # A state is 400 kB; with what writing a checkpoint takes, two fit at once.
+        made = toy_variant(toy_algorithm(TASK, table_width=5000), num_rounds=5)
+        variants = {name: made._replace(seeds=seeds) for name, seeds in (("A", (0, 1)), ("B", (2, 3, 4)))}
+        train_toy(tmp_path / "together", variants)
         monkeypatch.setattr(memory, "available_bytes", lambda: 2 * MEGABYTE)
-        with pytest.raises(ArgumentError, match=r"^variants: .* needs 9\.\d MB and 2\.0 MB are free"):
-            train_toy(tmp_path, **settings)
-        run = read_run(tmp_path)
-        assert [(line["seed"], line["round"]) for line in run.read_metrics()] == [(0, 0), (0, 5)]
-        assert run.finished("A", 0) is not None
+        train_toy(tmp_path / "passes", variants)
+        program = read_run(tmp_path / "passes").recorded_programs()
+        assert [(len(one["lanes"]), one["lanes_a_pass"]) for one in program] == [(5, 2)]
+        together, passes = ((tmp_path / out / "metrics.jsonl").read_text() for out in ("together", "passes"))
+        assert sorted(together.splitlines()) == sorted(passes.splitlines())
+        for name, seed in (("A", 1), ("B", 4)):
+            states = [
+                restore_state(read_run(tmp_path / out), name, variants[name], seed) for out in ("together", "passes")
+            ]
+            chex.assert_trees_all_equal(*states)
 
     def test_the_prediction_is_announced_unless_quiet(self, monkeypatch, tmp_path):
         shown = io.StringIO()
@@ -137,19 +154,19 @@ class TestTraining:
         monkeypatch.setattr(
             loop, "ProgressReport", lambda total, quiet: ProgressReport(total, quiet=quiet, console=console)
         )
-        settings = {"variants": {"A": toy_algorithm(toy_task())}, "num_rounds": 5, "seeds": (0,)}
-        train_toy(tmp_path / "quiet", **settings)
+        variants = {"A": toy_variant(num_rounds=5)}
+        train_toy(tmp_path / "quiet", variants)
         assert shown.getvalue() == ""
-        summary = train_toy(tmp_path / "shown", quiet=False, **settings)
-        assert shown.getvalue().startswith("predicted peak memory ")
-        assert shown.getvalue().count("predicted") == 1
+        summary = train_toy(tmp_path / "shown", variants, quiet=False)
+        lines = shown.getvalue().splitlines()
+        assert lines[0].startswith("predicted peak memory ")
+        assert lines[1].startswith("2 runs of A share one program, computed one after the other (")
         assert summary["seconds"]["compile"] > 0
 
     def test_compile_seconds_of_what_is_prepared_are_recorded_once(self, tmp_path):
-        task = toy_task()
-        variants = {"A": toy_algorithm(task), "B": toy_algorithm(task)}
-        summary = train_toy(tmp_path, variants=variants, num_rounds=5)
-        run = read_run(tmp_path)
-        seconds = [[(run.finished(name, seed) or {})["seconds"]["compile"] for seed in (0, 1)] for name in variants]
+        variants = {name: toy_variant(num_rounds=5) for name in ("A", "B")}
+        summary = train_toy(tmp_path, variants)
+        records = read_run(tmp_path).finished((name, seed) for name in variants for seed in (0, 1))
+        seconds = [[records[name, seed]["seconds"]["compile"] for seed in (0, 1)] for name in variants]
         assert all(first > 0 and second == 0 for first, second in seconds)
         np.testing.assert_allclose(summary["seconds"]["compile"], np.sum(seconds))

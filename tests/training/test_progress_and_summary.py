@@ -23,7 +23,7 @@ def _written(console):
 def _run(console, *, quiet=False):
     with ProgressReport(40, quiet=quiet, console=console) as progress:
         for seed in (0, 1):
-            progress.begin("PrivSGP-VR [b=1]", seed, 20)
+            progress.begin(f"PrivSGP-VR [b=1], seed {seed}", 20)
             progress.skip(10)
             progress.compiled()
             progress.note("test accuracy 0.91")
@@ -48,7 +48,7 @@ def test_a_long_part_says_something_now_and_then(monkeypatch):
     monkeypatch.setattr("jaxfl.training.progress.time.perf_counter", lambda: float(next(clock)))
     console = _console(terminal=False)
     with ProgressReport(100, console=console) as progress:
-        progress.begin("A", 0, 100)
+        progress.begin("A", 100)
         progress.compiled()
         for _ in range(10):
             progress.advance(10)
@@ -118,14 +118,34 @@ def test_a_count_is_summed_over_its_lines_and_a_metric_taken_from_the_last():
         {"variant": "A", "seed": 0, "round": 5, "train_loss": 3.0, "dropped": 4},
         {"variant": "A", "seed": 0, "round": 10, "train_loss": 1.0, "dropped": 2},
     ]
-    record = {"round": 10, "seconds": {"compile": 1.0, "run": 4.0, "timed_rounds": 8}}
-    common = {"experiment": "toy", "preset": None, "variants": ["A"], "seeds": [0], "privacy": {}, "environment": {}}
-    summary = summarize_run(lines, {("A", 0): record}, status="finished", **common)
-    assert summary["variants"]["A"]["dropped"]["per_seed"] == [6]
-    assert summary["variants"]["A"]["train_loss"]["per_seed"] == [1.0]
+    record = {"until": 10, "status": "finished", "seconds": {"compile": 1.0, "run": 4.0, "timed_rounds": 8}}
+    config = {"experiment": "toy", "preset": None, "environment": {}}
+    variants = {"A": {"seeds": [0], "settings": {"step_size": 0.1}}}
+    summary = summarize_run(lines, {("A", 0): record}, variants, config=config, status="finished")
+    row = summary["variants"]["A"]
+    assert row["dropped"]["per_seed"] == [6]
+    assert row["train_loss"]["per_seed"] == [1.0]
+    assert (row["settings"], row["status"]) == ({"step_size": 0.1}, ["finished"])
     assert summary["seconds"] == {"compile": 1.0, "run": 4.0, "per_round": 0.5}
-    unfinished = summarize_run(lines, {("A", 0): None}, status="diverged", **common)
-    assert unfinished["variants"]["A"]["train_loss"]["per_seed"] == [None]
-    assert unfinished["variants"]["A"]["rounds"] == 10
+    for ended in ({}, {("A", 0): {**record, "status": "diverged"}}):
+        row = summarize_run(lines, ended, variants, config=config, status="diverged")["variants"]["A"]
+        assert row["train_loss"]["per_seed"] == [None]
+        assert row["rounds"] == 10
     with pytest.raises(ArgumentError, match="status: must be one of finished, budget_spent, diverged, stopped"):
-        summarize_run(lines, {}, status="done", **common)
+        summarize_run(lines, {}, variants, config=config, status="done")
+
+
+def test_the_closing_table_of_many_variants_is_short_and_says_what_failed():
+    summary = _summary()
+    proven = {"bound": "proven", "dp_epsilon": 2.5, "dp_delta": 1e-5, "neighboring_relation": "zero_out"}
+    summary["variants"]["A"]["privacy"] = [proven]
+    ended = {"status": ["finished", "diverged"], "rounds": 20, "test_accuracy": spread([0.5, None])}
+    summary["variants"] = {f"point {index}": ended if index == 3 else summary["variants"]["A"] for index in range(48)}
+    console = _console(terminal=False)
+    console.print(summary_table(summary))
+    text = _written(console)
+    rows = [line for line in text.splitlines() if line.startswith("│ point")]
+    assert len(rows) == 20
+    assert [("1 of 2 diverged" in row, "point 3 " in row) for row in rows].count((True, True)) == 1
+    assert "28 more variants in results.csv" in text
+    assert "proven (zero out one sample, δ = 1e-05): ε = 2.5 for each variant" in " ".join(text.split())

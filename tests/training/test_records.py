@@ -78,12 +78,14 @@ def test_resume_with_another_configuration_is_refused(tmp_path, change, message)
 def test_a_missing_key_an_experiment_and_a_setting_are_compared_too(tmp_path):
     run = open_run(tmp_path, CONFIG, experiment="toy")
     run.record_training({"num_rounds": 10, "seeds": (0, 1)})
+    run.record_program(0, {"strategy": "side by side"})
     with pytest.raises(ArgumentError, match=r"^step_size: .* has 0\.1, this call has no such key"):
         open_run(tmp_path, {name: CONFIG[name] for name in ("graph", "clip_norm")}, experiment="toy", resume=True)
     with pytest.raises(ArgumentError, match=r"^experiment: "):
         open_run(tmp_path, CONFIG, experiment="other", resume=True)
     run = open_run(tmp_path, CONFIG, experiment="toy", resume=True)
-    run.record_training({"num_rounds": 10, "seeds": [0, 1]})
+    run.record_training({"num_rounds": 10, "seeds": [0, 1]})  # what was chosen is no setting
+    assert run.recorded_programs() == [{"strategy": "side by side"}]
     with pytest.raises(ArgumentError, match=r"^seeds: .* has \[0, 1\], this call has \[0, 2\]"):
         run.record_training({"num_rounds": 10, "seeds": [0, 2]})
 
@@ -106,7 +108,7 @@ def _written(tmp_path):
     run = open_run(tmp_path, CONFIG)
     for seed in (0, 1):
         for round_index in (0, 10, 20):
-            run.append_metrics(_line("A", seed, round_index))
+            run.append_metrics([_line("A", seed, round_index)])
     return run, (tmp_path / "metrics.jsonl").read_bytes()
 
 
@@ -125,38 +127,33 @@ def test_exactly_the_lines_up_to_the_checkpoint_remain(tmp_path):
     run, whole = _written(tmp_path)
     lines = whole.splitlines(keepends=True)
     path = tmp_path / "metrics.jsonl"
-    for variant, seed, round_index, kept in [
-        ("A", 1, 20, 6),
-        ("A", 1, 10, 5),
-        ("A", 1, None, 3),
-        ("A", 0, 10, 2),  # an earlier part goes on again: what was behind it goes
-        ("A", 0, None, 0),
-        ("B", 0, None, 6),
+    for lanes, round_index, kept in [
+        ([("A", 1)], 20, 6),
+        ([("A", 1)], 10, 5),
+        ([("A", 1)], None, 3),
+        ([("A", 0)], 10, 2),  # earlier lanes go on again: what was behind them goes
+        ([("A", 0)], None, 0),
+        ([("B", 0)], None, 6),
+        ([("A", 0), ("A", 1)], 10, 5),
+        ([("A", 0), ("B", 1)], None, 0),
     ]:
         path.write_bytes(whole + b'{"variant": "B", "se')
-        own = run.keep_metrics_until(variant, seed, round_index)
+        own = run.keep_metrics_until(lanes, round_index)
         assert path.read_bytes() == b"".join(lines[:kept])
-        assert [line["round"] for line in own] == [
-            line["round"]
-            for line in map(json.loads, lines[:kept])
-            if (line["variant"], line["seed"]) == (variant, seed)
-        ]
-    path.write_bytes(whole)
-    with pytest.raises(ArgumentError, match="round 30 of A, seed 1 is missing"):
-        run.keep_metrics_until("A", 1, 30)
-    assert path.read_bytes() == whole
+        assert own == [line for line in map(json.loads, lines[:kept]) if (line["variant"], line["seed"]) in lanes]
 
 
-def test_a_part_is_finished_only_with_its_lines(tmp_path):
+def test_a_lane_is_finished_only_with_its_lines(tmp_path):
     run, whole = _written(tmp_path)
-    assert run.finished("A", 0) is None
+    lanes = [("A", 0), ("A", 1)]
+    assert run.finished(lanes) == {}
     run.mark_finished("A", 0, {"round": 20})
-    assert run.finished("A", 0) == {"round": 20}
+    assert run.finished(lanes) == {("A", 0): {"round": 20}}
     (tmp_path / "metrics.jsonl").write_bytes(b"".join(whole.splitlines(keepends=True)[:2]))
-    assert run.finished("A", 0) is None
+    assert run.finished(lanes) == {}
     (tmp_path / "metrics.jsonl").write_bytes(whole)
     run.forget_finished("A", 0)
-    assert run.finished("A", 0) is None
+    assert run.finished(lanes) == {}
 
 
 def test_summary_is_read_back_and_dropped_on_resume(tmp_path):
@@ -180,7 +177,7 @@ def test_a_config_that_is_not_json_is_refused(tmp_path):
 def test_metrics_lines_refuse_what_is_not_json(tmp_path):
     run = open_run(tmp_path, CONFIG)
     with pytest.raises(ValueError, match="JSON compliant"):
-        run.append_metrics({"loss": float("nan")})
+        run.append_metrics([{"loss": 1.0}, {"loss": float("nan")}])
     assert run.read_metrics() == []
 
 

@@ -1,42 +1,49 @@
 """Killed and resumed equals uninterrupted: the lines byte for byte, the parameters bit for bit."""
 
+import csv
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import jax
+import chex
 import numpy as np
 import pytest
-from run_until_killed import SETTINGS, train
-from toy_problem import toy_algorithm, toy_data, toy_task, train_toy
+from run_until_killed import sweep, train
+from toy_problem import toy_variant, train_toy
 
 from jaxfl.core import ArgumentError
-from jaxfl.training import Checkpoints, DamagedCheckpoint, RunDirectory, loop, read_run, restore_state
-from jaxfl.training.part import Variant
+from jaxfl.training import RunDirectory, read_run, restore_state
+from jaxfl.training.checkpoint import Checkpoints, DamagedCheckpoint
+from jaxfl.training.program import Program
 
 
-def _final_states(out, variant, algorithm, seeds):
-    data, _, _ = toy_data()
-    return {seed: restore_state(read_run(out), variant, algorithm, seed, data) for seed in seeds}
+def _results(out):
+    """Rows of results.csv without the seconds."""
+    with open(Path(out) / "results.csv", newline="") as file:
+        return [row[:-1] for row in csv.reader(file)]
 
 
-def _assert_same_runs(one, other, variant, algorithm, seeds):
-    assert (Path(one) / "metrics.jsonl").read_bytes() == (Path(other) / "metrics.jsonl").read_bytes()
-    left, right = (_final_states(out, variant, algorithm, seeds) for out in (one, other))
-    for seed in seeds:
-        assert left[seed][0] == right[seed][0]
-        for leaf, expected in zip(jax.tree.leaves(left[seed][1]), jax.tree.leaves(right[seed][1]), strict=True):
-            assert leaf.dtype == expected.dtype
-            np.testing.assert_array_equal(np.asarray(leaf), np.asarray(expected))
+def _assert_same_runs(whole, other, variants):
+    """Lines and results byte for byte, and the state in which every lane ended."""
+    assert (Path(whole) / "metrics.jsonl").read_bytes() == (Path(other) / "metrics.jsonl").read_bytes()
+    assert _results(whole) == _results(other)
+    for name, variant in variants.items():
+        for seed in variant.seeds:
+            states = [restore_state(read_run(out), name, variant, seed) for out in (whole, other)]
+            chex.assert_trees_all_equal(*states)
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments_and_resumed_equals_uninterrupted(tmp_path):
+def test_killed_at_20_random_moments_and_resumed_equals_uninterrupted(tmp_path):
+    """Six lanes of one program, of which four end early, and one by itself."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     summary = train(whole)
-    assert summary["status"] == "finished"
+    statuses = {name: row["status"] for name, row in summary["variants"].items()}
+    assert statuses["Wild"] == ["diverged"] * 2
+    assert statuses["Poor"] == ["budget_spent"] * 2
+    assert statuses["Alone"] == ["finished"]
     script = Path(__file__).parent / "run_until_killed.py"
     # The children must compile as conftest.py says for this process: other optimizations, other last bits.
     fewer_optimizations = "0" if os.environ.get("JAXFL_TESTS_OPTIMIZED") == "1" else "1"
@@ -44,60 +51,70 @@ def test_killed_at_random_moments_and_resumed_equals_uninterrupted(tmp_path):
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")]),
         "JAX_DISABLE_MOST_OPTIMIZATIONS": fewer_optimizations,
+        # Of this test alone, so that each child goes on where the one before it died without compiling for seconds.
+        "JAX_ENABLE_COMPILATION_CACHE": "true",
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
     rng = np.random.default_rng(7)
     lengths = []
-    for _ in range(3):
-        lines, seconds = int(rng.integers(1, 6)), float(rng.uniform(0, 0.1))
+    while len(lengths) < 20:
+        lines, seconds = int(rng.integers(1, 45)), float(rng.uniform(0, 0.1))
         command = [sys.executable, str(script), str(killed), str(lines), str(seconds)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode == 0:  # it came to the end: begin again
+            _assert_same_runs(whole, killed, sweep())
+            killed = tmp_path / f"killed {len(lengths)}"
+            continue
         assert done.returncode == -signal.SIGKILL, done.stderr
         lengths.append((killed / "metrics.jsonl").stat().st_size)
-        assert not (killed / "summary.json").exists()
     # The kills fell into the middle of the run, not before its beginning.
-    assert 0 < lengths[0] < (whole / "metrics.jsonl").stat().st_size
+    size = (whole / "metrics.jsonl").stat().st_size
+    assert len({length for length in lengths if 0 < length < size}) >= 5
     command = [sys.executable, str(script), str(killed), "0", "0"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    _assert_same_runs(whole, killed, "Toy (fast)", toy_algorithm(toy_task()), SETTINGS["seeds"])
-    resumed = read_run(killed).read_summary()
-    assert resumed["variants"] == summary["variants"]
+    _assert_same_runs(whole, killed, sweep())
+    assert read_run(killed).read_summary()["variants"] == summary["variants"]
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _compile_once():
     """Keep executables between the runs of this process; those killed above are new processes and compile anew."""
+    made, lower = {}, Program.lower
 
-    made = {}
-
-    def variant(name, algorithm, task, test, *options):
-        key = (name, algorithm, *options)  # task and test set are the same throughout this file
+    def cached(program, strategy):
+        # Within this file the lanes' names and numbers tell programs apart.
+        key = (
+            tuple((point.name, point.seed, tuple(point.variant.numbers.items())) for point in program.points),
+            strategy,
+        )
         if key not in made:
-            made[key] = Variant(name, algorithm, task, test, *options)
-        return made[key]
+            made[key] = lower(program, strategy)()
+        program.tables(program.points, strategy)  # as lowering does: which of them carry a seed axis
+        return lambda: made[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "Variant", variant)
+        patch.setattr(Program, "lower", cached)
         yield
 
 
 class _Killed(BaseException):
-    """Stands for a signal between two steps of the loop."""
+    pass
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """An uninterrupted run to compare with, and its settings."""
-    task = toy_task()
-    algorithms = {"A": toy_algorithm(task)}
-    settings = {"variants": algorithms, "seeds": (0,), "num_rounds": 25, "evaluate_every": 10}
+@pytest.fixture(scope="module", params=["one lane", "a sweep"])
+def whole(request, tmp_path_factory):
+    """(directory, variants) of an uninterrupted run: of one lane, or of lanes of which some end early."""
+    variants = {"A": toy_variant(seeds=(0,))} if request.param == "one lane" else sweep()
     out = tmp_path_factory.mktemp("whole")
-    train_toy(out, **settings)
-    return out, settings
+    train_toy(out, variants)
+    return out, variants
 
 
-def _interrupt(monkeypatch, out, settings, owner, method, call, *, after):
-    """Run until the given call of a method, and die before or after it."""
+def _interrupt(monkeypatch, out, variants, owner, method, call, *, after):
+    """Run until the given call of a method, and die before or after it; False if there are fewer calls."""
     original = getattr(owner, method)
     calls = []
 
@@ -105,33 +122,45 @@ def _interrupt(monkeypatch, out, settings, owner, method, call, *, after):
         calls.append(1)
         if len(calls) == call and not after:
             raise _Killed
-        original(*args, **kwargs)
+        result = original(*args, **kwargs)
         if len(calls) == call and after:
             raise _Killed
+        return result
 
     with monkeypatch.context() as patch:
         patch.setattr(owner, method, dying)
-        with pytest.raises(_Killed):
-            train_toy(out, **settings)
+        try:
+            train_toy(out, variants)
+        except _Killed:
+            return True
+    return False
 
 
 @pytest.mark.parametrize(
-    ("owner", "method", "call", "after"),
+    ("owner", "method", "calls", "after"),
     [
-        (RunDirectory, "record_training", 1, False),  # config.json has no settings yet
-        (RunDirectory, "append_metrics", 1, True),  # a line and no checkpoint
-        (Checkpoints, "save", 2, False),  # a line without its checkpoint
-        (Checkpoints, "save", 3, True),  # everything done but the mark of it
+        (RunDirectory, "record_training", (1,), False),  # config.json has no settings yet
+        (RunDirectory, "record_program", (1,), False),  # a choice is not recorded
+        (RunDirectory, "append_metrics", (1, 7, 8), True),  # lines and no checkpoint
+        (Checkpoints, "save", (2, 7, 8, 9, 10, 11), False),  # lines without their checkpoint
+        (Checkpoints, "save", (3, 7, 8, 11, 17), True),  # everything done but the mark of it
+        (RunDirectory, "mark_finished", (1, 3, 5, 6), True),  # some lanes are marked, others not
     ],
 )
-def test_no_line_is_lost_or_doubled_between_any_two_steps(whole, tmp_path, monkeypatch, owner, method, call, after):
-    expected, settings = whole
-    _interrupt(monkeypatch, tmp_path, settings, owner, method, call, after=after)
-    if method == "append_metrics":
-        with open(tmp_path / "metrics.jsonl", "ab") as file:
-            file.write(b'{"variant": "A", "se')
-    train_toy(tmp_path, resume=True, **settings)
-    _assert_same_runs(expected, tmp_path, "A", settings["variants"]["A"], (0,))
+def test_no_line_is_lost_or_doubled_between_any_two_steps(whole, tmp_path, monkeypatch, owner, method, calls, after):
+    expected, variants = whole
+    interrupted = 0
+    for call in calls:
+        out = tmp_path / str(call)
+        if _interrupt(monkeypatch, out, variants, owner, method, call, after=after):
+            interrupted += 1
+            if method == "append_metrics":
+                with open(out / "metrics.jsonl", "ab") as file:
+                    file.write(b'{"variant": "A", "se')
+            train_toy(out, variants, resume=True)
+        _assert_same_runs(expected, out, variants)
+    assert interrupted == len(calls) or len(variants) == 1
+    assert interrupted
 
 
 def _empty_checkpoint(out, round_index):
@@ -140,38 +169,38 @@ def _empty_checkpoint(out, round_index):
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def test_a_truncated_newest_checkpoint_falls_back_to_the_one_before_it(whole, tmp_path, monkeypatch):
-    expected, settings = whole
-    _interrupt(monkeypatch, tmp_path, settings, RunDirectory, "append_metrics", 4, after=False)
-    _empty_checkpoint(tmp_path, 20)
-    with pytest.warns(DamagedCheckpoint, match="round 20"):
-        train_toy(tmp_path, resume=True, **settings)
-    _assert_same_runs(expected, tmp_path, "A", settings["variants"]["A"], (0,))
-
-
-def test_without_a_readable_checkpoint_it_begins_again(whole, tmp_path, monkeypatch):
-    expected, settings = whole
-    _interrupt(monkeypatch, tmp_path, settings, RunDirectory, "append_metrics", 4, after=False)
-    _empty_checkpoint(tmp_path, 10)
-    _empty_checkpoint(tmp_path, 20)
-    with pytest.warns(DamagedCheckpoint), pytest.warns(UserWarning, match="no readable checkpoint of A, seed 0"):
-        train_toy(tmp_path, resume=True, **settings)
-    _assert_same_runs(expected, tmp_path, "A", settings["variants"]["A"], (0,))
+@pytest.mark.parametrize("damaged", [(20,), (10, 20)])
+def test_a_truncated_newest_checkpoint_falls_back_to_the_one_before_it_or_the_beginning(tmp_path, monkeypatch, damaged):
+    variants = {"A": toy_variant(seeds=(0,))}
+    train_toy(tmp_path / "whole", variants)
+    out = tmp_path / "damaged"
+    assert _interrupt(monkeypatch, out, variants, RunDirectory, "append_metrics", 4, after=False)
+    for round_index in damaged:
+        _empty_checkpoint(out, round_index)
+    with pytest.warns(UserWarning, match="checkpoint") as caught:
+        train_toy(out, variants, resume=True)
+    texts = [str(item.message) for item in caught if item.category is DamagedCheckpoint]
+    assert len(texts) == len(damaged)
+    assert "round 20" in texts[0]
+    again = [item for item in caught if "no readable checkpoint of A, seed 0: beginning again" in str(item.message)]
+    assert len(again) == (len(damaged) == 2)
+    _assert_same_runs(tmp_path / "whole", out, variants)
 
 
 def test_resume_with_other_settings_is_refused_and_without_effect_ones_pass(whole):
-    out, settings = whole
+    out, variants = whole
     before = (out / "metrics.jsonl").read_bytes()
-    with pytest.raises(ArgumentError, match=r"^num_rounds: .* has 25, this call has 30"):
-        train_toy(out, resume=True, **{**settings, "num_rounds": 30})
+    name, first = next(iter(variants.items()))
+    longer = {**variants, name: first._replace(num_rounds=first.num_rounds + 5)}
+    with pytest.raises(ArgumentError, match=r"^variants\..*\.num_rounds: .* this call has"):
+        train_toy(out, longer, resume=True)
     with pytest.raises(ArgumentError, match=r"^step_size: .* has 0\.2, this call has 0\.5"):
-        train_toy(out, resume=True, config={"step_size": 0.5}, **settings)
-    train_toy(out, resume=True, keep_checkpoints=5, checkpoint_every=3, **settings)
+        train_toy(out, variants, resume=True, config={"step_size": 0.5})
+    train_toy(out, variants, resume=True, keep_checkpoints=5, checkpoint_every=3)
     assert (out / "metrics.jsonl").read_bytes() == before
 
 
 def test_a_missing_checkpoint_is_named(whole):
-    out, settings = whole
-    data, _, _ = toy_data()
+    out, variants = whole
     with pytest.raises(ArgumentError, match="variant: must have a readable checkpoint"):
-        restore_state(read_run(out), "A", settings["variants"]["A"], 5, data)
+        restore_state(read_run(out), "Other", next(iter(variants.values())), 5)

@@ -4,12 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toy_problem import train_toy
+from toy_problem import TASK, toy_variant, train_toy
 
 from jaxfl import core
 from jaxfl.core import ArgumentError, Variables
 from jaxfl.models import classification, layers, sequential
-from jaxfl.training.stationarity import TrainingSamples, training_samples, training_scores_fn
+from jaxfl.training import stationarity
+from jaxfl.training.measures import training_samples
 
 
 def squares(node_loop="vmap"):
@@ -28,11 +29,16 @@ def uneven():
     )
 
 
+def measured(measure, params, data):
+    """What a measure says of parameters."""
+    return jax.jit(measure.compute)(params, measure.prepare(jax.random.key(0), data))
+
+
 @pytest.mark.parametrize("node_loop", ["vmap", "map"])
 def test_the_squared_norm_is_that_of_the_mean_gradient(node_loop):
     task, data = squares(node_loop), uneven()
     params = jnp.asarray([[1.0, 2.0], [3.0, -1.0], [0.5, 0.0]])
-    found = training_scores_fn(task, lambda state: state)(params, training_samples(data, 100))
+    found = measured(stationarity(task, 100), params, data)
     w = np.asarray(params, np.float64).mean(axis=0)
     losses, gradients = [], []
     for row, size in zip(np.asarray(data.indices), np.asarray(data.sizes), strict=True):
@@ -45,8 +51,8 @@ def test_the_squared_norm_is_that_of_the_mean_gradient(node_loop):
 
 
 def test_it_is_0_at_a_minimum():
-    data = TrainingSamples(jnp.eye(2)[None], jnp.ones((1, 2)), jnp.full((1, 2), 0.5))
-    found = training_scores_fn(squares(), lambda state: state)(jnp.ones((1, 2)), data)
+    data = core.FederatedData(jnp.eye(2), jnp.ones(2), jnp.arange(2)[None], jnp.array([2]))
+    found = measured(stationarity(squares(), 5), jnp.ones((1, 2)), data)
     assert jax.tree.map(float, found) == {
         "train_loss_average_model": 0.0,
         "gradient_norm_squared_average_model": 0.0,
@@ -59,7 +65,7 @@ def test_model_state_is_held_fixed():
     state = {"norm": {"mean": jnp.arange(6.0).reshape(3, 2), "var": 1 + jnp.arange(6.0).reshape(3, 2)}}
     data = uneven()._replace(labels=jnp.arange(9, dtype=jnp.int32) % 3)
     samples = training_samples(data, 100)
-    found = training_scores_fn(task, lambda state: state)(Variables(params, state), samples)
+    found = measured(stationarity(task, 100), Variables(params, state), data)
     average_params, average_state = jax.tree.map(lambda leaf: leaf.mean(axis=0), (params, state))
 
     @jax.jit
@@ -89,8 +95,9 @@ def test_samples_are_evenly_spaced_and_padding_has_weight_0(most, seen):
 
 
 def test_a_run_writes_them_and_resumes_with_them(tmp_path):
-    train_toy(tmp_path / "whole", num_rounds=4, evaluate_every=2, seeds=(0,), train_samples=3)
-    lines = (tmp_path / "whole" / "metrics.jsonl").read_text()
-    assert lines.count("gradient_norm_squared_average_model") == lines.count("train_accuracy_average_model") == 6
-    with pytest.raises(ArgumentError, match="train_samples"):
-        train_toy(tmp_path / "whole", resume=True, num_rounds=4, evaluate_every=2, seeds=(0,))
+    variant = toy_variant(num_rounds=4, evaluate_every=2, seeds=(0,), measures={"stationarity": stationarity(TASK, 3)})
+    train_toy(tmp_path, {"A": variant})
+    lines = (tmp_path / "metrics.jsonl").read_text()
+    assert lines.count("gradient_norm_squared_average_model") == lines.count("train_accuracy_average_model") == 3
+    with pytest.raises(ArgumentError, match="measures"):
+        train_toy(tmp_path, {"A": variant._replace(measures={})}, resume=True)

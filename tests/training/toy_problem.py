@@ -5,13 +5,15 @@ Its state holds what makes checkpoints hard: many dtypes, a None, an empty leaf,
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl import core
+from jaxfl import core, training
 from jaxfl.core import tree
 
 NUM_NODES, NUM_FEATURES, NUM_CLASSES = 4, 5, 3
@@ -83,7 +85,7 @@ def toy_algorithm(
     *,
     step_size: float = 0.2,
     table_width: int = 2,
-    bad_round: int | None = None,
+    bad_round: Any = None,
     overflow_round: int | None = None,
 ) -> core.Algorithm:
     """Ring gossip; node 2's loss is NaN from `bad_round` (counted from 0), node 1 overflows in `overflow_round`."""
@@ -120,7 +122,7 @@ def toy_algorithm(
             gradients,
         )
         if bad_round is not None:
-            bad = (state.round_index >= bad_round) & (nodes == 2)
+            bad = (state.round_index.astype(jnp.float32) >= bad_round) & (nodes == 2)
             losses = jnp.where(bad, jnp.float32(np.nan), losses)
         overflow = jnp.zeros(data.num_nodes, jnp.int32)
         if overflow_round is not None:
@@ -147,15 +149,38 @@ def toy_algorithm(
     return core.algorithm(init, draw, update, lambda state: state.params)
 
 
-def train_toy(out: Any, *, resume: bool = False, variants: Any = None, config: Any = None, **settings: Any) -> dict:
-    """`training.train` of the toy problem with small defaults."""
-    from jaxfl import training
+TASK = toy_task()
+"""Shared, as the test set is: variants with other objects have programs of their own."""
 
-    task = toy_task()
-    data, test_inputs, test_labels = toy_data()
+
+@functools.cache
+def toy_test(batch_size: int = 256) -> training.EvaluationSet:
+    """The test set of `toy_data`."""
+    _, inputs, labels = toy_data()
+    return training.evaluation_set(inputs, labels, batch_size)
+
+
+@functools.cache
+def toy_training_data(seed: int) -> core.FederatedData:
+    """The same for every seed."""
+    return toy_data()[0]
+
+
+def toy_with_numbers(numbers: Mapping[str, Any]) -> core.Algorithm:
+    """`toy_algorithm` of numbers that may be traced; "bad_round" is one of them."""
+    return toy_algorithm(TASK, **numbers)
+
+
+def toy_variant(algorithm: Any = None, **fields: Any) -> training.Variant:
+    """A variant of the toy problem; `algorithm` may be an `Algorithm`."""
+    made: Any = algorithm if callable(algorithm) else (lambda numbers: algorithm or toy_algorithm(TASK, **numbers))
+    defaults = {"task": TASK, "test": toy_test(), "data": toy_training_data, "seeds": (0, 1)}
+    return training.Variant(algorithm=made, **{**defaults, "num_rounds": 25, "evaluate_every": 10, **fields})
+
+
+def train_toy(
+    out: Any, variants: Mapping[str, training.Variant], *, resume: bool = False, config: Any = None, **settings
+):
+    """`training.train` with small defaults."""
     run = training.open_run(out, config or {"step_size": 0.2}, experiment="toy", resume=resume)
-    defaults = {"seeds": (0, 1), "num_rounds": 25, "evaluate_every": 10, "checkpoint_every": 1, "quiet": True}
-    named = {"Slow": toy_algorithm(task, step_size=0.05), "Fast": toy_algorithm(task)} if variants is None else variants
-    return training.train(
-        named, task, settings.pop("data", data), test_inputs, test_labels, run=run, **{**defaults, **settings}
-    )
+    return training.train(variants, run=run, **{"checkpoint_every": 1, "quiet": True, **settings})

@@ -1,0 +1,9 @@
+"""`python -m experiments.audit`."""
+
+import sys
+
+from experiments.audit import EXPERIMENT
+from experiments.frame import main
+
+if __name__ == "__main__":
+    sys.exit(main(EXPERIMENT))

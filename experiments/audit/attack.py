@@ -1,0 +1,177 @@
+"""Claim, run, attack, tell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+from experiments.audit.options import METHODS, Point, check_point
+from experiments.frame import Line, Request, lay
+from experiments.frame.options import text_of
+from experiments.frame.run import check_seeds, new_run_directory, saved_options
+from jaxfl.privacy.audit import AuditResult, Canaries, audit, require_jax_privacy, with_canaries
+from jaxfl.privacy.statements import RELATIONS, Statement, rounded_down, rounded_up
+from jaxfl.training import open_run
+from jaxfl.training.results import write_results
+
+
+class Audited(NamedTuple):
+    """A claim and what the audit says of it."""
+
+    line: Line  # its point with the seed
+    claim: Statement
+    noise_std: float  # that is claimed
+    result: AuditResult
+    canaries: Canaries
+    seconds: float
+
+    @property
+    def violated(self) -> bool:
+        """Whether the audit's lower bound exceeds the claimed epsilon."""
+        assert self.claim.dp_epsilon is not None
+        return self.result.dp_epsilon_lower_bound > self.claim.dp_epsilon
+
+    @property
+    def texts(self) -> tuple[str, str, str]:
+        """The claimed epsilon, rounded up, the lower bound, rounded down, and the verdict."""
+        assert self.claim.dp_epsilon is not None
+        bound = rounded_down(self.result.dp_epsilon_lower_bound, 3)
+        return rounded_up(self.claim.dp_epsilon, 3), bound, "VIOLATED" if self.violated else "not refuted"
+
+
+def run(asked: Request) -> int:
+    """Audit all lines and seeds; returns the exit code: 1 for a violation."""
+    check_seeds(asked)
+    for line in asked.lines.values():
+        check_point(line.point)
+    require_jax_privacy()
+    where: Point = asked.point
+    directory = new_run_directory(where.run.out, "audit", where.data.dataset, resume=False)
+    records, console = open_run(directory, saved_options(asked), experiment="audit"), Console()
+    data = where.data
+    console.print(
+        f"{data.dataset}: {data.samples} samples and {data.canaries // data.nodes} canaries at each of {data.nodes} "
+        f"nodes, {where.learning.iterations} iterations, Poisson batches of {where.batch_size}"
+    )
+    claims = [line.point.claim for line in asked.lines.values()]
+    errors = dict.fromkeys(claim.noise_error for claim in claims if claim.noise_error != 1)
+    mistakes = [f"noise divided by {' or '.join(map(text_of, errors))}"] if errors else []
+    mistakes += ["no clipping"] if any(claim.no_clipping for claim in claims) else []
+    if mistakes:
+        console.print(f"Run with a mistake that the claim does not know of: {', '.join(mistakes)}.")
+    lanes = [(name, line, seed) for name, line in asked.lines.items() for seed in line.seeds]
+    audited = {}
+    for name, line, seed in lanes:
+        label = name if len(line.seeds) == 1 else f"{name}, seed {seed}"
+        audited[label] = audit_line(line._replace(point=lay(line.point, {"seed": seed})), len(lanes))
+    records.write_summary(_summary(audited, records.config["environment"]))
+    _write_results(audited, directory / "results.csv")
+    console.print(_table(audited))
+    console.print("A claim that is not refuted is not proven by that: the attack sees large mistakes only.")
+    picture = _plot(audited, directory / "plots" / "scores.png")
+    console.print(f"Run: {directory}   Table: {directory / 'results.csv'}   Picture: {picture}", soft_wrap=True)
+    return int(any(row.violated for row in audited.values()))
+
+
+def audit_line(line: Line, num_audits: int) -> Audited:
+    """Claim, run, attack; the significance is shared, so that any violation at all is as unlikely as asked for."""
+    start, point = time.perf_counter(), line.point
+    seed, claim, strength = point.run.seed, point.claim, point.data.canary_strength * point.learning.clip_norm
+    told_apart = not METHODS[point.learning.method][2].releases_total  # the nodes, by their messages
+    shared = {"strength": strength, "seed": seed, "shared_coordinates": told_apart}
+    (task, data), num_canaries = point.problem(), point.data.canaries
+    task, data, canaries = with_canaries(task, data, num_canaries, **shared)
+    noise_std, statement = point.claimed()
+    learner, released = point.algorithm(task, noise_std)
+    rounds, share = point.learning.iterations, claim.significance / num_audits
+    result = audit(learner, released, data, canaries, jax.random.key(seed), rounds, claim.dp_delta, significance=share)
+    return Audited(line, statement, noise_std, result, canaries, time.perf_counter() - start)
+
+
+def _summary(audited: Mapping[str, Audited], environment: Any) -> dict[str, Any]:
+    """Content of summary.json."""
+    described = {}
+    for name, row in audited.items():
+        point = row.line.point
+        found = {key: value for key, value in row.result._asdict().items() if key != "scores"}
+        described[name] = {
+            "settings": row.line.settings,
+            "rounds": point.learning.iterations,
+            "privacy": [row.claim._asdict()],
+            "noise_std_claimed": row.noise_std,
+            "noise_std_used": row.noise_std / point.claim.noise_error,
+            "clip_norm_used": None if point.claim.no_clipping else point.learning.clip_norm,
+            "audit": {**found, "num_canaries": point.data.canaries, "violated": row.violated},
+        }
+    return {
+        "experiment": "audit",
+        "preset": None,
+        "status": "finished",
+        "seeds": list(dict.fromkeys(row.line.point.run.seed for row in audited.values())),
+        "variants": described,
+        "seconds": {name: row.seconds for name, row in audited.items()},
+        "environment": environment,
+    }
+
+
+def _write_results(audited: Mapping[str, Audited], path: Path) -> None:
+    """A row an audit: the options that vary, the lower bound, the claim."""
+    lanes, lines = {}, []
+    for name, row in audited.items():
+        lane = {"variant": name, "seed": row.line.point.run.seed, "round": row.line.point.learning.iterations}
+        status = {"status": "finished", "until": lane["round"], "reason": None, "seconds": {"run": row.seconds}}
+        lanes[name, lane["seed"]] = status
+        found = {key: getattr(row.result, key) for key in ("dp_epsilon_lower_bound", "num_correct", "num_guesses")}
+        lines.append({**lane, **found, "violated": row.violated})
+    claims = {name: lambda _, claim=row.claim: [claim._asdict()] for name, row in audited.items()}
+    write_results(path, lanes, lines, {name: row.line.settings for name, row in audited.items()}, claims)
+
+
+def _table(audited: Mapping[str, Audited]) -> Table:
+    """The closing table."""
+    claims = [row.line.point.claim for row in audited.values()]
+    deltas = ", ".join(f"{delta:g}" for delta in dict.fromkeys(claim.dp_delta for claim in claims))
+    confidence = 1 - max(claim.significance for claim in claims)
+    caption = f"δ = {deltas}; all lower bounds hold with confidence {confidence:.0%}"
+    table, numbers = Table(title="audit", caption=caption), ("audit:\nε ≥", "right\nguesses")
+    for heading in ("line", "claim", *numbers, "verdict"):
+        table.add_column(heading, justify="right" if heading in numbers else "left")
+    for name, row in audited.items():
+        claimed, bound, verdict = row.texts
+        claim = f"ε = {claimed}, {row.claim.bound},\n{RELATIONS[row.claim.neighboring_relation]}"
+        table.add_row(name, claim, bound, f"{row.result.num_correct} of {row.result.num_guesses}", verdict)
+    return table
+
+
+def _plot(audited: Mapping[str, Audited], path: Path) -> Path:
+    """Histograms of the scores of included and left-out canaries, a row an audit."""
+    figure = Figure(figsize=(7, 0.6 + 2.4 * len(audited)), layout="constrained")
+    FigureCanvasAgg(figure)
+    rows = np.ravel(figure.subplots(len(audited), 1, squeeze=False))
+    for axes, (name, row) in zip(rows, audited.items(), strict=True):
+        scores, included = row.result.scores, row.canaries.included
+        bins = np.histogram_bin_edges(scores, 60).tolist()
+        for chosen, label, color in ((~included, "left out", "#0072B2"), (included, "included", "#D55E00")):
+            axes.hist(scores[chosen], bins, alpha=0.55, color=color, label=f"{label} ({chosen.sum():,})")
+        claimed, bound, verdict = row.texts
+        axes.set_title(f"{name}: claimed ε = {claimed}, audit ε ≥ {bound}, {verdict}", fontsize=10, loc="left")
+        for edge in np.median(scores) + row.result.guess_threshold * np.array([-1, 1]):
+            axes.axvline(edge, color="0.3", linewidth=1, linestyle="--")
+        axes.set_ylabel("canaries")
+        axes.spines[["top", "right"]].set_visible(False)
+    rows[0].legend(loc="upper right", frameon=False, fontsize=9)
+    rows[-1].set_xlabel(
+        "released in the canary's coordinate, summed over rounds\n(only what lies outside the dashed lines is guessed)"
+    )
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=120)
+    return path

@@ -1,0 +1,159 @@
+"""Rounds per second on the workloads that other libraries are measured on, alone or beside PyTorch.
+
+`SETTINGS` has the rows: `fed_avg`, `dp_fed_avg`, below, and `push_sum` over the exponential graph without noise, on an
+MLP, the CNN of `jaxfl.models.cnn` (1,663,370 parameters) and ResNet-20 with batch normalization and projections.
+Images of noise, float32, 600 samples a client, SGD without momentum. A call runs several rounds in one loop with the
+state donated; batches are drawn in it, and the infos dropped. The rows of PyTorch are in `torch_rows`: the same
+rounds from the same parameters, which take turns with ours in one process. w1_vs_torch and its like are our rate over
+that of PyTorch's fastest row. Run that alone on the machine: where other processes take cores, PyTorch's threads wait
+for one another, and ratios flatter us without bound (w1: 32 beside many, 1.3 by the processor's time on one core).
+"""
+
+import importlib.util
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.bench.setting import Network, Setting, descend, learner, random_data, training
+from experiments.bench.timing import Measurement, Report, Runner, in_turns
+from jaxfl import gradients, privacy
+from jaxfl.algorithms import fed_avg
+from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, Purpose, PyTree, algorithm, purpose_key
+from jaxfl.core.tree import replicate
+from jaxfl.models import cnn, mlp, resnet20
+
+PEERS = ("torch",)
+MLP = Network(mlp((784, 128, 10)), "mlp", (784,))
+SMALL = Network(mlp((784, 32, 10)), "mlp", (784,))
+CNN = Network(cnn(), "cnn")
+RESNET = Network(resnet20(shortcut="projection"), "resnet", (32, 32, 3))
+
+# A call has at least 2 rounds: the compiler turns a loop of one round into none.
+SETTINGS = {
+    "w1": Setting(MLP, 100, method="fed_avg", num_active=10, num_local_steps=10, rounds=20),
+    "w2": Setting(CNN, 100, method="fed_avg", num_active=10, num_local_steps=5, rounds=2),
+    "w3_mlp": Setting(MLP, 10, method="dp_fed_avg", num_local_steps=3, batch_size=75, rounds=10),
+    "w3_cnn": Setting(CNN, 10, method="dp_fed_avg", num_local_steps=3, batch_size=75, rounds=2),
+    "w4_n16": Setting(SMALL, 16, method="push_sum", rounds=100),
+    "w4_n64": Setting(SMALL, 64, method="push_sum", rounds=25),
+    "w5": Setting(RESNET, 4, method="fed_avg", num_local_steps=2, rounds=2),
+}
+
+# What is asked of our rate over that of the peer's fastest row.
+WANTED = {f"peers/{name}_vs_torch": 1.0 if name in ("w2", "w5") else 1.3 for name in SETTINGS}
+
+
+class DpState(NamedTuple):
+    """What the next round of `dp_fed_avg` needs."""
+
+    params: PyTree  # the server's, leaves (*leaf), float32
+    round_index: Array  # (), int32, rounds completed
+
+
+def dp_fed_avg(setting: Setting) -> Algorithm:
+    """DP-SGD at every client and the mean of their models, made of the engine's parts.
+
+    Each client starts a round from the server's model and makes `num_local_steps` steps, each along the mean of a
+    batch's gradients (`gradients.mini_batch`), every one clipped to `clip_norm` in L2, plus Gaussian noise of its own.
+    A round's draws are the steps' batches, leaves (tau, n, ...), and keys of their noise, (tau,).
+    """
+    task, steps = setting.task(), setting.num_local_steps
+    estimator = gradients.mini_batch(sampler=gradients.uniform(setting.batch_size), clip_norm=setting.clip_norm)
+    noise = privacy.gaussian(setting.noise_std)
+
+    def init(key, data):
+        return DpState(task.init(purpose_key(key, Purpose.INIT)), jnp.int32(0))
+
+    def draw(key, state, data):
+        numbers = state.round_index * steps + jnp.arange(steps, dtype=jnp.int32)
+        return jax.vmap(lambda k: (estimator.draw(key, k, data), purpose_key(key, Purpose.NOISE, k)))(numbers)
+
+    def update(state, data, draws):
+        def step(params, one):
+            batch, noise_key = one
+            gradient, _, _ = estimator.estimate(task, params, None, data, batch, state.round_index)
+            noisy = jax.tree.map(jnp.add, gradient, noise.draw(noise_key, params))
+            return descend(params, noisy, setting.step_size), None
+
+        start = replicate(state.params, setting.num_nodes)
+        params, _ = jax.lax.scan(step, start, draws)
+        return DpState(jax.tree.map(lambda leaf: leaf.mean(axis=0), params), state.round_index + 1), None
+
+    return algorithm(init, draw, update, lambda state: replicate(state.params, 1))
+
+
+def method(setting: Setting) -> Algorithm:
+    """The algorithm of a row."""
+    if setting.method == "push_sum":
+        return learner(setting, gradients.mini_batch(sampler=gradients.uniform(setting.batch_size)), noise=False)
+    if setting.method == "dp_fed_avg":
+        return dp_fed_avg(setting)
+    return fed_avg(
+        setting.task(),
+        num_active=setting.active(),
+        num_local_steps=setting.num_local_steps,
+        batch_size=setting.batch_size,
+        step_size=setting.step_size,
+    )
+
+
+def require_peer(peer: str) -> None:
+    """Refuse, by an ArgumentError, a peer that is unknown, not installed, or would run on another device than we."""
+    known, backend = ", ".join(PEERS), jax.default_backend()
+    for fits, requirement, found, remedy in (
+        (peer in PEERS, f"must be one of {known}", f"got {peer!r}", "Choose one of these."),
+        (
+            importlib.util.find_spec(peer) is not None,
+            "must name an installed library",
+            f"{peer} is not installed",
+            f"Install it (pip install {peer}), or leave --against out.",
+        ),
+        (backend == "cpu", "compares on a CPU", f"JAX runs on {backend}", "Set JAX_PLATFORMS=cpu."),
+    ):
+        if not fits:
+            raise ArgumentError("--against", requirement, found, remedy)
+
+
+def suite(settings: dict[str, Setting] = SETTINGS, against: str | None = None) -> dict[str, Measurement]:
+    """Measure, `against` a name of `PEERS` or alone. About a minute on two cores, with PyTorch about five."""
+    report = {}
+    for name, setting in settings.items():
+        data = random_data(setting, np.float32)
+        ours, _ = training(method(setting), data, setting.rounds)
+        calls: dict[str, Callable[[], float]] = {"jaxfl": ours}
+        rounds = {"jaxfl": setting.rounds}
+        if against is not None:
+            for row, (call, count) in peer_calls(setting, data).items():
+                calls[f"{against}_{row}"], rounds[f"{against}_{row}"] = call, count
+        report |= rates(name, setting, ours, in_turns(calls, setting.repeats, rounds))
+    return report
+
+
+def peer_calls(setting: Setting, data: FederatedData) -> dict[str, tuple[Callable[[], float], int]]:
+    """Row -> (function that runs rounds and returns their seconds, number of rounds)."""
+    from experiments.bench import torch_rows  # not at the top: without a peer nothing of it need be installed
+
+    return torch_rows.calls(setting, data)
+
+
+def rates(name: str, setting: Setting, ours: Runner, seconds: dict[str, np.ndarray]) -> dict[str, Measurement]:
+    """Rates and ratios of the workload `name`; `seconds` of a round are ours under "jaxfl"."""
+    clients = f"{setting.active()} of {setting.num_nodes}, {setting.num_local_steps} steps"
+    num_params = setting.network.num_params()
+    shapes = (
+        f"{setting.method}, {setting.network.text}, {clients}, batch {setting.batch_size}, {num_params:,} parameters"
+    )
+    report = Report("peers/", shapes)
+    for row, times in seconds.items():
+        library = report.on(f"{row.replace('_', ' ')}, {shapes}")
+        library.median(f"{name}_{row}", 1 / times, "rounds/s")
+    peers = {row: float(np.median(times)) for row, times in seconds.items() if row != "jaxfl"}
+    if peers:
+        best = min(peers, key=lambda row: peers[row])
+        text = f"our rate over that of {best.replace('_', ' ')}, its fastest row"
+        report.ratio(f"{name}_vs_{best.partition('_')[0]}", seconds[best], seconds["jaxfl"], text)
+    report.compile_times({name: ours})
+    return report.measurements

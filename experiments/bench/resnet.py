@@ -1,0 +1,152 @@
+"""ResNet-20 with parameters of its own at every node: a round against flax under vmap, and each stage against GEMM.
+
+n = 10 nodes, batch 32, images 32x32x3, batch normalization in training mode, shortcuts without parameters ("padding");
+one SGD step a round. Rounds run in a `lax.scan`, as experiments run them; both rows train the same network on the same
+batches in the same process and take turns. Each stage is then timed by itself, forward and backward, from inputs of the
+shape that it has in the network; its share is that of the rate of a large float32 matrix product in the same run.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from experiments.bench.flax_rows import FlaxNetwork
+from experiments.bench.setting import (
+    KEY,
+    Network,
+    Setting,
+    descend,
+    layer_flops,
+    node_batches,
+    node_params,
+    node_rounds,
+)
+from experiments.bench.timing import Measurement, Report, gemm_call, in_turns, runner
+from jaxfl.core import Array, PyTree, cross_entropy
+from jaxfl.core.node_loop import automatic
+from jaxfl.models import Model, resnet20
+
+NETWORK = Network(resnet20(shortcut="padding"), "ResNet-20", (32, 32, 3))
+SETTINGS = {
+    "whole": Setting(NETWORK, 10, repeats=6),  # flax's row is the slow one
+    "stages": Setting(NETWORK, 2, rounds=4, repeats=6),
+}
+
+
+class Row(NamedTuple):
+    """One library's network: how it starts, and the loss of a batch in training mode."""
+
+    init: Callable[[Array], tuple[PyTree, PyTree]]  # key -> (params, batch statistics)
+    loss: Callable[[PyTree, PyTree, Array, Array], tuple[Array, PyTree]]  # -> (mean loss, new statistics)
+    node_loop: str
+
+
+def rows(model: Model) -> dict[str, Row]:
+    """The same network twice."""
+    structure, _, _ = nnx.split(FlaxNetwork(model, nnx.Rngs(0)), nnx.Param, nnx.BatchStat)
+
+    def our_loss(params, statistics, inputs, labels):
+        weights = jnp.ones(labels.shape[0], jnp.float32)
+        logits, statistics = model.apply_train(params, statistics, inputs, weights, KEY)
+        return cross_entropy(logits, labels).mean(), statistics
+
+    def flax_init(key):
+        _, params, statistics = nnx.split(FlaxNetwork(model, nnx.Rngs(key)), nnx.Param, nnx.BatchStat)
+        return nnx.to_pure_dict(params), nnx.to_pure_dict(statistics)
+
+    def flax_loss(params, statistics, inputs, labels):
+        module = nnx.merge(structure, nnx.State(params), nnx.State(statistics))
+        loss = cross_entropy(module(inputs), labels).mean()
+        return loss, nnx.to_pure_dict(nnx.state(module, nnx.BatchStat))
+
+    ours = Row(lambda key: (model.init(key), model.init_state()), our_loss, automatic(fills_caches=True))
+    return {"jaxfl": ours, "flax": Row(flax_init, flax_loss, "vmap")}
+
+
+def sgd_rounds(row: Row, setting: Setting):
+    """((params, statistics), inputs, labels) -> the first after a call's steps at every node."""
+
+    def step(variables, inputs, labels):
+        params, statistics = variables
+        gradient, statistics = jax.grad(row.loss, has_aux=True)(params, statistics, inputs, labels)
+        return descend(params, gradient, setting.step_size), statistics
+
+    return node_rounds(step, row.node_loop, setting.rounds)
+
+
+class Stage(NamedTuple):
+    """Some layers of the network in a row."""
+
+    name: str
+    model: Model
+    input_shape: tuple[int, ...]  # of one sample
+    flops: int  # as by `layer_flops`
+
+
+def stages(network: Network) -> list[Stage]:
+    """Stem and stages."""
+    sizes, layers = layer_flops(network), {}
+    for label, layer in network.model.layers:
+        if label.startswith(("stem", "block")):
+            name = label if label == "stem" else f"stage_{label.split('_')[1]}"
+            layers.setdefault(name, []).append((label, layer))
+    return [
+        Stage(name, Model(tuple(pairs)), sizes[pairs[0][0]][0], sum(sizes[label][1] for label, _ in pairs))
+        for name, pairs in layers.items()
+    ]
+
+
+def stage_rounds(setting: Setting, stage: Stage):
+    """(runner's function, state, inputs) that trains one stage to make its outputs small."""
+    has_gradient = stage.name != "stem"
+
+    def step(state, inputs):
+        (params, statistics), pulled = state
+        weights = jnp.ones(inputs.shape[0], jnp.float32)
+
+        def size_of_outputs(params, inputs):
+            outputs, new = stage.model.apply_train(params, statistics, inputs, weights, KEY)
+            return jnp.sum(outputs**2), new
+
+        # The gradient to the inputs is pulled along in the state, so that it must be computed; the stem has none.
+        arguments = (0, 1) if has_gradient else (0,)
+        slopes, new = jax.grad(size_of_outputs, argnums=arguments, has_aux=True)(params, inputs + pulled)
+        return (descend(params, slopes[0], 1e-9), new), (1e-9 * slopes[1] if has_gradient else pulled)
+
+    inputs = jax.random.normal(KEY, (setting.num_nodes, setting.batch_size, *stage.input_shape), jnp.float32)
+    variables = node_params(lambda key: (stage.model.init(key), stage.model.init_state()), setting.num_nodes)
+    rounds = node_rounds(step, automatic(fills_caches=True), setting.rounds)
+    return rounds, (variables, jnp.zeros_like(inputs)), inputs
+
+
+def suite(settings: dict[str, Setting] = SETTINGS) -> dict[str, Measurement]:
+    """Measure; see the module's text. Some minutes on two cores, most of them flax's row."""
+    whole, staged = settings["whole"], settings["stages"]
+    both, batches = rows(whole.network.model), node_batches(whole)
+    runners = {
+        name: runner(sgd_rounds(row, whole), node_params(row.init, whole.num_nodes), *batches)
+        for name, row in both.items()
+    }
+    seconds = in_turns(runners, {"jaxfl": whole.repeats, "flax": whole.slow_repeats}, whole.rounds)
+    parts = stages(staged.network)
+    timed: dict[str, Callable[[], float]] = {part.name: runner(*stage_rounds(staged, part)) for part in parts}
+    timed["gemm"] = gemm_call(staged.gemm_size)
+    alone = in_turns(timed, staged.repeats, {name: 1 if name == "gemm" else staged.rounds for name in timed})
+
+    network = "the same network of flax nnx layers under vmap on one device, its gradients by a naive kernel there"
+    nodes, loop = whole.images(), f"node_loop {both['jaxfl'].node_loop}"
+    report = Report("resnet/", nodes)
+    report.on(f"{nodes}, {loop}").ratio(
+        "speedup_vs_flax_vmap_in_scan", seconds["flax"], seconds["jaxfl"], f"{network}; both in a scan"
+    )
+    report.on(f"{nodes}; {loop}").median("rounds_per_second", 1 / seconds["jaxfl"], "rounds/s")
+    report.median("temp_memory", runners["jaxfl"].temp_bytes / 1e6, "MB")
+    for part in parts:
+        text = f"of a float32 matrix product of size {staged.gemm_size}; inputs {'x'.join(map(str, part.input_shape))}"
+        ideal = part.flops * staged.batch_size * staged.num_nodes * alone["gemm"]
+        report.on(text).ratio(f"{part.name}_share_of_gemm", ideal, alone[part.name], unit="fraction")
+    report.compile_times(runners)
+    return report.measurements

@@ -1,0 +1,84 @@
+"""Find this package's suites, run them, print and write their numbers.
+
+A suite is a module with `suite() -> dict[str, Measurement]`, whose names are "SUITE/NAME". Where it has them, `WANTED`,
+name -> number, says how much is wanted at least, and `plot(measurements, path)` draws a picture.
+
+Written is {"SUITE/NAME": {"value", "unit", "spread", "against"}, ..., "environment": {...}}, with "wanted" where it
+is. The picture lies beside that file, under its name with .png; where several suites draw, the suite's name is added.
+Machines drift: compare ratios, not seconds of different runs.
+"""
+
+import ast
+import importlib
+from json import dumps
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.table import Column, Table
+
+from jaxfl.core import ArgumentError, check
+from jaxfl.training.compilation_cache import compilation_cache
+from jaxfl.training.environment import describe_environment
+
+
+def _suites() -> dict[str, str]:
+    """Name -> first line of the text of each module with a suite; read, not imported, since each builds its models."""
+    trees = {path.stem: ast.parse(path.read_text()) for path in sorted(Path(__file__).parent.glob("*.py"))}
+    return {
+        name: (ast.get_docstring(tree) or "").partition("\n")[0]
+        for name, tree in trees.items()
+        if any(isinstance(node, ast.FunctionDef) and node.name == "suite" for node in tree.body)
+    }
+
+
+SUITES = _suites()
+
+
+Suite = tyro.extras.literal_type_from_choices([*SUITES, "all"])
+
+
+def run(
+    suite: Annotated[str, tyro.conf.Positional, tyro.conf.arg(constructor=Suite)],
+    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None,
+    against: Annotated[str | None, tyro.conf.arg(metavar="LIBRARY")] = None,
+) -> None:
+    """Run suites, write and print their numbers.
+
+    Args:
+        suite: what to measure, or all.
+        json: file for the numbers; a suite with a picture draws it beside the file.
+        against: "torch" to have peers run the same in PyTorch beside ours; it must be installed.
+
+    Raises:
+        ArgumentError: there is no such suite or library, it is not installed, or the file cannot be written.
+    """
+    check.one_of((*SUITES, "all"), suite=suite)
+    names = tuple(SUITES) if suite == "all" else (suite,)
+    if against is not None and "peers" not in names:
+        found, remedy = f"got it with {suite}", "Ask for peers or all, or leave it out."
+        raise ArgumentError("--against", "is an option of the suite peers", found, remedy)
+    if json is not None and (json.is_dir() or not json.resolve().parent.is_dir()):
+        raise ArgumentError("--json", "must name a file in an existing folder", f"got {json}", "Make the folder.")
+    modules = {name: importlib.import_module(f"{__package__}.{name}") for name in names}
+    if against is not None:
+        modules["peers"].require_peer(against)
+    console, measurements, wanted = Console(), {}, {}
+    for name, module in modules.items():
+        with console.status(f"Suite {name} ..."), compilation_cache("off"):  # compile times are those of compiling
+            measurements |= module.suite(against=against) if name == "peers" else module.suite()
+            wanted |= {name: {"wanted": least} for name, least in getattr(module, "WANTED", {}).items()}
+    if json is not None:
+        named = {name: {**one._asdict(), **wanted.get(name, {})} for name, one in measurements.items()}
+        json.write_text(dumps({**named, "environment": describe_environment()}, indent=2) + "\n")
+        plots = {name: module.plot for name, module in modules.items() if hasattr(module, "plot")}
+        for name, plot in plots.items():
+            plot(measurements, json.with_name(f"{json.stem}{'' if len(plots) == 1 else f'-{name}'}.png"))
+    table = Table(Column("name", no_wrap=True), "value", "spread", title="Median; lowest to highest of the repeats")
+    for column in ("wanted", "against") if wanted else ("against",):
+        table.add_column(column)
+    for name, (value, unit, (low, high), text) in measurements.items():
+        least = [f"{wanted[name]['wanted']:.3g}" if name in wanted else ""] if wanted else []
+        table.add_row(name, f"{value:.3g} {unit}", f"{low:.3g} to {high:.3g}", *least, text)
+    console.print(table)

@@ -1,0 +1,173 @@
+"""What a sweep gains: a grid of PrivSGP-VR in one program, against a program a variant, and against 48 commands.
+
+6 step sizes x 8 seeds of the default run on digits: 16 nodes, exponential graph, 64-32-10, factored SAGA table, Poisson
+batches, clipped gradients with noise. Everything that a user waits for counts: compiling, rounds, evaluations, lines,
+checkpoints. The rival of `speedup_vs_train` compiles each variant, and trains its seeds one after another, each with
+calls, evaluations and a checkpoint of its own. That of `speedup_vs_commands` is a fresh process a point, with the
+interpreter's start and the pictures in it, measured on a few and scaled up, against one command with the grid; no
+compiled program is kept.
+"""
+
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.bench.timing import Measurement, Report
+from experiments.frame.run import use_all_cores
+from jaxfl import gradients, graphs, privacy
+from jaxfl.algorithms import push_sum
+from jaxfl.core import Algorithm
+from jaxfl.data import federate, load, partition_dataset
+from jaxfl.models import classification, mlp
+from jaxfl.training import Variant, evaluation_set, open_run, test_scores, train
+from jaxfl.training.checkpoint import Checkpoints
+from jaxfl.training.chunks import first_state, info_fields, rounds_fn, summarize
+from jaxfl.training.evaluate import flatten_scores
+
+NOISE_STD = 0.2051  # epsilon 8 after 50 rounds, by the proven bound
+WANTED = {"sweep/speedup_vs_train": 2.5, "sweep/speedup_vs_commands": 10.0, "sweep/compiles": 1.0}
+
+
+class Sweep(NamedTuple):
+    """How much is swept."""
+
+    step_sizes: tuple[float, ...] = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
+    num_seeds: int = 8
+    nodes: int = 16
+    num_rounds: int = 50
+    commands: int = 3  # fresh processes that are measured; 0 for no commands at all
+    repeats: int = 2
+
+
+SETTING = Sweep()
+
+
+def suite(sweep: Sweep = SETTING) -> dict[str, Measurement]:
+    """Measure; see the module's text. About five minutes on two cores."""
+    use_all_cores()
+    points = len(sweep.step_sizes) * sweep.num_seeds
+    size = f"{len(sweep.step_sizes)} step sizes x {sweep.num_seeds} seeds, n = {sweep.nodes}, K = {sweep.num_rounds}"
+    report = Report("sweep/", f"PrivSGP-VR on digits, {size}, {jax.local_device_count()} devices")
+    variants, rows = _variants(sweep), {"sweep": [], "train": []}
+    compiles, running = [], {"sweep": [], "train": []}
+    for _ in range(sweep.repeats):
+        with tempfile.TemporaryDirectory() as folder:
+            began, names = time.perf_counter(), []
+            listener = partial(_note_compile, names)
+            jax.monitoring.register_event_duration_secs_listener(listener)
+            seconds = train(variants, run=open_run(folder, {}), quiet=True)["seconds"]
+            jax.monitoring.unregister_event_duration_listener(listener)
+            rows["sweep"].append(time.perf_counter() - began)
+            running["sweep"].append(seconds["run"])
+            compiles.append(sum("rounds" in name for name in names))
+        with tempfile.TemporaryDirectory() as folder:
+            began = time.perf_counter()
+            running["train"].append(_train_one_by_one(variants, Path(folder)))
+            rows["train"].append(time.perf_counter() - began)
+    rival = f"{len(sweep.step_sizes)} programs, {points} runs one after another"
+    report.ratio("speedup_vs_train", np.array(rows["train"]), np.array(rows["sweep"]), f"{rival} over one program")
+    report.ratio("rounds_vs_train", np.array(running["train"]), np.array(running["sweep"]), f"rounds alone: {rival}")
+    report.median("compiles", np.array(compiles, float), "programs of rounds", "compiled by one sweep")
+    for name in rows:
+        report.median(f"seconds_{name}", np.array(rows[name]), "s", "compiling, rounds, evaluations, checkpoints")
+        report.median(f"rounds_{name}", np.array(running[name]), "s", "rounds alone")
+    if sweep.commands:
+        seeds = list(map(str, range(sweep.num_seeds)))
+        whole = _command(sweep, [f"step_size={','.join(map(str, sweep.step_sizes))}", *seeds])
+        alone = [_command(sweep, [f"step_size={sweep.step_sizes[0]}", seed]) for seed in seeds[: sweep.commands]]
+        text = f"{points} fresh processes over one, scaled up from {len(alone)}, no kept programs"
+        report.ratio("speedup_vs_commands", points * np.array(alone), np.array([whole]), text)
+        report.median("seconds_command", np.array(alone), "s", "one point in a fresh process")
+    return report.measurements
+
+
+def _variants(sweep: Sweep) -> dict[str, Variant]:
+    dataset = load("digits")
+    task = classification(mlp((64, 32, 10)))
+    test = evaluation_set(dataset.test_inputs, dataset.test_labels)
+
+    def data(seed):
+        return federate(
+            dataset.train_inputs, dataset.train_labels, partition_dataset(dataset, "iid", sweep.nodes, seed)
+        )
+
+    def algorithm(numbers) -> Algorithm:
+        sampler = gradients.poisson(40, num_draws=sweep.nodes * sweep.num_rounds)
+        return push_sum(
+            task,
+            graph=graphs.exponential(sweep.nodes),
+            gradient=gradients.saga(sampler=sampler, table="factored", clip_norm=2.0),
+            noise=privacy.gaussian(NOISE_STD),
+            step_size=numbers["step_size"],
+        )
+
+    shared = (
+        algorithm,
+        task,
+        test,
+        data,
+        tuple(range(sweep.num_seeds)),
+        sweep.num_rounds,
+        max(1, sweep.num_rounds // 2),
+    )
+    return {f"step size {size:g}": Variant(*shared, numbers={"step_size": size}) for size in sweep.step_sizes}
+
+
+def _train_one_by_one(variants: dict[str, Variant], folder: Path) -> float:
+    """All variants compiled first, then every seed by itself; returns the seconds of the rounds."""
+    run, programs, seconds = open_run(folder, {}), {}, 0.0
+    for name, variant in variants.items():
+        algorithm = variant.algorithm({name: jnp.float32(value) for name, value in variant.numbers.items()})
+        key, data = jax.random.key(0), jax.device_put(variant.data(0))
+        init = jax.jit(partial(first_state, algorithm)).lower(key, data).compile()
+        state = jax.eval_shape(partial(first_state, algorithm), key, data)
+        rounds = jax.jit(rounds_fn(algorithm, variant.rounds_per_call), donate_argnums=1)
+        score = test_scores(variant.task, variant.test).compute
+        params = algorithm.node_params
+        evaluate = jax.jit(lambda state, test, score=score, params=params: score(params(state), test))
+        compiled = rounds.lower(key, state, data, np.int32(0)).compile()
+        programs[name] = init, compiled, evaluate.lower(state, variant.test).compile()
+    for name, variant in variants.items():
+        init, rounds, evaluate = programs[name]
+        for seed in variant.seeds:
+            key, data = jax.random.key(seed), jax.device_put(variant.data(seed))
+            checkpoints = Checkpoints(run.lane_directory(name, seed))
+            state, infos = init(key, data), []
+            for done in range(0, variant.num_rounds + 1, variant.evaluate_every):
+                scores = flatten_scores(jax.device_get(evaluate(state, variant.test)))
+                run.append_metrics([{"variant": name, "seed": seed, "round": done, **scores, **summarize(infos)}])
+                if done < variant.num_rounds:
+                    began = time.perf_counter()
+                    state, buffers = jax.block_until_ready(rounds(key, state, data, np.int32(variant.evaluate_every)))
+                    seconds += time.perf_counter() - began
+                    infos = [info_fields(jax.device_get(buffers))]
+            checkpoints.save(variant.num_rounds, state)
+            checkpoints.close()
+            run.mark_finished(name, seed, {"round": variant.num_rounds})
+    return seconds
+
+
+def _command(sweep: Sweep, points: list[str]) -> float:
+    """Seconds of one command with a grid of step sizes and these seeds, to its end."""
+    grid, *seeds = points
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "experiments.privsgp_vr", "--grid", "method=PrivSGP-VR", "--grid", grid]
+        command += ["--seeds", *seeds, "--iterations", str(sweep.num_rounds), "--nodes", str(sweep.nodes)]
+        command += ["--evaluate-every", str(max(1, sweep.num_rounds // 2)), "--noise-std", str(NOISE_STD)]
+        command += ["--target-epsilon", "inf", "--compilation-cache", "off", "--quiet", "--out", f"{folder}/run"]
+        began = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        return time.perf_counter() - began
+
+
+def _note_compile(names: list[str], event: str, duration_secs: float, **facts: str | int) -> None:
+    if event == "/jax/core/compile/backend_compile_duration":
+        names.append(str(facts.get("fun_name", "")))

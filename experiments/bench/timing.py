@@ -1,0 +1,123 @@
+"""Timing: compile apart from the steady state, warm up, wait for results, repeat rivals in turns; and reports."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl.core import PyTree
+
+
+class Measurement(NamedTuple):
+    """One line of a benchmark's report, under a name in the JSON file."""
+
+    value: float  # in `unit`
+    unit: str
+    spread: tuple[float, float]  # lowest and highest over the repeats, in `unit`
+    against: str  # what the value is relative to, with the shapes
+
+
+class Runner(NamedTuple):
+    """A compiled function that is ready to be called again and again."""
+
+    call: Callable[[], float]  # runs once to the end; returns its wall-clock seconds
+    compile_seconds: float  # tracing and compiling, apart from the first run
+    temp_bytes: int  # temporary memory of the compiled program
+
+    def __call__(self) -> float:
+        return self.call()
+
+
+def runner(fn: Callable[..., PyTree], state: PyTree, *args: PyTree) -> Runner:
+    """Compile `fn(state, *args) -> state`, with a copy of `state` donated, and run it once to warm up.
+
+    Each call goes on from the result of the one before; `args` stay.
+    """
+    held = jax.tree.map(jnp.copy, state)
+    start = time.perf_counter()
+    compiled = jax.jit(fn, donate_argnums=0).lower(held, *args).compile()
+    compile_seconds = time.perf_counter() - start
+    memory = compiled.memory_analysis()  # of one device, and a CPU's devices share one memory
+    devices = max((len(held.device_set) for held in jax.tree.leaves(compiled.input_shardings)), default=1)
+    copies = devices if jax.default_backend() == "cpu" else 1
+
+    def call():
+        nonlocal held
+        start = time.perf_counter()
+        held = jax.block_until_ready(compiled(held, *args))
+        return time.perf_counter() - start
+
+    call()
+    return Runner(call, compile_seconds, 0 if memory is None else copies * memory.temp_size_in_bytes)
+
+
+def in_turns(
+    rows: Mapping[str, Callable[[], float]], repeats: int | Mapping[str, int], rounds: int | Mapping[str, int] = 1
+) -> dict[str, np.ndarray]:
+    """Seconds of a round of each row, the rivals taking turns so that a drift of the machine's speed meets all of them.
+
+    One run of a row returns its seconds and makes `rounds`; rows with fewer repeats are spread evenly over the turns.
+    """
+    often = dict.fromkeys(rows, repeats) if isinstance(repeats, int) else repeats
+    counts = dict.fromkeys(rows, rounds) if isinstance(rounds, int) else rounds
+    seconds: dict[str, list[float]] = {name: [] for name in rows}
+    most = max(often.values())
+    for turn in range(most):
+        for name, call in rows.items():
+            if (turn + 1) * often[name] // most > turn * often[name] // most:
+                seconds[name].append(call())
+    return {name: np.array(calls) / counts[name] for name, calls in seconds.items()}
+
+
+class Report:
+    """Collects a suite's `measurements`: `prefix` begins every name, "SUITE/", and `shapes` ends every text."""
+
+    def __init__(self, prefix: str, shapes: str):
+        self.prefix, self.shapes = prefix, shapes
+        self.measurements: dict[str, Measurement] = {}
+
+    def on(self, shapes: str) -> Report:
+        """The same collection, for texts with another end."""
+        other = Report(self.prefix, shapes)
+        other.measurements = self.measurements
+        return other
+
+    def add(self, name: str, value: float, spread: tuple[float, float], unit: str, text: str = "") -> None:
+        against = f"{text}; {self.shapes}" if text else self.shapes
+        self.measurements[self.prefix + name] = Measurement(value, unit, spread, against)
+
+    def median(self, name: str, values: np.ndarray | float, unit: str, text: str = "") -> None:
+        """Of the repeats, or a number without spread."""
+        self.add(name, float(np.median(values)), (float(np.min(values)), float(np.max(values))), unit, text)
+
+    def ratio(self, name: str, top: np.ndarray, bottom: np.ndarray, text: str = "", unit: str = "x") -> None:
+        """Ratio of the medians of `top` and `bottom`; its spread is the range when each is replaced by its extremes."""
+        extremes = float(min(top) / max(bottom)), float(max(top) / min(bottom))
+        self.add(name, float(np.median(top) / np.median(bottom)), extremes, unit, text)
+
+    def times(self, seconds: Mapping[str, np.ndarray], per: str = "round") -> None:
+        """NAME of each row, in milliseconds."""
+        for name, calls in seconds.items():
+            self.median(name, 1e3 * calls, f"ms/{per}")
+
+    def memory(self, rows: Mapping[str, Runner], group: str = "") -> None:
+        """GROUPtemp_NAME of each row, in megabytes."""
+        for name, row in rows.items():
+            self.median(f"{group}temp_{name}", row.temp_bytes / 1e6, "MB", "temporary memory")
+
+    def compile_times(self, rows: Mapping[str, Runner]) -> None:
+        """compile_NAME of each row, in seconds."""
+        for name, row in rows.items():
+            self.median(f"compile_{name}", row.compile_seconds, "s", "tracing and compiling")
+
+
+def gemm_call(size: int) -> Callable[[], float]:
+    """The machine's yardstick: one run is a square float32 matrix product, and gives the seconds of an operation."""
+    factor = jax.random.normal(jax.random.key(0), (size, size), jnp.float32) / size
+    product = runner(lambda state, other: state @ other, factor, factor)
+    return lambda: product() / (2 * size**3)

@@ -1,0 +1,285 @@
+"""Options of experiments.dp_gradient_tracking: records that build weights, schedules and algorithms."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar, Literal
+
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.frame import Choice, Clients, Data, Network, Owned, Run, choose, flat, lay, stated, traced, unsaved
+from jaxfl import channel, graphs
+from jaxfl.algorithms import gradient_tracking, output_perturbation, perturbed_gossip
+from jaxfl.core import Algorithm, ArgumentError, Task, check
+from jaxfl.core.check import is_traced
+from jaxfl.graphs import TrackingPair
+from jaxfl.graphs.files import read_pair
+from jaxfl.privacy.tracking import TrackingSchedule, exponential_schedule, polynomial_schedule
+
+NAMED_PAIRS = ("five_agents", "five_agents_self_loops")
+GRAPHS = ("directed_ring", "exponential", "ring", "complete", "star")
+SPREAD = {"S1": 0.05, "S2": 5e-5}  # of the agents' noise exponents or bases; a fifth an agent in the paper's runs
+STEPS = {name: name for name in ("state_mixing", "tracker_mixing", "step_size")} | {"batch_size": "num_samples"}
+
+
+def tracking_pair(graph: str, nodes: int) -> TrackingPair:
+    """The weights R and C of gradient tracking."""
+    if graph in NAMED_PAIRS:
+        if nodes != 5:
+            raise ArgumentError("nodes", f"must be 5 for {graph}", f"got {nodes}", "Leave it out.")
+        return getattr(graphs, graph)()
+    if graph.endswith(".npy"):
+        return read_pair(graph, nodes)
+    if graph not in GRAPHS:
+        known = ", ".join((*NAMED_PAIRS, *GRAPHS))
+        remedy = "Choose one of these, or name a .npy file with R and C."
+        raise ArgumentError("graph", f"must be one of {known}", f"got {graph!r}", remedy)
+    matrix = getattr(graphs, graph)(nodes).mixing_matrices.mean(axis=0)  # of a period, where there is one
+    return TrackingPair(state_weights=matrix, tracker_weights=matrix)
+
+
+def _undirected(name: str, nodes: int) -> graphs.Graph:
+    """The graph of the methods that exchange states alone; a star that is doubly stochastic, as the others are."""
+    return graphs.star(nodes, weights="metropolis") if name == "star" else getattr(graphs, name)(nodes)
+
+
+def _tracking(task: Task, nodes: int, shared: Any, *, graph: str, gradient_at: str) -> Algorithm:
+    return gradient_tracking(task, **tracking_pair(graph, nodes)._asdict(), **shared, gradient_at=gradient_at)
+
+
+def _states(task: Task, nodes: int, shared: Any, quantizer=None, *, baseline_graph: str, gradient_at: str) -> Algorithm:
+    graph = _undirected(baseline_graph, nodes)
+    return perturbed_gossip(task, graph=graph, **shared, gradient_at=gradient_at, quantizer=quantizer)
+
+
+def _quantized(*args: Any, quantization_step: float, baseline_graph: str, gradient_at: str) -> Algorithm:
+    quantizer = channel.uniform_quantizer(quantization_step)
+    return _states(*args, quantizer=quantizer, baseline_graph=baseline_graph, gradient_at=gradient_at)
+
+
+def _ternary(*args: Any, ternary_threshold: float, baseline_graph: str, gradient_at: str) -> Algorithm:
+    quantizer = channel.ternary_quantizer(ternary_threshold)
+    return _states(*args, quantizer=quantizer, baseline_graph=baseline_graph, gradient_at=gradient_at)
+
+
+def _outputs(task: Task, nodes: int, shared: Any, *, baseline_graph: str) -> Algorithm:
+    return output_perturbation(task, graph=_undirected(baseline_graph, nodes), **shared)
+
+
+BUILDERS = {"DP-GT": _tracking, "noisy-states": _states, "noisy-quantized-states": _quantized}
+BUILDERS |= {"ternary-states": _ternary, "quantized-states": _quantized, "noisy-outputs": _outputs}
+METHOD = Choice("method", BUILDERS)
+QUANTIZED = ("ternary-states", "quantized-states")  # without noise
+_NOISY = tuple(method for method in BUILDERS if method not in QUANTIZED)
+_OF_METHOD = {
+    **dict.fromkeys(("noise_exponent", "noise_base", "noise_gain"), _NOISY),
+    **dict.fromkeys(("tracker_mixing", "smoothness", "gradient_dominance", "strict"), ("DP-GT",)),
+    "state_mixing": METHOD.owners("gradient_at"),
+}
+_OF_SCHEME = {"noise_exponent": ("S1",), "noise_base": ("S2",), "gradient_dominance": ("S2",)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """Who hears whom."""
+
+    graph: str = "five_agents"
+    """Of DP-GT: five_agents, five_agents_self_loops, or both directed graphs alike: directed_ring, exponential (its
+    rounds averaged), ring, complete, star; or a .npy file with the weights R and C, shape (2, n, n), entry (i, j) that
+    of j at i."""
+    baseline_graph: Literal["ring", "complete", "star"] = "ring"
+    """Of the other methods."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Learning:
+    """The algorithm."""
+
+    method: Literal[
+        "DP-GT", "noisy-states", "noisy-quantized-states", "ternary-states", "quantized-states", "noisy-outputs"
+    ] = "DP-GT"
+    """DP-GT is gradient tracking. The others are distributed SGD on an undirected graph with the noise and the steps of
+    the scheme, by the paper's reference numbers: noisy-states [46], noisy-quantized-states [47], ternary-states [41]
+    and quantized-states [42] (quantization the only privacy source), noisy-outputs [38]."""
+    scheme: Literal["S1", "S2"] = "S1"
+    """S1: steps that fall and noise that grows as powers of K and k; S2: constant steps, noise that falls as p^K."""
+    iterations: int = 400
+    """K, which fixes steps and samples of the schemes."""
+    state_mixing: float = traced(0.1)
+    """alpha_K; the scheme's by default."""
+    tracker_mixing: float = traced(0.01)
+    """beta_K; the scheme's by default."""
+    step_size: float = traced(0.1)
+    """gamma_K; the scheme's by default."""
+    batch_size: int = 32
+    """m_K, samples of each gradient; the scheme's by default, but for digits."""
+    gradient_at: Literal["broadcast", "state"] = "broadcast"
+    """Where gradients are taken: at the broadcast state, which has a proven epsilon, or at the agent's own state, as
+    published, which has none."""
+    clip_norm: float = traced(10.0)
+    """Bound on each sample's gradient, in L1 norm with Laplace noise, in L2 norm with Gaussian noise (1); C of the
+    paper is twice as much."""
+    assume_bounded: bool = False
+    """Do not clip: clip_norm is only assumed to bound the gradients. Nothing is proven then."""
+    ternary_threshold: float = traced(1.0)
+    """Of ternary-states: what is sent is -1, 0 or 1 times this."""
+    quantization_step: float = traced(0.1)
+    """Of noisy-quantized-states and quantized-states: distance of the values that are sent."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Noise:
+    """What is added to all that is broadcast."""
+
+    noise_exponent: float = traced(0.09)
+    """Of S1: agent i of n gets noise scales (k + 1)^p with p this number plus 0.05 i / n."""
+    noise_base: float = traced(0.99959)
+    """Of S2: agent i of n gets noise scales p^K with p this number plus 0.00005 i / n."""
+    noise_gain: float = traced(0.003)
+    """Factor on all noise scales; 1 is the paper's noise, at which a network learns nothing."""
+    distribution: Literal["laplace", "gaussian"] = "laplace"
+    """Of the noise. Gaussian noise has the scales as standard deviations, clipping in L2 norm, and a delta."""
+    dp_delta: float = stated(1e-5)
+    """Delta of the bound that counts a sample's participations, and of Gaussian noise."""
+
+    def idle(self, options: Mapping[str, Any]) -> set[str]:
+        """Delta, where a pure epsilon is all that is stated."""
+        return {"dp_delta"} if self.distribution == "laplace" and options["method"] != "DP-GT" else set()
+
+
+@dataclasses.dataclass(frozen=True)
+class Theory:
+    """The theorems' conditions, and what they bound."""
+
+    smoothness: float | Literal["estimated"] = stated("estimated")
+    """L; estimated: by a short probing run on training data, which no epsilon covers."""
+    gradient_dominance: float = stated(0.0)
+    """mu of the Polyak-Lojasiewicz inequality, for the conditions of S2; 0 where it is not assumed."""
+    strict: bool = unsaved(False)
+    """Refuse a run that breaks a condition of the theorems; otherwise it is told before the run."""
+    train_samples: int = 1000
+    """Training samples of each agent on which an evaluation measures the average model."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One training run of experiments.dp_gradient_tracking."""
+
+    CHOICES: ClassVar = (METHOD, Owned("method", _OF_METHOD), Owned("scheme", _OF_SCHEME))
+    data: Data = Data()
+    agents: Clients = Clients(nodes=5)
+    weights: Weights = Weights()
+    network: Network = Network(hidden=(), channels=(4, 8), window=3, dense_units=None)
+    learning: Learning = Learning()
+    noise: Noise = Noise()
+    theory: Theory = Theory()
+    run: Run = Run()
+
+    def task(self) -> Task:
+        """What is learned."""
+        return self.network.task(self.data)
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether what is broadcast carries noise."""
+        return self.learning.method not in QUANTIZED
+
+    @property
+    def num_rounds(self) -> int:
+        """K where the last noisy state is returned, else K + 1: what is returned after all K + 1 broadcasts."""
+        returns_broadcast = self.learning.gradient_at == "broadcast" and self.learning.method != "noisy-outputs"
+        return self.learning.iterations + (not returns_broadcast)
+
+    def agent_noise(self) -> np.ndarray:
+        """(n,): p of every agent, the exponent of S1 or the base of S2."""
+        level = self.noise.noise_exponent if self.learning.scheme == "S1" else self.noise.noise_base
+        return level + SPREAD[self.learning.scheme] * self._share()
+
+    def _share(self) -> np.ndarray:
+        return np.arange(1, self.agents.nodes + 1) / self.agents.nodes
+
+    def settled(self) -> Point:
+        """The point with the last agent's p^K of Scheme (S2) in its noise_gain: float32 would lose digits of it."""
+        if not self.is_noisy:
+            return lay(self, {"noise_gain": 0.0})
+        if self.learning.scheme == "S1":
+            return self
+        with np.errstate(over="ignore"):
+            level = np.float64(self.noise.noise_base + SPREAD["S2"]) ** self.learning.iterations
+        return lay(self, {"noise_gain": float(self.noise.noise_gain * level)})
+
+    def schedule(self) -> TrackingSchedule:
+        """All numbers of a run of K iterations; noise scales (n, K + 1), float64."""
+        return self.settled()._schedule()
+
+    def _schedule(self) -> TrackingSchedule:
+        """The same of a settled point, whose numbers may be traced."""
+        noise, scheme, rounds = self.noise, self.learning.scheme, self.learning.iterations
+        numbers = (noise.noise_exponent, noise.noise_base, noise.noise_gain)
+        lib = jnp if any(map(is_traced, numbers)) else np
+        dtype = jnp.float32 if lib is jnp else np.float64
+        share, spread = lib.asarray(self._share(), dtype)[:, None], SPREAD[scheme]
+        if scheme == "S1":
+            unit = lib.arange(1, rounds + 2, dtype=dtype)[None, :] ** (noise.noise_exponent + spread * share)
+        else:  # relative to the last agent's
+            below = (share - 1) * (spread / (noise.noise_base + spread))
+            unit = lib.exp(rounds * lib.log1p(below)) * lib.ones((1, rounds + 1), dtype)
+        scales: Any = noise.noise_gain * unit
+        numbers = {name: getattr(self.learning, option) for option, name in STEPS.items()}
+        return TrackingSchedule(**numbers, state_noise_scale=scales, tracker_noise_scale=scales)
+
+    def algorithm(self) -> Algorithm:
+        """The algorithm of a settled point."""
+        shared = {
+            "schedule": self._schedule(),
+            "clip_norm": None if self.learning.assume_bounded else self.learning.clip_norm,
+            "distribution": self.noise.distribution,
+        }
+        return choose(METHOD, flat(self))(self.task(), self.agents.nodes, shared)
+
+
+def check_point(point: Point) -> None:
+    """Refuse what building the algorithm does not."""
+    learning, noise, theory = point.learning, point.noise, point.theory
+    check.at_least(2, nodes=point.agents.nodes)
+    check.at_least(1, iterations=learning.iterations, evaluate_every=point.run.evaluate_every)
+    check.positive(noise_base=noise.noise_base)
+    check.non_negative(noise_gain=noise.noise_gain, gradient_dominance=theory.gradient_dominance)
+    check.open_unit(dp_delta=noise.dp_delta)
+    if theory.smoothness != "estimated":
+        check.positive(smoothness=theory.smoothness)
+    with np.errstate(over="ignore", invalid="ignore"):
+        finite = np.isfinite(point.schedule().state_noise_scale).all()
+    if not finite:
+        name = "noise_exponent" if learning.scheme == "S1" else "noise_base"
+        found = f"got {getattr(noise, name):g} for {learning.iterations} iterations"
+        raise ArgumentError(name, "must give finite noise scales", found, "Pass a smaller number.")
+    if noise.distribution == "gaussian" and learning.method in QUANTIZED:
+        remedy = "Leave these methods out, or take Laplace noise."
+        raise ArgumentError("distribution", "must be laplace: theirs is an L1 argument", "got gaussian", remedy)
+
+
+@functools.lru_cache(maxsize=64)
+def scheme_steps(scheme: str, iterations: int) -> TrackingSchedule:
+    """What a scheme says of steps and samples; its noise is that of no agent."""
+    if scheme == "S1":
+        return polynomial_schedule(iterations, state_noise_exponent=0.0, tracker_noise_exponent=0.0, horizon_offset=0)
+    return exponential_schedule(iterations, state_noise_base=1.0, tracker_noise_base=1.0)
+
+
+def _of_scheme(name: str, options: Mapping[str, Any], told: Collection[str]) -> float:
+    return getattr(scheme_steps(options["scheme"], options["iterations"]), name)
+
+
+def _clip_norm(options: Mapping[str, Any], told: Collection[str]) -> float:
+    return 1.0 if options["distribution"] == "gaussian" else 10.0 if options["dataset"] == "digits" else 20.0
+
+
+DERIVED = {
+    **{option: functools.partial(_of_scheme, name) for option, name in STEPS.items()},
+    "clip_norm": _clip_norm,
+    "evaluate_every": lambda options, told: max(1, options["iterations"] // 20),
+}

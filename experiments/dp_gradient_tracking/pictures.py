@@ -1,0 +1,101 @@
+"""Pictures of experiments.dp_gradient_tracking besides accuracy: convergence, and what a run spends of privacy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from experiments.dp_gradient_tracking.budgets import deltas, has_epsilon, proven, published
+from experiments.dp_gradient_tracking.options import STEPS, Point, scheme_steps
+from experiments.frame import Finished, lay
+from jaxfl.analysis.plots import Panel, draw_panels, line_style, privacy_notes, read_lines, run_title, style_axes
+from jaxfl.training.json_files import write_json
+
+_HORIZONS = 60  # maximum iteration numbers K at which the budget of a whole run is computed
+_MOST_LINES = 28  # that look different
+_PANELS = [
+    Panel("gradient_norm_squared_average_model", "|grad F|² at the average model"),
+    Panel("consensus_distance", "consensus distance"),
+    Panel("train_accuracy_average_model", "training accuracy, average model", is_accuracy=True),
+    Panel("test_accuracy_average_model", "test accuracy, average model", is_accuracy=True),
+]
+
+
+def finish(finished: Finished) -> Sequence[Path]:
+    """Write conditions.json; draw what the theory bounds against iterations, and the budgets."""
+    folder = finished.run.path
+    # Not in config.json: an estimated L has other last digits on another machine, which may resume the run.
+    write_json(folder / "conditions.json", {name: list(map(str, rows)) for name, rows in finished.context.items()})
+    lines, title = read_lines(folder / "metrics.jsonl"), run_title(folder / "config.json")
+    figure = draw_panels(lines, _PANELS, title=title, notes=privacy_notes(folder))
+    return [
+        _saved(figure, folder / "plots" / "convergence.png"),
+        *plot_budgets(folder, {name: line.point for name, line in finished.lines.items()}),
+    ]
+
+
+def plot_budgets(run_dir: Path, points: Mapping[str, Point]) -> list[Path]:
+    """What has been spent after k iterations, published and proven, and what a whole run of K iterations spends.
+
+    Epsilon is that of the agent who has spent most. The last panel is the published budget against the maximum
+    iteration number, which fixes steps and samples; where states are only quantized it is their delta against k + 1.
+    Gaussian noise, and runs with none, have no such curves: where nothing else runs there is no picture, nor is there
+    of more lines than can be told apart.
+    """
+    noisy = {name: point for name, point in points.items() if has_epsilon(point)}
+    quantized = {name: point for name, point in points.items() if not point.is_noisy}
+    panels: list[tuple[str, str, Mapping[str, Point], Callable[[Point], tuple]]] = []
+    assumed = any(point.learning.assume_bounded for point in points.values())
+    formula = "published formula" + (", C assumed" if assumed else "")
+    if noisy:
+        panels.append((f"ε so far, {formula}", "iteration k", noisy, lambda point: _from(0, published(point))))
+        if not assumed:
+            label = "ε so far, proven (gradients at broadcast states)"
+            panels.append((label, "iteration k", noisy, lambda point: _from(0, proven(point))))
+        panels.append((f"ε of a whole run, {formula}", "maximum iteration number K", noisy, _whole_runs))
+    if quantized:
+        label = f"δ so far, ε = 0, {formula}"
+        panels.append((label, "broadcasts k + 1", quantized, lambda point: _from(1, deltas(point))))
+    if not panels or len(points) > _MOST_LINES:
+        return []
+    figure = Figure(figsize=(5.2 * len(panels), 5.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(run_title(run_dir / "config.json"))
+    styles = {name: line_style(number) for number, name in enumerate(points)}
+    handles = {}
+    for number, (label, x_label, drawn, curve) in enumerate(panels, start=1):
+        axes = figure.add_subplot(1, len(panels), number)
+        style_axes(axes, Panel("", label), x_label)
+        for name, point in drawn.items():
+            (handles[name],) = axes.plot(*curve(point), linewidth=1.8, **styles[name])
+        (axes.set_xscale if drawn is quantized else axes.set_yscale)("log")
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, frameon=False)
+    return [_saved(figure, run_dir / "plots" / "budgets.png")]
+
+
+def _saved(figure: Figure, path: Path) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def _from(first: int, curve: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return np.arange(first, first + len(curve)), curve
+
+
+def _whole_runs(point: Point) -> tuple[np.ndarray, list[float]]:
+    """Published budgets of whole runs: what is the scheme's follows K, what was given stays."""
+    learning = point.learning
+    here, horizons = scheme_steps(learning.scheme, learning.iterations), min(10, learning.iterations)
+    horizons = np.unique(np.geomspace(horizons, learning.iterations, _HORIZONS).round().astype(int))
+    spent = []
+    for count in horizons.tolist():
+        there = scheme_steps(learning.scheme, count)
+        rows = [(option, getattr(learning, option), getattr(here, name), name) for option, name in STEPS.items()]
+        followed = {option: getattr(there, name) for option, given, default, name in rows if given == default}
+        spent.append(published(lay(point, {"iterations": count, **followed}))[-1])
+    return horizons, spent

@@ -1,0 +1,144 @@
+"""From lines of experiments.dp_gradient_tracking to variants: checks, conditions, statements, and what is told."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+
+from experiments.dp_gradient_tracking.budgets import broken_conditions, privacy_of
+from experiments.dp_gradient_tracking.options import Point, check_point, tracking_pair
+from experiments.frame import Line, Prepared, programs
+from jaxfl.analysis.smoothness import estimate_constants
+from jaxfl.core import ArgumentError
+from jaxfl.core.tree import size
+from jaxfl.graphs.tracking_conditions import Condition
+from jaxfl.training import Variant, stationarity
+
+PROBING = {"num_probes": 10, "step_size": 0.05, "max_samples_per_node": 128}  # for the estimate of L
+MOST_TOLD = 12  # lines of a grid, or broken conditions, that are told one by one
+
+
+def prepare(lines: Mapping[str, Line]) -> Prepared:
+    """The variants of all lines.
+
+    Raises:
+        ArgumentError: what cannot run, or a broken condition and --strict.
+    """
+    for line in lines.values():
+        check_point(line.point)
+    sizes = {name: _sizes(name, line) for name, line in lines.items()}
+    ready = {name: line._replace(point=line.point.settled()) for name, line in lines.items()}
+    measure = functools.cache(stationarity)  # the same object for lines that share a program
+    variants = {}
+    for name, (build, numbers) in programs(ready, Point.algorithm).items():
+        (point, seeds, settings), task = lines[name], lines[name].point.task()
+        ready[name].point.algorithm()  # checks this line's numbers
+        variants[name] = Variant(
+            algorithm=build,
+            task=task,
+            test=point.data.test_set(),
+            data=point.agents.data(point.data),
+            seeds=seeds,
+            num_rounds=point.num_rounds,
+            evaluate_every=point.run.evaluate_every,
+            numbers=numbers,
+            settings=settings,
+            measures={"stationarity": measure(task, point.theory.train_samples)},
+            privacy=privacy_of(point, sizes[name]),
+        )
+    broken, told = _conditions(lines)
+    points = [line.point for line in lines.values()]
+    saved = {"node_loop": points[0].task().node_loop}  # what auto stands for: another gives other bits
+    files = {(point.weights.graph, point.agents.nodes) for point in points if point.weights.graph.endswith(".npy")}
+    if files:  # other weights may come by the same name
+        saved["graph_crc32"] = [zlib.crc32(np.stack(tracking_pair(*file)).tobytes()) for file in sorted(files)]
+    told += _description(points[0], sizes, {seed for line in lines.values() for seed in line.seeds})
+    told += _first([f"{name}: {_row(line.point)}" for name, line in lines.items()])
+    return Prepared({name: variants[name] for name in lines}, told, saved, broken)
+
+
+def _sizes(name: str, line: Line) -> list[int]:
+    """Samples of every agent, the least over seeds.
+
+    Raises:
+        ArgumentError: an agent of some seed has fewer than a gradient takes.
+    """
+    data_of, batch = line.point.agents.data(line.point.data), line.point.learning.batch_size
+    sizes = np.min([np.asarray(data_of(seed).sizes) for seed in line.seeds], axis=0).tolist()
+    fewest = min(sizes)
+    if batch > fewest:
+        found = f"{name} draws {batch} and agent {sizes.index(fewest)} has {fewest}"
+        remedy = f"Pass --batch-size {fewest} or less, or give agents more data."
+        raise ArgumentError("batch_size", "must be at most the samples of every agent and seed", found, remedy)
+    return sizes
+
+
+def _conditions(lines: Mapping[str, Line]) -> tuple[dict[str, list[Condition]], list[str]]:
+    """What each line of gradient tracking breaks of the theorems' conditions, and the same in sentences.
+
+    Raises:
+        ArgumentError: a broken condition and --strict.
+    """
+    broken: dict[str, list[Condition]] = {}
+    estimates: dict[tuple, float] = {}
+    by_text: dict[str, list[str]] = {}
+    for name, (point, *_) in lines.items():
+        if point.learning.method != "DP-GT":
+            continue
+        smoothness = point.theory.smoothness
+        if smoothness == "estimated":
+            problem = (point.data, point.agents, point.network)
+            if problem not in estimates:
+                estimates[problem] = _estimated_smoothness(point)
+            smoothness = estimates[problem]
+        broken[name] = broken_conditions(point, smoothness)
+        if point.theory.strict and broken[name]:
+            found = f"{name}: " + "; ".join(map(str, broken[name]))
+            remedy = "Change steps, noise or graph, or leave --strict out."
+            raise ArgumentError("strict", "every condition of the theorems must hold", found, remedy)
+        for condition in broken[name]:
+            by_text.setdefault(str(condition), []).append(name)
+    told = [f"L = {value:.3g}, estimated by a probing run (a lower bound)" for value in estimates.values()]
+    of_all = len(broken) if len(broken) > 1 else None
+    texts = {text: "all lines" if len(names) == of_all else ", ".join(names) for text, names in by_text.items()}
+    return broken, told + _first([f"warning: {text} ({names})" for text, names in texts.items()])
+
+
+def _estimated_smoothness(point: Point) -> float:
+    try:
+        seed, data_of = point.run.seed, point.agents.data(point.data)
+        return estimate_constants(jax.random.key(seed), point.task(), data_of(seed), **PROBING).smoothness
+    except ArgumentError as error:  # names an argument that is no option here
+        found = f"the probing run failed: {error.requirement}; {error.found}"
+        raise ArgumentError("smoothness", "must be given where it cannot be estimated", found, "Pass L.") from None
+
+
+def _description(point: Point, sizes: Mapping[str, Sequence[int]], seeds: set[int]) -> list[str]:
+    """What is about to run, by the first line's options."""
+    learning, noise = point.learning, point.noise
+    parameters = size(jax.eval_shape(point.task().init, jax.random.key(0)))
+    norm = "L1" if noise.distribution == "laplace" else "L2"
+    return [
+        f"{point.data.dataset}: {sum(next(iter(sizes.values())))} samples over {point.agents.nodes} agents "
+        f"({point.agents.partition}), model {point.network.model} with {parameters} parameters",
+        f"K = {learning.iterations}, gradients {'assumed' if learning.assume_bounded else 'clipped'} at {norm} norm "
+        f"{learning.clip_norm:g}, {noise.distribution} noise, seeds {' '.join(map(str, sorted(seeds)))}",
+    ]
+
+
+def _row(point: Point) -> str:
+    """The numbers of a line that its method uses."""
+    learning, scales, tracks = point.learning, point.schedule().state_noise_scale, point.learning.method == "DP-GT"
+    parts = [f"graph {point.weights.graph if tracks else point.weights.baseline_graph}"]
+    parts += [f"alpha {learning.state_mixing:.3g}"] if learning.method != "noisy-outputs" else []
+    parts += [f"beta {learning.tracker_mixing:.3g}"] if tracks else []
+    noise = f"noise scales {scales.min():.3g} to {scales.max():.3g}" if point.is_noisy else "no noise"
+    return ", ".join([*parts, f"gamma {learning.step_size:.3g}", f"m {learning.batch_size}", noise])
+
+
+def _first(texts: list[str]) -> list[str]:
+    return texts if len(texts) <= MOST_TOLD else [*texts[:MOST_TOLD], f"... and {len(texts) - MOST_TOLD} more"]

@@ -1,0 +1,49 @@
+"""EmbracingFL: weak clients train the output side of a model. Against width reduction and FedAvg without them.
+
+    python -m experiments.embracing_fl                                              # digits, under a minute
+    python -m experiments.embracing_fl --preset table3_small --case 7 --data-dir DIR    # a case of Table 3, reduced
+    python -m experiments.embracing_fl --preset table3 --data-dir DIR               # a table of the paper
+    python -m experiments.embracing_fl --grid case=7,9 --grid step_size=0.05,0.1    # a sweep
+    python -m experiments.embracing_fl --preset sizes                               # Tables 1 and 10
+    python -m experiments.embracing_fl --collect runs/embracing_fl/* --out DIR      # tables and pictures of many runs
+
+Before it trains it prints the clients of each class, their capacity and the seconds that a round takes on a phone. It
+leaves metrics.jsonl, summary.json (capacity, bits sent and received, rounds to a target beside the usual), and pictures
+in the run directory.
+
+Lee, Zhang, Prakash, Niu, Avestimehr, "Embracing Federated Learning: Enabling Weak Client Participation via Partial
+Model Training".
+"""
+
+from experiments.embracing_fl.defaults import DATASETS, DERIVED, name_of
+from experiments.embracing_fl.methods import CLASSES
+from experiments.embracing_fl.options import Point
+from experiments.embracing_fl.prepare import finish, prepare
+from experiments.embracing_fl.presets import PRESETS
+from experiments.embracing_fl.report import run_or_report
+from experiments.frame import Experiment
+
+EXPERIMENT = Experiment(
+    name="embracing_fl",
+    description="Weak clients train the output side of a model (EmbracingFL); against width reduction and FedAvg.",
+    base=Point(),
+    prepare=prepare,
+    grid=({"method": ("embracing", "width_reduction", "fed_avg")},),
+    datasets=DATASETS,
+    presets=PRESETS,
+    derived=DERIVED,
+    rivals=((("case",), CLASSES), (("num_active",), ("participation_rate",))),
+    name_of=name_of,
+    aliases={
+        "num_nodes": "nodes",
+        "num_rounds": "rounds",
+        "num_local_steps": "local_steps",
+        "scheme": "partition",
+        "client_class": "nodes",
+        "widths": "resnet_widths",
+        "blocks": "resnet_blocks",
+    },
+    finish=finish,
+    columns=("test_accuracy", "test_loss", "train_loss", "rounds_to_target"),
+    run=run_or_report,
+)

@@ -1,0 +1,150 @@
+"""What follows from what in experiments.embracing_fl, what is refused, and what lines are called."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Mapping
+from typing import Any, TypeAlias
+
+from experiments.embracing_fl import paper
+from experiments.embracing_fl.methods import CLASSES, NARROW, counts_of, label_of
+from experiments.embracing_fl.networks import RESNETS, narrow
+from experiments.embracing_fl.options import Point
+from experiments.frame import Layer, flat
+from experiments.frame.options import text_of
+from jaxfl.core import ArgumentError, check
+
+_SEEDS = {"seed": (0, 1, 2)}
+DATASETS = {
+    # With alpha 0.1 its two strong clients know a class or two.
+    "digits": Layer({"nodes": 16, "model": "mlp", "rounds": 150, "step_size": 0.1, "alpha": 0.5}, (_SEEDS,)),
+    "cifar10": Layer({"model": "resnet20", "rounds": 1000, "step_size": 0.4}),
+    "imdb": Layer({"model": "bilstm", "rounds": 400, "step_size": 0.1}),
+    "femnist": Layer({"partition": "writers"}),
+}
+_DECAYS = {"cifar10": (0.8, 0.9), "imdb": (0.5, 0.75)}  # shares of all rounds
+_OF_MODEL: dict[str, dict[str, Any]] = {
+    "resnet20": {"cut_moderate": "block_2_1", "cut_weak": "block_3_1", "resnet_blocks": (3, 3, 3)},
+    "resnet8": {"cut_moderate": "block_2_1", "cut_weak": "block_3_1", "resnet_blocks": (1, 1, 1)},
+    "femnist_cnn": {"cut_moderate": "dense_1", "cut_weak": "dense_2", "hidden": (2048,)},
+    "bilstm": {"cut_moderate": "lstm", "cut_weak": "lstm"},
+}
+Options: TypeAlias = Mapping[str, Any]
+Told: TypeAlias = Collection[str]
+
+
+def of_model(name: str, options: Options, told: Told = ()) -> Any:
+    """What suits the model."""
+    if options["model"] == "mlp" and name in ("cut_moderate", "cut_weak"):
+        last = f"dense_{len(options['hidden']) + 1}"
+        return "dense_2" if options["hidden"] and name == "cut_moderate" else last
+    if name == "frozen_words":
+        return 128 if options["model"] == "bilstm" and options["cut_weak"] != "dense" else 0
+    return _OF_MODEL.get(options["model"], {}).get(name, options[name])
+
+
+def _count(number: int, options: Options, told: Told) -> int:
+    shares = paper.CASES.get(options["case"], (0, 0, 0))
+    return shares[number] * options["nodes"] // paper.NUM_CLIENTS
+
+
+def _num_active(options: Options, told: Told) -> int:
+    total = sum(counts_of(options["method"], *(options[name] for name in CLASSES)))
+    return max(1, round((options["participation_rate"] or 0) * total))
+
+
+def _decay_rounds(options: Options, told: Told) -> tuple[int, ...]:
+    rounds = options["rounds"]
+    decays = {round(share * rounds) for share in _DECAYS.get(options["dataset"], ())}  # a few rounds have fewer
+    return tuple(sorted(number for number in decays if 0 < number < rounds))
+
+
+OF_MODEL = {
+    name: functools.partial(of_model, name)
+    for name in ("resnet_blocks", "hidden", "cut_moderate", "cut_weak", "frozen_words")
+}
+DERIVED = {
+    "case": lambda options, told: None if {*CLASSES} & {*told} else options["case"],
+    **{name: functools.partial(_count, number) for number, name in enumerate(CLASSES)},
+    "participation_rate": lambda options, told: None if "num_active" in told else options["participation_rate"],
+    "num_active": _num_active,
+    **OF_MODEL,
+    "batch_norm": lambda options, told: (
+        "static" if options["method"] in NARROW and options["model"] in RESNETS else "global"
+    ),
+    "frozen_batch_norm": lambda options, told: "batch" if options["batch_norm"] == "static" else "running",
+    "decay_rounds": _decay_rounds,
+    "evaluate_every": lambda options, told: max(1, options["rounds"] // 20),
+}
+
+
+def name_of(options: Options, varied: Collection[str]) -> str:
+    """The name of a line: its clients, its method, and what else varies."""
+    parts = [f"{label_of(options.get('case'), tuple(options.get(name, 0) for name in CLASSES))} {options['method']}"]
+    told_apart = {"case", *CLASSES} & {*varied} & {*options}
+    named = {"method", "case", *CLASSES, *(("target_accuracy",) if told_apart else ())}
+    for name in [name for name in varied if name in options and name not in named]:
+        value = text_of(options[name])
+        parts.append(value if name == "batch_norm" else f"{name.replace('_', ' ')} {value}")
+    return ", ".join(parts)
+
+
+def check_point(point: Point) -> None:
+    """Refuse values out of range and what does not go together, before any work."""
+    learning, steps = point.learning, point.steps
+    check.at_least(1, nodes=point.clients.nodes, rounds=steps.rounds, evaluate_every=point.run.evaluate_every)
+    check.at_least(1, calibration_samples=learning.calibration_samples)
+    check.at_least(0, frozen_words=learning.frozen_words)
+    check.positive(step_size=steps.step_size)
+    point.network.check()
+    for name in ("participation_rate", "width_moderate", "width_weak", "target_accuracy"):
+        value = flat(point)[name]
+        if value is not None and not 0 < value <= 1:
+            raise ArgumentError(name, "must lie in (0, 1]", f"got {value}", "Pass a share, 0.25 for instance.")
+    _check_clients(point)
+    decays = steps.decay_rounds
+    if list(decays) != sorted(set(decays)) or any(not 0 < number < steps.rounds for number in decays):
+        requirement = f"must be ascending and above 0, below the {steps.rounds} rounds"
+        raise ArgumentError("decay_rounds", requirement, f"got {list(decays)}", "Leave it out, or change the rounds.")
+    if point.clients.partition == "writers" and point.data.num_train is not None:
+        requirement, found = "must be left out where whole writers are dealt", f"got {point.data.num_train}"
+        raise ArgumentError("num_train", requirement, found, "Leave it out, or take fewer nodes.")
+    if learning.method in NARROW:
+        if learning.width_weak > learning.width_moderate:
+            found = f"got {learning.width_weak} beside {learning.width_moderate}"
+            raise ArgumentError("width_weak", "must not exceed the moderate clients' width", found, "Exchange the two.")
+        for name in ("width_moderate", "width_weak"):
+            layers, width = point.network.widths(), getattr(learning, name)
+            if 0 in narrow(layers, width):
+                found = f"got {width} of {min(layers)}"
+                raise ArgumentError(name, "must leave every layer a channel", found, "Pass more.")
+    if point.is_static and learning.method == "first_half":
+        found = "got static for first_half, whose last blocks evaluate"
+        raise ArgumentError("batch_norm", "must have statistics where blocks evaluate", found, "Pass global.")
+    if point.is_static and learning.method == "embracing" and learning.frozen_batch_norm == "running":
+        requirement = "must be batch without running statistics"
+        raise ArgumentError("frozen_batch_norm", requirement, "got running with static", "Pass batch.")
+
+
+def _check_clients(point: Point) -> None:
+    """Refuse cases and counts that the nodes do not make."""
+    chosen, nodes, counts = point.participation, point.clients.nodes, point.counts
+    if chosen.case is not None:
+        check.one_of(tuple(paper.CASES), case=chosen.case)
+        if any(count * nodes % paper.NUM_CLIENTS for count in paper.CASES[chosen.case]):
+            shares = ", ".join(f"{count}/{paper.NUM_CLIENTS}" for count in paper.CASES[chosen.case])
+            requirement = f"must make whole numbers of case {chosen.case}'s {shares}"
+            raise ArgumentError("nodes", requirement, f"got {nodes}", "Pass 16 or 32.")
+    listed = chosen.strong, chosen.moderate, chosen.weak
+    for name, count in zip(CLASSES, listed, strict=True):
+        check.at_least(0, **{name: count})
+    if not 1 <= sum(listed) <= nodes:
+        found = f"got {nodes} for {' + '.join(map(str, listed))} clients"
+        raise ArgumentError("nodes", "must be at least the clients, and one must be there", found, "Pass more.")
+    if not sum(counts):
+        found = f"{label_of(chosen.case, listed)} has none"
+        raise ArgumentError("method", "must have strong clients for fed_avg", found, "Leave fed_avg out.")
+    check.at_least(1, num_active=chosen.num_active)
+    if chosen.num_active > sum(counts):
+        found = f"got {chosen.num_active}, and {label_of(None, counts)} {point.learning.method} has {sum(counts)}"
+        raise ArgumentError("num_active", "must be at most the clients", found, "Pass fewer, or a rate.")

@@ -1,0 +1,251 @@
+"""Options of experiments.embracing_fl: who takes part, and what they train."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
+
+import jax.numpy as jnp
+
+from experiments.embracing_fl.methods import METHOD, WITH_WEAKER, counts_of, decayed, shared_out
+from experiments.embracing_fl.networks import RESNETS, Form, Network, Problem, problem_of
+from experiments.frame import Data as Images
+from experiments.frame import Owned, Run, choose, flat, stated, traced, unsaved
+from experiments.frame.records import WRITERS, cut
+from jaxfl.core import Algorithm, ArgumentError, FederatedData, Task
+from jaxfl.training import Measure
+from jaxfl.training.measures import calibrated_scores
+
+
+@dataclasses.dataclass(frozen=True)
+class Data(Images):
+    """What is learned from."""
+
+    dataset: str = "digits"
+    """digits, mnist, fashion_mnist, cifar10, femnist or imdb."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Partition:
+    """How the data are cut."""
+
+    CHOICES: ClassVar = (WRITERS,)
+    nodes: int = 128
+    """Clients over which the data are partitioned. Those beyond the counts take no part."""
+    partition: Literal["dirichlet", "iid", "writers"] = "dirichlet"
+    """dirichlet (by label), iid or writers."""
+    alpha: float = 0.1
+    """Concentration of the dirichlet partition."""
+    writers_per_node: int = 2
+    """Writers a client of the writers partition."""
+
+    def data(self, data: Images, count: int, seeds: tuple[int, ...]) -> Callable[[int], FederatedData]:
+        """Seed -> the training data of the first clients; the same function in every call."""
+        return _participants(data, self, count, seeds)
+
+
+@functools.lru_cache(maxsize=64)
+def _participants(data: Images, partition: Partition, count: int, seeds: tuple[int, ...]):
+    """Index tables are as long as the largest client of any seed needs, so that all seeds run the same program."""
+    whole = cut(data, partition)
+    try:
+        longest = max(int(whole(seed).sizes[:count].max()) for seed in seeds)
+    except ArgumentError as error:
+        if error.argument != "dataset":  # whose writers are not known
+            raise
+        raise ArgumentError("partition", error.requirement, error.found, "Choose dirichlet or iid.") from None
+
+    def of_seed(seed: int) -> FederatedData:
+        everybody = whole(seed)
+        indices = everybody.indices[:count, :longest]
+        padded = jnp.pad(indices, ((0, 0), (0, longest - indices.shape[1])))
+        return everybody._replace(indices=padded, sizes=everybody.sizes[:count])
+
+    return of_seed
+
+
+@dataclasses.dataclass(frozen=True)
+class Participation:
+    """Who takes part."""
+
+    case: int | None = stated(9)
+    """Case 1 to 10 of Table 3, shares of strong, moderate and weak clients; None where clients are counted."""
+    strong: int = 0
+    """Strong clients, in place of a case."""
+    moderate: int = 0
+    """Moderate clients, in place of a case."""
+    weak: int = 0
+    """Weak clients, in place of a case."""
+    participation_rate: float | None = stated(0.25)
+    """Share of the clients that is active in a round; None where their number is given."""
+    num_active: int = 0
+    """Active clients in a round, in place of the rate."""
+    sampling: Literal["uniform", "stratified"] = "uniform"
+    """uniform: active clients are drawn among all, one trains after the other. stratified: as many of each class as its
+    share, drawn within the class."""
+    weighting: Literal["uniform", "data"] = "uniform"
+    """What the mean over clients weighs them by: all alike, or by their samples."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Learning:
+    """What clients train."""
+
+    CHOICES: ClassVar = (
+        METHOD,
+        Owned("method", dict.fromkeys(("case", "moderate", "weak", "sampling"), WITH_WEAKER)),
+        Owned("batch_norm", {"calibration_samples": ("static",)}),
+        Owned(
+            "model",
+            {
+                "calibration_samples": RESNETS,
+                "batch_norm": RESNETS,
+                "frozen_batch_norm": (*RESNETS, "bilstm"),
+                "frozen_words": ("bilstm",),
+            },
+        ),
+    )
+    method: Literal["embracing", "width_reduction", "ordered_dropout", "first_half", "random_blocks", "fed_avg"] = (
+        "embracing"
+    )
+    """embracing: weaker clients train blocks of the output side. width_reduction (HeteroFL), ordered_dropout (FjORD):
+    they train the first channels of every layer. first_half, random_blocks: as many blocks as embracing trains, from
+    the input side or drawn anew each round. fed_avg: the strong clients alone, the others take no part."""
+    cut_moderate: str = "dense_2"
+    """First block that a moderate client trains."""
+    cut_weak: str = "dense_3"
+    """First block that a weak client trains."""
+    frozen_words: int = 0
+    """Words that a weak client of embracing reads first, in each direction, without gradient, with bilstm."""
+    frozen_batch_norm: Literal["running", "batch"] = "running"
+    """Statistics with which blocks in front of those that a client of embracing trains run; with static ones: batch."""
+    width_moderate: float = 0.45
+    """Share of every layer's channels that a moderate client of width_reduction and ordered_dropout has."""
+    width_weak: float = 0.2
+    """Share that a weak client has."""
+    without_scaler: bool = False
+    """Leave out HeteroFL's scaler, with which clients of width_reduction divide hidden activations by their width."""
+    classifier: bool = False
+    """In first_half train the last block, too, as InclusiveFL does."""
+    batch_norm: Literal["global", "static"] = "global"
+    """Of resnets. global: running statistics, averaged like parameters. static: none are tracked; they are measured on
+    training samples before an evaluation. By default static for narrow clients, and global for others."""
+    calibration_samples: int = 500
+    """Training samples on which static statistics are measured."""
+    target_accuracy: float | None = stated(None)
+    """Test accuracy in (0, 1]: summary.json says in which round it is reached."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """Local SGD."""
+
+    rounds: int = 200
+    """Communication rounds."""
+    local_steps: int = 10
+    """SGD steps of an active client in a round."""
+    batch_size: int = 32
+    """Samples in a step."""
+    step_size: float = traced(0.04)
+    """Of the clients."""
+    decay_rounds: tuple[int, ...] = ()
+    """After each of these rounds the step size falls to a tenth."""
+    momentum: float = traced(0.9)
+    """Of the clients; starts at zero in each round."""
+    weight_decay: float = traced(1e-4)
+    """Of the clients."""
+
+    def local(self) -> dict[str, Any]:
+        """The arguments of local SGD."""
+        return {
+            "num_local_steps": self.local_steps,
+            "batch_size": self.batch_size,
+            "step_size": decayed(self.step_size, self.decay_rounds),
+            "momentum": self.momentum,
+            "weight_decay": self.weight_decay,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What is printed in place of training."""
+
+    show: Literal["training", "sizes", "timing"] = unsaved("training")
+    """sizes: print Tables 1 and 10 as counted here, timing: Table 8 for the device profile. Neither trains."""
+    collect: tuple[str, ...] = unsaved(())
+    """Train nothing: set these run directories beside the paper's numbers, in the directory of --out if it is given."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One training run of experiments.embracing_fl."""
+
+    data: Data = Data()
+    clients: Partition = Partition()
+    participation: Participation = Participation()
+    network: Network = Network()
+    learning: Learning = Learning()
+    steps: Steps = Steps()
+    report: Report = Report()
+    run: Run = Run()
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Strong, moderate and weak clients that take part."""
+        chosen = self.participation
+        return counts_of(self.learning.method, chosen.strong, chosen.moderate, chosen.weak)
+
+    @property
+    def num_active(self) -> int | tuple[int, ...]:
+        """Active clients in a round: of all, or if stratified of each class."""
+        number = self.participation.num_active
+        return number if self.participation.sampling == "uniform" else shared_out(number, self.counts)
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the model has batch normalization that tracks no statistics."""
+        return self.network.model in RESNETS and self.learning.batch_norm == "static"
+
+    def problem(self) -> Problem:
+        """What the model is built for."""
+        return problem_of(self.data.load(), self.network.model)
+
+    def task(self, width: float = 1.0, frozen_words: int = 0) -> Task:
+        """What a class of clients trains; with HeteroFL's scaler in the full model, too, for the same model state."""
+        learning = self.learning
+        scaler = learning.method == "width_reduction" and not learning.without_scaler
+        form = Form(width, learning.batch_norm, width if scaler else None, frozen_words)
+        return self.network.task(self.problem(), form)
+
+    def local(self) -> dict[str, Any]:
+        """The arguments of local SGD at clients of a server."""
+        return {**self.steps.local(), "weighting": self.participation.weighting}
+
+    def algorithm(self) -> Algorithm:
+        """The algorithm; traced options may be arrays."""
+        return choose(METHOD, flat(self))(self)
+
+    def measures(self) -> dict[str, Measure]:
+        """The evaluation, where statistics are measured before it."""
+        samples = self.learning.calibration_samples
+        return {"test": _calibrated(self.task(), self.data, samples)} if self.is_static else {}
+
+    def idle(self, options: Mapping[str, Any]) -> dict[str, str]:
+        """What changes nothing here -> what it belongs to."""
+        idle = {}
+        if self.learning.cut_weak == "dense" and self.network.model == "bilstm":
+            idle["frozen_words"] = "clients that train the LSTM"
+        for name, of_class in _OF_CLASS.items():
+            if not options[name]:
+                idle |= dict.fromkeys(of_class, f"{name} clients")
+        return idle
+
+
+_OF_CLASS = {"moderate": ("cut_moderate", "width_moderate"), "weak": ("cut_weak", "width_weak", "frozen_words")}
+
+
+@functools.lru_cache(maxsize=64)
+def _calibrated(task: Task, data: Images, num_samples: int) -> Measure:
+    return calibrated_scores(task, data.test_set(), num_samples)

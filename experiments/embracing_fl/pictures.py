@@ -1,0 +1,187 @@
+"""Pictures of runs: accuracy curves of each comparison, the methods case by case, and with weak clients added."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from experiments.embracing_fl import paper
+from experiments.embracing_fl.results import METRIC, Result
+from experiments.embracing_fl.tables import BOTH, TITLES, added_clients, gaps, grouped, paper_added
+from jaxfl.analysis.plots import Curve, Panel, line_style, seeds_curve, style_axes
+from jaxfl.core import ArgumentError
+
+_KINDS = {"moderate alone": (2, 3, 4), "weak alone": (5, 6, 7), "moderate and weak": (8, 9, 10)}
+_MARKERS = ("o", "s")  # of the methods in BOTH
+BAND = "line: mean over seeds, band: smallest to largest"
+_BARS = "bars: standard deviation over seeds"
+
+
+def plot_curves(results: Sequence[Result], path: Path) -> Path:
+    """Test accuracy against rounds, a panel for each comparison, a line for each method: figure 4.
+
+    FedAvg has no clients but the strong ones, and is in all panels with as many.
+    """
+    compared = [result for result in results if result.method != "fed_avg"] or list(results)
+    keys = list(grouped(compared))
+    styles, handles, first = _styles(results), {}, None
+    num_rows = -(-len(keys) // 4)
+    num_columns = -(-len(keys) // num_rows)
+    figure = new_figure(max(6.4, 3.4 * num_columns + 0.6), 2.9 * num_rows + 1.3)
+    for number, (_, (strong, moderate, weak), num_active) in enumerate(keys):
+        axes = first = figure.add_subplot(num_rows, num_columns, number + 1, sharey=first)
+        drawn = [result for result in compared if result.comparison == keys[number]]
+        label = drawn[0].label + (f": {strong} + {moderate} + {weak}" if drawn[0].case else "")
+        drawn += [r for r in results if r.method == "fed_avg" and r.counts[0] == strong and r not in drawn]
+        for result in drawn:
+            title = _title(result, results)
+            handles[title] = draw_curve(axes, seeds_curve(result.lines, METRIC), styles[title])
+        style_axes(axes, Panel(METRIC, "test accuracy" if number % num_columns == 0 else "", is_accuracy=True), "round")
+        axes.set_title(f"{label}, {num_active} active", fontsize=9)
+    in_order = {title: handles[title] for title in styles if title in handles}
+    several = any(len(result.seeds) > 1 for result in results)
+    band = BAND if several else "one seed"
+    title = f"{results[0].dataset}, accuracy by comparison (strong + moderate + weak clients)"
+    return save_picture(figure, path, title, in_order, band, 2 if len(handles) == 4 else 3)
+
+
+def plot_gaps(results: Sequence[Result], path: Path) -> Path | None:
+    """Accuracy, and by how much EmbracingFL is ahead of width reduction, case by case; strong clients grow fewer.
+
+    Lines join cases with the same kinds of clients. None where no case has both methods.
+    """
+    whole = [result for result in results if result.case is not None and sum(result.counts) == result.nodes]
+    suits = [result for result in whole if result.batch_norm == ("static" if result.method == BOTH[1] else "global")]
+    rows = grouped([*(result for result in whole if result.batch_norm == "global"), *suits])
+    both = [(key[0], row) for key, row in rows.items() if {*BOTH} <= set(row)]
+    pairs = dict(both)
+    if len(pairs) < len(both):
+        case = next(case for case, row in both if pairs[case] is not row)
+        requirement, found = "must hold each case with both methods once", f"got case {case} several times"
+        raise ArgumentError(
+            "collect", requirement, f"{found}, with other numbers of active clients", "Collect them apart."
+        )
+    if not any(case > 1 for case in pairs):
+        return None
+    figure, handles, ticks = new_figure(12.0, 4.9), {}, {}
+    left, right = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
+    published = paper.TABLES_BY_DATASET["cifar10"].accuracy if results[0].dataset == "cifar10" else {}
+    for kind, cases in _KINDS.items():
+        here = [case for case in cases if case in pairs]
+        if not here:
+            continue
+        ticks |= {case: f"{case}\n{'+'.join(map(str, pairs[case][BOTH[0]].counts))}" for case in here}
+        for axes in (left, right):
+            axes.annotate(kind, (np.mean(here), 1.0), (0, 3), ("data", "axes fraction"), "offset points", ha="center")
+        for number, method in enumerate(BOTH):
+            values = [pairs[case][method].last() for case in here]
+            handles[TITLES[method]] = _points(left, here, values, _MARKERS[number], **line_style(number))
+        color = line_style(2)["color"]
+        ahead = [gaps(*map(pairs[case].__getitem__, BOTH)) for case in here]
+        handles["gap"] = _points(right, here, ahead, "D", color=color)
+        if published:
+            of_paper = [published[case][0] - paper.WIDTH_REDUCTION[case][0] for case in here]
+            handles["gap in the paper"] = _paper_line(right, here, of_paper, "D", color)
+    strong = [row["embracing"] for (case, *_), row in rows.items() if case == 1 and "embracing" in row]
+    if strong:
+        value = strong[-1].last().mean()
+        handles["all clients strong"] = left.axhline(value, color="0.4", linewidth=1.2, linestyle=(0, (6, 3)))
+    for axes in (left, right):
+        axes.set_xticks(list(ticks), ticks.values(), fontsize=8)
+    labels = "EmbracingFL less width reduction, points", "case, and its strong + moderate + weak clients"
+    _style_pair(left, right, *labels)
+    return save_picture(figure, path, f"{results[0].dataset}: EmbracingFL and width reduction", handles, _BARS, 5)
+
+
+def plot_added(results: Sequence[Result], path: Path) -> Path | None:
+    """Accuracy against the share of weak clients added to strong ones, and what they gain; None without such runs."""
+    chosen = added_clients(results)
+    if not chosen:
+        return None
+    figure, handles = new_figure(11.2, 4.8), {}
+    left, right = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
+    strong = sorted({result.counts[0] for result in chosen})
+    for number, (method, marker) in enumerate(zip(BOTH, _MARKERS, strict=True)):
+        style = line_style(number)
+        for count in strong:
+            line = sorted(
+                (result for result in chosen if (result.method, result.counts[0]) == (method, count)),
+                key=lambda result: result.counts,
+            )
+            shares = [result.counts[2] / result.nodes for result in line]
+            handles[TITLES[method]] = _points(left, shares, [result.last() for result in line], marker, **style)
+            _points(right, shares, [gaps(result, line[0]) for result in line], marker, **style)
+            published = [numbers[1 - number][0] for result in line if (numbers := paper_added(result)) is not None]
+            if line and len(published) == len(line):
+                gained = [value - published[0] for value in published]
+                title = f"{TITLES[method]}, gain in the paper"
+                handles[title] = _paper_line(right, shares, gained, marker, style["color"])
+    fewest = min(result.counts[2] for result in chosen)
+    label = f"points gained over {fewest} weak clients, seed by seed"
+    _style_pair(left, right, label, "weak clients beside the strong, as a share of all")
+    text = " or ".join(map(str, strong))
+    title = f"{results[0].dataset}: {text} of {chosen[0].nodes} clients strong, and more and more weak ones"
+    return save_picture(figure, path, title, handles, _BARS, 4)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty picture, in inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def draw_curve(axes: Axes, curve: Curve, style: dict[str, Any], x_unit: int = 1) -> Any:
+    """The mean over seeds and, of several, a band around it; the handle of the line."""
+    if curve.num_seeds > 1:
+        band = {"alpha": 0.16, "linewidth": 0, "color": style["color"]}
+        axes.fill_between(x_unit * curve.rounds, curve.low, curve.high, **band)
+    (line,) = axes.plot(x_unit * curve.rounds, curve.mean, linewidth=1.7, **style)
+    return line
+
+
+def save_picture(figure: Figure, path: Path, title: str, handles: dict[str, Any], note: str, num_columns: int) -> Path:
+    """The picture with a title and a legend."""
+    figure.suptitle(title, fontsize=11)
+    where = {"loc": "outside lower center", "ncols": min(num_columns, len(handles)), "frameon": False}
+    figure.legend(handles.values(), handles.keys(), title=note, title_fontsize=8, fontsize=8, **where)
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def _style_pair(left: Axes, right: Axes, label: str, x_label: str) -> None:
+    right.axhline(0.0, color="0.4", linewidth=1.0)
+    style_axes(left, Panel("", "test accuracy at the end, %"), x_label)
+    style_axes(right, Panel("", label), x_label)
+
+
+def _points(axes: Axes, x: Sequence[float], values: Sequence[np.ndarray], marker: str, **style: Any):
+    """Means with standard deviations over seeds; the handle of the line."""
+    bars = [seeds.std(ddof=1) if len(seeds) > 1 else 0.0 for seeds in values]
+    means = [seeds.mean() for seeds in values]
+    return axes.errorbar(x, means, bars, marker=marker, capsize=3, linewidth=1.5, **style)
+
+
+def _paper_line(axes: Axes, x: Sequence[float], values: Sequence[float], marker: str, color: str):
+    """The paper's numbers, hollow and dotted; the handle of the line."""
+    (line,) = axes.plot(x, values, marker=marker, mfc="white", ls=(0, (1, 1.5)), color=color, lw=1.2)
+    return line
+
+
+def _title(result: Result, results: Sequence[Result]) -> str:
+    """The method, and its batch normalization where there are several."""
+    several = len({other.batch_norm for other in results if other.method == result.method}) > 1
+    return TITLES[result.method] + (f", {result.batch_norm}" if several else "")
+
+
+def _styles(results: Sequence[Result]) -> dict[str, dict]:
+    """A line style for each method, the same in every picture."""
+    order = list(TITLES)
+    titles = {_title(result, results): order.index(result.method) for result in results}
+    return {title: line_style(number) for number, title in enumerate(sorted(titles, key=lambda t: (titles[t], t)))}

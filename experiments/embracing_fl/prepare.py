@@ -1,0 +1,104 @@
+"""From lines of experiments.embracing_fl to variants, and what their runs add to the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.embracing_fl.costs import class_costs, cost_lines, described
+from experiments.embracing_fl.defaults import check_point
+from experiments.embracing_fl.options import Point
+from experiments.embracing_fl.pictures import plot_curves
+from experiments.embracing_fl.results import COMPARED, read_results, rounds_to_target
+from experiments.frame import Finished, Line, Prepared, programs
+from jaxfl.core import Algorithm
+from jaxfl.core.tree import size
+from jaxfl.training import Variant
+from jaxfl.training.chunks import check_start
+from jaxfl.training.summary import spread
+
+MOST_TOLD = 14  # lines of a grid that are told one by one
+
+
+def prepare(lines: Mapping[str, Line]) -> Prepared:
+    """The variants of all lines, and what their clients cost.
+
+    Raises:
+        ArgumentError: what cannot run.
+    """
+    for line in lines.values():
+        check_point(line.point)
+    variants = variants_of(lines, Point.algorithm)
+    costs = {name: class_costs(line.point, line.point.problem()) for name, line in lines.items()}
+    told = _description(lines)
+    for name, line in list(lines.items())[:MOST_TOLD]:
+        told += cost_lines(name, line.point, costs[name])
+    told += [f"... and {len(lines) - MOST_TOLD} more"] if len(lines) > MOST_TOLD else []
+    first = next(iter(variants.values()))
+    return Prepared(variants, told, {"node_loop": first.task.node_loop}, costs)  # auto's, which decides last bits
+
+
+def variants_of(lines: Mapping[str, Line], algorithm: Callable[[Any], Algorithm]) -> dict[str, Variant]:
+    """What is trained, of points that say their own task, counts of clients and measures.
+
+    Raises:
+        ArgumentError: what an algorithm refuses when it is built or begins.
+    """
+    variants = {}
+    for name, (build, numbers) in programs(lines, algorithm).items():
+        point, seeds = lines[name].point, lines[name].seeds
+        data = point.clients.data(point.data, sum(point.counts), seeds)
+        check_start(algorithm(point), jax.random.key(seeds[0]), data(seeds[0]))
+        variants[name] = Variant(
+            algorithm=build,
+            task=point.task(),
+            test=point.data.test_set(),
+            data=data,
+            seeds=seeds,
+            num_rounds=point.steps.rounds,
+            evaluate_every=point.run.evaluate_every,
+            numbers=numbers,
+            settings=lines[name].settings,
+            measures=point.measures(),
+        )
+    return {name: variants[name] for name in lines}
+
+
+def finish(finished: Finished) -> Sequence[Path]:
+    """Add to the summary what clients cost and in which round targets were reached; draw accuracy by comparison."""
+    metrics = finished.run.read_metrics()
+    for name, line in finished.lines.items():
+        row, target = finished.summary["variants"][name], line.point.learning.target_accuracy
+        row.update(described(finished.context[name], line.point.counts))
+        if target is not None:
+            of_line = [entry for entry in metrics if entry["variant"] == name]
+            row["target_accuracy"] = target
+            row["rounds_to_target"] = spread(rounds_to_target(of_line, line.seeds, target))
+    if {name for line in finished.lines.values() for name in line.settings} - {*COMPARED}:
+        return []  # of a sweep
+    plots = finished.run.path / "plots"
+    plots.mkdir(exist_ok=True)
+    return [plot_curves(read_results([str(finished.run.path)]), plots / "cases.png")]
+
+
+def _description(lines: Mapping[str, Line]) -> list[str]:
+    """What is about to run, in a few lines."""
+    first = next(iter(lines.values()))
+    point: Point = first.point
+    clients, steps = point.clients, point.steps
+    sizes = np.asarray(point.clients.data(point.data, clients.nodes, first.seeds)(first.seeds[0]).sizes)
+    parameters = size(jax.eval_shape(point.task().init, jax.random.key(0)))
+    how = clients.partition + (f" {clients.alpha:g}" if clients.partition == "dirichlet" else "")
+    decay = f", a tenth after {' and '.join(map(str, steps.decay_rounds))}" if steps.decay_rounds else ""
+    seeds = dict.fromkeys(seed for line in lines.values() for seed in line.seeds)
+    return [
+        f"{point.data.dataset}: {sizes.sum()} samples over {clients.nodes} clients ({how}: {sizes.min()} to "
+        f"{sizes.max()} in seed {first.seeds[0]}), model {point.network.model} with {parameters} parameters",
+        f"{steps.rounds} rounds of {steps.local_steps} steps with batches of {steps.batch_size}, step size "
+        f"{steps.step_size:g}{decay}, momentum {steps.momentum:g}, weight decay {steps.weight_decay:g}, seeds "
+        f"{' '.join(map(str, seeds))}",
+    ]

@@ -1,0 +1,204 @@
+"""What every experiment's command line does: options, presets, grids, one-sentence errors, exit codes.
+
+Exit code 0 for a finished run, also where points of a grid diverged and are recorded; 2 for a bad argument; 1 for a run
+that stopped (a lone run diverged, memory or disk full); 130 when interrupted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.table import Table
+
+from experiments.frame.experiment import Experiment, Preset, Request, request
+from experiments.frame.grid import Axis, axis, parse_axis, read_axis, sample_axis
+from experiments.frame.help import print_help
+from experiments.frame.options import flag, options, value_of
+from experiments.frame.run import run, use_all_cores
+from jaxfl.core import ArgumentError
+from jaxfl.training import Diverged, FatalCount
+from jaxfl.training.compilation_cache import compilation_cache
+
+_FRAME = {
+    "--preset": "NAME  a figure, a table or a setting of the paper; --list-presets shows all",
+    "--grid": "OPTION=VALUE,VALUE,... [OPTION=...]  vary options: together value by value within one --grid, "
+    "independently over several",
+    "--grid-file": "FILE  a .csv or .jsonl file with a row a point",
+    "--sample": "OPTION=LOW:HIGH ...  draw values at random, log:LOW:HIGH in the logarithm",
+    "--num-samples": "N  how many points --sample draws (10)",
+    "--seeds": "SEED SEED ...  short for --grid seed=SEED,SEED,...",
+    "--set": "OPTION=VALUE  another way to write --option VALUE",
+    "--compilation-cache": "DIR|off  where compiled programs are kept, by default in the user's cache folder",
+}
+_SINGLE = ("--preset", "--grid-file", "--num-samples", "--compilation-cache")
+
+
+def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
+    """The command line of an experiment; returns the exit code.
+
+    Args:
+        experiment: what is run.
+        argv: arguments; default those of the process.
+
+    Guarantees:
+        - a bad argument gives exit code 2 and one line, "error: OPTION: requirement; found. Remedy".
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    known = options(type(experiment.base))
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+            if "--list-presets" in arguments:
+                _print_presets(experiment.presets, experiment.name)
+                return 0
+            if set(arguments) & {"--help", "-h"}:
+                asked, _ = parse(experiment, [word for word in arguments if word not in ("--help", "-h")])
+                print_help(asked, _FRAME)
+                return 0
+            asked, cache = parse(experiment, arguments)
+            use_all_cores()
+            with compilation_cache(cache):
+                return (experiment.run or run)(asked)
+    except ArgumentError as error:
+        name = experiment.aliases.get(error.argument, error.argument)
+        shown = flag(name) if name in known else name
+        return _say(f"error: {shown}: {error.requirement}; {error.found}. {error.remedy}", 2)
+    except (Diverged, FatalCount) as error:
+        return _say(f"stopped: {error}", 1)
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return _say("stopped: the memory is exhausted. Take a smaller model, fewer nodes or a smaller batch.", 1)
+    except OSError as error:
+        return _say(f"stopped: {error}. Mend this, then go on with --resume.", 1)
+    except KeyboardInterrupt:
+        return _say("interrupted: the same command with --resume goes on from the last checkpoint", 130)
+
+
+def parse(experiment: Experiment, arguments: Sequence[str]) -> tuple[Request, str]:
+    """The lines that the arguments ask for, and where compiled programs are kept.
+
+    Raises:
+        ArgumentError: an unknown preset or option, a value of another type, or an option given twice.
+    """
+    changes, grid, preset, cache = _read(experiment, arguments)
+    return request(experiment, changes, grid, preset), cache
+
+
+def _read(experiment: Experiment, arguments: Sequence[str]) -> tuple[dict[str, Any], list[Axis], str | None, str]:
+    """Changes, axes, preset and cache folder."""
+    known = options(type(experiment.base))
+    changes: dict[str, Any] = {}
+    axes: list[Axis] = []
+    of_frame: dict[str, list[str]] = {}
+    for group in _by_option(arguments):
+        name, equals, value = group[0].partition("=")
+        name, words = name.replace("_", "-"), ([value] if equals else []) + list(group[1:])
+        if name == "--set":
+            text = " ".join(words)
+            key, equals, value = text.partition("=")
+            name, words = flag(key.strip()), value.split()
+            if not equals or key.strip().replace("-", "_") not in known:
+                remedy = f"Keys: {', '.join(known)}."
+                raise ArgumentError("--set", "must be KEY=VALUE with a known key", f"got {text!r}", remedy)
+        if name == "--grid":
+            axes.append(parse_axis(words, known))
+        elif name in _FRAME:
+            _refuse_second(name, of_frame, words)
+            if not words or (name in _SINGLE and len(words) != 1):
+                raise ArgumentError(
+                    name, "must have a value", f"got {' '.join(words)!r}", f"Write {name} {_FRAME[name]}."
+                )
+            of_frame[name] = words
+        else:
+            switch = name.removeprefix("--no-").replace("-", "_")
+            if name.startswith("--no-") and not words and switch in known and known[switch].kind is bool:
+                name, words = flag(switch), ["false"]
+            key = _key(name, known)
+            _refuse_second(key, changes, words)
+            changes[key] = value_of(key, known[key].kind, words, _example(experiment, key))
+    if "--seeds" in of_frame:
+        axes.append(axis(known, seed=[value_of("seed", int, [word]) for word in of_frame["--seeds"]]))
+    if "--grid-file" in of_frame:
+        axes.append(read_axis(of_frame["--grid-file"][0], known))
+    if "--sample" in of_frame:
+        count = value_of("num_samples", int, of_frame.get("--num-samples", ["10"]))
+        axes.append(sample_axis(of_frame["--sample"], count, 0, known))
+    elif "--num-samples" in of_frame:
+        raise ArgumentError("--num-samples", "belongs to --sample", "got it without", "Pass --sample OPTION=LOW:HIGH.")
+    _refuse_repeats(axes)
+    preset = of_frame.get("--preset", [None])[0]
+    if preset is not None and preset not in experiment.presets:
+        names = ", ".join(experiment.presets) or "none"
+        raise ArgumentError("--preset", "must name a preset", f"got {preset!r}", f"This experiment has: {names}.")
+    return changes, axes, preset, of_frame.get("--compilation-cache", ["default"])[0]
+
+
+def _refuse_second(name: str, given: Mapping[str, Any], words: Sequence[str]) -> None:
+    if name in given:
+        raise ArgumentError(name, "must be given once", f"got {' '.join(words)!r} as well", "Remove one of them.")
+
+
+def _example(experiment: Experiment, key: str) -> Any:
+    """The base point's value, where it is a value."""
+    record = options(type(experiment.base))[key].record
+    return getattr(getattr(experiment.base, record), key)
+
+
+def _refuse_repeats(axes: Sequence[Axis]) -> None:
+    """Refuse an option on two axes, and the same point twice on one."""
+    names: set[str] = set()
+    for part in axes:
+        for name in part:
+            if name in names:
+                raise ArgumentError(name, "must be varied once", "it is on two axes", "Remove one of them.")
+            names.add(name)
+        rows = list(zip(*part.values(), strict=True))
+        if len(set(rows)) < len(rows):
+            name = next(iter(part))
+            listed = f"got {' '.join(map(str, part[name]))}"
+            raise ArgumentError(name, "must be distinct and at least one", listed, "List each once.")
+
+
+def _key(name: str, known: Mapping[str, Any]) -> str:
+    """The option that a flag names."""
+    key = name.lstrip("-").replace("-", "_")
+    if not name.startswith("--") or key not in known:
+        near = difflib.get_close_matches(key, [*known, *(one.lstrip("-") for one in _FRAME)], n=1)
+        remedy = (f"Did you mean {flag(near[0])}? " if near else "") + "See --help for all options."
+        raise ArgumentError(name, "must be an option of this experiment", "there is none of that name", remedy)
+    return key
+
+
+def _by_option(arguments: Sequence[str]) -> list[list[str]]:
+    """The arguments in groups, an option and its values."""
+    groups: list[list[str]] = []
+    for argument in arguments:
+        is_option = argument.startswith("-") and not re.fullmatch(r"-(\d.*|\.\d.*|inf)", argument)
+        if is_option or not groups:
+            groups.append([argument])
+        else:
+            groups[-1].append(argument)
+    return groups
+
+
+def _print_presets(presets: Mapping[str, Preset], name: str) -> None:
+    table = Table(title=f"Presets of python -m experiments.{name}")
+    for heading in ("name", "what", "cost"):
+        table.add_column(heading)
+    for preset, row in presets.items():
+        table.add_row(preset, row.description, row.cost)
+    Console().print(table)
+
+
+def _say(message: str, code: int) -> int:
+    """Print one line for people, and hand back the exit code."""
+    print(" ".join(message.split()), file=sys.stderr)
+    return code

@@ -1,0 +1,150 @@
+"""Grids: lists of points, from the command line, a file, given ranges, or Python.
+
+An axis is a mapping from options to equally many values, which go together value by value. A grid is the product of its
+axes; the first varies slowest.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.frame.options import Option, value_of
+from jaxfl.core import ArgumentError, check
+
+Axis = Mapping[str, Sequence[Any]]
+Grid = Sequence[Axis]
+_WRITE = "Write for example --grid step_size=0.1,0.2, or nodes=25,50 iterations=200,100 for values that go together."
+
+
+def axis(options: Mapping[str, Option], **values: Sequence[Any]) -> Axis:
+    """An axis, checked.
+
+    Raises:
+        ArgumentError: an unknown option, no value, or options with different numbers of values.
+
+    Example:
+        >>> axis({"nodes": Option("data", int, False, True, True)}, nodes=(4, 8))
+        {'nodes': (4, 8)}
+    """
+    for name in values:
+        if name not in options:
+            raise ArgumentError(
+                name, "must be an option of this experiment", "there is none of that name", "See --help."
+            )
+    lengths = {name: len(listed) for name, listed in values.items()}
+    if len(set(lengths.values())) != 1 or 0 in lengths.values():
+        requirement = "must give options that go together equally many values, at least one"
+        raise ArgumentError("--grid", requirement, f"got {lengths}", _WRITE)
+    return {name: tuple(listed) for name, listed in values.items()}
+
+
+def parse_axis(tokens: Sequence[str], options: Mapping[str, Option]) -> Axis:
+    """The axis of one `--grid OPTION=VALUE,VALUE,... [OPTION=...]`; a value of several words is quoted by the shell."""
+    values: dict[str, list[Any]] = {}
+    for token in tokens:
+        name, equals, listed = token.partition("=")
+        name = name.replace("-", "_")
+        if not equals or name in values:
+            raise ArgumentError(
+                "--grid", "must be OPTION=VALUE,VALUE,... with each option once", f"got {token!r}", _WRITE
+            )
+        kind = options[name].kind if name in options else str
+        values[name] = [value_of(name, kind, text.split()) for text in listed.split(",")]
+    return axis(options, **values)
+
+
+def read_axis(path: str, options: Mapping[str, Option]) -> Axis:
+    """The axis in a file: a row a point, CSV with a heading of options, or one JSON object a line.
+
+    Raises:
+        ArgumentError: the file cannot be read, is empty, or its rows name different options.
+    """
+    file = Path(path).expanduser()
+    requirement, remedy = "must be a .csv or .jsonl file with a row a point", "Name the options in the first row."
+    try:
+        if file.suffix == ".jsonl":
+            rows = [json.loads(line) for line in file.read_text("utf-8").splitlines() if line.strip()]
+        else:
+            with open(file, newline="", encoding="utf-8") as lines:
+                rows = list(csv.DictReader(lines))
+    except OSError as error:
+        found = f"{path}: {(error.strerror or str(error)).lower()}"
+        raise ArgumentError("--grid-file", requirement, found, remedy) from None
+    except ValueError:  # no JSON, no UTF-8
+        raise ArgumentError("--grid-file", requirement, f"{path} is none", remedy) from None
+    if not rows or any(not isinstance(row, dict) or set(row) != set(rows[0]) or None in row.values() for row in rows):
+        found = f"{path} has {len(rows)} rows" if not rows else f"{path} has rows of different options"
+        raise ArgumentError("--grid-file", requirement, found, remedy)
+    names = {column: column.strip().replace("-", "_") for column in rows[0]}
+    for name in names.values():
+        if name not in options:
+            raise ArgumentError("--grid-file", "must name options in its heading", f"{path} names {name!r}", remedy)
+    values = {
+        name: [value_of(name, options[name].kind, _tokens(row[column])) for row in rows]
+        for column, name in names.items()
+    }
+    return axis(options, **values)
+
+
+def _tokens(value: Any) -> list[str]:
+    """A value of a file as the words of a command line."""
+    if isinstance(value, list):
+        return [str(part) for part in value]
+    if isinstance(value, bool):
+        return [str(value).lower()]
+    return str(value).split()
+
+
+def sample_axis(ranges: Sequence[str], count: int, seed: int, options: Mapping[str, Option]) -> Axis:
+    """Values drawn at random: `OPTION=LOW:HIGH` uniform, `OPTION=log:LOW:HIGH` uniform in the logarithm.
+
+    Args:
+        ranges: one an option; of an option of integers the bounds count, too.
+        count: points.
+        seed: the same seed draws the same points; more points begin with the same ones.
+        options: of the experiment.
+
+    Raises:
+        ArgumentError: a range that is none, or an option that is no number.
+    """
+    check.at_least(1, num_samples=count)
+    values: dict[str, list[Any]] = {}
+    for number, text in enumerate(ranges):
+        name, _, bounds = text.partition("=")
+        name = name.replace("-", "_")
+        scale, *ends = bounds.split(":") if bounds.startswith("log:") else ("", *bounds.split(":"))
+        try:
+            low, high = (float(end) for end in ends)
+        except ValueError:
+            low, high = 1.0, 0.0
+        integer = name in options and options[name].kind is int
+        if name not in options or not (integer or options[name].kind is float or options[name].traced):
+            raise ArgumentError("--sample", "must name options that are numbers", f"got {name!r}", "See --help.")
+        if not (np.isfinite([low, high]).all() and low < high and (scale == "" or low > 0)):
+            requirement = "must be OPTION=LOW:HIGH or OPTION=log:LOW:HIGH with LOW below HIGH, above 0 for log"
+            raise ArgumentError("--sample", requirement, f"got {text!r}", "Write for example step_size=log:0.01:1.")
+        share = np.random.default_rng((seed, number)).random(count)
+        ends = np.array([low, high + integer])
+        drawn = np.exp(np.log(ends[0]) + share * np.diff(np.log(ends))) if scale else ends[0] + share * np.diff(ends)
+        values[name] = [min(int(value), int(high)) if integer else float(f"{value:.6g}") for value in drawn]
+    return axis(options, **values)
+
+
+def without(grid: Grid, names: Collection[str]) -> list[Axis]:
+    """The grid less some options: what a later layer gives goes before what an earlier one varies."""
+    rest = [{name: values for name, values in part.items() if name not in names} for part in grid]
+    return [part for part in rest if part]
+
+
+def points(grid: Grid) -> Iterator[dict[str, Any]]:
+    """The changes of every point, the first axis slowest; one point without changes where there is no axis."""
+    rows = [[dict(zip(part, row, strict=True)) for row in zip(*part.values(), strict=True)] for part in grid]
+    for changes in itertools.product(*rows):
+        yield {name: value for change in changes for name, value in change.items()}

@@ -1,0 +1,171 @@
+"""Options: fields of records, flat on the command line, each with its value.
+
+A record is a frozen dataclass whose fields are options; a point is a frozen dataclass of records. Names of options are
+unique in a point, so that a flat mapping says as much as the nested one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import io
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Union
+
+import tyro
+
+from jaxfl.core import ArgumentError
+
+
+class Option(NamedTuple):
+    """One option of an experiment."""
+
+    record: str  # field of the point that holds it
+    kind: Any  # type of its value
+    traced: bool  # a number that may differ between points of one compiled program
+    saved: bool  # decides the results, and so stands in config.json
+    in_program: bool  # decides what is compiled; budgets and deltas do not
+
+
+def traced(default: float | str | None) -> Any:
+    """A field that one compiled program may hold with many values: a step size, a noise scale, a clip norm."""
+    return dataclasses.field(default=default, metadata={"traced": True})
+
+
+def unsaved(default: Any) -> Any:
+    """A field that decides no result: where files lie, what is shown."""
+    return dataclasses.field(default=default, metadata={"saved": False, "in_program": False})
+
+
+def stated(default: Any) -> Any:
+    """A field that decides statements, stops or pictures of a run, but nothing of what is compiled."""
+    return dataclasses.field(default=default, metadata={"in_program": False})
+
+
+@functools.cache
+def options(point_type: type) -> dict[str, Option]:
+    """Name -> option, in the order of --help."""
+    result: dict[str, Option] = {}
+    record_types = typing.get_type_hints(point_type)
+    for record in [field.name for field in dataclasses.fields(point_type)]:  # no class variables
+        record_type = record_types[record]
+        kinds = typing.get_type_hints(record_type)
+        for field in dataclasses.fields(record_type):
+            assert field.name not in result, f"two options are named {field.name}"
+            flags = {"traced": False, "saved": True, "in_program": True, **field.metadata}
+            result[field.name] = Option(record, kinds[field.name], **flags)
+    return result
+
+
+def flat(point: Any) -> dict[str, Any]:
+    """Name -> value of every option."""
+    return {name: getattr(getattr(point, option.record), name) for name, option in options(type(point)).items()}
+
+
+def lay(point: Any, changes: Mapping[str, Any]) -> Any:
+    """The point with other values of some options.
+
+    Raises:
+        ArgumentError: a name that is no option.
+    """
+    known = options(type(point))
+    of_record: dict[str, dict[str, Any]] = {}
+    for name, value in changes.items():
+        if name not in known:
+            raise ArgumentError(
+                name, "must be an option of this experiment", "there is none of that name", "See --help."
+            )
+        of_record.setdefault(known[name].record, {})[name] = value
+    records = {name: dataclasses.replace(getattr(point, name), **values) for name, values in of_record.items()}
+    return dataclasses.replace(point, **records)
+
+
+def unknown(name: str) -> ArgumentError:
+    """The error of a name that is no option."""
+    return ArgumentError(name, "must be an option of this experiment", "there is none of that name", "See --help.")
+
+
+def value_of(name: str, kind: Any, tokens: Sequence[str], example: Any = None) -> Any:
+    """The value that words of a command line or a file give an option.
+
+    Args:
+        name: of the option.
+        kind: its type.
+        tokens: the words behind its flag.
+        example: a value that it may have, for the error.
+
+    Raises:
+        ArgumentError: words of another type.
+    """
+    if kind is bool:
+        if list(tokens) not in ([], ["true"], ["false"], ["True"], ["False"]):
+            found = f"got {' '.join(tokens)!r}"
+            raise ArgumentError(name, "takes no value", found, f"Write {flag(name)} alone, or leave it out.")
+        return list(tokens) not in (["false"], ["False"])
+    try:
+        return _parsed(kind, tuple(tokens))
+    except SystemExit:
+        found = f"got {' '.join(tokens)!r}" if tokens else "got no value"
+        shown = example if example is not None else _example(kind)
+        text = " ".join(map(str, shown)) if isinstance(shown, tuple) else str(shown)
+        remedy = f"Write for example {flag(name)} {text}, or leave it out for the default."
+        raise ArgumentError(name, f"must be {_described(kind)}", found, remedy) from None
+
+
+@functools.cache
+def _parsed(kind: Any, tokens: tuple[str, ...]) -> Any:
+    """Words as a value, by tyro; SystemExit where they are none."""
+    holder = dataclasses.make_dataclass("Value", [("value", kind)])
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+        parsed, rest = tyro.cli(holder, args=["--value", *tokens], return_unknown_args=True)
+    if rest or (not tokens and not _is_tuple(kind)):
+        raise SystemExit(2)
+    return parsed.value
+
+
+def flag(name: str) -> str:
+    """How an option is written on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+def text_of(value: Any) -> str:
+    """A value as a user would write it."""
+    if isinstance(value, tuple | list):
+        return " ".join(map(text_of, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def alternatives(kind: Any) -> tuple[Any, ...]:
+    """The members of a union, or the type itself."""
+    return typing.get_args(kind) if typing.get_origin(kind) in (Union, types.UnionType) else (kind,)
+
+
+def _is_tuple(kind: Any) -> bool:
+    return any(typing.get_origin(part) is tuple for part in alternatives(kind))
+
+
+def _described(kind: Any) -> str:
+    """What values an option takes, in words."""
+    words = {int: "an integer", float: "a number", str: "a text", types.NoneType: "None"}
+    parts = []
+    for part in alternatives(kind):
+        if typing.get_origin(part) is tuple:
+            parts.append(f"{_described(typing.get_args(part)[0])} (or several)")
+        elif typing.get_origin(part) is Literal:
+            parts += [str(choice) for choice in typing.get_args(part)]
+        else:
+            parts.append(words.get(part, str(part)))
+    return " or ".join(parts)
+
+
+def _example(kind: Any) -> str:
+    """A value that an option takes."""
+    first = alternatives(kind)[0]
+    if typing.get_origin(first) is tuple:
+        return _example(typing.get_args(first)[0])
+    if typing.get_origin(first) is Literal:
+        return str(typing.get_args(first)[0])
+    return {int: "1", float: "0.5"}.get(first, "NAME")

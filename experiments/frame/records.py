@@ -1,0 +1,214 @@
+"""Records that all experiments share; each builds what it describes. What is built once serves all points alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Collection
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from experiments.frame.choose import Choice, choose
+from experiments.frame.options import stated, unsaved
+from jaxfl import models
+from jaxfl.core import ArgumentError, FederatedData, Task, check, over_nodes
+from jaxfl.data import Dataset, federate, load, partition_dataset, shrunk, subset
+from jaxfl.training import evaluation_set
+from jaxfl.training.evaluate import EvaluationSet
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """What is learned from."""
+
+    dataset: str = "digits"
+    """digits, mnist, fashion_mnist or cifar10."""
+    data_dir: str | None = unsaved(None)
+    """Folder with the data set's files as their authors publish them."""
+    num_train: int | None = None
+    """Use only this many training samples, drawn at random; all by default."""
+    num_test: int | None = None
+    """Use only this many test samples, drawn at random; all by default."""
+    shrink: int = 1
+    """Average images over blocks of this many pixels a side."""
+
+    def load(self) -> Dataset:
+        """The data set, cut and shrunk; the same arrays in every call."""
+        return _load(self)
+
+    def test_set(self, batch_size: int = 256) -> EvaluationSet:
+        """The test samples on the device; the same arrays in every call."""
+        return _test_set(self, batch_size)
+
+
+@functools.lru_cache(maxsize=8)
+def _load(data: Data) -> Dataset:
+    return shrunk(subset(load(data.dataset, data.data_dir), data.num_train, data.num_test), data.shrink)
+
+
+@functools.lru_cache(maxsize=8)
+def _test_set(data: Data, batch_size: int) -> EvaluationSet:
+    dataset = _load(data)
+    return evaluation_set(dataset.test_inputs, dataset.test_labels, batch_size)
+
+
+def _iid(*args: Any) -> list[np.ndarray]:
+    return partition_dataset(args[0], "iid", *args[1:])
+
+
+def _dirichlet(*args: Any, alpha: float) -> list[np.ndarray]:
+    return partition_dataset(args[0], "dirichlet", *args[1:], alpha=alpha)
+
+
+def _shards(*args: Any, shards_per_node: int) -> list[np.ndarray]:
+    return partition_dataset(args[0], "shards", *args[1:], shards_per_node=shards_per_node)
+
+
+def _writers(*args: Any, writers_per_node: int) -> list[np.ndarray]:
+    return partition_dataset(args[0], "writers", *args[1:], writers_per_node=writers_per_node)
+
+
+PARTITION = Choice("partition", {"iid": _iid, "dirichlet": _dirichlet, "shards": _shards})
+WRITERS = Choice("partition", {"dirichlet": _dirichlet, "iid": _iid, "writers": _writers})
+
+
+@dataclasses.dataclass(frozen=True)
+class Clients:
+    """Who learns, and how the data are cut."""
+
+    CHOICES: ClassVar = (PARTITION,)
+    nodes: int = 16
+    """Nodes n."""
+    partition: Literal["iid", "dirichlet", "shards"] = "iid"
+    """iid, dirichlet (by label) or shards."""
+    alpha: float | None = None
+    """Concentration of the dirichlet partition, which needs it."""
+    shards_per_node: int | None = None
+    """Shards a node of the shards partition, which needs it."""
+
+    def data(self, data: Data) -> Callable[[int], FederatedData]:
+        """Seed -> the nodes' training data; the same function in every call. Every seed has its own partition."""
+        check.at_least(1, nodes=self.nodes)
+        return cut(data, self)
+
+
+@functools.lru_cache(maxsize=64)
+def cut(data: Data, clients: Clients) -> Callable[[int], FederatedData]:
+    """As `Clients.data`."""
+    dataset = data.load()
+    options = {field.name: getattr(clients, field.name) for field in dataclasses.fields(clients)}
+    deal = choose(clients.CHOICES[0], options)
+
+    @functools.lru_cache(maxsize=2)
+    def of_seed(seed: int) -> FederatedData:
+        return federate(dataset.train_inputs, dataset.train_labels, deal(dataset, clients.nodes, seed))
+
+    return of_seed
+
+
+def mlp(dataset: Dataset, *, hidden: tuple[int, ...], activation: str) -> models.Model:
+    """Dense layers, as many inputs as a sample has numbers."""
+    for units in hidden:
+        check.at_least(1, hidden=units)
+    return models.mlp((int(dataset.train_inputs[0].size), *hidden, dataset.num_classes), activation=activation)
+
+
+def _cnn(dataset: Dataset, *, channels: tuple[int, ...], window: int, dense_units: int | None = None) -> models.Model:
+    for features in channels:
+        check.at_least(1, channels=features)
+    shape, classes = image_shape(dataset), dataset.num_classes
+    return models.cnn(shape, channels=channels, window=window, hidden=dense_units, num_classes=classes)
+
+
+def _resnet18(dataset: Dataset, *, resnet_widths: tuple[int, ...]) -> models.Model:
+    check_resnet_widths(resnet_widths)
+    blocks = (2,) * len(resnet_widths)
+    return models.resnet18(image_shape(dataset), dataset.num_classes, widths=resnet_widths, blocks=blocks)
+
+
+NETWORKS = Choice("model", {"mlp": mlp, "cnn": _cnn, "resnet18": _resnet18})
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """The model of every node."""
+
+    CHOICES: ClassVar = (NETWORKS,)
+    model: Literal["mlp", "cnn", "resnet18"] = "mlp"
+    """Multilayer perceptron, small convolutional network, or ResNet-18 with group norm."""
+    hidden: tuple[int, ...] = (32,)
+    """Units of the hidden layers of mlp; none makes it a multinomial regression."""
+    activation: Literal["relu", "tanh"] = "relu"
+    """Activation of the hidden layers of mlp."""
+    channels: tuple[int, ...] = (32, 64)
+    """Channels of the convolutions of cnn."""
+    window: int = 5
+    """Height and width of the kernels of cnn."""
+    dense_units: int | None = 512
+    """Units of the hidden dense layer of cnn, or None."""
+    resnet_widths: tuple[int, ...] = (64, 128, 256, 512)
+    """Channels of the stages of resnet18, each at most 32 or a multiple of it."""
+    node_loop: str = "auto"
+    """How a round runs over nodes: vmap (all at once), map (one after the other), chunk:k (k at once), or auto: map for
+    convolutions on a CPU, else vmap. Fewer at once take less memory. devices:map and the like share the nodes out over
+    devices. Results agree to rounding."""
+
+    def task(self, data: Data) -> Task:
+        """The task of classifying the data set; the same object in every call."""
+        return _task(data, self)
+
+
+@functools.lru_cache(maxsize=64)
+def _task(data: Data, network: Network) -> Task:
+    options = {field.name: getattr(network, field.name) for field in dataclasses.fields(network)}
+    model = choose(NETWORKS, options)(data.load())
+    return with_node_loop(models.classification(model), network.node_loop)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """How the run goes on."""
+
+    seed: int = 0
+    """Of model, partition, batches and noise; --seeds runs several."""
+    evaluate_every: int = stated(10)
+    """Rounds between evaluations."""
+    checkpoint_every: int = unsaved(10)
+    """Evaluations between checkpoints."""
+    out: str | None = unsaved(None)
+    """The run directory itself; default runs/EXPERIMENT/NAME."""
+    resume: bool = unsaved(False)
+    """Go on with an interrupted run."""
+    quiet: bool = unsaved(False)
+    """No progress."""
+
+
+def image_shape(dataset: Dataset) -> tuple[int, int, int]:
+    """(height, width, channels) of a sample."""
+    height, width, *channels = dataset.train_inputs.shape[1:]
+    return height, width, channels[0] if channels else 1
+
+
+def check_resnet_widths(widths: Collection[int]) -> None:
+    """Refuse channels that normalization cannot split into groups of equal size, of which there are at most 32."""
+    for width in widths:
+        if width < 1 or (width > 32 and width % 32):
+            remedy = "Pass for example 8 16 32 64."
+            raise ArgumentError("resnet_widths", "must be 1 to 32, or a multiple of 32", f"got {width}", remedy)
+
+
+def with_node_loop(task: Task, node_loop: str) -> Task:
+    """The task, run over nodes as an option says; "auto" leaves the choice to the model.
+
+    Raises:
+        ArgumentError: `node_loop` is no strategy of `jaxfl.core.node_loop`.
+    """
+    if node_loop == "auto":
+        return task
+    try:
+        over_nodes(lambda: None, node_loop)
+    except ArgumentError as error:
+        requirement = "must be auto, vmap, map or chunk:k with k at least 1, the last three also behind devices:"
+        raise ArgumentError("node_loop", requirement, error.found, "Choose one of these.") from None
+    return task._replace(node_loop=node_loop)

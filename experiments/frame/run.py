@@ -1,0 +1,114 @@
+"""From lines to a run directory: train, tell, draw."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+
+from experiments.frame.experiment import Finished, Request
+from experiments.frame.options import flat, options
+from jaxfl.analysis.final_plot import plot_final
+from jaxfl.analysis.plots import plot_run
+from jaxfl.core import ArgumentError, check
+from jaxfl.training import open_run, summary_table, train
+
+_MOST_DEVICES = 8  # of a CPU: each holds a copy of what is not shared out
+
+
+def use_all_cores() -> None:
+    """Give a CPU a JAX device a core, so that convolutions and lanes of a sweep run on all of them.
+
+    JAX_NUM_CPU_DEVICES goes before it, and a process that has computed already stays as it is.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if "JAX_NUM_CPU_DEVICES" not in os.environ:
+        with contextlib.suppress(RuntimeError):  # the backend runs already
+            jax.config.update("jax_num_cpu_devices", min(cores, _MOST_DEVICES))
+
+
+def run(asked: Request) -> int:
+    """Train all lines; returns the exit code."""
+    experiment, console = asked.experiment, Console()
+    assert experiment.prepare is not None
+    where = asked.point.run
+    check_run(asked)
+    prepared = experiment.prepare(asked.lines)
+    dataset = flat(asked.point).get("dataset", "default")
+    directory = new_run_directory(where.out, experiment.name, asked.preset or dataset, resume=where.resume)
+    saved = {**saved_options(asked), **prepared.saved}
+    records = open_run(directory, saved, experiment=experiment.name, preset=asked.preset, resume=where.resume)
+    for text in prepared.description:
+        console.print(text, soft_wrap=True, highlight=False)
+    summary = train(prepared.variants, run=records, checkpoint_every=where.checkpoint_every, quiet=where.quiet)
+    finished = Finished(records, summary, asked.lines, prepared.context)
+    preset = experiment.presets.get(asked.preset or "")
+    drawn = preset.pictures if preset is not None and preset.pictures is not None else experiment.finish
+    added = [] if drawn is None else list(drawn(finished))
+    records.write_summary(summary)
+    metrics = dict.fromkeys(name for row in summary["variants"].values() for name in row)
+    columns = [name for pattern in experiment.columns for name in fnmatch.filter(metrics, pattern)]
+    console.print(summary_table(summary, columns))
+    for name, row in summary["variants"].items():
+        if "budget_spent" in row.get("status", ()):
+            rounds = max(row["rounds_per_seed"])
+            console.print(f"{name}: the privacy budget was spent after {rounds} rounds, and the run stopped there.")
+    with_pictures = [
+        *plot_run(directory),
+        *plot_final(directory, {name: line.settings for name, line in asked.lines.items()}),
+        *added,
+    ]
+    shown = ", ".join(map(str, with_pictures))
+    console.print(f"Run: {directory}   Table: {directory / 'results.csv'}   Pictures: {shown}", soft_wrap=True)
+    return 0
+
+
+def saved_options(asked: Request) -> dict[str, Any]:
+    """What decides the results: the first line's options, and of each line what it has else, and its seeds."""
+    known = options(type(asked.point))
+    first = {name: value for name, value in flat(asked.point).items() if known[name].saved}
+    lines = {}
+    for name, line in asked.lines.items():
+        values = {key: value for key, value in flat(line.point).items() if known[key].saved and value != first[key]}
+        lines[name] = {**values, "seeds": line.seeds}
+    return {**first, "lines": lines}
+
+
+def check_run(asked: Request) -> None:
+    """Refuse bad numbers of the record of a run before any work."""
+    check.at_least(1, checkpoint_every=asked.point.run.checkpoint_every)
+    check_seeds(asked)
+
+
+def check_seeds(asked: Request) -> None:
+    """Refuse seeds that lose bits or that no key takes."""
+    for seed in sorted({seed for line in asked.lines.values() for seed in line.seeds}):
+        if not 0 <= seed < 2**32:  # a larger seed would lose its upper bits
+            raise ArgumentError("seed", "must lie in [0, 2^32)", f"got {seed}", "Pass e.g. --seeds 0 1 2.")
+
+
+def new_run_directory(out: str | None, experiment: str, name: str, *, resume: bool) -> Path:
+    """Where a run goes: `out`, else runs/<experiment>/<name>, with -2, -3, ... for further runs of that name.
+
+    With `resume` and no `out` it is the newest of them.
+    """
+    if out is not None:
+        if not out.strip():
+            raise ArgumentError("out", "must name a directory", f"got {out!r}", "Name one, or leave it out.")
+        return Path(out).expanduser()
+    base = Path("runs") / experiment
+    taken = [base / name] if (base / name).exists() else []
+    while (base / f"{name}-{len(taken) + 1}").exists() and taken:
+        taken.append(base / f"{name}-{len(taken) + 1}")
+    if resume:
+        if not taken:
+            raise ArgumentError(
+                "resume", "needs a run to go on with", f"there is no {base / name}", "Name the run by --out."
+            )
+        return taken[-1]
+    return base / (name if not taken else f"{name}-{len(taken) + 1}")

@@ -1,0 +1,40 @@
+"""PrivSGP-VR, PrivSGP, DP2-SGD and A(DP)2SGD: private decentralised learning, each run with the epsilon that it has.
+
+    python -m experiments.privsgp_vr                                              # digits, under a minute on two cores
+    python -m experiments.privsgp_vr --dataset mnist --data-dir DIR               # 50 nodes, 784-32-10, batch 1 and 32
+    python -m experiments.privsgp_vr --preset fig9 --data-dir DIR                 # a figure of the paper
+    python -m experiments.privsgp_vr --grid step_size=0.05,0.1,0.2 --seeds 0 1    # a sweep in one compiled program
+
+Zhu, Huang, Wang, Xu, "PrivSGP-VR: Differentially Private Variance-Reduced Stochastic Gradient Push with Tight Utility
+Bounds", IJCAI 2024, arXiv:2405.02638.
+"""
+
+from experiments.frame import Experiment, Layer
+from experiments.privsgp_vr.options import DERIVED, Point
+from experiments.privsgp_vr.prepare import finish, prepare
+from experiments.privsgp_vr.presets import PRESETS
+
+EXPERIMENT = Experiment(
+    name="privsgp_vr",
+    description="PrivSGP-VR against PrivSGP, DP2-SGD and A(DP)2SGD: private learning with its epsilon.",
+    base=Point(),
+    prepare=prepare,
+    grid=({"method": ("PrivSGP-VR", "PrivSGP")},),
+    datasets={
+        "digits": Layer({"nodes": 16, "iterations": 400}, ({"seed": (0, 1, 2)},)),
+        "other": Layer({"nodes": 50, "iterations": 2000}, ({"batch_size": (1, 32)},)),
+    },
+    presets=PRESETS,
+    derived=DERIVED,
+    labels={
+        "method": "{}",
+        "batch_size": "batch {}",
+        "nodes": "{} nodes",
+        "iterations": "K = {}",
+        "noise_std": "noise {}",
+        "target_epsilon": "ε = {}",
+        "bound": "{}",
+    },
+    finish=finish,
+    aliases={"mixing_matrices": "graph", "num_nodes": "nodes", "num_rounds": "iterations"},
+)

@@ -1,0 +1,275 @@
+"""Options of experiments.privsgp_vr: records that build graphs, gradients and algorithms."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from experiments.frame import Choice, Clients, Data, Network, Run, choose, flat, stated, traced
+from jaxfl import gradients, graphs, privacy
+from jaxfl.algorithms import a_dp2_sgd, dp2_sgd, push_sum
+from jaxfl.core import Algorithm, ArgumentError, Task, check
+from jaxfl.graphs.files import read_graph
+from jaxfl.privacy.gossip import C2_OF_THE_PAPER
+
+INFINITY = float("inf")
+
+
+def _random(num_nodes: int, *, edge_probability: float) -> graphs.Graph:
+    return graphs.random_digraph(num_nodes, edge_probability, 0)
+
+
+GRAPHS = Choice(
+    "graph",
+    {
+        "exponential": graphs.exponential,
+        "directed_ring": graphs.directed_ring,
+        "ring": graphs.ring,
+        "complete": graphs.complete,
+        "star": lambda num_nodes: graphs.star(num_nodes),
+        "random": _random,
+    },
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """Who hears whom."""
+
+    CHOICES: ClassVar = (GRAPHS,)
+    graph: str = "exponential"
+    """exponential, directed_ring, ring, complete, star, random (a random strongly connected digraph), or a .npy file
+    with a column-stochastic mixing matrix of shape (n, n), or (period, n, n) for a time-varying graph; entry (i, j) is
+    the share of j's value that i receives. DP2-SGD and A(DP)2SGD need an undirected one."""
+    edge_probability: float = 0.2
+    """Of the random graph."""
+
+    def build(self, num_nodes: int) -> graphs.Graph:
+        """The graph over this many nodes."""
+        if self.graph.endswith(".npy"):
+            return read_graph(self.graph, num_nodes)
+        if self.graph not in GRAPHS.functions:
+            requirement = f"must be one of {', '.join(GRAPHS.functions)}, or a .npy file"
+            raise ArgumentError("graph", requirement, f"got {self.graph!r}", "Choose one, or write a .npy file.")
+        return choose(GRAPHS, dataclasses.asdict(self))(num_nodes)
+
+
+class Method(NamedTuple):
+    """What a name of a method stands for."""
+
+    accountant: privacy.Accountant
+    build: Callable[..., Algorithm]  # (task, graph, gradient, noise, step size, *, its own options)
+
+
+def _push_sum(task: Task, graph, gradient, noise, step_size) -> Algorithm:
+    return push_sum(task, graph=graph, gradient=gradient, noise=noise, step_size=step_size)
+
+
+def _push_sum_vr(task: Task, graph, gradient, noise, step_size, *, storage: str, refresh_every: int) -> Algorithm:
+    del storage, refresh_every  # of the gradient, which is built
+    return _push_sum(task, graph, gradient, noise, step_size)
+
+
+def _dp2_sgd(task: Task, graph, gradient, noise, step_size) -> Algorithm:
+    silent = privacy.gaussian(0.0) if noise is None else noise
+    return dp2_sgd(task, graph=graph, gradient=gradient, noise=silent, step_size=step_size)
+
+
+def _a_dp2_sgd(task: Task, graph, gradient, noise, step_size, *, max_delay: int) -> Algorithm:
+    return a_dp2_sgd(task, graph=graph, gradient=gradient, noise=noise, step_size=step_size, max_delay=max_delay)
+
+
+METHODS = {
+    "PrivSGP-VR": Method(privacy.PRIVSGP_VR, _push_sum_vr),
+    "PrivSGP": Method(privacy.PRIVSGP, _push_sum),
+    "DP2-SGD": Method(privacy.DP2_SGD, _dp2_sgd),
+    "A(DP)2SGD": Method(privacy.A_DP2_SGD, _a_dp2_sgd),
+}
+METHOD = Choice("method", {name: method.build for name, method in METHODS.items()})
+
+
+@dataclasses.dataclass(frozen=True)
+class Learning:
+    """The algorithm."""
+
+    CHOICES: ClassVar = (METHOD,)
+    method: Literal["PrivSGP-VR", "PrivSGP", "DP2-SGD", "A(DP)2SGD"] = "PrivSGP-VR"
+    """What learns."""
+    iterations: int | Literal["auto"] = 400
+    """Iterations K. auto takes the K that equation (12) of the paper calls optimal for target_epsilon, from constants
+    of the problem that a short probing run estimates (on training data, without noise: no epsilon covers it). With a
+    network's real constants that K is often far too small to train."""
+    step_size: float | Literal["theory"] = traced(0.1)
+    """Step size gamma; theory = sqrt(n / K). Digits: tuned with the noise of its budget; others: 0.5 times the batch
+    size to the power 0.6, tuned without noise."""
+    batch_size: int = 40
+    """Expected samples a node and iteration, or table entries with a per_batch table (digits: 0.45 of a node's)."""
+    sampler: Literal["poisson", "fixed", "uniform"] = "poisson"
+    """poisson, fixed (without replacement) or uniform (with replacement)."""
+    clip_norm: float | None = traced(2.0)
+    """Bound on each sample's gradient in the L2 norm; None leaves gradients as they are."""
+    table: Literal["dense", "factored", "per_batch"] = "factored"
+    """How PrivSGP-VR keeps its gradients; with per_batch all methods draw entries."""
+    entry_size: int | None = None
+    """Samples of one entry of a per_batch table, which needs it."""
+    storage: Literal["float32", "bfloat16"] = "float32"
+    """Of PrivSGP-VR's gradient table."""
+    refresh_every: int = 1000
+    """Rounds between exact recomputations of the table's mean."""
+    max_delay: int = 16
+    """Of A(DP)2SGD: a gradient is taken at parameters up to this many events old."""
+
+    def idle(self, options: Mapping[str, Any]) -> set[str]:
+        """The table of methods that have none, and the size of entries that are samples."""
+        per_batch = self.table == "per_batch"
+        return {*(() if per_batch else ("entry_size",)), *(("table",) if not per_batch and not self.has_table else ())}
+
+    @property
+    def has_table(self) -> bool:
+        """Whether the method keeps gradients."""
+        return METHODS[self.method].accountant.estimator == "saga"
+
+    @property
+    def samples_per_batch(self) -> int:
+        """Expected samples of a batch: an entry of a per_batch table holds several."""
+        return self.batch_size * (self.entry_size or 1)
+
+    def gradient(self, num_nodes: int) -> gradients.GradientEstimator:
+        """A table where the method has one, else a mini-batch of as many samples."""
+        sampler = self.sample(self.batch_size if self.has_table else self.samples_per_batch, num_nodes)
+        if not self.has_table:
+            return gradients.mini_batch(sampler=sampler, clip_norm=self.clip_norm)
+        return gradients.saga(
+            sampler=sampler,
+            table=self.table,
+            entry_size=self.entry_size,
+            storage=self.storage,
+            clip_norm=self.clip_norm,
+            refresh_every=self.refresh_every,
+        )
+
+    def sample(self, batch_size: int, num_nodes: int) -> gradients.Sampler:
+        """The sampler, a Poisson one with room for this run's number of draws."""
+        if self.sampler == "poisson":
+            assert not isinstance(self.iterations, str)
+            return gradients.poisson(batch_size, num_draws=num_nodes * self.iterations)
+        return getattr(gradients, self.sampler)(batch_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """Noise, and the privacy that it gives."""
+
+    noise_std: float | Literal["calibrated"] = traced("calibrated")
+    """Standard deviation of the noise on the mean gradient; calibrated: the least that meets target_epsilon."""
+    target_epsilon: float = stated(8.0)
+    """Privacy budget of every node, inf for none. With a number for noise_std the run stops when it is spent."""
+    dp_delta: float = stated(1e-5)
+    """Delta of every epsilon."""
+    bound: Literal["proven", "published"] = stated("proven")
+    """Which bound holds the budget: proven, or published, which is each paper's own formula."""
+    c2: float = stated(C2_OF_THE_PAPER)
+    """Constant of equations (11) and (12), which the paper does not give."""
+    gradient_bound: float | None = stated(None)
+    """Without clipping: the bound G on per-sample gradients that the paper assumes; for the published epsilon only."""
+    shared_noise: bool = stated(True)
+    """Give all methods the calibrated noise of the one that needs most."""
+
+    def idle(self, options: Mapping[str, Any]) -> set[str]:
+        """What belongs to a budget, or to unclipped gradients, where there are none."""
+        without_budget = {"bound"} if self.target_epsilon == INFINITY else set()
+        clipped = {"gradient_bound"} if options["clip_norm"] is not None else set()
+        return {*without_budget, *clipped, *(() if self.noise_std == "calibrated" else ("shared_noise",))}
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One training run of experiments.privsgp_vr."""
+
+    data: Data = Data()
+    clients: Clients = Clients()
+    topology: Topology = Topology()
+    network: Network = Network()
+    learning: Learning = Learning()
+    budget: Budget = Budget()
+    run: Run = Run()
+
+    def task(self) -> Task:
+        """What is learned."""
+        return self.network.task(self.data)
+
+    def algorithm(self) -> Algorithm:
+        """The algorithm, once noise, iterations and step size are numbers."""
+        noise = self.budget.noise_std
+        assert not isinstance(noise, str)
+        silent = isinstance(noise, int | float) and not noise  # zeros cost as much as noise
+        return choose(METHOD, flat(self))(
+            self.task(),
+            self.topology.build(self.clients.nodes),
+            self.learning.gradient(self.clients.nodes),
+            None if silent else privacy.gaussian(noise),
+            self.learning.step_size,
+        )
+
+
+def check_point(point: Point) -> None:
+    """Refuse values out of range before any work."""
+    learning, budget = point.learning, point.budget
+    check.at_least(1, nodes=point.clients.nodes, batch_size=learning.batch_size)
+    check.at_least(0, max_delay=learning.max_delay)
+    if learning.iterations != "auto" or point.run.evaluate_every:  # 0 until K is known
+        check.at_least(1, evaluate_every=point.run.evaluate_every)
+    check.open_unit(dp_delta=budget.dp_delta)
+    check.positive(c2=budget.c2)
+    if budget.target_epsilon != INFINITY:
+        check.positive(target_epsilon=budget.target_epsilon)
+    if budget.noise_std != "calibrated":
+        check.non_negative(noise_std=budget.noise_std)
+    if budget.gradient_bound is not None:
+        check.positive(gradient_bound=budget.gradient_bound)
+    for name, value in (("step_size", learning.step_size), ("clip_norm", learning.clip_norm)):
+        if not isinstance(value, str | None):
+            check.positive(**{name: value})
+    if learning.iterations != "auto":
+        check.at_least(1, iterations=learning.iterations)
+    if budget.target_epsilon == INFINITY:
+        if learning.iterations == "auto":
+            remedy = "Pass --target-epsilon, or a number of iterations."
+            raise ArgumentError("iterations", "auto needs a privacy budget", "got no target_epsilon", remedy)
+        if budget.noise_std == "calibrated":
+            raise ArgumentError("noise_std", "must be a number without a budget", "got no target_epsilon", "Pass 0.")
+
+
+def _target_epsilon(options: Mapping[str, Any], told: Collection[str]) -> float:
+    return 8.0 if options["dataset"] == "digits" and "noise_std" not in told else INFINITY
+
+
+def _noise_std(options: Mapping[str, Any], told: Collection[str]) -> float | str:
+    return 0.0 if options["target_epsilon"] == INFINITY else "calibrated"
+
+
+def _shared_noise(options: Mapping[str, Any], told: Collection[str]) -> bool:
+    return options["dataset"] == "digits" and not {"noise_std", "target_epsilon"} & set(told)
+
+
+def _batch_size(options: Mapping[str, Any], told: Collection[str]) -> int:
+    return max(1, 646 // max(1, options["nodes"]))
+
+
+def _step_size(options: Mapping[str, Any], told: Collection[str]) -> float:
+    return 0.1 if options["dataset"] == "digits" else round(0.5 * options["batch_size"] ** 0.6, 3)
+
+
+def _evaluate_every(options: Mapping[str, Any], told: Collection[str]) -> int:
+    return 0 if options["iterations"] == "auto" else max(1, options["iterations"] // 40)  # 0: once K is known
+
+
+DERIVED = {
+    "target_epsilon": _target_epsilon,
+    "noise_std": _noise_std,
+    "shared_noise": _shared_noise,
+    "batch_size": _batch_size,
+    "step_size": _step_size,
+    "evaluate_every": _evaluate_every,
+}

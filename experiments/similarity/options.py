@@ -1,0 +1,212 @@
+"""Options of experiments.similarity: what is averaged, and which layers are compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+
+from experiments.embracing_fl.defaults import OF_MODEL
+from experiments.embracing_fl.networks import RESNETS, Form, Network, Problem, problem_of
+from experiments.embracing_fl.options import Data, Partition, Steps
+from experiments.frame import Choice, Run, choose, flat, stated
+from jaxfl.algorithms import first_half, output_side, partial_averaging
+from jaxfl.analysis.svcca import svcca_of_pairs
+from jaxfl.core import Algorithm, ArgumentError, Array, PyTree, Task, check, over_nodes
+from jaxfl.core.tasks import scale_images
+from jaxfl.models.layer_outputs import layer_outputs
+from jaxfl.training import Measure
+
+STATISTICS: dict[str, Callable[[Array], Array]] = {"maximum": jnp.max, "mean": jnp.mean}
+
+
+def metric_name(statistic: str, layer: str) -> str:
+    """Name in metrics.jsonl of a statistic over pairs of clients."""
+    return f"svcca_{statistic}_{layer}"
+
+
+def _from(network: Network, problem: Problem, first: str) -> tuple[str, ...]:
+    """The output side."""
+    blocks = network.task(problem).blocks
+    check.one_of(blocks, first_shared=first)
+    if first == blocks[0]:
+        remedy = f"Choose among {', '.join(blocks[1:])}."
+        raise ArgumentError("first_shared", "must leave the input side a block", f"got {first!r}", remedy)
+    return output_side(blocks, first)
+
+
+def _before(network: Network, problem: Problem, first: str) -> tuple[str, ...]:
+    """The input side."""
+    blocks = network.task(problem).blocks
+    return blocks[: -len(_from(network, problem, first))]
+
+
+SCHEME = Choice(
+    "scheme",
+    {
+        "nothing": lambda network, problem: (),
+        "output_side": lambda network, problem, *, first_shared: _from(network, problem, first_shared),
+        "input_side": lambda network, problem, *, first_shared: _before(network, problem, first_shared),
+        "channels": lambda network, problem, *, channel_share: network.task(problem, Form(channel_share)),
+        "everything": lambda network, problem: "all",
+    },
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharing:
+    """What is averaged over all clients in every round."""
+
+    CHOICES: ClassVar = (SCHEME,)
+    scheme: Literal["nothing", "output_side", "input_side", "channels", "everything"] = "nothing"
+    """nothing (figure 1), the blocks from first_shared on, the blocks before it, the first channels of every layer
+    (figure 3), or everything."""
+    first_shared: str = "dense_3"
+    """First block of the output side; by default the first of the second half of all blocks, which has one more if
+    their number is odd."""
+    channel_share: float = 0.5
+    """Share of every layer's channels that the channels scheme averages."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """What is compared."""
+
+    layers: tuple[str, ...] = stated(("dense_1", "dense_2", "dense_3", "dense_4"))
+    """Layers whose outputs are compared. mlp: dense_1, relu_1, ...; resnets: stem, block_1_1 (stage, position), ...,
+    dense. By default all with parameters, of resnets the stem and the last block of each stage."""
+    num_directions: int = stated(4)
+    """Singular directions of a layer's outputs that are compared."""
+    similarity_batches: int = stated(2)
+    """Batches of test samples of which similarities are averaged, as decompositions of all samples are large."""
+    similarity_batch_size: int = stated(64)
+    """Test samples in each."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One training run of experiments.similarity."""
+
+    data: Data = Data()
+    clients: Partition = Partition(nodes=8)
+    network: Network = Network(model="mlp", hidden=(64, 48, 32))
+    sharing: Sharing = Sharing()
+    steps: Steps = Steps(rounds=20, step_size=0.1)
+    comparison: Comparison = Comparison()
+    run: Run = Run()
+
+    def problem(self) -> Problem:
+        """What the model is built for."""
+        return problem_of(self.data.load(), self.network.model)
+
+    @property
+    def counts(self) -> tuple[int]:
+        """All clients take part."""
+        return (self.clients.nodes,)
+
+    def task(self) -> Task:
+        """What is learned."""
+        return self.network.task(self.problem())
+
+    def algorithm(self) -> Algorithm:
+        """Local SGD at all clients, and the average of what the scheme says; traced options may be arrays."""
+        problem = self.problem()
+        part = choose(SCHEME, flat(self))(self.network, problem)
+        groups = self.network.axis_groups(problem) if self.sharing.scheme == "channels" else None
+        return partial_averaging(self.task(), synchronized=part, axis_groups=groups, **self.steps.local())
+
+    def layers(self) -> tuple[str, ...]:
+        """The layers that are compared, input side first.
+
+        Raises:
+            ArgumentError: the model has no such layer, or one is named twice.
+        """
+        known = tuple(name for name, _ in self.network.build(self.problem()).layers)
+        layers = self.comparison.layers
+        for name in layers:
+            check.one_of(known, layers=name)
+        if not layers or len(set(layers)) < len(layers):
+            raise ArgumentError("layers", "must be distinct and at least one", f"got {list(layers)}", "List each once.")
+        return tuple(sorted(layers, key=known.index))
+
+    def measures(self) -> dict[str, Measure]:
+        """SVCCA of all pairs of clients; the same object in every call."""
+        return {"svcca": _svcca(self.data, self.network, self.comparison, self.layers())}
+
+
+@functools.lru_cache(maxsize=64)
+def _svcca(data: Data, network: Network, comparison: Comparison, layers: tuple[str, ...]) -> Measure:
+    """The maximum over pairs, which is the paper's measure, and their mean, of means over batches of test samples.
+
+    Raises:
+        ArgumentError: there are fewer test samples.
+    """
+    shape, inputs = (comparison.similarity_batches, comparison.similarity_batch_size), data.load().test_inputs
+    if shape[0] * shape[1] > len(inputs):
+        found = f"got {shape[0]} of {shape[1]}, and there are {len(inputs)}"
+        requirement = "times similarity_batch_size must be at most the test samples"
+        raise ArgumentError("similarity_batches", requirement, found, "Pass fewer or smaller ones.")
+    compared = jnp.asarray(inputs[: shape[0] * shape[1]].reshape(*shape, *inputs.shape[1:]))
+    problem = problem_of(data.load(), network.model)
+    model, node_loop = network.build(problem), network.task(problem).node_loop
+
+    def compute(nodes: PyTree, batches: Array) -> dict[str, Array]:
+        def of_batch(batch: Array) -> dict[str, Array]:
+            images = scale_images(batch)
+            outputs = over_nodes(lambda client: layer_outputs(model, client, images, layers), node_loop)(nodes)
+            return {layer: svcca_of_pairs(values, comparison.num_directions) for layer, values in outputs.items()}
+
+        pairs = {layer: values.mean(axis=0) for layer, values in jax.lax.map(of_batch, batches).items()}
+        return {
+            metric_name(name, layer): statistic(pairs[layer])
+            for layer in layers
+            for name, statistic in STATISTICS.items()
+        }
+
+    return Measure(compute=compute, prepare=lambda key, data: compared)
+
+
+def check_point(point: Point) -> None:
+    """Refuse values out of range before any work."""
+    compared, share = point.comparison, point.sharing.channel_share
+    check.at_least(2, nodes=point.clients.nodes)
+    check.at_least(1, rounds=point.steps.rounds, evaluate_every=point.run.evaluate_every)
+    check.at_least(1, num_directions=compared.num_directions, similarity_batches=compared.similarity_batches)
+    check.positive(step_size=point.steps.step_size)
+    point.network.check()
+    if compared.num_directions >= compared.similarity_batch_size - 1:
+        requirement = f"must be below similarity_batch_size - 1, which is {compared.similarity_batch_size - 1}"
+        remedy = "Pass fewer: of as many directions any two subspaces are equal."
+        raise ArgumentError("num_directions", requirement, f"got {compared.num_directions}", remedy)
+    if not 0 < share < 1:
+        raise ArgumentError("channel_share", "must lie in (0, 1)", f"got {share}", "Pass a share, 0.5 for instance.")
+
+
+def blocks_of(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The model's blocks, input side first."""
+    if options["model"] in RESNETS:
+        stages = enumerate(options["resnet_blocks"], start=1)
+        return ("stem", *(f"block_{stage}_{1 + number}" for stage, count in stages for number in range(count)), "dense")
+    if options["model"] == "bilstm":
+        return "embedding", "lstm", "dense"
+    convolutions = len(options["channels"]) if options["model"] == "femnist_cnn" else 0
+    numbers = [("conv", convolutions), ("dense", len(options["hidden"]) + 1)]
+    return tuple(f"{kind}_{1 + number}" for kind, count in numbers for number in range(count))
+
+
+def _layers(options: Mapping[str, Any], told: Collection[str]) -> tuple[str, ...]:
+    if options["model"] not in RESNETS:
+        return blocks_of(options)
+    return ("stem", *(f"block_{stage}_{count}" for stage, count in enumerate(options["resnet_blocks"], start=1)))
+
+
+DERIVED = {
+    **{name: OF_MODEL[name] for name in ("resnet_blocks", "hidden")},
+    "first_shared": lambda options, told: blocks_of(options)[len(first_half(blocks_of(options)))],
+    "layers": _layers,
+    "evaluate_every": lambda options, told: max(1, options["rounds"] // 10),
+}

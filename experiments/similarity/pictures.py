@@ -1,0 +1,62 @@
+"""Pictures of experiments.similarity: SVCCA against iterations, by layer and by scheme."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments.embracing_fl.pictures import BAND, draw_curve, new_figure, save_picture
+from experiments.frame import Finished
+from experiments.similarity.options import STATISTICS, metric_name
+from jaxfl.analysis.plots import Panel, line_style, read_lines, run_title, seeds_curve, style_axes
+
+Curves = Mapping[str, tuple[str, str]]
+"""What a curve is called -> (line, layer)."""
+
+
+def finish(finished: Finished) -> list[Path]:
+    """Draw figure 1's form, a curve a layer, and where schemes are compared figure 3's, a panel a layer.
+
+    The upper row is the maximum over pairs, which is the paper's measure, the lower one the mean. Nothing of a sweep.
+    """
+    if {name for line in finished.lines.values() for name in line.settings} - {"scheme"}:
+        return []
+    directory, first = finished.run.path, next(iter(finished.lines.values())).point
+    words = {name: f"{name.replace('_', ' ')} averaged" for name in finished.lines} | {"nothing": "independent"}
+    names = {name: words[name] for name in finished.lines}
+    forms: dict[str, dict[str, Curves]] = {
+        "layers": {shown: {layer: (name, layer) for layer in first.layers()} for name, shown in names.items()}
+    }
+    if len(names) > 1:
+        forms["schemes"] = {layer: {shown: (name, layer) for name, shown in names.items()} for layer in first.layers()}
+    lines, title = read_lines(directory / "metrics.jsonl"), run_title(directory / "config.json")
+    (directory / "plots").mkdir(exist_ok=True)
+    paths = []
+    for form, panels in forms.items():
+        figure, handles = _drawn(lines, panels, first.steps.local_steps)
+        note = BAND if len(finished.summary["seeds"]) > 1 else "one seed"
+        paths.append(save_picture(figure, directory / "plots" / f"{form}.png", title, handles, note, 5))
+    return paths
+
+
+def _drawn(
+    lines: Sequence[Mapping[str, Any]], panels: Mapping[str, Curves], local_steps: int
+) -> tuple[Figure, dict[str, Any]]:
+    """A column for each panel, a row for each statistic; the handles of the curves."""
+    figure, handles = new_figure(max(3.3 * len(panels), 6.0), 6.6), {}
+    for row, statistic in enumerate(STATISTICS):
+        for column, (heading, curves) in enumerate(panels.items()):
+            axes = figure.add_subplot(len(STATISTICS), len(panels), row * len(panels) + column + 1)
+            for number, (shown, (name, layer)) in enumerate(curves.items()):
+                of_line = [line for line in lines if line["variant"] == name]
+                curve = seeds_curve(of_line, metric_name(statistic, layer))
+                handles[shown] = draw_curve(axes, curve, line_style(number), x_unit=local_steps)
+            style_axes(axes, Panel("", f"SVCCA, {statistic} over pairs" if column == 0 else ""), "iteration")
+            axes.set_ylim(0, 1.02)
+            axes.set_yticks(np.linspace(0, 1, 6))
+            axes.set_title(heading if row == 0 else "", fontsize=10)
+    return figure, handles

@@ -1,0 +1,172 @@
+"""Clients of several capacity classes: who takes part in a round, and how each class runs its own function.
+
+A class's function has static shapes of its own. Where the number of active clients of each class is fixed (stratified
+sampling) they are grouped by class, and each group is one `over_nodes` call. Where the active clients are drawn
+uniformly, the number of each class is random: then clients run one after the other (`lax.map`) and each takes the
+branch of its class (`lax.switch`), so that a weak client really costs less. Under `vmap` a switch would run every
+branch for every client, so uniform sampling of several classes maps whatever the task's `node_loop` says; and a `vmap`
+over the whole round, as over seeds, costs all branches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl.algorithms.clients import local_sgd
+from jaxfl.core import ArgumentError, Array, FederatedData, Purpose, check, node_keys, over_nodes, purpose_key
+
+
+class Group(NamedTuple):
+    """What some of the active clients computed.
+
+    Attributes:
+        rows: which of the active clients, in the order of `Draws.active`.
+        number: their class; None for clients of any class, in the common form.
+        results: leaves (clients in the group, ...).
+    """
+
+    rows: slice
+    number: int | None
+    results: Any
+
+
+class ClientClasses(NamedTuple):
+    """Which class each client is of, and how many take part in a round; `client_classes` makes it.
+
+    Attributes:
+        of_client: (n,), int32, the class of each client, on the host.
+        num_classes: how many there are; some may have no clients.
+        num_active: clients in a round of any class (uniform sampling), or of each class (stratified).
+    """
+
+    of_client: np.ndarray
+    num_classes: int
+    num_active: int | tuple[int, ...]
+
+    def check_data(self, data: FederatedData) -> None:
+        """Refuse data of another number of clients."""
+        n = len(self.of_client)
+        if data.num_nodes != n:
+            found = f"got {n} for data of {data.num_nodes}"
+            raise ArgumentError("client_class", "must hold the class of each client", found, "Pass one class a client.")
+
+    def draw_active(self, key: Array, round_index: Array) -> Array:
+        """The clients of one round, without replacement, uniform among all or among those of each class.
+
+        Args:
+            key: the run's base key.
+            round_index: (), int32.
+
+        Returns:
+            (k,), int32, ascending; if stratified, ascending within each class, class after class.
+        """
+        if isinstance(self.num_active, int):
+            return local_sgd.draw_active(key, round_index, self.num_active, len(self.of_client))
+        class_keys = node_keys(purpose_key(key, Purpose.PARTICIPATION, round_index), self.num_classes)
+        chosen = []
+        for number, count in enumerate(self.num_active):
+            if count > 0:
+                members = jnp.asarray(np.flatnonzero(self.of_client == number), jnp.int32)
+                chosen.append(jnp.sort(jax.random.choice(class_keys[number], members, (count,), replace=False)))
+        return jnp.concatenate(chosen)
+
+    def of(self, active: Array) -> Array:
+        """The classes of the active clients, (k,), int32."""
+        return jnp.asarray(self.of_client)[active]
+
+    def run(
+        self,
+        clients: Sequence[Callable[..., Any]],
+        in_common_form: Callable[[int, Any], Any],
+        node_loop: str,
+        active: Array,
+        arguments: tuple[Any, ...],
+    ) -> list[Group]:
+        """Every active client's function of its class.
+
+        Args:
+            clients: each class's function of one client's arguments.
+            in_common_form: (class, result of its function) -> the same structure and shapes for all classes; used where
+                they run in one loop.
+            node_loop: of groups of one class, see `jaxfl.core.node_loop`.
+            active: (k,), int32, as `draw_active` orders them.
+            arguments: leaves (k, ...).
+
+        Returns:
+            The results, in groups.
+        """
+        if not isinstance(self.num_active, int):
+            counts = dict(enumerate(self.num_active))
+        elif len(present := np.unique(self.of_client)) == 1:
+            counts = {int(present[0]): self.num_active}
+        else:
+            return [Group(slice(None), None, self._one_by_one(clients, in_common_form, active, arguments))]
+        groups, start = [], 0
+        for number, count in counts.items():
+            if count > 0:
+                rows = slice(start, start + count)
+                own = jax.tree.map(lambda leaf, rows=rows: leaf[rows], arguments)
+                groups.append(Group(rows, number, over_nodes(clients[number], node_loop)(*own)))
+                start += count
+        return groups
+
+    def _one_by_one(self, clients, in_common_form, active, arguments):
+        """One client after the other, each by the branch of its class; classes without clients have none."""
+        present, branch_of_client = np.unique(self.of_client, return_inverse=True)
+
+        def branch(number):
+            return lambda *own: in_common_form(number, clients[number](*own))
+
+        branches = [branch(int(number)) for number in present]
+        chosen = jnp.asarray(branch_of_client, jnp.int32)[active]
+        return jax.lax.map(lambda one: jax.lax.switch(one[0], branches, *one[1]), (chosen, arguments))
+
+
+def client_classes(
+    client_class: Sequence[int] | np.ndarray, num_active: int | Sequence[int], num_classes: int
+) -> ClientClasses:
+    """Check who is of which class and how many take part.
+
+    Args:
+        client_class: (n,), int, the class of each client, in [0, num_classes); on the host.
+        num_active: clients in a round: an int, uniform over all clients, so that each class's count is random; or one
+            int a class, uniform over its clients, at least one in all.
+        num_classes: how many classes there are.
+
+    Raises:
+        ArgumentError: a class that is none of these, other counts than one a class, or more active clients than there
+            are.
+
+    Example:
+        >>> classes = client_classes([0, 1, 1, 0], num_active=(1, 2), num_classes=2)
+        >>> classes.draw_active(jax.random.key(0), jnp.int32(0))[1:].tolist()
+        [1, 2]
+    """
+    if check.is_traced(client_class):
+        raise ArgumentError("client_class", "must be known on the host", "got a traced value", "Pass integers.")
+    of_client = np.asarray(client_class)
+    if of_client.ndim != 1 or not np.issubdtype(of_client.dtype, np.integer):
+        found = f"got {of_client.dtype} of shape {of_client.shape}"
+        raise ArgumentError("client_class", "must hold one integer for each client", found, "Pass a class a client.")
+    wrong = np.flatnonzero((of_client < 0) | (of_client >= num_classes))
+    if len(wrong):
+        found = f"got {of_client[wrong[0]]} at position {wrong[0]}"
+        raise ArgumentError("client_class", f"must lie in [0, {num_classes})", found, "Count classes from 0.")
+    of_client = of_client.astype(np.int32)
+    if np.ndim(num_active) == 0:
+        check.at_least(1, num_active=num_active)
+        local_sgd.check_num_active(int(num_active), len(of_client))  # pyright: ignore[reportArgumentType]
+        return ClientClasses(of_client, num_classes, int(num_active))  # pyright: ignore[reportArgumentType]
+    counts = tuple(num_active)  # pyright: ignore[reportArgumentType]
+    check.at_least(0, **{f"num_active[{number}]": count for number, count in enumerate(counts)})
+    members = np.bincount(of_client, minlength=num_classes)
+    if len(counts) != num_classes or sum(counts) < 1 or any(np.asarray(counts) > members):
+        requirement = "must be at least 1 in all, and for each class at most its clients"
+        found = f"got {counts} for classes of {tuple(members.tolist())} clients"
+        raise ArgumentError("num_active", requirement, found, "Pass one count a class, or one int for all.")
+    return ClientClasses(of_client, num_classes, tuple(int(count) for count in counts))

@@ -1,0 +1,20 @@
+"""What happened in one round of an algorithm whose nodes exchange parameters over a graph."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jaxfl.core import Array
+
+
+class GossipInfo(NamedTuple):
+    """What happened in one round; each algorithm says where its loss is taken and what it sends."""
+
+    loss: Array  # (n,), float32
+    gradient_norm: Array  # (n,), float32, L2, before noise
+    clipped_fraction: Array  # (n,), float32
+    consensus_distance: Array  # (), float32, after the round
+    bits_sent: Array  # (n,), float32, to all neighbors
+    gradient_evaluations: Array  # (n,), int32
+    batch_overflow: Array  # (n,), int32, must be 0
+    prefetch_misses: Array  # (n,), int32, must be 0

@@ -1,0 +1,73 @@
+"""A data set made smaller: fewer samples, smaller images."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxfl.core import ArgumentError, check
+from jaxfl.data.sources import Dataset
+
+
+def subset(dataset: Dataset, num_train: int | None, num_test: int | None) -> Dataset:
+    """The data set cut to fewer samples of each split, drawn once, the same in every call.
+
+    Args:
+        dataset: any.
+        num_train, num_test: samples that stay, at least 1; None keeps all.
+
+    Raises:
+        ArgumentError: more samples than there are.
+
+    Example:
+        >>> from jaxfl.data import load
+        >>> subset(load("digits"), 100, None).train_inputs.shape[0]
+        100
+    """
+    for name, count in (("num_train", num_train), ("num_test", num_test)):
+        if count is not None:
+            check.at_least(1, **{name: count})
+    rng = np.random.default_rng(0)
+
+    def chosen(name: str, count: int | None, total: int) -> np.ndarray | slice:
+        if count is None:
+            return slice(None)
+        if count > total:
+            given = f"got {count:,} of {total:,}"
+            raise ArgumentError(name, "must be at most the samples there are", given, "Pass fewer, or leave it out.")
+        return np.sort(rng.permutation(total)[:count])
+
+    train = chosen("num_train", num_train, len(dataset.train_labels))
+    test = chosen("num_test", num_test, len(dataset.test_labels))
+    return dataset._replace(
+        train_inputs=dataset.train_inputs[train],
+        train_labels=dataset.train_labels[train],
+        train_writers=None if dataset.train_writers is None else dataset.train_writers[train],
+        test_inputs=dataset.test_inputs[test],
+        test_labels=dataset.test_labels[test],
+    )
+
+
+def shrunk(dataset: Dataset, shrink: int) -> Dataset:
+    """The data set with its images averaged over blocks of pixels, rounded.
+
+    Args:
+        dataset: of uint8 images.
+        shrink: pixels of a block's side, a factor of both sides; 1 changes nothing.
+
+    Raises:
+        ArgumentError: samples that are no such images.
+    """
+    check.at_least(1, shrink=shrink)
+    if shrink == 1:
+        return dataset
+
+    def averaged(images: np.ndarray) -> np.ndarray:
+        size, height, width = images.shape[:3]
+        if images.dtype != np.uint8 or height % shrink or width % shrink:
+            given = f"got {shrink} for {images.dtype} images of {height}x{width}"
+            remedy = "Pass a factor of both sides, or leave it out."
+            raise ArgumentError("shrink", "must divide the sides of uint8 images", given, remedy)
+        blocks = images.reshape(size, height // shrink, shrink, width // shrink, shrink, *images.shape[3:])
+        return np.rint(blocks.mean(axis=(2, 4), dtype=np.float32)).astype(np.uint8)
+
+    return dataset._replace(train_inputs=averaged(dataset.train_inputs), test_inputs=averaged(dataset.test_inputs))

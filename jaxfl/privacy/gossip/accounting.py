@@ -1,0 +1,396 @@
+"""What privacy a node's releases have: the epsilon that a paper states (`published`) and those that are proven.
+
+In every round a node releases a mean gradient with Gaussian noise. All its messages follow from these releases and from
+what it received, so a node's guarantee is that of its releases composed, whatever the graph. An epsilon never comes
+without its bound, its neighboring relation and its delta.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from jaxfl.core import ArgumentError, check
+from jaxfl.privacy import calibration
+from jaxfl.privacy.gossip.proven import Bound, Release, proven_bound, proven_relations, sensitivities
+from jaxfl.privacy.statements import ASSUMED, Statement, is_unbounded, statement
+
+C2_OF_THE_PAPER = 0.37247  # gives the K = 3,120 that PrivSGP-VR's paper finds from (12) with its CIFAR-10 constants
+
+_UNCLIPPED = "Gradients are not clipped, so one sample can change a release by any amount."
+_ROUNDED_SUM = "A table entry of several samples is rounded to bfloat16 as a sum, which may exceed its bound."
+_SETTING = (
+    "all messages of a node are visible and nothing else (no losses, no metrics)",
+    "a sample is held by one node, and where samples are placed (by label, say) does not depend on the changed one",
+    "the node's number of entries J, the batch b and q = b / J are public and fixed",
+)
+
+
+class Published(NamedTuple):
+    """What a paper states of its algorithm.
+
+    Attributes:
+        bound: (release, relation, num_rounds, dp_delta, c2) -> its own accounting of a release that is clipped and
+            noisy; num_rounds at least 1.
+        relation: release -> the neighboring relation.
+        notes: (release, num_rounds, dp_delta, epsilon or None) -> what an epsilon rests on that others do not.
+        reason: release -> why nothing is published for it, or None.
+        inverse: epsilon is inversely proportional to noise_std.
+    """
+
+    bound: Callable[[Release, str, int, float, float], Bound]
+    relation: Callable[[Release], str]
+    notes: Callable[[Release, int, float, float | None], tuple[str, ...]]
+    reason: Callable[[Release], str | None]
+    inverse: bool = False
+
+
+class Accountant(NamedTuple):
+    """What tells the accounting of one algorithm from that of others.
+
+    Attributes:
+        label: its name in messages.
+        published: what its paper states, or why it states nothing.
+        estimator: the only one that it takes, "mini_batch" or "saga"; None: both.
+        waking: (num_rounds, num_nodes, dp_delta) -> (most releases of a node, probability of more, a part of delta),
+            where nodes wake at random; None: every node releases once a round.
+    """
+
+    label: str
+    published: Published | str
+    estimator: str | None = None
+    waking: Callable[[int, int, float], tuple[int, float]] | None = None
+
+
+def statements(
+    accountant: Accountant,
+    releases: Sequence[Release],
+    num_rounds: int,
+    *,
+    dp_delta: float | Sequence[float],
+    c2: float = C2_OF_THE_PAPER,
+    num_nodes: int | None = None,
+) -> list[Statement]:
+    """What can be said about a run: the published statement, then the proven ones, the main relation first.
+
+    Args:
+        accountant: of the algorithm: `PRIVSGP`, `PRIVSGP_VR`, `DP2_SGD` or `A_DP2_SGD`, or one of another algorithm.
+        releases: of each node, or of the nodes of several runs. A run without noise or clipping is stated too, with a
+            reason and no epsilon.
+        num_rounds: rounds that really ran; for A(DP)2SGD a round is as many events as there are nodes.
+        dp_delta: one for all releases, or one for each.
+        c2: constant of equation (11), for the published statement of PrivSGP-VR.
+        num_nodes: n of the network; by default there is a release for each.
+
+    Raises:
+        ArgumentError: an argument out of range, or an estimator that the algorithm does not have.
+
+    Guarantees:
+        - dp_epsilon is that of the worst node.
+        - where nothing is clipped, no noise is added or nothing is published there is a reason and no epsilon.
+        - nothing is spent in 0 rounds.
+
+    Example:
+        >>> from jaxfl.privacy import PRIVSGP_VR
+        >>> release = Release("saga", "poisson", 64, 3125, clip_norm=1.0, noise_std=0.0757)
+        >>> for found in statements(PRIVSGP_VR, [release] * 16, 3120, dp_delta=1e-5):
+        ...     print(found.bound, found.neighboring_relation, round(found.dp_epsilon, 1))
+        published replace_one 0.9
+        proven zero_out 3.0
+        proven replace_one 6.6
+    """
+    if not len(releases):
+        raise ArgumentError("releases", "must hold one release a node", "got none", "Pass a non-empty sequence.")
+    check.at_least(0, num_rounds=num_rounds)
+    check.per_node(len(releases), dp_delta=dp_delta)
+    num_nodes = len(releases) if num_nodes is None else num_nodes
+    deltas = [dp_delta] * len(releases) if np.ndim(dp_delta) == 0 else cast(Sequence[float], dp_delta)
+    pairs = zip(releases, deltas, strict=True)
+    cases = list(dict.fromkeys(_checked(accountant, *pair, c2, num_nodes) for pair in pairs))
+    return [_stated(cases, bound, relation, num_rounds) for bound, relation in _claims(accountant, cases[0].release)]
+
+
+def epsilon(
+    accountant: Accountant,
+    bound: str,
+    release: Release,
+    num_rounds: int,
+    *,
+    dp_delta: float,
+    c2: float = C2_OF_THE_PAPER,
+    num_nodes: int | None = None,
+) -> float:
+    """epsilon of one node under the main neighboring relation; infinite where there is none.
+
+    Args:
+        accountant: as for `statements`.
+        bound: "published" or "proven".
+        release: of the node.
+        num_rounds: at least 0.
+        dp_delta: in (0, 1).
+        c2: constant of equation (11).
+        num_nodes: n; required for A(DP)2SGD, where it decides how often a node wakes.
+
+    Raises:
+        ArgumentError: as for `statements`, or no num_nodes for A(DP)2SGD.
+
+    Guarantees:
+        - more rounds or less noise never lower it, nor do fewer entries while a batch is at most half of them.
+
+    Example:
+        >>> from jaxfl.privacy import PRIVSGP
+        >>> release = Release("mini_batch", "poisson", 64, 3125, clip_norm=1.0, noise_std=1.764 / 64)
+        >>> round(epsilon(PRIVSGP, "proven", release, 3120, dp_delta=1e-5), 2)
+        2.99
+    """
+    check.at_least(0, num_rounds=num_rounds)
+    return _main_epsilon(_checked(accountant, release, dp_delta, c2, num_nodes, bound), bound, num_rounds)
+
+
+def calibrate_noise_std(
+    accountant: Accountant,
+    bound: str,
+    release: Release,
+    num_rounds: int,
+    *,
+    target_epsilon: float,
+    dp_delta: float,
+    c2: float = C2_OF_THE_PAPER,
+    num_nodes: int | None = None,
+) -> float:
+    """Smallest noise_std that meets a budget under the main neighboring relation, to 0.1 %.
+
+    Args:
+        release: its noise_std is ignored.
+        target_epsilon: above 0; the others as for `epsilon`.
+
+    Returns:
+        noise_std; 0 for 0 rounds.
+
+    Raises:
+        ArgumentError: as for `epsilon`, and where no noise gives this bound.
+
+    Guarantees:
+        - never overspends: the epsilon of the result is at most target_epsilon.
+        - tight: 0.1 % less noise overspends.
+
+    Example:
+        >>> from jaxfl.privacy import PRIVSGP_VR
+        >>> release = Release("saga", "poisson", 64, 3125, clip_norm=1.0, noise_std=0.0)
+        >>> found = calibrate_noise_std(PRIVSGP_VR, "proven", release, 3120, target_epsilon=3.0, dp_delta=1e-5)
+        >>> round(found * 64, 1)
+        4.8
+    """
+    target_epsilon = _positive(target_epsilon=target_epsilon)
+    check.at_least(0, num_rounds=num_rounds)
+    case = _checked(accountant, release._replace(noise_std=1.0), dp_delta, c2, num_nodes, bound)
+    if num_rounds == 0:
+        return 0.0
+    reason = _reason(accountant, bound, case.release)
+    if reason is not None:
+        remedies = {_UNCLIPPED: "Clip, or choose another bound.", _ROUNDED_SUM: "Store the table in float32."}
+        remedy = remedies.get(reason, "Take the proven bound.")
+        raise ArgumentError("bound", "must exist for this release", reason.rstrip("."), remedy)
+
+    def epsilon_of(noise_std: float) -> float:
+        noisy = case._replace(release=case.release._replace(noise_std=noise_std))
+        return _main_epsilon(noisy, bound, num_rounds)
+
+    if bound == "published" and cast(Published, accountant.published).inverse:
+        return epsilon_of(1.0) / target_epsilon * (1 + 1e-12)  # so that rounding does not overspend
+    sampling_rate = min(1.0, release.batch_size / release.num_entries)
+    present = sensitivities(case.release, _main_relation(accountant, bound, release)).present
+    spread = sampling_rate * math.sqrt(num_rounds) * math.sqrt(2 * math.log(1.25 / case.dp_delta)) / target_epsilon
+    return calibration.smallest_noise(epsilon_of, target_epsilon, guess=present * max(spread, 0.4))
+
+
+def max_rounds(
+    accountant: Accountant,
+    bound: str,
+    release: Release,
+    *,
+    target_epsilon: float,
+    dp_delta: float,
+    limit: int,
+    c2: float = C2_OF_THE_PAPER,
+    num_nodes: int | None = None,
+) -> int:
+    """Most rounds that a budget pays for under the main neighboring relation, 0 ... limit.
+
+    Args:
+        target_epsilon: above 0; the others as for `epsilon`.
+        limit: at least 0.
+
+    Returns:
+        Rounds; 0 where not one is paid for, or where there is no such bound.
+
+    Raises:
+        ArgumentError: as for `epsilon`.
+
+    Guarantees:
+        - one more round overspends, unless the limit is reached.
+
+    Example:
+        >>> from jaxfl.privacy import PRIVSGP
+        >>> release = Release("mini_batch", "poisson", 64, 3125, clip_norm=1.0, noise_std=1.764 / 64)
+        >>> max_rounds(PRIVSGP, "proven", release, target_epsilon=3.0, dp_delta=1e-5, limit=100)
+        100
+    """
+    target_epsilon = _positive(target_epsilon=target_epsilon)
+    check.at_least(0, limit=limit)
+    case = _checked(accountant, release, dp_delta, c2, num_nodes, bound)
+    return calibration.most_rounds(lambda rounds: _main_epsilon(case, bound, rounds), target_epsilon, limit)
+
+
+class _Case(NamedTuple):
+    """Arguments that can be accounted for, as plain numbers."""
+
+    accountant: Accountant
+    release: Release
+    dp_delta: float
+    c2: float
+    num_nodes: int
+
+
+def _checked(
+    accountant: Accountant, release: Release, dp_delta: Any, c2: Any, num_nodes: int | None, bound: str = "proven"
+) -> _Case:
+    """Refuse what cannot be accounted for."""
+    check.one_of(("published", "proven"), bound=bound)
+    if not isinstance(accountant, Accountant):
+        remedy = "Pass jaxfl.privacy.PRIVSGP_VR, say."
+        raise ArgumentError("accountant", "must be an Accountant", f"got {accountant!r}", remedy)
+    check.one_of(("mini_batch", "saga"), estimator=release.estimator)
+    check.one_of(("poisson", "fixed", "uniform"), sampler=release.sampler)
+    check.one_of(("float32", "bfloat16"), storage=release.storage)
+    check.at_least(1, batch_size=release.batch_size, num_entries=release.num_entries, entry_size=release.entry_size)
+    if num_nodes is None and accountant.waking is not None:
+        remedy = "Pass the number of nodes, which decides how often one wakes."
+        raise ArgumentError("num_nodes", f"must be given for {accountant.label}", "got None", remedy)
+    num_nodes = 1 if num_nodes is None else num_nodes
+    check.at_least(1, num_nodes=num_nodes)
+    noise_std, dp_delta = _number(noise_std=release.noise_std), _number(dp_delta=dp_delta)
+    check.non_negative(noise_std=noise_std)
+    check.open_unit(dp_delta=dp_delta)
+    clip_norm = None if release.clip_norm is None else _positive(clip_norm=release.clip_norm)
+    if release.sampler != "uniform" and release.batch_size > release.num_entries:
+        found = f"got {release.batch_size} of {release.num_entries}"
+        raise ArgumentError("batch_size", "must be at most the node's entries", found, "Pass a smaller batch.")
+    if accountant.estimator not in (None, release.estimator):
+        requirement, remedy = f"must be {accountant.estimator} for {accountant.label}", "Pass this algorithm's release."
+        raise ArgumentError("estimator", requirement, f"got {release.estimator}", remedy)
+    if release.estimator == "mini_batch" and release.entry_size > 1:
+        found = f"got {release.entry_size} with mini_batch"
+        raise ArgumentError("entry_size", "must be 1 without a table", found, "Count batch_size in samples.")
+    release = release._replace(clip_norm=clip_norm, noise_std=noise_std)
+    return _Case(accountant, release, dp_delta, _positive(c2=c2), num_nodes)
+
+
+def _number(**argument: Any) -> float:
+    """The argument as a Python float, which can be hashed; NumPy's and JAX's numbers are taken too."""
+    ((name, value),) = argument.items()
+    check.scalar(**argument)
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ArgumentError(name, "must be a single number", f"got {value!r}", "Pass a float.") from None
+
+
+def _positive(**argument: Any) -> float:
+    """A `_number` above 0."""
+    check.positive(**{name: _number(**{name: value}) for name, value in argument.items()})
+    return _number(**argument)
+
+
+def _claims(accountant: Accountant, release: Release) -> list[tuple[str, str]]:
+    """Bounds with their relations: the published one, then the proven ones, the main relation first."""
+    published = accountant.published
+    relation = "replace_one" if isinstance(published, str) else published.relation(release)
+    return [("published", relation), *(("proven", proven) for proven in proven_relations(release))]
+
+
+def _main_relation(accountant: Accountant, bound: str, release: Release) -> str:
+    """The relation of `epsilon`."""
+    return next(relation for name, relation in _claims(accountant, release) if name == bound)
+
+
+def _reason(accountant: Accountant, bound: str, release: Release) -> str | None:
+    """Why there is no epsilon, or None."""
+    if bound == "published" and isinstance(accountant.published, str):
+        return accountant.published
+    if is_unbounded(release, bound):
+        return _UNCLIPPED
+    if release.noise_std == 0:
+        return "No noise is added, so the releases are not private."
+    if bound == "published":
+        return cast(Published, accountant.published).reason(release)
+    return _ROUNDED_SUM if release.entry_size > 1 and release.storage == "bfloat16" else None
+
+
+def _bound_on_gradients(release: Release) -> str:
+    """What keeps one sample's gradient small."""
+    single, norm = release.entry_size == 1, f"{release.clip_norm:g}"
+    if release.assumed:
+        what = "per-sample gradients stay" if single else "what a sample adds to its entry's gradient stays"
+        return f"{what} below the norm {norm}: {ASSUMED}"
+    how = f"to the L2 norm {norm}" if single else f"to add at most {norm} (L2) to its entry's"
+    return f"every sample's gradient is clipped {how}, before it is stored anywhere"
+
+
+def _stated(cases: Sequence[_Case], bound: str, relation: str, num_rounds: int) -> Statement:
+    """The statement of the worst case, or of the first that has none."""
+    reasons = [_reason(case.accountant, bound, case.release) if num_rounds else None for case in cases]
+    reason, case = next(((reason, case) for reason, case in zip(reasons, cases, strict=True) if reason), (None, None))
+    worst = Bound(math.inf, "none")
+    if case is None:
+        pairs = [(case, _bound(case, bound, relation, num_rounds)) for case in cases]
+        case, worst = max(pairs, key=lambda pair: pair[1].dp_epsilon)
+    return statement(
+        bound,
+        relation,
+        dp_epsilon=None if reason else worst.dp_epsilon,
+        dp_delta=max(case.dp_delta for case in cases),
+        accountant=worst.accountant,
+        nodes=case.num_nodes,
+        gradients=None if is_unbounded(case.release, bound) else _bound_on_gradients(case.release),
+        setting=_SETTING,
+        notes=_notes(case, bound, num_rounds, worst.dp_epsilon),
+        reason=reason,
+    )
+
+
+def _notes(case: _Case, bound: str, num_rounds: int, dp_epsilon: float) -> tuple[str, ...]:
+    """What a statement rests on that others do not."""
+    published, waking = case.accountant.published, case.accountant.waking
+    if bound == "published":
+        stated = dp_epsilon if math.isfinite(dp_epsilon) else None
+        return () if isinstance(published, str) else published.notes(case.release, num_rounds, case.dp_delta, stated)
+    if waking is None:
+        return ()
+    most, failure = waking(num_rounds, case.num_nodes, case.dp_delta)
+    return (f"a node wakes at most {most} times but for a probability {failure:g}, part of delta",)
+
+
+def _main_epsilon(case: _Case, bound: str, num_rounds: int) -> float:
+    """epsilon under the main relation; infinite where there is none."""
+    if num_rounds and _reason(case.accountant, bound, case.release) is not None:
+        return math.inf
+    return _bound(case, bound, _main_relation(case.accountant, bound, case.release), num_rounds).dp_epsilon
+
+
+@lru_cache(maxsize=4096)
+def _bound(case: _Case, bound: str, relation: str, num_rounds: int) -> Bound:
+    """The epsilon of a release for which `_reason` is None."""
+    if num_rounds == 0:
+        return Bound(0.0, "nothing was released")
+    if bound == "published":
+        published = cast(Published, case.accountant.published)
+        return published.bound(case.release, relation, num_rounds, case.dp_delta, case.c2)
+    num_releases, failure = num_rounds, 0.0
+    if case.accountant.waking is not None:
+        num_releases, failure = case.accountant.waking(num_rounds, case.num_nodes, case.dp_delta)
+    return proven_bound(case.release, relation, num_releases, case.dp_delta - failure)

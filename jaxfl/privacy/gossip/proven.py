@@ -1,0 +1,219 @@
+"""Proven bounds on what a node's releases cost.
+
+In every round a node releases a mean gradient with Gaussian noise, and all its messages follow from these releases and
+from what it received. So the guarantee of a node is that of K releases composed. With G the bound on a sample's
+gradient, b and J the entries of a batch and of the node, q = b / J and z = noise_std b / G, proven are
+
+- `mini_batch`, Poisson batches, add_or_remove_one: the Poisson-sampled Gaussian, composed (J and b stay, so a sample
+  that is removed is one whose gradient is 0);
+- `mini_batch`, batches of fixed size, replace_one: the profile q delta_Gauss(log(1 + (exp(e) - 1) / q); 2 / z) for
+  e >= 0, mirrored below. Uniform draws with b > 1 can hold a sample c times, which moves the release c times as far:
+  the mean over c of such profiles (Balle, Barthe, Gaboardi 2018, arXiv:1807.01647, Theorem 10);
+- `saga`, Poisson batches, zero_out (a sample's gradient, fresh and stored, replaced by 0), one sample an entry:
+  (1 - q) N(q / z, 1) + q N((2 - q) / z, 1) against N(0, 1), composed, both directions. Given the others' participation,
+  which depends on no data, the data set without the sample has no hidden state: its releases are Gaussian around what
+  is known. With the sample a release is a mean, over the secret past draws, of such mixtures around it with shifts of
+  norms at most q / z (the stored gradient, in every release) and (2 - q) / z (drawn). Divergences are convex in that
+  argument, so the worst past counts; its density ratio is a sum of two lognormals, largest in convex order for
+  parallel shifts of largest norm. Dominating pairs compose adaptively (Zhu, Dong, Wang 2022, arXiv:2106.08567);
+- `saga`, any sampler: given all draws, which depend on no data, every release is Gaussian with one of two
+  sensitivities (`sensitivities`), so the curve is at most the mean over how often a sample was drawn. For batches of
+  fixed size nothing better is known here: drawing the sample keeps another entry from being refreshed, so that the
+  others' table depends on the secret draws in both data sets;
+- replace_one from zero_out or add_or_remove_one: by way of the data set without the sample.
+
+An entry of several samples (a per_batch table) is refreshed as one, so that the others' stored gradients depend on
+secret draws even in a data set without the sample. There the pair holds for whole entries only, and a sample is
+replaced or removed by way of the data set without its entry. Kept in bfloat16 such an entry is rounded as a sum, so
+that one sample moves the rounding of the others: its change exceeds `sensitivities` (by 1 % seen), and nothing is
+proven.
+
+Of all bounds that hold, the smallest is given, by name. Everything is NumPy, float64, on the host.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import scipy.stats
+
+from jaxfl.core import ArgumentError, check
+from jaxfl.privacy.dominating_pairs import (
+    curve_epsilon,
+    gaussian_epsilon,
+    grid_step,
+    participation_epsilon,
+    replaced_curve,
+    rounding_error,
+    sampled_curves,
+    sum_of_draws,
+    triangle_epsilon,
+)
+from jaxfl.privacy.statements import RELATIONS
+
+_COUNT_TAIL = 1e-13  # of how often a sample is in one batch; what is beyond counts as an infinite loss
+_UNLIKELY = 1e-20  # of how often a sample is drawn in a run; beyond it, the same
+_LARGEST_SHIFT = 500.0  # in units of the noise; beyond it sampling hides nothing that a grid could show
+
+
+class Release(NamedTuple):
+    """What one node releases in every round: Gaussian noise on a mean gradient."""
+
+    estimator: str  # "mini_batch" or "saga"
+    sampler: str  # "poisson", "fixed" or "uniform"
+    batch_size: int  # b, in entries
+    num_entries: int  # J, entries of the node: samples, or batches of a per_batch table
+    clip_norm: float | None  # L2 bound on what one sample contributes to one entry's gradient; None: unclipped
+    noise_std: float  # per coordinate, on the mean gradient
+    entry_size: int = 1  # samples of one entry, each of which contributes at most clip_norm
+    storage: str = "float32"  # of the table's entries, or "bfloat16"
+    assumed: bool = False  # clip_norm is assumed of unclipped gradients, not enforced
+
+
+class Sensitivities(NamedTuple):
+    """L2 change of one release, given all draws."""
+
+    absent: float  # when the sample is not in the batch
+    present: float  # when it is, once
+
+
+class Bound(NamedTuple):
+    """An epsilon and where it comes from."""
+
+    dp_epsilon: float
+    accountant: str
+
+
+def proven_relations(release: Release) -> tuple[str, ...]:
+    """Relations with a proof, the main one first."""
+    if release.estimator == "saga":
+        return ("zero_out", "replace_one")
+    return ("add_or_remove_one", "replace_one") if release.sampler == "poisson" else ("replace_one",)
+
+
+def sensitivities(release: Release, neighboring_relation: str) -> Sensitivities:
+    """L2 change of one release, given all draws, when the changed sample is not in the batch and when it is, once.
+
+    | estimator | zero_out, add_or_remove_one | replace_one |
+    |---|---|---|
+    | mini_batch | 0 and G / b | 0 and 2 G / b |
+    | saga | G / J and G (2 / b - 1 / J) | 2 G / J and 2 G (2 / b - 1 / J) |
+
+    Raises:
+        ArgumentError: an unknown relation, or a release that is not clipped.
+    """
+    check.one_of(tuple(RELATIONS), neighboring_relation=neighboring_relation)
+    if release.clip_norm is None:
+        raise ArgumentError("clip_norm", "must bound each sample's gradient", "got None", "Clip the gradients.")
+    return Sensitivities(*(_change(release, neighboring_relation, count) for count in (0, 1)))
+
+
+def _change(release: Release, relation: str, count: int) -> float:
+    """L2 change of one release when the changed sample is in the batch `count` times."""
+    assert release.clip_norm is not None
+    bound = release.clip_norm * (2 if relation == "replace_one" else 1)
+    share = count / release.batch_size  # of the fresh gradient
+    # SAGA subtracts the stored gradient as often and adds it once over J.
+    stored = abs(share - 1 / release.num_entries) if release.estimator == "saga" else 0.0
+    return bound * (share + stored)
+
+
+def constant_gradient_epsilon(release: Release, relation: str, num_releases: int, dp_delta: float) -> float:
+    """What gradients that never change leak, whatever is drawn: no guarantee can be smaller.
+
+    With a table, fresh minus stored cancels and every release moves by `Sensitivities.absent`: N(mu, 1) against
+    N(0, 1) with mu = absent sqrt(K) / noise_std. Without one it is 0, which says nothing.
+    """
+    moved = sensitivities(release, relation).absent * math.sqrt(num_releases)
+    return gaussian_epsilon(moved / release.noise_std, dp_delta)
+
+
+def proven_bound(release: Release, relation: str, num_releases: int, dp_delta: float) -> Bound:
+    """The smallest of the proven bounds; the release is clipped and noisy, num_releases at least 1."""
+    counts = Bound(
+        _participation_epsilon(release, relation, num_releases, dp_delta),
+        "Gaussian releases given how often a sample is drawn, averaged over that",
+    )
+    sampled = _sampled_bound(release, relation, num_releases, dp_delta)
+    return counts if sampled is None or counts.dp_epsilon <= sampled.dp_epsilon else sampled
+
+
+def _participation_epsilon(release: Release, relation: str, num_releases: int, dp_delta: float) -> float:
+    """epsilon from the distribution of how often a sample is drawn, which depends on no data."""
+    once = release.sampler != "uniform" or release.batch_size == 1
+    counts, chances, missing = _counts_in_a_batch(release)
+    squares = np.array([_change(release, relation, count) for count in counts]) ** 2
+    if once:
+        rate = min(1.0, release.batch_size / release.num_entries)
+        number = _likely_counts(num_releases, rate)
+        probabilities = scipy.stats.binom.pmf(number, num_releases, rate)
+        missing = _UNLIKELY
+    else:
+        # Squared counts add up: v(c) <= v(0) + slope c^2.
+        lattice = np.zeros(counts[-1] ** 2 + 1)
+        lattice[counts**2] = chances
+        found = sum_of_draws(lattice, num_releases)
+        if found is None:
+            return math.inf
+        number = found[0] + np.arange(len(found[1]))
+        probabilities = found[1]
+        missing = missing * num_releases + rounding_error(num_releases)
+    slope = float(np.max((squares[1:] - squares[0]) / counts[1:] ** 2))
+    mus = np.sqrt(number * slope + num_releases * squares[0]) / release.noise_std
+    return participation_epsilon(mus, probabilities, dp_delta - missing)
+
+
+def _likely_counts(num_releases: int, rate: float) -> np.ndarray:
+    """How often a sample is drawn, but for a probability below `_UNLIKELY` (2 exp(-50), by Bernstein's inequality)."""
+    spread = 10 * math.sqrt(num_releases * rate * (1 - rate)) + 60
+    low = max(0, math.floor(num_releases * rate - spread))
+    return np.arange(low, min(num_releases, math.ceil(num_releases * rate + spread)) + 1)
+
+
+def _counts_in_a_batch(release: Release) -> tuple[np.ndarray, np.ndarray, float]:
+    """How often a sample is in one batch: counts 0 ... m, their probabilities, and what is missing to 1."""
+    if release.sampler != "uniform" or release.batch_size == 1:
+        rate = min(1.0, release.batch_size / release.num_entries)
+        return np.arange(2), np.array([1 - rate, rate]), 0.0
+    b, chance = release.batch_size, 1 / release.num_entries
+    largest = max(1, int(scipy.stats.binom.isf(_COUNT_TAIL, b, chance)))
+    counts = np.arange(largest + 1)
+    return counts, scipy.stats.binom.pmf(counts, b, chance), float(scipy.stats.binom.sf(largest, b, chance))
+
+
+def _sampled_bound(release: Release, relation: str, num_releases: int, dp_delta: float) -> Bound | None:
+    """epsilon amplified by the secrecy of the draws; None where no proof is known or nothing is secret."""
+    assert release.clip_norm is not None
+    rate = release.batch_size / release.num_entries
+    if release.sampler != "poisson":
+        return None if release.estimator == "saga" else _replaced_bound(release, num_releases, dp_delta)
+    whole = release._replace(clip_norm=release.clip_norm * release.entry_size)  # an entry's own gradient
+    low, high = (change / release.noise_std for change in sensitivities(whole, "zero_out"))
+    if rate >= 1 or high > _LARGEST_SHIFT:
+        return None
+    step = grid_step(rate, release.noise_std * release.batch_size / (release.clip_norm * release.entry_size), high)
+    forward, backward = sampled_curves(rate, low, high, step, num_releases)
+    if release.estimator == "saga":
+        name = "privacy loss distribution of Poisson-sampled Gaussian releases with a stored gradient in each"
+    else:
+        name = "privacy loss distribution of Poisson-sampled Gaussian releases"
+    if relation != "replace_one" and release.entry_size == 1:
+        return Bound(float(max(curve_epsilon(curve, dp_delta) for curve in (forward, backward))), name)
+    without = "sample" if release.entry_size == 1 else "entry"
+    return Bound(triangle_epsilon(forward, backward, dp_delta), f"{name}, by way of the data without the {without}")
+
+
+def _replaced_bound(release: Release, num_releases: int, dp_delta: float) -> Bound | None:
+    """epsilon of batches of fixed size under replace_one."""
+    counts, chances, missing = _counts_in_a_batch(release)
+    rate = float(chances[1:].sum()) + missing
+    shifts = [_change(release, "replace_one", count) / release.noise_std for count in counts[1:]]
+    if rate >= 1 or max(shifts) > _LARGEST_SHIFT:
+        return None
+    assert release.clip_norm is not None
+    step = grid_step(rate, release.noise_std * release.batch_size / release.clip_norm, max(shifts))
+    curve = replaced_curve(rate, tuple(shifts), tuple((chances[1:] / rate).tolist()), step, num_releases)
+    name = "privacy loss distribution of Gaussian releases of batches of fixed size"
+    return Bound(float(curve_epsilon(curve, dp_delta)), name)

@@ -1,0 +1,69 @@
+"""What agents release in gradient tracking with noise, and in the methods that it is compared with."""
+
+from jaxfl.privacy.tracking.perturbed_states import (
+    cumulative_delta_curve,
+    exhausted_at,
+    output_sensitivities,
+    perturbed_state_sensitivities,
+    quantization_deltas,
+    states_only,
+)
+from jaxfl.privacy.tracking.schedules import (
+    TrackingSchedule,
+    exponential_budget,
+    exponential_budget_turning_point,
+    exponential_schedule,
+    polynomial_budget,
+    polynomial_budget_turning_point,
+    polynomial_schedule,
+)
+from jaxfl.privacy.tracking.sensitivities import (
+    Sensitivities,
+    TrackingAgent,
+    cumulative_epsilon,
+    cumulative_epsilon_curve,
+    gaussian_epsilon,
+    impulse_responses,
+    participation_epsilon,
+    proven_sensitivities,
+    published_sensitivities,
+)
+from jaxfl.privacy.tracking.statements import (
+    NO_BOUND,
+    TrackingRelease,
+    gradient_tracking_statements,
+    output_perturbation_statements,
+    perturbed_state_statements,
+    quantization_statements,
+)
+
+__all__ = [
+    "NO_BOUND",
+    "Sensitivities",
+    "TrackingAgent",
+    "TrackingRelease",
+    "TrackingSchedule",
+    "cumulative_delta_curve",
+    "cumulative_epsilon",
+    "cumulative_epsilon_curve",
+    "exhausted_at",
+    "exponential_budget",
+    "exponential_budget_turning_point",
+    "exponential_schedule",
+    "gaussian_epsilon",
+    "gradient_tracking_statements",
+    "impulse_responses",
+    "output_perturbation_statements",
+    "output_sensitivities",
+    "participation_epsilon",
+    "perturbed_state_sensitivities",
+    "perturbed_state_statements",
+    "polynomial_budget",
+    "polynomial_budget_turning_point",
+    "polynomial_schedule",
+    "proven_sensitivities",
+    "published_sensitivities",
+    "quantization_deltas",
+    "quantization_statements",
+    "states_only",
+]

@@ -1,0 +1,198 @@
+"""The schedules of gradient tracking with Laplace noise, and how their budgets shrink with the number of iterations.
+
+References:
+    J. Chen, J. Wang, J.-F. Zhang, "Differentially Private Gradient-Tracking-Based Distributed Stochastic Optimization
+    over Directed Graphs": Schemes (S1) and (S2), Remark 23.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import scipy.special
+
+from jaxfl.core import ArgumentError, check
+
+PerNode = float | np.ndarray  # () or (n,)
+
+
+class TrackingSchedule(NamedTuple):
+    """Every number of a run of K + 1 iterations, k = 0, ..., K."""
+
+    state_mixing: float  # alpha_K
+    tracker_mixing: float  # beta_K
+    step_size: float  # gamma_K
+    num_samples: int  # m_K, samples of each gradient
+    state_noise_scale: np.ndarray  # (K + 1,) or (n, K + 1), Laplace scale b of zeta_k
+    tracker_noise_scale: np.ndarray  # (K + 1,) or (n, K + 1), Laplace scale b of eta_k
+
+
+def polynomial_schedule(
+    num_iterations: int,
+    *,
+    state_noise_exponent: PerNode,
+    tracker_noise_exponent: PerNode,
+    state_mixing: tuple[float, float] = (72, 0.987),
+    tracker_mixing: tuple[float, float] = (0.95, 0.69),
+    step_size: tuple[float, float] = (98, 0.997),
+    num_samples: tuple[float, float] = (0.00007, 1.78),
+    horizon_offset: int = 1,
+) -> TrackingSchedule:
+    """Scheme (S1): step sizes a / (K + 1)^p, m_K = floor(a4 K^p_m) + 1, noise scales (k + 1)^p. Defaults: section 4.1.
+
+    Args:
+        num_iterations: K, at least 1.
+        state_noise_exponent, tracker_noise_exponent: p_zeta and p_eta, () or (n,).
+        state_mixing, tracker_mixing, step_size, num_samples: (a1, p_alpha), (a2, p_beta), (a3, p_gamma), (a4, p_m).
+        horizon_offset: 1 for step sizes a / (K + 1)^p, as the scheme defines them; 0 for a / K^p, as in section 4.1.
+
+    Returns:
+        The schedule; noise scales (K + 1,) or (n, K + 1), float64.
+
+    Raises:
+        ArgumentError: K below 1, an offset other than 0 and 1, or a gain that is not positive.
+
+    Example:
+        >>> schedule = polynomial_schedule(2000, state_noise_exponent=0.1, tracker_noise_exponent=0.1, horizon_offset=0)
+        >>> round(schedule.state_mixing, 6), round(schedule.tracker_mixing, 6), schedule.num_samples
+        (0.039739, 0.005012, 53)
+    """
+    check.at_least(1, num_iterations=num_iterations)
+    check.one_of((0, 1), horizon_offset=horizon_offset)
+    check.positive(state_mixing=state_mixing[0], tracker_mixing=tracker_mixing[0])
+    check.positive(step_size=step_size[0], num_samples=num_samples[0])
+    horizon = float(num_iterations + horizon_offset)
+    steps = np.arange(1.0, num_iterations + 2)
+    return TrackingSchedule(
+        state_mixing=state_mixing[0] / horizon ** state_mixing[1],
+        tracker_mixing=tracker_mixing[0] / horizon ** tracker_mixing[1],
+        step_size=step_size[0] / horizon ** step_size[1],
+        num_samples=math.floor(num_samples[0] * float(num_iterations) ** num_samples[1]) + 1,
+        state_noise_scale=steps ** np.asarray(state_noise_exponent, float)[..., None],
+        tracker_noise_scale=steps ** np.asarray(tracker_noise_exponent, float)[..., None],
+    )
+
+
+def exponential_schedule(
+    num_iterations: int,
+    *,
+    state_noise_base: PerNode,
+    tracker_noise_base: PerNode,
+    state_mixing: float = 0.1,
+    tracker_mixing: float = 0.01,
+    step_size: float = 0.1,
+    num_samples_base: float = 1.002,
+) -> TrackingSchedule:
+    """Scheme (S2): constant step sizes, m_K = floor(p_m^K) + 1, noise scales p^K at every k. Defaults: section 4.1.
+
+    Args:
+        num_iterations: K, at least 1.
+        state_noise_base, tracker_noise_base: p_zeta and p_eta, () or (n,), positive.
+        state_mixing, tracker_mixing, step_size, num_samples_base: alpha, beta, gamma and p_m, positive.
+
+    Returns:
+        The schedule; noise scales (K + 1,) or (n, K + 1), float64, the same at every k.
+
+    Raises:
+        ArgumentError: K below 1, or a number that is not positive.
+
+    Example:
+        >>> exponential_schedule(2000, state_noise_base=0.9996, tracker_noise_base=0.9996).num_samples
+        55
+    """
+    check.at_least(1, num_iterations=num_iterations)
+    check.positive(state_noise_base=state_noise_base, tracker_noise_base=tracker_noise_base)
+    check.positive(state_mixing=state_mixing, tracker_mixing=tracker_mixing)
+    check.positive(step_size=step_size, num_samples_base=num_samples_base)
+    steps = np.ones(num_iterations + 1)
+    return TrackingSchedule(
+        state_mixing=state_mixing,
+        tracker_mixing=tracker_mixing,
+        step_size=step_size,
+        num_samples=math.floor(num_samples_base**num_iterations) + 1,
+        state_noise_scale=np.asarray(state_noise_base, float)[..., None] ** num_iterations * steps,
+        tracker_noise_scale=np.asarray(tracker_noise_base, float)[..., None] ** num_iterations * steps,
+    )
+
+
+def polynomial_budget(num_iterations: float | np.ndarray, exponent: float) -> np.ndarray:
+    """psi_1(K) = ln(K + 2) / (K + 1)^exponent of Remark 23: how Scheme (S1)'s budget shrinks with K (Theorem 4).
+
+    Args:
+        num_iterations: K, of any shape, at least 0.
+        exponent: positive.
+
+    Returns:
+        psi_1 at every K, float64; epsilon is at most a constant times it.
+
+    Raises:
+        ArgumentError: a negative K, or an exponent that is not positive.
+    """
+    check.non_negative(num_iterations=num_iterations)
+    check.positive(exponent=exponent)
+    return np.log(np.add(num_iterations, 2.0)) / np.add(num_iterations, 1.0) ** exponent
+
+
+def polynomial_budget_turning_point(exponent: float) -> float:
+    """The t >= 0 from which `polynomial_budget` decreases: t + 1 = exponent (t + 2) ln(t + 2), or 0.
+
+    Args:
+        exponent: positive.
+
+    Returns:
+        t, in iterations; infinite where it exceeds float64, for exponents below 1 / 709.
+
+    Raises:
+        ArgumentError: an exponent that is not positive.
+
+    Example:
+        >>> round(polynomial_budget_turning_point(0.22), 4)
+        87.5404
+    """
+    check.positive(exponent=exponent)
+    inverse = 1 / exponent  # with u = ln(t + 2): exponent u = 1 - exp(-u), which Lambert's W solves
+    if inverse > math.log(np.finfo(float).max):
+        return math.inf
+    return max(0.0, math.exp(inverse + scipy.special.lambertw(-inverse * math.exp(-inverse)).real) - 2)
+
+
+def exponential_budget(num_iterations: float | np.ndarray, base: float) -> np.ndarray:
+    """psi_2(K) = K / base^K of Remark 23: how Scheme (S2)'s budget shrinks with K (Theorem 5), base p_m times p.
+
+    Args:
+        num_iterations: K, of any shape, at least 0.
+        base: positive; the budget shrinks only if it is above 1.
+
+    Returns:
+        psi_2 at every K, float64; epsilon is at most a constant times it.
+
+    Raises:
+        ArgumentError: a negative K, or a base that is not positive.
+    """
+    check.non_negative(num_iterations=num_iterations)
+    check.positive(base=base)
+    return num_iterations / np.power(float(base), num_iterations)
+
+
+def exponential_budget_turning_point(base: float) -> float:
+    """The t from which `exponential_budget` decreases: 1 / ln(base), for a base above 1.
+
+    Args:
+        base: p_m times p, above 1.
+
+    Returns:
+        t, in iterations.
+
+    Raises:
+        ArgumentError: a base that is not above 1, or not finite.
+
+    Example:
+        >>> round(exponential_budget_turning_point(1.0016), 4)
+        625.4999
+    """
+    check.positive(base=base)
+    if base <= 1:
+        raise ArgumentError("base", "must be above 1", f"got {base}", "Without it the budget never decreases.")
+    return 1 / math.log(base)

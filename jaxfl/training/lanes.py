@@ -1,0 +1,148 @@
+"""Lanes of a sweep: what each has for itself, what its seed works on, and how a function of one becomes one of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxfl.core import Array, FederatedData, PyTree
+from jaxfl.training.variant import Variant
+
+LANES = "lanes"  # the mesh's one axis
+
+
+class Point(NamedTuple):
+    """One variant with one seed."""
+
+    name: str
+    variant: Variant
+    seed: int
+
+
+class Lane(NamedTuple):
+    """What a lane has for itself under trace; of all lanes with their axis first."""
+
+    key: Array  # (), typed
+    row: Array  # (), int32, of its seed in the leaves of `Tables` that carry a seed axis
+    numbers: dict[str, Array]  # name -> (), float32
+
+
+class Tables(NamedTuple):
+    """What the seeds work on. A leaf that all seeds share is held once, any other carries a seed axis first."""
+
+    data: FederatedData
+    arrays: dict[str, PyTree]  # measure -> what it prepared
+
+
+class Strategy(NamedTuple):
+    """How the lanes of one program are computed."""
+
+    num_slots: int  # lanes with padding; 1 for a lane without an axis
+    at_once: int  # lanes computed together on a device
+    num_devices: int = 1  # that share the lanes
+
+    @property
+    def text(self) -> str:
+        """For people and for config.json."""
+        how = "one after the other" if self.at_once == 1 else f"in groups of {self.at_once}"
+        if self.at_once > 1 and self.num_slots == self.num_devices * self.at_once:
+            how = "side by side"
+        return how + (f" on each of {self.num_devices} devices" if self.num_devices > 1 else "")
+
+    @property
+    def mesh(self) -> Mesh:
+        """The devices that share the lanes."""
+        return Mesh(np.array(jax.local_devices()[: self.num_devices]), (LANES,))
+
+    def sharding(self, *axes: str) -> NamedSharding:
+        """Over these axes of the mesh; whole on every device without one."""
+        return NamedSharding(self.mesh, PartitionSpec(*axes))
+
+
+class Uploads:
+    """Training data on the device, those of the latest source alone; what its seeds have in common is there once."""
+
+    def __init__(self) -> None:
+        self._source: Any = None
+        self._held: dict[int, FederatedData] = {}
+
+    def of(self, point: Point) -> FederatedData:
+        """The data of a variant and seed."""
+        if self._source is not point.variant.data:
+            self._held = {}  # frees the device's memory first
+            self._source = point.variant.data
+        if point.seed not in self._held:
+            data = jax.device_put(self._source(point.seed))
+            for other in list(self._held.values())[:1]:
+                data = FederatedData(*map(_first_if_equal, other, data))
+            self._held[point.seed] = data
+        return self._held[point.seed]
+
+
+def over_lanes(fn: Callable[[PyTree], PyTree], lanes: PyTree, at_once: int) -> PyTree:
+    """`fn` of one lane over the lanes."""
+    if at_once == jax.tree.leaves(lanes)[0].shape[0]:
+        return jax.vmap(fn)(lanes) if at_once > 1 else jax.tree.map(lambda leaf: leaf[None], fn(_only(lanes)))
+    if at_once == 1:
+        return jax.lax.map(fn, lanes)
+    groups = jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0] // at_once, at_once, *leaf.shape[1:]), lanes)
+    return jax.tree.map(_as_lanes, jax.lax.map(jax.vmap(fn), groups))
+
+
+def update_lanes(
+    fn: Callable[[Lane, list[Array]], tuple[list[Array], list[Array], PyTree]],
+    lanes: Lane,
+    parts: list[Array],
+    at_once: int,
+) -> tuple[list[Array], list[Array], PyTree]:
+    """`fn`, (lane, its part of the state) -> (new part, what all lanes share, results), over the lanes, in place."""
+    num_groups = len(lanes.row) // at_once
+
+    def group(lanes, parts):
+        if at_once > 1:
+            return jax.vmap(fn, out_axes=(0, None, 0))(lanes, parts)
+        new, shared, results = fn(_only(lanes), _only(parts))
+        new, results = jax.tree.map(lambda leaf: leaf[None], (new, results))
+        return new, shared, results
+
+    def step(held, index):
+        def take(leaf):
+            return jax.lax.dynamic_slice_in_dim(leaf, index * at_once, at_once)
+
+        new, shared, results = group(*jax.tree.map(take, (lanes, held)))
+        put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=index * at_once, axis=0)
+        return [put(leaf, rows) for leaf, rows in zip(held, new, strict=True)], (shared, results)
+
+    if num_groups == 1:
+        return group(lanes, parts)
+    parts, (shared, results) = jax.lax.scan(step, parts, jnp.arange(num_groups, dtype=jnp.int32))
+    return parts, [leaf[-1] for leaf in shared], jax.tree.map(_as_lanes, results)
+
+
+def _as_lanes(leaf: Array) -> Array:
+    """Groups (g, k, ...) as lanes (g * k, ...)."""
+    return leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])
+
+
+def _only(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf[0], tree)
+
+
+def stack_seeds(trees: Sequence[PyTree]) -> tuple[PyTree, list[bool]]:
+    """Trees of several seeds as one, and which of its leaves carry a seed axis: those that are not the same object."""
+    columns = list(zip(*map(jax.tree.leaves, trees), strict=True))
+    stacked = [any(leaf is not column[0] for leaf in column) for column in columns]
+    pairs = zip(columns, stacked, strict=True)
+    leaves = [jnp.stack(column) if several else column[0] for column, several in pairs]
+    return jax.tree.unflatten(jax.tree.structure(trees[0]), leaves), stacked
+
+
+def _first_if_equal(first: Array, second: Array) -> Array:
+    same = first.shape == second.shape and first.dtype == second.dtype
+    return first if same and np.array_equal(np.asarray(first), np.asarray(second)) else second

@@ -1,0 +1,224 @@
+"""What is measured at evaluations: scores on the test set, with calibrated batch statistics or without; stationarity.
+
+Calibration: static batch normalization tracks no statistics while it trains. HeteroFL's server asks the clients for
+them after training; here they are measured on a few of their samples, drawn once a seed.
+
+Stationarity: the objective is F = (1/n) sum_i f_i with f_i the mean loss over node i's samples, as in the analyses of
+decentralised methods, whose rates bound |grad F|^2 at the mean over nodes of `node_params`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.core import (
+    ArgumentError,
+    Array,
+    FederatedData,
+    Purpose,
+    PyTree,
+    Task,
+    Variables,
+    leaf_key,
+    over_nodes,
+    purpose_key,
+)
+from jaxfl.core.check import at_least
+from jaxfl.core.tasks import calibrated_state
+from jaxfl.training.evaluate import EvaluationSet, Scores, average_model, model_scores
+from jaxfl.training.variant import Measure
+
+
+def test_scores(task: Task, test: EvaluationSet) -> Measure:
+    """The standard evaluation: every node's model and the average model on a test set.
+
+    Args:
+        task: its `metrics` are computed, over nodes as `task.node_loop` says.
+        test: the test set.
+    """
+
+    def compute(node_params: PyTree, batches: EvaluationSet) -> Scores:
+        return model_scores(task, node_params, average_model(node_params), batches)
+
+    return Measure(compute=compute, prepare=lambda key, data: test)
+
+
+test_scores.__test__ = False  # no test for pytest  # pyright: ignore[reportFunctionMemberAccess]
+
+
+class CalibrationSet(NamedTuple):
+    """Training samples on the device in batches; the last is filled up with samples of weight 0."""
+
+    inputs: Array  # (m, b, *sample)
+    labels: Array  # (m, b, ...)
+    weights: Array  # (m, b), float32, 1 for a sample and 0 for filling
+    key: Array  # (), typed, for dropout
+
+
+def calibrated_scores(task: Task, test: EvaluationSet, num_samples: int) -> Measure:
+    """The standard evaluation with batch statistics measured on training samples; the entry "test" of the measures.
+
+    Args:
+        task: one with model state.
+        test: the test set. Statistics are taken over batches of its size.
+        num_samples: drawn once a seed from all nodes' samples; of a smaller pool all are taken.
+
+    Raises:
+        ArgumentError: a number below 1, or a task without model state.
+
+    Guarantees:
+        - statistics are calibrated for each model by itself.
+    """
+    _check_calibration(task, num_samples)
+    draw = jax.jit(partial(calibration_set, num_samples=num_samples, batch_size=test.counts.shape[1]))
+
+    def compute(node_params: PyTree, arrays: tuple[EvaluationSet, CalibrationSet]) -> Scores:
+        batches, calibration = arrays
+        average = _calibrated(task, average_model(node_params), calibration)
+        nodes = over_nodes(lambda params: _calibrated(task, params, calibration), task.node_loop)(node_params)
+        return model_scores(task, nodes, average, batches)
+
+    return Measure(compute=compute, prepare=lambda key, data: (test, draw(key, data)))
+
+
+def calibration_set(key: Array, data: FederatedData, num_samples: int, batch_size: int) -> CalibrationSet:
+    """Some samples of the clients' pooled training data, uniform without replacement.
+
+    Args:
+        key: the run's base key.
+        data: on the device. A sample that no node holds is never drawn.
+        num_samples: how many; of a smaller pool all are taken.
+        batch_size: b, samples in one batch, of which statistics are taken together.
+
+    Returns:
+        The samples on the device.
+
+    Guarantees:
+        - every sample of the pool is drawn at most once, and padding never.
+        - the same key and data give the same samples.
+
+    Example:
+        >>> data = FederatedData(jnp.arange(4.0), jnp.arange(4), jnp.array([[3, 0], [1, 2]]), jnp.array([1, 2]))
+        >>> drawn = calibration_set(jax.random.key(0), data, num_samples=4, batch_size=2)
+        >>> sorted(drawn.inputs[drawn.weights > 0].tolist())
+        [1.0, 2.0, 3.0]
+    """
+    at_least(1, num_samples=num_samples, batch_size=batch_size)
+    base = purpose_key(key, Purpose.CALIBRATION)
+    held = jnp.arange(data.max_size)[None, :] < data.sizes[:, None]
+    # The smallest of random numbers, one for each slot; those of padding are above all others.
+    numbers = jax.random.bits(leaf_key(base, 0), held.shape, jnp.uint32) >> 1
+    order = jnp.argsort(jnp.where(held, numbers, jnp.uint32(2**32 - 1)).reshape(-1))[:num_samples]
+    count = len(order)
+    batch_size = min(batch_size, count)
+    order = jnp.pad(order, (0, -count % batch_size)).reshape(-1, batch_size)
+    filling = jnp.arange(order.size).reshape(order.shape) >= count
+    weights = (held.reshape(-1)[order] & ~filling).astype(jnp.float32)
+    rows = data.indices.reshape(-1)[order]
+    return CalibrationSet(data.inputs[rows], data.labels[rows], weights, leaf_key(base, 1))
+
+
+def _check_calibration(task: Task, num_samples: int) -> None:
+    """Refuse to calibrate what has no statistics."""
+    at_least(1, calibration_samples=num_samples)
+    if task.init_state is None or not jax.tree.leaves(jax.eval_shape(task.init_state)):
+        found = f"got {num_samples} for a task without"
+        raise ArgumentError("calibration_samples", "must be left out without model state", found, "Leave it out.")
+
+
+def _calibrated(task: Task, variables: Variables, calibration: CalibrationSet) -> Variables:
+    """One node's variables with statistics of the calibration set, its parameters as they are."""
+    inputs, labels, weights, key = calibration
+    state = calibrated_state(task, variables.params, inputs, labels, weights, key)
+    return Variables(params=variables.params, model_state=state)
+
+
+class TrainingSamples(NamedTuple):
+    """The samples that are looked at, m of each node."""
+
+    inputs: Array  # (n, m, *sample)
+    labels: Array  # (n, m, ...)
+    weights: Array  # (n, m), float32, 1 / number of the node's samples looked at, 0 for padding
+
+
+def stationarity(task: Task, most_samples: int, *, calibration: tuple[int, int] | None = None) -> Measure:
+    """What the average model makes of the training data: its metrics, and how far from stationary the objective is.
+
+    Args:
+        task: its loss and metrics.
+        most_samples: m, training samples of each node that are looked at; a node with fewer is seen whole.
+        calibration: (samples, batch size) on which the average model's batch statistics are measured; those of
+            `calibrated_scores` where both numbers are its own. None takes its model state as it is.
+
+    Returns:
+        The measurement of `train_<metric>_average_model` for each metric, a mean over nodes of means over samples, and
+        `gradient_norm_squared_average_model`, |grad F|^2, L2.
+
+    Raises:
+        ArgumentError: a number below 1, or calibration of a task without model state.
+
+    Guarantees:
+        - the squared norm is that of the mean gradient, 0 at a minimum of F.
+        - model state is held fixed: the gradient is to parameters alone.
+    """
+    at_least(1, most_samples=most_samples)
+    if calibration is not None:
+        _check_calibration(task, calibration[0])
+        at_least(1, batch_size=calibration[1])
+
+    @jax.jit
+    def prepare(key: Array, data: FederatedData) -> tuple[TrainingSamples, CalibrationSet | None]:
+        drawn = None if calibration is None else calibration_set(key, data, *calibration)
+        return training_samples(data, most_samples), drawn
+
+    def of_node(average: PyTree, samples: TrainingSamples) -> tuple[PyTree, dict[str, Array]]:
+        has_state = task.train_loss is not None
+
+        def loss(params):
+            values = Variables(params, average.model_state) if has_state else params
+            return jnp.sum(samples.weights * task.loss(values, samples.inputs, samples.labels))
+
+        gradient = jax.grad(loss)(average.params if has_state else average)
+        named = task.metrics(average, samples.inputs, samples.labels)
+        return gradient, {name: jnp.sum(samples.weights * value) for name, value in named.items()}
+
+    def compute(node_params: PyTree, arrays: tuple[TrainingSamples, CalibrationSet | None]) -> dict[str, Array]:
+        samples, drawn = arrays
+        average = average_model(node_params)
+        if drawn is not None:
+            average = _calibrated(task, average, drawn)
+        gradients, metrics = over_nodes(lambda part: of_node(average, part), task.node_loop)(samples)
+        squares = [jnp.sum(leaf.mean(axis=0) ** 2) for leaf in jax.tree.leaves(gradients)]
+        named = {f"train_{name}_average_model": values.mean() for name, values in metrics.items()}
+        return {**named, "gradient_norm_squared_average_model": jnp.stack(squares).sum()}
+
+    return Measure(compute=compute, prepare=prepare)
+
+
+def training_samples(data: FederatedData, most: int) -> TrainingSamples:
+    """At most `most` samples of each node, evenly spaced in its list, which may be sorted.
+
+    Args:
+        data: on the device.
+        most: m, at least 1; a node with fewer samples is seen whole.
+
+    Returns:
+        The samples, on the device.
+
+    Guarantees:
+        - padding has weight 0, and each node's weights sum to 1.
+    """
+    at_least(1, most=most)
+    slots = jnp.arange(min(most, data.max_size))
+    counts = jnp.minimum(data.sizes, len(slots))
+    valid = slots[None, :] < counts[:, None]
+    # Slot s of m looks at sample floor(s J / m), without the product, which may not fit 32 bits.
+    step, rest = jnp.divmod(data.sizes, counts)
+    positions = slots[None, :] * step[:, None] + slots[None, :] * rest[:, None] // counts[:, None]
+    pool = jnp.take_along_axis(data.indices, jnp.where(valid, positions, 0), axis=1)
+    weights = valid.astype(jnp.float32) / counts[:, None].astype(jnp.float32)
+    return TrainingSamples(inputs=data.inputs[pool], labels=data.labels[pool], weights=weights)

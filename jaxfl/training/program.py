@@ -1,0 +1,283 @@
+"""What is compiled for the lanes of a sweep: one program for all variants and seeds that differ in numbers alone.
+
+A lane is one variant with one seed. The state of all lanes is stacked on a leading axis. Only `round_index` is shared,
+so that a branch on it stays a branch. Inside the one executable the lanes are computed side by side (`vmap`), in
+groups, or one after the other. The loop over groups lies outside the loop over rounds: a group's tables are taken out
+and put back once a call, never once a round. A single lane runs unbatched. Where a CPU has several devices, each takes
+a share of the lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+from jax.stages import Compiled as Executable
+
+from jaxfl.core import Algorithm, Array, FederatedData, PyTree
+from jaxfl.core.node_loop import replicated
+from jaxfl.training.chunks import check_start, first_state, info_fields, rounds_fn
+from jaxfl.training.lanes import LANES, Lane, Point, Strategy, Tables, Uploads, over_lanes, stack_seeds, update_lanes
+from jaxfl.training.measures import test_scores
+from jaxfl.training.preflight import PeakMemory, predicted_peak
+from jaxfl.training.variant import Measure, Variant
+
+
+class Compiled(NamedTuple):
+    """Executables of one program. They take lanes from `Program.lanes` and states from `init` or `Program.place`."""
+
+    strategy: Strategy
+    init: Executable  # (lanes, data) -> state
+    rounds: Executable  # (lanes, state, data, num_rounds) -> (state, infos); the state is donated
+    evaluate: Executable  # (lanes, state, arrays) -> measure -> what it computes
+    fields: tuple[str, ...]  # of the info
+    peak: PeakMemory  # predicted
+
+
+class Program:
+    """The lanes that share one compiled program.
+
+    Args:
+        points: the lanes. Their variants differ in nothing that is compiled, and their data have the same shapes.
+        uploads: where the data come from.
+
+    Guarantees:
+        - a point alone and in a sweep: the same bits one after the other, the same numbers to rounding in groups.
+        - no copy of a table in a round.
+        - a branch on the round number stays a branch.
+    """
+
+    def __init__(self, points: Sequence[Point], uploads: Uploads):
+        self.points = tuple(points)
+        self.variant = points[0].variant
+        standard = test_scores(self.variant.task, self.variant.test)
+        self.measures: Mapping[str, Measure] = {"test": standard, **self.variant.measures}
+        self._uploads = uploads
+        self._replicated = replicated(self.variant.task.node_loop)
+        self._with_seeds: dict[str, list[bool]] = {}  # field of Tables -> which of its leaves carry a seed axis
+
+    def check(self) -> None:
+        """Make every check that constructors and `init` make on the host; computes nothing."""
+        for variant in {point.name: point.variant for point in self.points}.values():
+            variant.algorithm(_concrete_numbers(variant))
+        checked = set()
+        for point in self.points:
+            data = self._uploads.of(point)
+            sizes = np.asarray(data.sizes).tobytes()
+            if sizes not in checked:
+                checked.add(sizes)
+                check_start(self._algorithm(self._lane(point)), jax.random.key(point.seed), data)
+
+    @property
+    def label(self) -> str:
+        """The variants, for people."""
+        names = list(dict.fromkeys(point.name for point in self.points))
+        return names[0] + (f" and {len(names) - 1} more" if names[1:] else "")
+
+    @property
+    def max_devices(self) -> int:
+        """Devices that may share the lanes; 1 where each lane uses all of them by itself, and on accelerators."""
+        if (
+            len(self.points) == 1
+            or jax.default_backend() != "cpu"
+            or self.variant.task.node_loop.startswith("devices:")
+        ):
+            return 1
+        return min(jax.local_device_count(), len(self.points))
+
+    @cached_property
+    def structure(self) -> PyTree:
+        """Shapes and dtypes of one lane's state."""
+        lane, data = self._lane(self.points[0]), self._uploads.of(self.points[0])
+        return jax.eval_shape(lambda lane, data: first_state(self._algorithm(lane), lane.key, data), lane, data)
+
+    def tables(self, points: Sequence[Point], strategy: Strategy) -> Tables:
+        """What these lanes work on, as the compiled functions take it: of all seeds, or of a single lane's."""
+        seeds = {point.seed: point for point in (points if strategy.num_slots == 1 else self.points)}
+        data = [self._uploads.of(point) for point in seeds.values()]
+        arrays = [
+            {name: measure.prepare(jax.random.key(seed), own) for name, measure in self.measures.items()}
+            for seed, own in zip(seeds, data, strict=True)
+        ]
+        (data, self._with_seeds["data"]), (arrays, self._with_seeds["arrays"]) = stack_seeds(data), stack_seeds(arrays)
+        tables = Tables(data, arrays)
+        return tables if strategy.num_devices == 1 else jax.device_put(tables, strategy.sharding())
+
+    def lanes(self, points: Sequence[Point], strategy: Strategy) -> Lane:
+        """The lanes of one pass, padded by the first, or one lane without an axis."""
+        if strategy.num_slots == 1:
+            return self._lane(points[0])
+        rows = {seed: row for row, seed in enumerate(dict.fromkeys(point.seed for point in self.points))}
+        padded = [*points, *[points[0]] * (strategy.num_slots - len(points))]
+        keys = {seed: np.asarray(jax.random.key_data(jax.random.key(seed))) for seed in rows}
+        values = {name: [point.variant.numbers[name] for point in padded] for name in self.variant.numbers}
+        lanes = Lane(
+            key=jax.random.wrap_key_data(jnp.asarray(np.stack([keys[point.seed] for point in padded]))),
+            row=jnp.asarray([rows[point.seed] for point in padded], jnp.int32),
+            numbers={name: jnp.asarray(column, jnp.float32) for name, column in values.items()},
+        )
+        return lanes if strategy.num_devices == 1 else jax.device_put(lanes, strategy.sharding(LANES))
+
+    def place(self, state: PyTree, strategy: Strategy) -> PyTree:
+        """A restored state, on the device, where the compiled rounds want it, its lanes padded."""
+
+        def pad(leaf):
+            missing = strategy.num_slots - leaf.shape[0]
+            return jnp.concatenate([leaf, *[leaf[:1]] * missing]) if missing else leaf
+
+        state = state if strategy.num_slots == 1 else self.map_lanes(pad, state)
+        shardings = self._shardings(strategy)
+        return state if shardings is None else jax.tree.map(jax.device_put, state, shardings)
+
+    def saved(self, state: PyTree, strategy: Strategy, num_lanes: int) -> PyTree:
+        """The state as a checkpoint holds it: without padding."""
+        if strategy.num_slots == 1:
+            return state
+        return self.map_lanes(lambda leaf: np.asarray(leaf)[:num_lanes], state)
+
+    def saved_structure(self, num_lanes: int | None) -> PyTree:
+        """Shapes of what `saved` gives; None for a lane without an axis."""
+        if num_lanes is None:
+            return self.structure
+        return self.map_lanes(lambda leaf: jax.ShapeDtypeStruct((num_lanes, *leaf.shape), leaf.dtype), self.structure)
+
+    def lane_state(self, state: PyTree, strategy: Strategy, index: int) -> PyTree:
+        """One lane's state, without an axis of lanes."""
+        return state if strategy.num_slots == 1 else self.map_lanes(lambda leaf: np.asarray(leaf)[index], state)
+
+    def node_params(self, state: PyTree, strategy: Strategy, index: int, point: Point) -> PyTree:
+        """One lane's parameters, leaves (n, *leaf)."""
+        return self._algorithm(self._lane(point)).node_params(self.lane_state(state, strategy, index))
+
+    def map_lanes(self, fn: Callable[[Any], Any], state: PyTree) -> PyTree:
+        """`fn` of every leaf but `round_index`."""
+        leaves, shared = self._split(state)
+        return self._join([fn(leaf) for leaf in leaves], shared)
+
+    def lower(self, strategy: Strategy) -> Callable[[], Compiled]:
+        """Trace the program; what this returns compiles it, in any thread.
+
+        What it will take is predicted, not compared with what is free.
+        """
+        points = self.points[: strategy.num_slots]
+        lanes, tables = self.lanes(points, strategy), self.tables(points, strategy)
+        state = self.saved_structure(strategy.num_slots if strategy.num_slots > 1 else None)
+        shardings = self._shardings(strategy)
+        init, rounds, evaluate = self._functions(strategy)
+        # Given for every leaf: an empty one would come back in another than it is taken in. And not by the state's
+        # shapes: zeros_like of one that a loop over devices closes over would ask for its sharding there.
+        taken, given = ((None, shardings), (shardings, None)) if shardings is not None else ((None, None), None)
+        rounds = jax.jit(rounds, donate_argnums=1, in_shardings=(*taken, None, None), out_shardings=given)
+        lowered = [
+            rounds.lower(lanes, state, tables.data, np.int32(0)),
+            jax.jit(init, out_shardings=shardings).lower(lanes, tables.data),
+            jax.jit(evaluate, in_shardings=(*taken, None)).lower(lanes, state, tables.arrays),
+        ]
+        copies = strategy.num_devices
+        if self._replicated is not None and jax.default_backend() == "cpu":  # a CPU's devices share one memory
+            copies = jax.device_count()
+        inputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tables)
+        fields = tuple(info_fields(lowered[0].out_info[1]))
+
+        def finish() -> Compiled:
+            with ThreadPoolExecutor(len(lowered)) as pool:  # LLVM does not hold the interpreter's lock
+                rounds, init, evaluate = pool.map(lambda program: program.compile(), lowered)
+            divided = strategy.num_devices > 1
+            peak = predicted_peak(inputs, state, init, [rounds, evaluate], num_copies=copies, divided=divided)
+            return Compiled(strategy, init, rounds, evaluate, fields, peak)
+
+        return finish
+
+    def _functions(self, strategy: Strategy) -> tuple[Callable, Callable, Callable]:
+        """`Compiled`'s three functions before they are compiled."""
+        chunk_rounds = self.variant.rounds_per_call
+
+        def init(lane: Lane, data: FederatedData) -> PyTree:
+            return first_state(self._algorithm(lane), lane.key, self._of_seed("data", data, lane.row))
+
+        def rounds(lane: Lane, state: PyTree, data: FederatedData, num_rounds: Array):
+            run = rounds_fn(self._algorithm(lane), chunk_rounds)
+            return run(lane.key, state, self._of_seed("data", data, lane.row), num_rounds)
+
+        def evaluate(lane: Lane, state: PyTree, arrays: dict[str, PyTree]) -> dict[str, Any]:
+            params, own = self._algorithm(lane).node_params(state), self._of_seed("arrays", arrays, lane.row)
+            return {name: measure.compute(params, own[name]) for name, measure in self.measures.items()}
+
+        if strategy.num_slots == 1:
+            return init, rounds, evaluate
+        at_once = strategy.at_once
+
+        def init_all(lanes, data):
+            state = over_lanes(lambda lane: init(lane, data), lanes, at_once)
+            parts, shared = self._split(state)
+            return self._join(parts, [leaf[0] for leaf in shared])
+
+        def rounds_all(lanes, state, data, num_rounds):
+            parts, shared = self._split(state)
+
+            def of_lane(lane, own):
+                new, buffers = rounds(lane, self._join(own, shared), data, num_rounds)
+                return (*self._split(new), buffers)
+
+            parts, shared, buffers = update_lanes(of_lane, lanes, parts, at_once)
+            return self._join(parts, shared), buffers
+
+        def evaluate_all(lanes, state, arrays):
+            parts, shared = self._split(state)
+            return over_lanes(
+                lambda both: evaluate(both[0], self._join(both[1], shared), arrays), (lanes, parts), at_once
+            )
+
+        if strategy.num_devices == 1:
+            return init_all, rounds_all, evaluate_all
+        each, whole = PartitionSpec(LANES), PartitionSpec()
+        held = self.map_lanes(lambda leaf: each, jax.tree.map(lambda leaf: whole, self.structure))
+        spread = partial(jax.shard_map, mesh=strategy.mesh, check_vma=False)
+        return (
+            spread(init_all, in_specs=(each, whole), out_specs=held),
+            spread(rounds_all, in_specs=(each, held, whole, whole), out_specs=(held, each)),
+            spread(evaluate_all, in_specs=(each, held, whole), out_specs=each),
+        )
+
+    def _algorithm(self, lane: Lane) -> Algorithm:
+        return self.variant.algorithm(lane.numbers)
+
+    def _lane(self, point: Point) -> Lane:
+        return Lane(jax.random.key(point.seed), jnp.int32(0), _concrete_numbers(point.variant))
+
+    def _of_seed(self, field: str, tree: PyTree, row: Array) -> PyTree:
+        """What one seed works on."""
+        leaves, structure = jax.tree.flatten(tree)
+        pairs = zip(leaves, self._with_seeds[field], strict=True)
+        return jax.tree.unflatten(structure, [leaf[row] if stacked else leaf for leaf, stacked in pairs])
+
+    @cached_property
+    def _is_shared(self) -> list[bool]:
+        paths = jax.tree_util.tree_leaves_with_path(self.structure)
+        return [jax.tree_util.keystr(path) == ".round_index" for path, _ in paths]
+
+    def _split(self, state: PyTree) -> tuple[list[Any], list[Any]]:
+        """(leaves that carry the lanes, those that all lanes share)."""
+        pairs = list(zip(jax.tree.leaves(state), self._is_shared, strict=True))
+        return [leaf for leaf, shared in pairs if not shared], [leaf for leaf, shared in pairs if shared]
+
+    def _join(self, parts: Sequence[Any], shared: Sequence[Any]) -> PyTree:
+        both = {False: iter(parts), True: iter(shared)}
+        return jax.tree.unflatten(jax.tree.structure(self.structure), [next(both[kind]) for kind in self._is_shared])
+
+    def _shardings(self, strategy: Strategy) -> PyTree | None:
+        """Of a state, a tree; None where one device does all."""
+        if strategy.num_devices > 1:
+            whole = jax.tree.map(lambda leaf: strategy.sharding(), self.structure)
+            return self.map_lanes(lambda leaf: strategy.sharding(LANES), whole)
+        return self._replicated and jax.tree.map(lambda leaf: self._replicated, self.structure)
+
+
+def _concrete_numbers(variant: Variant) -> dict[str, Array]:
+    return {name: jnp.float32(value) for name, value in variant.numbers.items()}

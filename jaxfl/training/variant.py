@@ -1,0 +1,119 @@
+"""What `train` needs to know of one line of a comparison, and of what is measured on the way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, PyTree, Task
+from jaxfl.core.check import at_least, one_of, positive
+from jaxfl.training.chunks import COSTS, default_chunk_rounds
+from jaxfl.training.evaluate import EvaluationSet, Scores
+from jaxfl.training.records import slug
+
+
+class Measure(NamedTuple):
+    """Numbers measured at every evaluation.
+
+    Attributes:
+        compute: (node_params with leaves (n, *leaf), arrays) -> name -> () float, entries of the metrics line; or, for
+            the entry "test" of `Variant.measures`, `Scores`. Pure and traced.
+        prepare: (base key (), data on the device) -> arrays, a pytree, once a seed. What it returns is an argument of
+            the compiled program, never a constant of it. A leaf that is the same object for all seeds is held once.
+    """
+
+    compute: Callable[[PyTree, PyTree], Scores | Mapping[str, Array]]
+    prepare: Callable[[Array, FederatedData], PyTree]
+
+
+class Variant(NamedTuple):
+    """One line of a comparison.
+
+    Variants with the same objects `algorithm`, `data`, `task` and `test`, the same measures, rounds and names of
+    numbers share one compiled program, in which each seed of each of them is a lane.
+
+    Attributes:
+        algorithm: numbers -> algorithm. Called with () float32 arrays, traced ones and, for its checks, concrete ones.
+        task: what is learned; how the engine runs it over nodes.
+        test: the test set of the standard evaluation.
+        data: seed -> training data.
+        seeds: distinct; seed s gives the base key `jax.random.key(s)`.
+        num_rounds: rounds of each seed.
+        evaluate_every: rounds between evaluations; round 0 and the last round are always evaluated.
+        numbers: name -> finite number: what variants of one program may differ in.
+        settings: name -> value of the options that vary: columns of results.csv and "settings" of the summary.
+        measures: name -> what is measured besides the standard evaluation. An entry "test" takes the place of that.
+        privacy: rounds that really ran -> statements of the summary; None for none.
+        max_rounds: most rounds that the privacy budget pays for; a seed ends there.
+        budgets: cost (of `chunks.COSTS`, summed over rounds and nodes) -> most that may be spent; a seed ends at the
+            first evaluation at which one is reached.
+        chunk_rounds: most rounds in one compiled call. Default: all between two evaluations, at most 100.
+    """
+
+    algorithm: Callable[[Mapping[str, Array]], Algorithm]
+    task: Task
+    test: EvaluationSet
+    data: Callable[[int], FederatedData]
+    seeds: tuple[int, ...]
+    num_rounds: int
+    evaluate_every: int
+    numbers: Mapping[str, float] = {}
+    settings: Mapping[str, Any] = {}
+    measures: Mapping[str, Measure] = {}
+    privacy: Callable[[int], Sequence[Mapping[str, Any]]] | None = None
+    max_rounds: int | None = None
+    budgets: Mapping[str, float] = {}
+    chunk_rounds: int | None = None
+
+    @property
+    def last_round(self) -> int:
+        """Where a seed ends if nothing ends it earlier."""
+        return self.num_rounds if self.max_rounds is None else min(self.num_rounds, self.max_rounds)
+
+    @property
+    def rounds_per_call(self) -> int:
+        """Most rounds in one compiled call."""
+        chunk = default_chunk_rounds(min(self.evaluate_every, self.num_rounds))
+        return chunk if self.chunk_rounds is None else self.chunk_rounds
+
+
+def check_variants(variants: Mapping[str, Variant]) -> None:
+    """Refuse variants that cannot label or steer a run.
+
+    Raises:
+        ArgumentError: names that give the same directory, seeds or rounds out of range, numbers that are not finite.
+    """
+    if not variants:
+        raise ArgumentError("variants", "must hold at least one variant", "got none", "Pass {name: Variant(...)}.")
+    slugs: dict[str, str] = {}
+    for name, variant in variants.items():
+        if not slug(name) or slug(name) in slugs:
+            found = f"got {name!r}" + (f" beside {slugs[slug(name)]!r}" if slug(name) else "")
+            remedy = "Choose names that differ in letters or digits."
+            raise ArgumentError("variants", "must have names that give distinct directory names", found, remedy)
+        slugs[slug(name)] = name
+        _check(name, variant)
+
+
+def _check(name: str, variant: Variant) -> None:
+    at_least(1, num_rounds=variant.num_rounds, evaluate_every=variant.evaluate_every)
+    at_least(1, max_rounds=variant.last_round, chunk_rounds=variant.rounds_per_call)
+    seeds = variant.seeds
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise ArgumentError("seeds", "must be distinct and at least one", f"got {list(seeds)}", "Pass e.g. 0 1 2.")
+    for seed in seeds:
+        at_least(0, seeds=seed)
+        if seed >= 2**32:  # a larger seed would lose its upper bits
+            raise ArgumentError("seeds", "must lie in [0, 2^32)", f"got {seed}", "Pass e.g. 0 1 2.")
+    for number, value in variant.numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            remedy = "Build what is no number into the algorithm."
+            raise ArgumentError(f"numbers.{number}", "must be a finite number", f"{name} has {value!r}", remedy)
+    for measure, value in variant.measures.items():
+        if not isinstance(value, Measure):
+            found = f"{name} has a {type(value).__name__}"
+            raise ArgumentError(f"measures.{measure}", "must be a Measure", found, "Pass Measure(compute, prepare).")
+    for cost, most in variant.budgets.items():
+        one_of(COSTS, budgets=cost)
+        positive(**{f"budgets.{cost}": most})

@@ -1,0 +1,381 @@
+"""What every experiment promises, tested on each that there is: a new one joins by existing."""
+
+import ast
+import contextlib
+import io
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import experiments
+from experiments.frame import EXPERIMENTS, Experiment, flat, main
+from experiments.frame.choose import choices_of, idle_options
+from experiments.frame.experiment import request
+from experiments.frame.options import flag, options, text_of
+from experiments.frame.run import saved_options
+from jaxfl.core import ArgumentError
+from jaxfl.training import RunDirectory
+from jaxfl.training.json_files import jsonable
+from jaxfl.training.results import read_results
+
+ALL = list(EXPERIMENTS)
+TRAINED = [name for name in ALL if EXPERIMENTS[name].prepare is not None]
+# What makes a run small, of experiments that have the option and let it count.
+SMALL: dict[str, Any] = {
+    "iterations": 4,
+    "rounds": 4,
+    "nodes": 5,  # as many as the named pairs of graphs have
+    "evaluate_every": 2,
+    "checkpoint_every": 1,
+    "num_train": 300,
+    "num_test": 60,
+    "hidden": (4,),
+    "batch_size": 2,
+    "local_steps": 2,
+    "noise_std": 0.05,
+    "similarity_batch_size": 16,
+    "quiet": True,
+}
+SMALL_HERE: dict[str, dict[str, Any]] = {  # where that does not fit
+    "embracing_fl": {"nodes": 16, "hidden": (6, 5)},  # case 9 counts sixteenths; blocks of three classes
+    "similarity": {"hidden": (6, 5, 4)},  # two sides of two layers
+}
+STEPS, DIVERGING = (0.01, 0.02), 1e30  # of experiments with a step size
+
+
+def small(experiment: Experiment) -> dict[str, Any]:
+    """The first line of the experiment's own comparison, made small."""
+    kept = {name: values[0] for axis in experiment.grid for name, values in axis.items()}
+    for name, value in {**SMALL, **SMALL_HERE.get(experiment.name, {})}.items():
+        if name in options(type(experiment.base)):
+            with contextlib.suppress(ArgumentError):
+                request(experiment, {**kept, name: value})
+                kept[name] = value
+    return kept
+
+
+def steps(experiment: Experiment) -> tuple[dict[str, Any], ...]:
+    """The axis that a small run has."""
+    return ({"step_size": STEPS},) if "step_size" in options(type(experiment.base)) else ()
+
+
+def words(changes: dict[str, Any]) -> list[str]:
+    """Options as a command line."""
+    return [word for name, value in changes.items() for word in (flag(name), *text_of(value).split())]
+
+
+class Ended(NamedTuple):
+    """A command that has ended."""
+
+    name: str
+    folder: Path
+    arguments: list[str]
+    printed: str
+
+    def summary(self) -> dict[str, Any]:
+        """Content of summary.json."""
+        return json.loads((self.folder / "summary.json").read_text())
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Lines of metrics.jsonl."""
+        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+    def asked(self):
+        """The request that the arguments made."""
+        experiment = EXPERIMENTS[self.name]
+        return request(experiment, small(experiment), (*steps(experiment), {"seed": (0, 1)}))
+
+
+def run(name: str, *arguments: str) -> int:
+    """The exit code of a command."""
+    return main(EXPERIMENTS[name], arguments)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """A folder for compiled programs, so that every program is compiled once."""
+    return ["--compilation-cache", str(tmp_path_factory.mktemp("programs"))]
+
+
+@pytest.fixture(scope="module", params=TRAINED)
+def finished(request, tmp_path_factory, cache):
+    """A small finished run with two seeds, and two step sizes where there are step sizes."""
+    name = request.param
+    folder = tmp_path_factory.mktemp(name) / "run"
+    grid = [
+        f"{option}={','.join(map(str, values))}" for axis in steps(EXPERIMENTS[name]) for option, values in axis.items()
+    ]
+    arguments = [*words(small(EXPERIMENTS[name])), *(["--grid", *grid] if grid else []), "--seeds", "0", "1", *cache]
+    with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "1000")
+        assert run(name, *arguments, "--out", str(folder)) == 0
+    return Ended(name, folder, arguments, printed.getvalue())
+
+
+def content(folder):
+    """Bytes of every file below a directory."""
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class TestFinishedRun:
+    def test_config_holds_every_option_that_decides_results(self, finished):
+        """And with it every line can be asked for again."""
+        written = json.loads((finished.folder / "config.json").read_text())
+        known, asked = options(type(EXPERIMENTS[finished.name].base)), finished.asked()
+        saved = {name for name, option in known.items() if option.saved}
+        assert set(saved_options(asked)) == saved | {"lines"} <= set(written["config"])
+        assert not {name for name, option in known.items() if not option.saved} & set(written["config"])
+        lines = written["config"]["lines"]
+        assert list(lines) == list(asked.lines)
+        for name, line in asked.lines.items():
+            again = {**written["config"], **lines[name]}
+            expected = jsonable({key: value for key, value in flat(line.point).items() if key in saved}, "point")
+            assert {key for key in saved if again[key] != expected[key]} <= {"node_loop"}  # what auto stands for
+            assert tuple(lines[name]["seeds"]) == line.seeds
+        assert (written["experiment"], written["preset"]) == (finished.name, None)
+        assert {"jax", "platform", "device_kind", "git_revision"} <= set(written["environment"])
+
+    def test_a_line_per_evaluation(self, finished):
+        places = [(line["variant"], line["seed"], line["round"]) for line in finished.lines()]
+        lanes = {place[:2] for place in places}
+        assert lanes == {(name, seed) for name, line in finished.asked().lines.items() for seed in line.seeds}
+        for lane in lanes:
+            assert [place[2] for place in places if place[:2] == lane] == [0, 2, 4]
+
+    def test_summary_has_the_documented_fields(self, finished):
+        summary, lines = finished.summary(), finished.lines()
+        assert set(summary) >= {"experiment", "preset", "status", "seeds", "variants", "seconds", "environment"}
+        assert (summary["experiment"], summary["status"], summary["seeds"]) == (finished.name, "finished", [0, 1])
+        assert list(summary["variants"]) == list(finished.asked().lines)
+        assert set(summary["seconds"]) == {"compile", "run", "per_round"}
+        for name, row in summary["variants"].items():
+            assert (row["rounds"], row["rounds_per_seed"], row["status"]) == (4, [4, 4], ["finished"] * 2)
+            assert row["settings"] == jsonable(finished.asked().lines[name].settings, "settings")
+            last = [line for line in lines if (line["variant"], line["round"]) == (name, 4)]
+            metrics = [metric for metric in row if isinstance(row[metric], dict) and "per_seed" in row[metric]]
+            assert "train_loss" in metrics
+            for metric in metrics:
+                values = [line[metric] for line in last]
+                if isinstance(values[0], int):  # a count, of all rounds
+                    of_line = [line for line in lines if line["variant"] == name]
+                    values = [sum(line.get(metric) or 0 for line in of_line if line["seed"] == seed) for seed in (0, 1)]
+                assert row[metric]["per_seed"] == values
+                np.testing.assert_allclose(row[metric]["mean"], np.mean(row[metric]["per_seed"]), rtol=1e-9)
+                np.testing.assert_allclose(row[metric]["std"], np.std(row[metric]["per_seed"], ddof=1), rtol=1e-9)
+
+    def test_results_have_a_row_a_variant_and_seed(self, finished):
+        rows = read_results(finished.folder)
+        lines = {(line["variant"], line["seed"]): line for line in finished.lines()}  # the last ones
+        assert [(row["variant"], row["seed"]) for row in rows] == [
+            (name, seed) for name in finished.asked().lines for seed in (0, 1)
+        ]
+        for row in rows:
+            settings = finished.asked().lines[row["variant"]].settings
+            assert {name: str(row[name]) for name in settings} == {name: str(settings[name]) for name in settings}
+            assert (row["status"], row["rounds"], row["reason"]) == ("finished", 4, None)
+            line = lines[row["variant"], row["seed"]]
+            assert {name: row[name] for name in list(line)[3:]} == {name: line[name] for name in list(line)[3:]}
+
+    def test_pictures(self, finished):
+        pictures = sorted((finished.folder / "plots").iterdir())
+        assert "training.png" in [path.name for path in pictures]
+        for path in pictures:
+            assert path.read_bytes().startswith(b"\x89PNG")
+            assert path.stat().st_size > 5000
+            assert str(path) in finished.printed
+
+    def test_says_what_ran_and_where_it_is(self, finished):
+        printed = " ".join(finished.printed.split())
+        assert f"Run: {finished.folder}" in printed
+        assert "mean ± standard deviation over 2 seeds, finished" in printed
+        assert all(name in printed for name in finished.asked().lines)
+
+
+class TestBesideAFinishedRun:
+    def refused(self, finished, arguments, capsys):
+        """The error line; nothing of the run has changed."""
+        before = content(finished.folder)
+        assert run(finished.name, *finished.arguments, "--out", str(finished.folder), *arguments) == 2
+        output = capsys.readouterr()
+        assert content(finished.folder) == before
+        assert (output.out, output.err.count("\n")) == ("", 1)
+        return output.err
+
+    def test_not_overwritten(self, finished, capsys):
+        says = f"error: --out: must not hold a run yet; {finished.folder} holds one. Resume it (--resume)"
+        assert self.refused(finished, [], capsys).startswith(says)
+
+    def test_not_resumed_with_another_config(self, finished, capsys):
+        place = finished.arguments.index("--evaluate-every") + 1
+        other = finished._replace(arguments=[*finished.arguments[:place], "1", *finished.arguments[place + 1 :]])
+        says = f"error: --evaluate-every: must be as in the run that is resumed; {finished.folder} has 2, this call"
+        assert self.refused(other, ["--resume"], capsys).startswith(says)
+
+    def test_resuming_it_changes_nothing(self, finished, tmp_path, capsys):
+        shutil.copytree(finished.folder, tmp_path / "run")
+        assert run(finished.name, *finished.arguments, "--resume", "--out", str(tmp_path / "run")) == 0
+        after, before = content(tmp_path / "run"), content(finished.folder)
+        assert set(after) == set(before)
+        assert {path for path in after if after[path] != before[path]} <= {p for p in after if p.suffix == ".png"}
+
+    def test_interrupted_in_the_middle_and_resumed_equals_uninterrupted(self, finished, tmp_path, monkeypatch, capsys):
+        append = RunDirectory.append_metrics
+
+        def interrupted(self, lines):
+            if any(line["round"] == 4 for line in lines):
+                raise KeyboardInterrupt
+            append(self, lines)
+
+        command = [*finished.arguments, "--out", str(tmp_path / "run")]
+        monkeypatch.setattr(RunDirectory, "append_metrics", interrupted)
+        assert run(finished.name, *command) == 130
+        says = "interrupted: the same command with --resume goes on from the last checkpoint\n"
+        assert capsys.readouterr().err == says
+        part, whole = ((path / "metrics.jsonl").read_bytes() for path in (tmp_path / "run", finished.folder))
+        assert part
+        assert len(part) < len(whole)
+        assert whole.startswith(part)
+        assert not (tmp_path / "run" / "summary.json").exists()
+
+        monkeypatch.setattr(RunDirectory, "append_metrics", append)
+        assert run(finished.name, *command, "--resume") == 0
+        assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == whole
+        tables = [read_results(path) for path in (tmp_path / "run", finished.folder)]
+        assert [{**row, "seconds": 0} for row in tables[0]] == [{**row, "seconds": 0} for row in tables[1]]
+        resumed, uninterrupted = finished._replace(folder=tmp_path / "run").summary(), finished.summary()
+        assert {**resumed, "seconds": {}} == {**uninterrupted, "seconds": {}}
+
+
+WITH_STEPS = [name for name in TRAINED if steps(EXPERIMENTS[name])]
+
+
+class TestDiverging:
+    @pytest.mark.parametrize(
+        "name", [WITH_STEPS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in WITH_STEPS[1:])]
+    )
+    def test_a_lone_run_stops_with_metric_rounds_and_node(self, name, tmp_path, capsys, cache):
+        changes = {**small(EXPERIMENTS[name]), "seed": 0, "step_size": DIVERGING}
+        assert run(name, *words(changes), *cache, "--out", str(tmp_path / "run")) == 1
+        error = capsys.readouterr().err
+        pattern = (
+            r"stopped: [\w ]+: must stay finite; got \S+ .*in rounds? \d.*of .*, seed 0\).* Use a smaller step size"
+        )
+        assert re.match(pattern, error), error
+        assert error.count("\n") == 1
+        assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "diverged"
+
+    @pytest.mark.parametrize("name", WITH_STEPS)
+    def test_a_point_of_a_grid_is_recorded_and_the_others_finish(self, name, tmp_path, cache, capsys):
+        grid = ["--grid", f"step_size={STEPS[0]},{DIVERGING}", "--seeds", "0", "1"]
+        assert run(name, *words(small(EXPERIMENTS[name])), *grid, *cache, "--out", str(tmp_path / "run")) == 0
+        rows = read_results(tmp_path / "run")
+        for row in rows[:2]:
+            assert (row["status"], row["rounds"], row["reason"]) == ("finished", 4, None)
+            assert np.isfinite(row["train_loss"])
+        for row in rows[2:]:
+            assert row["status"] == "diverged"
+            assert "must stay finite" in row["reason"]
+        assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "finished"
+
+
+@pytest.mark.parametrize("name", ALL)
+class TestCommandLine:
+    def test_help_has_every_option_with_its_value(self, name, capsys):
+        experiment = EXPERIMENTS[name]
+        known = options(type(experiment.base))
+        for arguments in ([], ["--dataset", "mnist"], *(["--preset", preset] for preset in experiment.presets)):
+            if arguments[:1] == ["--dataset"] and "dataset" not in known:
+                continue
+            assert run(name, "--help", *arguments) == 0
+            printed = capsys.readouterr().out
+            assert "default: None" not in printed
+            blocks = dict(re.findall(r"^  (--[\w-]+)[^\n]*\n((?:      .+\n)+)", printed, flags=re.M))
+            records = [*dict.fromkeys(option.record for option in known.values())]
+            assert [title for title in re.findall(r"^(\w+): ", printed, flags=re.M) if title in records] == records
+            changes = {"dataset": "mnist"} if arguments[:1] == ["--dataset"] else {}
+            preset = arguments[1] if arguments[:1] == ["--preset"] else None
+            point = request(experiment, changes, (), preset).point
+            for option, value in flat(point).items():
+                text = " ".join(blocks[flag(f"no_{option}" if value is True else option)].split())
+                assert len(text) > 5, "what it does"
+                if value is not None and value is not False:
+                    assert text.endswith(f"(default: {'on' if value is True else text_of(value) or 'none'})")
+
+    def test_a_misspelt_option_suggests_the_right_one(self, name, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+        option = flag(next(iter(options(type(EXPERIMENTS[name].base)))))
+        assert run(name, f"{option}x", "1") == 2
+        output = capsys.readouterr()
+        says = "must be an option of this experiment; there is none of that name. Did you mean"
+        assert output.err.startswith(f"error: {option}x: {says} {option}?")
+        assert (output.out, output.err.count("\n")) == ("", 1)
+        assert not list(tmp_path.iterdir())
+
+    def test_an_unwritable_folder_is_refused(self, name, tmp_path, capsys):
+        (tmp_path / "taken").touch()
+        assert run(name, *words(small(EXPERIMENTS[name])), "--out", str(tmp_path / "taken" / "run")) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: --out: ")
+        assert "not a directory. Name a directory" in error
+
+    def test_presets_are_listed_with_their_cost(self, name, capsys, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "1000")
+        assert run(name, "--list-presets") == 0
+        printed = capsys.readouterr().out
+        for preset, row in EXPERIMENTS[name].presets.items():
+            assert all(text in printed for text in (preset, row.description, row.cost))
+
+    def test_every_option_is_read(self, name):
+        """An attribute, a key of flat options, or a keyword of a function that a choice names."""
+        point = EXPERIMENTS[name].base
+        modules = {type(getattr(point, record)).__module__ for record in vars(point)} | {f"experiments.{name}.options"}
+        folders = {Path(str(sys.modules[module].__file__)).parent for module in modules if module in sys.modules}
+        reads = {keyword for choice in choices_of(point) for keyword in choice.known() if hasattr(choice, "functions")}
+        for path in (path for folder in folders for path in folder.glob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                    reads.add(node.attr)
+                elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+                    reads.add(str(node.slice.value))
+        records = {record: type(getattr(point, record)).__module__ for record in vars(point)}
+        shared = {record for record, module in records.items() if module == "experiments.frame.records"}
+        known = options(type(point))  # what the frame's own records read is the frame's
+        assert {option for option in known if known[option].record not in shared} <= reads
+
+
+PRESETS = [(name, preset) for name in ALL for preset in EXPERIMENTS[name].presets]
+
+
+@pytest.mark.parametrize(("name", "preset"), PRESETS)
+def test_every_preset_gives_lines_in_which_all_that_it_says_counts(name, preset):
+    experiment = EXPERIMENTS[name]
+    row = experiment.presets[preset]
+    asked = request(experiment, {}, (), preset)
+    points = [line.point for line in asked.lines.values()]
+    flats = [flat(point) for point in points]
+    varied = {option for axis in row.grid for option in axis}
+    idle = set.intersection(*(idle_options(point, values) for point, values in zip(points, flats, strict=True)))
+    assert not {*row.changes, *varied} & idle
+    for option, value in row.changes.items():
+        assert option in varied or {values[option] for values in flats} == {value}
+    for option, values in ((option, values) for axis in row.grid for option, values in axis.items()):
+        known = {seed for line in asked.lines.values() for seed in line.seeds} if option == "seed" else {
+            values[option] for values in flats if option not in idle_options(points[0], values)
+        }  # fmt: skip
+        assert known <= set(values)
+        assert known == set(values) or option != "seed"
+
+
+def test_experiments_are_the_packages_that_have_one():
+    folder = Path(next(iter(experiments.__path__)))
+    fronts = {path.parent.name: path.read_text() for path in folder.glob("*/__init__.py")}
+    assert set(ALL) == {name for name, text in fronts.items() if "\nEXPERIMENT = " in text} >= {"privsgp_vr"}
+    for name in ALL:
+        assert EXPERIMENTS[name].name == name
+        assert "main(EXPERIMENT)" in (folder / name / "__main__.py").read_text()

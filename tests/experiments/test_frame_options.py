@@ -1,0 +1,133 @@
+"""Options of the frame: words to values, choices by signature, grids from words, files and ranges; every error."""
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+from toy_experiment import EXPERIMENT, SHAPES, Point, ask
+
+from experiments import frame
+from experiments.frame import choose, flat
+from experiments.frame.experiment import request
+from experiments.frame.grid import points, sample_axis
+from experiments.frame.options import options
+from jaxfl.core import ArgumentError
+
+KNOWN = options(Point)
+
+
+@pytest.mark.parametrize("module", [module.name for module in pkgutil.iter_modules(frame.__path__)])
+def test_examples_of_the_frame_run(module):
+    assert not doctest.testmod(importlib.import_module(f"experiments.frame.{module}")).failed
+
+
+class TestWords:
+    @pytest.mark.parametrize(
+        ("arguments", "expected"),
+        [
+            ("", {}),
+            ("--rounds 3 --fast", {"rounds": 3, "fast": True}),
+            ("--clip_norm=3", {"clip_norm": 3.0}),
+            ("--step-size theory --widths 4 5", {"step_size": "theory", "widths": (4, 5)}),
+            ("--step-size -1e-3 --widths -4 -5", {"step_size": -1e-3, "widths": (-4, -5)}),
+            ("--step-size -.5 --budget -inf", {"step_size": -0.5, "budget": -float("inf")}),
+            ("--clip-norm None --budget inf", {"clip_norm": None, "budget": float("inf")}),
+            ("--widths", {"widths": ()}),
+            ("--no-fast --budget 1 --no-strict", {"fast": False, "budget": 1.0, "strict": False}),
+            ("--set rounds=3 --set title=x", {"rounds": 3, "title": "x"}),
+            ("--set=step_size=2 --rounds 2", {"step_size": 2.0, "rounds": 2}),
+            ("--set clip-norm=3 --set fast=true", {"clip_norm": 3.0, "fast": True}),
+            ("--set fast=false --set clip_norm=None", {"fast": False, "clip_norm": None}),
+            (["--set", "widths=1 32", "--title", "a=b"], {"widths": (1, 32), "title": "a=b"}),
+        ],
+    )
+    def test_values(self, arguments, expected):
+        derived = {"evaluate_every": flat(ask(arguments).point)["evaluate_every"]}
+        assert flat(ask(arguments).point) == {**flat(ask("").point), **derived, **expected}
+
+
+class TestChoose:
+    def test_binds_the_options_of_the_signature(self):
+        values = {"shape": "star", "radius": 9.0, "side": 2.0, "corners": 7}
+        assert choose(SHAPES, values)() == 14
+        assert choose(SHAPES, {**values, "shape": "circle"})() == 243
+
+    @pytest.mark.parametrize(
+        ("changes", "argument", "says"),
+        [
+            ({"shape": "square", "side": None}, "side", "is needed by square; got none. Pass it, or choose another sh"),
+            ({"shape": "oval"}, "shape", "must be one of circle, square, star; got 'oval'"),
+        ],
+    )
+    def test_refuses_a_missing_option_and_an_unknown_name(self, changes, argument, says):
+        with pytest.raises(ArgumentError) as caught:
+            choose(SHAPES, {"shape": "star", "radius": 1.0, "side": 2.0, "corners": 5, **changes})
+        assert caught.value.argument == argument
+        assert says in str(caught.value)
+
+    def test_an_option_that_counts_somewhere_is_taken(self):
+        lines = ask("--grid shape=square,star --corners 6").lines
+        assert [line.point.drawing.corners for line in lines.values()] == [6, 6]
+
+
+def values_of(request_, *names):
+    return [tuple(flat(line.point)[name] for name in names) for line in request_.lines.values()]
+
+
+class TestGrids:
+    @pytest.mark.parametrize(
+        ("arguments", "expected"),
+        [
+            ("--grid rounds=1,2 step-size=3,theory", [(1, 3.0), (2, "theory")]),
+            ("--grid rounds=1,2 --grid step_size=3,4", [(1, 3.0), (1, 4.0), (2, 3.0), (2, 4.0)]),
+            ("--rounds 5 --grid step_size=-1,inf", [(5, -1.0), (5, float("inf"))]),
+        ],
+    )
+    def test_values_go_together_within_one_axis_and_cross_between_axes(self, arguments, expected):
+        assert values_of(ask(f"--shape circle {arguments}"), "rounds", "step_size") == expected
+
+    def test_a_value_of_several_words_is_quoted(self):
+        lines = ask(["--shape", "circle", "--grid", "widths=8 4,16", "clip_norm=1,None"])
+        assert values_of(lines, "widths", "clip_norm") == [((8, 4), 1.0), ((16,), None)]
+
+    @pytest.mark.parametrize(
+        ("name", "text"),
+        [
+            ("a.csv", "rounds,step-size,widths,fast\n1,theory,8 4,true\n2,0.5,16,false\n"),
+            (
+                "a.jsonl",
+                '{"rounds": 1, "step_size": "theory", "widths": [8, 4], "fast": true}\n\n'
+                '{"rounds": 2, "step_size": 0.5, "widths": [16], "fast": false}\n',
+            ),
+        ],
+    )
+    def test_a_row_of_a_file_is_a_point(self, name, text, tmp_path):
+        (tmp_path / name).write_text(text)
+        lines = ask(["--shape", "circle", "--grid-file", str(tmp_path / name)])
+        expected = [(1, "theory", (8, 4), True), (2, 0.5, (16,), False)]
+        assert values_of(lines, "rounds", "step_size", "widths", "fast") == expected
+
+    def test_ranges_are_kept_reproducible_and_extended(self):
+        ranges = ["step_size=log:0.01:1", "rounds=3:5", "radius=-1:1"]
+        drawn = sample_axis(ranges, 200, 0, KNOWN)
+        assert set(drawn["rounds"]) == {3, 4, 5}
+        assert 0.01 <= min(drawn["step_size"]) < 0.02 < 0.5 < max(drawn["step_size"]) <= 1
+        assert 80 < sum(value < 0.1 for value in drawn["step_size"]) < 120, "half of them below the geometric mean"
+        assert -1 <= min(drawn["radius"]) < -0.9 < 0.9 < max(drawn["radius"]) <= 1
+        assert sample_axis(ranges, 200, 0, KNOWN) == drawn != sample_axis(ranges, 200, 1, KNOWN)
+        first = sample_axis(ranges, 50, 0, KNOWN)
+        assert first == {name: values[:50] for name, values in drawn.items()}
+        assert len({*ask(["--shape", "circle", "--sample", *ranges, "--num-samples", "7"]).lines}) == 7
+        assert len(ask(["--shape", "circle", "--sample", *ranges]).lines) == 10
+
+    def test_seeds_are_lanes_of_a_line(self):
+        for arguments in ("--seeds 2 0", "--grid seed=2,0"):
+            lines = ask(f"{arguments} --grid rounds=1,2 --shape circle").lines
+            assert [(line.seeds, line.point.run.seed) for line in lines.values()] == [((2, 0), 2)] * 2
+
+    def test_from_python_as_from_the_command_line(self):
+        grid = ({"step_size": (0.1, 0.2)}, {"rounds": (1, 2), "seed": (3, 4)})
+        asked = request(EXPERIMENT, {"shape": "circle"}, grid)
+        assert asked.lines == ask("--shape circle --grid step_size=0.1,0.2 --grid rounds=1,2 seed=3,4").lines
+        assert list(points(grid))[1] == {"step_size": 0.1, "rounds": 2, "seed": 4}

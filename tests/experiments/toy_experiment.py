@@ -1,0 +1,95 @@
+"""An experiment with options of every kind that trains nothing: what the frame promises is tested on it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from experiments.frame import Choice, Experiment, Layer, Preset, Run, stated, traced
+from experiments.frame.command_line import parse
+
+SHAPES = Choice(
+    "shape",
+    {
+        "circle": lambda *, radius: 3 * radius**2,
+        "square": lambda *, side: side**2,
+        "star": lambda *, side, corners=5: corners * side,
+    },
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawing:
+    """What is drawn."""
+
+    CHOICES: ClassVar = (SHAPES,)
+    dataset: str = "digits"
+    """Where it comes
+    from."""
+    shape: Literal["circle", "square", "star"] = "circle"
+    """Which."""
+    radius: float = 1.0
+    """Of a circle."""
+    side: float | None = None
+    """Of a square, which needs it, and of a star."""
+    corners: int | None = None
+    """Of a star."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Learning:
+    """How it is learned."""
+
+    rounds: int = 10
+    """How long."""
+    step_size: float | Literal["theory"] = traced(0.5)
+    """How fast."""
+    clip_norm: float | None = traced(None)
+    """How far."""
+    budget: float = stated(float("inf"))
+    """How much."""
+    strict: bool = stated(True)
+    """Whether the budget counts."""
+    widths: tuple[int, ...] = (8,)
+    """Of what."""
+    title: str = "toy"
+    """Called what."""
+    fast: bool = False
+    """Or slow."""
+
+    def idle(self, options):
+        """Strictness without a budget."""
+        return {"strict"} if self.budget == float("inf") else set()
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One drawing."""
+
+    drawing: Drawing = Drawing()
+    learning: Learning = Learning()
+    run: Run = Run()
+
+
+EXPERIMENT = Experiment(
+    name="toy",
+    description="A toy.",
+    base=Point(),
+    run=lambda asked: 0,
+    grid=({"shape": ("circle", "square")},),
+    datasets={"digits": Layer({"side": 2.0}), "other": Layer({"side": 3.0, "rounds": 20}, ({"fast": (False, True)},))},
+    presets={
+        "figure_1": Preset("the first figure", "3 s on two cores", {"rounds": 7, "widths": (1, 2)}),
+        "figure_2": Preset("on other data", "4 s", {"dataset": "mnist"}, ({"step_size": (0.1, 0.2)},)),
+        "figure_3": Preset("by its radius", "5 s", {"shape": "circle", "radius": 4.0}),
+    },
+    derived={"evaluate_every": lambda options, told: max(1, options["rounds"] // 5)},
+    rivals=((("radius",), ("side", "corners")),),
+    labels={"shape": "{}", "step_size": "step {}"},
+    aliases={"count": "rounds"},
+)
+
+
+def ask(arguments):
+    """The request of a command line."""
+    return parse(EXPERIMENT, arguments.split() if isinstance(arguments, str) else arguments)[0]

@@ -1,0 +1,60 @@
+"""What the tests of several rooms use: random arrays, trees as rows of numbers, trees compared, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxfl.core import ArgumentError
+
+
+def normals(rng: np.random.Generator) -> Callable[..., jax.Array]:
+    """shape -> standard normal numbers, float32."""
+    return lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+
+def rows_of(tree: Any) -> np.ndarray:
+    """All numbers of a tree whose leaves have one more axis in front, (b, d), float64."""
+    leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
+    return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
+
+
+def flat(tree: Any) -> np.ndarray:
+    """All numbers of a tree, (d,), float64."""
+    return rows_of(jax.tree.map(lambda leaf: np.asarray(leaf)[None], tree))[0]
+
+
+def assert_close(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
+    """Trees of one structure whose numbers differ by at most the tolerance, absolute plus relative."""
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for mine, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=tolerance, atol=tolerance)
+
+
+def refused(call: Callable[[], Any], argument: str, *words: str) -> str:
+    """The message of the ArgumentError that `call` raises: one line that names the argument and says each word."""
+    with pytest.raises(ArgumentError) as caught:
+        call()
+    message = str(caught.value)
+    assert caught.value.argument == argument
+    assert message.startswith(argument + ": ")
+    assert "\n" not in message
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+    for word in words:
+        assert word in message, f"{word!r} is not in {message!r}"
+    return message
+
+
+def refusals(cases: Iterable[tuple[Callable[[], Any], str]]) -> Callable[..., None]:
+    """A test that every one of these calls is refused by the name of the argument beside it."""
+
+    @pytest.mark.parametrize(("call", "argument"), cases)
+    def test(call, argument):
+        refused(call, argument)
+
+    return test

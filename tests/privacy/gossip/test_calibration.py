@@ -1,0 +1,128 @@
+"""Searches over privacy curves, and what they find for each algorithm."""
+
+import math
+from typing import Any
+
+import pytest
+
+from jaxfl.core import ArgumentError
+from jaxfl.privacy.calibration import most_rounds, smallest_noise
+from jaxfl.privacy.gossip import (
+    A_DP2_SGD,
+    DP2_SGD,
+    PRIVSGP,
+    PRIVSGP_VR,
+    Release,
+    calibrate_noise_std,
+    epsilon,
+    max_rounds,
+)
+
+PLAIN = Release("mini_batch", "poisson", 16, 1200, clip_norm=2.0, noise_std=0.0)
+TABLE = PLAIN._replace(estimator="saga")
+BUDGET: dict[str, Any] = {"target_epsilon": 3.0, "dp_delta": 1e-5}
+CASES = [
+    (PRIVSGP, "proven", PLAIN),
+    (PRIVSGP, "proven", PLAIN._replace(sampler="fixed")),
+    (PRIVSGP, "proven", PLAIN._replace(sampler="uniform")),
+    (PRIVSGP_VR, "proven", TABLE),
+    (PRIVSGP_VR, "proven", TABLE._replace(sampler="fixed")),
+    (PRIVSGP_VR, "proven", TABLE._replace(sampler="uniform")),
+    (PRIVSGP_VR, "proven", TABLE._replace(entry_size=4, num_entries=300, batch_size=4, clip_norm=0.5)),
+    (PRIVSGP_VR, "published", TABLE),
+    (DP2_SGD, "published", PLAIN),
+    (A_DP2_SGD, "proven", PLAIN),
+    (A_DP2_SGD, "published", PLAIN),
+]
+
+
+@pytest.mark.parametrize(("accountant", "bound", "release"), CASES)
+def test_never_overspends_and_tight(accountant, bound, release):
+    found = calibrate_noise_std(accountant, bound, release, 1000, num_nodes=10, **BUDGET)
+
+    def spent(noise_std):
+        options = {"dp_delta": 1e-5, "num_nodes": 10}
+        return epsilon(accountant, bound, release._replace(noise_std=noise_std), 1000, **options)
+
+    assert spent(found) <= 3.0 < spent(0.999 * found)
+
+
+@pytest.mark.parametrize("guess", [1e-3, 2.0, 1e4])
+def test_any_guess_leads_there(guess):
+    found = smallest_noise(lambda noise: 6 / noise, 3.0, guess)
+    assert 2.0 <= found <= 2.001
+
+
+def test_an_epsilon_that_jumps():
+    found = smallest_noise(lambda noise: math.inf if noise < 1 else 0.0, 3.0, 0.1)
+    assert 1.0 <= found <= 1.001
+
+
+def test_no_noise_may_be_enough():
+    with pytest.raises(ArgumentError, match="target_epsilon"):
+        smallest_noise(lambda noise: 5.0, 3.0, 1.0)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 5, 6, 7, 100])
+def test_most_rounds_of_a_line(limit):
+    assert most_rounds(lambda rounds: rounds / 2, 3.2, limit) == min(6, limit)
+
+
+def test_not_even_one_round():
+    assert most_rounds(lambda rounds: 5.0 * rounds, 3.2, 10) == 0
+
+
+@pytest.mark.parametrize(("accountant", "release"), [(PRIVSGP, PLAIN), (PRIVSGP_VR, TABLE), (A_DP2_SGD, PLAIN)])
+def test_one_more_round_overspends(accountant, release):
+    release = release._replace(noise_std=0.35 if release is TABLE else 0.14)
+    rounds = max_rounds(accountant, "proven", release, limit=5000, num_nodes=4, **BUDGET)
+    assert 0 < rounds < 5000
+    spent = [epsilon(accountant, "proven", release, k, dp_delta=1e-5, num_nodes=4) for k in (rounds, rounds + 1)]
+    assert spent[0] <= 3.0 < spent[1]
+
+
+def test_rounds_without_a_bound():
+    assert max_rounds(PRIVSGP, "proven", PLAIN, limit=10, **BUDGET) == 0
+    assert max_rounds(PRIVSGP, "published", PLAIN._replace(noise_std=1.0), limit=10, **BUDGET) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "argument"),
+    [
+        ({"accountant": "SGD"}, "accountant"),
+        ({"bound": "guessed"}, "bound"),
+        ({"release": PLAIN._replace(batch_size=0)}, "batch_size"),
+        ({"dp_delta": 1.0}, "dp_delta"),
+        ({"target_epsilon": [1.0, 2.0]}, "target_epsilon"),
+        ({"limit": -1}, "limit"),
+    ],
+)
+def test_a_limit_of_no_rounds_excuses_no_argument(changes, argument):
+    good = {"accountant": PRIVSGP, "bound": "proven", "release": PLAIN, "limit": 0, **BUDGET}
+    assert max_rounds(**good) == 0
+    with pytest.raises(ArgumentError, match=f"^{argument}: "):
+        max_rounds(**{**good, **changes})
+
+
+def test_noise_for_no_rounds():
+    assert calibrate_noise_std(PRIVSGP, "proven", PLAIN, 0, **BUDGET) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("accountant", "bound", "release", "remedy"),
+    [
+        (PRIVSGP, "published", PLAIN, "Take the proven bound"),
+        (PRIVSGP_VR, "proven", TABLE._replace(clip_norm=None), "Clip, or choose another bound"),
+        (PRIVSGP_VR, "proven", TABLE._replace(assumed=True), "Clip, or choose another bound"),
+        (PRIVSGP_VR, "proven", TABLE._replace(entry_size=4, storage="bfloat16"), "Store the table in float32"),
+    ],
+)
+def test_no_noise_gives_a_bound_that_does_not_exist(accountant, bound, release, remedy):
+    with pytest.raises(ArgumentError, match=rf"bound: must exist .*\. {remedy}\.$"):
+        calibrate_noise_std(accountant, bound, release, 10, **BUDGET)
+
+
+def test_the_paper_noise_is_found_exactly():
+    release = Release("saga", "uniform", 1, 3125, clip_norm=10.0, noise_std=0.0)
+    found = calibrate_noise_std(PRIVSGP_VR, "published", release, 3120, **BUDGET)
+    assert found == pytest.approx(0.22590, abs=1e-5)

@@ -1,0 +1,126 @@
+"""The paper's own numbers, its optimum, and what they leave out."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.optimize
+
+from jaxfl.core import ArgumentError
+from jaxfl.privacy.gossip.compared import basic_composition_epsilon, renyi_epsilon
+from jaxfl.privacy.gossip.privsgp import (
+    C2_OF_THE_PAPER,
+    CIFAR10_CONSTANTS,
+    epsilon_published,
+    noise_std_published,
+    optimal_iterations,
+    optimal_utility_bound,
+    utility_bound,
+)
+
+BUDGET: dict[str, Any] = {"dp_epsilon": 3.0, "dp_delta": 1e-5}
+NODE: dict[str, Any] = {"gradient_bound": 10.0, "num_samples": 3125}
+
+
+def test_numerator_of_the_paper():
+    assert CIFAR10_CONSTANTS.numerator == pytest.approx(342_000_036.4, rel=1e-10)
+
+
+def test_iterations_of_the_paper():
+    assert optimal_iterations(CIFAR10_CONSTANTS, **BUDGET, num_nodes=16) == pytest.approx(3120, abs=1)
+    unscaled = optimal_iterations(CIFAR10_CONSTANTS, **BUDGET, num_nodes=16, c2=1.0)
+    assert unscaled == pytest.approx(432.849, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("dp_epsilon", "expected"),
+    [(1, 346.7), (1.5, 780), (2, 1386.7), (2.5, 2166.7), (3, 3120), (3.5, 4246.7), (4, 5546.7)],
+)
+def test_iterations_grow_with_the_square_of_epsilon(dp_epsilon, expected):
+    found = optimal_iterations(CIFAR10_CONSTANTS, dp_epsilon=dp_epsilon, dp_delta=1e-5, num_nodes=16)
+    assert found == pytest.approx(expected, rel=3e-4)
+
+
+@pytest.mark.parametrize(
+    ("num_rounds", "expected"), [(500, 0.09043), (1125, 0.13565), (3120, 0.22590), (6250, 0.31972), (12500, 0.45216)]
+)
+def test_noise_of_equation_11(num_rounds, expected):
+    found = noise_std_published(**NODE, **BUDGET, num_rounds=num_rounds)
+    assert found == pytest.approx(expected, abs=1e-5)
+    back = epsilon_published(**NODE, num_rounds=num_rounds, noise_std=found, dp_delta=1e-5)
+    assert back == pytest.approx(3.0, rel=1e-12)
+
+
+@pytest.mark.parametrize("dp_epsilon", [0.5, 3.0, 40.0])
+def test_noise_at_the_optimum_does_not_depend_on_epsilon(dp_epsilon):
+    budget = {"dp_epsilon": dp_epsilon, "dp_delta": 1e-7}
+    rounds = optimal_iterations(CIFAR10_CONSTANTS, **budget, num_nodes=5, c2=2.0)
+    noise = 3 * 2.0 * 10 * math.sqrt(rounds * math.log(1e7)) / (3125 * dp_epsilon)
+    c = CIFAR10_CONSTANTS
+    assert noise**2 == pytest.approx(c.numerator / (24 * c.smoothness * c.num_params), rel=1e-9)
+    assert noise**2 == pytest.approx(0.051030, abs=1e-6)
+
+
+def test_it_minimizes_10_with_the_noise_of_11_inserted():
+    """Also personalized: every node its own budget."""
+    epsilons, deltas = [1.0, 2.0, 8.0], [1e-5, 1e-4, 1e-6]
+
+    def bound(log_rounds):
+        rounds = math.exp(log_rounds)
+        noise = [
+            3 * C2_OF_THE_PAPER * 10 * math.sqrt(rounds * math.log(1 / d)) / (3125 * e)
+            for e, d in zip(epsilons, deltas, strict=True)
+        ]
+        return utility_bound(CIFAR10_CONSTANTS, noise_std=noise, num_rounds=rounds, num_nodes=3)
+
+    best: Any = scipy.optimize.minimize_scalar(bound, bounds=(0.0, 20.0), method="bounded", options={"xatol": 1e-9})
+    budgets = {"dp_epsilon": epsilons, "dp_delta": deltas, "num_nodes": 3}
+    assert optimal_iterations(CIFAR10_CONSTANTS, **budgets) == pytest.approx(math.exp(best.x), rel=1e-5)
+    assert optimal_utility_bound(CIFAR10_CONSTANTS, **budgets) == pytest.approx(best.fun, rel=1e-9)
+
+
+def test_equal_budgets_cancel_the_number_of_nodes():
+    found = [optimal_iterations(CIFAR10_CONSTANTS, **BUDGET, num_nodes=n) for n in (1, 16)]
+    assert found[0] == pytest.approx(found[1], rel=1e-12)
+    listed = optimal_iterations(CIFAR10_CONSTANTS, dp_epsilon=[3.0] * 16, dp_delta=1e-5, num_nodes=16)
+    assert listed == pytest.approx(found[1], rel=1e-12)
+
+
+def test_basic_composition():
+    """5.54 G with the exact Gaussian curve and amplification; the classical bound without it asks for 13,083 G."""
+    options = {"num_rounds": 3120, "dp_delta": 1e-5}
+    assert basic_composition_epsilon(2 / 5.5404, sampling_rate=1 / 3125, **options) == pytest.approx(3.0, rel=1e-4)
+    classical = 2 * math.sqrt(2 * math.log(1.25 * 3120 / 1e-5)) * 3120 / 3
+    assert classical == pytest.approx(13_083, abs=1)
+    assert basic_composition_epsilon(2 / classical, sampling_rate=1.0, **options) < 3.0
+    assert math.isfinite(basic_composition_epsilon(1e4, sampling_rate=1 / 3125, **options))
+    assert basic_composition_epsilon(1.0, sampling_rate=1e-9, **options) == 0.0
+
+
+def test_renyi_accounting():
+    options = {"batch_size": 1, "num_entries": 3125, "num_rounds": 3120, "dp_delta": 1e-5}
+    assert renyi_epsilon(8.0, poisson=True, **options) == pytest.approx(0.0061, abs=1e-4)
+    assert renyi_epsilon(8.0, poisson=False, **options) == pytest.approx(0.0302, abs=1e-4)
+    assert renyi_epsilon(0.01, poisson=True, **options) > 1e3
+
+
+@pytest.mark.parametrize(
+    ("change", "argument"),
+    [
+        ({"dp_epsilon": [1.0, 2.0]}, "dp_epsilon"),
+        ({"dp_epsilon": 0.0}, "dp_epsilon"),
+        ({"dp_delta": 2.0}, "dp_delta"),
+        ({"c2": 0.0}, "c2"),
+        ({"num_nodes": 0}, "num_nodes"),
+    ],
+)
+def test_what_the_theory_refuses(change, argument):
+    with pytest.raises(ArgumentError, match=argument):
+        optimal_iterations(CIFAR10_CONSTANTS, **{**BUDGET, "num_nodes": 3, **change})
+
+
+def test_utility_bound_takes_noise_of_each_node():
+    equal = utility_bound(CIFAR10_CONSTANTS, noise_std=0.2, num_rounds=100, num_nodes=4)
+    listed = utility_bound(CIFAR10_CONSTANTS, noise_std=np.full(4, 0.2).tolist(), num_rounds=100, num_nodes=4)
+    assert equal == pytest.approx(listed, rel=1e-12)

@@ -1,0 +1,251 @@
+"""Statements about gradient tracking and the methods it is compared with: what has left, for whom, and why not."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxfl import ArgumentError
+from jaxfl.privacy import tracking
+from jaxfl.privacy.statements import ASSUMED, statement_text
+from jaxfl.privacy.tracking import (
+    NO_BOUND,
+    TrackingAgent,
+    TrackingRelease,
+    TrackingSchedule,
+    gaussian_epsilon,
+    gradient_tracking_statements,
+    output_perturbation_statements,
+    perturbed_state_statements,
+    quantization_statements,
+)
+
+K, NODES, CLIP, DELTA = 30, 3, 0.75, 1e-5
+RECEIVED, SENT = np.array([1.5, 1.0, 0.4]), np.array([0.8, 0.0, 1.3])
+SCALES = np.random.default_rng(0).uniform(0.5, 2.0, (2, NODES, K + 1))
+SCHEDULE = TrackingSchedule(0.3, 0.2, 0.25, 4, SCALES[0], SCALES[1])
+AGENTS = TrackingAgent(2 * CLIP, RECEIVED, SENT)
+CLIPPED = TrackingRelease(clip_norm=CLIP)
+AT_STATE = CLIPPED._replace(gradient_at="state")
+
+
+def tracked(num_rounds=K, release=CLIPPED, schedule=SCHEDULE, **options):
+    return gradient_tracking_statements(
+        schedule, num_rounds, release, state_in_weights=RECEIVED, tracker_out_weights=SENT, **options
+    )
+
+
+def perturbed(num_rounds=K, release=CLIPPED, schedule=SCHEDULE, **options):
+    return perturbed_state_statements(schedule, num_rounds, release, num_nodes=NODES, **options)
+
+
+def output(num_rounds=K, release=CLIPPED, schedule=SCHEDULE, **options):
+    return output_perturbation_statements(schedule, num_rounds, release, num_nodes=NODES, **options)
+
+
+def quantized(num_rounds=K, release=CLIPPED, schedule=SCHEDULE, quantization_step=10.0):
+    return quantization_statements(schedule, num_rounds, release, num_nodes=NODES, quantization_step=quantization_step)
+
+
+METHODS: dict[str, Any] = {"tracking": tracked, "perturbed": perturbed, "output": output, "quantized": quantized}
+WITH_NOISE = {name: method for name, method in METHODS.items() if method is not quantized}
+
+
+def epsilon(statement):
+    """The number, which there must be."""
+    assert statement.dp_epsilon is not None
+    return statement.dp_epsilon
+
+
+def reason(statement):
+    """Why there is none."""
+    assert statement.dp_epsilon is None
+    assert statement.reason is not None
+    return statement.reason
+
+
+def worst(sensitivities, num_states, num_trackers):
+    """max over agents of the sum over x~_0, ..., and y~_0, ..., so many of each."""
+    state = (sensitivities.state / SCALES[0])[:, :num_states].sum(axis=1)
+    return (state + (sensitivities.tracker / SCALES[1])[:, :num_trackers].sum(axis=1)).max()
+
+
+@pytest.mark.parametrize("rounds", [1, 7, K, K + 1])
+@pytest.mark.parametrize("release", [CLIPPED, AT_STATE], ids=["broadcast", "state"])
+def test_epsilon_is_that_of_the_worst_agent_of_what_has_left_it(rounds, release):
+    ahead = 1 if release is CLIPPED else 0  # of x~, the last of which is returned
+    statements = tracked(rounds, release)
+    published, proven = (
+        bound(SCHEDULE, AGENTS) for bound in (tracking.published_sensitivities, tracking.proven_sensitivities)
+    )
+    np.testing.assert_allclose(epsilon(statements[0]), worst(published, rounds + ahead, rounds), rtol=1e-12)
+    if release is CLIPPED:
+        np.testing.assert_allclose(epsilon(statements[1]), worst(proven, rounds + 1, rounds), rtol=1e-12)
+    moves = tracking.perturbed_state_sensitivities(SCHEDULE, 2 * CLIP)
+    found = epsilon(perturbed(rounds, release)[0])
+    np.testing.assert_allclose(found, worst(moves, rounds + ahead, 0), rtol=1e-12, atol=1e-12)
+    moves = tracking.output_sensitivities(SCHEDULE, 2 * CLIP)
+    for statement in output(rounds, release):
+        np.testing.assert_allclose(epsilon(statement), worst(moves, rounds, 0), rtol=1e-12)
+
+
+def test_whole_run_at_the_state_is_lemma_4():
+    schedule = tracking.polynomial_schedule(
+        2000, state_noise_exponent=0.1, tracker_noise_exponent=0.1, horizon_offset=0
+    )
+    ones = np.ones(2)
+    published, proven = gradient_tracking_statements(
+        schedule, 2001, AT_STATE._replace(clip_norm=0.5), state_in_weights=ones, tracker_out_weights=ones
+    )
+    np.testing.assert_allclose(epsilon(published), 15_422.1, rtol=1e-5)
+    assert proven.dp_epsilon is None
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_nothing_is_spent_in_0_rounds_and_more_never_costs_less(method):
+    for release in (CLIPPED, AT_STATE, TrackingRelease(clip_norm=None)):
+        for statement in method(0, release):
+            assert (statement.dp_epsilon, statement.dp_delta, statement.reason) == (0.0, 0.0, None)
+    spent = [[(s.dp_epsilon, s.dp_delta) for s in method(rounds)] for rounds in range(6)]
+    assert all(np.less_equal(few, more).all() for few, more in itertools.pairwise(spent))
+    assert spent[-1] != spent[0]
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_statements_say_what_they_are(method):
+    found = method()
+    assert [s.bound for s in found] == ["published", "proven"]
+    for statement in found:
+        assert statement.neighboring_relation == "replace_one"
+        assert statement.nodes == NODES
+        assert any("are clipped to the L1 norm 0.75" in text for text in statement.assumptions)
+        assert NO_BOUND not in statement.assumptions
+        statement_text(statement._asdict())
+    assert epsilon(found[1]) <= epsilon(found[0])
+    assert found[1].dp_delta <= found[0].dp_delta
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_nothing_is_proven_at_the_own_state_and_published_says_so(name):
+    published, proven = METHODS[name](release=AT_STATE)
+    if name == "output":  # the own state is known there
+        assert published[1:] == METHODS[name]()[0][1:]
+        assert proven.dp_epsilon is not None
+        return
+    assert NO_BOUND in published.assumptions
+    assert published.dp_epsilon is not None
+    assert "un-noised state" in reason(proven)
+    assert proven.accountant == "none"
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_without_clipping_there_is_a_reason_and_no_epsilon(method):
+    for statement in method(release=TrackingRelease(clip_norm=None)):
+        assert "not clipped" in reason(statement)
+    published, proven = method(release=CLIPPED._replace(assumed=True))
+    assert published[1:3] == method()[0][1:3]
+    assert any(ASSUMED in text for text in published.assumptions)
+    assert "assumed bound" in statement_text(published._asdict()) or published.dp_epsilon is None
+    assert "not clipped" in reason(proven)
+
+
+@pytest.mark.parametrize("method", WITH_NOISE.values(), ids=WITH_NOISE)
+def test_absent_noise_is_a_reason_only_where_it_has_been_sent(method):
+    scales = SCALES[0].copy()
+    scales[1, 10] = 0.0
+    silent = SCHEDULE._replace(state_noise_scale=scales)
+    for statement in method(12, schedule=silent):
+        assert "carries no noise" in reason(statement)
+    assert [s.dp_epsilon for s in method(9, schedule=silent)] == [s.dp_epsilon for s in method(9)]
+
+
+def test_trackers_without_noise_matter_to_gradient_tracking_alone():
+    silent = SCHEDULE._replace(tracker_noise_scale=np.zeros(K + 1))
+    assert all(s.dp_epsilon is None for s in tracked(schedule=silent))
+    assert perturbed(schedule=silent) == perturbed()
+    assert output(schedule=silent) == output()
+
+
+def test_participation_takes_each_agent_with_its_own_samples():
+    sizes = [400, 40, 4000]
+    *others, found = tracked(dp_delta=DELTA, num_local_samples=sizes)
+    assert others == tracked()
+    assert (found.bound, found.dp_delta, found.neighboring_relation) == ("proven", DELTA, "replace_one")
+    sent = SCHEDULE._replace(tracker_noise_scale=np.where(np.arange(K + 1) < K, SCALES[1], np.inf))
+    each = [
+        tracking.participation_epsilon(sent, AGENTS, num_local_samples=size, dp_delta=DELTA)[node]
+        for node, size in enumerate(sizes)
+    ]
+    np.testing.assert_allclose(epsilon(found), max(each), rtol=1e-12)
+    assert epsilon(found) < epsilon(others[1])
+    everyone = tracked(dp_delta=DELTA, num_local_samples=[SCHEDULE.num_samples] * NODES)
+    np.testing.assert_allclose(epsilon(everyone[2]), epsilon(everyone[1]), rtol=1e-12)
+    at_state = tracked(release=AT_STATE, dp_delta=DELTA, num_local_samples=sizes)[2]
+    assert (at_state.dp_epsilon, at_state.dp_delta) == (None, DELTA)
+
+
+def test_gaussian_noise_is_proven_at_a_delta_and_never_published():
+    normal = CLIPPED._replace(distribution="gaussian")
+    for method, sensitivities in [
+        (tracked, tracking.proven_sensitivities(SCHEDULE, AGENTS)),
+        (perturbed, tracking.perturbed_state_sensitivities(SCHEDULE, 2 * CLIP)),
+        (output, tracking.output_sensitivities(SCHEDULE, 2 * CLIP)),
+    ]:
+        published, proven = method(release=normal, dp_delta=DELTA)
+        assert published.dp_epsilon is None
+        assert proven.dp_delta == DELTA
+        sent = (SCALES[0][:, :-1], SCALES[1][:, :-1]) if method is output else (SCALES[0], SCALES[1])
+        rounds = np.arange(sent[0].shape[1])
+        trackers = np.where(rounds < K, sent[1], np.inf)
+        cut = SCHEDULE._replace(state_noise_scale=sent[0], tracker_noise_scale=trackers)
+        moves = tracking.Sensitivities(*(change[..., : len(rounds)] for change in sensitivities))
+        np.testing.assert_allclose(epsilon(proven), gaussian_epsilon(cut, moves, dp_delta=DELTA).max(), rtol=1e-9)
+        assert any("L2 norm 0.75" in text for text in proven.assumptions)
+        with pytest.raises(ArgumentError, match=r"^dp_delta: "):
+            method(release=normal)
+
+
+def test_quantization_spends_delta_until_it_reaches_1():
+    moves = tracking.perturbed_state_sensitivities(SCHEDULE, 2 * CLIP).state
+    published, proven = quantized(5)
+    np.testing.assert_allclose(published.dp_delta, moves[:6].sum() / 10, rtol=1e-12)
+    np.testing.assert_allclose(proven.dp_delta, 1 - np.prod(1 - moves[:6] / 10), rtol=1e-12)
+    assert published.dp_epsilon == proven.dp_epsilon == 0.0
+    np.testing.assert_allclose(quantized(5, AT_STATE)[0].dp_delta, moves[:5].sum() / 10, rtol=1e-12)
+    spent, coupled = quantized(K, quantization_step=1.0)
+    reached = int(np.argmax(np.cumsum(moves) >= 1))
+    assert spent.dp_delta == 1.0
+    assert f"broadcast {reached}," in reason(spent)
+    assert coupled.dp_delta < 1
+    longer = quantized(3 * K)  # noise, and so the schedule's length, does not matter
+    assert longer[1].dp_delta > proven.dp_delta
+
+
+def test_bad_arguments_are_refused():
+    for bad, argument in [
+        (lambda: tracked(K + 2), "num_rounds"),
+        (lambda: tracked(-1), "num_rounds"),
+        (lambda: quantized(-1), "num_rounds"),
+        (lambda: tracked(release=CLIPPED._replace(clip_norm=0.0)), "clip_norm"),
+        (lambda: tracked(release=CLIPPED._replace(gradient_at="tracker")), "gradient_at"),
+        (lambda: tracked(release=CLIPPED._replace(distribution="cauchy")), "distribution"),
+        (lambda: quantized(release=CLIPPED._replace(distribution="gaussian")), "distribution"),
+        (lambda: quantized(quantization_step=0.0), "quantization_step"),
+        (lambda: tracked(num_local_samples=[100] * NODES), "dp_delta"),
+        (lambda: tracked(num_local_samples=[100, 3, 100], dp_delta=DELTA), "num_local_samples"),
+        (lambda: tracked(num_local_samples=[100] * 2, dp_delta=DELTA), "num_local_samples"),
+        (lambda: tracked(dp_delta=1.0), "dp_delta"),
+        (lambda: tracked(schedule=SCHEDULE._replace(state_noise_scale=np.ones((2, K + 1)))), "state_noise_scale"),
+        (lambda: tracked(schedule=SCHEDULE._replace(tracker_noise_scale=-SCALES[1])), "tracker_noise_scale"),
+        (lambda: perturbed_state_statements(SCHEDULE, K, CLIPPED, num_nodes=0), "num_nodes"),
+        (
+            lambda: gradient_tracking_statements(
+                SCHEDULE, K, CLIPPED, state_in_weights=RECEIVED, tracker_out_weights=np.ones(2)
+            ),
+            "state_in_weights",
+        ),
+    ]:
+        with pytest.raises(ArgumentError) as caught:
+            bad()
+        assert caught.value.argument == argument

@@ -1,0 +1,49 @@
+"""Every code block of the documents runs as printed, those of a document one after the other."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parent.parent / "docs"
+TEXTS = {path.name: path.read_text() for path in sorted(DOCS.glob("*.md"))}
+
+
+@pytest.fixture(scope="module")
+def names_of():
+    """Document -> what its code blocks define."""
+    defined = {}
+    for name, text in TEXTS.items():
+        defined[name] = {"__name__": "docs"}
+        for block in re.findall(r"```python\n(.*?)```", text, flags=re.S):
+            exec(compile(block, name, "exec"), defined[name])
+    return defined
+
+
+def test_the_skeleton_learns(names_of):
+    loss = names_of["new_algorithm.md"]["info"].loss
+    assert loss[-10:].mean() < 0.1 * loss[:10].mean()
+
+
+def test_the_experiment_of_the_skeleton_takes_grids(names_of):
+    from experiments.frame.command_line import parse
+
+    experiment = names_of["new_algorithm.md"]["EXPERIMENT"]
+    asked, _ = parse(experiment, ["--grid", "step_size=0.1,0.2", "--seeds", "0", "1", "--num-train", "200"])
+    prepared = experiment.prepare(asked.lines)
+    assert [dict(variant.numbers) for variant in prepared.variants.values()] == [{"step_size": 0.1}, {"step_size": 0.2}]
+    assert len({variant.algorithm for variant in prepared.variants.values()}) == 1
+
+
+def test_the_sweep_in_python_leaves_a_row_a_point_and_seed(names_of):
+    assert len(names_of["sweeps.md"]["rows"]) == 6
+    assert {row["status"] for row in names_of["sweeps.md"]["rows"]} == {"finished"}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_what_a_document_links_to_exists(name):
+    paths = re.findall(r"\]\(([^)#:]+)\)", TEXTS[name])
+    paths += re.findall(r"`((?:jaxfl|experiments|tests)/[\w/]+\.py)`", TEXTS[name])
+    of_the_reader = "momentum_gossip"
+    for path in paths:
+        assert of_the_reader in path or (DOCS / path).exists() or (DOCS.parent / path).exists(), path

@@ -1,0 +1,215 @@
+"""The cache of compiled programs: where it is, what it keeps, what is wrong with it, and that no bit depends on it."""
+
+import contextlib
+import os
+import warnings
+from pathlib import Path
+
+import jax
+import jax.monitoring
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toy_problem import toy_variant, train_toy
+
+from jaxfl.training import RunDirectory
+from jaxfl.training import compilation_cache as cache
+from jaxfl.training.compilation_cache import compilation_cache
+
+SETTINGS = (
+    "jax_enable_compilation_cache",
+    "jax_compilation_cache_dir",
+    "jax_persistent_cache_min_compile_time_secs",
+)
+
+
+def settings():
+    return {name: getattr(jax.config, name) for name in SETTINGS}
+
+
+@pytest.fixture
+def user(tmp_path, monkeypatch):
+    """A user's cache folder, and JAX as it is without the tests' own settings; programs of any size are kept."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    monkeypatch.setattr(cache, "MIN_COMPILE_SECONDS", 0.0)
+    before = settings()
+    jax.config.update("jax_enable_compilation_cache", True)
+    yield tmp_path / "user"
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+@pytest.fixture
+def hits():
+    """Programs that were read from the cache, so far."""
+    seen = []
+
+    def listen(event, **_):
+        if event == "/jax/compilation_cache/cache_hits":
+            seen.append(event)
+
+    jax.monitoring.register_event_listener(listen)
+    yield seen
+    jax.monitoring.unregister_event_listener(listen)
+
+
+VALUES = np.linspace(-2.0, 3.0, 50, dtype=np.float32).reshape(5, 10)
+
+
+def compiled_anew():
+    """A program that this process has not compiled, the same in every call, and its result."""
+
+    def program(x):
+        return jnp.tanh(x @ x.T).sum(axis=0) / 3
+
+    return np.asarray(jax.jit(program)(VALUES))
+
+
+def entries(folder):
+    return sorted(path for path in folder.rglob("*-cache") if path.name.startswith("jit_program-"))
+
+
+class TestFolder:
+    def test_default_is_in_the_users_cache(self, user):
+        before = settings()
+        with compilation_cache("default") as folder:
+            assert folder is not None
+            assert folder.parent == user / "jaxfl" / "compilation"
+            assert settings()["jax_compilation_cache_dir"] == str(folder)
+            compiled_anew()
+        assert len(entries(folder)) == 1
+        assert folder.stat().st_mode & 0o077 == 0, "code that is run: nobody else may write it"
+        assert settings() == before
+
+    def test_without_the_variable_it_is_in_the_home(self, user, monkeypatch):
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setenv("HOME", str(user / "home"))
+        with compilation_cache("default") as folder:
+            assert folder is not None
+            assert folder.parent == user / "home" / ".cache" / "jaxfl" / "compilation"
+
+    def test_a_folder_of_ones_own(self, user):
+        with compilation_cache(str(user / "own")) as folder:
+            compiled_anew()
+        assert folder is not None
+        assert entries(user / "own") == entries(folder) != []
+
+    def test_off_keeps_nothing_even_where_jax_was_told_a_folder(self, user):
+        jax.config.update("jax_compilation_cache_dir", str(user / "told"))
+        with compilation_cache("off") as folder:
+            compiled_anew()
+        assert folder is None
+        assert not entries(user.parent)
+        assert settings()["jax_compilation_cache_dir"] == str(user / "told")
+
+    @pytest.mark.parametrize(
+        ("name", "value"), [("jax_compilation_cache_dir", "told"), ("jax_enable_compilation_cache", False)]
+    )
+    def test_jaxs_own_variables_are_respected(self, user, name, value):
+        jax.config.update(name, value)
+        told = settings()
+        with compilation_cache("default") as folder:
+            assert folder is None
+            assert settings() == told
+        assert not user.exists()
+
+    def test_tests_never_use_the_users_cache(self, monkeypatch, tmp_path):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        with compilation_cache("default") as folder:
+            assert folder is None
+        assert os.environ["JAX_ENABLE_COMPILATION_CACHE"] == "false"
+        assert not list(tmp_path.iterdir())
+
+    def test_a_version_that_would_write_to_standard_error_is_spared(self, user, monkeypatch):
+        monkeypatch.setattr(jax, "__version_info__", (0, 10, 1))
+        with compilation_cache("default") as folder:
+            assert (folder is None) == (jax.default_backend() == "cpu")
+
+    def test_a_folder_that_cannot_be_written_is_a_warning(self, user):
+        user.write_text("no folder")
+        run = contextlib.ExitStack()
+        with pytest.warns(UserWarning, match=r"are not kept: .*: not a directory\. .*--compilation-cache off\."):
+            folder = run.enter_context(compilation_cache("default"))
+        with run:
+            assert folder is None
+            compiled_anew()
+
+    def test_machines_with_other_processors_use_folders_of_their_own(self, monkeypatch):
+        names = []
+        for text in ("model name: A\nflags: avx\nMHz: 1", "model name: A\nflags: avx avx512f", "Features: sve"):
+            monkeypatch.setattr(Path, "read_text", lambda self, text=text: text)
+            names.append(cache._machine())
+        monkeypatch.setattr(Path, "read_text", lambda self: "model name: A\nflags: avx\nMHz: 2\n")
+        assert cache._machine() == names[0], "what changes from moment to moment does not count"
+        assert len(set(names)) == 3
+
+    def test_what_was_read_longest_ago_is_forgotten_first(self, user, monkeypatch):
+        user.mkdir()
+        for age, name in enumerate(("new", "older", "oldest")):
+            path = user / f"{name}-cache"
+            path.write_bytes(bytes(100))
+            os.utime(path, (1e9 - 1000 * age, 2e9 + age))
+        (user / "other").write_bytes(bytes(500))
+        monkeypatch.setattr(cache, "MAX_BYTES", 250)
+        cache._forget_oldest(user)
+        assert {path.name for path in user.iterdir()} == {"new-cache", "older-cache", "other"}
+
+
+class TestPrograms:
+    def test_a_program_is_read_again_with_the_same_bits(self, user, hits):
+        plain = compiled_anew()
+        with compilation_cache("default"):
+            cold = compiled_anew()
+        assert not hits
+        with compilation_cache("default"):
+            warm = compiled_anew()
+        assert len(hits) == 1
+        np.testing.assert_array_equal(cold, plain)
+        np.testing.assert_array_equal(warm, plain)
+
+    @pytest.mark.parametrize("damage", [lambda content: content[: len(content) // 2], lambda content: b""])
+    def test_an_unreadable_entry_is_replaced_without_a_word(self, user, hits, damage):
+        with compilation_cache("default") as folder:
+            expected = compiled_anew()
+        assert folder is not None
+        (entry,) = entries(folder)
+        whole = entry.read_bytes()
+        entry.write_bytes(damage(whole))
+        shown = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")
+            warnings.showwarning = lambda message, *_: shown.append(str(message))
+            with compilation_cache("default"):
+                found = compiled_anew()
+                warnings.warn("another", stacklevel=1)
+        assert shown == ["another"]
+        np.testing.assert_array_equal(found, expected)
+        assert not hits
+        with compilation_cache("default"):
+            compiled_anew()
+        assert len(hits) == 1
+
+    def test_no_bit_of_a_run_depends_on_it(self, user, hits, tmp_path, monkeypatch):
+        """Without a cache, and begun with an empty one, interrupted and resumed with a full one: the same lines."""
+
+        def run(name, **options):
+            train_toy(tmp_path / name, {"a": toy_variant(seeds=(0,), num_rounds=6, evaluate_every=2)}, **options)
+
+        run("without")
+        expected = (tmp_path / "without" / "metrics.jsonl").read_bytes()
+        append = RunDirectory.append_metrics
+
+        def interrupted(self, lines):
+            if lines[0]["round"] == 4:
+                raise KeyboardInterrupt
+            append(self, lines)
+
+        monkeypatch.setattr(RunDirectory, "append_metrics", interrupted)
+        with compilation_cache("default"), pytest.raises(KeyboardInterrupt):
+            run("resumed")
+        monkeypatch.setattr(RunDirectory, "append_metrics", append)
+        before = len(hits)
+        with compilation_cache("default"):
+            run("resumed", resume=True)
+        assert (tmp_path / "resumed" / "metrics.jsonl").read_bytes() == expected
+        assert len(hits) >= before + 3  # the state, the rounds, the evaluation

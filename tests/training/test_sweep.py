@@ -1,0 +1,250 @@
+"""Lanes that share a program: the same numbers as alone, one compile, no copies, and nobody stopped by another."""
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import chex
+import jax
+import numpy as np
+import pytest
+from problems import small_task, uneven_data
+from toy_problem import toy_algorithm, toy_data, toy_variant, toy_with_numbers, train_toy
+
+from jaxfl import gradients, graphs
+from jaxfl.algorithms import push_sum
+from jaxfl.core import tree
+from jaxfl.training import evaluation_set, loop, read_results, read_run, restore_state, strategy
+from jaxfl.training.lanes import Point, Strategy, Uploads
+from jaxfl.training.program import Program
+
+STEP_SIZES = (0.05, 0.1, 0.2)
+NEVER = 1e6
+
+
+def points(step_sizes=STEP_SIZES, bad_rounds=None, **fields):
+    """A variant a step size, all of one program."""
+    return {
+        f"step {step_size:g}": toy_variant(
+            toy_with_numbers,
+            numbers={"step_size": step_size, "bad_round": (bad_rounds or {}).get(step_size, NEVER)},
+            settings={"step_size": step_size},
+            **fields,
+        )
+        for step_size in step_sizes
+    }
+
+
+def lines_of(out, name, seed):
+    """Raw lines of one lane."""
+    lines = (Path(out) / "metrics.jsonl").read_bytes().splitlines()
+    return [line for line in lines if line.startswith(b'{"variant": "%s", "seed": %d,' % (name.encode(), seed))]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """At once -> directory of the sweep computed so."""
+
+    @functools.cache
+    def run(at_once):
+        out = tmp_path_factory.mktemp(f"at_once_{at_once}")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop, "likely_best", lambda program, recorded: strategy._strategy(program, 6, at_once))
+            train_toy(out, points())
+        return out
+
+    return run
+
+
+def test_a_point_alone_and_in_a_sweep_has_the_same_bits_one_after_the_other(swept, tmp_path):
+    alone = points((0.1,), seeds=(1,))
+    train_toy(tmp_path, alone)
+    assert read_run(swept(1)).recorded_programs()[0]["strategy"] == "one after the other"
+    assert lines_of(swept(1), "step 0.1", 1) == lines_of(tmp_path, "step 0.1", 1)
+    states = [restore_state(read_run(out), "step 0.1", alone["step 0.1"], 1) for out in (swept(1), tmp_path)]
+    chex.assert_trees_all_equal(*states)
+
+
+@pytest.mark.parametrize(("at_once", "text"), [(2, "in groups of 2"), (3, "in groups of 3"), (6, "side by side")])
+def test_strategies_agree_to_1e_6(swept, at_once, text):
+    runs = [read_run(swept(size)) for size in (1, at_once)]
+    assert runs[1].recorded_programs()[0]["strategy"] == text
+    for line, other in zip(*(run.read_metrics() for run in runs), strict=True):
+        assert list(line) == list(other)
+        for name, value in line.items():
+            assert other[name] == (pytest.approx(value, rel=1e-6) if isinstance(value, float) else value), name
+    variant = points()["step 0.2"]
+    states = [restore_state(run, "step 0.2", variant, 0)[1] for run in runs]
+    chex.assert_trees_all_close(*(state.params for state in states), rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_equal(*(state._replace(params=None) for state in states))
+
+
+def test_results_have_a_row_a_variant_and_seed(swept):
+    rows = read_results(swept(1))
+    assert [(row["variant"], row["seed"], row["step_size"]) for row in rows] == [
+        (f"step {step_size:g}", seed, step_size) for step_size in STEP_SIZES for seed in (0, 1)
+    ]
+    last = {(line["variant"], line["seed"]): line for line in read_run(swept(1)).read_metrics()}
+    for row in rows:
+        line = last[row["variant"], row["seed"]]
+        assert (row["status"], row["rounds"], row["reason"]) == ("finished", 25, None)
+        assert {**row, "round": 25} == {**row, **line}
+    assert list(rows[0])[:5] == ["variant", "seed", "step_size", "status", "rounds"]
+    assert list(rows[0])[-1] == "seconds"
+    assert all(row["seconds"] >= 0 for row in rows)
+
+
+def test_results_say_which_epsilon_on_what_ground(tmp_path):
+    def statements(rounds):
+        facts = {"dp_delta": 1e-5, "neighboring_relation": "zero_out"}
+        published = {"bound": "published", "dp_epsilon": None, **facts}
+        return [{"bound": "proven", "dp_epsilon": 0.1 * rounds, **facts}, published]
+
+    train_toy(tmp_path, {"A": toy_variant(num_rounds=5, seeds=(0,), privacy=statements)})
+    (row,) = read_results(tmp_path / "results.csv")
+    assert (row["proven_dp_epsilon"], row["proven_dp_delta"]) == (0.5, 1e-5)
+    assert row["proven_neighboring_relation"] == "zero_out"
+    assert (row["published_dp_epsilon"], row["published_dp_delta"]) == (None, 1e-5)
+
+
+def test_six_step_sizes_and_two_seeds_are_one_compile(tmp_path):
+    compiled = []
+
+    def listener(event: str, duration_secs: float, **facts: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(str(facts.get("fun_name")))
+
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    try:
+        train_toy(tmp_path, points((0.01, 0.02, 0.03, 0.04, 0.05, 0.06), num_rounds=12))
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listener)
+    assert sum("rounds" in name for name in compiled) == 1
+    assert len(read_run(tmp_path).recorded_programs()) == 1
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 6])
+def test_no_copy_of_a_table_in_a_round(at_once):
+    """A group's tables are taken out once a call; a copy a round would be a second one beside them."""
+    algorithm = toy_algorithm(toy_variant().task, table_width=3000)
+    variant = toy_variant(algorithm, data=lambda seed: toy_data(num_samples=400)[0], seeds=tuple(range(6)))
+    program = Program([Point("A", variant, seed) for seed in variant.seeds], Uploads())
+    compiled = program.lower(Strategy(6, at_once))()
+    table = tree.num_bytes(program.structure.table)
+    assert table > 2_000_000
+    memory = compiled.rounds.memory_analysis()
+    assert memory is not None
+    taken_out = 0 if at_once == 6 else at_once * table
+    assert memory.temp_size_in_bytes < taken_out + 0.3 * table
+    assert memory.alias_size_in_bytes >= 6 * table  # donated
+
+
+def test_a_branch_on_the_round_number_stays_a_branch():
+    """SAGA's exact mean, in every thousandth round: under vmap with a stacked round number it would be a select."""
+    task, data = small_task(), uneven_data()
+    test = evaluation_set(np.zeros((4, 6), np.float32), np.zeros(4, np.int32))
+
+    def algorithm(numbers):
+        table = gradients.saga(sampler=gradients.fixed(2), clip_norm=0.5)
+        return push_sum(task, graph=graphs.exponential(5), gradient=table, step_size=numbers["step_size"])
+
+    variant = toy_variant(algorithm, task=task, test=test, data=lambda seed: data, numbers={"step_size": 0.1})
+    program = Program([Point("A", variant, seed) for seed in (0, 1)], Uploads())
+    compiled = program.lower(Strategy(2, at_once=2))()
+    assert " conditional(" in str(compiled.rounds.as_text())
+
+
+@pytest.mark.parametrize("at_once", [1, 6])
+def test_a_lane_that_diverges_leaves_the_others_bytes_as_they_are(swept, tmp_path, monkeypatch, at_once):
+    monkeypatch.setattr(loop, "likely_best", lambda program, recorded: strategy._strategy(program, 6, at_once))
+    variants = points(bad_rounds={0.1: 13.0})
+    summary = train_toy(tmp_path, variants)
+    assert summary["status"] == "finished"
+    bad = summary["variants"]["step 0.1"]
+    assert (bad["status"], bad["rounds_per_seed"]) == (["diverged"] * 2, [10, 10])
+    where = "got nan at node 2 in round 14 (rounds 11 to 20 of step 0.1, seed 1)"
+    assert f"loss: must stay finite; {where}" in bad["reason"][1]
+    assert bad["test_accuracy"]["per_seed"] == [None, None]
+    for name, variant in variants.items():
+        for seed in (0, 1):
+            mine, others = lines_of(tmp_path, name, seed), lines_of(swept(at_once), name, seed)
+            assert mine == (others[:2] if name == "step 0.1" else others)
+            rounds, state = restore_state(read_run(tmp_path), name, variant, seed)
+            assert rounds == (20 if name == "step 0.1" else 25)
+            if name != "step 0.1":
+                chex.assert_trees_all_equal(state, restore_state(read_run(swept(at_once)), name, variant, seed)[1])
+    rows = {(row["variant"], row["seed"]): row for row in read_results(tmp_path)}
+    assert (rows["step 0.1", 0]["status"], rows["step 0.1", 0]["rounds"]) == ("diverged", 20)
+    assert rows["step 0.1", 0]["reason"] == bad["reason"][0]
+
+
+def test_where_all_diverge_the_program_ends_early(tmp_path):
+    variants = points((0.1, 0.2), bad_rounds={0.1: 3.0, 0.2: 12.0}, num_rounds=1000)
+    summary = train_toy(tmp_path, variants)
+    assert [row["rounds"] for row in summary["variants"].values()] == [0, 10]
+    assert all(row["status"] == ["diverged"] * 2 for row in summary["variants"].values())
+    assert train_toy(tmp_path, variants, resume=True) == summary
+
+
+def test_the_faster_strategy_is_taken_recorded_and_kept(tmp_path, monkeypatch):
+    """Measured only where much is left to run; a resumed run does not measure again."""
+    seconds = {1: 5.0, 3: 1.0}
+
+    def measured(program, compiled, lanes):
+        return seconds[compiled.strategy.at_once]
+
+    monkeypatch.setattr(strategy, "_GROUP", 3)
+    monkeypatch.setattr(strategy, "_seconds_a_round", measured)
+    variants = points(num_rounds=30)
+    append = loop.RunDirectory.append_metrics
+
+    def interrupted(self, lines):
+        if lines[0]["round"] == 20:
+            raise KeyboardInterrupt
+        append(self, lines)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.RunDirectory, "append_metrics", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train_toy(tmp_path, variants)
+    (recorded,) = read_run(tmp_path).recorded_programs()
+    assert (recorded["strategy"], recorded["at_once"]) == ("in groups of 3", 3)
+    assert recorded["seconds_a_round"] == {"one after the other": 5.0, "in groups of 3": 1.0}
+    seconds[3] = 50.0
+    train_toy(tmp_path, variants, resume=True)
+    assert read_run(tmp_path).recorded_programs() == [recorded]
+    seconds[1] = 0.1  # three seconds in all: another compile is not worth it
+    train_toy(tmp_path / "short", variants)
+    assert read_run(tmp_path / "short").recorded_programs()[0]["seconds_a_round"] == {"one after the other": 0.1}
+
+
+@pytest.mark.slow
+def test_lanes_on_two_devices_have_the_same_bytes_as_on_one(tmp_path):
+    """Five lanes, which two devices cannot share evenly; interrupted and resumed."""
+    script = (
+        "import sys; from test_sweep import points; from toy_problem import train_toy\n"
+        "variants = points((0.05, 0.1), seeds=(0, 1)) | points((0.2,), seeds=(0,))\n"
+        "train_toy(sys.argv[1], variants, resume=True)"
+    )
+    folder = Path(__file__).parent
+    lines, texts = [], []
+    for devices in ("1", "2"):
+        paths = [str(Path.cwd()), str(folder), str(folder.parent)]
+        environment = {**os.environ, "JAX_NUM_CPU_DEVICES": devices, "PYTHONPATH": os.pathsep.join(paths)}
+        out = tmp_path / devices
+        command = [sys.executable, "-c", script, str(out)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        if devices == "2":  # as if it had died before the last lines
+            whole = (out / "metrics.jsonl").read_bytes()
+            for finished in out.glob("checkpoints/*/*/finished.json"):
+                finished.unlink()
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr[-3000:]
+            assert (out / "metrics.jsonl").read_bytes() == whole
+        lines.append((out / "metrics.jsonl").read_bytes())
+        texts.append(read_run(out).recorded_programs()[0]["strategy"])
+    assert texts == ["one after the other", "one after the other on each of 2 devices"]
+    assert lines[0] == lines[1]

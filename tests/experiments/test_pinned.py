@@ -23,6 +23,7 @@ PINNED = Path(__file__).parent / "pinned"
 VARIANTS, NUMBERS = (json.loads((PINNED / name).read_text()) for name in ("variants.json", "numbers.json"))
 DIGITS = 1e-8  # pinned numbers have nine significant digits
 ROUNDING = 2e-5  # lanes of a program and devices add float32 numbers up in another order
+DECOMPOSED = 1e-3  # singular values of few samples enlarge that rounding
 SMALL_SUMS = 1e-7  # what rounding leaves of sums that are nearly zero
 
 # The option that took an old one's place.
@@ -227,7 +228,8 @@ def test_numbers(experiment, label, alone, data, tmp_path):
     for line in expected:
         now = found[before[line["variant"]], line["seed"], line["round"]]
         for name, value in line.items():
-            if name == "variant" or np.isclose(now[name], value, rtol=ROUNDING, atol=SMALL_SUMS):
+            rounding = DECOMPOSED if name.startswith("svcca") else ROUNDING
+            if name == "variant" or np.isclose(now[name], value, rtol=rounding, atol=SMALL_SUMS):
                 continue
             wrong.append((line["variant"], line["seed"], line["round"], name, value, now[name]))
     assert not wrong

@@ -34,7 +34,8 @@ def settle(arguments, sizes):
 def epsilon_of(point, size, rounds):
     """The proven epsilon of a node with this many samples."""
     release = release_of(point, size, point.budget.noise_std)
-    return privacy.epsilon(METHODS[point.learning.method].accountant, "proven", release, rounds, dp_delta=1e-5)
+    accountant = METHODS[point.learning.method].accountant
+    return privacy.epsilon(accountant, "proven", release, rounds, dp_delta=1e-5, num_nodes=point.clients.nodes)
 
 
 def proven(statements):

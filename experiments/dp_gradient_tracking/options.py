@@ -10,7 +10,21 @@ from typing import Any, ClassVar, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.frame import Choice, Clients, Data, Network, Owned, Run, choose, flat, lay, stated, traced, unsaved
+from experiments.frame import (
+    Choice,
+    Clients,
+    Data,
+    Network,
+    Owned,
+    Publication,
+    Run,
+    choose,
+    flat,
+    lay,
+    stated,
+    traced,
+    unsaved,
+)
 from jaxfl import channel, graphs
 from jaxfl.algorithms import gradient_tracking, output_perturbation, perturbed_gossip
 from jaxfl.core import Algorithm, ArgumentError, Task, check
@@ -176,6 +190,7 @@ class Point:
     learning: Learning = Learning()
     noise: Noise = Noise()
     theory: Theory = Theory()
+    publication: Publication = Publication()
     run: Run = Run()
 
     def task(self) -> Task:

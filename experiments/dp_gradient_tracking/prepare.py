@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.dp_gradient_tracking.budgets import broken_conditions, privacy_of
 from experiments.dp_gradient_tracking.options import Point, check_point, tracking_pair
-from experiments.frame import Line, Prepared, programs
+from experiments.frame import Line, Prepared, identity, programs
 from jaxfl.analysis.smoothness import estimate_constants
 from jaxfl.core import ArgumentError
 from jaxfl.core.tree import size
@@ -47,8 +47,10 @@ def prepare(lines: Mapping[str, Line]) -> Prepared:
             evaluate_every=point.run.evaluate_every,
             numbers=numbers,
             settings=settings,
+            identity=identity(ready[name].point),
             measures={"stationarity": measure(task, point.theory.train_samples)},
             privacy=privacy_of(point, sizes[name]),
+            covered=point.learning.method == "DP-GT" and point.learning.gradient_at == "broadcast",
         )
     broken, told = _conditions(lines)
     points = [line.point for line in lines.values()]

@@ -14,7 +14,7 @@ from experiments.embracing_fl.defaults import check_point
 from experiments.embracing_fl.options import Point
 from experiments.embracing_fl.pictures import plot_curves
 from experiments.embracing_fl.results import COMPARED, read_results, rounds_to_target
-from experiments.frame import Finished, Line, Prepared, programs
+from experiments.frame import Finished, Line, Prepared, identity, programs
 from jaxfl.core import Algorithm
 from jaxfl.core.tree import size
 from jaxfl.training import Variant
@@ -63,6 +63,7 @@ def variants_of(lines: Mapping[str, Line], algorithm: Callable[[Any], Algorithm]
             evaluate_every=point.run.evaluate_every,
             numbers=numbers,
             settings=lines[name].settings,
+            identity=identity(point),
             measures=point.measures(),
         )
     return {name: variants[name] for name in lines}

@@ -9,9 +9,19 @@ from collections.abc import Iterator, Mapping
 import experiments
 from experiments.frame.choose import Choice, Owned, choose
 from experiments.frame.command_line import main
-from experiments.frame.experiment import Experiment, Finished, Layer, Line, Prepared, Preset, Request, programs
+from experiments.frame.experiment import (
+    Experiment,
+    Finished,
+    Layer,
+    Line,
+    Prepared,
+    Preset,
+    Request,
+    identity,
+    programs,
+)
 from experiments.frame.options import flat, lay, stated, traced, unsaved
-from experiments.frame.records import Clients, Data, Network, Run
+from experiments.frame.records import Clients, Data, Network, Publication, Run
 
 __all__ = [
     "EXPERIMENTS",
@@ -26,10 +36,12 @@ __all__ = [
     "Owned",
     "Prepared",
     "Preset",
+    "Publication",
     "Request",
     "Run",
     "choose",
     "flat",
+    "identity",
     "lay",
     "main",
     "programs",

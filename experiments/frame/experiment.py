@@ -17,6 +17,7 @@ from jaxfl.core import Algorithm, ArgumentError, Array
 from jaxfl.training import RunDirectory, Variant
 
 UNVARIED = ("seed",)  # what tells lanes of a line apart, and not lines
+_SAME_NUMBERS = (*UNVARIED, "node_loop")  # what decides how a point is computed, and not what
 
 
 class Layer(NamedTuple):
@@ -272,6 +273,13 @@ def programs(
         for name in names:
             built[name] = build, {option: float(numbers[name][option]) for option in differing}
     return built
+
+
+def identity(point: Any) -> dict[str, Any]:
+    """What tells a settled point from all others on the same data, as `Variant.identity` takes it."""
+    known = options(type(point))
+    names = [name for name, option in known.items() if option.in_program and name not in _SAME_NUMBERS]
+    return counted(point, flat(point), names)
 
 
 def _is_on(value: Any) -> bool:

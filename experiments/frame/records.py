@@ -16,6 +16,7 @@ from jaxfl.core import ArgumentError, FederatedData, Task, check, over_nodes
 from jaxfl.data import Dataset, federate, load, partition_dataset, shrunk, subset
 from jaxfl.training import evaluation_set
 from jaxfl.training.evaluate import EvaluationSet
+from jaxfl.training.publish import check_folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +172,8 @@ class Run:
     """How the run goes on."""
 
     seed: int = 0
-    """Of model, partition, batches and noise; --seeds runs several."""
+    """Of model, partition, batches and noise; --seeds runs several. Batches and noise also depend on all options that
+    decide what is computed, so that no two points share them."""
     evaluate_every: int = stated(10)
     """Rounds between evaluations."""
     checkpoint_every: int = unsaved(10)
@@ -182,6 +184,28 @@ class Run:
     """Go on with an interrupted run."""
     quiet: bool = unsaved(False)
     """No progress."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Publication:
+    """What a private run needs where it is no simulation."""
+
+    seed_from_os: bool = stated(False)
+    """Make model, batches and noise of a key that the operating system draws and that no published file holds. It lies
+    in private/key of the run directory, for --resume. Without it a run is a simulation: its seed takes the noise
+    off."""
+    publish: str | None = unsaved(None)
+    """Folder for what the proven statements cover, and nothing else: parameters and statements. Needs
+    --seed-from-os."""
+
+    def check(self) -> None:
+        """Refuse to publish a simulation, or into a folder with files."""
+        if self.publish is None:
+            return
+        if not self.seed_from_os:
+            found, remedy = "got a run whose seed is public", "Pass --seed-from-os, too."
+            raise ArgumentError("publish", "needs a secret key", found, remedy)
+        check_folder(self.publish)
 
 
 def image_shape(dataset: Dataset) -> tuple[int, int, int]:

@@ -13,10 +13,11 @@ from rich.console import Console
 
 from experiments.frame.experiment import Finished, Request
 from experiments.frame.options import flat, options
+from experiments.frame.records import Publication
 from jaxfl.analysis.final_plot import plot_final
 from jaxfl.analysis.plots import plot_run
 from jaxfl.core import ArgumentError, check
-from jaxfl.training import open_run, summary_table, train
+from jaxfl.training import open_run, publish, secret_key, summary_table, train
 
 _MOST_DEVICES = 8  # of a CPU: each holds a copy of what is not shared out
 
@@ -38,6 +39,8 @@ def run(asked: Request) -> int:
     assert experiment.prepare is not None
     where = asked.point.run
     check_run(asked)
+    secrecy = getattr(asked.point, "publication", Publication())
+    secrecy.check()
     prepared = experiment.prepare(asked.lines)
     dataset = flat(asked.point).get("dataset", "default")
     directory = new_run_directory(where.out, experiment.name, asked.preset or dataset, resume=where.resume)
@@ -45,7 +48,8 @@ def run(asked: Request) -> int:
     records = open_run(directory, saved, experiment=experiment.name, preset=asked.preset, resume=where.resume)
     for text in prepared.description:
         console.print(text, soft_wrap=True, highlight=False)
-    summary = train(prepared.variants, run=records, checkpoint_every=where.checkpoint_every, quiet=where.quiet)
+    key = secret_key(records) if secrecy.seed_from_os else None
+    summary = train(prepared.variants, run=records, checkpoint_every=where.checkpoint_every, quiet=where.quiet, key=key)
     finished = Finished(records, summary, asked.lines, prepared.context)
     preset = experiment.presets.get(asked.preset or "")
     drawn = preset.pictures if preset is not None and preset.pictures is not None else experiment.finish
@@ -64,6 +68,9 @@ def run(asked: Request) -> int:
         *added,
     ]
     shown = ", ".join(map(str, with_pictures))
+    if secrecy.publish is not None:
+        publish(records, prepared.variants, secrecy.publish)
+        console.print(f"Published: {secrecy.publish}", soft_wrap=True)
     console.print(f"Run: {directory}   Table: {directory / 'results.csv'}   Pictures: {shown}", soft_wrap=True)
     return 0
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from experiments.frame import Choice, Clients, Data, Network, Run, choose, flat, stated, traced
+from experiments.frame import Choice, Clients, Data, Network, Publication, Run, choose, flat, stated, traced
 from jaxfl import gradients, graphs, privacy
 from jaxfl.algorithms import a_dp2_sgd, dp2_sgd, push_sum
 from jaxfl.core import Algorithm, ArgumentError, Task, check
@@ -193,6 +193,7 @@ class Point:
     network: Network = Network()
     learning: Learning = Learning()
     budget: Budget = Budget()
+    publication: Publication = Publication()
     run: Run = Run()
 
     def task(self) -> Task:

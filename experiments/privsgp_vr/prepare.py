@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from experiments.frame import Finished, Line, Prepared, flat, lay, programs
+from experiments.frame import Finished, Line, Prepared, flat, identity, lay, programs
 from experiments.frame.options import text_of
 from experiments.privsgp_vr.options import INFINITY, Point, check_point
 from experiments.privsgp_vr.spending import privacy_of, rounds_allowed, settled
@@ -55,7 +55,9 @@ def prepare(lines: Mapping[str, Line]) -> Prepared:
             evaluate_every=point.run.evaluate_every,
             numbers=numbers,
             settings=ready[name].settings,
+            identity=identity(point),
             privacy=privacy_of(point, sizes[name]),
+            covered=True,
             max_rounds=allowed[name],
         )
     facts = {name: {key: flat(line.point)[key] for key in _SETTLED} for name, line in ready.items()}

@@ -2,7 +2,7 @@
 
 from jaxfl.core.algorithm import Algorithm, algorithm
 from jaxfl.core.check import ArgumentError
-from jaxfl.core.keys import Purpose, leaf_key, node_keys, purpose_key
+from jaxfl.core.keys import Key, Purpose, RunKey, leaf_key, node_keys, purpose_key, run_key
 from jaxfl.core.node_loop import over_nodes, update_over_nodes
 from jaxfl.core.tasks import accuracy, cross_entropy, from_flax, from_functions, scale_images
 from jaxfl.core.threefry import one_kernel
@@ -15,9 +15,11 @@ __all__ = [
     "FactoredLayer",
     "Factors",
     "FederatedData",
+    "Key",
     "Part",
     "Purpose",
     "PyTree",
+    "RunKey",
     "Task",
     "Variables",
     "accuracy",
@@ -30,6 +32,7 @@ __all__ = [
     "one_kernel",
     "over_nodes",
     "purpose_key",
+    "run_key",
     "scale_images",
     "update_over_nodes",
 ]

@@ -5,7 +5,9 @@
     state, info  = algorithm.update(state, data, draws)   # deterministic
     state, info  = algorithm.round(key, state, data)      # update(state, data, draw(key, state, data))
 
-`key` is the run's base key, the same in every call; `draw` folds in the round number that the state carries.
+`key` is the run's base key, the same in every call; `draw` folds in the round number that the state carries. Of several
+private runs on the same data each takes a key of its own, made by `run_key`: runs that share their noise give each
+other's gradients away.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from jaxfl.core.check import ArgumentError
+from jaxfl.core.keys import Key
 from jaxfl.core.types import Array, FederatedData, PyTree
 
 State = Any
@@ -40,10 +43,10 @@ class Algorithm(NamedTuple):
         - round equals update after draw.
     """
 
-    init: Callable[[Array, FederatedData], State]
-    draw: Callable[[Array, State, FederatedData], Draws]
+    init: Callable[[Key, FederatedData], State]
+    draw: Callable[[Key, State, FederatedData], Draws]
     update: Callable[[State, FederatedData, Draws], tuple[State, Info]]
-    round: Callable[[Array, State, FederatedData], tuple[State, Info]]
+    round: Callable[[Key, State, FederatedData], tuple[State, Info]]
     node_params: Callable[[State], PyTree]
 
 

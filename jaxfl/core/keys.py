@@ -4,14 +4,24 @@ A run has one base key. A key for use is `fold_in(fold_in(base, purpose), round)
 node. The purpose comes first, so that the key of a purpose without rounds (initialisation) can never equal
 the key of a round, and a round's numbers depend on (base key, round) alone. Node i's stream does not
 depend on how many nodes there are. No key is ever split.
+
+Runs that are compared start from the same parameters, and have batches and noise of their own. Runs with the same noise
+give each other's gradients away by subtraction. Runs with the same batches do not compose as independent ones do. So a
+run takes a `RunKey` (`run_key`): its settings are folded into the half that batches and noise are made of.
 """
 
 from __future__ import annotations
 
 import enum
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.threefry import fold_in, is_threefry
@@ -32,13 +42,66 @@ class Purpose(enum.IntEnum):
     DROPOUT = 8
     PART = 9  # which part of the model a client trains
     CALIBRATION = 10
+    RUN = 11  # what one run of several has for itself
 
 
-def purpose_key(key: Array, purpose: Purpose, round_index: int | Array = 0) -> Array:
+SHARED = frozenset({Purpose.INIT, Purpose.GRAPH, Purpose.PARTITION, Purpose.CALIBRATION})
+"""Purposes whose numbers are the same in all runs of one base key."""
+
+
+class RunKey(NamedTuple):
+    """The base key of one run among several; every function that takes a base key takes it."""
+
+    shared: Array  # (), typed: of `SHARED` purposes
+    own: Array  # (), typed: of all others
+
+
+Key = Array | RunKey
+
+
+def run_key(key: Array, settings: Mapping[str, Any]) -> RunKey:
+    """The key of one run, from the base key of all and what tells this run from the others.
+
+    Args:
+        key: typed base key, shape (); may be traced.
+        settings: name -> number, text, boolean, None, or lists and mappings of these; in any order. Everything in which
+            the runs differ that see the same data: algorithm, step size, noise, clip norm, number of rounds.
+
+    Returns:
+        A `RunKey`. Those of several runs may be stacked and vmapped over.
+
+    Raises:
+        ArgumentError: settings that JSON cannot hold.
+
+    Guarantees:
+        - runs of the same base key start from the same parameters.
+        - runs with different settings have independent batches and noise.
+        - the order of settings does not matter.
+
+    Example:
+        >>> key = jax.random.key(0)
+        >>> first, second = run_key(key, {"noise_std": 0.1}), run_key(key, {"noise_std": 0.2})
+        >>> bool(purpose_key(first, Purpose.INIT) == purpose_key(second, Purpose.INIT))
+        True
+        >>> bool(purpose_key(first, Purpose.NOISE, 3) == purpose_key(second, Purpose.NOISE, 3))
+        False
+    """
+    try:
+        text = json.dumps(dict(settings), sort_keys=True, default=_plain)
+    except (TypeError, ValueError) as error:
+        remedy = "Pass numbers, texts, booleans, and lists or mappings of these."
+        raise ArgumentError("settings", "must be values that JSON holds", str(error), remedy) from None
+    own = purpose_key(key, Purpose.RUN)
+    for word in np.frombuffer(hashlib.sha256(text.encode()).digest(), ">u4")[:4].tolist():
+        own = fold_in(own, word)
+    return RunKey(shared=key, own=own)
+
+
+def purpose_key(key: Key, purpose: Purpose, round_index: int | Array = 0) -> Array:
     """The key of one purpose in one round.
 
     Args:
-        key: typed base key of the run, shape ().
+        key: typed base key of the run, shape (), or the run's `RunKey`.
         purpose: what the numbers are for.
         round_index: (), int32; leave out for purposes without rounds.
 
@@ -48,11 +111,18 @@ def purpose_key(key: Array, purpose: Purpose, round_index: int | Array = 0) -> A
     Raises:
         ArgumentError: a key of another generator than threefry.
     """
+    if isinstance(key, RunKey):
+        key = key.shared if purpose in SHARED else key.own
     if not is_threefry(key):
         # Other generators give a vmapped draw other numbers than a single one, so that node streams would depend on n.
         found = f"got a {jax.random.key_impl(key)} key"
         raise ArgumentError("key", "must be a threefry key", found, "Make it with jax.random.key(seed).")
     return fold_in(fold_in(key, int(purpose)), round_index)
+
+
+def _plain(value: Any) -> Any:
+    """A path as text, an array or a NumPy scalar as numbers."""
+    return os.fspath(value) if isinstance(value, os.PathLike) else np.asarray(value).tolist()
 
 
 def node_keys(key: Array, num_nodes: int) -> Array:

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.core import ArgumentError, Array, FederatedData, PyTree, Task, check, over_nodes
+from jaxfl.core import ArgumentError, Array, FederatedData, Key, PyTree, Task, check, over_nodes
 from jaxfl.core.tasks import check_sample_losses
 from jaxfl.gradients import memory, per_example
 from jaxfl.gradients.estimator import GradientEstimator, batch_info, gather
@@ -273,7 +273,7 @@ def _chunk_entries(chunk: Array, size: int, entries: int, counts: Array) -> tupl
 
 
 def _build(
-    store: Store, task: Task, sampler: Sampler, entry_size: int, storage: str, key: Array, params: PyTree, data
+    store: Store, task: Task, sampler: Sampler, entry_size: int, storage: str, key: Key, params: PyTree, data
 ) -> SagaState:
     """The table of gradients at `params`, chunk by chunk, and the rows of round 0."""
     counts = _entry_counts(data, entry_size)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.stats
 
-from jaxfl.core import ArgumentError, Array, Purpose, check, node_keys, one_kernel, purpose_key
+from jaxfl.core import ArgumentError, Array, Key, Purpose, check, node_keys, one_kernel, purpose_key
 
 
 class Batch(NamedTuple):
@@ -153,7 +153,7 @@ def poisson_capacity(batch_size: int, num_draws: int, failure_probability: float
     return capacity
 
 
-def draw_batch(sampler: Sampler, key: Array, round_index: Array, counts: Array) -> Batch:
+def draw_batch(sampler: Sampler, key: Key, round_index: Array, counts: Array) -> Batch:
     """The batch of every node in one round.
 
     Args:

@@ -17,6 +17,9 @@ RELATIONS = {  # in words
 ASSUMED = "assumed, not enforced"
 REFUTED = "refuted at this noise"
 _NO_BOUND = "no bound"
+_SIMULATION = "simulation: its seed is public"
+SIMULATED = f"{_SIMULATION}, and whoever reads it can take the noise off, so that nothing of the run may be published"
+SECRET = "batches and noise are made from a key of 64 bits, which stays secret"
 REMARKS = {ASSUMED: "assumed bound", REFUTED: REFUTED, _NO_BOUND: _NO_BOUND}
 
 
@@ -67,7 +70,7 @@ def statement(
         nodes=nodes,
         assumptions=(
             *(() if gradients is None else (gradients,)),
-            "one run of one seed; runs on the same data compose",
+            "one run of one seed; others on the same data have batches and noise of their own, and compose",
             "a resumed run repeats the rounds after its last checkpoint with the same numbers (same machine and"
             " versions)",
             *setting,
@@ -118,6 +121,7 @@ def caption(privacy: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     Guarantees:
         - every epsilon is rounded up.
         - an epsilon on an assumed bound, or one that is refuted, says so.
+        - a simulation is marked.
 
     Example:
         >>> one = {"bound": "proven", "dp_epsilon": 2.5, "dp_delta": 1e-5, "neighboring_relation": "zero_out"}
@@ -128,7 +132,18 @@ def caption(privacy: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     for variant, statements in privacy.items():
         for stated in statements:
             groups.setdefault(f"{stated['bound']} ({_ground(stated)})", {})[variant] = stated
-    return [f"{key}: {_epsilons(group)}{_remarked(group)}" for key, group in groups.items()]
+    stated = [f"{key}: {_epsilons(group)}{_remarked(group)}" for key, group in groups.items()]
+    return stated + simulation(privacy)
+
+
+def simulation(privacy: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """A line that marks statements of a simulation; none without any.
+
+    Args:
+        privacy: variant -> statements.
+    """
+    texts = (text for stated in privacy.values() for each in stated for text in each.get("assumptions", ()))
+    return [_SIMULATION] if any(text == SIMULATED for text in texts) else []
 
 
 def rounded_up(value: float, digits: int) -> str:

@@ -4,8 +4,10 @@ from jaxfl.training.chunks import Diverged, FatalCount
 from jaxfl.training.evaluate import EvaluationSet, evaluation_set
 from jaxfl.training.loop import restore_state, train
 from jaxfl.training.measures import calibrated_scores, stationarity, test_scores
+from jaxfl.training.publish import publish
 from jaxfl.training.records import RunDirectory, open_run, read_run
 from jaxfl.training.results import read_results
+from jaxfl.training.secret_key import secret_key
 from jaxfl.training.summary import summary_table
 from jaxfl.training.variant import Measure, Variant
 
@@ -19,9 +21,11 @@ __all__ = [
     "calibrated_scores",
     "evaluation_set",
     "open_run",
+    "publish",
     "read_results",
     "read_run",
     "restore_state",
+    "secret_key",
     "stationarity",
     "summary_table",
     "test_scores",

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, PyTree
+from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, Key, PyTree
 
 FATAL_COUNTS = ("batch_overflow", "prefetch_misses")
 """Counts that must stay 0: above it, the rounds did not do what the algorithm (and its privacy bound) assumes."""
@@ -100,7 +100,7 @@ def rounds_fn(algorithm: Algorithm, chunk_rounds: int) -> Callable[..., tuple[Py
         - a large array that a round updates in place is not copied, where the state is donated.
     """
 
-    def run(key: Array, state: PyTree, data: FederatedData, num_rounds: Array):
+    def run(key: Key, state: PyTree, data: FederatedData, num_rounds: Array):
         shapes = jax.eval_shape(algorithm.round, key, state, data)[1]
         info_fields(shapes, data.num_nodes)  # refuses another form
         empty = jax.tree.map(lambda leaf: jnp.zeros((chunk_rounds, *leaf.shape), leaf.dtype), shapes)
@@ -116,12 +116,12 @@ def rounds_fn(algorithm: Algorithm, chunk_rounds: int) -> Callable[..., tuple[Py
     return run
 
 
-def first_state(algorithm: Algorithm, key: Array, data: FederatedData) -> PyTree:
+def first_state(algorithm: Algorithm, key: Key, data: FederatedData) -> PyTree:
     """`init` without weak types: neither a round nor a checkpoint keeps one, and compiled rounds would refuse it."""
     return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, leaf.dtype), algorithm.init(key, data))
 
 
-def check_start(algorithm: Algorithm, key: Array, data: FederatedData) -> PyTree:
+def check_start(algorithm: Algorithm, key: Key, data: FederatedData) -> PyTree:
     """Shapes of the first state, after every check that `init` makes on the host.
 
     The data are closed over, not traced, so that checks can look at the nodes' sizes; nothing is computed.

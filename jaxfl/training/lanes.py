@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxfl.core import Array, FederatedData, PyTree
+from jaxfl.core import Array, FederatedData, PyTree, RunKey, run_key
+from jaxfl.core.threefry import fold_in
 from jaxfl.training.variant import Variant
 
 LANES = "lanes"  # the mesh's one axis
@@ -23,12 +24,30 @@ class Point(NamedTuple):
     name: str
     variant: Variant
     seed: int
+    secret: Array | None = None  # (), typed: what every seed's base key is made of; None: the seed alone
+
+    @property
+    def base(self) -> Array:
+        """The base key of its seed, which all variants have in common."""
+        return jax.random.key(self.seed) if self.secret is None else fold_in(self.secret, self.seed)
+
+    @property
+    def key(self) -> RunKey:
+        """The key of its rounds; initial parameters are those of every variant."""
+        variant = self.variant
+        default = {
+            "name": self.name,
+            "settings": variant.settings,
+            "numbers": variant.numbers,
+            "rounds": variant.num_rounds,
+        }
+        return run_key(self.base, variant.identity or default)
 
 
 class Lane(NamedTuple):
     """What a lane has for itself under trace; of all lanes with their axis first."""
 
-    key: Array  # (), typed
+    key: RunKey
     row: Array  # (), int32, of its seed in the leaves of `Tables` that carry a seed axis
     numbers: dict[str, Array]  # name -> (), float32
 

@@ -10,13 +10,14 @@ import functools
 import operator
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxfl.core import ArgumentError, PyTree
+from jaxfl.core import ArgumentError, Array, PyTree
 from jaxfl.core.check import at_least
+from jaxfl.privacy.statements import SECRET, SIMULATED
 from jaxfl.training.checkpoint import Checkpoints
 from jaxfl.training.chunks import Diverged, FatalCount
 from jaxfl.training.json_files import jsonable
@@ -41,6 +42,7 @@ def train(
     checkpoint_every: int = 10,
     keep_checkpoints: int = 2,
     quiet: bool = False,
+    key: Array | None = None,
 ) -> dict[str, Any]:
     """Train every variant with every seed and leave a complete run directory behind.
 
@@ -54,6 +56,9 @@ def train(
         checkpoint_every: evaluations between checkpoints; the last state is always saved.
         keep_checkpoints: how many of the newest stay.
         quiet: show no progress.
+        key: typed key, (), that stays secret: every seed's base key is made of it. Default: seed s has the base key
+            `jax.random.key(s)`, which whoever reads the seed can make; statements of privacy are then marked as those
+            of a simulation. Batches and noise also depend on `Variant.identity`, initial parameters do not.
 
     Returns:
         The content of summary.json.
@@ -72,15 +77,16 @@ def train(
         - no variant runs more rounds than max_rounds.
         - a variant that does not fit is refused before any variant is trained.
         - a lane that diverges leaves the others' bytes as they are.
+        - variants have independent batches and noise, and common initial parameters.
     """
     at_least(1, checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints)
     check_variants(variants)
-    points = [Point(name, variant, seed) for name, variant in variants.items() for seed in variant.seeds]
+    points = [Point(name, variant, seed, key) for name, variant in variants.items() for seed in variant.seeds]
     facts = {
         name: {
             "seeds": variant.seeds,
             "settings": variant.settings,
-            "privacy": variant.privacy and functools.cache(variant.privacy),
+            "privacy": variant.privacy and functools.cache(functools.partial(_with_key, variant.privacy, key)),
         }
         for name, variant in variants.items()
     }
@@ -137,6 +143,14 @@ def train(
                 progress.end()
     spent = any(record["status"] == "budget_spent" for record in ended.values())
     return conclude("budget_spent" if spent else "finished", ended)
+
+
+def _with_key(
+    privacy: Callable[[int], Sequence[Mapping[str, Any]]], key: Array | None, num_rounds: int
+) -> list[dict[str, Any]]:
+    """The statements of so many rounds, with what they rest on as to the key."""
+    origin = SIMULATED if key is None else SECRET
+    return [{**stated, "assumptions": (*stated.get("assumptions", ()), origin)} for stated in privacy(num_rounds)]
 
 
 class _Job(NamedTuple):

@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jax.stages import Compiled as Executable
 
-from jaxfl.core import Algorithm, Array, FederatedData, PyTree
+from jaxfl.core import Algorithm, Array, FederatedData, PyTree, RunKey
 from jaxfl.core.node_loop import replicated
 from jaxfl.training.chunks import check_start, first_state, info_fields, rounds_fn
 from jaxfl.training.lanes import LANES, Lane, Point, Strategy, Tables, Uploads, over_lanes, stack_seeds, update_lanes
@@ -72,7 +72,7 @@ class Program:
             sizes = np.asarray(data.sizes).tobytes()
             if sizes not in checked:
                 checked.add(sizes)
-                check_start(self._algorithm(self._lane(point)), jax.random.key(point.seed), data)
+                check_start(self._algorithm(self._lane(point)), point.key, data)
 
     @property
     def label(self) -> str:
@@ -102,8 +102,8 @@ class Program:
         seeds = {point.seed: point for point in (points if strategy.num_slots == 1 else self.points)}
         data = [self._uploads.of(point) for point in seeds.values()]
         arrays = [
-            {name: measure.prepare(jax.random.key(seed), own) for name, measure in self.measures.items()}
-            for seed, own in zip(seeds, data, strict=True)
+            {name: measure.prepare(point.base, own) for name, measure in self.measures.items()}
+            for point, own in zip(seeds.values(), data, strict=True)
         ]
         (data, self._with_seeds["data"]), (arrays, self._with_seeds["arrays"]) = stack_seeds(data), stack_seeds(arrays)
         tables = Tables(data, arrays)
@@ -115,10 +115,10 @@ class Program:
             return self._lane(points[0])
         rows = {seed: row for row, seed in enumerate(dict.fromkeys(point.seed for point in self.points))}
         padded = [*points, *[points[0]] * (strategy.num_slots - len(points))]
-        keys = {seed: np.asarray(jax.random.key_data(jax.random.key(seed))) for seed in rows}
+        halves = zip(*(map(jax.random.key_data, point.key) for point in padded), strict=True)
         values = {name: [point.variant.numbers[name] for point in padded] for name in self.variant.numbers}
         lanes = Lane(
-            key=jax.random.wrap_key_data(jnp.asarray(np.stack([keys[point.seed] for point in padded]))),
+            key=RunKey(*(jax.random.wrap_key_data(jnp.asarray(np.stack(half))) for half in halves)),
             row=jnp.asarray([rows[point.seed] for point in padded], jnp.int32),
             numbers={name: jnp.asarray(column, jnp.float32) for name, column in values.items()},
         )
@@ -249,7 +249,7 @@ class Program:
         return self.variant.algorithm(lane.numbers)
 
     def _lane(self, point: Point) -> Lane:
-        return Lane(jax.random.key(point.seed), jnp.int32(0), _concrete_numbers(point.variant))
+        return Lane(point.key, jnp.int32(0), _concrete_numbers(point.variant))
 
     def _of_seed(self, field: str, tree: PyTree, row: Array) -> PyTree:
         """What one seed works on."""

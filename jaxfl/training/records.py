@@ -8,6 +8,10 @@
                      that ran by itself, and ended/<round>/ of one that ended before the others, or diverged
     checkpoints/lanes_<program>_<pass>/<round>/    of lanes that ran together
     plots/           pictures
+    private/key      the key of a run that is published, of mode 0600 (`secret_key.py`)
+
+Checkpoints hold raw gradients (tables of SAGA) and states without noise; metrics, status and pictures are measured
+without noise. No statement of privacy covers them: `publish.py` copies what is covered.
 
 Every file but metrics.jsonl is replaced atomically. A line of metrics.jsonl is on disk before the checkpoint of its
 round, so that whatever checkpoint a resumed run finds, the lines up to it are there. A lane's finished.json is there
@@ -20,6 +24,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import tempfile
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -31,6 +36,7 @@ from jaxfl.training.environment import describe_environment
 from jaxfl.training.json_files import jsonable, read_json, refuse_difference, write_atomically, write_json
 
 CONFIG, METRICS, SUMMARY, FINISHED = "config.json", "metrics.jsonl", "summary.json", "finished.json"
+PRIVATE = "private"
 ENDED = "ended"  # beside finished.json: the state of a lane that ended before the others, or diverged
 _PROGRAMS = "programs"  # in "training": what was measured and chosen, not compared on resume
 
@@ -79,6 +85,7 @@ class RunDirectory:
         """Undo `open_run` of a run that was refused before anything was trained; one that was found stays as it is."""
         if not self.resumed:
             (self.path / CONFIG).unlink(missing_ok=True)
+            shutil.rmtree(self.path / PRIVATE, ignore_errors=True)
             with contextlib.suppress(OSError):  # other files are there
                 self.path.rmdir()
 

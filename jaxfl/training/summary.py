@@ -10,7 +10,7 @@ import rich.table
 
 from jaxfl.core.check import one_of
 from jaxfl.privacy.statements import caption as statements_in_short
-from jaxfl.privacy.statements import statement_text
+from jaxfl.privacy.statements import simulation, statement_text
 from jaxfl.training.chunks import COSTS
 
 STATUSES = ("finished", "budget_spent", "diverged", "stopped")
@@ -155,6 +155,7 @@ def summary_table(
         lines += statements_in_short(stated)
     else:
         lines += [f"{name}: {statement_text(each)}" for name, statements in stated.items() for each in statements]
+        lines += simulation(stated)
     troubled = any(_trouble(row) for row in variants.values())
     table = rich.table.Table(title=summary["experiment"], caption="\n".join(lines), caption_justify="left")
     table.add_column("variant", overflow="fold")  # names alike in their first letters must stay apart

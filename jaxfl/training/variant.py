@@ -38,13 +38,18 @@ class Variant(NamedTuple):
         task: what is learned; how the engine runs it over nodes.
         test: the test set of the standard evaluation.
         data: seed -> training data.
-        seeds: distinct; seed s gives the base key `jax.random.key(s)`.
+        seeds: distinct; each has a base key and training data of its own.
         num_rounds: rounds of each seed.
         evaluate_every: rounds between evaluations; round 0 and the last round are always evaluated.
         numbers: name -> finite number: what variants of one program may differ in.
         settings: name -> value of the options that vary: columns of results.csv and "settings" of the summary.
+        identity: name -> everything that tells this point from all others that see the same data, as `run_key` takes
+            it: batches and noise depend on it, initial parameters do not. Default: name, settings, numbers and rounds,
+            so that points of different runs need different names.
         measures: name -> what is measured besides the standard evaluation. An entry "test" takes the place of that.
         privacy: rounds that really ran -> statements of the summary; None for none.
+        covered: whether the statements cover the parameters that the nodes end with: these are computed from releases
+            with noise alone.
         max_rounds: most rounds that the privacy budget pays for; a seed ends there.
         budgets: cost (of `chunks.COSTS`, summed over rounds and nodes) -> most that may be spent; a seed ends at the
             first evaluation at which one is reached.
@@ -60,8 +65,10 @@ class Variant(NamedTuple):
     evaluate_every: int
     numbers: Mapping[str, float] = {}
     settings: Mapping[str, Any] = {}
+    identity: Mapping[str, Any] = {}
     measures: Mapping[str, Measure] = {}
     privacy: Callable[[int], Sequence[Mapping[str, Any]]] | None = None
+    covered: bool = False
     max_rounds: int | None = None
     budgets: Mapping[str, float] = {}
     chunk_rounds: int | None = None

@@ -31,6 +31,7 @@ def points(step_sizes=STEP_SIZES, bad_rounds=None, **fields):
             toy_with_numbers,
             numbers={"step_size": step_size, "bad_round": (bad_rounds or {}).get(step_size, NEVER)},
             settings={"step_size": step_size},
+            identity={"step_size": step_size},
             **fields,
         )
         for step_size in step_sizes

@@ -10,6 +10,7 @@ from toy_problem import NUM_NODES, TASK, toy_algorithm, toy_data, toy_training_d
 
 from jaxfl import core
 from jaxfl.core import ArgumentError, tree
+from jaxfl.privacy.statements import SIMULATED
 from jaxfl.training import Diverged, FatalCount, Measure, RunDirectory, read_run
 
 STATEMENT = {"bound": "proven", "dp_epsilon": None, "reason": "no noise"}
@@ -18,6 +19,11 @@ STATEMENT = {"bound": "proven", "dp_epsilon": None, "reason": "no noise"}
 def stated(rounds):
     """Rounds -> the statement with them."""
     return [{**STATEMENT, "rounds": rounds}]
+
+
+def marked(rounds):
+    """The same as the summary has it: of a run whose seed is public."""
+    return [{**stated(rounds)[0], "assumptions": [SIMULATED]}]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +78,7 @@ def test_the_summary_has_the_form_of_the_design(run):
     assert (summary["experiment"], summary["status"], summary["seeds"]) == ("toy", "finished", [0, 1])
     assert list(summary["variants"]) == ["Slow", "Fast"]
     slow = summary["variants"]["Slow"]
-    assert (slow["rounds"], slow["rounds_per_seed"], slow["privacy"]) == (25, [25, 25], stated(25))
+    assert (slow["rounds"], slow["rounds_per_seed"], slow["privacy"]) == (25, [25, 25], marked(25))
     assert slow["status"] == ["finished", "finished"]
     assert "reason" not in slow
     assert summary["variants"]["Fast"]["privacy"] == []
@@ -142,7 +148,7 @@ def test_a_bad_loss_stops_a_single_run_at_the_end_of_the_chunk(tmp_path):
     row = summary["variants"]["Bad"]
     assert (row["rounds_per_seed"], row["status"], row["reason"]) == ([10], ["diverged"], [str(error)])
     assert row["test_accuracy"] == {"mean": None, "std": None, "per_seed": [None]}
-    assert row["privacy"] == stated(20)
+    assert row["privacy"] == marked(20)
     before = (tmp_path / "metrics.jsonl").read_bytes()
     with pytest.raises(Diverged, match="round 17"):
         train_toy(tmp_path, {"Bad": bad}, resume=True)
@@ -169,7 +175,7 @@ def test_a_batch_overflow_stops_the_run(tmp_path):
         train_toy(tmp_path, {"Private": private})
     summary = read_run(tmp_path).read_summary()
     assert summary["status"] == "stopped"
-    assert summary["variants"]["Private"]["privacy"] == stated(20)
+    assert summary["variants"]["Private"]["privacy"] == marked(20)
 
 
 def test_a_spent_budget_ends_a_lane_at_its_next_evaluation(tmp_path):
@@ -192,7 +198,7 @@ def test_no_variant_runs_more_rounds_than_max_rounds(tmp_path, monkeypatch):
     assert [summary["variants"][name]["rounds_per_seed"] for name in variants] == [[25, 25], [13, 13], [13]]
     assert summary["variants"]["Cheap"]["status"] == ["finished"] * 2
     assert summary["variants"]["Dear"]["reason"] == ["the privacy budget pays for 13 rounds"] * 2
-    assert summary["variants"]["Dear"]["privacy"] == stated(13)
+    assert summary["variants"]["Dear"]["privacy"] == marked(13)
     lines = (tmp_path / "whole" / "metrics.jsonl").read_bytes()
     assert b'"total_gradient_evaluations": %d' % (13 * NUM_NODES) in lines.splitlines()[-1]
 

@@ -105,7 +105,8 @@ def toy_algorithm(
         )
 
     def draw(key, state, data):
-        numbers = _numbers(key, state.round_index + 1, data.num_nodes)
+        own = key.own if isinstance(key, core.RunKey) else key
+        numbers = _numbers(own, state.round_index + 1, data.num_nodes)
         return Draws(batch_indices=(numbers.astype(jnp.int32) % data.sizes).astype(jnp.int32))
 
     def update(state, data, draws):

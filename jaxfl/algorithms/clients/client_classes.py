@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.algorithms.clients import local_sgd
-from jaxfl.core import ArgumentError, Array, FederatedData, Purpose, check, node_keys, over_nodes, purpose_key
+from jaxfl.core import ArgumentError, Array, FederatedData, Key, Purpose, check, node_keys, over_nodes, purpose_key
 
 
 class Group(NamedTuple):
@@ -55,7 +55,7 @@ class ClientClasses(NamedTuple):
             found = f"got {n} for data of {data.num_nodes}"
             raise ArgumentError("client_class", "must hold the class of each client", found, "Pass one class a client.")
 
-    def draw_active(self, key: Array, round_index: Array) -> Array:
+    def draw_active(self, key: Key, round_index: Array) -> Array:
         """The clients of one round, without replacement, uniform among all or among those of each class.
 
         Args:

@@ -20,6 +20,7 @@ from jaxfl.core import (
     ArgumentError,
     Array,
     FederatedData,
+    Key,
     Purpose,
     PyTree,
     Task,
@@ -138,7 +139,7 @@ def check_num_active(num_active: int, num_nodes: int) -> None:
         raise ArgumentError("num_active", "must be at most the number of clients in the data", found, remedy)
 
 
-def draw_active(key: Array, round_index: Array, num_active: int, num_nodes: int) -> Array:
+def draw_active(key: Key, round_index: Array, num_active: int, num_nodes: int) -> Array:
     """The clients of one round, uniform without replacement.
 
     Args:

@@ -1,0 +1,217 @@
+"""Noise and batches of each point are its own, the key can stay secret, and what is published is what is covered."""
+
+import itertools
+import json
+import stat
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import flat, refused
+from toy_problem import toy_test
+
+import jaxfl
+from jaxfl import core, training
+from jaxfl.core import Purpose, purpose_key, run_key
+from jaxfl.privacy.statements import SECRET, SIMULATED, caption
+from jaxfl.training import lanes, open_run, publish, read_run, restore_state, secret_key, train
+
+NUM_NODES, FEATURES, SAMPLES = 2, 2000, 12
+TASK = core.from_functions(
+    lambda key: jax.random.normal(key, (FEATURES,)),
+    lambda params, inputs, labels: jnp.zeros(inputs.shape[0]) * params.sum(),  # no gradient: what moves is noise
+    lambda params, inputs, labels: {"accuracy": jnp.zeros(inputs.shape[0]) * params.sum()},
+)
+GRAPH = jaxfl.graphs.complete(NUM_NODES)
+STATEMENT = {"bound": "proven", "dp_epsilon": 1.5, "dp_delta": 1e-5, "neighboring_relation": "zero_out"}
+
+
+def data_of(seed):
+    parts = [range(0, SAMPLES // 2), range(SAMPLES // 2, SAMPLES)]
+    return jaxfl.federate(np.ones((SAMPLES, 1), np.float32), np.zeros(SAMPLES, np.int32), list(map(list, parts)))
+
+
+def algorithm_of(numbers):
+    gradient = jaxfl.mini_batch(sampler=jaxfl.gradients.fixed(3), clip_norm=1.0)
+    return jaxfl.push_sum(
+        TASK, graph=GRAPH, gradient=gradient, noise=jaxfl.gaussian(numbers["noise_std"]), step_size=1.0
+    )
+
+
+def variant(noise_std, **fields):
+    """Rounds of nothing but noise."""
+    settings = {"settings": {"noise_std": noise_std}, "privacy": lambda rounds: [STATEMENT], "covered": True}
+    shared = {"task": TASK, "test": toy_test(), "data": data_of, "num_rounds": 2, "evaluate_every": 2, "seeds": (0,)}
+    return training.Variant(
+        algorithm=algorithm_of, numbers={"noise_std": noise_std}, **{**shared, **settings, **fields}
+    )
+
+
+def trained(out, variants, **options):
+    """(run directory, variant -> what noise added to the first node's parameters, in units of it)."""
+    run = open_run(out, {})
+    train(variants, run=run, quiet=True, **options)
+    return run, {name: noise_of(run, name, variants[name]) for name in variants}
+
+
+def noise_of(run, name, of, seed=0):
+    start = flat(TASK.init(purpose_key(jax.random.key(seed), Purpose.INIT)))
+    state = restore_state(run, name, of, seed)[1]
+    return (np.asarray(algorithm_of(of.numbers).node_params(state))[0] - start) / of.numbers["noise_std"]
+
+
+def correlated(first, second):
+    """Whether two rows of normal numbers have more than five standard errors of correlation."""
+    return abs(np.corrcoef(first, second)[0, 1]) > 5 / np.sqrt(len(first))
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("both"), {"A": variant(0.1), "B": variant(0.2)})
+
+
+def test_points_of_one_program_have_independent_noise_and_the_same_start(both):
+    _, moved = both
+    assert not correlated(*moved.values())
+    # The same start: what is left of it is noise of the scale that was asked for, two rounds over two nodes.
+    for row in moved.values():
+        assert np.std(row) == pytest.approx(1.0, rel=0.1)
+
+
+def test_points_of_several_runs_have_independent_noise(both, tmp_path):
+    other = trained(tmp_path / "C", {"C": variant(0.4)})[1]["C"]
+    assert not any(correlated(other, row) for row in both[1].values())
+    again = trained(tmp_path / "A", {"A": variant(0.1)})[1]["A"]
+    np.testing.assert_array_equal(again, both[1]["A"])  # alone as in company
+
+
+def test_an_identity_goes_before_the_name(tmp_path):
+    same = trained(tmp_path / "same", {"first": variant(0.1, identity={"point": 1})})[1]["first"]
+    assert correlated(same, trained(tmp_path / "again", {"second": variant(0.1, identity={"point": 1})})[1]["second"])
+    other = trained(tmp_path / "other", {"first": variant(0.1, identity={"point": 2})})[1]["first"]
+    assert not correlated(same, other)
+
+
+def test_batches_of_two_points_are_independent():
+    """How often two points draw the same batch of 3 of 6 samples: 1 in 20 where they are independent."""
+    learner, data = algorithm_of({"noise_std": 0.1}), data_of(0)
+    keys = [lanes.Point(name, variant(0.1), 0).key for name in "AB"]
+    state = learner.init(keys[0], data)
+
+    def batches(key):
+        at = [state._replace(round_index=jnp.int32(k)) for k in range(100)]
+        return np.sort([learner.draw(key, each, data).gradient.indices for each in at], axis=-1)
+
+    first, second = map(batches, keys)
+    same = (first == second).all(axis=-1).mean()
+    assert same < 0.05 + 5 * np.sqrt(0.05 * 0.95 / 200)
+    assert (first == batches(keys[0])).all()
+
+
+class TestRunKey:
+    def test_runs_of_the_same_base_key_start_from_the_same_parameters(self):
+        keys = [run_key(jax.random.key(3), {"step_size": step}) for step in (0.1, 0.2)]
+        for purpose in core.keys.SHARED:
+            assert (purpose_key(keys[0], purpose) == purpose_key(keys[1], purpose)).all()
+            assert (purpose_key(keys[0], purpose) == purpose_key(jax.random.key(3), purpose)).all()
+
+    def test_runs_with_different_settings_have_independent_batches_and_noise(self):
+        settings = [{}, {"a": 1}, {"a": 2}, {"a": 1, "b": None}, {"a": "1"}, {"b": 1}, {"a": [1]}, {"a": True}]
+        for purpose in set(Purpose) - core.keys.SHARED:
+            drawn = [
+                jax.random.normal(purpose_key(run_key(jax.random.key(0), each), purpose, 1), (2000,))
+                for each in settings
+            ]
+            assert not any(correlated(*pair) for pair in itertools.combinations(drawn, 2))
+
+    def test_the_order_of_settings_does_not_matter(self):
+        first, second = (
+            run_key(jax.random.key(0), dict(pairs)) for pairs in itertools.permutations([("a", 1), ("b", 2)])
+        )
+        assert (first.own == second.own).all()
+
+    def test_settings_that_json_cannot_hold_are_refused(self):
+        refused(lambda: run_key(jax.random.key(0), {"task": object()}), "settings", "JSON")
+
+    def test_embedded_rounds_may_be_vmapped_over_runs(self):
+        data, points = data_of(0), [{"noise_std": 0.1, "number": number} for number in range(3)]
+        keys = jax.tree.map(lambda *halves: jnp.stack(halves), *(run_key(jax.random.key(0), point) for point in points))
+
+        @jax.jit
+        @jax.vmap
+        def moved(key):
+            learner = algorithm_of({"noise_std": 0.1})
+            state = learner.init(key, data)
+            return state.params, learner.round(key, state, data)[0].params
+
+        start, end = moved(keys)
+        np.testing.assert_array_equal(start[0], start[1])
+        noise = np.asarray(end - start)[:, 0]
+        assert not any(correlated(*pair) for pair in itertools.combinations(noise, 2))
+
+
+class TestSecretKey:
+    def test_nobody_but_the_owner_reads_it_and_it_is_nowhere_else(self, tmp_path):
+        run = open_run(tmp_path / "run", {})
+        key = secret_key(run)
+        path = tmp_path / "run" / "private" / "key"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        trained_with = {"A": variant(0.1)}
+        train(trained_with, run=run, quiet=True, key=key)
+        text = path.read_text().strip()
+        others = [file for file in (tmp_path / "run").rglob("*") if file.is_file() and file != path]
+        assert others
+        assert not any(text.encode() in file.read_bytes() for file in others)
+        assert not correlated(noise_of(run, "A", trained_with["A"]), trained(tmp_path / "o", trained_with)[1]["A"])
+
+    def test_a_resumed_run_has_the_same_one(self, tmp_path):
+        first = secret_key(open_run(tmp_path / "run", {}))
+        resumed = open_run(tmp_path / "run", {}, resume=True)
+        assert (secret_key(resumed) == first).all()
+        assert not (secret_key(open_run(tmp_path / "other", {})) == first).all()
+        (tmp_path / "run" / "private" / "key").write_text("none")
+        refused(lambda: secret_key(resumed), "seed_from_os", "private/key")
+
+    def test_a_run_that_is_refused_leaves_none(self, tmp_path):
+        run = open_run(tmp_path / "run", {})
+        secret_key(run)
+        run.withdraw()
+        assert not (tmp_path / "run").exists()
+
+
+class TestPublish:
+    def test_nothing_but_parameters_statements_and_options_that_vary_is_written(self, tmp_path):
+        run, variants = open_run(tmp_path / "run", {}), {"A": variant(0.1, seeds=(0, 1))}
+        train(variants, run=run, quiet=True, key=secret_key(run))
+        publish(run, variants, tmp_path / "out")
+        files = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
+        assert files == {"privacy.json", "parameters/a/seed_0.npz", "parameters/a/seed_1.npz"}
+        content = json.loads((tmp_path / "out" / "privacy.json").read_text())["variants"]
+        assert set(content["A"]) == {"settings", "rounds_per_seed", "privacy"}
+        assert SECRET in content["A"]["privacy"][0]["assumptions"]
+        with np.load(tmp_path / "out" / "parameters" / "a" / "seed_1.npz") as held:
+            state = restore_state(run, "A", variants["A"], 1)[1]
+            np.testing.assert_array_equal(held["params"], algorithm_of({"noise_std": 0.1}).node_params(state))
+
+    def test_a_run_that_is_not_covered_is_refused(self, both, tmp_path):
+        run, variants = open_run(tmp_path / "run", {}), {"A": variant(0.1)}
+        train(variants, run=run, quiet=True, key=secret_key(run))
+        refused(lambda: publish(both[0], {"A": variant(0.1)}, tmp_path / "out"), "publish", "public seed")
+        uncovered = {"A": variant(0.1, covered=False)}
+        refused(lambda: publish(run, uncovered, tmp_path / "out"), "publish", "no statement covers")
+        summary = run.read_summary()
+        summary["variants"]["A"]["privacy"][0]["dp_epsilon"] = None
+        run.write_summary(summary)
+        refused(lambda: publish(run, variants, tmp_path / "out"), "publish", "no proven epsilon")
+        assert not (tmp_path / "out").exists()
+        (tmp_path / "file").write_text("")
+        refused(lambda: publish(run, variants, tmp_path), "publish", "empty folder")
+
+
+def test_a_simulation_is_marked(both):
+    row = read_run(both[0].path).read_summary()["variants"]["A"]
+    assert SIMULATED in row["privacy"][0]["assumptions"]
+    assert caption({"A": row["privacy"]})[-1] == "simulation: its seed is public"
+    assert len(caption({"A": [STATEMENT]})) == 1

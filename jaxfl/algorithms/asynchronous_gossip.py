@@ -93,6 +93,7 @@ class Info(NamedTuple):
     loss: Array  # (n,), float32, at the parameters at which the gradient was taken
     gradient_norm: Array  # (n,), float32, L2, before noise
     clipped_fraction: Array  # (n,), float32
+    discarded_gradients: Array  # (n,), int32, not finite, and counted as zero under a clip norm
     consensus_distance: Array  # (), float32, after the round
     bits_sent: Array  # (n,), float32, parameters both ways in each event
     gradient_evaluations: Array  # (n,), int32
@@ -346,6 +347,7 @@ def _info(measured: GradientInfo, draws: Draws, params: PyTree) -> Info:
         loss=mean(measured.loss),
         gradient_norm=mean(measured.gradient_norm),
         clipped_fraction=mean(measured.clipped_fraction),
+        discarded_gradients=total(measured.discarded_gradients),
         consensus_distance=consensus_distance(params),
         bits_sent=messages * jnp.float32(32 * (size(params) // num_nodes)),
         gradient_evaluations=total(measured.gradient_evaluations),

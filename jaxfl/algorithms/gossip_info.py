@@ -13,6 +13,7 @@ class GossipInfo(NamedTuple):
     loss: Array  # (n,), float32
     gradient_norm: Array  # (n,), float32, L2, before noise
     clipped_fraction: Array  # (n,), float32
+    discarded_gradients: Array  # (n,), int32, not finite, and counted as zero under a clip norm
     consensus_distance: Array  # (), float32, after the round
     bits_sent: Array  # (n,), float32, to all neighbors
     gradient_evaluations: Array  # (n,), int32

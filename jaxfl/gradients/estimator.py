@@ -20,6 +20,7 @@ class GradientInfo(NamedTuple):
     loss: Array  # (n,), float32, batch sum of losses over batch_size: unbiased for the local mean loss
     gradient_norm: Array  # (n,), float32, L2 norm of the estimate before noise
     clipped_fraction: Array  # (n,), float32, batch samples whose gradient was scaled down, over batch_size
+    discarded_gradients: Array  # (n,), int32, not finite, and counted as zero under a clip norm
     gradient_evaluations: Array  # (n,), int32, per-sample gradients that count (padding excluded)
     batch_overflow: Array  # (n,), int32, see Batch.overflow
     prefetch_misses: Array  # (n,), int32, table rows read ahead for another batch than the one used
@@ -79,11 +80,12 @@ def mini_batch(
             total = per_example.weighted_sum(
                 task, node_params, inputs, labels, weights, clip_norm=clip_norm, clip_order=clip_order
             )
-            return total.gradient, jnp.sum(weights * total.losses), jnp.sum(weights * total.clipped)
+            measured = (jnp.sum(weights * values) for values in (total.losses, total.clipped))
+            return total.gradient, *measured, jnp.sum(jnp.where(mask, total.discarded, 0.0))
 
         inputs, labels = gather(data, draws.indices)
-        gradient, loss, clipped = over_nodes(one_node, task.node_loop)(params, inputs, labels, draws.mask)
-        return gradient, state, batch_info(gradient, loss, clipped, draws)
+        gradient, *measured = over_nodes(one_node, task.node_loop)(params, inputs, labels, draws.mask)
+        return gradient, state, batch_info(gradient, *measured, draws)
 
     return GradientEstimator(init=init, draw=draw, estimate=estimate)
 
@@ -92,6 +94,7 @@ def batch_info(
     gradient: PyTree,
     loss: Array,
     clipped: Array,
+    discarded: Array,
     batch: Batch,
     *,
     evaluations: Array | None = None,
@@ -102,6 +105,7 @@ def batch_info(
         loss=loss,
         gradient_norm=norm(gradient),
         clipped_fraction=clipped,
+        discarded_gradients=discarded.astype(jnp.int32),
         gradient_evaluations=jnp.sum(batch.mask, axis=1, dtype=jnp.int32) if evaluations is None else evaluations,
         batch_overflow=batch.overflow,
         prefetch_misses=jnp.zeros_like(batch.overflow) if prefetch_misses is None else prefetch_misses,

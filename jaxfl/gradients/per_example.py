@@ -4,6 +4,10 @@ A task with `layers` gives each layer's input and output error in one forward an
 sample's gradient follows from these factors, the errors are scaled by min(1, clip_norm / norm), and one weighted
 product a layer yields the clipped sum (ghost norms with book-keeping: Li, Tramer, Liang, Hashimoto 2022,
 arXiv:2110.05679, and Bu, Wang, Zha, Karypis 2023, arXiv:2210.00038). Any other task is run one sample at a time.
+
+A gradient whose norm is not finite cannot be scaled to any norm. Under a clip norm it counts as zero, with its loss,
+and is counted: otherwise a single broken sample would reach the other nodes without noise. Without a clip norm it stays
+visible.
 """
 
 from __future__ import annotations
@@ -20,9 +24,10 @@ from jaxfl.core.tree import root
 class GradientSum(NamedTuple):
     """A weighted sum of one batch's (clipped) gradients at one node."""
 
-    losses: Array  # (b,), float32
+    losses: Array  # (b,), float32; 0 where the gradient was discarded
     gradient: PyTree  # leaves (*leaf), float32, sum over samples of weight times clipped gradient
     clipped: Array  # (b,), float32, 1 for a gradient that was scaled down, else 0
+    discarded: Array  # (b,), float32, 1 for a gradient that was not finite and counts as zero, else 0
 
 
 def check_clipping(clip_norm: float | Array | None, clip_order: int) -> None:
@@ -46,8 +51,7 @@ def clip_scale(norms: Array, clip_norm: float | Array | None) -> Array:
     |---|---|
     | 0 | 1 |
     | at most clip_norm | 1 |
-    | infinite | 0 |
-    | NaN | NaN: a broken gradient stays visible |
+    | infinite, NaN | 0 |
 
     Example:
         >>> clip_scale(jnp.array([0.0, 1.0, 4.0]), 2.0).tolist()
@@ -55,8 +59,8 @@ def clip_scale(norms: Array, clip_norm: float | Array | None) -> Array:
     """
     if clip_norm is None:
         return jnp.ones_like(norms)
-    above = ~(norms <= clip_norm)
-    return jnp.where(above, clip_norm / jnp.where(above, norms, 1.0), 1.0)
+    above = norms > clip_norm
+    return jnp.where(jnp.isfinite(norms), jnp.where(above, clip_norm / jnp.where(above, norms, 1.0), 1.0), 0.0)
 
 
 def factor_norms(task: Task, factors: Factors, clip_order: int) -> Array:
@@ -71,19 +75,49 @@ def factor_norms(task: Task, factors: Factors, clip_order: int) -> Array:
 
 def clipped_factors(
     task: Task, params: PyTree, inputs: Array, labels: Array, *, clip_norm: float | Array | None, clip_order: int = 2
-) -> tuple[Array, Factors, Array]:
+) -> tuple[GradientSum, Factors]:
     """The factors of one batch with every sample's errors scaled so that its gradient's norm is at most `clip_norm`.
 
     Returns:
-        (losses (b,), factors, clipped (b,)): clipped is 1.0 where the gradient was scaled down, else 0.0.
+        (a `GradientSum` whose gradient is None, factors, all of them finite under a clip norm).
     """
     assert task.factors is not None
     losses, factors = task.factors(params, inputs, labels)
     if clip_norm is None:
-        return losses, factors, jnp.zeros_like(losses)
-    scale = clip_scale(factor_norms(task, factors, clip_order), clip_norm)
-    errors = tuple(error * scale.reshape(-1, *([1] * (error.ndim - 1))) for error in factors.errors)
-    return losses, Factors(inputs=factors.inputs, errors=errors), (scale < 1).astype(jnp.float32)
+        return _kept(losses, None), factors
+    norms = factor_norms(task, factors, clip_order)
+    scale = clip_scale(norms, clip_norm)
+    errors = tuple(_or_zero(norms, error * _along(scale, error)) for error in factors.errors)
+    layer_inputs = tuple(_or_zero(norms, layer_input) for layer_input in factors.inputs)
+    return _clipped(losses, norms, scale, None), Factors(inputs=layer_inputs, errors=errors)
+
+
+def _along(values: Array, array: Array) -> Array:
+    """(b,) as (b, 1, ..., 1), like an array (b, ...)."""
+    return values.reshape(-1, *([1] * (array.ndim - 1)))
+
+
+def _or_zero(norms: Array, array: Array) -> Array:
+    """Zeros in the rows of samples whose gradient's norm is not finite."""
+    return jnp.where(_along(jnp.isfinite(norms), array), array, jnp.zeros_like(array))
+
+
+def _clipped(losses: Array, norms: Array, scale: Array, gradient: PyTree) -> GradientSum:
+    """A result under a clip norm, from each sample's norm and factor."""
+    finite = jnp.isfinite(norms)
+    return GradientSum(
+        losses=jnp.where(finite, losses, 0.0),
+        gradient=gradient,
+        clipped=((scale < 1) & finite).astype(jnp.float32),
+        discarded=(~finite).astype(jnp.float32),
+    )
+
+
+def _kept(losses: Array, gradient: PyTree) -> GradientSum:
+    """A result without a clip norm."""
+    return GradientSum(
+        losses=losses, gradient=gradient, clipped=jnp.zeros_like(losses), discarded=jnp.zeros_like(losses)
+    )
 
 
 def from_factors(task: Task, factors: Factors, weights: Array) -> PyTree:
@@ -121,6 +155,7 @@ def weighted_sum(
 
     Guarantees:
         - each sample contributes a gradient of norm at most clip_norm.
+        - under a clip norm a gradient that is not finite counts as zero, and is counted.
         - a sample of weight 0 contributes exactly zero.
         - without clipping it is the gradient of the weighted loss.
     """
@@ -132,22 +167,19 @@ def weighted_sum(
             return jnp.sum(weights * losses), losses
 
         gradient, losses = jax.grad(total, has_aux=True)(params)
-        return GradientSum(losses=losses, gradient=gradient, clipped=jnp.zeros_like(losses))
+        return _kept(losses, gradient)
     if how == "factored":
-        losses, factors, clipped = clipped_factors(
-            task, params, inputs, labels, clip_norm=clip_norm, clip_order=clip_order
-        )
-        return GradientSum(losses=losses, gradient=from_factors(task, factors, weights), clipped=clipped)
+        measured, factors = clipped_factors(task, params, inputs, labels, clip_norm=clip_norm, clip_order=clip_order)
+        return measured._replace(gradient=from_factors(task, factors, weights))
 
     def add(carry, sample):
         one_input, one_label, weight = sample
-        loss, gradient = _one_gradient(task, params, one_input, one_label)
-        scale = clip_scale(tree_norm(gradient, clip_order), clip_norm)
-        total = jax.tree.map(lambda a, b: a + (weight * scale) * b, carry, gradient)
-        return total, (loss, (scale < 1).astype(jnp.float32))
+        measured = _one_sample(task, params, one_input, one_label, clip_norm, clip_order)
+        total = jax.tree.map(lambda a, b: a + weight * b, carry, measured.gradient)
+        return total, measured._replace(gradient=None)
 
-    gradient, (losses, clipped) = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), (inputs, labels, weights))
-    return GradientSum(losses=losses, gradient=gradient, clipped=clipped)
+    gradient, measured = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), (inputs, labels, weights))
+    return measured._replace(gradient=gradient)
 
 
 def per_sample(
@@ -165,23 +197,18 @@ def per_sample(
     there than a batched gradient, and b times smaller intermediates) and all at once elsewhere.
     """
     if task.factors is not None:
-        losses, factors, clipped = clipped_factors(
-            task, params, inputs, labels, clip_norm=clip_norm, clip_order=clip_order
-        )
+        measured, factors = clipped_factors(task, params, inputs, labels, clip_norm=clip_norm, clip_order=clip_order)
         gradient = {
             layer.name: layer.per_sample(layer_input, error)
             for layer, layer_input, error in zip(task.layers, factors.inputs, factors.errors, strict=True)
         }
-        return GradientSum(losses=losses, gradient=gradient, clipped=clipped)
+        return measured._replace(gradient=gradient)
 
     def one(sample):
-        loss, gradient = _one_gradient(task, params, *sample)
-        scale = clip_scale(tree_norm(gradient, clip_order), clip_norm)
-        return loss, jax.tree.map(lambda leaf: scale * leaf, gradient), (scale < 1).astype(jnp.float32)
+        return _one_sample(task, params, *sample, clip_norm, clip_order)
 
     loop = jax.lax.map if jax.default_backend() == "cpu" else (lambda fn, samples: jax.vmap(fn)(samples))
-    losses, gradient, clipped = loop(one, (inputs, labels))
-    return GradientSum(losses=losses, gradient=gradient, clipped=clipped)
+    return loop(one, (inputs, labels))
 
 
 def tree_norm(gradient: PyTree, clip_order: int) -> Array:
@@ -192,6 +219,12 @@ def tree_norm(gradient: PyTree, clip_order: int) -> Array:
     return root(jnp.stack([jnp.sum(leaf**2) for leaf in leaves]).sum())
 
 
-def _one_gradient(task: Task, params: PyTree, one_input: Array, one_label: Array) -> tuple[Array, PyTree]:
-    """Loss and gradient of a single sample."""
-    return jax.value_and_grad(lambda values: task.loss(values, one_input[None], one_label[None])[0])(params)
+def _one_sample(task: Task, params: PyTree, one_input: Array, one_label: Array, clip_norm, clip_order) -> GradientSum:
+    """The clipped gradient of a single sample, leaves (*leaf), and () numbers beside it."""
+    loss, gradient = jax.value_and_grad(lambda values: task.loss(values, one_input[None], one_label[None])[0])(params)
+    if clip_norm is None:
+        return _kept(loss, gradient)
+    norm = tree_norm(gradient, clip_order)
+    scale = clip_scale(norm, clip_norm)
+    gradient = jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(norm), scale * leaf, 0.0), gradient)
+    return _clipped(loss, norm, scale, gradient)

@@ -153,10 +153,10 @@ def saga(
                 shift = change.astype(jnp.float32) / count.astype(jnp.float32)
                 drift = store.difference(new.sample_inputs, kept, old, shift)
                 mean = jax.tree.map(jnp.add, mean, drift)
-            losses, clipped = jnp.sum(share * new.losses), jnp.sum(share * new.clipped)
-            return gradient, mean, _encode(new.rows, storage), losses, clipped
+            measured = (jnp.sum(share * values) for values in (new.losses, new.clipped))
+            return gradient, mean, _encode(new.rows, storage), *measured, jnp.sum(jnp.where(mask, new.discarded, 0.0))
 
-        gradient, mean, new_rows, loss, clipped = over_nodes(one_node, task.node_loop)(
+        gradient, mean, new_rows, *measured = over_nodes(one_node, task.node_loop)(
             params, inputs, labels, weights, state.rows, batch.mask, changed, counts, state.table_mean
         )
         written = _write(state.table, batch, new_rows)
@@ -169,8 +169,7 @@ def saga(
         )
         info = batch_info(
             gradient,
-            loss,
-            clipped,
+            *measured,
             batch,
             evaluations=jnp.sum(weights > 0, axis=1, dtype=jnp.int32),
             prefetch_misses=jnp.sum((state.row_indices != batch.indices) & batch.mask, axis=1, dtype=jnp.int32),

@@ -23,6 +23,7 @@ class Rows(NamedTuple):
     losses: Array  # (c,), float32, loss of each entry
     rows: Array  # (c, F), float32
     clipped: Array  # (c,), float32, share of the entry's samples that were scaled down
+    discarded: Array  # (c,), float32, samples of the entry whose gradient was not finite
     sample_inputs: tuple[Array, ...]  # inputs of the layers that read the sample, which rows leave out; else empty
 
 
@@ -81,7 +82,7 @@ def _dense(task: Task, one_node: PyTree, entry_size: int | None, clip_norm, clip
 
     def of_samples(params, inputs, labels, weights):
         part = per_example.per_sample(task, params, inputs, labels, **clipping)
-        return Rows(part.losses, flatten(part.gradient), part.clipped, ())
+        return Rows(part.losses, flatten(part.gradient), part.clipped, part.discarded, ())
 
     def of_batches(params, inputs, labels, weights):
         def one_entry(entry):
@@ -89,7 +90,8 @@ def _dense(task: Task, one_node: PyTree, entry_size: int | None, clip_norm, clip
             part = per_example.weighted_sum(task, params, entry_inputs, entry_labels, entry_weights, **clipping)
             loss = jnp.sum(entry_weights * part.losses)
             clipped = jnp.sum(entry_weights * part.clipped)
-            return Rows(loss, flatten(part.gradient), clipped, ())
+            discarded = jnp.sum(jnp.where(entry_weights > 0, part.discarded, 0.0))
+            return Rows(loss, flatten(part.gradient), clipped, discarded, ())
 
         assert entry_size is not None
         split = (inputs, labels, weights)
@@ -147,15 +149,19 @@ def _factored(task: Task, one_node: PyTree, data: FederatedData, clip_norm, clip
         return tuple(value for layer, value in zip(layers, factors.inputs, strict=True) if layer.input_is_sample)
 
     def compute(params, inputs, labels, weights):
-        losses, factors, clipped = per_example.clipped_factors(
+        measured, factors = per_example.clipped_factors(
             task, params, inputs, labels, clip_norm=clip_norm, clip_order=clip_order
         )
         rows = jnp.concatenate([part.reshape(part.shape[0], -1) for part in parts(factors)], axis=1)
-        return Rows(losses, rows, clipped, read_samples(factors))
+        return Rows(measured.losses, rows, measured.clipped, measured.discarded, read_samples(factors))
 
     def sample_inputs(params, inputs, labels):
         assert task.factors is not None
-        return read_samples(task.factors(params, inputs, labels)[1])  # the compiler drops all but these
+        samples = read_samples(task.factors(params, inputs, labels)[1])  # the compiler drops all but these
+        if clip_norm is None:
+            return samples
+        # The errors of a discarded gradient are 0, and 0 times a broken input must be 0.
+        return tuple(jnp.where(jnp.isfinite(sample), sample, 0.0) for sample in samples)
 
     def difference(samples, new, old, weights):
         """One product a layer: where both factors changed, the old ones enter with the opposite weight."""

@@ -133,3 +133,40 @@ def test_no_per_sample_gradient_is_formed_for_dense_layers():
 def test_bad_clipping_is_refused(bad):
     with pytest.raises(ArgumentError, match="clip_"):
         gradients.mini_batch(**bad)
+
+
+def image_task():
+    """Convolutions, which have factors of their own."""
+    layers = [("conv", conv(1, 2, (2, 2))), ("flat", reshape((12,))), ("out", dense(12, 3))]
+    return classification(sequential([("image", reshape((2, 3, 1))), *layers]), preprocess=lambda inputs: inputs)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("clip_order", [1, 2])
+@pytest.mark.parametrize("task", [small_task(), linear_task(), image_task()], ids=["factored", "one_sample", "images"])
+def test_under_a_clip_norm_a_gradient_that_is_not_finite_counts_as_zero_and_is_counted(task, clip_order, value):
+    params = task.init(jax.random.key(1))
+    inputs, labels = batch()
+    weights, options = jnp.full(9, 1 / 9), {"clip_norm": 0.8, "clip_order": clip_order}
+    broken = inputs.at[4, 2].set(value)
+    found = per_example.weighted_sum(task, params, broken, labels, weights, **options)
+    without = per_example.weighted_sum(task, params, inputs, labels, weights.at[4].set(0.0), **options)
+    np.testing.assert_allclose(flat(found.gradient), flat(without.gradient), rtol=1e-6, atol=1e-7)
+    np.testing.assert_array_equal(found.discarded, np.arange(9) == 4)
+    np.testing.assert_allclose(found.losses, without.losses.at[4].set(0.0), rtol=1e-6)
+    assert found.clipped[4] == 0
+    rows = per_example.per_sample(task, params, broken, labels, **options)
+    assert not rows_of(rows.gradient)[4].any()
+    np.testing.assert_array_equal(rows.discarded, found.discarded)
+    plain = per_example.weighted_sum(task, params, broken, labels, weights)
+    assert not np.isfinite(flat(plain.gradient)).all(), "without a clip norm it stays visible"
+
+
+@pytest.mark.parametrize("clip_order", [1, 2])
+@pytest.mark.parametrize("task", [small_task(), linear_task(), image_task()], ids=["factored", "one_sample", "images"])
+def test_the_bound_holds_where_a_norm_overflows(task, clip_order):
+    """Scaled down or discarded, but never above the bound."""
+    params = task.init(jax.random.key(1))
+    inputs, labels = batch()
+    rows = per_example.per_sample(task, params, inputs.at[4, 2].set(1e30), labels, clip_norm=0.8, clip_order=clip_order)
+    assert np.linalg.norm(rows_of(rows.gradient), ord=clip_order, axis=1).max() <= 0.8 * (1 + 1e-5)

@@ -263,3 +263,26 @@ def test_rows_read_for_another_batch_are_counted():
 def test_bad_options_are_refused(options, argument):
     with pytest.raises(ArgumentError, match=f"^{argument}: "):
         gradients.saga(**options)
+
+
+@pytest.mark.parametrize("table", ["dense", "factored", "per_batch"])
+def test_a_broken_sample_reaches_no_node_under_a_clip_norm(table):
+    """One NaN pixel at node 1: every node's parameters stay finite, and what was discarded is counted there."""
+    data, task = uneven_data(), small_task()
+    broken = data._replace(inputs=data.inputs.at[data.indices[1, 0], 2].set(jnp.nan))
+    entry_size = 2 if table == "per_batch" else None
+    for clip_norm in (0.5, None):
+        gradient = gradients.saga(
+            sampler=gradients.fixed(2), table=table, entry_size=entry_size, clip_norm=clip_norm, refresh_every=3
+        )
+        learner = jaxfl.push_sum(
+            task, graph=graphs.complete(data.num_nodes), gradient=gradient, noise=None, step_size=0.1
+        )
+        key, discarded = jax.random.key(0), 0
+        state = learner.init(key, broken)
+        for _ in range(8):
+            state, info = jax.jit(learner.round)(key, state, broken)
+            discarded += np.asarray(info.discarded_gradients)
+        finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
+        assert finite == (clip_norm is not None)
+        assert (discarded > 0).tolist() == [node == 1 and finite for node in range(data.num_nodes)]

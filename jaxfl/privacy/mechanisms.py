@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import tree
 
-from jaxfl.core import Array, PyTree, check, node_keys, one_kernel
+from jaxfl.core import ArgumentError, Array, PyTree, check, node_keys, one_kernel
 from jaxfl.core.tree import flattener, scale, size
 
 
@@ -22,8 +23,8 @@ class NoiseMechanism(NamedTuple):
     Attributes:
         distribution: "gaussian" or "laplace".
         noise_scale: () or (n,), standard deviation (Gaussian) or scale b of density exp(-|x| / b) / (2 b) (Laplace).
-        draw: (key, tree with leaves (n, *leaf)) -> noise of the same structure and shapes, in the dtype of the
-            first leaf.
+        draw: (key, tree with leaves (n, *leaf), float32) -> noise of the same structure and shapes, float32. It raises
+            ArgumentError for other leaves: noise drawn in bfloat16 takes 128 values, and hides nothing between them.
     """
 
     distribution: str
@@ -67,14 +68,24 @@ def laplace(noise_scale: float | Array) -> NoiseMechanism:
 
 
 def _mechanism(distribution: str, noise_scale: float | Array, sample: Callable[..., Array]) -> NoiseMechanism:
-    def draw(key, tree):
-        one_node = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), tree)
+    def draw(key, params):
+        one_node = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params)
         _, unflatten = flattener(one_node)
-        first = jax.tree.leaves(tree)[0]
-        num_nodes, dtype = first.shape[0], first.dtype
+        num_nodes = _num_nodes(params)
         # One call for all leaves: a sampler a leaf multiplies the size of the program, and the time to compile it.
         keys = one_kernel(node_keys(key, num_nodes))
-        standard = jax.vmap(lambda node_key: sample(node_key, (size(one_node),), dtype))(keys)
-        return scale(jnp.asarray(noise_scale, dtype), unflatten(standard))
+        standard = jax.vmap(lambda node_key: sample(node_key, (size(one_node),), jnp.float32))(keys)
+        return scale(jnp.asarray(noise_scale, jnp.float32), unflatten(standard))
 
     return NoiseMechanism(distribution=distribution, noise_scale=noise_scale, draw=draw)
+
+
+def _num_nodes(params: PyTree) -> int:
+    """n of a tree of float32 leaves; ArgumentError for another type."""
+    leaves = tree.flatten_with_path(params)
+    for path, leaf in leaves:
+        if leaf.dtype != jnp.float32:
+            name = "/".join(map(str, path)) or "params"
+            remedy = "Keep parameters in float32; compute_dtype makes the layers run in bfloat16."
+            raise ArgumentError("params", "must be float32 where noise is added", f"{name} is {leaf.dtype}", remedy)
+    return leaves[0][1].shape[0]

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
+from helpers import refused
 
 import jaxfl
 from jaxfl import ArgumentError
@@ -54,3 +55,24 @@ def test_zero_scale_adds_exactly_zero():
 def test_bad_scales_are_refused(bad):
     with pytest.raises(ArgumentError, match=r"^noise_std: must be non-negative and finite"):
         jaxfl.gaussian(bad)
+
+
+@pytest.mark.parametrize("make", [jaxfl.gaussian, jaxfl.laplace])
+def test_leaves_that_are_not_float32_are_refused(make):
+    """Noise drawn in bfloat16 takes 128 values."""
+    mixed = {"a": jnp.zeros((2, 5)), "b": {"c": jnp.zeros((2, 5), jnp.bfloat16)}}
+    refused(lambda: make(1.0).draw(jax.random.key(0), mixed), "params", "b/c is bfloat16")
+
+
+def test_an_algorithm_with_noise_refuses_them_before_its_first_round():
+    task = jaxfl.from_functions(
+        lambda key: jnp.zeros(3, jnp.bfloat16),
+        lambda w, x, y: (x.astype(jnp.bfloat16) @ w - y.astype(jnp.bfloat16)) ** 2,
+    )
+    data = jaxfl.federate(np.eye(4, 3, dtype="float32"), np.ones(4, "float32"), [[0, 1], [2, 3]])
+    gradient = jaxfl.mini_batch(clip_norm=1.0)
+    learner = jaxfl.push_sum(
+        task, graph=jaxfl.graphs.complete(2), gradient=gradient, noise=jaxfl.gaussian(1.0), step_size=0.1
+    )
+    key = jax.random.key(0)
+    refused(lambda: learner.round(key, learner.init(key, data), data), "params", "bfloat16")

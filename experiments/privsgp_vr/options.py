@@ -168,7 +168,12 @@ class Budget:
     dp_delta: float = stated(1e-5)
     """Delta of every epsilon."""
     bound: Literal["proven", "published"] = stated("proven")
-    """Which bound holds the budget: proven, or published, which is each paper's own formula."""
+    """Which bound holds the budget: proven, or published, which is each paper's own formula, reconstructed for DP2-SGD
+    and A(DP)2SGD."""
+    neighboring_relation: Literal["zero_out", "add_or_remove_one", "replace_one", "as_published"] = stated("zero_out")
+    """Of two data sets that the budget must hide from each other, for all methods alike: zero_out (a sample's gradient
+    counts as 0), replace_one, or add_or_remove_one, which is refused: what a node's number of samples tells is public
+    here. as_published: the relation of each method's own formula, the default with --bound published."""
     c2: float = stated(C2_OF_THE_PAPER)
     """Constant of equations (11) and (12), which the paper does not give."""
     gradient_bound: float | None = stated(None)
@@ -178,7 +183,7 @@ class Budget:
 
     def idle(self, options: Mapping[str, Any]) -> set[str]:
         """What belongs to a budget, or to unclipped gradients, where there are none."""
-        without_budget = {"bound"} if self.target_epsilon == INFINITY else set()
+        without_budget = {"bound", "neighboring_relation"} if self.target_epsilon == INFINITY else set()
         clipped = {"gradient_bound"} if options["clip_norm"] is not None else set()
         return {*without_budget, *clipped, *(() if self.noise_std == "calibrated" else ("shared_noise",))}
 
@@ -223,6 +228,9 @@ def check_point(point: Point) -> None:
         check.at_least(1, evaluate_every=point.run.evaluate_every)
     check.open_unit(dp_delta=budget.dp_delta)
     check.positive(c2=budget.c2)
+    if budget.bound == "proven" and budget.neighboring_relation == "as_published":
+        remedy = "Pass zero_out or replace_one."
+        raise ArgumentError("neighboring_relation", "must name one for the proven bound", "got as_published", remedy)
     if budget.target_epsilon != INFINITY:
         check.positive(target_epsilon=budget.target_epsilon)
     if budget.noise_std != "calibrated":
@@ -266,7 +274,12 @@ def _evaluate_every(options: Mapping[str, Any], told: Collection[str]) -> int:
     return 0 if options["iterations"] == "auto" else max(1, options["iterations"] // 40)  # 0: once K is known
 
 
+def _neighboring_relation(options: Mapping[str, Any], told: Collection[str]) -> str:
+    return "as_published" if options["bound"] == "published" else "zero_out"
+
+
 DERIVED = {
+    "neighboring_relation": _neighboring_relation,
     "target_epsilon": _target_epsilon,
     "noise_std": _noise_std,
     "shared_noise": _shared_noise,

@@ -113,7 +113,13 @@ def _releases(point: Point, sizes: Sequence[int], noise_std: float, *, assumed: 
 
 def _accounting(point: Point) -> tuple[privacy.Accountant, int, dict[str, Any]]:
     """What every call of the accountant needs: itself, the rounds, and its options."""
-    options = {"dp_delta": point.budget.dp_delta, "c2": point.budget.c2, "num_nodes": point.clients.nodes}
+    relation = point.budget.neighboring_relation
+    options = {
+        "dp_delta": point.budget.dp_delta,
+        "c2": point.budget.c2,
+        "num_nodes": point.clients.nodes,
+        "neighboring_relation": None if relation == "as_published" else relation,
+    }
     return METHODS[point.learning.method].accountant, int(point.learning.iterations), options
 
 
@@ -152,6 +158,8 @@ def privacy_of(point: Point, sizes: Sequence[int]) -> Callable[[int], list[dict[
         sizes: samples of every node; of several seeds with different partitions, of each seed's nodes.
     """
     accountant, _, options = _accounting(point)
+    if point.budget.bound == "published":
+        options["neighboring_relation"] = None  # of the budget's formula alone
     assumed = point.learning.clip_norm is None and point.budget.gradient_bound is not None
 
     releases = _releases(point, sizes, float(point.budget.noise_std), assumed=assumed)

@@ -16,17 +16,23 @@ RELATIONS = {  # in words
 # How these assumptions read, word for word, and the remark that a printed epsilon then carries.
 ASSUMED = "assumed, not enforced"
 REFUTED = "refuted at this noise"
+AT_EXPECTED_WAKING = "at the expected number of wake-ups"
 _NO_BOUND = "no bound"
 _SIMULATION = "simulation: its seed is public"
 SIMULATED = f"{_SIMULATION}, and whoever reads it can take the noise off, so that nothing of the run may be published"
 SECRET = "batches and noise are made from a key of 64 bits, which stays secret"
-REMARKS = {ASSUMED: "assumed bound", REFUTED: REFUTED, _NO_BOUND: _NO_BOUND}
+REMARKS = {
+    ASSUMED: "assumed bound",
+    REFUTED: REFUTED,
+    AT_EXPECTED_WAKING: AT_EXPECTED_WAKING,
+    _NO_BOUND: _NO_BOUND,
+}
 
 
 class Statement(NamedTuple):
     """One guarantee, or why there is none."""
 
-    bound: str  # "published" or "proven"
+    bound: str  # "published", "reconstructed" (a formula of this project's making, for one not to be had) or "proven"
     dp_epsilon: float | None  # of the worst node
     dp_delta: float  # of the node with the largest
     neighboring_relation: str  # "add_or_remove_one", "replace_one" or "zero_out"
@@ -182,14 +188,13 @@ def _remarks(statement: Mapping[str, Any]) -> list[str]:
 
 
 def _remarked(group: Mapping[str, Mapping[str, Any]]) -> str:
-    """The remarks of a line, with the variants they are on unless these are all that have an epsilon."""
-    known = sum(statement["dp_epsilon"] is not None for statement in group.values())
+    """The remarks of a line, with the variants that they are on unless these are all."""
     text = ""
     for remark in REMARKS.values():
         names = [name for name, statement in group.items() if remark in _remarks(statement)]
         if names:
             some = ", ".join(names) if len(names) <= 4 else f"{len(names)} variants"
-            text += f"; {remark}" + ("" if len(names) == known else f": {some}")
+            text += f"; {remark}" + ("" if len(names) == len(group) else f": {some}")
     return text
 
 

@@ -13,7 +13,7 @@ from jaxfl.training.json_files import jsonable, write_atomically
 
 RESULTS = "results.csv"
 _EPSILON = ("dp_epsilon", "dp_delta", "neighboring_relation")
-_BOUNDS = ("proven", "published")
+_BOUNDS = ("proven", "published", "reconstructed")
 
 Statements = Callable[[int], Sequence[Mapping[str, Any]]]
 
@@ -40,7 +40,8 @@ def write_results(
     last = {(line["variant"], line["seed"]): line for line in lines}
     metrics = list(dict.fromkeys(name for lane in lanes for name in last.get(lane, ())))[3:]
     options = list(dict.fromkeys(name for variant, _ in lanes for name in settings[variant]))
-    bounds = [bound for bound in _BOUNDS if any(variant in privacy for variant, _ in lanes)]
+    stated_bounds = {stated["bound"] for variant, _ in lanes if variant in privacy for stated in privacy[variant](0)}
+    bounds = [bound for bound in _BOUNDS if bound in stated_bounds]
     header = ["variant", "seed", *options, "status", "rounds", *metrics]
     header += [f"{bound}_{name}" for bound in bounds for name in _EPSILON] + ["reason", "seconds"]
     text = io.StringIO()

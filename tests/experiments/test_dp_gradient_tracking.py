@@ -156,7 +156,7 @@ class TestStrict:
         assert variant.privacy is not None
         published, proven = variant.privacy(6)
         assert published["dp_epsilon"] is proven["dp_epsilon"] is None
-        assert published["reason"] == "The published budget is that of Laplace noise."
+        assert published["reason"] == "This budget is that of Laplace noise."
         assert proven["reason"].startswith("Gradients are not clipped")
         points = {name: line.point for name, line in request(EXPERIMENT, STRICT).lines.items()}
         assert plot_budgets(tmp_path, points) == []
@@ -222,11 +222,11 @@ def made():
 class TestEveryMethod:
     """Scheme (S2) with K = 4, gradients at the agents' own states: what would be stated after all K + 1 broadcasts."""
 
-    def test_gradients_at_the_own_state_have_a_published_epsilon_alone(self, made):
+    def test_gradients_at_the_own_state_have_a_reconstructed_epsilon_alone(self, made):
         assert {variant.num_rounds for variant in made.variants.values()} == {5}
         for method, variant in made.variants.items():
             published, *proven = variant.privacy(5)
-            assert published["bound"] == "published"
+            assert published["bound"] == "reconstructed"
             if method == "noisy-outputs":  # its own state is known to all
                 assert published["dp_epsilon"] == proven[0]["dp_epsilon"] > 0
                 assert NO_BOUND not in published["assumptions"]

@@ -40,7 +40,7 @@ class TestStatements:
         published, proven = statements(**changes)
         assert (published["dp_epsilon"], published["reason"]) == (
             None,
-            "The published budget is that of Laplace noise.",
+            "This budget is that of Laplace noise.",
         )
         schedule, pair = point_of(**changes).schedule(), five_agents()
         agents = TrackingAgent(2.0, pair.state_weights.sum(axis=1), pair.tracker_weights.sum(axis=0))

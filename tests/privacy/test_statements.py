@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jaxfl.privacy.gossip import PRIVSGP_VR, Release, statements
+from jaxfl.privacy.gossip import A_DP2_SGD, PRIVSGP_VR, Release, statements
 from jaxfl.privacy.statements import REMARKS, caption, rounded_down, rounded_up, statement_text
 from jaxfl.privacy.tracking import TrackingRelease, exponential_schedule, perturbed_state_statements
 
@@ -60,7 +60,7 @@ def test_what_has_no_epsilon_has_a_reason_and_no_remark():
 
 
 def test_a_remark_names_the_variants_it_is_on():
-    assert caption({"A": [ASSUMED], "B": [NONE]}) == [f"{KEY}: A: ε = 2.5 | B: no ε; assumed bound"]
+    assert caption({"A": [ASSUMED], "B": [NONE]}) == [f"{KEY}: A: ε = 2.5 | B: no ε; assumed bound: A"]
     assert caption({"A": [ASSUMED], "B": [PROVEN]}) == [f"{KEY}: ε = 2.5 for each variant; assumed bound: A"]
     many = {f"v{i}": [REFUTED if i else PROVEN] for i in range(6)}
     assert caption(many) == [f"{KEY}: ε = 2.5 for each variant; refuted at this noise: 5 variants"]
@@ -99,5 +99,7 @@ def test_the_remarks_are_found_in_what_the_accountant_states():
     schedule = exponential_schedule(4, state_noise_base=0.9, tracker_noise_base=0.9)
     of_tracking = perturbed_state_statements(schedule, 4, release, num_nodes=2)[0]
     text += statement_text(of_tracking._asdict())
+    plain = Release("mini_batch", "poisson", 4, 100, clip_norm=1.0, noise_std=0.5)
+    text += statement_text(statements(A_DP2_SGD, [plain] * 4, 10, dp_delta=1e-5)[0]._asdict())
     assert all(remark in text for remark in REMARKS.values())
     assert all(statement_text(one).startswith("no proven ε") for one in others)

@@ -1,4 +1,6 @@
-"""What privacy a node's releases have: the epsilon that a paper states (`published`) and those that are proven.
+"""What privacy a node's releases have: the epsilon that a paper states and those that are proven.
+
+What a paper states is "published", or "reconstructed" where its formula could not be had.
 
 In every round a node releases a mean gradient with Gaussian noise. All its messages follow from these releases and from
 what it received, so a node's guarantee is that of its releases composed, whatever the graph. An epsilon never comes
@@ -16,8 +18,8 @@ import numpy as np
 
 from jaxfl.core import ArgumentError, check
 from jaxfl.privacy import calibration
-from jaxfl.privacy.gossip.proven import Bound, Release, proven_bound, proven_relations, sensitivities
-from jaxfl.privacy.statements import ASSUMED, Statement, is_unbounded, statement
+from jaxfl.privacy.gossip.proven import PROVEN_RELATIONS, Bound, Release, proven_bound, sensitivities
+from jaxfl.privacy.statements import ASSUMED, RELATIONS, Statement, is_unbounded, statement
 
 C2_OF_THE_PAPER = 0.37247  # gives the K = 3,120 that PrivSGP-VR's paper finds from (12) with its CIFAR-10 constants
 
@@ -40,6 +42,7 @@ class Published(NamedTuple):
         notes: (release, num_rounds, dp_delta, epsilon or None) -> what an epsilon rests on that others do not.
         reason: release -> why nothing is published for it, or None.
         inverse: epsilon is inversely proportional to noise_std.
+        bound_name: "published"; "reconstructed" where nobody published it: the formula is this project's reading.
     """
 
     bound: Callable[[Release, str, int, float, float], Bound]
@@ -47,6 +50,7 @@ class Published(NamedTuple):
     notes: Callable[[Release, int, float, float | None], tuple[str, ...]]
     reason: Callable[[Release], str | None]
     inverse: bool = False
+    bound_name: str = "published"
 
 
 class Accountant(NamedTuple):
@@ -65,6 +69,10 @@ class Accountant(NamedTuple):
     estimator: str | None = None
     waking: Callable[[int, int, float], tuple[int, float]] | None = None
 
+    def bound_name(self, bound: str) -> str:
+        """What statements call "published" or "proven": "reconstructed" where nobody published the formula."""
+        return self.published.bound_name if bound == "published" and isinstance(self.published, Published) else bound
+
 
 def statements(
     accountant: Accountant,
@@ -74,8 +82,9 @@ def statements(
     dp_delta: float | Sequence[float],
     c2: float = C2_OF_THE_PAPER,
     num_nodes: int | None = None,
+    neighboring_relation: str | None = None,
 ) -> list[Statement]:
-    """What can be said about a run: the published statement, then the proven ones, the main relation first.
+    """What can be said about a run: the published or reconstructed statement, then the proven ones.
 
     Args:
         accountant: of the algorithm: `PRIVSGP`, `PRIVSGP_VR`, `DP2_SGD` or `A_DP2_SGD`, or one of another algorithm.
@@ -85,6 +94,7 @@ def statements(
         dp_delta: one for all releases, or one for each.
         c2: constant of equation (11), for the published statement of PrivSGP-VR.
         num_nodes: n of the network; by default there is a release for each.
+        neighboring_relation: of the first proven statement; default: the main one, zero_out.
 
     Raises:
         ArgumentError: an argument out of range, or an estimator that the algorithm does not have.
@@ -111,7 +121,9 @@ def statements(
     deltas = [dp_delta] * len(releases) if np.ndim(dp_delta) == 0 else cast(Sequence[float], dp_delta)
     pairs = zip(releases, deltas, strict=True)
     cases = list(dict.fromkeys(_checked(accountant, *pair, c2, num_nodes) for pair in pairs))
-    return [_stated(cases, bound, relation, num_rounds) for bound, relation in _claims(accountant, cases[0].release)]
+    first = _relation(accountant, "proven", cases[0].release, neighboring_relation)
+    claims = sorted(_claims(accountant, cases[0].release), key=lambda claim: claim[0] == "proven" and claim[1] != first)
+    return [_stated(cases, bound, relation, num_rounds) for bound, relation in claims]
 
 
 def epsilon(
@@ -123,20 +135,22 @@ def epsilon(
     dp_delta: float,
     c2: float = C2_OF_THE_PAPER,
     num_nodes: int | None = None,
+    neighboring_relation: str | None = None,
 ) -> float:
-    """epsilon of one node under the main neighboring relation; infinite where there is none.
+    """epsilon of one node under one neighboring relation; infinite where there is none.
 
     Args:
         accountant: as for `statements`.
-        bound: "published" or "proven".
+        bound: "published", which stands for the reconstructed formula where nothing was published, or "proven".
         release: of the node.
         num_rounds: at least 0.
         dp_delta: in (0, 1).
         c2: constant of equation (11).
         num_nodes: n; required for A(DP)2SGD, where it decides how often a node wakes.
+        neighboring_relation: "zero_out" or "replace_one"; default: the formula's own, and zero_out of what is proven.
 
     Raises:
-        ArgumentError: as for `statements`, or no num_nodes for A(DP)2SGD.
+        ArgumentError: as for `statements`, no num_nodes for A(DP)2SGD, or a relation for which the bound is not stated.
 
     Guarantees:
         - more rounds or less noise never lower it, nor do fewer entries while a batch is at most half of them.
@@ -148,7 +162,9 @@ def epsilon(
         2.99
     """
     check.at_least(0, num_rounds=num_rounds)
-    return _main_epsilon(_checked(accountant, release, dp_delta, c2, num_nodes, bound), bound, num_rounds)
+    case = _checked(accountant, release, dp_delta, c2, num_nodes, bound)
+    relation = _relation(accountant, bound, release, neighboring_relation)
+    return _epsilon(case, bound, relation, num_rounds)
 
 
 def calibrate_noise_std(
@@ -161,8 +177,9 @@ def calibrate_noise_std(
     dp_delta: float,
     c2: float = C2_OF_THE_PAPER,
     num_nodes: int | None = None,
+    neighboring_relation: str | None = None,
 ) -> float:
-    """Smallest noise_std that meets a budget under the main neighboring relation, to 0.1 %.
+    """Smallest noise_std that meets a budget under one neighboring relation, to 0.1 %.
 
     Args:
         release: its noise_std is ignored.
@@ -188,6 +205,7 @@ def calibrate_noise_std(
     target_epsilon = _positive(target_epsilon=target_epsilon)
     check.at_least(0, num_rounds=num_rounds)
     case = _checked(accountant, release._replace(noise_std=1.0), dp_delta, c2, num_nodes, bound)
+    relation = _relation(accountant, bound, release, neighboring_relation)
     if num_rounds == 0:
         return 0.0
     reason = _reason(accountant, bound, case.release)
@@ -198,12 +216,12 @@ def calibrate_noise_std(
 
     def epsilon_of(noise_std: float) -> float:
         noisy = case._replace(release=case.release._replace(noise_std=noise_std))
-        return _main_epsilon(noisy, bound, num_rounds)
+        return _epsilon(noisy, bound, relation, num_rounds)
 
     if bound == "published" and cast(Published, accountant.published).inverse:
         return epsilon_of(1.0) / target_epsilon * (1 + 1e-12)  # so that rounding does not overspend
     sampling_rate = min(1.0, release.batch_size / release.num_entries)
-    present = sensitivities(case.release, _main_relation(accountant, bound, release)).present
+    present = sensitivities(case.release, relation).present
     spread = sampling_rate * math.sqrt(num_rounds) * math.sqrt(2 * math.log(1.25 / case.dp_delta)) / target_epsilon
     return calibration.smallest_noise(epsilon_of, target_epsilon, guess=present * max(spread, 0.4))
 
@@ -218,8 +236,9 @@ def max_rounds(
     limit: int,
     c2: float = C2_OF_THE_PAPER,
     num_nodes: int | None = None,
+    neighboring_relation: str | None = None,
 ) -> int:
-    """Most rounds that a budget pays for under the main neighboring relation, 0 ... limit.
+    """Most rounds that a budget pays for under one neighboring relation, 0 ... limit.
 
     Args:
         target_epsilon: above 0; the others as for `epsilon`.
@@ -243,7 +262,8 @@ def max_rounds(
     target_epsilon = _positive(target_epsilon=target_epsilon)
     check.at_least(0, limit=limit)
     case = _checked(accountant, release, dp_delta, c2, num_nodes, bound)
-    return calibration.most_rounds(lambda rounds: _main_epsilon(case, bound, rounds), target_epsilon, limit)
+    relation = _relation(accountant, bound, release, neighboring_relation)
+    return calibration.most_rounds(lambda rounds: _epsilon(case, bound, relation, rounds), target_epsilon, limit)
 
 
 class _Case(NamedTuple):
@@ -310,12 +330,22 @@ def _claims(accountant: Accountant, release: Release) -> list[tuple[str, str]]:
     """Bounds with their relations: the published one, then the proven ones, the main relation first."""
     published = accountant.published
     relation = "replace_one" if isinstance(published, str) else published.relation(release)
-    return [("published", relation), *(("proven", proven) for proven in proven_relations(release))]
+    return [("published", relation), *(("proven", proven) for proven in PROVEN_RELATIONS)]
 
 
-def _main_relation(accountant: Accountant, bound: str, release: Release) -> str:
-    """The relation of `epsilon`."""
-    return next(relation for name, relation in _claims(accountant, release) if name == bound)
+def _relation(accountant: Accountant, bound: str, release: Release, asked: str | None) -> str:
+    """The relation that is asked for, or the first for which the bound is stated."""
+    known = [relation for name, relation in _claims(accountant, release) if name == bound]
+    if asked is None:
+        return known[0]
+    check.one_of(tuple(RELATIONS), neighboring_relation=asked)
+    if asked not in known:
+        requirement = f"must be {' or '.join(known)} for the {accountant.bound_name(bound)} bound of {accountant.label}"
+        remedy = "Choose another relation or bound."
+        if asked == "add_or_remove_one":
+            remedy = "J and b are public here, so that a missing sample is one whose gradient is 0: pass zero_out."
+        raise ArgumentError("neighboring_relation", requirement, f"got {asked}", remedy)
+    return asked
 
 
 def _reason(accountant: Accountant, bound: str, release: Release) -> str | None:
@@ -350,7 +380,7 @@ def _stated(cases: Sequence[_Case], bound: str, relation: str, num_rounds: int) 
         pairs = [(case, _bound(case, bound, relation, num_rounds)) for case in cases]
         case, worst = max(pairs, key=lambda pair: pair[1].dp_epsilon)
     return statement(
-        bound,
+        case.accountant.bound_name(bound),
         relation,
         dp_epsilon=None if reason else worst.dp_epsilon,
         dp_delta=max(case.dp_delta for case in cases),
@@ -375,11 +405,11 @@ def _notes(case: _Case, bound: str, num_rounds: int, dp_epsilon: float) -> tuple
     return (f"a node wakes at most {most} times but for a probability {failure:g}, part of delta",)
 
 
-def _main_epsilon(case: _Case, bound: str, num_rounds: int) -> float:
-    """epsilon under the main relation; infinite where there is none."""
+def _epsilon(case: _Case, bound: str, relation: str, num_rounds: int) -> float:
+    """epsilon under a relation for which the bound is stated; infinite where there is none."""
     if num_rounds and _reason(case.accountant, bound, case.release) is not None:
         return math.inf
-    return _bound(case, bound, _main_relation(case.accountant, bound, case.release), num_rounds).dp_epsilon
+    return _bound(case, bound, relation, num_rounds).dp_epsilon
 
 
 @lru_cache(maxsize=4096)

@@ -16,8 +16,10 @@ from dp_accounting.rdp import RdpAccountant
 from jaxfl.privacy.dominating_pairs import gaussian_epsilon
 from jaxfl.privacy.gossip.accounting import Accountant, Published
 from jaxfl.privacy.gossip.proven import Bound, Release, sensitivities
+from jaxfl.privacy.statements import AT_EXPECTED_WAKING
 
 _RECONSTRUCTED = "formula reconstructed: the original's could not be retrieved"
+_EXPECTED_WAKING = f"counted {AT_EXPECTED_WAKING}: no bound for a node that wakes more often"
 _WAKING_FAILURE = 1e-6  # of A(DP)2SGD: probability that a node wakes more often than is accounted for
 
 
@@ -58,7 +60,7 @@ def renyi_epsilon(
         noise_multiplier: z = sigma b / G.
         batch_size: b.
         num_entries: J.
-        poisson: Poisson sampling under add_or_remove_one; else batches of fixed size under replace_one, where the sum
+        poisson: Poisson sampling under zero_out; else batches of fixed size under replace_one, where the sum
             of clipped gradients changes by up to 2 G.
         num_rounds: K.
         dp_delta: of the whole run.
@@ -95,7 +97,7 @@ def _renyi(release: Release, relation: str, num_rounds: int, dp_delta: float, _c
         release.noise_std * release.batch_size / release.clip_norm,
         batch_size=release.batch_size,
         num_entries=release.num_entries,
-        poisson=relation == "add_or_remove_one",
+        poisson=relation == "zero_out",
         num_rounds=num_rounds,
         dp_delta=dp_delta,
     )
@@ -114,9 +116,10 @@ def _published(label: str, bound: Callable[..., Bound], *notes: str) -> Publishe
 
     return Published(
         bound=bound,
-        relation=lambda release: "add_or_remove_one" if release.sampler == "poisson" else "replace_one",
+        relation=lambda release: "zero_out" if release.sampler == "poisson" else "replace_one",
         notes=lambda *_: (_RECONSTRUCTED, *notes),
         reason=reason,
+        bound_name="reconstructed",
     )
 
 
@@ -129,6 +132,6 @@ def _waking(num_rounds: int, num_nodes: int, dp_delta: float) -> tuple[int, floa
 DP2_SGD = Accountant(label="DP2-SGD", published=_published("DP2-SGD", _basic_composition))
 A_DP2_SGD = Accountant(
     label="A(DP)2SGD",
-    published=_published("A(DP)2SGD", _renyi, "a node wakes no more often than expected"),
+    published=_published("A(DP)2SGD", _renyi, _EXPECTED_WAKING),
     waking=_waking,
 )

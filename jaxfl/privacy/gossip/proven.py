@@ -4,11 +4,12 @@ In every round a node releases a mean gradient with Gaussian noise, and all its 
 from what it received. So the guarantee of a node is that of K releases composed. With G the bound on a sample's
 gradient, b and J the entries of a batch and of the node, q = b / J and z = noise_std b / G, proven are
 
-- `mini_batch`, Poisson batches, add_or_remove_one: the Poisson-sampled Gaussian, composed (J and b stay, so a sample
-  that is removed is one whose gradient is 0);
+- `mini_batch`, Poisson batches, zero_out (a sample's gradient replaced by 0): the Poisson-sampled Gaussian, composed.
+  J and b are public and stay, so this is what a sample that is added or removed comes to;
 - `mini_batch`, batches of fixed size, replace_one: the profile q delta_Gauss(log(1 + (exp(e) - 1) / q); 2 / z) for
   e >= 0, mirrored below. Uniform draws with b > 1 can hold a sample c times, which moves the release c times as far:
-  the mean over c of such profiles (Balle, Barthe, Gaboardi 2018, arXiv:1807.01647, Theorem 10);
+  the mean over c of such profiles (Balle, Barthe, Gaboardi 2018, arXiv:1807.01647, Theorem 10). A gradient of 0 is
+  one of those that may replace the sample's, so the bound holds for zero_out, too;
 - `saga`, Poisson batches, zero_out (a sample's gradient, fresh and stored, replaced by 0), one sample an entry:
   (1 - q) N(q / z, 1) + q N((2 - q) / z, 1) against N(0, 1), composed, both directions. Given the others' participation,
   which depends on no data, the data set without the sample has no hidden state: its releases are Gaussian around what
@@ -20,7 +21,7 @@ gradient, b and J the entries of a batch and of the node, q = b / J and z = nois
   sensitivities (`sensitivities`), so the curve is at most the mean over how often a sample was drawn. For batches of
   fixed size nothing better is known here: drawing the sample keeps another entry from being refreshed, so that the
   others' table depends on the secret draws in both data sets;
-- replace_one from zero_out or add_or_remove_one: by way of the data set without the sample.
+- replace_one from zero_out: by way of the data set without the sample.
 
 An entry of several samples (a per_batch table) is refreshed as one, so that the others' stored gradients depend on
 secret draws even in a data set without the sample. There the pair holds for whole entries only, and a sample is
@@ -51,8 +52,8 @@ from jaxfl.privacy.dominating_pairs import (
     sum_of_draws,
     triangle_epsilon,
 )
-from jaxfl.privacy.statements import RELATIONS
 
+PROVEN_RELATIONS = ("zero_out", "replace_one")  # with a proof, the main one first
 _COUNT_TAIL = 1e-13  # of how often a sample is in one batch; what is beyond counts as an infinite loss
 _UNLIKELY = 1e-20  # of how often a sample is drawn in a run; beyond it, the same
 _LARGEST_SHIFT = 500.0  # in units of the noise; beyond it sampling hides nothing that a grid could show
@@ -86,17 +87,10 @@ class Bound(NamedTuple):
     accountant: str
 
 
-def proven_relations(release: Release) -> tuple[str, ...]:
-    """Relations with a proof, the main one first."""
-    if release.estimator == "saga":
-        return ("zero_out", "replace_one")
-    return ("add_or_remove_one", "replace_one") if release.sampler == "poisson" else ("replace_one",)
-
-
 def sensitivities(release: Release, neighboring_relation: str) -> Sensitivities:
     """L2 change of one release, given all draws, when the changed sample is not in the batch and when it is, once.
 
-    | estimator | zero_out, add_or_remove_one | replace_one |
+    | estimator | zero_out | replace_one |
     |---|---|---|
     | mini_batch | 0 and G / b | 0 and 2 G / b |
     | saga | G / J and G (2 / b - 1 / J) | 2 G / J and 2 G (2 / b - 1 / J) |
@@ -104,7 +98,7 @@ def sensitivities(release: Release, neighboring_relation: str) -> Sensitivities:
     Raises:
         ArgumentError: an unknown relation, or a release that is not clipped.
     """
-    check.one_of(tuple(RELATIONS), neighboring_relation=neighboring_relation)
+    check.one_of(PROVEN_RELATIONS, neighboring_relation=neighboring_relation)
     if release.clip_norm is None:
         raise ArgumentError("clip_norm", "must bound each sample's gradient", "got None", "Clip the gradients.")
     return Sensitivities(*(_change(release, neighboring_relation, count) for count in (0, 1)))

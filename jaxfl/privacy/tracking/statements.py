@@ -43,7 +43,7 @@ NO_BOUND = (
 
 _UNCLIPPED = "Gradients are not clipped, so that nothing bounds what one sample changes."
 _SILENT = "Some of what is broadcast carries no noise."
-_LAPLACE_ONLY = "The published budget is that of Laplace noise."
+_LAPLACE_ONLY = "This budget is that of Laplace noise."
 _AT_STATE = (
     "Gradients are taken at the un-noised state, which differs between neighboring runs, and the state that is returned"
     " carries no noise."
@@ -247,7 +247,7 @@ def quantization_statements(
 
     accountant = "total variation of unbiased rounding; deltas"
     return [
-        _statement(run, "published", budget("sum"), 1.0, f"{accountant} added up", (_MECHANISM,)),
+        _statement(run, "reconstructed", budget("sum"), 1.0, f"{accountant} added up", (_MECHANISM,)),
         _statement(run, "proven", budget("coupling"), 1.0, f"{accountant} composed by coupling", ()),
     ]
 
@@ -320,7 +320,8 @@ def _noise_statements(
     accountants: tuple[str, str],
     notes: tuple[str, ...],
 ) -> list[Statement]:
-    """The published statement, on `notes`, and the proven one; both take C and give sensitivities."""
+    """The published statement, or with `notes` the reconstructed one, and the proven one; both take C and give
+    sensitivities."""
     gaussian = run.release.distribution == "gaussian"
     delta = _required(run.dp_delta) if gaussian else 0.0
 
@@ -332,9 +333,10 @@ def _noise_statements(
             return _Budget(float(np.max(gaussian_epsilon(run.sent, proven(change), dp_delta=delta))), delta)
         return _Budget(float(np.max(cumulative_epsilon(run.sent, proven(change)))), 0.0)
 
+    stated = "reconstructed" if notes else "published"
     noise = "Gaussian mechanisms composed" if gaussian else "Laplace mechanisms added up"
     return [
-        _statement(run, "published", of_published, delta, f"{accountants[0]}; Laplace mechanisms added up", notes),
+        _statement(run, stated, of_published, delta, f"{accountants[0]}; Laplace mechanisms added up", notes),
         _statement(run, "proven", of_proven, delta, f"{accountants[1]}; {noise}", ()),
     ]
 
@@ -365,7 +367,7 @@ def _statement(
         nodes=run.num_nodes,
         gradients=None if is_unbounded(run.release, bound) else _bound_on_gradients(run.release),
         setting=_SETTING,
-        notes=(NO_BOUND, *notes) if bound == "published" and _is_at_state(run) else notes,
+        notes=(NO_BOUND, *notes) if bound != "proven" and _is_at_state(run) else notes,
         reason=spent.reason,
     )
 
@@ -378,7 +380,7 @@ def _reason(run: _Run, bound: str) -> str | None:
         return _UNCLIPPED
     if not all(np.all(scale > 0) for scale in (run.sent.state_noise_scale, run.sent.tracker_noise_scale)):
         return _SILENT
-    if bound == "published":
+    if bound != "proven":
         return _LAPLACE_ONLY if run.release.distribution == "gaussian" else None
     return _AT_STATE if _is_at_state(run) else None
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.integrate
+from helpers import refused
 from scipy.stats import norm
 
 from jaxfl.core import ArgumentError
@@ -25,6 +26,7 @@ from jaxfl.privacy.gossip import (
     statements,
 )
 from jaxfl.privacy.gossip.proven import constant_gradient_epsilon, proven_bound
+from jaxfl.privacy.statements import statement_text
 
 SEVERAL: Any = [0.1]  # where one number belongs
 NAME: Any = "PrivSGP"  # where an accountant belongs
@@ -88,7 +90,7 @@ def test_participation_value():
 def test_epsilon_at_the_noise_of_the_paper(b, plain, fixed, table, participation):
     """Where the paper claims 3."""
     options = {"b": b, "z": 0.02259 * b}
-    assert proven("mini_batch", "poisson", **options, relation="add_or_remove_one") == pytest.approx(plain, rel=5e-3)
+    assert proven("mini_batch", "poisson", **options, relation="zero_out") == pytest.approx(plain, rel=5e-3)
     assert proven("mini_batch", "fixed", **options, relation="replace_one") == pytest.approx(fixed, rel=5e-3)
     assert proven("saga", "poisson", **options, relation="zero_out") == pytest.approx(table, rel=5e-3)
     assert proven("saga", "fixed", **options, relation="replace_one") == pytest.approx(participation, rel=5e-3)
@@ -130,7 +132,7 @@ def test_the_least_c2_that_constant_gradients_allow(relation, c2):
 def test_sensitivities():
     one = Release("saga", "poisson", 4, 20, clip_norm=3.0, noise_std=1.0)
     plain = one._replace(estimator="mini_batch")
-    assert sensitivities(plain, "add_or_remove_one") == pytest.approx((0.0, 3 / 4))
+    assert sensitivities(plain, "zero_out") == pytest.approx((0.0, 3 / 4))
     assert sensitivities(plain, "replace_one") == pytest.approx((0.0, 6 / 4))
     assert sensitivities(one, "zero_out") == pytest.approx((3 / 20, 3 * (2 / 4 - 1 / 20)))
     assert sensitivities(one, "replace_one") == pytest.approx((6 / 20, 6 * (2 / 4 - 1 / 20)))
@@ -173,8 +175,39 @@ def test_absurdly_little_noise_gives_a_finite_bound(accountant, estimator, sampl
 
 def test_a_full_batch_is_a_gaussian():
     one = release("mini_batch", "fixed", b=50, J=50, z=30.0)
-    expected = gaussian_epsilon(2 / 30 * 10, DELTA)
-    assert epsilon(PRIVSGP, "proven", one, 100, dp_delta=DELTA) == pytest.approx(expected, rel=1e-6)
+    for relation, change in (("zero_out", 1), ("replace_one", 2)):
+        found = epsilon(PRIVSGP, "proven", one, 100, dp_delta=DELTA, neighboring_relation=relation)
+        assert found == pytest.approx(gaussian_epsilon(change / 30 * 10, DELTA), rel=1e-6)
+
+
+def test_one_relation_holds_for_every_algorithm_or_is_refused():
+    """Noise for a budget under one relation, whatever the sampler; a relation that is not stated is refused."""
+    cases = [(PRIVSGP, "mini_batch"), (PRIVSGP_VR, "saga"), (DP2_SGD, "mini_batch"), (A_DP2_SGD, "mini_batch")]
+    for sampler in ("poisson", "fixed", "uniform"):
+        for accountant, estimator in cases:
+            one = release(estimator, sampler, b=1, J=300)
+            options: Any = {"dp_delta": DELTA, "num_nodes": 4}
+            noise = {}
+            for relation in ("zero_out", "replace_one"):
+                options["neighboring_relation"] = relation
+                std = calibrate_noise_std(accountant, "proven", one, 50, target_epsilon=2.0, **options)
+                noise[relation] = std
+                first = statements(accountant, [one._replace(noise_std=std)] * 4, 50, **options)[1]
+                assert (first.bound, first.neighboring_relation) == ("proven", relation)
+                assert first.dp_epsilon == pytest.approx(2.0, rel=5e-3)
+            assert noise["zero_out"] < noise["replace_one"]
+            options["neighboring_relation"] = "add_or_remove_one"
+            refused(
+                lambda a=accountant, o=one, k=options: epsilon(a, "proven", o, 50, **k),
+                "neighboring_relation",
+                "zero_out",
+            )
+    one = release("saga")
+    refused(
+        lambda: epsilon(PRIVSGP_VR, "published", one, 50, dp_delta=DELTA, neighboring_relation="zero_out"),
+        "neighboring_relation",
+        "replace_one for the published bound of PrivSGP-VR",
+    )
 
 
 def test_a_batch_that_repeats_samples_against_enumeration():
@@ -220,7 +253,7 @@ def test_how_often_a_node_wakes():
     """The 1 - 1e-6 quantile of Bin(16 * 3120, 1 / 16), out of delta."""
     one = release("mini_batch", b=64, z=2.0)
     found = epsilon(A_DP2_SGD, "proven", one, ROUNDS, dp_delta=DELTA, num_nodes=16)
-    assert found == proven_bound(one, "add_or_remove_one", 3380, 9e-6).dp_epsilon
+    assert found == proven_bound(one, "zero_out", 3380, 9e-6).dp_epsilon
     text = " ".join(statements(A_DP2_SGD, [one] * 16, ROUNDS, dp_delta=DELTA)[1].assumptions)
     assert "at most 3380 times" in text
     assert "1e-06" in text
@@ -250,7 +283,7 @@ def test_how_often_a_node_wakes_must_be_known():
 
 def texts_of(accountant, bound, *args, **options):
     found = statements(accountant, [release(*args, **options)], 100, dp_delta=DELTA)
-    return "; ".join(next(one for one in found if one.bound == bound).assumptions)
+    return "; ".join(next(one for one in found if one.bound == accountant.bound_name(bound)).assumptions)
 
 
 def test_what_bounds_a_gradient_is_among_the_assumptions():
@@ -281,7 +314,11 @@ def test_nothing_is_proven_of_a_bound_that_is_assumed():
 def test_every_statement_says_what_it_leaves_out(accountant, estimator):
     for bound in ("published", "proven"):
         text = texts_of(accountant, bound, estimator)
-        for part in ("one seed; runs on the same data compose", "a resumed run repeats", "hyper-parameters is not acc"):
+        for part in (
+            "others on the same data have batches and noise of their own, and compose",
+            "a resumed run repeats",
+            "hyper-parameters is not acc",
+        ):
             assert part in text
         assert "placed (by label, say) does not depend on the changed one" in text
         assert ("formula reconstructed" in text) == (accountant == DP2_SGD and bound == "published")
@@ -340,9 +377,18 @@ def test_nothing_is_published_for_plain_privsgp():
     found = statements(PRIVSGP, [release("mini_batch")], 10, dp_delta=DELTA)
     assert found[0].dp_epsilon is None
     assert "no privacy theorem" in (found[0].reason or "")
-    assert [one.neighboring_relation for one in found[1:]] == ["add_or_remove_one", "replace_one"]
+    assert [one.neighboring_relation for one in found[1:]] == ["zero_out", "replace_one"]
     fixed = statements(PRIVSGP, [release("mini_batch", "fixed")], 10, dp_delta=DELTA)
-    assert [one.neighboring_relation for one in fixed[1:]] == ["replace_one"]
+    assert [one.neighboring_relation for one in fixed[1:]] == ["zero_out", "replace_one"]
+
+
+def test_what_nobody_published_is_not_called_so():
+    for accountant in (DP2_SGD, A_DP2_SGD):
+        found = statements(accountant, [release("mini_batch")] * 4, 10, dp_delta=DELTA)
+        assert [one.bound for one in found] == ["reconstructed", "proven", "proven"]
+        assert " reconstructed (" in statement_text(found[0]._asdict())
+    assert "at the expected number of wake-ups" in statement_text(found[0]._asdict())
+    assert statements(PRIVSGP_VR, [release("saga")], 10, dp_delta=DELTA)[0].bound == "published"
 
 
 def test_nothing_is_spent_in_0_rounds():

@@ -194,31 +194,21 @@ class Point:
 
 
 def check_point(point: Point) -> None:
-    """Refuse values out of range before any work."""
-    learning, budget = point.learning, point.budget
-    check.at_least(1, nodes=point.clients.nodes, batch_size=learning.batch_size)
-    check.at_least(0, max_delay=learning.max_delay)
-    if learning.iterations != "auto" or point.run.evaluate_every:  # 0 until K is known
+    """Refuse what building the algorithm does not, before any work."""
+    budget, automatic = point.budget, point.learning.iterations == "auto"
+    if not automatic:
+        check.at_least(1, iterations=point.learning.iterations)
+    if not automatic or point.run.evaluate_every:  # 0 until K is known
         check.at_least(1, evaluate_every=point.run.evaluate_every)
     check.open_unit(dp_delta=budget.dp_delta)
-    check.positive(c2=budget.c2)
+    check.positive(c2=budget.c2, gradient_bound=budget.gradient_bound)
     if budget.target_epsilon != INFINITY:
         check.positive(target_epsilon=budget.target_epsilon)
-    if budget.noise_std != "calibrated":
-        check.non_negative(noise_std=budget.noise_std)
-    if budget.gradient_bound is not None:
-        check.positive(gradient_bound=budget.gradient_bound)
-    for name, value in (("step_size", learning.step_size), ("clip_norm", learning.clip_norm)):
-        if not isinstance(value, str | None):
-            check.positive(**{name: value})
-    if learning.iterations != "auto":
-        check.at_least(1, iterations=learning.iterations)
-    if budget.target_epsilon == INFINITY:
-        if learning.iterations == "auto":
-            remedy = "Pass --target-epsilon, or a number of iterations."
-            raise ArgumentError("iterations", "auto needs a privacy budget", "got no target_epsilon", remedy)
-        if budget.noise_std == "calibrated":
-            raise ArgumentError("noise_std", "must be a number without a budget", "got no target_epsilon", "Pass 0.")
+    elif automatic:
+        remedy = "Pass --target-epsilon, or a number of iterations."
+        raise ArgumentError("iterations", "auto needs a privacy budget", "got no target_epsilon", remedy)
+    elif budget.noise_std == "calibrated":
+        raise ArgumentError("noise_std", "must be a number without a budget", "got no target_epsilon", "Pass 0.")
 
 
 DERIVED = {

@@ -75,17 +75,15 @@ def lay(point: Any, changes: Mapping[str, Any]) -> Any:
     of_record: dict[str, dict[str, Any]] = {}
     for name, value in changes.items():
         if name not in known:
-            raise ArgumentError(
-                name, "must be an option of this experiment", "there is none of that name", "See --help."
-            )
+            raise unknown(name)
         of_record.setdefault(known[name].record, {})[name] = value
     records = {name: dataclasses.replace(getattr(point, name), **values) for name, values in of_record.items()}
     return dataclasses.replace(point, **records)
 
 
-def unknown(name: str) -> ArgumentError:
+def unknown(name: str, remedy: str = "See --help.") -> ArgumentError:
     """The error of a name that is no option."""
-    return ArgumentError(name, "must be an option of this experiment", "there is none of that name", "See --help.")
+    return ArgumentError(name, "must be an option of this experiment", "there is none of that name", remedy)
 
 
 def value_of(name: str, kind: Any, tokens: Sequence[str], example: Any = None) -> Any:

@@ -63,10 +63,10 @@ def test_auto_goes_by_platform_and_model(platform, convolutions, monkeypatch):
     assert (automatic(True), automatic(False)) == (convolutions, "vmap")
     for model, expected in (("cnn", convolutions), ("mlp", "vmap")):
         for asked, used in (("auto", expected), ("chunk:3", "chunk:3")):
-            records._task.cache_clear()  # which does not know of another platform
+            records.Network.task.cache_clear()  # which does not know of another platform
             network = dataclasses.replace(records.Network(), **{"model": model, "node_loop": asked})
             assert network.task(records.Data()).node_loop == used
-    records._task.cache_clear()
+    records.Network.task.cache_clear()
 
 
 WITH_OPTION = [name for name in EXPERIMENTS if "node_loop" in options(type(EXPERIMENTS[name].base))]

@@ -17,13 +17,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from rich.console import Console
 
 import jaxfl
 from experiments.frame import Experiment, Request, unsaved
-from jaxfl.analysis.plots import Panel, line_style, style_axes
+from jaxfl.analysis.plots import Panel, line_style, new_figure, save_figure, style_axes
 from jaxfl.core import ArgumentError, check
 from jaxfl.graphs import TrackingPair, five_agents
 from jaxfl.privacy.tracking import TrackingSchedule
@@ -142,16 +140,14 @@ def compare(rounds: int) -> dict[str, np.ndarray]:
 
 def draw(errors: dict[str, np.ndarray], path: Path) -> None:
     """One line a method, error against iterations."""
-    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(7.5, 4.5, "Five agents, directed graphs with spanning trees only, quadratics, no noise")
     axes = figure.add_subplot()
     for number, (name, values) in enumerate(errors.items()):
         axes.plot(np.arange(1, len(values) + 1), values, linewidth=1.8, label=name, **line_style(number))
     style_axes(axes, Panel("", "mean over agents of |x_i - x*|²"), "iteration")
     axes.set_yscale("log")
     axes.legend(loc="center right", frameon=False)
-    figure.suptitle("Five agents, directed graphs with spanning trees only, quadratics, no noise")
-    figure.savefig(path, dpi=120)
+    save_figure(figure, path)
 
 
 EXPERIMENT = Experiment(

@@ -268,7 +268,7 @@ def programs(
 
         for name, row in numbers.items():
             built[name] = build, {option: float(row[option]) for option in differing}
-    return built
+    return {name: built[name] for name in lines}
 
 
 def _is_on(value: Any) -> bool:

@@ -274,12 +274,10 @@ def _of_scheme(name: str, options: Mapping[str, Any], told: Collection[str]) -> 
     return getattr(scheme_steps(options["scheme"], options["iterations"]), name)
 
 
-def _clip_norm(options: Mapping[str, Any], told: Collection[str]) -> float:
-    return 1.0 if options["distribution"] == "gaussian" else 10.0 if options["dataset"] == "digits" else 20.0
-
-
 DERIVED = {
     **{option: functools.partial(_of_scheme, name) for option, name in STEPS.items()},
-    "clip_norm": _clip_norm,
+    "clip_norm": lambda options, told: (
+        1.0 if options["distribution"] == "gaussian" else 10.0 if options["dataset"] == "digits" else 20.0
+    ),
     "evaluate_every": lambda options, told: max(1, options["iterations"] // 20),
 }

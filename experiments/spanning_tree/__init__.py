@@ -22,10 +22,10 @@ from rich.console import Console
 import jaxfl
 from experiments.frame import Experiment, Request, unsaved
 from jaxfl.analysis.plots import Panel, line_style, new_figure, save_figure, style_axes
-from jaxfl.core import ArgumentError, check
+from jaxfl.core import check
 from jaxfl.graphs import TrackingPair, five_agents
 from jaxfl.privacy.tracking import TrackingSchedule
-from jaxfl.training.records import slug
+from jaxfl.training.records import make_writable, slug
 
 MIXING, STEP_SIZE, NUM_PARAMS = 0.3, 0.05, 3
 
@@ -111,12 +111,7 @@ def run(asked: Request) -> int:
     for line in asked.lines.values():
         check.at_least(1, num_rounds=line.point.run.num_rounds)
     folder = Path(asked.point.run.out).expanduser()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        found = f"{folder}: {(error.strerror or str(error)).lower()}"
-        remedy = "Name a directory that you may write to."
-        raise ArgumentError("out", "must be a writable directory", found, remedy) from None
+    make_writable(folder)
     for name, line in asked.lines.items():
         errors = compare(line.point.run.num_rounds)
         picture = folder / (f"spanning_tree-{slug(name)}.png" if len(asked.lines) > 1 else "spanning_tree.png")

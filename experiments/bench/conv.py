@@ -7,12 +7,9 @@ jaxfl's rounds run in a `lax.scan`, as its experiments run them. For the first n
 steps: in a loop its convolutions fall to a slower kernel yet, which the number "in_scan", at fewer nodes, shows.
 """
 
-import jax
-
-from experiments.bench.flax_rows import FlaxNetwork
-from experiments.bench.setting import Network, Setting, descend, layer_flops, node_batches, node_params, node_rounds
-from experiments.bench.timing import Measurement, Report, Runner, gemm_call, in_turns, runner
-from jaxfl.core import Task, from_flax
+from experiments.bench.flax_rows import compiled, rows
+from experiments.bench.setting import Network, Setting, layer_flops
+from experiments.bench.timing import Measurement, Report, gemm_call, in_turns
 from jaxfl.models import cnn
 
 NETWORK = Network(cnn(), "CNN")
@@ -22,42 +19,23 @@ SETTINGS = {
 }
 
 
-def tasks(setting: Setting) -> dict[str, Task]:
-    """The same network twice; parameter trees have the same names and shapes."""
-    return {"jaxfl": setting.task(), "flax": from_flax(lambda rngs: FlaxNetwork(setting.network.model, rngs))}
-
-
-def sgd_rounds(task: Task, rounds: int, step_size: float):
-    """(params, inputs, labels) -> params after `rounds` steps at every node."""
-
-    def step(params, inputs, labels):
-        return descend(params, jax.grad(lambda p: task.loss(p, inputs, labels).mean())(params), step_size)
-
-    return node_rounds(step, task.node_loop, rounds)
-
-
-def rows(setting: Setting, rounds: dict[str, int]) -> dict[str, Runner]:
-    """Both libraries' compiled rounds, from the same parameters."""
-    both = tasks(setting)
-    arguments = node_params(both["jaxfl"].init, setting.num_nodes), *node_batches(setting)
-    return {name: runner(sgd_rounds(task, rounds[name], setting.step_size), *arguments) for name, task in both.items()}
-
-
 def suite(settings: dict[str, Setting] = SETTINGS) -> dict[str, Measurement]:
     """Measure; see the module's text. About two minutes on two cores, most of it flax's rows."""
     steps, scan = settings["steps"], settings["scan"]
     rounds = {"jaxfl": steps.rounds, "flax": steps.slow_rounds}
-    runners = rows(steps, rounds)
+    both = rows(steps.network.model)
+    runners = {name: compiled(row, steps, rounds[name]) for name, row in both.items()}
     seconds = in_turns(
         {"gemm": gemm_call(steps.gemm_size), **runners},
         {"gemm": steps.repeats, "jaxfl": steps.repeats, "flax": steps.slow_repeats},
         {"gemm": 1, **rounds},
     )
-    scanned = in_turns(rows(scan, dict.fromkeys(rounds, scan.rounds)), scan.repeats)
+    in_scan = {name: compiled(row, scan, scan.rounds) for name, row in rows(scan.network.model).items()}
+    scanned = in_turns(in_scan, scan.repeats)
     per_sample = sum(flops for _, flops in layer_flops(steps.network).values())
     flops = steps.batch_size * steps.num_nodes * per_sample
     ours, network = seconds["jaxfl"], "the same network of flax nnx layers under vmap"
-    loop = f"jaxfl's node_loop {tasks(steps)['jaxfl'].node_loop}"
+    loop = f"jaxfl's node_loop {both['jaxfl'].node_loop}"
 
     report = Report("conv/", steps.images())
     report.on(f"{steps.images()}; {loop}").ratio(

@@ -1,12 +1,16 @@
-"""Models of jaxfl made of flax's own layers; layers and parameters have the same names."""
+"""Training a model of jaxfl, and the same network of flax's own layers, with parameters of its own at every node."""
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from experiments.bench.setting import KEY
-from jaxfl.core import Array, PyTree
-from jaxfl.models import Model
+from experiments.bench.setting import KEY, Setting, descend, node_batches, node_params, node_rounds
+from experiments.bench.timing import Runner, runner
+from jaxfl.core import Array, PyTree, cross_entropy
+from jaxfl.models import Model, classification
 
 
 def _conv(layer: PyTree, rngs: nnx.Rngs, stride: int = 1) -> nnx.Conv:
@@ -42,7 +46,7 @@ class FlaxBlock(nnx.Module):
 
 
 class FlaxNetwork(nnx.Module):
-    """A model: a CNN, or a residual network with batch normalization and shortcuts by padding."""
+    """A CNN, or a residual network with batch normalization and shortcuts by padding; names are the model's."""
 
     def __init__(self, model: Model, rngs: nnx.Rngs):
         makers = {
@@ -66,3 +70,50 @@ class FlaxNetwork(nnx.Module):
         for name in self.names:
             images = (getattr(self, name, None) or functions[name.partition("_")[0]])(images)
         return images
+
+
+class Row(NamedTuple):
+    """One library's network: how it starts, and the loss of a batch in training mode."""
+
+    init: Callable[[Array], tuple[PyTree, PyTree]]  # key -> (params, batch statistics)
+    loss: Callable[[PyTree, PyTree, Array, Array], tuple[Array, PyTree]]  # -> (mean loss, new statistics)
+    node_loop: str
+
+
+def rows(model: Model) -> dict[str, Row]:
+    """The same network twice."""
+    structure, _, _ = nnx.split(FlaxNetwork(model, nnx.Rngs(0)), nnx.Param, nnx.BatchStat)
+
+    def our_loss(params, statistics, inputs, labels):
+        weights = jnp.ones(labels.shape[0], jnp.float32)
+        logits, statistics = model.apply_train(params, statistics, inputs, weights, KEY)
+        return cross_entropy(logits, labels).mean(), statistics
+
+    def flax_init(key):
+        _, params, statistics = nnx.split(FlaxNetwork(model, nnx.Rngs(key)), nnx.Param, nnx.BatchStat)
+        return nnx.to_pure_dict(params), nnx.to_pure_dict(statistics)
+
+    def flax_loss(params, statistics, inputs, labels):
+        module = nnx.merge(structure, nnx.State(params), nnx.State(statistics))
+        loss = cross_entropy(module(inputs), labels).mean()
+        return loss, nnx.to_pure_dict(nnx.state(module, nnx.BatchStat))
+
+    ours = Row(lambda key: (model.init(key), model.init_state()), our_loss, classification(model).node_loop)
+    return {"jaxfl": ours, "flax": Row(flax_init, flax_loss, "vmap")}
+
+
+def sgd_rounds(row: Row, rounds: int, step_size: float):
+    """((params, statistics), inputs, labels) -> the first after `rounds` steps at every node."""
+
+    def step(variables, inputs, labels):
+        params, statistics = variables
+        gradient, statistics = jax.grad(row.loss, has_aux=True)(params, statistics, inputs, labels)
+        return descend(params, gradient, step_size), statistics
+
+    return node_rounds(step, row.node_loop, rounds)
+
+
+def compiled(row: Row, setting: Setting, rounds: int) -> Runner:
+    """A call of so many rounds on the setting's batches."""
+    start, batches = node_params(row.init, setting.num_nodes), node_batches(setting)
+    return runner(sgd_rounds(row, rounds, setting.step_size), start, *batches)

@@ -11,21 +11,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
-from experiments.bench.flax_rows import FlaxNetwork
-from experiments.bench.setting import (
-    KEY,
-    Network,
-    Setting,
-    descend,
-    layer_flops,
-    node_batches,
-    node_params,
-    node_rounds,
-)
+from experiments.bench.flax_rows import compiled, rows
+from experiments.bench.setting import KEY, Network, Setting, descend, layer_flops, node_params, node_rounds
 from experiments.bench.timing import Measurement, Report, gemm_call, in_turns, runner
-from jaxfl.core import Array, PyTree, cross_entropy
 from jaxfl.core.node_loop import automatic
 from jaxfl.models import Model, resnet20
 
@@ -34,47 +23,6 @@ SETTINGS = {
     "whole": Setting(NETWORK, 10, repeats=6),  # flax's row is the slow one
     "stages": Setting(NETWORK, 2, rounds=4, repeats=6),
 }
-
-
-class Row(NamedTuple):
-    """One library's network: how it starts, and the loss of a batch in training mode."""
-
-    init: Callable[[Array], tuple[PyTree, PyTree]]  # key -> (params, batch statistics)
-    loss: Callable[[PyTree, PyTree, Array, Array], tuple[Array, PyTree]]  # -> (mean loss, new statistics)
-    node_loop: str
-
-
-def rows(model: Model) -> dict[str, Row]:
-    """The same network twice."""
-    structure, _, _ = nnx.split(FlaxNetwork(model, nnx.Rngs(0)), nnx.Param, nnx.BatchStat)
-
-    def our_loss(params, statistics, inputs, labels):
-        weights = jnp.ones(labels.shape[0], jnp.float32)
-        logits, statistics = model.apply_train(params, statistics, inputs, weights, KEY)
-        return cross_entropy(logits, labels).mean(), statistics
-
-    def flax_init(key):
-        _, params, statistics = nnx.split(FlaxNetwork(model, nnx.Rngs(key)), nnx.Param, nnx.BatchStat)
-        return nnx.to_pure_dict(params), nnx.to_pure_dict(statistics)
-
-    def flax_loss(params, statistics, inputs, labels):
-        module = nnx.merge(structure, nnx.State(params), nnx.State(statistics))
-        loss = cross_entropy(module(inputs), labels).mean()
-        return loss, nnx.to_pure_dict(nnx.state(module, nnx.BatchStat))
-
-    ours = Row(lambda key: (model.init(key), model.init_state()), our_loss, automatic(fills_caches=True))
-    return {"jaxfl": ours, "flax": Row(flax_init, flax_loss, "vmap")}
-
-
-def sgd_rounds(row: Row, setting: Setting):
-    """((params, statistics), inputs, labels) -> the first after a call's steps at every node."""
-
-    def step(variables, inputs, labels):
-        params, statistics = variables
-        gradient, statistics = jax.grad(row.loss, has_aux=True)(params, statistics, inputs, labels)
-        return descend(params, gradient, setting.step_size), statistics
-
-    return node_rounds(step, row.node_loop, setting.rounds)
 
 
 class Stage(NamedTuple):
@@ -125,11 +73,8 @@ def stage_rounds(setting: Setting, stage: Stage):
 def suite(settings: dict[str, Setting] = SETTINGS) -> dict[str, Measurement]:
     """Measure; see the module's text. Some minutes on two cores, most of them flax's row."""
     whole, staged = settings["whole"], settings["stages"]
-    both, batches = rows(whole.network.model), node_batches(whole)
-    runners = {
-        name: runner(sgd_rounds(row, whole), node_params(row.init, whole.num_nodes), *batches)
-        for name, row in both.items()
-    }
+    both = rows(whole.network.model)
+    runners = {name: compiled(row, whole, whole.rounds) for name, row in both.items()}
     seconds = in_turns(runners, {"jaxfl": whole.repeats, "flax": whole.slow_repeats}, whole.rounds)
     parts = stages(staged.network)
     timed: dict[str, Callable[[], float]] = {part.name: runner(*stage_rounds(staged, part)) for part in parts}

@@ -8,14 +8,11 @@ donated. Memory is what the compiled loop holds: state, data and temporaries, by
 import re
 from pathlib import Path
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
 from experiments.bench.round import private
 from experiments.bench.setting import Setting, perceptron, random_data, training
 from experiments.bench.timing import Measurement, Report, in_turns
 from jaxfl import gradients
-from jaxfl.analysis.plots import Panel, line_style, style_axes
+from jaxfl.analysis.plots import Panel, line_style, new_figure, save_figure, style_axes
 from jaxfl.core.tree import num_bytes
 
 GIBIBYTES = 24  # memory of a large desktop machine, for which the largest number of nodes is stated
@@ -58,8 +55,7 @@ def suite(settings: dict[str, list[Setting]] = SETTINGS) -> dict[str, Measuremen
 
 def plot(measurements: dict[str, Measurement], path: Path) -> None:
     """Draw time and memory against n and d, on logarithmic axes; other suites' measurements are passed over."""
-    figure = Figure(figsize=(10, 7), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(10, 7, "PrivSGP, one hidden layer, batch 32: time and memory of an iteration")
     for row, (kind, label) in enumerate({"time": "ms a round", "memory": "MB"}.items()):
         for column, axis in enumerate(LABELS):
             axes = figure.add_subplot(2, 2, 2 * row + column + 1)
@@ -68,8 +64,7 @@ def plot(measurements: dict[str, Measurement], path: Path) -> None:
             style_axes(axes, Panel("", label), LABELS[axis])
             axes.set_xscale("log")
             axes.set_yscale("log")
-    figure.suptitle("PrivSGP, one hidden layer, batch 32: time and memory of an iteration")
-    figure.savefig(path, dpi=120)
+    save_figure(figure, path)
 
 
 def series(measurements: dict[str, Measurement], kind: str, axis: str) -> tuple[list[int], list[float]]:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -21,13 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.bench.timing import Measurement, Report
+from experiments.frame.command_line import parse
 from experiments.frame.run import use_all_cores
-from jaxfl import gradients, graphs, privacy
-from jaxfl.algorithms import push_sum
-from jaxfl.core import Algorithm
-from jaxfl.data import federate, load, partition_dataset
-from jaxfl.models import classification, mlp
-from jaxfl.training import Variant, evaluation_set, open_run, test_scores, train
+from experiments.privsgp_vr import EXPERIMENT
+from experiments.privsgp_vr.prepare import prepare
+from jaxfl.training import Variant, open_run, test_scores, train
 from jaxfl.training.checkpoint import Checkpoints
 from jaxfl.training.chunks import first_state, info_fields, rounds_fn, summarize
 from jaxfl.training.evaluate import flatten_scores
@@ -56,8 +55,10 @@ def suite(sweep: Sweep = SETTING) -> dict[str, Measurement]:
     points = len(sweep.step_sizes) * sweep.num_seeds
     size = f"{len(sweep.step_sizes)} step sizes x {sweep.num_seeds} seeds, n = {sweep.nodes}, K = {sweep.num_rounds}"
     report = Report("sweep/", f"PrivSGP-VR on digits, {size}, {jax.local_device_count()} devices")
-    variants, rows = _variants(sweep), {"sweep": [], "train": []}
-    compiles, running = [], {"sweep": [], "train": []}
+    grid = _arguments(sweep, sweep.step_sizes, range(sweep.num_seeds))
+    prepared = prepare(parse(EXPERIMENT, grid)[0].lines).variants.items()
+    variants = {name: variant._replace(privacy=None) for name, variant in prepared}  # which the rival does not state
+    compiles, rows, running = [], {"sweep": [], "train": []}, {"sweep": [], "train": []}
     for _ in range(sweep.repeats):
         with tempfile.TemporaryDirectory() as folder:
             began, names = time.perf_counter(), []
@@ -80,45 +81,22 @@ def suite(sweep: Sweep = SETTING) -> dict[str, Measurement]:
         report.median(f"seconds_{name}", np.array(rows[name]), "s", "compiling, rounds, evaluations, checkpoints")
         report.median(f"rounds_{name}", np.array(running[name]), "s", "rounds alone")
     if sweep.commands:
-        seeds = list(map(str, range(sweep.num_seeds)))
-        whole = _command(sweep, [f"step_size={','.join(map(str, sweep.step_sizes))}", *seeds])
-        alone = [_command(sweep, [f"step_size={sweep.step_sizes[0]}", seed]) for seed in seeds[: sweep.commands]]
+        whole = _command(grid)
+        seeds = range(min(sweep.commands, sweep.num_seeds))
+        alone = [_command(_arguments(sweep, sweep.step_sizes[:1], [seed])) for seed in seeds]
         text = f"{points} fresh processes over one, scaled up from {len(alone)}, no kept programs"
         report.ratio("speedup_vs_commands", points * np.array(alone), np.array([whole]), text)
         report.median("seconds_command", np.array(alone), "s", "one point in a fresh process")
     return report.measurements
 
 
-def _variants(sweep: Sweep) -> dict[str, Variant]:
-    dataset = load("digits")
-    task = classification(mlp((64, 32, 10)))
-    test = evaluation_set(dataset.test_inputs, dataset.test_labels)
-
-    def data(seed):
-        return federate(
-            dataset.train_inputs, dataset.train_labels, partition_dataset(dataset, "iid", sweep.nodes, seed)
-        )
-
-    def algorithm(numbers) -> Algorithm:
-        sampler = gradients.poisson(40, num_draws=sweep.nodes * sweep.num_rounds)
-        return push_sum(
-            task,
-            graph=graphs.exponential(sweep.nodes),
-            gradient=gradients.saga(sampler=sampler, table="factored", clip_norm=2.0),
-            noise=privacy.gaussian(NOISE_STD),
-            step_size=numbers["step_size"],
-        )
-
-    shared = (
-        algorithm,
-        task,
-        test,
-        data,
-        tuple(range(sweep.num_seeds)),
-        sweep.num_rounds,
-        max(1, sweep.num_rounds // 2),
-    )
-    return {f"step size {size:g}": Variant(*shared, numbers={"step_size": size}) for size in sweep.step_sizes}
+def _arguments(sweep: Sweep, step_sizes: Sequence[float], seeds: Sequence[int]) -> list[str]:
+    """The command line of experiments.privsgp_vr that asks for these lanes."""
+    options = {"iterations": sweep.num_rounds, "evaluate-every": max(1, sweep.num_rounds // 2), "nodes": sweep.nodes}
+    options |= {"noise-std": NOISE_STD, "target-epsilon": "inf"}
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    grid = ["--grid", "method=PrivSGP-VR", "--grid", f"step_size={','.join(map(str, step_sizes))}"]
+    return [*words, *grid, "--seeds", *map(str, seeds)]
 
 
 def _train_one_by_one(variants: dict[str, Variant], folder: Path) -> float:
@@ -155,16 +133,12 @@ def _train_one_by_one(variants: dict[str, Variant], folder: Path) -> float:
     return seconds
 
 
-def _command(sweep: Sweep, points: list[str]) -> float:
-    """Seconds of one command with a grid of step sizes and these seeds, to its end."""
-    grid, *seeds = points
+def _command(arguments: list[str]) -> float:
+    """Seconds of one command, to its end."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "experiments.privsgp_vr", "--grid", "method=PrivSGP-VR", "--grid", grid]
-        command += ["--seeds", *seeds, "--iterations", str(sweep.num_rounds), "--nodes", str(sweep.nodes)]
-        command += ["--evaluate-every", str(max(1, sweep.num_rounds // 2)), "--noise-std", str(NOISE_STD)]
-        command += ["--target-epsilon", "inf", "--compilation-cache", "off", "--quiet", "--out", f"{folder}/run"]
+        command = [sys.executable, "-m", "experiments.privsgp_vr", *arguments, "--quiet", "--out", f"{folder}/run"]
         began = time.perf_counter()
-        subprocess.run(command, check=True, capture_output=True)
+        subprocess.run([*command, "--compilation-cache", "off"], check=True, capture_output=True)
         return time.perf_counter() - began
 
 

@@ -10,21 +10,7 @@ from typing import Any, ClassVar, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.frame import (
-    Choice,
-    Clients,
-    Data,
-    Network,
-    Owned,
-    Publication,
-    Run,
-    choose,
-    flat,
-    lay,
-    stated,
-    traced,
-    unsaved,
-)
+from experiments.frame import Clients, Data, Network, Owned, Publication, Run, lay, stated, traced, unsaved
 from jaxfl import channel, graphs
 from jaxfl.algorithms import gradient_tracking, output_perturbation, perturbed_gossip
 from jaxfl.core import Algorithm, ArgumentError, Task, check
@@ -60,38 +46,17 @@ def _undirected(name: str, nodes: int) -> graphs.Graph:
     return graphs.star(nodes, weights="metropolis") if name == "star" else getattr(graphs, name)(nodes)
 
 
-def _tracking(task: Task, nodes: int, shared: Any, *, graph: str, gradient_at: str) -> Algorithm:
-    return gradient_tracking(task, **tracking_pair(graph, nodes)._asdict(), **shared, gradient_at=gradient_at)
-
-
-def _states(task: Task, nodes: int, shared: Any, quantizer=None, *, baseline_graph: str, gradient_at: str) -> Algorithm:
-    graph = _undirected(baseline_graph, nodes)
-    return perturbed_gossip(task, graph=graph, **shared, gradient_at=gradient_at, quantizer=quantizer)
-
-
-def _quantized(*args: Any, quantization_step: float, baseline_graph: str, gradient_at: str) -> Algorithm:
-    quantizer = channel.uniform_quantizer(quantization_step)
-    return _states(*args, quantizer=quantizer, baseline_graph=baseline_graph, gradient_at=gradient_at)
-
-
-def _ternary(*args: Any, ternary_threshold: float, baseline_graph: str, gradient_at: str) -> Algorithm:
-    quantizer = channel.ternary_quantizer(ternary_threshold)
-    return _states(*args, quantizer=quantizer, baseline_graph=baseline_graph, gradient_at=gradient_at)
-
-
-def _outputs(task: Task, nodes: int, shared: Any, *, baseline_graph: str) -> Algorithm:
-    return output_perturbation(task, graph=_undirected(baseline_graph, nodes), **shared)
-
-
-BUILDERS = {"DP-GT": _tracking, "noisy-states": _states, "noisy-quantized-states": _quantized}
-BUILDERS |= {"ternary-states": _ternary, "quantized-states": _quantized, "noisy-outputs": _outputs}
-METHOD = Choice("method", BUILDERS)
+METHODS = ("DP-GT", "noisy-states", "noisy-quantized-states", "ternary-states", "quantized-states", "noisy-outputs")
 QUANTIZED = ("ternary-states", "quantized-states")  # without noise
-_NOISY = tuple(method for method in BUILDERS if method not in QUANTIZED)
+_NOISY = tuple(method for method in METHODS if method not in QUANTIZED)
+_ROUNDED = ("noisy-quantized-states", "quantized-states")
 _OF_METHOD = {
+    **dict.fromkeys(("graph", "tracker_mixing", "smoothness", "gradient_dominance", "strict"), ("DP-GT",)),
     **dict.fromkeys(("noise_exponent", "noise_base", "noise_gain"), _NOISY),
-    **dict.fromkeys(("tracker_mixing", "smoothness", "gradient_dominance", "strict"), ("DP-GT",)),
-    "state_mixing": METHOD.owners("gradient_at"),
+    **dict.fromkeys(("gradient_at", "state_mixing"), METHODS[:-1]),  # all but noisy-outputs
+    "baseline_graph": METHODS[1:],
+    "quantization_step": _ROUNDED,
+    "ternary_threshold": ("ternary-states",),
 }
 _OF_SCHEME = {"noise_exponent": ("S1",), "noise_base": ("S2",), "gradient_dominance": ("S2",)}
 
@@ -143,6 +108,12 @@ class Learning:
     quantization_step: float = traced(0.1)
     """Of noisy-quantized-states and quantized-states: distance of the values that are sent."""
 
+    def quantizer(self) -> channel.Quantizer | None:
+        """Of what is sent, where the method has one."""
+        if self.method == "ternary-states":
+            return channel.ternary_quantizer(self.ternary_threshold)
+        return channel.uniform_quantizer(self.quantization_step) if self.method in _ROUNDED else None
+
 
 @dataclasses.dataclass(frozen=True)
 class Noise:
@@ -182,7 +153,7 @@ class Theory:
 class Point:
     """One training run of experiments.dp_gradient_tracking."""
 
-    CHOICES: ClassVar = (METHOD, Owned("method", _OF_METHOD), Owned("scheme", _OF_SCHEME))
+    CHOICES: ClassVar = (Owned("method", _OF_METHOD), Owned("scheme", _OF_SCHEME))
     data: Data = Data()
     agents: Clients = Clients(nodes=5)
     weights: Weights = Weights()
@@ -248,12 +219,20 @@ class Point:
 
     def algorithm(self) -> Algorithm:
         """The algorithm of a settled point."""
-        shared = {
+        learning, weights, task, nodes = self.learning, self.weights, self.task(), self.agents.nodes
+        shared: dict[str, Any] = {
             "schedule": self._schedule(),
-            "clip_norm": None if self.learning.assume_bounded else self.learning.clip_norm,
+            "clip_norm": None if learning.assume_bounded else learning.clip_norm,
             "distribution": self.noise.distribution,
         }
-        return choose(METHOD, flat(self))(self.task(), self.agents.nodes, shared)
+        if learning.method == "DP-GT":
+            pair = tracking_pair(weights.graph, nodes)
+            return gradient_tracking(task, **pair._asdict(), **shared, gradient_at=learning.gradient_at)
+        graph = _undirected(weights.baseline_graph, nodes)
+        if learning.method == "noisy-outputs":
+            return output_perturbation(task, graph=graph, **shared)
+        quantizer = learning.quantizer()
+        return perturbed_gossip(task, graph=graph, **shared, gradient_at=learning.gradient_at, quantizer=quantizer)
 
 
 def check_point(point: Point) -> None:
@@ -264,8 +243,7 @@ def check_point(point: Point) -> None:
     check.positive(noise_base=noise.noise_base)
     check.non_negative(noise_gain=noise.noise_gain, gradient_dominance=theory.gradient_dominance)
     check.open_unit(dp_delta=noise.dp_delta)
-    if theory.smoothness != "estimated":
-        check.positive(smoothness=theory.smoothness)
+    check.positive(smoothness=None if theory.smoothness == "estimated" else theory.smoothness)
     with np.errstate(over="ignore", invalid="ignore"):
         finite = np.isfinite(point.schedule().state_noise_scale).all()
     if not finite:
@@ -289,12 +267,10 @@ def _of_scheme(name: str, options: Mapping[str, Any], told: Collection[str]) -> 
     return getattr(scheme_steps(options["scheme"], options["iterations"]), name)
 
 
-def _clip_norm(options: Mapping[str, Any], told: Collection[str]) -> float:
-    return 1.0 if options["distribution"] == "gaussian" else 10.0 if options["dataset"] == "digits" else 20.0
-
-
 DERIVED = {
     **{option: functools.partial(_of_scheme, name) for option, name in STEPS.items()},
-    "clip_norm": _clip_norm,
+    "clip_norm": lambda options, told: (
+        1.0 if options["distribution"] == "gaussian" else 10.0 if options["dataset"] == "digits" else 20.0
+    ),
     "evaluate_every": lambda options, told: max(1, options["iterations"] // 20),
 }

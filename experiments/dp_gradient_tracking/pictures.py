@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from experiments.dp_gradient_tracking.budgets import deltas, has_epsilon, proven, published
 from experiments.dp_gradient_tracking.options import STEPS, Point, scheme_steps
 from experiments.frame import Finished, lay
-from jaxfl.analysis.plots import Panel, draw_panels, line_style, privacy_notes, read_lines, run_title, style_axes
+from jaxfl.analysis import plots
+from jaxfl.analysis.plots import Panel, legend_below, line_style, new_figure, run_title, save_figure, style_axes
 from jaxfl.training.json_files import write_json
 
 _HORIZONS = 60  # maximum iteration numbers K at which the budget of a whole run is computed
@@ -30,12 +29,8 @@ def finish(finished: Finished) -> Sequence[Path]:
     folder = finished.run.path
     # Not in config.json: an estimated L has other last digits on another machine, which may resume the run.
     write_json(folder / "conditions.json", {name: list(map(str, rows)) for name, rows in finished.context.items()})
-    lines, title = read_lines(folder / "metrics.jsonl"), run_title(folder / "config.json")
-    figure = draw_panels(lines, _PANELS, title=title, notes=privacy_notes(folder))
-    return [
-        _saved(figure, folder / "plots" / "convergence.png"),
-        *plot_budgets(folder, {name: line.point for name, line in finished.lines.items()}),
-    ]
+    convergence = plots.plot_panels(folder, plots.read_lines(folder / "metrics.jsonl"), _PANELS, "convergence.png")
+    return [convergence, *plot_budgets(folder, {name: line.point for name, line in finished.lines.items()})]
 
 
 def plot_budgets(run_dir: Path, points: Mapping[str, Point]) -> list[Path]:
@@ -62,9 +57,7 @@ def plot_budgets(run_dir: Path, points: Mapping[str, Point]) -> list[Path]:
         panels.append((label, "broadcasts k + 1", quantized, lambda point: _from(1, deltas(point))))
     if not panels or len(points) > _MOST_LINES:
         return []
-    figure = Figure(figsize=(5.2 * len(panels), 5.0), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(run_title(run_dir / "config.json"))
+    figure = new_figure(5.2 * len(panels), 5.0, run_title(run_dir / "config.json"))
     styles = {name: line_style(number) for number, name in enumerate(points)}
     handles = {}
     for number, (label, x_label, drawn, curve) in enumerate(panels, start=1):
@@ -73,14 +66,8 @@ def plot_budgets(run_dir: Path, points: Mapping[str, Point]) -> list[Path]:
         for name, point in drawn.items():
             (handles[name],) = axes.plot(*curve(point), linewidth=1.8, **styles[name])
         (axes.set_xscale if drawn is quantized else axes.set_yscale)("log")
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, frameon=False)
-    return [_saved(figure, run_dir / "plots" / "budgets.png")]
-
-
-def _saved(figure: Figure, path: Path) -> Path:
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=120)
-    return path
+    legend_below(figure, handles)
+    return [save_figure(figure, run_dir / "plots" / "budgets.png")]
 
 
 def _from(first: int, curve: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -23,11 +23,7 @@ MOST_TOLD = 12  # lines of a grid, or broken conditions, that are told one by on
 
 
 def prepare(lines: Mapping[str, Line]) -> Prepared:
-    """The variants of all lines.
-
-    Raises:
-        ArgumentError: what cannot run, or a broken condition and --strict.
-    """
+    """The variants of all lines; what cannot run is refused, with --strict a broken condition, too."""
     for line in lines.values():
         check_point(line.point)
     sizes = {name: _sizes(name, line) for name, line in lines.items()}
@@ -35,11 +31,11 @@ def prepare(lines: Mapping[str, Line]) -> Prepared:
     measure = functools.cache(stationarity)  # the same object for lines that share a program
     variants = {}
     for name, (build, numbers) in programs(ready, Point.algorithm).items():
-        (point, seeds, settings), task = lines[name], lines[name].point.task()
+        point, seeds, settings = lines[name]
         ready[name].point.algorithm()  # checks this line's numbers
         variants[name] = Variant(
             algorithm=build,
-            task=task,
+            task=point.task(),
             test=point.data.test_set(),
             data=point.agents.data(point.data),
             seeds=seeds,
@@ -48,27 +44,20 @@ def prepare(lines: Mapping[str, Line]) -> Prepared:
             numbers=numbers,
             settings=settings,
             identity=identity(ready[name].point),
-            measures={"stationarity": measure(task, point.theory.train_samples)},
+            measures={"stationarity": measure(point.task(), point.theory.train_samples)},
             privacy=privacy_of(point, sizes[name]),
             covered=point.learning.method == "DP-GT" and point.learning.gradient_at == "broadcast",
         )
     broken, told = _conditions(lines)
-    points = [line.point for line in lines.values()]
-    saved = {"node_loop": points[0].task().node_loop}  # what auto stands for: another gives other bits
-    files = {(point.weights.graph, point.agents.nodes) for point in points if point.weights.graph.endswith(".npy")}
-    if files:  # other weights may come by the same name
-        saved["graph_crc32"] = [zlib.crc32(np.stack(tracking_pair(*file)).tobytes()) for file in sorted(files)]
-    told += _description(points[0], sizes, {seed for line in lines.values() for seed in line.seeds})
-    told += _first([f"{name}: {_row(line.point)}" for name, line in lines.items()])
-    return Prepared({name: variants[name] for name in lines}, told, saved, broken)
+    told += [*_description(lines, sizes), *_first([f"{name}: {_row(line.point)}" for name, line in lines.items()])]
+    graphs = {(line.point.weights.graph, line.point.agents.nodes) for line in lines.values()}
+    files = sorted(file for file in graphs if file[0].endswith(".npy"))  # other weights may come by the same name
+    checksums = [zlib.crc32(np.stack(tracking_pair(*file)).tobytes()) for file in files]
+    return Prepared(variants, told, {"graph_crc32": checksums} if files else {}, broken)
 
 
 def _sizes(name: str, line: Line) -> list[int]:
-    """Samples of every agent, the least over seeds.
-
-    Raises:
-        ArgumentError: an agent of some seed has fewer than a gradient takes.
-    """
+    """Samples of every agent, the least over seeds; refused if some has fewer than a gradient takes."""
     data_of, batch = line.point.agents.data(line.point.data), line.point.learning.batch_size
     sizes = np.min([np.asarray(data_of(seed).sizes) for seed in line.seeds], axis=0).tolist()
     fewest = min(sizes)
@@ -80,11 +69,7 @@ def _sizes(name: str, line: Line) -> list[int]:
 
 
 def _conditions(lines: Mapping[str, Line]) -> tuple[dict[str, list[Condition]], list[str]]:
-    """What each line of gradient tracking breaks of the theorems' conditions, and the same in sentences.
-
-    Raises:
-        ArgumentError: a broken condition and --strict.
-    """
+    """What each line of gradient tracking breaks of the theorems' conditions, and the same in sentences."""
     broken: dict[str, list[Condition]] = {}
     estimates: dict[tuple, float] = {}
     by_text: dict[str, list[str]] = {}
@@ -119,16 +104,18 @@ def _estimated_smoothness(point: Point) -> float:
         raise ArgumentError("smoothness", "must be given where it cannot be estimated", found, "Pass L.") from None
 
 
-def _description(point: Point, sizes: Mapping[str, Sequence[int]], seeds: set[int]) -> list[str]:
+def _description(lines: Mapping[str, Line], sizes: Mapping[str, Sequence[int]]) -> list[str]:
     """What is about to run, by the first line's options."""
+    point: Point = next(iter(lines.values())).point
     learning, noise = point.learning, point.noise
+    seeds = sorted({seed for line in lines.values() for seed in line.seeds})
     parameters = size(jax.eval_shape(point.task().init, jax.random.key(0)))
     norm = "L1" if noise.distribution == "laplace" else "L2"
     return [
         f"{point.data.dataset}: {sum(next(iter(sizes.values())))} samples over {point.agents.nodes} agents "
         f"({point.agents.partition}), model {point.network.model} with {parameters} parameters",
         f"K = {learning.iterations}, gradients {'assumed' if learning.assume_bounded else 'clipped'} at {norm} norm "
-        f"{learning.clip_norm:g}, {noise.distribution} noise, seeds {' '.join(map(str, sorted(seeds)))}",
+        f"{learning.clip_norm:g}, {noise.distribution} noise, seeds {' '.join(map(str, seeds))}",
     ]
 
 

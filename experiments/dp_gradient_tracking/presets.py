@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.dp_gradient_tracking.options import METHOD, NAMED_PAIRS
+from experiments.dp_gradient_tracking.options import METHODS, NAMED_PAIRS
 from experiments.frame import Preset
 
 _MNIST: dict[str, Any] = {
@@ -27,7 +27,7 @@ _GPU = "for an accelerator, not measured; tried at reduced size"
 _TWO_CORES, _ONE_CORE = "{} minutes on two busy cores", "{} minutes on one core of two busy ones"
 _SEEDS, _SCHEMES = {"seed": (0, 1, 2)}, {"scheme": ("S1", "S2")}
 _S1_NOISE, _S2_NOISE = {"noise_exponent": (-0.11, 0.09, 0.19)}, {"noise_base": (0.99939, 0.99959, 0.99979)}
-_LOOPS, _ALL = {"graph": NAMED_PAIRS}, {"method": tuple(METHOD.functions)}
+_LOOPS, _ALL = {"graph": NAMED_PAIRS}, {"method": METHODS}
 _PROVEN = {"method": ("DP-GT", "noisy-states", "noisy-outputs")}
 _WITH_LOOPS = "the five agents without and with self-loops"
 

@@ -9,47 +9,29 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
+from experiments.frame.options import flag
 from jaxfl.core import ArgumentError
 
 _REQUIRED = inspect.Parameter.empty
 
 
-class Choice(NamedTuple):
-    """An option whose value names a function.
+class Owned:
+    """Options that count with some values of another option, where no function's signature says so.
 
-    Keyword-only parameters of the functions are options; positional ones are what the caller gives. A record lists its
-    choices in the class variable CHOICES, a point those that concern several records.
+    A record lists its tables and choices in the class variable CHOICES, a point those that concern several records.
+
+    Attributes:
+        option: the other option.
+        owned: option -> the values of `option` with which it counts.
     """
 
-    option: str
-    functions: Mapping[str, Callable[..., Any]]
+    def __init__(self, option: str, owned: Mapping[str, Collection[str]]):
+        self.option, self.owned = option, owned
 
     def taken(self, name: str) -> frozenset[str]:
-        """The options that the function of this name takes; none for a name that is not in the table (a file)."""
-        return frozenset(_keywords(self.functions[name])) if name in self.functions else frozenset()
-
-    def known(self) -> frozenset[str]:
-        """The options that any of the functions takes."""
-        return frozenset[str]().union(*map(self.taken, self.functions))
-
-    def owners(self, option: str) -> list[str]:
-        """The names whose functions take an option."""
-        return [name for name in self.functions if option in self.taken(name)]
-
-
-class Owned(NamedTuple):
-    """Options that count with some values of another option where no function's signature says so.
-
-    It stands in CHOICES beside choices.
-    """
-
-    option: str
-    owned: Mapping[str, Collection[str]]  # option -> the values of `option` with which it counts
-
-    def taken(self, name: str) -> frozenset[str]:
-        """The options that count with this value."""
+        """The options that count with this value; none for one that is not in the table (a file)."""
         return frozenset(option for option, names in self.owned.items() if name in names)
 
     def known(self) -> frozenset[str]:
@@ -59,6 +41,21 @@ class Owned(NamedTuple):
     def owners(self, option: str) -> list[str]:
         """The values with which an option counts."""
         return list(self.owned.get(option, ()))
+
+
+class Choice(Owned):
+    """An option whose value names a function; keyword-only parameters of the functions are options.
+
+    Positional ones are what the caller gives.
+    """
+
+    def __init__(self, option: str, functions: Mapping[str, Callable[..., Any]]):
+        self.functions = functions
+        owned: dict[str, list[str]] = {}
+        for name, function in functions.items():
+            for keyword in _keywords(function):
+                owned.setdefault(keyword, []).append(name)
+        super().__init__(option, owned)
 
 
 def choose(choice: Choice, options: Mapping[str, Any]) -> Callable[..., Any]:
@@ -93,21 +90,15 @@ def choose(choice: Choice, options: Mapping[str, Any]) -> Callable[..., Any]:
     return functools.partial(function, **bound)
 
 
-def choices_of(point: Any) -> list[Choice | Owned]:
+def choices_of(point: Any) -> list[Owned]:
     """All choices of a point and its records."""
-    holders = [point, *(getattr(point, name) for name in vars(point))]
-    return [choice for holder in holders for choice in getattr(type(holder), "CHOICES", ())]
+    return [choice for holder in _holders(point) for choice in getattr(type(holder), "CHOICES", ())]
 
 
 def idle_options(point: Any, options: Mapping[str, Any]) -> set[str]:
     """The options that change nothing at this point."""
-    idle: set[str] = set()
-    for choice in choices_of(point):
-        idle |= choice.known() - choice.taken(options[choice.option])
-    holders = [point, *(getattr(point, name) for name in vars(point))]
-    for holder in holders:  # what no table says
-        idle |= set(holder.idle(options)) if hasattr(holder, "idle") else set()
-    return idle
+    of_tables = [choice.known() - choice.taken(options[choice.option]) for choice in choices_of(point)]
+    return {*(name for names in of_tables for name in names), *_idle_beside_tables(point, options)}
 
 
 def refuse_idle(point: Any, option: str, options: Mapping[str, Any]) -> None:
@@ -115,15 +106,28 @@ def refuse_idle(point: Any, option: str, options: Mapping[str, Any]) -> None:
     value = options[option]
     for choice in choices_of(point):
         owners = choice.owners(option)
-        if option in choice.known() and options[choice.option] not in owners:
+        if owners and options[choice.option] not in owners:
             text = " ".join(map(str, value)) if isinstance(value, tuple) else value
-            remedy = f"Leave it out, or pass --{choice.option.replace('_', '-')} {owners[0]}."
+            remedy = f"Leave it out, or pass {flag(choice.option)} {owners[0]}."
             raise ArgumentError(option, f"belongs to {', '.join(owners)}", f"got {text} without it", remedy)
-    for holder in (point, *vars(point).values()):
-        idle = holder.idle(options) if hasattr(holder, "idle") else ()
-        if option in idle and isinstance(idle, Mapping):  # option -> what it belongs to
-            raise ArgumentError(option, f"belongs to {idle[option]}", f"got {value} without any", "Leave it out.")
+    owner = _idle_beside_tables(point, options).get(option)
+    if owner is not None:
+        raise ArgumentError(option, f"belongs to {owner}", f"got {value} without any", "Leave it out.")
     raise ArgumentError(option, "must change something", f"got {value} where nothing uses it", "Leave it out.")
+
+
+def _holders(point: Any) -> list[Any]:
+    """The point and its records."""
+    return [point, *vars(point).values()]
+
+
+def _idle_beside_tables(point: Any, options: Mapping[str, Any]) -> dict[str, str | None]:
+    """Option that is idle by a record's own word, its method `idle` -> what it belongs to, where that is said."""
+    idle: dict[str, str | None] = {}
+    for holder in _holders(point):
+        names = holder.idle(options) if hasattr(holder, "idle") else ()
+        idle |= names if isinstance(names, Mapping) else dict.fromkeys(names)
+    return idle
 
 
 def counted(point: Any, options: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

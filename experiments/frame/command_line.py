@@ -20,7 +20,7 @@ from rich.table import Table
 from experiments.frame.experiment import Experiment, Preset, Request, request
 from experiments.frame.grid import Axis, axis, parse_axis, read_axis, sample_axis
 from experiments.frame.help import print_help
-from experiments.frame.options import flag, options, value_of
+from experiments.frame.options import flag, flat, options, unknown, value_of
 from experiments.frame.run import run, use_all_cores
 from jaxfl.core import ArgumentError
 from jaxfl.training import Diverged, FatalCount
@@ -88,12 +88,6 @@ def parse(experiment: Experiment, arguments: Sequence[str]) -> tuple[Request, st
     Raises:
         ArgumentError: an unknown preset or option, a value of another type, or an option given twice.
     """
-    changes, grid, preset, cache = _read(experiment, arguments)
-    return request(experiment, changes, grid, preset), cache
-
-
-def _read(experiment: Experiment, arguments: Sequence[str]) -> tuple[dict[str, Any], list[Axis], str | None, str]:
-    """Changes, axes, preset and cache folder."""
     known = options(type(experiment.base))
     changes: dict[str, Any] = {}
     axes: list[Axis] = []
@@ -123,7 +117,7 @@ def _read(experiment: Experiment, arguments: Sequence[str]) -> tuple[dict[str, A
                 name, words = flag(switch), ["false"]
             key = _key(name, known)
             _refuse_second(key, changes, words)
-            changes[key] = value_of(key, known[key].kind, words, _example(experiment, key))
+            changes[key] = value_of(key, known[key].kind, words, flat(experiment.base)[key])
     if "--seeds" in of_frame:
         axes.append(axis(known, seed=[value_of("seed", int, [word]) for word in of_frame["--seeds"]]))
     if "--grid-file" in of_frame:
@@ -138,18 +132,12 @@ def _read(experiment: Experiment, arguments: Sequence[str]) -> tuple[dict[str, A
     if preset is not None and preset not in experiment.presets:
         names = ", ".join(experiment.presets) or "none"
         raise ArgumentError("--preset", "must name a preset", f"got {preset!r}", f"This experiment has: {names}.")
-    return changes, axes, preset, of_frame.get("--compilation-cache", ["default"])[0]
+    return request(experiment, changes, axes, preset), of_frame.get("--compilation-cache", ["default"])[0]
 
 
 def _refuse_second(name: str, given: Mapping[str, Any], words: Sequence[str]) -> None:
     if name in given:
         raise ArgumentError(name, "must be given once", f"got {' '.join(words)!r} as well", "Remove one of them.")
-
-
-def _example(experiment: Experiment, key: str) -> Any:
-    """The base point's value, where it is a value."""
-    record = options(type(experiment.base))[key].record
-    return getattr(getattr(experiment.base, record), key)
 
 
 def _refuse_repeats(axes: Sequence[Axis]) -> None:
@@ -172,8 +160,7 @@ def _key(name: str, known: Mapping[str, Any]) -> str:
     key = name.lstrip("-").replace("-", "_")
     if not name.startswith("--") or key not in known:
         near = difflib.get_close_matches(key, [*known, *(one.lstrip("-") for one in _FRAME)], n=1)
-        remedy = (f"Did you mean {flag(near[0])}? " if near else "") + "See --help for all options."
-        raise ArgumentError(name, "must be an option of this experiment", "there is none of that name", remedy)
+        raise unknown(name, (f"Did you mean {flag(near[0])}? " if near else "") + "See --help for all options.")
     return key
 
 

@@ -251,28 +251,25 @@ def programs(
     Returns:
         Name of a line -> (numbers -> algorithm, numbers).
     """
-    groups: dict[Any, list[str]] = {}
+    groups: dict[Any, dict[str, dict[str, float]]] = {}  # what is compiled -> line -> its numbers
     for name, line in lines.items():
-        known, values = options(type(line.point)), flat(line.point)
-        key = []
-        for option, value in counted(line.point, values, known).items():
-            if known[option].in_program and option not in UNVARIED:
-                number = known[option].traced and _is_on(value)
-                key.append((option, "number" if number else value))
-        groups.setdefault(tuple(key), []).append(name)
+        known = options(type(line.point))
+        compiled = [option for option, facts in known.items() if facts.in_program and option not in UNVARIED]
+        values = counted(line.point, flat(line.point), compiled)
+        numbers = {option: value for option, value in values.items() if known[option].traced and _is_on(value)}
+        constants = tuple((option, value) for option, value in values.items() if option not in numbers)
+        groups.setdefault((constants, tuple(numbers)), {})[name] = numbers
     built = {}
-    for names in groups.values():
-        first = lines[names[0]].point
-        known = options(type(first))
-        numbers = {name: _numbers(lines[name].point, known) for name in names}
-        differing = [option for option in numbers[names[0]] if len({numbers[name][option] for name in names}) > 1]
+    for numbers in groups.values():
+        first = next(iter(numbers))
+        differing = [option for option in numbers[first] if len({row[option] for row in numbers.values()}) > 1]
 
-        def build(values: Mapping[str, Array], point: Any = first) -> Algorithm:
+        def build(values: Mapping[str, Array], point: Any = lines[first].point) -> Algorithm:
             return algorithm(lay(point, values))
 
-        for name in names:
-            built[name] = build, {option: float(numbers[name][option]) for option in differing}
-    return built
+        for name, row in numbers.items():
+            built[name] = build, {option: float(row[option]) for option in differing}
+    return {name: built[name] for name in lines}
 
 
 def identity(point: Any) -> dict[str, Any]:
@@ -285,9 +282,3 @@ def identity(point: Any) -> dict[str, Any]:
 def _is_on(value: Any) -> bool:
     """Whether a traced option holds a number that does not switch anything off."""
     return isinstance(value, int | float) and value != 0 and abs(value) != float("inf") and value == value
-
-
-def _numbers(point: Any, known: Mapping[str, Any]) -> dict[str, float]:
-    """The traced options of a point that count and hold a number."""
-    names = [name for name, option in known.items() if option.traced]
-    return {name: value for name, value in counted(point, flat(point), names).items() if _is_on(value)}

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.frame.options import Option, value_of
+from experiments.frame.options import Option, unknown, value_of
 from jaxfl.core import ArgumentError, check
 
 Axis = Mapping[str, Sequence[Any]]
@@ -35,9 +35,7 @@ def axis(options: Mapping[str, Option], **values: Sequence[Any]) -> Axis:
     """
     for name in values:
         if name not in options:
-            raise ArgumentError(
-                name, "must be an option of this experiment", "there is none of that name", "See --help."
-            )
+            raise unknown(name)
     lengths = {name: len(listed) for name, listed in values.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         requirement = "must give options that go together equally many values, at least one"

@@ -9,10 +9,10 @@ import shutil
 import textwrap
 import types
 from collections.abc import Mapping
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 from experiments.frame.experiment import Request
-from experiments.frame.options import alternatives, flag, options, text_of
+from experiments.frame.options import flag, in_words, options, text_of
 
 _WORDS = {int: "INTEGER", float: "NUMBER", str: "TEXT", types.NoneType: "None"}
 
@@ -48,15 +48,7 @@ def print_help(asked: Request, of_frame: Mapping[str, str]) -> None:
 
 def metavar(kind: Any) -> str:
     """What stands behind a flag: INTEGER, ring|star, NUMBER|None, INTEGER ..., or nothing for a switch."""
-    parts = []
-    for part in alternatives(kind):
-        if get_origin(part) is tuple:
-            parts.append(f"{metavar(get_args(part)[0])} ...")
-        elif get_origin(part) is Literal:
-            parts += map(str, get_args(part))
-        elif part is not bool:
-            parts.append(_WORDS.get(part, str(part)))
-    return "|".join(parts)
+    return in_words(kind, _WORDS, "{} ...", "|")
 
 
 def _shown(value: Any) -> str:

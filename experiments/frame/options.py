@@ -19,6 +19,8 @@ import tyro
 
 from jaxfl.core import ArgumentError
 
+_WORDS = {int: "an integer", float: "a number", str: "a text", types.NoneType: "None"}
+
 
 class Option(NamedTuple):
     """One option of an experiment."""
@@ -75,17 +77,15 @@ def lay(point: Any, changes: Mapping[str, Any]) -> Any:
     of_record: dict[str, dict[str, Any]] = {}
     for name, value in changes.items():
         if name not in known:
-            raise ArgumentError(
-                name, "must be an option of this experiment", "there is none of that name", "See --help."
-            )
+            raise unknown(name)
         of_record.setdefault(known[name].record, {})[name] = value
     records = {name: dataclasses.replace(getattr(point, name), **values) for name, values in of_record.items()}
     return dataclasses.replace(point, **records)
 
 
-def unknown(name: str) -> ArgumentError:
+def unknown(name: str, remedy: str = "See --help.") -> ArgumentError:
     """The error of a name that is no option."""
-    return ArgumentError(name, "must be an option of this experiment", "there is none of that name", "See --help.")
+    return ArgumentError(name, "must be an option of this experiment", "there is none of that name", remedy)
 
 
 def value_of(name: str, kind: Any, tokens: Sequence[str], example: Any = None) -> Any:
@@ -112,7 +112,9 @@ def value_of(name: str, kind: Any, tokens: Sequence[str], example: Any = None) -
         shown = example if example is not None else _example(kind)
         text = " ".join(map(str, shown)) if isinstance(shown, tuple) else str(shown)
         remedy = f"Write for example {flag(name)} {text}, or leave it out for the default."
-        raise ArgumentError(name, f"must be {_described(kind)}", found, remedy) from None
+        raise ArgumentError(
+            name, f"must be {in_words(kind, _WORDS, '{} (or several)', ' or ')}", found, remedy
+        ) from None
 
 
 @functools.cache
@@ -121,7 +123,7 @@ def _parsed(kind: Any, tokens: tuple[str, ...]) -> Any:
     holder = dataclasses.make_dataclass("Value", [("value", kind)])
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
         parsed, rest = tyro.cli(holder, args=["--value", *tokens], return_unknown_args=True)
-    if rest or (not tokens and not _is_tuple(kind)):
+    if rest or (not tokens and not any(typing.get_origin(part) is tuple for part in alternatives(kind))):
         raise SystemExit(2)
     return parsed.value
 
@@ -143,22 +145,17 @@ def alternatives(kind: Any) -> tuple[Any, ...]:
     return typing.get_args(kind) if typing.get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 
-def _is_tuple(kind: Any) -> bool:
-    return any(typing.get_origin(part) is tuple for part in alternatives(kind))
-
-
-def _described(kind: Any) -> str:
-    """What values an option takes, in words."""
-    words = {int: "an integer", float: "a number", str: "a text", types.NoneType: "None"}
+def in_words(kind: Any, words: Mapping[Any, str], several: str, between: str) -> str:
+    """What values an option takes: of each type its word, of several values "{} ..." for instance."""
     parts = []
     for part in alternatives(kind):
         if typing.get_origin(part) is tuple:
-            parts.append(f"{_described(typing.get_args(part)[0])} (or several)")
+            parts.append(several.format(in_words(typing.get_args(part)[0], words, several, between)))
         elif typing.get_origin(part) is Literal:
-            parts += [str(choice) for choice in typing.get_args(part)]
-        else:
-            parts.append(words.get(part, str(part)))
-    return " or ".join(parts)
+            parts += map(str, typing.get_args(part))
+        elif part in words:
+            parts.append(words[part])
+    return between.join(parts)
 
 
 def _example(kind: Any) -> str:

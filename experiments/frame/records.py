@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Collection
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from jaxfl.data import Dataset, federate, load, partition_dataset, shrunk, subse
 from jaxfl.training import evaluation_set
 from jaxfl.training.evaluate import EvaluationSet
 from jaxfl.training.publish import check_folder
+
+_keep_few, _keep = functools.lru_cache(maxsize=8), functools.lru_cache(maxsize=64)  # by the values of frozen records
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,44 +36,29 @@ class Data:
     shrink: int = 1
     """Average images over blocks of this many pixels a side."""
 
+    @_keep_few
     def load(self) -> Dataset:
         """The data set, cut and shrunk; the same arrays in every call."""
-        return _load(self)
+        return shrunk(subset(load(self.dataset, self.data_dir), self.num_train, self.num_test), self.shrink)
 
-    def test_set(self, batch_size: int = 256) -> EvaluationSet:
+    @_keep_few
+    def test_set(self) -> EvaluationSet:
         """The test samples on the device; the same arrays in every call."""
-        return _test_set(self, batch_size)
+        return evaluation_set(self.load().test_inputs, self.load().test_labels)
 
 
-@functools.lru_cache(maxsize=8)
-def _load(data: Data) -> Dataset:
-    return shrunk(subset(load(data.dataset, data.data_dir), data.num_train, data.num_test), data.shrink)
-
-
-@functools.lru_cache(maxsize=8)
-def _test_set(data: Data, batch_size: int) -> EvaluationSet:
-    dataset = _load(data)
-    return evaluation_set(dataset.test_inputs, dataset.test_labels, batch_size)
-
-
-def _iid(*args: Any) -> list[np.ndarray]:
-    return partition_dataset(args[0], "iid", *args[1:])
-
-
-def _dirichlet(*args: Any, alpha: float) -> list[np.ndarray]:
-    return partition_dataset(args[0], "dirichlet", *args[1:], alpha=alpha)
-
-
-def _shards(*args: Any, shards_per_node: int) -> list[np.ndarray]:
-    return partition_dataset(args[0], "shards", *args[1:], shards_per_node=shards_per_node)
-
-
-def _writers(*args: Any, writers_per_node: int) -> list[np.ndarray]:
-    return partition_dataset(args[0], "writers", *args[1:], writers_per_node=writers_per_node)
-
-
-PARTITION = Choice("partition", {"iid": _iid, "dirichlet": _dirichlet, "shards": _shards})
-WRITERS = Choice("partition", {"dirichlet": _dirichlet, "iid": _iid, "writers": _writers})
+_CUTS: dict[str, Callable[..., list[np.ndarray]]] = {  # (data set, nodes, seed)
+    "iid": lambda dataset, *asked: partition_dataset(dataset, "iid", *asked),
+    "dirichlet": lambda dataset, *asked, alpha: partition_dataset(dataset, "dirichlet", *asked, alpha=alpha),
+    "shards": lambda dataset, *asked, shards_per_node: partition_dataset(
+        dataset, "shards", *asked, shards_per_node=shards_per_node
+    ),
+    "writers": lambda dataset, *asked, writers_per_node: partition_dataset(
+        dataset, "writers", *asked, writers_per_node=writers_per_node
+    ),
+}
+PARTITION = Choice("partition", {name: _CUTS[name] for name in ("iid", "dirichlet", "shards")})
+WRITERS = Choice("partition", {name: _CUTS[name] for name in ("dirichlet", "iid", "writers")})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,12 +81,10 @@ class Clients:
         return cut(data, self)
 
 
-@functools.lru_cache(maxsize=64)
+@_keep
 def cut(data: Data, clients: Clients) -> Callable[[int], FederatedData]:
     """As `Clients.data`."""
-    dataset = data.load()
-    options = {field.name: getattr(clients, field.name) for field in dataclasses.fields(clients)}
-    deal = choose(clients.CHOICES[0], options)
+    dataset, deal = data.load(), choose(clients.CHOICES[0], vars(clients))
 
     @functools.lru_cache(maxsize=2)
     def of_seed(seed: int) -> FederatedData:
@@ -155,16 +140,11 @@ class Network:
     convolutions on a CPU, else vmap. Fewer at once take less memory. devices:map and the like share the nodes out over
     devices. Results agree to rounding."""
 
+    @_keep
     def task(self, data: Data) -> Task:
         """The task of classifying the data set; the same object in every call."""
-        return _task(data, self)
-
-
-@functools.lru_cache(maxsize=64)
-def _task(data: Data, network: Network) -> Task:
-    options = {field.name: getattr(network, field.name) for field in dataclasses.fields(network)}
-    model = choose(NETWORKS, options)(data.load())
-    return with_node_loop(models.classification(model), network.node_loop)
+        model = choose(NETWORKS, vars(self))(data.load())
+        return with_node_loop(models.classification(model), self.node_loop)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -38,13 +38,16 @@ def run(asked: Request) -> int:
     experiment, console = asked.experiment, Console()
     assert experiment.prepare is not None
     where = asked.point.run
-    check_run(asked)
+    check.at_least(1, checkpoint_every=where.checkpoint_every)
+    check_seeds(asked)
     secrecy = getattr(asked.point, "publication", Publication())
     secrecy.check()
     prepared = experiment.prepare(asked.lines)
     dataset = flat(asked.point).get("dataset", "default")
     directory = new_run_directory(where.out, experiment.name, asked.preset or dataset, resume=where.resume)
-    saved = {**saved_options(asked), **prepared.saved}
+    task = next(iter(prepared.variants.values())).task
+    # What auto stands for, since another node loop gives other last bits.
+    saved = {**saved_options(asked), "node_loop": task.node_loop, **prepared.saved}
     records = open_run(directory, saved, experiment=experiment.name, preset=asked.preset, resume=where.resume)
     for text in prepared.description:
         console.print(text, soft_wrap=True, highlight=False)
@@ -84,12 +87,6 @@ def saved_options(asked: Request) -> dict[str, Any]:
         values = {key: value for key, value in flat(line.point).items() if known[key].saved and value != first[key]}
         lines[name] = {**values, "seeds": line.seeds}
     return {**first, "lines": lines}
-
-
-def check_run(asked: Request) -> None:
-    """Refuse bad numbers of the record of a run before any work."""
-    check.at_least(1, checkpoint_every=asked.point.run.checkpoint_every)
-    check_seeds(asked)
 
 
 def check_seeds(asked: Request) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from experiments.frame import Choice, Clients, Data, Network, Publication, Run, choose, flat, stated, traced
+from experiments.frame import Choice, Clients, Data, Network, Owned, Publication, Run, choose, stated, traced
 from jaxfl import gradients, graphs, privacy
 from jaxfl.algorithms import a_dp2_sgd, dp2_sgd, push_sum
 from jaxfl.core import Algorithm, ArgumentError, Task, check
@@ -14,10 +14,6 @@ from jaxfl.graphs.files import read_graph
 from jaxfl.privacy.gossip import C2_OF_THE_PAPER
 
 INFINITY = float("inf")
-
-
-def _random(num_nodes: int, *, edge_probability: float) -> graphs.Graph:
-    return graphs.random_digraph(num_nodes, edge_probability, 0)
 
 
 GRAPHS = Choice(
@@ -28,7 +24,7 @@ GRAPHS = Choice(
         "ring": graphs.ring,
         "complete": graphs.complete,
         "star": lambda num_nodes: graphs.star(num_nodes),
-        "random": _random,
+        "random": lambda num_nodes, *, edge_probability: graphs.random_digraph(num_nodes, edge_probability, 0),
     },
 )
 
@@ -59,41 +55,24 @@ class Method(NamedTuple):
     """What a name of a method stands for."""
 
     accountant: privacy.Accountant
-    build: Callable[..., Algorithm]  # (task, graph, gradient, noise, step size, *, its own options)
-
-
-def _push_sum(task: Task, graph, gradient, noise, step_size) -> Algorithm:
-    return push_sum(task, graph=graph, gradient=gradient, noise=noise, step_size=step_size)
-
-
-def _push_sum_vr(task: Task, graph, gradient, noise, step_size, *, storage: str, refresh_every: int) -> Algorithm:
-    del storage, refresh_every  # of the gradient, which is built
-    return _push_sum(task, graph, gradient, noise, step_size)
-
-
-def _dp2_sgd(task: Task, graph, gradient, noise, step_size) -> Algorithm:
-    silent = privacy.gaussian(0.0) if noise is None else noise
-    return dp2_sgd(task, graph=graph, gradient=gradient, noise=silent, step_size=step_size)
-
-
-def _a_dp2_sgd(task: Task, graph, gradient, noise, step_size, *, max_delay: int) -> Algorithm:
-    return a_dp2_sgd(task, graph=graph, gradient=gradient, noise=noise, step_size=step_size, max_delay=max_delay)
+    algorithm: Callable[..., Algorithm]
+    needs_noise: bool = False  # be it 0
 
 
 METHODS = {
-    "PrivSGP-VR": Method(privacy.PRIVSGP_VR, _push_sum_vr),
-    "PrivSGP": Method(privacy.PRIVSGP, _push_sum),
-    "DP2-SGD": Method(privacy.DP2_SGD, _dp2_sgd),
-    "A(DP)2SGD": Method(privacy.A_DP2_SGD, _a_dp2_sgd),
+    "PrivSGP-VR": Method(privacy.PRIVSGP_VR, push_sum),
+    "PrivSGP": Method(privacy.PRIVSGP, push_sum),
+    "DP2-SGD": Method(privacy.DP2_SGD, dp2_sgd, needs_noise=True),
+    "A(DP)2SGD": Method(privacy.A_DP2_SGD, a_dp2_sgd),
 }
-METHOD = Choice("method", {name: method.build for name, method in METHODS.items()})
+_OF_METHOD = {**dict.fromkeys(("storage", "refresh_every"), ("PrivSGP-VR",)), "max_delay": ("A(DP)2SGD",)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Learning:
     """The algorithm."""
 
-    CHOICES: ClassVar = (METHOD,)
+    CHOICES: ClassVar = (Owned("method", _OF_METHOD),)
     method: Literal["PrivSGP-VR", "PrivSGP", "DP2-SGD", "A(DP)2SGD"] = "PrivSGP-VR"
     """What learns."""
     iterations: int | Literal["auto"] = 400
@@ -207,83 +186,54 @@ class Point:
 
     def algorithm(self) -> Algorithm:
         """The algorithm, once noise, iterations and step size are numbers."""
-        noise = self.budget.noise_std
+        learning, noise, method = self.learning, self.budget.noise_std, METHODS[self.learning.method]
         assert not isinstance(noise, str)
         silent = isinstance(noise, int | float) and not noise  # zeros cost as much as noise
-        return choose(METHOD, flat(self))(
+        return method.algorithm(
             self.task(),
-            self.topology.build(self.clients.nodes),
-            self.learning.gradient(self.clients.nodes),
-            None if silent else privacy.gaussian(noise),
-            self.learning.step_size,
+            graph=self.topology.build(self.clients.nodes),
+            gradient=learning.gradient(self.clients.nodes),
+            noise=None if silent and not method.needs_noise else privacy.gaussian(noise),
+            step_size=learning.step_size,
+            **({"max_delay": learning.max_delay} if learning.method in _OF_METHOD["max_delay"] else {}),
         )
 
 
 def check_point(point: Point) -> None:
-    """Refuse values out of range before any work."""
-    learning, budget = point.learning, point.budget
-    check.at_least(1, nodes=point.clients.nodes, batch_size=learning.batch_size)
-    check.at_least(0, max_delay=learning.max_delay)
-    if learning.iterations != "auto" or point.run.evaluate_every:  # 0 until K is known
+    """Refuse what building the algorithm does not, before any work."""
+    budget, automatic = point.budget, point.learning.iterations == "auto"
+    if not automatic:
+        check.at_least(1, iterations=point.learning.iterations)
+    if not automatic or point.run.evaluate_every:  # 0 until K is known
         check.at_least(1, evaluate_every=point.run.evaluate_every)
     check.open_unit(dp_delta=budget.dp_delta)
-    check.positive(c2=budget.c2)
+    check.positive(c2=budget.c2, gradient_bound=budget.gradient_bound)
     if budget.bound == "proven" and budget.neighboring_relation == "as_published":
         remedy = "Pass zero_out or replace_one."
         raise ArgumentError("neighboring_relation", "must name one for the proven bound", "got as_published", remedy)
     if budget.target_epsilon != INFINITY:
         check.positive(target_epsilon=budget.target_epsilon)
-    if budget.noise_std != "calibrated":
-        check.non_negative(noise_std=budget.noise_std)
-    if budget.gradient_bound is not None:
-        check.positive(gradient_bound=budget.gradient_bound)
-    for name, value in (("step_size", learning.step_size), ("clip_norm", learning.clip_norm)):
-        if not isinstance(value, str | None):
-            check.positive(**{name: value})
-    if learning.iterations != "auto":
-        check.at_least(1, iterations=learning.iterations)
-    if budget.target_epsilon == INFINITY:
-        if learning.iterations == "auto":
-            remedy = "Pass --target-epsilon, or a number of iterations."
-            raise ArgumentError("iterations", "auto needs a privacy budget", "got no target_epsilon", remedy)
-        if budget.noise_std == "calibrated":
-            raise ArgumentError("noise_std", "must be a number without a budget", "got no target_epsilon", "Pass 0.")
-
-
-def _target_epsilon(options: Mapping[str, Any], told: Collection[str]) -> float:
-    return 8.0 if options["dataset"] == "digits" and "noise_std" not in told else INFINITY
-
-
-def _noise_std(options: Mapping[str, Any], told: Collection[str]) -> float | str:
-    return 0.0 if options["target_epsilon"] == INFINITY else "calibrated"
-
-
-def _shared_noise(options: Mapping[str, Any], told: Collection[str]) -> bool:
-    return options["dataset"] == "digits" and not {"noise_std", "target_epsilon"} & set(told)
-
-
-def _batch_size(options: Mapping[str, Any], told: Collection[str]) -> int:
-    return max(1, 646 // max(1, options["nodes"]))
-
-
-def _step_size(options: Mapping[str, Any], told: Collection[str]) -> float:
-    return 0.1 if options["dataset"] == "digits" else round(0.5 * options["batch_size"] ** 0.6, 3)
-
-
-def _evaluate_every(options: Mapping[str, Any], told: Collection[str]) -> int:
-    return 0 if options["iterations"] == "auto" else max(1, options["iterations"] // 40)  # 0: once K is known
-
-
-def _neighboring_relation(options: Mapping[str, Any], told: Collection[str]) -> str:
-    return "as_published" if options["bound"] == "published" else "zero_out"
+    elif automatic:
+        remedy = "Pass --target-epsilon, or a number of iterations."
+        raise ArgumentError("iterations", "auto needs a privacy budget", "got no target_epsilon", remedy)
+    elif budget.noise_std == "calibrated":
+        raise ArgumentError("noise_std", "must be a number without a budget", "got no target_epsilon", "Pass 0.")
 
 
 DERIVED = {
-    "neighboring_relation": _neighboring_relation,
-    "target_epsilon": _target_epsilon,
-    "noise_std": _noise_std,
-    "shared_noise": _shared_noise,
-    "batch_size": _batch_size,
-    "step_size": _step_size,
-    "evaluate_every": _evaluate_every,
+    "neighboring_relation": lambda options, told: "as_published" if options["bound"] == "published" else "zero_out",
+    "target_epsilon": lambda options, told: (
+        8.0 if options["dataset"] == "digits" and "noise_std" not in told else INFINITY
+    ),
+    "noise_std": lambda options, told: 0.0 if options["target_epsilon"] == INFINITY else "calibrated",
+    "shared_noise": lambda options, told: (
+        options["dataset"] == "digits" and not {"noise_std", "target_epsilon"} & {*told}
+    ),
+    "batch_size": lambda options, told: max(1, 646 // max(1, options["nodes"])),
+    "step_size": lambda options, told: (
+        0.1 if options["dataset"] == "digits" else round(0.5 * options["batch_size"] ** 0.6, 3)
+    ),
+    "evaluate_every": lambda options, told: (  # 0 until K is known
+        0 if options["iterations"] == "auto" else max(1, options["iterations"] // 40)
+    ),
 }

@@ -6,6 +6,7 @@ import functools
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,14 +29,13 @@ from jaxfl.training import Variant
 from jaxfl.training.chunks import check_start
 
 NUM_PROBES, PROBE_STEP_SIZE = 20, 0.1  # of the probing run of `--iterations auto`
+MOST_TOLD = 12  # lines of a grid that are told one by one
+# Option that gets its number here -> the word that stands for it, and a number that passes all checks.
+_OPEN = {"iterations": ("auto", 1), "step_size": ("theory", 1.0), "noise_std": ("calibrated", 0.0)}
 
 
 def prepare(lines: Mapping[str, Line]) -> Prepared:
-    """The variants of all lines.
-
-    Raises:
-        ArgumentError: what cannot run, before noise is calibrated.
-    """
+    """The variants of all lines; what cannot run is refused before noise is calibrated."""
     sizes = {name: _sizes(line) for name, line in lines.items()}
     for line in lines.values():
         check_point(line.point)
@@ -60,14 +60,15 @@ def prepare(lines: Mapping[str, Line]) -> Prepared:
             covered=True,
             max_rounds=allowed[name],
         )
-    facts = {name: {key: flat(line.point)[key] for key in _SETTLED} for name, line in ready.items()}
-    first = next(iter(ready.values())).point
-    saved = {"variants": facts, "node_loop": first.task().node_loop}  # what auto stands for: another gives other bits
-    files = {line.point.topology: line.point.clients.nodes for line in ready.values() if _is_file(line.point)}
+    points = [line.point for line in ready.values()]
+    saved: dict[str, Any] = {
+        "variants": {name: {key: flat(line.point)[key] for key in _OPEN} for name, line in ready.items()}
+    }
+    files = {point.topology: point.clients.nodes for point in points if point.topology.graph.endswith(".npy")}
     if files:  # another matrix may come by the same name
         matrices = [topology.build(nodes).mixing_matrices.tobytes() for topology, nodes in files.items()]
         saved["graph_crc32"] = [zlib.crc32(matrix) for matrix in matrices]
-    return Prepared({name: variants[name] for name in lines}, _description(ready), saved)
+    return Prepared(variants, [*_description(ready), *_table(points)], saved)
 
 
 def finish(finished: Finished) -> list[Path]:
@@ -78,13 +79,6 @@ def finish(finished: Finished) -> list[Path]:
     return [plot_partition(data, dataset.train_labels, dataset.num_classes, path)]
 
 
-_SETTLED = ("iterations", "step_size", "noise_std")  # options that may get their numbers here
-
-
-def _is_file(point: Point) -> bool:
-    return point.topology.graph.endswith(".npy")
-
-
 def _sizes(line: Line) -> list[int]:
     """Samples of every node, over all seeds."""
     data_of = line.point.clients.data(line.point.data)
@@ -93,13 +87,11 @@ def _sizes(line: Line) -> list[int]:
 
 def _refuse_impossible(lines: Mapping[str, Line]) -> None:
     """Say what is wrong with any line and seed before noise is calibrated; computes and writes nothing."""
-    # Noise, iterations and step size may not be known yet; what they are decides nothing of what is checked here.
-    open_numbers = {"noise_std": ("calibrated", 0.0), "iterations": ("auto", 1), "step_size": ("theory", 1.0)}
-    trial = {}
+    trial = {}  # with numbers for what is not known yet, which decides nothing of what is checked here
     for name, line in lines.items():
         values = flat(line.point)
-        unknown = {key: number for key, (word, number) in open_numbers.items() if values[key] == word}
-        trial[name] = line._replace(point=lay(line.point, unknown))
+        numbers = {key: number for key, (word, number) in _OPEN.items() if values[key] == word}
+        trial[name] = line._replace(point=lay(line.point, numbers))
     checked = set()
     for name, (build, _) in programs(trial, Point.algorithm).items():
         point = trial[name].point
@@ -132,52 +124,40 @@ def _constants(point: Point) -> ProblemConstants:
 
 
 def _description(lines: Mapping[str, Line]) -> list[str]:
-    """What is about to run: what all lines share, and a row a line."""
-    points = [line.point for line in lines.values()]
-    first: Point = points[0]
+    """What all lines share, and a row a line."""
+    first: Point = next(iter(lines.values())).point
     dataset, task = first.data.load(), first.task()
-    one_node = jax.eval_shape(task.init, jax.random.key(0))
-    model = first.network.model
-    if model == "mlp":
-        model = "-".join(map(str, (dataset.train_inputs[0].size, *first.network.hidden, dataset.num_classes)))
-    flats = [flat(point) for point in points]
+    flats = [flat(line.point) for line in lines.values()]
 
     def each(option: str) -> str:
         return " or ".join(dict.fromkeys(text_of(values[option]) for values in flats))
 
+    model = first.network.model
+    if model == "mlp":
+        model = "-".join(map(str, (dataset.train_inputs[0].size, *first.network.hidden, dataset.num_classes)))
     norms = [values["clip_norm"] for values in flats if values["clip_norm"] is not None]
     clipping = f"at {each('clip_norm')} ({per_example.route(task, norms[0])})" if norms else "off"
     seeds = " ".join(map(str, dict.fromkeys(seed for line in lines.values() for seed in line.seeds)))
     told = [
         f"{dataset.name}: {len(dataset.train_labels)} samples over {each('nodes')} nodes ({each('partition')}), graph "
-        f"{each('graph')}, model {model} with {size(one_node)} parameters",
+        f"{each('graph')}, model {model} with {size(jax.eval_shape(task.init, jax.random.key(0)))} parameters",
         f"{each('sampler')} sampling, clipping {clipping}, seeds {seeds}, node loop {task.node_loop}",
     ]
     for name, line in list(lines.items())[:MOST_TOLD]:
         learning, budget = line.point.learning, line.point.budget
         target = "" if budget.target_epsilon == INFINITY else f", budget ε = {budget.target_epsilon:g} ({budget.bound})"
-        told.append(
-            f"{name}: {learning.iterations} iterations, step size {learning.step_size:.4g}, noise std "
-            f"{budget.noise_std:.4g}{target}"
-        )
-    if len(lines) > MOST_TOLD:
-        told.append(f"... and {len(lines) - MOST_TOLD} more")
-    return told + _table_lines(points)
+        numbers = f"{learning.iterations} iterations, step size {learning.step_size:.4g}"
+        told.append(f"{name}: {numbers}, noise std {budget.noise_std:.4g}{target}")
+    return told + ([f"... and {len(lines) - MOST_TOLD} more"] if len(lines) > MOST_TOLD else [])
 
 
-MOST_TOLD = 12  # lines of a grid that are told one by one
-
-
-def _table_lines(points: Sequence[Point]) -> list[str]:
+def _table(points: Sequence[Point]) -> list[str]:
     """The bytes of a gradient table, where there is one."""
-    with_table = [point for point in points if point.learning.has_table]
-    if not with_table:
+    point = next((point for point in points if point.learning.has_table), None)
+    if point is None:
         return []
-    point = with_table[0]
-    task, learning = point.task(), point.learning
+    task, learning, data = point.task(), point.learning, point.clients.data(point.data)(point.run.seed)
     params = jax.eval_shape(lambda: replicate(task.init(jax.random.key(0)), point.clients.nodes))
-    data = point.clients.data(point.data)(point.run.seed)
-    taken = gradients.table_bytes(
-        task, params, data, table=learning.table, entry_size=learning.entry_size or 1, storage=learning.storage
-    )
+    options = {"table": learning.table, "entry_size": learning.entry_size or 1, "storage": learning.storage}
+    taken = gradients.table_bytes(task, params, data, **options)
     return [f"{learning.table} gradient table in {learning.storage}: {bytes_text(taken)}"]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from experiments.frame import Line, flat, lay
+from experiments.frame import Line, lay
 from experiments.privsgp_vr.options import INFINITY, METHODS, Point
 from jaxfl import privacy
 from jaxfl.algorithms import theory_step_size
@@ -15,6 +15,7 @@ from jaxfl.core import ArgumentError
 from jaxfl.privacy.gossip import ProblemConstants, network_noise_std, network_rounds, optimal_iterations
 
 ACCOUNTED = ("method", "noise_std")  # options in which lines with a shared noise may differ
+Sizes = Sequence[int]  # samples of every node; of several seeds with different partitions, of each seed's nodes
 
 
 def release_of(point: Point, num_samples: int, noise_std: float, *, assumed: bool = False) -> privacy.Release:
@@ -26,42 +27,38 @@ def release_of(point: Point, num_samples: int, noise_std: float, *, assumed: boo
         noise_std: standard deviation of the noise.
         assumed: take `gradient_bound` for the bound on unclipped gradients, as the paper's formula does.
     """
-    learning = point.learning
+    learning, entry_size = point.learning, point.learning.entry_size or 1
     assumed = assumed and learning.clip_norm is None
     bound = point.budget.gradient_bound if assumed else learning.clip_norm
+    entries, batch_size = num_samples, learning.samples_per_batch
     if learning.has_table and learning.table == "per_batch":
-        entries = -(-num_samples // (learning.entry_size or 1))
-        per_entry = None if bound is None else bound * entries / num_samples  # a sample's share of its entry
-        batch_size = learning.batch_size
-    else:
-        entries, per_entry, batch_size = num_samples, bound, learning.samples_per_batch
+        entries, batch_size = -(-num_samples // entry_size), learning.batch_size
+        bound = None if bound is None else bound * entries / num_samples  # a sample's share of its entry
     return privacy.Release(
         estimator="saga" if learning.has_table else "mini_batch",
         sampler=learning.sampler,
         batch_size=batch_size,
         num_entries=entries,
-        clip_norm=per_entry,
+        clip_norm=bound,
         noise_std=noise_std,
-        entry_size=(learning.entry_size or 1) if learning.has_table else 1,
+        entry_size=entry_size if learning.has_table else 1,
         storage=learning.storage,
         assumed=assumed,
     )
 
 
 def settled(
-    lines: Mapping[str, Line],
-    sizes: Mapping[str, Sequence[int]],
-    constants: Callable[[Point], ProblemConstants],
+    lines: Mapping[str, Line], sizes: Mapping[str, Sizes], constants: Callable[[Point], ProblemConstants]
 ) -> dict[str, Line]:
     """The lines with iterations, step size and noise as numbers.
 
     Args:
         lines: as asked for.
-        sizes: line -> samples of every node, over all seeds.
+        sizes: of each line.
         constants: the problem's constants at a point; called for `--iterations auto` only.
 
     Raises:
-        ArgumentError: a budget that no noise meets, or that does not pay for one round.
+        ArgumentError: a budget that no noise meets.
     """
     known = {name: line._replace(point=_with_iterations(line.point, constants)) for name, line in lines.items()}
     noise = {name: _noise(line.point, sizes[name]) for name, line in known.items()}
@@ -79,24 +76,19 @@ def _accounted(line: Line) -> dict[str, Any]:
 
 
 def _with_iterations(point: Point, constants: Callable[[Point], ProblemConstants]) -> Point:
-    if point.learning.iterations == "auto":
-        rounds = optimal_iterations(
-            constants(point),
-            dp_epsilon=point.budget.target_epsilon,
-            dp_delta=point.budget.dp_delta,
-            c2=point.budget.c2,
-            num_nodes=point.clients.nodes,
-        )
-        point = lay(point, {"iterations": max(1, round(rounds))})
+    budget, num_nodes, rounds = point.budget, point.clients.nodes, point.learning.iterations
+    if rounds == "auto":
+        target = {"dp_epsilon": budget.target_epsilon, "dp_delta": budget.dp_delta, "c2": budget.c2}
+        rounds = max(1, round(optimal_iterations(constants(point), **target, num_nodes=num_nodes)))
+    changes: dict[str, Any] = {"iterations": rounds}
     if point.run.evaluate_every == 0:
-        point = lay(point, {"evaluate_every": max(1, flat(point)["iterations"] // 40)})
+        changes["evaluate_every"] = max(1, rounds // 40)
     if point.learning.step_size == "theory":
-        step_size = theory_step_size(point.clients.nodes, flat(point)["iterations"])
-        point = lay(point, {"step_size": step_size})
-    return point
+        changes["step_size"] = theory_step_size(num_nodes, rounds)
+    return lay(point, changes)
 
 
-def _noise(point: Point, sizes: Sequence[int]) -> float:
+def _noise(point: Point, sizes: Sizes) -> float:
     """The noise that was asked for, or the least that meets the budget at every node."""
     budget = point.budget
     if budget.noise_std != "calibrated":
@@ -107,7 +99,7 @@ def _noise(point: Point, sizes: Sequence[int]) -> float:
     return network_noise_std(accountant, budget.bound, releases, rounds, target_epsilon=target, **options)
 
 
-def _releases(point: Point, sizes: Sequence[int], noise_std: float, *, assumed: bool) -> tuple[privacy.Release, ...]:
+def _releases(point: Point, sizes: Sizes, noise_std: float, *, assumed: bool) -> tuple[privacy.Release, ...]:
     return tuple(release_of(point, size, noise_std, assumed=assumed) for size in sizes)
 
 
@@ -123,14 +115,14 @@ def _accounting(point: Point) -> tuple[privacy.Accountant, int, dict[str, Any]]:
     return METHODS[point.learning.method].accountant, int(point.learning.iterations), options
 
 
-def rounds_allowed(name: str, asked: Point, point: Point, sizes: Sequence[int]) -> int | None:
+def rounds_allowed(name: str, asked: Point, point: Point, sizes: Sizes) -> int | None:
     """Most rounds that the budget pays for at every node, where both noise and budget are given; else None.
 
     Args:
         name: of the line, for the error.
         asked: the point as asked for.
         point: the same, settled.
-        sizes: samples of every node, over all seeds.
+        sizes: of the line.
 
     Raises:
         ArgumentError: a budget that does not pay for one round.
@@ -150,18 +142,12 @@ def rounds_allowed(name: str, asked: Point, point: Point, sizes: Sequence[int]) 
     return rounds
 
 
-def privacy_of(point: Point, sizes: Sequence[int]) -> Callable[[int], list[dict[str, Any]]]:
-    """Function from the rounds that really ran to the statements of summary.json.
-
-    Args:
-        point: settled.
-        sizes: samples of every node; of several seeds with different partitions, of each seed's nodes.
-    """
+def privacy_of(point: Point, sizes: Sizes) -> Callable[[int], list[dict[str, Any]]]:
+    """Function from the rounds that really ran to the statements of summary.json; the point is settled."""
     accountant, _, options = _accounting(point)
     if point.budget.bound == "published":
         options["neighboring_relation"] = None  # of the budget's formula alone
     assumed = point.learning.clip_norm is None and point.budget.gradient_bound is not None
-
     releases = _releases(point, sizes, float(point.budget.noise_std), assumed=assumed)
 
     @functools.cache

@@ -56,11 +56,7 @@ PRESETS = {
 
 
 def prepare(lines: Mapping[str, Line]) -> Prepared:
-    """The variants of all lines.
-
-    Raises:
-        ArgumentError: what cannot run.
-    """
+    """The variants of all lines; what cannot run is refused."""
     for line in lines.values():
         check_point(line.point)
     point = next(iter(lines.values())).point
@@ -69,8 +65,7 @@ def prepare(lines: Mapping[str, Line]) -> Prepared:
         f"({point.clients.partition} {point.clients.alpha:g}), {point.network.model} of "
         f"{size(jax.eval_shape(point.task().init, jax.random.key(0)))} parameters; compared: {' '.join(point.layers())}"
     )
-    saved = {"node_loop": point.task().node_loop}  # what auto stands for: another one gives other last bits
-    return Prepared(variants_of(lines, Point.algorithm), [told], saved)
+    return Prepared(variants_of(lines, Point.algorithm), [told])
 
 
 EXPERIMENT = Experiment(

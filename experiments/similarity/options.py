@@ -29,28 +29,23 @@ def metric_name(statistic: str, layer: str) -> str:
     return f"svcca_{statistic}_{layer}"
 
 
-def _from(network: Network, problem: Problem, first: str) -> tuple[str, ...]:
-    """The output side."""
+def _sides(network: Network, problem: Problem, first: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The input side, and the output side, which begins with a block."""
     blocks = network.task(problem).blocks
     check.one_of(blocks, first_shared=first)
     if first == blocks[0]:
         remedy = f"Choose among {', '.join(blocks[1:])}."
         raise ArgumentError("first_shared", "must leave the input side a block", f"got {first!r}", remedy)
-    return output_side(blocks, first)
-
-
-def _before(network: Network, problem: Problem, first: str) -> tuple[str, ...]:
-    """The input side."""
-    blocks = network.task(problem).blocks
-    return blocks[: -len(_from(network, problem, first))]
+    outputs = output_side(blocks, first)
+    return blocks[: -len(outputs)], outputs
 
 
 SCHEME = Choice(
     "scheme",
     {
         "nothing": lambda network, problem: (),
-        "output_side": lambda network, problem, *, first_shared: _from(network, problem, first_shared),
-        "input_side": lambda network, problem, *, first_shared: _before(network, problem, first_shared),
+        "output_side": lambda network, problem, *, first_shared: _sides(network, problem, first_shared)[1],
+        "input_side": lambda network, problem, *, first_shared: _sides(network, problem, first_shared)[0],
         "channels": lambda network, problem, *, channel_share: network.task(problem, Form(channel_share)),
         "everything": lambda network, problem: "all",
     },
@@ -176,7 +171,6 @@ def check_point(point: Point) -> None:
     check.at_least(2, nodes=point.clients.nodes)
     check.at_least(1, rounds=point.steps.rounds, evaluate_every=point.run.evaluate_every)
     check.at_least(1, num_directions=compared.num_directions, similarity_batches=compared.similarity_batches)
-    check.positive(step_size=point.steps.step_size)
     point.network.check()
     if compared.num_directions >= compared.similarity_batch_size - 1:
         requirement = f"must be below similarity_batch_size - 1, which is {compared.similarity_batch_size - 1}"

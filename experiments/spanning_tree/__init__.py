@@ -17,17 +17,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from rich.console import Console
 
 import jaxfl
 from experiments.frame import Experiment, Request, unsaved
-from jaxfl.analysis.plots import Panel, line_style, style_axes
-from jaxfl.core import ArgumentError, check
+from jaxfl.analysis.plots import Panel, line_style, new_figure, save_figure, style_axes
+from jaxfl.core import check
 from jaxfl.graphs import TrackingPair, five_agents
 from jaxfl.privacy.tracking import TrackingSchedule
-from jaxfl.training.records import slug
+from jaxfl.training.records import make_writable, slug
 
 MIXING, STEP_SIZE, NUM_PARAMS = 0.3, 0.05, 3
 
@@ -113,12 +111,7 @@ def run(asked: Request) -> int:
     for line in asked.lines.values():
         check.at_least(1, num_rounds=line.point.run.num_rounds)
     folder = Path(asked.point.run.out).expanduser()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        found = f"{folder}: {(error.strerror or str(error)).lower()}"
-        remedy = "Name a directory that you may write to."
-        raise ArgumentError("out", "must be a writable directory", found, remedy) from None
+    make_writable(folder)
     for name, line in asked.lines.items():
         errors = compare(line.point.run.num_rounds)
         picture = folder / (f"spanning_tree-{slug(name)}.png" if len(asked.lines) > 1 else "spanning_tree.png")
@@ -142,16 +135,14 @@ def compare(rounds: int) -> dict[str, np.ndarray]:
 
 def draw(errors: dict[str, np.ndarray], path: Path) -> None:
     """One line a method, error against iterations."""
-    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(7.5, 4.5, "Five agents, directed graphs with spanning trees only, quadratics, no noise")
     axes = figure.add_subplot()
     for number, (name, values) in enumerate(errors.items()):
         axes.plot(np.arange(1, len(values) + 1), values, linewidth=1.8, label=name, **line_style(number))
     style_axes(axes, Panel("", "mean over agents of |x_i - x*|²"), "iteration")
     axes.set_yscale("log")
     axes.legend(loc="center right", frameon=False)
-    figure.suptitle("Five agents, directed graphs with spanning trees only, quadratics, no noise")
-    figure.savefig(path, dpi=120)
+    save_figure(figure, path)
 
 
 EXPERIMENT = Experiment(

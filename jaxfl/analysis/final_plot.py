@@ -11,15 +11,17 @@ from typing import Any, NamedTuple
 import matplotlib.ticker
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from jaxfl.analysis.plots import (
     Panel,
+    legend_below,
     line_style,
+    new_figure,
     privacy_notes,
     read_lines,
     run_title,
+    save_figure,
     seeds_curve,
     style_axes,
     wrapped_notes,
@@ -192,9 +194,7 @@ def _draw_heat_map(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: 
     groups = series(settings, x, y)
     ends, num_diverged = _ends(run_dir, lines)
     foot = [*wrapped_notes(privacy_notes(run_dir), 11.0), *_left_out(num_diverged), "mean over seeds"]
-    figure = Figure(figsize=(11.0, 4.0 * len(groups) + 0.17 * len(foot)), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(run_title(run_dir / "config.json"))
+    figure = new_figure(11.0, 4.0 * len(groups) + 0.17 * len(foot), run_title(run_dir / "config.json"))
     columns, rows = (sorted({row[name] for row in settings.values()}) for name in (x, y))
     all_axes = figure.subplots(len(groups), 2, squeeze=False)
     for (label, variants), row_axes in zip(groups.items(), all_axes, strict=True):
@@ -217,7 +217,7 @@ def _draw_heat_map(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: 
             axes.set_ylabel(_axis_label(y))
             axes.set_title(panel.label if len(groups) == 1 else f"{label}: {panel.label}", fontsize=10)
     figure.supxlabel("\n".join(foot), fontsize=8)
-    return _write(figure, run_dir, "heat_map.png")
+    return save_figure(figure, run_dir / "plots" / "heat_map.png")
 
 
 def _draw_speedup(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: Settings) -> Path:
@@ -247,27 +247,10 @@ def _figure(run_dir: Path, num_handles: int) -> tuple[Figure, list[Axes], list[s
     """A figure with a panel each for loss and accuracy, and the lines with the privacy statements for its foot."""
     foot = wrapped_notes(privacy_notes(run_dir), 10.4)
     height = 4.4 + 0.25 * -(-num_handles // 3) + 0.17 * len(foot)
-    figure = Figure(figsize=(10.4, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(run_title(run_dir / "config.json"))
+    figure = new_figure(10.4, height, run_title(run_dir / "config.json"))
     return figure, [figure.add_subplot(1, 2, index + 1) for index in range(2)], foot
 
 
 def _save(figure: Figure, run_dir: Path, name: str, handles: Mapping[str, Any], notes: Sequence[str]) -> Path:
-    figure.legend(
-        handles.values(),
-        handles.keys(),
-        loc="outside lower center",
-        ncols=min(3, len(handles)),
-        title="\n".join(notes),
-        title_fontsize=8,
-        frameon=False,
-    )
-    return _write(figure, run_dir, name)
-
-
-def _write(figure: Figure, run_dir: Path, name: str) -> Path:
-    path = run_dir / "plots" / name
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=120)
-    return path
+    legend_below(figure, handles, notes)
+    return save_figure(figure, run_dir / "plots" / name)

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import PowerNorm
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from jaxfl.analysis.plots import new_figure
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.types import FederatedData
 from jaxfl.data.partition import label_counts
@@ -46,8 +45,7 @@ def plot_partition(
     num_nodes = len(counts)
     width = float(np.clip(2.5 + 0.45 * num_nodes, 5.0, 14.0))
     height = float(np.clip(2.2 + 0.3 * num_classes, 3.5, 12.0))
-    figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(width, height)
     sizes_axes, table_axes = figure.subplots(2, 1, sharex=True, height_ratios=[1.0, max(2.0, 0.3 * num_classes)])
 
     nodes = np.arange(num_nodes)
@@ -85,7 +83,7 @@ def plot_partition(
     file = Path(path).expanduser()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(file, format="png")
+        figure.savefig(file, format="png", dpi=120)
     except OSError as error:
         found = f"writing {file} failed: {error.strerror}"
         raise ArgumentError("path", "must be a file that can be written", found, "Choose another folder.") from None

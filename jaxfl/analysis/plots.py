@@ -81,12 +81,13 @@ def plot_run(run_dir: str | os.PathLike[str]) -> list[Path]:
     if not panels:
         remedy = "Train until its first evaluation."
         raise ArgumentError("run_dir", "must hold metrics to draw", f"{run_dir} has none", remedy)
-    notes = privacy_notes(run_dir)
-    figure = draw_panels(lines, panels, title=run_title(run_dir / "config.json"), notes=notes)
-    path = run_dir / "plots" / "training.png"
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=120)
-    return [path]
+    return [plot_panels(run_dir, lines, panels, "training.png")]
+
+
+def plot_panels(run_dir: Path, lines: Sequence[Mapping[str, Any]], panels: Sequence[Panel], name: str) -> Path:
+    """`draw_panels` with the run's title and statements, into `<run_dir>/plots`."""
+    figure = draw_panels(lines, panels, title=run_title(run_dir / "config.json"), notes=privacy_notes(run_dir))
+    return save_figure(figure, run_dir / "plots" / name)
 
 
 def privacy_notes(run_dir: Path) -> list[str]:
@@ -118,9 +119,7 @@ def draw_panels(
     legend_rows = -(-len(variants) // 3) if len(variants) <= _MOST_IN_LEGEND else 0
     foot = wrapped_notes(notes, 5.2 * num_columns)
     height = 3.5 * num_rows + 0.8 + 0.25 * legend_rows + 0.17 * len(foot)
-    figure = Figure(figsize=(5.2 * num_columns, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    num_seeds = 1
+    figure, num_seeds = new_figure(5.2 * num_columns, height, title), 1
     handles = {}
     for index, panel in enumerate(panels):
         axes = figure.add_subplot(num_rows, num_columns, index + 1)
@@ -130,20 +129,33 @@ def draw_panels(
                 num_seeds = max(num_seeds, curve.num_seeds)
                 handles[variant] = _draw_curve(axes, curve, number, variant)
         _finish_axes(axes, panel)
-    figure.suptitle(title)
     band = f"; line: mean over {num_seeds} seeds, band: smallest to largest seed" if num_seeds > 1 else "; one seed"
     if len(handles) > _MOST_IN_LEGEND:
         handles, band = {}, f"s: {len(variants)}, named in results.csv" + band
-    figure.legend(
-        handles.values(),
-        handles.keys(),
-        loc="outside lower center",
-        ncols=min(3, len(handles)),
-        title="\n".join([*foot, "variant" + band]),
-        title_fontsize=8,
-        frameon=False,
-    )
+    legend_below(figure, handles, [*foot, "variant" + band])
     return figure
+
+
+def new_figure(width: float, height: float, title: str | None = None) -> Figure:
+    """An empty picture, in inches; nothing global is touched."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    if title is not None:
+        figure.suptitle(title)
+    return figure
+
+
+def legend_below(figure: Figure, handles: Mapping[str, Any], notes: Sequence[str] = ()) -> None:
+    """One legend for all axes, under lines of notes."""
+    where = {"loc": "outside lower center", "ncols": min(3, len(handles)), "frameon": False}
+    figure.legend(handles.values(), handles.keys(), title="\n".join(notes), title_fontsize=8, **where)
+
+
+def save_figure(figure: Figure, path: Path) -> Path:
+    """Write the picture; a folder that is missing is made."""
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=120)
+    return path
 
 
 def wrapped_notes(notes: Sequence[str], width: float) -> list[str]:

@@ -184,6 +184,18 @@ class RunDirectory:
         return lines
 
 
+def make_writable(path: Path) -> None:
+    """Make a directory that is missing; ArgumentError, naming `out`, where nothing can be written to it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        found = f"{path}: {(error.strerror or str(error)).lower()}"
+        remedy = "Name a directory that you may write to."
+        raise ArgumentError("out", "must be a writable directory", found, remedy) from None
+
+
 def open_run(
     out: str | os.PathLike[str],
     config: Mapping[str, Any],
@@ -219,16 +231,8 @@ def open_run(
         ...
         jaxfl.core.check.ArgumentError: step_size: must be as in the run that is resumed; ...
     """
-    path = Path(out)
-    given = jsonable(config, "config")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            pass
-    except OSError as error:
-        found = f"{path}: {(error.strerror or str(error)).lower()}"
-        remedy = "Name a directory that you may write to."
-        raise ArgumentError("out", "must be a writable directory", found, remedy) from None
+    path, given = Path(out), jsonable(config, "config")
+    make_writable(path)
     environment = describe_environment()
     holds_run = (path / CONFIG).exists() or (path / METRICS).exists()
     if not holds_run:

@@ -24,12 +24,12 @@ def test_exit_code_table_and_files_say_whether_the_claim_is_violated(mistake, co
     assert main(EXPERIMENT, [*SMALL, *mistake, "--out", str(out)]) == code
     printed = capsys.readouterr().out
     assert verdict in printed
-    assert "add or remove one sample" in printed
+    assert "zero out one sample" in printed
     assert ("Run with a mistake" in printed) == bool(mistake)
     row = json.loads((out / "summary.json").read_text())["variants"]["PrivSGP"]
     (claim,) = row["privacy"]
     assert claim["bound"] == "proven"
-    assert claim["neighboring_relation"] == "add_or_remove_one"
+    assert claim["neighboring_relation"] == "zero_out"
     assert row["audit"]["neighboring_relation"] == "zero_out"
     assert 0.9 < claim["dp_epsilon"] <= 1.0
     assert row["audit"]["violated"] == (row["audit"]["dp_epsilon_lower_bound"] > claim["dp_epsilon"]) == bool(code)

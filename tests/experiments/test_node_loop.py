@@ -63,10 +63,10 @@ def test_auto_goes_by_platform_and_model(platform, convolutions, monkeypatch):
     assert (automatic(True), automatic(False)) == (convolutions, "vmap")
     for model, expected in (("cnn", convolutions), ("mlp", "vmap")):
         for asked, used in (("auto", expected), ("chunk:3", "chunk:3")):
-            records._task.cache_clear()  # which does not know of another platform
+            records.Network.task.cache_clear()  # which does not know of another platform
             network = dataclasses.replace(records.Network(), **{"model": model, "node_loop": asked})
             assert network.task(records.Data()).node_loop == used
-    records._task.cache_clear()
+    records.Network.task.cache_clear()
 
 
 WITH_OPTION = [name for name in EXPERIMENTS if "node_loop" in options(type(EXPERIMENTS[name].base))]
@@ -87,9 +87,9 @@ def test_other_values_are_refused_in_one_sentence(name, bad, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(("asked", "used"), [("auto", "vmap"), ("chunk:2", "chunk:2")])
-def test_what_is_saved_is_the_strategy_that_is_used(asked, used):
+def test_what_is_told_is_the_strategy_that_is_used(asked, used):
     """Not the word auto, which stands for something else on another platform."""
     changes = {"nodes": 3, "hidden": (4,), "batch_size": 2, "noise_std": 0.0, "method": "PrivSGP", "node_loop": asked}
     prepared = prepare(request(EXPERIMENTS["privsgp_vr"], changes).lines)
-    assert prepared.saved["node_loop"] == used
+    assert {variant.task.node_loop for variant in prepared.variants.values()} == {used}
     assert f"node loop {used}" in " ".join(prepared.description)

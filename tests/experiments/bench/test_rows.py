@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.bench import clip, conv, embracing, mix, peers, resnet, round, setting, tracking
+from experiments.bench import clip, embracing, flax_rows, mix, peers, resnet, round, setting, tracking
 from experiments.bench.setting import KEY, Network, Setting, layer_flops, node_batches, node_params, perceptron
 from jaxfl import gradients, graphs, privacy
 from jaxfl.core import Purpose, purpose_key
@@ -34,27 +34,20 @@ def leaves(*trees):
     return zip(*map(jax.tree.leaves, trees), strict=True)
 
 
-@pytest.mark.parametrize("suite", [conv, pytest.param(resnet, marks=pytest.mark.slow)])
-def test_flax_trains_the_same_network(suite):
+@pytest.mark.parametrize("network", [CNN, pytest.param(RESNET, marks=pytest.mark.slow)])
+def test_flax_trains_the_same_network(network):
     """From the same parameters; batch statistics, where there are any, move with it."""
-    shapes = Setting(CNN if suite is conv else RESNET, 2, batch_size=3, step_size=0.1)
-    batches = node_batches(shapes)
-    if suite is conv:
-        start = dict.fromkeys(("jaxfl", "flax"), node_params(shapes.task().init, 2))
-        rounds = {name: conv.sgd_rounds(task, 2, 0.1) for name, task in conv.tasks(shapes).items()}
-    else:
-        rows = resnet.rows(RESNET.model)
-        start: dict[str, Any] = {name: node_params(row.init, 2) for name, row in rows.items()}
-        assert jax.tree.map(jnp.shape, start["flax"][0]) == jax.tree.map(jnp.shape, start["jaxfl"][0])
-        start["flax"] = (start["jaxfl"][0], start["flax"][1])
-        rounds = {name: resnet.sgd_rounds(row, shapes) for name, row in rows.items()}
-    ours, theirs = (jax.jit(rounds[name])(start[name], *batches) for name in ("jaxfl", "flax"))
-    first = start["jaxfl"]
-    if suite is resnet:
-        assert all(np.abs(new - old).max() > 0 for new, old in leaves(ours[1], first[1]))
-        ours, theirs, first = ours[0], theirs[0], first[0]
-    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
-    for mine, other, before in leaves(ours, theirs, first):
+    shapes, rows = Setting(network, 2, batch_size=3, step_size=0.1), flax_rows.rows(network.model)
+    start: dict[str, Any] = {name: node_params(row.init, 2) for name, row in rows.items()}
+    assert jax.tree.map(jnp.shape, start["flax"][0]) == jax.tree.map(jnp.shape, start["jaxfl"][0])
+    start["flax"] = (start["jaxfl"][0], start["flax"][1])
+    rounds = {name: jax.jit(flax_rows.sgd_rounds(row, 2, shapes.step_size)) for name, row in rows.items()}
+    ours, theirs = (rounds[name](start[name], *node_batches(shapes)) for name in ("jaxfl", "flax"))
+    moved = [np.abs(new - old).max() > 0 for new, old in leaves(ours[1], start["jaxfl"][1])]
+    assert all(moved)
+    assert bool(moved) == (network is RESNET)
+    assert jax.tree.structure(ours[0]) == jax.tree.structure(theirs[0])
+    for mine, other, before in leaves(ours[0], theirs[0], start["jaxfl"][0]):
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
         assert np.abs(mine - before).max() > 1e-5
 

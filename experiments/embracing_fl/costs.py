@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rich.table import Table
 
 from experiments.embracing_fl import paper
 from experiments.embracing_fl.defaults import OF_MODEL
-from experiments.embracing_fl.methods import CLASSES, NARROW, trained_blocks
-from experiments.embracing_fl.networks import RESNETS, Network, Problem, narrow
+from experiments.embracing_fl.methods import CLASSES, NARROW, Blocks, trained_blocks
+from experiments.embracing_fl.networks import RESNETS, Form, Problem
 from experiments.embracing_fl.options import Point
 from experiments.frame import flat, lay
 from jaxfl import channel
-from jaxfl.channel import ONEPLUS_9_PRO, Architecture, RoundSeconds, cost, count
-from jaxfl.data.imdb import NUM_TOKENS
+from jaxfl.channel import ONEPLUS_9_PRO, Counts, RoundSeconds
 
 DEVICE = "OnePlus 9 Pro"
 _SHAPES = {"resnet20": ((32, 32, 3), 10), "femnist_cnn": ((28, 28, 1), 62), "bilstm": ((256,), 2)}
@@ -39,25 +38,25 @@ def class_costs(point: Point, problem: Problem) -> list[ClassCost]:
     alone (first_half, random_blocks), those behind it are differentiated, too, and their activations count.
     """
     network, learning, steps = point.network, point.learning, point.steps
-    whole = architecture(network, problem)
-    blocks, samples = network.task(problem).blocks, steps.batch_size if network.model in RESNETS else 1
+    whole, blocks = network.counts(problem), network.task(problem).blocks
+    samples = steps.batch_size if network.model in RESNETS else 1
     cuts = (learning.cut_moderate, learning.cut_weak)
     costs = []
     for number, width in enumerate((1.0, learning.width_moderate, learning.width_weak)):
-        work = channel.reduced_work(architecture(network, problem, width if learning.method in NARROW else 1.0))
+        work = channel.partial_work(network.counts(problem, Form(width if learning.method in NARROW else 1.0)))
         part = work.trained
         if learning.method == "embracing":
             stored = _stored(blocks, cuts[:number])
             words = learning.frozen_words if CLASSES[number] == "weak" else 0  # read without gradient
             read = problem._replace(sample_shape=(problem.sample_shape[0] - words, *problem.sample_shape[1:]))
-            part = channel.partial_work(architecture(network, read), stored).trained
+            part = channel.partial_work(network.counts(read), stored).trained
             work = channel.partial_work(whole, stored)._replace(trained=part)
         elif learning.method in ("first_half", "random_blocks"):
             chosen = trained_blocks(learning.method, blocks, *cuts, learning.classifier)[number]
-            part = part._replace(parameters=_parameters(whole, blocks, chosen))
+            part = part._replace(parameters=_parameters(whole, chosen))
         samples_of_round = {"batch_size": steps.batch_size, "num_local_steps": steps.local_steps}
         seconds = channel.round_seconds(work, ONEPLUS_9_PRO, **samples_of_round)
-        capacity = channel.capacity(part, count(whole), batch_size=samples)
+        capacity = channel.capacity(part, channel.total(whole), batch_size=samples)
         costs.append(ClassCost(capacity, part.parameters, samples * part.activations, seconds))
     return costs
 
@@ -71,12 +70,12 @@ def _stored(blocks: tuple[str, ...], cuts: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(cut for cut in dict.fromkeys(cuts) if 0 < blocks.index(cut) <= last)
 
 
-def _parameters(whole: Architecture, blocks: tuple[str, ...], chosen: tuple[str, ...] | int) -> int:
+def _parameters(layers: Mapping[str, Counts], chosen: Blocks) -> int:
     """Parameters of some blocks; of blocks that a client draws anew each round their mean number."""
-    behind = [*(count(whole, trained_from=name).parameters for name in blocks), 0]
+    sizes = {name: counts.parameters for name, counts in layers.items() if counts.parameters}
     if isinstance(chosen, int):
-        return round(behind[0] * chosen / len(blocks))
-    return sum(behind[number] - behind[number + 1] for number, name in enumerate(blocks) if name in chosen)
+        return round(sum(sizes.values()) * chosen / len(sizes))
+    return sum(sizes[name] for name in chosen)
 
 
 def average_capacity(costs: Sequence[ClassCost], counts: Sequence[int]) -> float:
@@ -168,48 +167,3 @@ def paper_setting(model: str, **changes: Any) -> tuple[Point, Problem]:
     for name, rule in OF_MODEL.items():
         point = lay(point, {name: rule(flat(point))})
     return point, Problem(*_SHAPES[model])
-
-
-def architecture(network: Network, problem: Problem, width: float = 1.0) -> Architecture:
-    """The model as data, for its operations; layers with parameters are named as its blocks are."""
-    shape, widths = problem.sample_shape, narrow(network.widths(), width)
-    if network.model == "bilstm":
-        words = (
-            ("embedding", cost.Embedding(NUM_TOKENS, widths[0])),
-            ("lstm", cost.Lstm(widths[1])),
-            ("dense", cost.Dense(1)),
-        )
-        return Architecture(shape, words, (cost.Lstm,))
-    if network.model in RESNETS:
-        layers = _resnet(widths, network.resnet_blocks, min(shape[:2]))
-    else:
-        layers: list[tuple[str, cost.Layer]] = []
-        convolutions = len(network.channels) if network.model == "femnist_cnn" else 0
-        for number, channels in enumerate(widths[:convolutions], start=1):
-            kernel, relu, pool = (f"{kind}_{number}" for kind in ("conv", "relu", "pool"))
-            layers += [(kernel, cost.Convolution(channels, 5)), (relu, cost.Relu()), (pool, cost.Pooling(2))]
-        layers.append(("flatten", cost.Flatten()))
-        for number, units in enumerate(widths[convolutions:], start=1):
-            layers += [(f"dense_{number}", cost.Dense(units)), (f"dense_{number}_relu", cost.Relu())]
-    last = "dense" if network.model in RESNETS else f"dense_{len(network.hidden) + 1}"
-    return Architecture(shape, (*layers, (last, cost.Dense(problem.num_classes))), (cost.Convolution, cost.Dense))
-
-
-def _resnet(widths: tuple[int, ...], blocks: tuple[int, ...], side: int) -> list[tuple[str, cost.Layer]]:
-    """Stem, stages of basic blocks with a projection in the first of each, mean."""
-
-    def convolution(channels: int, window: int, stride: int = 1) -> tuple[tuple[str, cost.Layer], ...]:
-        return ("conv", cost.Convolution(channels, window, stride, bias=False)), ("norm", cost.Normalization())
-
-    kernel, norm = convolution(widths[0], 3)
-    layers: list[tuple[str, cost.Layer]] = [("stem", kernel[1]), ("stem_norm", norm[1]), ("stem_relu", cost.Relu())]
-    for stage, (channels, number) in enumerate(zip(widths, blocks, strict=True), start=1):
-        for position in range(1, number + 1):
-            stride = 2 if stage > 1 and position == 1 else 1
-            side = math.ceil(side / stride)
-            block = cost.Residual(
-                branch=(*convolution(channels, 3, stride), ("relu", cost.Relu()), *convolution(channels, 3)),
-                shortcut=convolution(channels, 1, stride) if position == 1 else (),
-            )
-            layers += [(f"block_{stage}_{position}", block), (f"block_{stage}_{position}_relu", cost.Relu())]
-    return [*layers, ("mean", cost.Pooling(side)), ("flatten", cost.Flatten())]

@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 import matplotlib.ticker
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from jaxfl.analysis.plots import (
     Panel,
+    draw_curve,
+    legend_below,
     line_style,
+    new_figure,
     privacy_notes,
     read_lines,
     run_title,
@@ -192,8 +194,7 @@ def _draw_heat_map(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: 
     groups = series(settings, x, y)
     ends, num_diverged = _ends(run_dir, lines)
     foot = [*wrapped_notes(privacy_notes(run_dir), 11.0), *_left_out(num_diverged), "mean over seeds"]
-    figure = Figure(figsize=(11.0, 4.0 * len(groups) + 0.17 * len(foot)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(11.0, 4.0 * len(groups) + 0.17 * len(foot))
     figure.suptitle(run_title(run_dir / "config.json"))
     columns, rows = (sorted({row[name] for row in settings.values()}) for name in (x, y))
     all_axes = figure.subplots(len(groups), 2, squeeze=False)
@@ -227,10 +228,7 @@ def _draw_speedup(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: S
     for axes, panel in zip(all_axes, _PANELS, strict=True):
         for number, (variant, row) in enumerate(settings.items()):
             curve = seeds_curve([line for line in lines if line["variant"] == variant], panel.metric)
-            work = curve.rounds * row["nodes"]
-            style = line_style(number)
-            axes.fill_between(work, curve.low, curve.high, color=style["color"], alpha=0.18, linewidth=0)
-            (handles[variant],) = axes.plot(work, curve.mean, linewidth=1.8, **style)
+            handles[variant] = draw_curve(axes, curve, line_style(number), x_unit=row["nodes"])
         style_axes(axes, panel._replace(label=panel.label.removesuffix(" at the end")), "iterations times nodes")
     return _save(figure, run_dir, "speedup.png", handles, [*foot, "mean over seeds; band: smallest to largest seed"])
 
@@ -247,22 +245,13 @@ def _figure(run_dir: Path, num_handles: int) -> tuple[Figure, list[Axes], list[s
     """A figure with a panel each for loss and accuracy, and the lines with the privacy statements for its foot."""
     foot = wrapped_notes(privacy_notes(run_dir), 10.4)
     height = 4.4 + 0.25 * -(-num_handles // 3) + 0.17 * len(foot)
-    figure = Figure(figsize=(10.4, height), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(10.4, height)
     figure.suptitle(run_title(run_dir / "config.json"))
     return figure, [figure.add_subplot(1, 2, index + 1) for index in range(2)], foot
 
 
 def _save(figure: Figure, run_dir: Path, name: str, handles: Mapping[str, Any], notes: Sequence[str]) -> Path:
-    figure.legend(
-        handles.values(),
-        handles.keys(),
-        loc="outside lower center",
-        ncols=min(3, len(handles)),
-        title="\n".join(notes),
-        title_fontsize=8,
-        frameon=False,
-    )
+    legend_below(figure, handles, notes)
     return _write(figure, run_dir, name)
 
 

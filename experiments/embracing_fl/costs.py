@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rich.table import Table
 
 from experiments.embracing_fl import paper
 from experiments.embracing_fl.defaults import OF_MODEL
-from experiments.embracing_fl.methods import CLASSES, NARROW, Blocks, trained_blocks
+from experiments.embracing_fl.methods import CLASSES
 from experiments.embracing_fl.networks import RESNETS, Form, Problem
 from experiments.embracing_fl.options import Point
 from experiments.frame import flat, lay
 from jaxfl import channel
-from jaxfl.channel import ONEPLUS_9_PRO, Counts, RoundSeconds
+from jaxfl.channel import ONEPLUS_9_PRO, RoundSeconds
 
 DEVICE = "OnePlus 9 Pro"
 _SHAPES = {"resnet20": ((32, 32, 3), 10), "femnist_cnn": ((28, 28, 1), 62), "bilstm": ((256,), 2)}
@@ -37,45 +37,30 @@ def class_costs(point: Point, problem: Problem) -> list[ClassCost]:
     for the other models: so the paper counts them. Where a client's first block is not followed by its own blocks
     alone (first_half, random_blocks), those behind it are differentiated, too, and their activations count.
     """
-    network, learning, steps = point.network, point.learning, point.steps
-    whole, blocks = network.counts(problem), network.task(problem).blocks
+    network, steps = point.network, point.steps
+    whole, blocks = channel.total(network.counts(problem)), network.task(problem).blocks
     samples = steps.batch_size if network.model in RESNETS else 1
-    cuts = (learning.cut_moderate, learning.cut_weak)
-    costs = []
-    for number, width in enumerate((1.0, learning.width_moderate, learning.width_weak)):
-        work = channel.partial_work(network.counts(problem, Form(width if learning.method in NARROW else 1.0)))
-        part = work.trained
-        if learning.method == "embracing":
-            stored = _stored(blocks, cuts[:number])
-            words = learning.frozen_words if CLASSES[number] == "weak" else 0  # read without gradient
-            read = problem._replace(sample_shape=(problem.sample_shape[0] - words, *problem.sample_shape[1:]))
-            part = channel.partial_work(network.counts(read), stored).trained
-            work = channel.partial_work(whole, stored)._replace(trained=part)
-        elif learning.method in ("first_half", "random_blocks"):
-            chosen = trained_blocks(learning.method, blocks, *cuts, learning.classifier)[number]
-            part = part._replace(parameters=_parameters(whole, chosen))
+    costs, firsts = [], []
+    for share in point.shares(problem):
+        own = blocks if isinstance(share.blocks, int) else share.blocks
+        firsts.append(own[0])
+        # Activations are stored in front of its first block, and where a stronger class begins.
+        last = blocks.index(own[0])
+        stored = tuple(first for first in dict.fromkeys(firsts) if 0 < blocks.index(first) <= last)
+        form = Form(share.width)
+        read = problem.sample_shape[0] - share.frozen_words, *problem.sample_shape[1:]  # with gradient
+        layers = network.counts(problem._replace(sample_shape=read), form)
+        differentiated = channel.partial_work(layers, stored).trained
+        work = channel.partial_work(network.counts(problem, form), stored)._replace(trained=differentiated)
         samples_of_round = {"batch_size": steps.batch_size, "num_local_steps": steps.local_steps}
         seconds = channel.round_seconds(work, ONEPLUS_9_PRO, **samples_of_round)
-        capacity = channel.capacity(part, channel.total(whole), batch_size=samples)
-        costs.append(ClassCost(capacity, part.parameters, samples * part.activations, seconds))
+        parameters = sum(layers[name].parameters for name in own)
+        if isinstance(share.blocks, int):  # drawn anew each round: their mean number
+            parameters = round(parameters * share.blocks / len(blocks))
+        part = differentiated._replace(parameters=parameters)
+        capacity = channel.capacity(part, whole, batch_size=samples)
+        costs.append(ClassCost(capacity, parameters, samples * part.activations, seconds))
     return costs
-
-
-def _stored(blocks: tuple[str, ...], cuts: tuple[str, ...]) -> tuple[str, ...]:
-    """The cuts at which a client of embracing stores activations.
-
-    One lies before its own first block; for a weak client another one where the moderate clients begin.
-    """
-    last = blocks.index(cuts[-1]) if cuts else 0
-    return tuple(cut for cut in dict.fromkeys(cuts) if 0 < blocks.index(cut) <= last)
-
-
-def _parameters(layers: Mapping[str, Counts], chosen: Blocks) -> int:
-    """Parameters of some blocks; of blocks that a client draws anew each round their mean number."""
-    sizes = {name: counts.parameters for name, counts in layers.items() if counts.parameters}
-    if isinstance(chosen, int):
-        return round(sum(sizes.values()) * chosen / len(sizes))
-    return sum(sizes[name] for name in chosen)
 
 
 def average_capacity(costs: Sequence[ClassCost], counts: Sequence[int]) -> float:

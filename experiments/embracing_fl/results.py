@@ -66,6 +66,10 @@ class Result(NamedTuple):
         """(seeds,), accuracy in per cent at the last evaluation."""
         return np.array([values[-1] for values in self.curves()])
 
+    def best(self) -> np.ndarray:
+        """(seeds,), the highest at any evaluation."""
+        return np.array([max(values) for values in self.curves()])
+
 
 def rounds_to_target(lines: Sequence[Mapping[str, Any]], seeds: Sequence[int], target: float) -> list[int | None]:
     """The first evaluated round of each seed at which the accuracy reaches a target; None where it never does.

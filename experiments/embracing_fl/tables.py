@@ -45,7 +45,8 @@ def _cases(results: Sequence[Result]) -> str:
     rows = grouped(result for result in results if result.has_all and result.comparison not in elsewhere)
     rows = {key: row for key, row in rows.items() if {*row} - {"fed_avg"}}
     methods = [method for method in TITLES if method != "fed_avg" and any(method in row for row in rows.values())]
-    published, capacities = (kind.get(results[0].dataset, {}) for kind in (paper.ACCURACY, paper.CAPACITY))
+    dataset = results[0].dataset
+    published, capacities = paper.ACCURACY.get(dataset, {}), paper.CAPACITY.get(dataset, {})
     both = {*BOTH} <= {*methods}
     heads = ["", *CLASSES, "active", "average capacity"]
     for method in methods:
@@ -135,7 +136,7 @@ def _cells(*pairs: Pair) -> list[str]:
     """Two cells each: accuracy here, the end and the best evaluation, and in the paper."""
     cells = []
     for result, published in pairs:
-        cells.append("" if result is None else f"{_spread(result.last())} ({np.mean([*map(max, result.curves())]):.1f})")
+        cells.append("" if result is None else f"{_spread(result.last())} ({result.best().mean():.1f})")
         cells.append("" if published is None else f"{published[0]:.1f} ± {published[1]:.1f}")
     return cells
 

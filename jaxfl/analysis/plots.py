@@ -145,9 +145,9 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def legend_below(
-    figure: Figure, handles: Mapping[str, Any], notes: Sequence[str], num_columns: int = 3, fontsize: float | None = None
+    figure: Figure, handles: Mapping[str, Any], notes: Sequence[str], num_columns: int = 3, **style: Any
 ) -> None:
-    """One legend for all axes, below them, with lines of notes above it."""
+    """One legend for all axes, below them, with lines of notes above it; `style` as for `Figure.legend`."""
     figure.legend(
         handles.values(),
         handles.keys(),
@@ -155,8 +155,8 @@ def legend_below(
         ncols=min(num_columns, len(handles)),
         title="\n".join(notes),
         title_fontsize=8,
-        fontsize=fontsize,
         frameon=False,
+        **style,
     )
 
 

@@ -24,6 +24,8 @@ _SHAPES = {"resnet20": ((32, 32, 3), 10), "femnist_cnn": ((28, 28, 1), 62), "bil
 class ClassCost(NamedTuple):
     """One class of clients under one method."""
 
+    label: str
+    clients: int  # how many
     capacity: float  # memory of its training, as a share of a strong client's
     params: int  # that it trains
     activations: int  # that it keeps for that
@@ -41,7 +43,7 @@ def class_costs(point: Point, problem: Problem) -> list[ClassCost]:
     whole, blocks = channel.total(network.counts(problem)), network.task(problem).blocks
     samples = steps.batch_size if network.model in RESNETS else 1
     costs, firsts = [], []
-    for share in point.shares(problem):
+    for label, count, share in zip(CLASSES, point.counts, point.shares(problem), strict=True):
         own = blocks if isinstance(share.blocks, int) else share.blocks
         firsts.append(own[0])
         # Activations are stored in front of its first block, and where a stronger class begins.
@@ -59,20 +61,19 @@ def class_costs(point: Point, problem: Problem) -> list[ClassCost]:
             parameters = round(parameters * share.blocks / len(blocks))
         part = differentiated._replace(parameters=parameters)
         capacity = channel.capacity(part, whole, batch_size=samples)
-        costs.append(ClassCost(capacity, parameters, samples * part.activations, seconds))
+        costs.append(ClassCost(label, count, capacity, parameters, samples * part.activations, seconds))
     return costs
 
 
-def average_capacity(costs: Sequence[ClassCost], counts: Sequence[int]) -> float:
+def average_capacity(costs: Sequence[ClassCost]) -> float:
     """Mean over clients of capacities with two digits: the paper's column "Avg. Capacity".
 
     Example:
-        >>> costs = [ClassCost(capacity, 0, 0, RoundSeconds(0, 0, 0, 0)) for capacity in (1.0, 0.41702, 0.15570)]
-        >>> [two_digits(average_capacity(costs, counts)) for counts in ((16, 0, 112), (32, 32, 64))]
-        ['0.27', '0.44']
+        >>> rows = ("strong", 16, 1.0), ("weak", 112, 0.15570)
+        >>> two_digits(average_capacity([ClassCost(*row, 0, 0, RoundSeconds(0, 0, 0, 0)) for row in rows]))
+        '0.27'
     """
-    total = sum(count * round(100 * row.capacity) for row, count in zip(costs, counts, strict=True))
-    return total / sum(counts) / 100
+    return sum(row.clients * round(100 * row.capacity) for row in costs) / sum(row.clients for row in costs) / 100
 
 
 def two_digits(share: float) -> str:
@@ -80,28 +81,26 @@ def two_digits(share: float) -> str:
     return f"{math.floor(100 * share + 0.5 + 1e-9) / 100:.2f}"
 
 
-def described(costs: Sequence[ClassCost], counts: Sequence[int]) -> dict[str, Any]:
+def described(costs: Sequence[ClassCost]) -> dict[str, Any]:
     """What summary.json says of a line's clients."""
-    present = {label: row for label, row, count in zip(CLASSES, costs, counts, strict=True) if count}
-    capacity = {label: row.capacity for label, row in present.items()}
+    present = [row for row in costs if row.clients]
     return {
-        "clients": dict(zip(CLASSES, counts, strict=True)),
-        "capacity": {**capacity, "average": average_capacity(costs, counts)},
-        "trained_params": {label: row.params for label, row in present.items()},
-        "device_seconds_per_round": {label: row.seconds._asdict() for label, row in present.items()},
+        "clients": {row.label: row.clients for row in costs},
+        "capacity": {**{row.label: row.capacity for row in present}, "average": average_capacity(costs)},
+        "trained_params": {row.label: row.params for row in present},
+        "device_seconds_per_round": {row.label: row.seconds._asdict() for row in present},
     }
 
 
 def cost_lines(name: str, point: Point, costs: Sequence[ClassCost]) -> list[str]:
     """A line's clients and what they cost, for people."""
-    counts, chosen = point.counts, point.participation
     each = f" ({' + '.join(map(str, point.num_active))})" if isinstance(point.num_active, tuple) else ""
-    present = [(count, label, row) for count, label, row in zip(counts, CLASSES, costs, strict=True) if count]
-    shares = ", ".join(f"{count} {label} (capacity {two_digits(row.capacity)})" for count, label, row in present)
-    average = two_digits(average_capacity(costs, counts))
-    seconds = ", ".join(f"{label} {_seconds_text(row.seconds)}" for _, label, row in present)
+    active = f"{point.participation.num_active} of {sum(point.counts)}{each} active a round"
+    present = [row for row in costs if row.clients]
+    shares = ", ".join(f"{row.clients} {row.label} (capacity {two_digits(row.capacity)})" for row in present)
+    seconds = ", ".join(f"{row.label} {_seconds_text(row.seconds)}" for row in present)
     return [
-        f"{name}: {shares}, {chosen.num_active} of {sum(counts)}{each} active a round; average capacity {average}",
+        f"{name}: {shares}, {active}; average capacity {two_digits(average_capacity(costs))}",
         f"  seconds a round on a {DEVICE}: {seconds}",
     ]
 
@@ -119,9 +118,9 @@ def sizes_table() -> Table:
     for name, published in paper.SIZES.items():
         model, _, is_narrow = name.partition(", ")
         costs = class_costs(*paper_setting(model, method="width_reduction" if is_narrow else "embracing"))
-        for label, here, (params, activations, capacity) in zip(CLASSES, costs, published, strict=True):
+        for here, (params, activations, capacity) in zip(costs, published, strict=True):
             numbers = f"{here.params:,} | {params:,}", f"{here.activations:,} | {activations:,}"
-            table.add_row(name, label, *numbers, f"{here.capacity:.4f} | {capacity:.2f}")
+            table.add_row(name, here.label, *numbers, f"{here.capacity:.4f} | {capacity:.2f}")
     return table
 
 
@@ -132,10 +131,10 @@ def timing_table(batch_size: int) -> Table:
     table.caption = "Fitted to EmbracingFL's strong row and I/O column; the other numbers follow from the profile."
     for method, published in paper.TIMING.items():
         setting = paper_setting("resnet20", method=method, batch_size=batch_size, local_steps=1)
-        for label, row, of_class in zip(CLASSES, class_costs(*setting), published, strict=True):
+        for row, of_class in zip(class_costs(*setting), published, strict=True):
             pairs = zip((row.seconds.forward, row.seconds.io, row.seconds.backward), of_class, strict=True)
             cells = ["-" if there is None else f"{1000 * here:,.1f} | {there:,.1f}" for here, there in pairs]
-            table.add_row(method, label, *cells)
+            table.add_row(method, row.label, *cells)
     return table
 
 

@@ -72,12 +72,13 @@ WITH_WEAKER = tuple(name for name in METHOD.functions if name != "fed_avg")
 
 def algorithm(point: Point) -> Algorithm:
     """The algorithm; traced options may be arrays."""
-    method, problem = point.learning.method, point.problem()
+    method, problem, local = point.learning.method, point.problem(), point.steps.local()
+    local["weighting"] = point.participation.weighting
     if method == "fed_avg":
-        return fed_avg(point.task(), num_active=point.participation.num_active, **point.local())
+        return fed_avg(point.task(), num_active=point.participation.num_active, **local)
     shares = point.shares(problem)
     tasks = [point.task(share.width, share.frozen_words) for share in shares]  # the same object for the same share
-    clients = {"client_class": np.repeat(np.arange(3), point.counts), "num_active": point.num_active, **point.local()}
+    clients = {"client_class": np.repeat(np.arange(3), point.counts), "num_active": point.num_active, **local}
     if method in NARROW:
         groups = point.network.axis_groups(problem)
         return width_reduction(tasks, axis_groups=groups, ordered_dropout=method == "ordered_dropout", **clients)

@@ -228,10 +228,6 @@ class Point:
         """What strong, moderate and weak clients train."""
         return choose(METHOD, flat(self))(self.network.task(problem).blocks)
 
-    def local(self) -> dict[str, Any]:
-        """The arguments of local SGD at clients of a server."""
-        return {**self.steps.local(), "weighting": self.participation.weighting}
-
     def measures(self) -> dict[str, Measure]:
         """The evaluation, where statistics are measured before it."""
         samples = self.learning.calibration_samples

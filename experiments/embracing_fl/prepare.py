@@ -76,7 +76,7 @@ def finish(finished: Finished) -> Sequence[Path]:
     metrics = finished.run.read_metrics()
     for name, line in finished.lines.items():
         row, target = finished.summary["variants"][name], line.point.learning.target_accuracy
-        row.update(described(finished.context[name], line.point.counts))
+        row.update(described(finished.context[name]))
         if target is not None:
             of_line = [entry for entry in metrics if entry["variant"] == name]
             row["target_accuracy"] = target

@@ -47,11 +47,7 @@ def _cases(results: Sequence[Result]) -> str:
     methods = [method for method in TITLES if method != "fed_avg" and any(method in row for row in rows.values())]
     dataset = results[0].dataset
     published, capacities = paper.ACCURACY.get(dataset, {}), paper.CAPACITY.get(dataset, {})
-    both = {*BOTH} <= {*methods}
-    heads = ["", *CLASSES, "active", "average capacity"]
-    for method in methods:
-        heads += [TITLES[method], *(["paper"] if method in published else [])]
-    heads += ["gap", *(["gap, paper"] if {*BOTH} <= {*published} else [])] if both else []
+    heads = ["", *CLASSES, "active", "average capacity", *(h for m in methods for h in (TITLES[m], "paper"))]
     body = []
     for (case, counts, num_active), row in rows.items():
         # Of the two methods' nearly equal capacities the paper gives EmbracingFL's.
@@ -59,12 +55,9 @@ def _cases(results: Sequence[Result]) -> str:
         capacity = "" if first.average_capacity is None else two_digits(first.average_capacity)
         capacity += f" ({capacities[case]:.2f})" if case in capacities else ""
         pairs = {method: (row.get(method), published.get(method, {}).get(case)) for method in methods}
-        cells = [first.label, *map(str, (*counts, num_active)), capacity]
-        for method, pair in pairs.items():
-            cells += _cells(pair)[: 1 + (method in published)]
-        cells += _gap_cells(*map(pairs.__getitem__, BOTH)) if both else []
-        body.append(cells[: len(heads)])  # without the paper's gap where it has none
-    return _table("Cases", heads, body)
+        gap = _gap_cells(*(pairs.get(method, (None, None)) for method in BOTH))
+        body.append([first.label, *map(str, (*counts, num_active)), capacity, *_cells(*pairs.values()), *gap])
+    return _table("Cases", [*heads, "gap", "gap, paper"], body, optional=("paper", "gap", "gap, paper"))
 
 
 def added_clients(results: Sequence[Result]) -> list[Result]:
@@ -153,7 +146,8 @@ def _spread(values: np.ndarray, sign: str = "") -> str:
     return f"{values.mean():{sign}.1f}" + (f" ± {values.std(ddof=1):.1f}" if len(values) > 1 else "")
 
 
-def _table(title: str, heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """In Markdown; nothing without rows."""
-    rows = [f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *body)]
-    return "\n".join([f"### {title}", "", *rows]) if body else ""
+def _table(title: str, heads: Sequence[str], body: Sequence[Sequence[str]], optional: Sequence[str] = ()) -> str:
+    """In Markdown; nothing without rows. Columns with these optional heads are left out where they are empty."""
+    kept = [head not in optional or any(row[number] for row in body) for number, head in enumerate(heads)]
+    rows = [list(itertools.compress(cells, kept)) for cells in (heads, ["---"] * len(heads), *body)]
+    return "\n".join([f"### {title}", "", *(f"| {' | '.join(cells)} |" for cells in rows)]) if body else ""

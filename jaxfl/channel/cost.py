@@ -196,25 +196,10 @@ class _Kind(Enum):
     SAMPLE = "anything else"
 
 
-_MOVEMENTS = {
-    "broadcast_in_dim",
-    "concatenate",
-    "convert_element_type",
-    "copy",
-    "dynamic_slice",
-    "expand_dims",
-    "gather",
-    "name",
-    "optimization_barrier",
-    "pad",
-    "reshape",
-    "rev",
-    "slice",
-    "split",
-    "squeeze",
-    "stack",
-    "transpose",
-}
+_MOVEMENTS = (
+    "broadcast_in_dim concatenate convert_element_type copy dynamic_slice expand_dims gather name optimization_barrier "
+    "pad reshape rev slice split squeeze stack transpose"
+).split()
 
 
 def _walk(program: Any, entering: Sequence[_Kind], repeats: int, work: Counter[str]) -> list[_Kind]:

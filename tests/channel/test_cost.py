@@ -158,6 +158,13 @@ def test_the_canonical_form_is_counted_whatever_was_traced_before():
     assert one_layer(layer._replace(apply=apply), (8, 8, 7)).macs == 8 * 8 * 7 * 9 * 7
 
 
+def test_counts_are_the_same_on_every_platform(monkeypatch):
+    model = resnet20((8, 8, 3), widths=(5, 7), blocks=(1, 1))
+    counts = count(model, (8, 8, 3))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert count(model, (8, 8, 3)) == counts
+
+
 def test_the_canonical_form_has_the_same_values():
     model = cnn((9, 9, 3), channels=(5,), window=3, hidden=None)
     params, images = model.init(jax.random.key(0)), jax.random.normal(jax.random.key(1), (2, 9, 9, 3))

@@ -7,7 +7,6 @@ import pytest
 
 from jaxfl import ArgumentError
 from jaxfl.channel import BILSTM_COUNTED, DZOFL_COUNTED, capacity, count, total
-from jaxfl.core.tracing import canonical_form
 from jaxfl.models import bilstm_classifier, cnn, dzofl_cnn, layers, resnet20, sequential
 from jaxfl.models.layers import Layer
 from jaxfl.models.lstm import bidirectional_lstm
@@ -163,14 +162,6 @@ def test_counts_are_the_same_on_every_platform(monkeypatch):
     counts = count(model, (8, 8, 3))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert count(model, (8, 8, 3)) == counts
-
-
-def test_the_canonical_form_has_the_same_values():
-    model = cnn((9, 9, 3), channels=(5,), window=3, hidden=None)
-    params, images = model.init(jax.random.key(0)), jax.random.normal(jax.random.key(1), (2, 9, 9, 3))
-    with canonical_form():
-        outputs = jax.jit(model.apply)(params, images)
-    np.testing.assert_allclose(outputs, jax.jit(model.apply)(params, images), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -131,10 +131,12 @@ class Point:
             clip_norm=self.learning.clip_norm,
             noise_std=0.0,
         )
-        target = {"target_epsilon": self.claim.target_epsilon, "dp_delta": self.claim.dp_delta}
-        noise_std = privacy.calibrate_noise_std(accountant, "proven", release, rounds, **target, num_nodes=nodes)
+        target, dp_delta = self.claim.target_epsilon, self.claim.dp_delta
+        noise_std = privacy.calibrate_noise_std(
+            accountant, "proven", release, rounds, target_epsilon=target, dp_delta=dp_delta, num_nodes=nodes
+        )
         releases = [release._replace(noise_std=noise_std)] * nodes
-        stated = privacy.statements(accountant, releases, rounds, dp_delta=self.claim.dp_delta)
+        stated = privacy.statements(accountant, releases, rounds, dp_delta=dp_delta)
         (claim,) = (s for s in stated if s.bound == "proven" and s.neighboring_relation != "replace_one")
         return noise_std, claim
 

@@ -18,9 +18,8 @@ Model Training".
 from experiments.embracing_fl.defaults import DATASETS, DERIVED, name_of
 from experiments.embracing_fl.methods import CLASSES
 from experiments.embracing_fl.options import Point
-from experiments.embracing_fl.prepare import finish, prepare
+from experiments.embracing_fl.prepare import finish, prepare, run_or_report
 from experiments.embracing_fl.presets import PRESETS
-from experiments.embracing_fl.report import run_or_report
 from experiments.frame import Experiment
 
 EXPERIMENT = Experiment(

@@ -10,13 +10,12 @@ from rich.table import Table
 
 from experiments.embracing_fl import paper
 from experiments.embracing_fl.defaults import OF_MODEL
-from experiments.embracing_fl.methods import CLASSES, NARROW, trained_blocks
-from experiments.embracing_fl.networks import RESNETS, Network, Problem, narrow
+from experiments.embracing_fl.methods import CLASSES
+from experiments.embracing_fl.networks import RESNETS, Form, Problem
 from experiments.embracing_fl.options import Point
 from experiments.frame import flat, lay
 from jaxfl import channel
-from jaxfl.channel import ONEPLUS_9_PRO, Architecture, RoundSeconds, cost, count
-from jaxfl.data.imdb import NUM_TOKENS
+from jaxfl.channel import ONEPLUS_9_PRO, RoundSeconds
 
 DEVICE = "OnePlus 9 Pro"
 _SHAPES = {"resnet20": ((32, 32, 3), 10), "femnist_cnn": ((28, 28, 1), 62), "bilstm": ((256,), 2)}
@@ -25,6 +24,8 @@ _SHAPES = {"resnet20": ((32, 32, 3), 10), "femnist_cnn": ((28, 28, 1), 62), "bil
 class ClassCost(NamedTuple):
     """One class of clients under one method."""
 
+    label: str
+    clients: int  # how many
     capacity: float  # memory of its training, as a share of a strong client's
     params: int  # that it trains
     activations: int  # that it keeps for that
@@ -38,57 +39,41 @@ def class_costs(point: Point, problem: Problem) -> list[ClassCost]:
     for the other models: so the paper counts them. Where a client's first block is not followed by its own blocks
     alone (first_half, random_blocks), those behind it are differentiated, too, and their activations count.
     """
-    network, learning, steps = point.network, point.learning, point.steps
-    whole = architecture(network, problem)
-    blocks, samples = network.task(problem).blocks, steps.batch_size if network.model in RESNETS else 1
-    cuts = (learning.cut_moderate, learning.cut_weak)
-    costs = []
-    for number, width in enumerate((1.0, learning.width_moderate, learning.width_weak)):
-        work = channel.reduced_work(architecture(network, problem, width if learning.method in NARROW else 1.0))
-        part = work.trained
-        if learning.method == "embracing":
-            stored = _stored(blocks, cuts[:number])
-            words = learning.frozen_words if CLASSES[number] == "weak" else 0  # read without gradient
-            read = problem._replace(sample_shape=(problem.sample_shape[0] - words, *problem.sample_shape[1:]))
-            part = channel.partial_work(architecture(network, read), stored).trained
-            work = channel.partial_work(whole, stored)._replace(trained=part)
-        elif learning.method in ("first_half", "random_blocks"):
-            chosen = trained_blocks(learning.method, blocks, *cuts, learning.classifier)[number]
-            part = part._replace(parameters=_parameters(whole, blocks, chosen))
+    network, steps = point.network, point.steps
+    whole, blocks = channel.total(network.counts(problem)), network.task(problem).blocks
+    samples = steps.batch_size if network.model in RESNETS else 1
+    costs, firsts = [], []
+    for label, count, share in zip(CLASSES, point.counts, point.shares(problem), strict=True):
+        own = blocks if isinstance(share.blocks, int) else share.blocks
+        firsts.append(own[0])
+        # Activations are stored in front of its first block, and where a stronger class begins.
+        last = blocks.index(own[0])
+        stored = tuple(first for first in dict.fromkeys(firsts) if 0 < blocks.index(first) <= last)
+        form = Form(share.width)
+        read = problem.sample_shape[0] - share.frozen_words, *problem.sample_shape[1:]  # with gradient
+        layers = network.counts(problem._replace(sample_shape=read), form)
+        differentiated = channel.partial_work(layers, stored).trained
+        work = channel.partial_work(network.counts(problem, form), stored)._replace(trained=differentiated)
         samples_of_round = {"batch_size": steps.batch_size, "num_local_steps": steps.local_steps}
         seconds = channel.round_seconds(work, ONEPLUS_9_PRO, **samples_of_round)
-        capacity = channel.capacity(part, count(whole), batch_size=samples)
-        costs.append(ClassCost(capacity, part.parameters, samples * part.activations, seconds))
+        parameters = sum(layers[name].parameters for name in own)
+        if isinstance(share.blocks, int):  # drawn anew each round: their mean number
+            parameters = round(parameters * share.blocks / len(blocks))
+        part = differentiated._replace(parameters=parameters)
+        capacity = channel.capacity(part, whole, batch_size=samples)
+        costs.append(ClassCost(label, count, capacity, parameters, samples * part.activations, seconds))
     return costs
 
 
-def _stored(blocks: tuple[str, ...], cuts: tuple[str, ...]) -> tuple[str, ...]:
-    """The cuts at which a client of embracing stores activations.
-
-    One lies before its own first block; for a weak client another one where the moderate clients begin.
-    """
-    last = blocks.index(cuts[-1]) if cuts else 0
-    return tuple(cut for cut in dict.fromkeys(cuts) if 0 < blocks.index(cut) <= last)
-
-
-def _parameters(whole: Architecture, blocks: tuple[str, ...], chosen: tuple[str, ...] | int) -> int:
-    """Parameters of some blocks; of blocks that a client draws anew each round their mean number."""
-    behind = [*(count(whole, trained_from=name).parameters for name in blocks), 0]
-    if isinstance(chosen, int):
-        return round(behind[0] * chosen / len(blocks))
-    return sum(behind[number] - behind[number + 1] for number, name in enumerate(blocks) if name in chosen)
-
-
-def average_capacity(costs: Sequence[ClassCost], counts: Sequence[int]) -> float:
+def average_capacity(costs: Sequence[ClassCost]) -> float:
     """Mean over clients of capacities with two digits: the paper's column "Avg. Capacity".
 
     Example:
-        >>> costs = [ClassCost(capacity, 0, 0, RoundSeconds(0, 0, 0, 0)) for capacity in (1.0, 0.41702, 0.15570)]
-        >>> [two_digits(average_capacity(costs, counts)) for counts in ((16, 0, 112), (32, 32, 64))]
-        ['0.27', '0.44']
+        >>> rows = ("strong", 16, 1.0), ("weak", 112, 0.15570)
+        >>> two_digits(average_capacity([ClassCost(*row, 0, 0, RoundSeconds(0, 0, 0, 0)) for row in rows]))
+        '0.27'
     """
-    total = sum(count * round(100 * row.capacity) for row, count in zip(costs, counts, strict=True))
-    return total / sum(counts) / 100
+    return sum(row.clients * round(100 * row.capacity) for row in costs) / sum(row.clients for row in costs) / 100
 
 
 def two_digits(share: float) -> str:
@@ -96,28 +81,26 @@ def two_digits(share: float) -> str:
     return f"{math.floor(100 * share + 0.5 + 1e-9) / 100:.2f}"
 
 
-def described(costs: Sequence[ClassCost], counts: Sequence[int]) -> dict[str, Any]:
+def described(costs: Sequence[ClassCost]) -> dict[str, Any]:
     """What summary.json says of a line's clients."""
-    present = {label: row for label, row, count in zip(CLASSES, costs, counts, strict=True) if count}
-    capacity = {label: row.capacity for label, row in present.items()}
+    present = [row for row in costs if row.clients]
     return {
-        "clients": dict(zip(CLASSES, counts, strict=True)),
-        "capacity": {**capacity, "average": average_capacity(costs, counts)},
-        "trained_params": {label: row.params for label, row in present.items()},
-        "device_seconds_per_round": {label: row.seconds._asdict() for label, row in present.items()},
+        "clients": {row.label: row.clients for row in costs},
+        "capacity": {**{row.label: row.capacity for row in present}, "average": average_capacity(costs)},
+        "trained_params": {row.label: row.params for row in present},
+        "device_seconds_per_round": {row.label: row.seconds._asdict() for row in present},
     }
 
 
 def cost_lines(name: str, point: Point, costs: Sequence[ClassCost]) -> list[str]:
     """A line's clients and what they cost, for people."""
-    counts, chosen = point.counts, point.participation
     each = f" ({' + '.join(map(str, point.num_active))})" if isinstance(point.num_active, tuple) else ""
-    present = [(count, label, row) for count, label, row in zip(counts, CLASSES, costs, strict=True) if count]
-    shares = ", ".join(f"{count} {label} (capacity {two_digits(row.capacity)})" for count, label, row in present)
-    average = two_digits(average_capacity(costs, counts))
-    seconds = ", ".join(f"{label} {_seconds_text(row.seconds)}" for _, label, row in present)
+    active = f"{point.participation.num_active} of {sum(point.counts)}{each} active a round"
+    present = [row for row in costs if row.clients]
+    shares = ", ".join(f"{row.clients} {row.label} (capacity {two_digits(row.capacity)})" for row in present)
+    seconds = ", ".join(f"{row.label} {_seconds_text(row.seconds)}" for row in present)
     return [
-        f"{name}: {shares}, {chosen.num_active} of {sum(counts)}{each} active a round; average capacity {average}",
+        f"{name}: {shares}, {active}; average capacity {two_digits(average_capacity(costs))}",
         f"  seconds a round on a {DEVICE}: {seconds}",
     ]
 
@@ -135,9 +118,9 @@ def sizes_table() -> Table:
     for name, published in paper.SIZES.items():
         model, _, is_narrow = name.partition(", ")
         costs = class_costs(*paper_setting(model, method="width_reduction" if is_narrow else "embracing"))
-        for label, here, (params, activations, capacity) in zip(CLASSES, costs, published, strict=True):
+        for here, (params, activations, capacity) in zip(costs, published, strict=True):
             numbers = f"{here.params:,} | {params:,}", f"{here.activations:,} | {activations:,}"
-            table.add_row(name, label, *numbers, f"{here.capacity:.4f} | {capacity:.2f}")
+            table.add_row(name, here.label, *numbers, f"{here.capacity:.4f} | {capacity:.2f}")
     return table
 
 
@@ -148,10 +131,10 @@ def timing_table(batch_size: int) -> Table:
     table.caption = "Fitted to EmbracingFL's strong row and I/O column; the other numbers follow from the profile."
     for method, published in paper.TIMING.items():
         setting = paper_setting("resnet20", method=method, batch_size=batch_size, local_steps=1)
-        for label, row, of_class in zip(CLASSES, class_costs(*setting), published, strict=True):
+        for row, of_class in zip(class_costs(*setting), published, strict=True):
             pairs = zip((row.seconds.forward, row.seconds.io, row.seconds.backward), of_class, strict=True)
             cells = ["-" if there is None else f"{1000 * here:,.1f} | {there:,.1f}" for here, there in pairs]
-            table.add_row(method, label, *cells)
+            table.add_row(method, row.label, *cells)
     return table
 
 
@@ -168,48 +151,3 @@ def paper_setting(model: str, **changes: Any) -> tuple[Point, Problem]:
     for name, rule in OF_MODEL.items():
         point = lay(point, {name: rule(flat(point))})
     return point, Problem(*_SHAPES[model])
-
-
-def architecture(network: Network, problem: Problem, width: float = 1.0) -> Architecture:
-    """The model as data, for its operations; layers with parameters are named as its blocks are."""
-    shape, widths = problem.sample_shape, narrow(network.widths(), width)
-    if network.model == "bilstm":
-        words = (
-            ("embedding", cost.Embedding(NUM_TOKENS, widths[0])),
-            ("lstm", cost.Lstm(widths[1])),
-            ("dense", cost.Dense(1)),
-        )
-        return Architecture(shape, words, (cost.Lstm,))
-    if network.model in RESNETS:
-        layers = _resnet(widths, network.resnet_blocks, min(shape[:2]))
-    else:
-        layers: list[tuple[str, cost.Layer]] = []
-        convolutions = len(network.channels) if network.model == "femnist_cnn" else 0
-        for number, channels in enumerate(widths[:convolutions], start=1):
-            kernel, relu, pool = (f"{kind}_{number}" for kind in ("conv", "relu", "pool"))
-            layers += [(kernel, cost.Convolution(channels, 5)), (relu, cost.Relu()), (pool, cost.Pooling(2))]
-        layers.append(("flatten", cost.Flatten()))
-        for number, units in enumerate(widths[convolutions:], start=1):
-            layers += [(f"dense_{number}", cost.Dense(units)), (f"dense_{number}_relu", cost.Relu())]
-    last = "dense" if network.model in RESNETS else f"dense_{len(network.hidden) + 1}"
-    return Architecture(shape, (*layers, (last, cost.Dense(problem.num_classes))), (cost.Convolution, cost.Dense))
-
-
-def _resnet(widths: tuple[int, ...], blocks: tuple[int, ...], side: int) -> list[tuple[str, cost.Layer]]:
-    """Stem, stages of basic blocks with a projection in the first of each, mean."""
-
-    def convolution(channels: int, window: int, stride: int = 1) -> tuple[tuple[str, cost.Layer], ...]:
-        return ("conv", cost.Convolution(channels, window, stride, bias=False)), ("norm", cost.Normalization())
-
-    kernel, norm = convolution(widths[0], 3)
-    layers: list[tuple[str, cost.Layer]] = [("stem", kernel[1]), ("stem_norm", norm[1]), ("stem_relu", cost.Relu())]
-    for stage, (channels, number) in enumerate(zip(widths, blocks, strict=True), start=1):
-        for position in range(1, number + 1):
-            stride = 2 if stage > 1 and position == 1 else 1
-            side = math.ceil(side / stride)
-            block = cost.Residual(
-                branch=(*convolution(channels, 3, stride), ("relu", cost.Relu()), *convolution(channels, 3)),
-                shortcut=convolution(channels, 1, stride) if position == 1 else (),
-            )
-            layers += [(f"block_{stage}_{position}", block), (f"block_{stage}_{position}_relu", cost.Relu())]
-    return [*layers, ("mean", cost.Pooling(side)), ("flatten", cost.Flatten())]

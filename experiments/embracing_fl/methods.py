@@ -1,9 +1,9 @@
-"""The methods of experiments.embracing_fl by name; keyword-only parameters are their options."""
+"""The methods of experiments.embracing_fl: what each class of clients trains, and the algorithm that trains it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,73 +18,77 @@ if TYPE_CHECKING:
 
 NARROW = ("width_reduction", "ordered_dropout")
 CLASSES = ("strong", "moderate", "weak")
-Blocks = tuple[str, ...] | int
-"""What a class of clients trains: blocks by name, or how many each of its clients draws."""
 
 
-def _narrow(point: Point, *widths: float, **options: Any) -> Algorithm:
-    tasks = [point.task(width) for width in (1.0, *widths)]
-    groups = point.network.axis_groups(point.problem())
-    return width_reduction(tasks, axis_groups=groups, **_classes(point), **point.local(), **options)
+class Share(NamedTuple):
+    """What a class of clients trains."""
+
+    blocks: tuple[str, ...] | int  # by name, or how many each of its clients draws
+    width: float = 1.0  # share of every layer's channels
+    frozen_words: int = 0  # words read without gradient
 
 
-def _in_blocks(point: Point, method: str, *cuts: Any, frozen: str | None = None, words: int = 0) -> Algorithm:
-    task, weak = point.task(), point.task(frozen_words=words)  # the same object without such words
-    return embracing(
-        task,
-        trained_blocks=trained_blocks(method, task.blocks, *cuts),
-        frozen_batch_norm=frozen or ("batch" if point.is_static else "running"),
-        class_tasks=None if weak is task else [task, task, weak],
-        **_classes(point),
-        **point.local(),
-    )
+def _sides(blocks: Sequence[str], cut_moderate: str, cut_weak: str) -> list[tuple[str, ...]]:
+    """What the classes train of the output side."""
+    check.one_of(tuple(blocks), cut_moderate=cut_moderate, cut_weak=cut_weak)
+    return [output_side(blocks, cut) for cut in (blocks[0], cut_moderate, cut_weak)]
 
 
-def _classes(point: Point) -> dict[str, Any]:
-    return {"client_class": np.repeat(np.arange(3), point.counts), "num_active": point.num_active}
+def _embracing(blocks, *, cut_moderate, cut_weak, frozen_words, frozen_batch_norm):
+    strong, moderate, weak = map(Share, _sides(blocks, cut_moderate, cut_weak))
+    return [strong, moderate, weak._replace(frozen_words=0 if cut_weak == "dense" else frozen_words)]
 
 
-def _embracing(point: Point, *, cut_moderate: str, cut_weak: str, frozen_words: int, frozen_batch_norm: str):
-    words = 0 if cut_weak == "dense" else frozen_words
-    return _in_blocks(point, "embracing", cut_moderate, cut_weak, frozen=frozen_batch_norm, words=words)
+def _width_reduction(blocks, *, width_moderate, width_weak, without_scaler):
+    return [Share(blocks, width) for width in (1.0, width_moderate, width_weak)]
 
 
-METHOD = Choice(
+def _ordered_dropout(blocks, *, width_moderate, width_weak):
+    return [Share(blocks, width) for width in (1.0, width_moderate, width_weak)]
+
+
+def _first_half(blocks, *, cut_moderate, cut_weak, classifier):
+    numbers = map(len, _sides(blocks, cut_moderate, cut_weak)[1:])
+    return [Share(blocks), *(Share(first_half(blocks, blocks[n - 1], classifier=classifier)) for n in numbers)]
+
+
+def _random_blocks(blocks, *, cut_moderate, cut_weak):
+    return [Share(blocks), *map(Share, map(len, _sides(blocks, cut_moderate, cut_weak)[1:]))]
+
+
+METHOD = Choice(  # blocks of the model -> shares of the classes; keyword-only parameters are options
     "method",
     {
         "embracing": _embracing,
-        "width_reduction": lambda point, *, width_moderate, width_weak, without_scaler: _narrow(
-            point, width_moderate, width_weak
-        ),
-        "ordered_dropout": lambda point, *, width_moderate, width_weak: _narrow(
-            point, width_moderate, width_weak, ordered_dropout=True
-        ),
-        "first_half": lambda point, *, cut_moderate, cut_weak, classifier: _in_blocks(
-            point, "first_half", cut_moderate, cut_weak, classifier
-        ),
-        "random_blocks": lambda point, *, cut_moderate, cut_weak: _in_blocks(
-            point, "random_blocks", cut_moderate, cut_weak
-        ),
-        "fed_avg": lambda point: fed_avg(point.task(), num_active=point.participation.num_active, **point.local()),
+        "width_reduction": _width_reduction,
+        "ordered_dropout": _ordered_dropout,
+        "first_half": _first_half,
+        "random_blocks": _random_blocks,
+        "fed_avg": lambda blocks: [Share(blocks)] * 3,
     },
 )
 WITH_WEAKER = tuple(name for name in METHOD.functions if name != "fed_avg")
 
 
-def trained_blocks(
-    method: str, blocks: tuple[str, ...], cut_moderate: str, cut_weak: str, classifier: bool = False
-) -> list[Blocks]:
-    """What the strong, moderate and weak clients of a method train.
-
-    Raises:
-        ArgumentError: a cut is no block.
-    """
-    check.one_of(blocks, cut_moderate=cut_moderate)
-    check.one_of(blocks, cut_weak=cut_weak)
-    sides = [output_side(blocks, cut) for cut in (cut_moderate, cut_weak)]
-    if method == "first_half":
-        return [blocks, *(first_half(blocks, blocks[len(side) - 1], classifier=classifier) for side in sides)]
-    return [blocks, *(map(len, sides) if method == "random_blocks" else sides)]
+def algorithm(point: Point) -> Algorithm:
+    """The algorithm; traced options may be arrays."""
+    method, problem, local = point.learning.method, point.problem(), point.steps.local()
+    local["weighting"] = point.participation.weighting
+    if method == "fed_avg":
+        return fed_avg(point.task(), num_active=point.participation.num_active, **local)
+    shares = point.shares(problem)
+    tasks = [point.task(share.width, share.frozen_words) for share in shares]  # the same object for the same share
+    clients = {"client_class": np.repeat(np.arange(3), point.counts), "num_active": point.num_active, **local}
+    if method in NARROW:
+        groups = point.network.axis_groups(problem)
+        return width_reduction(tasks, axis_groups=groups, ordered_dropout=method == "ordered_dropout", **clients)
+    return embracing(
+        tasks[0],
+        trained_blocks=[share.blocks for share in shares],
+        frozen_batch_norm=point.learning.frozen_batch_norm,
+        class_tasks=tasks if len({*map(id, tasks)}) > 1 else None,
+        **clients,
+    )
 
 
 def counts_of(method: str, strong: int, moderate: int, weak: int) -> tuple[int, int, int]:

@@ -12,6 +12,7 @@ import numpy as np
 from experiments.frame import Choice, choose
 from experiments.frame.records import image_shape, with_node_loop
 from jaxfl import models
+from jaxfl.channel import BILSTM_COUNTED, Counts, count
 from jaxfl.core import ArgumentError, Task, check
 from jaxfl.data import Dataset
 from jaxfl.data.imdb import NUM_TOKENS
@@ -122,6 +123,10 @@ class Network:
         """The task of classifying with it; the same object in every call."""
         return _task(self, problem, form)
 
+    def counts(self, problem: Problem, form: Form = FULL) -> dict[str, Counts]:
+        """What each layer counts. Of the LSTM's classifier Table 1 counts the activations of the LSTM alone."""
+        return _counts(self, problem, form)
+
     def widths(self) -> tuple[int, ...]:
         """The numbers of channels of which a narrow form has fewer."""
         if self.model == "bilstm":
@@ -161,6 +166,12 @@ def _model(network: Network, problem: Problem, form: Form) -> Model:
     behind = ("relu", "dropout")
     named = [(name, scaled(layer, form.divisor) if name.startswith(behind) else layer) for name, layer in model.layers]
     return Model(tuple(named))
+
+
+@functools.lru_cache(maxsize=64)
+def _counts(network: Network, problem: Problem, form: Form) -> dict[str, Counts]:
+    of_text: dict[str, Any] = {"dtype": np.int32, "counted": BILSTM_COUNTED} if network.model == "bilstm" else {}
+    return count(network.build(problem, form), problem.sample_shape, **of_text)
 
 
 @functools.lru_cache(maxsize=64)

@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 
-from experiments.embracing_fl.methods import METHOD, WITH_WEAKER, counts_of, decayed, shared_out
+from experiments.embracing_fl import methods
+from experiments.embracing_fl.methods import METHOD, WITH_WEAKER, Share, counts_of, decayed, shared_out
 from experiments.embracing_fl.networks import RESNETS, Form, Network, Problem, problem_of
 from experiments.frame import Data as Images
 from experiments.frame import Owned, Run, choose, flat, stated, traced, unsaved
@@ -219,13 +220,13 @@ class Point:
         form = Form(width, learning.batch_norm, width if scaler else None, frozen_words)
         return self.network.task(self.problem(), form)
 
-    def local(self) -> dict[str, Any]:
-        """The arguments of local SGD at clients of a server."""
-        return {**self.steps.local(), "weighting": self.participation.weighting}
-
     def algorithm(self) -> Algorithm:
         """The algorithm; traced options may be arrays."""
-        return choose(METHOD, flat(self))(self)
+        return methods.algorithm(self)
+
+    def shares(self, problem: Problem) -> list[Share]:
+        """What strong, moderate and weak clients train."""
+        return choose(METHOD, flat(self))(self.network.task(problem).blocks)
 
     def measures(self) -> dict[str, Measure]:
         """The evaluation, where statistics are measured before it."""

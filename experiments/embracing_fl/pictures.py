@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from experiments.embracing_fl import paper
-from experiments.embracing_fl.results import METRIC, Result
-from experiments.embracing_fl.tables import BOTH, TITLES, added_clients, gaps, grouped, paper_added
-from jaxfl.analysis.plots import Curve, Panel, line_style, seeds_curve, style_axes
+from experiments.embracing_fl.results import METRIC, Result, gaps, grouped, usual
+from experiments.embracing_fl.tables import BOTH, TITLES, added_clients, paper_added
+from jaxfl.analysis.plots import Panel, draw_curve, line_style, new_figure, save_picture, seeds_curve, style_axes
 from jaxfl.core import ArgumentError
 
 _KINDS = {"moderate alone": (2, 3, 4), "weak alone": (5, 6, 7), "moderate and weak": (8, 9, 10)}
@@ -45,8 +44,7 @@ def plot_curves(results: Sequence[Result], path: Path) -> Path:
         style_axes(axes, Panel(METRIC, "test accuracy" if number % num_columns == 0 else "", is_accuracy=True), "round")
         axes.set_title(f"{label}, {num_active} active", fontsize=9)
     in_order = {title: handles[title] for title in styles if title in handles}
-    several = any(len(result.seeds) > 1 for result in results)
-    band = BAND if several else "one seed"
+    band = BAND if any(len(result.seeds) > 1 for result in results) else "one seed"
     title = f"{results[0].dataset}, accuracy by comparison (strong + moderate + weak clients)"
     return save_picture(figure, path, title, in_order, band, 2 if len(handles) == 4 else 3)
 
@@ -56,22 +54,20 @@ def plot_gaps(results: Sequence[Result], path: Path) -> Path | None:
 
     Lines join cases with the same kinds of clients. None where no case has both methods.
     """
-    whole = [result for result in results if result.case is not None and sum(result.counts) == result.nodes]
-    suits = [result for result in whole if result.batch_norm == ("static" if result.method == BOTH[1] else "global")]
-    rows = grouped([*(result for result in whole if result.batch_norm == "global"), *suits])
-    both = [(key[0], row) for key, row in rows.items() if {*BOTH} <= set(row)]
+    rows = grouped(result for result in usual(results) if result.case is not None and result.has_all)
+    both = [(key[0], row) for key, row in rows.items() if {*BOTH} <= {*row}]
     pairs = dict(both)
     if len(pairs) < len(both):
         case = next(case for case, row in both if pairs[case] is not row)
-        requirement, found = "must hold each case with both methods once", f"got case {case} several times"
-        raise ArgumentError(
-            "collect", requirement, f"{found}, with other numbers of active clients", "Collect them apart."
-        )
+        requirement = "must hold each case with both methods once"
+        found = f"got case {case} several times, with other numbers of active clients"
+        raise ArgumentError("collect", requirement, found, "Collect them apart.")
     if not any(case > 1 for case in pairs):
         return None
-    figure, handles, ticks = new_figure(12.0, 4.9), {}, {}
-    left, right = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
-    published = paper.TABLES_BY_DATASET["cifar10"].accuracy if results[0].dataset == "cifar10" else {}
+    figure, (left, right) = _two_axes(
+        "EmbracingFL less width reduction, points", "case, and its strong + moderate + weak clients"
+    )
+    handles, ticks, published = {}, {}, paper.ACCURACY.get(results[0].dataset, {})
     for kind, cases in _KINDS.items():
         here = [case for case in cases if case in pairs]
         if not here:
@@ -85,8 +81,8 @@ def plot_gaps(results: Sequence[Result], path: Path) -> Path | None:
         color = line_style(2)["color"]
         ahead = [gaps(*map(pairs[case].__getitem__, BOTH)) for case in here]
         handles["gap"] = _points(right, here, ahead, "D", color=color)
-        if published:
-            of_paper = [published[case][0] - paper.WIDTH_REDUCTION[case][0] for case in here]
+        if {*BOTH} <= {*published}:
+            of_paper = [published[BOTH[0]][case][0] - published[BOTH[1]][case][0] for case in here]
             handles["gap in the paper"] = _paper_line(right, here, of_paper, "D", color)
     strong = [row["embracing"] for (case, *_), row in rows.items() if case == 1 and "embracing" in row]
     if strong:
@@ -94,26 +90,23 @@ def plot_gaps(results: Sequence[Result], path: Path) -> Path | None:
         handles["all clients strong"] = left.axhline(value, color="0.4", linewidth=1.2, linestyle=(0, (6, 3)))
     for axes in (left, right):
         axes.set_xticks(list(ticks), ticks.values(), fontsize=8)
-    labels = "EmbracingFL less width reduction, points", "case, and its strong + moderate + weak clients"
-    _style_pair(left, right, *labels)
     return save_picture(figure, path, f"{results[0].dataset}: EmbracingFL and width reduction", handles, _BARS, 5)
 
 
 def plot_added(results: Sequence[Result], path: Path) -> Path | None:
     """Accuracy against the share of weak clients added to strong ones, and what they gain; None without such runs."""
-    chosen = added_clients(results)
+    chosen = sorted(added_clients(results), key=lambda result: result.counts)
     if not chosen:
         return None
-    figure, handles = new_figure(11.2, 4.8), {}
-    left, right = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
-    strong = sorted({result.counts[0] for result in chosen})
+    fewest = min(result.counts[2] for result in chosen)
+    figure, (left, right) = _two_axes(
+        f"points gained over {fewest} weak clients, seed by seed", "weak clients beside the strong, as a share of all"
+    )
+    handles, strong = {}, sorted({result.counts[0] for result in chosen})
     for number, (method, marker) in enumerate(zip(BOTH, _MARKERS, strict=True)):
         style = line_style(number)
         for count in strong:
-            line = sorted(
-                (result for result in chosen if (result.method, result.counts[0]) == (method, count)),
-                key=lambda result: result.counts,
-            )
+            line = [result for result in chosen if (result.method, result.counts[0]) == (method, count)]
             shares = [result.counts[2] / result.nodes for result in line]
             handles[TITLES[method]] = _points(left, shares, [result.last() for result in line], marker, **style)
             _points(right, shares, [gaps(result, line[0]) for result in line], marker, **style)
@@ -122,43 +115,19 @@ def plot_added(results: Sequence[Result], path: Path) -> Path | None:
                 gained = [value - published[0] for value in published]
                 title = f"{TITLES[method]}, gain in the paper"
                 handles[title] = _paper_line(right, shares, gained, marker, style["color"])
-    fewest = min(result.counts[2] for result in chosen)
-    label = f"points gained over {fewest} weak clients, seed by seed"
-    _style_pair(left, right, label, "weak clients beside the strong, as a share of all")
-    text = " or ".join(map(str, strong))
-    title = f"{results[0].dataset}: {text} of {chosen[0].nodes} clients strong, and more and more weak ones"
+    clients = f"{' or '.join(map(str, strong))} of {chosen[0].nodes} clients strong"
+    title = f"{results[0].dataset}: {clients}, and more and more weak ones"
     return save_picture(figure, path, title, handles, _BARS, 4)
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """An empty picture, in inches."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def draw_curve(axes: Axes, curve: Curve, style: dict[str, Any], x_unit: int = 1) -> Any:
-    """The mean over seeds and, of several, a band around it; the handle of the line."""
-    if curve.num_seeds > 1:
-        band = {"alpha": 0.16, "linewidth": 0, "color": style["color"]}
-        axes.fill_between(x_unit * curve.rounds, curve.low, curve.high, **band)
-    (line,) = axes.plot(x_unit * curve.rounds, curve.mean, linewidth=1.7, **style)
-    return line
-
-
-def save_picture(figure: Figure, path: Path, title: str, handles: dict[str, Any], note: str, num_columns: int) -> Path:
-    """The picture with a title and a legend."""
-    figure.suptitle(title, fontsize=11)
-    where = {"loc": "outside lower center", "ncols": min(num_columns, len(handles)), "frameon": False}
-    figure.legend(handles.values(), handles.keys(), title=note, title_fontsize=8, fontsize=8, **where)
-    figure.savefig(path, dpi=120)
-    return path
-
-
-def _style_pair(left: Axes, right: Axes, label: str, x_label: str) -> None:
+def _two_axes(label: str, x_label: str) -> tuple[Figure, list[Axes]]:
+    """A picture of accuracies, and beside them of what `label` says."""
+    figure = new_figure(12.0, 4.9)
+    left, right = (figure.add_subplot(1, 2, number) for number in (1, 2))
     right.axhline(0.0, color="0.4", linewidth=1.0)
     style_axes(left, Panel("", "test accuracy at the end, %"), x_label)
     style_axes(right, Panel("", label), x_label)
+    return figure, [left, right]
 
 
 def _points(axes: Axes, x: Sequence[float], values: Sequence[np.ndarray], marker: str, **style: Any):
@@ -180,8 +149,8 @@ def _title(result: Result, results: Sequence[Result]) -> str:
     return TITLES[result.method] + (f", {result.batch_norm}" if several else "")
 
 
-def _styles(results: Sequence[Result]) -> dict[str, dict]:
+def _styles(results: Sequence[Result]) -> dict[str, dict[str, Any]]:
     """A line style for each method, the same in every picture."""
     order = list(TITLES)
-    titles = {_title(result, results): order.index(result.method) for result in results}
-    return {title: line_style(number) for number, title in enumerate(sorted(titles, key=lambda t: (titles[t], t)))}
+    titles = {(order.index(result.method), _title(result, results)) for result in results}
+    return {title: line_style(number) for number, (_, title) in enumerate(sorted(titles))}

@@ -1,4 +1,4 @@
-"""From lines of experiments.embracing_fl to variants, and what their runs add to the summary."""
+"""From lines of experiments.embracing_fl to variants, what runs add to their summary, and reports in place of a run."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from typing import Any
 
 import jax
 import numpy as np
+from rich.console import Console
 
-from experiments.embracing_fl.costs import class_costs, cost_lines, described
+from experiments.embracing_fl.costs import class_costs, cost_lines, described, sizes_table, timing_table
 from experiments.embracing_fl.defaults import check_point
 from experiments.embracing_fl.options import Point
-from experiments.embracing_fl.pictures import plot_curves
+from experiments.embracing_fl.pictures import plot_added, plot_curves, plot_gaps
 from experiments.embracing_fl.results import COMPARED, read_results, rounds_to_target
-from experiments.frame import Finished, Line, Prepared, identity, programs
-from jaxfl.core import Algorithm
+from experiments.embracing_fl.tables import markdown
+from experiments.frame import Finished, Line, Prepared, Request, identity, programs
+from experiments.frame.run import run
+from jaxfl.core import Algorithm, check
 from jaxfl.core.tree import size
 from jaxfl.training import Variant
 from jaxfl.training.chunks import check_start
@@ -74,7 +77,7 @@ def finish(finished: Finished) -> Sequence[Path]:
     metrics = finished.run.read_metrics()
     for name, line in finished.lines.items():
         row, target = finished.summary["variants"][name], line.point.learning.target_accuracy
-        row.update(described(finished.context[name], line.point.counts))
+        row.update(described(finished.context[name]))
         if target is not None:
             of_line = [entry for entry in metrics if entry["variant"] == name]
             row["target_accuracy"] = target
@@ -103,3 +106,34 @@ def _description(lines: Mapping[str, Line]) -> list[str]:
         f"{steps.step_size:g}{decay}, momentum {steps.momentum:g}, weight decay {steps.weight_decay:g}, seeds "
         f"{' '.join(map(str, seeds))}",
     ]
+
+
+def run_or_report(asked: Request) -> int:
+    """Train, or what --show and --collect ask for; returns the exit code."""
+    report, batch_size = asked.point.report, asked.point.steps.batch_size
+    if report.collect:
+        _collect(report.collect, asked.point.run.out)
+    elif report.show == "sizes":
+        Console().print(sizes_table())
+    elif report.show == "timing":
+        check.at_least(1, batch_size=batch_size)
+        Console().print(timing_table(batch_size))
+    else:
+        return run(asked)
+    return 0
+
+
+def _collect(directories: Sequence[str], out: str | None) -> None:
+    """Tables and pictures of several runs."""
+    results = read_results(directories)
+    text = markdown(results)
+    print(text)
+    if out is None:
+        return
+    directory = Path(out).expanduser()
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "tables.md").write_text(text)
+    pictures = {"curves.png": plot_curves, "gaps.png": plot_gaps, "added.png": plot_added}
+    drawn = [plot(results, directory / name) for name, plot in pictures.items()]
+    files = [directory / "tables.md", *(path for path in drawn if path is not None)]
+    Console().print(f"Written: {', '.join(map(str, files))}", soft_wrap=True)

@@ -16,8 +16,6 @@ from experiments.frame.grid import Axis
 
 _SEEDS = {"seed": (0, 1, 2)}
 _BOTH, _NORMS = {"method": ("width_reduction", "embracing")}, {"batch_norm": ("static", "global")}
-_CASES = ({"case": tuple(paper.CASES)}, _SEEDS)
-_NARROW_CASES = ({"case": tuple(paper.CASES)[1:]}, _SEEDS)  # in case 1 nobody is narrow: it is table3's
 _TARGETS = {
     "case": tuple(paper.ROUNDS_TO_TARGET),
     "target_accuracy": tuple(target / 100 for target, _, _ in paper.ROUNDS_TO_TARGET.values()),
@@ -29,7 +27,12 @@ def _added(strong: int, *weak: int) -> tuple[Axis, ...]:
     return {"strong": (strong,) * len(weak), "weak": weak}, _BOTH, _SEEDS
 
 
-_EMBRACING, _NARROW = {"method": "embracing"}, {"method": "width_reduction"}
+def _cases(description: str, cost: str, method: str = "embracing", **changes: Any) -> Preset:
+    """One method in the ten cases; in case 1 nobody is narrow, and width reduction is FedAvg."""
+    cases = tuple(case for case in paper.CASES if case > 1 or method == "embracing")
+    return Preset(description, cost, {**changes, "method": method}, ({"case": cases}, _SEEDS))
+
+
 _CIFAR10: dict[str, Any] = {"dataset": "cifar10", "evaluate_every": 20}
 _ALL_ACTIVE: dict[str, Any] = {**_CIFAR10, "participation_rate": 1.0}
 _SMALL: dict[str, Any] = {
@@ -61,24 +64,14 @@ PRESETS = {
         _ALL_ACTIVE,
         _added(16, *paper.ADDED_WEAK),
     ),
-    "table3": Preset(
-        "CIFAR-10, ResNet-20, 1,000 rounds: EmbracingFL in ten cases", _BY_CASE, {**_CIFAR10, **_EMBRACING}, _CASES
+    "table3": _cases("CIFAR-10, ResNet-20, 1,000 rounds: EmbracingFL in ten cases", _BY_CASE, **_CIFAR10),
+    "table4": _cases(
+        "FEMNIST, CNN, 200 rounds: EmbracingFL in ten cases", _CNN_CASES, dataset="femnist", evaluate_every=10
     ),
-    "table4": Preset(
-        "FEMNIST, CNN, 200 rounds: EmbracingFL in ten cases",
-        _CNN_CASES,
-        {"dataset": "femnist", "evaluate_every": 10, **_EMBRACING},
-        _CASES,
+    "table5": _cases(
+        "IMDB, bidirectional LSTM, 400 rounds: EmbracingFL in ten cases", _LSTM_CASES, dataset="imdb", evaluate_every=20
     ),
-    "table5": Preset(
-        "IMDB, bidirectional LSTM, 400 rounds: EmbracingFL in ten cases",
-        _LSTM_CASES,
-        {"dataset": "imdb", "evaluate_every": 20, **_EMBRACING},
-        _CASES,
-    ),
-    "table6": Preset(
-        "as table3: width reduction in cases 2 to 10", _BY_NARROW_CASE, {**_CIFAR10, **_NARROW}, _NARROW_CASES
-    ),
+    "table6": _cases("as table3: width reduction in cases 2 to 10", _BY_NARROW_CASE, "width_reduction", **_CIFAR10),
     "table7": Preset(
         "rounds until the paper's target accuracies, cases 1 to 7, both methods",
         _TO_TARGET,
@@ -105,17 +98,16 @@ PRESETS = {
         {**_SMALL, "participation_rate": 1.0},
         _added(4, 0, 4, 8, 16, 28),
     ),
-    "table3_small": Preset(
+    "table3_small": _cases(
         "table3 reduced: 32 clients, ResNet-8, a fifth of CIFAR-10 at 16x16; --case 7 for one case",
         "1.5 to 4 minutes a case on one core, 0.14 (case 7) to 0.54 (case 2) seconds a round",
-        {**_SMALL, **_EMBRACING},
-        _CASES,
+        **_SMALL,
     ),
-    "table6_small": Preset(
+    "table6_small": _cases(
         "table6 reduced in the same way",
         "1.8 to 4 minutes a case on one core, 0.20 (case 2) to 0.34 (case 5) seconds a round",
-        {**_SMALL, **_NARROW},
-        _NARROW_CASES,
+        "width_reduction",
+        **_SMALL,
     ),
     "table9_small": Preset(
         "table9 reduced: case 7 with a quarter of the clients active",

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.embracing_fl.methods import CLASSES, counts_of, label_of
+from experiments.embracing_fl.methods import CLASSES, NARROW, counts_of, label_of
 from jaxfl.core import ArgumentError
 from jaxfl.training import read_run
 
 METRIC = "test_accuracy"
-COMPARED = (
-    "method",
-    "case",
-    *CLASSES,
-    "participation_rate",
-    "num_active",
-    "batch_norm",
-    "target_accuracy",
-    "nodes",
-)  # options
+# Options in which compared lines may differ.
+COMPARED = ("method", "case", *CLASSES, "participation_rate", "num_active", "batch_norm", "target_accuracy", "nodes")
 
 
 class Result(NamedTuple):
@@ -47,11 +39,6 @@ class Result(NamedTuple):
         return self.case or 11, self.counts, self.num_active
 
     @property
-    def key(self) -> tuple[Any, ...]:
-        """What tells results apart."""
-        return self.dataset, self.method, self.comparison, self.batch_norm, self.nodes
-
-    @property
     def label(self) -> str:
         """Its clients."""
         return label_of(self.case, self.counts, joint=", ")
@@ -66,20 +53,22 @@ class Result(NamedTuple):
         """Fewest of all seeds."""
         return min(max(line["round"] for line in self.lines if line["seed"] == seed) for seed in self.seeds)
 
+    @property
+    def has_all(self) -> bool:
+        """Whether all clients that hold data take part."""
+        return sum(self.counts) == self.nodes
+
+    def curves(self) -> list[list[float]]:
+        """Accuracy in per cent at each evaluation, of each seed."""
+        return [[100 * line[METRIC] for line in self.lines if line["seed"] == seed] for seed in self.seeds]
+
     def last(self) -> np.ndarray:
         """(seeds,), accuracy in per cent at the last evaluation."""
-        return np.array([100 * self._of(seed)[-1] for seed in self.seeds])
+        return np.array([values[-1] for values in self.curves()])
 
     def best(self) -> np.ndarray:
         """(seeds,), the highest at any evaluation."""
-        return np.array([100 * max(self._of(seed)) for seed in self.seeds])
-
-    def rounds_to_target(self) -> list[int | None]:
-        """As `rounds_to_target`, for each seed."""
-        return rounds_to_target(self.lines, self.seeds, self.target_accuracy or 0.0)
-
-    def _of(self, seed: int) -> list[float]:
-        return [line[METRIC] for line in self.lines if line["seed"] == seed]
+        return np.array([max(values) for values in self.curves()])
 
 
 def rounds_to_target(lines: Sequence[Mapping[str, Any]], seeds: Sequence[int], target: float) -> list[int | None]:
@@ -91,7 +80,32 @@ def rounds_to_target(lines: Sequence[Mapping[str, Any]], seeds: Sequence[int], t
         [5, None]
     """
     reached = [[line["round"] for line in lines if line["seed"] == seed and line[METRIC] >= target] for seed in seeds]
-    return [min(rounds) if rounds else None for rounds in reached]
+    return [min(rounds, default=None) for rounds in reached]
+
+
+def usual(results: Iterable[Result]) -> list[Result]:
+    """One result for each method and comparison: of two kinds of batch normalization the one that suits it."""
+    chosen: dict[object, Result] = {}
+    for result in results:
+        key = result.method, result.comparison, result.nodes
+        if key not in chosen or result.batch_norm == ("static" if result.method in NARROW else "global"):
+            chosen[key] = result
+    return list(chosen.values())
+
+
+def grouped(results: Iterable[Result]) -> dict[Any, dict[str, Result]]:
+    """Comparison -> method -> result, comparisons in order."""
+    rows: dict[Any, dict[str, Result]] = {}
+    for result in sorted(results, key=lambda result: result.comparison):
+        rows.setdefault(result.comparison, {})[result.method] = result
+    return rows
+
+
+def gaps(first: Result, second: Result) -> np.ndarray:
+    """(seeds,), accuracy of the first less that of the second, in points, seed by seed where both have the same."""
+    if first.seeds == second.seeds:
+        return first.last() - second.last()
+    return np.array([first.last().mean() - second.last().mean()])
 
 
 def read_results(directories: Sequence[str]) -> list[Result]:
@@ -101,37 +115,37 @@ def read_results(directories: Sequence[str]) -> list[Result]:
         ArgumentError: a directory holds no run, one of another experiment, one of lines that differ in what is not
             compared here, or one that has not been evaluated yet; or the runs are of different data sets.
     """
+
+    def refuse(requirement: str, found: str, remedy: str = "Name other directories.") -> ArgumentError:
+        return ArgumentError("collect", requirement, found, remedy)
+
     results: dict[Any, Result] = {}
     for directory in directories:
         path = Path(directory).expanduser()
         try:
             run = read_run(path)
         except ArgumentError as error:
-            raise ArgumentError("collect", error.requirement, error.found, error.remedy) from None
+            raise refuse(error.requirement, error.found, error.remedy) from None
         if run.config["experiment"] != "embracing_fl":
-            found = f"{path} is one of {run.config['experiment']}"
-            raise ArgumentError("collect", "must be runs of embracing_fl", found, "Name other directories.")
+            raise refuse("must be runs of embracing_fl", f"{path} is one of {run.config['experiment']}")
         summary = run.read_summary()["variants"] if (path / "summary.json").exists() else {}
         metrics, config = run.read_metrics(), run.config["config"]
         of_run = {}
         if "lines" not in config:
-            raise ArgumentError(
-                "collect", "must be runs of this version", f"{path} is older", "Name other directories."
-            )
+            raise refuse("must be runs of this version", f"{path} is older")
         for name, changes in config["lines"].items():
             lines = tuple(line for line in metrics if line["variant"] == name)
             result = _result(name, {**config, **changes}, lines, summary.get(name, {}))
-            if result.key in of_run:
-                found = f"{path} compares {of_run[result.key].name} and {name}"
-                raise ArgumentError("collect", "must be runs of cases and methods", found, "Name other directories.")
-            of_run |= {result.key: result} if lines else {}
+            key = result.dataset, result.method, result.comparison, result.batch_norm, result.nodes
+            if key in of_run:
+                raise refuse("must be runs of cases and methods", f"{path} compares {of_run[key].name} and {name}")
+            of_run |= {key: result} if lines else {}
         results |= of_run
     if not results:
-        raise ArgumentError("collect", "must hold evaluated runs", "got none", "Wait for their first evaluation.")
+        raise refuse("must hold evaluated runs", "got none", "Wait for their first evaluation.")
     datasets = sorted({result.dataset for result in results.values()})
     if len(datasets) > 1:
-        found = f"got {', '.join(datasets)}"
-        raise ArgumentError("collect", "must be runs of one data set", found, "Collect each data set by itself.")
+        raise refuse("must be runs of one data set", f"got {', '.join(datasets)}", "Collect each data set by itself.")
     return list(results.values())
 
 

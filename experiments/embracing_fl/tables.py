@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from experiments.embracing_fl import paper
 from experiments.embracing_fl.costs import two_digits
-from experiments.embracing_fl.methods import CLASSES, NARROW
-from experiments.embracing_fl.results import Result
+from experiments.embracing_fl.methods import CLASSES
+from experiments.embracing_fl.results import Result, gaps, grouped, rounds_to_target, usual
 
 TITLES = {
     "embracing": "EmbracingFL",
@@ -22,12 +21,14 @@ TITLES = {
     "fed_avg": "FedAvg, strong alone",
 }
 BOTH = ("embracing", "width_reduction")
+Pair = tuple[Result | None, paper.Accuracy | None]
+"""What ran here, and what the paper has."""
 
 
 def markdown(results: Sequence[Result]) -> str:
     """All tables for which there are results: cases, added weak clients, batch normalization, rounds to a target."""
-    usual = _usual(results)
-    tables = [_cases(usual), _added_clients(usual), _batch_norm(results), _targets(usual)]
+    chosen = usual(results)
+    tables = [_cases(chosen), _added_clients(chosen), _batch_norm(results), _targets(chosen)]
     begun = [f"{r.name}: at round {r.rounds} of {r.wanted_rounds}" for r in results if r.rounds < r.wanted_rounds]
     seeds = " or ".join(map(str, sorted({len(result.seeds) for result in results})))
     heading = (
@@ -41,30 +42,22 @@ def markdown(results: Sequence[Result]) -> str:
 def _cases(results: Sequence[Result]) -> str:
     """Rows: comparisons in which all clients take part. Columns: methods, each beside the paper's number."""
     elsewhere = {result.comparison for result in added_clients(results)}
-    whole = [r for r in results if sum(r.counts) == r.nodes and r.comparison not in elsewhere]
-    rows = {key: row for key, row in grouped(whole).items() if set(row) - {"fed_avg"}}
+    rows = grouped(result for result in results if result.has_all and result.comparison not in elsewhere)
+    rows = {key: row for key, row in rows.items() if {*row} - {"fed_avg"}}
     methods = [method for method in TITLES if method != "fed_avg" and any(method in row for row in rows.values())]
-    table = paper.TABLES_BY_DATASET.get(results[0].dataset)
-    published = {"embracing": table.accuracy} if table else {}
-    published |= {"width_reduction": paper.WIDTH_REDUCTION} if results[0].dataset == "cifar10" else {}
-    both = {*BOTH} <= {*methods}
-    with_paper = both and {*BOTH} <= {*published}
-    heads = ["", *CLASSES, "active", "average capacity"]
-    for method in methods:
-        heads += [TITLES[method], *(["paper"] if method in published else [])]
+    dataset = results[0].dataset
+    published, capacities = paper.ACCURACY.get(dataset, {}), paper.CAPACITY.get(dataset, {})
+    heads = ["", *CLASSES, "active", "average capacity", *(h for m in methods for h in (TITLES[m], "paper"))]
     body = []
     for (case, counts, num_active), row in rows.items():
         # Of the two methods' nearly equal capacities the paper gives EmbracingFL's.
         first = row.get("embracing") or next(iter(row.values()))
         capacity = "" if first.average_capacity is None else two_digits(first.average_capacity)
-        capacity += f" ({table.capacity[case]:.2f})" if table and case in table.capacity else ""
-        cells = [first.label, *map(str, (*counts, num_active)), capacity]
-        for method in methods:
-            cells.append(_accuracy(row.get(method)))
-            cells += [_pair(published[method].get(case))] if method in published else []
-        cells += [_gap(*map(row.get, BOTH))] if both else []
-        body.append([*cells, *([_paper_gap(*(published[method].get(case) for method in BOTH))] if with_paper else [])])
-    return _table("Cases", [*heads, *(["gap"] if both else []), *(["gap, paper"] if with_paper else [])], body)
+        capacity += f" ({capacities[case]:.2f})" if case in capacities else ""
+        pairs = {method: (row.get(method), published.get(method, {}).get(case)) for method in methods}
+        gap = _gap_cells(*(pairs.get(method, (None, None)) for method in BOTH))
+        body.append([first.label, *map(str, (*counts, num_active)), capacity, *_cells(*pairs.values()), *gap])
+    return _table("Cases", [*heads, "gap", "gap, paper"], body, optional=("paper", "gap", "gap, paper"))
 
 
 def added_clients(results: Sequence[Result]) -> list[Result]:
@@ -72,8 +65,8 @@ def added_clients(results: Sequence[Result]) -> list[Result]:
 
     Those with fewer clients than hold data, and of the same strong clients the one with all.
     """
-    counted = [r for r in _usual(results) if r.case is None and not r.counts[1] and r.method in BOTH]
-    strong = {result.counts[0] for result in counted if sum(result.counts) < result.nodes}
+    counted = [r for r in usual(results) if r.case is None and not r.counts[1] and r.method in BOTH]
+    strong = {result.counts[0] for result in counted if not result.has_all}
     return [result for result in counted if result.counts[0] in strong]
 
 
@@ -81,10 +74,10 @@ def _added_clients(results: Sequence[Result]) -> str:
     """Rows: comparisons with fewer clients than hold data, as in Table 2."""
     body = []
     for (_, counts, num_active), row in grouped(added_clients(results)).items():
-        whole, narrow = map(row.get, BOTH)
-        of_narrow, of_whole = paper_added(next(iter(row.values()))) or (None, None)
-        cells = [_accuracy(narrow), _pair(of_narrow), _accuracy(whole), _pair(of_whole), _gap(whole, narrow)]
-        body.append([str(counts[0]), str(counts[2]), str(num_active), *cells, _paper_gap(of_whole, of_narrow)])
+        published = paper_added(next(iter(row.values()))) or (None, None)
+        narrow, whole = zip(map(row.get, BOTH[::-1]), published, strict=True)
+        clients = map(str, (counts[0], counts[2], num_active))
+        body.append([*clients, *_cells(narrow, whole), *_gap_cells(whole, narrow)])
     titles = [TITLES["width_reduction"], "paper", TITLES["embracing"], "paper", "gap", "gap, paper"]
     return _table("Weak clients added to strong ones (Table 2)", ["strong", "weak", "active", *titles], body)
 
@@ -104,79 +97,57 @@ def _batch_norm(results: Sequence[Result]) -> str:
         if len(row) == 2:
             _, (strong, moderate, weak), num_active = comparison
             fits = results[0].dataset == "cifar10" and 7 * strong == weak and not moderate
-            cells, pair = [], [paper.BATCH_NORM.get((method, mode)) if fits else None for mode in ("static", "global")]
-            for mode, number in zip(("static", "global"), pair, strict=True):
-                cells += [_accuracy(row[mode]), _pair(number)]
-            gaps = [_gap(row["static"], row["global"]), _paper_gap(*pair)]
-            body.append([row["static"].label, str(num_active), TITLES[method], *cells, *gaps])
+            published = paper.BATCH_NORM.get(method, (None, None)) if fits else (None, None)
+            pairs = list(zip((row["static"], row["global"]), published, strict=True))
+            clients = row["static"].label, str(num_active), TITLES[method]
+            body.append([*clients, *_cells(*pairs), *_gap_cells(*pairs)])
     heads = ["clients", "active", "method", "static", "paper", "global", "paper", "static less global", "paper"]
     return _table("Batch normalization (Table 9)", heads, body)
 
 
 def _targets(results: Sequence[Result]) -> str:
     """Rows: comparisons with a target, as in Table 7."""
-    rows = grouped([result for result in results if result.target_accuracy is not None])
+    rows = grouped(result for result in results if result.target_accuracy is not None)
     methods = [method for method in TITLES if any(method in row for row in rows.values())]
     body = []
     for (case, _, _), row in rows.items():
         first = next(iter(row.values()))
         numbers = paper.ROUNDS_TO_TARGET.get(case) if first.dataset == "cifar10" else None
         of_paper = "" if numbers is None else f"{numbers[0]} %: {numbers[1]} and {numbers[2]}"
-        reached = [row[method].rounds_to_target() if method in row else [] for method in methods]
-        texts = [", ".join("never" if number is None else str(number) for number in seeds) for seeds in reached]
+        texts = [_reached(row[method]) if method in row else "" for method in methods]
         body.append([first.label, f"{100 * (first.target_accuracy or 0):g} %", *texts, of_paper])
     heads = ["", "target", *(TITLES[method] for method in methods), "paper: width reduction and EmbracingFL"]
     return _table("Rounds until a target accuracy is reached, of each seed (Table 7)", heads, body)
 
 
-def _usual(results: Sequence[Result]) -> list[Result]:
-    """One result for each method and comparison: of two kinds of batch normalization the one that suits it."""
-    chosen: dict[object, Result] = {}
-    for result in results:
-        key = result.method, result.comparison, result.nodes
-        if key not in chosen or result.batch_norm == ("static" if result.method in NARROW else "global"):
-            chosen[key] = result
-    return list(chosen.values())
+def _reached(result: Result) -> str:
+    rounds = rounds_to_target(result.lines, result.seeds, result.target_accuracy or 0.0)
+    return ", ".join("never" if number is None else str(number) for number in rounds)
 
 
-def grouped(
-    results: Sequence[Result], key: Callable[[Result], str] = lambda result: result.method
-) -> dict[Any, dict[str, Result]]:
-    """Comparison -> key -> result, comparisons in order."""
-    rows: dict[Any, dict[str, Result]] = {}
-    for result in sorted(results, key=lambda result: result.comparison):
-        rows.setdefault(result.comparison, {})[key(result)] = result
-    return rows
+def _cells(*pairs: Pair) -> list[str]:
+    """Two cells each: accuracy here, the end and the best evaluation, and in the paper."""
+    cells = []
+    for result, published in pairs:
+        cells.append("" if result is None else f"{_spread(result.last())} ({result.best().mean():.1f})")
+        cells.append("" if published is None else f"{published[0]:.1f} ± {published[1]:.1f}")
+    return cells
 
 
-def gaps(first: Result, second: Result) -> np.ndarray:
-    """(seeds,), accuracy of the first less that of the second, in points, seed by seed where both have the same."""
-    if first.seeds == second.seeds:
-        return first.last() - second.last()
-    return np.array([first.last().mean() - second.last().mean()])
-
-
-def _accuracy(result: Result | None) -> str:
-    return "" if result is None else f"{_spread(result.last())} ({result.best().mean():.1f})"
+def _gap_cells(first: Pair, second: Pair) -> list[str]:
+    """By how much the first is ahead of the second, here and in the paper."""
+    (result, published), (other, of_other) = first, second
+    here = "" if result is None or other is None else _spread(gaps(result, other), "+")
+    there = "" if published is None or of_other is None else f"{published[0] - of_other[0]:+.1f}"
+    return [here, there]
 
 
 def _spread(values: np.ndarray, sign: str = "") -> str:
     return f"{values.mean():{sign}.1f}" + (f" ± {values.std(ddof=1):.1f}" if len(values) > 1 else "")
 
 
-def _gap(first: Result | None, second: Result | None) -> str:
-    return "" if first is None or second is None else _spread(gaps(first, second), "+")
-
-
-def _pair(number: paper.Accuracy | None) -> str:
-    return "" if number is None else f"{number[0]:.1f} ± {number[1]:.1f}"
-
-
-def _paper_gap(first: paper.Accuracy | None, second: paper.Accuracy | None) -> str:
-    return "" if first is None or second is None else f"{first[0] - second[0]:+.1f}"
-
-
-def _table(title: str, heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """In Markdown; nothing without rows."""
-    rows = [f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *body)]
-    return "\n".join([f"### {title}", "", *rows]) if body else ""
+def _table(title: str, heads: Sequence[str], body: Sequence[Sequence[str]], optional: Sequence[str] = ()) -> str:
+    """In Markdown; nothing without rows. Columns with these optional heads are left out where they are empty."""
+    kept = [head not in optional or any(row[number] for row in body) for number, head in enumerate(heads)]
+    rows = [list(itertools.compress(cells, kept)) for cells in (heads, ["---"] * len(heads), *body)]
+    return "\n".join([f"### {title}", "", *(f"| {' | '.join(cells)} |" for cells in rows)]) if body else ""

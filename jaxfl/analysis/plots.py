@@ -127,7 +127,7 @@ def draw_panels(
             curve = seeds_curve([line for line in lines if line["variant"] == variant], panel.metric)
             if curve.rounds.size:
                 num_seeds = max(num_seeds, curve.num_seeds)
-                handles[variant] = _draw_curve(axes, curve, number, variant)
+                handles[variant] = draw_curve(axes, curve, line_style(number))
         _finish_axes(axes, panel)
     band = f"; line: mean over {num_seeds} seeds, band: smallest to largest seed" if num_seeds > 1 else "; one seed"
     if len(handles) > _MOST_IN_LEGEND:
@@ -145,10 +145,20 @@ def new_figure(width: float, height: float, title: str | None = None) -> Figure:
     return figure
 
 
-def legend_below(figure: Figure, handles: Mapping[str, Any], notes: Sequence[str] = ()) -> None:
-    """One legend for all axes, under lines of notes."""
-    where = {"loc": "outside lower center", "ncols": min(3, len(handles)), "frameon": False}
-    figure.legend(handles.values(), handles.keys(), title="\n".join(notes), title_fontsize=8, **where)
+def legend_below(
+    figure: Figure, handles: Mapping[str, Any], notes: Sequence[str] = (), num_columns: int = 3, **style: Any
+) -> None:
+    """One legend for all axes, below them, under lines of notes; `style` as for `Figure.legend`."""
+    figure.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside lower center",
+        ncols=min(num_columns, len(handles)),
+        title="\n".join(notes),
+        title_fontsize=8,
+        frameon=False,
+        **style,
+    )
 
 
 def save_figure(figure: Figure, path: Path) -> Path:
@@ -156,6 +166,15 @@ def save_figure(figure: Figure, path: Path) -> Path:
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=120)
     return path
+
+
+def save_picture(
+    figure: Figure, path: Path, title: str, handles: Mapping[str, Any], note: str, num_columns: int
+) -> Path:
+    """Write a picture with a title and one legend in small letters; returns its path."""
+    figure.suptitle(title, fontsize=11)
+    legend_below(figure, handles, [note], num_columns, fontsize=8)
+    return save_figure(figure, path)
 
 
 def wrapped_notes(notes: Sequence[str], width: float) -> list[str]:
@@ -193,13 +212,12 @@ def seeds_curve(lines: Sequence[Mapping[str, Any]], metric: str) -> Curve:
     )
 
 
-def _draw_curve(axes: Axes, curve: Curve, number: int, variant: str) -> Any:
-    """The line and band of one variant; the handle of its line."""
-    style = line_style(number)
-    marker = "o" if curve.rounds.size == 1 else None
+def draw_curve(axes: Axes, curve: Curve, style: Mapping[str, Any], x_unit: int = 1) -> Any:
+    """The mean over seeds and, of several, a band around it, against rounds times `x_unit`; the handle of the line."""
+    x, marker = x_unit * curve.rounds, "o" if curve.rounds.size == 1 else None
     if curve.num_seeds > 1:
-        axes.fill_between(curve.rounds, curve.low, curve.high, color=style["color"], alpha=0.18, linewidth=0)
-    (line,) = axes.plot(curve.rounds, curve.mean, linewidth=1.8, marker=marker, label=variant, **style)
+        axes.fill_between(x, curve.low, curve.high, color=style["color"], alpha=0.18, linewidth=0)
+    (line,) = axes.plot(x, curve.mean, linewidth=1.8, marker=marker, **style)
     return line
 
 

@@ -1,13 +1,12 @@
 """What is sent, and costs of a round: quantisers, what a model counts, seconds and joules of computing with it."""
 
-from jaxfl.channel.cost import Architecture, Counts, bilstm, capacity, count, dzofl_cnn, femnist_cnn, resnet20
+from jaxfl.channel.cost import BILSTM_COUNTED, DZOFL_COUNTED, Counts, capacity, count, total
 from jaxfl.channel.device_profile import (
     ONEPLUS_9_PRO,
     ClientWork,
     DeviceProfile,
     RoundSeconds,
     partial_work,
-    reduced_work,
     round_seconds,
     training_bytes,
 )
@@ -15,8 +14,9 @@ from jaxfl.channel.energy import EnergyModel, ForwardEnergy, Workload, backward_
 from jaxfl.channel.quantize import Quantizer, ternary_quantizer, uniform_quantizer
 
 __all__ = [
+    "BILSTM_COUNTED",
+    "DZOFL_COUNTED",
     "ONEPLUS_9_PRO",
-    "Architecture",
     "ClientWork",
     "Counts",
     "DeviceProfile",
@@ -26,18 +26,14 @@ __all__ = [
     "RoundSeconds",
     "Workload",
     "backward_energy",
-    "bilstm",
     "capacity",
     "count",
-    "dzofl_cnn",
-    "femnist_cnn",
     "forward_energy",
     "mac_energy",
     "partial_work",
-    "reduced_work",
-    "resnet20",
     "round_seconds",
     "ternary_quantizer",
+    "total",
     "training_bytes",
     "uniform_quantizer",
 ]

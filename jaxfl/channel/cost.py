@@ -1,15 +1,24 @@
-"""What a model costs: parameters, activations and operations.
+"""What a model costs: parameters, activations and operations of a forward pass, counted on its traced program.
 
-An architecture is data: a list of named layer descriptions and the shape of one sample. Every count is per sample. The
-papers count activations differently, so an architecture also says which layers' outputs are counted:
+Each layer is traced for one sample, in the form that is the same on all platforms (`jaxfl.core.tracing`), and nothing
+is computed. So no second description of a model exists.
 
-- EmbracingFL, ResNet-20 and FEMNIST CNN: convolutions (those of shortcuts too) and dense layers. Normalisation, ReLU
-  and pooling do not count.
-- EmbracingFL, bidirectional LSTM: the LSTM alone, ten numbers per unit, direction and word. The ten are inferred from
-  Table 1; four gates before and after their nonlinearity, cell state and output would be ten.
-- DZOFL: convolutions, pooling, the flattened copy of it, and the dense layer.
+- Parameters: all that `init` makes: kernels, biases, the scale and shift of normalization. Model state, such as its
+  moving statistics, is not counted.
+- Multiply-accumulates: those of convolutions and matrix products. Taps of a window that lie on padding count.
+- Other operations: one for each number that arithmetic gives, and for each number that a pooling or a sum reads.
+  Additions and multiplications by numbers that do not depend on the sample, in a row, are one operation: a bias, a
+  normalization with given statistics, or the last step of a mean, which belongs to its sum. What is added to a product,
+  but for a bias, is where its accumulation starts. Movements of numbers are free, and so is what depends on parameters
+  alone.
 
-Counted as parameters: kernels, biases, the scale and shift of normalisation. Not counted: its moving statistics.
+The papers count activations differently, so `count` is told which layers' activations count:
+
+- EmbracingFL, ResNet-20 and FEMNIST CNN: outputs of convolutions (those of shortcuts too) and dense layers, which is
+  what layers mark (`jaxfl.core.tracing.mark_activation`). Normalization, ReLU and pooling do not count.
+- EmbracingFL, bidirectional LSTM: the LSTM alone (`BILSTM_COUNTED`), ten numbers per unit, direction and word. The ten
+  are inferred from Table 1; the four gates' two products, cell state and output are ten.
+- DZOFL: convolutions, pooling, the flattened copy of it, and the dense layer (`DZOFL_COUNTED`).
 
 References:
     S. Lee, T. Zhang, S. Prakash, Y. Niu, S. Avestimehr, "Embracing Federated Learning: Enabling Weak Client
@@ -21,117 +30,115 @@ References:
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from enum import Enum
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Literal
 
 from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
+from jaxfl.core.tracing import ACTIVATION, canonical_form
+from jaxfl.core.types import Variables
+
+BILSTM_COUNTED = ("lstm",)  # of jaxfl.models.bilstm_classifier
+DZOFL_COUNTED = ("conv_1", "conv_2", "pool", "flatten", "dense_1")  # of jaxfl.models.dzofl_cnn
 
 
-class Convolution(NamedTuple):
-    """Two-dimensional, on (height, width, channels)."""
+class Layered(Protocol):
+    """What is counted: a `jaxfl.models.Model`."""
 
-    features: int
-    window: int
-    stride: int = 1
-    padding: str = "same"  # or "valid"
-    bias: bool = True
-
-
-class Dense(NamedTuple):
-    """On the last axis."""
-
-    features: int
-    bias: bool = True
-
-
-class Normalization(NamedTuple):
-    """With a trained scale and shift for each channel."""
-
-
-class Relu(NamedTuple):
-    """max(x, 0)."""
-
-
-class Pooling(NamedTuple):
-    """Maximum or mean over windows that do not overlap; a rest at the border is dropped."""
-
-    window: int
-
-
-class Flatten(NamedTuple):
-    """To one axis."""
-
-
-class Embedding(NamedTuple):
-    """From (words,) to (words, features)."""
-
-    vocabulary: int
-    features: int
-
-
-class Lstm(NamedTuple):
-    """From (words, features) to the last outputs of all directions."""
-
-    units: int
-    directions: int = 2
-    bias_vectors: int = 1  # for each gate: 1 as in Keras, 2 as in PyTorch
-
-
-class Residual(NamedTuple):
-    """Sum of a branch and a shortcut; the shortcut without layers is the identity."""
-
-    branch: tuple[tuple[str, Layer], ...]
-    shortcut: tuple[tuple[str, Layer], ...] = ()
-
-
-Layer = Convolution | Dense | Normalization | Relu | Pooling | Flatten | Embedding | Lstm | Residual
-
-LSTM_NUMBERS_PER_UNIT = 10
-
-
-class Architecture(NamedTuple):
-    """A model as data."""
-
-    input_shape: tuple[int, ...]  # of one sample
-    layers: tuple[tuple[str, Layer], ...]
-    counted: tuple[type, ...]  # kinds of layers whose outputs are activations
+    @property
+    def layers(self) -> Sequence[tuple[str, Any]]:
+        """(name, layer), input side first."""
+        ...
 
 
 class Counts(NamedTuple):
-    """Sums over layers, for one sample."""
+    """Of one layer or of several in a row, for one sample."""
 
     parameters: int
     activations: int
-    macs: int  # multiply-accumulate operations of convolutions, dense layers and LSTMs
-    other_operations: int  # one per bias added, ReLU, normalized number, number read by a pooling, residual sum
+    macs: int  # multiply-accumulate operations
+    other_operations: int
+    inputs: int = 0  # numbers that enter the first layer
 
 
-def count(architecture: Architecture, *, trained_from: str | None = None) -> Counts:
+def count(
+    model: Layered, sample_shape: tuple[int, ...], *, dtype: Any = jnp.float32, counted: Collection[str] | None = None
+) -> dict[str, Counts]:
+    """Counts of each layer of a model.
+
+    Args:
+        model: in evaluation.
+        sample_shape: shape of one sample.
+        dtype: type of the inputs: int32 for words.
+        counted: names of the layers whose activations count, of a layer that marks none its outputs. Default: what
+            layers mark.
+
+    Returns:
+        Layer name -> its counts, input side first, those without parameters too. `total` adds them up.
+
+    Raises:
+        ArgumentError: no layer has a name of `counted`; a layer refuses the shape that reaches it; the number of
+            operations is known only when the program runs.
+
+    Guarantees:
+        - the counts of EmbracingFL's Tables 1 and 10, and of DZOFL's network.
+        - the same on every platform.
+
+    Example:
+        >>> from jaxfl.models import mlp
+        >>> for name, counts in count(mlp((784, 32, 10)), (28, 28)).items():
+        ...     print(name, *counts)
+        flatten 0 0 0 0 784
+        dense_1 25120 32 25088 32 784
+        relu_1 0 0 0 32 32
+        dense_2 330 10 320 10 32
+    """
+    names = tuple(name for name, _ in model.layers)
+    for name in counted or ():
+        check.one_of(names, counted=name)
+    values = jax.ShapeDtypeStruct((1, *sample_shape), dtype)
+    counts = {}
+    for name, layer in model.layers:
+        of_layer, values = _count_layer(layer, values)
+        if counted is not None:
+            number = (of_layer.activations or values.size) if name in counted else 0
+            of_layer = of_layer._replace(activations=number)
+        counts[name] = of_layer
+    return counts
+
+
+def total(layers: Mapping[str, Counts], *, trained_from: str | None = None) -> Counts:
     """Counts of a model, or of its output side.
 
     Args:
-        architecture: the model.
-        trained_from: name of the first layer to count; the whole model where it is None.
+        layers: from `count`.
+        trained_from: name of the first layer to add; the whole model where it is None.
 
     Returns:
-        Sums over the counted layers, for one sample.
+        Sums over layers.
 
     Raises:
-        ArgumentError: no layer has that name, or a layer does not fit the shape that reaches it.
+        ArgumentError: no layer has that name.
 
     Example:
-        >>> count(resnet20()).parameters, 32 * count(resnet20()).activations
+        >>> from jaxfl.models import resnet20
+        >>> layers = count(resnet20(), (32, 32, 3))
+        >>> total(layers).parameters, 32 * total(layers).activations
         (272762, 6947136)
-        >>> count(resnet20(), trained_from="block_4").parameters
+        >>> total(layers, trained_from="block_2_1").parameters
         257994
     """
-    names = [name for name, _ in architecture.layers]
-    if trained_from is not None and trained_from not in names:
-        requirement = f"must be one of {', '.join(names)}"
-        raise ArgumentError("trained_from", requirement, f"got {trained_from!r}", "Name one of these layers.")
-    first = 0 if trained_from is None else names.index(trained_from)
-    shape, _ = _walk(architecture.input_shape, architecture.layers[:first], architecture.counted)
-    return _walk(shape, architecture.layers[first:], architecture.counted)[1]
+    names = tuple(layers)
+    if trained_from is not None:
+        check.one_of(names, trained_from=trained_from)
+    chosen = list(layers.values())[0 if trained_from is None else names.index(trained_from) :]
+    return Counts(*map(sum, zip(*chosen, strict=True)))._replace(inputs=chosen[0].inputs)
 
 
 def capacity(part: Counts, whole: Counts, *, batch_size: int = 1) -> float:
@@ -149,7 +156,9 @@ def capacity(part: Counts, whole: Counts, *, batch_size: int = 1) -> float:
         ArgumentError: a batch size that is not an integer of at least 1.
 
     Example:
-        >>> round(capacity(count(resnet20(), trained_from="block_4"), count(resnet20()), batch_size=32), 5)
+        >>> from jaxfl.models import resnet20
+        >>> layers = count(resnet20(), (32, 32, 3))
+        >>> round(capacity(total(layers, trained_from="block_2_1"), total(layers), batch_size=32), 5)
         0.41702
     """
     check.at_least(1, batch_size=batch_size)
@@ -157,172 +166,105 @@ def capacity(part: Counts, whole: Counts, *, batch_size: int = 1) -> float:
     return numbers[0] / numbers[1]
 
 
-def resnet20(width: float = 1.0) -> Architecture:
-    """ResNet-20 for CIFAR-10, with a 1x1 convolution and normalization as shortcut of all three stages.
-
-    Args:
-        width: share of the channels of every layer, rounded down: 0.45 and 0.2 in EmbracingFL's Table 10.
-
-    Returns:
-        The architecture, for images (32, 32, 3) and 10 classes.
-
-    Raises:
-        ArgumentError: a width that is not positive, or leaves no channel.
-    """
-    check.positive(width=width)
-    stages = [math.floor(width * channels) for channels in (16, 32, 64)]
-    if stages[0] < 1:
-        raise ArgumentError("width", "must leave at least one of 16 channels", f"got {width}", "Pass 1 / 16 or more.")
-    layers: list[tuple[str, Layer]] = list(_normalized(stages[0], 3, 1))
-    for stage, channels in enumerate(stages):
-        for position in range(3):
-            stride = 2 if stage > 0 and position == 0 else 1
-            block = Residual(
-                branch=(*_normalized(channels, 3, stride), *_normalized(channels, 3, 1)[:2]),
-                shortcut=_normalized(channels, 1, stride)[:2] if position == 0 else (),
-            )
-            number = 3 * stage + position + 1
-            layers += [(f"block_{number}", block), (f"block_{number}_relu", Relu())]
-    layers += [("pool", Pooling(8)), ("flatten", Flatten()), ("dense", Dense(10))]
-    return Architecture(input_shape=(32, 32, 3), layers=tuple(layers), counted=(Convolution, Dense))
-
-
-def femnist_cnn() -> Architecture:
-    """EmbracingFL's network for FEMNIST, 62 classes: two 5x5 convolutions, each with 2x2 pooling, two dense layers.
-
-    Example:
-        >>> count(femnist_cnn()).parameters
-        6603710
-    """
-    layers = (
-        ("conv_1", Convolution(32, 5)),
-        ("relu_1", Relu()),
-        ("pool_1", Pooling(2)),
-        ("conv_2", Convolution(64, 5)),
-        ("relu_2", Relu()),
-        ("pool_2", Pooling(2)),
-        ("flatten", Flatten()),
-        ("dense_1", Dense(2048)),
-        ("relu_3", Relu()),
-        ("dense_2", Dense(62)),
+def _count_layer(layer: Any, values: jax.ShapeDtypeStruct) -> tuple[Counts, jax.ShapeDtypeStruct]:
+    """The counts of a layer, and what it makes of its inputs."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    params = None if layer.init is None else jax.eval_shape(layer.init, key)
+    given = params if layer.init_state is None else Variables(params, jax.eval_shape(layer.init_state))
+    with canonical_form():
+        program, outputs = jax.make_jaxpr(layer.apply, return_shape=True)(given, values)
+    num_given = len(jax.tree.leaves(given))
+    kinds = [_Kind.FIXED if position < num_given else _Kind.SAMPLE for position in range(len(program.jaxpr.invars))]
+    work: Counter[str] = Counter()
+    _walk(program.jaxpr, kinds, 1, work)
+    counts = Counts(
+        parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
+        activations=work["activations"],
+        macs=work["macs"],
+        other_operations=work["other"],
+        inputs=values.size,
     )
-    return Architecture(input_shape=(28, 28, 1), layers=layers, counted=(Convolution, Dense))
+    return counts, outputs
 
 
-def bilstm(num_words: int = 256) -> Architecture:
-    """EmbracingFL's bidirectional LSTM for IMDB; its weakest clients train on half of the words.
+class _Kind(Enum):
+    """What an array of a program is, as far as it decides whether the next operation counts."""
 
-    Args:
-        num_words: words of a review, at least 1.
-
-    Raises:
-        ArgumentError: a number of words that is not an integer of at least 1.
-
-    Example:
-        >>> count(bilstm()).parameters, count(bilstm(num_words=128)).activations
-        (3611137, 655360)
-    """
-    check.at_least(1, num_words=num_words)
-    layers = (("embedding", Embedding(10_000, 256)), ("lstm", Lstm(256)), ("dense", Dense(1)))
-    return Architecture(input_shape=(num_words,), layers=layers, counted=(Lstm,))
+    FIXED = "parameters and constants: does not depend on the sample"
+    PRODUCT = "of a convolution or a matrix product"
+    SCALED = "a sum, or scaled and shifted by fixed numbers"
+    SAMPLE = "anything else"
 
 
-def dzofl_cnn() -> Architecture:
-    """DZOFL's network for two classes of Fashion-MNIST: 20 and 40 kernels 7x7 without padding, one 2x2 pooling.
-
-    Example:
-        >>> counts = count(dzofl_cnn())
-        >>> counts.parameters, counts.activations, counts.macs + counts.other_operations
-        (45362, 25042, 10564722)
-    """
-    layers = (
-        ("conv_1", Convolution(20, 7, padding="valid")),
-        ("relu_1", Relu()),
-        ("conv_2", Convolution(40, 7, padding="valid")),
-        ("relu_2", Relu()),
-        ("pool", Pooling(2)),
-        ("flatten", Flatten()),
-        ("dense", Dense(2)),
-    )
-    return Architecture(input_shape=(28, 28, 1), layers=layers, counted=(Convolution, Pooling, Flatten, Dense))
+_MOVEMENTS = (
+    "broadcast_in_dim concatenate convert_element_type copy dynamic_slice expand_dims gather name optimization_barrier "
+    "pad reshape rev slice split squeeze stack transpose"
+).split()
 
 
-def _normalized(features: int, window: int, stride: int) -> tuple[tuple[str, Layer], ...]:
-    """Convolution without bias, normalization, ReLU."""
-    convolution = Convolution(features, window, stride, bias=False)
-    return ("conv", convolution), ("norm", Normalization()), ("relu", Relu())
+def _walk(program: Any, entering: Sequence[_Kind], repeats: int, work: Counter[str]) -> list[_Kind]:
+    """Add what a program does, `repeats` times, to `work`; returns the kinds of its outputs."""
+    kinds = dict(zip(program.invars, entering, strict=True))
+    for equation in program.eqns:
+        given = [_kind_of(atom, kinds) for atom in equation.invars]
+        called = [getattr(value, "jaxpr", value) for value in equation.params.values() if hasattr(value, "eqns")]
+        if {*given} <= {_Kind.FIXED}:
+            made = [_Kind.FIXED] * len(equation.outvars)
+        elif called or equation.primitive.name == "cond":
+            made = _walk_called(equation, called, given, repeats, work)
+        else:
+            made = [_walk_one(equation, given, repeats, work)] * len(equation.outvars)
+        kinds |= zip(equation.outvars, made, strict=True)
+    return [_kind_of(atom, kinds) for atom in program.outvars]
 
 
-def _walk(
-    shape: tuple[int, ...], layers: tuple[tuple[str, Layer], ...], counted: tuple[type, ...]
-) -> tuple[tuple[int, ...], Counts]:
-    """The shape behind the layers, and their counts."""
-    total = (0, 0, 0, 0)
-    for name, layer in layers:
-        shape, counts = _one(name, layer, shape, counted)
-        total = tuple(a + b for a, b in zip(total, counts, strict=True))
-    return shape, Counts(*total)
+def _kind_of(atom: Any, kinds: Mapping[Any, _Kind]) -> _Kind:
+    return _Kind.FIXED if isinstance(atom, Literal) else kinds.get(atom, _Kind.FIXED)
 
 
-def _one(name: str, layer: Layer, shape: tuple[int, ...], counted: tuple[type, ...]) -> tuple[tuple[int, ...], Counts]:
-    """The shape behind one layer, and its counts."""
-    for field, value in zip(layer._fields, layer, strict=True):
-        if isinstance(value, int) and not isinstance(value, bool):
-            check.at_least(1, **{f"{field} of {name}": value})
-    parameters = macs = other = 0
-    numbers = None  # activations, where they are not the outputs
-    match layer:
-        case Convolution(features, window, stride, padding, bias):
-            check.one_of(("same", "valid"), **{f"padding of {name}": padding})
-            height, width, channels = _axes(name, shape, 3)
-            margin = 0 if padding == "same" else window - 1
-            output = (math.ceil((height - margin) / stride), math.ceil((width - margin) / stride), features)
-            parameters = features * (window**2 * channels + bias)
-            macs, other = math.prod(output) * window**2 * channels, math.prod(output) * bias
-        case Dense(features, bias):
-            output = (*shape[:-1], features)
-            parameters = features * (shape[-1] + bias)
-            macs, other = math.prod(output) * shape[-1], math.prod(output) * bias
-        case Normalization():
-            output, parameters, other = shape, 2 * shape[-1], math.prod(shape)
-        case Relu():
-            output, other = shape, math.prod(shape)
-        case Pooling(window):
-            height, width, channels = _axes(name, shape, 3)
-            output = (height // window, width // window, channels)
-            other = math.prod(output) * window**2
-        case Flatten():
-            output = (math.prod(shape),)
-        case Embedding(vocabulary, features):
-            output, parameters = (*_axes(name, shape, 1), features), vocabulary * features
-        case Lstm(units, directions, bias_vectors):
-            words, features = _axes(name, shape, 2)
-            output = (directions * units,)
-            parameters = 4 * units * directions * (features + units + bias_vectors)
-            macs = words * 4 * units * directions * (features + units)
-            other = words * units * directions * (4 * bias_vectors + 9)  # 5 nonlinearities, 3 products, 1 sum
-            numbers = words * units * directions * LSTM_NUMBERS_PER_UNIT
-        case Residual(branch, shortcut):
-            output, counts = _walk(shape, branch, counted)
-            skipped, skipped_counts = _walk(shape, shortcut, counted)
-            if output != skipped:
-                found = f"got {output} and {skipped}"
-                raise ArgumentError(name, "branch and shortcut must give one shape", found, "Project the shortcut.")
-            sums = Counts(0, 0, 0, math.prod(output))
-            return output, Counts(*(sum(column) for column in zip(counts, skipped_counts, sums, strict=True)))
-    if min(output) < 1:
-        raise ArgumentError(name, "must leave at least one number on every axis", f"got {output}", "Enlarge the input.")
-    activations = math.prod(output) if numbers is None else numbers
-    return output, Counts(
-        parameters=parameters,
-        activations=activations if isinstance(layer, counted) else 0,
-        macs=macs,
-        other_operations=other,
-    )
+def _walk_called(
+    equation: Any, called: Sequence[Any], given: Sequence[_Kind], repeats: int, work: Counter[str]
+) -> list[_Kind]:
+    """A program that another one calls, or runs in a loop of known length."""
+    name, params = equation.primitive.name, equation.params
+    if name == "while" or len(called) != 1:  # a cond keeps its branches in a tuple
+        requirement = "must do the same work for every sample, to be counted"
+        raise ArgumentError("model", requirement, f"a layer has a {name}", "Trace a model without it.")
+    if name == "scan":
+        first, behind = params["num_consts"], params["num_consts"] + params["num_carry"]
+        given = [*given[:first], *[_Kind.SAMPLE] * params["num_carry"], *given[behind:]]
+        repeats *= params["length"]
+    return _walk(called[0], given, repeats, work)
 
 
-def _axes(name: str, shape: tuple[int, ...], num_axes: int) -> tuple[int, ...]:
-    """`shape`, refused unless it has so many axes."""
-    if len(shape) != num_axes:
-        raise ArgumentError(name, f"needs an input of {num_axes} axes", f"got shape {shape}", "Check the layer before.")
-    return shape
+def _walk_one(equation: Any, given: Sequence[_Kind], repeats: int, work: Counter[str]) -> _Kind:
+    """One operation that depends on the sample; returns the kind of its outputs."""
+    name, params, operands = equation.primitive.name, equation.params, equation.invars
+    size = repeats * sum(array.aval.size for array in equation.outvars)
+    of_sample = [kind for kind in given if kind is not _Kind.FIXED]
+    if name in _MOVEMENTS:
+        if name == "name" and params["name"] == ACTIVATION:
+            work["activations"] += size
+        return of_sample[0] if len({*of_sample}) == 1 else _Kind.SAMPLE
+    if name == "dot_general":
+        (contracted, _), _ = params["dimension_numbers"]
+        work["macs"] += size * math.prod(operands[0].aval.shape[axis] for axis in contracted)
+        return _Kind.PRODUCT
+    if name == "conv_general_dilated":
+        kernel = operands[1].aval
+        work["macs"] += size * (kernel.size // kernel.shape[params["dimension_numbers"].rhs_spec[0]])
+        return _Kind.PRODUCT
+    if name.startswith("reduce_window"):
+        work["other"] += size * math.prod(params["window_dimensions"])
+        return _Kind.SCALED if name == "reduce_window_sum" else _Kind.SAMPLE
+    if name.startswith(("reduce_", "arg")):
+        work["other"] += repeats * operands[0].aval.size
+        return _Kind.SCALED if name == "reduce_sum" else _Kind.SAMPLE
+    if name in ("add", "sub", "mul") or (name == "div" and given[1] is _Kind.FIXED):
+        if len(of_sample) == 1:
+            work["other"] += 0 if of_sample[0] is _Kind.SCALED else size
+            return _Kind.SCALED
+        if name == "add" and _Kind.PRODUCT in given:
+            return _Kind.SAMPLE
+    work["other"] += size
+    return _Kind.SAMPLE

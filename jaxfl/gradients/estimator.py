@@ -80,21 +80,35 @@ def mini_batch(
             total = per_example.weighted_sum(
                 task, node_params, inputs, labels, weights, clip_norm=clip_norm, clip_order=clip_order
             )
-            measured = (jnp.sum(weights * values) for values in (total.losses, total.clipped))
-            return total.gradient, *measured, jnp.sum(jnp.where(mask, total.discarded, 0.0))
+            return total.gradient, batch_sums(total, weights, mask)
 
         inputs, labels = gather(data, draws.indices)
-        gradient, *measured = over_nodes(one_node, task.node_loop)(params, inputs, labels, draws.mask)
-        return gradient, state, batch_info(gradient, *measured, draws)
+        gradient, sums = over_nodes(one_node, task.node_loop)(params, inputs, labels, draws.mask)
+        return gradient, state, batch_info(gradient, sums, draws)
 
     return GradientEstimator(init=init, draw=draw, estimate=estimate)
 
 
+class BatchSums(NamedTuple):
+    """What is measured on one batch, at one node () or at all (n,), float32."""
+
+    loss: Array  # over batch_size
+    clipped: Array  # over batch_size
+    discarded: Array  # a number of gradients
+
+
+def batch_sums(measured: Any, weights: Array, mask: Array) -> BatchSums:
+    """Sums over one node's batch (b,) of what a `GradientSum`, or a table's `Rows`, measured."""
+    return BatchSums(
+        loss=jnp.sum(weights * measured.losses),
+        clipped=jnp.sum(weights * measured.clipped),
+        discarded=jnp.sum(jnp.where(mask, measured.discarded, 0.0)),
+    )
+
+
 def batch_info(
     gradient: PyTree,
-    loss: Array,
-    clipped: Array,
-    discarded: Array,
+    sums: BatchSums,
     batch: Batch,
     *,
     evaluations: Array | None = None,
@@ -102,10 +116,10 @@ def batch_info(
 ) -> GradientInfo:
     """A round's GradientInfo; evaluations default to the valid slots of the batch, misses to none."""
     return GradientInfo(
-        loss=loss,
+        loss=sums.loss,
         gradient_norm=norm(gradient),
-        clipped_fraction=clipped,
-        discarded_gradients=discarded.astype(jnp.int32),
+        clipped_fraction=sums.clipped,
+        discarded_gradients=sums.discarded.astype(jnp.int32),
         gradient_evaluations=jnp.sum(batch.mask, axis=1, dtype=jnp.int32) if evaluations is None else evaluations,
         batch_overflow=batch.overflow,
         prefetch_misses=jnp.zeros_like(batch.overflow) if prefetch_misses is None else prefetch_misses,

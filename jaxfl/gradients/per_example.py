@@ -205,7 +205,8 @@ def per_sample(
         return measured._replace(gradient=gradient)
 
     def one(sample):
-        return _one_sample(task, params, *sample, clip_norm, clip_order)
+        one_input, one_label = sample
+        return _one_sample(task, params, one_input, one_label, clip_norm, clip_order)
 
     loop = jax.lax.map if jax.default_backend() == "cpu" else (lambda fn, samples: jax.vmap(fn)(samples))
     return loop(one, (inputs, labels))

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from jaxfl.core import ArgumentError, Array, FederatedData, Key, PyTree, Task, check, over_nodes
 from jaxfl.core.tasks import check_sample_losses
 from jaxfl.gradients import memory, per_example
-from jaxfl.gradients.estimator import GradientEstimator, batch_info, gather
+from jaxfl.gradients.estimator import GradientEstimator, batch_info, batch_sums, gather
 from jaxfl.gradients.samplers import Batch, Sampler, check_counts, draw_batch, first_occurrence, uniform
 from jaxfl.gradients.stores import Store, make_store
 
@@ -153,10 +153,9 @@ def saga(
                 shift = change.astype(jnp.float32) / count.astype(jnp.float32)
                 drift = store.difference(new.sample_inputs, kept, old, shift)
                 mean = jax.tree.map(jnp.add, mean, drift)
-            measured = (jnp.sum(share * values) for values in (new.losses, new.clipped))
-            return gradient, mean, _encode(new.rows, storage), *measured, jnp.sum(jnp.where(mask, new.discarded, 0.0))
+            return gradient, mean, _encode(new.rows, storage), batch_sums(new, share, mask)
 
-        gradient, mean, new_rows, *measured = over_nodes(one_node, task.node_loop)(
+        gradient, mean, new_rows, sums = over_nodes(one_node, task.node_loop)(
             params, inputs, labels, weights, state.rows, batch.mask, changed, counts, state.table_mean
         )
         written = _write(state.table, batch, new_rows)
@@ -169,7 +168,7 @@ def saga(
         )
         info = batch_info(
             gradient,
-            *measured,
+            sums,
             batch,
             evaluations=jnp.sum(weights > 0, axis=1, dtype=jnp.int32),
             prefetch_misses=jnp.sum((state.row_indices != batch.indices) & batch.mask, axis=1, dtype=jnp.int32),

@@ -5,18 +5,15 @@ from jaxfl.models.classification import Model, classification, sequential
 from jaxfl.models.cnn import cnn, dzofl_cnn, lenet
 from jaxfl.models.mlp import mlp
 from jaxfl.models.resnet import resnet18, resnet20
-from jaxfl.models.sizes import LayerSize, layer_sizes
 from jaxfl.models.text import bilstm_classifier
 
 __all__ = [
-    "LayerSize",
     "Model",
     "bilstm_classifier",
     "binary_classification",
     "classification",
     "cnn",
     "dzofl_cnn",
-    "layer_sizes",
     "lenet",
     "mlp",
     "resnet18",

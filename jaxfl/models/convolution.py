@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
+from jaxfl.core.tracing import suits_cpu
 from jaxfl.core.types import Array
 from jaxfl.models.windows import Geometry, patches
 
@@ -54,7 +55,7 @@ def _canonical(inputs: Array, kernel: Array, strides: tuple[int, int], padding) 
 
 def _columns_at_once(geom: Geometry, in_channels: int, out_channels: int) -> int:
     """How many neighboring columns of the output `_by_columns` should take for one."""
-    if geom.strides != (1, 1) or jax.default_backend() != "cpu":
+    if geom.strides != (1, 1) or not suits_cpu():
         return 1
     wanted = _COLUMN_CHANNELS_OF_THIN_INPUTS if in_channels <= _THIN_INPUTS else _COLUMN_CHANNELS
     return max(1, min(wanted // out_channels, _MAX_COLUMNS, geom.output_size[1]))
@@ -75,7 +76,7 @@ def _by_columns(inputs: Array, kernel: Array, geom: Geometry, columns: int) -> A
 
 def _even(channels: int) -> int:
     """How many channels the compiler should see on a CPU."""
-    return channels + channels % 2 if channels >= _FEWEST_EVEN and jax.default_backend() == "cpu" else channels
+    return channels + channels % 2 if channels >= _FEWEST_EVEN and suits_cpu() else channels
 
 
 def _convolve_one(inputs: Array, kernel: Array, geom: Geometry) -> Array:
@@ -236,7 +237,7 @@ def _kernel_gradient_one(inputs, error, geom):
     """The sum over groups of samples whose errors fit a core's cache: one large product misses it, and runs at half."""
     batch = inputs.shape[0]
     size = batch
-    if jax.default_backend() == "cpu":
+    if suits_cpu():
         sample_bytes = error.size * error.dtype.itemsize // batch
         fitting = max(_CACHED_BYTES // sample_bytes, _MIN_GROUP_CHANNELS // error.shape[-1], 1)
         num_groups = min(-(-batch // fitting), _MAX_GROUPS)

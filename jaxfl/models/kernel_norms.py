@@ -18,6 +18,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxfl.core.tracing import suits_cpu
 from jaxfl.core.types import Array
 from jaxfl.models import position_sums
 from jaxfl.models.convolution import kernel_gradient
@@ -74,7 +75,7 @@ def per_sample(inputs: Array, errors: Array, geom: Geometry) -> Array:
 
 def _of_kernels(norm: Callable[[Array], Array], inputs: Array, errors: Array, geom: Geometry) -> Array:
     """`norm` of each sample's kernel gradient, (b,)."""
-    if jax.default_backend() == "cpu":
+    if suits_cpu():
         return jax.lax.map(lambda pair: norm(kernel_gradient(pair[0][None], pair[1][None], geom)), (inputs, errors))
     numbers = math.prod(geom.window) * inputs.shape[3] * (math.prod(geom.output_size) + errors.shape[3])
     of_group = lambda x, e: jax.vmap(norm)(per_sample(x, e, geom))  # noqa: E731

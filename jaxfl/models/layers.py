@@ -13,18 +13,16 @@ from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 
 from jaxfl.core import check, one_kernel
 from jaxfl.core.check import ArgumentError
+from jaxfl.core.tracing import mark_activation
 from jaxfl.core.types import Array, FactoredLayer, PyTree
 from jaxfl.models import kernel_norms, normalization
 from jaxfl.models.convolution import convolve, kernel_gradient
 from jaxfl.models.pooling import max_pool as pool
 from jaxfl.models.scale_and_bias import factored_scale_and_bias
 from jaxfl.models.windows import geometry
-
-ACTIVATION = "activation"  # the name under which `mark_activation` puts an array into the traced program
 
 
 class Layer(NamedTuple):
@@ -64,11 +62,6 @@ def normal_kernel(key: Array, shape: tuple[int, ...], scale: float = 1.0) -> Arr
     deviation = jnp.sqrt(jnp.float32(scale / math.prod(shape[:-1]))) / jnp.float32(0.87962566103423978)
     flat = jax.random.truncated_normal(one_kernel(key), -2, 2, (math.prod(shape),), jnp.float32)
     return (flat * deviation).reshape(shape)
-
-
-def mark_activation(outputs: Array) -> Array:
-    """`outputs`, marked as what `jaxfl.models.layer_sizes` counts; costs nothing when run."""
-    return checkpoint_name(outputs, ACTIVATION)
 
 
 def elementwise(fn: Callable[[Array], Array]) -> Layer:

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from jaxfl.core import check, one_kernel
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.keys import leaf_key
+from jaxfl.core.tracing import mark_activation
 from jaxfl.core.types import Array, FactoredLayer
-from jaxfl.models import layers, position_sums
+from jaxfl.models import position_sums
 from jaxfl.models.layers import Layer
 
 # What Keras starts from: Glorot uniform for inputs, orthogonal for states.
@@ -105,7 +106,7 @@ def bidirectional_lstm(
 
         from_start, from_end = product(0, first, last), product(1, length - last, length - first)
         both = jnp.stack([from_start, from_end[::-1]], axis=1)
-        return layers.mark_activation(both + params["bias"][None, :, None, :])
+        return mark_activation(both + params["bias"][None, :, None, :])
 
     def outputs_of(hidden):
         if whole_sequence:
@@ -219,8 +220,8 @@ def _zeros(projections: Array, units: int) -> tuple[Array, Array]:
 def _step(cell: Array, gates: Array) -> tuple[Array, Array]:
     """One step from the pre-activations of the gates (..., 4u): the new cell and hidden state, (..., u) each."""
     i, f, g, o = jnp.split(gates, 4, axis=-1)
-    cell = layers.mark_activation(jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g))
-    return cell, layers.mark_activation(jax.nn.sigmoid(o) * jnp.tanh(cell))
+    cell = mark_activation(jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g))
+    return cell, mark_activation(jax.nn.sigmoid(o) * jnp.tanh(cell))
 
 
 def _states(projections: Array, kernel: Array, start: tuple[Array, Array]) -> tuple[Array, Array, Array]:
@@ -228,7 +229,7 @@ def _states(projections: Array, kernel: Array, start: tuple[Array, Array]) -> tu
 
     def step(state, projection):
         hidden, cell = state
-        gates = projection + layers.mark_activation(jnp.matmul(hidden, kernel))
+        gates = projection + mark_activation(jnp.matmul(hidden, kernel))
         cell, hidden = _step(cell, gates)
         return (hidden, cell), (hidden, cell, gates)
 

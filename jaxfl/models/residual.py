@@ -7,9 +7,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxfl.core.tracing import mark_activation
 from jaxfl.models.composite import composite
 from jaxfl.models.convolution import convolve
-from jaxfl.models.layers import Layer, mark_activation, normal_kernel
+from jaxfl.models.layers import Layer, normal_kernel
 from jaxfl.models.windows import geometry, patches
 
 MakeNorm = Callable[[int], Layer]

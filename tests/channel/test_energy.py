@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from jaxfl import ArgumentError
-from jaxfl.channel import cost
+from jaxfl.channel import DZOFL_COUNTED, count, total
 from jaxfl.channel.energy import EnergyModel, Workload, backward_energy, forward_energy, mac_energy
+from jaxfl.models import dzofl_cnn
 
 DEVICE = EnergyModel()
-COUNTS = cost.count(cost.dzofl_cnn())
+COUNTS = total(count(dzofl_cnn(), (28, 28, 1), counted=DZOFL_COUNTED))
 # Operations and input of one sample, activations of a batch of 10.
 PUBLISHED = Workload(
     num_macs=10.56e6,

@@ -278,7 +278,7 @@ def test_a_broken_sample_reaches_no_node_under_a_clip_norm(table):
         learner = jaxfl.push_sum(
             task, graph=graphs.complete(data.num_nodes), gradient=gradient, noise=None, step_size=0.1
         )
-        key, discarded = jax.random.key(0), 0
+        key, discarded = jax.random.key(0), np.zeros(data.num_nodes, int)
         state = learner.init(key, broken)
         for _ in range(8):
             state, info = jax.jit(learner.round)(key, state, broken)

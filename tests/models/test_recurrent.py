@@ -8,13 +8,13 @@ import pytest
 from flax import nnx
 from helpers import flat, normals, refusals, rows_of
 
+from jaxfl.channel import count, total
 from jaxfl.core import ArgumentError
 from jaxfl.core.types import Variables
 from jaxfl.gradients import per_example
 from jaxfl.models import layers, position_sums, sequential
 from jaxfl.models.binary import binary_classification
 from jaxfl.models.lstm import bidirectional_lstm
-from jaxfl.models.sizes import layer_sizes
 from jaxfl.models.text import bilstm_classifier, embedding
 
 RNG = np.random.default_rng(0)
@@ -271,9 +271,9 @@ def test_norms_and_sums_hold_no_array_of_b_times_the_table():
 
 def test_sizes_are_those_of_embracing_fl():
     """Table 1. The paper leaves the logit out of the activations; weak clients run half of the 256 steps backward."""
-    sizes = layer_sizes(bilstm_classifier(), (256,), jnp.int32)
-    assert sum(size.params for size in sizes.values()) == 3_611_137
-    assert sizes["lstm"].params + sizes["dense"].params == 1_051_137
+    sizes = count(bilstm_classifier(), (256,), dtype=jnp.int32)
+    assert total(sizes).parameters == 3_611_137
+    assert total(sizes, trained_from="lstm").parameters == 1_051_137
     assert sizes["embedding"].activations == 0
     assert sizes["lstm"].activations == 1_310_720
 

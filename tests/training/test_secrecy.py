@@ -14,6 +14,7 @@ from toy_problem import toy_test
 import jaxfl
 from jaxfl import core, training
 from jaxfl.core import Purpose, purpose_key, run_key
+from jaxfl.core.keys import SHARED
 from jaxfl.privacy.statements import SECRET, SIMULATED, caption
 from jaxfl.training import lanes, open_run, publish, read_run, restore_state, secret_key, train
 
@@ -112,13 +113,13 @@ def test_batches_of_two_points_are_independent():
 class TestRunKey:
     def test_runs_of_the_same_base_key_start_from_the_same_parameters(self):
         keys = [run_key(jax.random.key(3), {"step_size": step}) for step in (0.1, 0.2)]
-        for purpose in core.keys.SHARED:
+        for purpose in SHARED:
             assert (purpose_key(keys[0], purpose) == purpose_key(keys[1], purpose)).all()
             assert (purpose_key(keys[0], purpose) == purpose_key(jax.random.key(3), purpose)).all()
 
     def test_runs_with_different_settings_have_independent_batches_and_noise(self):
         settings = [{}, {"a": 1}, {"a": 2}, {"a": 1, "b": None}, {"a": "1"}, {"b": 1}, {"a": [1]}, {"a": True}]
-        for purpose in set(Purpose) - core.keys.SHARED:
+        for purpose in set(Purpose) - SHARED:
             drawn = [
                 jax.random.normal(purpose_key(run_key(jax.random.key(0), each), purpose, 1), (2000,))
                 for each in settings

@@ -10,7 +10,7 @@ Bounds", IJCAI 2024, arXiv:2405.02638.
 """
 
 from experiments.frame import Experiment, Layer
-from experiments.privsgp_vr.options import DERIVED, Point
+from experiments.privsgp_vr.options import DERIVED, RIVALS, Point
 from experiments.privsgp_vr.prepare import finish, prepare
 from experiments.privsgp_vr.presets import PRESETS
 
@@ -26,6 +26,7 @@ EXPERIMENT = Experiment(
     },
     presets=PRESETS,
     derived=DERIVED,
+    rivals=RIVALS,
     labels={
         "method": "{}",
         "batch_size": "batch {}",

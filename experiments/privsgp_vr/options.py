@@ -6,6 +6,9 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import jax.numpy as jnp
+import numpy as np
+
 from experiments.frame import Choice, Clients, Data, Network, Owned, Publication, Run, choose, stated, traced
 from jaxfl import gradients, graphs, privacy
 from jaxfl.algorithms import a_dp2_sgd, dp2_sgd, push_sum
@@ -144,6 +147,11 @@ class Budget:
     """Standard deviation of the noise on the mean gradient; calibrated: the least that meets target_epsilon."""
     target_epsilon: float = stated(8.0)
     """Privacy budget of every node, inf for none. With a number for noise_std the run stops when it is spent."""
+    node_epsilons: tuple[float, ...] = stated(())
+    """Personalized privacy: a budget for each node, in place of target_epsilon."""
+    node_noise: tuple[float, ...] = ()
+    """Standard deviation of each node's noise, in place of noise_std. By default the least that meets each node's
+    budget, where each has its own."""
     dp_delta: float = stated(1e-5)
     """Delta of every epsilon."""
     bound: Literal["proven", "published"] = stated("proven")
@@ -162,9 +170,14 @@ class Budget:
 
     def idle(self, options: Mapping[str, Any]) -> set[str]:
         """What belongs to a budget, or to unclipped gradients, where there are none."""
-        without_budget = {"bound", "neighboring_relation"} if self.target_epsilon == INFINITY else set()
+        without_budget = set() if self.limits else {"bound", "neighboring_relation"}
         clipped = {"gradient_bound"} if options["clip_norm"] is not None else set()
         return {*without_budget, *clipped, *(() if self.noise_std == "calibrated" else ("shared_noise",))}
+
+    @property
+    def limits(self) -> tuple[float, ...]:
+        """The budget of all nodes, or of each; empty without one."""
+        return self.node_epsilons or (() if self.target_epsilon == INFINITY else (self.target_epsilon,))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,6 +200,8 @@ class Point:
     def algorithm(self) -> Algorithm:
         """The algorithm, once noise, iterations and step size are numbers."""
         learning, noise, method = self.learning, self.budget.noise_std, METHODS[self.learning.method]
+        if self.budget.node_noise:
+            noise = jnp.asarray(self.budget.node_noise, jnp.float32)
         assert not isinstance(noise, str)
         silent = isinstance(noise, int | float) and not noise  # zeros cost as much as noise
         return method.algorithm(
@@ -211,8 +226,13 @@ def check_point(point: Point) -> None:
     if budget.bound == "proven" and budget.neighboring_relation == "as_published":
         remedy = "Pass zero_out or replace_one."
         raise ArgumentError("neighboring_relation", "must name one for the proven bound", "got as_published", remedy)
-    if budget.target_epsilon != INFINITY:
-        check.positive(target_epsilon=budget.target_epsilon)
+    for name in ("node_epsilons", "node_noise"):
+        if getattr(budget, name):
+            check.per_node(point.clients.nodes, **{name: getattr(budget, name)})
+    check.non_negative(node_noise=np.array(budget.node_noise))
+    if budget.limits:
+        check.positive(node_epsilons=np.array(budget.node_epsilons))
+        check.positive(target_epsilon=1.0 if budget.node_epsilons else budget.target_epsilon)
     elif automatic:
         remedy = "Pass --target-epsilon, or a number of iterations."
         raise ArgumentError("iterations", "auto needs a privacy budget", "got no target_epsilon", remedy)
@@ -220,15 +240,19 @@ def check_point(point: Point) -> None:
         raise ArgumentError("noise_std", "must be a number without a budget", "got no target_epsilon", "Pass 0.")
 
 
+RIVALS = ((("target_epsilon",), ("node_epsilons",)), (("noise_std",), ("node_noise",)))
+NOISE_OR_BUDGET = ("noise_std", "target_epsilon", "node_noise", "node_epsilons")
 DERIVED = {
     "neighboring_relation": lambda options, told: "as_published" if options["bound"] == "published" else "zero_out",
     "target_epsilon": lambda options, told: (
-        8.0 if options["dataset"] == "digits" and "noise_std" not in told else INFINITY
+        8.0 if options["dataset"] == "digits" and not {*NOISE_OR_BUDGET} & {*told} else INFINITY
     ),
-    "noise_std": lambda options, told: 0.0 if options["target_epsilon"] == INFINITY else "calibrated",
-    "shared_noise": lambda options, told: (
-        options["dataset"] == "digits" and not {"noise_std", "target_epsilon"} & {*told}
+    "noise_std": lambda options, told: (
+        "calibrated"
+        if (options["target_epsilon"] != INFINITY or options["node_epsilons"]) and not options["node_noise"]
+        else 0.0
     ),
+    "shared_noise": lambda options, told: options["dataset"] == "digits" and not {*NOISE_OR_BUDGET} & {*told},
     "batch_size": lambda options, told: max(1, 646 // max(1, options["nodes"])),
     "step_size": lambda options, told: (
         0.1 if options["dataset"] == "digits" else round(0.5 * options["batch_size"] ** 0.6, 3)

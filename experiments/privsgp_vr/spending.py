@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.frame import Line, lay
-from experiments.privsgp_vr.options import INFINITY, METHODS, Point
+from experiments.privsgp_vr.options import METHODS, Point
 from jaxfl import privacy
 from jaxfl.algorithms import theory_step_size
 from jaxfl.core import ArgumentError
@@ -66,8 +67,10 @@ def settled(
     for name, line in known.items():
         std = noise[name]
         if line.point.budget.shared_noise and line.point.budget.noise_std == "calibrated":
-            std = max(noise[other] for other in known if _accounted(known[other]) == _accounted(line))
-        result[name] = line._replace(point=lay(line.point, {"noise_std": std}))
+            alike = (noise[other] for other in known if _accounted(known[other]) == _accounted(line))
+            std = tuple(map(max, zip(*alike, strict=True)))
+        of_each = {"node_noise": std} if line.point.budget.node_noise or line.point.budget.node_epsilons else {}
+        result[name] = line._replace(point=lay(line.point, {"noise_std": max(std), **of_each}))
     return result
 
 
@@ -78,8 +81,9 @@ def _accounted(line: Line) -> dict[str, Any]:
 def _with_iterations(point: Point, constants: Callable[[Point], ProblemConstants]) -> Point:
     budget, num_nodes, rounds = point.budget, point.clients.nodes, point.learning.iterations
     if rounds == "auto":
-        target = {"dp_epsilon": budget.target_epsilon, "dp_delta": budget.dp_delta, "c2": budget.c2}
-        rounds = max(1, round(optimal_iterations(constants(point), **target, num_nodes=num_nodes)))
+        target = budget.node_epsilons or budget.target_epsilon
+        options = {"dp_epsilon": target, "dp_delta": budget.dp_delta, "c2": budget.c2, "num_nodes": num_nodes}
+        rounds = max(1, round(optimal_iterations(constants(point), **options)))
     changes: dict[str, Any] = {"iterations": rounds}
     if point.run.evaluate_every == 0:
         changes["evaluate_every"] = max(1, rounds // 40)
@@ -88,19 +92,34 @@ def _with_iterations(point: Point, constants: Callable[[Point], ProblemConstants
     return lay(point, changes)
 
 
-def _noise(point: Point, sizes: Sizes) -> float:
-    """The noise that was asked for, or the least that meets the budget at every node."""
+def _noise(point: Point, sizes: Sizes) -> tuple[float, ...]:
+    """The noise that was asked for, or the least that meets the budget: of all nodes, or of each."""
     budget = point.budget
+    if budget.node_noise:
+        return budget.node_noise
     if budget.noise_std != "calibrated":
-        return float(budget.noise_std)
+        return (float(budget.noise_std),)
     accountant, rounds, options = _accounting(point)
-    releases = _releases(point, sizes, 0.0, assumed=budget.bound == "published")
-    target = budget.target_epsilon
-    return network_noise_std(accountant, budget.bound, releases, rounds, target_epsilon=target, **options)
+    releases = _releases(point, sizes, (0.0,), assumed=budget.bound == "published")
+    return tuple(
+        network_noise_std(accountant, budget.bound, own, rounds, target_epsilon=target, **options)
+        for target, own in _with_limits(point, releases)
+    )
 
 
-def _releases(point: Point, sizes: Sizes, noise_std: float, *, assumed: bool) -> tuple[privacy.Release, ...]:
-    return tuple(release_of(point, size, noise_std, assumed=assumed) for size in sizes)
+def _releases(point: Point, sizes: Sizes, noise: tuple[float, ...], *, assumed: bool) -> tuple[privacy.Release, ...]:
+    """Of every node, over all seeds; `noise` of all nodes, or of each."""
+    pairs = zip(sizes, itertools.cycle(noise))  # node after node, seed after seed
+    return tuple(release_of(point, size, std, assumed=assumed) for size, std in pairs)
+
+
+def _with_limits(
+    point: Point, releases: tuple[privacy.Release, ...]
+) -> Iterator[tuple[float, tuple[privacy.Release, ...]]]:
+    """Every budget with the releases, over all seeds, of the nodes that it is for."""
+    limits = point.budget.limits
+    for node, limit in enumerate(limits):
+        yield limit, releases if len(limits) == 1 else releases[node :: len(limits)]
 
 
 def _accounting(point: Point) -> tuple[privacy.Accountant, int, dict[str, Any]]:
@@ -128,17 +147,18 @@ def rounds_allowed(name: str, asked: Point, point: Point, sizes: Sizes) -> int |
         ArgumentError: a budget that does not pay for one round.
     """
     budget = point.budget
-    if asked.budget.noise_std == "calibrated" or budget.target_epsilon == INFINITY:
+    if asked.budget.noise_std == "calibrated" or not budget.limits:
         return None
-    accountant, limit, options = _accounting(point)
-    releases = _releases(point, sizes, float(budget.noise_std), assumed=budget.bound == "published")
-    target = budget.target_epsilon
-    rounds = network_rounds(accountant, budget.bound, releases, limit, target_epsilon=target, **options)
+    accountant, rounds, options = _accounting(point)
+    releases = _releases(point, sizes, _noise(point, sizes), assumed=budget.bound == "published")
+    for target, own in _with_limits(point, releases):
+        rounds = network_rounds(accountant, budget.bound, own, rounds, target_epsilon=target, **options)
     if rounds < 1:
         first = max(privacy.epsilon(accountant, budget.bound, release, 1, **options) for release in set(releases))
         cost = f"costs {first:.3g}" if math.isfinite(first) else "has no such bound"
         requirement = f"must pay for one round of {name} ({budget.bound} bound)"
-        raise ArgumentError("target_epsilon", requirement, f"one round {cost}", "Pass more, or add more noise.")
+        name = "node_epsilons" if budget.node_epsilons else "target_epsilon"
+        raise ArgumentError(name, requirement, f"one round {cost}", "Pass more, or add more noise.")
     return rounds
 
 
@@ -148,7 +168,7 @@ def privacy_of(point: Point, sizes: Sizes) -> Callable[[int], list[dict[str, Any
     if point.budget.bound == "published":
         options["neighboring_relation"] = None  # of the budget's formula alone
     assumed = point.learning.clip_norm is None and point.budget.gradient_bound is not None
-    releases = _releases(point, sizes, float(point.budget.noise_std), assumed=assumed)
+    releases = _releases(point, sizes, _noise(point, sizes), assumed=assumed)
 
     @functools.cache
     def stated(rounds: int) -> list[dict[str, Any]]:

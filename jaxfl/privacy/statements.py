@@ -34,6 +34,7 @@ class Statement(NamedTuple):
 
     bound: str  # "published", "reconstructed" (a formula of this project's making, for one not to be had) or "proven"
     dp_epsilon: float | None  # of the worst node
+    node_epsilons: tuple[float, ...]  # of every node, of several runs those of each; empty where there is none
     dp_delta: float  # of the node with the largest
     neighboring_relation: str  # "add_or_remove_one", "replace_one" or "zero_out"
     accountant: str  # how epsilon was found
@@ -54,6 +55,7 @@ def statement(
     setting: Sequence[str],
     notes: Sequence[str] = (),
     reason: str | None = None,
+    node_epsilons: Sequence[float] = (),
 ) -> Statement:
     """A statement with everything that it rests on.
 
@@ -64,12 +66,14 @@ def statement(
         setting: what the family of algorithms takes for granted.
         notes: what this statement alone rests on.
         reason: why there is no epsilon; an infinite one has a reason by itself.
+        node_epsilons: as in `Statement`.
     """
     if dp_epsilon is not None and not math.isfinite(dp_epsilon):
         dp_epsilon, reason = None, "No finite epsilon is known at this delta."
     return Statement(
         bound=bound,
         dp_epsilon=dp_epsilon,
+        node_epsilons=() if dp_epsilon is None else tuple(map(float, node_epsilons)),
         dp_delta=dp_delta,
         neighboring_relation=relation,
         accountant="none" if dp_epsilon is None else accountant,
@@ -82,6 +86,8 @@ def statement(
             *setting,
             "batches and noise from the threefry pseudo-random generator, in float32, count as ideal",
             "the choice of hyper-parameters is not accounted for",
+            "not covered either, for it is measured or kept without noise: losses, metrics and pictures; whether a run"
+            " diverged; checkpoints, which hold raw gradients and states",
             *notes,
         ),
         reason=reason,

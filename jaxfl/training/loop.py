@@ -28,7 +28,7 @@ from jaxfl.training.progress import ProgressReport
 from jaxfl.training.records import ENDED, RunDirectory
 from jaxfl.training.results import RESULTS, write_results
 from jaxfl.training.strategy import choose, describe, fitted, likely_best
-from jaxfl.training.summary import summarize_run
+from jaxfl.training.summary import every_node, summarize_run
 from jaxfl.training.sweep import Lockstep
 from jaxfl.training.variant import Variant, check_variants
 
@@ -96,6 +96,7 @@ def train(
         lines = run.read_metrics()
         in_order = {_label(point): records[_label(point)] for point in points if _label(point) in records}
         content = summarize_run(lines, in_order, facts, config=run.config, status=status)
+        run.write_privacy(every_node(content["variants"]))
         run.write_summary(content)
         settings = {name: variant.settings for name, variant in variants.items()}
         privacy = {name: fact["privacy"] for name, fact in facts.items() if fact["privacy"]}

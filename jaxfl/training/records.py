@@ -4,6 +4,7 @@
     metrics.jsonl    one line per evaluation, appended and flushed to disk; holds no times, so that a resumed run
                      reproduces it byte for byte
     summary.json, results.csv    written when the run ends
+    privacy.json     the epsilon of every node, where there is any; summary.json has that of the worst, and the median
     checkpoints/<variant>/seed_<s>/    finished.json once that lane has ended, <round>/ (see `checkpoint.py`) of a lane
                      that ran by itself, and ended/<round>/ of one that ended before the others, or diverged
     checkpoints/lanes_<program>_<pass>/<round>/    of lanes that ran together
@@ -36,6 +37,7 @@ from jaxfl.training.environment import describe_environment
 from jaxfl.training.json_files import jsonable, read_json, refuse_difference, write_atomically, write_json
 
 CONFIG, METRICS, SUMMARY, FINISHED = "config.json", "metrics.jsonl", "summary.json", "finished.json"
+PRIVACY = "privacy.json"
 PRIVATE = "private"
 ENDED = "ended"  # beside finished.json: the state of a lane that ended before the others, or diverged
 _PROGRAMS = "programs"  # in "training": what was measured and chosen, not compared on resume
@@ -163,6 +165,11 @@ class RunDirectory:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json."""
         write_json(self.path / SUMMARY, jsonable(summary, "summary"))
+
+    def write_privacy(self, node_epsilons: Mapping[str, Any]) -> None:
+        """Write privacy.json, where any node has an epsilon."""
+        if node_epsilons:
+            write_json(self.path / PRIVACY, jsonable(node_epsilons, "privacy"))
 
     def read_summary(self) -> dict[str, Any]:
         """Content of summary.json."""

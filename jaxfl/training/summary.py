@@ -112,6 +112,28 @@ def summarize_run(
     }
 
 
+def every_node(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Take the epsilon of every node out of the statements of a summary, and leave their median.
+
+    Args:
+        variants: as `summarize_run` gives them; changed in place.
+
+    Returns:
+        Variant -> a row for each statement with an epsilon: what it is, and "node_epsilons", a list for each partition
+        of the data, of each node.
+    """
+    content: dict[str, list[dict[str, Any]]] = {}
+    for name, row in variants.items():
+        for stated in row["privacy"]:
+            own = list(stated.pop("node_epsilons", ()))
+            if own:
+                stated["dp_epsilon_median_node"] = float(np.median(own))
+                grounds = {key: stated[key] for key in ("bound", "neighboring_relation", "dp_delta")}
+                parts = np.reshape(own, (-1, stated["nodes"])).tolist()
+                content.setdefault(name, []).append({**grounds, "node_epsilons": parts})
+    return content
+
+
 def _total(lines: Sequence[Mapping[str, Any]], seed: int, name: str) -> int:
     """A count summed over one seed's lines; null in round 0 counts nothing."""
     return sum(line.get(name) or 0 for line in lines if line["seed"] == seed)

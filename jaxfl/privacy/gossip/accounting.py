@@ -100,7 +100,7 @@ def statements(
         ArgumentError: an argument out of range, or an estimator that the algorithm does not have.
 
     Guarantees:
-        - dp_epsilon is that of the worst node.
+        - dp_epsilon is that of the worst node, node_epsilons those of each release.
         - where nothing is clipped, no noise is added or nothing is published there is a reason and no epsilon.
         - nothing is spent in 0 rounds.
 
@@ -119,8 +119,7 @@ def statements(
     check.per_node(len(releases), dp_delta=dp_delta)
     num_nodes = len(releases) if num_nodes is None else num_nodes
     deltas = [dp_delta] * len(releases) if np.ndim(dp_delta) == 0 else cast(Sequence[float], dp_delta)
-    pairs = zip(releases, deltas, strict=True)
-    cases = list(dict.fromkeys(_checked(accountant, *pair, c2, num_nodes) for pair in pairs))
+    cases = [_checked(accountant, *pair, c2, num_nodes) for pair in zip(releases, deltas, strict=True)]
     first = _relation(accountant, "proven", cases[0].release, neighboring_relation)
     claims = sorted(_claims(accountant, cases[0].release), key=lambda claim: claim[0] == "proven" and claim[1] != first)
     return [_stated(cases, bound, relation, num_rounds) for bound, relation in claims]
@@ -375,10 +374,10 @@ def _stated(cases: Sequence[_Case], bound: str, relation: str, num_rounds: int) 
     """The statement of the worst case, or of the first that has none."""
     reasons = [_reason(case.accountant, bound, case.release) if num_rounds else None for case in cases]
     reason, case = next(((reason, case) for reason, case in zip(reasons, cases, strict=True) if reason), (None, None))
-    worst = Bound(math.inf, "none")
+    worst, bounds = Bound(math.inf, "none"), []
     if case is None:
-        pairs = [(case, _bound(case, bound, relation, num_rounds)) for case in cases]
-        case, worst = max(pairs, key=lambda pair: pair[1].dp_epsilon)
+        bounds = [_bound(case, bound, relation, num_rounds) for case in cases]
+        case, worst = max(zip(cases, bounds, strict=True), key=lambda pair: pair[1].dp_epsilon)
     return statement(
         case.accountant.bound_name(bound),
         relation,
@@ -390,6 +389,7 @@ def _stated(cases: Sequence[_Case], bound: str, relation: str, num_rounds: int) 
         setting=_SETTING,
         notes=_notes(case, bound, num_rounds, worst.dp_epsilon),
         reason=reason,
+        node_epsilons=[each.dp_epsilon for each in bounds],
     )
 
 

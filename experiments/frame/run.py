@@ -50,9 +50,7 @@ def run(asked: Request) -> int:
         console.print(text, soft_wrap=True, highlight=False)
     summary = train(prepared.variants, run=records, checkpoint_every=where.checkpoint_every, quiet=where.quiet)
     finished = Finished(records, summary, asked.lines, prepared.context)
-    preset = experiment.presets.get(asked.preset or "")
-    drawn = preset.pictures if preset is not None and preset.pictures is not None else experiment.finish
-    added = [] if drawn is None else list(drawn(finished))
+    added = [] if experiment.finish is None else experiment.finish(finished)
     records.write_summary(summary)
     metrics = dict.fromkeys(name for row in summary["variants"].values() for name in row)
     columns = [name for pattern in experiment.columns for name in fnmatch.filter(metrics, pattern)]

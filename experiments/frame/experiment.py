@@ -114,16 +114,9 @@ class Request(NamedTuple):
 
 
 def request(experiment: Experiment, changes: Mapping[str, Any], grid: Grid = (), preset: str | None = None) -> Request:
-    """The lines that options ask for.
+    """The lines that options and axes, as given explicitly, ask for over a preset and the defaults.
 
-    Args:
-        experiment: whose options they are.
-        changes: option -> value, as given explicitly.
-        grid: axes, as given explicitly.
-        preset: name.
-
-    Returns:
-        The request; points that differ in idle options alone are one line.
+    Points that differ in idle options alone are one line.
 
     Raises:
         ArgumentError: an unknown option, an idle one, one that is given and varied, or two lines of one name.

@@ -179,11 +179,7 @@ def check_resnet_widths(widths: Collection[int]) -> None:
 
 
 def with_node_loop(task: Task, node_loop: str) -> Task:
-    """The task, run over nodes as an option says; "auto" leaves the choice to the model.
-
-    Raises:
-        ArgumentError: `node_loop` is no strategy of `jaxfl.core.node_loop`.
-    """
+    """The task, run over nodes as an option says; "auto" leaves the choice to the model."""
     if node_loop == "auto":
         return task
     try:

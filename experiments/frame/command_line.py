@@ -169,9 +169,7 @@ def _by_option(arguments: Sequence[str]) -> list[list[str]]:
 
 
 def _print_presets(presets: Mapping[str, Preset], name: str) -> None:
-    table = Table(title=f"Presets of python -m experiments.{name}")
-    for heading in ("name", "what", "cost"):
-        table.add_column(heading)
+    table = Table("name", "what", "cost", title=f"Presets of python -m experiments.{name}")
     for preset, row in presets.items():
         table.add_row(preset, row.description, row.cost)
     Console().print(table)

@@ -200,11 +200,8 @@ def _layers(
 
 def _rivals(experiment: Experiment, names: Collection[str]) -> set[str]:
     """The options that these ones exclude."""
-    excluded: set[str] = set()
-    for left, right in experiment.rivals:
-        excluded |= set(right) if set(left) & set(names) else set()
-        excluded |= set(left) if set(right) & set(names) else set()
-    return excluded
+    both_ways = [*experiment.rivals, *((right, left) for left, right in experiment.rivals)]
+    return {name for group, other in both_ways if {*group} & {*names} for name in other}
 
 
 def _varied(axes: Grid, keys: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -219,12 +216,8 @@ def _name(experiment: Experiment, values: Mapping[str, Any], varied: Collection[
         return experiment.name_of(values, varied)
     shown = [name for number, name in enumerate(experiment.labels) if number == 0 or name in varied]
     shown += [name for name in varied if name not in experiment.labels]
-    parts = []
-    for name in shown:
-        if name in values:
-            label = experiment.labels.get(name, name.replace("_", " ") + " {}")
-            parts.append(label.format(text_of(values[name])))
-    return ", ".join(parts) or experiment.name
+    labels = {name: experiment.labels.get(name, name.replace("_", " ") + " {}") for name in shown if name in values}
+    return ", ".join(label.format(text_of(values[name])) for name, label in labels.items()) or experiment.name
 
 
 def programs(

@@ -59,12 +59,8 @@ def run(asked: Request) -> int:
         if "budget_spent" in row.get("status", ()):
             rounds = max(row["rounds_per_seed"])
             console.print(f"{name}: the privacy budget was spent after {rounds} rounds, and the run stopped there.")
-    with_pictures = [
-        *plot_run(directory),
-        *plot_final(directory, {name: line.settings for name, line in asked.lines.items()}),
-        *added,
-    ]
-    shown = ", ".join(map(str, with_pictures))
+    settings = {name: line.settings for name, line in asked.lines.items()}
+    shown = ", ".join(map(str, [*plot_run(directory), *plot_final(directory, settings), *added]))
     console.print(f"Run: {directory}   Table: {directory / 'results.csv'}   Pictures: {shown}", soft_wrap=True)
     return 0
 

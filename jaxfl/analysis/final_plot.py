@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from jaxfl.analysis.plots import (
     Panel,
+    draw_curve,
     legend_below,
     line_style,
     new_figure,
@@ -227,10 +228,8 @@ def _draw_speedup(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: S
     for axes, panel in zip(all_axes, _PANELS, strict=True):
         for number, (variant, row) in enumerate(settings.items()):
             curve = seeds_curve([line for line in lines if line["variant"] == variant], panel.metric)
-            work = curve.rounds * row["nodes"]
-            style = line_style(number)
-            axes.fill_between(work, curve.low, curve.high, color=style["color"], alpha=0.18, linewidth=0)
-            (handles[variant],) = axes.plot(work, curve.mean, linewidth=1.8, **style)
+            work = curve._replace(rounds=curve.rounds * row["nodes"])
+            handles[variant] = draw_curve(axes, work, number, variant)
         style_axes(axes, panel._replace(label=panel.label.removesuffix(" at the end")), "iterations times nodes")
     return _save(figure, run_dir, "speedup.png", handles, [*foot, "mean over seeds; band: smallest to largest seed"])
 

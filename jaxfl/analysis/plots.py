@@ -127,7 +127,7 @@ def draw_panels(
             curve = seeds_curve([line for line in lines if line["variant"] == variant], panel.metric)
             if curve.rounds.size:
                 num_seeds = max(num_seeds, curve.num_seeds)
-                handles[variant] = _draw_curve(axes, curve, number, variant)
+                handles[variant] = draw_curve(axes, curve, number, variant)
         _finish_axes(axes, panel)
     band = f"; line: mean over {num_seeds} seeds, band: smallest to largest seed" if num_seeds > 1 else "; one seed"
     if len(handles) > _MOST_IN_LEGEND:
@@ -193,7 +193,7 @@ def seeds_curve(lines: Sequence[Mapping[str, Any]], metric: str) -> Curve:
     )
 
 
-def _draw_curve(axes: Axes, curve: Curve, number: int, variant: str) -> Any:
+def draw_curve(axes: Axes, curve: Curve, number: int, variant: str) -> Any:
     """The line and band of one variant; the handle of its line."""
     style = line_style(number)
     marker = "o" if curve.rounds.size == 1 else None

@@ -16,9 +16,7 @@ from jaxfl.privacy.tracking import Sensitivities, TrackingAgent, TrackingRelease
 def privacy_of(point: Point, sizes: Sequence[int]) -> Callable[[int], list[dict[str, Any]]]:
     """Function from the rounds that really ran to the statements of summary.json.
 
-    Args:
-        point: its options.
-        sizes: (n,), samples of every agent; of several seeds the smallest, with which a sample takes part most often.
+    Sizes are every agent's samples, of several seeds the smallest, with which a sample takes part most often.
     """
     learning, noise, nodes = point.learning, point.noise, point.agents.nodes
     schedule = point.schedule()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
@@ -263,12 +263,11 @@ def scheme_steps(scheme: str, iterations: int) -> TrackingSchedule:
     return exponential_schedule(iterations, state_noise_base=1.0, tracker_noise_base=1.0)
 
 
-def _of_scheme(name: str, options: Mapping[str, Any], told: Collection[str]) -> float:
-    return getattr(scheme_steps(options["scheme"], options["iterations"]), name)
-
-
 DERIVED = {
-    **{option: functools.partial(_of_scheme, name) for option, name in STEPS.items()},
+    **{
+        option: lambda options, told, name=name: getattr(scheme_steps(options["scheme"], options["iterations"]), name)
+        for option, name in STEPS.items()
+    },
     "clip_norm": lambda options, told: (
         1.0 if options["distribution"] == "gaussian" else 10.0 if options["dataset"] == "digits" else 20.0
     ),

@@ -41,11 +41,7 @@ _SINGLE = ("--preset", "--grid-file", "--num-samples", "--compilation-cache")
 
 
 def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
-    """The command line of an experiment; returns the exit code.
-
-    Args:
-        experiment: what is run.
-        argv: arguments; default those of the process.
+    """The command line of an experiment, by default the process's; returns the exit code.
 
     Guarantees:
         - a bad argument gives exit code 2 and one line, "error: OPTION: requirement; found. Remedy".
@@ -83,11 +79,7 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
 
 
 def parse(experiment: Experiment, arguments: Sequence[str]) -> tuple[Request, str]:
-    """The lines that the arguments ask for, and where compiled programs are kept.
-
-    Raises:
-        ArgumentError: an unknown preset or option, a value of another type, or an option given twice.
-    """
+    """The lines that the arguments ask for, and where compiled programs are kept."""
     known = options(type(experiment.base))
     changes: dict[str, Any] = {}
     axes: list[Axis] = []
@@ -177,9 +169,7 @@ def _by_option(arguments: Sequence[str]) -> list[list[str]]:
 
 
 def _print_presets(presets: Mapping[str, Preset], name: str) -> None:
-    table = Table(title=f"Presets of python -m experiments.{name}")
-    for heading in ("name", "what", "cost"):
-        table.add_column(heading)
+    table = Table("name", "what", "cost", title=f"Presets of python -m experiments.{name}")
     for preset, row in presets.items():
         table.add_row(preset, row.description, row.cost)
     Console().print(table)

@@ -28,13 +28,12 @@ class Layer(NamedTuple):
 
 
 class Preset(NamedTuple):
-    """A figure, a table or a setting of the paper: changes, a grid and its pictures."""
+    """A figure, a table or a setting of the paper: changes and a grid."""
 
     description: str
     cost: str  # measured time and the machine it was measured on
     changes: Mapping[str, Any] = {}
     grid: Grid = ()
-    pictures: Callable[[Finished], Sequence[Path]] | None = None  # in place of the experiment's
 
 
 class Line(NamedTuple):
@@ -116,16 +115,9 @@ class Request(NamedTuple):
 
 
 def request(experiment: Experiment, changes: Mapping[str, Any], grid: Grid = (), preset: str | None = None) -> Request:
-    """The lines that options ask for.
+    """The lines that options and axes, as given explicitly, ask for over a preset and the defaults.
 
-    Args:
-        experiment: whose options they are.
-        changes: option -> value, as given explicitly.
-        grid: axes, as given explicitly.
-        preset: name.
-
-    Returns:
-        The request; points that differ in idle options alone are one line.
+    Points that differ in idle options alone are one line.
 
     Raises:
         ArgumentError: an unknown option, an idle one, one that is given and varied, or two lines of one name.
@@ -209,11 +201,8 @@ def _layers(
 
 def _rivals(experiment: Experiment, names: Collection[str]) -> set[str]:
     """The options that these ones exclude."""
-    excluded: set[str] = set()
-    for left, right in experiment.rivals:
-        excluded |= set(right) if set(left) & set(names) else set()
-        excluded |= set(left) if set(right) & set(names) else set()
-    return excluded
+    both_ways = [*experiment.rivals, *((right, left) for left, right in experiment.rivals)]
+    return {name for group, other in both_ways if {*group} & {*names} for name in other}
 
 
 def _varied(axes: Grid, keys: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -228,12 +217,8 @@ def _name(experiment: Experiment, values: Mapping[str, Any], varied: Collection[
         return experiment.name_of(values, varied)
     shown = [name for number, name in enumerate(experiment.labels) if number == 0 or name in varied]
     shown += [name for name in varied if name not in experiment.labels]
-    parts = []
-    for name in shown:
-        if name in values:
-            label = experiment.labels.get(name, name.replace("_", " ") + " {}")
-            parts.append(label.format(text_of(values[name])))
-    return ", ".join(parts) or experiment.name
+    labels = {name: experiment.labels.get(name, name.replace("_", " ") + " {}") for name in shown if name in values}
+    return ", ".join(label.format(text_of(values[name])) for name, label in labels.items()) or experiment.name
 
 
 def programs(

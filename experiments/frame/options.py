@@ -68,11 +68,7 @@ def flat(point: Any) -> dict[str, Any]:
 
 
 def lay(point: Any, changes: Mapping[str, Any]) -> Any:
-    """The point with other values of some options.
-
-    Raises:
-        ArgumentError: a name that is no option.
-    """
+    """The point with other values of some options; a name that is none is refused."""
     known = options(type(point))
     of_record: dict[str, dict[str, Any]] = {}
     for name, value in changes.items():
@@ -91,14 +87,7 @@ def unknown(name: str, remedy: str = "See --help.") -> ArgumentError:
 def value_of(name: str, kind: Any, tokens: Sequence[str], example: Any = None) -> Any:
     """The value that words of a command line or a file give an option.
 
-    Args:
-        name: of the option.
-        kind: its type.
-        tokens: the words behind its flag.
-        example: a value that it may have, for the error.
-
-    Raises:
-        ArgumentError: words of another type.
+    Words of another type are refused by an error with an example, by default one of the type.
     """
     if kind is bool:
         if list(tokens) not in ([], ["true"], ["false"], ["True"], ["False"]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -108,7 +108,10 @@ def _cnn(dataset: Dataset, *, channels: tuple[int, ...], window: int, dense_unit
 
 
 def _resnet18(dataset: Dataset, *, resnet_widths: tuple[int, ...]) -> models.Model:
-    check_resnet_widths(resnet_widths)
+    for width in resnet_widths:  # normalization splits them into at most 32 groups of equal size
+        if width < 1 or (width > 32 and width % 32):
+            remedy = "Pass for example 8 16 32 64."
+            raise ArgumentError("resnet_widths", "must be 1 to 32, or a multiple of 32", f"got {width}", remedy)
     blocks = (2,) * len(resnet_widths)
     return models.resnet18(image_shape(dataset), dataset.num_classes, widths=resnet_widths, blocks=blocks)
 
@@ -194,20 +197,8 @@ def image_shape(dataset: Dataset) -> tuple[int, int, int]:
     return height, width, channels[0] if channels else 1
 
 
-def check_resnet_widths(widths: Collection[int]) -> None:
-    """Refuse channels that normalization cannot split into groups of equal size, of which there are at most 32."""
-    for width in widths:
-        if width < 1 or (width > 32 and width % 32):
-            remedy = "Pass for example 8 16 32 64."
-            raise ArgumentError("resnet_widths", "must be 1 to 32, or a multiple of 32", f"got {width}", remedy)
-
-
 def with_node_loop(task: Task, node_loop: str) -> Task:
-    """The task, run over nodes as an option says; "auto" leaves the choice to the model.
-
-    Raises:
-        ArgumentError: `node_loop` is no strategy of `jaxfl.core.node_loop`.
-    """
+    """The task, run over nodes as an option says; "auto" leaves the choice to the model."""
     if node_loop == "auto":
         return task
     try:

@@ -54,9 +54,7 @@ def run(asked: Request) -> int:
     key = secret_key(records) if secrecy.seed_from_os else None
     summary = train(prepared.variants, run=records, checkpoint_every=where.checkpoint_every, quiet=where.quiet, key=key)
     finished = Finished(records, summary, asked.lines, prepared.context)
-    preset = experiment.presets.get(asked.preset or "")
-    drawn = preset.pictures if preset is not None and preset.pictures is not None else experiment.finish
-    added = [] if drawn is None else list(drawn(finished))
+    added = [] if experiment.finish is None else experiment.finish(finished)
     records.write_summary(summary)
     metrics = dict.fromkeys(name for row in summary["variants"].values() for name in row)
     columns = [name for pattern in experiment.columns for name in fnmatch.filter(metrics, pattern)]
@@ -65,12 +63,8 @@ def run(asked: Request) -> int:
         if "budget_spent" in row.get("status", ()):
             rounds = max(row["rounds_per_seed"])
             console.print(f"{name}: the privacy budget was spent after {rounds} rounds, and the run stopped there.")
-    with_pictures = [
-        *plot_run(directory),
-        *plot_final(directory, {name: line.settings for name, line in asked.lines.items()}),
-        *added,
-    ]
-    shown = ", ".join(map(str, with_pictures))
+    settings = {name: line.settings for name, line in asked.lines.items()}
+    shown = ", ".join(map(str, [*plot_run(directory), *plot_final(directory, settings), *added]))
     if secrecy.publish is not None:
         publish(records, prepared.variants, secrecy.publish)
         console.print(f"Published: {secrecy.publish}", soft_wrap=True)

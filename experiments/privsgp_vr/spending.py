@@ -22,11 +22,7 @@ Sizes = Sequence[int]  # samples of every node; of several seeds with different 
 def release_of(point: Point, num_samples: int, noise_std: float, *, assumed: bool = False) -> privacy.Release:
     """What a node with this many samples releases in every round.
 
-    Args:
-        point: its options.
-        num_samples: J of the node.
-        noise_std: standard deviation of the noise.
-        assumed: take `gradient_bound` for the bound on unclipped gradients, as the paper's formula does.
+    `assumed` takes `gradient_bound` for the bound on unclipped gradients, as the paper's formula does.
     """
     learning, entry_size = point.learning, point.learning.entry_size or 1
     assumed = assumed and learning.clip_norm is None
@@ -51,15 +47,9 @@ def release_of(point: Point, num_samples: int, noise_std: float, *, assumed: boo
 def settled(
     lines: Mapping[str, Line], sizes: Mapping[str, Sizes], constants: Callable[[Point], ProblemConstants]
 ) -> dict[str, Line]:
-    """The lines with iterations, step size and noise as numbers.
+    """The lines with iterations, step size and noise as numbers; a budget that no noise meets is refused.
 
-    Args:
-        lines: as asked for.
-        sizes: of each line.
-        constants: the problem's constants at a point; called for `--iterations auto` only.
-
-    Raises:
-        ArgumentError: a budget that no noise meets.
+    The problem's constants at a point are asked for with `--iterations auto` only.
     """
     known = {name: line._replace(point=_with_iterations(line.point, constants)) for name, line in lines.items()}
     noise = {name: _noise(line.point, sizes[name]) for name, line in known.items()}
@@ -137,14 +127,7 @@ def _accounting(point: Point) -> tuple[privacy.Accountant, int, dict[str, Any]]:
 def rounds_allowed(name: str, asked: Point, point: Point, sizes: Sizes) -> int | None:
     """Most rounds that the budget pays for at every node, where both noise and budget are given; else None.
 
-    Args:
-        name: of the line, for the error.
-        asked: the point as asked for.
-        point: the same, settled.
-        sizes: of the line.
-
-    Raises:
-        ArgumentError: a budget that does not pay for one round.
+    A budget that does not pay for one round is refused; the error names the line. `point` is `asked`, settled.
     """
     budget = point.budget
     if asked.budget.noise_std == "calibrated" or not budget.limits:

@@ -115,11 +115,7 @@ class Point:
         return partial_averaging(self.task(), synchronized=part, axis_groups=groups, **self.steps.local())
 
     def layers(self) -> tuple[str, ...]:
-        """The layers that are compared, input side first.
-
-        Raises:
-            ArgumentError: the model has no such layer, or one is named twice.
-        """
+        """The layers that are compared, input side first."""
         known = tuple(name for name, _ in self.network.build(self.problem()).layers)
         layers = self.comparison.layers
         for name in layers:
@@ -135,11 +131,7 @@ class Point:
 
 @functools.lru_cache(maxsize=64)
 def _svcca(data: Data, network: Network, comparison: Comparison, layers: tuple[str, ...]) -> Measure:
-    """The maximum over pairs, which is the paper's measure, and their mean, of means over batches of test samples.
-
-    Raises:
-        ArgumentError: there are fewer test samples.
-    """
+    """The maximum over pairs, which is the paper's measure, and their mean, of means over batches of test samples."""
     shape, inputs = (comparison.similarity_batches, comparison.similarity_batch_size), data.load().test_inputs
     if shape[0] * shape[1] > len(inputs):
         found = f"got {shape[0]} of {shape[1]}, and there are {len(inputs)}"

@@ -43,6 +43,11 @@ class Point(NamedTuple):
         }
         return run_key(self.base, variant.identity or default)
 
+    @property
+    def label(self) -> tuple[str, int]:
+        """What names it in metrics.jsonl and config.json."""
+        return self.name, self.seed
+
 
 class Lane(NamedTuple):
     """What a lane has for itself under trace; of all lanes with their axis first."""

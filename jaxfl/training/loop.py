@@ -94,7 +94,7 @@ def train(
 
     def conclude(status: str, records: Records) -> dict[str, Any]:
         lines = run.read_metrics()
-        in_order = {_label(point): records[_label(point)] for point in points if _label(point) in records}
+        in_order = {point.label: records[point.label] for point in points if point.label in records}
         content = summarize_run(lines, in_order, facts, config=run.config, status=status)
         run.write_privacy(every_node(content["variants"]))
         run.write_summary(content)
@@ -110,13 +110,13 @@ def train(
         except ArgumentError:
             run.withdraw()
             raise
-        done = run.finished(map(_label, points))
+        done = run.finished(point.label for point in points)
         for index, job in enumerate(jobs):
             job = _settled(index, job, run, progress) if job.compiled else job
             for number, first in enumerate(range(0, len(job.program.points), job.lanes_a_pass)):
                 lanes = job.program.points[first : first + job.lanes_a_pass]
-                if all(_label(point) in done for point in lanes):
-                    ended |= {_label(point): done[_label(point)] for point in lanes}
+                if all(point.label in done for point in lanes):
+                    ended |= {point.label: done[point.label] for point in lanes}
                     progress.skip(sum(point.variant.last_round for point in lanes))
                     continue
                 assert job.compiled is not None
@@ -128,7 +128,7 @@ def train(
                     job.compiled,
                     lanes,
                     run=run,
-                    directory=run.pass_directory(index, number) if together else run.lane_directory(*_label(lanes[0])),
+                    directory=run.pass_directory(index, number) if together else run.lane_directory(*lanes[0].label),
                     checkpoint_every=checkpoint_every,
                     keep_checkpoints=keep_checkpoints,
                     compile_seconds=0.0 if number else job.seconds,
@@ -139,7 +139,8 @@ def train(
                     ended |= lockstep.run()
                 except (Diverged, FatalCount) as error:
                     status = "diverged" if isinstance(error, Diverged) else "stopped"
-                    conclude(status, {_label(points[0]): {**_UNRECORDED, "status": status, **_end_of(error)}})
+                    end = {"until": error.rounds[1], "status": status, "reason": str(error)}
+                    conclude(status, {points[0].label: {**_UNRECORDED, **end}})
                     raise
                 progress.end()
     spent = any(record["status"] == "budget_spent" for record in ended.values())
@@ -166,14 +167,6 @@ class _Job(NamedTuple):
 _UNRECORDED = {"round": None, "seconds": {"compile": 0.0, "run": 0.0, "timed_rounds": 0}}
 
 
-def _end_of(error: Diverged | FatalCount) -> dict[str, Any]:
-    return {"until": error.rounds[1], "reason": str(error)}
-
-
-def _label(point: Point) -> tuple[str, int]:
-    return point.name, point.seed
-
-
 def _prepare(points: Sequence[Point], run: RunDirectory, progress: ProgressReport) -> list[_Job]:
     """Say what is wrong with any program before one of them runs, and compile those with something left to run."""
     uploads = Uploads()
@@ -185,9 +178,9 @@ def _prepare(points: Sequence[Point], run: RunDirectory, progress: ProgressRepor
     for program in programs:
         program.check()
     run.record_training({"variants": {point.name: _settings(point.variant) for point in points}})
-    recorded, done = run.recorded_programs(), run.finished(map(_label, points))
+    recorded, done = run.recorded_programs(), run.finished(point.label for point in points)
     began = time.perf_counter()
-    waiting = [any(_label(point) not in done for point in program.points) for program in programs]
+    waiting = [any(point.label not in done for point in program.points) for program in programs]
     finish = []
     for index, program in enumerate(programs):
         if waiting[index]:

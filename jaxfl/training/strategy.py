@@ -116,7 +116,7 @@ def _seconds_a_round(program: Program, compiled: Compiled, points: Sequence[Poin
 def describe(program: Program, strategy: Strategy, measured: Mapping[str, float]) -> dict[str, Any]:
     """What config.json keeps of a choice."""
     return {
-        "lanes": [[point.name, point.seed] for point in program.points],
+        "lanes": [list(point.label) for point in program.points],
         "lanes_a_pass": min(strategy.num_slots, len(program.points)),
         "at_once": strategy.at_once,
         "strategy": strategy.text,

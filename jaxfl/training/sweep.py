@@ -42,10 +42,6 @@ class _LaneRecord:
     timed_rounds: int = 0
     ended: dict[str, Any] | None = None  # the record of `RunDirectory.mark_finished`
 
-    @property
-    def label(self) -> tuple[str, int]:
-        return self.point.name, self.point.seed
-
 
 class Lockstep:
     """The lanes of one pass through a compiled program.
@@ -104,7 +100,7 @@ class Lockstep:
                 self._end(lane)
         finally:
             self._checkpoints.close()
-        return {lane.label: lane.ended for lane in self._lanes if lane.ended is not None}
+        return {lane.point.label: lane.ended for lane in self._lanes if lane.ended is not None}
 
     def _running(self) -> list[_LaneRecord]:
         return [lane for lane in self._lanes if lane.ended is None]
@@ -113,7 +109,7 @@ class Lockstep:
         had_checkpoints = bool(self._checkpoints.rounds())
         num_lanes = len(self._lanes) if self._batched else None
         restored = self._checkpoints.restore(self._program.saved_structure(num_lanes))
-        labels = [lane.label for lane in self._lanes]
+        labels = [lane.point.label for lane in self._lanes]
         for (name, seed), record in self._run.finished(labels).items():  # an end behind the checkpoint comes again
             if restored is None or record["until"] > restored[0]:
                 self._forget(name, seed)
@@ -132,9 +128,9 @@ class Lockstep:
         lines = {lane_of(line): line for line in self._run.keep_metrics_until(labels, self._round)}
         ended = self._run.finished(labels, list(lines.values()))
         for lane in self._lanes:
-            line, lane.ended = lines.get(lane.label), ended.get(lane.label)
+            line, lane.ended = lines.get(lane.point.label), ended.get(lane.point.label)
             if lane.ended is None and (line is None or line["round"] != self._round):
-                name, seed = lane.label
+                name, seed = lane.point.label
                 raise ArgumentError(
                     "out",
                     f"{self._run.path / METRICS} must hold the line of every checkpoint",
@@ -177,7 +173,7 @@ class Lockstep:
                 params = partial(
                     self._program.node_params, self._state, self._compiled.strategy, lane.index, lane.point
                 )
-                self._guard(lane, partial(refuse_bad, own, *lane.label, first, params))
+                self._guard(lane, partial(refuse_bad, own, *lane.point.label, first, params))
             self._progress.advance(count * len(running))
 
     def _guard(self, lane: _LaneRecord, check: Any) -> None:
@@ -219,8 +215,8 @@ class Lockstep:
             status, reason = "budget_spent", f"the privacy budget pays for {variant.last_round} rounds"
         natural = status == "finished" and self._round == self._last
         if status in ("diverged", "stopped") or (self._batched and not natural):
-            self._forget(*lane.label)  # what a process left that died before it recorded the end
-            own = Checkpoints(self._run.lane_directory(*lane.label) / ENDED, 1)
+            self._forget(*lane.point.label)  # what a process left that died before it recorded the end
+            own = Checkpoints(self._run.lane_directory(*lane.point.label) / ENDED, 1)
             own.save(self._round, self._program.lane_state(self._state, self._compiled.strategy, lane.index))
             own.close()
         elif self._round not in self._checkpoints.rounds():
@@ -236,7 +232,7 @@ class Lockstep:
                 "timed_rounds": lane.timed_rounds,
             },
         }
-        self._run.mark_finished(*lane.label, lane.ended)
+        self._run.mark_finished(*lane.point.label, lane.ended)
         self._progress.skip(variant.last_round - self._round)
 
     def _evaluate(self, due: Iterable[_LaneRecord]) -> None:
@@ -249,7 +245,7 @@ class Lockstep:
         for lane in due:
             own = jax.tree.map(lambda leaf, i=lane.index: leaf[i], measured) if self._batched else measured
             since = 0 if lane.last_line is None else lane.last_line
-            self._guard(lane, partial(_refuse_bad_scores, own, *lane.label, since, self._round))
+            self._guard(lane, partial(_refuse_bad_scores, own, *lane.point.label, since, self._round))
             if lane.ended is None:
                 lines.append(self._line(lane, own))
         self._run.append_metrics(lines)

@@ -1,6 +1,7 @@
 """--node-loop: what it asks for, what is refused, and that a whole round does not depend on it."""
 
 import dataclasses
+import json
 
 import jax
 import numpy as np
@@ -8,9 +9,7 @@ import pytest
 from problems import start
 
 from experiments.frame import EXPERIMENTS, main, records
-from experiments.frame.experiment import request
 from experiments.frame.options import options
-from experiments.privsgp_vr.prepare import prepare
 from jaxfl import graphs
 from jaxfl.algorithms import push_sum
 from jaxfl.core.node_loop import automatic
@@ -87,9 +86,10 @@ def test_other_values_are_refused_in_one_sentence(name, bad, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(("asked", "used"), [("auto", "vmap"), ("chunk:2", "chunk:2")])
-def test_what_is_told_is_the_strategy_that_is_used(asked, used):
+def test_what_is_saved_is_the_strategy_that_is_used(asked, used, tmp_path, capsys):
     """Not the word auto, which stands for something else on another platform."""
-    changes = {"nodes": 3, "hidden": (4,), "batch_size": 2, "noise_std": 0.0, "method": "PrivSGP", "node_loop": asked}
-    prepared = prepare(request(EXPERIMENTS["privsgp_vr"], changes).lines)
-    assert {variant.task.node_loop for variant in prepared.variants.values()} == {used}
-    assert f"node loop {used}" in " ".join(prepared.description)
+    options = "--nodes 3 --hidden 4 --batch-size 2 --noise-std 0 --method PrivSGP --iterations 1 --seed 0 --quiet"
+    command = [*options.split(), "--node-loop", asked, "--out", str(tmp_path / "run")]
+    assert main(EXPERIMENTS["privsgp_vr"], command) == 0
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["config"]["node_loop"] == used
+    assert f"node loop {used}" in " ".join(capsys.readouterr().out.split())

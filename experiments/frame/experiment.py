@@ -28,12 +28,13 @@ class Layer(NamedTuple):
 
 
 class Preset(NamedTuple):
-    """A figure, a table or a setting of the paper: changes and a grid."""
+    """A figure, a table or a setting of the paper: changes, a grid and its pictures."""
 
     description: str
     cost: str  # measured time and the machine it was measured on
     changes: Mapping[str, Any] = {}
     grid: Grid = ()
+    pictures: Callable[[Finished], Sequence[Path]] | None = None  # in place of the experiment's
 
 
 class Line(NamedTuple):

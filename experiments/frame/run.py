@@ -54,7 +54,9 @@ def run(asked: Request) -> int:
     key = secret_key(records) if secrecy.seed_from_os else None
     summary = train(prepared.variants, run=records, checkpoint_every=where.checkpoint_every, quiet=where.quiet, key=key)
     finished = Finished(records, summary, asked.lines, prepared.context)
-    added = [] if experiment.finish is None else experiment.finish(finished)
+    preset = experiment.presets.get(asked.preset or "")
+    drawn = preset.pictures if preset is not None and preset.pictures is not None else experiment.finish
+    added = [] if drawn is None else list(drawn(finished))
     records.write_summary(summary)
     metrics = dict.fromkeys(name for row in summary["variants"].values() for name in row)
     columns = [name for pattern in experiment.columns for name in fnmatch.filter(metrics, pattern)]

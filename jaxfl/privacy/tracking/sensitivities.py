@@ -151,7 +151,7 @@ def cumulative_epsilon_curve(schedule: TrackingSchedule, sensitivities: Sensitiv
     Raises:
         ArgumentError: noise that is not positive.
     """
-    state_scale, tracker_scale = _noise_scales(schedule)
+    state_scale, tracker_scale = noise_scales(schedule)
     return np.cumsum(sensitivities.state / state_scale + sensitivities.tracker / tracker_scale, axis=-1)
 
 
@@ -181,7 +181,7 @@ def participation_epsilon(
     check.positive(dp_delta=dp_delta)
     check.probability(dp_delta=dp_delta)
     check.at_least(schedule.num_samples, num_local_samples=num_local_samples)
-    state_scale, tracker_scale = _noise_scales(schedule)
+    state_scale, tracker_scale = noise_scales(schedule)
     state, tracker = (np.abs(response) for response in impulse_responses(schedule, agent))
     num_rounds, costs = _num_iterations(schedule) + 1, []  # costs of a change of g_l alone, for every l
     for start in range(num_rounds):
@@ -239,7 +239,7 @@ def _linear_system(schedule: TrackingSchedule, agent: TrackingAgent) -> tuple[np
     return state, tracker, agent.gradient_l1_change / schedule.num_samples
 
 
-def _noise_scales(schedule: TrackingSchedule) -> tuple[np.ndarray, np.ndarray]:
+def noise_scales(schedule: TrackingSchedule) -> tuple[np.ndarray, np.ndarray]:
     """Both, which must be positive; infinite noise is what is not broadcast."""
     for name in ("state_noise_scale", "tracker_noise_scale"):
         scale = getattr(schedule, name)

@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxfl.core import ArgumentError, check
 from jaxfl.privacy.statements import ASSUMED, Statement, is_unbounded, statement
+from jaxfl.privacy.tracking.joint_bound import joint_gaussian_epsilon
 from jaxfl.privacy.tracking.perturbed_states import (
     cumulative_delta_curve,
     exhausted_at,
@@ -122,6 +123,7 @@ def gradient_tracking_statements(
         lambda change: proven_sensitivities(run.sent, agents(change)),
         accountants=("Lemmas 3 and 4 of the paper", "sums of impulse responses, given everything broadcast"),
         notes=(),
+        jointly=lambda change, delta: joint_gaussian_epsilon(run.sent, agents(change), dp_delta=delta),
     )
     if num_local_samples is None or release.distribution != "laplace":
         return [published, proven]
@@ -319,8 +321,12 @@ def _noise_statements(
     *,
     accountants: tuple[str, str],
     notes: tuple[str, ...],
+    jointly: Callable[[float, float], np.ndarray] | None = None,
 ) -> list[Statement]:
-    """The published statement, on `notes`, and the proven one; both take C and give sensitivities."""
+    """The published statement, on `notes`, and the proven one; both take C and give sensitivities.
+
+    `jointly` takes C and delta and gives what Gaussian noise costs when all broadcasts are bounded together.
+    """
     gaussian = run.release.distribution == "gaussian"
     delta = _required(run.dp_delta) if gaussian else 0.0
 
@@ -328,11 +334,15 @@ def _noise_statements(
         return _Budget(float(np.max(cumulative_epsilon(run.sent, published(change)))), 0.0)
 
     def of_proven(change: float) -> _Budget:
+        if jointly is not None and gaussian:
+            return _Budget(float(np.max(jointly(change, delta))), delta)
         if gaussian:
             return _Budget(float(np.max(gaussian_epsilon(run.sent, proven(change), dp_delta=delta))), delta)
         return _Budget(float(np.max(cumulative_epsilon(run.sent, proven(change)))), 0.0)
 
     noise = "Gaussian mechanisms composed" if gaussian else "Laplace mechanisms added up"
+    if jointly is not None and gaussian:
+        noise = "Gaussian mechanisms, all broadcasts bounded together by their Gram matrix"
     return [
         _statement(run, "published", of_published, delta, f"{accountants[0]}; Laplace mechanisms added up", notes),
         _statement(run, "proven", of_proven, delta, f"{accountants[1]}; {noise}", ()),

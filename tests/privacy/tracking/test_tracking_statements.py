@@ -200,7 +200,13 @@ def test_gaussian_noise_is_proven_at_a_delta_and_never_published():
         trackers = np.where(rounds < K, sent[1], np.inf)
         cut = SCHEDULE._replace(state_noise_scale=sent[0], tracker_noise_scale=trackers)
         moves = tracking.Sensitivities(*(change[..., : len(rounds)] for change in sensitivities))
-        np.testing.assert_allclose(epsilon(proven), gaussian_epsilon(cut, moves, dp_delta=DELTA).max(), rtol=1e-9)
+        singly = gaussian_epsilon(cut, moves, dp_delta=DELTA).max()
+        if method is tracked:
+            jointly = tracking.joint_gaussian_epsilon(cut, AGENTS, dp_delta=DELTA).max()
+            assert epsilon(proven) == jointly < singly
+            assert "Gram matrix" in proven.accountant
+        else:
+            np.testing.assert_allclose(epsilon(proven), singly, rtol=1e-9)
         assert any("L2 norm 0.75" in text for text in proven.assumptions)
         with pytest.raises(ArgumentError, match=r"^dp_delta: "):
             method(release=normal)

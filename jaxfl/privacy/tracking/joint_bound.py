@@ -31,7 +31,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -41,7 +41,7 @@ from jaxfl.privacy.tracking.schedules import TrackingSchedule
 from jaxfl.privacy.tracking.sensitivities import TrackingAgent, impulse_responses, noise_scales
 
 _ROUNDING = 1e-8  # of mu^2, relative: what sums and Cholesky factors in float64 may lose
-_LARGEST = 4096  # rows of a G that is held, 128 MiB; beyond it the first bound alone
+LARGEST = 4096  # rows of a G that is held, 128 MiB; beyond it the first bound alone
 _ASCENTS, _RANK = 150, 6
 
 
@@ -65,19 +65,38 @@ def joint_shift(schedule: TrackingSchedule, agent: TrackingAgent) -> np.ndarray:
         - no sequence of gradients exceeds it, and `worst_changes` comes close to it.
         - it is never above the worst cases of single broadcasts added up, but for rounding (1e-8).
     """
-    count = np.broadcast_shapes(
-        *(np.shape(scale)[:-1] for scale in noise_scales(schedule)),
-        np.shape(agent.state_in_weight),
-        np.shape(agent.tracker_out_weight),
-    )
-    squares: dict[bytes, float] = {}  # agents of equal weights and noise share one
+    return np.sqrt(each_agent(_largest_square, schedule, agent) * (1 + _ROUNDING))
+
+
+def each_agent(
+    bound: Callable[..., float], schedule: TrackingSchedule, agent: TrackingAgent, *others: np.ndarray
+) -> np.ndarray:
+    """`bound` of each agent alone: of equal agents it is computed once.
+
+    Args:
+        bound: (schedule with noise scales (K + 1,), agent with weights (), a number of each of `others`) -> a number.
+        schedule, agent: of all agents.
+        others: () or (n,) each.
+
+    Returns:
+        () or (n,), float64.
+    """
+    scales = noise_scales(schedule)
+    weights = (agent.state_in_weight, agent.tracker_out_weight, *others)
+    count = np.broadcast_shapes(*(np.shape(s)[:-1] for s in scales), *map(np.shape, weights))
+    of_scales = [np.broadcast_to(s, (*count, np.shape(s)[-1])) for s in scales]
+    of_weights = [np.broadcast_to(np.asarray(w, float), count) for w in weights]
+    known: dict[bytes, float] = {}
     found = np.zeros(count)
     for node in np.ndindex(count):
-        one = _alone(schedule, agent, node, count)
-        key = np.concatenate([np.ravel(part) for part in (*one[0][-2:], *one[1])]).tobytes()
-        if key not in squares:
-            squares[key] = _largest_square(*one)
-        found[node] = np.sqrt(squares[key] * (1 + _ROUNDING))
+        states, trackers = (np.asarray(part[node], float) for part in of_scales)
+        numbers = np.array([part[node] for part in of_weights])
+        key = b"".join(part.tobytes() for part in (states, trackers, numbers))
+        if key not in known:
+            run = schedule._replace(state_noise_scale=states, tracker_noise_scale=trackers)
+            alone = TrackingAgent(agent.gradient_l1_change, float(numbers[0]), float(numbers[1]))
+            known[key] = bound(run, alone, *numbers[2:])
+        found[node] = known[key]
     return found
 
 
@@ -151,22 +170,10 @@ def gram_rows(schedule: TrackingSchedule, agent: TrackingAgent) -> Iterator[np.n
         square = p**2 * square + state_worth[index]
 
 
-def _alone(
-    schedule: TrackingSchedule, agent: TrackingAgent, node: tuple[int, ...], count: tuple[int, ...]
-) -> tuple[TrackingSchedule, TrackingAgent]:
-    """The schedule and the weights of one agent."""
-    states, trackers = (np.broadcast_to(s, (*count, np.shape(s)[-1]))[node] for s in noise_scales(schedule))
-    received, sent = (np.broadcast_to(w, count)[node] for w in (agent.state_in_weight, agent.tracker_out_weight))
-    return (
-        schedule._replace(state_noise_scale=states, tracker_noise_scale=trackers),
-        TrackingAgent(agent.gradient_l1_change, float(received), float(sent)),
-    )
-
-
 def _largest_square(schedule: TrackingSchedule, agent: TrackingAgent) -> float:
     """The smaller of the two bounds mu^2."""
     num_rows, total = len(schedule.state_noise_scale), 0.0
-    gram = np.zeros((num_rows, num_rows)) if num_rows <= _LARGEST else None
+    gram = np.zeros((num_rows, num_rows)) if num_rows <= LARGEST else None
     for index, row in zip(reversed(range(num_rows)), gram_rows(schedule, agent), strict=True):
         total += 2 * np.abs(row).sum() - abs(row[-1])
         if gram is not None:

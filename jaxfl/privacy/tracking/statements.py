@@ -17,6 +17,7 @@ import numpy as np
 from jaxfl.core import ArgumentError, check
 from jaxfl.privacy.statements import ASSUMED, Statement, is_unbounded, statement
 from jaxfl.privacy.tracking.joint_bound import joint_gaussian_epsilon
+from jaxfl.privacy.tracking.laplace_at_delta import laplace_epsilon_at_delta
 from jaxfl.privacy.tracking.perturbed_states import (
     cumulative_delta_curve,
     exhausted_at,
@@ -84,9 +85,10 @@ def gradient_tracking_statements(
         num_rounds: rounds that really ran, at most K + 1.
         release: what the algorithm was told.
         state_in_weights, tracker_out_weights: (n,), sum_j R_ij and sum_j C_ji of every agent.
-        dp_delta: in (0, 1), for Gaussian noise and for the bound by participation; Laplace noise alone has delta 0.
-        num_local_samples: D of every agent, at least m_K. With Laplace noise it adds a proven statement that counts
-            the iterations in which a sample takes part (`participation_epsilon`).
+        dp_delta: in (0, 1), for Gaussian noise. With Laplace noise, whose delta is 0, it adds a proven statement at
+            this delta: the smallest of all that hold.
+        num_local_samples: D of every agent, at least m_K; needs a dp_delta. With Laplace noise the added statement then
+            counts the iterations in which a sample takes part.
 
     Raises:
         ArgumentError: an argument out of range, or no dp_delta where it is needed.
@@ -106,7 +108,7 @@ def gradient_tracking_statements(
         ...     print(found.bound, found.dp_delta, round(found.dp_epsilon, 1))
         published 0.0 15418.6
         proven 0.0 70.4
-        proven 1e-05 1.2
+        proven 1e-05 0.2
     """
     received, sent = np.asarray(state_in_weights, float), np.asarray(tracker_out_weights, float)
     if received.ndim != 1 or not received.size or received.shape != sent.shape:
@@ -125,22 +127,13 @@ def gradient_tracking_statements(
         notes=(),
         jointly=lambda change, delta: joint_gaussian_epsilon(run.sent, agents(change), dp_delta=delta),
     )
-    if num_local_samples is None or release.distribution != "laplace":
+    if release.distribution != "laplace" or (dp_delta is None and num_local_samples is None):
         return [published, proven]
-    delta, sizes = _required(dp_delta), np.asarray(num_local_samples)
-    check.per_node(len(received), num_local_samples=sizes)
-    check.at_least(schedule.num_samples, num_local_samples=sizes.min())
-
-    def by_participation(change: float) -> _Budget:
-        each = np.zeros(len(received))
-        for size in set(sizes.tolist()):
-            of_size = participation_epsilon(run.sent, agents(change), num_local_samples=size, dp_delta=delta)
-            each = np.where(sizes == size, of_size, each)
-        return _Budget(float(each.max()), delta)
-
-    note = f"the changed sample is in no more batches than a binomial count exceeds with probability {delta:g}, delta"
-    accountant = f"{proven.accountant}, of the iterations in which a sample takes part"
-    return [published, proven, _statement(run, "proven", by_participation, delta, accountant, (note,))]
+    delta, sizes = _required(dp_delta), None if num_local_samples is None else np.asarray(num_local_samples)
+    if sizes is not None:
+        check.per_node(len(received), num_local_samples=num_local_samples)
+        check.at_least(schedule.num_samples, num_local_samples=sizes.min())
+    return [published, proven, _at_delta(run, agents, delta, sizes)]
 
 
 def perturbed_state_statements(
@@ -252,6 +245,43 @@ def quantization_statements(
         _statement(run, "published", budget("sum"), 1.0, f"{accountant} added up", (_MECHANISM,)),
         _statement(run, "proven", budget("coupling"), 1.0, f"{accountant} composed by coupling", ()),
     ]
+
+
+def _at_delta(run: _Run, agents: Callable[[float], TrackingAgent], delta: float, sizes: np.ndarray | None) -> Statement:
+    """The smallest of the proven bounds for Laplace noise at a delta above 0, by name."""
+    concentrated = "Laplace mechanisms as zero-concentrated DP (eps^2 / 2 each)"
+    of_batches = f"the changed sample is in a binomial number of batches; unlikely numbers are part of delta {delta:g}"
+    sampled = "averaged over how often a sample takes part, of the iterations that cost most"
+    bounds: dict[str, Callable[[TrackingAgent], np.ndarray]] = {
+        "Laplace mechanisms added up": lambda agent: cumulative_epsilon(
+            run.sent, proven_sensitivities(run.sent, agent)
+        ),
+        concentrated: lambda agent: laplace_epsilon_at_delta(run.sent, agent, dp_delta=delta),
+    }
+    if sizes is not None:
+        bounds |= {
+            "Laplace mechanisms added up, of the iterations in which a sample takes part": lambda agent: (
+                participation_epsilon(run.sent, agent, num_local_samples=sizes, dp_delta=delta)
+            ),
+            f"{concentrated}, {sampled}": lambda agent: laplace_epsilon_at_delta(
+                run.sent, agent, dp_delta=delta, num_local_samples=sizes
+            ),
+        }
+    reason = _reason(run, "proven")
+    if run.num_rounds == 0 or reason is not None:
+        return _statement(run, "proven", lambda change: _Budget(None, delta, reason), delta, concentrated, ())
+    assert run.release.clip_norm is not None
+    agent = agents(2 * run.release.clip_norm)
+    found = {name: float(np.max(bound(agent))) for name, bound in bounds.items()}
+    best = min(found, key=lambda name: found[name])
+    return _statement(
+        run,
+        "proven",
+        lambda change: _Budget(found[best], delta),
+        delta,
+        f"sums of impulse responses, given everything broadcast; {best}",
+        (of_batches,) if "takes part" in best else (),
+    )
 
 
 class _Budget(NamedTuple):

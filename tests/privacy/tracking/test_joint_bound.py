@@ -108,7 +108,7 @@ def test_epsilon_of_the_papers_runs(scheme, least, most, before):
 def test_a_long_run_falls_back_on_the_sum_of_absolute_values(monkeypatch):
     run = paper("S1", 60)
     tight = joint_shift(run, UNIT)
-    monkeypatch.setattr("jaxfl.privacy.tracking.joint_bound._LARGEST", 60)
+    monkeypatch.setattr("jaxfl.privacy.tracking.joint_bound.LARGEST", 60)
     loose = float(joint_shift(run, UNIT))
     assert loose == pytest.approx(math.sqrt(np.abs(dense(run, UNIT)).sum()), rel=1e-7)
     assert tight < loose

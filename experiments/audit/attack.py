@@ -19,6 +19,7 @@ from experiments.frame import Line, Request, lay
 from experiments.frame.options import text_of
 from experiments.frame.run import check_seeds, new_run_directory, saved_options
 from jaxfl.privacy.audit import AuditResult, Canaries, audit, require_jax_privacy, with_canaries
+from jaxfl.privacy.audit_mechanism import POWER, Check
 from jaxfl.privacy.statements import RELATIONS, Statement, rounded_down, rounded_up
 from jaxfl.training import open_run
 from jaxfl.training.results import write_results
@@ -36,9 +37,10 @@ class Audited(NamedTuple):
 
     @property
     def violated(self) -> bool:
-        """Whether the audit's lower bound exceeds the claimed epsilon."""
+        """Whether the audit's lower bound exceeds the claimed epsilon, or a check of the mechanism refuses it."""
         assert self.claim.dp_epsilon is not None
-        return self.result.dp_epsilon_lower_bound > self.claim.dp_epsilon
+        exceeded = self.result.dp_epsilon_lower_bound > self.claim.dp_epsilon
+        return exceeded or any(check.refuted for check in self.result.checks)
 
     @property
     def texts(self) -> tuple[str, str, str]:
@@ -66,6 +68,8 @@ def run(asked: Request) -> int:
     errors = dict.fromkeys(claim.noise_error for claim in claims if claim.noise_error != 1)
     mistakes = [f"noise divided by {' or '.join(map(text_of, errors))}"] if errors else []
     mistakes += ["no clipping"] if any(claim.no_clipping for claim in claims) else []
+    mistakes += ["more rounds"] if any(claim.rounds_error != 1 for claim in claims) else []
+    mistakes += ["a larger sampling rate"] if any(claim.sampling_error != 1 for claim in claims) else []
     if mistakes:
         console.print(f"Run with a mistake that the claim does not know of: {', '.join(mistakes)}.")
     lanes = [(name, line, seed) for name, line in asked.lines.items() for seed in line.seeds]
@@ -76,7 +80,11 @@ def run(asked: Request) -> int:
     records.write_summary(_summary(audited, records.config["environment"]))
     _write_results(audited, directory / "results.csv")
     console.print(_table(audited))
-    console.print("A claim that is not refuted is not proven by that: the attack sees large mistakes only.")
+    console.print(_checks_table(audited))
+    console.print(
+        "A claim that is not refuted is not proven by that. The last column is the least factor, of noise too small or "
+        f"of a signal too large, that is seen with probability {POWER:.0%}."
+    )
     picture = _plot(audited, directory / "plots" / "scores.png")
     console.print(f"Run: {directory}   Table: {directory / 'results.csv'}   Picture: {picture}", soft_wrap=True)
     return int(any(row.violated for row in audited.values()))
@@ -92,8 +100,19 @@ def audit_line(line: Line, num_audits: int) -> Audited:
     task, data, canaries = with_canaries(task, data, num_canaries, **shared)
     noise_std, statement = point.claimed()
     learner, released = point.algorithm(task, noise_std)
-    rounds, share = point.learning.iterations, claim.significance / num_audits
-    result = audit(learner, released, data, canaries, jax.random.key(seed), rounds, claim.dp_delta, significance=share)
+    assert statement.dp_epsilon is not None
+    result = audit(
+        learner,
+        released,
+        data,
+        canaries,
+        jax.random.key(seed),
+        point.rounds,
+        claim.dp_delta,
+        dp_epsilon=statement.dp_epsilon,
+        claimed=point.mechanism(noise_std),
+        significance=claim.significance / num_audits,
+    )
     return Audited(line, statement, noise_std, result, canaries, time.perf_counter() - start)
 
 
@@ -103,12 +122,16 @@ def _summary(audited: Mapping[str, Audited], environment: Any) -> dict[str, Any]
     for name, row in audited.items():
         point = row.line.point
         found = {key: value for key, value in row.result._asdict().items() if key != "scores"}
+        found["checks"] = [check._asdict() for check in row.result.checks]
         described[name] = {
             "settings": row.line.settings,
-            "rounds": point.learning.iterations,
+            "rounds": point.rounds,
+            "rounds_claimed": point.learning.iterations,
             "privacy": [row.claim._asdict()],
             "noise_std_claimed": row.noise_std,
-            "noise_std_used": row.noise_std / point.claim.noise_error,
+            "noise_std_used": point.used_noise_std(row.noise_std),
+            "batch_size_claimed": point.claimed_batch_size,
+            "batch_size_used": point.batch_size,
             "clip_norm_used": None if point.claim.no_clipping else point.learning.clip_norm,
             "audit": {**found, "num_canaries": point.data.canaries, "violated": row.violated},
         }
@@ -127,11 +150,12 @@ def _write_results(audited: Mapping[str, Audited], path: Path) -> None:
     """A row an audit: the options that vary, the lower bound, the claim."""
     lanes, lines = {}, []
     for name, row in audited.items():
-        lane = {"variant": name, "seed": row.line.point.run.seed, "round": row.line.point.learning.iterations}
+        lane = {"variant": name, "seed": row.line.point.run.seed, "round": row.line.point.rounds}
         status = {"status": "finished", "until": lane["round"], "reason": None, "seconds": {"run": row.seconds}}
         lanes[name, lane["seed"]] = status
         found = {key: getattr(row.result, key) for key in ("dp_epsilon_lower_bound", "num_correct", "num_guesses")}
-        lines.append({**lane, **found, "violated": row.violated})
+        ratios = {f"{check.name}, measured over claimed": _ratio(check) for check in row.result.checks}
+        lines.append({**lane, **found, **ratios, "violated": row.violated})
     claims = {name: lambda _, claim=row.claim: [claim._asdict()] for name, row in audited.items()}
     write_results(path, lanes, lines, {name: row.line.settings for name, row in audited.items()}, claims)
 
@@ -150,6 +174,34 @@ def _table(audited: Mapping[str, Audited]) -> Table:
         claim = f"ε = {claimed}, {row.claim.bound},\n{RELATIONS[row.claim.neighboring_relation]}"
         table.add_row(name, claim, bound, f"{row.result.num_correct} of {row.result.num_guesses}", verdict)
     return table
+
+
+def _ratio(check: Check) -> float:
+    """Measured over claimed."""
+    return check.measured / check.claimed
+
+
+def _checks_table(audited: Mapping[str, Audited]) -> Table:
+    """What was measured of each mechanism, and the smallest error that would have been seen."""
+    caption = "limit: one-sided; noise is too small where it lies below 1, all else too large where it lies above"
+    table = Table(title="mechanism: measured over claimed", caption=caption)
+    numbers = ("measured /\nclaimed", "limit", "smallest\nerror seen")
+    for heading in ("line", "check", *numbers[:2], "verdict", numbers[2]):
+        table.add_column(heading, justify="right" if heading in numbers else "left")
+    for name, row in audited.items():
+        exceeded = row.result.dp_epsilon_lower_bound / _claimed(row)
+        shown = [("ε of the guesses", None, exceeded, exceeded > 1, row.result.smallest_error)]
+        shown += [(c.name, _ratio(c), c.limit / c.claimed, c.refuted, c.smallest_error) for c in row.result.checks]
+        for i, (label, ratio, limit, refuted, smallest) in enumerate(shown):
+            cells = ("" if ratio is None else f"{ratio:.3f}", f"{limit:.3f}", "REFUTED" if refuted else "passed")
+            table.add_row(name if i == 0 else "", label, *cells, rounded_up(smallest, 3) if smallest < 100 else "none")
+    return table
+
+
+def _claimed(row: Audited) -> float:
+    """The claimed epsilon."""
+    assert row.claim.dp_epsilon is not None
+    return row.claim.dp_epsilon
 
 
 def _plot(audited: Mapping[str, Audited], path: Path) -> Path:

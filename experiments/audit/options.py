@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from jaxfl.algorithms import REGISTRY
 from jaxfl.core import Algorithm, ArgumentError, FederatedData, Task, check
 from jaxfl.data import Dataset, federate
 from jaxfl.data.partition import iid
+from jaxfl.privacy.audit_mechanism import Mechanism
 
 METHODS = {  # accountant, estimator of gradients, row of the registry, graph
     "PrivSGP": (privacy.PRIVSGP, "mini_batch", REGISTRY["push_sum"], graphs.directed_ring),
@@ -76,6 +78,11 @@ class Claim:
     """Run with the claimed noise divided by this: a mistake for the audit to find."""
     no_clipping: bool = False
     """Run without the clipping that is claimed: another such mistake."""
+    rounds_error: float = 1.0
+    """Run so many times the iterations that are claimed, at least 1: another."""
+    sampling_error: float = 1.0
+    """Claim the sampling rate divided by this, and the noise of a batch that many times smaller, at the same noise
+    multiplier; at least 1: another."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,8 +111,18 @@ class Point:
 
     @property
     def batch_size(self) -> int:
-        """b, the nearest to the sampling rate that leaves a chance to be left out."""
+        """b of the run, the nearest to the sampling rate that leaves a chance to be left out."""
         return min(max(1, round(self.learning.sampling_rate * self.entries)), self.entries - 1)
+
+    @property
+    def claimed_batch_size(self) -> int:
+        """b that the accountant is told."""
+        return max(1, round(self.batch_size / self.claim.sampling_error))
+
+    @property
+    def rounds(self) -> int:
+        """Iterations that are run."""
+        return round(self.learning.iterations * self.claim.rounds_error)
 
     def problem(self) -> tuple[Task, FederatedData]:
         """The task, and the nodes' real samples, dealt at random, as many at each."""
@@ -126,7 +143,7 @@ class Point:
         release = privacy.Release(
             estimator=estimator,
             sampler="poisson",
-            batch_size=self.batch_size,
+            batch_size=self.claimed_batch_size,
             num_entries=self.entries,
             clip_norm=self.learning.clip_norm,
             noise_std=0.0,
@@ -138,15 +155,33 @@ class Point:
         (claim,) = (s for s in stated if s.bound == "proven" and s.neighboring_relation != "replace_one")
         return noise_std, claim
 
+    def mechanism(self, noise_std: float) -> Mechanism:
+        """What the accountant was told of a canary's coordinate: a constant gradient counts G / J a round, on average.
+
+        Of an algorithm whose messages tell the network's sum alone, that carries the noise of n releases a round.
+        """
+        rounds = self.learning.iterations
+        releases = self.data.nodes if METHODS[self.learning.method][2].releases_total else 1
+        return Mechanism(
+            noise_std=noise_std * math.sqrt(releases),
+            signal=rounds * self.learning.clip_norm / self.entries,
+            num_releases=rounds,
+        )
+
+    def used_noise_std(self, noise_std: float) -> float:
+        """The noise of the run, where `noise_std` is claimed: a noise multiplier of a larger batch is less noise."""
+        return noise_std * self.claimed_batch_size / self.batch_size / self.claim.noise_error
+
     def algorithm(self, task: Task, noise_std: float) -> tuple[Algorithm, Callable[..., Any]]:
         """What is really run, with the mistakes, and (state before, after) -> what its messages tell."""
         _, estimator, row, topology = METHODS[self.learning.method]
         graph, step_size = topology(self.data.nodes), self.learning.step_size
         assert row.released is not None, "an audit needs to know what messages tell"
-        sampler = gradients.poisson(self.batch_size, num_draws=self.data.nodes * self.learning.iterations)
+        sampler = gradients.poisson(self.batch_size, num_draws=self.data.nodes * self.rounds)
         clip_norm = None if self.claim.no_clipping else self.learning.clip_norm
-        gradient = getattr(gradients, estimator)(sampler=sampler, clip_norm=clip_norm)
-        noise = privacy.gaussian(noise_std / self.claim.noise_error)
+        table = {"table": "factored"} if estimator == "saga" else {}
+        gradient = getattr(gradients, estimator)(sampler=sampler, clip_norm=clip_norm, **table)
+        noise = privacy.gaussian(self.used_noise_std(noise_std))
         learner = row.constructor(task, graph=graph, step_size=step_size, gradient=gradient, noise=noise)
         return learner, functools.partial(row.released, graph, step_size)
 
@@ -157,6 +192,9 @@ def check_point(point: Point) -> None:
     check.at_least(1, samples=data.samples, canaries=data.canaries, iterations=learning.iterations)
     check.positive(step_size=learning.step_size, clip_norm=learning.clip_norm)
     check.positive(target_epsilon=claim.target_epsilon, noise_error=claim.noise_error)
+    for name in ("rounds_error", "sampling_error"):
+        if not 1 <= getattr(claim, name) < math.inf:
+            raise ArgumentError(name, "must be at least 1", f"got {getattr(claim, name)}", "Pass 2, say.")
     if data.nodes < 3 or data.nodes % 2 == 0:
         raise ArgumentError("nodes", "must be odd and at least 3", f"got {data.nodes}", "Pass e.g. 5.")
     if data.canaries % data.nodes:

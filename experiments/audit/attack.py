@@ -193,7 +193,8 @@ def _checks_table(audited: Mapping[str, Audited]) -> Table:
         shown = [("ε of the guesses", None, exceeded, exceeded > 1, row.result.smallest_error)]
         shown += [(c.name, _ratio(c), c.limit / c.claimed, c.refuted, c.smallest_error) for c in row.result.checks]
         for i, (label, ratio, limit, refuted, smallest) in enumerate(shown):
-            cells = ("" if ratio is None else f"{ratio:.3f}", f"{limit:.3f}", "REFUTED" if refuted else "passed")
+            bounded = (rounded_up if label.startswith("noise") else rounded_down)(limit, 3)
+            cells = ("" if ratio is None else f"{ratio:.3f}", bounded, "REFUTED" if refuted else "passed")
             table.add_row(name if i == 0 else "", label, *cells, rounded_up(smallest, 3) if smallest < 100 else "none")
     return table
 

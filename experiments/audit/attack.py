@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from experiments.audit.options import METHODS, Point, check_point
+from experiments.audit import forced
+from experiments.audit.options import FORCED, METHODS, Point, check_point
 from experiments.frame import Line, Request, lay
 from experiments.frame.options import text_of
 from experiments.frame.run import check_seeds, new_run_directory, saved_options
@@ -32,7 +33,7 @@ class Audited(NamedTuple):
     claim: Statement
     noise_std: float  # that is claimed
     result: AuditResult
-    canaries: Canaries
+    canaries: Canaries | None  # None for forced transcripts
     seconds: float
 
     @property
@@ -60,10 +61,11 @@ def run(asked: Request) -> int:
     directory = new_run_directory(where.run.out, "audit", where.data.dataset, resume=False)
     records, console = open_run(directory, saved_options(asked), experiment="audit"), Console()
     data = where.data
-    console.print(
-        f"{data.dataset}: {data.samples} samples and {data.canaries // data.nodes} canaries at each of {data.nodes} "
-        f"nodes, {where.learning.iterations} iterations, Poisson batches of {where.batch_size}"
-    )
+    if any(line.point.learning.method != FORCED for line in asked.lines.values()):
+        console.print(
+            f"{data.dataset}: {data.samples} samples and {data.canaries // data.nodes} canaries at each of "
+            f"{data.nodes} nodes, {where.learning.iterations} iterations, Poisson batches of {where.batch_size}"
+        )
     claims = [line.point.claim for line in asked.lines.values()]
     errors = dict.fromkeys(claim.noise_error for claim in claims if claim.noise_error != 1)
     mistakes = [f"noise divided by {' or '.join(map(text_of, errors))}"] if errors else []
@@ -85,14 +87,21 @@ def run(asked: Request) -> int:
         "A claim that is not refuted is not proven by that. The last column is the least factor, of noise too small or "
         f"of a signal too large, that is seen with probability {POWER:.0%}."
     )
-    picture = _plot(audited, directory / "plots" / "scores.png")
-    console.print(f"Run: {directory}   Table: {directory / 'results.csv'}   Picture: {picture}", soft_wrap=True)
+    attacked = {name: (row, row.canaries) for name, row in audited.items() if row.canaries is not None}
+    picture = f"   Picture: {_plot(attacked, directory / 'plots' / 'scores.png')}" if attacked else ""
+    console.print(f"Run: {directory}   Table: {directory / 'results.csv'}{picture}", soft_wrap=True)
     return int(any(row.violated for row in audited.values()))
 
 
 def audit_line(line: Line, num_audits: int) -> Audited:
     """Claim, run, attack; the significance is shared, so that any violation at all is as unlikely as asked for."""
     start, point = time.perf_counter(), line.point
+    if point.learning.method == FORCED:
+        noise, statement = forced.claimed(point)
+        assert statement.dp_epsilon is not None
+        share = point.claim.significance / num_audits
+        result = forced.audit_tracking(point, noise, statement.dp_epsilon, share)
+        return Audited(line, statement, noise, result, None, time.perf_counter() - start)
     seed, claim, strength = point.run.seed, point.claim, point.data.canary_strength * point.learning.clip_norm
     told_apart = not METHODS[point.learning.method][2].releases_total  # the nodes, by their messages
     shared = {"strength": strength, "seed": seed, "shared_coordinates": told_apart}
@@ -123,17 +132,20 @@ def _summary(audited: Mapping[str, Audited], environment: Any) -> dict[str, Any]
         point = row.line.point
         found = {key: value for key, value in row.result._asdict().items() if key != "scores"}
         found["checks"] = [check._asdict() for check in row.result.checks]
+        attacked = row.canaries is not None
+        used = point.used_noise_std(row.noise_std) if attacked else row.noise_std / point.claim.noise_error
+        batches = {"batch_size_claimed": point.claimed_batch_size, "batch_size_used": point.batch_size}
+        canaries = {"num_canaries": point.data.canaries} if attacked else {}
         described[name] = {
             "settings": row.line.settings,
             "rounds": point.rounds,
             "rounds_claimed": point.learning.iterations,
             "privacy": [row.claim._asdict()],
             "noise_std_claimed": row.noise_std,
-            "noise_std_used": point.used_noise_std(row.noise_std),
-            "batch_size_claimed": point.claimed_batch_size,
-            "batch_size_used": point.batch_size,
+            "noise_std_used": used,
+            **(batches if attacked else {}),
             "clip_norm_used": None if point.claim.no_clipping else point.learning.clip_norm,
-            "audit": {**found, "num_canaries": point.data.canaries, "violated": row.violated},
+            "audit": {**found, **canaries, "violated": row.violated},
         }
     return {
         "experiment": "audit",
@@ -163,7 +175,7 @@ def _write_results(audited: Mapping[str, Audited], path: Path) -> None:
 def _table(audited: Mapping[str, Audited]) -> Table:
     """The closing table."""
     claims = [row.line.point.claim for row in audited.values()]
-    deltas = ", ".join(f"{delta:g}" for delta in dict.fromkeys(claim.dp_delta for claim in claims))
+    deltas = ", ".join(f"{delta:g}" for delta in dict.fromkeys(row.claim.dp_delta for row in audited.values()))
     confidence = 1 - max(claim.significance for claim in claims)
     caption = f"δ = {deltas}; all lower bounds hold with confidence {confidence:.0%}"
     table, numbers = Table(title="audit", caption=caption), ("audit:\nε ≥", "right\nguesses")
@@ -172,7 +184,8 @@ def _table(audited: Mapping[str, Audited]) -> Table:
     for name, row in audited.items():
         claimed, bound, verdict = row.texts
         claim = f"ε = {claimed}, {row.claim.bound},\n{RELATIONS[row.claim.neighboring_relation]}"
-        table.add_row(name, claim, bound, f"{row.result.num_correct} of {row.result.num_guesses}", verdict)
+        guesses = "forced" if row.canaries is None else f"{row.result.num_correct} of {row.result.num_guesses}"
+        table.add_row(name, claim, bound, guesses, verdict)
     return table
 
 
@@ -190,7 +203,9 @@ def _checks_table(audited: Mapping[str, Audited]) -> Table:
         table.add_column(heading, justify="right" if heading in numbers else "left")
     for name, row in audited.items():
         exceeded = row.result.dp_epsilon_lower_bound / _claimed(row)
-        shown = [("ε of the guesses", None, exceeded, exceeded > 1, row.result.smallest_error)]
+        shown: list[tuple[str, float | None, float, bool, float]] = []
+        if row.canaries is not None:
+            shown.append(("ε of the guesses", None, exceeded, exceeded > 1, row.result.smallest_error))
         shown += [(c.name, _ratio(c), c.limit / c.claimed, c.refuted, c.smallest_error) for c in row.result.checks]
         for i, (label, ratio, limit, refuted, smallest) in enumerate(shown):
             bounded = (rounded_up if label.startswith("noise") else rounded_down)(limit, 3)
@@ -205,13 +220,13 @@ def _claimed(row: Audited) -> float:
     return row.claim.dp_epsilon
 
 
-def _plot(audited: Mapping[str, Audited], path: Path) -> Path:
+def _plot(audited: Mapping[str, tuple[Audited, Canaries]], path: Path) -> Path:
     """Histograms of the scores of included and left-out canaries, a row an audit."""
     figure = Figure(figsize=(7, 0.6 + 2.4 * len(audited)), layout="constrained")
     FigureCanvasAgg(figure)
     rows = np.ravel(figure.subplots(len(audited), 1, squeeze=False))
-    for axes, (name, row) in zip(rows, audited.items(), strict=True):
-        scores, included = row.result.scores, row.canaries.included
+    for axes, (name, (row, canaries)) in zip(rows, audited.items(), strict=True):
+        scores, included = row.result.scores, canaries.included
         bins = np.histogram_bin_edges(scores, 60).tolist()
         for chosen, label, color in ((~included, "left out", "#0072B2"), (included, "included", "#D55E00")):
             axes.hist(scores[chosen], bins, alpha=0.55, color=color, label=f"{label} ({chosen.sum():,})")

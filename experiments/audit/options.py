@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from experiments.frame import Data, unsaved
@@ -22,6 +22,9 @@ METHODS = {  # accountant, estimator of gradients, row of the registry, graph
     "DP2-SGD": (privacy.DP2_SGD, "mini_batch", REGISTRY["dp2_sgd"], graphs.ring),
     "A(DP)2SGD": (privacy.A_DP2_SGD, "mini_batch", REGISTRY["a_dp2_sgd"], graphs.ring),
 }
+
+
+FORCED = "DP-GT"  # audited by forced transcripts, without real samples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +44,10 @@ class Samples:
     canary_strength: float = 4.0
     """Norm of a canary's gradient before clipping, in multiples of clip_norm; at least 1."""
 
+    def idle(self, options: Mapping[str, Any]) -> set[str]:
+        """Forced transcripts need no samples."""
+        return {"dataset", "data_dir", "samples", "canaries"} if options["method"] == FORCED else set()
+
     def load(self) -> Dataset:
         """The data set; the same arrays in every call."""
         return Data(self.dataset, self.data_dir).load()
@@ -50,8 +57,9 @@ class Samples:
 class Learning:
     """The algorithm."""
 
-    method: Literal["PrivSGP", "PrivSGP-VR", "DP2-SGD", "A(DP)2SGD"] = "PrivSGP"
-    """What is audited. Of A(DP)2SGD only the sum over nodes is seen, which hides all but gross mistakes."""
+    method: Literal["PrivSGP", "PrivSGP-VR", "DP2-SGD", "A(DP)2SGD", "DP-GT"] = "PrivSGP"
+    """What is audited. Of A(DP)2SGD only the sum over nodes is seen, which hides all but gross mistakes. DP-GT, private
+    gradient tracking, is audited by forced transcripts."""
     hidden: tuple[int, ...] = ()
     """Units of the hidden layers of the multilayer perceptron; none for a linear model."""
     iterations: int = 16
@@ -61,7 +69,13 @@ class Learning:
     step_size: float = 0.1
     """Step size gamma."""
     clip_norm: float = 1.0
-    """Bound on each sample's gradient in the L2 norm."""
+    """Bound on each sample's gradient in the L2 norm, or in the L1 norm with Laplace noise."""
+    distribution: Literal["laplace", "gaussian"] = "laplace"
+    """Of DP-GT's noise."""
+
+    def idle(self, options: Mapping[str, Any]) -> set[str]:
+        """What only one of the two kinds of audit knows."""
+        return {"hidden", "sampling_rate", "step_size"} if options["method"] == FORCED else {"distribution"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +96,11 @@ class Claim:
     """Run so many times the iterations that are claimed, at least 1: another."""
     sampling_error: float = 1.0
     """Claim the sampling rate divided by this, and the noise of a batch that many times smaller, at the same noise
-    multiplier; at least 1: another."""
+    multiplier; at least 1: another. Of DP-GT: claim means over so many times the samples."""
+
+    def idle(self, options: Mapping[str, Any]) -> set[str]:
+        """Laplace noise is claimed at delta 0."""
+        return {"dp_delta"} if options["method"] == FORCED and options["distribution"] == "laplace" else set()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,14 +207,26 @@ class Point:
 def check_point(point: Point) -> None:
     """Say what is wrong with an option before any work."""
     data, learning, claim = point.data, point.learning, point.claim
-    check.at_least(1, samples=data.samples, canaries=data.canaries, iterations=learning.iterations)
-    check.positive(step_size=learning.step_size, clip_norm=learning.clip_norm)
+    check.at_least(1, iterations=learning.iterations)
+    check.positive(clip_norm=learning.clip_norm)
     check.positive(target_epsilon=claim.target_epsilon, noise_error=claim.noise_error)
     for name in ("rounds_error", "sampling_error"):
         if not 1 <= getattr(claim, name) < math.inf:
             raise ArgumentError(name, "must be at least 1", f"got {getattr(claim, name)}", "Pass 2, say.")
     if data.nodes < 3 or data.nodes % 2 == 0:
         raise ArgumentError("nodes", "must be odd and at least 3", f"got {data.nodes}", "Pass e.g. 5.")
+    check.open_unit(dp_delta=claim.dp_delta, significance=claim.significance)
+    if not data.canary_strength >= 1:
+        remedy = "Pass 1 or more: a weaker canary does not reach what is claimed."
+        raise ArgumentError("canary_strength", "must be at least 1", f"got {data.canary_strength}", remedy)
+    if learning.method != FORCED:
+        _check_canaries(data, learning)
+
+
+def _check_canaries(data: Samples, learning: Learning) -> None:
+    """What forced transcripts do not need."""
+    check.at_least(1, samples=data.samples, canaries=data.canaries)
+    check.positive(step_size=learning.step_size)
     if data.canaries % data.nodes:
         requirement = f"must be a multiple of the {data.nodes} nodes, so that all have the same claim"
         raise ArgumentError("canaries", requirement, f"got {data.canaries}", "Pass e.g. 1000 for each node.")
@@ -204,9 +234,6 @@ def check_point(point: Point) -> None:
     if needed > available:
         found = f"{data.nodes} nodes with {data.samples} need {needed:,} of {available:,}"
         raise ArgumentError("samples", "must be there in the data set", found, "Pass fewer.")
-    check.open_unit(sampling_rate=learning.sampling_rate, dp_delta=claim.dp_delta, significance=claim.significance)
-    if not data.canary_strength >= 1:
-        remedy = "Pass 1 or more: a weaker canary does not reach what is claimed."
-        raise ArgumentError("canary_strength", "must be at least 1", f"got {data.canary_strength}", remedy)
+    check.open_unit(sampling_rate=learning.sampling_rate)
     for units in learning.hidden:
         check.at_least(1, hidden=units)

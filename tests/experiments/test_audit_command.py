@@ -56,6 +56,15 @@ def test_exit_code_table_and_files_say_whether_the_claim_is_violated(mistake, na
     assert main(EXPERIMENT, [*SMALL, *mistake, "--out", str(out)]) == 2, "a run is not overwritten"
 
 
+@pytest.mark.parametrize("mistake", ["rounds", "sampling"])
+def test_a_table_of_gradients_hides_neither(mistake, tmp_path):
+    options, names = MISTAKES[mistake]
+    out = tmp_path / "run"
+    assert main(EXPERIMENT, [*TINY, "--method", "PrivSGP-VR", *options, "--out", str(out)]) == 1
+    checks = json.loads((out / "summary.json").read_text())["variants"]["PrivSGP-VR"]["audit"]["checks"]
+    assert {check["name"] for check in checks if check["refuted"]} >= names
+
+
 FORCED_MISTAKES = {
     "none": ([], set()),
     "noise": (["--noise-error", "1.25"], {"noise of states", "noise of trackers", "epsilon"}),

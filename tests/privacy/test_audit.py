@@ -16,7 +16,7 @@ from jaxfl import ArgumentError, gradients, graphs
 from jaxfl.algorithms import REGISTRY
 from jaxfl.gradients import per_example
 from jaxfl.privacy.audit import audit, canary_scores, epsilon_lower_bound, with_canaries
-from jaxfl.privacy.audit_mechanism import Mechanism
+from jaxfl.privacy.audit_mechanism import Mechanism, check_mechanism
 from jaxfl.privacy.gossip import PRIVSGP, PRIVSGP_VR, Release, calibrate_noise_std
 
 pytest.importorskip("jax_privacy.auditing")
@@ -284,6 +284,38 @@ def test_the_right_noise_passes_and_a_quarter_of_it_is_caught(method):
 def test_missing_clipping_is_caught(clip_norm):
     method = PRIVSGP if clip_norm is None else PRIVSGP_VR  # clipping at 1e9 needs no program of its own
     assert bounds(method, claimed_noise(method), clip_norm=clip_norm).min() > 1.2
+
+
+def refused(method, noise_std, seed, clip_norm: float | None = CLIP):
+    """The checks that refuse a run of which the claimed noise is told."""
+    made, scores = scorer(method)
+    _, data, canaries = made(seed)
+    found = scores(noise_std, clip_norm, jax.random.key(seed), data)
+    checks = check_mechanism(
+        np.asarray(found.sums),
+        np.asarray(found.squares),
+        canaries.included,
+        ROUNDS,
+        Mechanism(noise_std=claimed_noise(method), signal=ROUNDS * CLIP / SIZE, num_releases=ROUNDS),
+        dp_epsilon=1.0,
+        dp_delta=DELTA,
+        significance=0.01,
+    )
+    return {check.name for check in checks if check.refuted}
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("method", ESTIMATORS)
+def test_checks_pass_right_runs_and_refuse_a_little_less_noise_and_missing_clipping(method):
+    noise_std, noise = claimed_noise(method), {"noise of one release", "noise of all releases"}
+    for seed in range(4):
+        assert not refused(method, noise_std, seed)
+    for factor in (1.25, 1.5, 2, 4):
+        for seed in range(2):
+            assert noise <= refused(method, noise_std / factor, seed)
+    for seed in range(2):
+        assert "signal" in refused(method, noise_std, seed, clip_norm=1e9)
+    assert not bounds(method, noise_std / 1.25).max() > 1, "which the guesses do not see"
 
 
 @pytest.mark.parametrize("name", [name for name, row in REGISTRY.items() if row.released])

@@ -1,13 +1,17 @@
-"""Does a run keep the epsilon that it claims? An attack on canaries in one training run bounds epsilon from below.
+"""Does a run keep the epsilon that it claims? Its noise, its signal and an attack are held against the claim.
 
-    python -m experiments.audit                                # digits, 5 nodes: both methods keep what they claim
-    python -m experiments.audit --noise-error 4                # a quarter of the noise that is claimed: caught
-    python -m experiments.audit --no-clipping                  # gradients that are not clipped: caught
-    python -m experiments.audit --grid noise_error=1,2,4,8     # how large a mistake has to be
+    python -m experiments.audit                                # digits, 5 nodes: all methods keep what they claim
+    python -m experiments.audit --noise-error 1.25             # less noise than is claimed: refused
+    python -m experiments.audit --no-clipping                  # gradients that are not clipped: refused
+    python -m experiments.audit --rounds-error 2               # twice the iterations: refused
+    python -m experiments.audit --sampling-error 2 --method PrivSGP    # twice the sampling rate: refused
+    python -m experiments.audit --grid noise_error=1,1.25,2,4  # how large a mistake has to be
 
-A quarter of a minute on two cores. Calibrates each line's noise to `target_epsilon` by the proven bound, runs it on
-real samples and canaries, guesses from its messages which canaries took part, prints one table, and leaves
-summary.json, results.csv and a picture in the run directory. Exit code 0 when no lower bound exceeds the claim, else 1.
+Half a minute on two cores. Calibrates each line's noise to `target_epsilon` by the proven bound, runs it, and leaves
+summary.json, results.csv and a picture in the run directory. PrivSGP, PrivSGP-VR, DP2-SGD and A(DP)2SGD run on real
+samples and canaries: their messages tell which canaries took part, how large the noise is, and what a sample adds to
+it. DP-GT runs on forced transcripts. Prints what was measured against what is claimed, and the smallest error that each
+check sees. Exit code 0 when no lower bound exceeds the claim and no check refuses it, else 1. See docs/audit.md.
 
 Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 2023, arXiv:2305.08846. Differences from
 the paper: canaries are gradients of one coordinate each, on few real samples and in few rounds at a high sampling rate,
@@ -20,9 +24,9 @@ from experiments.frame import Experiment
 
 EXPERIMENT = Experiment(
     name="audit",
-    description="An empirical lower bound on epsilon by canaries in one training run, held against what is claimed.",
+    description="What a run's noise, signal and messages say of the epsilon that it claims.",
     base=Point(),
-    grid=({"method": ("PrivSGP", "PrivSGP-VR")},),
+    grid=({"method": ("PrivSGP", "PrivSGP-VR", "DP-GT")},),
     labels={"method": "{}"},
     aliases={"batch_size": "sampling_rate", "num_canaries": "canaries", "noise_std": "noise_error"},
     run=run,

@@ -14,11 +14,13 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from experiments.audit.options import METHODS, Point, check_point
+from experiments.audit import forced
+from experiments.audit.options import FORCED, METHODS, Point, check_point
 from experiments.frame import Line, Request, lay
 from experiments.frame.options import text_of
 from experiments.frame.run import check_seeds, new_run_directory, saved_options
 from jaxfl.privacy.audit import AuditResult, Canaries, audit, require_jax_privacy, with_canaries
+from jaxfl.privacy.audit_mechanism import POWER, Check
 from jaxfl.privacy.statements import RELATIONS, Statement, rounded_down, rounded_up
 from jaxfl.training import open_run
 from jaxfl.training.results import write_results
@@ -31,14 +33,15 @@ class Audited(NamedTuple):
     claim: Statement
     noise_std: float  # that is claimed
     result: AuditResult
-    canaries: Canaries
+    canaries: Canaries | None  # None for forced transcripts
     seconds: float
 
     @property
     def violated(self) -> bool:
-        """Whether the audit's lower bound exceeds the claimed epsilon."""
+        """Whether the audit's lower bound exceeds the claimed epsilon, or a check of the mechanism refuses it."""
         assert self.claim.dp_epsilon is not None
-        return self.result.dp_epsilon_lower_bound > self.claim.dp_epsilon
+        exceeded = self.result.dp_epsilon_lower_bound > self.claim.dp_epsilon
+        return exceeded or any(check.refuted for check in self.result.checks)
 
     @property
     def texts(self) -> tuple[str, str, str]:
@@ -58,14 +61,17 @@ def run(asked: Request) -> int:
     directory = new_run_directory(where.run.out, "audit", where.data.dataset, resume=False)
     records, console = open_run(directory, saved_options(asked), experiment="audit"), Console()
     data = where.data
-    console.print(
-        f"{data.dataset}: {data.samples} samples and {data.canaries // data.nodes} canaries at each of {data.nodes} "
-        f"nodes, {where.learning.iterations} iterations, Poisson batches of {where.batch_size}"
-    )
+    if any(line.point.learning.method != FORCED for line in asked.lines.values()):
+        console.print(
+            f"{data.dataset}: {data.samples} samples and {data.canaries // data.nodes} canaries at each of "
+            f"{data.nodes} nodes, {where.learning.iterations} iterations, Poisson batches of {where.batch_size}"
+        )
     claims = [line.point.claim for line in asked.lines.values()]
     errors = dict.fromkeys(claim.noise_error for claim in claims if claim.noise_error != 1)
     mistakes = [f"noise divided by {' or '.join(map(text_of, errors))}"] if errors else []
     mistakes += ["no clipping"] if any(claim.no_clipping for claim in claims) else []
+    mistakes += ["more rounds"] if any(claim.rounds_error != 1 for claim in claims) else []
+    mistakes += ["a larger sampling rate"] if any(claim.sampling_error != 1 for claim in claims) else []
     if mistakes:
         console.print(f"Run with a mistake that the claim does not know of: {', '.join(mistakes)}.")
     lanes = [(name, line, seed) for name, line in asked.lines.items() for seed in line.seeds]
@@ -76,15 +82,26 @@ def run(asked: Request) -> int:
     records.write_summary(_summary(audited, records.config["environment"]))
     _write_results(audited, directory / "results.csv")
     console.print(_table(audited))
-    console.print("A claim that is not refuted is not proven by that: the attack sees large mistakes only.")
-    picture = _plot(audited, directory / "plots" / "scores.png")
-    console.print(f"Run: {directory}   Table: {directory / 'results.csv'}   Picture: {picture}", soft_wrap=True)
+    console.print(_checks_table(audited))
+    console.print(
+        "A claim that is not refuted is not proven by that. The last column is the least factor, of noise too small or "
+        f"of a signal too large, that is seen with probability {POWER:.0%}."
+    )
+    attacked = {name: (row, row.canaries) for name, row in audited.items() if row.canaries is not None}
+    picture = f"   Picture: {_plot(attacked, directory / 'plots' / 'scores.png')}" if attacked else ""
+    console.print(f"Run: {directory}   Table: {directory / 'results.csv'}{picture}", soft_wrap=True)
     return int(any(row.violated for row in audited.values()))
 
 
 def audit_line(line: Line, num_audits: int) -> Audited:
     """Claim, run, attack; the significance is shared, so that any violation at all is as unlikely as asked for."""
     start, point = time.perf_counter(), line.point
+    if point.learning.method == FORCED:
+        noise, statement = forced.claimed(point)
+        assert statement.dp_epsilon is not None
+        share = point.claim.significance / num_audits
+        result = forced.audit_tracking(point, noise, statement.dp_epsilon, share)
+        return Audited(line, statement, noise, result, None, time.perf_counter() - start)
     seed, claim, strength = point.run.seed, point.claim, point.data.canary_strength * point.learning.clip_norm
     told_apart = not METHODS[point.learning.method][2].releases_total  # the nodes, by their messages
     shared = {"strength": strength, "seed": seed, "shared_coordinates": told_apart}
@@ -92,8 +109,19 @@ def audit_line(line: Line, num_audits: int) -> Audited:
     task, data, canaries = with_canaries(task, data, num_canaries, **shared)
     noise_std, statement = point.claimed()
     learner, released = point.algorithm(task, noise_std)
-    rounds, share = point.learning.iterations, claim.significance / num_audits
-    result = audit(learner, released, data, canaries, jax.random.key(seed), rounds, claim.dp_delta, significance=share)
+    assert statement.dp_epsilon is not None
+    result = audit(
+        learner,
+        released,
+        data,
+        canaries,
+        jax.random.key(seed),
+        point.rounds,
+        claim.dp_delta,
+        dp_epsilon=statement.dp_epsilon,
+        claimed=point.mechanism(noise_std),
+        significance=claim.significance / num_audits,
+    )
     return Audited(line, statement, noise_std, result, canaries, time.perf_counter() - start)
 
 
@@ -103,14 +131,21 @@ def _summary(audited: Mapping[str, Audited], environment: Any) -> dict[str, Any]
     for name, row in audited.items():
         point = row.line.point
         found = {key: value for key, value in row.result._asdict().items() if key != "scores"}
+        found["checks"] = [check._asdict() for check in row.result.checks]
+        attacked = row.canaries is not None
+        used = point.used_noise_std(row.noise_std) if attacked else row.noise_std / point.claim.noise_error
+        batches = {"batch_size_claimed": point.claimed_batch_size, "batch_size_used": point.batch_size}
+        canaries = {"num_canaries": point.data.canaries} if attacked else {}
         described[name] = {
             "settings": row.line.settings,
-            "rounds": point.learning.iterations,
+            "rounds": point.rounds,
+            "rounds_claimed": point.learning.iterations,
             "privacy": [row.claim._asdict()],
             "noise_std_claimed": row.noise_std,
-            "noise_std_used": row.noise_std / point.claim.noise_error,
+            "noise_std_used": used,
+            **(batches if attacked else {}),
             "clip_norm_used": None if point.claim.no_clipping else point.learning.clip_norm,
-            "audit": {**found, "num_canaries": point.data.canaries, "violated": row.violated},
+            "audit": {**found, **canaries, "violated": row.violated},
         }
     return {
         "experiment": "audit",
@@ -127,11 +162,12 @@ def _write_results(audited: Mapping[str, Audited], path: Path) -> None:
     """A row an audit: the options that vary, the lower bound, the claim."""
     lanes, lines = {}, []
     for name, row in audited.items():
-        lane = {"variant": name, "seed": row.line.point.run.seed, "round": row.line.point.learning.iterations}
+        lane = {"variant": name, "seed": row.line.point.run.seed, "round": row.line.point.rounds}
         status = {"status": "finished", "until": lane["round"], "reason": None, "seconds": {"run": row.seconds}}
         lanes[name, lane["seed"]] = status
         found = {key: getattr(row.result, key) for key in ("dp_epsilon_lower_bound", "num_correct", "num_guesses")}
-        lines.append({**lane, **found, "violated": row.violated})
+        ratios = {f"{check.name}, measured over claimed": _ratio(check) for check in row.result.checks}
+        lines.append({**lane, **found, **ratios, "violated": row.violated})
     claims = {name: lambda _, claim=row.claim: [claim._asdict()] for name, row in audited.items()}
     write_results(path, lanes, lines, {name: row.line.settings for name, row in audited.items()}, claims)
 
@@ -139,7 +175,7 @@ def _write_results(audited: Mapping[str, Audited], path: Path) -> None:
 def _table(audited: Mapping[str, Audited]) -> Table:
     """The closing table."""
     claims = [row.line.point.claim for row in audited.values()]
-    deltas = ", ".join(f"{delta:g}" for delta in dict.fromkeys(claim.dp_delta for claim in claims))
+    deltas = ", ".join(f"{delta:g}" for delta in dict.fromkeys(row.claim.dp_delta for row in audited.values()))
     confidence = 1 - max(claim.significance for claim in claims)
     caption = f"δ = {deltas}; all lower bounds hold with confidence {confidence:.0%}"
     table, numbers = Table(title="audit", caption=caption), ("audit:\nε ≥", "right\nguesses")
@@ -148,17 +184,49 @@ def _table(audited: Mapping[str, Audited]) -> Table:
     for name, row in audited.items():
         claimed, bound, verdict = row.texts
         claim = f"ε = {claimed}, {row.claim.bound},\n{RELATIONS[row.claim.neighboring_relation]}"
-        table.add_row(name, claim, bound, f"{row.result.num_correct} of {row.result.num_guesses}", verdict)
+        guesses = "forced" if row.canaries is None else f"{row.result.num_correct} of {row.result.num_guesses}"
+        table.add_row(name, claim, bound, guesses, verdict)
     return table
 
 
-def _plot(audited: Mapping[str, Audited], path: Path) -> Path:
+def _ratio(check: Check) -> float:
+    """Measured over claimed."""
+    return check.measured / check.claimed
+
+
+def _checks_table(audited: Mapping[str, Audited]) -> Table:
+    """What was measured of each mechanism, and the smallest error that would have been seen."""
+    caption = "limit: one-sided; noise is too small where it lies below 1, all else too large where it lies above"
+    table = Table(title="mechanism: measured over claimed", caption=caption)
+    numbers = ("measured /\nclaimed", "limit", "smallest\nerror seen")
+    for heading in ("line", "check", *numbers[:2], "verdict", numbers[2]):
+        table.add_column(heading, justify="right" if heading in numbers else "left")
+    for name, row in audited.items():
+        exceeded = row.result.dp_epsilon_lower_bound / _claimed(row)
+        shown: list[tuple[str, float | None, float, bool, float]] = []
+        if row.canaries is not None:
+            shown.append(("ε of the guesses", None, exceeded, exceeded > 1, row.result.smallest_error))
+        shown += [(c.name, _ratio(c), c.limit / c.claimed, c.refuted, c.smallest_error) for c in row.result.checks]
+        for i, (label, ratio, limit, refuted, smallest) in enumerate(shown):
+            bounded = (rounded_up if label.startswith("noise") else rounded_down)(limit, 3)
+            cells = ("" if ratio is None else f"{ratio:.3f}", bounded, "REFUTED" if refuted else "passed")
+            table.add_row(name if i == 0 else "", label, *cells, rounded_up(smallest, 3) if smallest < 100 else "none")
+    return table
+
+
+def _claimed(row: Audited) -> float:
+    """The claimed epsilon."""
+    assert row.claim.dp_epsilon is not None
+    return row.claim.dp_epsilon
+
+
+def _plot(audited: Mapping[str, tuple[Audited, Canaries]], path: Path) -> Path:
     """Histograms of the scores of included and left-out canaries, a row an audit."""
     figure = Figure(figsize=(7, 0.6 + 2.4 * len(audited)), layout="constrained")
     FigureCanvasAgg(figure)
     rows = np.ravel(figure.subplots(len(audited), 1, squeeze=False))
-    for axes, (name, row) in zip(rows, audited.items(), strict=True):
-        scores, included = row.result.scores, row.canaries.included
+    for axes, (name, (row, canaries)) in zip(rows, audited.items(), strict=True):
+        scores, included = row.result.scores, canaries.included
         bins = np.histogram_bin_edges(scores, 60).tolist()
         for chosen, label, color in ((~included, "left out", "#0072B2"), (included, "included", "#D55E00")):
             axes.hist(scores[chosen], bins, alpha=0.55, color=color, label=f"{label} ({chosen.sum():,})")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from experiments.frame import Data, unsaved
@@ -13,6 +14,7 @@ from jaxfl.algorithms import REGISTRY
 from jaxfl.core import Algorithm, ArgumentError, FederatedData, Task, check
 from jaxfl.data import Dataset, federate
 from jaxfl.data.partition import iid
+from jaxfl.privacy.audit_mechanism import Mechanism
 
 METHODS = {  # accountant, estimator of gradients, row of the registry, graph
     "PrivSGP": (privacy.PRIVSGP, "mini_batch", REGISTRY["push_sum"], graphs.directed_ring),
@@ -20,6 +22,9 @@ METHODS = {  # accountant, estimator of gradients, row of the registry, graph
     "DP2-SGD": (privacy.DP2_SGD, "mini_batch", REGISTRY["dp2_sgd"], graphs.ring),
     "A(DP)2SGD": (privacy.A_DP2_SGD, "mini_batch", REGISTRY["a_dp2_sgd"], graphs.ring),
 }
+
+
+FORCED = "DP-GT"  # audited by forced transcripts, without real samples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +44,10 @@ class Samples:
     canary_strength: float = 4.0
     """Norm of a canary's gradient before clipping, in multiples of clip_norm; at least 1."""
 
+    def idle(self, options: Mapping[str, Any]) -> set[str]:
+        """Forced transcripts need no samples."""
+        return {"dataset", "data_dir", "samples", "canaries"} if options["method"] == FORCED else set()
+
     def load(self) -> Dataset:
         """The data set; the same arrays in every call."""
         return Data(self.dataset, self.data_dir).load()
@@ -48,8 +57,9 @@ class Samples:
 class Learning:
     """The algorithm."""
 
-    method: Literal["PrivSGP", "PrivSGP-VR", "DP2-SGD", "A(DP)2SGD"] = "PrivSGP"
-    """What is audited. Of A(DP)2SGD only the sum over nodes is seen, which hides all but gross mistakes."""
+    method: Literal["PrivSGP", "PrivSGP-VR", "DP2-SGD", "A(DP)2SGD", "DP-GT"] = "PrivSGP"
+    """What is audited. Of A(DP)2SGD only the sum over nodes is seen, which hides all but gross mistakes. DP-GT, private
+    gradient tracking, is audited by forced transcripts."""
     hidden: tuple[int, ...] = ()
     """Units of the hidden layers of the multilayer perceptron; none for a linear model."""
     iterations: int = 16
@@ -59,7 +69,13 @@ class Learning:
     step_size: float = 0.1
     """Step size gamma."""
     clip_norm: float = 1.0
-    """Bound on each sample's gradient in the L2 norm."""
+    """Bound on each sample's gradient in the L2 norm, or in the L1 norm with Laplace noise."""
+    distribution: Literal["laplace", "gaussian"] = "laplace"
+    """Of DP-GT's noise."""
+
+    def idle(self, options: Mapping[str, Any]) -> set[str]:
+        """What only one of the two kinds of audit knows."""
+        return {"hidden", "sampling_rate", "step_size"} if options["method"] == FORCED else {"distribution"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +92,15 @@ class Claim:
     """Run with the claimed noise divided by this: a mistake for the audit to find."""
     no_clipping: bool = False
     """Run without the clipping that is claimed: another such mistake."""
+    rounds_error: float = 1.0
+    """Run so many times the iterations that are claimed, at least 1: another."""
+    sampling_error: float = 1.0
+    """Claim the sampling rate divided by this, and the noise of a batch that many times smaller, at the same noise
+    multiplier; at least 1: another. Of DP-GT: claim means over so many times the samples."""
+
+    def idle(self, options: Mapping[str, Any]) -> set[str]:
+        """Laplace noise is claimed at delta 0."""
+        return {"dp_delta"} if options["method"] == FORCED and options["distribution"] == "laplace" else set()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,8 +129,18 @@ class Point:
 
     @property
     def batch_size(self) -> int:
-        """b, the nearest to the sampling rate that leaves a chance to be left out."""
+        """b of the run, the nearest to the sampling rate that leaves a chance to be left out."""
         return min(max(1, round(self.learning.sampling_rate * self.entries)), self.entries - 1)
+
+    @property
+    def claimed_batch_size(self) -> int:
+        """b that the accountant is told."""
+        return max(1, round(self.batch_size / self.claim.sampling_error))
+
+    @property
+    def rounds(self) -> int:
+        """Iterations that are run."""
+        return round(self.learning.iterations * self.claim.rounds_error)
 
     def problem(self) -> tuple[Task, FederatedData]:
         """The task, and the nodes' real samples, dealt at random, as many at each."""
@@ -126,7 +161,7 @@ class Point:
         release = privacy.Release(
             estimator=estimator,
             sampler="poisson",
-            batch_size=self.batch_size,
+            batch_size=self.claimed_batch_size,
             num_entries=self.entries,
             clip_norm=self.learning.clip_norm,
             noise_std=0.0,
@@ -140,15 +175,33 @@ class Point:
         (claim,) = (s for s in stated if s.bound == "proven" and s.neighboring_relation != "replace_one")
         return noise_std, claim
 
+    def mechanism(self, noise_std: float) -> Mechanism:
+        """What the accountant was told of a canary's coordinate: a constant gradient counts G / J a round, on average.
+
+        Of an algorithm whose messages tell the network's sum alone, that carries the noise of n releases a round.
+        """
+        rounds = self.learning.iterations
+        releases = self.data.nodes if METHODS[self.learning.method][2].releases_total else 1
+        return Mechanism(
+            noise_std=noise_std * math.sqrt(releases),
+            signal=rounds * self.learning.clip_norm / self.entries,
+            num_releases=rounds,
+        )
+
+    def used_noise_std(self, noise_std: float) -> float:
+        """The noise of the run, where `noise_std` is claimed: a noise multiplier of a larger batch is less noise."""
+        return noise_std * self.claimed_batch_size / self.batch_size / self.claim.noise_error
+
     def algorithm(self, task: Task, noise_std: float) -> tuple[Algorithm, Callable[..., Any]]:
         """What is really run, with the mistakes, and (state before, after) -> what its messages tell."""
         _, estimator, row, topology = METHODS[self.learning.method]
         graph, step_size = topology(self.data.nodes), self.learning.step_size
         assert row.released is not None, "an audit needs to know what messages tell"
-        sampler = gradients.poisson(self.batch_size, num_draws=self.data.nodes * self.learning.iterations)
+        sampler = gradients.poisson(self.batch_size, num_draws=self.data.nodes * self.rounds)
         clip_norm = None if self.claim.no_clipping else self.learning.clip_norm
-        gradient = getattr(gradients, estimator)(sampler=sampler, clip_norm=clip_norm)
-        noise = privacy.gaussian(noise_std / self.claim.noise_error)
+        table = {"table": "factored"} if estimator == "saga" else {}
+        gradient = getattr(gradients, estimator)(sampler=sampler, clip_norm=clip_norm, **table)
+        noise = privacy.gaussian(self.used_noise_std(noise_std))
         learner = row.constructor(task, graph=graph, step_size=step_size, gradient=gradient, noise=noise)
         return learner, functools.partial(row.released, graph, step_size)
 
@@ -156,11 +209,26 @@ class Point:
 def check_point(point: Point) -> None:
     """Say what is wrong with an option before any work."""
     data, learning, claim = point.data, point.learning, point.claim
-    check.at_least(1, samples=data.samples, canaries=data.canaries, iterations=learning.iterations)
-    check.positive(step_size=learning.step_size, clip_norm=learning.clip_norm)
+    check.at_least(1, iterations=learning.iterations)
+    check.positive(clip_norm=learning.clip_norm)
     check.positive(target_epsilon=claim.target_epsilon, noise_error=claim.noise_error)
+    for name in ("rounds_error", "sampling_error"):
+        if not 1 <= getattr(claim, name) < math.inf:
+            raise ArgumentError(name, "must be at least 1", f"got {getattr(claim, name)}", "Pass 2, say.")
     if data.nodes < 3 or data.nodes % 2 == 0:
         raise ArgumentError("nodes", "must be odd and at least 3", f"got {data.nodes}", "Pass e.g. 5.")
+    check.open_unit(dp_delta=claim.dp_delta, significance=claim.significance)
+    if not data.canary_strength >= 1:
+        remedy = "Pass 1 or more: a weaker canary does not reach what is claimed."
+        raise ArgumentError("canary_strength", "must be at least 1", f"got {data.canary_strength}", remedy)
+    if learning.method != FORCED:
+        _check_canaries(data, learning)
+
+
+def _check_canaries(data: Samples, learning: Learning) -> None:
+    """What forced transcripts do not need."""
+    check.at_least(1, samples=data.samples, canaries=data.canaries)
+    check.positive(step_size=learning.step_size)
     if data.canaries % data.nodes:
         requirement = f"must be a multiple of the {data.nodes} nodes, so that all have the same claim"
         raise ArgumentError("canaries", requirement, f"got {data.canaries}", "Pass e.g. 1000 for each node.")
@@ -168,9 +236,6 @@ def check_point(point: Point) -> None:
     if needed > available:
         found = f"{data.nodes} nodes with {data.samples} need {needed:,} of {available:,}"
         raise ArgumentError("samples", "must be there in the data set", found, "Pass fewer.")
-    check.open_unit(sampling_rate=learning.sampling_rate, dp_delta=claim.dp_delta, significance=claim.significance)
-    if not data.canary_strength >= 1:
-        remedy = "Pass 1 or more: a weaker canary does not reach what is claimed."
-        raise ArgumentError("canary_strength", "must be at least 1", f"got {data.canary_strength}", remedy)
+    check.open_unit(sampling_rate=learning.sampling_rate)
     for units in learning.hidden:
         check.at_least(1, hidden=units)

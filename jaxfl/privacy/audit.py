@@ -13,8 +13,8 @@ Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 
 computed by jax-privacy (`pip install 'jaxfl[audit]'`).
 
 Does not claim: that the true epsilon is near the bound. Less than the claim is no proof of the claim, and the bound
-tells a mistake only where it is large (noise a few times too small, a missing clip). Rounds count the same, whatever
-their noise.
+tells a mistake only where it is large (noise a few times too small, a missing clip). `jaxfl.privacy.audit_mechanism`
+sees smaller ones in the same run. Rounds count the same, whatever their noise.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, PyTree, Task, check
+from jaxfl.core import Algorithm, ArgumentError, Array, FactoredLayer, Factors, FederatedData, PyTree, Task, check
 from jaxfl.core.tasks import check_sample_losses
+from jaxfl.privacy.audit_mechanism import Check, Mechanism, check_mechanism, smallest_guessed_error
 
 _GUESSED_SHARE = 0.1  # fixed before the scores are seen, so that no correction for choosing it is due
 
@@ -39,6 +40,13 @@ class Canaries(NamedTuple):
     nodes: np.ndarray  # (m,), int64, its node
     coordinates: np.ndarray  # (m,), int64, its coordinate of that node's "canary" parameters
     included: np.ndarray  # (m,), bool, fair coins
+
+
+class Scores(NamedTuple):
+    """What is released in each canary's coordinate."""
+
+    sums: Array  # (m,), float32, over rounds: high for a canary that seems included
+    squares: Array  # (m,), float32, of what is released, summed over rounds
 
 
 class AuditResult(NamedTuple):
@@ -52,6 +60,8 @@ class AuditResult(NamedTuple):
     num_correct: int
     guess_threshold: float  # distance of a score from the median from which on it is guessed
     scores: np.ndarray  # (m,), float64, high for a canary that seems included
+    smallest_error: float  # factor on noise, too small, from which the bound exceeds the claim with probability 0.95
+    checks: tuple[Check, ...]  # of the mechanism
 
 
 def with_canaries(
@@ -72,9 +82,10 @@ def with_canaries(
             for what releases sums over nodes.
 
     Returns:
-        (task, data, canaries): parameters {"model": the task's, "canary": (c,) float32}, c = ceil(m / n) or m; inputs
-        (N + m, F + 2) float32: the flattened sample, the coordinate + 1 (0 for a real sample), and 1 for an included
-        canary. The wrapped task has no factored layers, so clipping runs one sample at a time.
+        (task, data, canaries): parameters {"model": the task's, "canary": (c,) float32}, c = ceil(m / n) or m; of a
+        task with factored layers they are the task's with "canary" beside them, a factored layer of its own, so that
+        clipping and tables run as they do without canaries. Inputs (N + m, F + 2) float32: the flattened sample, the
+        coordinate + 1 (0 for a real sample), and 1 for an included canary.
 
     Raises:
         ArgumentError: no canaries, a strength that is not positive, or a task with `train_loss`.
@@ -105,21 +116,41 @@ def with_canaries(
         sample = inputs[:, :-2].reshape(-1, *sample_shape).astype(dtype)
         return sample, inputs[:, -2].astype(jnp.int32), inputs[:, -1]
 
+    num_coordinates = int(coordinates[-1]) + 1
+
+    def model_of(params):
+        if task.factors is None:
+            return params["model"]
+        return {name: leaf for name, leaf in params.items() if name != "canary"}
+
     def init(key):
-        return {"model": task.init(key), "canary": jnp.zeros(int(coordinates[-1]) + 1, jnp.float32)}
+        own, canary = task.init(key), jnp.zeros(num_coordinates, jnp.float32)
+        return {"model": own, "canary": canary} if task.factors is None else {**own, "canary": canary}
 
     def canary_loss(params, marks, switches):
         return jnp.float32(strength) * switches * params["canary"][jnp.maximum(marks - 1, 0)]
 
     def loss(params, inputs, labels):
         samples, marks, switches = split(inputs)
-        own = task.loss(params["model"], samples, labels)
+        own = task.loss(model_of(params), samples, labels)
         return jnp.where(marks > 0, canary_loss(params, marks, switches), own)
 
     def metrics(params, inputs, labels):
         samples, marks, switches = split(inputs)
-        own = {name: jnp.where(marks > 0, 0, m) for name, m in task.metrics(params["model"], samples, labels).items()}
+        own = {name: jnp.where(marks > 0, 0, m) for name, m in task.metrics(model_of(params), samples, labels).items()}
         return {**own, "loss": own["loss"] + canary_loss(params, marks, switches)}
+
+    def factors(params, inputs, labels):
+        assert task.factors is not None
+        samples, marks, switches = split(inputs)
+        losses, own = task.factors(model_of(params), samples, labels)
+        real = marks == 0
+        errors = tuple(jnp.where(real.reshape(-1, *[1] * (e.ndim - 1)), e, 0) for e in own.errors)
+        # Read of the sample, so that no table rounds it: the coordinate, exact in float32.
+        own_input = jnp.maximum(marks - 1, 0).astype(jnp.float32)[:, None]
+        own_error = jnp.where(real, 0, jnp.float32(strength) * switches)[:, None]
+        losses = jnp.where(real, losses, canary_loss(params, marks, switches))
+        return losses, Factors(inputs=(*own.inputs, own_input), errors=(*errors, own_error))
 
     flat = np.asarray(data.inputs).reshape(len(data.inputs), -1).astype(np.float32)
     inputs = np.zeros((len(flat) + num_canaries, flat.shape[1] + 2), np.float32)
@@ -137,7 +168,29 @@ def with_canaries(
     indices[nodes, sizes[nodes] + places] = len(flat) + numbers
     with_them = FederatedData(*(jnp.asarray(part) for part in (inputs, labels, indices, new_sizes)))
     wrapped = Task(init=init, loss=loss, metrics=metrics, node_loop=task.node_loop)
+    if task.factors is not None:
+        wrapped = wrapped._replace(layers=(*task.layers, _canary_layer(num_coordinates)), factors=factors)
     return wrapped, with_them, Canaries(nodes=nodes, coordinates=coordinates, included=included)
+
+
+def _canary_layer(num_coordinates: int) -> FactoredLayer:
+    """The canaries' parameters: a sample's gradient is its error at its coordinate."""
+
+    def weighted_sum(coordinates, errors, weights):
+        at = coordinates[:, 0].astype(jnp.int32)
+        return jnp.zeros(num_coordinates, errors.dtype).at[at].add(weights * errors[:, 0])
+
+    return FactoredLayer(
+        name="canary",
+        input_is_sample=True,
+        is_outer_product=True,
+        squared_norm=lambda coordinates, errors: errors[:, 0] ** 2,
+        absolute_norm=lambda coordinates, errors: jnp.abs(errors[:, 0]),
+        weighted_sum=weighted_sum,
+        per_sample=lambda coordinates, errors: (
+            errors * jax.nn.one_hot(coordinates[:, 0].astype(jnp.int32), num_coordinates, dtype=errors.dtype)
+        ),
+    )
 
 
 def canary_scores(
@@ -147,8 +200,8 @@ def canary_scores(
     canaries: Canaries,
     key: Array,
     num_rounds: int,
-) -> Array:
-    """What is released in each canary's coordinate, summed over rounds; pure, to be jitted.
+) -> Scores:
+    """What is released in each canary's coordinate, over rounds; pure, to be jitted.
 
     Args:
         algorithm: with a task and data made by `with_canaries`.
@@ -159,18 +212,19 @@ def canary_scores(
         num_rounds: K, static.
 
     Returns:
-        (m,), float32.
+        `Scores`.
     """
 
     def one_round(carry, _):
-        before, total = carry
+        before, sums, squares = carry
         after, _ = algorithm.round(key, before, data)
-        return (after, total + released(before, after)["canary"]), None
+        found = released(before, after)["canary"]
+        return (after, sums + found, squares + found**2), None
 
     start = algorithm.init(key, data)
     nothing = jnp.zeros_like(algorithm.node_params(start)["canary"])
-    (_, total), _ = jax.lax.scan(one_round, (start, nothing), None, length=num_rounds)
-    return total[canaries.nodes, canaries.coordinates]
+    (_, *totals), _ = jax.lax.scan(one_round, (start, nothing, nothing), None, length=num_rounds)
+    return Scores(*(total[canaries.nodes, canaries.coordinates] for total in totals))
 
 
 def epsilon_lower_bound(
@@ -203,21 +257,13 @@ def epsilon_lower_bound(
     if not np.isfinite(scores).all():
         found = f"{int((~np.isfinite(scores)).sum())} of {scores.size} are not"
         raise ArgumentError("scores", "must be finite", found, "Take a smaller step size: the run has diverged.")
-    auditing = require_jax_privacy()
     distance = scores - np.median(scores)
     sureness, right = np.abs(distance), (distance > 0) == np.asarray(included)
-    num_guesses = max(1, int(_GUESSED_SHARE * scores.size))
-    threshold = np.sort(sureness)[-num_guesses]
-    # The auditor's "in" and "out" are our right and wrong guesses: the theorem asks for no more than their numbers.
-    # It refuses an empty list, hence one more canary in each that is never guessed.
-    never = np.array([-np.inf])
-    auditor = auditing.CanaryScoreAuditor(
-        np.concatenate([sureness[right], never]), np.concatenate([sureness[~right], never])
-    )
-    strategy = auditing.Explicit(threshold)
-    bound = auditor.epsilon_one_run(significance, dp_delta, threshold_strategy=strategy)
+    threshold = np.sort(sureness)[-max(1, int(_GUESSED_SHARE * scores.size))]
     guessed = sureness >= threshold
-    return float(bound), int(guessed.sum()), int((guessed & right).sum()), float(threshold)
+    num_guesses, num_correct = int(guessed.sum()), int((guessed & right).sum())
+    bound = _bound(num_correct, num_guesses, scores.size, dp_delta, significance)
+    return bound, num_guesses, num_correct, float(threshold)
 
 
 def audit(
@@ -229,19 +275,25 @@ def audit(
     num_rounds: int,
     dp_delta: float,
     *,
+    dp_epsilon: float,
+    claimed: Mechanism,
     significance: float = 0.05,
 ) -> AuditResult:
-    """Run the algorithm, attack every canary, and bound epsilon from below.
+    """Run the algorithm, attack every canary, bound epsilon from below, and check the mechanism.
 
     Args:
         algorithm, released, data, canaries, key, num_rounds: as for `canary_scores`.
-        dp_delta, significance: as for `epsilon_lower_bound`.
+        dp_delta: of the claim.
+        dp_epsilon: that is claimed.
+        claimed: what its accountant was told.
+        significance: in (0, 1), probability that the bound or a check refuses a right run, at most: half for the
+            bound, half for the checks.
 
     Returns:
         An `AuditResult`, for the run of `num_rounds` rounds as one release under the zero-out relation.
 
     Raises:
-        ArgumentError: as `epsilon_lower_bound`, or fewer than one round.
+        ArgumentError: as `epsilon_lower_bound` and `check_mechanism`, or fewer than one round.
     """
     check.at_least(1, num_rounds=num_rounds)
     require_jax_privacy()
@@ -251,10 +303,23 @@ def audit(
     def run(key, data):
         return canary_scores(algorithm, released, data._replace(sizes=sizes), canaries, key, num_rounds)
 
-    scores = np.asarray(run(key, data), np.float64)
+    found = run(key, data)
+    scores, squares = (np.asarray(part, np.float64) for part in found)
     bound, num_guesses, num_correct, threshold = epsilon_lower_bound(
-        scores, canaries.included, dp_delta=dp_delta, significance=significance
+        scores, canaries.included, dp_delta=dp_delta, significance=significance / 2
     )
+    checks = check_mechanism(
+        scores,
+        squares,
+        canaries.included,
+        num_rounds,
+        claimed,
+        dp_epsilon=dp_epsilon,
+        dp_delta=dp_delta,
+        significance=significance / 2,
+    )
+    needed = _correct_needed(num_guesses, scores.size, dp_epsilon, dp_delta, significance / 2)
+    mu = claimed.signal / (claimed.noise_std * claimed.num_releases**0.5)
     return AuditResult(
         dp_epsilon_lower_bound=bound,
         dp_delta=dp_delta,
@@ -264,7 +329,32 @@ def audit(
         num_correct=num_correct,
         guess_threshold=threshold,
         scores=scores,
+        smallest_error=smallest_guessed_error(mu, needed, num_guesses, _GUESSED_SHARE),
+        checks=checks,
     )
+
+
+def _bound(num_correct: int, num_guesses: int, num_canaries: int, dp_delta: float, significance: float) -> float:
+    """The theorem's bound, from numbers of guesses."""
+    auditing = require_jax_privacy()
+    # The auditor's "in" and "out" are our right and wrong guesses: the theorem asks for no more than their numbers.
+    # It refuses an empty list, hence one more canary in each that is never guessed.
+    never = num_canaries - num_guesses
+    right, wrong = np.append(np.ones(num_correct), -np.inf), np.ones(num_guesses - num_correct)
+    auditor = auditing.CanaryScoreAuditor(right, np.append(wrong, np.full(never + 1, -np.inf)))
+    return float(auditor.epsilon_one_run(significance, dp_delta, threshold_strategy=auditing.Explicit(1.0)))
+
+
+def _correct_needed(
+    num_guesses: int, num_canaries: int, dp_epsilon: float, dp_delta: float, significance: float
+) -> int:
+    """The fewest right guesses that refute an epsilon; one more than there are where none do."""
+    low, high = num_guesses // 2, num_guesses + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        refuted = _bound(middle, num_guesses, num_canaries, dp_delta, significance) > dp_epsilon
+        low, high = (low, middle) if refuted else (middle, high)
+    return high
 
 
 def require_jax_privacy() -> Any:

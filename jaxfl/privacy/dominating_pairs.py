@@ -11,48 +11,35 @@ Noise has standard deviation 1 here: a shift is a change of what is released ove
 - Replaced: delta(e) = q delta_Gauss(log(1 + (exp(e) - 1) / q)) for e >= 0, mirrored for e < 0: a batch of fixed size
   and one sample exchanged for another (Balle, Barthe, Gaboardi 2018, arXiv:1807.01647; Zhu, Dong, Wang 2022,
   arXiv:2106.08567, whose Theorem 10 also lets dominating pairs be composed adaptively).
+- Exchanged: (1 - q) N(0, 1) + q N(shift, 1) against (1 - q) N(0, 1) + q N(-shift, 1), its mirror image: Poisson
+  sampling and one sample exchanged for another. Given the others' participation a release is a mixture of N(0, I) and
+  N(v, I) against one of N(0, I) and N(v', I), with |v| and |v'| at most the shift. For a >= 1 the divergence
+  H_a of these is q H_b(N(v, I) | (1 - c) N(0, I) + c N(v', I)), b = 1 + q (a - 1), c = b / a (Balle, Barthe, Gaboardi
+  2018, Theorem 2). That is the mean under N(v, I) of the convex function max(1 - b L, 0) of a sum L of two lognormals
+  of fixed means, of log standard deviations |v| and |v' - v|. Lognormals of fixed mean grow in convex order with these,
+  and for given marginals a sum is largest in convex order where both rise together (Kaas, Dhaene, Goovaerts 2000).
+  v' = -v of full length gives both at once. For a < 1 exchange the two: H_a(P | Q) = 1 - a + a H_{1/a}(Q | P).
 
-Sampled and replaced losses are put on the grid 0, +-h, +-2h, ...: what falls between two points is divided between them
-such that its probability is kept under both distributions ("connect the dots", Doroshenko et al. 2022,
-arXiv:2207.04380), which can only raise every delta. Masses come from differences of normal tails, never from
-differences of deltas, so that no probability is lost to rounding. Composition is one power of a Fourier transform.
+Losses are put on the grid 0, +-h, +-2h, ...: what falls between two points is divided between them such that its
+probability is kept under both distributions ("connect the dots", Doroshenko et al. 2022, arXiv:2207.04380), which can
+only raise every delta. Masses come from differences of normal tails, never from differences of deltas, so that no
+probability is lost to rounding. `jaxfl.privacy.composition` composes them.
 """
 
 from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
-import scipy.fft
 import scipy.optimize
-import scipy.signal
-import scipy.stats
 from scipy.special import log_ndtr, ndtr
+
+from jaxfl.privacy.composition import Curve, Losses, compose, is_small
 
 _TAIL = 9.5  # normal quantile; the 1e-21 beyond it counts as an infinite loss
 _MAX_BINS = 2**19  # of one release: a wider grid gets a larger step, which only loosens the bound
-_MAX_COMPOSED_BINS = 2**21
-_WINDOW_TAIL = 1e-15  # mass that composition may lose at each end; it counts as an infinite loss
-_ROUNDING = 1e-15  # of a Fourier transform, per composed release; taken out of delta
-
-
-class Losses(NamedTuple):
-    """A privacy loss on a grid, rounded such that no delta is too small."""
-
-    step: float  # h
-    lowest: int  # the first loss is lowest * step
-    probabilities: np.ndarray  # (m,), float64
-    infinite: float  # probability of an infinite loss
-
-
-class Curve(NamedTuple):
-    """delta at the epsilons 0, h, 2h, ...; linear in exp(epsilon) between them."""
-
-    step: float
-    deltas: np.ndarray  # (m,), float64, falling
-    slack: float  # part of delta that belongs to rounding errors
 
 
 def gaussian_delta(dp_epsilon: float, mu: float | np.ndarray) -> np.ndarray:
@@ -168,71 +155,24 @@ def replaced(sampling_rate: float, shifts: np.ndarray, weights: np.ndarray, step
     return Losses(step, -last, probabilities, infinite)
 
 
-def compose(losses: Losses, num_times: int) -> Curve | None:
-    """The curve of `num_times` releases of which each has these losses; None when the grid would be too large.
+def exchanged(sampling_rate: float, shift: float, step: float) -> Losses:
+    """Losses of (1 - q) N(0, 1) + q N(shift, 1) against (1 - q) N(0, 1) + q N(-shift, 1), the same both ways.
 
     Args:
-        losses: of one release.
-        num_times: at least 1.
+        sampling_rate: q, in (0, 1).
+        shift: above 0.
+        step: of the grid; larger where the grid would exceed the bins allowed.
     """
-    found = sum_of_draws(losses.probabilities, num_times)
-    if found is None:
-        return None
-    lowest, composed = found
-    infinite = 2 * _WINDOW_TAIL - math.expm1(num_times * math.log1p(-min(losses.infinite, 0.5)))
-    return _curve(composed, lowest + num_times * losses.lowest, losses.step, infinite, rounding_error(num_times))
-
-
-def sum_of_draws(p: np.ndarray, num_times: int) -> tuple[int, np.ndarray] | None:
-    """First index and probabilities of the sum of `num_times` independent indices drawn from p.
-
-    What lies outside has probability at most 2e-15 and is missing, or in a wrong place besides; None when the result
-    would be too large.
-    """
-    lowest, highest = _window(p, num_times)
-    length = max(highest - lowest + 1, len(p))
-    if length > _MAX_COMPOSED_BINS:
-        return None
-    size = cast(int, scipy.fft.next_fast_len(length, real=True))
-    folded = np.fft.irfft(np.fft.rfft(p, size) ** num_times, size)
-    return lowest, np.maximum(np.roll(folded, -(lowest % size))[: highest - lowest + 1], 0.0)
-
-
-def rounding_error(num_times: int) -> float:
-    """Bound on the error of a probability of `sum_of_draws`."""
-    return (num_times + 10) * _ROUNDING
-
-
-def curve_epsilon(curve: Curve, dp_delta: float | np.ndarray) -> np.ndarray:
-    """Smallest epsilon >= 0 whose delta is at most dp_delta, elementwise; infinite where the grid knows none."""
-    wanted = np.asarray(dp_delta, np.float64) - curve.slack
-    after = np.searchsorted(-curve.deltas, -wanted)  # first grid point whose delta is small enough
-    right = np.clip(after, 1, len(curve.deltas) - 1)
-    upper, lower = curve.deltas[right - 1], curve.deltas[right]
-    fraction = np.clip((upper - wanted) / np.maximum(upper - lower, 1e-300), 0.0, 1.0)
-    inside = curve.step * (right - 1) + np.log1p(fraction * np.expm1(curve.step))
-    return np.where(after == 0, 0.0, np.where(after == len(curve.deltas), np.inf, inside))
-
-
-def curve_delta(curve: Curve, dp_epsilon: float) -> float:
-    """delta at one epsilon >= 0, from above."""
-    index = dp_epsilon / curve.step
-    left = min(int(index), len(curve.deltas) - 1)
-    right = min(left + 1, len(curve.deltas) - 1)
-    fraction = min(1.0, math.expm1((index - left) * curve.step) / math.expm1(curve.step))
-    return float(curve.deltas[left] + fraction * (curve.deltas[right] - curve.deltas[left]) + curve.slack)
-
-
-def triangle_epsilon(forward: Curve, backward: Curve, dp_delta: float) -> float:
-    """Smallest epsilon found of D against D', when `forward` is D against Z and `backward` Z against D'.
-
-    P(S) <= exp(e1) Z(S) + d1 and Z(S) <= exp(e2) P'(S) + d2 give P(S) <= exp(e1 + e2) P'(S) + d1 + exp(e1) d2 for
-    every e1: delta is shared out in many ways, each of which is a bound.
-    """
-    shares = 1 / (1 + np.exp(np.linspace(-7, 7, 57)))
-    first = curve_epsilon(forward, shares * dp_delta)
-    second = curve_epsilon(backward, (1 - shares) * dp_delta * np.exp(-first))
-    return float(np.min(first + second))
+    top = shift + _TAIL
+    highest_loss = float(_loss(np.array([top]), sampling_rate, 0.0, shift)[0])
+    highest_loss -= float(_loss(np.array([-top]), sampling_rate, 0.0, shift)[0])
+    step = max(step, 2 * highest_loss / _MAX_BINS)
+    last = math.ceil(highest_loss / step)
+    inner = np.minimum(_exchanged_inverse(step * np.arange(1, last), sampling_rate, shift), top)
+    right = np.append(inner, top)
+    edges = np.concatenate([-right[::-1], [0.0], right])
+    upper, _ = _masses(edges, sampling_rate, 0.0, shift)
+    return Losses(step, -last, _divide(upper, upper[::-1], -step * last, step), 2 * ndtr(-_TAIL))
 
 
 def _loss(x: np.ndarray, q: float, low: float, high: float) -> np.ndarray:
@@ -260,6 +200,19 @@ def _inverse(losses: np.ndarray, q: float, low: float, high: float) -> np.ndarra
     return x
 
 
+def _exchanged_inverse(losses: np.ndarray, q: float, shift: float) -> np.ndarray:
+    """x at which the loss of `exchanged` is so large, for losses above 0.
+
+    With c = q exp(-shift^2 / 2) the loss is log((1 - q + c exp(shift x)) / (1 - q + c exp(-shift x))), so that
+    shift x = loss / 2 + arsinh((1 - q) / c sinh(loss / 2)).
+    """
+    log_c = math.log(q) - shift**2 / 2
+    log_ratio = np.log1p(-q) - log_c + losses / 2 + np.log(-np.expm1(-losses)) - math.log(2)
+    large = log_ratio > 300  # there arsinh(exp(t)) = t + log 2
+    arsinh = np.where(large, log_ratio + math.log(2), np.arcsinh(np.exp(np.minimum(log_ratio, 300.0))))
+    return (losses / 2 + arsinh) / shift
+
+
 def _masses(edges: np.ndarray, q: float, low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
     """Probability of each interval between edges under the mixture and under N(0, 1), both (len(edges) - 1,)."""
 
@@ -284,61 +237,67 @@ def _divide(upper: np.ndarray, lower: np.ndarray, first_loss: float, step: float
     return np.append(upper - right, 0.0) + np.append(0.0, right)
 
 
-def _window(p: np.ndarray, num_times: int) -> tuple[int, int]:
-    """First and last index of the sum of `num_times` draws from p that matter, by Chernoff's bound."""
-    lowest, highest = 0, (len(p) - 1) * num_times
-    needed = -math.log(_WINDOW_TAIL)
-    # Blocks of indices at their last (first) index: an upper (lower) sum, at a cost that does not grow with the grid.
-    block = -(-len(p) // 4096)
-    starts = np.arange(0, len(p), block)
-    masses = np.add.reduceat(p, starts)
-    ends = np.minimum(starts + block, len(p)) - 1
-    for order in 2.0 ** np.arange(-6, 10) / max(len(p) - 1, 1):
-        last = len(p) - 1  # the largest exponent is taken out, so that nothing overflows
-        rise = math.log(float(masses @ np.exp(order * (ends - last)))) + order * last
-        fall = math.log(float(masses @ np.exp(-order * starts)))
-        highest = min(highest, math.ceil((num_times * rise + needed) / order))
-        lowest = max(lowest, math.floor(-(num_times * fall + needed) / order))
-    return lowest, max(highest, lowest)
+def sampled_curves(
+    sampling_rate: float, low: float, high: float, step: float, num_times: int, dp_delta: float
+) -> tuple[Curve, Curve]:
+    """`sampled`, composed for this delta, in both directions. A grid too large to compose is made coarser."""
+    return _sampled_curves(sampling_rate, low, high, step, num_times, _if_small(dp_delta, num_times))
 
 
-def _curve(p: np.ndarray, lowest: int, step: float, infinite: float, slack: float) -> Curve:
-    """delta at 0, h, 2h, ... of the losses (lowest + j) h with probabilities p."""
-    if lowest > 0:
-        p = np.concatenate([np.zeros(lowest), p])
-    above = p[max(-lowest, 0) + 1 :] if lowest <= 0 else p[1:]
-    # At the grid point i: A_i = sum over losses above of p, B_i = that of p exp(e_i - loss), by recursion from the top.
-    mass = np.append(np.cumsum(above[::-1])[::-1], 0.0)
-    decay = math.exp(-step)
-    discounted = np.append(scipy.signal.lfilter([decay], [1.0, -decay], above[::-1])[::-1], 0.0)
-    deltas = np.maximum(mass - discounted, 0.0) + infinite
-    return Curve(step, np.minimum.accumulate(deltas), slack)
+def replaced_curve(
+    sampling_rate: float,
+    shifts: tuple[float, ...],
+    weights: tuple[float, ...],
+    step: float,
+    num_times: int,
+    dp_delta: float,
+) -> Curve:
+    """`replaced`, composed for this delta. A grid too large to compose is made coarser."""
+    return _replaced_curve(sampling_rate, shifts, weights, step, num_times, _if_small(dp_delta, num_times))
+
+
+def exchanged_curve(sampling_rate: float, shift: float, step: float, num_times: int, dp_delta: float) -> Curve:
+    """`exchanged`, composed for this delta. A grid too large to compose is made coarser."""
+    return _exchanged_curve(sampling_rate, shift, step, num_times, _if_small(dp_delta, num_times))
+
+
+def _if_small(dp_delta: float, num_times: int) -> float | None:
+    """A delta that `compose` needs to know; all others share one curve."""
+    return dp_delta if is_small(dp_delta, num_times) else None
 
 
 @lru_cache(maxsize=4)
-def sampled_curves(sampling_rate: float, low: float, high: float, step: float, num_times: int) -> tuple[Curve, Curve]:
-    """`sampled`, composed, in both directions. A grid too large to compose is made coarser."""
-    forward, backward = _sampled(sampling_rate, low, high, step)
-    curves = compose(forward, num_times), compose(backward, num_times)
+def _sampled_curves(
+    q: float, low: float, high: float, step: float, num_times: int, dp_delta: float | None
+) -> tuple[Curve, Curve]:
+    forward, backward = _sampled(q, low, high, step)
+    curves = compose(forward, num_times, dp_delta), compose(backward, num_times, dp_delta)
     if curves[0] is None or curves[1] is None:
-        return sampled_curves(sampling_rate, low, high, 2 * forward.step, num_times)
+        return _sampled_curves(q, low, high, 2 * forward.step, num_times, dp_delta)
     return curves[0], curves[1]
 
 
 @lru_cache(maxsize=4)
-def replaced_curve(
-    sampling_rate: float, shifts: tuple[float, ...], weights: tuple[float, ...], step: float, num_times: int
+def _replaced_curve(
+    q: float, shifts: tuple[float, ...], weights: tuple[float, ...], step: float, num_times: int, dp_delta: float | None
 ) -> Curve:
-    """`replaced`, composed. A grid too large to compose is made coarser."""
-    losses = _replaced(sampling_rate, shifts, weights, step)
-    curve = compose(losses, num_times)
+    losses = _replaced(q, shifts, weights, step)
+    curve = compose(losses, num_times, dp_delta)
     if curve is None:
-        return replaced_curve(sampling_rate, shifts, weights, 2 * losses.step, num_times)
+        return _replaced_curve(q, shifts, weights, 2 * losses.step, num_times, dp_delta)
     return curve
+
+
+@lru_cache(maxsize=4)
+def _exchanged_curve(q: float, shift: float, step: float, num_times: int, dp_delta: float | None) -> Curve:
+    losses = _exchanged(q, shift, step)
+    curve = compose(losses, num_times, dp_delta)
+    return _exchanged_curve(q, shift, 2 * losses.step, num_times, dp_delta) if curve is None else curve
 
 
 # The search for a number of rounds composes the same release many times.
 _sampled = lru_cache(maxsize=4)(sampled)
+_exchanged = lru_cache(maxsize=4)(exchanged)
 
 
 @lru_cache(maxsize=4)

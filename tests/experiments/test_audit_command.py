@@ -15,11 +15,19 @@ TINY = ["--samples", "20", "--canaries", "1500", "--iterations", "3"]
 SMALL = [*TINY, "--method", "PrivSGP"]
 
 
-@pytest.mark.parametrize(
-    ("mistake", "code", "verdict"),
-    [([], 0, "not refuted"), (["--noise-error", "8"], 1, "VIOLATED"), (["--no-clipping"], 1, "VIOLATED")],
-)
-def test_exit_code_table_and_files_say_whether_the_claim_is_violated(mistake, code, verdict, tmp_path, capsys):
+NOISE = {"noise of one release", "noise of all releases"}
+MISTAKES = {  # options, checks that must refuse
+    "none": ([], set()),
+    "noise": (["--noise-error", "1.25"], NOISE),
+    "clipping": (["--no-clipping"], {"signal", "Gaussian epsilon"}),
+    "rounds": (["--rounds-error", "2"], {"releases"}),
+    "sampling": (["--sampling-error", "2"], NOISE),
+}
+
+
+@pytest.mark.parametrize(("mistake", "names"), MISTAKES.values(), ids=MISTAKES)
+def test_exit_code_table_and_files_say_whether_the_claim_is_violated(mistake, names, tmp_path, capsys):
+    code, verdict = (1, "VIOLATED") if mistake else (0, "not refuted")
     out = tmp_path / "run"
     assert main(EXPERIMENT, [*SMALL, *mistake, "--out", str(out)]) == code
     printed = capsys.readouterr().out
@@ -32,8 +40,14 @@ def test_exit_code_table_and_files_say_whether_the_claim_is_violated(mistake, co
     assert claim["neighboring_relation"] == "zero_out"
     assert row["audit"]["neighboring_relation"] == "zero_out"
     assert 0.9 < claim["dp_epsilon"] <= 1.0
-    assert row["audit"]["violated"] == (row["audit"]["dp_epsilon_lower_bound"] > claim["dp_epsilon"]) == bool(code)
-    assert row["noise_std_used"] == row["noise_std_claimed"] / (8 if "--noise-error" in mistake else 1)
+    assert row["audit"]["violated"] == bool(code)
+    refused = {check["name"] for check in row["audit"]["checks"] if check["refuted"]}
+    assert refused >= names if names else not refused
+    assert "smallest" in printed
+    assert ("REFUTED" in printed) == bool(mistake)
+    share = {"--noise-error": 1.25, "--sampling-error": row["batch_size_used"] / row["batch_size_claimed"]}
+    assert row["noise_std_used"] == pytest.approx(row["noise_std_claimed"] / share.get("".join(mistake[:1]), 1.0))
+    assert (row["rounds"], row["rounds_claimed"]) == ((6 if "--rounds-error" in mistake else 3), 3)
     assert (row["clip_norm_used"] is None) == ("--no-clipping" in mistake)
     assert (out / "plots" / "scores.png").stat().st_size > 10_000
     config = json.loads((out / "config.json").read_text())["config"]
@@ -42,14 +56,51 @@ def test_exit_code_table_and_files_say_whether_the_claim_is_violated(mistake, co
     assert main(EXPERIMENT, [*SMALL, *mistake, "--out", str(out)]) == 2, "a run is not overwritten"
 
 
+@pytest.mark.parametrize("mistake", ["rounds", "sampling"])
+def test_a_table_of_gradients_hides_neither(mistake, tmp_path):
+    options, names = MISTAKES[mistake]
+    out = tmp_path / "run"
+    assert main(EXPERIMENT, [*TINY, "--method", "PrivSGP-VR", *options, "--out", str(out)]) == 1
+    checks = json.loads((out / "summary.json").read_text())["variants"]["PrivSGP-VR"]["audit"]["checks"]
+    assert {check["name"] for check in checks if check["refuted"]} >= names
+
+
+FORCED_MISTAKES = {
+    "none": ([], set()),
+    "noise": (["--noise-error", "1.25"], {"noise of states", "noise of trackers", "epsilon"}),
+    "clipping": (["--no-clipping"], {"sensitivity", "epsilon"}),
+    "rounds": (["--rounds-error", "2"], {"releases", "sensitivity", "epsilon"}),
+    "sampling": (["--sampling-error", "2"], {"sensitivity", "epsilon"}),
+    "Gaussian": (["--distribution", "gaussian", "--noise-error", "2"], {"noise of states", "noise of trackers"}),
+}
+
+
+@pytest.mark.parametrize(("mistake", "names"), FORCED_MISTAKES.values(), ids=FORCED_MISTAKES)
+def test_gradient_tracking_is_audited_by_forced_transcripts(mistake, names, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(EXPERIMENT, ["--method", "DP-GT", "--iterations", "4", *mistake, "--out", str(out)]) == bool(mistake)
+    printed = capsys.readouterr().out
+    assert ("VIOLATED" in printed) == bool(mistake)
+    assert "replace one sample" in printed
+    assert "forced" in printed
+    row = json.loads((out / "summary.json").read_text())["variants"]["DP-GT"]
+    (claim,) = row["privacy"]
+    assert 0.99 < claim["dp_epsilon"] <= 1.0
+    assert row["audit"]["violated"] == bool(mistake)
+    refused = {check["name"] for check in row["audit"]["checks"] if check["refuted"]}
+    assert refused >= names if names else not refused
+    (written,) = read_results(out)
+    assert written["violated"] == str(bool(mistake))
+
+
 def test_lines_and_seeds_share_the_significance_and_claims_are_rounded_up(tmp_path, monkeypatch, capsys):
     shares, keys = [], []
 
-    def attack(learner, released, data, canaries, key, num_rounds, dp_delta, *, significance):
+    def attack(learner, released, data, canaries, key, num_rounds, dp_delta, *, dp_epsilon, claimed, significance):
         shares.append(significance)
         keys.append(str(key))
         scores = np.arange(float(len(canaries.nodes)))
-        return AuditResult(0.9999, dp_delta, significance, "zero_out", 150, 80, 675.0, scores)
+        return AuditResult(0.9999, dp_delta, significance, "zero_out", 150, 80, 675.0, scores, 2.5, ())
 
     monkeypatch.setattr("experiments.audit.attack.audit", attack)
     grid = ["--grid", "method=PrivSGP,DP2-SGD", "--grid", "noise_error=1,2", "--seeds", "0", "1"]
@@ -62,6 +113,7 @@ def test_lines_and_seeds_share_the_significance_and_claims_are_rounded_up(tmp_pa
     assert "ε = 1," in printed, "0.9999 is no upper bound of what is claimed"
     assert "0.999" in printed, "and a lower bound is rounded down"
     assert "1.00" not in printed
+    assert printed.count("2.5") >= 8, "the smallest error that the guesses see"
     rows = read_results(out)
     assert [(row["method"], row["noise_error"], row["seed"]) for row in rows] == [
         (method, error, seed) for method in ("PrivSGP", "DP2-SGD") for error in (1, 2) for seed in (0, 1)

@@ -11,7 +11,13 @@ from experiments.frame.experiment import request
 from jaxfl import graphs
 from jaxfl.core import ArgumentError
 from jaxfl.graphs import five_agents
-from jaxfl.privacy.tracking import NO_BOUND, TrackingAgent, gaussian_epsilon, proven_sensitivities
+from jaxfl.privacy.tracking import (
+    NO_BOUND,
+    TrackingAgent,
+    gaussian_epsilon,
+    joint_gaussian_epsilon,
+    proven_sensitivities,
+)
 
 
 def point_of(**changes):
@@ -46,8 +52,9 @@ class TestStatements:
         agents = TrackingAgent(2.0, pair.state_weights.sum(axis=1), pair.tracker_weights.sum(axis=0))
         scale = schedule.tracker_noise_scale
         sent = schedule._replace(tracker_noise_scale=np.where(np.arange(7) < 6, scale, np.inf))  # y~_6 is not sent
-        expected = gaussian_epsilon(sent, proven_sensitivities(schedule, agents), dp_delta=1e-3).max()
+        expected = joint_gaussian_epsilon(sent, agents, dp_delta=1e-3).max()
         assert (proven["dp_epsilon"], proven["dp_delta"]) == (pytest.approx(expected, rel=1e-9), 1e-3)
+        assert expected < gaussian_epsilon(sent, proven_sensitivities(schedule, agents), dp_delta=1e-3).max()
         assert "per-sample gradients are clipped to the L2 norm 1" in proven["assumptions"]
 
     def test_assumed_bounds_leave_the_published_epsilon(self):

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import scipy.optimize
 import scipy.stats
-from problems import small_task, uneven_data
+from problems import linear_task, small_task, uneven_data
 
 import jaxfl
 from jaxfl import ArgumentError, gradients, graphs
 from jaxfl.algorithms import REGISTRY
 from jaxfl.gradients import per_example
 from jaxfl.privacy.audit import audit, canary_scores, epsilon_lower_bound, with_canaries
+from jaxfl.privacy.audit_mechanism import Mechanism, check_mechanism
 from jaxfl.privacy.gossip import PRIVSGP, PRIVSGP_VR, Release, calibrate_noise_std
 
 pytest.importorskip("jax_privacy.auditing")
@@ -23,58 +24,86 @@ CLIP, STEP, DELTA = 0.5, 0.1, 1e-5
 NODES, REAL, CANARIES, ROUNDS, RATE = 5, 10, 3000, 4, 0.9
 SIZE = REAL + CANARIES // NODES
 BATCH = round(RATE * SIZE)
+CHECKS = ["releases", "noise of one release", "noise of all releases", "signal", "Gaussian epsilon"]
 ESTIMATORS = {PRIVSGP: "mini_batch", PRIVSGP_VR: "saga"}
 
 
 # What a canary is
 
 
+def model_of(tree):
+    """Of the task's own parameters, with factored layers or without."""
+    return tree["model"] if "model" in tree else {name: leaf for name, leaf in tree.items() if name != "canary"}
+
+
+BASES = {"factored": small_task, "one sample": linear_task}
+
+
 @functools.cache
-def per_sample_gradients(strength=4.0):
+def per_sample_gradients(base_of, strength=4.0):
     """(canaries, clip norm -> losses and gradients of the whole pool, the same of the task without canaries)."""
-    base, data = small_task(), uneven_data()
+    base, data = base_of(), uneven_data()
     task, more, canaries = with_canaries(base, data, 12, strength=strength, seed=0)
     params = task.init(jax.random.key(0))
 
     @jax.jit
     def of_all(clip_norm):
         wrapped = per_example.per_sample(task, params, more.inputs, more.labels, clip_norm=clip_norm)
-        plain = per_example.per_sample(base, params["model"], data.inputs, data.labels, clip_norm=clip_norm)
+        plain = per_example.per_sample(base, model_of(params), data.inputs, data.labels, clip_norm=clip_norm)
         return wrapped, plain
 
     return canaries, of_all
 
 
+@pytest.mark.parametrize("base_of", BASES.values(), ids=BASES)
 @pytest.mark.parametrize(("clip_norm", "norm"), [(1e9, 4.0), (CLIP, CLIP), (4.0, 4.0)])
-def test_an_included_canary_moves_its_own_coordinate_and_an_excluded_one_nothing(clip_norm, norm):
-    canaries, of_all = per_sample_gradients()
+def test_an_included_canary_moves_its_own_coordinate_and_an_excluded_one_nothing(clip_norm, norm, base_of):
+    canaries, of_all = per_sample_gradients(base_of)
     found, _ = of_all(clip_norm)
     expected = np.zeros((12, 3))
     expected[np.arange(12), canaries.coordinates] = norm * canaries.included
     assert 0 < canaries.included.sum() < 12
     np.testing.assert_allclose(found.gradient["canary"][-12:], expected, rtol=1e-6)
-    for leaf in jax.tree.leaves(found.gradient["model"]):
+    for leaf in jax.tree.leaves(model_of(found.gradient)):
         assert not np.any(leaf[-12:])
 
 
-def test_real_samples_keep_loss_metrics_and_gradient():
-    _, of_all = per_sample_gradients()
+@pytest.mark.parametrize("base_of", BASES.values(), ids=BASES)
+def test_real_samples_keep_loss_metrics_and_gradient(base_of):
+    _, of_all = per_sample_gradients(base_of)
     wrapped, plain = of_all(CLIP)
     count = len(plain.losses)
     np.testing.assert_allclose(wrapped.losses[:count], plain.losses, rtol=1e-5)
     assert not np.any(wrapped.gradient["canary"][:count])
-    for mine, own in zip(*map(jax.tree.leaves, (wrapped.gradient["model"], plain.gradient)), strict=True):
+    for mine, own in zip(*map(jax.tree.leaves, (model_of(wrapped.gradient), plain.gradient)), strict=True):
         np.testing.assert_allclose(mine[:count], own, rtol=1e-4, atol=1e-6)
-    base, data = small_task(), uneven_data()
+    base, data = base_of(), uneven_data()
     task, more, canaries = with_canaries(base, data, 6, strength=2.0, seed=1)
-    params = {"model": base.init(jax.random.key(0)), "canary": jnp.array([1.0, -3.0])}
+    params = {**task.init(jax.random.key(0)), "canary": jnp.array([1.0, -3.0])}
     found = task.metrics(params, more.inputs, more.labels)
-    own = base.metrics(params["model"], data.inputs, data.labels)
+    own = base.metrics(model_of(params), data.inputs, data.labels)
     for name, values in own.items():
         np.testing.assert_allclose(found[name][:count], values, rtol=1e-5)
     np.testing.assert_allclose(found["loss"], task.loss(params, more.inputs, more.labels), rtol=1e-5)
     values = 2.0 * canaries.included * np.array([1.0, -3.0])[canaries.coordinates]
     np.testing.assert_allclose(found["loss"][count:], values)
+
+
+@pytest.mark.parametrize("clip_order", [1, 2])
+def test_ghost_clipping_sums_canaries_as_one_sample_at_a_time_does(clip_order):
+    """The factored layers are those that clip: the same sum without them."""
+    task, data, _ = with_canaries(small_task(), uneven_data(), 12, strength=4.0, seed=0)
+    assert [layer.name for layer in task.layers][-1] == "canary"
+    assert per_example.route(task, CLIP) == "factored"
+    params = task.init(jax.random.key(0))
+    weights = jnp.linspace(0.0, 1.0, len(data.inputs))
+    by_factors, by_samples = (
+        per_example.weighted_sum(t, params, data.inputs, data.labels, weights, clip_norm=CLIP, clip_order=clip_order)
+        for t in (task, task._replace(layers=(), factors=None))
+    )
+    for one, other in zip(*(jax.tree.leaves(found) for found in (by_factors, by_samples)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    assert by_factors.gradient["canary"].any()
 
 
 def test_images_of_bytes_reach_the_task_as_bytes():
@@ -198,7 +227,8 @@ def scorer(method):
 
     @jax.jit
     def scores(noise_std, clip_norm, key, data):
-        gradient = getattr(gradients, ESTIMATORS[method])(sampler=sampler, clip_norm=clip_norm)
+        table = {"table": "factored"} if method == PRIVSGP_VR else {}
+        gradient = getattr(gradients, ESTIMATORS[method])(sampler=sampler, clip_norm=clip_norm, **table)
         noise = jaxfl.gaussian(noise_std)
         learner = row.constructor(task, graph=graph, step_size=STEP, gradient=gradient, noise=noise)
         return canary_scores(learner, released, data, where, key, ROUNDS)
@@ -218,7 +248,7 @@ def bounds(method, noise_std, seeds=(0, 1), clip_norm: float | None = CLIP):
     found = []
     for seed in seeds:
         _, data, canaries = made(seed)
-        values = np.asarray(scores(noise_std, clip_norm, jax.random.key(seed), data))
+        values = np.asarray(scores(noise_std, clip_norm, jax.random.key(seed), data).sums)
         found.append(epsilon_lower_bound(values, canaries.included, dp_delta=DELTA)[0])
     return np.array(found)
 
@@ -228,7 +258,7 @@ def test_an_observer_sees_a_canary_as_privacy_theory_says(method):
     """Without noise a canary counts clip_norm / b a visit in a mini-batch, and clip_norm / J in every round of SAGA."""
     made, scores = scorer(method)
     _, data, canaries = made(0)
-    found = np.asarray(scores(0.0, CLIP, jax.random.key(0), data))
+    found = np.asarray(scores(0.0, CLIP, jax.random.key(0), data).sums)
     np.testing.assert_allclose(found[~canaries.included], 0, atol=1e-5 * CLIP / BATCH * ROUNDS)
     visits = found[canaries.included] * (SIZE if method == PRIVSGP_VR else BATCH) / CLIP
     np.testing.assert_allclose(visits, np.round(visits), atol=1e-3)
@@ -256,6 +286,38 @@ def test_missing_clipping_is_caught(clip_norm):
     assert bounds(method, claimed_noise(method), clip_norm=clip_norm).min() > 1.2
 
 
+def refused(method, noise_std, seed, clip_norm: float | None = CLIP):
+    """The checks that refuse a run of which the claimed noise is told."""
+    made, scores = scorer(method)
+    _, data, canaries = made(seed)
+    found = scores(noise_std, clip_norm, jax.random.key(seed), data)
+    checks = check_mechanism(
+        np.asarray(found.sums),
+        np.asarray(found.squares),
+        canaries.included,
+        ROUNDS,
+        Mechanism(noise_std=claimed_noise(method), signal=ROUNDS * CLIP / SIZE, num_releases=ROUNDS),
+        dp_epsilon=1.0,
+        dp_delta=DELTA,
+        significance=0.01,
+    )
+    return {check.name for check in checks if check.refuted}
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("method", ESTIMATORS)
+def test_checks_pass_right_runs_and_refuse_a_little_less_noise_and_missing_clipping(method):
+    noise_std, noise = claimed_noise(method), {"noise of one release", "noise of all releases"}
+    for seed in range(4):
+        assert not refused(method, noise_std, seed)
+    for factor in (1.25, 1.5, 2, 4):
+        for seed in range(2):
+            assert noise <= refused(method, noise_std / factor, seed)
+    for seed in range(2):
+        assert "signal" in refused(method, noise_std, seed, clip_norm=1e9)
+    assert not bounds(method, noise_std / 1.25).max() > 1, "which the guesses do not see"
+
+
 @pytest.mark.parametrize("name", [name for name, row in REGISTRY.items() if row.released])
 def test_every_private_algorithm_can_be_audited(name):
     row = REGISTRY[name]
@@ -268,7 +330,11 @@ def test_every_private_algorithm_can_be_audited(name):
     learner = row.constructor(task, graph=graph, step_size=STEP, gradient=gradient, noise=jaxfl.gaussian(1e-6))
     assert row.released
     released = functools.partial(row.released, graph, STEP)
-    found = audit(learner, released, data, canaries, jax.random.key(0), 8, DELTA)
+    claimed = Mechanism(noise_std=1e-6, signal=8 * CLIP / 26, num_releases=8)
+    claim = {"dp_epsilon": 1.0, "claimed": claimed, "significance": 0.1}
+    found = audit(learner, released, data, canaries, jax.random.key(0), 8, DELTA, **claim)
+    assert [check.name for check in found.checks] == CHECKS
+    assert found.smallest_error == 1.0, "any error is seen where there is next to no noise"
     assert found.neighboring_relation == "zero_out"
     assert found.num_guesses == found.num_correct == 10, "next to no noise"
     assert found.dp_epsilon_lower_bound > 1

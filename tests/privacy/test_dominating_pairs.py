@@ -9,6 +9,7 @@ import scipy.integrate
 from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 from scipy.stats import norm
 
+from jaxfl.privacy import composition
 from jaxfl.privacy import dominating_pairs as pairs
 
 X = np.linspace(-14.0, 26.0, 400_001)
@@ -24,7 +25,7 @@ def mixture(q, low, high):
 
 
 def composed(losses, num_times):
-    curve = pairs.compose(losses, num_times)
+    curve = composition.compose(losses, num_times)
     assert curve is not None
     return curve
 
@@ -66,7 +67,7 @@ def test_one_sampled_release_against_integration(q, low, high):
     with_sample, without = mixture(q, low, high), norm.pdf(X)
     for dp_epsilon in (0.0, 0.05, 0.3, 1.0, 2.5):
         for curve, upper, lower in ((forward, with_sample, without), (backward, without, with_sample)):
-            exact, found = hockey_stick(upper, lower, dp_epsilon), pairs.curve_delta(curve, dp_epsilon)
+            exact, found = hockey_stick(upper, lower, dp_epsilon), composition.curve_delta(curve, dp_epsilon)
             assert exact - 1e-9 <= found <= exact * (1 + 1e-3) + 1e-6
 
 
@@ -78,7 +79,7 @@ def test_sampled_releases_against_the_library(q, low, high):
     theirs = pld.from_mixture_gaussian_mechanism(1.0, [low, high], [1 - q, q], value_discretization_interval=step)
     theirs = theirs.self_compose(rounds)
     for dp_delta in (1e-3, 1e-6):
-        found = max(float(pairs.curve_epsilon(curve, dp_delta)) for curve in (forward, backward))
+        found = max(float(composition.curve_epsilon(curve, dp_delta)) for curve in (forward, backward))
         assert found == pytest.approx(theirs.get_epsilon_for_delta(dp_delta), rel=1e-4)
 
 
@@ -102,8 +103,8 @@ def test_sampled_epsilon_is_below_its_renyi_form():
         assert scipy.integrate.trapezoid(density * ratio**alpha, x) == pytest.approx(forward, rel=1e-6)
         renyi.append(math.log(max(forward, backward)) / (alpha - 1))
     by_renyi = np.min(rounds * np.array(renyi) + np.log1p(-1 / orders) - np.log(dp_delta * orders) / (orders - 1))
-    curves = pairs.sampled_curves(q, low, high, q / (20 * z), rounds)
-    found = max(float(pairs.curve_epsilon(curve, dp_delta)) for curve in curves)
+    curves = pairs.sampled_curves(q, low, high, q / (20 * z), rounds, dp_delta)
+    found = max(float(composition.curve_epsilon(curve, dp_delta)) for curve in curves)
     assert found < by_renyi < 1.2 * found
 
 
@@ -132,9 +133,9 @@ def test_theorem_s_holds_for_adaptive_tables():
             scale = math.exp(dp_epsilon)
             ahead = cell * np.maximum(with_sample - scale * without, 0.0).sum()
             back = cell * np.maximum(without - scale * with_sample, 0.0).sum()
-            assert ahead <= pairs.curve_delta(forward, dp_epsilon) + 1e-6
-            assert back <= pairs.curve_delta(backward, dp_epsilon) + 1e-6
-            tightest = max(tightest, ahead / pairs.curve_delta(forward, dp_epsilon))
+            assert ahead <= composition.curve_delta(forward, dp_epsilon) + 1e-6
+            assert back <= composition.curve_delta(backward, dp_epsilon) + 1e-6
+            tightest = max(tightest, ahead / composition.curve_delta(forward, dp_epsilon))
     assert tightest > 0.5  # the instances come near the bound, so a bound half as large would be seen to fail
 
 
@@ -147,7 +148,7 @@ def test_one_replaced_release_against_integration(q, shift):
         exact = hockey_stick(mixture(q, 0.0, shift), norm.pdf(X), dp_epsilon)
         gauss = q * float(pairs.gaussian_delta(math.log1p(math.expm1(dp_epsilon) / q), shift))
         assert gauss == pytest.approx(exact, rel=1e-4)
-        assert exact - 1e-9 <= pairs.curve_delta(curve, dp_epsilon) <= exact * (1 + 1e-3) + 1e-6
+        assert exact - 1e-9 <= composition.curve_delta(curve, dp_epsilon) <= exact * (1 + 1e-3) + 1e-6
     # Mirrored: a loss and its negative have probabilities in the ratio exp(loss).
     above = losses.probabilities[len(losses.probabilities) // 2 + 1 :]
     below = losses.probabilities[: len(losses.probabilities) // 2][::-1]
@@ -165,7 +166,7 @@ def test_replaced_bounds_a_fixed_size_batch(others):
     upper = (1 - q) * drawn_not + q * norm.pdf(X, 1 / noise)
     lower = (1 - q) * drawn_not + q * norm.pdf(X, -1 / noise)
     for dp_epsilon in (0.0, 0.1, 0.5, 1.0):
-        assert hockey_stick(upper, lower, dp_epsilon) <= pairs.curve_delta(curve, dp_epsilon) + 1e-9
+        assert hockey_stick(upper, lower, dp_epsilon) <= composition.curve_delta(curve, dp_epsilon) + 1e-9
 
 
 def test_replaced_bounds_a_batch_that_repeats_samples():
@@ -179,7 +180,9 @@ def test_replaced_bounds_a_batch_that_repeats_samples():
         return sum(p * norm.pdf(X, m / noise) for p, m in zip([0.64, *chances], means, strict=True))
 
     for dp_epsilon in (0.0, 0.1, 0.5, 1.0):
-        assert hockey_stick(release(1.0), release(-1.0), dp_epsilon) <= pairs.curve_delta(curve, dp_epsilon) + 1e-9
+        assert (
+            hockey_stick(release(1.0), release(-1.0), dp_epsilon) <= composition.curve_delta(curve, dp_epsilon) + 1e-9
+        )
 
 
 @pytest.mark.parametrize("dp_delta", [1e-3, 1e-6, 1e-9])
@@ -190,7 +193,7 @@ def test_sampling_everyone_gives_the_gaussian(dp_delta):
     forward, backward = (composed(one, rounds) for one in pairs.sampled(almost, 0.0, mu, mu / 20))
     both = composed(pairs.replaced(almost, np.array([mu]), np.ones(1), mu / 20), rounds)
     for curve in (forward, backward, both):
-        assert exact <= float(pairs.curve_epsilon(curve, dp_delta)) <= 1.002 * exact
+        assert exact <= float(composition.curve_epsilon(curve, dp_delta)) <= 1.002 * exact
 
 
 def test_a_coarse_grid_overstates_epsilon():
@@ -198,8 +201,8 @@ def test_a_coarse_grid_overstates_epsilon():
     q, z = 1 / 3125, 8.0
 
     def found(step):
-        curves = pairs.sampled_curves(q, 0.0, 1 / z, step, 3120)
-        return max(float(pairs.curve_epsilon(curve, 1e-5)) for curve in curves)
+        curves = pairs.sampled_curves(q, 0.0, 1 / z, step, 3120, 1e-5)
+        return max(float(composition.curve_epsilon(curve, 1e-5)) for curve in curves)
 
     assert [round(found(step), 4) for step in (1e-3, 1e-4, 2e-5)] == [0.0272, 0.0075, 0.0051]
     by_rule = found(pairs.grid_step(q, z, 1 / z))
@@ -209,33 +212,33 @@ def test_a_coarse_grid_overstates_epsilon():
 
 
 def test_an_infinite_loss_stays():
-    losses = pairs.Losses(0.1, -1, np.array([0.4, 0.2, 0.399]), infinite=1e-3)
+    losses = composition.Losses(0.1, -1, np.array([0.4, 0.2, 0.399]), infinite=1e-3)
     curve = composed(losses, 2)
-    assert pairs.curve_delta(curve, 50.0) == pytest.approx(1 - 0.999**2, rel=1e-9)
+    assert composition.curve_delta(curve, 50.0) == pytest.approx(1 - 0.999**2, rel=1e-9)
     # By hand at epsilon 0.1: only 0.1 + 0.1 lies above.
     expected = 1 - 0.999**2 + 0.399**2 * (1 - math.exp(0.1 - 0.2))
-    assert pairs.curve_delta(curve, 0.1) == pytest.approx(expected, rel=1e-9)
+    assert composition.curve_delta(curve, 0.1) == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_grid_that_is_too_large_is_made_coarser():
-    forward, _ = pairs.sampled_curves(1e-3, 0.0, 100.0, 1e-3 / 5 * 100, 3000)
-    assert math.isfinite(float(pairs.curve_epsilon(forward, 1e-5)))
+    forward, _ = pairs.sampled_curves(1e-3, 0.0, 100.0, 1e-3 / 5 * 100, 3000, 1e-5)
+    assert math.isfinite(float(composition.curve_epsilon(forward, 1e-5)))
     assert len(forward.deltas) <= 2**22
 
 
 def test_the_curve_is_exact_between_grid_points():
     curve = composed(pairs.sampled(0.1, 0.0, 1.0, 0.05)[0], 3)
     deltas = np.array([3e-2, 1e-3, 1e-5])
-    for dp_delta, dp_epsilon in zip(deltas, pairs.curve_epsilon(curve, deltas), strict=True):
-        assert pairs.curve_delta(curve, float(dp_epsilon)) == pytest.approx(dp_delta, rel=1e-9)
-    assert float(pairs.curve_epsilon(curve, 0.9)) == 0.0
-    assert float(pairs.curve_epsilon(curve, 1e-17)) == math.inf
+    for dp_delta, dp_epsilon in zip(deltas, composition.curve_epsilon(curve, deltas), strict=True):
+        assert composition.curve_delta(curve, float(dp_epsilon)) == pytest.approx(dp_delta, rel=1e-9)
+    assert float(composition.curve_epsilon(curve, 0.9)) == 0.0
+    assert float(composition.curve_epsilon(curve, 1e-17)) == math.inf
 
 
 def test_triangle_against_a_search_over_the_library_deltas():
     q, low, high, rounds, step, dp_delta = 0.05, 0.02, 0.8, 50, 2e-3, 1e-5
-    forward, backward = pairs.sampled_curves(q, low, high, step, rounds)
-    found = pairs.triangle_epsilon(forward, backward, dp_delta)
+    forward, backward = pairs.sampled_curves(q, low, high, step, rounds, dp_delta)
+    found = composition.triangle_epsilon(forward, backward, dp_delta)
     theirs = pld.from_mixture_gaussian_mechanism(1.0, [low, high], [1 - q, q], value_discretization_interval=step)
     theirs = theirs.self_compose(rounds)
     first = np.linspace(0.0, found, 300)

@@ -6,6 +6,8 @@ gradient, b and J the entries of a batch and of the node, q = b / J and z = nois
 
 - `mini_batch`, Poisson batches, zero_out (a sample's gradient replaced by 0): the Poisson-sampled Gaussian, composed.
   J and b are public and stay, so this is what a sample that is added or removed comes to;
+- `mini_batch`, Poisson batches, replace_one: (1 - q) N(0, 1) + q N(1 / z, 1) against (1 - q) N(0, 1) + q N(-1 / z, 1),
+  composed, which dominates every pair of samples (proof in `jaxfl.privacy.dominating_pairs`, "exchanged");
 - `mini_batch`, batches of fixed size, replace_one: the profile q delta_Gauss(log(1 + (exp(e) - 1) / q); 2 / z) for
   e >= 0, mirrored below. Uniform draws with b > 1 can hold a sample c times, which moves the release c times as far:
   the mean over c of such profiles (Balle, Barthe, Gaboardi 2018, arXiv:1807.01647, Theorem 10). A gradient of 0 is
@@ -21,7 +23,7 @@ gradient, b and J the entries of a batch and of the node, q = b / J and z = nois
   sensitivities (`sensitivities`), so the curve is at most the mean over how often a sample was drawn. For batches of
   fixed size nothing better is known here: drawing the sample keeps another entry from being refreshed, so that the
   others' table depends on the secret draws in both data sets;
-- replace_one from zero_out: by way of the data set without the sample.
+- `saga`, replace_one from zero_out: by way of the data set without the sample.
 
 An entry of several samples (a per_batch table) is refreshed as one, so that the others' stored gradients depend on
 secret draws even in a data set without the sample. There the pair holds for whole entries only, and a sample is
@@ -41,21 +43,20 @@ import numpy as np
 import scipy.stats
 
 from jaxfl.core import ArgumentError, check
+from jaxfl.privacy.composition import curve_epsilon, rounding_error, sum_of_draws, triangle_epsilon
 from jaxfl.privacy.dominating_pairs import (
-    curve_epsilon,
+    exchanged_curve,
     gaussian_epsilon,
     grid_step,
     participation_epsilon,
     replaced_curve,
-    rounding_error,
     sampled_curves,
-    sum_of_draws,
-    triangle_epsilon,
 )
 
 PROVEN_RELATIONS = ("zero_out", "replace_one")  # with a proof, the main one first
-_COUNT_TAIL = 1e-13  # of how often a sample is in one batch; what is beyond counts as an infinite loss
+_COUNT_TAIL = 1e-20  # of how often a sample is in one batch; what is beyond counts as an infinite loss
 _UNLIKELY = 1e-20  # of how often a sample is drawn in a run; beyond it, the same
+_UNRESOLVED = "; the secrecy of the draws counts for nothing, for delta is below what its grid leaves out"
 _LARGEST_SHIFT = 500.0  # in units of the noise; beyond it sampling hides nothing that a grid could show
 
 
@@ -131,7 +132,10 @@ def proven_bound(release: Release, relation: str, num_releases: int, dp_delta: f
         "Gaussian releases given how often a sample is drawn, averaged over that",
     )
     sampled = _sampled_bound(release, relation, num_releases, dp_delta)
-    return counts if sampled is None or counts.dp_epsilon <= sampled.dp_epsilon else sampled
+    if sampled is None or counts.dp_epsilon <= sampled.dp_epsilon:
+        unresolved = sampled is not None and math.isinf(sampled.dp_epsilon) and math.isfinite(counts.dp_epsilon)
+        return counts._replace(accountant=counts.accountant + _UNRESOLVED) if unresolved else counts
+    return sampled
 
 
 def _participation_epsilon(release: Release, relation: str, num_releases: int, dp_delta: float) -> float:
@@ -188,7 +192,11 @@ def _sampled_bound(release: Release, relation: str, num_releases: int, dp_delta:
     if rate >= 1 or high > _LARGEST_SHIFT:
         return None
     step = grid_step(rate, release.noise_std * release.batch_size / (release.clip_norm * release.entry_size), high)
-    forward, backward = sampled_curves(rate, low, high, step, num_releases)
+    if release.estimator == "mini_batch" and relation == "replace_one":
+        curve = exchanged_curve(rate, high, step, num_releases, dp_delta)
+        name = "privacy loss distribution of Poisson-sampled Gaussian releases of one sample or the other"
+        return Bound(float(curve_epsilon(curve, dp_delta)), name)
+    forward, backward = sampled_curves(rate, low, high, step, num_releases, dp_delta)
     if release.estimator == "saga":
         name = "privacy loss distribution of Poisson-sampled Gaussian releases with a stored gradient in each"
     else:
@@ -208,6 +216,6 @@ def _replaced_bound(release: Release, num_releases: int, dp_delta: float) -> Bou
         return None
     assert release.clip_norm is not None
     step = grid_step(rate, release.noise_std * release.batch_size / release.clip_norm, max(shifts))
-    curve = replaced_curve(rate, tuple(shifts), tuple((chances[1:] / rate).tolist()), step, num_releases)
+    curve = replaced_curve(rate, tuple(shifts), tuple((chances[1:] / rate).tolist()), step, num_releases, dp_delta)
     name = "privacy loss distribution of Gaussian releases of batches of fixed size"
     return Bound(float(curve_epsilon(curve, dp_delta)), name)

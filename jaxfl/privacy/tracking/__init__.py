@@ -1,5 +1,7 @@
 """What agents release in gradient tracking with noise, and in the methods that it is compared with."""
 
+from jaxfl.privacy.tracking.joint_bound import joint_gaussian_epsilon, joint_shift
+from jaxfl.privacy.tracking.laplace_at_delta import laplace_epsilon_at_delta
 from jaxfl.privacy.tracking.perturbed_states import (
     cumulative_delta_curve,
     exhausted_at,
@@ -53,6 +55,9 @@ __all__ = [
     "gaussian_epsilon",
     "gradient_tracking_statements",
     "impulse_responses",
+    "joint_gaussian_epsilon",
+    "joint_shift",
+    "laplace_epsilon_at_delta",
     "output_perturbation_statements",
     "output_sensitivities",
     "participation_epsilon",

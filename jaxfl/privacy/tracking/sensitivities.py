@@ -151,12 +151,12 @@ def cumulative_epsilon_curve(schedule: TrackingSchedule, sensitivities: Sensitiv
     Raises:
         ArgumentError: noise that is not positive.
     """
-    state_scale, tracker_scale = _noise_scales(schedule)
+    state_scale, tracker_scale = noise_scales(schedule)
     return np.cumsum(sensitivities.state / state_scale + sensitivities.tracker / tracker_scale, axis=-1)
 
 
 def participation_epsilon(
-    schedule: TrackingSchedule, agent: TrackingAgent, *, num_local_samples: int, dp_delta: float
+    schedule: TrackingSchedule, agent: TrackingAgent, *, num_local_samples: PerNode, dp_delta: float
 ) -> np.ndarray:
     """The proven bound, counting only the iterations whose batch holds the changed sample.
 
@@ -165,7 +165,7 @@ def participation_epsilon(
 
     Args:
         schedule, agent: the run, and the owner of the data.
-        num_local_samples: D, samples of the agent, at least m_K.
+        num_local_samples: D, samples of the agent, at least m_K; () or (n,).
         dp_delta: in (0, 1].
 
     Returns:
@@ -180,17 +180,18 @@ def participation_epsilon(
     """
     check.positive(dp_delta=dp_delta)
     check.probability(dp_delta=dp_delta)
-    check.at_least(schedule.num_samples, num_local_samples=num_local_samples)
-    state_scale, tracker_scale = _noise_scales(schedule)
+    check.at_least(schedule.num_samples, num_local_samples=np.min(num_local_samples))
+    state_scale, tracker_scale = noise_scales(schedule)
     state, tracker = (np.abs(response) for response in impulse_responses(schedule, agent))
     num_rounds, costs = _num_iterations(schedule) + 1, []  # costs of a change of g_l alone, for every l
     for start in range(num_rounds):
         cost = state[..., : num_rounds - start] / state_scale[..., start:]
         costs.append((cost + tracker[..., : num_rounds - start] / tracker_scale[..., start:]).sum(axis=-1))
-    tails = scipy.stats.binom.sf(np.arange(num_rounds + 1), num_rounds, schedule.num_samples / num_local_samples)
-    most = int(np.argmax(tails <= dp_delta))  # the first N with P(more than N) <= dp_delta
+    rates = schedule.num_samples / np.asarray(num_local_samples, float)
+    tails = scipy.stats.binom.sf(np.arange(num_rounds + 1), num_rounds, rates[..., None])
+    most = np.argmax(tails <= dp_delta, axis=-1)  # the first N with P(more than N) <= dp_delta
     worst_first = -np.sort(-np.stack(costs, axis=-1), axis=-1)
-    return worst_first[..., :most].sum(axis=-1)
+    return np.where(np.arange(num_rounds) < most[..., None], worst_first, 0.0).sum(axis=-1)
 
 
 def gaussian_epsilon(schedule: TrackingSchedule, sensitivities: Sensitivities, *, dp_delta: float) -> np.ndarray:
@@ -239,7 +240,7 @@ def _linear_system(schedule: TrackingSchedule, agent: TrackingAgent) -> tuple[np
     return state, tracker, agent.gradient_l1_change / schedule.num_samples
 
 
-def _noise_scales(schedule: TrackingSchedule) -> tuple[np.ndarray, np.ndarray]:
+def noise_scales(schedule: TrackingSchedule) -> tuple[np.ndarray, np.ndarray]:
     """Both, which must be positive; infinite noise is what is not broadcast."""
     for name in ("state_noise_scale", "tracker_noise_scale"):
         scale = getattr(schedule, name)

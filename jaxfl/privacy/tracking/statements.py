@@ -16,6 +16,8 @@ import numpy as np
 
 from jaxfl.core import ArgumentError, check
 from jaxfl.privacy.statements import ASSUMED, Statement, is_unbounded, statement
+from jaxfl.privacy.tracking.joint_bound import joint_gaussian_epsilon
+from jaxfl.privacy.tracking.laplace_at_delta import laplace_epsilon_at_delta
 from jaxfl.privacy.tracking.perturbed_states import (
     cumulative_delta_curve,
     exhausted_at,
@@ -83,9 +85,10 @@ def gradient_tracking_statements(
         num_rounds: rounds that really ran, at most K + 1.
         release: what the algorithm was told.
         state_in_weights, tracker_out_weights: (n,), sum_j R_ij and sum_j C_ji of every agent.
-        dp_delta: in (0, 1), for Gaussian noise and for the bound by participation; Laplace noise alone has delta 0.
-        num_local_samples: D of every agent, at least m_K. With Laplace noise it adds a proven statement that counts
-            the iterations in which a sample takes part (`participation_epsilon`).
+        dp_delta: in (0, 1), for Gaussian noise. With Laplace noise, whose delta is 0, it adds a proven statement at
+            this delta: the smallest of all that hold.
+        num_local_samples: D of every agent, at least m_K; needs a dp_delta. With Laplace noise the added statement then
+            counts the iterations in which a sample takes part.
 
     Raises:
         ArgumentError: an argument out of range, or no dp_delta where it is needed.
@@ -105,7 +108,7 @@ def gradient_tracking_statements(
         ...     print(found.bound, found.dp_delta, round(found.dp_epsilon, 1))
         published 0.0 15418.6
         proven 0.0 70.4
-        proven 1e-05 1.2
+        proven 1e-05 0.2
     """
     received, sent = np.asarray(state_in_weights, float), np.asarray(tracker_out_weights, float)
     if received.ndim != 1 or not received.size or received.shape != sent.shape:
@@ -122,23 +125,15 @@ def gradient_tracking_statements(
         lambda change: proven_sensitivities(run.sent, agents(change)),
         accountants=("Lemmas 3 and 4 of the paper", "sums of impulse responses, given everything broadcast"),
         notes=(),
+        jointly=lambda change, delta: joint_gaussian_epsilon(run.sent, agents(change), dp_delta=delta),
     )
-    if num_local_samples is None or release.distribution != "laplace":
+    if release.distribution != "laplace" or (dp_delta is None and num_local_samples is None):
         return [published, proven]
-    delta, sizes = _required(dp_delta), np.asarray(num_local_samples)
-    check.per_node(len(received), num_local_samples=sizes)
-    check.at_least(schedule.num_samples, num_local_samples=sizes.min())
-
-    def by_participation(change: float) -> _Budget:
-        each = np.zeros(len(received))
-        for size in set(sizes.tolist()):
-            of_size = participation_epsilon(run.sent, agents(change), num_local_samples=size, dp_delta=delta)
-            each = np.where(sizes == size, of_size, each)
-        return _Budget(float(each.max()), delta)
-
-    note = f"the changed sample is in no more batches than a binomial count exceeds with probability {delta:g}, delta"
-    accountant = f"{proven.accountant}, of the iterations in which a sample takes part"
-    return [published, proven, _statement(run, "proven", by_participation, delta, accountant, (note,))]
+    delta, sizes = _required(dp_delta), None if num_local_samples is None else np.asarray(num_local_samples)
+    if sizes is not None:
+        check.per_node(len(received), num_local_samples=num_local_samples)
+        check.at_least(schedule.num_samples, num_local_samples=sizes.min())
+    return [published, proven, _at_delta(run, agents, delta, sizes)]
 
 
 def perturbed_state_statements(
@@ -252,6 +247,43 @@ def quantization_statements(
     ]
 
 
+def _at_delta(run: _Run, agents: Callable[[float], TrackingAgent], delta: float, sizes: np.ndarray | None) -> Statement:
+    """The smallest of the proven bounds for Laplace noise at a delta above 0, by name."""
+    concentrated = "Laplace mechanisms as zero-concentrated DP (eps^2 / 2 each)"
+    of_batches = f"the changed sample is in a binomial number of batches; unlikely numbers are part of delta {delta:g}"
+    sampled = "averaged over how often a sample takes part, of the iterations that cost most"
+    bounds: dict[str, Callable[[TrackingAgent], np.ndarray]] = {
+        "Laplace mechanisms added up": lambda agent: cumulative_epsilon(
+            run.sent, proven_sensitivities(run.sent, agent)
+        ),
+        concentrated: lambda agent: laplace_epsilon_at_delta(run.sent, agent, dp_delta=delta),
+    }
+    if sizes is not None:
+        bounds |= {
+            "Laplace mechanisms added up, of the iterations in which a sample takes part": lambda agent: (
+                participation_epsilon(run.sent, agent, num_local_samples=sizes, dp_delta=delta)
+            ),
+            f"{concentrated}, {sampled}": lambda agent: laplace_epsilon_at_delta(
+                run.sent, agent, dp_delta=delta, num_local_samples=sizes
+            ),
+        }
+    reason = _reason(run, "proven")
+    if run.num_rounds == 0 or reason is not None:
+        return _statement(run, "proven", lambda change: _Budget(None, delta, reason), delta, concentrated, ())
+    assert run.release.clip_norm is not None
+    agent = agents(2 * run.release.clip_norm)
+    found = {name: float(np.max(bound(agent))) for name, bound in bounds.items()}
+    best = min(found, key=lambda name: found[name])
+    return _statement(
+        run,
+        "proven",
+        lambda change: _Budget(found[best], delta),
+        delta,
+        f"sums of impulse responses, given everything broadcast; {best}",
+        (of_batches,) if "takes part" in best else (),
+    )
+
+
 class _Budget(NamedTuple):
     """Of the worst agent."""
 
@@ -319,9 +351,12 @@ def _noise_statements(
     *,
     accountants: tuple[str, str],
     notes: tuple[str, ...],
+    jointly: Callable[[float, float], np.ndarray] | None = None,
 ) -> list[Statement]:
-    """The published statement, or with `notes` the reconstructed one, and the proven one; both take C and give
-    sensitivities."""
+    """The published statement, or with `notes` the reconstructed one, and the proven one.
+
+    Both take C and give sensitivities. `jointly` takes C and delta and gives what Gaussian noise costs when all broadcasts are bounded together.
+    """
     gaussian = run.release.distribution == "gaussian"
     delta = _required(run.dp_delta) if gaussian else 0.0
 
@@ -329,12 +364,16 @@ def _noise_statements(
         return _Budget(float(np.max(cumulative_epsilon(run.sent, published(change)))), 0.0)
 
     def of_proven(change: float) -> _Budget:
+        if jointly is not None and gaussian:
+            return _Budget(float(np.max(jointly(change, delta))), delta)
         if gaussian:
             return _Budget(float(np.max(gaussian_epsilon(run.sent, proven(change), dp_delta=delta))), delta)
         return _Budget(float(np.max(cumulative_epsilon(run.sent, proven(change)))), 0.0)
 
     stated = "reconstructed" if notes else "published"
     noise = "Gaussian mechanisms composed" if gaussian else "Laplace mechanisms added up"
+    if jointly is not None and gaussian:
+        noise = "Gaussian mechanisms, all broadcasts bounded together by their Gram matrix"
     return [
         _statement(run, stated, of_published, delta, f"{accountants[0]}; Laplace mechanisms added up", notes),
         _statement(run, "proven", of_proven, delta, f"{accountants[1]}; {noise}", ()),

@@ -168,22 +168,58 @@ def test_trackers_without_noise_matter_to_gradient_tracking_alone():
     assert output(schedule=silent) == output()
 
 
-def test_participation_takes_each_agent_with_its_own_samples():
+LARGE = SCHEDULE._replace(state_noise_scale=SCALES[0] / 10, tracker_noise_scale=SCALES[1] / 10)
+SMALL = SCHEDULE._replace(state_noise_scale=20 * SCALES[0], tracker_noise_scale=20 * SCALES[1])
+
+
+def sent_of(schedule):
+    """After K rounds."""
+    trackers = np.where(np.arange(K + 1) < K, schedule.tracker_noise_scale, np.inf)
+    return schedule._replace(tracker_noise_scale=trackers)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "name"),
+    [(LARGE, "added up, of the iterations"), (SMALL, "zero-concentrated DP")],
+    ids=["large", "small"],
+)
+def test_at_a_delta_the_smallest_bound_is_stated_each_agent_with_its_own_samples(schedule, name):
     sizes = [400, 40, 4000]
-    *others, found = tracked(dp_delta=DELTA, num_local_samples=sizes)
-    assert others == tracked()
+    *others, found = tracked(schedule=schedule, dp_delta=DELTA, num_local_samples=sizes)
+    assert others == tracked(schedule=schedule)
     assert (found.bound, found.dp_delta, found.neighboring_relation) == ("proven", DELTA, "replace_one")
-    sent = SCHEDULE._replace(tracker_noise_scale=np.where(np.arange(K + 1) < K, SCALES[1], np.inf))
-    each = [
-        tracking.participation_epsilon(sent, AGENTS, num_local_samples=size, dp_delta=DELTA)[node]
-        for node, size in enumerate(sizes)
+    settings = {"num_local_samples": np.array(sizes), "dp_delta": DELTA}
+    bounds = [
+        bound(sent_of(schedule), AGENTS, **settings).max()
+        for bound in (tracking.participation_epsilon, tracking.laplace_epsilon_at_delta)
     ]
-    np.testing.assert_allclose(epsilon(found), max(each), rtol=1e-12)
-    assert epsilon(found) < epsilon(others[1])
-    everyone = tracked(dp_delta=DELTA, num_local_samples=[SCHEDULE.num_samples] * NODES)
-    np.testing.assert_allclose(epsilon(everyone[2]), epsilon(everyone[1]), rtol=1e-12)
+    assert epsilon(found) == min(bounds) < epsilon(others[1])
+    assert name in found.accountant
+    assert any("binomial" in text for text in found.assumptions)
     at_state = tracked(release=AT_STATE, dp_delta=DELTA, num_local_samples=sizes)[2]
     assert (at_state.dp_epsilon, at_state.dp_delta) == (None, DELTA)
+    assert "un-noised state" in reason(at_state)
+
+
+def test_at_a_delta_without_sizes():
+    *others, found = tracked(schedule=SMALL, dp_delta=DELTA)
+    assert others == tracked(schedule=SMALL)
+    assert epsilon(found) == tracking.laplace_epsilon_at_delta(sent_of(SMALL), AGENTS, dp_delta=DELTA).max()
+    assert epsilon(found) < epsilon(others[1])
+    assert "zero-concentrated" in found.accountant
+    assert not any("binomial" in text for text in found.assumptions)
+    plain = tracked(dp_delta=DELTA)
+    np.testing.assert_allclose(epsilon(plain[2]), epsilon(plain[1]), rtol=1e-12)
+    assert plain[2].accountant.endswith("Laplace mechanisms added up"), "delta buys nothing there"
+    assert tracked(0, dp_delta=DELTA)[2][1:3] == (0.0, 0.0)
+
+
+def test_participation_takes_each_agent_with_its_own_samples():
+    sizes = np.array([400, 40, 4000])
+    together = tracking.participation_epsilon(SCHEDULE, AGENTS, num_local_samples=sizes, dp_delta=DELTA)
+    for node, size in enumerate(sizes):
+        alone = tracking.participation_epsilon(SCHEDULE, AGENTS, num_local_samples=size, dp_delta=DELTA)
+        np.testing.assert_allclose(together[node], alone[node], rtol=1e-12)
 
 
 def test_gaussian_noise_is_proven_at_a_delta_and_never_published():
@@ -201,7 +237,13 @@ def test_gaussian_noise_is_proven_at_a_delta_and_never_published():
         trackers = np.where(rounds < K, sent[1], np.inf)
         cut = SCHEDULE._replace(state_noise_scale=sent[0], tracker_noise_scale=trackers)
         moves = tracking.Sensitivities(*(change[..., : len(rounds)] for change in sensitivities))
-        np.testing.assert_allclose(epsilon(proven), gaussian_epsilon(cut, moves, dp_delta=DELTA).max(), rtol=1e-9)
+        singly = gaussian_epsilon(cut, moves, dp_delta=DELTA).max()
+        if method is tracked:
+            jointly = tracking.joint_gaussian_epsilon(cut, AGENTS, dp_delta=DELTA).max()
+            assert epsilon(proven) == jointly < singly
+            assert "Gram matrix" in proven.accountant
+        else:
+            np.testing.assert_allclose(epsilon(proven), singly, rtol=1e-9)
         assert any("L2 norm 0.75" in text for text in proven.assumptions)
         with pytest.raises(ArgumentError, match=r"^dp_delta: "):
             method(release=normal)

@@ -1,0 +1,236 @@
+"""Does a mechanism do what its accountant was told? Noise, signal and number of releases, measured on canaries.
+
+An epsilon rests on a few numbers: the noise of a release, what one sample adds to it, how many releases there are. What
+is released in a canary's coordinate tells all of them apart far better than guesses do (`jaxfl.privacy.audit`), because
+the noise is claimed to be Gaussian and not any noise:
+
+- releases: whoever sees all messages counts them;
+- noise of one release, noise of all: what is released in the coordinate of a canary that was left out is noise alone, m
+  canaries times K rounds of it. The sum of squares over claimed variances is chi-square with as many degrees. The sum
+  over rounds, which is what an attack uses, is tested apart: noise that cancels over rounds passes the first test;
+- signal: the mean over included canaries less that over the others, of what is released over all rounds. It is at most
+  K G / J, for a mini-batch (drawn q K times, q G / J each) as for a table (K times G / J); Welch's interval. No
+  clipping, more rounds and a higher chance to be drawn all enlarge it;
+- Gaussian epsilon: signal over noise is mu of a Gaussian mechanism, from below, and epsilon at delta follows (Nasr et
+  al. 2023, arXiv:2302.07956, section 5). It assumes Gaussian noise, and is a statement about epsilon where the three
+  above are statements about the mechanism.
+
+Each test is given its share of the probability that a right run is refused. With a share a, a check also says which
+error it would have seen with probability 0.95: a noise that many times too small, a signal that many times too large.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import scipy.stats
+
+from jaxfl.core import ArgumentError, check
+from jaxfl.privacy.dominating_pairs import gaussian_epsilon
+
+POWER = 0.95  # with which the smallest error named is seen
+
+
+class Mechanism(NamedTuple):
+    """What an accountant was told of one canary's coordinate."""
+
+    noise_std: float  # of one release
+    signal: float  # mean over the draws of what an included canary adds over all releases
+    num_releases: int  # K
+
+
+class Check(NamedTuple):
+    """One number of a mechanism, measured and claimed."""
+
+    name: str
+    measured: float
+    claimed: float
+    limit: float  # one-sided confidence limit of `measured`, on the side that a right run stays on
+    refuted: bool
+    smallest_error: float  # factor that is seen with probability 0.95; infinite where no factor is
+
+
+def check_mechanism(
+    sums: np.ndarray,
+    squares: np.ndarray,
+    included: np.ndarray,
+    num_releases: int,
+    claimed: Mechanism,
+    *,
+    dp_epsilon: float,
+    dp_delta: float,
+    significance: float,
+) -> tuple[Check, ...]:
+    """The five checks, in the order of this module's docstring.
+
+    Args:
+        sums: (m,), what is released in each canary's coordinate, summed over rounds.
+        squares: (m,), its squares, summed over rounds.
+        included: (m,), bool.
+        num_releases: that were seen.
+        claimed: what the accountant was told.
+        dp_epsilon: that is claimed.
+        dp_delta: of the claim.
+        significance: in (0, 1), probability that any of the checks refuses a right run, at most.
+
+    Raises:
+        ArgumentError: a probability outside (0, 1), fewer than two canaries included or left out, or numbers that are
+            not finite.
+
+    Guarantees:
+        - a run that is what was claimed is refused with probability at most significance.
+        - an error of `smallest_error` is refused with probability 0.95.
+
+    Example:
+        >>> rng, included = np.random.default_rng(0), np.arange(2000) % 2 == 0
+        >>> released = 0.5 * rng.normal(size=(4, 2000)) + 0.05 * included  # noise 0.5 where 1 is claimed
+        >>> claim = Mechanism(noise_std=1.0, signal=0.2, num_releases=4)
+        >>> found = check_mechanism(released.sum(0), (released**2).sum(0), included, 4, claim,
+        ...     dp_epsilon=1.0, dp_delta=1e-5, significance=0.05)
+        >>> for one in found:
+        ...     print(one.name, round(one.measured / one.claimed, 1), one.refuted)
+        releases 1.0 False
+        noise of one release 0.5 True
+        noise of all releases 0.5 True
+        signal 1.0 False
+        Gaussian epsilon 0.7 False
+    """
+    check.open_unit(dp_delta=dp_delta, significance=significance)
+    check.positive(noise_std=claimed.noise_std, signal=claimed.signal, dp_epsilon=dp_epsilon)
+    sums, squares, included = np.asarray(sums, float), np.asarray(squares, float), np.asarray(included, bool)
+    for name, values in (("sums", sums), ("squares", squares)):
+        if not np.isfinite(values).all():
+            found = f"{int((~np.isfinite(values)).sum())} of {values.size} are not"
+            raise ArgumentError(name, "must be finite", found, "Take a smaller step size: the run has diverged.")
+    if not 2 <= included.sum() <= included.size - 2:
+        found = f"{int(included.sum())} of {included.size} are included"
+        raise ArgumentError("included", "must hold two canaries that are and two that are not", found, "Take more.")
+    share = significance / 4  # counting releases cannot go wrong
+    out = ~included
+    degrees = int(out.sum())
+    of_all = claimed.noise_std * math.sqrt(claimed.num_releases)
+    return (
+        _counted(num_releases, claimed.num_releases),
+        noise_check("noise of one release", squares[out].sum(), num_releases * degrees, claimed.noise_std, share),
+        noise_check("noise of all releases", np.square(sums[out]).sum(), degrees, of_all, share),
+        _signal(sums, included, claimed, of_all, share),
+        _gaussian(sums, included, claimed, of_all, dp_epsilon, dp_delta, share),
+    )
+
+
+def noise_check(name: str, sum_of_squares: float, degrees: int, claimed_std: float, significance: float) -> Check:
+    """Whether so many squares of centred normal numbers are too small for a standard deviation, by chi-square.
+
+    Args:
+        name: of the check.
+        sum_of_squares: of the numbers.
+        degrees: how many.
+        claimed_std: their standard deviation, or more.
+        significance: in (0, 1).
+    """
+    low, high = map(float, scipy.stats.chi2.ppf([significance, POWER], degrees))
+    limit = math.sqrt(sum_of_squares / low)
+    measured = math.sqrt(sum_of_squares / degrees)
+    return Check(name, measured, claimed_std, limit, limit < claimed_std, math.sqrt(high / low))
+
+
+def smallest_guessed_error(mu: float, correct_needed: int, num_guesses: int, guessed_share: float) -> float:
+    """Factor on mu from which the guesses of an attack refute an epsilon with probability 0.95; infinite beyond 100.
+
+    Args:
+        mu: distance of included from left-out scores, in standard deviations, of a right run.
+        correct_needed: right guesses that refute it.
+        num_guesses: of which it guesses so many, the surest.
+        guessed_share: their share of all canaries.
+    """
+    if correct_needed > num_guesses:
+        return math.inf
+
+    def seen(factor: float) -> bool:
+        half = factor * mu / 2
+        # P(|x| > t) = guessed_share for x = +-half + noise.
+        high = scipy.stats.norm.isf(guessed_share / 4) + half
+        low = 0.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            beyond = scipy.stats.norm.sf(middle - half) + scipy.stats.norm.sf(middle + half)
+            low, high = (middle, high) if beyond > guessed_share else (low, middle)
+        right = min(1.0, float(scipy.stats.norm.sf(high - half)) / guessed_share)
+        return bool(scipy.stats.binom.ppf(1 - POWER, num_guesses, right) >= correct_needed)
+
+    return _least_factor(seen)
+
+
+def _counted(num_releases: int, claimed: int) -> Check:
+    """Whoever sees the messages counts them: a single one more is seen."""
+    return Check("releases", num_releases, claimed, num_releases, num_releases > claimed, (claimed + 1) / claimed)
+
+
+def _signal(sums: np.ndarray, included: np.ndarray, claimed: Mechanism, of_all: float, share: float) -> Check:
+    """Whether included canaries stand out further than claimed."""
+    measured, error = _difference(sums, included)
+    limit = measured - _quantile(share) * error
+    # Of a right run: the interval's width with the claimed noise.
+    width = of_all * math.sqrt(1 / included.sum() + 1 / (~included).sum())
+    smallest = 1 + (_quantile(share) + _quantile(1 - POWER)) * width / claimed.signal
+    return Check("signal", measured, claimed.signal, limit, limit > claimed.signal, smallest)
+
+
+def _gaussian(
+    sums: np.ndarray,
+    included: np.ndarray,
+    claimed: Mechanism,
+    of_all: float,
+    dp_epsilon: float,
+    dp_delta: float,
+    share: float,
+) -> Check:
+    """Whether mu, from below, costs more than the claimed epsilon. Half of the share for signal, half for noise."""
+    measured, error = _difference(sums, included)
+    degrees = int((~included).sum())
+    noise = math.sqrt(np.square(sums[~included]).sum() / degrees)
+    widest = math.sqrt(
+        degrees / float(scipy.stats.chi2.ppf(share / 2, degrees))
+    )  # noise is at most so many times what it is
+    quantile = _quantile(share / 2)
+    lowest = max(0.0, (measured - quantile * error) / (noise * widest))
+    limit = gaussian_epsilon(lowest, dp_delta)
+    width = math.sqrt(1 / included.sum() + 1 / degrees)
+    # The least mu that costs more than the claim, and the factor that a right run's mu needs to be seen above it.
+    low, high = 0.0, 1.0
+    while gaussian_epsilon(high, dp_delta) <= dp_epsilon:
+        high *= 2
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if gaussian_epsilon(middle, dp_delta) <= dp_epsilon else (low, middle)
+    smallest = (high * widest + (quantile + _quantile(1 - POWER)) * width) * of_all / claimed.signal
+    found = gaussian_epsilon(max(0.0, measured / noise), dp_delta)
+    return Check("Gaussian epsilon", found, dp_epsilon, limit, limit > dp_epsilon, max(1.0, smallest))
+
+
+def _difference(sums: np.ndarray, included: np.ndarray) -> tuple[float, float]:
+    """Mean over included less mean over others, and its standard error."""
+    own, others = sums[included], sums[~included]
+    error = math.sqrt(own.var(ddof=1) / own.size + others.var(ddof=1) / others.size)
+    return float(own.mean() - others.mean()), error
+
+
+def _quantile(tail: float) -> float:
+    """What a standard normal number exceeds with this probability."""
+    return float(scipy.stats.norm.isf(tail))
+
+
+def _least_factor(seen: Callable[[float], bool]) -> float:
+    """The least factor of at least 1 that is seen, to 1 %; infinite beyond 100."""
+    low, high = 1.0, 1.0
+    while not seen(high):
+        low, high = high, 1.3 * high
+        if high > 100:
+            return math.inf
+    while high > 1.01 * low:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if seen(middle) else (middle, high)
+    return high

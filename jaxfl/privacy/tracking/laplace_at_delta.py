@@ -1,0 +1,105 @@
+"""Laplace noise in gradient tracking, at a delta above 0: concentrated instead of added up.
+
+Given everything broadcast before, x~_k is eps_k-DP with eps_k = |x_k - x'_k|_1 / b_k, and so is y~_k. So each is
+eps_k^2 / 2-zCDP, and these add up, however the gradients depend on what was broadcast (`jaxfl.privacy.concentrated`).
+The proof needs worst cases of single broadcasts alone. A joint bound would not help here: with a coordinate of its own
+for each iteration's change, all worst cases of L1 norms are reached at once.
+
+With `num_local_samples` D, batches count as well. Which iterations hold the changed sample, a set S, does not depend
+on the data. Given S the change of x_k is at most sum_{l in S} |h_x[k - l]|, so that the run is rho(S)-zCDP with
+
+    2 rho(S) = sum_{l, l' in S} A[l, l'],
+    A[l, l'] = sum_k |h_x[k - l] h_x[k - l']| / b_x,k^2 + |h_y[k - l] h_y[k - l']| / b_y,k^2.
+
+For |S| = n that is at most the sum of the n largest of all sums of the n largest entries of a row. |S| is binomial
+(K + 1, m_K / D): the mean over n <= N, and P(|S| > N) as a part of delta. Of several N the best is taken.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy.linalg
+import scipy.stats
+
+from jaxfl.core import check
+from jaxfl.privacy.concentrated import concentrated_epsilon
+from jaxfl.privacy.tracking.joint_bound import LARGEST, each_agent
+from jaxfl.privacy.tracking.schedules import PerNode, TrackingSchedule
+from jaxfl.privacy.tracking.sensitivities import TrackingAgent, impulse_responses, noise_scales, proven_sensitivities
+
+_SHARES_OF_DELTA = (0.5, 0.1, 0.01, 0.001)  # at most so much is spent on more than N participations
+
+
+def laplace_epsilon_at_delta(
+    schedule: TrackingSchedule, agent: TrackingAgent, *, dp_delta: float, num_local_samples: PerNode | None = None
+) -> np.ndarray:
+    """What Laplace noise costs at a delta above 0, for gradients taken at the broadcast state.
+
+    Args:
+        schedule: the run; infinite noise where nothing is broadcast.
+        agent: whose data change; numbers, or arrays (n,) for all agents at once.
+        dp_delta: in (0, 1).
+        num_local_samples: D, samples of each agent, at least m_K, () or (n,); None: a sample is in every batch.
+
+    Returns:
+        dp_epsilon at dp_delta, () or (n,), neighboring relation "replace_one".
+
+    Raises:
+        ArgumentError: a delta outside (0, 1), fewer samples than m_K, noise that is not positive, a change of gradient
+            that is not positive, or a negative weight.
+
+    Guarantees:
+        - no sequence of gradients that change in at most N iterations has a larger rho than is taken for N.
+        - more samples never cost more.
+
+    Example:
+        >>> from jaxfl.privacy.tracking import polynomial_schedule
+        >>> schedule = polynomial_schedule(2000, state_noise_exponent=0.1, tracker_noise_exponent=0.1, horizon_offset=0)
+        >>> agent = TrackingAgent(gradient_l1_change=1.0, state_in_weight=1.0, tracker_out_weight=1.0)
+        >>> print(round(float(laplace_epsilon_at_delta(schedule, agent, dp_delta=1e-5)), 2))  # 70.43 at delta 0
+        5.38
+    """
+    check.open_unit(dp_delta=dp_delta)
+    if num_local_samples is None:
+        return each_agent(lambda run, one: concentrated_epsilon(_rho_of_all(run, one), dp_delta), schedule, agent)
+    check.at_least(schedule.num_samples, num_local_samples=np.min(num_local_samples))
+    sizes = np.asarray(num_local_samples, float)
+    return each_agent(lambda run, one, size: _sampled(run, one, float(size), dp_delta), schedule, agent, sizes)
+
+
+def participation_rhos(schedule: TrackingSchedule, agent: TrackingAgent, counts: np.ndarray) -> np.ndarray:
+    """rho of at most so many participations of the changed sample, one agent.
+
+    Args:
+        schedule, agent: of one agent: noise scales (K + 1,), weights ().
+        counts: N, each 0 ... K + 1.
+    """
+    overlap = np.zeros((len(schedule.state_noise_scale),) * 2)
+    for response, scale in zip(impulse_responses(schedule, agent), noise_scales(schedule), strict=True):
+        moved = scipy.linalg.toeplitz(np.abs(response), np.zeros(len(response))) / np.asarray(scale)[:, None]
+        overlap += moved.T @ moved
+    largest = np.cumsum(-np.sort(-overlap, axis=1), axis=1)  # sums of the N largest entries of each row
+    return np.array([-np.sort(-largest[:, count - 1])[:count].sum() / 2 if count else 0.0 for count in counts])
+
+
+def _rho_of_all(schedule: TrackingSchedule, agent: TrackingAgent) -> float:
+    """rho where the sample may be in every batch."""
+    moves = zip(proven_sensitivities(schedule, agent), noise_scales(schedule), strict=True)
+    return float(sum(np.square(change / scale).sum() for change, scale in moves)) / 2
+
+
+def _sampled(schedule: TrackingSchedule, agent: TrackingAgent, num_local_samples: float, dp_delta: float) -> float:
+    """The best over numbers of participations."""
+    num_rounds = len(schedule.state_noise_scale)
+    best = concentrated_epsilon(_rho_of_all(schedule, agent), dp_delta)
+    # The last state is returned after the last gradient: a round more in the binomial only loosens the bound.
+    rate = schedule.num_samples / num_local_samples
+    tails = scipy.stats.binom.sf(np.arange(num_rounds + 1), num_rounds, rate)
+    most = [int(np.argmax(tails <= share * dp_delta)) for share in _SHARES_OF_DELTA]
+    if most[0] < num_rounds <= LARGEST:
+        counts = np.arange(most[-1] + 1)
+        rhos, chances = participation_rhos(schedule, agent, counts), scipy.stats.binom.pmf(counts, num_rounds, rate)
+        for n in set(most):
+            left = dp_delta - float(tails[n])
+            best = min(best, concentrated_epsilon(rhos[: n + 1], left, chances[: n + 1]))
+    return best

@@ -1,0 +1,141 @@
+"""Poisson sampling and one sample exchanged for another: the direct pair against integration and enumeration."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import scipy.integrate
+from dp_accounting.pld import privacy_loss_distribution as pld
+from scipy.stats import norm
+
+from jaxfl.privacy import composition
+from jaxfl.privacy import dominating_pairs as pairs
+from jaxfl.privacy.gossip.proven import Release, proven_bound
+
+X = np.linspace(-16.0, 16.0, 400_001)
+
+
+def mixture(q, shift):
+    return (1 - q) * norm.pdf(X) + q * norm.pdf(X, shift)
+
+
+def hockey_stick(upper, lower, dp_epsilon):
+    return float(scipy.integrate.trapezoid(np.maximum(upper - math.exp(dp_epsilon) * lower, 0.0), X))
+
+
+def composed(q, shift, num_times, step=1e-3):
+    curve = composition.compose(pairs.exchanged(q, shift, step), num_times)
+    assert curve is not None
+    return curve
+
+
+@pytest.mark.parametrize(("q", "shift"), [(0.02, 0.5), (0.1, 1.0), (0.5, 0.3), (0.3, 4.0), (0.9, 2.0)])
+def test_one_release_against_integration(q, shift):
+    curve = composed(q, shift, 1)
+    upper, lower = mixture(q, shift), mixture(q, -shift)
+    for dp_epsilon in (0.0, 0.02, 0.3, 1.0, 3.0):
+        exact, found = hockey_stick(upper, lower, dp_epsilon), composition.curve_delta(curve, dp_epsilon)
+        assert exact - 1e-9 <= found <= exact * (1 + 1e-3) + 1e-6
+
+
+@pytest.mark.parametrize(("q", "shift"), [(0.01, 0.5), (0.3, 4.0), (0.5, 80.0)])
+def test_losses_are_one_distribution_and_its_mirror(q, shift):
+    losses = pairs.exchanged(q, shift, 1e-3)
+    assert losses.probabilities.sum() == pytest.approx(1.0, abs=1e-12)
+    grid = losses.step * (losses.lowest + np.arange(len(losses.probabilities)))
+    assert losses.lowest == -(len(grid) // 2)
+    # Under the other distribution: the same masses in reverse.
+    other = losses.probabilities * np.exp(-np.clip(grid, -600, 600))
+    np.testing.assert_allclose(other[np.abs(grid) < 600], losses.probabilities[::-1][np.abs(grid) < 600], atol=1e-12)
+
+
+def test_no_two_samples_are_told_apart_better_in_two_dimensions():
+    """Gradients v and v' of norm at most 1 in a plane. A pair of half the shift is exceeded."""
+    q, shift = 0.3, 1.2
+    x = np.linspace(-7.0, 7.0, 281)
+    cell = (x[1] - x[0]) ** 2
+
+    def density(v):
+        at = [norm.pdf(x, shift * c) for c in v]
+        return (1 - q) * norm.pdf(x)[:, None] * norm.pdf(x)[None, :] + q * at[0][:, None] * at[1][None, :]
+
+    curve, generator = composed(q, shift, 1), np.random.default_rng(0)
+    halved = composed(q, shift / 2, 1)
+    vectors = [(1.0, 0.0), (-1.0, 0.0), (0.0, 1.0), (0.0, 0.0), (0.5, 0.0), (0.0, -0.5)]
+    vectors += [(r * math.cos(a), r * math.sin(a)) for r, a in generator.uniform(0, (1, 6.3), (4, 2))]
+    densities = [density(v) for v in vectors]
+    closest = 0.0
+    for upper, lower in itertools.permutations(densities, 2):
+        for dp_epsilon in (-0.5, 0.0, 0.2, 0.7, 1.3):
+            exact = cell * np.maximum(upper - math.exp(dp_epsilon) * lower, 0.0).sum()
+            # Below 0 the curve follows from the other direction, which is the same.
+            bound = composition.curve_delta(curve, abs(dp_epsilon))
+            if dp_epsilon < 0:
+                bound = 1 - math.exp(dp_epsilon) + math.exp(dp_epsilon) * bound
+            assert exact <= bound + 3e-5
+            if dp_epsilon > 0:
+                closest = max(closest, exact / bound)
+    assert closest > 0.995
+    worst = cell * np.maximum(densities[0] - math.exp(0.7) * densities[1], 0.0).sum()
+    assert worst > 1.5 * composition.curve_delta(halved, 0.7)
+
+
+def test_no_sample_chosen_after_the_first_release_is_told_apart_better():
+    """Two rounds; the gradients of both samples in the second round follow from what was released in the first."""
+    q, shift = 0.25, 1.0
+    x = np.linspace(-7.0, 7.0, 351)
+    cell = (x[1] - x[0]) ** 2
+    curve, generator, closest = composed(q, shift, 2), np.random.default_rng(1), 0.0
+
+    def density(v):
+        return (1 - q) * norm.pdf(x) + q * norm.pdf(x, shift * v)
+
+    for trial in range(30):
+        first = (1.0, -1.0) if trial < 4 else generator.uniform(-1, 1, 2)
+        cuts = np.sort(generator.uniform(-2, 2, 2))
+        regions = np.searchsorted(cuts, x)  # three regions of the first release, each with gradients of its own
+        later = [(1.0, -1.0) if trial % 2 else (-1.0, 1.0)] * 3 if trial < 4 else generator.uniform(-1, 1, (3, 2))
+        joint = []
+        for which in (0, 1):
+            second = np.stack([density(pair[which]) for pair in later])
+            joint.append(density(first[which])[:, None] * second[regions])
+        for dp_epsilon in (0.0, 0.3, 1.0):
+            exact = cell * np.maximum(joint[0] - math.exp(dp_epsilon) * joint[1], 0.0).sum()
+            bound = composition.curve_delta(curve, dp_epsilon)
+            assert exact <= bound + 3e-5
+            closest = max(closest, exact / bound)
+    assert closest > 0.99
+
+
+@pytest.mark.parametrize(("z", "q", "rounds", "found", "before"), [(2.0, 0.02, 500, 1.7674, 1.8811)])
+def test_composed_value_against_a_library_and_the_way_by_the_data_without_the_sample(z, q, rounds, found, before):
+    one = Release("mini_batch", "poisson", round(1000 * q), 1000, 1.0, z / round(1000 * q))
+    bound = proven_bound(one, "replace_one", rounds, 1e-5)
+    assert bound.dp_epsilon == pytest.approx(found, abs=1e-3)
+    assert "one sample or the other" in bound.accountant
+    step = pairs.grid_step(q, z, 1 / z)
+    curves = pairs.sampled_curves(q, 0.0, 1 / z, step, rounds, 1e-5)
+    assert composition.triangle_epsilon(*curves, 1e-5) == pytest.approx(before, abs=1e-3)
+    # Cells of the line with their masses under both, composed by dp-accounting: what cannot exceed the true epsilon.
+    edges = np.linspace(-10.5, 10.5, 4001)
+    masses = [(1 - q) * np.diff(norm.cdf(edges)) + q * np.diff(norm.cdf(edges, shift)) for shift in (1 / z, -1 / z)]
+    logs = [dict(enumerate(np.log(np.maximum(mass, 1e-300)).tolist())) for mass in masses]
+    theirs = pld.from_two_probability_mass_functions(
+        *logs, value_discretization_interval=2e-4, pessimistic_estimate=False
+    )
+    least = theirs.self_compose(rounds).get_epsilon_for_delta(1e-5)
+    assert least <= bound.dp_epsilon < 1.04 * least, "and an epsilon 5 % lower is refuted"
+
+
+def test_everyone_sampled_is_a_gaussian():
+    shift, rounds = 0.05, 400
+    exact = pairs.gaussian_epsilon(2 * shift * math.sqrt(rounds), 1e-6)
+    found = float(composition.curve_epsilon(composed(1 - 1e-12, shift, rounds, shift / 20), 1e-6))
+    assert exact <= found <= 1.002 * exact
+
+
+@pytest.mark.parametrize("noise_std", [0.02, 1e-3])
+def test_little_noise_gives_a_finite_bound(noise_std):
+    one = Release("mini_batch", "poisson", 1, 20, clip_norm=1.0, noise_std=noise_std)
+    assert 10 < proven_bound(one, "replace_one", 50, 1e-5).dp_epsilon < math.inf

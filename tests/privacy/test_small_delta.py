@@ -1,0 +1,93 @@
+"""Deltas as small as the rounding of a Fourier transform: tilted curves against exact values, and what says so."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from jaxfl.privacy import composition
+from jaxfl.privacy import dominating_pairs as pairs
+from jaxfl.privacy.gossip.proven import Release, proven_bound
+
+
+def response(dp_epsilon, step):
+    """Losses of randomized response, exactly on the grid."""
+    steps = round(dp_epsilon / step)
+    probabilities = np.zeros(2 * steps + 1)
+    probabilities[[0, -1]] = np.array([1.0, math.exp(dp_epsilon)]) / (1 + math.exp(dp_epsilon))
+    return composition.Losses(step, -steps, probabilities, 0.0)
+
+
+@pytest.mark.parametrize("dp_delta", [1e-9, 1e-12, 1e-15, 1e-30, 1e-60])
+def test_composed_randomized_response_is_the_binomial(dp_delta):
+    eps, rounds = 0.1, 1000
+    curve = composition.compose(response(eps, 0.02), rounds, dp_delta)
+    assert curve is not None
+    found = float(composition.curve_epsilon(curve, dp_delta))
+    counts = np.arange(rounds + 1)
+    losses, chances = (2 * counts - rounds) * eps, binom.pmf(counts, rounds, math.exp(eps) / (1 + math.exp(eps)))
+
+    def exact(dp_epsilon):
+        above = losses > dp_epsilon
+        return float((chances[above] * -np.expm1(dp_epsilon - losses[above])).sum())
+
+    assert exact(found) <= dp_delta * (1 + 1e-6)
+    assert exact(0.95 * found) > dp_delta, "an epsilon 5 % lower is wrong"
+    assert exact(0.999 * found) > dp_delta
+
+
+@pytest.mark.parametrize("dp_delta", [1e-9, 1e-11, 1e-14])
+def test_sampling_everyone_gives_the_gaussian_at_small_deltas(dp_delta):
+    mu, rounds = 0.05, 10_000
+    exact = pairs.gaussian_epsilon(mu * math.sqrt(rounds), dp_delta)
+    for losses in (*pairs.sampled(1 - 1e-12, 0.0, mu, mu / 20), pairs.exchanged(1 - 1e-12, mu / 2, mu / 20)):
+        curve = composition.compose(losses, rounds, dp_delta)
+        assert curve is not None
+        found = float(composition.curve_epsilon(curve, dp_delta))
+        assert exact <= found <= 1.003 * exact
+
+
+def test_tilted_and_plain_curves_agree_where_both_see():
+    losses, rounds = pairs.sampled(0.02, 0.0, 0.5, 1e-3)[0], 300
+    plain = composition.compose(losses, rounds)
+    tilted = composition.compose(losses, rounds, 1e-12)
+    assert plain is not None
+    assert tilted is not None
+    assert composition.is_small(1e-12, rounds)
+    assert not composition.is_small(1e-5, rounds)
+    for dp_delta in (1e-5, 1e-8, 1e-10):
+        found = [float(composition.curve_epsilon(curve, dp_delta)) for curve in (plain, tilted)]
+        assert found[0] == pytest.approx(found[1], rel=1e-4)
+    assert math.isinf(float(composition.curve_epsilon(plain, 1e-13)))
+    assert math.isfinite(float(composition.curve_epsilon(tilted, 1e-13)))
+
+
+RELEASES = {
+    "Poisson": (Release("mini_batch", "poisson", 10, 1000, 1.0, 0.2), "add_or_remove_one"),
+    "exchanged": (Release("mini_batch", "poisson", 10, 1000, 1.0, 0.2), "replace_one"),
+    "fixed": (Release("mini_batch", "fixed", 10, 1000, 1.0, 0.4), "replace_one"),
+    "uniform": (Release("mini_batch", "uniform", 10, 1000, 1.0, 0.8), "replace_one"),
+    "table": (Release("saga", "poisson", 10, 1000, 1.0, 0.8), "zero_out"),
+    "table exchanged": (Release("saga", "poisson", 10, 1000, 1.0, 0.8), "replace_one"),
+}
+
+
+@pytest.mark.parametrize(("release", "relation"), RELEASES.values(), ids=RELEASES)
+def test_sampling_counts_at_deltas_that_rounding_would_drown(release, relation):
+    rounds = 10_000
+    bounds = [proven_bound(release, relation, rounds, dp_delta) for dp_delta in (1e-7, 1e-9, 1e-11, 1e-13, 1e-15)]
+    assert len({bound.accountant for bound in bounds}) == 1
+    assert "privacy loss distribution" in bounds[0].accountant
+    growth = np.diff([bound.dp_epsilon for bound in bounds])
+    assert (growth > 0).all()
+    assert growth.max() < 0.35 * bounds[0].dp_epsilon, "no jump"
+
+
+def test_a_delta_below_what_the_grid_leaves_out_is_stated_with_the_reason():
+    release, relation = RELEASES["Poisson"]
+    found = proven_bound(release, relation, 10_000, 1e-18)
+    assert math.isfinite(found.dp_epsilon)
+    assert "given how often a sample is drawn" in found.accountant
+    assert "secrecy of the draws counts for nothing" in found.accountant
+    assert "below what its grid leaves out" not in proven_bound(release, relation, 10_000, 1e-15).accountant

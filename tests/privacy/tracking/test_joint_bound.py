@@ -1,0 +1,170 @@
+"""Gaussian noise in gradient tracking, all broadcasts bounded together: against dense matrices, worst sequences and
+integration over an adaptive choice."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from jaxfl import ArgumentError
+from jaxfl.privacy import tracking
+from jaxfl.privacy.dominating_pairs import gaussian_delta, gaussian_epsilon
+from jaxfl.privacy.tracking import TrackingAgent, TrackingSchedule, joint_gaussian_epsilon, joint_shift
+from jaxfl.privacy.tracking.joint_bound import gram_rows, worst_changes
+
+UNIT = TrackingAgent(1.0, 1.0, 1.0)
+AGENTS = {"mild": TrackingAgent(2.0, 1.5, 0.8), "negative factors": TrackingAgent(1.0, 5.0, 9.0)}
+
+
+def schedule(num_iterations, seed=0):
+    scales = np.random.default_rng(seed).uniform(0.5, 3.0, (2, num_iterations + 1))
+    return TrackingSchedule(0.3, 0.2, 0.25, 4, *scales)
+
+
+def paper(scheme, num_iterations):
+    if scheme == "S1":
+        return tracking.polynomial_schedule(
+            num_iterations, state_noise_exponent=0.1, tracker_noise_exponent=0.1, horizon_offset=0
+        )
+    return tracking.exponential_schedule(num_iterations, state_noise_base=0.9996, tracker_noise_base=0.9996)
+
+
+def shifts(run, agent):
+    """(2 (K + 1), K + 1): what a change of C / m in each gradient moves, in units of the noise."""
+    rows = []
+    for response, scale in zip(tracking.impulse_responses(run, agent), run[-2:], strict=True):
+        size = len(response)
+        matrix = np.array([[response[k - j] if k >= j else 0.0 for j in range(size)] for k in range(size)])
+        rows.append(matrix / scale[:, None])
+    return np.concatenate(rows)
+
+
+def dense(run, agent):
+    size = len(run.state_noise_scale)
+    gram = np.zeros((size, size))
+    for j, row in zip(reversed(range(size)), gram_rows(run, agent), strict=True):
+        gram[j, : j + 1] = gram[: j + 1, j] = row
+    return gram
+
+
+@pytest.mark.parametrize("agent", AGENTS.values(), ids=AGENTS)
+@pytest.mark.parametrize("num_iterations", [0, 1, 2, 12])
+def test_gram_matrix_is_that_of_the_shifts(agent, num_iterations):
+    run = schedule(num_iterations)
+    matrix = shifts(run, agent)
+    np.testing.assert_allclose(dense(run, agent), matrix.T @ matrix, rtol=1e-10, atol=1e-13)
+    without = run._replace(tracker_noise_scale=np.full(num_iterations + 1, np.inf))
+    half = matrix[: num_iterations + 1]
+    np.testing.assert_allclose(dense(without, agent), half.T @ half, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("agent", AGENTS.values(), ids=AGENTS)
+def test_no_sequence_of_gradients_moves_more_and_some_come_close(agent):
+    run = schedule(10)
+    matrix, bound = shifts(run, agent), float(joint_shift(run, agent))
+    signs = np.array(list(itertools.product([-1.0, 1.0], repeat=11)))
+    moved = np.linalg.norm(signs @ matrix.T, axis=1)
+    assert moved.max() <= bound
+    generator = np.random.default_rng(1)
+    for _ in range(200):
+        changes = generator.normal(size=(11, 3))
+        changes /= np.linalg.norm(changes, axis=1, keepdims=True)
+        assert np.linalg.norm(matrix @ changes) <= bound
+    reached = np.linalg.norm(matrix @ worst_changes(matrix.T @ matrix))
+    assert max(moved.max(), reached) > 0.97 * bound, "a bound 5 % lower is exceeded"
+
+
+@pytest.mark.parametrize("scheme", ["S1", "S2"])
+@pytest.mark.parametrize("num_iterations", [40, 200])
+def test_a_sequence_of_gradients_of_the_papers_schedules_comes_within_half_a_percent(scheme, num_iterations):
+    run = paper(scheme, num_iterations)
+    matrix, bound = shifts(run, UNIT), float(joint_shift(run, UNIT))
+    changes = worst_changes(matrix.T @ matrix)
+    np.testing.assert_allclose(np.linalg.norm(changes, axis=1), 1.0)
+    assert 0.995 * bound < np.linalg.norm(matrix @ changes) <= bound
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scheme", "least", "most", "before"), [("S1", 2.62, 2.64, 4.985), ("S2", 12.57, 12.65, 28.51)]
+)
+def test_epsilon_of_the_papers_runs(scheme, least, most, before):
+    """The sum of absolute values alone gives 3.433 and 17.72."""
+    run = paper(scheme, 2000)
+    found = float(joint_gaussian_epsilon(run, UNIT, dp_delta=1e-5))
+    assert least < found < most
+    singly = tracking.gaussian_epsilon(run, tracking.proven_sensitivities(run, UNIT), dp_delta=1e-5)
+    assert singly == pytest.approx(before, rel=1e-3)
+    gram = dense(run, UNIT)
+    by_sum = gaussian_epsilon(math.sqrt(np.abs(gram).sum()), 1e-5)
+    assert by_sum == pytest.approx({"S1": 3.433, "S2": 17.72}[scheme], rel=1e-3)
+    changes = worst_changes(gram)
+    attack = gaussian_epsilon(math.sqrt(float((changes * (gram @ changes)).sum())), 1e-5)
+    assert 0.99 * found < attack <= found
+
+
+def test_a_long_run_falls_back_on_the_sum_of_absolute_values(monkeypatch):
+    run = paper("S1", 60)
+    tight = joint_shift(run, UNIT)
+    monkeypatch.setattr("jaxfl.privacy.tracking.joint_bound.LARGEST", 60)
+    loose = float(joint_shift(run, UNIT))
+    assert loose == pytest.approx(math.sqrt(np.abs(dense(run, UNIT)).sum()), rel=1e-7)
+    assert tight < loose
+
+
+def test_gradients_chosen_after_the_first_broadcast_cost_no_more():
+    """K = 1, y_0, x_1 and y_1 are broadcast; the second change is any function of the first release, by integration."""
+    run, agent = schedule(1, seed=3), TrackingAgent(4.0, 1.0, 2.0)
+    matrix, mu = shifts(run, agent), float(joint_shift(run, agent))
+    keep = [2, 1, 3]  # y_0, then x_1 and y_1; x_0 does not change
+    assert not matrix[0].any()
+    first, second = matrix[keep, 0], matrix[keep, 1]
+    x = np.linspace(-9.0, 10.0, 3001)
+    densities = norm.pdf(x, first[0]), norm.pdf(x)
+    tightest = 0.0
+    for dp_epsilon in (0.0, 0.3, 1.0, 2.0):
+        delta = 0.0
+        for own, other in zip(*densities, strict=True):
+            # Given y_0 the pair (x_1, y_1) is shifted by first +- second: the better sign is taken for every y_0.
+            threshold = dp_epsilon + math.log(other / own)
+            delta += own * max(_hockey_stick(np.linalg.norm(first[1:] + s * second[1:]), threshold) for s in (-1, 1))
+        delta *= x[1] - x[0]
+        bound = float(gaussian_delta(dp_epsilon, mu))
+        assert delta <= bound * (1 + 1e-6)
+        tightest = max(tightest, delta / bound)
+        assert delta > float(gaussian_delta(dp_epsilon, 0.8 * mu))
+    assert tightest > 0.9
+
+
+def _hockey_stick(shift, threshold):
+    """E max(1 - exp(threshold - loss), 0) for the losses of N(shift, 1) against N(0, 1), any threshold."""
+    above = norm.sf(threshold / shift - shift / 2)
+    return above - math.exp(threshold) * norm.sf(threshold / shift + shift / 2)
+
+
+def test_agents_together_are_as_each_alone():
+    scales = np.random.default_rng(2).uniform(0.5, 2.0, (2, 3, 21))
+    run = TrackingSchedule(0.3, 0.2, 0.25, 4, *scales)
+    received, sent = np.array([1.0, 1.5, 0.2]), np.array([0.4, 0.0, 1.2])
+    agents = TrackingAgent(2.0, received, sent)
+    together = joint_shift(run, agents)
+    assert together.shape == (3,)
+    for node in range(3):
+        one = run._replace(state_noise_scale=scales[0, node], tracker_noise_scale=scales[1, node])
+        alone = joint_shift(one, TrackingAgent(2.0, received[node], sent[node]))
+        assert together[node] == alone
+    assert joint_shift(run, agents._replace(gradient_l1_change=6.0)) == pytest.approx(3 * together, rel=1e-6)
+    singly = tracking.gaussian_epsilon(run, tracking.proven_sensitivities(run, agents), dp_delta=1e-5)
+    jointly = joint_gaussian_epsilon(run, agents, dp_delta=1e-5)
+    assert (jointly < [0.9, 1 + 1e-7, 0.9] * singly).all(), "without a weight out nothing leaves a tracker again"
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(ArgumentError, match=r"^dp_delta: "):
+        joint_gaussian_epsilon(schedule(3), UNIT, dp_delta=1.0)
+    with pytest.raises(ArgumentError, match=r"^state_noise_scale: "):
+        joint_shift(schedule(3)._replace(state_noise_scale=np.zeros(4)), UNIT)
+    with pytest.raises(ArgumentError, match=r"^tracker_out_weight: "):
+        joint_shift(schedule(3), UNIT._replace(tracker_out_weight=-1.0))

@@ -5,8 +5,6 @@ import os
 from importlib.metadata import version
 from pathlib import Path
 
-# Tracing makes many objects that live long: at Python's own thresholds, looking for cycles takes a tenth of the time.
-gc.set_threshold(50_000, 10, 10)
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several processes may share one GPU
 # Of this process and of those that tests start: no test reads or fills the user's cache of compiled programs.
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
@@ -31,3 +29,5 @@ import jax
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+# Tracing makes many objects that live long: at Python's own thresholds, looking for cycles takes a tenth of the time.
+gc.set_threshold(50_000, 10, 10)

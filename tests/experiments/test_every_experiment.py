@@ -206,7 +206,7 @@ class TestFinishedRun:
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    """Pictures are empty files: most of what a small run takes is drawing them, and the finished run's are looked at."""
+    """Pictures are empty files: drawing them takes a quarter of a small run, and the finished run's are looked at."""
     monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: Path(path).touch())
 
 

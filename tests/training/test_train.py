@@ -6,7 +6,16 @@ import chex
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toy_problem import NUM_NODES, TASK, compiled_once, toy_algorithm, toy_data, toy_training_data, toy_variant, train_toy
+from toy_problem import (
+    NUM_NODES,
+    TASK,
+    compiled_once,
+    toy_algorithm,
+    toy_data,
+    toy_training_data,
+    toy_variant,
+    train_toy,
+)
 
 from jaxfl import core
 from jaxfl.core import ArgumentError, tree

@@ -72,8 +72,15 @@ def chosen(active, *, widths=None, keys=False, seed=0):
     )
 
 
-@pytest.mark.parametrize("ordered_dropout", [False, True], ids=["heterofl", "fjord"])
-@pytest.mark.parametrize("num_active", [3, STRATIFIED], ids=["uniform", "stratified"])
+@pytest.mark.parametrize(
+    ("num_active", "ordered_dropout"),
+    [
+        pytest.param(3, False, id="uniform-heterofl"),
+        pytest.param(3, True, id="uniform-fjord"),
+        pytest.param(STRATIFIED, False, id="stratified-heterofl"),
+        pytest.param(STRATIFIED, True, id="stratified-fjord", marks=pytest.mark.slow),
+    ],
+)
 def test_follows_the_papers_lines(num_active, ordered_dropout):
     options = {"momentum": 0.9, "weight_decay": 0.05} if ordered_dropout else {"weighting": "uniform"}
     step_size = optax.exponential_decay(0.2, 5, 0.5)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from problems import start
 
 from experiments.dp_gradient_tracking import EXPERIMENT
 from experiments.dp_gradient_tracking.pictures import plot_budgets
@@ -179,7 +180,7 @@ class TestStrict:
         points = {name: line.point for name, line in request(EXPERIMENT, STRICT).lines.items()}
         assert plot_budgets(tmp_path, points) == []
         data, key, learner = variant.data(0), jax.random.key(0), variant.algorithm({})
-        state = learner.init(key, data)
+        state = start(learner, key, data)
         assert not jax.jit(learner.round)(key, state, data)[1].clipped_fraction.any()
 
 

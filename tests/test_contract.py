@@ -26,17 +26,18 @@ KINDS = {
 # A special case runs the rounds of another row (a test below holds it to that), and what holds of these holds of it.
 SPECIAL_CASES = [name for name, row in REGISTRY.items() if row.special_case_of]
 NAMES = [name for name in REGISTRY if name not in SPECIAL_CASES]
-# Every kind with the first algorithm, the cheapest and the most intricate with the others: compiling is what costs.
-# (A row that takes a schedule has a mini-batch of its own, and no other kind.)
-CASES = [
-    (name, kind)
-    for name in NAMES
-    for kind in KINDS
-    if kind == "mini_batch" or (REGISTRY[name].stateful_gradient and (name == NAMES[0] or kind != "saga dense"))
-]
-# A row without noise takes no clip norm, either.
-PRIVATE_CASES = [(name, kind) for name, kind in CASES if REGISTRY[name].noise_draws]
-CONSERVING_CASES = [(name, kind) for name, kind in CASES if problem(name).example.conserved]
+# Every kind with the first algorithm, a mini-batch with the others; their most intricate kind is slow, for compiling is
+# what costs. (A row that takes a schedule has a mini-batch of its own, and no other kind.)
+CASES = [(name, kind) for name in NAMES for kind in KINDS if kind == "mini_batch" or name == NAMES[0]]
+INTRICATE = [(name, "saga factored") for name in NAMES[1:] if REGISTRY[name].stateful_gradient]
+
+
+def cases(holds=lambda p: True):
+    """(name, kind) as parameters, where this holds of the problem of the row."""
+    marked = [(CASES, ()), (INTRICATE, pytest.mark.slow)]
+    return [pytest.param(*case, marks=marks) for some, marks in marked for case in some if holds(problem(case[0]))]
+
+
 KEY, OTHER_KEY = jax.random.key(7), jax.random.key(8)
 CLIP_NORM, STEP_SIZE, NOISE_SCALE = 0.7, 0.2, 0.02
 # Same bits in different programs are promised of the loops that users' programs have; see conftest.py.
@@ -53,22 +54,24 @@ class Case:
         self.algorithm = self.build(clip_norm=CLIP_NORM, noise_scale=NOISE_SCALE)
         self.traces = collections.Counter()
 
-        def counted(function):
+        def counted(function, options=None):
             def traced(*arguments):
                 self.traces[function.__name__] += 1  # runs when traced, not when called
                 return function(*arguments)
 
-            return jax.jit(traced, compiler_options=AS_USERS)
+            return jax.jit(traced, compiler_options=options)
+
+        same_bits = functools.partial(counted, options=AS_USERS)
 
         @counted
         def started(key, noise_scale):
             return self.build(clip_norm=CLIP_NORM, noise_scale=noise_scale).init(key, self.data)
 
-        @counted
+        @same_bits
         def drawn(key, state, noise_scale):
             return self.build(clip_norm=CLIP_NORM, noise_scale=noise_scale).draw(key, state, self.data)
 
-        @counted
+        @same_bits
         def step(key, state, data):
             return self.algorithm.round(key, state, data)
 
@@ -107,10 +110,11 @@ case = functools.cache(Case)
 
 
 def differ(a, b):
-    return any(np.any(x != y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return any(np.any(np.asarray(x) != np.asarray(y)) for x, y in pairs)  # by NumPy, which compiles nothing
 
 
-@pytest.mark.parametrize(("name", "kind"), CASES)
+@pytest.mark.parametrize(("name", "kind"), cases())
 def test_structure_and_dtypes_are_stable_and_nothing_compiles_twice(name, kind):
     c = case(name, kind)
     state, infos = c.rounds(c.first, 6)
@@ -123,7 +127,7 @@ def test_structure_and_dtypes_are_stable_and_nothing_compiles_twice(name, kind):
     assert np.all(infos.bits_sent >= 0)
 
 
-@pytest.mark.parametrize(("name", "kind"), CASES)
+@pytest.mark.parametrize(("name", "kind"), cases())
 def test_a_round_is_a_function_of_key_and_round(name, kind):
     """Alone, in a scan and resumed from stored arrays: the same bits. Another round or key: other numbers, of every
     purpose."""
@@ -131,8 +135,9 @@ def test_a_round_is_a_function_of_key_and_round(name, kind):
     state, infos = c.rounds(c.first, 6)
 
     def body(state, _):
-        after, info = c.algorithm.round(KEY, state, c.data)
-        return after, (info, c.algorithm.draw(KEY, state, c.data))
+        draws = c.algorithm.draw(KEY, state, c.data)
+        after, info = c.algorithm.update(state, c.data, draws)  # as `round` does, which `step` is
+        return after, (info, draws)
 
     scanned, (scanned_infos, scanned_draws) = jax.jit(
         lambda s: jax.lax.scan(body, s, length=6), compiler_options=AS_USERS
@@ -143,7 +148,7 @@ def test_a_round_is_a_function_of_key_and_round(name, kind):
     stored = jax.tree.map(np.asarray, half)
     assert_same(state, c.rounds(jax.tree.map(jnp.asarray, stored), 3)[0])
     draws, later = c.draw(KEY, half), c.draw(KEY, state)
-    assert_same(draws, jax.tree.map(lambda leaf: leaf[3], scanned_draws))
+    assert_same(draws, jax.tree.map(lambda leaf: np.asarray(leaf)[3], scanned_draws))
     elsewhere = c.draw(OTHER_KEY, half)
     all_draws = (draws, later, elsewhere)
     noises = [by_node(getattr(one, field)) for one in all_draws for field in c.row.noise_draws]
@@ -151,13 +156,13 @@ def test_a_round_is_a_function_of_key_and_round(name, kind):
         assert not np.isin(ours, theirs).any(), "noise is used once"
     for field in set(draws._fields) - set(c.row.noise_draws):
         for ours, *others in zip(*(jax.tree.leaves(getattr(one, field))[:1] for one in all_draws), strict=True):
-            assert all(np.any(ours != theirs) for theirs in others)
+            assert all(differ(ours, theirs) for theirs in others)
     if "noise" in c.row.noise_draws:
         expected = jaxfl.gaussian(NOISE_SCALE).draw(purpose_key(KEY, Purpose.NOISE, jnp.int32(3)), half.params)
         assert_same(draws.noise, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "kind"), CASES)
+@pytest.mark.parametrize(("name", "kind"), cases())
 def test_round_is_update_after_draw(name, kind):
     c = case(name, kind)
     state, _ = c.rounds(c.first, 1)
@@ -165,7 +170,7 @@ def test_round_is_update_after_draw(name, kind):
     assert_same(apart, c.step(KEY, state, c.data), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "kind"), CASES)
+@pytest.mark.parametrize(("name", "kind"), cases())
 def test_hyper_parameters_and_seeds_compile_nothing_again(name, kind):
     """Another seed, step size, clip norm or noise scale gives other numbers from the same compiled programs."""
     c = case(name, kind)
@@ -179,7 +184,7 @@ def test_hyper_parameters_and_seeds_compile_nothing_again(name, kind):
     assert c.traces == {"started": 1, "drawn": 1, "step": 1, "tuned": 1}
 
 
-@pytest.mark.parametrize(("name", "kind"), CASES)
+@pytest.mark.parametrize(("name", "kind"), cases())
 @pytest.mark.slow
 def test_a_vmap_over_seeds_equals_a_loop(name, kind):
     c = case(name, kind)
@@ -195,7 +200,7 @@ def test_a_vmap_over_seeds_equals_a_loop(name, kind):
         assert_same(jax.tree.map(lambda x, i=index: x[i], together), state, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize(("name", "kind"), CASES)
+@pytest.mark.parametrize(("name", "kind"), cases())
 def test_relabelling_the_nodes_permutes_the_result(name, kind):
     c, order = case(name, kind), np.array([3, 0, 4, 1, 2])
     state, _ = c.rounds(c.first, 2)
@@ -203,7 +208,7 @@ def test_relabelling_the_nodes_permutes_the_result(name, kind):
 
     data = c.data._replace(indices=c.data.indices[order], sizes=c.data.sizes[order])
     relabeled, permuted = c.problem.example.relabeled, c.problem.example.permuted(order)
-    new_state, info = c.update(state, draws)
+    state, draws, (new_state, info) = jax.tree.map(np.asarray, (state, draws, c.update(state, draws)))
     assert 0 < np.sum(getattr(info, "active", 1)) < 5, "some must be idle for this test to mean something"
     before, renamed = relabeled(order, state, draws)
     expected, _ = relabeled(order, new_state, draws)
@@ -238,7 +243,8 @@ def test_the_derivative_by_the_step_size_equals_a_finite_difference(name, kind):
     assert np.isfinite(float(value))
 
 
-@pytest.mark.parametrize(("name", "kind"), PRIVATE_CASES)
+# A row without noise takes no clip norm, either.
+@pytest.mark.parametrize(("name", "kind"), cases(lambda p: p.row.noise_draws))
 def test_no_noise_and_no_clipping_give_the_plain_method(name, kind):
     """Two rounds, same state and draws: noise 0 and a huge clip norm change nothing, small ones do."""
     c = case(name, kind)
@@ -307,7 +313,7 @@ def test_one_node_or_a_complete_graph_with_equal_data_is_gradient_descent(name):
         assert_same(last, stacked, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "kind"), CONSERVING_CASES)
+@pytest.mark.parametrize(("name", "kind"), cases(lambda p: p.example.conserved))
 def test_invariants_in_every_round(name, kind):
     """The push-sum weights sum to n, and mixing leaks nothing: the sum of x moves by step size times noisy g.
 

@@ -13,7 +13,14 @@ import pytest
 from problems import linear_task, run, small_task, uneven_data
 from reference.embracing import embracing as reference_embracing
 from reference.network import as_float64
-from reference.runs import assert_same, flat, node_samples
+from reference.runs import (
+    assert_same,
+    check_counts,
+    check_own_samples_alone_train,
+    check_uniform_pairs,
+    flat,
+    node_samples,
+)
 
 import jaxfl
 from jaxfl import ArgumentError
@@ -115,10 +122,7 @@ def test_follows_the_papers_lines(sampling):
         for client, blocks, batches in active:
             used[number, client] = sum(map(len, batches))
             bits[number, client] = 32 * (("dense_1" in blocks) * (6 * 5 + 5) + ("dense_2" in blocks) * (5 * 3 + 3))
-    np.testing.assert_array_equal(infos.gradient_evaluations, used)
-    np.testing.assert_array_equal(infos.active, used > 0)
-    np.testing.assert_array_equal(infos.bits_sent, bits)
-    np.testing.assert_array_equal(infos.bits_received, (used > 0) * 32 * (6 * 5 + 5 + 5 * 3 + 3))
+    check_counts(infos, used, bits, (used > 0) * 32 * (6 * 5 + 5 + 5 * 3 + 3))
     untrained = [2 - len({block for _, blocks, _ in active for block in blocks}) for active in rounds]
     np.testing.assert_array_equal(infos.untrained_blocks, untrained)
 
@@ -327,28 +331,15 @@ def test_frozen_batch_normalization_may_use_the_batchs_statistics():
 def test_padding_never_contributes():
     """Each client in turn trains alone, then on a pool in which all other samples are NaN: the same bits, and all of
     its own samples matter."""
-    data = uneven_data(SIZES)
-    data = data._replace(inputs=np.asarray(data.inputs), labels=np.asarray(data.labels))
-    algorithm = learner(num_active=1, batch_size=12)  # more than the largest client, and than J_max
+    data, algorithm = uneven_data(SIZES), learner(num_active=1, batch_size=12)  # more than any client's
     state, update = started(algorithm, data), jax.jit(algorithm.update)
     drawn_once = jax.eval_shape(algorithm.draw, KEY, state, data)
     # Everything, in order; the rest is padding.
     batches = np.broadcast_to(np.arange(12, dtype=np.int32), drawn_once.batch_indices.shape)
-    for client, size in enumerate(SIZES):
-        trained = np.array([[True, CLIENT_CLASS[client] == 0]])
-        if CLIENT_CLASS[client] == 1:
-            trained = np.array([[False, True]])
+    for client, number in enumerate(CLIENT_CLASS):
+        trained = np.array([[number != 1, number in (0, 1)]])
         draws = drawn_once._replace(active=np.array([client], np.int32), batch_indices=batches, trained=trained)
-        own = np.asarray(data.indices)[client, :size]
-        clean = update(state, data, draws)
-        broken = data._replace(inputs=data.inputs.copy())
-        broken.inputs[np.setdiff1d(np.arange(len(data.inputs)), own)] = np.nan
-        assert_same(clean, update(state, broken, draws))
-        assert np.isfinite(flat(clean)).all()
-        assert int(clean[1].gradient_evaluations[client]) == 3 * size
-        for sample in own:
-            moved = data._replace(labels=(data.labels + (np.arange(len(data.labels)) == sample).astype(np.int32)) % 3)
-            assert np.abs(flat(update(state, moved, draws)[0].params) - flat(clean[0].params)).max() > 1e-4
+        check_own_samples_alone_train(lambda data, d=draws: update(state, data, d), data, client, 3, 1e-4)
 
 
 @pytest.mark.parametrize("num_active", [pytest.param(2, marks=pytest.mark.slow), (1, 1)])
@@ -371,14 +362,8 @@ def test_a_class_may_have_a_task_of_its_own(num_active):
 def test_uniform_participation_has_random_counts_of_each_class():
     """Each client, and each pair of clients, equally often."""
     draws = drawn()
-    assert np.all(np.diff(draws.active, axis=1) > 0), "ascending, and so without repeats"
-    rounds, pairs = len(draws.active), np.zeros((7, 7))
-    for active in draws.active:
-        pairs[np.ix_(active, active)] += 1
-    one, two = 4 / 7, 4 / 7 * 3 / 6
-    assert np.all(np.abs(np.diag(pairs) - one * rounds) <= 4 * np.sqrt(one * (1 - one) * rounds))
-    together = pairs[np.triu_indices(7, 1)]
-    assert np.all(np.abs(together - two * rounds) <= 4 * np.sqrt(two * (1 - two) * rounds))
+    check_uniform_pairs(draws.active, 7)
+    rounds = len(draws.active)
     strong = (CLIENT_CLASS[draws.active] == 0).sum(axis=1)
     # Two of seven are strong: none, one or both of them among four with probabilities 1/7, 4/7, 2/7.
     for count, rate in enumerate((1 / 7, 4 / 7, 2 / 7)):

@@ -50,7 +50,8 @@ TRACKER_WEIGHTS = np.array(
 )
 SELF_LOOPS = np.diag([0.3, 0.0, 0.7, 0.2, 0.5])
 # (self-loops, gradient_at)
-CASES = [(False, "broadcast"), (True, "broadcast"), (False, "state"), (True, "state")]
+CASES = [(False, "broadcast"), (True, "state")]
+CASES += [pytest.param(True, "broadcast", marks=pytest.mark.slow), pytest.param(False, "state", marks=pytest.mark.slow)]
 
 
 def weights(self_loops):

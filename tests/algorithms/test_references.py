@@ -27,10 +27,10 @@ def engine_run(algorithm, key, data):
     return run, [(entries(draws.gradient), each(draws.noise)) for draws in run.draws]
 
 
-def check(info, references, params, used, data, table):
+def check(info, references, params, used, data, case):
     """The last round's measurements, on the entries that it used, against the reference's."""
     check_info(info, references, params)
-    entry_size = (table or {}).get("entry_size", 1)
+    entry_size = (CASES[case][1] or {}).get("entry_size", 1)
     samples = [
         sum(min(entry_size, size - entry_size * e) for e in own)
         for own, size in zip(used, np.asarray(data.sizes), strict=True)
@@ -54,13 +54,23 @@ CASES = {
 }
 
 
-def make_gradient(sampler, table, clipping):
-    if table is None:
-        return gradients.mini_batch(sampler=sampler, **clipping)
-    return gradients.saga(sampler=sampler, **table, **clipping)
+def learner(constructor, graph, case, noise=None, **options):
+    """An algorithm with the gradients of a case."""
+    sampler, table, clipping = CASES[case]
+    estimator = gradients.mini_batch if table is None else gradients.saga
+    return constructor(
+        small_task(),
+        graph=graph,
+        gradient=estimator(sampler=sampler, **(table or {}), **clipping),
+        noise=jaxfl.gaussian(NOISE_STD) if noise is None else noise,
+        step_size=STEP_SIZE,
+        **options,
+    )
 
 
-def make_references(sampler, table, clipping, data, x0):
+def make_references(case, data, x0):
+    """The reference's gradients of a case."""
+    sampler, table, clipping = CASES[case]
     arguments = (sampler.batch_size, clipping.get("clip_norm"), clipping.get("clip_order", 2))
     if table is None:
         return plain_gradients(data, *arguments)
@@ -68,26 +78,29 @@ def make_references(sampler, table, clipping, data, x0):
     return [SagaGradient(samples, *arguments, x, size) for samples, x in zip(node_samples(data), x0, strict=True)]
 
 
-@pytest.mark.parametrize("case", CASES)
+# One of each table and of each sampler; the others differ in numbers.
+QUICK = (
+    "plain poisson 2 clipped L1",
+    "dense uniform 3 repeats",
+    "factored refreshed",
+    "factored fixed 3",
+    "per batch 2",
+)
+
+
+@pytest.mark.parametrize("case", [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in CASES])
 def test_push_sum_follows_the_papers_lines(case):
-    sampler, table, clipping = CASES[case]
     data, graph, key = uneven_data(), irregular_graph(), jax.random.key(3)
-    algorithm = jaxfl.push_sum(
-        small_task(),
-        graph=graph,
-        gradient=make_gradient(sampler, table, clipping),
-        noise=jaxfl.gaussian(NOISE_STD),
-        step_size=STEP_SIZE,
-    )
+    algorithm = learner(jaxfl.push_sum, graph, case)
     run, rounds = engine_run(algorithm, key, data)
     state, info, x0 = run.states[-1], run.infos[-1], each(run.states[0].params)
-    references = make_references(sampler, table, clipping, data, x0)
+    references = make_references(case, data, x0)
     x, w, z = reference_push_sum(x0, graph.mixing_matrices, references, STEP_SIZE, rounds)
     assert np.ptp(w) > 0.1, "the weights must move for this test to mean something"
     np.testing.assert_allclose(state.push_sum_weight, w, rtol=1e-5)
     assert relative_error(state.params, x) < 1e-5
     assert relative_error(algorithm.node_params(state), z) < 1e-5
-    check(info, references, z, rounds[-1][0], data, table)
+    check(info, references, z, rounds[-1][0], data, case)
     matrix = graph.mixing_matrix(ROUNDS - 1)
     receivers = (matrix > 0).sum(axis=0) - 1
     np.testing.assert_array_equal(info.bits_sent, receivers * 32 * (6 * 5 + 5 + 5 * 3 + 3 + 1))
@@ -95,22 +108,16 @@ def test_push_sum_follows_the_papers_lines(case):
 
 def test_push_sum_follows_the_papers_lines_where_weights_stay_one():
     """Also from weights that are not one, as a run on another graph leaves them."""
-    sampler, table, clipping = CASES["plain fixed 3 clipped L2"]
+    case = "plain fixed 3 clipped L2"
     data, graph = uneven_data(), graphs.exponential(NODES)
-    algorithm = jaxfl.push_sum(
-        small_task(),
-        graph=graph,
-        gradient=make_gradient(sampler, table, clipping),
-        noise=jaxfl.gaussian(NOISE_STD),
-        step_size=STEP_SIZE,
-    )
+    algorithm = learner(jaxfl.push_sum, graph, case)
     run, rounds = engine_run(algorithm, jax.random.key(3), data)
     state, x0 = run.states[-1], each(run.states[0].params)
-    references = make_references(sampler, table, clipping, data, x0)
+    references = make_references(case, data, x0)
     x, _, z = reference_push_sum(x0, graph.mixing_matrices, references, STEP_SIZE, rounds)
     np.testing.assert_array_equal(state.push_sum_weight, np.ones(NODES))
     assert relative_error(state.params, x) < 1e-5
-    check(run.infos[-1], references, z, rounds[-1][0], data, table)
+    check(run.infos[-1], references, z, rounds[-1][0], data, case)
 
     factors = jnp.array([0.5, 1.5, 1.0, 0.7, 1.3])
     scaled = state._replace(push_sum_weight=factors, params=scale(factors, state.params))
@@ -133,37 +140,24 @@ def test_push_sum_follows_the_papers_lines_where_weights_stay_one():
     ],
 )
 def test_d_psgd_and_dp2_sgd_follow_the_papers_lines(constructor, graph, case):
-    sampler, table, clipping = CASES[case]
     data, key = uneven_data(), jax.random.key(4)
-    algorithm = constructor(
-        small_task(),
-        graph=graph,
-        gradient=make_gradient(sampler, table, clipping),
-        noise=jaxfl.gaussian(NOISE_STD),
-        step_size=STEP_SIZE,
-    )
+    algorithm = learner(constructor, graph, case)
     run, rounds = engine_run(algorithm, key, data)
     x0 = each(run.states[0].params)
-    references = make_references(sampler, table, clipping, data, x0)
+    references = make_references(case, data, x0)
     x = reference_d_psgd(x0, graph.mixing_matrices, references, STEP_SIZE, rounds)
     assert relative_error(run.states[-1].params, x) < 1e-5
-    check(run.infos[-1], references, x, rounds[-1][0], data, table)
+    check(run.infos[-1], references, x, rounds[-1][0], data, case)
     receivers = (graph.mixing_matrix(ROUNDS - 1) > 0).sum(axis=0) - 1
     np.testing.assert_array_equal(run.infos[-1].bits_sent, receivers * 32 * (6 * 5 + 5 + 5 * 3 + 3))
 
 
 def test_a_dp2_sgd_follows_the_papers_lines():
     """50 rounds of 5 events on a star, delays of up to 7 events, and noise that differs from node to node."""
-    sampler, _, clipping = CASES["plain fixed 3 clipped L2"]
+    case = "plain fixed 3 clipped L2"
     data, graph = uneven_data(), graphs.star(NODES)
-    algorithm = asynchronous_gossip.a_dp2_sgd(
-        small_task(),
-        graph=graph,
-        gradient=make_gradient(sampler, None, clipping),
-        noise=jaxfl.gaussian(jnp.array([0.0, 0.01, 0.02, 0.03, 0.04])),
-        step_size=STEP_SIZE,
-        max_delay=7,
-    )
+    noise = jaxfl.gaussian(jnp.array([0.0, 0.01, 0.02, 0.03, 0.04]))
+    algorithm = learner(asynchronous_gossip.a_dp2_sgd, graph, case, noise=noise, max_delay=7)
     run, rounds = engine_run(algorithm, jax.random.key(5), data)
     (*_, before, state), info, x0 = run.states, run.infos[-1], each(run.states[0].params)
     events = [
@@ -172,7 +166,7 @@ def test_a_dp2_sgd_follows_the_papers_lines():
         for e in range(NODES)
     ]
     assert {delay for _, _, delay, _, _ in events} == set(range(8))
-    references = make_references(sampler, None, clipping, data, x0)
+    references = make_references(case, data, x0)
     x, seen = reference_a_dp2_sgd(x0, references, STEP_SIZE, events)
     assert relative_error(state.params, x) < 1e-5
     undelayed, _ = reference_a_dp2_sgd(x0, references, STEP_SIZE, [(*e[:2], 0, *e[3:]) for e in events])

@@ -167,7 +167,7 @@ def test_a_flax_module_trains_like_the_module_itself():
     )
     key = jax.random.key(0)
     rounds = jax.jit(lambda s: jax.lax.scan(lambda s, _: learner.round(key, s, data), s, length=60))
-    _, info = rounds(learner.init(key, data))
+    _, info = rounds(jax.jit(lambda key: learner.init(key, data))(key))
     losses = np.asarray(info.loss).mean(axis=1)
     assert losses[-10:].mean() < 0.3 * losses[:10].mean()
 

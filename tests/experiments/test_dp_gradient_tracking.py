@@ -4,17 +4,20 @@ import contextlib
 import io
 import json
 import re
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from problems import start
 
 from experiments.dp_gradient_tracking import EXPERIMENT
 from experiments.dp_gradient_tracking.pictures import plot_budgets
 from experiments.dp_gradient_tracking.prepare import prepare
 from experiments.frame import lay, main
 from experiments.frame.experiment import request
+from jaxfl.analysis.smoothness import estimate_constants
 from jaxfl.graphs import five_agents
 from jaxfl.privacy.statements import statement_text
 from jaxfl.privacy.tracking import (
@@ -142,6 +145,22 @@ class TestStrict:
         assert "gradients assumed at L2 norm 1, gaussian noise" in made.description[1]
         assert not any("warning" in text for text in made.description)
 
+    def test_smoothness_is_estimated_where_none_is_given(self, monkeypatch):
+        """The conditions are those of the estimate, which is told."""
+        probed = []
+
+        def probe(*arguments, **options):
+            probed.append(estimate_constants(*arguments, **options))
+            return probed[-1]
+
+        monkeypatch.setattr(sys.modules[prepare.__module__], "estimate_constants", probe)
+        given = {**TINY, "scheme": "S2", "num_train": 60, "smoothness": "estimated"}
+        made = prepared(given)
+        (constants,) = probed
+        assert made.context == prepared({**given, "smoothness": constants.smoothness}).context
+        assert made.context != prepared({**given, "smoothness": 1e-3}).context
+        assert f"L = {constants.smoothness:.3g}, estimated by a probing run (a lower bound)" in made.description
+
     def test_constant_steps_meet_them_too(self):
         """Of what bounds them alpha < 0.0104 / L is broken first when L grows."""
         steps = {"scheme": "S2", "state_mixing": 0.001, "tracker_mixing": 0.1, "step_size": 1e-6}
@@ -160,7 +179,7 @@ class TestStrict:
         points = {name: line.point for name, line in request(EXPERIMENT, STRICT).lines.items()}
         assert plot_budgets(tmp_path, points) == []
         data, key, learner = variant.data(0), jax.random.key(0), variant.algorithm({})
-        state = learner.init(key, data)
+        state = start(learner, key, data)
         assert not jax.jit(learner.round)(key, state, data)[1].clipped_fraction.any()
 
 

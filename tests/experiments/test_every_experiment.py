@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 import experiments
 from experiments.frame import EXPERIMENTS, Experiment, flat, main
@@ -45,8 +46,14 @@ SMALL: dict[str, Any] = {
 SMALL_HERE: dict[str, dict[str, Any]] = {  # where that does not fit
     "embracing_fl": {"nodes": 16, "hidden": (6, 5)},  # case 9 counts sixteenths; blocks of three classes
     "similarity": {"hidden": (6, 5, 4)},  # two sides of two layers
+    "dp_gradient_tracking": {"smoothness": 2.0},  # not estimated anew in each run
 }
 STEPS, DIVERGING = (0.01, 0.02), 1e30  # of experiments with a step size
+
+
+def quick(names, *of_these):
+    """Names as parameters; all but these are slow, for they take the same way through the frame."""
+    return [name if name in of_these else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 def small(experiment: Experiment) -> dict[str, Any]:
@@ -197,6 +204,13 @@ class TestFinishedRun:
         assert all(name in printed for name in finished.asked().lines)
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Pictures are empty files: drawing them takes a quarter of a small run, and the finished run's are looked at."""
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: Path(path).touch())
+
+
+@pytest.mark.usefixtures("undrawn")
 class TestBesideAFinishedRun:
     def refused(self, finished, arguments, capsys):
         """The error line; nothing of the run has changed."""
@@ -224,6 +238,7 @@ class TestBesideAFinishedRun:
         assert set(after) == set(before)
         assert {path for path in after if after[path] != before[path]} <= {p for p in after if p.suffix == ".png"}
 
+    @pytest.mark.parametrize("finished", quick(TRAINED, "privsgp_vr", "embracing_fl"), indirect=True)
     def test_interrupted_in_the_middle_and_resumed_equals_uninterrupted(self, finished, tmp_path, monkeypatch, capsys):
         append = RunDirectory.append_metrics
 
@@ -255,10 +270,9 @@ class TestBesideAFinishedRun:
 WITH_STEPS = [name for name in TRAINED if steps(EXPERIMENTS[name])]
 
 
+@pytest.mark.usefixtures("undrawn")
 class TestDiverging:
-    @pytest.mark.parametrize(
-        "name", [WITH_STEPS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in WITH_STEPS[1:])]
-    )
+    @pytest.mark.parametrize("name", quick(WITH_STEPS, "privsgp_vr"))
     def test_a_lone_run_stops_with_metric_rounds_and_node(self, name, tmp_path, capsys, cache):
         changes = {**small(EXPERIMENTS[name]), "seed": 0, "step_size": DIVERGING}
         assert run(name, *words(changes), *cache, "--out", str(tmp_path / "run")) == 1
@@ -270,7 +284,7 @@ class TestDiverging:
         assert error.count("\n") == 1
         assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "diverged"
 
-    @pytest.mark.parametrize("name", WITH_STEPS)
+    @pytest.mark.parametrize("name", quick(WITH_STEPS, "privsgp_vr"))
     def test_a_point_of_a_grid_is_recorded_and_the_others_finish(self, name, tmp_path, cache, capsys):
         grid = ["--grid", f"step_size={STEPS[0]},{DIVERGING}", "--seeds", "0", "1"]
         assert run(name, *words(small(EXPERIMENTS[name])), *grid, *cache, "--out", str(tmp_path / "run")) == 0

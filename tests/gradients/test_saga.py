@@ -34,8 +34,15 @@ def table_as_float(state):
     return np.asarray(bits, np.float64)
 
 
-@pytest.mark.parametrize("storage", ["float32", "bfloat16"])
-@pytest.mark.parametrize("sampler", [gradients.uniform(3), gradients.poisson(2)])
+@pytest.mark.parametrize(
+    ("storage", "sampler"),
+    [
+        ("float32", gradients.uniform(3)),
+        ("bfloat16", gradients.poisson(2)),
+        pytest.param("float32", gradients.poisson(2), marks=pytest.mark.slow),
+        pytest.param("bfloat16", gradients.uniform(3), marks=pytest.mark.slow),
+    ],
+)
 def test_the_mean_is_that_of_the_stored_rows(storage, sampler):
     data = uneven_data()
     learner = algorithm(sampler=sampler, storage=storage, clip_norm=0.7, refresh_every=10**9)
@@ -244,7 +251,7 @@ def test_a_table_that_cannot_fit_is_refused_with_the_alternatives(monkeypatch):
 def test_rows_read_for_another_batch_are_counted():
     data, learner = uneven_data(), algorithm(sampler=gradients.fixed(2))
     state = start(learner, jax.random.key(0), data)
-    foreign = learner.draw(jax.random.key(9), state, data)
+    foreign = jax.jit(learner.draw)(jax.random.key(9), state, data)
     _, info = jax.jit(learner.update)(state, data, foreign)
     assert int(info.prefetch_misses.sum()) > 0
 

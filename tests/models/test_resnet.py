@@ -112,7 +112,10 @@ def test_equals_the_same_network_of_flax_layers_in_value_and_in_gradient():
 @pytest.mark.parametrize(
     ("sample_shape", "expected"),
     # One image channel instead of three: 2 * 9 * 64 numbers less.
-    [((32, 32, 3), 11_173_962), ((28, 28, 1), 11_173_962 - 2 * 9 * 64)],
+    [
+        ((32, 32, 3), 11_173_962),
+        pytest.param((28, 28, 1), 11_173_962 - 2 * 9 * 64, marks=pytest.mark.slow),
+    ],
 )
 def test_number_of_parameters_by_default(sample_shape, expected):
     model = resnet18(sample_shape)

@@ -78,7 +78,7 @@ def samples(count):
     )
 
 
-@pytest.mark.parametrize("shortcut", ["projection_all", "projection", "padding"])
+@pytest.mark.parametrize("shortcut", ["projection_all", "padding", pytest.param("projection", marks=pytest.mark.slow)])
 def test_equals_the_same_network_of_flax_layers_in_value_and_in_gradient(shortcut):
     model = tiny(shortcut=shortcut)
     params = randomized(jax.eval_shape(model.init, KEY), -1.0)

@@ -115,3 +115,38 @@ def assert_same(a, b, **tolerance: Any):
             np.testing.assert_allclose(x, y, **tolerance)
         else:
             np.testing.assert_array_equal(x, y)
+
+
+def check_own_samples_alone_train(update, data, client, num_steps, least):
+    """A round (data -> state, info) in which this client alone trains, on all that it holds: with NaN in all samples of
+    others the same bits, and each of its own moves a parameter by more than `least`."""
+    own = np.asarray(data.indices)[client, : int(data.sizes[client])]
+    clean, broken = update(data), data._replace(inputs=np.array(data.inputs))
+    broken.inputs[np.setdiff1d(np.arange(len(broken.inputs)), own)] = np.nan
+    assert_same(clean, update(broken))
+    assert np.isfinite(flat(clean)).all()
+    assert int(clean[1].gradient_evaluations[client]) == num_steps * len(own)
+    labels = np.asarray(data.labels)
+    for sample in own:
+        moved = data._replace(labels=(labels + (np.arange(len(labels)) == sample).astype(np.int32)) % 3)
+        assert np.abs(flat(update(moved)[0].params) - flat(clean[0].params)).max() > least
+
+
+def check_uniform_pairs(active, num_clients):
+    """Each client (rounds, active), and each pair of clients, takes part equally often, within 4 standard errors."""
+    assert np.all(np.diff(active, axis=1) > 0), "ascending, and so without repeats"
+    (rounds, count), pairs = active.shape, np.zeros((num_clients, num_clients))
+    for one in active:
+        pairs[np.ix_(one, one)] += 1
+    alone = count / num_clients
+    together = alone * (count - 1) / (num_clients - 1)
+    for found, rate in ((np.diag(pairs), alone), (pairs[np.triu_indices(num_clients, 1)], together)):
+        assert np.all(np.abs(found - rate * rounds) <= 4 * np.sqrt(rate * (1 - rate) * rounds))
+
+
+def check_counts(infos, used, sent, received):
+    """What clients computed, sent and received in every round, (rounds, n)."""
+    np.testing.assert_array_equal(infos.gradient_evaluations, used)
+    np.testing.assert_array_equal(infos.active, used > 0)
+    np.testing.assert_array_equal(infos.bits_sent, sent)
+    np.testing.assert_array_equal(infos.bits_received, received)

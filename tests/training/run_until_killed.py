@@ -14,17 +14,18 @@ from pathlib import Path
 
 from toy_problem import NUM_NODES, toy_variant, toy_with_numbers, train_toy
 
-SETTINGS = {"num_rounds": 63, "evaluate_every": 5, "seeds": (0, 1), "chunk_rounds": 3}
+SETTINGS = {"settings": {"step_size": 0.2}, "evaluate_every": 5, "seeds": (0, 1), "chunk_rounds": 3}
 
 
-def sweep() -> dict:
+def sweep(num_rounds: int = 63) -> dict:
     """Six lanes of one program: two diverge, two spend their budget, two go on to the end; and a lane by itself."""
-    numbers = {"step_size": 0.2, "bad_round": 1e6}
-    fast = toy_variant(toy_with_numbers, numbers=numbers, settings={"step_size": 0.2}, **SETTINGS)
+    numbers, half = {"step_size": 0.2, "bad_round": 1e6}, num_rounds // 2
+    fast = toy_variant(toy_with_numbers, numbers=numbers, num_rounds=num_rounds, **SETTINGS)
+    budgets = {"gradient_evaluations": (half + 2) * NUM_NODES}
     return {
         "Toy (fast)": fast,
-        "Wild": fast._replace(numbers={**numbers, "bad_round": 31.0}),
-        "Poor": fast._replace(numbers={**numbers, "step_size": 0.1}, budgets={"gradient_evaluations": 33 * NUM_NODES}),
+        "Wild": fast._replace(numbers={**numbers, "bad_round": float(half)}),
+        "Poor": fast._replace(numbers={**numbers, "step_size": 0.1}, budgets=budgets),
         "Alone": toy_variant(seeds=(4,), num_rounds=20),
     }
 

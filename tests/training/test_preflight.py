@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import rich.console
-from toy_problem import TASK, toy_algorithm, toy_task, toy_variant, train_toy
+from toy_problem import TASK, compiled_once, toy_algorithm, toy_task, toy_variant, train_toy
 
 from jaxfl.core import ArgumentError
 from jaxfl.gradients import memory
@@ -111,6 +111,7 @@ class TestTraining:
             train_toy(tmp_path / "run", variants)
         assert not (tmp_path / "run").exists(), "the same --out can be used again"
 
+    @compiled_once()
     def test_a_resumed_run_that_no_longer_fits_loses_nothing(self, tmp_path, monkeypatch):
         variants = {"A": toy_variant(seeds=(0,))}
         append = RunDirectory.append_metrics
@@ -148,6 +149,7 @@ class TestTraining:
             ]
             chex.assert_trees_all_equal(*states)
 
+    @compiled_once()
     def test_the_prediction_is_announced_unless_quiet(self, monkeypatch, tmp_path):
         shown = io.StringIO()
         console = rich.console.Console(file=shown, width=200)

@@ -6,7 +6,16 @@ import chex
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toy_problem import NUM_NODES, TASK, toy_algorithm, toy_data, toy_training_data, toy_variant, train_toy
+from toy_problem import (
+    NUM_NODES,
+    TASK,
+    compiled_once,
+    toy_algorithm,
+    toy_data,
+    toy_training_data,
+    toy_variant,
+    train_toy,
+)
 
 from jaxfl import core
 from jaxfl.core import ArgumentError, tree
@@ -133,6 +142,7 @@ def test_data_may_depend_on_the_seed_in_values_and_shapes(tmp_path):
     assert [len(program["lanes"]) for program in read_run(tmp_path).recorded_programs()] == [1, 1]
 
 
+@compiled_once()
 def test_a_bad_loss_stops_a_single_run_at_the_end_of_the_chunk(tmp_path):
     """What it released until then is counted."""
     bad = toy_variant(toy_algorithm(TASK, bad_round=16), chunk_rounds=5, num_rounds=40, seeds=(0,), privacy=stated)
@@ -178,6 +188,7 @@ def test_a_batch_overflow_stops_the_run(tmp_path):
     assert summary["variants"]["Private"]["privacy"] == marked(20)
 
 
+@compiled_once()
 def test_a_spent_budget_ends_a_lane_at_its_next_evaluation(tmp_path):
     variants = {"A": toy_variant(num_rounds=60, budgets={"gradient_evaluations": 20 * NUM_NODES})}
     summary = train_toy(tmp_path, variants)
@@ -189,6 +200,7 @@ def test_a_spent_budget_ends_a_lane_at_its_next_evaluation(tmp_path):
     assert train_toy(tmp_path, variants, resume=True) == summary
 
 
+@compiled_once()
 def test_no_variant_runs_more_rounds_than_max_rounds(tmp_path, monkeypatch):
     """Nor does one that is interrupted and resumed: it counts on from its checkpoint."""
     dear = toy_variant(max_rounds=13, privacy=stated)

@@ -5,6 +5,7 @@ Its state holds what makes checkpoints hard: many dtypes, a None, an empty leaf,
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -12,9 +13,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxfl import core, training
 from jaxfl.core import tree
+from jaxfl.training.program import Program
 
 NUM_NODES, NUM_FEATURES, NUM_CLASSES = 4, 5, 3
 
@@ -185,3 +188,21 @@ def train_toy(
     """`training.train` with small defaults."""
     run = training.open_run(out, config or {"step_size": 0.2}, experiment="toy", resume=resume)
     return training.train(variants, run=run, **{"checkpoint_every": 1, "quiet": True, **settings})
+
+
+@contextlib.contextmanager
+def compiled_once():
+    """Runs of the same variants share their executables; a run that goes on after a kill is a new process elsewhere."""
+    made, lower = {}, Program.lower
+
+    def cached(program, strategy):
+        points = [(p.name, p.seed, p.variant.algorithm, tuple(p.variant.numbers.items())) for p in program.points]
+        key = (tuple(points), strategy)
+        if key not in made:
+            made[key] = lower(program, strategy)()
+        program.tables(program.points, strategy)  # as lowering does: which of them carry a seed axis
+        return lambda: made[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Program, "lower", cached)
+        yield

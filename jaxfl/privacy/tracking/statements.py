@@ -355,7 +355,8 @@ def _noise_statements(
 ) -> list[Statement]:
     """The published statement, or with `notes` the reconstructed one, and the proven one.
 
-    Both take C and give sensitivities. `jointly` takes C and delta and gives what Gaussian noise costs when all broadcasts are bounded together.
+    Both take C and give sensitivities. `jointly` takes C and delta and gives what Gaussian noise costs when all
+    broadcasts are bounded together.
     """
     gaussian = run.release.distribution == "gaussian"
     delta = _required(run.dp_delta) if gaussian else 0.0

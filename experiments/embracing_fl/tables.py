@@ -129,7 +129,7 @@ def _cells(*pairs: Pair) -> list[str]:
     """Two cells each: accuracy here, the end and the best evaluation, and in the paper."""
     cells = []
     for result, published in pairs:
-        cells.append("" if result is None else f"{_spread(result.last())} ({result.best().mean():.1f})")
+        cells.append("" if result is None else f"{_spread(result.last)} ({result.best.mean():.1f})")
         cells.append("" if published is None else f"{published[0]:.1f} ± {published[1]:.1f}")
     return cells
 

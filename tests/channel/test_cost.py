@@ -119,6 +119,7 @@ def test_lstm_macs_are_one_matrix_product_for_each_gate_word_and_direction():
         (lambda images: images.max(axis=1) * 2.0, 24 + 6),
         (lambda images: jax.lax.reduce_window(images, 0.0, jax.lax.add, (1, 2, 2), (1, 2, 2), "VALID") / 4.0, 24),
         (lambda images: jax.lax.scan(lambda c, x: (c + x, None), images[:, 0], images.swapaxes(0, 1))[0], 24),
+        (lambda images: jax.lax.fori_loop(0, 5, lambda i, x: jnp.sin(x.at[:, i % 2, 0].set(0.0)), images), 5 * 24),
         (lambda images: images + jnp.exp(jnp.arange(6.0))[None, None], 24),  # what no sample changes is free
         (lambda images: jax.checkpoint(jnp.tanh)(images), 24),
     ],

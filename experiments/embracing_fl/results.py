@@ -53,18 +53,6 @@ class Result(NamedTuple):
         return sum(self.counts) == self.nodes
 
 
-def rounds_to_target(lines: Sequence[Mapping[str, Any]], seeds: Sequence[int], target: float) -> list[int | None]:
-    """The first evaluated round of each seed at which the accuracy reaches a target; None where it never does.
-
-    Example:
-        >>> lines = [{"seed": 0, "round": r, "test_accuracy": r / 10} for r in (0, 5, 10)]
-        >>> rounds_to_target(lines, [0, 1], 0.4)
-        [5, None]
-    """
-    reached = [[line["round"] for line in lines if line["seed"] == seed and line[METRIC] >= target] for seed in seeds]
-    return [min(rounds, default=None) for rounds in reached]
-
-
 def usual(results: Iterable[Result]) -> list[Result]:
     """One result for each method and comparison: of two kinds of batch normalization the one that suits it."""
     chosen: dict[object, Result] = {}

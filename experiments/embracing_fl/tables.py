@@ -10,7 +10,8 @@ import numpy as np
 from experiments.embracing_fl import paper
 from experiments.embracing_fl.costs import two_digits
 from experiments.embracing_fl.methods import CLASSES
-from experiments.embracing_fl.results import Result, gaps, grouped, rounds_to_target, usual
+from experiments.embracing_fl.results import Result, gaps, grouped, usual
+from jaxfl.training.summary import rounds_to_target
 
 TITLES = {
     "embracing": "EmbracingFL",

@@ -128,7 +128,7 @@ class Network:
         return _counts(self, problem, form)
 
     def widths(self) -> tuple[int, ...]:
-        """The numbers of channels of which a narrow form has fewer."""
+        """The numbers of channels that a narrow form has fewer of."""
         if self.model == "bilstm":
             return self.embedding_features, self.units
         return {"mlp": self.hidden, "femnist_cnn": (*self.channels, *self.hidden)}.get(self.model, self.resnet_widths)

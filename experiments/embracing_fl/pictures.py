@@ -76,7 +76,7 @@ def plot_gaps(results: Sequence[Result], path: Path) -> Path | None:
         for axes in (left, right):
             axes.annotate(kind, (np.mean(here), 1.0), (0, 3), ("data", "axes fraction"), "offset points", ha="center")
         for number, method in enumerate(BOTH):
-            values = [pairs[case][method].last() for case in here]
+            values = [pairs[case][method].last for case in here]
             handles[TITLES[method]] = _points(left, here, values, _MARKERS[number], **line_style(number))
         color = line_style(2)["color"]
         ahead = [gaps(*map(pairs[case].__getitem__, BOTH)) for case in here]
@@ -86,7 +86,7 @@ def plot_gaps(results: Sequence[Result], path: Path) -> Path | None:
             handles["gap in the paper"] = _paper_line(right, here, of_paper, "D", color)
     strong = [row["embracing"] for (case, *_), row in rows.items() if case == 1 and "embracing" in row]
     if strong:
-        value = strong[-1].last().mean()
+        value = strong[-1].last.mean()
         handles["all clients strong"] = left.axhline(value, color="0.4", linewidth=1.2, linestyle=(0, (6, 3)))
     for axes in (left, right):
         axes.set_xticks(list(ticks), ticks.values(), fontsize=8)
@@ -108,7 +108,7 @@ def plot_added(results: Sequence[Result], path: Path) -> Path | None:
         for count in strong:
             line = [result for result in chosen if (result.method, result.counts[0]) == (method, count)]
             shares = [result.counts[2] / result.nodes for result in line]
-            handles[TITLES[method]] = _points(left, shares, [result.last() for result in line], marker, **style)
+            handles[TITLES[method]] = _points(left, shares, [result.last for result in line], marker, **style)
             _points(right, shares, [gaps(result, line[0]) for result in line], marker, **style)
             published = [numbers[1 - number][0] for result in line if (numbers := paper_added(result)) is not None]
             if line and len(published) == len(line):

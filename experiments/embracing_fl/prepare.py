@@ -14,7 +14,7 @@ from experiments.embracing_fl.costs import class_costs, cost_lines, described, s
 from experiments.embracing_fl.defaults import check_point
 from experiments.embracing_fl.options import Point
 from experiments.embracing_fl.pictures import plot_added, plot_curves, plot_gaps
-from experiments.embracing_fl.results import COMPARED, read_results, rounds_to_target
+from experiments.embracing_fl.results import COMPARED, read_results
 from experiments.embracing_fl.tables import markdown
 from experiments.frame import Finished, Line, Prepared, Request, identity, programs
 from experiments.frame.run import run
@@ -22,7 +22,7 @@ from jaxfl.core import Algorithm, check
 from jaxfl.core.tree import size
 from jaxfl.training import Variant
 from jaxfl.training.chunks import check_start
-from jaxfl.training.summary import spread
+from jaxfl.training.summary import rounds_to_target, spread
 
 MOST_TOLD = 14  # lines of a grid that are told one by one
 

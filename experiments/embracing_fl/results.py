@@ -18,7 +18,7 @@ COMPARED = ("method", "case", *CLASSES, "participation_rate", "num_active", "bat
 
 
 class Result(NamedTuple):
-    """One line of one run."""
+    """One evaluated line of one run."""
 
     name: str
     method: str
@@ -31,6 +31,10 @@ class Result(NamedTuple):
     dataset: str
     nodes: int
     wanted_rounds: int
+    rounds: int  # evaluated so far, fewest of all seeds
+    seeds: list[int]  # that have been evaluated
+    last: np.ndarray  # (seeds,), accuracy in per cent at the last evaluation
+    best: np.ndarray  # (seeds,), the highest at any evaluation
     lines: tuple[dict[str, Any], ...]  # of metrics.jsonl
 
     @property
@@ -44,43 +48,9 @@ class Result(NamedTuple):
         return label_of(self.case, self.counts, joint=", ")
 
     @property
-    def seeds(self) -> list[int]:
-        """Those that have been evaluated."""
-        return sorted({line["seed"] for line in self.lines})
-
-    @property
-    def rounds(self) -> int:
-        """Fewest of all seeds."""
-        return min(max(line["round"] for line in self.lines if line["seed"] == seed) for seed in self.seeds)
-
-    @property
     def has_all(self) -> bool:
         """Whether all clients that hold data take part."""
         return sum(self.counts) == self.nodes
-
-    def curves(self) -> list[list[float]]:
-        """Accuracy in per cent at each evaluation, of each seed."""
-        return [[100 * line[METRIC] for line in self.lines if line["seed"] == seed] for seed in self.seeds]
-
-    def last(self) -> np.ndarray:
-        """(seeds,), accuracy in per cent at the last evaluation."""
-        return np.array([values[-1] for values in self.curves()])
-
-    def best(self) -> np.ndarray:
-        """(seeds,), the highest at any evaluation."""
-        return np.array([max(values) for values in self.curves()])
-
-
-def rounds_to_target(lines: Sequence[Mapping[str, Any]], seeds: Sequence[int], target: float) -> list[int | None]:
-    """The first evaluated round of each seed at which the accuracy reaches a target; None where it never does.
-
-    Example:
-        >>> lines = [{"seed": 0, "round": r, "test_accuracy": r / 10} for r in (0, 5, 10)]
-        >>> rounds_to_target(lines, [0, 1], 0.4)
-        [5, None]
-    """
-    reached = [[line["round"] for line in lines if line["seed"] == seed and line[METRIC] >= target] for seed in seeds]
-    return [min(rounds, default=None) for rounds in reached]
 
 
 def usual(results: Iterable[Result]) -> list[Result]:
@@ -104,8 +74,8 @@ def grouped(results: Iterable[Result]) -> dict[Any, dict[str, Result]]:
 def gaps(first: Result, second: Result) -> np.ndarray:
     """(seeds,), accuracy of the first less that of the second, in points, seed by seed where both have the same."""
     if first.seeds == second.seeds:
-        return first.last() - second.last()
-    return np.array([first.last().mean() - second.last().mean()])
+        return first.last - second.last
+    return np.array([first.last.mean() - second.last.mean()])
 
 
 def read_results(directories: Sequence[str]) -> list[Result]:
@@ -135,11 +105,13 @@ def read_results(directories: Sequence[str]) -> list[Result]:
             raise refuse("must be runs of this version", f"{path} is older")
         for name, changes in config["lines"].items():
             lines = tuple(line for line in metrics if line["variant"] == name)
-            result = _result(name, {**config, **changes}, lines, summary.get(name, {}))
+            if not lines:
+                continue
+            result = result_of(name, {**config, **changes}, lines, summary.get(name, {}))
             key = result.dataset, result.method, result.comparison, result.batch_norm, result.nodes
             if key in of_run:
                 raise refuse("must be runs of cases and methods", f"{path} compares {of_run[key].name} and {name}")
-            of_run |= {key: result} if lines else {}
+            of_run[key] = result
         results |= of_run
     if not results:
         raise refuse("must hold evaluated runs", "got none", "Wait for their first evaluation.")
@@ -149,15 +121,21 @@ def read_results(directories: Sequence[str]) -> list[Result]:
     return list(results.values())
 
 
-def _result(name: str, options: Mapping[str, Any], lines: tuple[dict[str, Any], ...], row: Mapping[str, Any]) -> Result:
-    """A line by its options, its metrics and its row of the summary."""
+def result_of(name: str, options: Mapping[str, Any], lines: Sequence[dict[str, Any]], row: Mapping[str, Any]) -> Result:
+    """A line by its options, its metrics (at least one) and its row of the summary."""
     is_part = options["method"] == "fed_avg" and options["case"] != 1  # it has the strong clients of a case alone
+    seeds = sorted({line["seed"] for line in lines})
+    of_seeds = [[line for line in lines if line["seed"] == seed] for seed in seeds]
     return Result(
         name=name,
         case=None if is_part else options["case"],
         counts=counts_of(options["method"], *(options[label] for label in CLASSES)),
         average_capacity=row.get("capacity", {}).get("average"),
         wanted_rounds=options["rounds"],
-        lines=lines,
+        rounds=min(part[-1]["round"] for part in of_seeds),
+        seeds=seeds,
+        last=np.array([100 * part[-1][METRIC] for part in of_seeds]),
+        best=np.array([100 * max(line[METRIC] for line in part) for part in of_seeds]),
+        lines=tuple(lines),
         **{key: options[key] for key in ("method", "num_active", "batch_norm", "target_accuracy", "dataset", "nodes")},
     )

@@ -10,7 +10,8 @@ import numpy as np
 from experiments.embracing_fl import paper
 from experiments.embracing_fl.costs import two_digits
 from experiments.embracing_fl.methods import CLASSES
-from experiments.embracing_fl.results import Result, gaps, grouped, rounds_to_target, usual
+from experiments.embracing_fl.results import Result, gaps, grouped, usual
+from jaxfl.training.summary import rounds_to_target
 
 TITLES = {
     "embracing": "EmbracingFL",
@@ -129,7 +130,7 @@ def _cells(*pairs: Pair) -> list[str]:
     """Two cells each: accuracy here, the end and the best evaluation, and in the paper."""
     cells = []
     for result, published in pairs:
-        cells.append("" if result is None else f"{_spread(result.last())} ({result.best().mean():.1f})")
+        cells.append("" if result is None else f"{_spread(result.last)} ({result.best.mean():.1f})")
         cells.append("" if published is None else f"{published[0]:.1f} ± {published[1]:.1f}")
     return cells
 

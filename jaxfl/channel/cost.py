@@ -197,8 +197,8 @@ class _Kind(Enum):
 
 
 _MOVEMENTS = (
-    "broadcast_in_dim concatenate convert_element_type copy dynamic_slice expand_dims gather name optimization_barrier "
-    "pad reshape rev slice split squeeze stack transpose"
+    "broadcast_in_dim concatenate convert_element_type copy dynamic_slice dynamic_update_slice expand_dims gather name "
+    "optimization_barrier pad reshape rev scatter slice split squeeze stack transpose"
 ).split()
 
 
@@ -230,10 +230,14 @@ def _walk_called(
     if name == "while" or len(called) != 1:  # a cond keeps its branches in a tuple
         requirement = "must do the same work for every sample, to be counted"
         raise ArgumentError("model", requirement, f"a layer has a {name}", "Trace a model without it.")
+    given = list(given)
     if name == "scan":
-        first, behind = params["num_consts"], params["num_consts"] + params["num_carry"]
-        given = [*given[:first], *[_Kind.SAMPLE] * params["num_carry"], *given[behind:]]
         repeats *= params["length"]
+        carry = slice(params["num_consts"], params["num_consts"] + params["num_carry"])
+        for _ in given[carry]:  # a step may pass the sample on to one more of these
+            ends = _walk(called[0], given, 0, Counter())
+            pairs = zip(given[carry], ends[: params["num_carry"]], strict=True)
+            given[carry] = [_Kind.FIXED if {*pair} == {_Kind.FIXED} else _Kind.SAMPLE for pair in pairs]
     return _walk(called[0], given, repeats, work)
 
 
@@ -264,7 +268,7 @@ def _walk_one(equation: Any, given: Sequence[_Kind], repeats: int, work: Counter
         if len(of_sample) == 1:
             work["other"] += 0 if of_sample[0] is _Kind.SCALED else size
             return _Kind.SCALED
-        if name == "add" and _Kind.PRODUCT in given:
+        if name == "add" and _Kind.PRODUCT in given:  # where its accumulation starts
             return _Kind.SAMPLE
     work["other"] += size
     return _Kind.SAMPLE

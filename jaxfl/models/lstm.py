@@ -86,7 +86,7 @@ def bidirectional_lstm(
         return {
             "kernel": jnp.stack([_initial_kernel(one_kernel(k), input_shape, jnp.float32) for k in keys[:2]]),
             "recurrent_kernel": jnp.stack(
-                [_initial_recurrent_kernel(one_kernel(k), recurrent_shape) for k in keys[2:]]
+                [_initial_recurrent_kernel(one_kernel(k), recurrent_shape, jnp.float32) for k in keys[2:]]
             ),
             "bias": bias.reshape(2, 4 * units),
         }

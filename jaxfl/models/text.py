@@ -54,7 +54,7 @@ def embedding(vocabulary: int, features: int) -> Layer:
 
     def init(key):
         low, high, shape = -_EMBEDDING_BOUND, _EMBEDDING_BOUND, (vocabulary, features)
-        return {"table": jax.random.uniform(one_kernel(key), shape, minval=low, maxval=high)}
+        return {"table": jax.random.uniform(one_kernel(key), shape, jnp.float32, low, high)}
 
     def apply(params, tokens):
         if not jnp.issubdtype(tokens.dtype, jnp.integer) or tokens.ndim != 2:

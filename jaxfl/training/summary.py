@@ -41,6 +41,26 @@ def spread(values: Sequence[float | None]) -> dict[str, Any]:
     }
 
 
+def rounds_to_target(
+    lines: Sequence[Mapping[str, Any]], seeds: Sequence[int], target: float, metric: str = "test_accuracy"
+) -> list[int | None]:
+    """The first evaluated round of each seed at which a metric reaches a target; None where it never does.
+
+    Args:
+        lines: of metrics.jsonl, of one variant.
+        seeds: whose rounds are wanted.
+        target: the metric's smallest value that counts as reached.
+        metric: its name.
+
+    Example:
+        >>> lines = [{"seed": 0, "round": r, "test_accuracy": r / 10} for r in (0, 5, 10)]
+        >>> rounds_to_target(lines, [0, 1], 0.4)
+        [5, None]
+    """
+    reached = [[line["round"] for line in lines if line["seed"] == seed and line[metric] >= target] for seed in seeds]
+    return [min(rounds, default=None) for rounds in reached]
+
+
 def summarize_run(
     lines: Sequence[Mapping[str, Any]],
     ended: Mapping[tuple[str, int], Mapping[str, Any]],

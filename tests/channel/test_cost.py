@@ -119,7 +119,11 @@ def test_lstm_macs_are_one_matrix_product_for_each_gate_word_and_direction():
         (lambda images: images.max(axis=1) * 2.0, 24 + 6),
         (lambda images: jax.lax.reduce_window(images, 0.0, jax.lax.add, (1, 2, 2), (1, 2, 2), "VALID") / 4.0, 24),
         (lambda images: jax.lax.scan(lambda c, x: (c + x, None), images[:, 0], images.swapaxes(0, 1))[0], 24),
-        (lambda images: images + jnp.exp(jnp.arange(6.0))[None, None], 24),  # what no sample changes is free
+        (lambda images: jax.lax.fori_loop(0, 5, lambda i, x: jnp.sin(x.at[:, i % 2, 0].set(0.0)), images), 5 * 24),
+        (
+            lambda images: images + jnp.exp(jnp.arange(6, dtype=jnp.float32))[None, None],
+            24,
+        ),  # what no sample changes is free
         (lambda images: jax.checkpoint(jnp.tanh)(images), 24),
     ],
 )
@@ -134,7 +138,7 @@ def flat(values):
 
 def nothing():
     """A layer with a parameter that it does not use."""
-    return Layer(init=lambda key: jnp.zeros(1), apply=lambda params, inputs: inputs)
+    return Layer(init=lambda key: jnp.zeros(1, jnp.float32), apply=lambda params, inputs: inputs)
 
 
 @pytest.mark.parametrize("groups", [1, 3])
@@ -145,7 +149,7 @@ def test_channels_in_groups_multiply_among_themselves(groups):
             images, kernel, (1, 1), "VALID", dimension_numbers=numbers, feature_group_count=groups
         )
 
-    layer = Layer(init=lambda key: jnp.zeros((2, 2, 6 // groups, 9)), apply=apply)
+    layer = Layer(init=lambda key: jnp.zeros((2, 2, 6 // groups, 9), jnp.float32), apply=apply)
     assert one_layer(layer, (5, 5, 6)).macs == 4 * 4 * 9 * (2 * 2 * 6 // groups)
 
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from experiments.embracing_fl import EXPERIMENT, costs, paper, pictures, results, tables
+from experiments.embracing_fl.methods import CLASSES
 from experiments.embracing_fl.networks import Problem
 from experiments.frame import flat, main
 from experiments.frame.command_line import parse
@@ -23,11 +24,10 @@ def made_result(method, case, accuracies, *, batch_norm="global", counts=None, a
         for seed, value in enumerate(accuracies)
         for k in (0, 5, 10)
     ]
-    strong, moderate, weak = (count // 4 for count in paper.CASES[case]) if counts is None else counts
-    clients = (strong, moderate, weak)
-    return results.Result(
-        method, method, case, clients, active, batch_norm, target, 0.5, "cifar10", 32, 10, tuple(lines)
-    )
+    clients = tuple(count // 4 for count in paper.CASES[case]) if counts is None else counts
+    options = {"method": method, "case": case, **dict(zip(CLASSES, clients, strict=True)), "num_active": active}
+    options |= {"batch_norm": batch_norm, "target_accuracy": target, "dataset": "cifar10", "nodes": 32, "rounds": 10}
+    return results.result_of(method, options, lines, {"capacity": {"average": 0.5}})
 
 
 class TestTables:

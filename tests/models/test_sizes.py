@@ -74,6 +74,6 @@ def test_activations_in_functions_that_a_layer_calls_count_too():
 
 
 def test_integer_samples():
-    words = elementwise(lambda tokens: jax.nn.one_hot(tokens[:, 0], 4))
+    words = elementwise(lambda tokens: jax.nn.one_hot(tokens[:, 0], 4, dtype=jnp.float32))
     counts = count(sequential([("words", words), ("dense", dense(4, 2))]), (3,), dtype=jnp.int32)
     assert (counts["words"][:2], counts["dense"][:2]) == ((0, 0), (10, 2))

@@ -235,6 +235,7 @@ class TestPersonalizedBudgets:
         (name,) = asked
         point = settled(asked, {name: self.SIZES}, lambda point: CIFAR10_CONSTANTS)[name].point
         rounds = rounds_allowed(name, asked[name].point, point, self.SIZES)
+        assert rounds is not None
         assert 0 < rounds < 500
         within, beyond = (self.stated(point, ran)["node_epsilons"] for ran in (rounds, rounds + 1))
         assert (np.array(within) <= budgets).all()

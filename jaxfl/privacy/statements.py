@@ -34,13 +34,13 @@ class Statement(NamedTuple):
 
     bound: str  # "published", "reconstructed" (a formula of this project's making, for one not to be had) or "proven"
     dp_epsilon: float | None  # of the worst node
-    node_epsilons: tuple[float, ...]  # of every node, of several runs those of each; empty where there is none
     dp_delta: float  # of the node with the largest
     neighboring_relation: str  # "add_or_remove_one", "replace_one" or "zero_out"
     accountant: str  # how epsilon was found
     nodes: int  # of the network
     assumptions: tuple[str, ...]
     reason: str | None  # why dp_epsilon is None
+    node_epsilons: tuple[float, ...] = ()  # of every node, of several runs those of each; empty where there is none
 
 
 def statement(
@@ -73,7 +73,6 @@ def statement(
     return Statement(
         bound=bound,
         dp_epsilon=dp_epsilon,
-        node_epsilons=() if dp_epsilon is None else tuple(map(float, node_epsilons)),
         dp_delta=dp_delta,
         neighboring_relation=relation,
         accountant="none" if dp_epsilon is None else accountant,
@@ -91,6 +90,7 @@ def statement(
             *notes,
         ),
         reason=reason,
+        node_epsilons=() if dp_epsilon is None else tuple(map(float, node_epsilons)),
     )
 
 

@@ -272,8 +272,8 @@ def _at_delta(run: _Run, agents: Callable[[float], TrackingAgent], delta: float,
         return _statement(run, "proven", lambda change: _Budget(None, delta, reason), delta, concentrated, ())
     assert run.release.clip_norm is not None
     agent = agents(2 * run.release.clip_norm)
-    found = {name: float(np.max(bound(agent))) for name, bound in bounds.items()}
-    best = min(found, key=lambda name: found[name])
+    found = {name: bound(agent) for name, bound in bounds.items()}
+    best = min(found, key=lambda name: np.max(found[name]))
     return _statement(
         run,
         "proven",
@@ -285,9 +285,9 @@ def _at_delta(run: _Run, agents: Callable[[float], TrackingAgent], delta: float,
 
 
 class _Budget(NamedTuple):
-    """Of the worst agent."""
+    """Of every agent, or of all alike."""
 
-    dp_epsilon: float | None
+    dp_epsilon: np.ndarray | float | None  # () or (n,)
     dp_delta: float
     reason: str | None = None  # why there is no dp_epsilon
 
@@ -362,14 +362,14 @@ def _noise_statements(
     delta = _required(run.dp_delta) if gaussian else 0.0
 
     def of_published(change: float) -> _Budget:
-        return _Budget(float(np.max(cumulative_epsilon(run.sent, published(change)))), 0.0)
+        return _Budget(cumulative_epsilon(run.sent, published(change)), 0.0)
 
     def of_proven(change: float) -> _Budget:
         if jointly is not None and gaussian:
-            return _Budget(float(np.max(jointly(change, delta))), delta)
+            return _Budget(jointly(change, delta), delta)
         if gaussian:
-            return _Budget(float(np.max(gaussian_epsilon(run.sent, proven(change), dp_delta=delta))), delta)
-        return _Budget(float(np.max(cumulative_epsilon(run.sent, proven(change)))), 0.0)
+            return _Budget(gaussian_epsilon(run.sent, proven(change), dp_delta=delta), delta)
+        return _Budget(cumulative_epsilon(run.sent, proven(change)), 0.0)
 
     stated = "reconstructed" if notes else "published"
     noise = "Gaussian mechanisms composed" if gaussian else "Laplace mechanisms added up"
@@ -401,7 +401,7 @@ def _statement(
     return statement(
         bound,
         "replace_one",
-        dp_epsilon=spent.dp_epsilon,
+        dp_epsilon=None if spent.dp_epsilon is None else float(np.max(spent.dp_epsilon)),
         dp_delta=spent.dp_delta,
         accountant=accountant,
         nodes=run.num_nodes,
@@ -409,6 +409,7 @@ def _statement(
         setting=_SETTING,
         notes=(NO_BOUND, *notes) if bound != "proven" and _is_at_state(run) else notes,
         reason=spent.reason,
+        node_epsilons=() if spent.dp_epsilon is None else np.broadcast_to(spent.dp_epsilon, run.num_nodes).tolist(),
     )
 
 

@@ -292,3 +292,13 @@ def test_bad_arguments_are_refused():
         with pytest.raises(ArgumentError) as caught:
             bad()
         assert caught.value.argument == argument
+
+
+def test_every_agent_has_an_epsilon_of_its_own():
+    """Agents of a directed pair differ in what they send, and so in what it costs."""
+    for statement in tracked():
+        own = statement.node_epsilons
+        assert len(own) == NODES
+        assert max(own) == statement.dp_epsilon
+    assert len(set(tracked()[0].node_epsilons)) > 1
+    assert tracked(release=TrackingRelease(clip_norm=None))[0].node_epsilons == ()

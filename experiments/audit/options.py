@@ -58,8 +58,8 @@ class Learning:
     """The algorithm."""
 
     method: Literal["PrivSGP", "PrivSGP-VR", "DP2-SGD", "A(DP)2SGD", "DP-GT"] = "PrivSGP"
-    """What is audited. Of A(DP)2SGD only the sum over nodes is seen, which hides all but gross mistakes. DP-GT, private
-    gradient tracking, is audited by forced transcripts."""
+    """What is audited. Of A(DP)2SGD only the sum over nodes is seen: its noise, and little of its signal. DP-GT,
+    private gradient tracking, is audited by forced transcripts."""
     hidden: tuple[int, ...] = ()
     """Units of the hidden layers of the multilayer perceptron; none for a linear model."""
     iterations: int = 16

@@ -250,8 +250,16 @@ def quantization_statements(
 def _at_delta(run: _Run, agents: Callable[[float], TrackingAgent], delta: float, sizes: np.ndarray | None) -> Statement:
     """The smallest of the proven bounds for Laplace noise at a delta above 0, by name."""
     concentrated = "Laplace mechanisms as zero-concentrated DP (eps^2 / 2 each)"
-    of_batches = f"the changed sample is in a binomial number of batches; unlikely numbers are part of delta {delta:g}"
     sampled = "averaged over how often a sample takes part, of the iterations that cost most"
+    added_up = "Laplace mechanisms added up, of the iterations in which a sample takes part"
+    of_bounds = {  # what a bound rests on
+        f"{concentrated}, {sampled}": (
+            f"a sample is in a binomial number of batches, whose unlikely values are part of delta {delta:g}",
+        ),
+        added_up: (
+            f"the changed sample is in no more batches than a binomial count exceeds with probability {delta:g}, delta",
+        ),
+    }
     bounds: dict[str, Callable[[TrackingAgent], np.ndarray]] = {
         "Laplace mechanisms added up": lambda agent: cumulative_epsilon(
             run.sent, proven_sensitivities(run.sent, agent)
@@ -260,16 +268,15 @@ def _at_delta(run: _Run, agents: Callable[[float], TrackingAgent], delta: float,
     }
     if sizes is not None:
         bounds |= {
-            "Laplace mechanisms added up, of the iterations in which a sample takes part": lambda agent: (
-                participation_epsilon(run.sent, agent, num_local_samples=sizes, dp_delta=delta)
-            ),
+            added_up: lambda agent: participation_epsilon(run.sent, agent, num_local_samples=sizes, dp_delta=delta),
             f"{concentrated}, {sampled}": lambda agent: laplace_epsilon_at_delta(
                 run.sent, agent, dp_delta=delta, num_local_samples=sizes
             ),
         }
     reason = _reason(run, "proven")
     if run.num_rounds == 0 or reason is not None:
-        return _statement(run, "proven", lambda change: _Budget(None, delta, reason), delta, concentrated, ())
+        notes = () if sizes is None else of_bounds[added_up]
+        return _statement(run, "proven", lambda change: _Budget(None, delta, reason), delta, concentrated, notes)
     assert run.release.clip_norm is not None
     agent = agents(2 * run.release.clip_norm)
     found = {name: bound(agent) for name, bound in bounds.items()}
@@ -280,7 +287,7 @@ def _at_delta(run: _Run, agents: Callable[[float], TrackingAgent], delta: float,
         lambda change: _Budget(found[best], delta),
         delta,
         f"sums of impulse responses, given everything broadcast; {best}",
-        (of_batches,) if "takes part" in best else (),
+        of_bounds.get(best, ()),
     )
 
 

@@ -69,33 +69,18 @@ def case(request):
     return factored_form(layer), (inputs, errors, normal(input_shape[0])), gradients
 
 
-@pytest.fixture(scope="module")
-def results(case):
-    factored, arguments, _ = case
-    return in_factored_form(factored, *arguments)
-
-
 def sum_over_leaves(fn, tree):
     return sum(fn(leaf).reshape(leaf.shape[0], -1).sum(axis=1) for leaf in tree.values())
 
 
-def test_squared_norm_agrees_with_per_sample_gradients(case, results):
-    np.testing.assert_allclose(results["squared_norm"], sum_over_leaves(np.square, case[2]), rtol=1e-5)
-
-
-def test_absolute_norm_agrees_with_per_sample_gradients(case, results):
-    np.testing.assert_allclose(results["absolute_norm"], sum_over_leaves(np.abs, case[2]), rtol=1e-5)
-
-
-def test_weighted_sum_agrees_with_per_sample_gradients(case, results):
-    _, (_, _, weight), gradients = case
+def test_norms_sums_and_singles_agree_with_per_sample_gradients(case):
+    factored, (inputs, errors, weight), gradients = case
+    results = in_factored_form(factored, inputs, errors, weight)
+    np.testing.assert_allclose(results["squared_norm"], sum_over_leaves(np.square, gradients), rtol=1e-5)
+    np.testing.assert_allclose(results["absolute_norm"], sum_over_leaves(np.abs, gradients), rtol=1e-5)
     for name, leaf in gradients.items():
         expected = np.tensordot(np.asarray(weight), leaf, axes=1)
         np.testing.assert_allclose(results["weighted_sum"][name], expected, rtol=1e-5, atol=1e-5)
-
-
-def test_per_sample_agrees_with_per_sample_gradients(case, results):
-    for name, leaf in case[2].items():
         np.testing.assert_allclose(results["per_sample"][name], leaf, rtol=1e-5, atol=1e-5)
 
 

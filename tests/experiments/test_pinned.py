@@ -44,6 +44,7 @@ def close(value: Any, pinned: Any, rtol: float = DIGITS) -> bool:
 
 def settings_of(experiment: str, lines: Mapping[str, Line]) -> dict[str, dict[str, Any]]:
     """Options of each line, and what follows from them."""
+    ready = lines
     if experiment == "privsgp_vr":
         totals = {"digits": 1437, "mnist": 60_000, "fashion_mnist": 60_000, "cifar10": 50_000}
         sizes = {

@@ -1,5 +1,7 @@
 """Layers against flax's own, and their factored gradients against per-sample ones."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,9 +46,10 @@ def per_sample_gradients(layer, params, inputs, errors):
     return jax.jit(jax.vmap(one))(inputs, errors)
 
 
-def in_factored_form(factored, inputs, errors, weight):
+def everything_of(factored):
     """Everything that the factored form offers, compiled at once."""
 
+    @jax.jit
     def everything(inputs, errors, weight):
         return {
             "squared_norm": factored.squared_norm(inputs, errors),
@@ -55,7 +58,15 @@ def in_factored_form(factored, inputs, errors, weight):
             "per_sample": factored.per_sample(inputs, errors),
         }
 
-    return jax.tree.map(np.asarray, jax.jit(everything)(inputs, errors, weight))
+    return everything
+
+
+compiled = functools.cache(everything_of)
+
+
+def in_factored_form(factored, *arguments, compiled=compiled):
+    """(inputs, errors, weight) -> its numbers as NumPy arrays."""
+    return jax.tree.map(np.asarray, compiled(factored)(*arguments))
 
 
 @pytest.fixture(scope="module", params=LAYERS, ids=list(LAYERS))
@@ -97,11 +108,14 @@ def test_norms_stay_within_1e_4_without_cancellation():
         np.testing.assert_allclose(found["absolute_norm"], sum_over_leaves(np.abs, gradients), rtol=1e-4)
 
 
-@pytest.mark.parametrize("channels", [64, 2], ids=["gram form", "direct form"])
+POINTWISE = {channels: factored_form(layers.conv(channels, channels, (1, 1))) for channels in (64, 2)}
+
+
+@pytest.mark.parametrize("channels", POINTWISE, ids=["gram form", "direct form"])
 @pytest.mark.parametrize("far", [1e-7, 1e-5, 1e-3])
 def test_no_norm_is_below_the_gradients_where_its_terms_cancel(channels, far):
     """Errors that alternate in sign over positions with nearly equal inputs, against float64."""
-    factored = factored_form(layers.conv(channels, channels, (1, 1)))
+    factored = POINTWISE[channels]
     signs = jnp.where(jnp.arange(16) % 2 == 0, 1.0, -1.0).reshape(1, 4, 4, 1)
     inputs = jnp.tile(normal(20, 1, 1, channels), (1, 4, 4, 1))
     errors = signs * normal(20, 1, 1, channels) * (1 + far * normal(20, 4, 4, channels))
@@ -122,7 +136,7 @@ def test_norms_agree_in_groups_of_samples(group_bytes, monkeypatch):
     expected = in_factored_form(factored, inputs, errors, weight)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(position_sums, "_GROUP_BYTES", group_bytes)
-    actual = in_factored_form(factored, inputs, errors, weight)
+    actual = in_factored_form(factored, inputs, errors, weight, compiled=everything_of)  # anew
     for norm in ("squared_norm", "absolute_norm"):
         np.testing.assert_allclose(actual[norm], expected[norm], rtol=1e-5)
 

@@ -88,7 +88,7 @@ def test_lines(experiment, label):
 
 # The normal suite trains a line of one of these, here with its own name and what asks for it alone; the slow one all.
 QUICK = ("privsgp_vr", "--preset fig9", ("PrivSGP-VR", "--method PrivSGP-VR"))
-TRAINED = [pytest.param(*QUICK, id=" ".join(QUICK[:2]))] + [
+TRAINED = [pytest.param(*QUICK, id=f"{QUICK[0]} {QUICK[2][0]} alone")] + [
     pytest.param(experiment, label, None, marks=pytest.mark.slow, id=f"{experiment} {label}")
     for experiment in VARIANTS
     for label in NUMBERS.get(experiment, ())

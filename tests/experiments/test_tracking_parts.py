@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from experiments.dp_gradient_tracking import EXPERIMENT
+from experiments.dp_gradient_tracking import EXPERIMENT, options
 from experiments.dp_gradient_tracking.budgets import broken_conditions, privacy_of, proven, published
 from experiments.dp_gradient_tracking.options import scheme_steps, tracking_pair
 from experiments.dp_gradient_tracking.pictures import _whole_runs, plot_budgets
 from experiments.frame.experiment import request
 from jaxfl import graphs
+from jaxfl.algorithms.perturbed_gossip import perturbed_gossip
 from jaxfl.core import ArgumentError
 from jaxfl.graphs import five_agents
 from jaxfl.privacy.tracking import (
@@ -162,7 +163,18 @@ class TestPairs:
         np.testing.assert_array_equal(pair.state_weights, CHAIN)
         np.testing.assert_array_equal(pair.tracker_weights, CHAIN.T)
 
-    @pytest.mark.parametrize("graph", ["ring", "complete", "star"])
-    def test_baseline_graphs_are_taken(self, graph):
-        """As doubly stochastic ones, which the algorithm asks for."""
-        point_of(method="noisy-states", baseline_graph=graph, nodes=4).settled().algorithm()
+    @pytest.mark.parametrize("name", ["ring", "complete", "star"])
+    def test_baseline_graphs_are_taken(self, name, monkeypatch):
+        """As doubly stochastic ones with the named graph's edges, which the algorithm takes."""
+        taken = []
+
+        def build(task, *, graph, **options):
+            taken.append(graph)
+            return perturbed_gossip(task, graph=graph, **options)
+
+        monkeypatch.setattr(options, "perturbed_gossip", build)
+        point_of(method="noisy-states", baseline_graph=name, nodes=4).settled().algorithm()
+        (graph,) = taken
+        matrix, named = graph.mixing_matrix(0), getattr(graphs, name)(4)
+        np.testing.assert_allclose([matrix.sum(axis=0), matrix.sum(axis=1)], 1.0, atol=1e-12)
+        np.testing.assert_array_equal(graph.adjacency(0), named.adjacency(0))

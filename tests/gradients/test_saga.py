@@ -81,15 +81,6 @@ def test_unbiased_given_the_table():
             np.testing.assert_allclose(total[node], expected, atol=3e-6)
 
 
-@pytest.mark.slow
-def test_the_three_tables_agree():
-    data = uneven_data()
-    tables: list[dict[str, Any]] = [{"table": "dense"}, {"table": "factored"}, {"table": "per_batch", "entry_size": 1}]
-    states = [run(algorithm(clip_norm=0.7, **table), jax.random.key(0), data, 30)[0] for table in tables]
-    for other in states[1:]:
-        np.testing.assert_allclose(rows_of(states[0].params), rows_of(other.params), rtol=1e-4, atol=1e-6)
-
-
 def test_saga_works_for_a_task_without_layers():
     state, _ = run(algorithm(linear_task(), step_size=0.02), jax.random.key(0), uneven_data(), 40)
     assert np.isfinite(rows_of(state.params)).all()

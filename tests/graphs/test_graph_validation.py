@@ -108,7 +108,23 @@ def test_unreachable_pair_is_found_exactly_when_one_exists(matrices):
 @CHECKED
 @given(doubly_stochastic())
 def test_doubly_stochastic_matrices_pass_every_check(matrices):
-    graph = graphs.from_matrix(matrices)
-    graphs.require_doubly_stochastic(graph)
-    graphs.require_column_stochastic(graph)
-    graphs.require_row_stochastic(graph)
+    """And are refused, by the name of the sums, once half of what node 0 keeps goes to node 1 or comes from it."""
+    checks = {
+        "columns": graphs.require_column_stochastic,
+        "rows": graphs.require_row_stochastic,
+        "": graphs.require_doubly_stochastic,
+    }
+    passed = [check(graphs.from_matrix(matrices)) for check in checks.values()]
+    assert passed == [None] * 3
+    if matrices.shape[-1] == 1:
+        return
+    for kept, axis in (("columns", 0), ("rows", 1)):
+        moved = matrices.copy()
+        half = moved[0, 0, 0] / 2
+        moved[0, 0, 0] -= half
+        moved[(0, 1, 0) if axis == 0 else (0, 0, 1)] += half
+        graph = graphs.from_matrix(moved)
+        checks[kept](graph)
+        for broken in {*checks} - {kept}:
+            with pytest.raises(ArgumentError, match=r"^graph: "):
+                checks[broken](graph)

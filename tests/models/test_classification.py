@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from helpers import refusals
 
 from jaxfl.core import over_nodes
@@ -116,42 +115,6 @@ def test_metrics_are_loss_and_accuracy():
     np.testing.assert_array_equal(numbers["accuracy"], logits.argmax(1) == np.asarray(labels))
     log_sum = np.log(np.exp(logits).sum(1))
     np.testing.assert_allclose(numbers["loss"], log_sum - logits[np.arange(20), np.asarray(labels)], rtol=1e-4)
-
-
-class FlaxCNN(nnx.Module):
-    """The same network made of flax's own layers."""
-
-    def __init__(self, rngs):
-        self.conv_1 = nnx.Conv(1, 4, (3, 3), rngs=rngs)
-        self.conv_2 = nnx.Conv(4, 6, (3, 3), rngs=rngs)
-        self.dense_1 = nnx.Linear(2 * 2 * 6, 8, rngs=rngs)
-        self.dense_2 = nnx.Linear(8, 10, rngs=rngs)
-
-    def __call__(self, images):
-        hidden = nnx.max_pool(nnx.relu(self.conv_1(images[..., None])), (2, 2), strides=(2, 2))
-        hidden = nnx.max_pool(nnx.relu(self.conv_2(hidden)), (2, 2), strides=(2, 2))
-        return self.dense_2(nnx.relu(self.dense_1(hidden.reshape(hidden.shape[0], -1))))
-
-
-def test_cnn_equals_flax_network_in_value_and_gradient():
-    module = FlaxCNN(nnx.Rngs(0))
-    structure, state = nnx.split(module)
-    params = nnx.to_pure_dict(state)
-    inputs, _ = digits(5)
-    images = inputs.astype(jnp.float32) / 255.0
-    direction = jnp.asarray(RNG.normal(size=(5, 10)), jnp.float32)
-
-    def ours(params):
-        return jnp.sum(MODELS["cnn"].apply(params, images) * direction)
-
-    def theirs(params):
-        return jnp.sum(nnx.merge(structure, nnx.State(params))(images) * direction)
-
-    (value, gradient), (flax_value, flax_gradient) = (jax.jit(jax.value_and_grad(fn))(params) for fn in (ours, theirs))
-    np.testing.assert_allclose(value, flax_value, rtol=1e-5)
-    assert jax.tree.structure(gradient) == jax.tree.structure(flax_gradient)
-    for mine, other in zip(jax.tree.leaves(gradient), jax.tree.leaves(flax_gradient), strict=True):
-        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-5)
 
 
 def test_cnn_without_hidden_units_ends_in_the_dense_layer_that_follows_the_convolutions():

@@ -1,4 +1,4 @@
-"""LeNet and DZOFL's network against the same networks of flax layers."""
+"""CNNs, LeNet and DZOFL's network against the same networks of flax layers."""
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,20 @@ class FlaxDzofl(nnx.Module):
         return self.dense_1(hidden.reshape(hidden.shape[0], -1))
 
 
+class FlaxCNN(nnx.Module):
+    def __init__(self, rngs):
+        self.conv_1 = nnx.Conv(1, 4, (3, 3), rngs=rngs)
+        self.conv_2 = nnx.Conv(4, 6, (3, 3), rngs=rngs)
+        self.dense_1 = nnx.Linear(2 * 2 * 6, 8, rngs=rngs)
+        self.dense_2 = nnx.Linear(8, 3, rngs=rngs)
+
+    def __call__(self, images):
+        hidden = pool(nnx.relu(self.conv_2(pool(nnx.relu(self.conv_1(images))))))
+        return self.dense_2(nnx.relu(self.dense_1(hidden.reshape(hidden.shape[0], -1))))
+
+
 CASES = {
+    "cnn": ((8, 8, 1), cnn((8, 8, 1), channels=(4, 6), window=3, hidden=8, num_classes=3), FlaxCNN),
     "lenet": ((13, 12, 1), lenet((13, 12, 1), 3), lambda rngs: FlaxLeNet("SAME", 1 * 1 * 16, rngs)),
     "lenet valid": ((21, 16, 1), lenet((21, 16, 1), 3, padding="VALID"), lambda rngs: FlaxLeNet("VALID", 32, rngs)),
     "dzofl": ((8, 6, 1), dzofl_cnn((8, 6, 1), 3, channels=(3, 4), window=3), FlaxDzofl),

@@ -1,5 +1,7 @@
 """Layers against flax's own, and their factored gradients against per-sample ones."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,9 +46,10 @@ def per_sample_gradients(layer, params, inputs, errors):
     return jax.jit(jax.vmap(one))(inputs, errors)
 
 
-def in_factored_form(factored, inputs, errors, weight):
+def everything_of(factored):
     """Everything that the factored form offers, compiled at once."""
 
+    @jax.jit
     def everything(inputs, errors, weight):
         return {
             "squared_norm": factored.squared_norm(inputs, errors),
@@ -55,7 +58,15 @@ def in_factored_form(factored, inputs, errors, weight):
             "per_sample": factored.per_sample(inputs, errors),
         }
 
-    return jax.tree.map(np.asarray, jax.jit(everything)(inputs, errors, weight))
+    return everything
+
+
+compiled = functools.cache(everything_of)
+
+
+def in_factored_form(factored, *arguments, compiled=compiled):
+    """(inputs, errors, weight) -> its numbers as NumPy arrays."""
+    return jax.tree.map(np.asarray, compiled(factored)(*arguments))
 
 
 @pytest.fixture(scope="module", params=LAYERS, ids=list(LAYERS))
@@ -69,33 +80,18 @@ def case(request):
     return factored_form(layer), (inputs, errors, normal(input_shape[0])), gradients
 
 
-@pytest.fixture(scope="module")
-def results(case):
-    factored, arguments, _ = case
-    return in_factored_form(factored, *arguments)
-
-
 def sum_over_leaves(fn, tree):
     return sum(fn(leaf).reshape(leaf.shape[0], -1).sum(axis=1) for leaf in tree.values())
 
 
-def test_squared_norm_agrees_with_per_sample_gradients(case, results):
-    np.testing.assert_allclose(results["squared_norm"], sum_over_leaves(np.square, case[2]), rtol=1e-5)
-
-
-def test_absolute_norm_agrees_with_per_sample_gradients(case, results):
-    np.testing.assert_allclose(results["absolute_norm"], sum_over_leaves(np.abs, case[2]), rtol=1e-5)
-
-
-def test_weighted_sum_agrees_with_per_sample_gradients(case, results):
-    _, (_, _, weight), gradients = case
+def test_norms_sums_and_singles_agree_with_per_sample_gradients(case):
+    factored, (inputs, errors, weight), gradients = case
+    results = in_factored_form(factored, inputs, errors, weight)
+    np.testing.assert_allclose(results["squared_norm"], sum_over_leaves(np.square, gradients), rtol=1e-5)
+    np.testing.assert_allclose(results["absolute_norm"], sum_over_leaves(np.abs, gradients), rtol=1e-5)
     for name, leaf in gradients.items():
         expected = np.tensordot(np.asarray(weight), leaf, axes=1)
         np.testing.assert_allclose(results["weighted_sum"][name], expected, rtol=1e-5, atol=1e-5)
-
-
-def test_per_sample_agrees_with_per_sample_gradients(case, results):
-    for name, leaf in case[2].items():
         np.testing.assert_allclose(results["per_sample"][name], leaf, rtol=1e-5, atol=1e-5)
 
 
@@ -112,11 +108,14 @@ def test_norms_stay_within_1e_4_without_cancellation():
         np.testing.assert_allclose(found["absolute_norm"], sum_over_leaves(np.abs, gradients), rtol=1e-4)
 
 
-@pytest.mark.parametrize("channels", [64, 2], ids=["gram form", "direct form"])
+POINTWISE = {channels: factored_form(layers.conv(channels, channels, (1, 1))) for channels in (64, 2)}
+
+
+@pytest.mark.parametrize("channels", POINTWISE, ids=["gram form", "direct form"])
 @pytest.mark.parametrize("far", [1e-7, 1e-5, 1e-3])
 def test_no_norm_is_below_the_gradients_where_its_terms_cancel(channels, far):
     """Errors that alternate in sign over positions with nearly equal inputs, against float64."""
-    factored = factored_form(layers.conv(channels, channels, (1, 1)))
+    factored = POINTWISE[channels]
     signs = jnp.where(jnp.arange(16) % 2 == 0, 1.0, -1.0).reshape(1, 4, 4, 1)
     inputs = jnp.tile(normal(20, 1, 1, channels), (1, 4, 4, 1))
     errors = signs * normal(20, 1, 1, channels) * (1 + far * normal(20, 4, 4, channels))
@@ -137,7 +136,7 @@ def test_norms_agree_in_groups_of_samples(group_bytes, monkeypatch):
     expected = in_factored_form(factored, inputs, errors, weight)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(position_sums, "_GROUP_BYTES", group_bytes)
-    actual = in_factored_form(factored, inputs, errors, weight)
+    actual = in_factored_form(factored, inputs, errors, weight, compiled=everything_of)  # anew
     for norm in ("squared_norm", "absolute_norm"):
         np.testing.assert_allclose(actual[norm], expected[norm], rtol=1e-5)
 

@@ -1,5 +1,7 @@
 """Recurrent layers against flax's cells, their factored gradients against per-sample ones, and the text classifier."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -194,13 +196,13 @@ def factored_form(layer):
     return layer.factored("layer", False)
 
 
-def norms(factored, factor_input, errors):
-    return [
-        np.asarray(norm)
-        for norm in jax.jit(lambda *pair: (factored.squared_norm(*pair), factored.absolute_norm(*pair)))(
-            factor_input, errors
-        )
-    ]
+def norms_of(factored):
+    """Squared and absolute norms, compiled."""
+    return jax.jit(lambda *pair: (factored.squared_norm(*pair), factored.absolute_norm(*pair)))
+
+
+compiled = functools.cache(norms_of)
+WORDS, LSTM = factored_form(embedding(3, 32)), factored_form(bidirectional_lstm(4, 4))
 
 
 @pytest.mark.parametrize("far", [1e-7, 1e-5, 1e-3])
@@ -222,11 +224,11 @@ def test_no_norm_is_below_the_gradients_where_its_terms_cancel(far):
         "bias": split.sum(axis=1),
     }
     cases = [
-        (factored_form(embedding(3, 32)), words, errors, of_embedding),
-        (factored_form(bidirectional_lstm(4, 4)), inputs, errors.reshape(num_samples, length, 2, 16), of_lstm),
+        (WORDS, words, errors, of_embedding),
+        (LSTM, inputs, errors.reshape(num_samples, length, 2, 16), of_lstm),
     ]
     for factored, factor_input, error, exact in cases:
-        squared, absolute = norms(factored, factor_input, error)
+        squared, absolute = map(np.asarray, compiled(factored)(factor_input, error))
         rows = np.concatenate([leaf.reshape(num_samples, -1) for leaf in exact.values()], axis=1)
         assert np.all(squared >= (1 - 1e-6) * (rows**2).sum(axis=1))
         assert np.all(absolute >= (1 - 1e-6) * np.abs(rows).sum(axis=1))
@@ -240,7 +242,7 @@ def test_norms_stay_within_1e_4_without_cancellation():
     batches = [(lstm, normal(2, length, 72), normal(2, length, 2, 64)) for length in (8, 128)]
     for factored, factor_input, errors in [*batches, (text, tokens(2, 128, vocabulary=50), normal(2, 128, 16))]:
         exact = rows_of(jax.jit(factored.per_sample)(factor_input, errors))
-        squared, absolute = norms(factored, factor_input, errors)
+        squared, absolute = map(np.asarray, compiled(factored)(factor_input, errors))
         np.testing.assert_allclose(np.sqrt(squared) / np.linalg.norm(exact, axis=1), 1, atol=1e-4)
         np.testing.assert_allclose(absolute, np.abs(exact).sum(axis=1), rtol=1e-4)
 
@@ -248,10 +250,10 @@ def test_norms_stay_within_1e_4_without_cancellation():
 def test_norms_agree_in_groups_of_samples(monkeypatch):
     lstm, text = factored_form(bidirectional_lstm(3, 2)), factored_form(embedding(6, 3))
     batches = [(lstm, normal(3, 5, 7), normal(3, 5, 2, 8)), (text, tokens(3, 5), normal(3, 5, 3))]
-    expected = [norms(*batch) for batch in batches]
+    expected = [compiled(factored)(*batch) for factored, *batch in batches]
     monkeypatch.setattr(position_sums, "_GROUP_BYTES", 1)
-    for batch, one_by_one in zip(batches, expected, strict=True):
-        np.testing.assert_allclose(norms(*batch), one_by_one, rtol=1e-5)
+    for (factored, *batch), one_by_one in zip(batches, expected, strict=True):
+        np.testing.assert_allclose(norms_of(factored)(*batch), one_by_one, rtol=1e-5)
 
 
 def test_norms_and_sums_hold_no_array_of_b_times_the_table():

@@ -1,5 +1,6 @@
 """Residual networks against the same network of flax layers, over nodes, clipped, and in training."""
 
+import functools
 import re
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from flax_resnet import ResNet
 from helpers import assert_close, refusals
 
 import jaxfl
@@ -24,46 +26,11 @@ TINY = resnet18(SHAPE, 5, widths=(4, 6), blocks=(1, 1), groups=2)
 TASK = classification(TINY)
 
 
-class FlaxBlock(nnx.Module):
-    def __init__(self, channels, features, stride, rngs):
-        conv, norm = lambda *shape, **kw: nnx.Conv(*shape, use_bias=False, rngs=rngs, **kw), nnx.GroupNorm
-        self.conv_1 = conv(channels, features, (3, 3), strides=(stride, stride))
-        self.norm_1 = norm(features, num_groups=2, rngs=rngs)
-        self.conv_2 = conv(features, features, (3, 3))
-        self.norm_2 = norm(features, num_groups=2, rngs=rngs)
-        self.changes_shape = stride > 1 or channels != features
-        if self.changes_shape:
-            self.conv_shortcut = conv(channels, features, (1, 1), strides=(stride, stride))
-            self.norm_shortcut = norm(features, num_groups=2, rngs=rngs)
-
-    def __call__(self, images):
-        hidden = nnx.relu(self.norm_1(self.conv_1(images)))
-        hidden = self.norm_2(self.conv_2(hidden))
-        shortcut = self.norm_shortcut(self.conv_shortcut(images)) if self.changes_shape else images
-        return nnx.relu(hidden + shortcut)
-
-
-class FlaxStem(nnx.Module):
-    def __init__(self, rngs):
-        self.conv = nnx.Conv(3, 4, (3, 3), use_bias=False, rngs=rngs)
-        self.norm = nnx.GroupNorm(4, num_groups=2, rngs=rngs)
-
-    def __call__(self, images):
-        return nnx.relu(self.norm(self.conv(images)))
-
-
-class FlaxResNet(nnx.Module):
+def flax_network():
     """The network of `TINY` made of flax's own layers."""
-
-    def __init__(self, rngs):
-        self.stem = FlaxStem(rngs)
-        self.block_1_1 = FlaxBlock(4, 4, 1, rngs)
-        self.block_2_1 = FlaxBlock(4, 6, 2, rngs)
-        self.dense = nnx.Linear(6, 5, rngs=rngs)
-
-    def __call__(self, images):
-        hidden = self.block_2_1(self.block_1_1(self.stem(images)))
-        return self.dense(hidden.mean(axis=(1, 2)))
+    rngs = nnx.Rngs(0)
+    norm = functools.partial(nnx.GroupNorm, num_groups=2, rngs=rngs)
+    return ResNet((4, 6), ("identity", "projection"), norm, rngs)
 
 
 def samples(*leading):
@@ -96,7 +63,7 @@ def test_equals_the_same_network_of_flax_layers_in_value_and_in_gradient():
     params = random_params()
     inputs, _ = samples(5)
     images, direction = inputs.astype(jnp.float32) / 255.0, jnp.asarray(RNG.normal(size=(5, 5)), jnp.float32)
-    structure, _ = nnx.split(nnx.eval_shape(lambda: FlaxResNet(nnx.Rngs(0))))
+    structure, _ = nnx.split(nnx.eval_shape(flax_network))
 
     def both(network):
         def total(params, images):

@@ -1,10 +1,13 @@
 """ResNet-20 with batch normalization against the same network of flax layers, its shortcuts, and cut in two."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from flax_resnet import ResNet
 from helpers import assert_close, refusals
 
 from jaxfl.core import Variables, over_nodes
@@ -19,52 +22,17 @@ def tiny(**options):
     return resnet20(SHAPE, 5, widths=(3, 4), blocks=(1, 1), **options)
 
 
-class FlaxBlock(nnx.Module):
-    def __init__(self, channels, features, stride, shortcut, rngs):
-        conv = lambda *shape, **kw: nnx.Conv(*shape, use_bias=False, rngs=rngs, **kw)  # noqa: E731
-        norm = lambda: nnx.BatchNorm(features, momentum=0.9, rngs=rngs)  # noqa: E731
-        self.conv_1, self.norm_1 = conv(channels, features, (3, 3), strides=(stride, stride)), norm()
-        self.conv_2, self.norm_2 = conv(features, features, (3, 3)), norm()
-        if shortcut == "projection":
-            self.conv_shortcut, self.norm_shortcut = conv(channels, features, (1, 1), strides=(stride, stride)), norm()
-        self.shortcut = shortcut
-
-    def __call__(self, images):
-        hidden = self.norm_2(self.conv_2(nnx.relu(self.norm_1(self.conv_1(images)))))
-        if self.shortcut == "projection":
-            images = self.norm_shortcut(self.conv_shortcut(images))
-        elif self.shortcut == "padding":
-            images = images[:, ::2, ::2]
-            images = jnp.concatenate([images, jnp.zeros((*images.shape[:3], 1), jnp.float32)], axis=3)
-        return nnx.relu(hidden + images)
+SHORTCUTS = {
+    "projection_all": ("projection", "projection"),
+    "projection": ("identity", "projection"),
+    "padding": ("identity", "padding"),
+}
 
 
-class FlaxStem(nnx.Module):
-    def __init__(self, rngs):
-        self.conv = nnx.Conv(3, 3, (3, 3), use_bias=False, rngs=rngs)
-        self.norm = nnx.BatchNorm(3, momentum=0.9, rngs=rngs)
-
-    def __call__(self, images):
-        return nnx.relu(self.norm(self.conv(images)))
-
-
-class FlaxResNet(nnx.Module):
+def flax_network(shortcut):
     """The network of `tiny` made of flax's own layers."""
-
-    def __init__(self, shortcut, rngs):
-        first, second = {
-            "projection_all": ("projection", "projection"),
-            "projection": ("identity", "projection"),
-            "padding": ("identity", "padding"),
-        }[shortcut]
-        self.stem = FlaxStem(rngs)
-        self.block_1_1 = FlaxBlock(3, 3, 1, first, rngs)
-        self.block_2_1 = FlaxBlock(3, 4, 2, second, rngs)
-        self.dense = nnx.Linear(4, 5, rngs=rngs)
-
-    def __call__(self, images):
-        hidden = self.block_2_1(self.block_1_1(self.stem(images)))
-        return self.dense(hidden.mean(axis=(1, 2)))
+    rngs = nnx.Rngs(0)
+    return ResNet((3, 4), SHORTCUTS[shortcut], functools.partial(nnx.BatchNorm, momentum=0.9, rngs=rngs), rngs)
 
 
 def randomized(tree, low):
@@ -84,7 +52,7 @@ def test_equals_the_same_network_of_flax_layers_in_value_and_in_gradient(shortcu
     params = randomized(jax.eval_shape(model.init, KEY), -1.0)
     state = randomized(jax.eval_shape(model.init_state), 0.5)
     images, direction = samples(6)
-    structure = nnx.graphdef(nnx.eval_shape(lambda: FlaxResNet(shortcut, nnx.Rngs(0))))
+    structure = nnx.graphdef(nnx.eval_shape(lambda: flax_network(shortcut)))
 
     def ours(params, images):
         logits, new_state = model.apply_train(params, state, images, jnp.ones(6), KEY)

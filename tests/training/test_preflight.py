@@ -5,7 +5,6 @@ import io
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 import rich.console
 from toy_problem import TASK, compiled_once, toy_algorithm, toy_task, toy_variant, train_toy
@@ -164,11 +163,3 @@ class TestTraining:
         assert lines[0].startswith("predicted peak memory ")
         assert lines[1].startswith("2 runs of A share one program, computed one after the other (")
         assert summary["seconds"]["compile"] > 0
-
-    def test_compile_seconds_of_what_is_prepared_are_recorded_once(self, tmp_path):
-        variants = {name: toy_variant(num_rounds=5) for name in ("A", "B")}
-        summary = train_toy(tmp_path, variants)
-        records = read_run(tmp_path).finished((name, seed) for name in variants for seed in (0, 1))
-        seconds = [[records[name, seed]["seconds"]["compile"] for seed in (0, 1)] for name in variants]
-        assert all(first > 0 and second == 0 for first, second in seconds)
-        np.testing.assert_allclose(summary["seconds"]["compile"], np.sum(seconds))

@@ -107,9 +107,12 @@ def test_the_summary_has_the_form_of_the_design(run):
 
 
 def test_rounds_are_compiled_once_per_program(run):
-    records = read_run(run[0]).finished([("Slow", 0), ("Slow", 1)])
-    assert records["Slow", 0]["seconds"]["compile"] > 0
-    assert records["Slow", 1]["seconds"]["compile"] == 0
+    records = read_run(run[0]).finished((name, seed) for name in ("Slow", "Fast") for seed in (0, 1))
+    seconds = {lane: record["seconds"]["compile"] for lane, record in records.items()}
+    for name in ("Slow", "Fast"):
+        assert seconds[name, 0] > 0
+        assert seconds[name, 1] == 0
+    np.testing.assert_allclose(run[1]["seconds"]["compile"], sum(seconds.values()))
 
 
 def test_what_has_ended_is_skipped_on_resume(run):

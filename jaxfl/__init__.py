@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxfl import algorithms, channel, core, data, gradients, graphs, models, privacy
 from jaxfl.algorithms import *  # noqa: F403  # a new algorithm is listed in one place
-from jaxfl.core import Algorithm, ArgumentError, FederatedData, Task, from_flax, from_functions
+from jaxfl.core import Algorithm, ArgumentError, FederatedData, Task, from_flax, from_functions, run_key
 from jaxfl.data import federate
 from jaxfl.gradients import mini_batch, saga
 from jaxfl.privacy import gaussian, laplace
@@ -33,6 +33,7 @@ __all__ = [
     "mini_batch",
     "models",
     "privacy",
+    "run_key",
     "saga",
     "training",
 ]

@@ -8,7 +8,8 @@ import jax
 import numpy as np
 
 from experiments.audit.options import Point
-from jaxfl import gradient_tracking, graphs, privacy
+from jaxfl import graphs, privacy
+from jaxfl.algorithms import gradient_tracking
 from jaxfl.privacy import calibration
 from jaxfl.privacy.audit import AuditResult
 from jaxfl.privacy.tracking import TrackingAgent, TrackingRelease, TrackingSchedule, gradient_tracking_statements

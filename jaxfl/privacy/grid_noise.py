@@ -93,10 +93,7 @@ def grid_gaussian(noise_std: float | Array, bits: int = 12) -> NoiseMechanism:
         True
     """
     check.non_negative(noise_std=noise_std)
-    check.at_least(FEWEST_BITS, bits=bits)
-    if bits > MOST_BITS:
-        requirement = f"must be at most {MOST_BITS}"
-        raise ArgumentError("bits", requirement, f"got {bits}", "Pass fewer: the table doubles with every bit.")
+    check_bits(bits)
 
     def draw(key, params):
         return standard_noise(key, params, lambda node_key, size: _integers(node_key, size, bits))
@@ -106,6 +103,24 @@ def grid_gaussian(noise_std: float | Array, bits: int = 12) -> NoiseMechanism:
         return jax.tree.map(lambda leaf, drawn: _on_grid(leaf, drawn, along_nodes(step, leaf)), values, noise)
 
     return NoiseMechanism("grid_gaussian", noise_std, draw, release, lambda scale: grid_gaussian(scale, bits))
+
+
+def check_bits(bits: int) -> None:
+    """Refuse what is not an integer of 8 ... 16."""
+    check.at_least(FEWEST_BITS, bits=bits)
+    if bits > MOST_BITS:
+        requirement = f"must be at most {MOST_BITS}"
+        raise ArgumentError("bits", requirement, f"got {bits}", "Pass fewer: the table doubles with every bit.")
+
+
+def assumption(grid: Grid) -> str:
+    """How the noise of such releases is made, in the words of a statement."""
+    return (
+        "batches and noise from the threefry pseudo-random generator count as ideal; releases are integers times the"
+        f" noise over {2**grid.bits}, what rounding adds to a sample's influence is counted, and a thousandth of delta"
+        f" is kept for the noise, which is exact to {grid.distance:.1g} a release; the clipped mean that is rounded is"
+        " one of float32, and counts as exact"
+    )
 
 
 def _on_grid(values: Array, noise: Array, step: Array) -> Array:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
 
 from experiments.frame import Choice, Clients, Data, Network, Publication, Run, choose, flat, stated, traced
 from jaxfl import gradients, graphs, privacy
 from jaxfl.algorithms import a_dp2_sgd, dp2_sgd, push_sum
 from jaxfl.core import Algorithm, ArgumentError, Task, check
+from jaxfl.core.tree import size
 from jaxfl.graphs.files import read_graph
 from jaxfl.privacy.gossip import C2_OF_THE_PAPER
+from jaxfl.privacy.grid_noise import check_bits
 
 INFINITY = float("inf")
 
@@ -86,6 +91,17 @@ METHODS = {
     "DP2-SGD": Method(privacy.DP2_SGD, _dp2_sgd),
     "A(DP)2SGD": Method(privacy.A_DP2_SGD, _a_dp2_sgd),
 }
+
+
+def _gaussian(noise_std) -> privacy.NoiseMechanism:
+    return privacy.gaussian(noise_std)
+
+
+def _grid_gaussian(noise_std, *, grid_bits: int) -> privacy.NoiseMechanism:
+    return privacy.grid_gaussian(noise_std, grid_bits)
+
+
+NOISE = Choice("noise", {"gaussian": _gaussian, "grid_gaussian": _grid_gaussian})
 METHOD = Choice("method", {name: method.build for name, method in METHODS.items()})
 
 
@@ -161,8 +177,14 @@ class Learning:
 class Budget:
     """Noise, and the privacy that it gives."""
 
+    CHOICES: ClassVar = (NOISE,)
     noise_std: float | Literal["calibrated"] = traced("calibrated")
     """Standard deviation of the noise on the mean gradient; calibrated: the least that meets target_epsilon."""
+    noise: Literal["gaussian", "grid_gaussian"] = "gaussian"
+    """gaussian: in float32, whose released numbers tell neighboring states apart (docs/finite_precision.md);
+    grid_gaussian: gradient and noise are rounded to a grid, and the budget pays for it."""
+    grid_bits: int = 12
+    """The step of the grid is noise_std 2^-grid_bits; 8 to 16."""
     target_epsilon: float = stated(8.0)
     """Privacy budget of every node, inf for none. With a number for noise_std the run stops when it is spent."""
     dp_delta: float = stated(1e-5)
@@ -185,7 +207,8 @@ class Budget:
         """What belongs to a budget, or to unclipped gradients, where there are none."""
         without_budget = {"bound", "neighboring_relation"} if self.target_epsilon == INFINITY else set()
         clipped = {"gradient_bound"} if options["clip_norm"] is not None else set()
-        return {*without_budget, *clipped, *(() if self.noise_std == "calibrated" else ("shared_noise",))}
+        silent = {"noise", "grid_bits"} if self.noise_std == 0 else set()
+        return {*without_budget, *clipped, *silent, *(() if self.noise_std == "calibrated" else ("shared_noise",))}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,6 +228,15 @@ class Point:
         """What is learned."""
         return self.network.task(self.data)
 
+    def num_params(self) -> int:
+        """d of one node."""
+        return _num_params(self.network, self.data)
+
+    def grid(self) -> privacy.Grid | None:
+        """The grid of the releases; None where they stay in float32."""
+        on_grid = self.budget.noise == "grid_gaussian"
+        return privacy.Grid(self.budget.grid_bits, self.num_params()) if on_grid else None
+
     def algorithm(self) -> Algorithm:
         """The algorithm, once noise, iterations and step size are numbers."""
         noise = self.budget.noise_std
@@ -214,9 +246,14 @@ class Point:
             self.task(),
             self.topology.build(self.clients.nodes),
             self.learning.gradient(self.clients.nodes),
-            None if silent else privacy.gaussian(noise),
+            None if silent else choose(NOISE, flat(self))(noise),
             self.learning.step_size,
         )
+
+
+@functools.cache
+def _num_params(network: Network, data: Data) -> int:
+    return size(jax.eval_shape(network.task(data).init, jax.random.key(0)))
 
 
 def check_point(point: Point) -> None:
@@ -227,6 +264,8 @@ def check_point(point: Point) -> None:
     if learning.iterations != "auto" or point.run.evaluate_every:  # 0 until K is known
         check.at_least(1, evaluate_every=point.run.evaluate_every)
     check.open_unit(dp_delta=budget.dp_delta)
+    if budget.noise == "grid_gaussian":
+        check_bits(grid_bits=budget.grid_bits)
     check.positive(c2=budget.c2)
     if budget.bound == "proven" and budget.neighboring_relation == "as_published":
         remedy = "Pass zero_out or replace_one."

@@ -20,7 +20,7 @@ from jaxfl.analysis.partition_plot import plot_partition
 from jaxfl.analysis.smoothness import estimate_constants
 from jaxfl.core import ArgumentError
 from jaxfl.core.check import bytes_text
-from jaxfl.core.tree import num_bytes, replicate, size
+from jaxfl.core.tree import num_bytes, replicate
 from jaxfl.gradients import per_example
 from jaxfl.gradients.memory import require_fits
 from jaxfl.privacy.gossip import ProblemConstants
@@ -136,7 +136,6 @@ def _description(lines: Mapping[str, Line]) -> list[str]:
     points = [line.point for line in lines.values()]
     first: Point = points[0]
     dataset, task = first.data.load(), first.task()
-    one_node = jax.eval_shape(task.init, jax.random.key(0))
     model = first.network.model
     if model == "mlp":
         model = "-".join(map(str, (dataset.train_inputs[0].size, *first.network.hidden, dataset.num_classes)))
@@ -150,15 +149,16 @@ def _description(lines: Mapping[str, Line]) -> list[str]:
     seeds = " ".join(map(str, dict.fromkeys(seed for line in lines.values() for seed in line.seeds)))
     told = [
         f"{dataset.name}: {len(dataset.train_labels)} samples over {each('nodes')} nodes ({each('partition')}), graph "
-        f"{each('graph')}, model {model} with {size(one_node)} parameters",
+        f"{each('graph')}, model {model} with {first.num_params()} parameters",
         f"{each('sampler')} sampling, clipping {clipping}, seeds {seeds}, node loop {task.node_loop}",
     ]
     for name, line in list(lines.items())[:MOST_TOLD]:
         learning, budget = line.point.learning, line.point.budget
+        grid = f" on a grid of {budget.grid_bits} bits" if budget.noise == "grid_gaussian" else ""
         target = "" if budget.target_epsilon == INFINITY else f", budget ε = {budget.target_epsilon:g} ({budget.bound})"
         told.append(
             f"{name}: {learning.iterations} iterations, step size {learning.step_size:.4g}, noise std "
-            f"{budget.noise_std:.4g}{target}"
+            f"{budget.noise_std:.4g}{grid}{target}"
         )
     if len(lines) > MOST_TOLD:
         told.append(f"... and {len(lines) - MOST_TOLD} more")

@@ -93,7 +93,7 @@ def grid_gaussian(noise_std: float | Array, bits: int = 12) -> NoiseMechanism:
         True
     """
     check.non_negative(noise_std=noise_std)
-    check_bits(bits)
+    check_bits(bits=bits)
 
     def draw(key, params):
         return standard_noise(key, params, lambda node_key, size: _integers(node_key, size, bits))
@@ -105,12 +105,13 @@ def grid_gaussian(noise_std: float | Array, bits: int = 12) -> NoiseMechanism:
     return NoiseMechanism("grid_gaussian", noise_std, draw, release, lambda scale: grid_gaussian(scale, bits))
 
 
-def check_bits(bits: int) -> None:
-    """Refuse what is not an integer of 8 ... 16."""
-    check.at_least(FEWEST_BITS, bits=bits)
-    if bits > MOST_BITS:
-        requirement = f"must be at most {MOST_BITS}"
-        raise ArgumentError("bits", requirement, f"got {bits}", "Pass fewer: the table doubles with every bit.")
+def check_bits(**arguments: int) -> None:
+    """Each value is a static integer of 8 ... 16."""
+    check.at_least(FEWEST_BITS, **arguments)
+    for name, bits in arguments.items():
+        if bits > MOST_BITS:
+            requirement = f"must be at most {MOST_BITS}"
+            raise ArgumentError(name, requirement, f"got {bits}", "Pass fewer: the table doubles with every bit.")
 
 
 def assumption(grid: Grid) -> str:

@@ -4,8 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.optimize
-import scipy.stats
 
 import jaxfl
 from jaxfl.privacy import grid_noise
@@ -14,7 +12,7 @@ from jaxfl.privacy.dominating_pairs import gaussian_epsilon
 D, KEY = 20_000, jax.random.key(1)
 # Of noise that makes one release cost epsilon 0.1, where one sample changes it by 1: in the L2 norm, at delta 1e-5, for
 # Gaussian noise, in the L1 norm for Laplace noise.
-GAUSSIAN_STD = 1 / float(scipy.optimize.brentq(lambda mu: gaussian_epsilon(mu, 1e-5) - 0.1, 0.01, 0.1))
+GAUSSIAN_STD = 30.7496
 LAPLACE_SCALE = 10.0
 
 
@@ -72,6 +70,10 @@ def test_float_noise_tells_neighboring_states_apart(noise, size, share, standard
     noises = np.float32(noise.noise_scale) * standard[noise.distribution]
     assert share_possible(released, values, noises) == 1
     assert share_possible(released, other, noises) == pytest.approx(share, abs=0.02)
+
+
+def test_the_noise_is_that_of_the_epsilon_that_is_named():
+    assert gaussian_epsilon(1 / GAUSSIAN_STD, 1e-5) == pytest.approx(0.1, abs=1e-4)
 
 
 @pytest.mark.parametrize("size", [0.1, 6.5 * GAUSSIAN_STD])

@@ -8,7 +8,7 @@ from jaxfl.algorithms import *  # noqa: F403  # a new algorithm is listed in one
 from jaxfl.core import Algorithm, ArgumentError, FederatedData, Task, from_flax, from_functions, run_key
 from jaxfl.data import federate
 from jaxfl.gradients import mini_batch, saga
-from jaxfl.privacy import gaussian, laplace
+from jaxfl.privacy import gaussian, grid_gaussian, laplace
 
 if TYPE_CHECKING:
     from jaxfl import analysis, training
@@ -29,6 +29,7 @@ __all__ = [
     "gaussian",
     "gradients",
     "graphs",
+    "grid_gaussian",
     "laplace",
     "mini_batch",
     "models",

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.frame import Choice, Clients, Data, Network, Owned, Publication, Run, choose, stated, traced
+from experiments.frame import Choice, Clients, Data, Network, Owned, Publication, Run, choose, flat, stated, traced
 from jaxfl import gradients, graphs, privacy
 from jaxfl.algorithms import a_dp2_sgd, dp2_sgd, push_sum
 from jaxfl.core import Algorithm, ArgumentError, Task, check
+from jaxfl.core.tree import size
 from jaxfl.graphs.files import read_graph
 from jaxfl.privacy.gossip import C2_OF_THE_PAPER
+from jaxfl.privacy.grid_noise import check_bits
 
 INFINITY = float("inf")
 
@@ -69,6 +73,17 @@ METHODS = {
     "A(DP)2SGD": Method(privacy.A_DP2_SGD, a_dp2_sgd),
 }
 _OF_METHOD = {**dict.fromkeys(("storage", "refresh_every"), ("PrivSGP-VR",)), "max_delay": ("A(DP)2SGD",)}
+
+
+def _gaussian(noise_std) -> privacy.NoiseMechanism:
+    return privacy.gaussian(noise_std)
+
+
+def _grid_gaussian(noise_std, *, grid_bits: int) -> privacy.NoiseMechanism:
+    return privacy.grid_gaussian(noise_std, grid_bits)
+
+
+NOISE = Choice("noise", {"gaussian": _gaussian, "grid_gaussian": _grid_gaussian})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,8 +158,14 @@ class Learning:
 class Budget:
     """Noise, and the privacy that it gives."""
 
+    CHOICES: ClassVar = (NOISE,)
     noise_std: float | Literal["calibrated"] = traced("calibrated")
     """Standard deviation of the noise on the mean gradient; calibrated: the least that meets target_epsilon."""
+    noise: Literal["gaussian", "grid_gaussian"] = "gaussian"
+    """gaussian: in float32, whose released numbers tell neighboring states apart (docs/finite_precision.md);
+    grid_gaussian: gradient and noise are rounded to a grid, and the budget pays for it."""
+    grid_bits: int = 12
+    """The step of the grid is noise_std 2^-grid_bits; 8 to 16."""
     target_epsilon: float = stated(8.0)
     """Privacy budget of every node, inf for none. With a number for noise_std the run stops when it is spent."""
     node_epsilons: tuple[float, ...] = stated(())
@@ -172,7 +193,8 @@ class Budget:
         """What belongs to a budget, or to unclipped gradients, where there are none."""
         without_budget = set() if self.limits else {"bound", "neighboring_relation"}
         clipped = {"gradient_bound"} if options["clip_norm"] is not None else set()
-        return {*without_budget, *clipped, *(() if self.noise_std == "calibrated" else ("shared_noise",))}
+        silent = set() if self.noise_std or self.node_noise else {"noise", "grid_bits"}
+        return {*without_budget, *clipped, *silent, *(() if self.noise_std == "calibrated" else ("shared_noise",))}
 
     @property
     def limits(self) -> tuple[float, ...]:
@@ -197,6 +219,15 @@ class Point:
         """What is learned."""
         return self.network.task(self.data)
 
+    def num_params(self) -> int:
+        """d of one node."""
+        return _num_params(self.network, self.data)
+
+    def grid(self) -> privacy.Grid | None:
+        """The grid of the releases; None where they stay in float32."""
+        on_grid = self.budget.noise == "grid_gaussian"
+        return privacy.Grid(self.budget.grid_bits, self.num_params()) if on_grid else None
+
     def algorithm(self) -> Algorithm:
         """The algorithm, once noise, iterations and step size are numbers."""
         learning, noise, method = self.learning, self.budget.noise_std, METHODS[self.learning.method]
@@ -208,10 +239,15 @@ class Point:
             self.task(),
             graph=self.topology.build(self.clients.nodes),
             gradient=learning.gradient(self.clients.nodes),
-            noise=None if silent and not method.needs_noise else privacy.gaussian(noise),
+            noise=None if silent and not method.needs_noise else choose(NOISE, flat(self))(noise),
             step_size=learning.step_size,
             **({"max_delay": learning.max_delay} if learning.method in _OF_METHOD["max_delay"] else {}),
         )
+
+
+@functools.cache
+def _num_params(network: Network, data: Data) -> int:
+    return size(jax.eval_shape(network.task(data).init, jax.random.key(0)))
 
 
 def check_point(point: Point) -> None:
@@ -223,6 +259,8 @@ def check_point(point: Point) -> None:
         check.at_least(1, evaluate_every=point.run.evaluate_every)
     check.open_unit(dp_delta=budget.dp_delta)
     check.positive(c2=budget.c2, gradient_bound=budget.gradient_bound)
+    if budget.noise == "grid_gaussian":
+        check_bits(grid_bits=budget.grid_bits)
     if budget.bound == "proven" and budget.neighboring_relation == "as_published":
         remedy = "Pass zero_out or replace_one."
         raise ArgumentError("neighboring_relation", "must name one for the proven bound", "got as_published", remedy)

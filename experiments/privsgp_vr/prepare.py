@@ -21,7 +21,7 @@ from jaxfl.analysis.partition_plot import plot_partition
 from jaxfl.analysis.smoothness import estimate_constants
 from jaxfl.core import ArgumentError
 from jaxfl.core.check import bytes_text
-from jaxfl.core.tree import num_bytes, replicate, size
+from jaxfl.core.tree import num_bytes, replicate
 from jaxfl.gradients import per_example
 from jaxfl.gradients.memory import require_fits
 from jaxfl.privacy.gossip import ProblemConstants
@@ -140,15 +140,16 @@ def _description(lines: Mapping[str, Line]) -> list[str]:
     seeds = " ".join(map(str, dict.fromkeys(seed for line in lines.values() for seed in line.seeds)))
     told = [
         f"{dataset.name}: {len(dataset.train_labels)} samples over {each('nodes')} nodes ({each('partition')}), graph "
-        f"{each('graph')}, model {model} with {size(jax.eval_shape(task.init, jax.random.key(0)))} parameters",
+        f"{each('graph')}, model {model} with {first.num_params()} parameters",
         f"{each('sampler')} sampling, clipping {clipping}, seeds {seeds}, node loop {task.node_loop}",
     ]
     for name, line in list(lines.items())[:MOST_TOLD]:
         learning, budget = line.point.learning, line.point.budget
         limits = " to ".join(dict.fromkeys(f"{end(budget.limits):g}" for end in (min, max) if budget.limits))
         target = f", budget ε = {limits} ({budget.bound})" if limits else ""
+        grid = f" on a grid of {budget.grid_bits} bits" if budget.noise == "grid_gaussian" else ""
         numbers = f"{learning.iterations} iterations, step size {learning.step_size:.4g}"
-        told.append(f"{name}: {numbers}, noise std {budget.noise_std:.4g}{target}")
+        told.append(f"{name}: {numbers}, noise std {budget.noise_std:.4g}{grid}{target}")
     return told + ([f"... and {len(lines) - MOST_TOLD} more"] if len(lines) > MOST_TOLD else [])
 
 

@@ -41,6 +41,7 @@ def release_of(point: Point, num_samples: int, noise_std: float, *, assumed: boo
         entry_size=entry_size if learning.has_table else 1,
         storage=learning.storage,
         assumed=assumed,
+        grid=point.grid(),
     )
 
 

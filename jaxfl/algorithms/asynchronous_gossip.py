@@ -50,9 +50,8 @@ from jaxfl.core.algorithm import at_round, check_num_nodes
 from jaxfl.core.tree import consensus_distance, replicate, size
 from jaxfl.gradients import GradientEstimator, GradientInfo, mini_batch
 from jaxfl.graphs import Graph, require_strongly_connected, require_undirected
-from jaxfl.privacy import NoiseMechanism, gaussian, laplace
-
-_MECHANISMS = {"gaussian": gaussian, "laplace": laplace}
+from jaxfl.privacy import NoiseMechanism
+from jaxfl.privacy.mechanisms import released
 
 
 class EventLog(NamedTuple):
@@ -80,7 +79,7 @@ class Draws(NamedTuple):
     neighbor: Array  # (n,), int32, with whom it averages; itself in a network of one node
     delay: Array  # (n,), int32, in 0 ... max_delay, age in events of the parameters at which the gradient is taken
     gradient: Any  # draws of the gradient estimator, event by event: which samples
-    noise: PyTree  # leaves (n, *leaf), float32, of each event, scaled for its waking node; None without noise
+    noise: PyTree  # leaves (n, *leaf), of each event, float32, scaled for its waking node, or int32; None without noise
 
 
 class Info(NamedTuple):
@@ -129,7 +128,7 @@ def a_dp2_sgd(
     Raises:
         ArgumentError: a graph that changes, is directed or not connected, a step size that is not positive, a delay
             that is not a static integer of at least 0, noise for another number of nodes, or with a scale per node and
-            neither Gaussian nor Laplace; from `init`, an estimator that keeps state.
+            no way to rescale it; from `init`, an estimator that keeps state.
 
     Guarantees:
         - node sum preserved by averaging: in a round it moves by minus step_size times the sum of the noisy gradients.
@@ -155,8 +154,10 @@ def a_dp2_sgd(
     require_strongly_connected(graph)
     if noise is not None:
         check.per_node(graph.num_nodes, noise=noise.noise_scale)
-        if jnp.ndim(noise.noise_scale):
-            check.one_of(tuple(_MECHANISMS), **{"noise.distribution": noise.distribution})
+        if jnp.ndim(noise.noise_scale) and noise.rescaled is None:
+            requirement = "must be a mechanism that can be rescaled where its scale is per node"
+            remedy = "Pass jaxfl.gaussian, jaxfl.laplace or jaxfl.grid_gaussian, or one scale for all nodes."
+            raise ArgumentError("noise", requirement, f"got {noise.distribution}, without `rescaled`", remedy)
     estimator = mini_batch() if gradient is None else gradient
     # Two slots at least: through a log of one XLA sees the rows of `params` themselves, and copies all nodes per event.
     num_nodes, num_slots = graph.num_nodes, max(2, max_delay + 1)
@@ -206,8 +207,8 @@ def a_dp2_sgd(
             own = _held_by(data, drawn.node[None])
             estimate, _, measured = estimator.estimate(task, old, None, own, _one_row(drawn.gradient), k)
             noisy = jax.tree.map(lambda leaf: leaf[0], estimate)
-            if drawn.noise is not None:
-                noisy = jax.tree.map(jnp.add, noisy, drawn.noise)
+            own_noise = None if noise is None else _at_nodes(noise, drawn.node)
+            noisy = released(own_noise, noisy, drawn.noise)
             return (_averaged_step(params, log, slot, drawn.node, drawn.neighbor, gamma, noisy), log), measured
 
         (params, log), measured = jax.lax.scan(event, (state.params, state.log), (slots, draws))
@@ -266,10 +267,11 @@ def _neighbor_table(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _at_nodes(noise: NoiseMechanism, nodes: Array) -> NoiseMechanism:
-    """The mechanism whose row e has the scale of node `nodes[e]`."""
+    """The mechanism whose row e has the scale of node `nodes[e]`; that of one node where `nodes` is ()."""
     if jnp.ndim(noise.noise_scale) == 0:
         return noise
-    return _MECHANISMS[noise.distribution](jnp.asarray(noise.noise_scale)[nodes])
+    assert noise.rescaled is not None
+    return noise.rescaled(jnp.asarray(noise.noise_scale)[nodes])
 
 
 def _one_row(tree: PyTree) -> PyTree:

@@ -42,6 +42,7 @@ from jaxfl.graphs import (
     require_undirected,
 )
 from jaxfl.privacy import NoiseMechanism
+from jaxfl.privacy.mechanisms import released
 
 
 class State(NamedTuple):
@@ -56,7 +57,7 @@ class Draws(NamedTuple):
     """The random numbers of one round."""
 
     gradient: Any  # draws of the gradient estimator: which samples
-    noise: PyTree  # leaves (n, *leaf), float32, already scaled; None without noise
+    noise: PyTree  # leaves (n, *leaf), float32, already scaled, or int32, in steps of a grid; None without noise
 
 
 def d_psgd(
@@ -122,7 +123,7 @@ def d_psgd(
     def update(state, data, draws):
         k = state.round_index
         estimate, kept, measured = estimator.estimate(task, state.params, state.gradient, data, draws.gradient, k)
-        noisy = estimate if draws.noise is None else jax.tree.map(jnp.add, estimate, draws.noise)
+        noisy = released(noise, estimate, draws.noise)
         gamma = at_round(step_size, k)
         params = jax.tree.map(lambda x, g: x - gamma * g, mix(graph, state.params, k), noisy)
         info = GossipInfo(

@@ -39,6 +39,7 @@ from jaxfl.gradients import GradientEstimator, mini_batch
 from jaxfl.graphs import Graph, messages_sent, mix, require_column_stochastic, require_strongly_connected
 from jaxfl.graphs.mixing import keeps_ones, mix_result
 from jaxfl.privacy import NoiseMechanism
+from jaxfl.privacy.mechanisms import released
 
 _MAX_CONDITION = 1e4  # of a mixing matrix that is solved with: the rounding of float32, 6e-8, grows by as much
 
@@ -56,7 +57,7 @@ class Draws(NamedTuple):
     """The random numbers of one round."""
 
     gradient: Any  # draws of the gradient estimator: which samples
-    noise: PyTree  # leaves (n, *leaf), float32, already scaled; None without noise
+    noise: PyTree  # leaves (n, *leaf), float32, already scaled, or int32, in steps of a grid; None without noise
 
 
 def push_sum(
@@ -129,7 +130,7 @@ def push_sum(
     def update(state, data, draws):
         k, x, w, z = state.round_index, state.params, state.push_sum_weight, debiased_params(state)
         estimate, estimator_state, measured = estimator.estimate(task, z, state.gradient, data, draws.gradient, k)
-        noisy = estimate if draws.noise is None else jax.tree.map(jnp.add, estimate, draws.noise)
+        noisy = released(noise, estimate, draws.noise)
         gamma = at_round(step_size, k)
 
         def half_step(start, gradient):

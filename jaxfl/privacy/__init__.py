@@ -12,6 +12,7 @@ from jaxfl.privacy.gossip import (
     max_rounds,
     statements,
 )
+from jaxfl.privacy.grid_noise import Grid, grid_gaussian
 from jaxfl.privacy.mechanisms import NoiseMechanism, gaussian, laplace
 from jaxfl.privacy.statements import Statement
 
@@ -21,12 +22,14 @@ __all__ = [
     "PRIVSGP",
     "PRIVSGP_VR",
     "Accountant",
+    "Grid",
     "NoiseMechanism",
     "Release",
     "Statement",
     "calibrate_noise_std",
     "epsilon",
     "gaussian",
+    "grid_gaussian",
     "laplace",
     "max_rounds",
     "statements",

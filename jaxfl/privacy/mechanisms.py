@@ -17,19 +17,38 @@ from jaxfl.core import ArgumentError, Array, PyTree, check, node_keys, one_kerne
 from jaxfl.core.tree import flattener, scale, size
 
 
+def add(values: PyTree, noise: PyTree) -> PyTree:
+    """The values with the noise added."""
+    return jax.tree.map(jnp.add, values, noise)
+
+
 class NoiseMechanism(NamedTuple):
-    """Additive noise.
+    """Noise, and how values are released with it.
 
     Attributes:
-        distribution: "gaussian" or "laplace".
+        distribution: "gaussian", "laplace" or "grid_gaussian".
         noise_scale: () or (n,), standard deviation (Gaussian) or scale b of density exp(-|x| / b) / (2 b) (Laplace).
-        draw: (key, tree with leaves (n, *leaf), float32) -> noise of the same structure and shapes, float32. It raises
-            ArgumentError for other leaves: noise drawn in bfloat16 takes 128 values, and hides nothing between them.
+        draw: (key, tree with leaves (n, *leaf), float32) -> noise of the same structure and shapes, float32, or int32
+            for noise on a grid. It raises ArgumentError for other leaves: noise drawn in bfloat16 takes 128 values,
+            and hides nothing between them.
+        release: (values, noise) -> what is released, float32; the sum, but for noise on a grid. Leaves have the node
+            axis unless `noise_scale` is ().
+        rescaled: noise_scale -> the same mechanism with another one; None: there is none.
     """
 
     distribution: str
     noise_scale: float | Array
     draw: Callable[[Array, PyTree], PyTree]
+    release: Callable[[PyTree, PyTree], PyTree] = add
+    rescaled: Callable[[Array], NoiseMechanism] | None = None
+
+
+def released(noise: NoiseMechanism | None, values: PyTree, drawn: PyTree | None) -> PyTree:
+    """What a round releases: the values where nothing was drawn, their sum with what was drawn where there is no
+    mechanism, else what the mechanism makes of both."""
+    if drawn is None:
+        return values
+    return (add if noise is None else noise.release)(values, drawn)
 
 
 def gaussian(noise_std: float | Array) -> NoiseMechanism:
@@ -49,7 +68,7 @@ def gaussian(noise_std: float | Array) -> NoiseMechanism:
         [0.0, 2.0]
     """
     check.non_negative(noise_std=noise_std)
-    return _mechanism("gaussian", noise_std, jax.random.normal)
+    return _mechanism("gaussian", noise_std, jax.random.normal, gaussian)
 
 
 def laplace(noise_scale: float | Array) -> NoiseMechanism:
@@ -64,20 +83,34 @@ def laplace(noise_scale: float | Array) -> NoiseMechanism:
         - noise_scale 0 adds exactly zero.
     """
     check.non_negative(noise_scale=noise_scale)
-    return _mechanism("laplace", noise_scale, jax.random.laplace)
+    return _mechanism("laplace", noise_scale, jax.random.laplace, laplace)
 
 
-def _mechanism(distribution: str, noise_scale: float | Array, sample: Callable[..., Array]) -> NoiseMechanism:
+def _mechanism(
+    distribution: str,
+    noise_scale: float | Array,
+    sample: Callable[..., Array],
+    rescaled: Callable[[Array], NoiseMechanism],
+) -> NoiseMechanism:
     def draw(key, params):
-        one_node = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params)
-        _, unflatten = flattener(one_node)
-        num_nodes = _num_nodes(params)
-        # One call for all leaves: a sampler a leaf multiplies the size of the program, and the time to compile it.
-        keys = one_kernel(node_keys(key, num_nodes))
-        standard = jax.vmap(lambda node_key: sample(node_key, (size(one_node),), jnp.float32))(keys)
-        return scale(jnp.asarray(noise_scale, jnp.float32), unflatten(standard))
+        standard = standard_noise(key, params, lambda node_key, size: sample(node_key, (size,), jnp.float32))
+        return scale(jnp.asarray(noise_scale, jnp.float32), standard)
 
-    return NoiseMechanism(distribution=distribution, noise_scale=noise_scale, draw=draw)
+    return NoiseMechanism(distribution, noise_scale, draw, rescaled=rescaled)
+
+
+def standard_noise(key: Array, params: PyTree, sample: Callable[[Array, int], Array]) -> PyTree:
+    """Noise of every node, leaves (n, *leaf), from `sample`: (key of a node, d) -> (d,).
+
+    Raises:
+        ArgumentError: `params` that are not float32.
+    """
+    num_nodes = _num_nodes(params)
+    one_node = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params)
+    _, unflatten = flattener(one_node)
+    # One call for all leaves: a sampler a leaf multiplies the size of the program, and the time to compile it.
+    keys = one_kernel(node_keys(key, num_nodes))
+    return unflatten(jax.vmap(lambda node_key: sample(node_key, size(one_node)))(keys))
 
 
 def _num_nodes(params: PyTree) -> int:

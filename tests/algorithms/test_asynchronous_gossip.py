@@ -184,8 +184,8 @@ def test_what_only_the_asynchronous_method_refuses():
             a_dp2_sgd(task, graph=graphs.ring(5), step_size=0.1, max_delay=max_delay)
     with pytest.raises(ArgumentError, match=r"^max_delay: must be a static integer"):
         jax.jit(lambda d: a_dp2_sgd(task, graph=graphs.ring(5), step_size=0.1, max_delay=d).init)(3)
-    other = jaxfl.gaussian(jnp.ones(5))._replace(distribution="cauchy")
-    with pytest.raises(ArgumentError, match=r"^noise.distribution: must be one of gaussian, laplace; got 'cauchy'"):
+    other = jaxfl.gaussian(jnp.ones(5))._replace(distribution="cauchy", rescaled=None)
+    with pytest.raises(ArgumentError, match=r"^noise: must be .* rescaled where its scale is per node; got cauchy"):
         a_dp2_sgd(task, graph=graphs.ring(5), step_size=0.1, noise=other)
     a_dp2_sgd(task, graph=graphs.ring(5), step_size=0.1, noise=other._replace(noise_scale=1.0))
 

@@ -52,11 +52,13 @@ from jaxfl.privacy.dominating_pairs import (
     replaced_curve,
     sampled_curves,
 )
+from jaxfl.privacy.grid_noise import Grid
 
 PROVEN_RELATIONS = ("zero_out", "replace_one")  # with a proof, the main one first
 _COUNT_TAIL = 1e-20  # of how often a sample is in one batch; what is beyond counts as an infinite loss
 _UNLIKELY = 1e-20  # of how often a sample is drawn in a run; beyond it, the same
 _UNRESOLVED = "; the secrecy of the draws counts for nothing, for delta is below what its grid leaves out"
+_KEPT_FOR_SAMPLER = 1e-3  # of delta, for how far noise on a grid is from what it is said to be
 _LARGEST_SHIFT = 500.0  # in units of the noise; beyond it sampling hides nothing that a grid could show
 
 
@@ -72,6 +74,7 @@ class Release(NamedTuple):
     entry_size: int = 1  # samples of one entry, each of which contributes at most clip_norm
     storage: str = "float32"  # of the table's entries, or "bfloat16"
     assumed: bool = False  # clip_norm is assumed of unclipped gradients, not enforced
+    grid: Grid | None = None  # that gradient and noise are rounded to; None: they stay in float32
 
 
 class Sensitivities(NamedTuple):
@@ -96,6 +99,8 @@ def sensitivities(release: Release, neighboring_relation: str) -> Sensitivities:
     | mini_batch | 0 and G / b | 0 and 2 G / b |
     | saga | G / J and G (2 / b - 1 / J) | 2 G / J and 2 G (2 / b - 1 / J) |
 
+    What changes at all changes by noise_std 2^-bits sqrt(d) more on a grid.
+
     Raises:
         ArgumentError: an unknown relation, or a release that is not clipped.
     """
@@ -112,21 +117,37 @@ def _change(release: Release, relation: str, count: int) -> float:
     share = count / release.batch_size  # of the fresh gradient
     # SAGA subtracts the stored gradient as often and adds it once over J.
     stored = abs(share - 1 / release.num_entries) if release.estimator == "saga" else 0.0
-    return bound * (share + stored)
+    moved = bound * (share + stored)
+    return moved if release.grid is None or moved == 0 else moved + release.noise_std * release.grid.rounding
 
 
 def constant_gradient_epsilon(release: Release, relation: str, num_releases: int, dp_delta: float) -> float:
     """What gradients that never change leak, whatever is drawn: no guarantee can be smaller.
 
     With a table, fresh minus stored cancels and every release moves by `Sensitivities.absent`: N(mu, 1) against
-    N(0, 1) with mu = absent sqrt(K) / noise_std. Without one it is 0, which says nothing.
+    N(0, 1) with mu = absent sqrt(K) / noise_std. Without one it is 0, which says nothing. Rounding to a grid, which may
+    hide as much as it adds, is not counted.
     """
-    moved = sensitivities(release, relation).absent * math.sqrt(num_releases)
+    moved = sensitivities(release._replace(grid=None), relation).absent * math.sqrt(num_releases)
     return gaussian_epsilon(moved / release.noise_std, dp_delta)
 
 
 def proven_bound(release: Release, relation: str, num_releases: int, dp_delta: float) -> Bound:
-    """The smallest of the proven bounds; the release is clipped and noisy, num_releases at least 1."""
+    """The smallest of the proven bounds; the release is clipped and noisy, num_releases at least 1.
+
+    Noise on a grid is Gaussian noise, rounded, but for a distance in total variation. With releases that are off by t
+    in all, delta(eps) is at most that of Gaussian noise plus (1 + exp(eps)) t: a thousandth of delta is kept for it.
+    """
+    if release.grid is None:
+        return _gaussian_bound(release, relation, num_releases, dp_delta)
+    kept = dp_delta * _KEPT_FOR_SAMPLER
+    found = _gaussian_bound(release, relation, num_releases, dp_delta - kept)
+    spent = math.log(2 * num_releases * release.grid.distance) + found.dp_epsilon
+    return found if dp_delta > 0 and spent <= math.log(kept) else found._replace(dp_epsilon=math.inf)
+
+
+def _gaussian_bound(release: Release, relation: str, num_releases: int, dp_delta: float) -> Bound:
+    """`proven_bound` of Gaussian noise."""
     counts = Bound(
         _participation_epsilon(release, relation, num_releases, dp_delta),
         "Gaussian releases given how often a sample is drawn, averaged over that",

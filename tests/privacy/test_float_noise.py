@@ -1,0 +1,96 @@
+"""What noise in float32 gives away, and noise on a grid does not: which numbers a state can release at all."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfl
+from jaxfl.privacy import grid_noise
+from jaxfl.privacy.dominating_pairs import gaussian_epsilon
+
+D, KEY = 20_000, jax.random.key(1)
+# Of noise that makes one release cost epsilon 0.1, where one sample changes it by 1: in the L2 norm, at delta 1e-5, for
+# Gaussian noise, in the L1 norm for Laplace noise.
+GAUSSIAN_STD = 30.7496
+LAPLACE_SCALE = 10.0
+
+
+def every_normal_and_laplace_number():
+    """All numbers that JAX's samplers can give, sorted: one for each of 23 random bits."""
+    bits = jnp.arange(2**23, dtype=jnp.uint32) | np.uint32(0x3F800000)
+    unit = jax.lax.bitcast_convert_type(bits, jnp.float32) - np.float32(1)
+
+    def between(low):
+        return jnp.maximum(low, unit * (np.float32(1) - low) + low)
+
+    normal = np.float32(np.sqrt(2)) * jax.lax.erf_inv(between(np.nextafter(np.float32(-1), np.float32(0))))
+    signed = between(np.float32(-1 + np.finfo(np.float32).epsneg))
+    return {"gaussian": np.sort(normal), "laplace": np.sort(jnp.sign(signed) * jnp.log1p(-jnp.abs(signed)))}
+
+
+@pytest.fixture(scope="module")
+def standard():
+    return every_normal_and_laplace_number()
+
+
+def share_possible(released, values, noises):
+    """Of the released float32 numbers, those that are the sum of the value and one of the sorted noises."""
+    wanted = released.astype(np.float64) - values
+    reach = np.spacing(np.maximum(np.abs(released), np.abs(values))).astype(np.float64)
+    first = np.searchsorted(noises, (wanted - reach).astype(np.float32))
+    last = np.searchsorted(noises, np.nextafter((wanted + reach).astype(np.float32), np.float32(np.inf)), "right")
+    possible = np.zeros(len(released), bool)
+    for step in range(int((last - first).max())):
+        place = np.minimum(first + step, len(noises) - 1)
+        possible |= (values + noises[place] == released) & (first + step < last)
+    return possible.mean()
+
+
+def neighbors(rng, size, order):
+    """Two states whose difference has norm 1."""
+    values, change = (size * rng.normal(size=D)).astype(np.float32), rng.normal(size=D)
+    return values, (values + change / np.linalg.norm(change, order)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("noise", "size", "share"),
+    [
+        (jaxfl.gaussian(GAUSSIAN_STD), 0.1, 0.12),
+        (jaxfl.laplace(LAPLACE_SCALE), 0.1, 0.09),
+        (jaxfl.gaussian(GAUSSIAN_STD), 6.5 * GAUSSIAN_STD, 0.66),
+        (jaxfl.laplace(LAPLACE_SCALE), 6.0 * LAPLACE_SCALE, 0.58),
+    ],
+)
+def test_float_noise_tells_neighboring_states_apart(noise, size, share, standard):
+    """At epsilon 0.1: every released number can come from the true state, a part of them from the other."""
+    values, other = neighbors(np.random.default_rng(0), size, 2 if noise.distribution == "gaussian" else 1)
+    row = jnp.asarray(values)[None]
+    released = np.asarray(noise.release(row, noise.draw(KEY, row)))[0]
+    noises = np.float32(noise.noise_scale) * standard[noise.distribution]
+    assert share_possible(released, values, noises) == 1
+    assert share_possible(released, other, noises) == pytest.approx(share, abs=0.02)
+
+
+def test_the_noise_is_that_of_the_epsilon_that_is_named():
+    assert gaussian_epsilon(1 / GAUSSIAN_STD, 1e-5) == pytest.approx(0.1, abs=1e-4)
+
+
+@pytest.mark.parametrize("size", [0.1, 6.5 * GAUSSIAN_STD])
+def test_grid_noise_does_not(size):
+    """Every released number can come from both: as a step that noise reaches from either."""
+    values, other = neighbors(np.random.default_rng(0), size, 2)
+    noise, bits = jaxfl.grid_gaussian(GAUSSIAN_STD), 12
+    row = jnp.asarray(values)[None]
+    released = np.asarray(noise.release(row, noise.draw(KEY, row)))[0]
+    largest = len(grid_noise._thresholds(bits))
+    step = np.float32(GAUSSIAN_STD) * np.float32(2.0**-bits)
+    assert (values != other).mean() > 0.99
+    for state in (values, other):
+        start = jnp.asarray(state)[None]
+        steps = np.rint(released / step) - np.rint(
+            np.asarray(noise.release(start, jnp.zeros((1, D), jnp.int32)))[0] / step
+        )
+        assert np.abs(steps).max() <= largest
+        again = noise.release(start, jnp.asarray(steps, jnp.int32)[None])
+        np.testing.assert_array_equal(again[0], released)

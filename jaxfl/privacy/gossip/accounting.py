@@ -10,18 +10,17 @@ without its bound, its neighboring relation and its delta.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from typing import cast
 
 import numpy as np
 
 from jaxfl.core import ArgumentError, check
 from jaxfl.privacy import calibration, grid_noise
+from jaxfl.privacy.gossip.accountant import C2_OF_THE_PAPER, Accountant, Case, Published, checked, positive
 from jaxfl.privacy.gossip.proven import PROVEN_RELATIONS, Bound, Release, proven_bound, sensitivities
 from jaxfl.privacy.statements import ASSUMED, FLOAT_NOISE, RELATIONS, Statement, is_unbounded, statement
-
-C2_OF_THE_PAPER = 0.37247  # gives the K = 3,120 that PrivSGP-VR's paper finds from (12) with its CIFAR-10 constants
 
 _ENDLESS_NOISE = 1e6  # times the sensitivity: rounding is what still costs
 _UNCLIPPED = "Gradients are not clipped, so one sample can change a release by any amount."
@@ -32,48 +31,6 @@ _SETTING = (
     "a sample is held by one node, and where samples are placed (by label, say) does not depend on the changed one",
     "the node's number of entries J, the batch b and q = b / J are public and fixed",
 )
-
-
-class Published(NamedTuple):
-    """What a paper states of its algorithm.
-
-    Attributes:
-        bound: (release, relation, num_rounds, dp_delta, c2) -> its own accounting of a release that is clipped and
-            noisy; num_rounds at least 1.
-        relation: release -> the neighboring relation.
-        notes: (release, num_rounds, dp_delta, epsilon or None) -> what an epsilon rests on that others do not.
-        reason: release -> why nothing is published for it, or None.
-        inverse: epsilon is inversely proportional to noise_std.
-        bound_name: "published"; "reconstructed" where nobody published it: the formula is this project's reading.
-    """
-
-    bound: Callable[[Release, str, int, float, float], Bound]
-    relation: Callable[[Release], str]
-    notes: Callable[[Release, int, float, float | None], tuple[str, ...]]
-    reason: Callable[[Release], str | None]
-    inverse: bool = False
-    bound_name: str = "published"
-
-
-class Accountant(NamedTuple):
-    """What tells the accounting of one algorithm from that of others.
-
-    Attributes:
-        label: its name in messages.
-        published: what its paper states, or why it states nothing.
-        estimator: the only one that it takes, "mini_batch" or "saga"; None: both.
-        waking: (num_rounds, num_nodes, dp_delta) -> (most releases of a node, probability of more, a part of delta),
-            where nodes wake at random; None: every node releases once a round.
-    """
-
-    label: str
-    published: Published | str
-    estimator: str | None = None
-    waking: Callable[[int, int, float], tuple[int, float]] | None = None
-
-    def bound_name(self, bound: str) -> str:
-        """What statements call "published" or "proven": "reconstructed" where nobody published the formula."""
-        return self.published.bound_name if bound == "published" and isinstance(self.published, Published) else bound
 
 
 def statements(
@@ -121,7 +78,7 @@ def statements(
     check.per_node(len(releases), dp_delta=dp_delta)
     num_nodes = len(releases) if num_nodes is None else num_nodes
     deltas = [dp_delta] * len(releases) if np.ndim(dp_delta) == 0 else cast(Sequence[float], dp_delta)
-    cases = [_checked(accountant, *pair, c2, num_nodes) for pair in zip(releases, deltas, strict=True)]
+    cases = [checked(accountant, *pair, c2, num_nodes) for pair in zip(releases, deltas, strict=True)]
     first = _relation(accountant, "proven", cases[0].release, neighboring_relation)
     claims = sorted(_claims(accountant, cases[0].release), key=lambda claim: claim[0] == "proven" and claim[1] != first)
     return [_stated(cases, bound, relation, num_rounds) for bound, relation in claims]
@@ -163,7 +120,7 @@ def epsilon(
         2.99
     """
     check.at_least(0, num_rounds=num_rounds)
-    case = _checked(accountant, release, dp_delta, c2, num_nodes, bound)
+    case = checked(accountant, release, dp_delta, c2, num_nodes, bound)
     relation = _relation(accountant, bound, release, neighboring_relation)
     return _epsilon(case, bound, relation, num_rounds)
 
@@ -203,9 +160,9 @@ def calibrate_noise_std(
         >>> round(found * 64, 1)
         4.8
     """
-    target_epsilon = _positive(target_epsilon=target_epsilon)
+    target_epsilon = positive(target_epsilon=target_epsilon)
     check.at_least(0, num_rounds=num_rounds)
-    case = _checked(accountant, release._replace(noise_std=1.0), dp_delta, c2, num_nodes, bound)
+    case = checked(accountant, release._replace(noise_std=1.0), dp_delta, c2, num_nodes, bound)
     relation = _relation(accountant, bound, release, neighboring_relation)
     if num_rounds == 0:
         return 0.0
@@ -266,74 +223,11 @@ def max_rounds(
         >>> max_rounds(PRIVSGP, "proven", release, target_epsilon=3.0, dp_delta=1e-5, limit=100)
         100
     """
-    target_epsilon = _positive(target_epsilon=target_epsilon)
+    target_epsilon = positive(target_epsilon=target_epsilon)
     check.at_least(0, limit=limit)
-    case = _checked(accountant, release, dp_delta, c2, num_nodes, bound)
+    case = checked(accountant, release, dp_delta, c2, num_nodes, bound)
     relation = _relation(accountant, bound, release, neighboring_relation)
     return calibration.most_rounds(lambda rounds: _epsilon(case, bound, relation, rounds), target_epsilon, limit)
-
-
-class _Case(NamedTuple):
-    """Arguments that can be accounted for, as plain numbers."""
-
-    accountant: Accountant
-    release: Release
-    dp_delta: float
-    c2: float
-    num_nodes: int
-
-
-def _checked(
-    accountant: Accountant, release: Release, dp_delta: Any, c2: Any, num_nodes: int | None, bound: str = "proven"
-) -> _Case:
-    """Refuse what cannot be accounted for."""
-    check.one_of(("published", "proven"), bound=bound)
-    if not isinstance(accountant, Accountant):
-        remedy = "Pass jaxfl.privacy.PRIVSGP_VR, say."
-        raise ArgumentError("accountant", "must be an Accountant", f"got {accountant!r}", remedy)
-    check.one_of(("mini_batch", "saga"), estimator=release.estimator)
-    check.one_of(("poisson", "fixed", "uniform"), sampler=release.sampler)
-    check.one_of(("float32", "bfloat16"), storage=release.storage)
-    check.at_least(1, batch_size=release.batch_size, num_entries=release.num_entries, entry_size=release.entry_size)
-    if release.grid is not None:
-        check.at_least(1, num_params=release.grid.num_params)
-        grid_noise.check_bits(bits=release.grid.bits)
-    if num_nodes is None and accountant.waking is not None:
-        remedy = "Pass the number of nodes, which decides how often one wakes."
-        raise ArgumentError("num_nodes", f"must be given for {accountant.label}", "got None", remedy)
-    num_nodes = 1 if num_nodes is None else num_nodes
-    check.at_least(1, num_nodes=num_nodes)
-    noise_std, dp_delta = _number(noise_std=release.noise_std), _number(dp_delta=dp_delta)
-    check.non_negative(noise_std=noise_std)
-    check.open_unit(dp_delta=dp_delta)
-    clip_norm = None if release.clip_norm is None else _positive(clip_norm=release.clip_norm)
-    if release.sampler != "uniform" and release.batch_size > release.num_entries:
-        found = f"got {release.batch_size} of {release.num_entries}"
-        raise ArgumentError("batch_size", "must be at most the node's entries", found, "Pass a smaller batch.")
-    if accountant.estimator not in (None, release.estimator):
-        requirement, remedy = f"must be {accountant.estimator} for {accountant.label}", "Pass this algorithm's release."
-        raise ArgumentError("estimator", requirement, f"got {release.estimator}", remedy)
-    if release.estimator == "mini_batch" and release.entry_size > 1:
-        found = f"got {release.entry_size} with mini_batch"
-        raise ArgumentError("entry_size", "must be 1 without a table", found, "Count batch_size in samples.")
-    release = release._replace(clip_norm=clip_norm, noise_std=noise_std)
-    return _Case(accountant, release, dp_delta, _positive(c2=c2), num_nodes)
-
-
-def _number(**argument: Any) -> float:
-    """The argument as a Python float, which can be hashed; NumPy's and JAX's numbers are taken too."""
-    ((name, value),) = argument.items()
-    check.scalar(**argument)
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise ArgumentError(name, "must be a single number", f"got {value!r}", "Pass a float.") from None
-
-
-def _positive(**argument: Any) -> float:
-    """A `_number` above 0."""
-    check.positive(**{name: _number(**{name: value}) for name, value in argument.items()})
-    return _number(**argument)
 
 
 def _claims(accountant: Accountant, release: Release) -> list[tuple[str, str]]:
@@ -381,7 +275,7 @@ def _bound_on_gradients(release: Release) -> str:
     return f"every sample's gradient is clipped {how}, before it is stored anywhere"
 
 
-def _stated(cases: Sequence[_Case], bound: str, relation: str, num_rounds: int) -> Statement:
+def _stated(cases: Sequence[Case], bound: str, relation: str, num_rounds: int) -> Statement:
     """The statement of the worst case, or of the first that has none."""
     reasons = [_reason(case.accountant, bound, case.release) if num_rounds else None for case in cases]
     reason, case = next(((reason, case) for reason, case in zip(reasons, cases, strict=True) if reason), (None, None))
@@ -405,7 +299,7 @@ def _stated(cases: Sequence[_Case], bound: str, relation: str, num_rounds: int) 
     )
 
 
-def _notes(case: _Case, bound: str, num_rounds: int, dp_epsilon: float) -> tuple[str, ...]:
+def _notes(case: Case, bound: str, num_rounds: int, dp_epsilon: float) -> tuple[str, ...]:
     """What a statement rests on that others do not."""
     published, waking = case.accountant.published, case.accountant.waking
     if bound == "published":
@@ -420,7 +314,7 @@ def _notes(case: _Case, bound: str, num_rounds: int, dp_epsilon: float) -> tuple
     return (f"a node wakes at most {most} times but for a probability {failure:g}, part of delta",)
 
 
-def _epsilon(case: _Case, bound: str, relation: str, num_rounds: int) -> float:
+def _epsilon(case: Case, bound: str, relation: str, num_rounds: int) -> float:
     """epsilon under a relation for which the bound is stated; infinite where there is none."""
     if num_rounds and _reason(case.accountant, bound, case.release) is not None:
         return math.inf
@@ -428,7 +322,7 @@ def _epsilon(case: _Case, bound: str, relation: str, num_rounds: int) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _bound(case: _Case, bound: str, relation: str, num_rounds: int) -> Bound:
+def _bound(case: Case, bound: str, relation: str, num_rounds: int) -> Bound:
     """The epsilon of a release for which `_reason` is None."""
     if num_rounds == 0:
         return Bound(0.0, "nothing was released")

@@ -14,7 +14,7 @@ import scipy.stats
 from dp_accounting.rdp import RdpAccountant
 
 from jaxfl.privacy.dominating_pairs import gaussian_epsilon
-from jaxfl.privacy.gossip.accounting import Accountant, Published
+from jaxfl.privacy.gossip.accountant import Accountant, Published
 from jaxfl.privacy.gossip.proven import Bound, Release, sensitivities
 from jaxfl.privacy.statements import AT_EXPECTED_WAKING
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from jaxfl.privacy.gossip.accounting import Accountant, calibrate_noise_std, epsilon, max_rounds
+from jaxfl.privacy.gossip.accountant import Accountant
+from jaxfl.privacy.gossip.accounting import calibrate_noise_std, epsilon, max_rounds
 from jaxfl.privacy.gossip.proven import Release
 
 

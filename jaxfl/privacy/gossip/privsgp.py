@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxfl.core import check
-from jaxfl.privacy.gossip.accounting import C2_OF_THE_PAPER, Accountant, Published
+from jaxfl.privacy.gossip.accountant import C2_OF_THE_PAPER, Accountant, Published
 from jaxfl.privacy.gossip.proven import Bound, Release, constant_gradient_epsilon
 from jaxfl.privacy.statements import REFUTED, rounded_down
 

@@ -1,0 +1,117 @@
+"""What tells the accounting of one algorithm from that of others, and one case for it: checked, plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jaxfl.core import ArgumentError, check
+from jaxfl.privacy import grid_noise
+from jaxfl.privacy.gossip.proven import Bound, Release
+
+C2_OF_THE_PAPER = 0.37247  # gives the K = 3,120 that PrivSGP-VR's paper finds from (12) with its CIFAR-10 constants
+
+
+class Published(NamedTuple):
+    """What a paper states of its algorithm.
+
+    Attributes:
+        bound: (release, relation, num_rounds, dp_delta, c2) -> its own accounting of a release that is clipped and
+            noisy; num_rounds at least 1.
+        relation: release -> the neighboring relation.
+        notes: (release, num_rounds, dp_delta, epsilon or None) -> what an epsilon rests on that others do not.
+        reason: release -> why nothing is published for it, or None.
+        inverse: epsilon is inversely proportional to noise_std.
+        bound_name: "published"; "reconstructed" where nobody published it: the formula is this project's reading.
+    """
+
+    bound: Callable[[Release, str, int, float, float], Bound]
+    relation: Callable[[Release], str]
+    notes: Callable[[Release, int, float, float | None], tuple[str, ...]]
+    reason: Callable[[Release], str | None]
+    inverse: bool = False
+    bound_name: str = "published"
+
+
+class Accountant(NamedTuple):
+    """What tells the accounting of one algorithm from that of others.
+
+    Attributes:
+        label: its name in messages.
+        published: what its paper states, or why it states nothing.
+        estimator: the only one that it takes, "mini_batch" or "saga"; None: both.
+        waking: (num_rounds, num_nodes, dp_delta) -> (most releases of a node, probability of more, a part of delta),
+            where nodes wake at random; None: every node releases once a round.
+    """
+
+    label: str
+    published: Published | str
+    estimator: str | None = None
+    waking: Callable[[int, int, float], tuple[int, float]] | None = None
+
+    def bound_name(self, bound: str) -> str:
+        """What statements call "published" or "proven": "reconstructed" where nobody published the formula."""
+        return self.published.bound_name if bound == "published" and isinstance(self.published, Published) else bound
+
+
+class Case(NamedTuple):
+    """Arguments that can be accounted for, as plain numbers."""
+
+    accountant: Accountant
+    release: Release
+    dp_delta: float
+    c2: float
+    num_nodes: int
+
+
+def checked(
+    accountant: Accountant, release: Release, dp_delta: Any, c2: Any, num_nodes: int | None, bound: str = "proven"
+) -> Case:
+    """Refuse what cannot be accounted for."""
+    check.one_of(("published", "proven"), bound=bound)
+    if not isinstance(accountant, Accountant):
+        remedy = "Pass jaxfl.privacy.PRIVSGP_VR, say."
+        raise ArgumentError("accountant", "must be an Accountant", f"got {accountant!r}", remedy)
+    check.one_of(("mini_batch", "saga"), estimator=release.estimator)
+    check.one_of(("poisson", "fixed", "uniform"), sampler=release.sampler)
+    check.one_of(("float32", "bfloat16"), storage=release.storage)
+    check.at_least(1, batch_size=release.batch_size, num_entries=release.num_entries, entry_size=release.entry_size)
+    if release.grid is not None:
+        check.at_least(1, num_params=release.grid.num_params)
+        grid_noise.check_bits(bits=release.grid.bits)
+    if num_nodes is None and accountant.waking is not None:
+        remedy = "Pass the number of nodes, which decides how often one wakes."
+        raise ArgumentError("num_nodes", f"must be given for {accountant.label}", "got None", remedy)
+    num_nodes = 1 if num_nodes is None else num_nodes
+    check.at_least(1, num_nodes=num_nodes)
+    noise_std, dp_delta = _number(noise_std=release.noise_std), _number(dp_delta=dp_delta)
+    check.non_negative(noise_std=noise_std)
+    check.open_unit(dp_delta=dp_delta)
+    clip_norm = None if release.clip_norm is None else positive(clip_norm=release.clip_norm)
+    if release.sampler != "uniform" and release.batch_size > release.num_entries:
+        found = f"got {release.batch_size} of {release.num_entries}"
+        raise ArgumentError("batch_size", "must be at most the node's entries", found, "Pass a smaller batch.")
+    if accountant.estimator not in (None, release.estimator):
+        requirement, remedy = f"must be {accountant.estimator} for {accountant.label}", "Pass this algorithm's release."
+        raise ArgumentError("estimator", requirement, f"got {release.estimator}", remedy)
+    if release.estimator == "mini_batch" and release.entry_size > 1:
+        found = f"got {release.entry_size} with mini_batch"
+        raise ArgumentError("entry_size", "must be 1 without a table", found, "Count batch_size in samples.")
+    release = release._replace(clip_norm=clip_norm, noise_std=noise_std)
+    return Case(accountant, release, dp_delta, positive(c2=c2), num_nodes)
+
+
+def _number(**argument: Any) -> float:
+    """The argument as a Python float, which can be hashed; NumPy's and JAX's numbers are taken too."""
+    ((name, value),) = argument.items()
+    check.scalar(**argument)
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ArgumentError(name, "must be a single number", f"got {value!r}", "Pass a float.") from None
+
+
+def positive(**argument: Any) -> float:
+    """A `_number` above 0."""
+    check.positive(**{name: _number(**{name: value}) for name, value in argument.items()})
+    return _number(**argument)

@@ -17,6 +17,8 @@ For |S| = n that is at most the sum of the n largest of all sums of the n larges
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import scipy.linalg
 import scipy.stats
@@ -25,7 +27,14 @@ from jaxfl.core import check
 from jaxfl.privacy.concentrated import concentrated_epsilon
 from jaxfl.privacy.tracking.joint_bound import LARGEST, each_agent
 from jaxfl.privacy.tracking.schedules import PerNode, TrackingSchedule
-from jaxfl.privacy.tracking.sensitivities import TrackingAgent, impulse_responses, noise_scales, proven_sensitivities
+from jaxfl.privacy.tracking.sensitivities import (
+    TrackingAgent,
+    cumulative_epsilon,
+    impulse_responses,
+    noise_scales,
+    participation_epsilon,
+    proven_sensitivities,
+)
 
 _SHARES_OF_DELTA = (0.5, 0.1, 0.01, 0.001)  # at most so much is spent on more than N participations
 
@@ -65,6 +74,55 @@ def laplace_epsilon_at_delta(
     check.at_least(schedule.num_samples, num_local_samples=np.min(num_local_samples))
     sizes = np.asarray(num_local_samples, float)
     return each_agent(lambda run, one, size: _sampled(run, one, float(size), dp_delta), schedule, agent, sizes)
+
+
+class NamedBound(NamedTuple):
+    """An epsilon, where it comes from, and what it rests on."""
+
+    dp_epsilon: np.ndarray  # () or (n,), of every agent
+    accountant: str
+    notes: tuple[str, ...]
+
+
+def smallest_at_delta(
+    schedule: TrackingSchedule, agent: TrackingAgent, *, dp_delta: float, num_local_samples: PerNode | None = None
+) -> NamedBound:
+    """The smallest of all proven bounds at a delta, by the worst agent: added up or concentrated, in all iterations or those that count.
+
+    Args:
+        schedule, agent, dp_delta, num_local_samples: as for `laplace_epsilon_at_delta`.
+
+    Raises:
+        ArgumentError: as for `laplace_epsilon_at_delta`.
+    """
+    concentrated = "Laplace mechanisms as zero-concentrated DP (eps^2 / 2 each)"
+    pure = cumulative_epsilon(schedule, proven_sensitivities(schedule, agent))
+    bounds = [
+        NamedBound(pure, "Laplace mechanisms added up", ()),
+        NamedBound(laplace_epsilon_at_delta(schedule, agent, dp_delta=dp_delta), concentrated, ()),
+    ]
+    if num_local_samples is not None:
+        counted = {"dp_delta": dp_delta, "num_local_samples": num_local_samples}
+        bounds += [
+            NamedBound(
+                participation_epsilon(schedule, agent, **counted),
+                "Laplace mechanisms added up, of the iterations in which a sample takes part",
+                (counted_note(dp_delta),),
+            ),
+            NamedBound(
+                laplace_epsilon_at_delta(schedule, agent, **counted),
+                f"{concentrated}, averaged over how often a sample takes part, of the iterations that cost most",
+                (f"a sample is in a binomial number of batches, whose unlikely values are part of delta {dp_delta:g}",),
+            ),
+        ]
+    return min(bounds, key=lambda bound: np.max(bound.dp_epsilon))
+
+
+def counted_note(dp_delta: float) -> str:
+    """What a bound rests on that counts the iterations in which a sample takes part."""
+    return (
+        f"the changed sample is in no more batches than a binomial count exceeds with probability {dp_delta:g}, delta"
+    )
 
 
 def participation_rhos(schedule: TrackingSchedule, agent: TrackingAgent, counts: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 from jaxfl.core import ArgumentError, check
 from jaxfl.privacy.statements import Statement
 from jaxfl.privacy.tracking.joint_bound import joint_gaussian_epsilon
-from jaxfl.privacy.tracking.laplace_at_delta import laplace_epsilon_at_delta
+from jaxfl.privacy.tracking.laplace_at_delta import counted_note, smallest_at_delta
 from jaxfl.privacy.tracking.perturbed_states import (
     cumulative_delta_curve,
     exhausted_at,
@@ -32,7 +32,6 @@ from jaxfl.privacy.tracking.sensitivities import (
     TrackingAgent,
     cumulative_epsilon,
     gaussian_epsilon,
-    participation_epsilon,
     proven_sensitivities,
     published_sensitivities,
 )
@@ -221,46 +220,14 @@ def quantization_statements(
 
 def _at_delta(run: Run, agents: Callable[[float], TrackingAgent], delta: float, sizes: np.ndarray | None) -> Statement:
     """The smallest of the proven bounds for Laplace noise at a delta above 0, by name."""
-    concentrated = "Laplace mechanisms as zero-concentrated DP (eps^2 / 2 each)"
-    sampled = "averaged over how often a sample takes part, of the iterations that cost most"
-    added_up = "Laplace mechanisms added up, of the iterations in which a sample takes part"
-    of_bounds = {  # what a bound rests on
-        f"{concentrated}, {sampled}": (
-            f"a sample is in a binomial number of batches, whose unlikely values are part of delta {delta:g}",
-        ),
-        added_up: (
-            f"the changed sample is in no more batches than a binomial count exceeds with probability {delta:g}, delta",
-        ),
-    }
-    bounds: dict[str, Callable[[TrackingAgent], np.ndarray]] = {
-        "Laplace mechanisms added up": lambda agent: cumulative_epsilon(
-            run.sent, proven_sensitivities(run.sent, agent)
-        ),
-        concentrated: lambda agent: laplace_epsilon_at_delta(run.sent, agent, dp_delta=delta),
-    }
-    if sizes is not None:
-        bounds |= {
-            added_up: lambda agent: participation_epsilon(run.sent, agent, num_local_samples=sizes, dp_delta=delta),
-            f"{concentrated}, {sampled}": lambda agent: laplace_epsilon_at_delta(
-                run.sent, agent, dp_delta=delta, num_local_samples=sizes
-            ),
-        }
     reason = reason_against(run, "proven")
     if run.num_rounds == 0 or reason is not None:
-        notes = () if sizes is None else of_bounds[added_up]
-        return run_statement(run, "proven", lambda change: Budget(None, delta, reason), delta, concentrated, notes)
+        notes = () if sizes is None else (counted_note(delta),)
+        return run_statement(run, "proven", lambda change: Budget(None, delta, reason), delta, "none", notes)
     assert run.release.clip_norm is not None
-    agent = agents(2 * run.release.clip_norm)
-    found = {name: bound(agent) for name, bound in bounds.items()}
-    best = min(found, key=lambda name: np.max(found[name]))
-    return run_statement(
-        run,
-        "proven",
-        lambda change: Budget(found[best], delta),
-        delta,
-        f"sums of impulse responses, given everything broadcast; {best}",
-        of_bounds.get(best, ()),
-    )
+    best = smallest_at_delta(run.sent, agents(2 * run.release.clip_norm), dp_delta=delta, num_local_samples=sizes)
+    accountant = f"sums of impulse responses, given everything broadcast; {best.accountant}"
+    return run_statement(run, "proven", lambda change: Budget(best.dp_epsilon, delta), delta, accountant, best.notes)
 
 
 def _noise_statements(

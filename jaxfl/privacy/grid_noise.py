@@ -146,14 +146,15 @@ def _integers(key: Array, size: int, bits: int) -> Array:
         return jnp.asarray(column).at[index].get(mode="promise_in_bounds")
 
     # |k| is the number of thresholds above the random number. The index knows it up to those in the number's own cell.
-    found = at(table.above, _cell(words, table.indexed_bits))
-    for count in table.strides:
-        further = found + np.int32(count)
+    def search(step: Array, found: Array) -> Array:
+        further = found + (1 << (table.steps - 1 - step))
         less = jnp.zeros(size, bool)
         for word, column in zip(words[::-1], table.thresholds[::-1], strict=True):
             threshold = at(column, further)
             less = (word < threshold) | ((word == threshold) & less)
-        found = jnp.where(less, further, found)
+        return jnp.where(less, further, found)
+
+    found = jax.lax.fori_loop(0, table.steps, search, at(table.above, _cell(words, table.indexed_bits)))
     return jnp.where(negative == 1, -found, found)
 
 
@@ -178,7 +179,7 @@ class _Table(NamedTuple):
     thresholds: tuple[np.ndarray, ...]  # of |k| >= j, at j, from high to low, four words of uint32; zeros at the end
     above: np.ndarray  # (cells,), int32, thresholds in cells of larger numbers
     indexed_bits: int
-    strides: tuple[int, ...]  # of the search in a cell, each twice the next
+    steps: int  # of the search in a cell
 
 
 @lru_cache(maxsize=4)
@@ -192,15 +193,21 @@ def _table(bits: int) -> _Table:
         for number in numbers
     ]
     in_cell = np.bincount(cells, minlength=_RANDOM_BITS << indexed_bits)
-    strides = tuple(2**power for power in reversed(range(int(in_cell.max()).bit_length())))
-    padded = [0, *numbers, *[0] * sum(strides)]
+    # A threshold that is the least number of its cell is above none of that cell.
+    above_some = [
+        cell
+        for cell, number in zip(cells, numbers, strict=True)
+        if number % (1 << max(0, number.bit_length() - 1 - indexed_bits))
+    ]
+    steps = int(np.bincount(above_some).max()).bit_length()
+    padded = [0, *numbers, *[0] * 2**steps]
     columns = [np.array([number >> shift & 0xFFFFFFFF for number in padded], np.uint32) for shift in (96, 64, 32, 0)]
     above = (len(numbers) - np.cumsum(in_cell)).astype(np.int32)
-    return _Table(tuple(columns), above, indexed_bits, strides)
+    return _Table(tuple(columns), above, indexed_bits, steps)
 
 
 def _thresholds(bits: int) -> list[int]:
-    """P(|k| >= j) 2^127, rounded, for j = 1, 2, ... as far as it is not 0.
+    """P(|k| >= j) 2^127, rounded, for j = 1, 2, ... as far as it is above 1: a random number of 0 counts as 1.
 
     With a = h / 2 the mass of |k| = j is 2 phi(x) 2 a (1 + He_2(x) a^2 / 3! + He_4(x) a^4 / 5! + ...) at x = j h, for
     the n-th derivative of phi is (-1)^n He_n(x) phi(x). Numbers are integers, in units of 2^-256.
@@ -226,7 +233,7 @@ def _thresholds(bits: int) -> list[int]:
     masses = np.array(densities, object) * total >> (_DIGITS + bits)
     tails = np.cumsum(masses[:0:-1])[::-1]
     unit = _DIGITS - _RANDOM_BITS
-    return [number for tail in tails if (number := (int(tail) + (1 << (unit - 1))) >> unit)]
+    return [number for tail in tails if (number := (int(tail) + (1 << (unit - 1))) >> unit) > 1]
 
 
 def _exp_of_minus(power: int) -> int:

@@ -87,7 +87,9 @@ class NamedBound(NamedTuple):
 def smallest_at_delta(
     schedule: TrackingSchedule, agent: TrackingAgent, *, dp_delta: float, num_local_samples: PerNode | None = None
 ) -> NamedBound:
-    """The smallest of all proven bounds at a delta, by the worst agent: added up or concentrated, in all iterations or those that count.
+    """The smallest of all proven bounds at a delta, by the worst agent.
+
+    They are added up or concentrated, in all iterations or in those that count.
 
     Args:
         schedule, agent, dp_delta, num_local_samples: as for `laplace_epsilon_at_delta`.

@@ -97,7 +97,8 @@ class Task(NamedTuple):
         layers: the layers in factored form, input side first; empty when the task has no such form (then clipped
             gradients fall back to one sample at a time).
         factors: (params, inputs, labels) -> (losses (b,), Factors), errors being those of the *summed* loss; None
-            without layers.
+            without layers. Inputs of Factors are finite: a sample for which one was not has a loss of NaN, and its
+            gradient is discarded under a clip norm.
         node_loop: how the engine runs this task over nodes, "vmap", "map" or "chunk:k", or one of these behind
             "devices:" (see `core.node_loop`).
         init_state: () -> model state, a pytree of float32 arrays, empty for dropout alone; None without `train_loss`.

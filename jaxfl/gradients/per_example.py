@@ -84,12 +84,12 @@ def clipped_factors(
     assert task.factors is not None
     losses, factors = task.factors(params, inputs, labels)
     if clip_norm is None:
-        return _kept(losses, None), factors
-    norms = factor_norms(task, factors, clip_order)
+        errors = tuple(jnp.where(_along(jnp.isfinite(losses), error), error, jnp.nan) for error in factors.errors)
+        return _kept(losses, None), Factors(inputs=factors.inputs, errors=errors)
+    norms = jnp.where(jnp.isfinite(losses), factor_norms(task, factors, clip_order), jnp.nan)
     scale = clip_scale(norms, clip_norm)
     errors = tuple(_or_zero(norms, error * _along(scale, error)) for error in factors.errors)
-    layer_inputs = tuple(_or_zero(norms, layer_input) for layer_input in factors.inputs)
-    return _clipped(losses, norms, scale, None), Factors(inputs=layer_inputs, errors=errors)
+    return _clipped(losses, norms, scale, None), Factors(inputs=factors.inputs, errors=errors)
 
 
 def _along(values: Array, array: Array) -> Array:

@@ -157,11 +157,7 @@ def _factored(task: Task, one_node: PyTree, data: FederatedData, clip_norm, clip
 
     def sample_inputs(params, inputs, labels):
         assert task.factors is not None
-        samples = read_samples(task.factors(params, inputs, labels)[1])  # the compiler drops all but these
-        if clip_norm is None:
-            return samples
-        # The errors of a discarded gradient are 0, and 0 times a broken input must be 0.
-        return tuple(jnp.where(jnp.isfinite(sample), sample, 0.0) for sample in samples)
+        return read_samples(task.factors(params, inputs, labels)[1])  # the compiler drops all but these
 
     def difference(samples, new, old, weights):
         """One product a layer: where both factors changed, the old ones enter with the opposite weight."""

@@ -90,22 +90,25 @@ class Model(NamedTuple):
             taps: one array for each layer with parameters, in the shape of what it is added to; None for zeros.
 
         Returns:
-            (outputs of the last layer, factor inputs and tapped values of each layer with parameters).
+            (outputs of the last layer, factor inputs and tapped values of each layer with parameters, is_finite (b,)).
+            Factor inputs are finite: what is not counts as 0 from there on, and the sample's is_finite says so.
         """
-        layer_inputs, layer_outputs = [], []
+        layer_inputs, layer_outputs, is_finite = [], [], jnp.ones(inputs.shape[0], bool)
         for name, layer in self.layers:
             if layer.init is None:
                 inputs = layer.apply(None, inputs)
                 continue
             tap = None if taps is None else taps[len(layer_inputs)]
+            inputs, is_finite = _finite(inputs, is_finite)
             if layer.tapped is not None:
                 inputs, factor_input, outputs = layer.tapped(params[name], inputs, tap)
+                factor_input, is_finite = _finite(factor_input, is_finite)
             else:
                 factor_input, outputs = inputs, layer.apply(params[name], inputs)
                 inputs = outputs = outputs if tap is None else outputs + tap
             layer_inputs.append(factor_input)
             layer_outputs.append(outputs)
-        return inputs, tuple(layer_inputs), tuple(layer_outputs)
+        return inputs, tuple(layer_inputs), tuple(layer_outputs), is_finite
 
 
 def sequential(layers: Sequence[tuple[str, Layer]]) -> Model:
@@ -214,9 +217,9 @@ def classification(
         shapes = jax.eval_shape(lambda: model.apply_tapped(narrowed, ready, None)[2])
 
         def summed_loss(taps):
-            logits, layer_inputs, _ = model.apply_tapped(narrowed, ready, taps)
+            logits, layer_inputs, _, is_finite = model.apply_tapped(narrowed, ready, taps)
             losses = cross_entropy(widen(logits), labels)
-            return losses.sum(), (losses, layer_inputs)
+            return losses.sum(), (jnp.where(is_finite, losses, jnp.nan), layer_inputs)
 
         zeros = tuple(jnp.zeros(shape.shape, shape.dtype) for shape in shapes)
         errors, (losses, layer_inputs) = jax.grad(summed_loss, has_aux=True)(zeros)
@@ -302,6 +305,17 @@ def _held(layer: Layer) -> Layer:
         return layer.apply(Variables(params, state), inputs), state
 
     return layer._replace(train=train)
+
+
+def _finite(inputs: Array, is_finite: Array) -> tuple[Array, Array]:
+    """Zeros for what is not finite, and which samples have been finite up to here.
+
+    Done where a layer's input is made, it fuses with that; on stored factors it would copy each of them.
+    """
+    if not jnp.issubdtype(inputs.dtype, jnp.floating):
+        return inputs, is_finite
+    ones = jnp.isfinite(inputs)
+    return jnp.where(ones, inputs, jnp.zeros_like(inputs)), is_finite & ones.reshape(ones.shape[0], -1).all(axis=1)
 
 
 def _cast(tree: PyTree, dtype: Any) -> PyTree:

@@ -19,14 +19,12 @@ import numpy as np
 from jaxfl.core import ArgumentError, check
 from jaxfl.privacy import calibration, grid_noise
 from jaxfl.privacy.gossip.proven import PROVEN_RELATIONS, Bound, Release, proven_bound, sensitivities
-from jaxfl.privacy.statements import ASSUMED, FLOAT_NOISE, RELATIONS, Statement, is_unbounded, statement
+from jaxfl.privacy.statements import ASSUMED, RELATIONS, Statement, is_unbounded, statement
 
 C2_OF_THE_PAPER = 0.37247  # gives the K = 3,120 that PrivSGP-VR's paper finds from (12) with its CIFAR-10 constants
 
-_ENDLESS_NOISE = 1e6  # times the sensitivity: rounding is what still costs
 _UNCLIPPED = "Gradients are not clipped, so one sample can change a release by any amount."
 _ROUNDED_SUM = "A table entry of several samples is rounded to bfloat16 as a sum, which may exceed its bound."
-_UNCOUNTED_ROUNDING = "the formula knows no grid: what rounding to one costs is not counted"
 _SETTING = (
     "all messages of a node are visible and nothing else (no losses, no metrics)",
     "a sample is held by one node, and where samples are placed (by label, say) does not depend on the changed one",
@@ -225,11 +223,7 @@ def calibrate_noise_std(
     sampling_rate = min(1.0, release.batch_size / release.num_entries)
     present = sensitivities(case.release._replace(grid=None), relation).present
     if bound == "proven" and release.grid is not None:
-        least = epsilon_of(_ENDLESS_NOISE * present)
-        if least > target_epsilon:
-            found = f"rounding to the grid alone costs {least:.3g}"
-            remedy = "Pass more bits of the grid, or take noise in float32."
-            raise ArgumentError("target_epsilon", "must be met by some noise", found, remedy)
+        grid_noise.check_rounding(epsilon_of, target_epsilon, present)
     spread = sampling_rate * math.sqrt(num_rounds) * math.sqrt(2 * math.log(1.25 / case.dp_delta)) / target_epsilon
     return calibration.smallest_noise(epsilon_of, target_epsilon, guess=present * max(spread, 0.4))
 
@@ -296,9 +290,7 @@ def _checked(
     check.one_of(("poisson", "fixed", "uniform"), sampler=release.sampler)
     check.one_of(("float32", "bfloat16"), storage=release.storage)
     check.at_least(1, batch_size=release.batch_size, num_entries=release.num_entries, entry_size=release.entry_size)
-    if release.grid is not None:
-        check.at_least(1, num_params=release.grid.num_params)
-        grid_noise.check_bits(bits=release.grid.bits)
+    grid_noise.check_grid(release.grid)
     if num_nodes is None and accountant.waking is not None:
         remedy = "Pass the number of nodes, which decides how often one wakes."
         raise ArgumentError("num_nodes", f"must be given for {accountant.label}", "got None", remedy)
@@ -399,7 +391,7 @@ def _stated(cases: Sequence[_Case], bound: str, relation: str, num_rounds: int) 
         nodes=case.num_nodes,
         gradients=None if is_unbounded(case.release, bound) else _bound_on_gradients(case.release),
         setting=_SETTING,
-        noise=FLOAT_NOISE if case.release.grid is None else grid_noise.assumption(case.release.grid),
+        noise=grid_noise.assumption(case.release.grid),
         notes=_notes(case, bound, num_rounds, worst.dp_epsilon),
         reason=reason,
     )
@@ -412,7 +404,7 @@ def _notes(case: _Case, bound: str, num_rounds: int, dp_epsilon: float) -> tuple
         if isinstance(published, str):
             return ()
         stated = dp_epsilon if math.isfinite(dp_epsilon) else None
-        rounding = () if case.release.grid is None else (_UNCOUNTED_ROUNDING,)
+        rounding = () if case.release.grid is None else (grid_noise.UNCOUNTED,)
         return (*published.notes(case.release, num_rounds, case.dp_delta, stated), *rounding)
     if waking is None:
         return ()

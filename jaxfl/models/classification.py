@@ -81,7 +81,7 @@ class Model(NamedTuple):
 
     def apply_tapped(
         self, params: dict[str, PyTree], inputs: Array, taps: Sequence[Array] | None
-    ) -> tuple[Array, tuple[Array, ...], tuple[Array, ...]]:
+    ) -> tuple[Array, tuple[Array, ...], tuple[Array, ...], Array]:
         """`apply` with `taps` added to the output of each layer that has parameters, or where its `Layer.tapped` says.
 
         Args:

@@ -17,12 +17,13 @@ variation. 64 bits would be too few: for the 11e6 coordinates of a ResNet-18 ove
 more than the usual delta of 1e-5.
 
 Does not claim: that the values are exact before they are rounded. They are sums in float32, off by about 1e-7 of their
-norm, and clipped to their norm as exactly.
+norm, and clipped to their norm as exactly as float32 adds up its square.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -33,8 +34,11 @@ import numpy as np
 from jaxfl.core import ArgumentError, Array, check, one_kernel
 from jaxfl.core.tree import along_nodes
 from jaxfl.privacy.mechanisms import NoiseMechanism, standard_noise
+from jaxfl.privacy.statements import FLOAT_NOISE
 
-FEWEST_BITS, MOST_BITS = 8, 16  # of a step; finer ones have tables of gigabytes
+UNCOUNTED = "the formula knows no grid: what rounding to one costs is not counted"
+
+FEWEST_BITS, MOST_BITS = 8, 16  # of a step; a bit more doubles the table and the 11 s that it takes to make
 _RANDOM_BITS = 127  # of |k|
 _DIGITS = 256  # binary digits of the numbers that thresholds are made of
 _REACH = 14  # in noise_std: P(|x| > 14) = 2^-146 counts as 0
@@ -114,8 +118,32 @@ def check_bits(**arguments: int) -> None:
             raise ArgumentError(name, requirement, f"got {bits}", "Pass fewer: the table doubles with every bit.")
 
 
-def assumption(grid: Grid) -> str:
-    """How the noise of such releases is made, in the words of a statement."""
+def check_grid(grid: Grid | None) -> None:
+    """Refuse a grid out of range; None passes."""
+    if grid is not None:
+        check.at_least(1, num_params=grid.num_params)
+        check_bits(bits=grid.bits)
+
+
+def check_rounding(epsilon_of: Callable[[float], float], target_epsilon: float, sensitivity: float) -> None:
+    """Refuse a target that no noise meets, since the step, and with it what rounding costs, grows with the noise.
+
+    Args:
+        epsilon_of: noise_std -> epsilon.
+        target_epsilon: that is to be met.
+        sensitivity: of a release that is not rounded.
+    """
+    least = epsilon_of(1e6 * sensitivity)
+    if least > target_epsilon:
+        found = f"rounding to the grid alone costs {least:.3g}"
+        remedy = "Pass more bits of the grid, or take noise in float32."
+        raise ArgumentError("target_epsilon", "must be met by some noise", found, remedy)
+
+
+def assumption(grid: Grid | None) -> str:
+    """How the noise of releases is made, in the words of a statement; None: in float32."""
+    if grid is None:
+        return FLOAT_NOISE
     return (
         "batches and noise from the threefry pseudo-random generator count as ideal; releases are integers times the"
         f" noise over {2**grid.bits}, what rounding adds to a sample's influence is counted, and a thousandth of delta"

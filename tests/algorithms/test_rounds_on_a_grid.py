@@ -23,7 +23,7 @@ def setting():
     rng = np.random.default_rng(0)
     task = jaxfl.from_functions(lambda key: jax.random.normal(key, (SIZE,)), pull)
     samples = rng.normal(size=(NODES, SIZE)).astype(np.float32)
-    return task, jaxfl.federate(samples, np.zeros(NODES, np.float32), np.arange(NODES)[:, None]), samples
+    return task, jaxfl.federate(samples, np.zeros(NODES, np.float32), [[node] for node in range(NODES)]), samples
 
 
 def on_grid(gradient, drawn, scale):

@@ -59,6 +59,22 @@ class TestSpending:
         shared = settle(f"--nodes 4 {TWO} --target-epsilon 2 --iterations 50 --shared-noise", [359, 360])
         assert {point.budget.noise_std for point in shared.values()} == {noise["PrivSGP-VR"]}
 
+    def test_noise_on_a_grid_is_calibrated_for_its_rounding(self):
+        """Noise, stop and statements count the rounding, and the released steps are those of the option."""
+        axis = "--grid noise=gaussian,grid_gaussian,grid_gaussian grid_bits=12,12,14"
+        asked = f"--nodes 4 --method PrivSGP-VR {axis} --iterations 50"
+        points = settle(f"{asked} --target-epsilon 2", [359]).values()
+        assert [point.grid() for point in points] == [None, privacy.Grid(12, 2410), privacy.Grid(14, 2410)]
+        for point in points:
+            assert 1.98 < epsilon_of(point, 359, 50) <= 2.0
+        plain, coarse, fine = (point.budget.noise_std for point in points)
+        assert plain < fine < coarse
+        fixed = lines_of(f"{asked} --target-epsilon 2 --noise-std {plain}")
+        rounds = [rounds_allowed(name, line.point, line.point, [359]) or 0 for name, line in fixed.items()]
+        assert rounds[0] == 50 > rounds[2] > rounds[1] > 0
+        stated = [proven(privacy_of(line.point, [359])(50))["dp_epsilon"] for line in fixed.values()]
+        assert stated[0] < stated[2] < stated[1]
+
     def test_shared_noise_is_that_of_lines_with_the_same_budget(self):
         points = settle(f"--nodes 4 {TWO} --grid target_epsilon=1,8 --iterations 9 --shared-noise", [359])
         noise = [point.budget.noise_std for point in points.values()]

@@ -76,9 +76,7 @@ def checked(
     check.one_of(("poisson", "fixed", "uniform"), sampler=release.sampler)
     check.one_of(("float32", "bfloat16"), storage=release.storage)
     check.at_least(1, batch_size=release.batch_size, num_entries=release.num_entries, entry_size=release.entry_size)
-    if release.grid is not None:
-        check.at_least(1, num_params=release.grid.num_params)
-        grid_noise.check_bits(bits=release.grid.bits)
+    grid_noise.check_grid(release.grid)
     if num_nodes is None and accountant.waking is not None:
         remedy = "Pass the number of nodes, which decides how often one wakes."
         raise ArgumentError("num_nodes", f"must be given for {accountant.label}", "got None", remedy)

@@ -20,12 +20,10 @@ from jaxfl.core import ArgumentError, check
 from jaxfl.privacy import calibration, grid_noise
 from jaxfl.privacy.gossip.accountant import C2_OF_THE_PAPER, Accountant, Case, Published, checked, positive
 from jaxfl.privacy.gossip.proven import PROVEN_RELATIONS, Bound, Release, proven_bound, sensitivities
-from jaxfl.privacy.statements import ASSUMED, FLOAT_NOISE, RELATIONS, Statement, is_unbounded, statement
+from jaxfl.privacy.statements import ASSUMED, RELATIONS, Statement, is_unbounded, statement
 
-_ENDLESS_NOISE = 1e6  # times the sensitivity: rounding is what still costs
 _UNCLIPPED = "Gradients are not clipped, so one sample can change a release by any amount."
 _ROUNDED_SUM = "A table entry of several samples is rounded to bfloat16 as a sum, which may exceed its bound."
-_UNCOUNTED_ROUNDING = "the formula knows no grid: what rounding to one costs is not counted"
 _SETTING = (
     "all messages of a node are visible and nothing else (no losses, no metrics)",
     "a sample is held by one node, and where samples are placed (by label, say) does not depend on the changed one",
@@ -181,11 +179,7 @@ def calibrate_noise_std(
     sampling_rate = min(1.0, release.batch_size / release.num_entries)
     present = sensitivities(case.release._replace(grid=None), relation).present
     if bound == "proven" and release.grid is not None:
-        least = epsilon_of(_ENDLESS_NOISE * present)
-        if least > target_epsilon:
-            found = f"rounding to the grid alone costs {least:.3g}"
-            remedy = "Pass more bits of the grid, or take noise in float32."
-            raise ArgumentError("target_epsilon", "must be met by some noise", found, remedy)
+        grid_noise.check_rounding(epsilon_of, target_epsilon, present)
     spread = sampling_rate * math.sqrt(num_rounds) * math.sqrt(2 * math.log(1.25 / case.dp_delta)) / target_epsilon
     return calibration.smallest_noise(epsilon_of, target_epsilon, guess=present * max(spread, 0.4))
 
@@ -292,7 +286,7 @@ def _stated(cases: Sequence[Case], bound: str, relation: str, num_rounds: int) -
         nodes=case.num_nodes,
         gradients=None if is_unbounded(case.release, bound) else _bound_on_gradients(case.release),
         setting=_SETTING,
-        noise=FLOAT_NOISE if case.release.grid is None else grid_noise.assumption(case.release.grid),
+        noise=grid_noise.assumption(case.release.grid),
         notes=_notes(case, bound, num_rounds, worst.dp_epsilon),
         reason=reason,
         node_epsilons=[each.dp_epsilon for each in bounds],
@@ -306,7 +300,7 @@ def _notes(case: Case, bound: str, num_rounds: int, dp_epsilon: float) -> tuple[
         if isinstance(published, str):
             return ()
         stated = dp_epsilon if math.isfinite(dp_epsilon) else None
-        rounding = () if case.release.grid is None else (_UNCOUNTED_ROUNDING,)
+        rounding = () if case.release.grid is None else (grid_noise.UNCOUNTED,)
         return (*published.notes(case.release, num_rounds, case.dp_delta, stated), *rounding)
     if waking is None:
         return ()

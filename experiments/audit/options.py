@@ -93,10 +93,10 @@ class Claim:
     no_clipping: bool = False
     """Run without the clipping that is claimed: another such mistake."""
     rounds_error: float = 1.0
-    """Run so many times the iterations that are claimed, at least 1: another."""
+    """Run the claimed iterations times this factor, at least 1: another."""
     sampling_error: float = 1.0
     """Claim the sampling rate divided by this, and the noise of a batch that many times smaller, at the same noise
-    multiplier; at least 1: another. Of DP-GT: claim means over so many times the samples."""
+    multiplier; at least 1: another. Of DP-GT: claim means over the samples times this factor."""
 
     def idle(self, options: Mapping[str, Any]) -> set[str]:
         """Laplace noise is claimed at delta 0."""

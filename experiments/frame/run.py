@@ -17,6 +17,7 @@ from experiments.frame.records import Publication
 from jaxfl.analysis.final_plot import plot_final
 from jaxfl.analysis.plots import plot_run
 from jaxfl.core import ArgumentError, check
+from jaxfl.privacy.statements import statement_text
 from jaxfl.training import open_run, publish, secret_key, summary_table, train
 
 _MOST_DEVICES = 8  # of a CPU: each holds a copy of what is not shared out
@@ -64,7 +65,10 @@ def run(asked: Request) -> int:
     for name, row in summary["variants"].items():
         if "budget_spent" in row.get("status", ()):
             rounds = max(row["rounds_per_seed"])
-            console.print(f"{name}: the privacy budget was spent after {rounds} rounds, and the run stopped there.")
+            is_proven = flat(asked.lines[name].point).get("bound", "proven") == "proven"
+            held = next(stated for stated in row["privacy"] if (stated["bound"] == "proven") == is_proven)
+            spent = f"{name}: the privacy budget was spent after {rounds} rounds, and the run stopped there"
+            console.print(f"{spent}: {statement_text(held)}")
     settings = {name: line.settings for name, line in asked.lines.items()}
     shown = ", ".join(map(str, [*plot_run(directory), *plot_final(directory, settings), *added]))
     if secrecy.publish is not None:

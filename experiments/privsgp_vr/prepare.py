@@ -14,7 +14,7 @@ from rich.console import Console
 
 from experiments.frame import Finished, Line, Prepared, flat, identity, lay, programs
 from experiments.frame.options import text_of
-from experiments.privsgp_vr.options import Point, check_point
+from experiments.privsgp_vr.options import METHODS, Point, check_point
 from experiments.privsgp_vr.spending import privacy_of, rounds_allowed, settled
 from jaxfl import gradients
 from jaxfl.analysis.partition_plot import plot_partition
@@ -146,7 +146,8 @@ def _description(lines: Mapping[str, Line]) -> list[str]:
     for name, line in list(lines.items())[:MOST_TOLD]:
         learning, budget = line.point.learning, line.point.budget
         limits = " to ".join(dict.fromkeys(f"{end(budget.limits):g}" for end in (min, max) if budget.limits))
-        target = f", budget ε = {limits} ({budget.bound})" if limits else ""
+        bound = METHODS[learning.method].accountant.bound_name(budget.bound)
+        target = f", budget ε = {limits} ({bound})" if limits else ""
         grid = f" on a grid of {budget.grid_bits} bits" if budget.noise == "grid_gaussian" else ""
         numbers = f"{learning.iterations} iterations, step size {learning.step_size:.4g}"
         told.append(f"{name}: {numbers}, noise std {budget.noise_std:.4g}{grid}{target}")

@@ -140,7 +140,7 @@ def rounds_allowed(name: str, asked: Point, point: Point, sizes: Sizes) -> int |
     if rounds < 1:
         first = max(privacy.epsilon(accountant, budget.bound, release, 1, **options) for release in set(releases))
         cost = f"costs {first:.3g}" if math.isfinite(first) else "has no such bound"
-        requirement = f"must pay for one round of {name} ({budget.bound} bound)"
+        requirement = f"must pay for one round of {name} ({accountant.bound_name(budget.bound)} bound)"
         name = "node_epsilons" if budget.node_epsilons else "target_epsilon"
         raise ArgumentError(name, requirement, f"one round {cost}", "Pass more, or add more noise.")
     return rounds

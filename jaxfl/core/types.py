@@ -97,7 +97,7 @@ class Task(NamedTuple):
         layers: the layers in factored form, input side first; empty when the task has no such form (then clipped
             gradients fall back to one sample at a time).
         factors: (params, inputs, labels) -> (losses (b,), Factors), errors being those of the *summed* loss; None
-            without layers. Inputs of Factors are finite: a sample for which one was not has a loss of NaN, and its
+            without layers. Inputs of Factors are finite: a sample with another input has a loss of NaN, and its
             gradient is discarded under a clip norm.
         node_loop: how the engine runs this task over nodes, "vmap", "map" or "chunk:k", or one of these behind
             "devices:" (see `core.node_loop`).

@@ -122,7 +122,7 @@ def check_mechanism(
 
 
 def noise_check(name: str, sum_of_squares: float, degrees: int, claimed_std: float, significance: float) -> Check:
-    """Whether so many squares of centred normal numbers are too small for a standard deviation, by chi-square.
+    """Whether this number of squares of centred normal numbers are too small for a standard deviation, by chi-square.
 
     Args:
         name: of the check.
@@ -143,7 +143,7 @@ def smallest_guessed_error(mu: float, correct_needed: int, num_guesses: int, gue
     Args:
         mu: distance of included from left-out scores, in standard deviations, of a right run.
         correct_needed: right guesses that refute it.
-        num_guesses: of which it guesses so many, the surest.
+        num_guesses: how many of them it guesses, the surest.
         guessed_share: their share of all canaries.
     """
     if correct_needed > num_guesses:
@@ -194,7 +194,7 @@ def _gaussian(
     noise = math.sqrt(np.square(sums[~included]).sum() / degrees)
     widest = math.sqrt(
         degrees / float(scipy.stats.chi2.ppf(share / 2, degrees))
-    )  # noise is at most so many times what it is
+    )  # the largest factor that the noise may have
     quantile = _quantile(share / 2)
     lowest = max(0.0, (measured - quantile * error) / (noise * widest))
     limit = gaussian_epsilon(lowest, dp_delta)

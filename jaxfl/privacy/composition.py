@@ -27,7 +27,7 @@ from scipy.special import logsumexp
 _MAX_COMPOSED_BINS = 2**21
 _WINDOW_TAIL = 1e-15  # mass that composition may lose at each end; it counts as an infinite loss
 _ROUNDING = 1e-15  # of a Fourier transform, per composed release; taken out of delta
-_SMALL = 1e3  # a delta less than so many times what composition may lose is a small one
+_SMALL = 1e3  # times what composition may lose: a delta below that is a small one
 
 
 class Losses(NamedTuple):
@@ -47,7 +47,7 @@ class Curve(NamedTuple):
 
 
 def compose(losses: Losses, num_times: int, dp_delta: float | None = None) -> Curve | None:
-    """The curve of `num_times` releases of which each has these losses; None when the grid would be too large.
+    """The curve of `num_times` releases, each with these losses; None when the grid would be too large.
 
     Args:
         losses: of one release.
@@ -122,7 +122,7 @@ def triangle_epsilon(forward: Curve, backward: Curve, dp_delta: float) -> float:
     """Smallest epsilon found of D against D', when `forward` is D against Z and `backward` Z against D'.
 
     P(S) <= exp(e1) Z(S) + d1 and Z(S) <= exp(e2) P'(S) + d2 give P(S) <= exp(e1 + e2) P'(S) + d1 + exp(e1) d2 for
-    every e1: delta is shared out in many ways, each of which is a bound.
+    every e1: delta is shared out in many ways, and each gives a bound.
     """
     shares = 1 / (1 + np.exp(np.linspace(-7, 7, 57)))
     first = curve_epsilon(forward, shares * dp_delta)

@@ -150,7 +150,7 @@ def train(
 def _with_key(
     privacy: Callable[[int], Sequence[Mapping[str, Any]]], key: Array | None, num_rounds: int
 ) -> list[dict[str, Any]]:
-    """The statements of so many rounds, with what they rest on as to the key."""
+    """The statements of a number of rounds, with what they rest on as to the key."""
     origin = SIMULATED if key is None else SECRET
     return [{**stated, "assumptions": (*stated.get("assumptions", ()), origin)} for stated in privacy(num_rounds)]
 

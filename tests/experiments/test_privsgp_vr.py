@@ -158,7 +158,8 @@ def test_stops_when_the_budget_is_spent_and_counts_on_when_resumed(tmp_path, mon
     ((name, row),) = summary["variants"].items()
     rounds = row["rounds"]
     printed = " ".join(capsys.readouterr().out.split())
-    assert f"{name}: the privacy budget was spent after {rounds} rounds" in printed
+    stopped = f"{name}: the privacy budget was spent after {rounds} rounds, and the run stopped there"
+    assert f"{stopped}: {statement_text(proven(row['privacy']))}" in printed
     ((_, point),) = settle(" ".join(options), [359]).items()
     assert 0 < rounds < 400
     assert proven(row["privacy"])["dp_epsilon"] <= 0.5 < epsilon_of(point, 359, rounds + 1)
@@ -218,6 +219,18 @@ def start_of(point):
     """(key, first state, data) of a settled point."""
     key, data = jax.random.key(0), point.clients.data(point.data)(0)
     return key, point.algorithm().init(key, data), data
+
+
+@pytest.mark.slow
+def test_the_stop_of_a_reconstructed_budget_is_called_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "1000")
+    options = "--nodes 4 --hidden 4 --graph ring --method DP2-SGD --bound published --noise-std 1 --target-epsilon 1"
+    command = f"{options} --batch-size 20 --iterations 40 --evaluate-every 10 --seed 0 --quiet --out {tmp_path / 'run'}"
+    assert main(EXPERIMENT, shlex.split(command)) == 0
+    printed = capsys.readouterr().out
+    assert ", budget ε = 1 (reconstructed)" in printed
+    (stop,) = [line for line in printed.splitlines() if "the privacy budget was spent" in line]
+    assert " reconstructed (zero out one sample" in stop
 
 
 class TestPersonalizedBudgets:

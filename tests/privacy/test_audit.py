@@ -287,7 +287,7 @@ def test_missing_clipping_is_caught(clip_norm):
 
 
 def refused(method, noise_std, seed, clip_norm: float | None = CLIP):
-    """The checks that refuse a run of which the claimed noise is told."""
+    """The checks that refuse a run, given the noise that it claims."""
     made, scores = scorer(method)
     _, data, canaries = made(seed)
     found = scores(noise_std, clip_norm, jax.random.key(seed), data)

@@ -106,7 +106,7 @@ def epsilon(
         neighboring_relation: "zero_out" or "replace_one"; default: the formula's own, and zero_out of what is proven.
 
     Raises:
-        ArgumentError: as for `statements`, no num_nodes for A(DP)2SGD, or a relation for which the bound is not stated.
+        ArgumentError: as for `statements`, no num_nodes for A(DP)2SGD, or a relation that the bound is not stated for.
 
     Guarantees:
         - more rounds or less noise never lower it, nor do fewer entries while a batch is at most half of them.
@@ -232,7 +232,7 @@ def _claims(accountant: Accountant, release: Release) -> list[tuple[str, str]]:
 
 
 def _relation(accountant: Accountant, bound: str, release: Release, asked: str | None) -> str:
-    """The relation that is asked for, or the first for which the bound is stated."""
+    """The relation that is asked for, or the first that the bound is stated for."""
     known = [relation for name, relation in _claims(accountant, release) if name == bound]
     if asked is None:
         return known[0]
@@ -309,7 +309,7 @@ def _notes(case: Case, bound: str, num_rounds: int, dp_epsilon: float) -> tuple[
 
 
 def _epsilon(case: Case, bound: str, relation: str, num_rounds: int) -> float:
-    """epsilon under a relation for which the bound is stated; infinite where there is none."""
+    """epsilon under a relation that the bound is stated for; infinite where there is none."""
     if num_rounds and _reason(case.accountant, bound, case.release) is not None:
         return math.inf
     return _bound(case, bound, relation, num_rounds).dp_epsilon
@@ -317,7 +317,7 @@ def _epsilon(case: Case, bound: str, relation: str, num_rounds: int) -> float:
 
 @lru_cache(maxsize=4096)
 def _bound(case: Case, bound: str, relation: str, num_rounds: int) -> Bound:
-    """The epsilon of a release for which `_reason` is None."""
+    """The epsilon of a release; `_reason` of it is None."""
     if num_rounds == 0:
         return Bound(0.0, "nothing was released")
     if bound == "published":

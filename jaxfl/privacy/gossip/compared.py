@@ -124,7 +124,7 @@ def _published(label: str, bound: Callable[..., Bound], *notes: str) -> Publishe
 
 
 def _waking(num_rounds: int, num_nodes: int, dp_delta: float) -> tuple[int, float]:
-    """How often one of n nodes wakes in n K events, each of which wakes one at random."""
+    """How often one of n nodes wakes in n K events; each event wakes a node at random."""
     failure = min(_WAKING_FAILURE, dp_delta / 10)
     return int(scipy.stats.binom.isf(failure, num_rounds * num_nodes, 1 / num_nodes)), failure
 

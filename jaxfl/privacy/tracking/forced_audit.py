@@ -242,5 +242,5 @@ def _extended(claimed: TrackingSchedule, run: TrackingSchedule) -> TrackingSched
 
 
 def _cut(scale: np.ndarray, count: int) -> np.ndarray:
-    """The first so many."""
+    """The first ones."""
     return np.asarray(scale, float)[:count]

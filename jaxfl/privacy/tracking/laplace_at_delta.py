@@ -128,7 +128,7 @@ def counted_note(dp_delta: float) -> str:
 
 
 def participation_rhos(schedule: TrackingSchedule, agent: TrackingAgent, counts: np.ndarray) -> np.ndarray:
-    """rho of at most so many participations of the changed sample, one agent.
+    """rho of at most this number of participations of the changed sample, one agent.
 
     Args:
         schedule, agent: of one agent: noise scales (K + 1,), weights ().

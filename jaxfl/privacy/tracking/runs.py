@@ -69,7 +69,7 @@ def checked(
     *,
     output: bool = False,
 ) -> Run:
-    """Refuse what cannot be accounted for, and cut off what has not left after so many rounds."""
+    """Refuse what cannot be accounted for, and cut off what has not left yet."""
     check.at_least(0, num_rounds=num_rounds)
     check.at_least(1, num_nodes=num_nodes)
     check.one_of(("broadcast", "state"), gradient_at=release.gradient_at)

@@ -15,7 +15,7 @@ within an iteration, so that at one point it changes by at most C / m_K.
   between the two runs, and so does every sample's gradient.
 - Proven, for gradients taken at the *broadcast* state: given everything broadcast, the map from the changes d_l of g_l
   to those of x_k and y_k is linear, with impulse responses h. Hence |x_k - x'_k|_1 <= sum_l |h[k - l]| |d_l|_1, and
-  likewise for y, where g_{k+1} - g_k telescopes. In the paper's runs it is 100 to 270 times smaller.
+  and so for y, where g_{k+1} - g_k telescopes. In the paper's runs it is 100 to 270 times smaller.
 
 Neither covers x_{K+1}, which Algorithm 1 returns without noise: return the last broadcast state instead. What belongs
 to an agent may be a number or have shape (n,), and results (NumPy, float64) follow.

@@ -20,7 +20,7 @@ SETTING = Setting(Network(resnet20(), "ResNet-20", (32, 32, 3)), 6, samples=390,
 
 
 def rounds(setting: Setting, task: Task, counts: dict[str, int]) -> Runner:
-    """A call's rounds of so many clients of each class, all of them active."""
+    """A call's rounds of clients by class, all of them active."""
     algorithm = embracing(
         task,
         trained_blocks=[output_side(task.blocks, FIRST_BLOCKS[name]) for name in counts],

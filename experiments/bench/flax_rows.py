@@ -114,6 +114,6 @@ def sgd_rounds(row: Row, rounds: int, step_size: float):
 
 
 def compiled(row: Row, setting: Setting, rounds: int) -> Runner:
-    """A call of so many rounds on the setting's batches."""
+    """A call of several rounds on the setting's batches."""
     start, batches = node_params(row.init, setting.num_nodes), node_batches(setting)
     return runner(sgd_rounds(row, rounds, setting.step_size), start, *batches)

@@ -15,7 +15,7 @@ from jaxfl import gradients
 from jaxfl.analysis.plots import Panel, line_style, new_figure, save_figure, style_axes
 from jaxfl.core.tree import num_bytes
 
-GIBIBYTES = 24  # memory of a large desktop machine, for which the largest number of nodes is stated
+GIBIBYTES = 24  # of a large desktop machine: the largest number of nodes that it holds is stated
 NUMBERS = 5_000_000  # nodes times parameters times rounds of one call, which has at least two rounds
 LABELS = {"n": "nodes n", "d": "parameters of a node d"}
 

@@ -27,7 +27,7 @@ Pair = tuple[Result | None, paper.Accuracy | None]
 
 
 def markdown(results: Sequence[Result]) -> str:
-    """All tables for which there are results: cases, added weak clients, batch normalization, rounds to a target."""
+    """All tables that have results: cases, added weak clients, batch normalization, rounds to a target."""
     chosen = usual(results)
     tables = [_cases(chosen), _added_clients(chosen), _batch_norm(results), _targets(chosen)]
     begun = [f"{r.name}: at round {r.rounds} of {r.wanted_rounds}" for r in results if r.rounds < r.wanted_rounds]

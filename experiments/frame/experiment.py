@@ -75,7 +75,7 @@ class Experiment(NamedTuple):
         datasets: data set -> its layer; "other" for those that are not listed.
         presets: name -> preset.
         derived: option -> (flat options, names that were given) -> its value where it was not given; in this order.
-        rivals: pairs of groups of options of which only one can be given; a later layer drops the other one.
+        rivals: pairs of groups of options that exclude each other; a later layer drops the other group.
         labels: option -> how its value stands in the name of a line; the first one always does.
         name_of: (flat options, names that vary) -> name, in place of labels.
         aliases: argument of the library -> the option that it comes from.

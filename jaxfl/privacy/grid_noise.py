@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.core import ArgumentError, Array, check, one_kernel
+from jaxfl.core import ArgumentError, Array, check, leaf_key, one_kernel
 from jaxfl.core.tree import along_nodes
 from jaxfl.privacy.mechanisms import NoiseMechanism, standard_noise
 from jaxfl.privacy.statements import FLOAT_NOISE
@@ -163,10 +163,10 @@ def _on_grid(values: Array, noise: Array, step: Array) -> Array:
 def _integers(key: Array, size: int, bits: int) -> Array:
     """k, (size,), int32."""
     table = _table(bits)
-    # In a loop: a hash in one kernel with the look-ups is made number by number, at eight times its time.
-    pairs = jax.lax.map(
-        lambda half: jax.random.key_data(jax.random.split(one_kernel(half), (size,))), jax.random.split(key, 2)
-    )
+    # In a loop: a hash in one kernel with the look-ups is made number by number, at eight times its time. No key comes of
+    # it: the data of split keys are both words of every hash, and jax.random.bits gives one for two.
+    halves = jnp.stack([leaf_key(key, half) for half in range(2)])
+    pairs = jax.lax.map(lambda half: jax.random.key_data(jax.random.split(one_kernel(half), (size,))), halves)
     negative = pairs[0, :, 0] >> 31
     words = (pairs[0, :, 0] & np.uint32(2**31 - 1), pairs[0, :, 1], pairs[1, :, 0], pairs[1, :, 1])
 

@@ -92,7 +92,7 @@ def calibration_set(key: Array, data: FederatedData, num_samples: int, batch_siz
         key: the run's base key.
         data: on the device. A sample that no node holds is never drawn.
         num_samples: how many; of a smaller pool all are taken.
-        batch_size: b, samples in one batch, of which statistics are taken together.
+        batch_size: b, samples in one batch; its statistics are taken together.
 
     Returns:
         The samples on the device.

@@ -39,7 +39,7 @@ def _assert_same_runs(whole, other, variants, ends=None):
 
 @pytest.mark.slow
 def test_killed_at_20_random_moments_and_resumed_equals_uninterrupted(tmp_path):
-    """Six lanes of one program, of which four end early, and one by itself."""
+    """Six lanes of one program, four of them end early, and one by itself."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     summary = train(whole)
     statuses = {name: row["status"] for name, row in summary["variants"].items()}
@@ -96,7 +96,7 @@ class _Killed(BaseException):
 
 @pytest.fixture(scope="module", params=["one lane", "a sweep"])
 def whole(request, tmp_path_factory):
-    """(directory, variants, ends) of an uninterrupted run: of one lane, or of lanes of which some end early."""
+    """(directory, variants, ends) of an uninterrupted run: of one lane, or of lanes that do not all end together."""
     variants = LONE if request.param == "one lane" else sweep(num_rounds=13)
     out = tmp_path_factory.mktemp("whole")
     train_toy(out, variants)

@@ -99,7 +99,7 @@ def local_steps(
             return jax.vmap(lambda client: node_keys(client, num_local_steps))(clients)
 
         def batch(step_key, count):
-            # A slot for which no sample is left gets its own position, which is then at least `count`.
+            # A slot without a sample of its own gets its own position, at least `count`.
             return sampler.draw_node(step_key, count)[0]
 
         batch_indices = jax.vmap(jax.vmap(batch, (0, None)))(step_keys(Purpose.BATCH), data.sizes[active])

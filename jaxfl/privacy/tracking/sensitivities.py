@@ -198,7 +198,7 @@ def gaussian_epsilon(schedule: TrackingSchedule, sensitivities: Sensitivities, *
     """What Gaussian noise costs, exactly where every sensitivity is reached.
 
     Given everything broadcast before, a broadcast x~_k moves by at most dx_k / s_x,k standard deviations, and y~_k
-    likewise. Such mechanisms compose adaptively to that of N(mu, 1) against N(0, 1) with
+    too. Such mechanisms compose adaptively to that of N(mu, 1) against N(0, 1) with
     mu^2 = sum_k (dx_k / s_x,k)^2 + (dy_k / s_y,k)^2.
 
     Args:

@@ -23,7 +23,7 @@ def patterns(rng: np.random.Generator, labels: np.ndarray, shape: tuple[int, ...
 
 
 def _coarse(images: np.ndarray, factor: int) -> np.ndarray:
-    """Each pixel of (..., height, width) as a square of so many pixels a side."""
+    """Each pixel of (..., height, width) as a square of several pixels a side."""
     return images.repeat(factor, axis=-2).repeat(factor, axis=-1)
 
 
@@ -70,7 +70,7 @@ def write_femnist(folder: Path, seed: int) -> None:
 
 
 def write_imdb(folder: Path, seed: int, num_reviews: int = 50) -> None:
-    """The four folders, with so many reviews in each."""
+    """The four folders, with this number of reviews in each."""
     rng = np.random.default_rng(seed)
     for split in ("train", "test"):
         for kind, name in enumerate(("neg", "pos")):

@@ -163,8 +163,8 @@ def _on_grid(values: Array, noise: Array, step: Array) -> Array:
 def _integers(key: Array, size: int, bits: int) -> Array:
     """k, (size,), int32."""
     table = _table(bits)
-    # In a loop: a hash in one kernel with the look-ups is made number by number, at eight times its time. No key comes of
-    # it: the data of split keys are both words of every hash, and jax.random.bits gives one for two.
+    # In a loop: a hash in one kernel with the look-ups is made number by number, at eight times its time.
+    # Splitting makes no key here: its data are both words of every hash, and jax.random.bits would give one.
     halves = jnp.stack([leaf_key(key, half) for half in range(2)])
     pairs = jax.lax.map(lambda half: jax.random.key_data(jax.random.split(one_kernel(half), (size,))), halves)
     negative = pairs[0, :, 0] >> 31

@@ -319,6 +319,7 @@ def test_every_statement_says_what_it_leaves_out(accountant, estimator):
             "hyper-parameters is not acc",
         ):
             assert part in text
+        assert "losses, metrics and pictures; whether a run diverged; checkpoints, which hold raw gradients" in text
         assert "placed (by label, say) does not depend on the changed one" in text
         assert ("formula reconstructed" in text) == (accountant == DP2_SGD and bound == "published")
 

@@ -2,6 +2,9 @@
 
 from jaxfl.algorithms.asynchronous_gossip import a_dp2_sgd
 from jaxfl.algorithms.clients.blocks import first_half, output_side
+from jaxfl.algorithms.clients.client_sgd import client_sgd
+from jaxfl.algorithms.clients.local_steps import local_steps
+from jaxfl.algorithms.clients.private_updates import private_updates
 from jaxfl.algorithms.embracing import embracing
 from jaxfl.algorithms.fed_avg import fed_avg
 from jaxfl.algorithms.gossip import d_psgd, dp2_sgd
@@ -17,6 +20,7 @@ __all__ = [
     "REGISTRY",
     "Row",
     "a_dp2_sgd",
+    "client_sgd",
     "d_psgd",
     "debiased_params",
     "dp2_sgd",
@@ -24,10 +28,12 @@ __all__ = [
     "fed_avg",
     "first_half",
     "gradient_tracking",
+    "local_steps",
     "output_perturbation",
     "output_side",
     "partial_averaging",
     "perturbed_gossip",
+    "private_updates",
     "push_sum",
     "theory_step_size",
     "width_reduction",

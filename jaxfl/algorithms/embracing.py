@@ -4,7 +4,7 @@ A model is blocks 1, ..., L, input side first. Client i is of a capacity class a
 z_i; y_i are the others. Round r. The server sends x to the active clients S; client i
 
     computes once what enters the first of its blocks, from the blocks in front of it, for each sample of its batches
-    z_i <- tau steps of SGD on z, y_i as it is, with momentum and weight decay (see `clients.local_sgd`)
+    z_i <- tau local steps on z by its own optimizer, y_i as it is (see `clients.local_steps`)
 
 and for each block b the server takes the mean over the clients that trained it, J_i being a client's samples:
 
@@ -16,8 +16,7 @@ A block that no active client trained stays as it is. The model state of a block
 |---|---|
 | x, S, J_i | `State.params`, `Draws.active`, `data.sizes` |
 | T_i | `trained_blocks[client_class[i]]`, or `Draws.trained` where it is drawn |
-| tau, gamma, mu, lambda | `num_local_steps`, `step_size`, `momentum`, `weight_decay` |
-| p_ib | `weighting` |
+| tau, p_ib | `clients`: `jaxfl.local_steps`, its weighting |
 
 Lee, Zhang, Prakash, Niu, Avestimehr, "Embracing Federated Learning: Enabling Weak Client Participation via Partial
 Model Training", Algorithms 1 (the multi-step forward pass, here the features of a `jaxfl.core.Part`) and 2.
@@ -32,16 +31,18 @@ Does not claim: privacy.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.algorithms.clients import local_sgd
 from jaxfl.algorithms.clients.blocks import check_blocks, tasks_of_classes
 from jaxfl.algorithms.clients.client_classes import client_classes
+from jaxfl.algorithms.clients.local_steps import LocalSteps, require_plain
+from jaxfl.algorithms.clients.server import by_client, server_model
+from jaxfl.algorithms.clients.steps import StepDraws, batch_loss, by_backward
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, node_keys, purpose_key
 from jaxfl.core.tree import size, weighted_sum
 from jaxfl.gradients.per_example import tree_norm
@@ -59,12 +60,11 @@ class State(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """The random numbers of one round; k clients are active, b is the batch size."""
+    """The random numbers of one round; k clients are active."""
 
     active: Array  # (k,), int32, different clients; ascending, or class after class if stratified
-    batch_indices: Array  # (k, tau, b), int32, among the client's own samples; its size or more: an empty slot
+    steps: StepDraws  # of the active clients
     trained: Array | None  # (k, L), bool, the blocks that each trains; None where all classes name theirs
-    dropout_keys: Array | None  # (k, tau), typed keys, one for each step; None where the task takes none
 
 
 class Info(NamedTuple):
@@ -77,20 +77,16 @@ class Info(NamedTuple):
     bits_sent: Array  # (n,), float32, params and batch statistics of its blocks from an active client to the server
     bits_received: Array  # (n,), float32, of the whole model from the server, once
     gradient_evaluations: Array  # (n,), int32, samples whose gradient by the client's blocks was taken
+    batch_overflow: Array | None  # (n,), int32, above 0 is an error; None where batches have a fixed size
 
 
 def embracing(
     task: Task,
     *,
+    clients: LocalSteps,
     trained_blocks: Sequence[Sequence[str] | int],
     client_class: Sequence[int] | np.ndarray,
     num_active: int | Sequence[int],
-    num_local_steps: int,
-    batch_size: int,
-    step_size: float | Array | Callable[[Array], Array],
-    momentum: float | Array = 0.0,
-    weight_decay: float | Array = 0.0,
-    weighting: str = "data",
     frozen_batch_norm: str = "running",
     class_tasks: Sequence[Task] | None = None,
 ) -> Algorithm:
@@ -103,6 +99,8 @@ def embracing(
 
     Args:
         task: what is learned, with `part`: of `jaxfl.models.classification` or `binary_classification`.
+        clients: what an active client does, see `jaxfl.local_steps`; it neither clips nor adds noise. Its optimizer
+            has the blocks that the client trains; its weighting is among the clients that trained a block.
         trained_blocks: what each capacity class trains: names of `task.blocks`, for instance all of them for a strong
             client and `output_side(task.blocks, "block_3_1")` for a weak one; or an int, how many blocks each client
             of that class draws in each round, uniformly without replacement.
@@ -111,8 +109,6 @@ def embracing(
             each class's count is random; active clients then run one after the other, whatever `task.node_loop` says
             (see `clients.client_classes`). Or one int a class: among the clients of that class, which then
             run together.
-        num_local_steps, batch_size, step_size, momentum, weight_decay, weighting: as for `fed_avg`; the last two of the
-            blocks that a client trained.
         frozen_batch_norm: how blocks in front of a client's first run: "running", in evaluation mode, or "batch", in
             training mode, with the statistics (and dropout) of the batch. Their own state changes in neither.
         class_tasks: the task as the clients of each class train it, for a class that cuts inside a block, as
@@ -125,7 +121,7 @@ def embracing(
 
     Raises:
         ArgumentError: a task without `part`, class tasks of other variables, a class without blocks or with unknown
-            ones, a client of no class, more active clients than there are, or what `fed_avg` refuses; from `init` and
+            ones, a client of no class, more active clients than there are, private local steps; from `init` and
             `draw`, other data.
 
     Guarantees:
@@ -144,27 +140,21 @@ def embracing(
         "running" statistics and clients that run one after the other; under `vmap` all tau * b are.
 
     Example:
-        >>> from jaxfl import federate
+        >>> import optax, jaxfl
         >>> from jaxfl.algorithms import output_side
         >>> from jaxfl.models import classification, mlp
         >>> task = classification(mlp((2, 4, 3)))
-        >>> data = federate(np.eye(4, 2, dtype="float32"), np.array([0, 1, 2, 0]), [[0], [1, 2, 3]])
+        >>> data = jaxfl.federate(np.eye(4, 2, dtype="float32"), np.array([0, 1, 2, 0]), [[0], [1, 2, 3]])
         >>> blocks = [task.blocks, output_side(task.blocks, "dense_2")]
-        >>> clients = dict(trained_blocks=blocks, client_class=[0, 1], num_active=2)
-        >>> learner = embracing(task, **clients, num_local_steps=5, batch_size=2, step_size=0.1)
+        >>> classes = {"trained_blocks": blocks, "client_class": [0, 1], "num_active": 2}
+        >>> clients = jaxfl.local_steps(5, batch_size=2, optimizer=optax.sgd(0.1))
+        >>> learner = jaxfl.embracing(task, clients=clients, **classes)
         >>> key = jax.random.key(0)
         >>> state, info = jax.jit(learner.round)(key, learner.init(key, data), data)
         >>> info.bits_sent.tolist(), info.bits_received.tolist()  # 27 and 15 parameters of 32 bits
         ([864.0, 480.0], [864.0, 864.0])
     """
-    local = local_sgd.local_steps(
-        num_local_steps=num_local_steps,
-        batch_size=batch_size,
-        step_size=step_size,
-        momentum=momentum,
-        weight_decay=weight_decay,
-        weighting=weighting,
-    )
+    require_plain(clients)
     check.one_of(("running", "batch"), frozen_batch_norm=frozen_batch_norm)
     tasks = tasks_of_classes(task, class_tasks, len(trained_blocks))
     named, drawn_counts = check_blocks(task.blocks, trained_blocks)
@@ -177,6 +167,7 @@ def embracing(
 
     def init(key, data):
         classes.check_data(data)
+        clients.check_data(task, data)
         return State(
             params=task.init(purpose_key(key, Purpose.INIT)),
             model_state=None if task.init_state is None else task.init_state(),
@@ -187,7 +178,6 @@ def embracing(
         classes.check_data(data)
         k = state.round_index
         active = classes.draw_active(key, k)
-        batch_indices, dropout_keys = local.draw(key, k, active, data, task)
         trained = None
         if any_drawn:
             keys = node_keys(purpose_key(key, Purpose.PART, k), data.num_nodes)[active]
@@ -195,29 +185,28 @@ def embracing(
             own = classes.of(active)
             # Of a class that names its blocks the count is 0.
             trained = jnp.asarray(table)[own] | (ranks < jnp.asarray(drawn_counts)[own][:, None])
-        return Draws(active=active, batch_indices=batch_indices, trained=trained, dropout_keys=dropout_keys)
+        return Draws(active=active, steps=clients.draw(key, k, active, data, task), trained=trained)
 
     def update(state, data, draws):
         k, active = state.round_index, draws.active
-        samples, mask = local_sgd.samples_of(data, active, draws.batch_indices)
+        steps = clients.steps(data, active, draws.steps)
         trained = jnp.asarray(table)[classes.of(active)] if draws.trained is None else draws.trained
         model_state = {} if state.model_state is None else state.model_state
-        common = {"state": state, "data": data, "local": local}
+        common = {"state": state, "data": data, "clients": clients}
 
         def in_common_form(number, results):
             params, own_state, loss = results
             return {**state.params, **params}, {**model_state, **own_state}, loss
 
-        clients = [
+        of_class = [
             functools.partial(_train_drawn, own, **common)
             if part is None
             else functools.partial(_train_part, part, task.blocks, frozen_batch_norm, **common)
             for own, part in zip(tasks, parts, strict=True)
         ]
-        arguments = (trained, samples, mask, draws.dropout_keys)
-        groups = classes.run(clients, in_common_form, task.node_loop, active, arguments)
+        groups = classes.run(of_class, in_common_form, task.node_loop, active, (trained, steps))
 
-        weights = local.weigh(data, active)
+        weights = clients.weigh(data, active)
         shares = _shares(weights[:, None] * trained.astype(jnp.float32))  # (k, L)
         of_block = {block: shares[:, position] for position, block in enumerate(task.blocks)}
         of_client = _shares(weights[:, None])[:, 0]
@@ -225,20 +214,21 @@ def embracing(
         params = mean(state.params, [(group.rows, group.results[0]) for group in groups])
         new_model_state = mean(model_state, [(group.rows, group.results[1]) for group in groups])
 
-        def by_client(values):
-            return local_sgd.by_client(active, data.num_nodes, values)
+        def of_clients(values):
+            return by_client(active, data.num_nodes, values)
 
         sizes = jnp.array([size((state.params[block], model_state.get(block))) for block in task.blocks], jnp.int32)
         whole = size((state.params, state.model_state))
-        counts = mask.sum(axis=(1, 2), dtype=jnp.int32)
+        counts = steps.mask.sum(axis=(1, 2), dtype=jnp.int32)
         info = Info(
             loss=jnp.sum(of_client * jnp.concatenate([group.results[2] for group in groups])),
             update_norm=tree_norm(jax.tree.map(jnp.subtract, params, state.params), 2),
-            active=by_client(jnp.ones_like(counts)),
+            active=of_clients(jnp.ones_like(counts)),
             untrained_blocks=jnp.sum(~trained.any(axis=0), dtype=jnp.int32),
-            bits_sent=by_client(32 * (trained.astype(jnp.int32) @ sizes).astype(jnp.float32)),
-            bits_received=by_client(jnp.full(active.shape, 32 * whole, jnp.float32)),
-            gradient_evaluations=by_client(counts),
+            bits_sent=of_clients(32 * (trained.astype(jnp.int32) @ sizes).astype(jnp.float32)),
+            bits_received=of_clients(jnp.full(active.shape, 32 * whole, jnp.float32)),
+            gradient_evaluations=of_clients(counts),
+            batch_overflow=of_clients(draws.steps.batch_overflow) if clients.may_overflow else None,
         )
         new_state = State(
             params=params,
@@ -247,10 +237,10 @@ def embracing(
         )
         return new_state, info
 
-    return algorithm(init, draw, update, local_sgd.server_model(task))
+    return algorithm(init, draw, update, server_model(task))
 
 
-def _train_part(part, blocks, frozen_batch_norm, own_blocks, *steps, state, data, local):
+def _train_part(part, blocks, frozen_batch_norm, own_blocks, steps, *, state, data, clients):
     """One client's steps on the blocks of its class.
 
     Args:
@@ -258,19 +248,18 @@ def _train_part(part, blocks, frozen_batch_norm, own_blocks, *steps, state, data
         blocks: all of the task.
         frozen_batch_norm: as of `embracing`.
         own_blocks: (L,), bool; not used, they are the part's.
-        steps: (samples (tau, b) in [0, N), mask (tau, b), dropout keys (tau,) or None).
+        steps: `Step` with leaves (tau, ...).
         state: the server's.
         data: all clients'.
-        local: how to step.
+        clients: how to step.
 
     Returns:
         (its blocks after the steps, their model state and that of layers that are no block's, mean loss ()).
     """
 
     def features_of_batch(one_step):
-        samples, mask, key = one_step
-        weights = mask.astype(jnp.float32)
-        return part.features_train(state.params, state.model_state, data.inputs[samples], weights, key)
+        weights, inputs = one_step.mask.astype(jnp.float32), data.inputs[one_step.samples]
+        return part.features_train(state.params, state.model_state, inputs, weights, one_step.dropout_key)
 
     def features_of(samples):
         return part.features(state.params, state.model_state, data.inputs[samples])
@@ -278,23 +267,30 @@ def _train_part(part, blocks, frozen_batch_norm, own_blocks, *steps, state, data
     # Each step's share of what is stored, and how it becomes what enters the first of the client's blocks.
     if part.features is None:
         # Inputs are gathered in each step: they would be larger if they were stored, ready for the first block.
-        stored, entering_of = steps[0], lambda samples: data.inputs[samples]
+        stored, entering_of = steps.samples, lambda samples: data.inputs[samples]
     elif frozen_batch_norm == "batch":
         stored, entering_of = jax.lax.map(features_of_batch, steps), lambda features: features
     else:
-        stored, entering_of = _features_once(features_of, steps[0], data.indices.shape[1])
+        stored, entering_of = _features_once(features_of, steps.samples, data.indices.shape[1])
 
     def step_loss(params, model_state, one_step):
-        (samples, mask, key), share = one_step
-        weights, labels = mask.astype(jnp.float32), data.labels[samples]
-        losses, model_state = part.train_loss(params, frozen, model_state, entering_of(share), labels, weights, key)
-        return local_sgd.masked_mean(losses, weights), model_state
+        own_step, share = one_step
+        weights, labels = own_step.mask.astype(jnp.float32), data.labels[own_step.samples]
+        losses, model_state = part.train_loss(
+            params, frozen, model_state, entering_of(share), labels, weights, own_step.dropout_key
+        )
+        return clients.mean(losses, own_step.mask), model_state
 
     own = {name: state.params[name] for name in part.trained}
     frozen = {name: values for name, values in state.params.items() if name not in part.trained}
-    params, model_state, loss = local.run(step_loss, own, state.model_state, (steps, stored), state.round_index)
+    gradient_of = by_backward(step_loss)
+    params, model_state, measured = clients.run(gradient_of, own, state.model_state, (steps, stored), state.round_index)
     changed = {} if model_state is None else model_state
-    return params, {name: changed[name] for name in changed if name in part.trained or name not in blocks}, loss
+    return (
+        params,
+        {name: changed[name] for name in changed if name in part.trained or name not in blocks},
+        measured.loss,
+    )
 
 
 def _features_once(features_of, samples, max_distinct):
@@ -326,14 +322,14 @@ def _features_once(features_of, samples, max_distinct):
     return places, lambda places: features[places]
 
 
-def _train_drawn(task, own_blocks, *steps, state, data, local):
+def _train_drawn(task, own_blocks, steps, *, state, data, clients):
     """One client's steps on the blocks where `own_blocks` (L,) is True, otherwise as `_train_part`.
 
     Returns:
         (all blocks, of which the others' values mean nothing, all model state likewise, mean loss ()).
     """
     is_own = dict(zip(task.blocks, own_blocks, strict=True))
-    whole = local_sgd.batch_loss(task, data)
+    whole = batch_loss(task, data, clients.mean)
 
     def step_loss(params, model_state, one_step):
         held = {
@@ -342,8 +338,10 @@ def _train_drawn(task, own_blocks, *steps, state, data, local):
         }
         return whole(held, model_state, one_step)
 
-    params, model_state, loss = local.run(step_loss, state.params, state.model_state, steps, state.round_index)
-    return params, {} if model_state is None else model_state, loss
+    params, model_state, measured = clients.run(
+        by_backward(step_loss), state.params, state.model_state, steps, state.round_index
+    )
+    return params, {} if model_state is None else model_state, measured.loss
 
 
 def _shares(weights: Array) -> Array:

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl import graphs
+from jaxfl.algorithms.clients.client_sgd import client_sgd
+from jaxfl.algorithms.clients.local_steps import local_steps
 from jaxfl.core import Array, PyTree, Task
 from jaxfl.gradients import GradientEstimator, fixed, mini_batch
 from jaxfl.graphs import Graph
@@ -36,6 +38,7 @@ class Numbers(NamedTuple):
 
     step_size: Any = 0.2  # a number, a traced scalar, or a schedule
     batch_size: int = 2  # of a node's gradients, or of a client's steps
+    num_local_steps: int = 3  # of a client
     clip_norm: Any = None
     noise_scale: Any = 0.02  # () or (n,), standard deviation, or b of Laplace noise; None: no noise
     gradient: Callable[..., GradientEstimator] | None = None  # clip_norm -> estimator; None: a plain mini-batch
@@ -93,8 +96,8 @@ def clients(tasks: Arguments, refused: Refused, *, classes: bool = True, **topol
     of_class = {"client_class": _WEAK} if classes else {}
     return Example(
         tasks=tasks,
-        topology={"num_active": 3, "num_local_steps": 3, **of_class, **topology},
-        arguments=local_steps,
+        topology={"num_active": 3, **of_class, **topology},
+        arguments=steps_of_clients,
         centralized={
             nodes: {"num_active": nodes, "num_local_steps": 1, **{name: np.zeros(nodes, int) for name in of_class}}
             for nodes in ALL
@@ -158,6 +161,7 @@ def scheduled(numbers: Numbers) -> Arguments:
     }
 
 
-def local_steps(numbers: Numbers) -> Arguments:
+def steps_of_clients(numbers: Numbers) -> Arguments:
     """Of algorithms whose clients train by themselves."""
-    return {"batch_size": numbers.batch_size, "step_size": numbers.step_size}
+    optimizer = client_sgd(numbers.step_size)
+    return {"clients": local_steps(numbers.num_local_steps, batch_size=numbers.batch_size, optimizer=optimizer)}

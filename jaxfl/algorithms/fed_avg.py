@@ -1,6 +1,6 @@
-"""Federated averaging: local SGD at a few clients a round, whose models a server averages.
+"""Federated averaging: local steps at a few clients a round, whose models a server averages.
 
-Round r. The server sends x to the active clients S; client i sets x_i = x, v_i = 0, and for t = 1, ..., tau
+Round r. The server sends x to the active clients S. Client i makes tau steps from x by its own optimizer; of SGD
 
     v_i <- mu v_i + g_i + lambda x_i,   x_i <- x_i - gamma v_i,       g_i: mean gradient of a batch, at x_i
     Delta = x - sum_{i in S} p_i x_i,   p_i = J_i / sum_{j in S} J_j or 1 / |S|
@@ -10,30 +10,34 @@ Round r. The server sends x to the active clients S; client i sets x_i = x, v_i 
 |---|---|
 | x, Delta | `State.params`, the pseudo-gradient |
 | S, |S|, J_i | `Draws.active`, `num_active`, `data.sizes` |
-| tau, gamma, mu, lambda | `num_local_steps`, `step_size`, `momentum`, `weight_decay` |
-| p_i | `weighting` |
+| tau, gamma, mu, lambda, p_i | `clients`: `jaxfl.local_steps` and its optimizer, its weighting |
 
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-Efficient Learning of Deep Networks from Decentralized
 Data", AISTATS 2017, arXiv:1602.05629, Algorithm 1. The server optimizer: Reddi et al., "Adaptive Federated
 Optimization", ICLR 2021, arXiv:2003.00295, Algorithm 1.
 
-Differences from the papers: every client makes the same number of steps whatever it holds, instead of epochs; a step's
-batch is drawn anew, without repetition in it, so that two steps may share samples. Momentum and weight decay (added to
-the gradient, where it goes through the momentum) are optional.
+With clients that clip samples' gradients and add noise it is DP-SGD at every client (Algorithm 1 of ALI-DPFL, with tau
+fixed). With `updates` whole clients are hidden (DP-FedAvg): S is drawn client by client, and Delta is made of clipped
+updates with noise, see `clients.private_updates`.
 
-Does not claim: privacy.
+Differences from the papers: every client makes the same number of steps whatever it holds, instead of epochs; a step's
+batch is drawn anew, without repetition in it, so that two steps may share samples.
+
+Does not claim: an epsilon; `jaxfl.privacy.clients` states it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl.algorithms.clients import local_sgd
+from jaxfl.algorithms.clients.local_steps import LocalSteps
+from jaxfl.algorithms.clients.private_updates import Participants, PrivateUpdates
+from jaxfl.algorithms.clients.server import by_client, check_num_active, draw_active, server_model
+from jaxfl.algorithms.clients.steps import StepDraws
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, over_nodes, purpose_key
 from jaxfl.core.tree import size, weighted_sum
 from jaxfl.gradients.per_example import tree_norm
@@ -49,15 +53,17 @@ class State(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """The random numbers of one round; k clients are active, b is the batch size."""
+    """The random numbers of one round; k clients are active."""
 
     active: Array  # (k,), int32, different clients; drawn in ascending order
-    batch_indices: Array  # (k, tau, b), int32, among the client's own samples; its size or more: an empty slot
-    dropout_keys: Array | None  # (k, tau), typed keys, one for each step; None where the task takes none
+    steps: StepDraws  # of the active clients
+    is_active: Array | None  # (k,), bool, False for an empty slot; None where k clients are always active
+    update_noise: PyTree | None  # like the parameters; None without private updates
+    client_overflow: Array | None  # (), int32, 1 if a client that was drawn had no slot, which is an error
 
 
 class Info(NamedTuple):
-    """What happened in one round."""
+    """What happened in one round; a field is None where it cannot be anything but 0."""
 
     loss: Array  # (), float32, of the steps' batches before each step: mean over steps, p-weighted sum over clients
     pseudo_gradient_norm: Array  # (), float32, L2, of Delta
@@ -66,44 +72,41 @@ class Info(NamedTuple):
     bits_sent: Array  # (n,), float32, params and batch statistics from an active client to the server
     bits_received: Array  # (n,), float32, the same from the server
     gradient_evaluations: Array  # (n,), int32
+    local_iterations: Array | None  # (), int32, steps of each active client, of private clients
+    clipped_fraction: Array | None  # (n,), float32, of samples' gradients, mean over steps
+    discarded_gradients: Array | None  # (n,), int32, of samples, not finite and counted as zero
+    batch_overflow: Array | None  # (n,), int32, or that of clients at all of them; above 0 is an error
+    clipped_updates: Array | None  # (n,), int32, 1 for a client whose update was scaled down
+    discarded_updates: Array | None  # (n,), int32, 1 for a client whose update was not finite and counted as zero
 
 
 def fed_avg(
     task: Task,
     *,
+    clients: LocalSteps,
     num_active: int,
-    num_local_steps: int,
-    batch_size: int,
-    step_size: float | Array | Callable[[Array], Array],
-    momentum: float | Array = 0.0,
-    weight_decay: float | Array = 0.0,
-    weighting: str = "data",
     server_optimizer: optax.GradientTransformation | None = None,
+    updates: PrivateUpdates | None = None,
 ) -> Algorithm:
     """Federated averaging.
 
     Args:
-        task: what is learned; batch normalization and dropout are welcome. Statistics are averaged like parameters, and
-            a client's local steps start from the server's.
-        num_active: clients in a round, uniform without replacement, at most all.
-        num_local_steps: tau, SGD steps of each active client in a round.
-        batch_size: b, samples in a step, uniform without replacement, independent from step to step. A client with
-            fewer samples uses all of them in each step; the mean is over those used.
-        step_size: gamma, of the clients: a number, a traced scalar, or a schedule of the round index (any optax
-            schedule).
-        momentum: mu, of the clients, at least 0; the velocity starts at zero in each round.
-        weight_decay: lambda, of the clients, at least 0.
-        weighting: "data", by the active clients' numbers of samples, or "uniform".
+        task: what is learned; batch normalization and dropout are welcome, unless clients or updates are private.
+            Statistics are averaged like parameters, and a client's local steps start from the server's.
+        clients: what an active client does, see `jaxfl.local_steps`.
+        num_active: clients in a round, uniform without replacement, at most all. With private updates: how many are
+            expected, each drawn independently.
         server_optimizer: any optax transformation, of the pseudo-gradient; default `optax.sgd(1.0)`, with which the
             new model is the average of the clients'.
+        updates: `jaxfl.private_updates`, for privacy of whole clients; None for none.
 
     Returns:
         An `Algorithm`; `node_params` gives the server's model behind a node axis of length 1, as `Variables` where the
         task has `train_loss`.
 
     Raises:
-        ArgumentError: a count below 1, a step size that is not positive, negative momentum or weight decay, an unknown
-            weighting; from `init` and `draw`, more active clients than there are.
+        ArgumentError: a count below 1, what private updates refuse; from `init` and `draw`, more active clients than
+            there are, or what the clients refuse of the data.
 
     Guarantees:
         - all clients, one local step, full batches and data weights give gradient descent on the pooled data.
@@ -111,30 +114,27 @@ def fed_avg(
         - each client is active with probability num_active / n in each round, never twice in one.
         - a client's batches do not depend on who else is active.
         - cost and memory grow with num_active, not with the number of clients, but for the (n,) fields of `Info`.
+        - adding or removing one client moves what is released by at most the clip norm, where updates are private.
 
     Example:
-        >>> import jax, jax.numpy as jnp, numpy as np, jaxfl
+        >>> import jax, jax.numpy as jnp, numpy as np, optax, jaxfl
         >>> task = jaxfl.from_functions(lambda key: jnp.zeros(2), lambda w, x, y: (x @ w - y) ** 2)
         >>> data = jaxfl.federate(np.eye(4, 2, dtype="float32"), np.ones(4, "float32"), [[0], [1, 2, 3]])
-        >>> learner = jaxfl.fed_avg(task, num_active=2, num_local_steps=5, batch_size=2, step_size=0.1)
+        >>> clients = jaxfl.local_steps(5, batch_size=2, optimizer=optax.sgd(0.1, momentum=0.9))
+        >>> learner = jaxfl.fed_avg(task, clients=clients, num_active=2)
         >>> key = jax.random.key(0)
         >>> state, info = jax.jit(learner.round)(key, learner.init(key, data), data)
         >>> info.gradient_evaluations.tolist(), info.bits_sent.tolist()
         ([5, 10], [64.0, 64.0])
     """
     check.at_least(1, num_active=num_active)
-    clients = local_sgd.local_steps(
-        num_local_steps=num_local_steps,
-        batch_size=batch_size,
-        step_size=step_size,
-        momentum=momentum,
-        weight_decay=weight_decay,
-        weighting=weighting,
-    )
+    if updates is not None:
+        updates.check(task, clients)
     optimizer = optax.sgd(1.0) if server_optimizer is None else server_optimizer
 
     def init(key, data):
-        local_sgd.check_num_active(num_active, data.num_nodes)
+        check_num_active(num_active, data.num_nodes)
+        clients.check_data(task, data)
         params = task.init(purpose_key(key, Purpose.INIT))
         return State(
             params=params,
@@ -145,46 +145,78 @@ def fed_avg(
 
     def draw(key, state, data):
         n, k = data.num_nodes, state.round_index
-        local_sgd.check_num_active(num_active, n)
-        active = local_sgd.draw_active(key, k, num_active, n)
-        batch_indices, dropout_keys = clients.draw(key, k, active, data, task)
-        return Draws(active=active, batch_indices=batch_indices, dropout_keys=dropout_keys)
+        check_num_active(num_active, n)
+        if updates is None:
+            who = Participants(active=draw_active(key, k, num_active, n), is_active=None, overflow=None)
+        else:
+            who = updates.draw(key, k, num_active, n)
+        return Draws(
+            active=who.active,
+            steps=clients.draw(key, k, who.active, data, task),
+            is_active=who.is_active,
+            update_noise=None if updates is None else updates.draw_noise(key, k, state.params),
+            client_overflow=who.overflow,
+        )
 
     def update(state, data, draws):
-        k, active = state.round_index, draws.active
-        samples, mask = local_sgd.samples_of(data, active, draws.batch_indices)
-        counts = mask.sum(axis=(1, 2), dtype=jnp.int32)
-        step_loss = local_sgd.batch_loss(task, data)
+        k, active, is_active = state.round_index, draws.active, draws.is_active
+        steps = clients.steps(data, active, draws.steps)
+        gradient_of = clients.gradient_of(task, data)
 
-        def one_client(*steps):
-            return clients.run(step_loss, state.params, state.model_state, steps, k)
+        def train(own):
+            return clients.run(gradient_of, state.params, state.model_state, own, k)
 
-        params, model_state, losses = over_nodes(one_client, task.node_loop)(samples, mask, draws.dropout_keys)
-        shares = clients.weigh(data, active)
-        shares = shares / shares.sum()
-        mean_params, mean_model_state = weighted_sum(shares, (params, model_state))
-        pseudo_gradient = jax.tree.map(jnp.subtract, state.params, mean_params)
-        updates, optimizer_state = optimizer.update(pseudo_gradient, state.optimizer, state.params)
+        def one_client(is_there, own):
+            if is_there is None:
+                return train(own)
+            form = jax.eval_shape(train, own)
+            idle = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
+            return jax.lax.cond(is_there, train, lambda _: idle, own)
 
-        def by_client(values):
-            return local_sgd.by_client(active, data.num_nodes, values)
+        params, model_state, measured = over_nodes(one_client, task.node_loop)(is_active, steps)
+        changes = None
+        if updates is None:
+            shares = clients.weigh(data, active)
+            shares = shares / shares.sum()
+            mean_params, mean_model_state = weighted_sum(shares, (params, model_state))
+            pseudo_gradient = jax.tree.map(jnp.subtract, state.params, mean_params)
+        else:
+            shares = is_active.astype(jnp.float32) / num_active
+            changes = updates.sum(jax.tree.map(jnp.subtract, params, state.params), is_active)
+            noisy = updates.noise.release(changes.total, draws.update_noise)
+            pseudo_gradient = jax.tree.map(lambda leaf: -leaf / num_active, noisy)
+            mean_model_state = None
+        moves, optimizer_state = optimizer.update(pseudo_gradient, state.optimizer, state.params)
 
+        def of_clients(values):
+            return by_client(active, data.num_nodes, values, is_active)
+
+        counts = steps.mask.sum(axis=(1, 2), dtype=jnp.int32)
         bits = jnp.full(active.shape, 32 * size((state.params, state.model_state)), jnp.float32)
+        private, overflow = clients.is_private, of_clients(draws.steps.batch_overflow)
+        if draws.client_overflow is not None:
+            overflow = overflow + draws.client_overflow
         info = Info(
-            loss=jnp.sum(shares * losses),
+            loss=jnp.sum(shares * measured.loss),
             pseudo_gradient_norm=tree_norm(pseudo_gradient, 2),
-            update_norm=tree_norm(updates, 2),
-            active=by_client(jnp.ones_like(counts)),
-            bits_sent=by_client(bits),
-            bits_received=by_client(bits),
-            gradient_evaluations=by_client(counts),
+            update_norm=tree_norm(moves, 2),
+            active=of_clients(jnp.ones_like(counts)),
+            bits_sent=of_clients(bits),
+            bits_received=of_clients(bits),
+            gradient_evaluations=of_clients(counts),
+            local_iterations=clients.count(k) if private else None,
+            clipped_fraction=of_clients(measured.clipped_fraction) if private else None,
+            discarded_gradients=of_clients(measured.discarded_gradients) if private else None,
+            batch_overflow=overflow if clients.may_overflow or updates is not None else None,
+            clipped_updates=None if changes is None else of_clients(changes.clipped),
+            discarded_updates=None if changes is None else of_clients(changes.discarded),
         )
         new_state = State(
-            params=optax.apply_updates(state.params, updates),
+            params=optax.apply_updates(state.params, moves),
             optimizer=optimizer_state,
             model_state=mean_model_state,
             round_index=k + 1,
         )
         return new_state, info
 
-    return algorithm(init, draw, update, local_sgd.server_model(task))
+    return algorithm(init, draw, update, server_model(task))

@@ -1,14 +1,14 @@
 """Partial averaging: local SGD at every node, after which only a part of the models is averaged over the nodes.
 
-Every node i keeps a model x_i of its own, with elements e; all start alike. Round r: v_i = 0, and for t = 1, ..., tau
+Every node i keeps a model x_i of its own, with elements e; all start alike. Round r, for t = 1, ..., tau
 
-    v_i <- mu v_i + g_i + lambda x_i,   x_i <- x_i - gamma v_i,       g_i: mean gradient of a batch, at x_i
-    x_i[e] <- (1 / n) sum_j x_j[e]   for e in A;   x_i[e] stays for all others
+    x_i <- x_i + u_i,                u_i: the update of i's optimizer for the mean gradient of a batch, at x_i
+    x_i[e] <- sum_j p_j x_j[e]       for e in A;   x_i[e] stays for all others
 
 | symbol | here |
 |---|---|
 | x_i | `State.params` |
-| tau, gamma, mu, lambda | `num_local_steps`, `step_size`, `momentum`, `weight_decay` |
+| tau, u_i, p_i | `clients`: `jaxfl.local_steps` and its optimizer, its weighting |
 | A | `synchronized` |
 
 It shows what synchronizing a part does to the rest: with A the blocks of the output side or of the input side, or the
@@ -16,23 +16,24 @@ first channels of every layer; with A empty, nodes train by themselves. Lee, Zha
 Federated Learning: Enabling Weak Client Participation via Partial Model Training", section 3.2 and figures 1 and 3.
 
 Differences from the paper, which says no more than that models are partially synchronized every 10 local steps: batch
-statistics are averaged with their part; nodes weigh alike, whatever they hold; batches are those of `jaxfl.fed_avg`,
-and so is the velocity, which starts at zero in each round: averaging everything is then federated averaging. (Under
-momentum, the length of a round thus matters even to nodes that train by themselves.)
+statistics are averaged with their part; an optimizer's state is new in each round, as in `jaxfl.fed_avg`: averaging
+everything is then federated averaging. (Under momentum, the length of a round thus matters even to nodes that train by
+themselves.) The paper's weights are uniform.
 
 Does not claim: privacy; a model that is good for all nodes' data, unless everything is averaged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxfl.algorithms.clients import local_sgd
+from jaxfl.algorithms.clients.local_steps import LocalSteps, require_plain
 from jaxfl.algorithms.clients.slices import AxisGroups, Slices, leading_slices, variable_shapes
+from jaxfl.algorithms.clients.steps import StepDraws
 from jaxfl.core import (
     Algorithm,
     ArgumentError,
@@ -57,10 +58,9 @@ class State(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """The random numbers of one round; b is the batch size."""
+    """The random numbers of one round."""
 
-    batch_indices: Array  # (n, tau, b), int32, among the node's own samples; its size or more: an empty slot
-    dropout_keys: Array | None  # (n, tau), typed keys, one for each step; None where the task takes none
+    steps: StepDraws  # of all nodes
 
 
 class Info(NamedTuple):
@@ -71,29 +71,27 @@ class Info(NamedTuple):
     bits_sent: Array  # (n,), float32, the synchronized part of params and batch statistics
     bits_received: Array  # (n,), float32, its average
     gradient_evaluations: Array  # (n,), int32
+    batch_overflow: Array | None  # (n,), int32, above 0 is an error; None where batches have a fixed size
 
 
 def partial_averaging(
     task: Task,
     *,
+    clients: LocalSteps,
     synchronized: Sequence[str] | str | Task,
-    num_local_steps: int,
-    batch_size: int,
-    step_size: float | Array | Callable[[Array], Array],
-    momentum: float | Array = 0.0,
-    weight_decay: float | Array = 0.0,
     axis_groups: AxisGroups | None = None,
 ) -> Algorithm:
     """Local SGD at all nodes, and the average of a part.
 
     Args:
         task: what is learned; batch normalization and dropout are welcome.
+        clients: what each node does in a round, see `jaxfl.local_steps`; it neither clips nor adds noise. What it
+            weighs is its share of the average.
         synchronized: the part that is averaged in each round. Names of `task.blocks`, for instance
             `output_side(task.blocks, "block_2_2")` or `first_half(task.blocks)`; none of them, (), for independent
             training; "all" for the whole model. Or a task of the same network with fewer channels: its parameters are
             leading slices of the whole model's along every axis, and these are averaged, as `jaxfl.models.resnet20`
             makes them with `width=0.5` for the first half of the channels of every layer.
-        num_local_steps, batch_size, step_size, momentum, weight_decay: of each node, as for `jaxfl.fed_avg`.
         axis_groups: where `synchronized` is a task, axes that hold several runs of channels one after the other, as for
             `jaxfl.algorithms.width_reduction`.
 
@@ -102,22 +100,22 @@ def partial_averaging(
 
     Raises:
         ArgumentError: an unknown block, a task whose arrays are no slices of the model's, axis groups without such a
-            task, a count below 1, a step size that is not positive, negative momentum or weight decay.
+            task, private local steps; from `init`, what the clients refuse of the data.
 
     Guarantees:
         - what is synchronized is the same at all nodes after each round, bit for bit.
         - the rest is what each node's own steps made of it.
-        - averaging all is fed_avg with all clients active and uniform weights.
+        - averaging all is fed_avg with all clients active.
         - with nothing synchronized, nodes do not depend on each other.
         - padding never contributes.
 
     Example:
-        >>> import jax, jax.numpy as jnp, numpy as np, jaxfl
+        >>> import jax, jax.numpy as jnp, numpy as np, optax, jaxfl
         >>> from jaxfl.models import classification, mlp
         >>> task = classification(mlp((2, 4, 3)))
         >>> data = jaxfl.federate(np.eye(4, 2, dtype="float32"), np.array([0, 1, 2, 0]), [[0], [1, 2, 3]])
-        >>> steps = {"num_local_steps": 5, "batch_size": 2, "step_size": 0.1}
-        >>> learner = partial_averaging(task, synchronized=("dense_2",), **steps)
+        >>> clients = jaxfl.local_steps(5, batch_size=2, optimizer=optax.sgd(0.1))
+        >>> learner = jaxfl.partial_averaging(task, clients=clients, synchronized=("dense_2",))
         >>> key = jax.random.key(0)
         >>> state, info = jax.jit(learner.round)(key, learner.init(key, data), data)
         >>> {name: bool((x["kernel"][0] == x["kernel"][1]).all()) for name, x in state.params.items()}
@@ -125,17 +123,12 @@ def partial_averaging(
         >>> info.bits_sent.tolist()  # 15 parameters of 32 bits
         [480.0, 480.0]
     """
-    nodes = local_sgd.local_steps(
-        num_local_steps=num_local_steps,
-        batch_size=batch_size,
-        step_size=step_size,
-        momentum=momentum,
-        weight_decay=weight_decay,
-    )
+    require_plain(clients)
     part = _part(task, synchronized, axis_groups)
 
     def init(key, data):
         n = data.num_nodes
+        clients.check_data(task, data)
         return State(
             params=replicate(task.init(purpose_key(key, Purpose.INIT)), n),
             model_state=None if task.init_state is None else replicate(task.init_state(), n),
@@ -143,30 +136,29 @@ def partial_averaging(
         )
 
     def draw(key, state, data):
-        batch_indices, dropout_keys = nodes.draw(key, state.round_index, _everybody(data.num_nodes), data, task)
-        return Draws(batch_indices=batch_indices, dropout_keys=dropout_keys)
+        return Draws(steps=clients.draw(key, state.round_index, _everybody(data.num_nodes), data, task))
 
     def update(state, data, draws):
         k, n = state.round_index, data.num_nodes
-        samples, mask = local_sgd.samples_of(data, _everybody(n), draws.batch_indices)
-        step_loss = local_sgd.batch_loss(task, data)
+        steps = clients.steps(data, _everybody(n), draws.steps)
+        gradient_of = clients.gradient_of(task, data)
 
-        def one_node(params, model_state, *steps):
-            return nodes.run(step_loss, params, model_state, steps, k)
+        def one_node(params, model_state, own_steps):
+            return clients.run(gradient_of, params, model_state, own_steps, k)
 
-        params, model_state, losses = over_nodes(one_node, task.node_loop)(
-            state.params, state.model_state, samples, mask, draws.dropout_keys
-        )
+        params, model_state, measured = over_nodes(one_node, task.node_loop)(state.params, state.model_state, steps)
         own = Variables(params=params, model_state=model_state)
-        average = weighted_sum(jnp.full(n, 1 / n, jnp.float32), jax.vmap(part.take)(own))
+        weights = clients.weigh(data, _everybody(n))
+        average = weighted_sum(weights / weights.sum(), jax.vmap(part.take)(own))
         new = jax.vmap(part.put, (0, None))(own, average)
         bits = jnp.full(n, 32 * size(average), jnp.float32)
         info = Info(
-            loss=losses,
+            loss=measured.loss,
             consensus_distance=consensus_distance(new.params),
             bits_sent=bits,
             bits_received=bits,
-            gradient_evaluations=mask.sum(axis=(1, 2), dtype=jnp.int32),
+            gradient_evaluations=steps.mask.sum(axis=(1, 2), dtype=jnp.int32),
+            batch_overflow=draws.steps.batch_overflow if clients.may_overflow else None,
         )
         return State(params=new.params, model_state=new.model_state, round_index=k + 1), info
 

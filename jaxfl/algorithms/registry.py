@@ -140,8 +140,8 @@ def _partial_averaging(make_task: MakeTask) -> Example:
     task = make_task(5)
     return Example(
         tasks={"task": task},
-        topology={"synchronized": task.blocks[-1:], "num_local_steps": 3},
-        arguments=examples.local_steps,
+        topology={"synchronized": task.blocks[-1:]},
+        arguments=examples.steps_of_clients,
         centralized={nodes: {"synchronized": "all", "num_local_steps": 1} for nodes in examples.ALL},
     )
 

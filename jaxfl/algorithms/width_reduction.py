@@ -3,7 +3,7 @@
 The server's model x has elements e. Class c of clients has a model with fewer channels, whose parameters are the
 elements E_c of x: the leading slice of every array. Round r, with S the active clients and c_i the class of client i:
 
-    HeteroFL:  x_i = x[E_{c_i}], then tau steps of local SGD on the loss of class c_i's model
+    HeteroFL:  x_i = x[E_{c_i}], then tau local steps on the loss of class c_i's model
     FjORD:     the same start; step t trains the model of a class w_it, drawn uniformly among c_i and those after it
     x[e] <- sum_{i holds e} p_i x_i[e] / sum_{i holds e} p_i,    over i in S with e in E_{c_i}; x[e] stays without any
 
@@ -11,7 +11,7 @@ elements E_c of x: the leading slice of every array. Round r, with S the active 
 |---|---|
 | x, E_c | `State.params`, where `tasks[c]` lies in `tasks[0]` |
 | S, c_i, w_it | `Draws.active`, `client_class`, `Draws.widths` |
-| tau, p_i | `num_local_steps`, `weighting` |
+| tau, p_i | `clients`: `jaxfl.local_steps`, its weighting |
 
 Diao, Ding, Tarokh, "HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous Clients",
 ICLR 2021, arXiv:2010.01264, Algorithm 1, with capacities that stay. Horváth, Laskaridis, Almeida, Leontiadis, Venieris,
@@ -30,16 +30,18 @@ Does not claim: privacy; that the full model, which no narrow client sees, is be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.algorithms.clients import local_sgd
 from jaxfl.algorithms.clients.client_classes import client_classes
+from jaxfl.algorithms.clients.local_steps import LocalSteps, require_plain
+from jaxfl.algorithms.clients.server import by_client, server_model
 from jaxfl.algorithms.clients.slices import AxisGroups, Slices, leading_slices, variable_shapes
+from jaxfl.algorithms.clients.steps import StepDraws, StepLoss, batch_loss, by_backward
 from jaxfl.core import (
     Algorithm,
     ArgumentError,
@@ -65,11 +67,10 @@ class State(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """The random numbers of one round; k clients are active, b is the batch size."""
+    """The random numbers of one round; k clients are active."""
 
     active: Array  # (k,), int32, different clients; drawn in ascending order, or class after class if stratified
-    batch_indices: Array  # (k, tau, b), int32, among the client's own samples; its size or more: an empty slot
-    dropout_keys: Array | None  # (k, tau), typed keys, one for each step; None where the tasks take none
+    steps: StepDraws  # of the active clients
     widths: Array | None  # (k, tau), int32, the class whose model each step trains; None without ordered dropout
 
 
@@ -82,19 +83,15 @@ class Info(NamedTuple):
     bits_sent: Array  # (n,), float32, a client's slice of params and batch statistics, to the server
     bits_received: Array  # (n,), float32, the same from the server
     gradient_evaluations: Array  # (n,), int32
+    batch_overflow: Array | None  # (n,), int32, above 0 is an error; None where batches have a fixed size
 
 
 def width_reduction(
     tasks: Sequence[Task],
     *,
+    clients: LocalSteps,
     client_class: Sequence[int] | np.ndarray,
     num_active: int | Sequence[int],
-    num_local_steps: int,
-    batch_size: int,
-    step_size: float | Array | Callable[[Array], Array],
-    momentum: float | Array = 0.0,
-    weight_decay: float | Array = 0.0,
-    weighting: str = "data",
     ordered_dropout: bool = False,
     axis_groups: AxisGroups | None = None,
 ) -> Algorithm:
@@ -110,10 +107,11 @@ def width_reduction(
     Args:
         tasks: of each capacity class, widest first; the first is the full model, which is kept and evaluated. All have
             the same params and model state but for sizes, which never grow; `node_loop` is that of the first.
+        clients: what an active client does with its class's task, see `jaxfl.local_steps`; it neither clips nor adds
+            noise.
         client_class: (n,), int, on the host: the class of each client.
         num_active: clients in a round, without replacement: an int, uniform over all of them, or one int a class
             (stratified). Uniform sampling of several classes runs clients one after the other.
-        num_local_steps, batch_size, step_size, momentum, weight_decay, weighting: as for `jaxfl.fed_avg`.
         ordered_dropout: each step trains a width drawn among the client's own and all narrower ones, all equally
             likely. With `node_loop` "vmap" every step computes all of them.
         axis_groups: path of a parameter, or of a part of the model state -> axis -> number of equal runs of channels.
@@ -123,9 +121,9 @@ def width_reduction(
         has `train_loss`.
 
     Raises:
-        ArgumentError: tasks whose arrays are no slices of those before them, a class without a task, a count below 1, a
-            step size that is not positive, negative momentum or weight decay, an unknown weighting, more active clients
-            than there are; from `init` and `draw`, data of another number of clients.
+        ArgumentError: tasks whose arrays are no slices of those before them, a class without a task, a count below 1,
+            private local steps, more active clients than there are; from `init` and `draw`, data of another number of
+            clients.
 
     Guarantees:
         - one class is fed_avg.
@@ -136,14 +134,15 @@ def width_reduction(
         - a client sends and receives its slice alone.
 
     Example:
-        >>> import jax, jax.numpy as jnp, numpy as np, jaxfl
+        >>> import jax, jax.numpy as jnp, numpy as np, optax, jaxfl
         >>> def linear(features):
         ...     return jaxfl.from_functions(
         ...         lambda key: jnp.zeros(features), lambda w, x, y: (x[:, :features] @ w - y) ** 2
         ...     )
         >>> data = jaxfl.federate(np.eye(3, dtype="float32"), np.ones(3, "float32"), [[0], [2]])
-        >>> sizes = {"num_local_steps": 1, "batch_size": 1, "step_size": 0.5}
-        >>> learner = width_reduction([linear(3), linear(2)], client_class=[1, 0], num_active=2, **sizes)
+        >>> clients = jaxfl.local_steps(1, batch_size=1, optimizer=optax.sgd(0.5))
+        >>> tasks = [linear(3), linear(2)]
+        >>> learner = jaxfl.width_reduction(tasks, clients=clients, client_class=[1, 0], num_active=2)
         >>> key = jax.random.key(0)
         >>> state, info = jax.jit(learner.round)(key, learner.init(key, data), data)
         >>> state.params.tolist()  # the mean of (1, 0) and (0, 0, 1)
@@ -154,14 +153,7 @@ def width_reduction(
     tasks = tuple(tasks)
     if not tasks:
         raise ArgumentError("tasks", "must hold the full model", "got none", "Pass one task a capacity class.")
-    local = local_sgd.local_steps(
-        num_local_steps=num_local_steps,
-        batch_size=batch_size,
-        step_size=step_size,
-        momentum=momentum,
-        weight_decay=weight_decay,
-        weighting=weighting,
-    )
+    require_plain(clients)
     classes = client_classes(client_class, num_active, len(tasks))
     shapes = [variable_shapes(task) for task in tasks]
     slices = _all_slices(shapes, axis_groups or {})
@@ -169,6 +161,7 @@ def width_reduction(
 
     def init(key, data):
         classes.check_data(data)
+        clients.check_data(tasks[0], data)
         return State(
             params=tasks[0].init(purpose_key(key, Purpose.INIT)),
             model_state=None if tasks[0].init_state is None else tasks[0].init_state(),
@@ -179,36 +172,35 @@ def width_reduction(
         classes.check_data(data)
         k = state.round_index
         active = classes.draw_active(key, k)
-        batch_indices, dropout_keys = local.draw(key, k, active, data, tasks[0])
 
         def client_widths(client_key, number):
-            step_keys = node_keys(client_key, num_local_steps)
+            step_keys = node_keys(client_key, clients.max_steps)
             return jax.vmap(lambda step_key: jax.random.randint(step_key, (), number, len(tasks), jnp.int32))(step_keys)
 
         client_keys = node_keys(purpose_key(key, Purpose.PART, k), data.num_nodes)[active]
         return Draws(
             active=active,
-            batch_indices=batch_indices,
-            dropout_keys=dropout_keys,
+            steps=clients.draw(key, k, active, data, tasks[0]),
             widths=jax.vmap(client_widths)(client_keys, classes.of(active)) if ordered_dropout else None,
         )
 
     def update(state, data, draws):
         active, n = draws.active, data.num_nodes
         whole = Variables(state.params, state.model_state)
-        samples, mask = local_sgd.samples_of(data, active, draws.batch_indices)
-        losses_of = [local_sgd.batch_loss(task, data) for task in tasks]
+        steps = clients.steps(data, active, draws.steps)
+        losses_of = [batch_loss(task, data, clients.mean) for task in tasks]
 
         def client_of(number):
             step_loss = losses_of[number]
             if ordered_dropout:
                 step_loss = _ordered_loss(number, losses_of[number:], slices[number])
 
-            def train(widths, *batches):
-                own = slices[0][number].take(whole)
-                batch = (widths, batches) if ordered_dropout else batches
-                params, model_state, loss = local.run(step_loss, own.params, own.model_state, batch, state.round_index)
-                return Variables(params, model_state), loss
+            def train(widths, own_steps):
+                own, each = slices[0][number].take(whole), (widths, own_steps) if ordered_dropout else own_steps
+                params, model_state, measured = clients.run(
+                    by_backward(step_loss), own.params, own.model_state, each, state.round_index
+                )
+                return Variables(params, model_state), measured.loss
 
             return train
 
@@ -220,9 +212,9 @@ def width_reduction(
             lambda number, result: (embedded(number, result[0]), result[1]),
             tasks[0].node_loop,
             active,
-            (draws.widths, samples, mask, draws.dropout_keys),
+            (draws.widths, steps),
         )
-        weights, numbers = local.weigh(data, active), classes.of(active)
+        weights, numbers = clients.weigh(data, active), classes.of(active)
         sums, losses = [], []
         for group in groups:
             variables, group_losses = group.results
@@ -235,8 +227,7 @@ def width_reduction(
             for number, (shape, weight) in enumerate(zip(shapes, class_weights, strict=True))
         ]
         new = jax.tree.map(_mean_over_holders, whole, _add_up(sums), _add_up(held))
-        by_client = local_sgd.by_client
-        counts = mask.sum(axis=(1, 2), dtype=jnp.int32)
+        counts = steps.mask.sum(axis=(1, 2), dtype=jnp.int32)
         own_bits = by_client(active, n, jnp.asarray(bits)[numbers])
         info = Info(
             loss=jnp.sum(weights * jnp.concatenate(losses)) / weights.sum(),
@@ -245,10 +236,11 @@ def width_reduction(
             bits_sent=own_bits,
             bits_received=own_bits,
             gradient_evaluations=by_client(active, n, counts),
+            batch_overflow=by_client(active, n, draws.steps.batch_overflow) if clients.may_overflow else None,
         )
         return State(params=new.params, model_state=new.model_state, round_index=state.round_index + 1), info
 
-    return algorithm(init, draw, update, local_sgd.server_model(tasks[0]))
+    return algorithm(init, draw, update, server_model(tasks[0]))
 
 
 def _all_slices(shapes: Sequence[Variables], axis_groups: AxisGroups) -> list[dict[int, Slices]]:
@@ -259,9 +251,7 @@ def _all_slices(shapes: Sequence[Variables], axis_groups: AxisGroups) -> list[di
     ]
 
 
-def _ordered_loss(
-    number: int, losses_of: Sequence[local_sgd.StepLoss], slices: Mapping[int, Slices]
-) -> local_sgd.StepLoss:
+def _ordered_loss(number: int, losses_of: Sequence[StepLoss], slices: Mapping[int, Slices]) -> StepLoss:
     """The loss of a step that trains a slice of a client's model.
 
     Args:

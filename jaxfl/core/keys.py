@@ -43,6 +43,9 @@ class Purpose(enum.IntEnum):
     PART = 9  # which part of the model a client trains
     CALIBRATION = 10
     RUN = 11  # what one run of several has for itself
+    SERVER_NOISE = 12
+    ESTIMATE = 13  # what clients measure between local steps
+    ESTIMATE_NOISE = 14
 
 
 SHARED = frozenset({Purpose.INIT, Purpose.GRAPH, Purpose.PARTITION, Purpose.CALIBRATION})

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.algorithms.clients import local_sgd
+from jaxfl.algorithms.clients import server
 from jaxfl.core import ArgumentError, Array, FederatedData, Key, Purpose, check, node_keys, over_nodes, purpose_key
 
 
@@ -66,7 +66,7 @@ class ClientClasses(NamedTuple):
             (k,), int32, ascending; if stratified, ascending within each class, class after class.
         """
         if isinstance(self.num_active, int):
-            return local_sgd.draw_active(key, round_index, self.num_active, len(self.of_client))
+            return server.draw_active(key, round_index, self.num_active, len(self.of_client))
         class_keys = node_keys(purpose_key(key, Purpose.PARTICIPATION, round_index), self.num_classes)
         chosen = []
         for number, count in enumerate(self.num_active):
@@ -160,7 +160,7 @@ def client_classes(
     of_client = of_client.astype(np.int32)
     if np.ndim(num_active) == 0:
         check.at_least(1, num_active=num_active)
-        local_sgd.check_num_active(int(num_active), len(of_client))  # pyright: ignore[reportArgumentType]
+        server.check_num_active(int(num_active), len(of_client))  # pyright: ignore[reportArgumentType]
         return ClientClasses(of_client, num_classes, int(num_active))  # pyright: ignore[reportArgumentType]
     counts = tuple(num_active)  # pyright: ignore[reportArgumentType]
     check.at_least(0, **{f"num_active[{number}]": count for number, count in enumerate(counts)})

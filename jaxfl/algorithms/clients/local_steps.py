@@ -1,0 +1,294 @@
+"""Local steps: what a client does between two meetings with its server.
+
+A client starts from (x, s), parameters and model state, and a fresh optimizer. For t = 1, ..., tau
+
+    g <- the gradient of the step's batch at x, x <- x + u, s <- the new model state,    u: the optimizer's update for g
+
+The gradient is that of the batch's mean loss. With `clip_norm` it is (1/b) (sum of every sample's gradient, clipped),
+and with `noise` it is released with noise: DP-SGD. What a step trains (the whole model, some blocks, a narrower model)
+the algorithm says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfl.algorithms.clients.steps import (
+    GradientOf,
+    NoiseKeys,
+    Step,
+    StepDraws,
+    StepGradient,
+    StepInfo,
+    batch_loss,
+    by_backward,
+    masked_mean,
+    samples_of,
+)
+from jaxfl.core import (
+    ArgumentError,
+    Array,
+    FederatedData,
+    Purpose,
+    PyTree,
+    Task,
+    check,
+    node_keys,
+    purpose_key,
+)
+from jaxfl.core.tasks import check_sample_losses
+from jaxfl.gradients import Sampler, fixed, per_example
+from jaxfl.gradients.samplers import check_counts
+from jaxfl.privacy.mechanisms import NoiseMechanism, released
+
+Optimizer = optax.GradientTransformation | Callable[[Array], optax.GradientTransformation]
+
+
+class LocalSteps(NamedTuple):
+    """What clients do between two meetings with their server; `local_steps` makes it.
+
+    Attributes:
+        max_steps: tau, the most steps of a round.
+        is_private: whether samples' gradients are clipped, or noise is added to a step's.
+        may_overflow: whether a batch can hold more samples than there are slots.
+        weighting: "data" or "uniform", what `weigh` goes by.
+        count: round index () -> the steps that run in it, (), int32.
+        check_data: (task, data) -> None; raises what `init` must refuse.
+        draw: (key, round index, active (k,), data, task, number of steps or None) -> `StepDraws`. A client's draws do
+            not depend on who else is active.
+        steps: (data, active (k,), draws) -> `Step` with leaves (k, tau, ...).
+        mean: (losses (c,), mask (c,)) -> the mean loss of a step, ().
+        gradient_of: (task, data) -> the gradient of a `Step` by the whole model of a task.
+        run: (gradient of a step, params, model state, what each step gets (tau, ...), round index, number of steps or
+            None) -> (params, model state, `StepInfo`) after one client's steps.
+        weigh: (data, active (k,)) -> what the active clients weigh, (k,), float32.
+    """
+
+    max_steps: int
+    is_private: bool
+    may_overflow: bool
+    weighting: str
+    count: Callable[[Array], Array]
+    check_data: Callable[[Task, FederatedData], None]
+    draw: Callable[..., StepDraws]
+    steps: Callable[[FederatedData, Array, StepDraws], Step]
+    mean: Callable[[Array, Array], Array]
+    gradient_of: Callable[[Task, FederatedData], GradientOf]
+    run: Callable[..., tuple[PyTree, PyTree, StepInfo]]
+    weigh: Callable[[FederatedData, Array], Array]
+
+
+def local_steps(
+    max_steps: int,
+    *,
+    batch_size: int,
+    optimizer: Optimizer,
+    sampler: Callable[[int], Sampler] = fixed,
+    clip_norm: float | Array | None = None,
+    noise: NoiseMechanism | None = None,
+    num_steps: int | Array | Callable[[Array], Array] | None = None,
+    differentiable: bool = False,
+    weighting: str = "data",
+) -> LocalSteps:
+    """Local steps of any optax optimizer.
+
+    Args:
+        max_steps: tau, static, the most steps of a round.
+        batch_size: b, samples in a step, independent from step to step.
+        optimizer: any optax optimizer, or a function of the round index that gives it (`client_sgd` does), for
+            schedules over rounds. Its state is new in each round. Its numbers may be traced.
+        sampler: batch size -> how a step's batch is drawn. `jaxfl.gradients.fixed`: without repetition; a client with
+            fewer samples uses all of them, and the mean is over those used. `poisson` and `uniform`: the mean is the
+            sum over b, and no client may hold fewer samples.
+        clip_norm: bound on the L2 norm of each sample's gradient; the mean is then the sum over b, and no client may
+            hold fewer samples than b. May be traced.
+        noise: what is added to each step's mean gradient, of one scale for all clients: `jaxfl.gaussian(sigma C / b)`
+            is DP-SGD with noise multiplier sigma.
+        num_steps: the steps that run, at most `max_steps`: a number, a traced scalar or a function of the round index.
+            Default: all. A traced number is no reason to compile anew.
+        differentiable: whether a number of steps is run under a mask, at the cost of all `max_steps`, so that a round
+            has a derivative. Otherwise it is a loop with that bound, and a smaller number costs less.
+        weighting: "data", by the clients' numbers of samples, or "uniform".
+
+    Raises:
+        ArgumentError: a count below 1, more steps than `max_steps`, a clip norm that is not positive, noise with a
+            scale for each client, an unknown weighting; from `check_data`, a client with too few samples, or batch
+            statistics where one sample's gradient is clipped or noise is added.
+
+    Guarantees:
+        - a number of steps equals that many steps.
+        - without noise and clipping it is the plain optimizer.
+        - a client's draws do not depend on who else is active, nor on the number of steps.
+        - under a mask and as a loop, steps give the same parameters.
+
+    Example:
+        >>> def gradient_of(x, model_state, target):
+        ...     info = StepInfo(0.5 * (x - target) ** 2, jnp.float32(0.0), jnp.int32(0))
+        ...     return StepGradient(x - target, model_state, info)
+        >>> steps = local_steps(2, batch_size=1, optimizer=optax.sgd(0.5, momentum=0.5))
+        >>> x, _, info = steps.run(gradient_of, jnp.float32(0.0), None, jnp.ones(2), jnp.int32(0))
+        >>> float(x), float(info.loss)  # 0 -> 0.5, then v = 0.5 (-1) - 0.5; losses 1/2 and 1/8
+        (1.0, 0.3125)
+    """
+    check.at_least(1, max_steps=max_steps, batch_size=batch_size)
+    check.one_of(("data", "uniform"), weighting=weighting)
+    per_example.check_clipping(clip_norm, 2)
+    if num_steps is not None and not callable(num_steps):
+        check.scalar(num_steps=num_steps)
+        check.non_negative(num_steps=num_steps)
+        if not check.is_traced(num_steps) and int(num_steps) > max_steps:
+            remedy = "Pass fewer, or raise max_steps."
+            raise ArgumentError("num_steps", f"must be at most max_steps, {max_steps}", f"got {num_steps}", remedy)
+    if noise is not None and jnp.ndim(noise.noise_scale) > 0:
+        found, remedy = f"got shape {jnp.shape(noise.noise_scale)}", "Pass the largest of them."
+        raise ArgumentError("noise", "must have one scale for all clients", found, remedy)
+    chosen, is_private = sampler(batch_size), clip_norm is not None or noise is not None
+    by_count = chosen.name == "fixed" and not is_private  # a mean over the samples that a small client has
+
+    def count_at(round_index, asked):
+        if asked is None and num_steps is None:
+            return None
+        count = num_steps if asked is None else asked
+        return jnp.minimum(jnp.asarray(count(round_index) if callable(count) else count, jnp.int32), max_steps)
+
+    def check_data(task, data):
+        if is_private:
+            check_sample_losses(task)
+        if not by_count:
+            check_counts(chosen, data.sizes)
+
+    def draw(key, round_index, active, data, task, asked=None):
+        sizes, count = data.sizes[active], count_at(round_index, asked)
+
+        def step_keys(purpose):
+            """(k, tau): one key for each local step of the active clients, by the client's own number."""
+            clients = node_keys(purpose_key(key, purpose, round_index), data.num_nodes)[active]
+            return jax.vmap(lambda client: node_keys(client, max_steps))(clients)
+
+        def batch(step_key, size):
+            indices, mask, overflow = chosen.draw_node(step_key, size)
+            # By the sampler `fixed`, a slot without a sample of its own gets its own position, at least `size`.
+            return jnp.where(mask, indices, size), overflow
+
+        keys = step_keys(Purpose.BATCH)
+        if count is None:
+            indices, overflow = jax.vmap(jax.vmap(batch, (0, None)))(keys, sizes)
+        else:
+            k = len(active)
+            empty = jnp.broadcast_to(sizes[:, None, None], (k, max_steps, chosen.capacity))
+
+            def one_step(t, drawn):
+                indices, overflow = jax.vmap(batch)(keys[:, t], sizes)
+                return drawn[0].at[:, t].set(indices), drawn[1].at[:, t].set(overflow)
+
+            zero = jnp.zeros((k, max_steps), jnp.int32)
+            indices, overflow = jax.lax.fori_loop(0, count, one_step, (empty, zero))
+        return StepDraws(
+            batch_indices=indices,
+            batch_overflow=overflow.sum(axis=1, dtype=jnp.int32),
+            dropout_keys=None if task.train_loss is None else step_keys(Purpose.DROPOUT),
+            noise=None if noise is None else NoiseKeys(step_keys(Purpose.NOISE)),
+        )
+
+    def mean(losses, mask):
+        return masked_mean(losses, mask) if by_count else jnp.sum(jnp.where(mask, losses, 0.0)) / batch_size
+
+    def steps_of(data, active, draws):
+        samples, mask = samples_of(data, active, draws.batch_indices)
+        return Step(samples=samples, mask=mask, dropout_key=draws.dropout_keys, noise=draws.noise)
+
+    def gradient_of(task, data):
+        if not is_private:
+            return by_backward(batch_loss(task, data, mean))
+
+        def private(params, model_state, step):
+            weights = step.mask.astype(jnp.float32) / batch_size
+            total = per_example.weighted_sum(
+                task, params, data.inputs[step.samples], data.labels[step.samples], weights, clip_norm=clip_norm
+            )
+            drawn = None if step.noise is None else step.noise.draw(noise, total.gradient)  # pyright: ignore
+            info = StepInfo(
+                loss=jnp.sum(weights * total.losses),
+                clipped_fraction=jnp.sum(weights * total.clipped),
+                discarded_gradients=jnp.sum(jnp.where(step.mask, total.discarded, 0.0)).astype(jnp.int32),
+            )
+            return StepGradient(released(noise, total.gradient, drawn), model_state, info)
+
+        return private
+
+    def run(gradient, params, model_state, steps, round_index, asked=None):
+        # A transformation is a tuple, a function of the round is none.
+        rule = optimizer if isinstance(optimizer, optax.GradientTransformation) else optimizer(round_index)
+        count = count_at(round_index, asked)
+
+        def step(carry, one_step):
+            x, state, memory = carry
+            computed = gradient(x, state, one_step)
+            updates, memory = rule.update(computed.gradient, memory, x)
+            return (optax.apply_updates(x, updates), computed.model_state, memory), computed.info
+
+        start = (params, model_state, rule.init(params))
+        if count is None:
+            (params, model_state, _), infos = jax.lax.scan(step, start, steps)
+            return params, model_state, _summary(infos, jnp.mean)
+        if differentiable:
+
+            def masked(carry, numbered):
+                number, one_step = numbered
+                keep = partial(jnp.where, number < count)
+                after, info = step(carry, one_step)
+                return jax.tree.map(keep, after, carry), jax.tree.map(lambda leaf: keep(leaf, 0), info)
+
+            numbers = jnp.arange(max_steps, dtype=jnp.int32)
+            (params, model_state, _), infos = jax.lax.scan(masked, start, (numbers, steps))
+        else:
+            form = jax.eval_shape(step, start, jax.tree.map(lambda leaf: leaf[0], steps))[1]
+
+            def body(number, both):
+                carry, infos = both
+                after, info = step(carry, jax.tree.map(lambda leaf: leaf[number], steps))
+                return after, jax.tree.map(lambda sums, value: sums + value, infos, info)
+
+            nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
+            (params, model_state, _), infos = jax.lax.fori_loop(0, count, body, (start, nothing))
+        return params, model_state, _summary(infos, lambda values: values.sum() / jnp.maximum(count, 1))
+
+    def weigh(data, active):
+        return data.sizes[active].astype(jnp.float32) if weighting == "data" else jnp.ones(len(active), jnp.float32)
+
+    return LocalSteps(
+        max_steps=max_steps,
+        is_private=is_private,
+        may_overflow=chosen.name == "poisson",
+        weighting=weighting,
+        count=lambda round_index: jnp.int32(max_steps) if num_steps is None else count_at(round_index, None),
+        check_data=check_data,
+        draw=draw,
+        steps=steps_of,
+        mean=mean,
+        gradient_of=gradient_of,
+        run=run,
+        weigh=weigh,
+    )
+
+
+def require_plain(clients: LocalSteps) -> None:
+    """Refuse clients that clip samples' gradients or add noise, where steps do not train the whole model."""
+    if clients.is_private:
+        requirement = "must neither clip samples' gradients nor add noise where clients train parts of a model"
+        raise ArgumentError("clients", requirement, "got private local steps", "Leave clip_norm and noise out.")
+
+
+def _summary(infos: StepInfo, mean: Callable[[Array], Array]) -> StepInfo:
+    """From the values of all steps, or their sums."""
+    return StepInfo(
+        loss=mean(infos.loss),
+        clipped_fraction=mean(infos.clipped_fraction),
+        discarded_gradients=infos.discarded_gradients.sum(),
+    )

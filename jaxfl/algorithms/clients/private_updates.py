@@ -1,0 +1,127 @@
+"""Client-level privacy: clipped updates of clients that take part at random, and noise at the server.
+
+Client i takes part in a round with probability q, independently of the others. What it changes, Delta_i, counts with
+
+    Delta_i min(1, S / |Delta_i|_2),    and the server releases (1 / E) (sum over those that take part + z),
+
+where z is Gaussian noise of standard deviation `noise.noise_scale` on every coordinate, and E is a public constant:
+how many clients are expected to count. Whether a client is there moves the sum by at most S. All that the server
+releases follows from these sums: rounds of the Poisson-sampled Gaussian mechanism with noise multiplier noise_scale / S
+(`jaxfl.privacy.clients` states its epsilon).
+
+McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018,
+arXiv:1710.06963, Algorithm 1 with the estimator of fixed denominator, uniform weights.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.algorithms.clients.local_steps import LocalSteps
+from jaxfl.core import ArgumentError, Array, Key, Purpose, PyTree, Task, check, purpose_key
+from jaxfl.core.tree import along_nodes, norm
+from jaxfl.gradients import poisson
+from jaxfl.gradients.per_example import clip_scale
+from jaxfl.privacy.mechanisms import NoiseMechanism
+
+
+class Participants(NamedTuple):
+    """Who takes part in one round; c slots."""
+
+    active: Array  # (c,), int32, different clients, ascending; any client in an empty slot
+    is_active: Array | None  # (c,), bool, False for an empty slot; None where there is none
+    overflow: Array | None  # (), int32, 1 if more clients were drawn than there are slots, which is an error
+
+
+class ClippedSum(NamedTuple):
+    """The sum of a round's clipped updates."""
+
+    total: PyTree  # leaves (*leaf)
+    clipped: Array  # (c,), int32, 1 for an update that was scaled down
+    discarded: Array  # (c,), int32, 1 for an update that was not finite, and counts as zero
+
+
+class PrivateUpdates(NamedTuple):
+    """How updates of clients are clipped and released; `private_updates` makes it."""
+
+    clip_norm: float | Array  # S
+    noise: NoiseMechanism  # on the sum
+    num_rounds: int  # for which there are slots enough
+
+    def check(self, task: Task, clients: LocalSteps) -> None:
+        """Refuse what one client's clipped update would not hide."""
+        if task.init_state is not None:
+            found, remedy = "got one with batch statistics", "Use group normalization."
+            raise ArgumentError("task", "must keep no model state where updates are private", found, remedy)
+        if clients.weighting != "uniform":
+            requirement = "must weigh clients alike where updates are private"
+            found = "got local steps with weighting 'data'"
+            raise ArgumentError("clients", requirement, found, "Pass weighting='uniform' to local_steps.")
+
+    def draw(self, key: Key, round_index: Array, num_active: int, num_nodes: int) -> Participants:
+        """Each client independently, `num_active` of them expected; all of them where that is their number."""
+        if num_active == num_nodes:
+            everybody = jnp.arange(num_nodes, dtype=jnp.int32)
+            return Participants(everybody, jnp.ones(num_nodes, bool), jnp.int32(0))
+        sampler = poisson(num_active, num_draws=self.num_rounds)
+        participation_key = purpose_key(key, Purpose.PARTICIPATION, round_index)
+        active, is_active, overflow = sampler.draw_node(participation_key, jnp.int32(num_nodes))
+        slots = min(sampler.capacity, num_nodes)  # no more than all clients can be drawn
+        return Participants(active[:slots], is_active[:slots], overflow if slots == sampler.capacity else jnp.int32(0))
+
+    def draw_noise(self, key: Key, round_index: Array, params: PyTree) -> PyTree:
+        """The noise of one round, like the parameters."""
+        one = jax.tree.map(lambda leaf: leaf[None], params)
+        noise = self.noise.draw(purpose_key(key, Purpose.SERVER_NOISE, round_index), one)
+        return jax.tree.map(lambda leaf: leaf[0], noise)
+
+    def sum(self, updates: PyTree, is_active: Array) -> ClippedSum:
+        """The sum over the clients that take part.
+
+        Args:
+            updates: leaves (c, *leaf).
+            is_active: (c,), bool.
+        """
+        norms = norm(updates)
+        kept = is_active & jnp.isfinite(norms)
+        scale = clip_scale(norms, self.clip_norm)
+
+        def total(leaf):
+            # A product with 0 would keep what is not finite.
+            clean = jnp.where(along_nodes(kept, leaf), leaf, 0.0)
+            return jnp.tensordot(jnp.where(kept, scale, 0.0), clean, axes=1, precision=jax.lax.Precision.HIGHEST)
+
+        return ClippedSum(
+            total=jax.tree.map(total, updates),
+            clipped=(kept & (scale < 1)).astype(jnp.int32),
+            discarded=(is_active & ~kept).astype(jnp.int32),
+        )
+
+
+def private_updates(*, clip_norm: float | Array, noise: NoiseMechanism, num_rounds: int = 10**6) -> PrivateUpdates:
+    """Clipped updates of clients drawn independently, and noise on their sum.
+
+    Args:
+        clip_norm: S, bound on the L2 norm of a client's update, positive; may be traced.
+        noise: on the sum of clipped updates, of one scale: `jaxfl.gaussian(z * clip_norm)` for noise multiplier z.
+        num_rounds: rounds for which the slots of active clients suffice with probability 1 - 1e-9.
+
+    Raises:
+        ArgumentError: a clip norm that is not positive, noise of several scales, a count below 1; from `check`, a task
+            with batch statistics, or clients that are weighed by their data.
+
+    Guarantees:
+        - adding or removing one client changes the sum by at most clip_norm.
+        - each client takes part independently with probability num_active / n.
+        - an update that is not finite counts as zero.
+    """
+    check.scalar(clip_norm=clip_norm)
+    check.positive(clip_norm=clip_norm)
+    check.at_least(1, num_rounds=num_rounds)
+    if jnp.ndim(noise.noise_scale) > 0:
+        found = f"got shape {jnp.shape(noise.noise_scale)}"
+        raise ArgumentError("noise", "must have one scale", found, "Pass a single number.")
+    return PrivateUpdates(clip_norm, noise, num_rounds)

@@ -1,0 +1,128 @@
+"""The steps of clients: what is drawn for them, what each gets, and the gradient that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.core import Array, FederatedData, PyTree, Task
+from jaxfl.privacy.mechanisms import NoiseMechanism
+
+
+class NoiseKeys(NamedTuple):
+    """Noise that is drawn when a step needs it: of all steps it would not fit in memory."""
+
+    keys: Array  # typed, (k, tau), one for each step of each active client
+
+    def draw(self, mechanism: NoiseMechanism, like: PyTree) -> PyTree:
+        """The noise of one step of one client, of the shapes of `like`; here `keys` is that step's, ()."""
+        nodes = mechanism.draw(self.keys, jax.tree.map(lambda leaf: leaf[None], like))
+        return jax.tree.map(lambda leaf: leaf[0], nodes)
+
+
+class NoiseValues(NamedTuple):
+    """Noise from another source, in place of `NoiseKeys`."""
+
+    values: PyTree  # leaves (k, tau, *leaf)
+
+    def draw(self, mechanism: NoiseMechanism, like: PyTree) -> PyTree:
+        """As `NoiseKeys.draw`."""
+        return self.values
+
+
+class StepDraws(NamedTuple):
+    """The random numbers of a round's local steps; k clients are active, c is the sampler's capacity."""
+
+    batch_indices: Array  # (k, tau, c), int32, among the client's own samples; its size or more: an empty slot
+    batch_overflow: Array  # (k,), int32, samples drawn that the capacity could not hold; above 0 is an error
+    dropout_keys: Array | None  # (k, tau), typed keys, one for each step; None where the task takes none
+    noise: NoiseKeys | NoiseValues | None  # of each step; None without noise
+
+
+class Step(NamedTuple):
+    """What one step of one client gets."""
+
+    samples: Array  # (c,), int32, places in the pool
+    mask: Array  # (c,), bool, False for an empty slot
+    dropout_key: Array | None  # (), typed
+    noise: NoiseKeys | NoiseValues | None
+
+
+class StepInfo(NamedTuple):
+    """What is measured of one client's steps."""
+
+    loss: Array  # (), float32, mean over steps of the batch's loss before each
+    clipped_fraction: Array  # (), float32, mean over steps of the samples whose gradient was scaled down, over b
+    discarded_gradients: Array  # (), int32, not finite, and counted as zero under a clip norm
+
+
+class StepGradient(NamedTuple):
+    """What a step's batch says of the parameters."""
+
+    gradient: PyTree  # like the parameters
+    model_state: PyTree  # after the step
+    info: StepInfo
+
+
+StepLoss = Callable[[PyTree, PyTree, Any], tuple[Array, PyTree]]
+"""(params, model state, what one step gets) -> (mean loss (), new model state)."""
+
+GradientOf = Callable[[PyTree, PyTree, Any], StepGradient]
+"""(params, model state, what one step gets) -> what it says."""
+
+
+def samples_of(data: FederatedData, active: Array, batch_indices: Array) -> tuple[Array, Array]:
+    """Where in the pool the samples of each step are.
+
+    Args:
+        data: all clients'.
+        active: (k,), int32.
+        batch_indices: (k, tau, b), int32, as `LocalSteps.draw` gives them.
+
+    Returns:
+        (samples (k, tau, b), int32, in [0, N); mask (k, tau, b), bool, False for an empty slot).
+    """
+    mask = batch_indices < data.sizes[active][:, None, None]
+    return data.indices[active[:, None, None], jnp.where(mask, batch_indices, 0)], mask
+
+
+def by_backward(step_loss: StepLoss) -> GradientOf:
+    """The gradient of a step's mean loss, by one backward pass."""
+
+    def gradient_of(params, model_state, one_step):
+        (loss, model_state), gradient = jax.value_and_grad(step_loss, has_aux=True)(params, model_state, one_step)
+        return StepGradient(gradient, model_state, StepInfo(loss, jnp.float32(0.0), jnp.int32(0)))
+
+    return gradient_of
+
+
+def batch_loss(task: Task, data: FederatedData, mean: Callable[[Array, Array], Array]) -> StepLoss:
+    """The mean loss of a batch of the pool, of the whole task.
+
+    Args:
+        task: what is learned.
+        data: whose pool the samples are in.
+        mean: (losses (c,), mask (c,)) -> mean loss, as `LocalSteps.mean`.
+
+    Returns:
+        A `StepLoss` of `Step`.
+    """
+
+    def step_loss(params, model_state, step):
+        inputs, labels, weights = data.inputs[step.samples], data.labels[step.samples], step.mask.astype(jnp.float32)
+        if task.train_loss is None:
+            losses = task.loss(params, inputs, labels)
+        else:
+            losses, model_state = task.train_loss(params, model_state, inputs, labels, weights, step.dropout_key)
+        return mean(losses, step.mask), model_state
+
+    return step_loss
+
+
+def masked_mean(losses: Array, mask: Array) -> Array:
+    """Mean of losses (c,) over the slots that hold a sample."""
+    weights = mask.astype(jnp.float32)
+    return jnp.sum(weights / weights.sum() * losses)

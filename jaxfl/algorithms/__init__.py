@@ -1,7 +1,9 @@
 """The algorithms, one file each, and their registry."""
 
+from jaxfl.algorithms.ali_dpfl import ali_dpfl
 from jaxfl.algorithms.asynchronous_gossip import a_dp2_sgd
 from jaxfl.algorithms.clients.blocks import first_half, output_side
+from jaxfl.algorithms.clients.bound_constants import private_constants, published_constants
 from jaxfl.algorithms.clients.client_sgd import client_sgd
 from jaxfl.algorithms.clients.local_steps import local_steps
 from jaxfl.algorithms.clients.private_updates import private_updates
@@ -20,6 +22,7 @@ __all__ = [
     "REGISTRY",
     "Row",
     "a_dp2_sgd",
+    "ali_dpfl",
     "client_sgd",
     "d_psgd",
     "debiased_params",
@@ -33,7 +36,9 @@ __all__ = [
     "output_side",
     "partial_averaging",
     "perturbed_gossip",
+    "private_constants",
     "private_updates",
+    "published_constants",
     "push_sum",
     "theory_step_size",
     "width_reduction",

@@ -165,3 +165,9 @@ def steps_of_clients(numbers: Numbers) -> Arguments:
     """Of algorithms whose clients train by themselves."""
     optimizer = client_sgd(numbers.step_size)
     return {"clients": local_steps(numbers.num_local_steps, batch_size=numbers.batch_size, optimizer=optimizer)}
+
+
+def clipped_steps(numbers: Numbers) -> Arguments:
+    """Of algorithms whose clients clip samples' gradients; the bound is so wide that nothing is clipped."""
+    steps = {"batch_size": numbers.batch_size, "optimizer": client_sgd(numbers.step_size), "clip_norm": 1e3}
+    return {"clients": local_steps(4, **steps), "step_size": numbers.step_size}

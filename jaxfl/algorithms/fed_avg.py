@@ -204,7 +204,7 @@ def fed_avg(
             bits_sent=of_clients(bits),
             bits_received=of_clients(bits),
             gradient_evaluations=of_clients(counts),
-            local_iterations=clients.count(k) if private else None,
+            local_iterations=clients.steps_at(k) if private else None,
             clipped_fraction=of_clients(measured.clipped_fraction) if private else None,
             discarded_gradients=of_clients(measured.discarded_gradients) if private else None,
             batch_overflow=overflow if clients.may_overflow or updates is not None else None,

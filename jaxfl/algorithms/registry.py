@@ -10,6 +10,8 @@ import numpy as np
 
 from jaxfl import graphs
 from jaxfl.algorithms import asynchronous_gossip, examples, gossip
+from jaxfl.algorithms.ali_dpfl import ali_dpfl
+from jaxfl.algorithms.clients.bound_constants import published_constants
 from jaxfl.algorithms.embracing import embracing
 from jaxfl.algorithms.examples import Example, MakeTask
 from jaxfl.algorithms.fed_avg import fed_avg
@@ -146,6 +148,17 @@ def _partial_averaging(make_task: MakeTask) -> Example:
     )
 
 
+def _ali_dpfl(make_task: MakeTask) -> Example:
+    # The first round makes one step. Noise is drawn within it, so that draws hold none.
+    return Example(
+        tasks={"task": make_task(5)},
+        topology={"constants": published_constants(2), "max_rounds": 6, "max_iterations": 20},
+        arguments=examples.clipped_steps,
+        centralized={nodes: {} for nodes in examples.ALL},
+        refused=[({"max_rounds": 0}, "max_rounds: must be positive"), ({"kappa": 0.0}, "kappa: must be positive")],
+    )
+
+
 _GOSSIP: dict[str, Any] = {"sends": "params", "noise_draws": ("noise",)}
 REGISTRY: dict[str, Row] = {
     "push_sum": Row(
@@ -189,6 +202,7 @@ REGISTRY: dict[str, Row] = {
         lambda make_task: examples.clients({"task": make_task(5)}, (), classes=False),
         sends="params and batch statistics, to the server",
     ),
+    "ali_dpfl": Row(ali_dpfl, _ali_dpfl, sends="params, a gradient and two numbers, to the server"),
     "embracing": Row(
         embracing, _embracing, sends="params and batch statistics of the blocks it trained, to the server"
     ),

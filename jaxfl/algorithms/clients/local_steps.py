@@ -56,9 +56,11 @@ class LocalSteps(NamedTuple):
     Attributes:
         max_steps: tau, the most steps of a round.
         is_private: whether samples' gradients are clipped, or noise is added to a step's.
+        noise_std: standard deviation of the noise of one step on one coordinate, () or 0.
+        num_steps: as `local_steps` was told.
         may_overflow: whether a batch can hold more samples than there are slots.
         weighting: "data" or "uniform", what `weigh` goes by.
-        count: round index () -> the steps that run in it, (), int32.
+        steps_at: round index () -> the steps that run in it, (), int32.
         check_data: (task, data) -> None; raises what `init` must refuse.
         draw: (key, round index, active (k,), data, task, number of steps or None) -> `StepDraws`. A client's draws do
             not depend on who else is active.
@@ -72,9 +74,11 @@ class LocalSteps(NamedTuple):
 
     max_steps: int
     is_private: bool
+    noise_std: float | Array
+    num_steps: int | Array | Callable[[Array], Array] | None
     may_overflow: bool
     weighting: str
-    count: Callable[[Array], Array]
+    steps_at: Callable[[Array], Array]
     check_data: Callable[[Task, FederatedData], None]
     draw: Callable[..., StepDraws]
     steps: Callable[[FederatedData, Array, StepDraws], Step]
@@ -265,9 +269,13 @@ def local_steps(
     return LocalSteps(
         max_steps=max_steps,
         is_private=is_private,
+        noise_std=0.0 if noise is None else noise.noise_scale,
+        num_steps=num_steps,
         may_overflow=chosen.name == "poisson",
         weighting=weighting,
-        count=lambda round_index: jnp.int32(max_steps) if num_steps is None else count_at(round_index, None),
+        steps_at=lambda round_index: jnp.asarray(
+            count_at(round_index, max_steps if num_steps is None else None), jnp.int32
+        ),
         check_data=check_data,
         draw=draw,
         steps=steps_of,

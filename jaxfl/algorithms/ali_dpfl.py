@@ -1,0 +1,309 @@
+"""ALI-DPFL: DP-SGD at every client, whose number of local iterations a bound on convergence chooses anew each round.
+
+Round r. The server sends x and tau to all clients. Client i makes tau iterations of DP-SGD from x, with result w_i:
+
+    w_i <- w_i - gamma g_i,    g_i = (1/B) (sum over a Poisson batch of clipped gradients + Normal(0, sigma^2 C^2 I))
+    x <- w = sum_i p_i w_i,    p_i = |D_i| / |D|
+
+Then rho, beta and xi are estimated (`clients.bound_constants`), averaged with weights p_i, and the next tau is the
+minimiser over 1, ..., min(2 tau, tau_max) of the bound
+
+    G(tau) = 1 / (T(tau) (gamma phi - rho h(tau) / (tau lambda^2))) + sqrt(3) / 3                                   (13)
+    h(tau) = (S / beta) ((gamma beta + 1)^tau - 1) - gamma S tau,    S = xi + 2 sqrt(d) sigma C / B                 (11)
+    T(tau) = min(tau (rounds left), iterations left)
+
+| symbol | here |
+|---|---|
+| x, tau | `State.params`, `State.num_steps` |
+| gamma, tau_max | `step_size`, `clients.max_steps` |
+| B, C, sigma C / B, p_i | of `clients`: `jaxfl.local_steps`; `clients.noise_std` is the third |
+| rho_i, beta_i, xi_i | `State.constants`, by `constants` |
+| phi lambda^2 | `kappa` |
+
+Ling, Fu, Wang, Liu, Chen, "ALI-DPFL: Differentially Private Federated Learning with Adaptive Local Iterations",
+arXiv:2308.10457, Algorithm 2 (Algorithm 1 is `jaxfl.fed_avg` with private clients).
+
+Differences from the paper: in the second term of (11) it prints gamma (xi + 2 sqrt(d) sigma C) / B, with which h(1) is
+not 0, as its text says. T is left open there; with T fixed the minimiser is always 1. Only kappa = phi lambda^2 matters
+for the minimiser, and the paper gives no value. A tau with a bracket in (13) that is not positive is passed over; if no
+tau is left, the next is 1. The last round is shortened to the iterations that are left, and a round without any changes
+nothing. That (12) bounds anything is not proven (its Jensen step is reversed): the rule is a heuristic.
+
+Does not claim: an epsilon; `jaxfl.privacy.clients` states it. No epsilon covers constants estimated without noise.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.algorithms.clients.bound_constants import Aggregation, BoundConstants, Constants, ConstantsDraws
+from jaxfl.algorithms.clients.local_steps import LocalSteps
+from jaxfl.algorithms.clients.steps import StepDraws
+from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, over_nodes, purpose_key
+from jaxfl.core.tree import replicate, size, weighted_sum
+from jaxfl.gradients.per_example import tree_norm
+
+
+class State(NamedTuple):
+    """What the next round needs; parameters are the server's, and have no node axis."""
+
+    params: PyTree  # x, leaves (*leaf), float32
+    num_steps: Array  # (), int32, tau of the next round; 0 where the budget or the rounds are spent
+    iterations: Array  # (), int32, local iterations that every client has made
+    constants: Constants  # of every client, as estimated last; 0 before
+    round_index: Array  # (), int32, rounds completed
+
+
+class Draws(NamedTuple):
+    """The random numbers of one round."""
+
+    steps: StepDraws  # of all clients
+    constants: ConstantsDraws  # for the estimates
+
+
+class Info(NamedTuple):
+    """What happened in one round."""
+
+    loss: Array  # (), float32, of the steps' batches before each step: mean over steps, p-weighted sum over clients
+    update_norm: Array  # (), float32, L2, of the change of x
+    num_steps: Array  # (), float32, tau of this round, a measurement: its mean is over rounds
+    rho: Array  # (), float32, p-weighted means over clients, as estimated after this round
+    beta: Array  # (), float32
+    xi: Array  # (), float32
+    clipped_fraction: Array  # (n,), float32, of samples' gradients, mean over steps
+    discarded_gradients: Array  # (n,), int32, of samples, not finite and counted as zero
+    batch_overflow: Array  # (n,), int32, above 0 is an error
+    bits_sent: Array  # (n,), float32, params, and what the estimates need
+    bits_received: Array  # (n,), float32, params and the next tau
+    gradient_evaluations: Array  # (n,), int32, of the steps and of the estimates
+    local_iterations: Array  # (), int32, tau
+    estimate_releases: Array  # (), int32, 1 where constants were estimated
+
+
+def ali_dpfl(
+    task: Task,
+    *,
+    clients: LocalSteps,
+    constants: BoundConstants,
+    step_size: float | Array,
+    max_rounds: int | Array,
+    max_iterations: int | Array,
+    kappa: float | Array = 1.0,
+) -> Algorithm:
+    """DP federated averaging with adaptive local iterations.
+
+    Args:
+        task: what is learned, each sample with a loss of its own.
+        clients: `jaxfl.local_steps(tau_max, ...)` with the step size below, a clip norm and noise.
+        constants: `jaxfl.published_constants` or `jaxfl.private_constants`.
+        step_size: gamma of the bound, which is made for plain SGD: that of the clients' optimizer.
+        max_rounds: R_s, the rounds that communication allows; may be traced.
+        max_iterations: the local iterations of a client that the privacy budget allows
+            (`jaxfl.privacy.clients.max_iterations`); may be traced.
+        kappa: phi lambda^2, positive, of which a larger value leaves room for a larger tau; may be traced.
+
+    Returns:
+        An `Algorithm`; `node_params` gives the server's model behind a node axis of length 1.
+
+    Raises:
+        ArgumentError: a number that is not positive, clients that neither clip nor add noise, or that have a number of
+            steps of their own; from `init`, what the clients refuse of the data.
+
+    Guarantees:
+        - no client makes more than max_iterations local iterations, and no more than max_rounds rounds count.
+        - a round without an iteration left changes nothing.
+        - with at least as many rounds as iterations, every tau is 1.
+        - a new tau is no reason to compile anew.
+        - without noise, one step a round is fed_avg.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpy as np, optax, jaxfl
+        >>> task = jaxfl.from_functions(lambda key: jnp.zeros(2), lambda w, x, y: (x @ w - y) ** 2)
+        >>> x = np.random.default_rng(0).normal(size=(40, 2)).astype("float32")
+        >>> data = jaxfl.federate(x, x @ np.array([1.0, -1.0], "float32"), np.split(np.arange(40), 2))
+        >>> rule = {"optimizer": optax.sgd(0.2), "sampler": jaxfl.gradients.poisson}
+        >>> clients = jaxfl.local_steps(100, batch_size=5, clip_norm=1.0, noise=jaxfl.gaussian(0.01), **rule)
+        >>> budget = {"max_rounds": 5, "max_iterations": 20, "step_size": 0.2}
+        >>> learner = jaxfl.ali_dpfl(task, clients=clients, constants=jaxfl.published_constants(), **budget, kappa=1.0)
+        >>> key = jax.random.key(0)
+        >>> rounds = jax.lax.scan(lambda s, _: learner.round(key, s, data), learner.init(key, data), length=5)
+        >>> rounds[1].local_iterations.tolist(), int(rounds[0].iterations)
+        ([1, 2, 3, 4, 5], 15)
+    """
+    check.scalar(step_size=step_size, max_rounds=max_rounds, max_iterations=max_iterations, kappa=kappa)
+    check.positive(step_size=step_size, max_rounds=max_rounds, max_iterations=max_iterations, kappa=kappa)
+    if not clients.is_private or clients.num_steps is not None:
+        found = "got clients without either" if not clients.is_private else "got clients with num_steps"
+        requirement = "must clip or add noise, and leave the number of steps open"
+        raise ArgumentError("clients", requirement, found, "Pass clip_norm and noise to local_steps, and no num_steps.")
+
+    def limits():
+        return jnp.asarray(max_rounds, jnp.int32), jnp.asarray(max_iterations, jnp.int32)
+
+    def init(key, data):
+        clients.check_data(task, data)
+        constants.check_data(data)
+        unknown = jnp.zeros(data.num_nodes, jnp.float32)
+        return State(
+            params=task.init(purpose_key(key, Purpose.INIT)),
+            num_steps=jnp.minimum(1, limits()[1]),
+            iterations=jnp.int32(0),
+            constants=Constants(unknown, unknown, unknown),
+            round_index=jnp.int32(0),
+        )
+
+    def draw(key, state, data):
+        k = state.round_index
+        return Draws(
+            steps=clients.draw(key, k, _everybody(data), data, task, state.num_steps),
+            constants=constants.draw(key, k, data),
+        )
+
+    def update(state, data, draws):
+        k, n, tau = state.round_index, data.num_nodes, state.num_steps
+        everybody, ran = _everybody(data), state.num_steps > 0
+        steps = clients.steps(data, everybody, draws.steps)
+        gradient_of = clients.gradient_of(task, data)
+
+        def one_client(own):
+            return clients.run(gradient_of, state.params, None, own, k, tau)
+
+        client_params, _, measured = over_nodes(one_client, task.node_loop)(steps)
+        shares = clients.weigh(data, everybody)
+        shares = shares / shares.sum()
+        # A mean of equal models need not have their bits.
+        params = jax.tree.map(
+            lambda new, old: jnp.where(ran, new, old), weighted_sum(shares, client_params), state.params
+        )
+        aggregation = Aggregation(
+            before=state.params,
+            client_params=client_params,
+            after=params,
+            shares=shares,
+            num_steps=tau,
+            step_size=jnp.asarray(step_size, jnp.float32),
+            noise_std=jnp.asarray(clients.noise_std, jnp.float32),
+        )
+        estimated, evaluations = jax.lax.cond(
+            ran,
+            lambda: constants.estimate(task, data, draws.constants, aggregation, state.constants),
+            lambda: (state.constants, jnp.zeros(n, jnp.int32)),
+        )
+        rho, beta, xi = (jnp.sum(shares * values) for values in estimated)
+        most_rounds, most_iterations = limits()
+        chosen = next_num_steps(
+            tau,
+            rho=rho,
+            beta=beta,
+            spread=xi + 2 * jnp.sqrt(jnp.float32(size(params))) * aggregation.noise_std,
+            step_size=aggregation.step_size,
+            kappa=kappa,
+            rounds_left=most_rounds - (k + 1),
+            iterations_left=most_iterations - (state.iterations + tau),
+            max_steps=clients.max_steps,
+        )
+        model, sent = 32.0 * size(params), ran.astype(jnp.float32)
+        extra = model + 64.0 if constants.sends_gradient else 96.0
+        info = Info(
+            loss=jnp.sum(shares * measured.loss),
+            update_norm=tree_norm(jax.tree.map(jnp.subtract, params, state.params), 2),
+            num_steps=tau.astype(jnp.float32),
+            rho=rho,
+            beta=beta,
+            xi=xi,
+            clipped_fraction=measured.clipped_fraction,
+            discarded_gradients=measured.discarded_gradients,
+            batch_overflow=draws.steps.batch_overflow + draws.constants.batch_overflow,
+            bits_sent=jnp.full(n, model + extra, jnp.float32) * sent,
+            bits_received=jnp.full(n, model + 32.0, jnp.float32) * sent,
+            gradient_evaluations=steps.mask.sum(axis=(1, 2), dtype=jnp.int32) + evaluations,
+            local_iterations=tau,
+            estimate_releases=ran.astype(jnp.int32),
+        )
+        new_state = State(
+            params=params,
+            num_steps=chosen,
+            iterations=state.iterations + tau,
+            constants=estimated,
+            round_index=k + 1,
+        )
+        return new_state, info
+
+    return algorithm(init, draw, update, lambda state: replicate(state.params, 1))
+
+
+def iteration_gap(max_steps: int, *, beta: Array, spread: Array, step_size: Array) -> Array:
+    """h of equation (11): how far local iterations part from gradient descent on all data.
+
+    Args:
+        max_steps: largest tau.
+        beta: smoothness, at least 0.
+        spread: S = xi + 2 sqrt(d) sigma C / B.
+        step_size: gamma.
+
+    Returns:
+        (max_steps + 1,), float32: h(0), ..., h(max_steps); infinite where it overflows.
+
+    Guarantees:
+        - h(0) and h(1) are 0, and for beta 0 all are.
+
+    Example:
+        >>> one = jnp.float32(1.0)
+        >>> iteration_gap(3, beta=one, spread=one, step_size=0.5 * one).tolist()  # 1.5^t - 1 - 0.5 t
+        [0.0, 0.0, 0.25, 0.875]
+    """
+
+    # h(t + 1) / S = (1 + gamma beta) h(t) / S + gamma^2 beta t: sums of what is not negative, so no digits cancel.
+    def following(gap, t):
+        return (1 + step_size * beta) * gap + step_size**2 * beta * t, gap
+
+    _, gaps = jax.lax.scan(following, jnp.float32(0.0), jnp.arange(max_steps + 1, dtype=jnp.float32))
+    return jnp.where(gaps == 0, 0.0, spread * gaps)
+
+
+def next_num_steps(
+    num_steps: Array,
+    *,
+    rho: Array,
+    beta: Array,
+    spread: Array,
+    step_size: Array,
+    kappa: float | Array,
+    rounds_left: Array,
+    iterations_left: Array,
+    max_steps: int,
+) -> Array:
+    """The minimiser of equation (13) over 1, ..., min(2 tau, tau_max), at most the iterations that are left.
+
+    Args:
+        num_steps: tau of this round, (), int32.
+        rho, beta: (), float32, at least 0.
+        spread: as for `iteration_gap`.
+        step_size: gamma.
+        kappa: phi lambda^2.
+        rounds_left, iterations_left: (), int32, after this round.
+        max_steps: tau_max, static.
+
+    Returns:
+        (), int32; 0 where no round or no iteration is left.
+
+    Guarantees:
+        - a tau without a finite, positive bracket is passed over; where none is left it is 1.
+        - of equal bounds the smallest tau is taken.
+    """
+    taus = jnp.arange(1, max_steps + 1, dtype=jnp.int32)
+    slowed = rho * iteration_gap(max_steps, beta=beta, spread=spread, step_size=step_size)[1:] / taus
+    bracket = step_size * kappa - jnp.where(rho > 0, slowed, 0.0)
+    possible = jnp.minimum(taus * rounds_left, iterations_left).astype(jnp.float32)
+    # The largest T (gamma kappa - rho h / tau) makes G least: the rest of (13) does not depend on tau.
+    value = jnp.where((taus <= 2 * num_steps) & (bracket > 0), possible * bracket, 0.0)
+    chosen = jnp.where(value.max() > 0, taus[jnp.argmax(value)], 1)
+    return jnp.where(rounds_left > 0, jnp.minimum(chosen, jnp.maximum(iterations_left, 0)), 0)
+
+
+def _everybody(data) -> Array:
+    """All clients, (n,), int32."""
+    return jnp.arange(data.num_nodes, dtype=jnp.int32)

@@ -1,0 +1,245 @@
+"""The constants of a convergence bound, estimated after an aggregation: rho_i, beta_i and xi_i of every client.
+
+With w_i client i's model before the aggregation, w the aggregate, F_i the mean loss of the client's data:
+
+    rho_i = |F_i(w_i) - F_i(w)| / |w_i - w|                 Lipschitz constant of F_i
+    beta_i = |grad F_i(w_i) - grad F_i(w)| / |w_i - w|      smoothness
+    xi_i = |grad F_i(w) - grad F(w)|                        divergence, grad F the data-weighted mean of the grad F_i
+
+`published_constants` takes them so, from the private data without noise (ALI-DPFL, section IV-B). `private_constants`
+releases three numbers a client, each with Gaussian noise. With l_s, g_s the loss and gradient of sample s, clip_C the
+scaling of a gradient to L2 norm C at most, m the expected size of a Poisson sample, and v a public vector:
+
+    a_i = (1/m) sum_s clip(l_s(w_i) - l_s(w), [-L, L])
+    b_i = |(1/m) sum_s (clip_C g_s(w_i) - clip_C g_s(w))|
+    c_i = |(1/m) sum_s clip_C g_s(w) - v|
+
+w_i, w and v are functions of what has been released with noise. Taking one sample away moves a_i by at most L / m,
+b_i by at most 2 C / m and c_i by at most C / m, because a norm changes by no more than its vector. Each number gets
+noise of z sqrt(3) times its own bound: together they are one Gaussian mechanism of noise multiplier z, on a Poisson
+sample of rate m / J_i. The denominators are public. v is (x - w) / (gamma tau), the mean of the round's noisy gradients by plain
+SGD. Its own noise has the expected squared norm d s^2 sum_i p_i^2 / tau, s the noise of a step on one coordinate, which
+is taken off c_i^2.
+
+Ling, Fu, Wang, Liu, Chen, "ALI-DPFL: Differentially Private Federated Learning with Adaptive Local Iterations",
+arXiv:2308.10457, Definition 2 and section IV-B.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.core import Array, FederatedData, Key, Purpose, PyTree, Task, check, node_keys, over_nodes, purpose_key
+from jaxfl.core.tree import norm, size, weighted_sum
+from jaxfl.gradients import fixed, per_example, poisson
+from jaxfl.gradients.per_example import tree_norm
+from jaxfl.gradients.samplers import Sampler, check_counts
+
+# Samples whose gradients are summed at once.
+_SAMPLES_AT_ONCE = 64
+
+
+class ConstantsDraws(NamedTuple):
+    """The random numbers of one round's estimates; c slots."""
+
+    batch_indices: Array | None  # (n, c), int32, among the client's own samples; its size or more: an empty slot
+    batch_overflow: Array  # (n,), int32, samples drawn that had no slot; above 0 is an error
+    noise: Array | None  # (n, 3), float32, standard normal, for a, b and c; None where there is none
+
+
+class Constants(NamedTuple):
+    """Of every client."""
+
+    rho: Array  # (n,), float32
+    beta: Array  # (n,), float32
+    xi: Array  # (n,), float32
+
+
+class Aggregation(NamedTuple):
+    """A round, of which constants are estimated."""
+
+    before: PyTree  # x, what the clients began with, leaves (*leaf)
+    client_params: PyTree  # w_i, leaves (n, *leaf)
+    after: PyTree  # w, leaves (*leaf)
+    shares: Array  # p_i, (n,), float32
+    num_steps: Array  # tau, (), int32
+    step_size: Array  # gamma, (), float32
+    noise_std: Array  # s, (), float32
+
+
+class BoundConstants(NamedTuple):
+    """How the constants are estimated; `published_constants` and `private_constants` make it.
+
+    Attributes:
+        is_private: whether noise covers them.
+        sends_gradient: whether a client sends a gradient, and not numbers alone.
+        check_data: data -> None; raises for clients with too few samples.
+        draw: (key, round index, data) -> `ConstantsDraws`.
+        estimate: (task, data, draws, `Aggregation`, `Constants` before) -> (`Constants`, gradients evaluated (n,)
+            int32).
+    """
+
+    is_private: bool
+    sends_gradient: bool
+    check_data: Callable[[FederatedData], None]
+    draw: Callable[[Key, Array, FederatedData], ConstantsDraws]
+    estimate: Callable[..., tuple[Constants, Array]]
+
+
+def published_constants(batch_size: int | None = None) -> BoundConstants:
+    """Estimates without noise: no privacy guarantee covers them.
+
+    Args:
+        batch_size: samples of a client that stand for all, drawn anew in each round without repetition, all that it has
+            where these are fewer; None takes all.
+
+    Guarantees:
+        - a client whose model equals the aggregate keeps its rho and beta.
+    """
+    sampler = None if batch_size is None else fixed(batch_size)
+
+    def estimate(task, data, draws, aggregation, before):
+        places, mask = _places(data, draws)
+
+        def one_client(params, own_places, own_mask):
+            divisor = own_mask.sum(dtype=jnp.float32)
+            losses, gradient = _gradient_sum(task, params, data, own_places, own_mask, None)
+            new_losses, new_gradient = _gradient_sum(task, aggregation.after, data, own_places, own_mask, None)
+            change = jax.tree.map(lambda a, b: (a - b) / divisor, gradient, new_gradient)
+            mean = jax.tree.map(lambda leaf: leaf / divisor, new_gradient)
+            return jnp.sum(losses - new_losses) / divisor, tree_norm(change, 2), mean
+
+        losses, changes, gradients = over_nodes(one_client, task.node_loop)(aggregation.client_params, places, mask)
+        mean = weighted_sum(aggregation.shares, gradients)
+        xi = norm(jax.tree.map(lambda leaf, centre: leaf - centre, gradients, mean))
+        return _over_distance(aggregation, jnp.abs(losses), changes, xi, before), _evaluations(mask)
+
+    return _constants(sampler, estimate, is_private=False)
+
+
+def private_constants(
+    batch_size: int | None, *, clip_norm: float | Array, loss_bound: float | Array, noise_multiplier: float | Array
+) -> BoundConstants:
+    """Estimates with noise, which the privacy budget pays for.
+
+    Args:
+        batch_size: m, expected samples of a client in a Poisson batch, below what any client has; None takes all of
+            them.
+        clip_norm: C, of a sample's gradient, L2; may be traced.
+        loss_bound: L, on the change of a sample's loss; may be traced.
+        noise_multiplier: z, standard deviation of the noise over the L2 sensitivity of the three numbers; may be
+            traced.
+
+    Raises:
+        ArgumentError: a number that is not positive; from `check_data`, a client with too few samples.
+
+    Guarantees:
+        - one sample moves the three numbers by at most the stated bounds.
+        - a client whose model equals the aggregate keeps its rho and beta.
+    """
+    check.scalar(clip_norm=clip_norm, loss_bound=loss_bound, noise_multiplier=noise_multiplier)
+    check.positive(clip_norm=clip_norm, loss_bound=loss_bound, noise_multiplier=noise_multiplier)
+    sampler = None if batch_size is None else poisson(batch_size)
+
+    def estimate(task, data, draws, aggregation, before):
+        (places, mask), w = _places(data, draws), aggregation.after
+        n, tau = data.num_nodes, jnp.maximum(aggregation.num_steps, 1).astype(jnp.float32)
+        divisors = data.sizes.astype(jnp.float32) if batch_size is None else jnp.full(n, batch_size, jnp.float32)
+        mean_gradient = jax.tree.map(
+            lambda old, new: (old - new) / (aggregation.step_size * tau), aggregation.before, w
+        )
+
+        def one_client(params, divisor, own_places, own_mask):
+            losses, gradient = _gradient_sum(task, params, data, own_places, own_mask, clip_norm)
+            new_losses, new_gradient = _gradient_sum(task, w, data, own_places, own_mask, clip_norm)
+            change = jax.tree.map(lambda a, b: (a - b) / divisor, gradient, new_gradient)
+            apart = jax.tree.map(lambda total, v: total / divisor - v, new_gradient, mean_gradient)
+            clipped = jnp.clip(losses - new_losses, -loss_bound, loss_bound)
+            return jnp.stack([clipped.sum() / divisor, tree_norm(change, 2), tree_norm(apart, 2)])
+
+        values = over_nodes(one_client, task.node_loop)(aggregation.client_params, divisors, places, mask)
+        bounds = jnp.array([1.0, 0.0, 0.0]) * loss_bound + jnp.array([0.0, 2.0, 1.0]) * clip_norm
+        std = noise_multiplier * math.sqrt(3) * bounds / divisors[:, None]
+        values = values + std * draws.noise
+        noise_in_mean = size(w) * jnp.square(aggregation.noise_std) * jnp.sum(jnp.square(aggregation.shares)) / tau
+        change, apart = jnp.maximum(values[:, 1], 0.0), jnp.maximum(values[:, 2], 0.0)
+        xi = jnp.sqrt(jnp.maximum(jnp.square(apart) - noise_in_mean, 0.0))
+        return _over_distance(aggregation, jnp.abs(values[:, 0]), change, xi, before), _evaluations(mask)
+
+    return _constants(sampler, estimate, is_private=True)
+
+
+def _constants(sampler: Sampler | None, estimate: Callable[..., Any], *, is_private: bool) -> BoundConstants:
+    def check_data(data):
+        if sampler is not None and is_private:
+            check_counts(sampler, data.sizes)
+
+    def draw(key, round_index, data):
+        n, noise = data.num_nodes, None
+        if is_private:
+            keys = node_keys(purpose_key(key, Purpose.ESTIMATE_NOISE, round_index), n)
+            noise = jax.vmap(lambda client: jax.random.normal(client, (3,), jnp.float32))(keys)
+        if sampler is None:
+            return ConstantsDraws(None, jnp.zeros(n, jnp.int32), noise)
+        keys = node_keys(purpose_key(key, Purpose.ESTIMATE, round_index), n)
+        indices, mask, overflow = jax.vmap(sampler.draw_node)(keys, data.sizes)
+        return ConstantsDraws(jnp.where(mask, indices, data.sizes[:, None]), overflow, noise)
+
+    return BoundConstants(is_private, not is_private, check_data, draw, estimate)
+
+
+def _places(data: FederatedData, draws: ConstantsDraws) -> tuple[Array, Array]:
+    """Places in the pool and mask, (n, groups, samples at once)."""
+    n, longest = data.indices.shape
+    positions = draws.batch_indices
+    if positions is None:
+        positions = jnp.broadcast_to(jnp.arange(longest, dtype=jnp.int32), (n, longest))
+    at_once = min(_SAMPLES_AT_ONCE, positions.shape[1])
+    padding = -positions.shape[1] % at_once
+    positions = jnp.pad(positions, ((0, 0), (0, padding)), constant_values=longest)
+    mask = positions < data.sizes[:, None]
+    places = jnp.take_along_axis(data.indices, jnp.where(mask, positions, 0), axis=1)
+    return places.reshape(n, -1, at_once), mask.reshape(n, -1, at_once)
+
+
+def _gradient_sum(
+    task: Task, params: PyTree, data: FederatedData, places: Array, mask: Array, clip_norm: float | Array | None
+) -> tuple[Array, PyTree]:
+    """Losses (groups, samples at once) and the sum of all (clipped) gradients of one client."""
+
+    def group(total, one):
+        own_places, own_mask = one
+        result = per_example.weighted_sum(
+            task,
+            params,
+            data.inputs[own_places],
+            data.labels[own_places],
+            own_mask.astype(jnp.float32),
+            clip_norm=clip_norm,
+        )
+        return jax.tree.map(jnp.add, total, result.gradient), jnp.where(own_mask, result.losses, 0.0)
+
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params)
+    gradient, losses = jax.lax.scan(group, nothing, (places, mask))
+    return losses, gradient
+
+
+def _evaluations(mask: Array) -> Array:
+    """Gradients of every client, at two points for each sample."""
+    return 2 * mask.sum(axis=(1, 2), dtype=jnp.int32)
+
+
+def _over_distance(aggregation: Aggregation, losses: Array, changes: Array, xi: Array, before: Constants) -> Constants:
+    """The quotients; those of before for a client whose model is the aggregate."""
+    apart = jax.tree.map(lambda own, mean: own - mean, aggregation.client_params, aggregation.after)
+    distance = norm(apart)
+    moved = distance > 0
+    divisor = jnp.where(moved, distance, 1.0)
+    return Constants(
+        rho=jnp.where(moved, losses / divisor, before.rho), beta=jnp.where(moved, changes / divisor, before.beta), xi=xi
+    )

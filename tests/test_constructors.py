@@ -60,4 +60,4 @@ def test_an_algorithm_of_five_nodes_does_not_run_on_two(name):
         outcome = f"{len(jax.tree.leaves(models)[0])} models"
     except ArgumentError as refusal:
         outcome = str(refusal)
-    assert re.match("(data|client_class|num_active): .* 2|2 models", outcome)
+    assert re.match("(data|client_class|num_active): .* 2|[12] models", outcome)

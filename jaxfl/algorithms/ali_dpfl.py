@@ -295,7 +295,9 @@ def next_num_steps(
         - of equal bounds the smallest tau is taken.
     """
     taus = jnp.arange(1, max_steps + 1, dtype=jnp.int32)
-    slowed = rho * iteration_gap(max_steps, beta=beta, spread=spread, step_size=step_size)[1:] / taus
+    slowed = (
+        rho * iteration_gap(max_steps, beta=beta, spread=spread, step_size=step_size)[1:] / taus.astype(jnp.float32)
+    )
     bracket = step_size * kappa - jnp.where(rho > 0, slowed, 0.0)
     possible = jnp.minimum(taus * rounds_left, iterations_left).astype(jnp.float32)
     # The largest T (gamma kappa - rho h / tau) makes G least: the rest of (13) does not depend on tau.

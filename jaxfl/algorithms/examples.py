@@ -169,5 +169,10 @@ def steps_of_clients(numbers: Numbers) -> Arguments:
 
 def clipped_steps(numbers: Numbers) -> Arguments:
     """Of algorithms whose clients clip samples' gradients; the bound is so wide that nothing is clipped."""
-    steps = {"batch_size": numbers.batch_size, "optimizer": client_sgd(numbers.step_size), "clip_norm": 1e3}
+    steps = {
+        "batch_size": numbers.batch_size,
+        "optimizer": client_sgd(numbers.step_size),
+        "clip_norm": 1e3,
+        "differentiable": True,
+    }
     return {"clients": local_steps(4, **steps), "step_size": numbers.step_size}

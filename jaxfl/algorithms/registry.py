@@ -149,13 +149,19 @@ def _partial_averaging(make_task: MakeTask) -> Example:
 
 
 def _ali_dpfl(make_task: MakeTask) -> Example:
-    # The first round makes one step. Noise is drawn within it, so that draws hold none.
+    def relabeled(order, state, draws):
+        by_node, _ = examples.relabeled_nodes(order, (state.constants, draws), ())
+        return state._replace(constants=by_node[0]), by_node[1]
+
+    # With this kappa the next number of steps depends on the budget alone, and not on rounding.
+    budget = {"max_rounds": 6, "max_iterations": 20, "kappa": 1e3}
     return Example(
         tasks={"task": make_task(5)},
-        topology={"constants": published_constants(2), "max_rounds": 6, "max_iterations": 20},
+        topology={"constants": published_constants(2), **budget},
         arguments=examples.clipped_steps,
-        centralized={nodes: {} for nodes in examples.ALL},
+        centralized={nodes: {"max_rounds": 99, "max_iterations": 99} for nodes in examples.ALL},  # one step a round
         refused=[({"max_rounds": 0}, "max_rounds: must be positive"), ({"kappa": 0.0}, "kappa: must be positive")],
+        relabeled=relabeled,
     )
 
 

@@ -17,9 +17,9 @@ scaling of a gradient to L2 norm C at most, m the expected size of a Poisson sam
 w_i, w and v are functions of what has been released with noise. Taking one sample away moves a_i by at most L / m,
 b_i by at most 2 C / m and c_i by at most C / m, because a norm changes by no more than its vector. Each number gets
 noise of z sqrt(3) times its own bound: together they are one Gaussian mechanism of noise multiplier z, on a Poisson
-sample of rate m / J_i. The denominators are public. v is (x - w) / (gamma tau), the mean of the round's noisy gradients by plain
-SGD. Its own noise has the expected squared norm d s^2 sum_i p_i^2 / tau, s the noise of a step on one coordinate, which
-is taken off c_i^2.
+sample of rate m / J_i. The denominators are public. v is (x - w) / (gamma tau), the mean of the round's noisy gradients
+by plain SGD. Its own noise has the expected squared norm d s^2 sum_i p_i^2 / tau, s the noise of a step on one
+coordinate, which is taken off c_i^2.
 
 Ling, Fu, Wang, Liu, Chen, "ALI-DPFL: Differentially Private Federated Learning with Adaptive Local Iterations",
 arXiv:2308.10457, Definition 2 and section IV-B.
@@ -116,7 +116,7 @@ def published_constants(batch_size: int | None = None) -> BoundConstants:
 
         losses, changes, gradients = over_nodes(one_client, task.node_loop)(aggregation.client_params, places, mask)
         mean = weighted_sum(aggregation.shares, gradients)
-        xi = norm(jax.tree.map(lambda leaf, centre: leaf - centre, gradients, mean))
+        xi = norm(jax.tree.map(lambda leaf, centre: leaf - centre[None], gradients, mean))
         return _over_distance(aggregation, jnp.abs(losses), changes, xi, before), _evaluations(mask)
 
     return _constants(sampler, estimate, is_private=False)
@@ -236,7 +236,7 @@ def _evaluations(mask: Array) -> Array:
 
 def _over_distance(aggregation: Aggregation, losses: Array, changes: Array, xi: Array, before: Constants) -> Constants:
     """The quotients; those of before for a client whose model is the aggregate."""
-    apart = jax.tree.map(lambda own, mean: own - mean, aggregation.client_params, aggregation.after)
+    apart = jax.tree.map(lambda own, mean: own - mean[None], aggregation.client_params, aggregation.after)
     distance = norm(apart)
     moved = distance > 0
     divisor = jnp.where(moved, distance, 1.0)

@@ -155,11 +155,13 @@ def local_steps(
     chosen, is_private = sampler(batch_size), clip_norm is not None or noise is not None
     by_count = chosen.name == "fixed" and not is_private  # a mean over the samples that a small client has
 
-    def count_at(round_index, asked):
-        if asked is None and num_steps is None:
-            return None
-        count = num_steps if asked is None else asked
+    def count_at(round_index, count):
         return jnp.minimum(jnp.asarray(count(round_index) if callable(count) else count, jnp.int32), max_steps)
+
+    def asked_at(round_index, asked):
+        """The number of steps; None where all run."""
+        count = num_steps if asked is None else asked
+        return None if count is None else count_at(round_index, count)
 
     def check_data(task, data):
         if is_private:
@@ -168,7 +170,7 @@ def local_steps(
             check_counts(chosen, data.sizes)
 
     def draw(key, round_index, active, data, task, asked=None):
-        sizes, count = data.sizes[active], count_at(round_index, asked)
+        sizes, count = data.sizes[active], asked_at(round_index, asked)
 
         def step_keys(purpose):
             """(k, tau): one key for each local step of the active clients, by the client's own number."""
@@ -229,7 +231,7 @@ def local_steps(
     def run(gradient, params, model_state, steps, round_index, asked=None):
         # A transformation is a tuple, a function of the round is none.
         rule = optimizer if isinstance(optimizer, optax.GradientTransformation) else optimizer(round_index)
-        count = count_at(round_index, asked)
+        count = asked_at(round_index, asked)
 
         def step(carry, one_step):
             x, state, memory = carry
@@ -261,7 +263,11 @@ def local_steps(
 
             nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
             (params, model_state, _), infos = jax.lax.fori_loop(0, count, body, (start, nothing))
-        return params, model_state, _summary(infos, lambda values: values.sum() / jnp.maximum(count, 1))
+        return (
+            params,
+            model_state,
+            _summary(infos, lambda values: values.sum() / jnp.maximum(count, 1).astype(jnp.float32)),
+        )
 
     def weigh(data, active):
         return data.sizes[active].astype(jnp.float32) if weighting == "data" else jnp.ones(len(active), jnp.float32)
@@ -273,9 +279,7 @@ def local_steps(
         num_steps=num_steps,
         may_overflow=chosen.name == "poisson",
         weighting=weighting,
-        steps_at=lambda round_index: jnp.asarray(
-            count_at(round_index, max_steps if num_steps is None else None), jnp.int32
-        ),
+        steps_at=lambda round_index: jnp.int32(max_steps) if num_steps is None else count_at(round_index, num_steps),
         check_data=check_data,
         draw=draw,
         steps=steps_of,

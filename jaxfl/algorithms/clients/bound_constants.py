@@ -164,7 +164,7 @@ def private_constants(
 
         values = over_nodes(one_client, task.node_loop)(aggregation.client_params, divisors, places, mask)
         bounds = jnp.array([1.0, 0.0, 0.0]) * loss_bound + jnp.array([0.0, 2.0, 1.0]) * clip_norm
-        std = noise_multiplier * math.sqrt(3) * bounds / divisors[:, None]
+        std = noise_multiplier * math.sqrt(3) * bounds[None] / divisors[:, None]
         values = values + std * draws.noise
         noise_in_mean = size(w) * jnp.square(aggregation.noise_std) * jnp.sum(jnp.square(aggregation.shares)) / tau
         change, apart = jnp.maximum(values[:, 1], 0.0), jnp.maximum(values[:, 2], 0.0)

@@ -12,7 +12,6 @@ the algorithm says.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -116,8 +115,8 @@ def local_steps(
             is DP-SGD with noise multiplier sigma.
         num_steps: the steps that run, at most `max_steps`: a number, a traced scalar or a function of the round index.
             Default: all. A traced number is no reason to compile anew.
-        differentiable: whether a number of steps is run under a mask, at the cost of all `max_steps`, so that a round
-            has a derivative. Otherwise it is a loop with that bound, and a smaller number costs less.
+        differentiable: whether a number of steps is run under a mask, so that a round has a reverse derivative, whose
+            memory is that of all `max_steps`. Otherwise it is a loop with that bound, and JAX refuses the derivative.
         weighting: "data", by the clients' numbers of samples, or "uniform".
 
     Raises:
@@ -243,31 +242,27 @@ def local_steps(
         if count is None:
             (params, model_state, _), infos = jax.lax.scan(step, start, steps)
             return params, model_state, _summary(infos, jnp.mean)
+        form = jax.eval_shape(step, start, jax.tree.map(lambda leaf: leaf[0], steps))[1]
+        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
         if differentiable:
 
             def masked(carry, numbered):
                 number, one_step = numbered
-                keep = partial(jnp.where, number < count)
-                after, info = step(carry, one_step)
-                return jax.tree.map(keep, after, carry), jax.tree.map(lambda leaf: keep(leaf, 0), info)
+                # A step that is not taken has no derivative, not even one of 0 times infinity.
+                return jax.lax.cond(number < count, step, lambda carry, _: (carry, nothing), carry, one_step)
 
             numbers = jnp.arange(max_steps, dtype=jnp.int32)
             (params, model_state, _), infos = jax.lax.scan(masked, start, (numbers, steps))
         else:
-            form = jax.eval_shape(step, start, jax.tree.map(lambda leaf: leaf[0], steps))[1]
 
             def body(number, both):
                 carry, infos = both
                 after, info = step(carry, jax.tree.map(lambda leaf: leaf[number], steps))
                 return after, jax.tree.map(lambda sums, value: sums + value, infos, info)
 
-            nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
             (params, model_state, _), infos = jax.lax.fori_loop(0, count, body, (start, nothing))
-        return (
-            params,
-            model_state,
-            _summary(infos, lambda values: values.sum() / jnp.maximum(count, 1).astype(jnp.float32)),
-        )
+        steps_taken = jnp.maximum(count, 1).astype(jnp.float32)
+        return params, model_state, _summary(infos, lambda values: values.sum() / steps_taken)
 
     def weigh(data, active):
         return data.sizes[active].astype(jnp.float32) if weighting == "data" else jnp.ones(len(active), jnp.float32)

@@ -233,6 +233,9 @@ def local_steps(
             updates, memory = rule.update(computed.gradient, memory, x)
             return (optax.apply_updates(x, updates), computed.model_state, memory), computed.info
 
+        # Of parameters from an earlier round over devices optax's zeros_like asks for a sharding that fails here. A copy
+        # has none, and is no work: the compiled program has the same array.
+        params = jax.tree.map(jnp.copy, params)
         start = (params, model_state, rule.init(params))
         if count is None:
             (params, model_state, _), infos = jax.lax.scan(step, start, steps)

@@ -233,8 +233,8 @@ def local_steps(
             updates, memory = rule.update(computed.gradient, memory, x)
             return (optax.apply_updates(x, updates), computed.model_state, memory), computed.info
 
-        # Of parameters from an earlier round over devices optax's zeros_like asks for a sharding that fails here. A copy
-        # has none, and is no work: the compiled program has the same array.
+        # Over devices, optax's zeros_like of an earlier round's parameters asks for a sharding that fails here. Copies
+        # have none. They cost nothing: the compiled program has no copy.
         params = jax.tree.map(jnp.copy, params)
         start = (params, model_state, rule.init(params))
         if count is None:

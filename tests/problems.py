@@ -62,6 +62,15 @@ def statistics_task(features=6):
     )
 
 
+def with_clients(*, num_local_steps, batch_size, step_size, **options):
+    """Arguments of an algorithm with a server, those of its clients' SGD as `clients`."""
+    decays = {name: options.pop(name) for name in ("momentum", "weight_decay") if name in options}
+    weighting = {name: options.pop(name) for name in ("weighting",) if name in options}
+    optimizer = jaxfl.client_sgd(step_size, **decays)
+    clients = jaxfl.local_steps(num_local_steps, batch_size=batch_size, optimizer=optimizer, **weighting)
+    return {"clients": clients, **options}
+
+
 def irregular_graph():
     """A directed graph over five nodes on which the push-sum weights move, with period 2."""
     first = np.array(

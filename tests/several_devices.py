@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl import graphs, training
-from jaxfl.algorithms import fed_avg, push_sum
+from jaxfl.algorithms import client_sgd, fed_avg, local_steps, push_sum
 from jaxfl.core import over_nodes, update_over_nodes
 from jaxfl.core.node_loop import automatic
 from jaxfl.data import federate
@@ -34,10 +34,11 @@ def make_task(node_loop=None):
 
 
 def learners(task, num_nodes=5):
+    clients = local_steps(2, batch_size=2, optimizer=client_sgd(0.5, momentum=0.9))
     table = saga(sampler=fixed(2), clip_norm=0.5)
     return {
         "push_sum": push_sum(task, graph=graphs.exponential(num_nodes), gradient=table, step_size=0.5),
-        "fed_avg": fed_avg(task, num_active=4, num_local_steps=2, batch_size=2, step_size=0.5, momentum=0.9),
+        "fed_avg": fed_avg(task, clients=clients, num_active=4),
     }
 
 

@@ -36,7 +36,7 @@ EXPERIMENT = Experiment(
     aliases={
         "num_nodes": "nodes",
         "num_rounds": "rounds",
-        "num_local_steps": "local_steps",
+        "max_steps": "local_steps",
         "scheme": "partition",
         "client_class": "nodes",
         "widths": "resnet_widths",

@@ -72,22 +72,23 @@ WITH_WEAKER = tuple(name for name in METHOD.functions if name != "fed_avg")
 
 def algorithm(point: Point) -> Algorithm:
     """The algorithm; traced options may be arrays."""
-    method, problem, local = point.learning.method, point.problem(), point.steps.local()
-    local["weighting"] = point.participation.weighting
+    method, problem = point.learning.method, point.problem()
+    clients = point.steps.clients(point.participation.weighting)
     if method == "fed_avg":
-        return fed_avg(point.task(), num_active=point.participation.num_active, **local)
+        return fed_avg(point.task(), clients=clients, num_active=point.participation.num_active)
     shares = point.shares(problem)
     tasks = [point.task(share.width, share.frozen_words) for share in shares]  # the same object for the same share
-    clients = {"client_class": np.repeat(np.arange(3), point.counts), "num_active": point.num_active, **local}
+    classes = {"client_class": np.repeat(np.arange(3), point.counts), "num_active": point.num_active}
     if method in NARROW:
-        groups = point.network.axis_groups(problem)
-        return width_reduction(tasks, axis_groups=groups, ordered_dropout=method == "ordered_dropout", **clients)
+        narrow = {"axis_groups": point.network.axis_groups(problem), "ordered_dropout": method == "ordered_dropout"}
+        return width_reduction(tasks, clients=clients, **classes, **narrow)
     return embracing(
         tasks[0],
+        clients=clients,
         trained_blocks=[share.blocks for share in shares],
         frozen_batch_norm=point.learning.frozen_batch_norm,
         class_tasks=tasks if len({*map(id, tasks)}) > 1 else None,
-        **clients,
+        **classes,
     )
 
 

@@ -15,6 +15,8 @@ from experiments.embracing_fl.networks import RESNETS, Form, Network, Problem, p
 from experiments.frame import Data as Images
 from experiments.frame import Owned, Run, choose, flat, stated, traced, unsaved
 from experiments.frame.records import WRITERS, cut
+from jaxfl.algorithms import client_sgd, local_steps
+from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.core import Algorithm, ArgumentError, FederatedData, Task
 from jaxfl.training import Measure
 from jaxfl.training.measures import calibrated_scores
@@ -158,15 +160,11 @@ class Steps:
     weight_decay: float = traced(1e-4)
     """Of the clients."""
 
-    def local(self) -> dict[str, Any]:
-        """The arguments of local SGD."""
-        return {
-            "num_local_steps": self.local_steps,
-            "batch_size": self.batch_size,
-            "step_size": decayed(self.step_size, self.decay_rounds),
-            "momentum": self.momentum,
-            "weight_decay": self.weight_decay,
-        }
+    def clients(self, weighting: str) -> LocalSteps:
+        """What a client does in a round; traced options may be arrays."""
+        step_size = decayed(self.step_size, self.decay_rounds)
+        optimizer = client_sgd(step_size, momentum=self.momentum, weight_decay=self.weight_decay)
+        return local_steps(self.local_steps, batch_size=self.batch_size, optimizer=optimizer, weighting=weighting)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -83,7 +83,7 @@ EXPERIMENT = Experiment(
     presets=PRESETS,
     derived=DERIVED,
     labels={"scheme": "{}"},
-    aliases={"num_nodes": "nodes", "num_local_steps": "local_steps", "width": "channel_share"},
+    aliases={"num_nodes": "nodes", "max_steps": "local_steps", "width": "channel_share"},
     finish=finish,
     columns=("test_accuracy", "svcca_maximum_*"),
 )

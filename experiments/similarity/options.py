@@ -112,7 +112,8 @@ class Point:
         problem = self.problem()
         part = choose(SCHEME, flat(self))(self.network, problem)
         groups = self.network.axis_groups(problem) if self.sharing.scheme == "channels" else None
-        return partial_averaging(self.task(), synchronized=part, axis_groups=groups, **self.steps.local())
+        clients = self.steps.clients("uniform")
+        return partial_averaging(self.task(), clients=clients, synchronized=part, axis_groups=groups)
 
     def layers(self) -> tuple[str, ...]:
         """The layers that are compared, input side first."""

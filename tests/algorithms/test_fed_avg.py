@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import linear_task, run, small_task, start, statistics_task, uneven_data
+from problems import linear_task, run, small_task, start, statistics_task, uneven_data, with_clients
 from reference.fed_avg import Adam, descend
 from reference.fed_avg import fed_avg as reference_fed_avg
 from reference.network import as_float64
@@ -18,6 +18,7 @@ from reference.runs import (
     client_batches,
     flat,
     node_samples,
+    with_batches,
 )
 
 import jaxfl
@@ -35,7 +36,7 @@ ROUNDS = 20
 def learner(task=None, **changes):
     """Three of five clients, three steps."""
     options = {"num_active": 3, "num_local_steps": 3, "batch_size": BATCH, "step_size": 0.2, **changes}
-    return jaxfl.fed_avg(small_task() if task is None else task, **options)
+    return jaxfl.fed_avg(small_task() if task is None else task, **with_clients(**options))
 
 
 @functools.cache
@@ -72,7 +73,7 @@ def test_follows_the_papers_lines(case):
     draws = drawn()
     rounds = [
         client_batches(active, batches, SIZES)
-        for active, batches in zip(draws.active[:ROUNDS], draws.batch_indices[:ROUNDS], strict=True)
+        for active, batches in zip(draws.active[:ROUNDS], draws.steps.batch_indices[:ROUNDS], strict=True)
     ]
     step_size = options.get("step_size", 0.2)
     local = {
@@ -122,16 +123,18 @@ def test_padding_never_contributes():
     data, algorithm = uneven_data(SIZES), learner(linear_task(), num_active=1, batch_size=12)  # more than any client's
     state = start(algorithm, KEY, data)
     update, draws = jax.jit(algorithm.update), jax.jit(algorithm.draw)(KEY, state, data)
-    batches = np.broadcast_to(np.arange(12, dtype=np.int32), draws.batch_indices.shape)  # everything; then padding
+    batches = np.broadcast_to(
+        np.arange(12, dtype=np.int32), draws.steps.batch_indices.shape
+    )  # everything; then padding
     for client in range(len(SIZES)):
-        own = draws._replace(active=np.array([client], np.int32), batch_indices=batches)
+        own = with_batches(draws, batches)._replace(active=np.array([client], np.int32))
         check_own_samples_alone_train(lambda data, own=own: update(state, data, own), data, client, 3, 1e-3)
 
 
 def test_each_step_draws_different_samples_of_the_clients_own():
     """All of them where they do not fill a batch; each equally often where they do."""
     draws, counts = drawn(), [np.zeros(size) for size in SIZES]
-    for active, batches in zip(draws.active, draws.batch_indices, strict=True):
+    for active, batches in zip(draws.active, draws.steps.batch_indices, strict=True):
         for client, steps in zip(active, batches, strict=True):
             for step in steps:
                 own = step[step < SIZES[client]]
@@ -141,7 +144,7 @@ def test_each_step_draws_different_samples_of_the_clients_own():
         steps = count.sum() / min(BATCH, size)
         rate = min(BATCH, size) / size
         assert np.all(np.abs(count - rate * steps) <= 4 * np.sqrt(rate * (1 - rate) * steps))
-    first, second, _ = np.moveaxis(draws.batch_indices[:, 0], 1, 0)
+    first, second, _ = np.moveaxis(draws.steps.batch_indices[:, 0], 1, 0)
     assert np.any(first != second)
 
 
@@ -152,7 +155,9 @@ def test_participation_is_uniform_without_repeats():
 
 def test_a_clients_batches_do_not_depend_on_who_else_is_active():
     some, everybody = drawn(), drawn(num_active=5)
-    for active, batches, all_batches in zip(some.active, some.batch_indices, everybody.batch_indices, strict=True):
+    for active, batches, all_batches in zip(
+        some.active, some.steps.batch_indices, everybody.steps.batch_indices, strict=True
+    ):
         np.testing.assert_array_equal(batches, all_batches[active])
 
 
@@ -180,7 +185,7 @@ def test_batch_statistics_are_averaged_like_parameters():
     algorithm = learner(task)
     state = start(algorithm, KEY, data)
     draws = jax.jit(algorithm.draw)(KEY, state, data)
-    keys = np.asarray(jax.random.key_data(draws.dropout_keys)).reshape(9, -1)
+    keys = np.asarray(jax.random.key_data(draws.steps.dropout_keys)).reshape(9, -1)
     assert len({tuple(key) for key in keys}) == 9
     new, info = jax.jit(algorithm.update)(state, data, draws)
 
@@ -190,10 +195,10 @@ def test_batch_statistics_are_averaged_like_parameters():
     for position, i in enumerate(np.asarray(draws.active)):
         w, mean = np.asarray(state.params["w"], np.float64), np.zeros(6)
         for t in range(3):
-            own = [int(data.indices[i, s]) for s in draws.batch_indices[position, t] if s < SIZES[i]]
+            own = [int(data.indices[i, s]) for s in draws.steps.batch_indices[position, t] if s < SIZES[i]]
             centre = inputs[own].mean(axis=0)
             mean = 0.5 * mean + 0.5 * centre
-            shift = int(jax.random.randint(draws.dropout_keys[position, t], (), 0, 3))
+            shift = int(jax.random.randint(draws.steps.dropout_keys[position, t], (), 0, 3))
             errors = (inputs[own] - centre) @ w - labels[own] + shift
             w = w - 0.2 * 2 * errors @ (inputs[own] - centre) / len(own)
         mean_w, mean_mean = mean_w + SIZES[i] / total * w, mean_mean + SIZES[i] / total * mean

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import linear_task, run, small_task, start, uneven_data
+from problems import linear_task, run, small_task, start, uneven_data, with_clients
 from reference.partial_averaging import partial_averaging as reference_partial_averaging
-from reference.runs import by_node, each, node_samples, stacked
+from reference.runs import by_node, each, node_samples, stacked, with_batches
 
 import jaxfl
 from jaxfl import ArgumentError
@@ -39,9 +39,10 @@ PARTS = {"output side": ("norm", "dense_2"), "channels": normalized(hidden=2), "
 
 
 def learner(task=None, **changes):
-    """Three steps at each of four nodes."""
-    options = {"synchronized": ("dense_2",), "num_local_steps": 3, "batch_size": BATCH, "step_size": 0.2, **changes}
-    return partial_averaging(small_task() if task is None else task, **options)
+    """Three steps at each of four nodes, which weigh alike."""
+    steps = {"num_local_steps": 3, "batch_size": BATCH, "step_size": 0.2, "weighting": "uniform"}
+    options = {"synchronized": ("dense_2",), **steps, **changes}
+    return partial_averaging(small_task() if task is None else task, **with_clients(**options))
 
 
 class Round:
@@ -107,8 +108,9 @@ def channels_mask():
 
 
 REFERENCE = {
-    "output side": (("dense_2",), lambda name, part, position: name == "dense_2"),
+    "output side": ("uniform", ("dense_2",), lambda name, part, position: name == "dense_2"),
     "channels": (
+        "data",
         small_task(hidden=2),
         # The logits and the inputs are no channels: only hidden units count.
         lambda name, part, position: (position[-1] if name == "dense_1" else 0 if part == "bias" else position[0]) < 2,
@@ -118,14 +120,15 @@ REFERENCE = {
 
 @pytest.mark.parametrize("part", REFERENCE)
 def test_follows_the_plain_loop(part):
-    synchronized, is_synchronized = REFERENCE[part]
+    weighting, synchronized, is_synchronized = REFERENCE[part]
     decay = optax.exponential_decay(0.2, 5, 0.5)
-    algorithm = learner(synchronized=synchronized, momentum=0.9, weight_decay=0.05, step_size=decay)
+    options = {"momentum": 0.9, "weight_decay": 0.05, "weighting": weighting}
+    algorithm = learner(synchronized=synchronized, step_size=decay, **options)
     data = uneven_data(SIZES)
     first = start(algorithm, KEY, data)
     state, infos = run(algorithm, KEY, data, ROUNDS, first)
     drawn = jax.jit(jax.vmap(lambda r: algorithm.draw(KEY, first._replace(round_index=r), data)))
-    indices = np.asarray(drawn(jnp.arange(ROUNDS, dtype=jnp.int32)).batch_indices)
+    indices = np.asarray(drawn(jnp.arange(ROUNDS, dtype=jnp.int32)).steps.batch_indices)
     samples = node_samples(data)
     rounds = [
         [[[s for s in step if s < size] for step in steps] for steps, size in zip(one, SIZES, strict=True)]
@@ -137,8 +140,7 @@ def test_follows_the_plain_loop(part):
         rounds,
         is_synchronized,
         step_size=lambda r: 0.2 * 0.5 ** (r / 5),
-        momentum=0.9,
-        weight_decay=0.05,
+        **options,
     )
     expected = stacked(models)
     np.testing.assert_allclose(by_node(state.params), expected, rtol=1e-4, atol=1e-5)
@@ -162,7 +164,8 @@ def test_follows_the_plain_loop(part):
 def test_averaging_all_is_federated_averaging():
     """With all clients active and uniform weights: batches, dropout, momentum, batch statistics, from the same key."""
     data, options = uneven_data(SIZES), {"num_local_steps": 3, "batch_size": BATCH, "step_size": 0.2, "momentum": 0.9}
-    server = jaxfl.fed_avg(normalized(), num_active=4, weighting="uniform", weight_decay=0.01, **options)
+    arguments = with_clients(weighting="uniform", weight_decay=0.01, **options)
+    server = jaxfl.fed_avg(normalized(), num_active=4, **arguments)
     algorithm = one_round("everything").algorithm
     state, infos = run(algorithm, KEY, data, 3)
     expected, expected_infos = run(server, KEY, data, 3)
@@ -222,7 +225,7 @@ def test_padding_never_contributes():
     state = start(algorithm, KEY, data)
     slots = np.arange(12, dtype=np.int32)  # a batch of everything, in order; the rest is padding
     update, draws = jax.jit(algorithm.update), jax.jit(algorithm.draw)(KEY, state, data)
-    draws = draws._replace(batch_indices=np.broadcast_to(slots, draws.batch_indices.shape))
+    draws = with_batches(draws, np.broadcast_to(slots, draws.steps.batch_indices.shape))
     clean, info = update(state, data, draws)
     np.testing.assert_array_equal(info.gradient_evaluations, 3 * np.array(SIZES))
     for node, size in enumerate(SIZES):

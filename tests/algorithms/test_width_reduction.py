@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import small_task, start, statistics_task, uneven_data
+from problems import small_task, start, statistics_task, uneven_data, with_clients
 from reference.network import as_float64
-from reference.runs import check_counts, check_own_samples_alone_train, flat, node_samples
+from reference.runs import check_counts, check_own_samples_alone_train, draws_of_fed_avg, flat, node_samples
 from reference.width_reduction import width_reduction as reference_width_reduction
 
 import jaxfl
 from jaxfl import ArgumentError
+from jaxfl.algorithms.clients.steps import StepDraws
 from jaxfl.algorithms.width_reduction import Draws, State, width_reduction
 from jaxfl.core import Variables
 from jaxfl.core.tasks import calibrated_state
@@ -35,7 +36,7 @@ def learner(tasks=None, **changes):
     options = {"num_active": 3, "num_local_steps": 3, "batch_size": BATCH, "step_size": 0.2, **changes}
     return width_reduction(
         [small_task(hidden=width) for width in WIDTHS] if tasks is None else tasks,
-        **{"client_class": CLASSES, **options},
+        **with_clients(**{"client_class": CLASSES, **options}),
     )
 
 
@@ -56,6 +57,12 @@ def run_keeping_draws(algorithm, data, num_rounds):
     return rounds()
 
 
+def step_draws(batch_indices, dropout_keys=None):
+    """Draws of steps without noise."""
+    none = jnp.zeros(len(batch_indices), jnp.int32)
+    return StepDraws(batch_indices=batch_indices, batch_overflow=none, dropout_keys=dropout_keys, noise=None)
+
+
 def chosen(active, *, widths=None, keys=False, seed=0):
     """Draws made here: batches of the clients' own samples, which cost no compilation."""
     rng = np.random.default_rng(seed)
@@ -66,8 +73,7 @@ def chosen(active, *, widths=None, keys=False, seed=0):
             batches[row, step, : len(own)] = own
     return Draws(
         active=jnp.asarray(active, jnp.int32),
-        batch_indices=jnp.asarray(batches),
-        dropout_keys=jax.random.split(KEY, (len(active), 3)) if keys else None,
+        steps=step_draws(jnp.asarray(batches), jax.random.split(KEY, (len(active), 3)) if keys else None),
         widths=None if widths is None else jnp.asarray(widths, jnp.int32),
     )
 
@@ -93,7 +99,7 @@ def test_follows_the_papers_lines(num_active, ordered_dropout):
     for number, active in enumerate(draws.active):
         rounds.append([])
         for row, client in enumerate(active):
-            own = [[s for s in batch if s < SIZES[client]] for batch in draws.batch_indices[number, row]]
+            own = [[s for s in batch if s < SIZES[client]] for batch in draws.steps.batch_indices[number, row]]
             classes = draws.widths[number, row] if ordered_dropout else [CLASSES[client]] * 3
             rounds[-1].append((client, [(b, WIDTHS[c]) for b, c in zip(own, classes, strict=True)]))
     x0 = as_float64(algorithm.node_params(first), 0)
@@ -135,10 +141,10 @@ ACTIVE = (0, 2, 4)
 
 def fed_avg_round(task, params, draws, **options):
     """(new params, info) of federated averaging on these draws."""
-    algorithm = jaxfl.fed_avg(task, **FED_AVG, **options)
+    algorithm = jaxfl.fed_avg(task, **with_clients(**FED_AVG, **options))
     data = uneven_data(SIZES)
     state = algorithm.init(KEY, data)._replace(params=params)
-    new, info = jax.jit(algorithm.update)(state, data, draws)  # it reads the fields that both have
+    new, info = jax.jit(algorithm.update)(state, data, draws_of_fed_avg(draws))
     return new.params, info
 
 
@@ -198,7 +204,7 @@ def test_padding_never_contributes(ordered_dropout):
     batches = jnp.broadcast_to(jnp.arange(12, dtype=jnp.int32), (1, 3, 12))  # everything; the rest is padding
     widths = jnp.ones((1, 3), jnp.int32) if ordered_dropout else None
     for client in range(len(SIZES)):
-        draws = Draws(jnp.array([client], jnp.int32), batches, None, widths)
+        draws = Draws(active=jnp.array([client], jnp.int32), steps=step_draws(batches), widths=widths)
         check_own_samples_alone_train(lambda data, d=draws: update(state, data, d), data, client, 3, 1e-4)
 
 
@@ -214,8 +220,8 @@ def test_a_clients_batches_and_widths_do_not_depend_on_who_else_is_active():
 
     some, everybody = drawn(STRATIFIED), drawn(5)
     np.testing.assert_array_equal(np.array(CLASSES)[some.active], np.broadcast_to([0, 1, 2], (count, 3)))
-    for name in ("batch_indices", "widths"):
-        for active, ours, all_of_them in zip(some.active, getattr(some, name), getattr(everybody, name), strict=True):
+    for of_some, of_all in ((some.steps.batch_indices, everybody.steps.batch_indices), (some.widths, everybody.widths)):
+        for active, ours, all_of_them in zip(some.active, of_some, of_all, strict=True):
             np.testing.assert_array_equal(ours, all_of_them[active])
     for client, number in enumerate(CLASSES):
         counts = np.bincount(everybody.widths[:, client].reshape(-1), minlength=3)
@@ -255,10 +261,10 @@ def test_batch_statistics_are_averaged_like_parameters(ordered_dropout):
         mean = np.asarray(state.model_state["mean"], np.float64)[:held]
         for t in range(3):
             width = (6, 4, 3)[int(draws.widths[i, t])] if ordered_dropout else held
-            own = [int(data.indices[i, s]) for s in draws.batch_indices[i, t] if s < SIZES[i]]
+            own = [int(data.indices[i, s]) for s in draws.steps.batch_indices[i, t] if s < SIZES[i]]
             centre = inputs[own, :width].mean(axis=0)
             mean[:width] = 0.5 * mean[:width] + 0.5 * centre
-            shift = int(jax.random.randint(draws.dropout_keys[i, t], (), 0, 3))
+            shift = int(jax.random.randint(draws.steps.dropout_keys[i, t], (), 0, 3))
             errors = (inputs[own, :width] - centre) @ w[:width] - labels[own] + shift
             w[:width] -= 0.05 * 2 * errors @ (inputs[own, :width] - centre) / len(own)
         sums["w"][:held] += SIZES[i] * w

@@ -7,7 +7,7 @@ import numpy as np
 from reference.fed_avg import client_update
 
 
-def partial_averaging(models, samples, rounds, is_synchronized, *, step_size, **local):
+def partial_averaging(models, samples, rounds, is_synchronized, *, step_size, weighting="uniform", **local):
     """Runs the rounds.
 
     Args:
@@ -16,11 +16,13 @@ def partial_averaging(models, samples, rounds, is_synchronized, *, step_size, **
         rounds: for each round, for each node, the batches of its steps: positions in its samples.
         is_synchronized: (layer, part, position of an element) -> whether it is averaged.
         step_size: of the round.
+        weighting: "uniform" or "data", by the nodes' numbers of samples.
         local: other options of `client_update`.
 
     Returns:
         (models after all rounds, every node's mean loss of each round (rounds, n)).
     """
+    weights = [1 if weighting == "uniform" else len(own) for own in samples]
     losses = np.zeros((len(rounds), len(models)))
     for number, batches in enumerate(rounds):
         trained = []
@@ -32,7 +34,8 @@ def partial_averaging(models, samples, rounds, is_synchronized, *, step_size, **
             for part, leaf in layer.items():
                 for position in np.ndindex(leaf.shape):
                     if is_synchronized(name, part, position):
-                        mean = sum(model[name][part][position] for model in trained) / len(trained)
+                        values = [model[name][part][position] for model in trained]
+                        mean = np.average(values, weights=weights)
                         for model in trained:
                             model[name][part][position] = mean
         models = trained

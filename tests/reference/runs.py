@@ -9,6 +9,8 @@ from problems import start
 from reference.gradients import PlainGradient, batch_entries
 from reference.network import as_float64
 
+from jaxfl.algorithms.fed_avg import Draws as FedAvgDraws
+
 
 class Run(NamedTuple):
     """All rounds."""
@@ -115,6 +117,16 @@ def assert_same(a, b, **tolerance: Any):
             np.testing.assert_allclose(x, y, **tolerance)
         else:
             np.testing.assert_array_equal(x, y)
+
+
+def with_batches(draws, batch_indices):
+    """Draws with other batches of local steps."""
+    return draws._replace(steps=draws.steps._replace(batch_indices=batch_indices))
+
+
+def draws_of_fed_avg(draws):
+    """The draws of federated averaging with the same clients and steps."""
+    return FedAvgDraws(active=draws.active, steps=draws.steps, is_active=None, update_noise=None, client_overflow=None)
 
 
 def check_own_samples_alone_train(update, data, client, num_steps, least):

@@ -238,6 +238,9 @@ def local_steps(
             updates, memory = rule.update(computed.gradient, memory, x)
             return (optax.apply_updates(x, updates), computed.model_state, memory), computed.info
 
+        # Over devices, optax's zeros_like of an earlier round's parameters asks for a sharding that fails here. Copies
+        # have none. They cost nothing: the compiled program has no copy.
+        params = jax.tree.map(jnp.copy, params)
         start = (params, model_state, rule.init(params))
         if count is None:
             (params, model_state, _), infos = jax.lax.scan(step, start, steps)

@@ -175,4 +175,4 @@ def clipped_steps(numbers: Numbers) -> Arguments:
         "clip_norm": 1e3,
         "differentiable": True,
     }
-    return {"clients": local_steps(4, **steps), "step_size": numbers.step_size}
+    return {"clients": local_steps(numbers.num_local_steps, **steps), "step_size": numbers.step_size}

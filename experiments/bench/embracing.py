@@ -8,10 +8,11 @@ steps, for which a weak client keeps features.
 """
 
 import numpy as np
+import optax
 
 from experiments.bench.setting import Network, Setting, random_data, training
 from experiments.bench.timing import Measurement, Report, Runner, in_turns
-from jaxfl.algorithms import embracing, output_side
+from jaxfl.algorithms import embracing, local_steps, output_side
 from jaxfl.core import Task
 from jaxfl.models import classification, resnet20
 
@@ -21,14 +22,13 @@ SETTING = Setting(Network(resnet20(), "ResNet-20", (32, 32, 3)), 6, samples=390,
 
 def rounds(setting: Setting, task: Task, counts: dict[str, int]) -> Runner:
     """A call's rounds of clients by class, all of them active."""
+    optimizer = optax.sgd(setting.step_size)
     algorithm = embracing(
         task,
+        clients=local_steps(setting.num_local_steps, batch_size=setting.batch_size, optimizer=optimizer),
         trained_blocks=[output_side(task.blocks, FIRST_BLOCKS[name]) for name in counts],
         client_class=np.repeat(np.arange(len(counts)), list(counts.values())),
         num_active=list(counts.values()),
-        num_local_steps=setting.num_local_steps,
-        batch_size=setting.batch_size,
-        step_size=setting.step_size,
     )
     data = random_data(setting._replace(num_nodes=sum(counts.values())), np.float32)
     return training(algorithm, data, setting.rounds)[0]

@@ -1,7 +1,10 @@
 """Rounds per second on the workloads that other libraries are measured on, alone or beside PyTorch.
 
-`SETTINGS` has the rows: `fed_avg`, `dp_fed_avg`, below, and `push_sum` over the exponential graph without noise, on an
-MLP, the CNN of `jaxfl.models.cnn` (1,663,370 parameters) and ResNet-20 with batch normalization and projections.
+`SETTINGS` has the rows: `fed_avg`; the same with DP-SGD at every client, "dp_sgd", where each sample's gradient is
+clipped to `clip_norm` in L2 and the mean gets noise of `noise_std`; `push_sum` over the exponential graph, without
+noise. The networks: an MLP, the CNN of `jaxfl.models.cnn` (1,663,370 parameters), ResNet-20 with batch normalization
+and projections.
+
 Images of noise, float32, 600 samples a client, SGD without momentum. A call runs several rounds in one loop with the
 state donated; batches are drawn in it, and the infos dropped. The rows of PyTorch are in `torch_rows`: the same
 rounds from the same parameters, which take turns with ours in one process. w1_vs_torch and its like are our rate over
@@ -11,18 +14,17 @@ for one another, and ratios flatter us without bound (w1: 32 beside many, 1.3 by
 
 import importlib.util
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+import optax
 
-from experiments.bench.setting import Network, Setting, descend, learner, random_data, training
+from experiments.bench.setting import Network, Setting, learner, random_data, training
 from experiments.bench.timing import Measurement, Report, Runner, in_turns
 from jaxfl import gradients, privacy
-from jaxfl.algorithms import fed_avg
-from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, Purpose, PyTree, algorithm, purpose_key
-from jaxfl.core.tree import replicate
+from jaxfl.algorithms import fed_avg, local_steps
+from jaxfl.core import Algorithm, ArgumentError, FederatedData
 from jaxfl.models import cnn, mlp, resnet20
 
 PEERS = ("torch",)
@@ -35,8 +37,8 @@ RESNET = Network(resnet20(shortcut="projection"), "resnet", (32, 32, 3))
 SETTINGS = {
     "w1": Setting(MLP, 100, method="fed_avg", num_active=10, num_local_steps=10, rounds=20),
     "w2": Setting(CNN, 100, method="fed_avg", num_active=10, num_local_steps=5, rounds=2),
-    "w3_mlp": Setting(MLP, 10, method="dp_fed_avg", num_local_steps=3, batch_size=75, rounds=10),
-    "w3_cnn": Setting(CNN, 10, method="dp_fed_avg", num_local_steps=3, batch_size=75, rounds=2),
+    "w3_mlp": Setting(MLP, 10, method="dp_sgd", num_local_steps=3, batch_size=75, rounds=10),
+    "w3_cnn": Setting(CNN, 10, method="dp_sgd", num_local_steps=3, batch_size=75, rounds=2),
     "w4_n16": Setting(SMALL, 16, method="push_sum", rounds=100),
     "w4_n64": Setting(SMALL, 64, method="push_sum", rounds=25),
     "w5": Setting(RESNET, 4, method="fed_avg", num_local_steps=2, rounds=2),
@@ -46,58 +48,27 @@ SETTINGS = {
 WANTED = {f"peers/{name}_vs_torch": 1.0 if name in ("w2", "w5") else 1.3 for name in SETTINGS}
 
 
-class DpState(NamedTuple):
-    """What the next round of `dp_fed_avg` needs."""
-
-    params: PyTree  # the server's, leaves (*leaf), float32
-    round_index: Array  # (), int32, rounds completed
-
-
-def dp_fed_avg(setting: Setting) -> Algorithm:
-    """DP-SGD at every client and the mean of their models, made of the engine's parts.
-
-    Each client starts a round from the server's model and makes `num_local_steps` steps, each along the mean of a
-    batch's gradients (`gradients.mini_batch`), every one clipped to `clip_norm` in L2, plus Gaussian noise of its own.
-    A round's draws are the steps' batches, leaves (tau, n, ...), and keys of their noise, (tau,).
-    """
-    task, steps = setting.task(), setting.num_local_steps
-    estimator = gradients.mini_batch(sampler=gradients.uniform(setting.batch_size), clip_norm=setting.clip_norm)
-    noise = privacy.gaussian(setting.noise_std)
-
-    def init(key, data):
-        return DpState(task.init(purpose_key(key, Purpose.INIT)), jnp.int32(0))
-
-    def draw(key, state, data):
-        numbers = state.round_index * steps + jnp.arange(steps, dtype=jnp.int32)
-        return jax.vmap(lambda k: (estimator.draw(key, k, data), purpose_key(key, Purpose.NOISE, k)))(numbers)
-
-    def update(state, data, draws):
-        def step(params, one):
-            batch, noise_key = one
-            gradient, _, _ = estimator.estimate(task, params, None, data, batch, state.round_index)
-            noisy = jax.tree.map(jnp.add, gradient, noise.draw(noise_key, params))
-            return descend(params, noisy, setting.step_size), None
-
-        start = replicate(state.params, setting.num_nodes)
-        params, _ = jax.lax.scan(step, start, draws)
-        return DpState(jax.tree.map(lambda leaf: leaf.mean(axis=0), params), state.round_index + 1), None
-
-    return algorithm(init, draw, update, lambda state: replicate(state.params, 1))
-
-
 def method(setting: Setting) -> Algorithm:
     """The algorithm of a row."""
     if setting.method == "push_sum":
         return learner(setting, gradients.mini_batch(sampler=gradients.uniform(setting.batch_size)), noise=False)
-    if setting.method == "dp_fed_avg":
-        return dp_fed_avg(setting)
-    return fed_avg(
-        setting.task(),
-        num_active=setting.active(),
-        num_local_steps=setting.num_local_steps,
+    clients = local_steps(
+        setting.num_local_steps,
         batch_size=setting.batch_size,
-        step_size=setting.step_size,
+        optimizer=optax.sgd(setting.step_size),
+        **(dp_sgd(setting) if setting.method == "dp_sgd" else {}),
     )
+    return fed_avg(setting.task(), clients=clients, num_active=setting.active())
+
+
+def dp_sgd(setting: Setting) -> dict[str, Any]:
+    """What makes local steps DP-SGD; the clients' models weigh alike."""
+    return {
+        "sampler": gradients.uniform,
+        "clip_norm": setting.clip_norm,
+        "noise": privacy.gaussian(setting.noise_std),
+        "weighting": "uniform",
+    }
 
 
 def require_peer(peer: str) -> None:

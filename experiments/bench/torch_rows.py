@@ -77,7 +77,7 @@ def rivals(setting: Setting, params: PyTree, data: FederatedData) -> dict[str, R
     rows: dict[str, Callable[..., Rival]]
     if setting.method == "push_sum":
         rows = {"loop": push_sum_loop, "stacked": push_sum_stacked}
-    elif setting.method == "dp_fed_avg":
+    elif setting.method == "dp_sgd":
         kinds = {"vmap_grad": by_vmap, "ghost": by_ghost_norms}
         rows = {name: partial(client_loop, partial(dp_sgd, clipped)) for name, clipped in kinds.items()}
     else:

@@ -10,6 +10,7 @@ import pytest
 from experiments.bench import clip, embracing, flax_rows, mix, peers, resnet, round, setting, tracking
 from experiments.bench.setting import KEY, Network, Setting, layer_flops, node_batches, node_params, perceptron
 from jaxfl import gradients, graphs, privacy
+from jaxfl.algorithms.clients.steps import NoiseKeys
 from jaxfl.core import Purpose, purpose_key
 from jaxfl.core.tree import size
 from jaxfl.models import cnn, resnet20
@@ -22,10 +23,10 @@ TINY = Setting(perceptron(12, 4, 3), 4, batch_size=2, samples=6)
 FEW = Setting(CNN, 3, batch_size=6, samples=7, clip_norm=0.5, noise_std=0.0, step_size=0.1, num_local_steps=3)
 WORKLOADS = {
     "w1": FEW._replace(network=perceptron(12, 4, 3), method="fed_avg", num_nodes=4, num_active=3),
-    "w3_mlp": FEW._replace(network=perceptron(12, 4, 3), method="dp_fed_avg"),
+    "w3_mlp": FEW._replace(network=perceptron(12, 4, 3), method="dp_sgd"),
     "w4": FEW._replace(network=perceptron(12, 4, 3), num_nodes=4, num_local_steps=1),
     "w2": FEW._replace(method="fed_avg", num_nodes=4, num_active=3),
-    "w3_cnn": FEW._replace(method="dp_fed_avg"),
+    "w3_cnn": FEW._replace(method="dp_sgd"),
     "w5": FEW._replace(network=PROJECTED, method="fed_avg", num_nodes=2),
 }
 
@@ -204,10 +205,9 @@ def test_the_published_networks_and_workloads():
 def pool_positions(method, data, draws):
     """(active, steps, batch) positions in the pool that a round's draws name."""
     indices = np.asarray(data.indices)
-    if method == "fed_avg":
-        return indices[np.asarray(draws.active)[:, None, None], np.asarray(draws.batch_indices)]
-    steps = draws.gradient.indices[None] if method == "push_sum" else draws[0].indices
-    return np.stack([np.take_along_axis(indices, np.asarray(one), axis=1) for one in steps], axis=1)
+    if method == "push_sum":
+        return np.take_along_axis(indices, np.asarray(draws.gradient.indices), axis=1)[:, None]
+    return indices[np.asarray(draws.active)[:, None, None], np.asarray(draws.steps.batch_indices)]
 
 
 def test_a_private_round_is_the_mean_of_noisy_clipped_steps():
@@ -218,7 +218,7 @@ def test_a_private_round_is_the_mean_of_noisy_clipped_steps():
     draws = draw(KEY, state, data)
 
     @jax.jit
-    def step(params, positions, noise_key):
+    def step(params, positions, noise_keys):
         def one(values, sample, label):
             gradient = jax.grad(lambda tree: task.loss(tree, sample[None], label[None])[0])(values)
             norm = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(gradient)))
@@ -226,19 +226,20 @@ def test_a_private_round_is_the_mean_of_noisy_clipped_steps():
 
         each = jax.vmap(jax.vmap(one, (None, 0, 0)))(params, data.inputs[positions], data.labels[positions])
         gradient = jax.tree.map(lambda leaf: leaf.mean(axis=1), each)
-        noisy = jax.tree.map(jnp.add, gradient, noise.draw(noise_key, params))
+        drawn = jax.vmap(lambda key, like: NoiseKeys(key).draw(noise, like))(noise_keys, params)
+        noisy = jax.tree.map(jnp.add, gradient, drawn)
         return jax.tree.map(lambda x, g: x - shapes.step_size * g, params, noisy)
 
     params = jax.tree.map(lambda leaf: jnp.stack([leaf] * shapes.num_nodes), state.params)
     positions = pool_positions(shapes.method, data, draws)
     for number in range(shapes.num_local_steps):
-        params = step(params, positions[:, number], purpose_key(KEY, Purpose.NOISE, number))
+        params = step(params, positions[:, number], draws.steps.noise.keys[:, number])
     after = jax.jit(setting.loop(algorithm, 1))(state, data)
     assert int(after.round_index) == 1
     for mine, wanted, start in leaves(after.params, params, state.params):
         np.testing.assert_allclose(mine, wanted.mean(axis=0), rtol=1e-5, atol=1e-6)
         assert np.abs(mine - start).max() > 1e-3
-    assert not np.array_equal(draw(KEY, after, data)[0].indices, draws[0].indices)
+    assert not np.array_equal(draw(KEY, after, data).steps.batch_indices, draws.steps.batch_indices)
 
 
 @pytest.mark.parametrize(

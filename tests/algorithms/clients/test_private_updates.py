@@ -18,7 +18,7 @@ from jaxfl.models import classification, layers, sequential
 KEY = jax.random.key(7)
 SIZES = (7, 9, 5, 12, 6, 8, 10)
 BATCH, EXPECTED = 4, 3
-CLIP_NORM, NOISE_STD = 0.9, 0.05
+CLIP_NORM, NOISE_STD = 0.5, 0.05
 
 
 def private(**changes):

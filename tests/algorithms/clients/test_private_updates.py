@@ -26,14 +26,15 @@ def private(**changes):
     return jaxfl.private_updates(**{"clip_norm": CLIP_NORM, "noise": jaxfl.gaussian(NOISE_STD), **changes})
 
 
-def learner(task=None, num_active=EXPECTED, updates: object = True, server_optimizer=None, **changes):
+def learner(task=None, num_active=EXPECTED, server_optimizer=None, **changes):
     """Three of seven clients expected, three plain steps."""
+    updates = changes.pop("updates", private())
     options = {"batch_size": BATCH, "optimizer": optax.sgd(0.3), "weighting": "uniform", **changes}
     return jaxfl.fed_avg(
         small_task() if task is None else task,
         clients=jaxfl.local_steps(3, **options),
         num_active=num_active,
-        updates=private() if updates is True else updates,
+        updates=updates,
         server_optimizer=server_optimizer,
     )
 

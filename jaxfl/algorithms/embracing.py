@@ -254,6 +254,7 @@ def embracing(
         ]
         groups = classes.run(of_class, in_common_form, task.node_loop, active, (trained, steps), is_active)
 
+        losses = jnp.concatenate([group.results[2] for group in groups])
         weights, changes = clients.weigh(data, active), None
         if is_active is not None:
             weights, trained = weights * is_active.astype(jnp.float32), trained & is_active[:, None]
@@ -264,11 +265,12 @@ def embracing(
             params = mean(state.params, [(group.rows, group.results[0]) for group in groups])
             new_model_state = mean(model_state, [(group.rows, group.results[1]) for group in groups])
         else:
-            shares, new_model_state = weights / num_expected, model_state  # which is empty
             of_block = dict(zip(task.blocks, expected, strict=True))
             params, changes = block_means.noisy_mean(
                 updates, of_block, draws.is_active, is_trained, state.params, groups[0].results[0], draws.update_noise
             )
+            losses = jnp.where(changes.discarded > 0, 0.0, losses)
+            shares, new_model_state = weights / num_expected, model_state  # which is empty
 
         def of_clients(values):
             return by_client(active, data.num_nodes, values, is_active)
@@ -280,7 +282,7 @@ def embracing(
         if draws.client_overflow is not None:
             overflow = overflow + draws.client_overflow
         info = Info(
-            loss=jnp.sum(shares * jnp.concatenate([group.results[2] for group in groups])),
+            loss=jnp.sum(shares * losses),
             update_norm=tree_norm(jax.tree.map(jnp.subtract, params, state.params), 2),
             active=of_clients(jnp.ones_like(counts)),
             untrained_blocks=jnp.sum(~trained.any(axis=0), dtype=jnp.int32),

@@ -167,7 +167,7 @@ def fed_avg(
             return clients.run(gradient_of, state.params, state.model_state, own, k)
 
         params, model_state, measured = over_nodes(where_active(train), task.node_loop)(is_active, steps)
-        changes = None
+        changes, losses = None, measured.loss
         if updates is None:
             shares = clients.weigh(data, active)
             shares = shares / shares.sum()
@@ -177,6 +177,7 @@ def fed_avg(
             shares = is_active.astype(jnp.float32) / num_active
             moved = jax.tree.map(lambda after, before: after - before[None], params, state.params)
             changes = updates.sum(moved, is_active)
+            losses = jnp.where(changes.discarded > 0, 0.0, losses)
             noisy = updates.noise.release(changes.total, draws.update_noise)
             pseudo_gradient = jax.tree.map(lambda leaf: -leaf / num_active, noisy)
             mean_model_state = state.model_state  # which is empty
@@ -191,7 +192,7 @@ def fed_avg(
         if draws.client_overflow is not None:
             overflow = overflow + draws.client_overflow
         info = Info(
-            loss=jnp.sum(shares * measured.loss),
+            loss=jnp.sum(shares * losses),
             pseudo_gradient_norm=tree_norm(pseudo_gradient, 2),
             update_norm=tree_norm(moves, 2),
             active=of_clients(jnp.ones_like(counts)),

@@ -120,9 +120,9 @@ def local_steps(
         weighting: "data", by the clients' numbers of samples, or "uniform".
 
     Raises:
-        ArgumentError: a count below 1, more steps than `max_steps`, a clip norm that is not positive, noise with a
-            scale for each client, an unknown weighting; from `check_data`, a client with too few samples, or batch
-            statistics where one sample's gradient is clipped or noise is added.
+        ArgumentError: a count below 1, steps that are no whole number up to `max_steps`, a clip norm that is not
+            positive, noise with a scale for each client, an unknown weighting; from `check_data`, a client with too few
+            samples, or batch statistics where one sample's gradient is clipped or noise is added.
 
     Guarantees:
         - a number of steps equals that many steps.
@@ -145,9 +145,9 @@ def local_steps(
     if num_steps is not None and not callable(num_steps):
         check.scalar(num_steps=num_steps)
         check.non_negative(num_steps=num_steps)
-        if not check.is_traced(num_steps) and int(num_steps) > max_steps:
-            remedy = "Pass fewer, or raise max_steps."
-            raise ArgumentError("num_steps", f"must be at most max_steps, {max_steps}", f"got {num_steps}", remedy)
+        if not check.is_traced(num_steps) and (int(num_steps) != num_steps or int(num_steps) > max_steps):
+            requirement, remedy = f"must be a whole number up to max_steps, {max_steps}", "Pass less, or raise that."
+            raise ArgumentError("num_steps", requirement, f"got {num_steps}", remedy)
     if noise is not None and jnp.ndim(noise.noise_scale) > 0:
         found, remedy = f"got shape {jnp.shape(noise.noise_scale)}", "Pass the largest of them."
         raise ArgumentError("noise", "must have one scale for all clients", found, remedy)

@@ -12,6 +12,14 @@ and for each block b the server takes the mean over the clients that trained it,
 
 A block that no active client trained stays as it is. The model state of a block (batch statistics) likewise.
 
+With `updates` whole clients are hidden: S is drawn client by client, Delta_i is what client i changed of its blocks, 0
+in the others, and for each block (see `clients.private_updates`)
+
+    x_b <- x_b + (sum_{i in S} Delta_ib min(1, S_0 / |Delta_i|_2) + noise) / E_b,   S_0: `updates.clip_norm`
+
+where E_b is a public constant, how many clients are expected to train b in a round: k / n times those whose class names
+it; a client that draws m of L blocks counts m / L. Where no client is of a class that trains b, it stays.
+
 | symbol | here |
 |---|---|
 | x, S, J_i | `State.params`, `Draws.active`, `data.sizes` |
@@ -25,7 +33,7 @@ Differences from the paper: any number of classes, each with any blocks. The fea
 the round's batches, which are drawn first, and not for others of the client. Weights may be by data; the paper's are
 uniform.
 
-Does not claim: privacy.
+Does not claim: an epsilon. Classes of clients are public.
 """
 
 from __future__ import annotations
@@ -38,13 +46,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.algorithms.clients.blocks import check_blocks, tasks_of_classes
+from jaxfl.algorithms.clients import block_means
+from jaxfl.algorithms.clients.blocks import check_blocks, tasks_of_classes, train_drawn
 from jaxfl.algorithms.clients.client_classes import client_classes
 from jaxfl.algorithms.clients.local_steps import LocalSteps, require_plain
+from jaxfl.algorithms.clients.private_updates import Participants, PrivateUpdates
 from jaxfl.algorithms.clients.server import by_client, server_model
-from jaxfl.algorithms.clients.steps import StepDraws, batch_loss, by_backward
-from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, node_keys, purpose_key
-from jaxfl.core.tree import size, weighted_sum
+from jaxfl.algorithms.clients.steps import StepDraws, by_backward
+from jaxfl.core import (
+    Algorithm,
+    ArgumentError,
+    Array,
+    Purpose,
+    PyTree,
+    Task,
+    algorithm,
+    check,
+    node_keys,
+    purpose_key,
+)
+from jaxfl.core.tree import size
 from jaxfl.gradients.per_example import tree_norm
 
 # Features at once on a CPU: few take less memory, and stay in a core's cache.
@@ -65,10 +86,13 @@ class Draws(NamedTuple):
     active: Array  # (k,), int32, different clients; ascending, or class after class if stratified
     steps: StepDraws  # of the active clients
     trained: Array | None  # (k, L), bool, the blocks that each trains; None where all classes name theirs
+    is_active: Array | None  # (k,), bool, False for an empty slot; None where k clients are always active
+    update_noise: PyTree | None  # like the parameters; None without private updates
+    client_overflow: Array | None  # (), int32, 1 if a client that was drawn had no slot, which is an error
 
 
 class Info(NamedTuple):
-    """What happened in one round."""
+    """What happened in one round; a field is None where it cannot be anything but 0."""
 
     loss: Array  # (), float32, of the steps' batches before each step: mean over steps, weighted mean over clients
     update_norm: Array  # (), float32, L2, of the change of x
@@ -77,7 +101,9 @@ class Info(NamedTuple):
     bits_sent: Array  # (n,), float32, params and batch statistics of its blocks from an active client to the server
     bits_received: Array  # (n,), float32, of the whole model from the server, once
     gradient_evaluations: Array  # (n,), int32, samples whose gradient by the client's blocks was taken
-    batch_overflow: Array | None  # (n,), int32, above 0 is an error; None where batches have a fixed size
+    batch_overflow: Array | None  # (n,), int32, or that of clients at all of them; above 0 is an error
+    clipped_updates: Array | None  # (n,), int32, 1 for a client whose update was scaled down
+    discarded_updates: Array | None  # (n,), int32, 1 for a client whose update was not finite and counted as zero
 
 
 def embracing(
@@ -89,6 +115,7 @@ def embracing(
     num_active: int | Sequence[int],
     frozen_batch_norm: str = "running",
     class_tasks: Sequence[Task] | None = None,
+    updates: PrivateUpdates | None = None,
 ) -> Algorithm:
     """Layer-wise partial training.
 
@@ -114,6 +141,8 @@ def embracing(
         class_tasks: the task as the clients of each class train it, for a class that cuts inside a block, as
             `jaxfl.models.bilstm_classifier(frozen_words=128)` does: of the same blocks and parameters; the `node_loop`
             is that of `task`. Default: `task` for all.
+        updates: `jaxfl.private_updates`, for privacy of whole clients; None for none. An int of active clients is then
+            how many are expected, each drawn independently, and p_ib is replaced, see above.
 
     Returns:
         An `Algorithm`; `node_params` gives the server's model behind a node axis of length 1, as `Variables` where the
@@ -121,8 +150,8 @@ def embracing(
 
     Raises:
         ArgumentError: a task without `part`, class tasks of other variables, a class without blocks or with unknown
-            ones, a client of no class, more active clients than there are, private local steps; from `init` and
-            `draw`, other data.
+            ones, a client of no class, more active clients than there are, private local steps, what private updates
+            refuse, with them a count for each class; from `init` and `draw`, other data.
 
     Guarantees:
         - cached features equal those recomputed in every step.
@@ -133,6 +162,7 @@ def embracing(
         - padding never contributes.
         - a client's batches and blocks do not depend on who else is active.
         - a weak client's steps run no backward pass through the blocks in front of its own.
+        - adding or removing one client moves what is released by at most the clip norm, where updates are private.
 
     Cost:
         A weak client holds the features of its tau * b samples, or of as many as the largest client has, if these are
@@ -161,9 +191,17 @@ def embracing(
     # All have `part`, which the type checker does not see.
     parts = [own.part(blocks) if own.part and blocks else None for own, blocks in zip(tasks, named, strict=True)]
     classes = client_classes(client_class, num_active, len(named))
+    if updates is not None:
+        updates.check(task, clients)
+        if not isinstance(classes.num_active, int):
+            requirement, found = "must be one int for all classes where updates are private", f"got {num_active}"
+            raise ArgumentError("num_active", requirement, found, "Pass how many clients are expected.")
     # (classes, L): the blocks of each class that names them.
     table = np.array([[block in blocks for block in task.blocks] for blocks in named])
     any_drawn = bool(np.any(drawn_counts[classes.of_client] > 0))
+    num_expected = int(np.sum(classes.num_active))
+    rates = np.where(drawn_counts[:, None] > 0, drawn_counts[:, None] / len(task.blocks), table)
+    expected = (num_expected * rates[classes.of_client].mean(axis=0)).tolist()  # of clients that train each block
 
     def init(key, data):
         classes.check_data(data)
@@ -177,18 +215,28 @@ def embracing(
     def draw(key, state, data):
         classes.check_data(data)
         k = state.round_index
-        active = classes.draw_active(key, k)
-        trained = None
+        if updates is None:
+            who = Participants(active=classes.draw_active(key, k), is_active=None, overflow=None)
+        else:
+            who = updates.draw(key, k, num_expected, data.num_nodes)
+        active, trained = who.active, None
         if any_drawn:
             keys = node_keys(purpose_key(key, Purpose.PART, k), data.num_nodes)[active]
             ranks = jax.vmap(lambda client_key: jax.random.permutation(client_key, len(task.blocks)))(keys)
             own = classes.of(active)
             # Of a class that names its blocks the count is 0.
             trained = jnp.asarray(table)[own] | (ranks < jnp.asarray(drawn_counts)[own][:, None])
-        return Draws(active=active, steps=clients.draw(key, k, active, data, task), trained=trained)
+        return Draws(
+            active=active,
+            steps=clients.draw(key, k, active, data, task),
+            trained=trained,
+            is_active=who.is_active,
+            update_noise=None if updates is None else updates.draw_noise(key, k, state.params),
+            client_overflow=who.overflow,
+        )
 
     def update(state, data, draws):
-        k, active = state.round_index, draws.active
+        k, active, is_active = state.round_index, draws.active, draws.is_active
         steps = clients.steps(data, active, draws.steps)
         trained = jnp.asarray(table)[classes.of(active)] if draws.trained is None else draws.trained
         model_state = {} if state.model_state is None else state.model_state
@@ -199,36 +247,51 @@ def embracing(
             return {**state.params, **params}, {**model_state, **own_state}, loss
 
         of_class = [
-            functools.partial(_train_drawn, own, **common)
+            functools.partial(train_drawn, own, **common)
             if part is None
             else functools.partial(_train_part, part, task.blocks, frozen_batch_norm, **common)
             for own, part in zip(tasks, parts, strict=True)
         ]
-        groups = classes.run(of_class, in_common_form, task.node_loop, active, (trained, steps))
+        groups = classes.run(of_class, in_common_form, task.node_loop, active, (trained, steps), is_active)
 
-        weights = clients.weigh(data, active)
-        shares = _shares(weights[:, None] * trained.astype(jnp.float32))  # (k, L)
-        of_block = {block: shares[:, position] for position, block in enumerate(task.blocks)}
-        of_client = _shares(weights[:, None])[:, 0]
-        mean = functools.partial(_mean, of_block, of_client)
-        params = mean(state.params, [(group.rows, group.results[0]) for group in groups])
-        new_model_state = mean(model_state, [(group.rows, group.results[1]) for group in groups])
+        losses = jnp.concatenate([group.results[2] for group in groups])
+        weights, changes = clients.weigh(data, active), None
+        if is_active is not None:
+            weights, trained = weights * is_active.astype(jnp.float32), trained & is_active[:, None]
+        is_trained = dict(zip(task.blocks, trained.T, strict=True))
+        if updates is None:
+            shares = weights / weights.sum()
+            mean = functools.partial(block_means.mean, weights, is_trained)
+            params = mean(state.params, [(group.rows, group.results[0]) for group in groups])
+            new_model_state = mean(model_state, [(group.rows, group.results[1]) for group in groups])
+        else:
+            of_block = dict(zip(task.blocks, expected, strict=True))
+            params, changes = block_means.noisy_mean(
+                updates, of_block, draws.is_active, is_trained, state.params, groups[0].results[0], draws.update_noise
+            )
+            losses = jnp.where(changes.discarded > 0, 0.0, losses)
+            shares, new_model_state = weights / num_expected, model_state  # which is empty
 
         def of_clients(values):
-            return by_client(active, data.num_nodes, values)
+            return by_client(active, data.num_nodes, values, is_active)
 
         sizes = jnp.array([size((state.params[block], model_state.get(block))) for block in task.blocks], jnp.int32)
         whole = size((state.params, state.model_state))
         counts = steps.mask.sum(axis=(1, 2), dtype=jnp.int32)
+        overflow = of_clients(draws.steps.batch_overflow)
+        if draws.client_overflow is not None:
+            overflow = overflow + draws.client_overflow
         info = Info(
-            loss=jnp.sum(of_client * jnp.concatenate([group.results[2] for group in groups])),
+            loss=jnp.sum(shares * losses),
             update_norm=tree_norm(jax.tree.map(jnp.subtract, params, state.params), 2),
             active=of_clients(jnp.ones_like(counts)),
             untrained_blocks=jnp.sum(~trained.any(axis=0), dtype=jnp.int32),
             bits_sent=of_clients(32 * (trained.astype(jnp.int32) @ sizes).astype(jnp.float32)),
             bits_received=of_clients(jnp.full(active.shape, 32 * whole, jnp.float32)),
             gradient_evaluations=of_clients(counts),
-            batch_overflow=of_clients(draws.steps.batch_overflow) if clients.may_overflow else None,
+            batch_overflow=overflow if clients.may_overflow or updates is not None else None,
+            clipped_updates=None if changes is None else of_clients(changes.clipped),
+            discarded_updates=None if changes is None else of_clients(changes.discarded),
         )
         new_state = State(
             params=params,
@@ -320,56 +383,3 @@ def _features_once(features_of, samples, max_distinct):
     groups = jax.lax.map(group, (jnp.arange(num_groups), distinct.reshape(num_groups, at_once)))
     features = groups.reshape(-1, *one_group.shape[1:])
     return places, lambda places: features[places]
-
-
-def _train_drawn(task, own_blocks, steps, *, state, data, clients):
-    """One client's steps on the blocks where `own_blocks` (L,) is True, otherwise as `_train_part`.
-
-    Returns:
-        (all blocks, of which the others' values mean nothing, all model state likewise, mean loss ()).
-    """
-    is_own = dict(zip(task.blocks, own_blocks, strict=True))
-    whole = batch_loss(task, data, clients.mean)
-
-    def step_loss(params, model_state, one_step):
-        held = {
-            name: jax.tree.map(functools.partial(jnp.where, is_own[name]), values, state.params[name])
-            for name, values in params.items()
-        }
-        return whole(held, model_state, one_step)
-
-    params, model_state, measured = clients.run(
-        by_backward(step_loss), state.params, state.model_state, steps, state.round_index
-    )
-    return params, {} if model_state is None else model_state, measured.loss
-
-
-def _shares(weights: Array) -> Array:
-    """Weights (k, m) over their sums over clients; 0 where these are."""
-    totals = weights.sum(axis=0, keepdims=True)
-    return weights / jnp.where(totals > 0, totals, 1.0)
-
-
-def _mean(of_block: dict[str, Array], of_client: Array, old: PyTree, groups: list[tuple[slice, PyTree]]) -> PyTree:
-    """For each layer the mean over the clients that trained it, the old values where none did.
-
-    Args:
-        of_block: block -> shares (k,) of the active clients, all 0 where none trained it.
-        of_client: (k,), shares for layers that are no blocks.
-        old: layer name -> leaves (*leaf).
-        groups: (rows, layer name -> leaves (rows, *leaf)); layers that a group did not train may be absent.
-
-    Returns:
-        In the form of `old`.
-    """
-    new = {}
-    for name, before in old.items():
-        shares = of_block.get(name, of_client)
-        sums = [weighted_sum(shares[rows], values[name]) for rows, values in groups if name in values]
-        if sums:
-            total = functools.reduce(functools.partial(jax.tree.map, jnp.add), sums)
-            kept = functools.partial(jnp.where, shares.sum() > 0)
-            new[name] = jax.tree.map(kept, total, before)
-        else:
-            new[name] = before
-    return new

@@ -36,7 +36,7 @@ import optax
 
 from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.algorithms.clients.private_updates import Participants, PrivateUpdates
-from jaxfl.algorithms.clients.server import by_client, check_num_active, draw_active, server_model
+from jaxfl.algorithms.clients.server import by_client, check_num_active, draw_active, server_model, where_active
 from jaxfl.algorithms.clients.steps import StepDraws
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, over_nodes, purpose_key
 from jaxfl.core.tree import size, weighted_sum
@@ -166,15 +166,8 @@ def fed_avg(
         def train(own):
             return clients.run(gradient_of, state.params, state.model_state, own, k)
 
-        def one_client(is_there, own):
-            if is_there is None:
-                return train(own)
-            form = jax.eval_shape(train, own)
-            idle = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
-            return jax.lax.cond(is_there, train, lambda _: idle, own)
-
-        params, model_state, measured = over_nodes(one_client, task.node_loop)(is_active, steps)
-        changes = None
+        params, model_state, measured = over_nodes(where_active(train), task.node_loop)(is_active, steps)
+        changes, losses = None, measured.loss
         if updates is None:
             shares = clients.weigh(data, active)
             shares = shares / shares.sum()
@@ -182,10 +175,12 @@ def fed_avg(
             pseudo_gradient = jax.tree.map(jnp.subtract, state.params, mean_params)
         else:
             shares = is_active.astype(jnp.float32) / num_active
-            changes = updates.sum(jax.tree.map(jnp.subtract, params, state.params), is_active)
+            moved = jax.tree.map(lambda after, before: after - before[None], params, state.params)
+            changes = updates.sum(moved, is_active)
+            losses = jnp.where(changes.discarded > 0, 0.0, losses)
             noisy = updates.noise.release(changes.total, draws.update_noise)
             pseudo_gradient = jax.tree.map(lambda leaf: -leaf / num_active, noisy)
-            mean_model_state = None
+            mean_model_state = state.model_state  # which is empty
         moves, optimizer_state = optimizer.update(pseudo_gradient, state.optimizer, state.params)
 
         def of_clients(values):
@@ -197,7 +192,7 @@ def fed_avg(
         if draws.client_overflow is not None:
             overflow = overflow + draws.client_overflow
         info = Info(
-            loss=jnp.sum(shares * measured.loss),
+            loss=jnp.sum(shares * losses),
             pseudo_gradient_norm=tree_norm(pseudo_gradient, 2),
             update_norm=tree_norm(moves, 2),
             active=of_clients(jnp.ones_like(counts)),

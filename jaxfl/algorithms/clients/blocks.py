@@ -1,12 +1,16 @@
-"""Which blocks of a model a client trains, and as which task: the choices that are compared, and their check."""
+"""Which blocks of a model a client trains, and as which task: the choices that are compared, their check, and steps on
+blocks that are drawn."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jaxfl.algorithms.clients.steps import batch_loss, by_backward
 from jaxfl.core import ArgumentError, PyTree, Task, check
 
 
@@ -114,3 +118,33 @@ def _variables_of(task: Task) -> PyTree:
     """Names and shapes of what a task trains."""
     state = None if task.init_state is None else jax.eval_shape(task.init_state)
     return task.blocks, jax.eval_shape(task.init, jax.random.key(0)), state
+
+
+def train_drawn(task, own_blocks, steps, *, state, data, clients):
+    """One client's steps on the blocks where `own_blocks` is True.
+
+    Args:
+        task: what it learns.
+        own_blocks: (L,), bool.
+        steps: `Step` with leaves (tau, ...).
+        state: the server's, with `params`, `model_state` and `round_index`.
+        data: all clients'.
+        clients: how to step.
+
+    Returns:
+        (all blocks, all model state, mean loss ()). The values of blocks that it does not train mean nothing.
+    """
+    is_own = dict(zip(task.blocks, own_blocks, strict=True))
+    whole = batch_loss(task, data, clients.mean)
+
+    def step_loss(params, model_state, one_step):
+        held = {
+            name: jax.tree.map(functools.partial(jnp.where, is_own[name]), values, state.params[name])
+            for name, values in params.items()
+        }
+        return whole(held, model_state, one_step)
+
+    params, model_state, measured = clients.run(
+        by_backward(step_loss), state.params, state.model_state, steps, state.round_index
+    )
+    return params, {} if model_state is None else model_state, measured.loss

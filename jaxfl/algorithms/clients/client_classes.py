@@ -86,6 +86,7 @@ class ClientClasses(NamedTuple):
         node_loop: str,
         active: Array,
         arguments: tuple[Any, ...],
+        is_active: Array | None = None,
     ) -> list[Group]:
         """Every active client's function of its class.
 
@@ -96,6 +97,7 @@ class ClientClasses(NamedTuple):
             node_loop: of groups of one class, see `jaxfl.core.node_loop`.
             active: (k,), int32, as `draw_active` orders them.
             arguments: leaves (k, ...).
+            is_active: (k,), bool, False for an empty slot, whose results are zeros; None where there is none.
 
         Returns:
             The results, in groups.
@@ -103,19 +105,20 @@ class ClientClasses(NamedTuple):
         if not isinstance(self.num_active, int):
             counts = dict(enumerate(self.num_active))
         elif len(present := np.unique(self.of_client)) == 1:
-            counts = {int(present[0]): self.num_active}
+            counts = {int(present[0]): len(active)}
         else:
-            return [Group(slice(None), None, self._one_by_one(clients, in_common_form, active, arguments))]
+            return [Group(slice(None), None, self._one_by_one(clients, in_common_form, active, arguments, is_active))]
         groups, start = [], 0
         for number, count in counts.items():
             if count > 0:
                 rows = slice(start, start + count)
-                own = jax.tree.map(lambda leaf, rows=rows: leaf[rows], arguments)
-                groups.append(Group(rows, number, over_nodes(clients[number], node_loop)(*own)))
+                own = jax.tree.map(lambda leaf, rows=rows: leaf[rows], (is_active, *arguments))
+                one_slot = server.where_active(clients[number])
+                groups.append(Group(rows, number, over_nodes(one_slot, node_loop)(*own)))
                 start += count
         return groups
 
-    def _one_by_one(self, clients, in_common_form, active, arguments):
+    def _one_by_one(self, clients, in_common_form, active, arguments, is_active):
         """One client after the other, each by the branch of its class; classes without clients have none."""
         present, branch_of_client = np.unique(self.of_client, return_inverse=True)
 
@@ -124,7 +127,8 @@ class ClientClasses(NamedTuple):
 
         branches = [branch(int(number)) for number in present]
         chosen = jnp.asarray(branch_of_client, jnp.int32)[active]
-        return jax.lax.map(lambda one: jax.lax.switch(one[0], branches, *one[1]), (chosen, arguments))
+        one_slot = server.where_active(lambda number, *own: jax.lax.switch(number, branches, *own))
+        return jax.lax.map(lambda one: one_slot(*one[0], *one[1]), ((is_active, chosen), arguments))
 
 
 def client_classes(

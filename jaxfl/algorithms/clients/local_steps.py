@@ -12,7 +12,6 @@ the algorithm says.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -74,7 +73,7 @@ class LocalSteps(NamedTuple):
     is_private: bool
     may_overflow: bool
     weighting: str
-    count: Callable[[Array], Array]
+    count: Callable[[Array], Array]  # pyright: ignore[reportIncompatibleMethodOverride]
     check_data: Callable[[Task, FederatedData], None]
     draw: Callable[..., StepDraws]
     steps: Callable[[FederatedData, Array, StepDraws], Step]
@@ -112,14 +111,14 @@ def local_steps(
             is DP-SGD with noise multiplier sigma.
         num_steps: the steps that run, at most `max_steps`: a number, a traced scalar or a function of the round index.
             Default: all. A traced number is no reason to compile anew.
-        differentiable: whether a number of steps is run under a mask, at the cost of all `max_steps`, so that a round
-            has a derivative. Otherwise it is a loop with that bound, and a smaller number costs less.
+        differentiable: whether a number of steps is run under a mask, so that a round has a reverse derivative, whose
+            memory is that of all `max_steps`. Otherwise it is a loop with that bound, and JAX refuses the derivative.
         weighting: "data", by the clients' numbers of samples, or "uniform".
 
     Raises:
-        ArgumentError: a count below 1, more steps than `max_steps`, a clip norm that is not positive, noise with a
-            scale for each client, an unknown weighting; from `check_data`, a client with too few samples, or batch
-            statistics where one sample's gradient is clipped or noise is added.
+        ArgumentError: a count below 1, steps that are no whole number up to `max_steps`, a clip norm that is not
+            positive, noise with a scale for each client, an unknown weighting; from `check_data`, a client with too few
+            samples, or batch statistics where one sample's gradient is clipped or noise is added.
 
     Guarantees:
         - a number of steps equals that many steps.
@@ -142,9 +141,9 @@ def local_steps(
     if num_steps is not None and not callable(num_steps):
         check.scalar(num_steps=num_steps)
         check.non_negative(num_steps=num_steps)
-        if not check.is_traced(num_steps) and int(num_steps) > max_steps:
-            remedy = "Pass fewer, or raise max_steps."
-            raise ArgumentError("num_steps", f"must be at most max_steps, {max_steps}", f"got {num_steps}", remedy)
+        if not check.is_traced(num_steps) and (int(num_steps) != num_steps or int(num_steps) > max_steps):
+            requirement, remedy = f"must be a whole number up to max_steps, {max_steps}", "Pass less, or raise that."
+            raise ArgumentError("num_steps", requirement, f"got {num_steps}", remedy)
     if noise is not None and jnp.ndim(noise.noise_scale) > 0:
         found, remedy = f"got shape {jnp.shape(noise.noise_scale)}", "Pass the largest of them."
         raise ArgumentError("noise", "must have one scale for all clients", found, remedy)
@@ -156,6 +155,10 @@ def local_steps(
             return None
         count = num_steps if asked is None else asked
         return jnp.minimum(jnp.asarray(count(round_index) if callable(count) else count, jnp.int32), max_steps)
+
+    def all_steps(round_index):
+        count = count_at(round_index, None)
+        return jnp.int32(max_steps) if count is None else count
 
     def check_data(task, data):
         if is_private:
@@ -240,27 +243,27 @@ def local_steps(
         if count is None:
             (params, model_state, _), infos = jax.lax.scan(step, start, steps)
             return params, model_state, _summary(infos, jnp.mean)
+        form = jax.eval_shape(step, start, jax.tree.map(lambda leaf: leaf[0], steps))[1]
+        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
         if differentiable:
 
             def masked(carry, numbered):
                 number, one_step = numbered
-                keep = partial(jnp.where, number < count)
-                after, info = step(carry, one_step)
-                return jax.tree.map(keep, after, carry), jax.tree.map(lambda leaf: keep(leaf, 0), info)
+                # A step that is not taken has no derivative, not even one of 0 times infinity.
+                return jax.lax.cond(number < count, step, lambda carry, _: (carry, nothing), carry, one_step)
 
             numbers = jnp.arange(max_steps, dtype=jnp.int32)
             (params, model_state, _), infos = jax.lax.scan(masked, start, (numbers, steps))
         else:
-            form = jax.eval_shape(step, start, jax.tree.map(lambda leaf: leaf[0], steps))[1]
 
             def body(number, both):
                 carry, infos = both
                 after, info = step(carry, jax.tree.map(lambda leaf: leaf[number], steps))
                 return after, jax.tree.map(lambda sums, value: sums + value, infos, info)
 
-            nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
             (params, model_state, _), infos = jax.lax.fori_loop(0, count, body, (start, nothing))
-        return params, model_state, _summary(infos, lambda values: values.sum() / jnp.maximum(count, 1))
+        steps_taken = jnp.maximum(count, 1).astype(jnp.float32)
+        return params, model_state, _summary(infos, lambda values: values.sum() / steps_taken)
 
     def weigh(data, active):
         return data.sizes[active].astype(jnp.float32) if weighting == "data" else jnp.ones(len(active), jnp.float32)
@@ -270,7 +273,7 @@ def local_steps(
         is_private=is_private,
         may_overflow=chosen.name == "poisson",
         weighting=weighting,
-        count=lambda round_index: jnp.int32(max_steps) if num_steps is None else count_at(round_index, None),
+        count=all_steps,
         check_data=check_data,
         draw=draw,
         steps=steps_of,

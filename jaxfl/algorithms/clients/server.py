@@ -50,6 +50,23 @@ def by_client(active: Array, num_nodes: int, values: Array, is_active: Array | N
     return everybody.at[jnp.where(is_active, active, num_nodes)].set(values, mode="drop")
 
 
+def where_active(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """`fn` of one client's arguments as a function of (whether its slot holds a client (), *arguments).
+
+    An empty slot gives zeros. Where slots run one after the other it costs nothing; under `vmap` it costs what a client
+    does. None in place of the first argument says that no slot is empty.
+    """
+
+    def one_slot(is_active, *own):
+        if is_active is None:
+            return fn(*own)
+        form = jax.eval_shape(fn, *own)
+        idle = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
+        return jax.lax.cond(is_active, fn, lambda *_: idle, *own)
+
+    return one_slot
+
+
 def server_model(task: Task) -> Callable[[Any], PyTree]:
     """The `node_params` of an algorithm with a server, whose state has `params` and `model_state`.
 

@@ -123,6 +123,6 @@ def batch_loss(task: Task, data: FederatedData, mean: Callable[[Array, Array], A
 
 
 def masked_mean(losses: Array, mask: Array) -> Array:
-    """Mean of losses (c,) over the slots that hold a sample."""
+    """Mean of losses (c,) over the slots that hold a sample; 0 where none does."""
     weights = mask.astype(jnp.float32)
-    return jnp.sum(weights / weights.sum() * losses)
+    return jnp.sum(weights / jnp.maximum(weights.sum(), 1.0) * losses)

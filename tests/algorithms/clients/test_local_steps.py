@@ -1,0 +1,246 @@
+"""Local steps: any optimizer of optax, the number of steps, derivatives and cost."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import assert_close, refusals
+from problems import run, small_task, start, statistics_task, uneven_data
+from reference.runs import assert_same, client_batches, flat
+
+import jaxfl
+from jaxfl.gradients import poisson
+
+KEY = jax.random.key(5)
+SIZES = (7, 9, 5, 12, 6)
+BATCH = 4
+CLIP_NORM, NOISE_STD = 0.6, 0.05
+
+
+def learner(max_steps=3, task=None, num_active=3, **changes):
+    """Three of five clients, plain steps."""
+    options = {"batch_size": BATCH, "optimizer": optax.sgd(0.3, momentum=0.9), **changes}
+    clients = jaxfl.local_steps(max_steps, **options)
+    return jaxfl.fed_avg(small_task() if task is None else task, clients=clients, num_active=num_active)
+
+
+def private(**changes):
+    """The same with DP-SGD."""
+    options = {"sampler": poisson, "clip_norm": CLIP_NORM, "noise": jaxfl.gaussian(NOISE_STD)}
+    return learner(**{**options, "optimizer": optax.sgd(0.3), **changes})
+
+
+def rounds_of(algorithm, count, data=None):
+    """The draws of many rounds, stacked."""
+    data = uneven_data(SIZES) if data is None else data
+    state = start(algorithm, KEY, data)
+    draw = jax.jit(jax.vmap(lambda r: algorithm.draw(KEY, state._replace(round_index=r), data)))
+    return draw(jnp.arange(count, dtype=jnp.int32))
+
+
+OPTIMIZERS = {
+    "adam": optax.adam(0.02),
+    "momentum and decay": optax.chain(optax.add_decayed_weights(0.05), optax.sgd(0.2, momentum=0.9, nesterov=True)),
+    "schedule-free": optax.contrib.schedule_free_sgd(0.2),  # its state holds parameters
+    "of the round": lambda r: optax.sgd(0.4 * 0.5 ** r.astype(jnp.float32)),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_without_noise_and_clipping_it_is_the_plain_optimizer(name):
+    """Against a loop that calls optax step by step, in the third round."""
+    optimizer, data, task = OPTIMIZERS[name], uneven_data(SIZES), small_task()
+    algorithm = learner(optimizer=optimizer)
+    state = start(algorithm, KEY, data)._replace(round_index=jnp.int32(2))
+    rule = optimizer if isinstance(optimizer, optax.GradientTransformation) else optimizer(jnp.int32(2))
+    gradient_of = jax.jit(jax.grad(lambda x, samples: task.loss(x, data.inputs[samples], data.labels[samples]).mean()))
+    with jax.numpy_dtype_promotion("standard"):  # optax.adam raises a Python number to an int32 power
+        draws = jax.jit(algorithm.draw)(KEY, state, data)
+        found, _ = jax.jit(algorithm.update)(state, data, draws)
+        clients, step = [], jax.jit(rule.update)
+        for client, batches in client_batches(np.asarray(draws.active), draws.steps.batch_indices, SIZES):
+            x, memory = state.params, rule.init(state.params)
+            for batch in batches:
+                moves, memory = step(gradient_of(x, data.indices[client, np.array(batch)]), memory, x)
+                x = optax.apply_updates(x, moves)
+            clients.append((SIZES[client], flat(x)))
+    weights = np.array([weight for weight, _ in clients])
+    expected = weights @ np.stack([x for _, x in clients]) / weights.sum()
+    np.testing.assert_allclose(flat(found.params), expected, rtol=1e-5, atol=1e-6)
+    assert np.abs(expected - flat(state.params)).max() > 0.01
+
+
+def test_momentum_and_decay_are_those_of_torch():
+    """torch.optim.SGD on the same gradients, for each client."""
+    torch = pytest.importorskip("torch")
+    data, task = uneven_data(SIZES), small_task()
+    optimizer = optax.chain(optax.add_decayed_weights(0.05), optax.sgd(0.2, momentum=0.9))
+    algorithm = learner(optimizer=optimizer, num_active=1)
+    state = start(algorithm, KEY, data)
+    draws = jax.jit(algorithm.draw)(KEY, state, data)
+    found, _ = jax.jit(algorithm.update)(state, data, draws)
+    ((client, batches),) = client_batches(np.asarray(draws.active), np.asarray(draws.steps.batch_indices), SIZES)
+    leaves, structure = jax.tree.flatten(state.params)
+    tensors = [torch.tensor(np.array(leaf), requires_grad=True) for leaf in leaves]
+    theirs = torch.optim.SGD(tensors, lr=0.2, momentum=0.9, weight_decay=0.05)
+    for batch in batches:
+        own = data.indices[client, np.array(batch)]
+        x = structure.unflatten([jnp.asarray(tensor.detach().numpy()) for tensor in tensors])
+        gradient = jax.grad(lambda x, own=own: task.loss(x, data.inputs[own], data.labels[own]).mean())(x)
+        for tensor, leaf in zip(tensors, jax.tree.leaves(gradient), strict=True):
+            tensor.grad = torch.tensor(np.array(leaf))
+        theirs.step()
+    for leaf, tensor in zip(jax.tree.leaves(found.params), tensors, strict=True):
+        np.testing.assert_allclose(leaf, tensor.detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+FEWER = {
+    "a number": {"num_steps": 2},
+    "of the round": {"num_steps": lambda r: r + 2},
+    "under a mask": {"num_steps": 2, "differentiable": True},
+}
+
+
+@pytest.mark.parametrize("kind", [learner, private])
+@pytest.mark.parametrize("case", FEWER)
+def test_a_number_of_steps_equals_that_many_steps(case, kind):
+    """Two of six, against local steps that are two: parameters, losses and counts."""
+    data, fewer, fresh = uneven_data(SIZES), kind(max_steps=6, **FEWER[case]), kind(max_steps=2)
+    found, expected = (run(algorithm, KEY, data, 1) for algorithm in (fewer, fresh))
+    assert_same(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [learner, private])
+def test_under_a_mask_and_as_a_loop_steps_give_the_same_parameters(kind):
+    """Over three rounds of 0, 2 and 4 steps of five."""
+    data = uneven_data(SIZES)
+    both = [kind(max_steps=5, num_steps=lambda r: 2 * r, differentiable=chosen) for chosen in (False, True)]
+    assert_same(*[run(algorithm, KEY, data, 3) for algorithm in both], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("differentiable", [False, True])
+def test_zero_steps_leave_the_parameters(differentiable):
+    data, algorithm = uneven_data(SIZES), learner(num_steps=0, differentiable=differentiable)
+    first = start(algorithm, KEY, data)
+    state, info = jax.jit(algorithm.round)(KEY, first, data)
+    assert_close(state.params, first.params, 1e-7)  # a mean of equals rounds
+    assert float(info.loss) == 0
+    assert int(info.gradient_evaluations.sum()) == 0
+
+
+def test_a_traced_number_is_no_reason_to_compile_anew():
+    data, state = uneven_data(SIZES), start(learner(), KEY, uneven_data(SIZES))
+
+    @jax.jit
+    @chex.assert_max_traces(n=1)
+    def after(num_steps):
+        return learner(max_steps=4, num_steps=num_steps).round(KEY, state, data)[0].params
+
+    found = [flat(after(jnp.int32(count))) for count in (1, 2, 4)]
+    expected = [flat(run(learner(max_steps=count), KEY, data, 1)[0].params) for count in (1, 2, 4)]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(flat(after(jnp.int32(9))), expected[-1], rtol=1e-5, atol=1e-6)  # at most max_steps
+
+
+def test_a_clients_draws_depend_on_nobody_else_nor_on_the_number_of_steps():
+    options = {"task": small_task(), "max_steps": 5}
+    two, five = (rounds_of(private(**options, **more), 30).steps for more in ({"num_steps": 2}, {}))
+    assert_same(two.batch_indices[:, :, :2], five.batch_indices[:, :, :2])
+    assert np.all(np.asarray(two.batch_indices[:, :, 2:]) >= 5), "slots of steps that do not run are empty"
+    some, everybody = rounds_of(private(), 30), rounds_of(private(num_active=5), 30)
+    for r, active in enumerate(np.asarray(some.active)):
+        for own, of_all in zip(jax.tree.leaves(some.steps), jax.tree.leaves(everybody.steps), strict=True):
+            is_key = jnp.issubdtype(own.dtype, jax.dtypes.prng_key)
+            own, of_all = (jax.random.key_data(x) for x in (own, of_all)) if is_key else (own, of_all)
+            np.testing.assert_array_equal(own[r], of_all[r, active])
+
+
+def objective(step_size, **options):
+    """The loss in the second round."""
+    data = uneven_data(SIZES)
+    algorithm = learner(optimizer=optax.sgd(step_size, momentum=0.9), **options)
+    state = algorithm.init(KEY, data)
+    state, _ = algorithm.round(KEY, state, data)
+    return algorithm.round(KEY, state, data)[1].loss
+
+
+def test_a_round_under_a_mask_has_a_derivative():
+    """That of as many steps, and a quotient of differences; where steps are a loop JAX refuses it."""
+    fewer = {"max_steps": 5, "num_steps": 2}
+    masked = functools.partial(objective, differentiable=True, **fewer)
+    found = jax.jit(jax.grad(masked))(0.3)
+    np.testing.assert_allclose(found, jax.jit(jax.grad(functools.partial(objective, max_steps=2)))(0.3), rtol=1e-5)
+    value = jax.jit(masked)
+    np.testing.assert_allclose(found, (value(0.31) - value(0.29)) / 0.02, rtol=1e-2)
+    assert abs(float(found)) > 0.1
+    with pytest.raises(ValueError, match="Reverse-mode differentiation does not work"):
+        jax.jit(jax.grad(functools.partial(objective, **fewer)))(0.3)
+
+
+def float_axes(jaxpr):
+    """Axes of all floating-point arrays that a program makes, its inner programs included."""
+    axes = set()
+    for equation in jaxpr.eqns:
+        for out in equation.outvars:
+            if jnp.issubdtype(out.aval.dtype, jnp.floating):
+                axes |= set(out.aval.shape)
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda v: hasattr(v, "eqns")):
+            axes |= float_axes(getattr(inner, "jaxpr", inner)) if hasattr(inner, "eqns") else set()
+    return axes
+
+
+@pytest.mark.parametrize("kind", [learner, private])
+def test_a_smaller_number_costs_less(kind):
+    """Two steps of 101: two batches are drawn and two gradients taken, and nothing but keys and slots has 101 parts."""
+    computed, drawn, data, task = [], [], uneven_data(SIZES), small_task()._replace(node_loop="map")
+    at_once = 1 if kind is learner else poisson(BATCH).capacity  # a task without layers: one sample after the other
+
+    def loss(params, inputs, labels):
+        jax.debug.callback(lambda _: computed.append(1), params["dense_2"]["bias"])
+        return small_task().loss(params, inputs, labels)
+
+    def counting(batch_size):
+        sampler = poisson(batch_size) if kind is private else jaxfl.gradients.fixed(batch_size)
+
+        def draw_node(key, count):
+            jax.debug.callback(lambda _: drawn.append(1), count)
+            return sampler.draw_node(key, count)
+
+        return sampler._replace(draw_node=draw_node)
+
+    counted = task._replace(loss=loss, layers=(), factors=None)
+    algorithm = kind(max_steps=101, num_steps=jnp.int32(2), task=counted, sampler=counting)
+    state = start(algorithm, KEY, data)
+    jax.block_until_ready(jax.jit(algorithm.round)(KEY, state, data))
+    jax.effects_barrier()
+    assert len(drawn) == 3 * 2
+    assert 3 * 2 <= len(computed) <= 3 * 2 * at_once
+
+    def axes(**options):
+        algorithm = kind(max_steps=101, **options)
+        return float_axes(jax.make_jaxpr(algorithm.round)(KEY, start(algorithm, KEY, data), data).jaxpr)
+
+    assert 101 not in axes(num_steps=jnp.int32(2))
+    assert 101 in axes(), "all steps in one scan have 101 losses"
+
+
+test_what_it_refuses = refusals(
+    [
+        (lambda: learner(max_steps=0), "max_steps"),
+        (lambda: learner(batch_size=0), "batch_size"),
+        (lambda: learner(num_steps=4), "num_steps"),
+        (lambda: learner(num_steps=-1), "num_steps"),
+        (lambda: learner(num_steps=1.5), "num_steps"),
+        (lambda: learner(num_steps=jnp.ones(2, jnp.int32)), "num_steps"),
+        (lambda: learner(clip_norm=0.0), "clip_norm"),
+        (lambda: learner(noise=jaxfl.gaussian(jnp.ones(5))), "noise"),
+        (lambda: learner(weighting="size"), "weighting"),
+        (lambda: start(private(batch_size=5), KEY, uneven_data(SIZES)), "batch_size"),
+        (lambda: start(learner(batch_size=6, clip_norm=1.0), KEY, uneven_data(SIZES)), "batch_size"),
+        (lambda: start(private(task=statistics_task()), KEY, uneven_data(SIZES)), "task"),
+    ]
+)

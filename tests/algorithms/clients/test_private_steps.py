@@ -1,0 +1,186 @@
+"""Private local steps: DP-SGD against a plain loop, its noise, its sensitivity, and that no key is used twice."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from problems import linear_task, small_task, start, uneven_data
+from reference.dp_clients import dp_fed_avg
+from reference.runs import assert_same, check_noise, client_batches, flat, node_samples, one_by_one
+
+import jaxfl
+from jaxfl.algorithms.clients import private_updates
+from jaxfl.algorithms.clients.steps import NoiseKeys, NoiseValues, Step
+from jaxfl.core import node_keys
+from jaxfl.gradients import poisson, uniform
+from jaxfl.privacy.mechanisms import NoiseMechanism
+
+KEY = jax.random.key(5)
+SIZES = (7, 9, 5, 12, 6)
+BATCH = 4
+CLIP_NORM, NOISE_STD = 1.5, 0.05
+
+
+def steps(max_steps=3, **changes):
+    """DP-SGD."""
+    options = {"batch_size": BATCH, "optimizer": optax.sgd(0.3), "sampler": poisson, "clip_norm": CLIP_NORM}
+    return jaxfl.local_steps(max_steps, **{**options, "noise": jaxfl.gaussian(NOISE_STD), **changes})
+
+
+def learner(task=None, **changes):
+    """Three of five clients."""
+    return jaxfl.fed_avg(small_task() if task is None else task, clients=steps(**changes), num_active=3)
+
+
+def noise_values(keys, mechanism, like):
+    """What `NoiseKeys` of any shape give, leaves (*shape, *leaf)."""
+    one = jax.vmap(lambda key: NoiseKeys(key).draw(mechanism, like))
+    flat_values = jax.jit(one)(keys.reshape(-1))
+    return jax.tree.map(lambda leaf: leaf.reshape(*keys.shape, *leaf.shape[1:]), flat_values)
+
+
+def as_float64(tree):
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
+
+
+@pytest.mark.parametrize("weighting", ["data", "uniform"])
+def test_private_clients_follow_dp_sgd(weighting):
+    """Twenty rounds of Poisson batches, clipping and noise at uneven clients, on the same draws."""
+    algorithm, data = learner(weighting=weighting), uneven_data(SIZES)
+    outcome = one_by_one(algorithm, KEY, data, 20)
+    first, rounds = outcome.states[0].params, []
+    for draws in outcome.draws:
+        noise = as_float64(noise_values(draws.steps.noise.keys, jaxfl.gaussian(NOISE_STD), first))
+        active = client_batches(np.asarray(draws.active), np.asarray(draws.steps.batch_indices), SIZES)
+        own = [[jax.tree.map(lambda leaf, c=c, t=t: leaf[c, t], noise) for t in range(3)] for c in range(3)]
+        rounds.append(([(*one, noises) for one, noises in zip(active, own, strict=True)], None))
+    local = {"step_size": 0.3, "batch_size": BATCH, "clip_norm": CLIP_NORM}
+    x, losses, fractions, _ = dp_fed_avg(as_float64(first), node_samples(data), rounds, weighting=weighting, **local)
+    found = flat(outcome.states[-1].params)
+    assert np.linalg.norm(found - flat(x)) < 1e-5 * np.linalg.norm(flat(x))
+    np.testing.assert_allclose([info.loss for info in outcome.infos], losses, rtol=1e-4)
+    for info, of_client, (active, _) in zip(outcome.infos, fractions, rounds, strict=True):
+        expected, used = np.zeros(5), np.zeros(5)
+        for client, batches, _ in active:
+            expected[client], used[client] = of_client[client], sum(map(len, batches))
+        np.testing.assert_allclose(info.clipped_fraction, expected, rtol=1e-6)
+        np.testing.assert_array_equal(info.gradient_evaluations, used)
+        assert int(info.local_iterations) == 3
+    assert 0.2 < np.mean([list(of_client.values()) for of_client in fractions]) < 0.8, "some are scaled, some not"
+
+
+def test_noise_may_come_from_another_source():
+    """Its values in place of the keys give the same round."""
+    algorithm, data = learner(), uneven_data(SIZES)
+    state = start(algorithm, KEY, data)
+    draws = jax.jit(algorithm.draw)(KEY, state, data)
+    values = NoiseValues(noise_values(draws.steps.noise.keys, jaxfl.gaussian(NOISE_STD), state.params))
+    other = draws._replace(steps=draws.steps._replace(noise=values))
+    found, expected = (jax.jit(algorithm.update)(state, data, d) for d in (other, draws))
+    assert_same(found, expected, rtol=1e-6, atol=1e-7)
+    doubled = other._replace(steps=other.steps._replace(noise=jax.tree.map(lambda leaf: 2 * leaf, values)))
+    moved = flat(jax.jit(algorithm.update)(state, data, doubled)[0].params) - flat(expected[0].params)
+    assert np.abs(moved).max() > 0.01
+
+
+def test_noise_has_one_scale_and_is_independent_over_steps_clients_and_rounds():
+    """Of 12 rounds, three clients, three steps: standard deviation, and no two rows that go together."""
+    algorithm, data = learner(), uneven_data(SIZES)
+    state = start(algorithm, KEY, data)
+    draw = jax.jit(jax.vmap(lambda r: algorithm.draw(KEY, state._replace(round_index=r), data)))
+    keys = draw(jnp.arange(12, dtype=jnp.int32)).steps.noise.keys
+    noise = noise_values(keys, jaxfl.gaussian(NOISE_STD), {"w": jnp.zeros(1500), "b": jnp.zeros((5, 100))})
+    rows = np.concatenate([np.asarray(noise["w"]), np.asarray(noise["b"]).reshape(12, 3, 3, -1)], axis=-1)
+    check_noise(rows.reshape(12 * 3, 3, 2000), np.full((3, 36), NOISE_STD), "gaussian")
+    assert abs(rows.mean()) < 4 * NOISE_STD / np.sqrt(rows.size)
+
+
+def words(keys):
+    """Keys as pairs of words."""
+    return np.asarray(jax.random.key_data(keys)).reshape(-1, 2).tolist()
+
+
+def test_no_key_is_used_twice(monkeypatch):
+    """Batches, noise of clients, noise of the server and participation of six rounds: what reaches the sampler, the
+    mechanisms and the draw of clients."""
+    data, shown = uneven_data(SIZES), []
+
+    def showing(batch_size):
+        """A sampler whose batch is its key."""
+        one = uniform(batch_size)
+        return one._replace(
+            capacity=2,
+            draw_node=lambda key, count: (
+                jax.lax.bitcast_convert_type(jax.random.key_data(key), jnp.int32),
+                jnp.ones(2, bool),
+                jnp.int32(0),
+            ),
+        )
+
+    def show(key, values):
+        shown.append(key)
+        return jax.tree.map(jnp.zeros_like, values)
+
+    def showing_poisson(num_active, **options):
+        sampler = poisson(num_active, **options)
+        return sampler._replace(draw_node=lambda key, n: (shown.append(key), sampler.draw_node(key, n))[1])
+
+    monkeypatch.setattr(private_updates, "poisson", showing_poisson)
+    server = NoiseMechanism("gaussian", 1.0, show)
+    clients = steps(sampler=showing, weighting="uniform")
+    updates = jaxfl.private_updates(clip_norm=1.0, noise=server)
+    algorithm = jaxfl.fed_avg(small_task(), clients=clients, num_active=3, updates=updates)
+    state, used = jax.eval_shape(algorithm.init, KEY, data), []
+    state = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), state)
+    for r in range(6):
+        draws = algorithm.draw(KEY, state._replace(round_index=jnp.int32(r)), data)
+        there = np.asarray(draws.is_active)
+        batches = jax.lax.bitcast_convert_type(draws.steps.batch_indices[there], jnp.uint32)
+        used += np.asarray(batches).reshape(-1, 2).tolist() + words(draws.steps.noise.keys[there])
+        # The mechanism draws a client's noise from the first key of a node.
+        used += words(jax.vmap(lambda key: node_keys(key, 1))(draws.steps.noise.keys[there].reshape(-1)))
+    used += [pair for key in shown for pair in words(key)]
+    assert len(shown) == 6 * 2
+    assert len(used) > 6 * 10
+    assert len({tuple(pair) for pair in used}) == len(used)
+
+
+def gradient_of(data, task, **changes):
+    """(samples, mask) -> what a step says of given parameters."""
+    params = jax.tree.map(lambda leaf: 3 * leaf, task.init(jax.random.key(1)))
+    one_step = steps(**changes).gradient_of(task, data)
+    return jax.jit(lambda samples, mask: one_step(params, None, Step(samples, mask, None, None)))
+
+
+@pytest.mark.parametrize("task", [small_task(), linear_task()], ids=["layers", "one by one"])
+def test_a_sample_moves_a_steps_gradient_by_at_most_clip_norm_over_b(task):
+    """Each sample in turn is left out; the bound is reached."""
+    data, batch = uneven_data(SIZES), jnp.arange(8, dtype=jnp.int32)
+    step = gradient_of(data._replace(inputs=10 * data.inputs), task)
+    whole, everything = flat(step(batch, jnp.ones(8, bool)).gradient), np.arange(8)
+    moved = [np.linalg.norm(flat(step(batch, everything != j).gradient) - whole) for j in everything]
+    assert max(moved) <= CLIP_NORM / BATCH * (1 + 1e-5)
+    assert max(moved) > CLIP_NORM / BATCH * 0.999
+    unclipped = gradient_of(data._replace(inputs=10 * data.inputs), task, clip_norm=None)
+    whole = flat(unclipped(batch, jnp.ones(8, bool)).gradient)
+    moved = [np.linalg.norm(flat(unclipped(batch, everything != j).gradient) - whole) for j in everything]
+    assert max(moved) > 2 * CLIP_NORM / BATCH
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
+def test_a_sample_whose_gradient_is_not_finite_counts_as_zero_and_is_counted(bad):
+    data, task, batch = uneven_data(SIZES), linear_task(), jnp.arange(8, dtype=jnp.int32)
+    clean = gradient_of(data, task)(batch, np.arange(8) != 3)
+    broken = gradient_of(data._replace(inputs=data.inputs.at[3].set(bad)), task)(batch, jnp.ones(8, bool))
+    assert_same(broken.gradient, clean.gradient)
+    np.testing.assert_array_equal(broken.info.loss, clean.info.loss)
+    assert (int(broken.info.discarded_gradients), int(clean.info.discarded_gradients)) == (1, 0)
+
+
+def test_an_empty_slot_contributes_nothing():
+    """A batch without any sample has gradient zero, and its step adds the noise alone."""
+    data, task = uneven_data(SIZES), small_task()
+    nothing = gradient_of(data, task)(jnp.arange(8, dtype=jnp.int32), jnp.zeros(8, bool))
+    assert not flat(nothing.gradient).any()
+    assert float(nothing.info.loss) == 0

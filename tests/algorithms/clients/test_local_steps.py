@@ -244,3 +244,23 @@ test_what_it_refuses = refusals(
         (lambda: start(private(task=statistics_task()), KEY, uneven_data(SIZES)), "task"),
     ]
 )
+
+
+def test_empty_slots_of_poisson_batches_are_left_out_where_nodes_run_one_by_one():
+    """The same numbers, and the work of the slots that hold samples: none where the batch is empty."""
+    data, task = uneven_data((70, 90, 60, 80, 75)), small_task()
+    results = []
+    for node_loop in ("vmap", "map"):
+        algorithm = private(task=task._replace(node_loop=node_loop), batch_size=40, noise=None)
+        results.append(run(algorithm, KEY, data, 4))
+    assert int(results[0][1].gradient_evaluations.max()) > 3 * 32, "batches of more than one group"
+    for ours, theirs in zip(*map(jax.tree.leaves, results), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-6)
+    state = start(algorithm, KEY, data)
+    draws = algorithm.draw(KEY, state, data)
+    empty = draws.steps._replace(batch_indices=jnp.full_like(draws.steps.batch_indices, 1000))
+    after, info = jax.jit(algorithm.update)(
+        state, data._replace(inputs=data.inputs * jnp.nan), draws._replace(steps=empty)
+    )
+    assert_same(after.params, state.params, rtol=1e-6)
+    assert not np.any(info.discarded_gradients), "no sample was looked at"

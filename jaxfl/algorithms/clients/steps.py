@@ -132,18 +132,17 @@ def over_used_slots(sums: Callable[[Step], PyTree], step: Step) -> PyTree:
         sums: a `Step` -> sums over its slots, to which an empty one adds 0.
         step: of one client.
     """
-    groups = -(-len(step.mask) // _SLOTS_AT_ONCE)
-    padding = (0, groups * _SLOTS_AT_ONCE - len(step.mask))
+    at_once = min(_SLOTS_AT_ONCE, len(step.mask))
+    padding = (0, -len(step.mask) % at_once)
     samples, mask = jnp.pad(step.samples, padding), jnp.pad(step.mask, padding)
     last = jnp.max(jnp.where(mask, jnp.arange(1, len(mask) + 1, dtype=jnp.int32), 0))
 
     def group(number):
-        at = number * _SLOTS_AT_ONCE
-        part = (jax.lax.dynamic_slice_in_dim(values, at, _SLOTS_AT_ONCE) for values in (samples, mask))
+        part = (jax.lax.dynamic_slice_in_dim(values, number * at_once, at_once) for values in (samples, mask))
         return sums(Step(*part, dropout_key=step.dropout_key, noise=step.noise))
 
     nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(group, jnp.int32(0)))
-    needed = -(-last // _SLOTS_AT_ONCE)
+    needed = (last + at_once - 1) // at_once
     return jax.lax.fori_loop(0, needed, lambda i, total: jax.tree.map(jnp.add, total, group(i)), nothing)
 
 

@@ -25,10 +25,11 @@ from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, Key, PyTr
 FATAL_COUNTS = ("batch_overflow", "prefetch_misses")
 """Counts that must stay 0: above it, the rounds did not do what the algorithm (and its privacy bound) assumes."""
 
-COSTS = ("bits_sent", "bits_received", "gradient_evaluations")
+COSTS = ("bits_sent", "bits_received", "gradient_evaluations", "local_iterations", "estimate_releases")
 """Fields whose sum over rounds and nodes is a cost of the run; a metrics line carries it as `total_<name>`.
 
-An info may lack any of them, `bits_received` where there is no server.
+An info may lack any of them, `bits_received` where there is no server. The last two are (), int32, what every client
+does in a round, and count once a round: local iterations, and releases of estimates from the data.
 """
 
 Infos = dict[str, np.ndarray]

@@ -87,6 +87,7 @@ def train(
             "seeds": variant.seeds,
             "settings": variant.settings,
             "privacy": variant.privacy and functools.cache(functools.partial(_with_key, variant.privacy, key)),
+            "released": variant.released,
         }
         for name, variant in variants.items()
     }
@@ -140,7 +141,7 @@ def train(
                 except (Diverged, FatalCount) as error:
                     status = "diverged" if isinstance(error, Diverged) else "stopped"
                     end = {"until": error.rounds[1], "status": status, "reason": str(error)}
-                    conclude(status, {points[0].label: {**_UNRECORDED, **end}})
+                    conclude(status, {points[0].label: {**_UNRECORDED, **end, **lockstep.released()}})
                     raise
                 progress.end()
     spent = any(record["status"] == "budget_spent" for record in ended.values())
@@ -148,11 +149,11 @@ def train(
 
 
 def _with_key(
-    privacy: Callable[[int], Sequence[Mapping[str, Any]]], key: Array | None, num_rounds: int
+    privacy: Callable[..., Sequence[Mapping[str, Any]]], key: Array | None, num_rounds: int, **totals: int
 ) -> list[dict[str, Any]]:
-    """The statements of a number of rounds, with what they rest on as to the key."""
-    origin = SIMULATED if key is None else SECRET
-    return [{**stated, "assumptions": (*stated.get("assumptions", ()), origin)} for stated in privacy(num_rounds)]
+    """The statements of a number of rounds and of totals, with what they rest on as to the key."""
+    origin, given = SIMULATED if key is None else SECRET, privacy(num_rounds, **totals)
+    return [{**stated, "assumptions": (*stated.get("assumptions", ()), origin)} for stated in given]
 
 
 class _Job(NamedTuple):
@@ -224,6 +225,7 @@ def _settings(variant: Variant) -> dict[str, Any]:
         "chunk_rounds": variant.rounds_per_call,
         "numbers": dict(variant.numbers),
         "budgets": dict(variant.budgets),
+        **({"released": variant.released} if variant.released else {}),
         "measures": list(variant.measures),
         "test": list(variant.test.counts.shape),
         "node_loop": variant.task.node_loop,

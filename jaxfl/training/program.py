@@ -26,7 +26,7 @@ from jaxfl.training.chunks import check_start, first_state, info_fields, rounds_
 from jaxfl.training.lanes import LANES, Lane, Point, Strategy, Tables, Uploads, over_lanes, stack_seeds, update_lanes
 from jaxfl.training.measures import test_scores
 from jaxfl.training.preflight import PeakMemory, predicted_peak
-from jaxfl.training.variant import Measure, Variant
+from jaxfl.training.variant import Measure, Variant, check_counted
 
 
 class Compiled(NamedTuple):
@@ -184,6 +184,8 @@ class Program:
             copies = jax.device_count()
         inputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tables)
         fields = tuple(info_fields(lowered[0].out_info[1]))
+        for variant in {point.name: point.variant for point in self.points}.values():
+            check_counted(variant, fields)
 
         def finish() -> Compiled:
             with ThreadPoolExecutor(len(lowered)) as pool:  # LLVM does not hold the interpreter's lock

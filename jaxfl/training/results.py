@@ -16,7 +16,7 @@ RESULTS = "results.csv"
 _EPSILON = ("dp_epsilon", "dp_delta", "neighboring_relation")
 _BOUNDS = ("proven", "published", "reconstructed")
 
-Statements = Callable[[int], Sequence[Mapping[str, Any]]]
+Statements = Callable[..., Sequence[Mapping[str, Any]]]
 
 
 def write_results(
@@ -30,10 +30,11 @@ def write_results(
 
     Args:
         path: of the file.
-        lanes: (variant, seed) -> how it ended, as `sweep.Lockstep.run` gives it, in the order of the rows.
+        lanes: (variant, seed) -> how it ended, as `sweep.Lockstep.run` gives it, in the order of the rows. A row's
+            statements are those of its own "until" and "released".
         lines: of metrics.jsonl.
         settings: variant -> the options that vary.
-        privacy: variant -> function from the rounds that ran to statements.
+        privacy: variant -> function from the rounds that ran, and totals by name, to statements.
 
     Guarantees:
         - resumed equals uninterrupted, byte for byte, but for the last column, the seconds that the rounds took.
@@ -41,7 +42,11 @@ def write_results(
     last = {lane_of(line): line for line in lines}
     metrics = list(dict.fromkeys(name for lane in lanes for name in last.get(lane, ())))[3:]
     options = list(dict.fromkeys(name for variant, _ in lanes for name in settings[variant]))
-    stated_bounds = {stated["bound"] for variant, _ in lanes if variant in privacy for stated in privacy[variant](0)}
+    stated = {
+        lane: privacy[lane[0]](record["until"], **record.get("released", {})) if lane[0] in privacy else ()
+        for lane, record in lanes.items()
+    }
+    stated_bounds = {statement["bound"] for statements in stated.values() for statement in statements}
     bounds = [bound for bound in _BOUNDS if bound in stated_bounds]
     header = ["variant", "seed", *options, "status", "rounds", *metrics]
     header += [f"{bound}_{name}" for bound in bounds for name in _EPSILON] + ["reason", "seconds"]
@@ -52,9 +57,8 @@ def write_results(
         line = last.get((variant, seed), {})
         row = [variant, seed, *(settings[variant].get(name) for name in options), record["status"], record["until"]]
         row += [line.get(name) for name in metrics]
-        stated = privacy[variant](record["until"]) if variant in privacy else ()
         for bound in bounds:
-            first = next((statement for statement in stated if statement["bound"] == bound), {})
+            first = next((each for each in stated[variant, seed] if each["bound"] == bound), {})
             row += [first.get(name) for name in _EPSILON]
         row += [record["reason"], f"{record['seconds']['run']:.3f}"]
         writer.writerow([jsonable(value, name) for value, name in zip(row, header, strict=True)])

@@ -74,7 +74,8 @@ def summarize_run(
     Args:
         lines: of metrics.jsonl.
         ended: (variant, seed) -> how it ended, as `sweep.Lockstep.run` gives it; one that did not end is missing.
-        variants: name -> "seeds", "settings", and "privacy", a function from rounds to statements; in their order.
+        variants: name -> "seeds", "settings", "privacy", a function from rounds and totals to statements, and
+            "released", the names of these totals; in their order.
         config: content of config.json.
         status: "finished", "budget_spent", "diverged" or "stopped" (by a fatal count).
 
@@ -98,7 +99,8 @@ def summarize_run(
         names = [name for name in dict.fromkeys(name for line in own for name in line) if name not in _NOT_METRICS]
         counts = {name for name in names if any(isinstance(line.get(name), int) for line in own)}
         rounds = [last[variant, seed]["round"] if (variant, seed) in last else 0 for seed in facts["seeds"]]
-        released = max(*rounds, *(record.get("until", 0) for record in records), 0)
+        ran = max(*rounds, *(record.get("until", 0) for record in records), 0)
+        totals = {name: _most(last, records, variant, facts["seeds"], name) for name in facts.get("released", ())}
         described[variant] = {
             "rounds": max(rounds),
             "rounds_per_seed": rounds,
@@ -111,7 +113,7 @@ def summarize_run(
                 for name in names
                 if name in counts and name not in COSTS
             },
-            "privacy": [dict(statement) for statement in facts["privacy"](released)] if facts.get("privacy") else [],
+            "privacy": [dict(stated) for stated in facts["privacy"](ran, **totals)] if facts.get("privacy") else [],
             "costs": {name: spread(_values(whole, f"total_{name}")) for name in COSTS if name in names},
         }
     seconds = [record["seconds"] for record in ended.values()]
@@ -130,6 +132,18 @@ def summarize_run(
         },
         "environment": dict(config["environment"]),
     }
+
+
+def _most(
+    last: Mapping[tuple[str, int], Mapping[str, Any]],
+    records: Sequence[Mapping[str, Any]],
+    variant: str,
+    seeds: Sequence[int],
+    name: str,
+) -> int:
+    """A total over all rounds that ran, the largest over seeds; 0 without any."""
+    in_lines = [last[variant, seed][f"total_{name}"] for seed in seeds if (variant, seed) in last]
+    return max(*in_lines, *(record["released"][name] for record in records if record), 0, 0)
 
 
 def every_node(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:

@@ -3,7 +3,7 @@
 Chunks of rounds alternate with evaluations. After an evaluation the lines of all lanes are flushed to disk together,
 then the checkpoint is written: whatever checkpoint a later process finds, the lines up to it are there. A lane that
 diverges, or spends a budget, ends with its reason: its state and its record are saved then, and the others go on. What
-is computed of it later is thrown away.
+is computed of it later is thrown away. A lane spends a budget at the end of a chunk, where all others stop with it.
 """
 
 from __future__ import annotations
@@ -41,6 +41,19 @@ class _LaneRecord:
     seconds: float = 0.0  # its share of the time that rounds took
     timed_rounds: int = 0
     ended: dict[str, Any] | None = None  # the record of `RunDirectory.mark_finished`
+
+    def spent(self) -> str | None:
+        """Which budget is reached, by the rounds since the last line, too; None without any."""
+        budgets = self.point.variant.budgets
+        totals = add_costs(self.totals, self.stretch) if budgets else {}
+        return next(
+            (f"{name} reached {totals[name]:g}" for name, most in budgets.items() if totals[name] >= most), None
+        )
+
+    def released(self) -> dict[str, dict[str, float | int]]:
+        """What the record of its end holds for statements: "released", the totals of all rounds that ran."""
+        names, totals = self.point.variant.released, add_costs(self.totals, self.stretch)
+        return {"released": {name: totals[name] for name in names}} if names else {}
 
 
 class Lockstep:
@@ -88,7 +101,7 @@ class Lockstep:
 
         Returns:
             (variant, seed) -> its record: "round" of its last line, "until", the round at which it ended, "status",
-            "reason" or None, and "seconds".
+            "reason" or None, "seconds" and, where statements depend on totals, "released", these up to "until".
         """
         self._checkpoints = Checkpoints(self._directory, self._keep)
         try:
@@ -101,6 +114,10 @@ class Lockstep:
         finally:
             self._checkpoints.close()
         return {lane.point.label: lane.ended for lane in self._lanes if lane.ended is not None}
+
+    def released(self) -> dict[str, dict[str, float | int]]:
+        """The entry "released" of a single lane that ended by an error."""
+        return self._lanes[0].released()
 
     def _running(self) -> list[_LaneRecord]:
         return [lane for lane in self._lanes if lane.ended is None]
@@ -154,8 +171,8 @@ class Lockstep:
         return min(self._round - self._round % self._every + self._every, *(end for end in ends if end > self._round))
 
     def _go_to(self, target: int) -> None:
-        """Run to a round, chunk by chunk, or until every lane has ended."""
-        while self._round < target and self._running():
+        """Run to a round, chunk by chunk, or until a lane has spent a budget or every lane has ended."""
+        while self._round < target and self._running() and not any(lane.spent() for lane in self._running()):
             count = min(self._program.variant.rounds_per_call, target - self._round)
             began = time.perf_counter()
             rounds, running = self._compiled.rounds, self._running()
@@ -188,7 +205,8 @@ class Lockstep:
     def _stop(self) -> None:
         """Lines, lanes that end here, and the checkpoint, in this order."""
         on_grid = self._round % self._every == 0 or self._round == self._last
-        due = [lane for lane in self._running() if on_grid or self._round == lane.point.variant.last_round]
+        ends = {lane.index for lane in self._running() if self._round == lane.point.variant.last_round or lane.spent()}
+        due = [lane for lane in self._running() if on_grid or lane.index in ends]
         self._evaluate(due)
         for lane in [lane for lane in due if lane.ended is None]:
             self._end_if_spent(lane)
@@ -202,9 +220,9 @@ class Lockstep:
 
     def _end_if_spent(self, lane: _LaneRecord) -> None:
         """End a lane that has reached a budget, or what its privacy budget pays for, before the last round of all."""
-        spent = [name for name, most in lane.point.variant.budgets.items() if lane.totals.get(name, 0) >= most]
+        spent = lane.spent()
         if spent:
-            self._end(lane, "budget_spent", f"{spent[0]} reached {lane.totals[spent[0]]:g}")
+            self._end(lane, "budget_spent", spent)
         elif self._round == lane.point.variant.last_round < self._last:
             self._end(lane)
 
@@ -231,6 +249,7 @@ class Lockstep:
                 "run": lane.seconds,
                 "timed_rounds": lane.timed_rounds,
             },
+            **lane.released(),
         }
         self._run.mark_finished(*lane.point.label, lane.ended)
         self._progress.skip(variant.last_round - self._round)

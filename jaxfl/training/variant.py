@@ -47,12 +47,15 @@ class Variant(NamedTuple):
             it: batches and noise depend on it, initial parameters do not. Default: name, settings, numbers and rounds,
             so that points of different runs need different names.
         measures: name -> what is measured besides the standard evaluation. An entry "test" takes the place of that.
-        privacy: rounds that really ran -> statements of the summary; None for none.
+        privacy: rounds that really ran -> statements of the summary; None for none. Called with the totals of
+            `released` by name, too, as in privacy(12, local_iterations=40).
+        released: names of `chunks.COSTS` that the statements depend on besides the rounds. A total counts all rounds
+            that ran, those after a seed's last line included.
         covered: whether the statements cover the parameters that the nodes end with: these are computed from releases
             with noise alone.
         max_rounds: most rounds that the privacy budget pays for; a seed ends there.
-        budgets: cost (of `chunks.COSTS`, summed over rounds and nodes) -> most that may be spent; a seed ends at the
-            first evaluation at which one is reached.
+        budgets: cost (of `chunks.COSTS`, summed over rounds and nodes) -> most that may be spent; a seed ends, and is
+            evaluated, at the end of the chunk in which one is reached.
         chunk_rounds: most rounds in one compiled call. Default: all between two evaluations, at most 100.
     """
 
@@ -67,7 +70,8 @@ class Variant(NamedTuple):
     settings: Mapping[str, Any] = {}
     identity: Mapping[str, Any] = {}
     measures: Mapping[str, Measure] = {}
-    privacy: Callable[[int], Sequence[Mapping[str, Any]]] | None = None
+    privacy: Callable[..., Sequence[Mapping[str, Any]]] | None = None
+    released: tuple[str, ...] = ()
     covered: bool = False
     max_rounds: int | None = None
     budgets: Mapping[str, float] = {}
@@ -103,6 +107,16 @@ def check_variants(variants: Mapping[str, Variant]) -> None:
         _check(name, variant)
 
 
+def check_counted(variant: Variant, fields: Sequence[str]) -> None:
+    """Refuse totals of what the algorithm does not count; `fields` are those of its info."""
+    for argument, names in (("released", variant.released), ("budgets", variant.budgets)):
+        for cost in names:
+            if cost not in fields:
+                found = f"{cost} is none of {', '.join(fields)}"
+                remedy = "Leave it out, or count it in the algorithm's info."
+                raise ArgumentError(argument, "must name what the algorithm counts", found, remedy)
+
+
 def _check(name: str, variant: Variant) -> None:
     at_least(1, num_rounds=variant.num_rounds, evaluate_every=variant.evaluate_every)
     at_least(1, max_rounds=variant.last_round, chunk_rounds=variant.rounds_per_call)
@@ -121,6 +135,8 @@ def _check(name: str, variant: Variant) -> None:
         if not isinstance(value, Measure):
             found = f"{name} has a {type(value).__name__}"
             raise ArgumentError(f"measures.{measure}", "must be a Measure", found, "Pass Measure(compute, prepare).")
+    for cost in variant.released:
+        one_of(COSTS, released=cost)
     for cost, most in variant.budgets.items():
         one_of(COSTS, budgets=cost)
         positive(**{f"budgets.{cost}": most})

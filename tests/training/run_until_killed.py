@@ -12,15 +12,25 @@ import threading
 import time
 from pathlib import Path
 
-from toy_problem import NUM_NODES, toy_variant, toy_with_numbers, train_toy
+from toy_problem import NUM_NODES, toy_statements, toy_that_counts, toy_variant, train_toy
 
-SETTINGS = {"settings": {"step_size": 0.2}, "evaluate_every": 5, "seeds": (0, 1), "chunk_rounds": 3}
+SETTINGS = {
+    "settings": {"step_size": 0.2},
+    "evaluate_every": 5,
+    "seeds": (0, 1),
+    "chunk_rounds": 3,
+    "privacy": toy_statements,
+    "released": ("local_iterations",),
+}
 
 
 def sweep(num_rounds: int = 63) -> dict:
-    """Six lanes of one program: two diverge, two spend their budget, two go on to the end; and a lane by itself."""
+    """Six lanes of one program: two diverge, two spend their budget, two go on to the end; and a lane by itself.
+
+    Those of the program have statements of the local iterations that they made.
+    """
     numbers, half = {"step_size": 0.2, "bad_round": 1e6}, num_rounds // 2
-    fast = toy_variant(toy_with_numbers, numbers=numbers, num_rounds=num_rounds, **SETTINGS)
+    fast = toy_variant(toy_that_counts, numbers=numbers, num_rounds=num_rounds, **SETTINGS)
     budgets = {"gradient_evaluations": (half + 2) * NUM_NODES}
     return {
         "Toy (fast)": fast,

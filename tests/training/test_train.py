@@ -192,8 +192,8 @@ def test_a_batch_overflow_stops_the_run(tmp_path):
 
 
 @compiled_once()
-def test_a_spent_budget_ends_a_lane_at_its_next_evaluation(tmp_path):
-    variants = {"A": toy_variant(num_rounds=60, budgets={"gradient_evaluations": 20 * NUM_NODES})}
+def test_a_spent_budget_ends_a_lane_at_the_end_of_the_chunk(tmp_path):
+    variants = {"A": toy_variant(num_rounds=60, budgets={"gradient_evaluations": 19 * NUM_NODES}, chunk_rounds=4)}
     summary = train_toy(tmp_path, variants)
     assert summary["status"] == "budget_spent"
     row = summary["variants"]["A"]
@@ -276,6 +276,9 @@ def test_a_measure_of_ones_own_is_in_every_line_and_in_the_table(tmp_path):
         ({"seeds": (2**32,)}, r"^seeds: must lie in \[0, 2\^32\)"),
         ({"budgets": {"joules": 3}}, "^budgets: must be one of"),
         ({"budgets": {"bits_sent": 0}}, r"^budgets\.bits_sent: must be positive"),
+        ({"budgets": {"bits_received": 1}}, "^budgets: must name what the algorithm counts; bits_received is none of"),
+        ({"released": ("joules",)}, "^released: must be one of"),
+        ({"released": ("local_iterations",)}, "^released: must name what the algorithm counts; local_iterations is"),
         ({"numbers": {"step_size": np.inf}}, r"^numbers\.step_size: must be a finite number; A has inf"),
         ({"numbers": {"step_size": True}}, r"^numbers\.step_size: "),
         ({"numbers": {"step_size": "0.1"}}, r"^numbers\.step_size: "),

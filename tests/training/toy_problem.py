@@ -44,6 +44,7 @@ class Info(NamedTuple):
     gradient_evaluations: jax.Array  # (n,), int32
     batch_overflow: jax.Array  # (n,), int32
     gradient_norm: jax.Array | None = None
+    local_iterations: jax.Array | None = None  # (), int32
 
 
 def _numbers(key, round_index, count):
@@ -90,8 +91,12 @@ def toy_algorithm(
     table_width: int = 2,
     bad_round: Any = None,
     overflow_round: int | None = None,
+    counts: bool = False,
 ) -> core.Algorithm:
-    """Ring gossip; node 2's loss is NaN from `bad_round` (counted from 0), node 1 overflows in `overflow_round`."""
+    """Ring gossip; node 2's loss is NaN from `bad_round` (counted from 0), node 1 overflows in `overflow_round`.
+
+    With `counts` it says that it made 1 to 3 local iterations, as many as its draws say.
+    """
 
     def init(key, data):
         n = data.num_nodes
@@ -147,6 +152,7 @@ def toy_algorithm(
             bits_sent=jnp.full(data.num_nodes, 32.0 * NUM_FEATURES * NUM_CLASSES, jnp.float32),
             gradient_evaluations=jnp.ones(data.num_nodes, jnp.int32),
             batch_overflow=overflow,
+            local_iterations=1 + draws.batch_indices[0] % 3 if counts else None,
         )
         return new, info
 
@@ -173,6 +179,18 @@ def toy_training_data(seed: int) -> core.FederatedData:
 def toy_with_numbers(numbers: Mapping[str, Any]) -> core.Algorithm:
     """`toy_algorithm` of numbers that may be traced; "bad_round" is one of them."""
     return toy_algorithm(TASK, **numbers)
+
+
+def toy_that_counts(numbers: Mapping[str, Any]) -> core.Algorithm:
+    """`toy_with_numbers` with local iterations."""
+    return toy_algorithm(TASK, counts=True, **numbers)
+
+
+def toy_statements(rounds: int, **totals: int) -> list[dict[str, Any]]:
+    """A statement for each node that depends on the rounds and on the totals."""
+    epsilons = [0.1 * rounds + 0.01 * sum(totals.values()) * node for node in range(NUM_NODES)]
+    facts = {"bound": "proven", "dp_epsilon": max(epsilons), "dp_delta": 1e-5, "neighboring_relation": "zero_out"}
+    return [{**facts, "nodes": NUM_NODES, "node_epsilons": epsilons, "rounds": rounds, **totals}]
 
 
 def toy_variant(algorithm: Any = None, **fields: Any) -> training.Variant:

@@ -12,7 +12,7 @@ arXiv:2308.10457.
 from experiments.ali_dpfl.options import Point
 from experiments.ali_dpfl.pictures import finish
 from experiments.ali_dpfl.prepare import prepare
-from experiments.ali_dpfl.presets import IMAGES, PRESETS
+from experiments.ali_dpfl.presets import ESTIMATES, IMAGES, PRESETS
 from experiments.frame import Experiment, Layer
 
 EXPERIMENT = Experiment(
@@ -20,13 +20,13 @@ EXPERIMENT = Experiment(
     description="ALI-DPFL against fixed numbers of local iterations, with each run's epsilon.",
     base=Point(),
     prepare=prepare,
-    grid=({"method": ("ALI-DPFL", "DPFL")}, {"local_steps": (1, 2, 5, 10)}),
+    grid=({"method": ("ALI-DPFL", "DPFL")}, {"constants": ("as_published", "private")}),
     datasets={
         "digits": Layer(
             {"batch_size": 20, "clip_norm": 1.0, "target_epsilon": 8.0, "kappa": 30.0},
-            ({"constants": ("as_published", "private")}, {"seed": (0, 1, 2)}),
+            ({"local_steps": (1, 2, 5, 10)}, {"seed": (0, 1, 2)}),
         ),
-        "other": Layer(IMAGES),
+        "other": Layer({**IMAGES, **ESTIMATES}, ({"local_steps": (1, 2, 5, 10)},)),
     },
     presets=PRESETS,
     derived={"evaluate_every": lambda options, told: 0},  # until the rounds are known

@@ -13,21 +13,11 @@ from typing import Any
 from experiments.frame import Preset
 from experiments.frame.grid import Axis
 
-IMAGES: dict[str, Any] = {
-    "model": "cnn",
-    "shrink": 2,
-    "channels": (16, 32),
-    "window": 3,
-    "dense_units": 64,
-    "constants_batch": 64,
-}
-_PAPER: dict[str, Any] = {
-    "dataset": "fashion_mnist",
-    **IMAGES,
-    "bound": "published",
-    "accounted_samples": 5000,
-    "num_test": 10_000,
-}
+IMAGES: dict[str, Any] = {"model": "cnn", "shrink": 2, "channels": (16, 32), "window": 3, "dense_units": 64}
+ESTIMATES: dict[str, Any] = {"constants_batch": 64, "constants_noise": 2.0}
+_PAPER: dict[str, Any] = {"dataset": "fashion_mnist", **IMAGES, "bound": "published", "accounted_samples": 5000}
+_ALI = {**_PAPER, "constants_batch": 64}
+_TABLE = {**_ALI, "constants": "as_published"}
 _METHODS: Axis = {"method": ("ALI-DPFL", "DPFL")}
 _FEW, _MANY = {"local_steps": (1, 2, 3, 4, 5)}, {"local_steps": (1, 3, 5, 7, 9)}
 _COST = "{} minutes on two idle cores, from the time of a few rounds"
@@ -43,10 +33,10 @@ _HALF, _FIFTH = _ratio(0.5, 2.0, 2.25, 2.5), _ratio(0.2, 2.75, 3.25, 3.75)
 PRESETS: dict[str, Preset] = {
     "table2": Preset(
         "R_s = R_c and R_s = 2 R_c: ALI-DPFL against fixed tau; also with --dataset cifar10",
-        *(_COST.format("?"), _PAPER, (_TABLE_2, _METHODS, _FEW)),
+        *(_COST.format("?"), _TABLE, (_TABLE_2, _METHODS, _FEW)),
     ),
-    "table3": Preset("as table2 with R_s = R_c / 2", _COST.format("?"), _PAPER, (_HALF, _METHODS, _FEW)),
-    "table4": Preset("as table2 with R_s = R_c / 5, tau to 9", _COST.format("?"), _PAPER, (_FIFTH, _METHODS, _MANY)),
+    "table3": Preset("as table2 with R_s = R_c / 2", _COST.format("?"), _TABLE, (_HALF, _METHODS, _FEW)),
+    "table4": Preset("as table2 with R_s = R_c / 5, tau to 9", _COST.format("?"), _TABLE, (_FIFTH, _METHODS, _MANY)),
     "fig1": Preset(
         "accuracy against a fixed tau at R_s = R_c / 5, for each budget",
         *(_COST.format("?"), {**_PAPER, "method": "DPFL", "round_ratio": 0.2}),
@@ -54,12 +44,12 @@ PRESETS: dict[str, Preset] = {
     ),
     "fig6": Preset(
         "the chosen tau of each round at R_s = R_c / 2 and R_c / 5",
-        *(_COST.format("?"), {**_PAPER, "method": "ALI-DPFL", "evaluate_every": 1, "num_test": 1000}),
+        *(_COST.format("?"), {**_TABLE, "method": "ALI-DPFL", "evaluate_every": 1, "num_test": 1000}),
         ({key: (*_HALF[key], *_FIFTH[key]) for key in _HALF},),
     ),
     "kappa": Preset(
         "how tau depends on kappa at R_s = R_c / 5, epsilon 2.75, with estimates as published and private",
-        *(_COST.format("?"), {**_PAPER, "method": "ALI-DPFL", "round_ratio": 0.2, "target_epsilon": 2.75}),
+        *(_COST.format("?"), {**_ALI, **ESTIMATES, "method": "ALI-DPFL", "round_ratio": 0.2, "target_epsilon": 2.75}),
         ({"kappa": (0.1, 0.3, 1.0, 3.0, 10.0, 100.0)}, {"constants": ("as_published", "private")}),
     ),
 }

@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.ali_dpfl.options import ALI, FIXED, Point
 from experiments.ali_dpfl.paper import ACCURACIES
-from experiments.frame import Finished, Line
+from experiments.frame import Finished
 from jaxfl.analysis.plots import (
     Curve,
     Panel,
@@ -31,6 +31,7 @@ from jaxfl.analysis.plots import (
 _MOST_LINES = 28  # that look different
 _ACCURACY = Panel("test_accuracy", "test accuracy", is_accuracy=True)
 _STEPS = Panel("num_steps", "local iterations τ of a round\n(mean since the evaluation before)")
+_SHARED = ("target_epsilon", "round_ratio", "step_size", "noise_multiplier")  # by which curves are told apart
 PAPER = "paper.csv"
 
 
@@ -87,30 +88,32 @@ def _plot_iterations(folder: Path, lines: Sequence[Mapping[str, Any]]) -> list[P
 
 
 def _plot_fixed(finished: Finished) -> list[Path]:
-    """Final accuracy against a fixed τ, a curve for all else that varies; ALI-DPFL's as level lines."""
-    groups: dict[str, dict[int, tuple[str, Line]]] = {}
+    """Final accuracy against a fixed τ, a curve for each value of all else that varies; ALI-DPFL's as level lines."""
+    curves: dict[str, dict[int, str]] = {}
+    levels: dict[str, list[str]] = {}
     for name, line in finished.lines.items():
-        steps = {ALI: 0, FIXED: line.point.learning.local_steps}.get(line.point.learning.method)
-        if steps is not None:
-            rest = {key: value for key, value in line.settings.items() if key not in ("method", "local_steps")}
-            label = ", ".join(f"{key} {value}" for key, value in rest.items()) or "DPFL"
-            groups.setdefault(label, {})[steps] = name, line
-    groups = {label: group for label, group in groups.items() if len(set(group) - {0}) > 1}
-    if not groups or len(groups) > _MOST_LINES:
+        rest = [f"{key.replace('_', ' ')} {value:g}" for key, value in line.settings.items() if key in _SHARED]
+        label, learning = ", ".join([FIXED, *rest]), line.point.learning
+        if learning.method == FIXED:
+            curves.setdefault(label, {})[learning.local_steps] = name
+        elif learning.method == ALI:
+            levels.setdefault(label, []).append(name)
+    curves = {label: names for label, names in curves.items() if len(names) > 1}
+    if not curves or len(finished.lines) > _MOST_LINES:
         return []
-    folder = finished.run.path
-    notes = wrapped_notes([*privacy_notes(folder), f"level: {ALI}"], 5.6)
-    figure = new_figure(5.6, 4.4 + 0.17 * len(notes), run_title(folder / "config.json"))
+    folder, variants = finished.run.path, finished.summary["variants"]
+    notes = wrapped_notes(privacy_notes(folder), 7.0)
+    figure = new_figure(7.0, 5.0 + 0.17 * len(notes), run_title(folder / "config.json"))
     axes, handles = figure.add_subplot(), {}
-    for number, (label, group) in enumerate(groups.items()):
-        taus = sorted(set(group) - {0})
-        rows = [finished.summary["variants"][group[tau][0]]["test_accuracy"]["per_seed"] for tau in taus]
+    for number, (label, names) in enumerate(curves.items()):
+        taus, style = sorted(names), line_style(number)
+        rows = [variants[names[tau]]["test_accuracy"]["per_seed"] for tau in taus]
         mean, low, high = (np.array([function(row) for row in rows]) for function in (np.mean, np.min, np.max))
-        curve = Curve(np.array(taus), mean, low, high, max(map(len, rows)))
-        handles[label] = draw_curve(axes, curve, line_style(number))
-        if 0 in group:
-            adaptive = finished.summary["variants"][group[0][0]]["test_accuracy"]["mean"]
-            axes.axhline(adaptive, color=line_style(number)["color"], linewidth=0.8)
-    style_axes(axes, _ACCURACY, "fixed number of local iterations τ")
+        handles[label] = draw_curve(axes, Curve(np.array(taus), mean, low, high, max(map(len, rows))), style)
+        for place, name in enumerate(levels.get(label, ())):
+            dashes = line_style(place + 1)["linestyle"]
+            level = variants[name]["test_accuracy"]["mean"]
+            handles[name] = axes.axhline(level, color=style["color"], linewidth=1.0, linestyle=dashes)
+    style_axes(axes, _ACCURACY, "fixed number of local iterations τ (level: ALI-DPFL)")
     legend_below(figure, handles, notes, 2)
     return [save_figure(figure, folder / "plots" / "tau.png")]

@@ -111,9 +111,8 @@ def _plot_fixed(finished: Finished) -> list[Path]:
         mean, low, high = (np.array([function(row) for row in rows]) for function in (np.mean, np.min, np.max))
         handles[label] = draw_curve(axes, Curve(np.array(taus), mean, low, high, max(map(len, rows))), style)
         for place, name in enumerate(levels.get(label, ())):
-            dashes = line_style(place + 1)["linestyle"]
-            level = variants[name]["test_accuracy"]["mean"]
-            handles[name] = axes.axhline(level, color=style["color"], linewidth=1.0, linestyle=dashes)
+            own = line_style(place + 1) if len(curves) == 1 else {**line_style(place + 1), "color": style["color"]}
+            handles[name] = axes.axhline(variants[name]["test_accuracy"]["mean"], linewidth=1.0, **own)
     style_axes(axes, _ACCURACY, "fixed number of local iterations τ (level: ALI-DPFL)")
     legend_below(figure, handles, notes, 2)
     return [save_figure(figure, folder / "plots" / "tau.png")]

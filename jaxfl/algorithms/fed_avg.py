@@ -92,7 +92,8 @@ def fed_avg(
 
     Args:
         task: what is learned; batch normalization and dropout are welcome. Private clients refuse both, private updates
-            batch normalization. Statistics are averaged like parameters, and a client's local steps start from the server's.
+            batch normalization. Statistics are averaged like parameters, and a client's local steps start from the
+            server's.
         clients: what an active client does, see `jaxfl.local_steps`.
         num_active: clients in a round, uniform without replacement, at most all. With private updates: how many are
             expected, each drawn independently.

@@ -89,7 +89,7 @@ def test_momentum_and_decay_are_those_of_torch():
     theirs = torch.optim.SGD(tensors, lr=0.2, momentum=0.9, weight_decay=0.05)
     for batch in batches:
         own = data.indices[client, np.array(batch)]
-        x = structure.unflatten([jnp.asarray(tensor.detach().numpy()) for tensor in tensors])
+        x = structure.unflatten([jnp.asarray(tensor.detach().numpy().copy()) for tensor in tensors])
         gradient = jax.grad(lambda x, own=own: task.loss(x, data.inputs[own], data.labels[own]).mean())(x)
         for tensor, leaf in zip(tensors, jax.tree.leaves(gradient), strict=True):
             tensor.grad = torch.tensor(np.array(leaf))

@@ -151,7 +151,8 @@ def max_iterations(
         def spent(num_iterations: int, release=release, relation=relation, num_estimates=num_estimates) -> float:
             return _epsilon(release, bound, relation, num_iterations, num_estimates, dp_delta)
 
-        if most and spent(most) > target_epsilon:
+        # The limit itself may be too far away to be accounted for in short time.
+        if most and (most == limit or spent(most) > target_epsilon):
             # Without estimates, which cost next to nothing to account for, it is never less.
             above = most_rounds(lambda num: spent(num, num_estimates=0), target_epsilon, most)
             most = above if num_estimates == 0 else _most_below(spent, target_epsilon, above)
@@ -171,7 +172,8 @@ def statements(
     Args:
         releases: of each client, or of the clients of several runs. Clients without noise or clipping are stated, too,
             with a reason and no epsilon.
-        num_iterations: T, local iterations of each client in the whole run, at least 0.
+        num_iterations: T, local iterations of each client in the whole run, at least 0. Where they follow from what was
+            released, an epsilon that holds is that of the most that could have been made.
         num_estimates: R, estimates of each client in the whole run, at least 0.
         dp_delta: in (0, 1).
         num_clients: of one run; by default there is a release for each.

@@ -191,7 +191,7 @@ class TestStatements:
         text = "noise of 6 times its sensitivity, drawn from 150 samples in expectation"
         for one, other in zip(stated, without, strict=True):
             assert any(text in assumption for assumption in one.assumptions)
-            assert one.dp_epsilon > other.dp_epsilon
+            assert one.node_epsilons > other.node_epsilons
             assert (
                 one.accountant.endswith("local iterations and estimates")
                 or "iterations and estimates," in one.accountant

@@ -20,9 +20,12 @@ EXPERIMENT = Experiment(
     description="ALI-DPFL against fixed numbers of local iterations, with each run's epsilon.",
     base=Point(),
     prepare=prepare,
-    grid=({"method": ("ALI-DPFL", "DPFL")}, {"constants": ("as_published", "private")}, {"local_steps": (1, 2, 5, 10)}),
+    grid=({"method": ("ALI-DPFL", "DPFL")}, {"local_steps": (1, 2, 5, 10)}),
     datasets={
-        "digits": Layer({"batch_size": 20, "clip_norm": 1.0, "target_epsilon": 8.0, "kappa": 30.0}),
+        "digits": Layer(
+            {"batch_size": 20, "clip_norm": 1.0, "target_epsilon": 8.0, "kappa": 30.0},
+            ({"constants": ("as_published", "private")}, {"seed": (0, 1, 2)}),
+        ),
         "other": Layer(IMAGES),
     },
     presets=PRESETS,

@@ -1,5 +1,13 @@
 """Noise mechanisms, what they cost (as published and as proven), and an audit of it."""
 
+from jaxfl.privacy.clients import (
+    ClientRelease,
+    UpdateRelease,
+    client_level_epsilon,
+    client_level_statements,
+    client_noise_multiplier,
+    max_iterations,
+)
 from jaxfl.privacy.gossip import (
     A_DP2_SGD,
     DP2_SGD,
@@ -22,15 +30,21 @@ __all__ = [
     "PRIVSGP",
     "PRIVSGP_VR",
     "Accountant",
+    "ClientRelease",
     "Grid",
     "NoiseMechanism",
     "Release",
     "Statement",
+    "UpdateRelease",
     "calibrate_noise_std",
+    "client_level_epsilon",
+    "client_level_statements",
+    "client_noise_multiplier",
     "epsilon",
     "gaussian",
     "grid_gaussian",
     "laplace",
+    "max_iterations",
     "max_rounds",
     "statements",
 ]

@@ -12,11 +12,13 @@ RELATIONS = {  # in words
     "add_or_remove_one": "add or remove one sample",
     "replace_one": "replace one sample",
     "zero_out": "zero out one sample",
+    "add_or_remove_one_client": "add or remove one client",
 }
 # How these assumptions read, word for word, and the remark that a printed epsilon then carries.
 ASSUMED = "assumed, not enforced"
 REFUTED = "refuted at this noise"
 AT_EXPECTED_WAKING = "at the expected number of wake-ups"
+WITHOUT_NOISE = "sent without noise: not private end to end"
 _NO_BOUND = "no bound"
 _SIMULATION = "simulation: its seed is public"
 SIMULATED = f"{_SIMULATION}, and whoever reads it can take the noise off, so that nothing of the run may be published"
@@ -30,6 +32,7 @@ REMARKS = {
     ASSUMED: "assumed bound",
     REFUTED: REFUTED,
     AT_EXPECTED_WAKING: AT_EXPECTED_WAKING,
+    WITHOUT_NOISE: "estimates not covered",
     _NO_BOUND: _NO_BOUND,
 }
 
@@ -40,7 +43,7 @@ class Statement(NamedTuple):
     bound: str  # "published", "reconstructed" (a formula of this project's making, for one not to be had) or "proven"
     dp_epsilon: float | None  # of the worst node
     dp_delta: float  # of the node with the largest
-    neighboring_relation: str  # "add_or_remove_one", "replace_one" or "zero_out"
+    neighboring_relation: str  # of `RELATIONS`
     accountant: str  # how epsilon was found
     nodes: int  # of the network
     assumptions: tuple[str, ...]
@@ -116,6 +119,7 @@ def statement_text(statement: Mapping[str, Any]) -> str:
     Guarantees:
         - the epsilon is rounded up.
         - an epsilon on an assumed bound, or one that is refuted, says so.
+        - an epsilon beside estimates without noise says so.
 
     Example:
         >>> proven = {"bound": "proven", "dp_epsilon": 2.5, "dp_delta": 1e-5, "neighboring_relation": "zero_out"}

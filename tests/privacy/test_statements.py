@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from jaxfl.privacy import clients
 from jaxfl.privacy.gossip import A_DP2_SGD, PRIVSGP_VR, Release, statements
 from jaxfl.privacy.statements import REMARKS, caption, rounded_down, rounded_up, statement_text
 from jaxfl.privacy.tracking import TrackingRelease, exponential_schedule, perturbed_state_statements
@@ -101,5 +102,7 @@ def test_the_remarks_are_found_in_what_the_accountant_states():
     text += statement_text(of_tracking._asdict())
     plain = Release("mini_batch", "poisson", 4, 100, clip_norm=1.0, noise_std=0.5)
     text += statement_text(statements(A_DP2_SGD, [plain] * 4, 10, dp_delta=1e-5)[0]._asdict())
+    ali = clients.ClientRelease(5000, 75, clip_norm=0.1, noise_multiplier=1.1, estimates="as_published")
+    text += statement_text(clients.statements([ali], 10, 2, dp_delta=1e-5)[0]._asdict())
     assert all(remark in text for remark in REMARKS.values())
     assert all(statement_text(one).startswith("no proven ε") for one in others)

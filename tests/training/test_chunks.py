@@ -171,6 +171,17 @@ def test_costs_are_summed_over_rounds_and_nodes():
     assert add_costs({"bits_sent": 100.0}, stretch) == {"bits_sent": 113.5, "gradient_evaluations": 6}
 
 
+def test_what_every_client_does_counts_once_a_round():
+    stretch = [
+        {"local_iterations": np.array([3, 2], np.int32), "estimate_releases": np.array([1, 0], np.int32)},
+        {"local_iterations": np.array([4], np.int32), "estimate_releases": np.array([1], np.int32)},
+    ]
+    assert add_costs({"local_iterations": 10, "estimate_releases": 0}, stretch) == {
+        "local_iterations": 19,
+        "estimate_releases": 2,
+    }
+
+
 def test_received_bits_are_a_cost_where_an_algorithm_counts_them():
     with_server = [{"loss": np.ones((2, 3), np.float32), "bits_received": np.full((2, 3), 2.5, np.float32)}]
     assert add_costs({}, with_server) == {"bits_received": 15.0}

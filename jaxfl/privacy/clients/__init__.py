@@ -1,10 +1,36 @@
-"""What clients of a server release."""
+"""What clients of a server release, and what it costs: samples of a client, and whole clients."""
 
+from jaxfl.privacy.clients.accounting import epsilon, max_iterations, statements
+from jaxfl.privacy.clients.client_level import (
+    UpdateRelease,
+    client_level_epsilon,
+    client_level_statements,
+    client_noise_multiplier,
+)
+from jaxfl.privacy.clients.client_release import CLIENT_RELATIONS, ESTIMATES, ClientRelease
 from jaxfl.privacy.clients.local_iterations import (
     ORDERS,
     local_iterations_epsilon,
     max_local_iterations,
     renyi_divergences,
 )
+from jaxfl.privacy.clients.sampled_releases import SampledReleases, sampled_epsilon
 
-__all__ = ["ORDERS", "local_iterations_epsilon", "max_local_iterations", "renyi_divergences"]
+__all__ = [
+    "CLIENT_RELATIONS",
+    "ESTIMATES",
+    "ORDERS",
+    "ClientRelease",
+    "SampledReleases",
+    "UpdateRelease",
+    "client_level_epsilon",
+    "client_level_statements",
+    "client_noise_multiplier",
+    "epsilon",
+    "local_iterations_epsilon",
+    "max_iterations",
+    "max_local_iterations",
+    "renyi_divergences",
+    "sampled_epsilon",
+    "statements",
+]

@@ -1,0 +1,270 @@
+"""Clients' local iterations and estimates: published and proven, budgets, statements."""
+
+import json
+
+import numpy as np
+import pytest
+from dp_accounting import dp_event
+from dp_accounting.rdp import RdpAccountant
+
+from jaxfl import ArgumentError
+from jaxfl.privacy.clients import (
+    ClientRelease,
+    SampledReleases,
+    epsilon,
+    local_iterations_epsilon,
+    max_iterations,
+    renyi_divergences,
+    sampled_epsilon,
+    statements,
+)
+from jaxfl.privacy.statements import caption, statement_text
+
+CIFAR = ClientRelease(num_samples=5000, batch_size=75, clip_norm=0.1, noise_multiplier=1.1)
+PRIVATE = CIFAR._replace(estimate_batch_size=150, estimate_noise_multiplier=6.0, estimates="private")
+AS_PUBLISHED = CIFAR._replace(estimates="as_published")
+DELTA = 1e-5
+# dp_epsilon, iterations by the published bound, and by the proven one
+TABLE = [
+    (1.55, 78, 422),
+    (1.65, 118, 482),
+    (1.75, 174, 545),
+    (1.85, 230, 611),
+    (2.0, 314, 716),
+    (2.25, 454, 906),
+    (2.5, 596, 1115),
+    (2.75, 770, 1341),
+    (3.25, 1119, 1843),
+    (3.75, 1537, 2408),
+]
+
+
+@pytest.mark.parametrize(("dp_epsilon", "published", "proven"), TABLE)
+def test_iterations_at_the_ten_epsilons(dp_epsilon, published, proven):
+    for bound, iterations in (("published", published), ("proven", proven)):
+        assert max_iterations([CIFAR] * 10, 63, dp_epsilon, bound, dp_delta=DELTA, limit=10_000) == iterations
+
+
+@pytest.mark.parametrize(
+    ("iterations", "zero_out", "replace_one"), [(79, 0.772, None), (317, 1.357, 2.07), (1585, 3.001, 5.09)]
+)
+def test_proven_epsilons_of_the_papers_counts(iterations, zero_out, replace_one):
+    assert epsilon(CIFAR, iterations, bound="proven", dp_delta=DELTA) == pytest.approx(zero_out, abs=1e-3)
+    found = epsilon(CIFAR, iterations, bound="proven", dp_delta=DELTA, neighboring_relation="replace_one")
+    assert replace_one is None or found == pytest.approx(replace_one, abs=6e-3)
+
+
+@pytest.mark.parametrize("num_iterations", [0, 1, 78, 1585])
+@pytest.mark.parametrize("release", [CIFAR, CIFAR._replace(num_samples=80, noise_multiplier=0.7)])
+def test_the_published_epsilon_is_exactly_that_of_local_iterations_epsilon(release, num_iterations):
+    rate = release.batch_size / release.num_samples
+    settings = {"sampling_rate": rate, "noise_multiplier": release.noise_multiplier, "dp_delta": DELTA}
+    expected = local_iterations_epsilon(num_iterations, **settings)
+    assert epsilon(release, num_iterations, bound="published", dp_delta=DELTA) == expected
+
+
+def test_private_estimates_add_their_divergence_at_each_order():
+    """The same orders in dp-accounting, before either is converted to epsilon."""
+    accountant = RdpAccountant(orders=list(range(2, 65)))
+    for rate, noise, count in ((75 / 5000, 1.1, 300), (150 / 5000, 6.0, 63)):
+        event = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise))
+        accountant.compose(dp_event.SelfComposedDpEvent(event, count))
+    converted = np.asarray(accountant._rdp) - np.log(DELTA) / (np.arange(2, 65) - 1)
+    assert epsilon(PRIVATE, 300, 63, bound="published", dp_delta=DELTA) == pytest.approx(converted.min(), rel=1e-6)
+
+
+@pytest.mark.parametrize("relation", ["zero_out", "replace_one"])
+def test_private_estimates_compose_with_iterations(relation):
+    kinds = [SampledReleases(75 / 5000, 1.1, 317), SampledReleases(150 / 5000, 6.0, 63)]
+    expected, _ = sampled_epsilon(kinds, DELTA, exchange=relation == "replace_one")
+    found = epsilon(PRIVATE, 317, 63, bound="proven", dp_delta=DELTA, neighboring_relation=relation)
+    assert found == expected
+    alone = [sampled_epsilon([kind], DELTA, exchange=relation == "replace_one")[0] for kind in kinds]
+    assert max(alone) < found < sum(alone)
+
+
+@pytest.mark.parametrize("bound", ["published", "proven"])
+def test_more_iterations_or_estimates_never_lower_it(bound):
+    counts = [0, 1, 2, 5, 50, 51, 300, 301, 2000]
+    by_iterations = [epsilon(PRIVATE, count, 7, bound=bound, dp_delta=DELTA) for count in counts]
+    by_estimates = [epsilon(PRIVATE, 300, count, bound=bound, dp_delta=DELTA) for count in counts]
+    for row in (by_iterations, by_estimates):
+        assert row == sorted(row)
+        assert row[-1] > row[1] > 0
+
+
+def test_where_delta_is_too_small_for_a_grid_renyi_dp_is_proven():
+    found = epsilon(PRIVATE, 317, 63, bound="proven", dp_delta=1e-14)
+    assert found == epsilon(PRIVATE, 317, 63, bound="published", dp_delta=1e-14)
+    proven = statements([PRIVATE], 317, 63, dp_delta=1e-14)[1]
+    assert proven.accountant == "Renyi DP of local iterations and estimates, integer orders 2 to 64"
+    assert "privacy loss distribution" in statements([PRIVATE], 317, 63, dp_delta=DELTA)[1].accountant
+    divergences = renyi_divergences(sampling_rate=0.015, noise_multiplier=1.1) * 317
+    assert found > (divergences - np.log(1e-14) / np.arange(1, 64)).min()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_client_spends_more_than_its_budget_and_one_more_iteration_overspends(seed):
+    rng = np.random.default_rng(seed)
+    batch_size, bound = int(rng.integers(20, 60)), str(rng.choice(["published", "proven"]))
+    sizes = rng.integers(batch_size, 6000, int(rng.integers(1, 5)))
+    estimates = {}
+    if rng.random() < 0.5:
+        noise, most = float(rng.uniform(2, 20)), int(min(sizes))
+        estimates = {"estimates": "private", "estimate_noise_multiplier": noise}
+        estimates["estimate_batch_size"] = int(rng.integers(1, most + 1))
+    noise_multiplier = float(rng.uniform(0.6, 4))
+    releases = [ClientRelease(int(size), batch_size, 1.0, noise_multiplier, **estimates) for size in sizes]
+    num_rounds, target = int(rng.integers(0, 30)), float(rng.uniform(0.3, 8))
+    charged = num_rounds if estimates else 0
+    relation = None if bound == "published" else str(rng.choice(["zero_out", "replace_one"]))
+    asked = {"dp_delta": DELTA, "neighboring_relation": relation}
+    most = max_iterations(releases, num_rounds, target, bound, limit=50_000, **asked)
+    assert most < 50_000
+
+    def largest(num_iterations):
+        return max(epsilon(release, num_iterations, charged, bound=bound, **asked) for release in releases)
+
+    assert most == 0 or largest(most) <= target
+    assert largest(most + 1) > target
+
+
+def test_the_smallest_client_decides():
+    sizes = (400, 5000, 900)
+    releases = [CIFAR._replace(num_samples=size) for size in sizes]
+    alone = [max_iterations([release], 0, 4.0, "proven", dp_delta=DELTA, limit=10_000) for release in releases]
+    assert alone[0] < alone[2] < alone[1]
+    assert max_iterations(releases, 0, 4.0, "proven", dp_delta=DELTA, limit=10_000) == alone[0]
+    louder = [*releases, CIFAR._replace(num_samples=450, noise_multiplier=0.5)]
+    assert max_iterations(louder, 0, 4.0, "proven", dp_delta=DELTA, limit=10_000) < alone[0]
+
+
+@pytest.mark.parametrize("bound", ["published", "proven"])
+def test_the_limit_is_not_exceeded_and_what_does_not_fit_is_0(bound):
+    given = {"dp_delta": DELTA, "limit": 40}
+    assert max_iterations([CIFAR], 5, 2.0, bound, **given) == 40
+    assert max_iterations([CIFAR], 5, 2.0, bound, dp_delta=DELTA, limit=0) == 0
+    assert max_iterations([CIFAR], 5, 1e-4, bound, **given) == 0
+    costly = PRIVATE._replace(estimate_noise_multiplier=0.5)
+    assert max_iterations([costly], 60, 2.0, bound, **given) == 0
+    for release in (CIFAR._replace(clip_norm=None), CIFAR._replace(noise_multiplier=0.0)):
+        assert max_iterations([release], 5, 100.0, bound, **given) == 0
+
+
+def test_estimates_without_noise_are_not_charged():
+    budget = {"dp_delta": DELTA, "limit": 10_000}
+    assert max_iterations([AS_PUBLISHED], 63, 2.0, "proven", **budget) == 716
+    assert max_iterations([PRIVATE], 63, 2.0, "proven", **budget) < 716
+
+
+class TestStatements:
+    def test_dp_epsilon_is_that_of_the_client_with_the_largest_node_epsilons_those_of_all(self):
+        sizes = (5000, 400, 900)
+        releases = [CIFAR._replace(num_samples=size) for size in sizes]
+        stated = statements(releases, 100, dp_delta=DELTA)
+        relations = [("published", "add_or_remove_one"), ("proven", "zero_out"), ("proven", "replace_one")]
+        assert [(one.bound, one.neighboring_relation) for one in stated] == relations
+        for one, (bound, relation) in zip(stated, relations, strict=True):
+            asked = {"bound": bound, "dp_delta": DELTA, "neighboring_relation": relation}
+            assert one.node_epsilons == tuple(epsilon(release, 100, **asked) for release in releases)
+            assert one.dp_epsilon == max(one.node_epsilons) == one.node_epsilons[1]
+            assert (one.dp_delta, one.nodes, one.reason) == (DELTA, 3, None)
+            assert "every sample's gradient is clipped to the L2 norm 0.1" in one.assumptions
+
+    def test_clients_of_several_runs_are_stated_together(self):
+        stated = statements([CIFAR] * 6, 10, dp_delta=DELTA, num_clients=3)[0]
+        assert (stated.nodes, len(stated.node_epsilons)) == (3, 6)
+
+    def test_estimates_without_noise_are_marked_in_each_statement(self):
+        stated = [one._asdict() for one in statements([AS_PUBLISHED] * 3, 317, 63, dp_delta=DELTA)]
+        text = "estimates of rho, beta and xi are sent without noise: not private end to end"
+        assert all(text in one["assumptions"] for one in stated)
+        for one in json.loads(json.dumps(stated)):
+            assert statement_text(one).endswith("δ = 1e-05, estimates not covered)")
+        assert all(line.endswith("; estimates not covered") for line in caption({"ALI": stated}))
+        others = statements([PRIVATE], 317, 63, dp_delta=DELTA) + statements([CIFAR], 317, dp_delta=DELTA)
+        assert not any("estimates not covered" in statement_text(one._asdict()) for one in others)
+
+    def test_private_estimates_are_described_and_charged(self):
+        stated = statements([PRIVATE], 317, 63, dp_delta=DELTA)
+        without = statements([CIFAR], 317, dp_delta=DELTA)
+        text = "noise of 6 times its sensitivity, drawn from 150 samples in expectation"
+        for one, other in zip(stated, without, strict=True):
+            assert any(text in assumption for assumption in one.assumptions)
+            assert one.node_epsilons > other.node_epsilons
+            assert (
+                one.accountant.endswith("local iterations and estimates")
+                or "iterations and estimates," in one.accountant
+            )
+
+    @pytest.mark.parametrize(
+        ("changes", "reason"),
+        [
+            ({"clip_norm": None}, "Gradients are not clipped"),
+            ({"noise_multiplier": 0.0}, "No noise is added, so the releases"),
+            ({"estimate_noise_multiplier": 0.0}, "No noise is added to the estimates"),
+        ],
+    )
+    def test_where_nothing_is_clipped_or_no_noise_is_added_there_is_a_reason_and_no_epsilon(self, changes, reason):
+        for one in statements([PRIVATE, PRIVATE._replace(**changes)], 10, 2, dp_delta=DELTA):
+            assert (one.dp_epsilon, one.node_epsilons, one.accountant) == (None, (), "none")
+            assert one.reason is not None
+            assert one.reason.startswith(reason)
+
+    @pytest.mark.parametrize("release", [CIFAR, PRIVATE, CIFAR._replace(clip_norm=None, noise_multiplier=0.0)])
+    def test_nothing_is_spent_in_0_iterations(self, release):
+        for one in statements([release], 0, dp_delta=DELTA):
+            assert (one.dp_epsilon, one.node_epsilons, one.accountant) == (0.0, (0.0,), "nothing was released")
+
+
+@pytest.mark.parametrize(
+    ("changes", "argument"),
+    [
+        ({"num_samples": 0}, "num_samples"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": 5001}, "batch_size"),
+        ({"clip_norm": 0.0}, "clip_norm"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier"),
+        ({"estimates": "some"}, "estimates"),
+        ({"estimates": "private"}, "estimate_batch_size"),
+        ({"estimates": "private", "estimate_batch_size": 6000}, "estimate_batch_size"),
+        (
+            {"estimates": "private", "estimate_batch_size": 5, "estimate_noise_multiplier": -1},
+            "estimate_noise_multiplier",
+        ),
+        ({"estimate_batch_size": 5}, "estimate_batch_size"),
+        ({"estimates": "as_published", "estimate_noise_multiplier": 2.0}, "estimate_noise_multiplier"),
+    ],
+)
+def test_bad_releases_are_refused(changes, argument):
+    bad = CIFAR._replace(**changes)
+    with pytest.raises(ArgumentError, match=rf"^{argument}: "):
+        epsilon(bad, 1, bound="proven", dp_delta=DELTA)
+    with pytest.raises(ArgumentError, match=rf"^{argument}: "):
+        statements([CIFAR, bad], 1, dp_delta=DELTA)
+    with pytest.raises(ArgumentError, match=rf"^{argument}: "):
+        max_iterations([bad], 0, 1.0, "published", dp_delta=DELTA, limit=5)
+
+
+def test_bad_arguments_are_refused():
+    for changes, argument in (
+        ({"num_iterations": -1}, "num_iterations"),
+        ({"num_estimates": 3}, "num_estimates"),
+        ({"bound": "tight"}, "bound"),
+        ({"dp_delta": 1.0}, "dp_delta"),
+        ({"bound": "published", "neighboring_relation": "zero_out"}, "neighboring_relation"),
+    ):
+        with pytest.raises(ArgumentError, match=rf"^{argument}: "):
+            epsilon(CIFAR, **{"num_iterations": 1, "bound": "proven", "dp_delta": DELTA, **changes})
+    with pytest.raises(ArgumentError, match=r"add_or_remove_one\. \|D_i\| and B are public here.* pass zero_out"):
+        epsilon(CIFAR, 1, bound="proven", dp_delta=DELTA, neighboring_relation="add_or_remove_one")
+    for call in (lambda: statements([], 1, dp_delta=DELTA), lambda: max_iterations([], 0, 1.0, "proven", **BUDGET)):
+        with pytest.raises(ArgumentError, match=r"^releases: must hold one release a client"):
+            call()
+    with pytest.raises(ArgumentError, match=r"^target_epsilon: "):
+        max_iterations([CIFAR], 0, 0.0, "proven", **BUDGET)
+    with pytest.raises(ArgumentError, match=r"^limit: "):
+        max_iterations([CIFAR], 0, 1.0, "proven", dp_delta=DELTA, limit=-1)
+
+
+BUDGET = {"dp_delta": DELTA, "limit": 5}

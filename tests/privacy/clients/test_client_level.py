@@ -1,0 +1,121 @@
+"""Privacy of whole clients, against dp-accounting and closed forms."""
+
+import math
+
+import pytest
+from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant
+
+from jaxfl import ArgumentError
+from jaxfl.privacy.clients import (
+    UpdateRelease,
+    client_level_epsilon,
+    client_level_statements,
+    client_noise_multiplier,
+)
+from jaxfl.privacy.dominating_pairs import gaussian_epsilon
+from jaxfl.privacy.statements import caption, statement_text
+
+DELTA = 1e-5
+RELEASE = UpdateRelease("poisson", 0.1, clip_norm=2.0, noise_multiplier=1.2)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "rate", "noise"), [(1000, 0.01, 1.0), (50, 0.3, 2.5), (1, 0.5, 0.8), (4000, 0.1, 6.0)]
+)
+def test_it_is_an_upper_bound_within_01_percent_of_dp_accountings(rounds, rate, noise):
+    event = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise))
+    accountant = PLDAccountant(value_discretization_interval=1e-4).compose(event, rounds)
+    theirs = accountant.get_epsilon(DELTA)
+    found = client_level_epsilon(rounds, participation_rate=rate, noise_multiplier=noise, dp_delta=DELTA)
+    assert found == pytest.approx(theirs, rel=1e-3)
+
+
+def test_at_participation_rate_1_it_is_that_of_the_gaussian_mechanism():
+    found = client_level_epsilon(25, participation_rate=1, noise_multiplier=5.0, dp_delta=DELTA)
+    assert found == gaussian_epsilon(1.0, DELTA)
+    assert found == pytest.approx(4.377178, abs=1e-6)
+
+
+def test_no_noise_and_no_rounds():
+    settings = {"participation_rate": 0.1, "noise_multiplier": 0.0, "dp_delta": DELTA}
+    assert client_level_epsilon(3, **settings) == math.inf
+    assert client_level_epsilon(0, **settings) == 0.0
+
+
+@pytest.mark.parametrize("target", [0.5, 2.0, 8.0])
+@pytest.mark.parametrize("rate", [0.02, 0.5, 1.0])
+def test_never_overspends_and_01_percent_less_noise_does(target, rate):
+    settings = {"participation_rate": rate, "dp_delta": DELTA}
+    noise = client_noise_multiplier(target, 200, **settings)
+    assert client_level_epsilon(200, noise_multiplier=noise, **settings) <= target
+    assert client_level_epsilon(200, noise_multiplier=0.999 * noise, **settings) > target
+    assert client_noise_multiplier(target, 0, **settings) == 0.0
+
+
+def test_the_statement_has_relation_bound_and_what_it_rests_on():
+    (stated,) = client_level_statements(RELEASE, 300, num_clients=40, dp_delta=DELTA)
+    expected = client_level_epsilon(300, participation_rate=0.1, noise_multiplier=1.2, dp_delta=DELTA)
+    assert (stated.bound, stated.dp_epsilon, stated.nodes) == ("proven", expected, 40)
+    assert stated.neighboring_relation == "add_or_remove_one_client"
+    assert "every client's whole update is clipped to the L2 norm 2" in stated.assumptions
+    text = statement_text(stated._asdict())
+    assert text.endswith("proven (add or remove one client, δ = 1e-05)")
+    assert caption({"A": [stated._asdict()]})[0].startswith("proven (add or remove one client, δ = 1e-05): A: ε = ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"clip_norm": None}, "Updates are not clipped"),
+        ({"noise_multiplier": 0.0}, "No noise is added"),
+        ({"sampler": "fixed"}, "A fixed number of clients takes part in each round"),
+    ],
+)
+def test_where_there_is_no_bound_there_is_a_reason_and_no_epsilon(changes, reason):
+    (stated,) = client_level_statements(RELEASE._replace(**changes), 300, num_clients=40, dp_delta=DELTA)
+    assert (stated.dp_epsilon, stated.accountant) == (None, "none")
+    assert stated.reason is not None
+    assert stated.reason.startswith(reason)
+    (nothing,) = client_level_statements(RELEASE._replace(**changes), 0, num_clients=40, dp_delta=DELTA)
+    assert (nothing.dp_epsilon, nothing.accountant) == (0.0, "nothing was released")
+
+
+def test_where_all_clients_take_part_how_they_are_drawn_does_not_matter():
+    both = [
+        client_level_statements(
+            RELEASE._replace(sampler=sampler, participation_rate=1.0), 9, num_clients=4, dp_delta=DELTA
+        )
+        for sampler in ("poisson", "fixed")
+    ]
+    assert both[0] == both[1]
+    assert both[0][0].dp_epsilon == gaussian_epsilon(3 / 1.2, DELTA)
+
+
+@pytest.mark.parametrize(
+    ("changes", "argument"),
+    [
+        ({"sampler": "uniform"}, "sampler"),
+        ({"participation_rate": 0.0}, "participation_rate"),
+        ({"participation_rate": 1.1}, "participation_rate"),
+        ({"clip_norm": -1.0}, "clip_norm"),
+        ({"noise_multiplier": -0.1}, "noise_multiplier"),
+    ],
+)
+def test_bad_releases_are_refused(changes, argument):
+    with pytest.raises(ArgumentError, match=rf"^{argument}: "):
+        client_level_statements(RELEASE._replace(**changes), 3, num_clients=4, dp_delta=DELTA)
+
+
+def test_bad_arguments_are_refused():
+    settings = {"participation_rate": 0.1, "dp_delta": DELTA}
+    with pytest.raises(ArgumentError, match=r"^num_rounds: "):
+        client_level_epsilon(-1, noise_multiplier=1.0, **settings)
+    with pytest.raises(ArgumentError, match=r"^dp_delta: "):
+        client_level_epsilon(1, noise_multiplier=1.0, participation_rate=0.1, dp_delta=0.0)
+    with pytest.raises(ArgumentError, match=r"^target_epsilon: "):
+        client_noise_multiplier(0.0, 3, **settings)
+    with pytest.raises(ArgumentError, match=r"^num_rounds: "):
+        client_noise_multiplier(1.0, -3, **settings)
+    with pytest.raises(ArgumentError, match=r"^num_clients: "):
+        client_level_statements(RELEASE, 3, num_clients=0, dp_delta=DELTA)

@@ -96,7 +96,8 @@ def test_gradient_tracking_is_audited_by_forced_transcripts(mistake, names, tmp_
 def test_lines_and_seeds_share_the_significance_and_claims_are_rounded_up(tmp_path, monkeypatch, capsys):
     shares, keys = [], []
 
-    def attack(learner, released, data, canaries, key, num_rounds, dp_delta, *, dp_epsilon, claimed, significance):
+    def attack(learner, released, data, canaries, key, num_rounds, dp_delta, *, significance, **claim):
+        assert claim["neighboring_relation"] == "zero_out"
         shares.append(significance)
         keys.append(str(key))
         scores = np.arange(float(len(canaries.nodes)))

@@ -227,7 +227,7 @@ def _check_canaries(point: Point) -> None:
         raise ArgumentError("canaries", requirement, f"got {data.canaries}", "Pass e.g. 1000 for each node.")
     available, needed = len(data.load().train_labels), nodes * data.samples
     if needed > available:
-        found = f"{nodes} nodes with {data.samples} need {needed:,} of {available:,}"
+        found = f"{nodes} node{'s' * (nodes > 1)} with {data.samples} need {needed:,} of {available:,}"
         raise ArgumentError("samples", "must be there in the data set", found, "Pass fewer.")
     check.open_unit(sampling_rate=learning.sampling_rate)
     for units in learning.hidden:

@@ -74,6 +74,16 @@ def released(point: Point) -> tuple[str, ...]:
     return names if point.learning.method in PRIVATE_STEPS else ()
 
 
+def budgeted(point: Point) -> tuple[int, int] | None:
+    """Most iterations and estimates of a run that chooses how many it makes; the point is settled."""
+    rounds, most = point.learning.rounds, point.budget.max_iterations
+    if point.learning.method != ALI:
+        return None
+    assert not isinstance(rounds, str)
+    assert not isinstance(most, str)
+    return most, rounds
+
+
 def privacy_of(point: Point, sizes: Sequence[int]) -> Callable[..., list[dict[str, Any]]] | None:
     """Function from the rounds and totals that really ran to the statements of summary.json; the point is settled."""
     learning, nodes, dp_delta = point.learning, point.clients.nodes, point.budget.dp_delta
@@ -90,7 +100,8 @@ def privacy_of(point: Point, sizes: Sequence[int]) -> Callable[..., list[dict[st
             statements = accounting.client_level_statements(release, rounds, num_clients=nodes, dp_delta=dp_delta)
         else:
             ran = local_iterations, estimate_releases
-            statements = accounting.statements(releases, *ran, dp_delta=dp_delta, num_clients=nodes)
+            options = {"dp_delta": dp_delta, "num_clients": nodes, "budgeted": budgeted(point)}
+            statements = accounting.statements(releases, *ran, **options)
         return [statement._asdict() for statement in statements]
 
     return stated

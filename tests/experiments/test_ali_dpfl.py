@@ -18,7 +18,7 @@ from experiments.ali_dpfl import EXPERIMENT
 from experiments.ali_dpfl.paper import ACCURACIES
 from experiments.ali_dpfl.pictures import write_paper
 from experiments.ali_dpfl.prepare import prepare
-from experiments.ali_dpfl.spending import release_of, rounds_of, settled
+from experiments.ali_dpfl.spending import budgeted, release_of, rounds_of, settled
 from experiments.frame import Finished, main
 from experiments.frame.command_line import parse
 from jaxfl.analysis.plots import privacy_notes
@@ -194,7 +194,7 @@ class TestBudget:
 
 class TestStatements:
     def test_epsilon_is_the_accountants_for_the_iterations_that_ran(self, finished):
-        """Of each client with its own size; of several seeds, of the seed with most."""
+        """Of each client with its own size; of several seeds, of the seed with most. Proven, ALI-DPFL has its budget."""
         summary = finished.summary()
         for name, line in lines_of(RUN).items():
             data_of, ends = line.point.clients.data(line.point.data), [finished.lines(name, s)[-1] for s in (0, 1)]
@@ -203,7 +203,9 @@ class TestStatements:
             ran = max(end["total_local_iterations"] for end in ends)
             estimates = max(end.get("total_estimate_releases", 0) for end in ends)
             releases = [release_of(line.point, size) for size in sizes]
-            expected = accounting.statements(releases, ran, estimates, dp_delta=1e-5, num_clients=5)
+            point = settled(line.point, sizes)
+            options = {"dp_delta": 1e-5, "num_clients": 5, "budgeted": budgeted(point)}
+            expected = accounting.statements(releases, ran, estimates, **options)
             stated = summary["variants"][name]["privacy"]
             assert [row["dp_epsilon"] for row in stated] == [
                 pytest.approx(row.dp_epsilon, rel=1e-12) for row in expected

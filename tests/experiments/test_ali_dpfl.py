@@ -194,7 +194,7 @@ class TestBudget:
 
 class TestStatements:
     def test_epsilon_is_the_accountants_for_the_iterations_that_ran(self, finished):
-        """Of each client with its own size; of several seeds, of the seed with most. Proven, ALI-DPFL has its budget."""
+        """Of each client with its own size, of the seed with most. The proven one of ALI-DPFL is its budget's."""
         summary = finished.summary()
         for name, line in lines_of(RUN).items():
             data_of, ends = line.point.clients.data(line.point.data), [finished.lines(name, s)[-1] for s in (0, 1)]

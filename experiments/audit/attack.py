@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.audit import forced
-from experiments.audit.options import FORCED, METHODS, Point, check_point
+from experiments.audit.options import FORCED, Point, check_point
 from experiments.frame import Line, Request, lay
 from experiments.frame.options import text_of
 from experiments.frame.run import check_seeds, new_run_directory, saved_options
-from jaxfl.privacy.audit import AuditResult, Canaries, audit, require_jax_privacy, with_canaries
+from jaxfl.privacy.audit import AuditResult, Canaries, audit, require_jax_privacy
 from jaxfl.privacy.audit_mechanism import POWER, Check
 from jaxfl.privacy.statements import RELATIONS, Statement, rounded_down, rounded_up
 from jaxfl.training import open_run
@@ -60,12 +60,9 @@ def run(asked: Request) -> int:
     where: Point = asked.point
     directory = new_run_directory(where.run.out, "audit", where.data.dataset, resume=False)
     records, console = open_run(directory, saved_options(asked), experiment="audit"), Console()
-    data = where.data
-    if any(line.point.learning.method != FORCED for line in asked.lines.values()):
-        console.print(
-            f"{data.dataset}: {data.samples} samples and {data.canaries // data.nodes} canaries at each of "
-            f"{data.nodes} nodes, {where.learning.iterations} iterations, Poisson batches of {where.batch_size}"
-        )
+    attacked = [line.point for line in asked.lines.values() if line.point.learning.method != FORCED]
+    for description in dict.fromkeys(point.description for point in attacked):
+        console.print(description)
     claims = [line.point.claim for line in asked.lines.values()]
     errors = dict.fromkeys(claim.noise_error for claim in claims if claim.noise_error != 1)
     mistakes = [f"noise divided by {' or '.join(map(text_of, errors))}"] if errors else []
@@ -102,25 +99,23 @@ def audit_line(line: Line, num_audits: int) -> Audited:
         share = point.claim.significance / num_audits
         result = forced.audit_tracking(point, noise, statement.dp_epsilon, share)
         return Audited(line, statement, noise, result, None, time.perf_counter() - start)
-    seed, claim, strength = point.run.seed, point.claim, point.data.canary_strength * point.learning.clip_norm
-    told_apart = not METHODS[point.learning.method][2].releases_total  # the nodes, by their messages
-    shared = {"strength": strength, "seed": seed, "shared_coordinates": told_apart}
-    (task, data), num_canaries = point.problem(), point.data.canaries
-    task, data, canaries = with_canaries(task, data, num_canaries, **shared)
-    noise_std, statement = point.claimed()
-    learner, released = point.algorithm(task, noise_std)
+    task, data, canaries = point.method.add_canaries(point, *point.problem())
+    noise_std, statement = point.method.claimed(point)
+    learner = point.method.learner(point, task, point.used_noise_std(noise_std))
     assert statement.dp_epsilon is not None
     result = audit(
-        learner,
-        released,
+        learner.algorithm,
+        learner.released,
         data,
         canaries,
-        jax.random.key(seed),
-        point.rounds,
-        claim.dp_delta,
+        jax.random.key(point.run.seed),
+        learner.num_rounds,
+        point.claim.dp_delta,
         dp_epsilon=statement.dp_epsilon,
         claimed=point.mechanism(noise_std),
-        significance=claim.significance / num_audits,
+        significance=point.claim.significance / num_audits,
+        neighboring_relation=statement.neighboring_relation,
+        num_releases=learner.num_releases,
     )
     return Audited(line, statement, noise_std, result, canaries, time.perf_counter() - start)
 
@@ -134,8 +129,10 @@ def _summary(audited: Mapping[str, Audited], environment: Any) -> dict[str, Any]
         found["checks"] = [check._asdict() for check in row.result.checks]
         attacked = row.canaries is not None
         used = point.used_noise_std(row.noise_std) if attacked else row.noise_std / point.claim.noise_error
-        batches = {"batch_size_claimed": point.claimed_batch_size, "batch_size_used": point.batch_size}
-        canaries = {"num_canaries": point.data.canaries} if attacked else {}
+        canaries, batches = {}, {}
+        if attacked:
+            canaries = {"num_canaries": point.data.canaries}
+            batches = {"batch_size_claimed": point.claimed_batch_size, "batch_size_used": point.batch_size}
         described[name] = {
             "settings": row.line.settings,
             "rounds": point.rounds,
@@ -143,8 +140,8 @@ def _summary(audited: Mapping[str, Audited], environment: Any) -> dict[str, Any]
             "privacy": [row.claim._asdict()],
             "noise_std_claimed": row.noise_std,
             "noise_std_used": used,
-            **(batches if attacked else {}),
-            "clip_norm_used": None if point.claim.no_clipping else point.learning.clip_norm,
+            **batches,
+            "clip_norm_used": point.used_clip_norm,
             "audit": {**found, **canaries, "violated": row.violated},
         }
     return {

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
+from experiments.audit.methods import METHODS, Method
 from experiments.frame import Data, unsaved
-from jaxfl import gradients, graphs, models, privacy
-from jaxfl.algorithms import REGISTRY
-from jaxfl.core import Algorithm, ArgumentError, FederatedData, Task, check
+from jaxfl import models
+from jaxfl.core import ArgumentError, FederatedData, Task, check
 from jaxfl.data import Dataset, federate
 from jaxfl.data.partition import iid
 from jaxfl.privacy.audit_mechanism import Mechanism
-
-METHODS = {  # accountant, estimator of gradients, row of the registry, graph
-    "PrivSGP": (privacy.PRIVSGP, "mini_batch", REGISTRY["push_sum"], graphs.directed_ring),
-    "PrivSGP-VR": (privacy.PRIVSGP_VR, "saga", REGISTRY["push_sum"], graphs.directed_ring),
-    "DP2-SGD": (privacy.DP2_SGD, "mini_batch", REGISTRY["dp2_sgd"], graphs.ring),
-    "A(DP)2SGD": (privacy.A_DP2_SGD, "mini_batch", REGISTRY["a_dp2_sgd"], graphs.ring),
-}
-
 
 FORCED = "DP-GT"  # audited by forced transcripts, without real samples
 
@@ -36,17 +27,21 @@ class Samples:
     data_dir: str | None = unsaved(None)
     """Folder with the data set's files as their authors publish them."""
     nodes: int = 5
-    """Nodes n, an odd number: the messages of an even ring hide one combination of gradients."""
+    """Nodes n, an odd number: the messages of an even ring hide one combination of gradients. Of DP-FedAvg any number:
+    the clients with real samples."""
     samples: int = 200
     """Real samples of each node."""
     canaries: int = 5000
-    """Canaries in all, as many at each node."""
+    """Canaries in all, as many at each node. Of DP-FedAvg a canary is a whole client."""
     canary_strength: float = 4.0
-    """Norm of a canary's gradient before clipping, in multiples of clip_norm; at least 1."""
+    """Norm of a canary's gradient before clipping (of DP-FedAvg, of its update), in multiples of clip_norm; at least
+    1."""
 
     def idle(self, options: Mapping[str, Any]) -> set[str]:
-        """Forced transcripts need no samples."""
-        return {"dataset", "data_dir", "samples", "canaries"} if options["method"] == FORCED else set()
+        """Forced transcripts need no samples; a single node is not counted."""
+        if options["method"] == FORCED:
+            return {"dataset", "data_dir", "samples", "canaries"}
+        return {"nodes"} if METHODS[options["method"]].single else set()
 
     def load(self) -> Dataset:
         """The data set; the same arrays in every call."""
@@ -57,19 +52,21 @@ class Samples:
 class Learning:
     """The algorithm."""
 
-    method: Literal["PrivSGP", "PrivSGP-VR", "DP2-SGD", "A(DP)2SGD", "DP-GT"] = "PrivSGP"
-    """What is audited. Of A(DP)2SGD only the sum over nodes is seen: its noise, and little of its signal. DP-GT,
-    private gradient tracking, is audited by forced transcripts."""
+    method: Literal["PrivSGP", "PrivSGP-VR", "DP2-SGD", "A(DP)2SGD", "ALI-DPFL", "DP-FedAvg", "DP-GT"] = "PrivSGP"
+    """What is audited. Of A(DP)2SGD only the sum over nodes is seen: its noise, and little of its signal. ALI-DPFL runs
+    with one client. Of DP-FedAvg whole clients are audited. DP-GT, private gradient tracking, is audited by forced
+    transcripts."""
     hidden: tuple[int, ...] = ()
     """Units of the hidden layers of the multilayer perceptron; none for a linear model."""
     iterations: int = 16
-    """Iterations K."""
+    """Iterations K. Of ALI-DPFL all local iterations."""
     sampling_rate: float = 0.9
-    """Probability of a sample to be in a batch, below 1."""
+    """Probability of a sample to be in a batch, below 1. Of DP-FedAvg, of a client to take part in a round."""
     step_size: float = 0.1
     """Step size gamma."""
     clip_norm: float = 1.0
-    """Bound on each sample's gradient in the L2 norm, or in the L1 norm with Laplace noise."""
+    """Bound on each sample's gradient in the L2 norm, or in the L1 norm with Laplace noise. Of DP-FedAvg, on each
+    client's update."""
     distribution: Literal["laplace", "gaussian"] = "laplace"
     """Of DP-GT's noise."""
 
@@ -123,13 +120,25 @@ class Point:
     run: Run = Run()
 
     @property
+    def method(self) -> Method:
+        """How it is claimed, run and seen; there is none of forced transcripts."""
+        return METHODS[self.learning.method]
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes with real samples."""
+        return 1 if self.method.single else self.data.nodes
+
+    @property
     def entries(self) -> int:
-        """J, samples and canaries of each node."""
-        return self.data.samples + self.data.canaries // self.data.nodes
+        """J, samples and canaries of each node; or all clients, where canaries are clients."""
+        if self.method.whole_clients:
+            return self.data.nodes + self.data.canaries
+        return self.data.samples + self.data.canaries // self.num_nodes
 
     @property
     def batch_size(self) -> int:
-        """b of the run, the nearest to the sampling rate that leaves a chance to be left out."""
+        """b of the run (clients that are expected), the nearest to the rate that leaves a chance to be left out."""
         return min(max(1, round(self.learning.sampling_rate * self.entries)), self.entries - 1)
 
     @property
@@ -142,48 +151,38 @@ class Point:
         """Iterations that are run."""
         return round(self.learning.iterations * self.claim.rounds_error)
 
+    @property
+    def used_clip_norm(self) -> float | None:
+        """The clip norm of the run."""
+        return None if self.claim.no_clipping else self.learning.clip_norm
+
+    @property
+    def description(self) -> str:
+        """What is run, in words."""
+        data, learning, nodes = self.data, self.learning, self.num_nodes
+        if self.method.whole_clients:
+            who = f"{nodes} clients of {data.samples} samples and {data.canaries} canary clients"
+            return f"{data.dataset}: {who}, {learning.iterations} rounds, each with {self.batch_size} of them expected"
+        where = "one client" if self.method.single else f"each of {nodes} nodes"
+        who = f"{data.samples} samples and {data.canaries // nodes} canaries at {where}"
+        return f"{data.dataset}: {who}, {learning.iterations} iterations, Poisson batches of {self.batch_size}"
+
     def problem(self) -> tuple[Task, FederatedData]:
         """The task, and the nodes' real samples, dealt at random, as many at each."""
-        dataset, nodes = self.data.load(), self.data.nodes
+        dataset, nodes = self.data.load(), self.num_nodes
         parts = iid(len(dataset.train_labels), nodes, self.run.seed, sizes=[self.data.samples] * nodes)
         widths = (int(dataset.train_inputs[0].size), *self.learning.hidden, dataset.num_classes)
         data = federate(dataset.train_inputs, dataset.train_labels, parts)
         return models.classification(models.mlp(widths)), data
 
-    def claimed(self) -> tuple[float, privacy.Statement]:
-        """(noise standard deviation, statement) of what is claimed for every node.
-
-        The claim is for zero_out, or add_or_remove_one with J and b fixed, which is the same: a missing sample is one
-        whose gradient is 0.
-        """
-        accountant, estimator, *_ = METHODS[self.learning.method]
-        rounds, nodes = self.learning.iterations, self.data.nodes
-        release = privacy.Release(
-            estimator=estimator,
-            sampler="poisson",
-            batch_size=self.claimed_batch_size,
-            num_entries=self.entries,
-            clip_norm=self.learning.clip_norm,
-            noise_std=0.0,
-        )
-        target, dp_delta = self.claim.target_epsilon, self.claim.dp_delta
-        noise_std = privacy.calibrate_noise_std(
-            accountant, "proven", release, rounds, target_epsilon=target, dp_delta=dp_delta, num_nodes=nodes
-        )
-        releases = [release._replace(noise_std=noise_std)] * nodes
-        stated = privacy.statements(accountant, releases, rounds, dp_delta=dp_delta)
-        (claim,) = (s for s in stated if s.bound == "proven" and s.neighboring_relation != "replace_one")
-        return noise_std, claim
-
     def mechanism(self, noise_std: float) -> Mechanism:
         """What the accountant was told of a canary's coordinate: a constant gradient counts G / J a round, on average.
 
-        Of an algorithm whose messages tell the network's sum alone, that carries the noise of n releases a round.
+        Of a whole client that is the clip norm of updates over the number of clients.
         """
         rounds = self.learning.iterations
-        releases = self.data.nodes if METHODS[self.learning.method][2].releases_total else 1
         return Mechanism(
-            noise_std=noise_std * math.sqrt(releases),
+            noise_std=noise_std * math.sqrt(self.method.noises(self.data.nodes)),
             signal=rounds * self.learning.clip_norm / self.entries,
             num_releases=rounds,
         )
@@ -191,19 +190,6 @@ class Point:
     def used_noise_std(self, noise_std: float) -> float:
         """The noise of the run, where `noise_std` is claimed: a noise multiplier of a larger batch is less noise."""
         return noise_std * self.claimed_batch_size / self.batch_size / self.claim.noise_error
-
-    def algorithm(self, task: Task, noise_std: float) -> tuple[Algorithm, Callable[..., Any]]:
-        """What is really run, with the mistakes, and (state before, after) -> what its messages tell."""
-        _, estimator, row, topology = METHODS[self.learning.method]
-        graph, step_size = topology(self.data.nodes), self.learning.step_size
-        assert row.released is not None, "an audit needs to know what messages tell"
-        sampler = gradients.poisson(self.batch_size, num_draws=self.data.nodes * self.rounds)
-        clip_norm = None if self.claim.no_clipping else self.learning.clip_norm
-        table = {"table": "factored"} if estimator == "saga" else {}
-        gradient = getattr(gradients, estimator)(sampler=sampler, clip_norm=clip_norm, **table)
-        noise = privacy.gaussian(self.used_noise_std(noise_std))
-        learner = row.constructor(task, graph=graph, step_size=step_size, gradient=gradient, noise=noise)
-        return learner, functools.partial(row.released, graph, step_size)
 
 
 def check_point(point: Point) -> None:
@@ -215,26 +201,33 @@ def check_point(point: Point) -> None:
     for name in ("rounds_error", "sampling_error"):
         if not 1 <= getattr(claim, name) < math.inf:
             raise ArgumentError(name, "must be at least 1", f"got {getattr(claim, name)}", "Pass 2, say.")
-    if data.nodes < 3 or data.nodes % 2 == 0:
-        raise ArgumentError("nodes", "must be odd and at least 3", f"got {data.nodes}", "Pass e.g. 5.")
+    if learning.method == FORCED or not (point.method.single or point.method.whole_clients):
+        _check_ring(data)
     check.open_unit(dp_delta=claim.dp_delta, significance=claim.significance)
     if not data.canary_strength >= 1:
         remedy = "Pass 1 or more: a weaker canary does not reach what is claimed."
         raise ArgumentError("canary_strength", "must be at least 1", f"got {data.canary_strength}", remedy)
     if learning.method != FORCED:
-        _check_canaries(data, learning)
+        _check_canaries(point)
 
 
-def _check_canaries(data: Samples, learning: Learning) -> None:
+def _check_ring(data: Samples) -> None:
+    """What messages on a ring need."""
+    if data.nodes < 3 or data.nodes % 2 == 0:
+        raise ArgumentError("nodes", "must be odd and at least 3", f"got {data.nodes}", "Pass e.g. 5.")
+
+
+def _check_canaries(point: Point) -> None:
     """What forced transcripts do not need."""
-    check.at_least(1, samples=data.samples, canaries=data.canaries)
+    data, learning, nodes = point.data, point.learning, point.num_nodes
+    check.at_least(1, nodes=nodes, samples=data.samples, canaries=data.canaries)
     check.positive(step_size=learning.step_size)
-    if data.canaries % data.nodes:
-        requirement = f"must be a multiple of the {data.nodes} nodes, so that all have the same claim"
+    if data.canaries % nodes and not point.method.whole_clients:
+        requirement = f"must be a multiple of the {nodes} nodes, so that all have the same claim"
         raise ArgumentError("canaries", requirement, f"got {data.canaries}", "Pass e.g. 1000 for each node.")
-    available, needed = len(data.load().train_labels), data.nodes * data.samples
+    available, needed = len(data.load().train_labels), nodes * data.samples
     if needed > available:
-        found = f"{data.nodes} nodes with {data.samples} need {needed:,} of {available:,}"
+        found = f"{nodes} node{'s' * (nodes > 1)} with {data.samples} need {needed:,} of {available:,}"
         raise ArgumentError("samples", "must be there in the data set", found, "Pass fewer.")
     check.open_unit(sampling_rate=learning.sampling_rate)
     for units in learning.hidden:

@@ -235,6 +235,26 @@ def ali_dpfl(
     return algorithm(init, draw, update, lambda state: replicate(state.params, 1))
 
 
+def released_gradients(step_size: float | Array, before: State, after: State) -> PyTree:
+    """The noisy gradients of one round, added up over its tau iterations, as the aggregate tells them: (x - w) / gamma.
+
+    With several clients it is the sum of their p-weighted means. With one client it is all that the client's message
+    tells: the aggregate is its model.
+
+    Args:
+        step_size: gamma, of plain SGD.
+        before, after: states around one round, of `after.iterations - before.iterations` iterations.
+
+    Returns:
+        Leaves (1, *leaf), float32, off by the rounding of x divided by gamma.
+
+    Guarantees:
+        - equals the sum of the round's noisy gradients.
+        - it is zero for a round without iterations.
+    """
+    return jax.tree.map(lambda old, new: ((old - new) / step_size)[None], before.params, after.params)
+
+
 def iteration_gap(max_steps: int, *, beta: Array, spread: Array, step_size: Array) -> Array:
     """h of equation (11): how far local iterations part from gradient descent on all data.
 

@@ -216,3 +216,19 @@ def fed_avg(
         return new_state, info
 
     return algorithm(init, draw, update, server_model(task))
+
+
+def released_updates(before: State, after: State) -> PyTree:
+    """What the server releases of the clients' updates in one round, by the default server optimizer: Delta = x - w.
+
+    Args:
+        before, after: states around one round.
+
+    Returns:
+        Leaves (1, *leaf), float32: with private updates minus the sum of clipped updates with its noise, over the
+        clients that are expected; off by the rounding of x.
+
+    Guarantees:
+        - equals the pseudo-gradient of the round.
+    """
+    return jax.tree.map(lambda old, new: (old - new)[None], before.params, after.params)

@@ -15,6 +15,8 @@ computed by jax-privacy (`pip install 'jaxfl[audit]'`).
 Does not claim: that the true epsilon is near the bound. Less than the claim is no proof of the claim, and the bound
 tells a mistake only where it is large (noise a few times too small, a missing clip). `jaxfl.privacy.audit_mechanism`
 sees smaller ones in the same run. Rounds count the same, whatever their noise.
+
+Canaries that are whole clients: `jaxfl.privacy.client_audit`.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ _GUESSED_SHARE = 0.1  # fixed before the scores are seen, so that no correction 
 class Canaries(NamedTuple):
     """Where each of m canaries is, and whether it is in."""
 
-    nodes: np.ndarray  # (m,), int64, its node
+    nodes: np.ndarray  # (m,), int64, its node, or 0 where only a server releases
     coordinates: np.ndarray  # (m,), int64, its coordinate of that node's "canary" parameters
     included: np.ndarray  # (m,), bool, fair coins
 
@@ -46,7 +48,9 @@ class Scores(NamedTuple):
     """What is released in each canary's coordinate."""
 
     sums: Array  # (m,), float32, over rounds: high for a canary that seems included
-    squares: Array  # (m,), float32, of what is released, summed over rounds
+    squares: Array  # (m,), float32, of what is released, over the releases that a round adds up, summed over rounds
+    num_messages: Array  # (), int32, rounds that released anything
+    num_releases: Array  # (), int32, releases of all rounds
 
 
 class AuditResult(NamedTuple):
@@ -55,7 +59,7 @@ class AuditResult(NamedTuple):
     dp_epsilon_lower_bound: float  # 0 when nothing could be told
     dp_delta: float
     significance: float  # probability that the bound exceeds the true epsilon, at most
-    neighboring_relation: str  # "zero_out"
+    neighboring_relation: str  # of the claim
     num_guesses: int
     num_correct: int
     guess_threshold: float  # distance of a score from the median from which on it is guessed
@@ -200,6 +204,7 @@ def canary_scores(
     canaries: Canaries,
     key: Array,
     num_rounds: int,
+    num_releases: Callable[[Any, Any], Array] | None = None,
 ) -> Scores:
     """What is released in each canary's coordinate, over rounds; pure, to be jitted.
 
@@ -210,21 +215,31 @@ def canary_scores(
         data, canaries: of `with_canaries`.
         key: base key of the run.
         num_rounds: K, static.
+        num_releases: (state before, state after a round) -> how many releases, of independent noise, `released` adds up
+            in that round, (), int32; by default 1.
 
     Returns:
         `Scores`.
+
+    Guarantees:
+        - a message of several releases counts with the variance of one.
     """
 
     def one_round(carry, _):
-        before, sums, squares = carry
+        before, sums, squares, messages, releases = carry
         after, _ = algorithm.round(key, before, data)
         found = released(before, after)["canary"]
-        return (after, sums + found, squares + found**2), None
+        count = jnp.int32(1) if num_releases is None else num_releases(before, after)
+        counts = messages + (count > 0).astype(jnp.int32), releases + count
+        divisor = jnp.maximum(count, 1).astype(jnp.float32)  # nothing is released where the count is 0
+        return (after, sums + found, squares + found**2 / divisor, *counts), None
 
-    start = algorithm.init(key, data)
+    start, none = algorithm.init(key, data), jnp.int32(0)
     nothing = jnp.zeros_like(algorithm.node_params(start)["canary"])
-    (_, *totals), _ = jax.lax.scan(one_round, (start, nothing, nothing), None, length=num_rounds)
-    return Scores(*(total[canaries.nodes, canaries.coordinates] for total in totals))
+    last, _ = jax.lax.scan(one_round, (start, nothing, nothing, none, none), None, length=num_rounds)
+    _, sums, squares, messages, releases = last
+    where = canaries.nodes, canaries.coordinates
+    return Scores(sums=sums[where], squares=squares[where], num_messages=messages, num_releases=releases)
 
 
 def epsilon_lower_bound(
@@ -278,6 +293,8 @@ def audit(
     dp_epsilon: float,
     claimed: Mechanism,
     significance: float = 0.05,
+    neighboring_relation: str = "zero_out",
+    num_releases: Callable[[Any, Any], Array] | None = None,
 ) -> AuditResult:
     """Run the algorithm, attack every canary, bound epsilon from below, and check the mechanism.
 
@@ -288,9 +305,11 @@ def audit(
         claimed: what its accountant was told.
         significance: in (0, 1), probability that the bound or a check refuses a right run, at most: half for the
             bound, half for the checks.
+        neighboring_relation: of the claim, which is what a canary's coin decides.
+        num_releases: as for `canary_scores`.
 
     Returns:
-        An `AuditResult`, for the run of `num_rounds` rounds as one release under the zero-out relation.
+        An `AuditResult`, for the run of `num_rounds` rounds as one release.
 
     Raises:
         ArgumentError: as `epsilon_lower_bound` and `check_mechanism`, or fewer than one round.
@@ -301,10 +320,10 @@ def audit(
 
     @jax.jit
     def run(key, data):
-        return canary_scores(algorithm, released, data._replace(sizes=sizes), canaries, key, num_rounds)
+        return canary_scores(algorithm, released, data._replace(sizes=sizes), canaries, key, num_rounds, num_releases)
 
     found = run(key, data)
-    scores, squares = (np.asarray(part, np.float64) for part in found)
+    scores, squares = np.asarray(found.sums, np.float64), np.asarray(found.squares, np.float64)
     bound, num_guesses, num_correct, threshold = epsilon_lower_bound(
         scores, canaries.included, dp_delta=dp_delta, significance=significance / 2
     )
@@ -312,11 +331,12 @@ def audit(
         scores,
         squares,
         canaries.included,
-        num_rounds,
+        int(found.num_releases),
         claimed,
         dp_epsilon=dp_epsilon,
         dp_delta=dp_delta,
         significance=significance / 2,
+        num_messages=int(found.num_messages),
     )
     needed = _correct_needed(num_guesses, scores.size, dp_epsilon, dp_delta, significance / 2)
     mu = claimed.signal / (claimed.noise_std * claimed.num_releases**0.5)
@@ -324,7 +344,7 @@ def audit(
         dp_epsilon_lower_bound=bound,
         dp_delta=dp_delta,
         significance=significance,
-        neighboring_relation="zero_out",
+        neighboring_relation=neighboring_relation,
         num_guesses=num_guesses,
         num_correct=num_correct,
         guess_threshold=threshold,

@@ -63,18 +63,20 @@ def check_mechanism(
     dp_epsilon: float,
     dp_delta: float,
     significance: float,
+    num_messages: int | None = None,
 ) -> tuple[Check, ...]:
     """The five checks, in the order of this module's docstring.
 
     Args:
         sums: (m,), what is released in each canary's coordinate, summed over rounds.
-        squares: (m,), its squares, summed over rounds.
+        squares: (m,), its squares, summed over rounds; a message that adds up tau releases counts with 1 / tau.
         included: (m,), bool.
         num_releases: that were seen.
         claimed: what the accountant was told.
         dp_epsilon: that is claimed.
         dp_delta: of the claim.
         significance: in (0, 1), probability that any of the checks refuses a right run, at most.
+        num_messages: in which the releases were seen, fewer where a message adds up several; by default as many.
 
     Raises:
         ArgumentError: a probability outside (0, 1), fewer than two canaries included or left out, or numbers that are
@@ -112,10 +114,12 @@ def check_mechanism(
     out = ~included
     degrees = int(out.sum())
     of_all = claimed.noise_std * math.sqrt(claimed.num_releases)
+    of_seen = claimed.noise_std * math.sqrt(num_releases)  # a run may stop before its budget is spent
+    messages = num_releases if num_messages is None else num_messages
     return (
         _counted(num_releases, claimed.num_releases),
-        noise_check("noise of one release", squares[out].sum(), num_releases * degrees, claimed.noise_std, share),
-        noise_check("noise of all releases", np.square(sums[out]).sum(), degrees, of_all, share),
+        noise_check("noise of one release", squares[out].sum(), messages * degrees, claimed.noise_std, share),
+        noise_check("noise of all releases", np.square(sums[out]).sum(), degrees, of_seen, share),
         _signal(sums, included, claimed, of_all, share),
         _gaussian(sums, included, claimed, of_all, dp_epsilon, dp_delta, share),
     )

@@ -65,6 +65,49 @@ def test_a_table_of_gradients_hides_neither(mistake, tmp_path):
     assert {check["name"] for check in checks if check["refuted"]} >= names
 
 
+# Of methods with a server: options, words of the relation, canaries enough for a noise that is 4 times too small.
+SERVED = {
+    "ALI-DPFL": (["--samples", "100"], "zero out one sample"),
+    "DP-FedAvg": (["--nodes", "2"], "add or remove one client"),  # on no ring: their number may be even
+}
+SERVED_MISTAKES = {
+    "none": ([], set()),
+    "noise": (["--noise-error", "4"], NOISE | {"Gaussian epsilon"}),
+    "clipping": (["--no-clipping"], {"signal", "Gaussian epsilon"}),
+    "rounds": (["--rounds-error", "2"], {"releases"}),
+    "sampling": (["--sampling-error", "2"], NOISE),
+}
+
+
+@pytest.mark.parametrize(("mistake", "names"), SERVED_MISTAKES.values(), ids=SERVED_MISTAKES)
+@pytest.mark.parametrize("method", SERVED)
+def test_methods_with_a_server_are_audited(method, mistake, names, tmp_path, capsys):
+    """Local iterations, which messages add up, and whole clients."""
+    options, relation = SERVED[method]
+    out = tmp_path / "run"
+    settings = ["--method", method, *options, "--canaries", "1000", "--iterations", "6", "--seed", "1"]
+    assert main(EXPERIMENT, [*settings, *mistake, "--out", str(out)]) == bool(mistake)
+    printed = capsys.readouterr().out
+    assert ("VIOLATED" in printed) == bool(mistake)
+    assert relation in printed
+    row = json.loads((out / "summary.json").read_text())["variants"][method]
+    (claim,) = row["privacy"]
+    assert 0.99 < claim["dp_epsilon"] <= 1.0
+    assert claim["neighboring_relation"] == row["audit"]["neighboring_relation"]
+    checks = {check["name"]: check for check in row["audit"]["checks"]}
+    refused = {name for name, check in checks.items() if check["refuted"]}
+    assert refused >= names if names else not refused
+    # All iterations that the budget allows are run: rounds of ALI-DPFL are fewer.
+    assert checks["releases"]["measured"] == row["rounds"] == (12 if "--rounds-error" in mistake else 6)
+    if names & {"Gaussian epsilon"}:
+        assert row["audit"]["dp_epsilon_lower_bound"] > claim["dp_epsilon"], "the guesses see it, too"
+
+
+def test_of_a_single_client_there_is_no_number_of_nodes(capsys):
+    assert main(EXPERIMENT, ["--method", "ALI-DPFL", "--nodes", "3"]) == 2
+    assert "--nodes: must change something; got 3 where nothing uses it" in capsys.readouterr().err
+
+
 FORCED_MISTAKES = {
     "none": ([], set()),
     "noise": (["--noise-error", "1.25"], {"noise of states", "noise of trackers", "epsilon"}),
@@ -96,7 +139,8 @@ def test_gradient_tracking_is_audited_by_forced_transcripts(mistake, names, tmp_
 def test_lines_and_seeds_share_the_significance_and_claims_are_rounded_up(tmp_path, monkeypatch, capsys):
     shares, keys = [], []
 
-    def attack(learner, released, data, canaries, key, num_rounds, dp_delta, *, dp_epsilon, claimed, significance):
+    def attack(learner, released, data, canaries, key, num_rounds, dp_delta, *, significance, **claim):
+        assert claim["neighboring_relation"] == "zero_out"
         shares.append(significance)
         keys.append(str(key))
         scores = np.arange(float(len(canaries.nodes)))

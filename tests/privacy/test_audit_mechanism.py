@@ -80,6 +80,36 @@ def test_noise_that_cancels_over_rounds_is_refused():
     assert "noise of one release" not in names
 
 
+def messages_of(taus, seed):
+    """Of a right run whose rounds add up tau releases each: the names of what is refused, of messages and of rounds."""
+    found, included = released(seed, rounds=sum(taus))
+    messages = np.add.reduceat(found, np.cumsum([0, *taus[:-1]]), axis=0)
+    options = {"dp_epsilon": 1.25, "dp_delta": DELTA, "significance": 0.01}
+
+    def refused(squares, **counts):
+        made = check_mechanism(found.sum(axis=0), squares, included, claimed=CLAIMED, **counts, **options)
+        return {check.name for check in made if check.refuted}
+
+    scaled = np.square(messages) / np.array(taus)[:, None]
+    right = refused(scaled.sum(axis=0), num_releases=sum(taus), num_messages=len(taus))
+    return right, refused(scaled.sum(axis=0), num_releases=sum(taus))
+
+
+@pytest.mark.statistical
+def test_releases_may_be_seen_in_fewer_messages():
+    for seed in range(4):
+        right, uncounted = messages_of((1, 2, 4, 6, 3), seed)
+        assert not right
+        assert uncounted == {"noise of one release"}, "five messages are not the degrees of 16 releases"
+
+
+@pytest.mark.statistical
+def test_a_run_that_stops_before_its_budget_is_spent_is_not_refused():
+    for seed in range(4):
+        assert not refuted(released(seed, rounds=ROUNDS // 2), significance=0.01)
+        assert "noise of all releases" in refuted(released(seed, rounds=ROUNDS // 2, noise_std=NOISE / 1.25))
+
+
 @pytest.mark.statistical
 @pytest.mark.parametrize("name", ["noise of one release", "noise of all releases", "signal", "Gaussian epsilon"])
 def test_the_smallest_error_named_is_seen_with_the_probability_named(name):

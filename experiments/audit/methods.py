@@ -1,0 +1,220 @@
+"""How each method is claimed, run and seen: one row of METHODS a method.
+
+Gossip: an observer of all messages learns every node's noisy gradient of every round, from A(DP)2SGD's states the
+network's sum alone.
+
+ALI-DPFL: clients send their models after tau local iterations, and the states hold the aggregate alone. Seen through
+the aggregate, a client's gradients would have the noise of all clients over them, as those of A(DP)2SGD have. So the
+run has a single client: the aggregate is then that client's message, and what is audited is every number that it sends,
+under no more noise than is claimed. A message tells the sum of tau noisy gradients. The claim counts local iterations
+and not rounds, and so do the checks. Constants are those that the paper sends without noise. No claim covers these,
+and in a canary's coordinate they add nothing. kappa is so large that the next tau follows from the budget alone.
+
+DP-FedAvg: canaries are whole clients, and what the server releases is seen. See `jaxfl.privacy.client_audit`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import optax
+
+import jaxfl
+from jaxfl import gradients, graphs, privacy
+from jaxfl.algorithms import REGISTRY, ali_dpfl, fed_avg
+from jaxfl.algorithms.ali_dpfl import released_gradients
+from jaxfl.algorithms.fed_avg import released_updates
+from jaxfl.core import Algorithm, Array, FederatedData, PyTree, Task
+from jaxfl.privacy import calibration, clients
+from jaxfl.privacy.audit import Canaries, with_canaries
+from jaxfl.privacy.client_audit import with_client_canaries
+
+if TYPE_CHECKING:
+    from experiments.audit.options import Point
+
+_LOCAL_STEPS, _LOCAL_BATCH = 2, 8  # of DP-FedAvg's clients; a claim for whole clients does not depend on them
+_ITERATIONS_A_ROUND = 3  # of ALI-DPFL, on average, but for the first round, whose tau is 1
+_KAPPA = 1e3
+_CONSTANTS_BATCH = 64  # samples that stand for all in ALI-DPFL's estimates
+_NO_CLIPPING = float(np.finfo(np.float32).max)  # private updates always have a clip norm
+
+WithCanaries = tuple[Task, FederatedData, Canaries]
+
+
+class Learner(NamedTuple):
+    """What is really run."""
+
+    algorithm: Algorithm
+    released: Callable[[Any, Any], PyTree]  # (state before, after a round) -> what an observer learns, (n, *leaf)
+    num_rounds: int
+    num_releases: Callable[[Any, Any], Array] | None = None  # that `released` adds up; None: always one
+
+
+class Method(NamedTuple):
+    """One method.
+
+    Attributes:
+        claimed: point -> (noise standard deviation of one release, statement), calibrated to the target.
+        learner: (point, task, noise standard deviation) -> what is run.
+        add_canaries: (point, task, data) -> the two with canaries.
+        single: the run has one node, which holds all samples and canaries.
+        whole_clients: canaries are clients, not samples.
+        noises: (n) -> how many nodes' noise one release carries.
+    """
+
+    claimed: Callable[[Point], tuple[float, privacy.Statement]]
+    learner: Callable[[Point, Task, float], Learner]
+    add_canaries: Callable[[Point, Task, FederatedData], WithCanaries]
+    single: bool = False
+    whole_clients: bool = False
+    noises: Callable[[int], int] = lambda num_nodes: 1
+
+
+def _among_samples(point: Point, task: Task, data: FederatedData, *, shared_coordinates: bool = True) -> WithCanaries:
+    """Canaries that are samples: told apart by their node, or by a coordinate of their own."""
+    strength = point.data.canary_strength * point.learning.clip_norm
+    options = {"strength": strength, "seed": point.run.seed, "shared_coordinates": shared_coordinates}
+    return with_canaries(task, data, point.data.canaries, **options)
+
+
+def _as_clients(point: Point, task: Task, data: FederatedData) -> WithCanaries:
+    """Canaries that are clients: their gradients make updates of `canary_strength` clip norms."""
+    learning = point.learning
+    strength = point.data.canary_strength * learning.clip_norm / (learning.step_size * _LOCAL_STEPS)
+    # Each has a coordinate, and each client a model. With 5,000 canaries, all clients at once take 9.3 GB and 14.6 s a
+    # round on two processor cores; one after the other 0.8 GB and 0.7 s.
+    task = task._replace(node_loop="map")
+    return with_client_canaries(task, data, point.data.canaries, strength=strength, seed=point.run.seed)
+
+
+def _gossip(accountant: privacy.Accountant, estimator: str, name: str, topology: Callable[[int], Any]) -> Method:
+    """A row of the registry whose messages tell noisy gradients."""
+    row = REGISTRY[name]
+    table = {"table": "factored"} if estimator == "saga" else {}
+
+    def claimed(point):
+        rounds, nodes = point.learning.iterations, point.data.nodes
+        release = privacy.Release(
+            estimator=estimator,
+            sampler="poisson",
+            batch_size=point.claimed_batch_size,
+            num_entries=point.entries,
+            clip_norm=point.learning.clip_norm,
+            noise_std=0.0,
+        )
+        target, dp_delta = point.claim.target_epsilon, point.claim.dp_delta
+        noise_std = privacy.calibrate_noise_std(
+            accountant, "proven", release, rounds, target_epsilon=target, dp_delta=dp_delta, num_nodes=nodes
+        )
+        releases = [release._replace(noise_std=noise_std)] * nodes
+        stated = privacy.statements(accountant, releases, rounds, dp_delta=dp_delta)
+        (claim,) = (s for s in stated if s.bound == "proven" and s.neighboring_relation != "replace_one")
+        return noise_std, claim
+
+    def learner(point, task, noise_std):
+        graph, step_size = topology(point.data.nodes), point.learning.step_size
+        assert row.released is not None, "an audit needs to know what messages tell"
+        sampler = gradients.poisson(point.batch_size, num_draws=point.data.nodes * point.rounds)
+        gradient = getattr(gradients, estimator)(sampler=sampler, clip_norm=point.used_clip_norm, **table)
+        noise = privacy.gaussian(noise_std)
+        algorithm = row.constructor(task, graph=graph, step_size=step_size, gradient=gradient, noise=noise)
+        return Learner(algorithm, functools.partial(row.released, graph, step_size), point.rounds)
+
+    add_canaries = functools.partial(_among_samples, shared_coordinates=not row.releases_total)
+    noises = (lambda num_nodes: num_nodes) if row.releases_total else (lambda num_nodes: 1)
+    return Method(claimed, learner, add_canaries, noises=noises)
+
+
+def _ali_rounds(iterations: int) -> int:
+    """Rounds that spend a budget of iterations."""
+    return 1 + math.ceil(iterations / _ITERATIONS_A_ROUND)
+
+
+def _ali_claimed(point: Point) -> tuple[float, privacy.Statement]:
+    """For all local iterations that the budget allows; estimates of the rule's constants are not covered."""
+    iterations, learning, claim = point.learning.iterations, point.learning, point.claim
+    release = clients.ClientRelease(
+        num_samples=point.entries,
+        batch_size=point.claimed_batch_size,
+        clip_norm=learning.clip_norm,
+        noise_multiplier=0.0,
+        estimates="as_published",
+    )
+    counts = (iterations, _ali_rounds(iterations))
+
+    def epsilon_of(multiplier: float) -> float:
+        with_noise = release._replace(noise_multiplier=multiplier)
+        return clients.epsilon(with_noise, *counts, bound="proven", dp_delta=claim.dp_delta)
+
+    rate = release.batch_size / release.num_samples
+    guess = rate * math.sqrt(2 * iterations * math.log(1.25 / claim.dp_delta)) / claim.target_epsilon
+    multiplier = calibration.smallest_noise(epsilon_of, claim.target_epsilon, guess=max(guess, 0.4))
+    stated = clients.statements([release._replace(noise_multiplier=multiplier)], *counts, dp_delta=claim.dp_delta)
+    (proven,) = (s for s in stated if s.bound == "proven" and s.neighboring_relation == "zero_out")
+    return multiplier * learning.clip_norm / release.batch_size, proven
+
+
+def _ali_learner(point: Point, task: Task, noise_std: float) -> Learner:
+    """One client, whose aggregate is its message."""
+    step_size, num_rounds = point.learning.step_size, _ali_rounds(point.rounds)
+    steps = jaxfl.local_steps(
+        point.rounds,
+        batch_size=point.batch_size,
+        optimizer=optax.sgd(step_size),
+        sampler=functools.partial(gradients.poisson, num_draws=point.rounds),
+        clip_norm=point.used_clip_norm,
+        noise=privacy.gaussian(noise_std),
+    )
+    algorithm = ali_dpfl(
+        task,
+        clients=steps,
+        constants=jaxfl.published_constants(_CONSTANTS_BATCH),
+        step_size=step_size,
+        max_rounds=num_rounds,
+        max_iterations=point.rounds,
+        kappa=_KAPPA,
+    )
+    released = functools.partial(released_gradients, step_size)
+    return Learner(algorithm, released, num_rounds, lambda before, after: after.iterations - before.iterations)
+
+
+def _fed_avg_claimed(point: Point) -> tuple[float, privacy.Statement]:
+    """For whole clients; the noise is that of the mean that is released."""
+    rounds, clip_norm, claim = point.learning.iterations, point.learning.clip_norm, point.claim
+    expected, dp_delta = point.claimed_batch_size, point.claim.dp_delta
+    rate = expected / point.entries
+    multiplier = clients.client_noise_multiplier(
+        claim.target_epsilon, rounds, participation_rate=rate, dp_delta=dp_delta
+    )
+    release = clients.UpdateRelease("poisson", rate, clip_norm, multiplier)
+    (proven,) = clients.client_level_statements(release, rounds, num_clients=point.entries, dp_delta=dp_delta)
+    return multiplier * clip_norm / expected, proven
+
+
+def _fed_avg_learner(point: Point, task: Task, noise_std: float) -> Learner:
+    """Clients that each take part independently, with clipped updates."""
+    steps = jaxfl.local_steps(
+        _LOCAL_STEPS,
+        batch_size=_LOCAL_BATCH,
+        optimizer=optax.sgd(point.learning.step_size),
+        weighting="uniform",
+    )
+    clip_norm = _NO_CLIPPING if point.used_clip_norm is None else point.used_clip_norm
+    of_sum = privacy.gaussian(noise_std * point.batch_size)
+    updates = jaxfl.private_updates(clip_norm=clip_norm, noise=of_sum, num_rounds=point.rounds)
+    algorithm = fed_avg(task, clients=steps, num_active=point.batch_size, updates=updates)
+    return Learner(algorithm, released_updates, point.rounds)
+
+
+METHODS = {
+    "PrivSGP": _gossip(privacy.PRIVSGP, "mini_batch", "push_sum", graphs.directed_ring),
+    "PrivSGP-VR": _gossip(privacy.PRIVSGP_VR, "saga", "push_sum", graphs.directed_ring),
+    "DP2-SGD": _gossip(privacy.DP2_SGD, "mini_batch", "dp2_sgd", graphs.ring),
+    "A(DP)2SGD": _gossip(privacy.A_DP2_SGD, "mini_batch", "a_dp2_sgd", graphs.ring),
+    "ALI-DPFL": Method(_ali_claimed, _ali_learner, _among_samples, single=True),
+    "DP-FedAvg": Method(_fed_avg_claimed, _fed_avg_learner, _as_clients, whole_clients=True),
+}

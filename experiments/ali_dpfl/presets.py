@@ -40,23 +40,23 @@ _HALF, _FIFTH = _ratio(0.5, 2.0, 2.25, 2.5), _ratio(0.2, 2.75, 3.25, 3.75)
 PRESETS: dict[str, Preset] = {
     "table2": Preset(
         "R_s = R_c and R_s = 2 R_c: ALI-DPFL against fixed tau; also with --dataset cifar10",
-        *(_COST.format(12), _TABLE, (_TABLE_2, _METHODS, _FEW)),
+        *(_COST.format(14), _TABLE, (_TABLE_2, _METHODS, _FEW)),
     ),
-    "table3": Preset("as table2 with R_s = R_c / 2", _COST.format(9), _TABLE, (_HALF, _METHODS, _FEW)),
+    "table3": Preset("as table2 with R_s = R_c / 2", _COST.format(10), _TABLE, (_HALF, _METHODS, _FEW)),
     "table4": Preset("as table2 with R_s = R_c / 5, tau to 9", _COST.format(17), _TABLE, (_FIFTH, _METHODS, _MANY)),
     "fig1": Preset(
         "accuracy against a fixed tau at R_s = R_c / 5, for each budget",
-        *(_COST.format(13), {**_PAPER, "method": "DPFL", "round_ratio": 0.2}),
+        *(_COST.format(15), {**_PAPER, "method": "DPFL", "round_ratio": 0.2}),
         ({"target_epsilon": (2.75, 3.25, 3.75)}, {"local_steps": (1, 2, 3, 5, 7, 9, 12)}),
     ),
     "fig6": Preset(
         "the chosen tau of each round at R_s = R_c / 2 and R_c / 5",
-        *(_COST.format(8), {**_TABLE, "method": "ALI-DPFL", "evaluate_every": 1, "num_test": 1000}),
+        *(_COST.format(9), {**_TABLE, "method": "ALI-DPFL", "evaluate_every": 1, "num_test": 1000}),
         ({key: (*_HALF[key], *_FIFTH[key]) for key in _HALF},),
     ),
     "kappa": Preset(
         "how tau depends on kappa at R_s = R_c / 5, epsilon 2.75, with estimates as published and private",
-        *(_COST.format(8), {**_ALI, **ESTIMATES, "method": "ALI-DPFL", "round_ratio": 0.2, "target_epsilon": 2.75}),
+        *(_COST.format(16), {**_ALI, **ESTIMATES, "method": "ALI-DPFL", "round_ratio": 0.2, "target_epsilon": 2.75}),
         ({"kappa": (0.1, 0.3, 1.0, 3.0, 10.0, 100.0)}, {"constants": ("as_published", "private")}),
     ),
 }

@@ -33,7 +33,7 @@ def settled(point: Point, sizes: Sequence[int]) -> Point:
     rounds, iterations, noise = learning.rounds, budget.max_iterations, learning.update_noise_multiplier
     paid = _iterations(point, sizes, 0) if iterations == "auto" else iterations  # R_c
     if rounds == "auto":
-        rounds = math.ceil(round(learning.round_ratio * paid, 9))  # 0.2 times 770 is 154
+        rounds = math.ceil(round(learning.round_ratio * paid, 9))  # 0.7 times 10 is 7
     if iterations == "auto":
         charged = learning.method == ALI and learning.constants == "private"
         iterations = _iterations(point, sizes, rounds) if charged else paid
@@ -74,22 +74,17 @@ def released(point: Point) -> tuple[str, ...]:
     return names if point.learning.method in PRIVATE_STEPS else ()
 
 
-def budgeted(point: Point) -> tuple[int, int] | None:
-    """Most iterations and estimates of a run that chooses how many it makes; the point is settled."""
-    rounds, most = point.learning.rounds, point.budget.max_iterations
-    if point.learning.method != ALI:
-        return None
-    assert not isinstance(rounds, str)
-    assert not isinstance(most, str)
-    return most, rounds
-
-
 def privacy_of(point: Point, sizes: Sequence[int]) -> Callable[..., list[dict[str, Any]]] | None:
     """Function from the rounds and totals that really ran to the statements of summary.json; the point is settled."""
     learning, nodes, dp_delta = point.learning, point.clients.nodes, point.budget.dp_delta
     if learning.method == "FedAvg":
         return None
-    releases = [release_of(point, size) for size in sizes]
+    releases, most = [release_of(point, size) for size in sizes], None
+    if learning.method == ALI:
+        assert not isinstance(learning.rounds, str)
+        assert not isinstance(point.budget.max_iterations, str)
+        # How many iterations it takes follows from what it releases.
+        most = point.budget.max_iterations, learning.rounds
 
     @functools.cache
     def stated(rounds: int, local_iterations: int = 0, estimate_releases: int = 0) -> list[dict[str, Any]]:
@@ -100,8 +95,7 @@ def privacy_of(point: Point, sizes: Sequence[int]) -> Callable[..., list[dict[st
             statements = accounting.client_level_statements(release, rounds, num_clients=nodes, dp_delta=dp_delta)
         else:
             ran = local_iterations, estimate_releases
-            options = {"dp_delta": dp_delta, "num_clients": nodes, "budgeted": budgeted(point)}
-            statements = accounting.statements(releases, *ran, **options)
+            statements = accounting.statements(releases, *ran, dp_delta=dp_delta, num_clients=nodes, budgeted=most)
         return [statement._asdict() for statement in statements]
 
     return stated

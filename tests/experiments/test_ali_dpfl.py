@@ -18,7 +18,7 @@ from experiments.ali_dpfl import EXPERIMENT
 from experiments.ali_dpfl.paper import ACCURACIES
 from experiments.ali_dpfl.pictures import write_paper
 from experiments.ali_dpfl.prepare import prepare
-from experiments.ali_dpfl.spending import budgeted, release_of, rounds_of, settled
+from experiments.ali_dpfl.spending import release_of, rounds_of, settled
 from experiments.frame import Finished, main
 from experiments.frame.command_line import parse
 from jaxfl.analysis.plots import privacy_notes
@@ -33,7 +33,8 @@ SMALL = (
     "--evaluate-every 3 --checkpoint-every 1"
 )
 BUDGET = f"{SMALL} --target-epsilon 4"
-RUN = f"{BUDGET} --grid method=ALI-DPFL,DPFL --local-steps 6 --grid constants=as_published,private --seeds 0 1"
+METHODS = "--grid method=ALI-DPFL,DPFL --local-steps 6 --grid constants=as_published,private"
+RUN = f"{BUDGET} {METHODS} --kappa 0.02 --seeds 0 1"
 ONE = f"{SMALL} --method ALI-DPFL --constants as_published --seed 0"
 
 
@@ -158,6 +159,12 @@ class TestBudget:
         assert [int(point.steps_at(k)) for k in range(4)] == [5, 5, 2, 0]
         assert rounds_of(point) == 3
 
+    def test_a_share_of_the_iterations_is_rounded_up(self):
+        for ratio, rounds in (("0.7", 7), ("0.71", 8)):
+            arguments = f"--method DPFL --local-steps 5 --max-iterations 10 --round-ratio {ratio}"
+            (point,) = settle(arguments, [100]).values()
+            assert point.learning.rounds == rounds
+
     @pytest.mark.parametrize(
         ("arguments", "says"),
         [
@@ -189,30 +196,30 @@ class TestBudget:
     def test_fixed_taus_of_as_many_rounds_share_a_program(self):
         variants = prepare(lines_of(f"{BUDGET} --rounds 8 --method DPFL --grid local_steps=1,2,4")).variants.values()
         assert len({id(variant.algorithm) for variant in variants}) == 1
+        assert [variant.num_rounds for variant in variants] == [8] * 3
         assert [variant.numbers for variant in variants] == [{"local_steps": float(tau)} for tau in (1, 2, 4)]
 
 
 class TestStatements:
     def test_epsilon_is_the_accountants_for_the_iterations_that_ran(self, finished):
-        """Of each client with its own size, of the seed with most. The proven one of ALI-DPFL is its budget's."""
-        summary = finished.summary()
+        """Of each client with its own size, of several seeds, of the seed with most; where tau is chosen by what was
+        released, the proven one is that of the budget."""
+        summary, privacy = finished.summary(), json.loads((finished.folder / "privacy.json").read_text())
         for name, line in lines_of(RUN).items():
-            data_of, ends = line.point.clients.data(line.point.data), [finished.lines(name, s)[-1] for s in (0, 1)]
-            sizes = np.concatenate([data_of(seed).sizes for seed in line.seeds]).tolist()
+            sizes, ends = _sizes(line), [finished.lines(name, seed)[-1] for seed in (0, 1)]
             assert len(set(sizes)) > 5
-            ran = max(end["total_local_iterations"] for end in ends)
-            estimates = max(end.get("total_estimate_releases", 0) for end in ends)
-            releases = [release_of(line.point, size) for size in sizes]
-            point = settled(line.point, sizes)
-            options = {"dp_delta": 1e-5, "num_clients": 5, "budgeted": budgeted(point)}
-            expected = accounting.statements(releases, ran, estimates, **options)
-            stated = summary["variants"][name]["privacy"]
-            assert [row["dp_epsilon"] for row in stated] == [
-                pytest.approx(row.dp_epsilon, rel=1e-12) for row in expected
+            ran = [
+                max(end.get(f"total_{what}", 0) for end in ends) for what in ("local_iterations", "estimate_releases")
             ]
-            whole = json.loads((finished.folder / "privacy.json").read_text())[name]
-            assert len(whole) == 3
-            np.testing.assert_allclose(np.ravel(whole[0]["node_epsilons"]), expected[0].node_epsilons)
+            point = settled(line.point, sizes)
+            counts = {"published": ran, "proven": ran if name == FIXED else numbers(point)}
+            assert ran[0] < numbers(point)[0] or name != ALI
+            for stated, whole in zip(summary["variants"][name]["privacy"], privacy[name], strict=True):
+                asked = {"bound": stated["bound"], "neighboring_relation": stated["neighboring_relation"]}
+                most = counts[stated["bound"]]
+                each = [accounting.epsilon(release_of(point, size), *most, dp_delta=1e-5, **asked) for size in sizes]
+                assert stated["dp_epsilon"] == pytest.approx(max(each), rel=1e-12)
+                np.testing.assert_allclose(np.ravel(whole["node_epsilons"]), each)
 
     def test_no_budget_is_overspent(self, finished):
         for name in (ALI, PRIVATE, FIXED):

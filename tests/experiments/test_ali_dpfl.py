@@ -194,9 +194,10 @@ class TestBudget:
             assert capsys.readouterr().err.startswith(f"error: {option}: ")
 
     def test_fixed_taus_of_as_many_rounds_share_a_program(self):
-        variants = prepare(lines_of(f"{BUDGET} --rounds 8 --method DPFL --grid local_steps=1,2,4")).variants.values()
+        arguments = f"{SMALL} --rounds 8 --max-iterations 12 --method DPFL --grid local_steps=1,2,4"
+        variants = prepare(lines_of(arguments)).variants.values()
         assert len({id(variant.algorithm) for variant in variants}) == 1
-        assert [variant.num_rounds for variant in variants] == [8] * 3
+        assert [(variant.num_rounds, variant.last_round) for variant in variants] == [(8, 8), (8, 6), (8, 3)]
         assert [variant.numbers for variant in variants] == [{"local_steps": float(tau)} for tau in (1, 2, 4)]
 
 

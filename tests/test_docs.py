@@ -40,6 +40,30 @@ def test_the_sweep_in_python_leaves_a_row_a_point_and_seed(names_of):
     assert {row["status"] for row in names_of["sweeps.md"]["rows"]} == {"finished"}
 
 
+def test_clients_of_every_kind_learn(names_of):
+    """By half with noise, by much more without; what hides whole clients hides them."""
+    names = names_of["clients.md"]
+    for kind, share in {
+        "plain": 0.1,
+        "decayed": 0.1,
+        "growing": 0.5,
+        "private": 0.5,
+        "embraced": 0.2,
+        "shared": 0.2,
+    }.items():
+        loss = names[kind].loss
+        assert loss[-5:].mean() < share * loss[:1].mean(), kind
+
+
+def test_clients_of_the_document_are_private(names_of):
+    """Their epsilon counts the steps that ran. Clients whose updates are hidden take part by chance."""
+    names = names_of["clients.md"]
+    assert names["private"].local_iterations.tolist() == [5] * 20
+    assert 1 < names["sample_epsilon"] < 20
+    assert len(set(names["hidden"].active.sum(axis=1).tolist())) > 2
+    assert names["hidden"].clipped_updates.sum() > 0
+
+
 @pytest.mark.parametrize("name", TEXTS)
 def test_what_a_document_links_to_exists(name):
     paths = re.findall(r"\]\(([^)#:]+)\)", TEXTS[name])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -100,11 +100,14 @@ def mlp(dataset: Dataset, *, hidden: tuple[int, ...], activation: str) -> models
     return models.mlp((int(dataset.train_inputs[0].size), *hidden, dataset.num_classes), activation=activation)
 
 
-def _cnn(dataset: Dataset, *, channels: tuple[int, ...], window: int, dense_units: int | None = None) -> models.Model:
+def _cnn(
+    dataset: Dataset, *, channels: tuple[int, ...], window: int, dense_units: int | None = None, activation: str
+) -> models.Model:
     for features in channels:
         check.at_least(1, channels=features)
     shape, classes = image_shape(dataset), dataset.num_classes
-    return models.cnn(shape, channels=channels, window=window, hidden=dense_units, num_classes=classes)
+    layers: dict[str, Any] = {"channels": channels, "window": window, "hidden": dense_units, "activation": activation}
+    return models.cnn(shape, num_classes=classes, **layers)
 
 
 def _resnet18(dataset: Dataset, *, resnet_widths: tuple[int, ...]) -> models.Model:
@@ -129,7 +132,7 @@ class Network:
     hidden: tuple[int, ...] = (32,)
     """Units of the hidden layers of mlp; none makes it a multinomial regression."""
     activation: Literal["relu", "tanh"] = "relu"
-    """Activation of the hidden layers of mlp."""
+    """Activation of the hidden layers of mlp and cnn."""
     channels: tuple[int, ...] = (32, 64)
     """Channels of the convolutions of cnn."""
     window: int = 5

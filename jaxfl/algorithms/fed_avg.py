@@ -91,8 +91,9 @@ def fed_avg(
     """Federated averaging.
 
     Args:
-        task: what is learned; batch normalization and dropout are welcome, unless clients or updates are private.
-            Statistics are averaged like parameters, and a client's local steps start from the server's.
+        task: what is learned; batch normalization and dropout are welcome. Private clients refuse both, private updates
+            batch normalization. Statistics are averaged like parameters, and a client's local steps start from the
+            server's.
         clients: what an active client does, see `jaxfl.local_steps`.
         num_active: clients in a round, uniform without replacement, at most all. With private updates: how many are
             expected, each drawn independently.

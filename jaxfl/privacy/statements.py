@@ -144,6 +144,7 @@ def caption(privacy: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     Guarantees:
         - every epsilon is rounded up.
         - an epsilon on an assumed bound, or one that is refuted, says so.
+        - an epsilon beside estimates without noise says so.
         - a simulation is marked.
 
     Example:

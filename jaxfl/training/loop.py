@@ -77,6 +77,7 @@ def train(
         - no variant runs more rounds than max_rounds.
         - a variant that does not fit is refused before any variant is trained.
         - a lane that diverges leaves the others' bytes as they are.
+        - counts after the last line of a lane that diverges are counted.
         - variants have independent batches and noise, and common initial parameters.
     """
     at_least(1, checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints)

@@ -50,7 +50,13 @@ def positions(indices, sizes):
     return [[s for s in row if s < size] for row, size in zip(np.asarray(indices), sizes, strict=True)]
 
 
-@pytest.mark.parametrize("kind", ["published", "published, all samples", "private", "private, all samples"])
+_SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["published", "private", *(pytest.param(f"{kind}, all samples", marks=_SLOW) for kind in ("published", "private"))],
+)
 def test_follows_the_papers_lines(kind):
     """Twenty rounds on the same draws, in which tau changes: parameters, tau, and the constants."""
     size = None if "all" in kind else 5
@@ -146,7 +152,9 @@ def test_one_step_a_round_without_noise_is_fed_avg():
     np.testing.assert_allclose(flat(state.params), flat(run(plain, KEY, data, 8)[0].params), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(("max_rounds", "max_iterations"), [(20, 20), (20, 15), (7, 3)])
+@pytest.mark.parametrize(
+    ("max_rounds", "max_iterations"), [(20, 15), *(pytest.param(*pair, marks=_SLOW) for pair in ((20, 20), (7, 3)))]
+)
 def test_condition_i_gives_one_step_throughout(max_rounds, max_iterations):
     """At least as many rounds as iterations."""
     _, infos = run(
@@ -162,7 +170,7 @@ def test_condition_ii_gives_more_than_one_step():
     assert infos.local_iterations.sum() <= 50
 
 
-@pytest.mark.parametrize("kappa", [0.05, 1.0, 200.0])
+@pytest.mark.parametrize("kappa", [1.0, *(pytest.param(kappa, marks=_SLOW) for kappa in (0.05, 200.0))])
 def test_the_budget_is_never_overspent(kappa):
     """Of rounds or of iterations, whatever they are: then nothing changes, is sent, or released."""
     data = uneven_data(SIZES)

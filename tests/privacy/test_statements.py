@@ -54,6 +54,14 @@ def test_an_epsilon_on_an_assumed_bound_or_one_that_is_refuted_says_so():
     assert caption({"VR": [both]}) == [f"{KEY}: VR: ε = 2.5; assumed bound; refuted at this noise"]
 
 
+def test_an_epsilon_beside_estimates_without_noise_says_so():
+    text = "estimates of rho, beta and xi are sent without noise: not private end to end"
+    beside = {**PROVEN, "assumptions": ("one run", text)}
+    assert statement_text(beside) == "ε = 2.5 proven (zero out one sample, δ = 1e-05, estimates not covered)"
+    assert caption({"ALI": [beside]}) == [f"{KEY}: ALI: ε = 2.5; estimates not covered"]
+    assert caption({"ALI": [beside], "DPFL": [PROVEN]})[0].endswith("; estimates not covered: ALI")
+
+
 def test_what_has_no_epsilon_has_a_reason_and_no_remark():
     without = {**NONE, "assumptions": ASSUMED["assumptions"]}
     assert statement_text(without) == "no proven ε (zero out one sample, δ = 1e-05): Nothing is clipped."

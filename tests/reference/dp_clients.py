@@ -82,7 +82,7 @@ def release(x, changes, noise, clip_norm, expected):
     }
 
 
-def dp_embracing(x, samples, rounds, *, clip_norm, expected, step_size):
+def dp_embracing(x, samples, rounds, *, clip_norm, expected, **local):
     """Partial training whose updates are private.
 
     Args:
@@ -91,7 +91,7 @@ def dp_embracing(x, samples, rounds, *, clip_norm, expected, step_size):
         rounds: for each round (list of (client, its blocks, batches), noise at the server).
         clip_norm: on a client's change of all its blocks.
         expected: block -> how many clients are expected to train it.
-        step_size: of the clients.
+        local: step size, momentum and weight decay of the clients.
 
     Returns:
         (x after all rounds, for each round its sum of the clients' mean losses).
@@ -100,8 +100,7 @@ def dp_embracing(x, samples, rounds, *, clip_norm, expected, step_size):
     for active, noise in rounds:
         changes, total = [], 0.0
         for client, blocks, batches in active:
-            options = {"step_size": step_size, "momentum": 0.0, "weight_decay": 0.0}
-            z, steps = train_blocks(x, blocks, samples[client], batches, **options)
+            z, steps = train_blocks(x, blocks, samples[client], batches, **local)
             changes.append(add({**x, **z}, -1.0, x))
             total += np.mean(steps)
         x = release(x, changes, noise, clip_norm, expected)

@@ -159,7 +159,8 @@ def private_constants(
             new_losses, new_gradient = _gradient_sum(task, w, data, own_places, own_mask, clip_norm)
             change = jax.tree.map(lambda a, b: (a - b) / divisor, gradient, new_gradient)
             apart = jax.tree.map(lambda total, v: total / divisor - v, new_gradient, mean_gradient)
-            clipped = jnp.clip(losses - new_losses, -loss_bound, loss_bound)
+            change_of_loss = losses - new_losses
+            clipped = jnp.where(jnp.isfinite(change_of_loss), jnp.clip(change_of_loss, -loss_bound, loss_bound), 0.0)
             return jnp.stack([clipped.sum() / divisor, tree_norm(change, 2), tree_norm(apart, 2)])
 
         values = over_nodes(one_client, task.node_loop)(aggregation.client_params, divisors, places, mask)

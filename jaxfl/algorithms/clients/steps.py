@@ -67,6 +67,9 @@ class StepGradient(NamedTuple):
     info: StepInfo
 
 
+# Slots whose gradients are summed at once where empty ones are left out.
+_SLOTS_AT_ONCE = 32
+
 StepLoss = Callable[[PyTree, PyTree, Any], tuple[Array, PyTree]]
 """(params, model state, what one step gets) -> (mean loss (), new model state)."""
 
@@ -120,6 +123,27 @@ def batch_loss(task: Task, data: FederatedData, mean: Callable[[Array, Array], A
         return mean(losses, step.mask), model_state
 
     return step_loss
+
+
+def over_used_slots(sums: Callable[[Step], PyTree], step: Step) -> PyTree:
+    """Sums over the slots of a step, group by group, as far as there are samples.
+
+    Args:
+        sums: a `Step` -> sums over its slots, to which an empty one adds 0.
+        step: of one client.
+    """
+    at_once = min(_SLOTS_AT_ONCE, len(step.mask))
+    padding = (0, -len(step.mask) % at_once)
+    samples, mask = jnp.pad(step.samples, padding), jnp.pad(step.mask, padding)
+    last = jnp.max(jnp.where(mask, jnp.arange(1, len(mask) + 1, dtype=jnp.int32), 0))
+
+    def group(number):
+        part = (jax.lax.dynamic_slice_in_dim(values, number * at_once, at_once) for values in (samples, mask))
+        return sums(Step(*part, dropout_key=step.dropout_key, noise=step.noise))
+
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(group, jnp.int32(0)))
+    needed = (last + at_once - 1) // at_once
+    return jax.lax.fori_loop(0, needed, lambda i, total: jax.tree.map(jnp.add, total, group(i)), nothing)
 
 
 def masked_mean(losses: Array, mask: Array) -> Array:

@@ -151,7 +151,8 @@ def max_iterations(
         def spent(num_iterations: int, release=release, relation=relation, num_estimates=num_estimates) -> float:
             return _epsilon(release, bound, relation, num_iterations, num_estimates, dp_delta)
 
-        if most and spent(most) > target_epsilon:
+        # The limit itself may be too far away to be accounted for in short time.
+        if most and (most == limit or spent(most) > target_epsilon):
             # Without estimates, which cost next to nothing to account for, it is never less.
             above = most_rounds(lambda num: spent(num, num_estimates=0), target_epsilon, most)
             most = above if num_estimates == 0 else _most_below(spent, target_epsilon, above)
@@ -165,6 +166,7 @@ def statements(
     *,
     dp_delta: float,
     num_clients: int | None = None,
+    budgeted: tuple[int, int] | None = None,
 ) -> list[Statement]:
     """What can be said about the samples of a run: the published statement, then those proven (zero_out, replace_one).
 
@@ -175,6 +177,9 @@ def statements(
         num_estimates: R, estimates of each client in the whole run, at least 0.
         dp_delta: in (0, 1).
         num_clients: of one run; by default there is a release for each.
+        budgeted: most iterations and estimates that the run could have made, where those that it made follow from what
+            was released (ALI-DPFL). A proven epsilon is then theirs: it bounds whatever the run chose, while the number
+            that was reached is itself an outcome.
 
     Raises:
         ArgumentError: as for `epsilon`, or no client.
@@ -184,6 +189,7 @@ def statements(
         - estimates without noise are marked in each statement.
         - where nothing is clipped or no noise is added there is a reason and no epsilon.
         - nothing is spent in 0 iterations.
+        - of a run that chose its iterations, the proven epsilon is that of its budget.
 
     Example:
         >>> release = ClientRelease(num_samples=5000, batch_size=75, clip_norm=0.1, noise_multiplier=1.1)
@@ -197,9 +203,19 @@ def statements(
     num_clients = len(releases) if num_clients is None else num_clients
     check.at_least(1, num_clients=num_clients)
     plain = [checked(release, num_iterations, num_estimates, "proven", dp_delta, None)[0] for release in releases]
-    counts = (num_iterations, num_estimates, float(dp_delta))
-    claims = [(bound, relation) for bound, relations in CLIENT_RELATIONS.items() for relation in relations]
-    return [_stated(plain, bound, relation, *counts, num_clients) for bound, relation in claims]
+    ran, chosen = (num_iterations, num_estimates), None
+    if budgeted is not None and num_iterations:
+        chosen = (
+            f"stated for its budget of {budgeted[0]} local iterations, of which {num_iterations} ran: the run chose"
+        )
+        chosen += f" them by what it released ({budgeted[1]} and {num_estimates} estimates)"
+    return [
+        _stated(plain, bound, relation, *ran, float(dp_delta), num_clients)
+        if chosen is None or bound == "published"
+        else _stated(plain, bound, relation, *budgeted, float(dp_delta), num_clients, chosen)  # pyright: ignore
+        for bound, relations in CLIENT_RELATIONS.items()
+        for relation in relations
+    ]
 
 
 def _stated(
@@ -210,6 +226,7 @@ def _stated(
     num_estimates: int,
     dp_delta: float,
     num_clients: int,
+    chosen: str | None = None,
 ) -> Statement:
     """The statement of the client with the largest epsilon, or of the first that has none."""
     reasons = [no_epsilon(release, num_iterations, num_estimates) for release in releases]
@@ -226,6 +243,7 @@ def _stated(
             f"an estimate of rho, beta and xi has noise of {private.estimate_noise_multiplier:g} times its sensitivity,"
             f" drawn from {sizes}"
         )
+    notes += [] if chosen is None else [chosen]
     norms = sorted({release.clip_norm for release in releases if release.clip_norm is not None})
     clipped = f"every sample's gradient is clipped to the L2 norm {' or '.join(f'{norm:g}' for norm in norms)}"
     return statement(

@@ -89,7 +89,7 @@ def test_momentum_and_decay_are_those_of_torch():
     theirs = torch.optim.SGD(tensors, lr=0.2, momentum=0.9, weight_decay=0.05)
     for batch in batches:
         own = data.indices[client, np.array(batch)]
-        x = structure.unflatten([jnp.asarray(tensor.detach().numpy()) for tensor in tensors])
+        x = structure.unflatten([jnp.asarray(tensor.detach().numpy().copy()) for tensor in tensors])
         gradient = jax.grad(lambda x, own=own: task.loss(x, data.inputs[own], data.labels[own]).mean())(x)
         for tensor, leaf in zip(tensors, jax.tree.leaves(gradient), strict=True):
             tensor.grad = torch.tensor(np.array(leaf))
@@ -115,11 +115,15 @@ def test_a_number_of_steps_equals_that_many_steps(case, kind):
 
 
 @pytest.mark.parametrize("kind", [learner, private])
-def test_under_a_mask_and_as_a_loop_steps_give_the_same_parameters(kind):
+@pytest.mark.parametrize("name", ["adam", "schedule-free"])
+def test_under_a_mask_and_as_a_loop_steps_give_the_same_parameters(name, kind):
     """Over three rounds of 0, 2 and 4 steps of five."""
-    data = uneven_data(SIZES)
-    both = [kind(max_steps=5, num_steps=lambda r: 2 * r, differentiable=chosen) for chosen in (False, True)]
-    assert_same(*[run(algorithm, KEY, data, 3) for algorithm in both], rtol=1e-6, atol=1e-7)
+    data, options = uneven_data(SIZES), {"max_steps": 5, "num_steps": lambda r: 2 * r, "optimizer": OPTIMIZERS[name]}
+    both = [kind(differentiable=chosen, **options) for chosen in (False, True)]
+    with jax.numpy_dtype_promotion("standard"):  # optax.adam raises a Python number to an int32 power
+        loop, masked = (run(algorithm, KEY, data, 3) for algorithm in both)
+    assert_same(loop, masked, rtol=1e-6, atol=1e-7)
+    assert float(loop[1].update_norm[0]) < 1e-6 < 0.01 < float(loop[1].update_norm[1])
 
 
 @pytest.mark.parametrize("differentiable", [False, True])
@@ -146,7 +150,7 @@ def test_a_traced_number_is_no_reason_to_compile_anew():
     np.testing.assert_allclose(flat(after(jnp.int32(9))), expected[-1], rtol=1e-5, atol=1e-6)  # at most max_steps
 
 
-def test_a_clients_draws_depend_on_nobody_else_nor_on_the_number_of_steps():
+def test_a_clients_draws_do_not_depend_on_who_else_is_active_nor_on_the_number_of_steps():
     options = {"task": small_task(), "max_steps": 5}
     two, five = (rounds_of(private(**options, **more), 30).steps for more in ({"num_steps": 2}, {}))
     assert_same(two.batch_indices[:, :, :2], five.batch_indices[:, :, :2])
@@ -159,26 +163,46 @@ def test_a_clients_draws_depend_on_nobody_else_nor_on_the_number_of_steps():
             np.testing.assert_array_equal(own[r], of_all[r, active])
 
 
-def objective(step_size, **options):
-    """The loss in the second round."""
+def objective(step_size, optimizer, rounds, **options):
+    """The loss in the last of some rounds, the first of them from the first parameters."""
     data = uneven_data(SIZES)
-    algorithm = learner(optimizer=optax.sgd(step_size, momentum=0.9), **options)
-    state = algorithm.init(KEY, data)
-    state, _ = algorithm.round(KEY, state, data)
-    return algorithm.round(KEY, state, data)[1].loss
+    algorithm = learner(optimizer=optimizer(step_size), **options)
+    state, info = algorithm.init(KEY, data), None
+    for r in rounds:
+        state, info = algorithm.round(KEY, state._replace(round_index=jnp.int32(r)), data)
+    assert info is not None
+    return info.loss
 
 
-def test_a_round_under_a_mask_has_a_derivative():
+DIFFERENTIATED = {
+    "two steps of five": (functools.partial(optax.sgd, momentum=0.9), lambda r: 2, 0.3, (0, 1)),
+    # Of a step that is not taken: adam divides by the root of what is then 0.
+    "no step in the second round": (
+        functools.partial(optax.adam, eps=0.1),
+        lambda r: jnp.where(r == 1, 0, 2),
+        0.1,
+        (0, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DIFFERENTIATED)
+def test_a_round_under_a_mask_has_a_derivative(case):
     """That of as many steps, and a quotient of differences; where steps are a loop JAX refuses it."""
-    fewer = {"max_steps": 5, "num_steps": 2}
-    masked = functools.partial(objective, differentiable=True, **fewer)
-    found = jax.jit(jax.grad(masked))(0.3)
-    np.testing.assert_allclose(found, jax.jit(jax.grad(functools.partial(objective, max_steps=2)))(0.3), rtol=1e-5)
-    value = jax.jit(masked)
-    np.testing.assert_allclose(found, (value(0.31) - value(0.29)) / 0.02, rtol=1e-2)
-    assert abs(float(found)) > 0.1
-    with pytest.raises(ValueError, match="Reverse-mode differentiation does not work"):
-        jax.jit(jax.grad(functools.partial(objective, **fewer)))(0.3)
+    optimizer, num_steps, x, rounds = DIFFERENTIATED[case]
+    loop = functools.partial(
+        objective, optimizer=optimizer, max_steps=5, num_steps=num_steps, rounds=range(1 + rounds[-1])
+    )
+    masked = functools.partial(loop, differentiable=True)
+    with jax.numpy_dtype_promotion("standard"):  # optax.adam raises a Python number to an int32 power
+        found = jax.jit(jax.grad(masked))(x)
+        fresh = functools.partial(objective, optimizer=optimizer, rounds=rounds, max_steps=2)
+        np.testing.assert_allclose(found, jax.jit(jax.grad(fresh))(x), rtol=1e-5)
+        value = jax.jit(masked)
+        np.testing.assert_allclose(found, (value(x + 0.002) - value(x - 0.002)) / 0.004, rtol=1e-2)
+        assert abs(float(found)) > 0.1
+        with pytest.raises(ValueError, match="Reverse-mode differentiation does not work"):
+            jax.jit(jax.grad(functools.partial(loop, num_steps=lambda r: r + 1)))(x)
 
 
 def float_axes(jaxpr):
@@ -244,3 +268,23 @@ test_what_it_refuses = refusals(
         (lambda: start(private(task=statistics_task()), KEY, uneven_data(SIZES)), "task"),
     ]
 )
+
+
+def test_empty_slots_of_poisson_batches_are_left_out_where_nodes_run_one_by_one():
+    """The same numbers, and the work of the slots that hold samples: none where the batch is empty."""
+    data, task = uneven_data((70, 90, 60, 80, 75)), small_task()
+    results = []
+    for node_loop in ("vmap", "map"):
+        algorithm = private(task=task._replace(node_loop=node_loop), batch_size=40, noise=None)
+        results.append(run(algorithm, KEY, data, 4))
+    assert int(results[0][1].gradient_evaluations.max()) > 3 * 32, "batches of more than one group"
+    for ours, theirs in zip(*map(jax.tree.leaves, results), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-6)
+    state = start(algorithm, KEY, data)
+    draws = algorithm.draw(KEY, state, data)
+    empty = draws.steps._replace(batch_indices=jnp.full_like(draws.steps.batch_indices, 1000))
+    after, info = jax.jit(algorithm.update)(
+        state, data._replace(inputs=data.inputs * jnp.nan), draws._replace(steps=empty)
+    )
+    assert_same(after.params, state.params, rtol=1e-6)
+    assert not np.any(info.discarded_gradients), "no sample was looked at"

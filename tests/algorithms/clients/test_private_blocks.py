@@ -22,6 +22,8 @@ CLIP_NORM, NOISE_STD = 0.8, 0.05
 BLOCKS = ("dense_1", "dense_2")
 # Strong, weak, first half, and one block drawn at random.
 CLASSES = (BLOCKS, BLOCKS[1:], BLOCKS[:1], 1)
+LOCAL = {"step_size": 0.2, "momentum": 0.5, "weight_decay": 0.1}
+DECAYING = optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.2, momentum=0.5))
 CLIENT_CLASS = np.array([0, 3, 1, 1, 2, 3, 0])
 
 
@@ -31,8 +33,8 @@ def private(**changes):
 
 
 def steps(**changes):
-    """Three steps."""
-    return jaxfl.local_steps(3, **{"batch_size": BATCH, "optimizer": optax.sgd(0.3), "weighting": "uniform", **changes})
+    """Three steps with momentum and weight decay, which would move blocks that a client does not train."""
+    return jaxfl.local_steps(3, **{"batch_size": BATCH, "optimizer": DECAYING, "weighting": "uniform", **changes})
 
 
 def learner(task=None, **changes):
@@ -57,7 +59,7 @@ def check_rounds(algorithm, of_client, expected, count=20):
             client = int(draws.active[c])
             active.append((client, of_client(client, drawn[c]), np.asarray(draws.steps.batch_indices[c])))
         rounds.append((active, as_float64(draws.update_noise)))
-    x, losses = dp_embracing(first, node_samples(data), rounds, clip_norm=CLIP_NORM, expected=expected, step_size=0.3)
+    x, losses = dp_embracing(first, node_samples(data), rounds, clip_norm=CLIP_NORM, expected=expected, **LOCAL)
     found = flat(outcome.states[-1].params)
     assert np.linalg.norm(found - flat(x)) < 1e-5 * np.linalg.norm(flat(x))
     np.testing.assert_allclose([EXPECTED * info.loss for info in outcome.infos], losses, rtol=1e-4, atol=1e-6)

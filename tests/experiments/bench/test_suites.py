@@ -41,6 +41,7 @@ CASES = {
     "tracking": (SMALL._replace(num_nodes=5, samples=4, batch_size=3), {}),
     "mix": (SMALL._replace(network=Network(Model(()), "", (5,)), rounds=3), {}),
     "clip": ({"mlp32": SMALL, "cnn": SMALL._replace(network=CNN)}, {".*mlp128.*": ""}),
+    "dp_clients": ({"cnn": SMALL._replace(num_local_steps=2)}, {".*small_cnn.*": ""}),
     "round": (SMALL, {}),
     "sweep": (sweep.Sweep((0.1, 0.2), num_seeds=1, nodes=4, num_rounds=2, commands=1, repeats=1), {}),
     "peers": ({"w1": SMALL._replace(method="fed_avg", num_active=3)}, {".*w[2-5].*|.*torch.*": ""}),

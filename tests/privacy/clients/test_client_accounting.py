@@ -211,6 +211,15 @@ class TestStatements:
             assert one.reason is not None
             assert one.reason.startswith(reason)
 
+    def test_of_a_run_that_chose_its_iterations_the_proven_epsilon_is_that_of_its_budget(self):
+        """What was reached is an outcome, and no bound that was fixed before."""
+        published, *proven = statements([PRIVATE], 100, 20, dp_delta=DELTA, budgeted=(317, 63))
+        assert published.dp_epsilon == statements([PRIVATE], 100, 20, dp_delta=DELTA)[0].dp_epsilon
+        for one, whole in zip(proven, statements([PRIVATE], 317, 63, dp_delta=DELTA)[1:], strict=True):
+            assert one.dp_epsilon == whole.dp_epsilon
+            assert any("its budget of 317 local iterations, of which 100 ran" in text for text in one.assumptions)
+        assert {one.dp_epsilon for one in statements([PRIVATE], 0, dp_delta=DELTA, budgeted=(317, 63))} == {0.0}
+
     @pytest.mark.parametrize("release", [CIFAR, PRIVATE, CIFAR._replace(clip_norm=None, noise_multiplier=0.0)])
     def test_nothing_is_spent_in_0_iterations(self, release):
         for one in statements([release], 0, dp_delta=DELTA):

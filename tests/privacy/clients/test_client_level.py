@@ -72,7 +72,7 @@ def test_the_statement_has_relation_bound_and_what_it_rests_on():
         ({"sampler": "fixed"}, "A fixed number of clients takes part in each round"),
     ],
 )
-def test_where_there_is_no_bound_there_is_a_reason_and_no_epsilon(changes, reason):
+def test_where_nothing_is_clipped_no_noise_is_added_or_a_fixed_number_takes_part_there_is_a_reason(changes, reason):
     (stated,) = client_level_statements(RELEASE._replace(**changes), 300, num_clients=40, dp_delta=DELTA)
     assert (stated.dp_epsilon, stated.accountant) == (None, "none")
     assert stated.reason is not None

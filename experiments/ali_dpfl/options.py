@@ -1,0 +1,219 @@
+"""Options of experiments.ali_dpfl: records that build clients, estimates and algorithms."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import jax.numpy as jnp
+import optax
+
+import jaxfl
+from experiments.frame import Choice, Clients, Data, Network, Owned, Run, choose, flat, stated, traced
+from jaxfl import gradients
+from jaxfl.algorithms.clients.bound_constants import BoundConstants
+from jaxfl.algorithms.clients.local_steps import LocalSteps
+from jaxfl.algorithms.clients.private_updates import PrivateUpdates
+from jaxfl.core import Algorithm, ArgumentError, Task, check
+
+ALI, FIXED, UPDATES = "ALI-DPFL", "DPFL", "DP-FedAvg"
+PRIVATE_STEPS = (ALI, FIXED)  # methods whose clients make DP-SGD
+
+
+def _as_published(clip_norm: Any, *, constants_batch: int | None = None) -> BoundConstants:
+    del clip_norm  # nothing is clipped
+    return jaxfl.published_constants(constants_batch)
+
+
+def _private(
+    clip_norm: Any, *, constants_batch: int | None = None, constants_noise: Any, constants_loss_bound: Any
+) -> BoundConstants:
+    bounds = {"clip_norm": clip_norm, "loss_bound": constants_loss_bound}
+    return jaxfl.private_constants(constants_batch, noise_multiplier=constants_noise, **bounds)
+
+
+CONSTANTS = Choice("constants", {"as_published": _as_published, "private": _private})
+_OF_METHOD = {
+    **dict.fromkeys(("kappa", "constants", *sorted(CONSTANTS.known())), (ALI,)),
+    "local_steps": (FIXED, "FedAvg", UPDATES),
+    "clip_norm": PRIVATE_STEPS,
+    **dict.fromkeys(("num_active", "update_clip_norm", "update_noise_multiplier"), (UPDATES,)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Learning:
+    """The algorithm."""
+
+    CHOICES: ClassVar = (Owned("method", _OF_METHOD), CONSTANTS)
+    method: Literal["ALI-DPFL", "DPFL", "FedAvg", "DP-FedAvg"] = ALI
+    """ALI-DPFL (tau chosen anew in each round), DPFL (the same with tau fixed), FedAvg (DPFL without clipping and
+    noise) or DP-FedAvg (privacy of whole clients)."""
+    step_size: float = traced(0.5)
+    """Step size of the clients' SGD."""
+    batch_size: int = 75
+    """Expected samples B of a client in a local iteration, a Poisson batch."""
+    local_steps: int = traced(5)
+    """Local iterations tau of a round, of methods that fix it. A last round is shortened to what is left."""
+    max_steps: int = 100
+    """Most local iterations of a round."""
+    rounds: int | Literal["auto"] = "auto"
+    """Rounds R_s that communication allows; auto: round_ratio times R_c, rounded up."""
+    round_ratio: float = stated(0.2)
+    """R_s / R_c, with R_c the local iterations that the budget pays for where no estimate is charged."""
+    kappa: float = traced(1.0)
+    """phi lambda^2 of the bound on convergence, for which the paper gives no value: a larger one allows a larger
+    tau."""
+    constants: Literal["as_published", "private"] = "as_published"
+    """How clients estimate the bound's constants: as_published, from their data without noise, which no epsilon covers;
+    or private, with noise that the budget pays for."""
+    constants_batch: int | None = None
+    """Samples of a client that an estimate takes, drawn anew in each round; all by default."""
+    constants_noise: float = traced(20.0)
+    """Noise multiplier of a private estimate."""
+    constants_loss_bound: float = traced(0.5)
+    """Bound on the change of a sample's loss, of private estimates."""
+    num_active: int = 5
+    """Clients of DP-FedAvg that are expected in a round, each drawn independently."""
+    update_clip_norm: float = traced(0.5)
+    """Bound on the L2 norm of a client's update, of DP-FedAvg."""
+    update_noise_multiplier: float | Literal["calibrated"] = traced("calibrated")
+    """Noise on DP-FedAvg's sum of updates, over update_clip_norm; calibrated: the least that meets target_epsilon in
+    all rounds, for whole clients."""
+
+    def idle(self, options: Mapping[str, Any]) -> set[str]:
+        """The ratio beside a number of rounds."""
+        return set() if self.rounds == "auto" else {"round_ratio"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """Noise, and the privacy that it gives to each client's samples."""
+
+    clip_norm: float = traced(0.1)
+    """Bound C on each sample's gradient in the L2 norm."""
+    noise_multiplier: float = traced(1.1)
+    """Standard deviation of the noise on a batch's sum of gradients, over C. Methods without it take its budget for
+    what their rounds and iterations are."""
+    max_iterations: int | Literal["auto"] = traced("auto")
+    """Local iterations T of a client in the whole run; auto: as many as target_epsilon pays for at every client."""
+    target_epsilon: float = stated(2.0)
+    """Privacy budget of every client's samples."""
+    dp_delta: float = stated(1e-5)
+    """Delta of every epsilon."""
+    bound: Literal["proven", "published"] = stated("proven")
+    """Which bound holds the budget: proven (privacy loss distributions, which allow more iterations) or published (the
+    paper's)."""
+    accounted_samples: int | None = stated(None)
+    """Samples |D_i| by which the budget's iterations are counted; by default each client's own. The paper takes 5,000
+    for all data sets. Statements take the clients' own in any case."""
+
+    def idle(self, options: Mapping[str, Any]) -> set[str]:
+        """What decides nothing where iterations are given."""
+        method, noise = options["method"], options["update_noise_multiplier"]
+        if self.max_iterations == "auto":
+            return set()
+        calibrated = method == UPDATES and noise == "calibrated"
+        silent = set() if method in PRIVATE_STEPS else {"noise_multiplier"}
+        unstated = {"dp_delta"} if method == "FedAvg" else set()
+        return {"bound", "accounted_samples", *silent, *unstated, *(() if calibrated else ("target_epsilon",))}
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One training run of experiments.ali_dpfl."""
+
+    data: Data = Data()
+    clients: Clients = Clients(nodes=10, partition="shards", shards_per_node=2)
+    network: Network = Network()
+    learning: Learning = Learning()
+    budget: Budget = Budget()
+    run: Run = Run()
+
+    def task(self) -> Task:
+        """What is learned."""
+        return self.network.task(self.data)
+
+    def local_steps(self) -> LocalSteps:
+        """What clients do in a round, once rounds and iterations are numbers."""
+        learning, budget = self.learning, self.budget
+        assert not isinstance(learning.rounds, str)
+        noise_multiplier, silent = budget.noise_multiplier, learning.method not in PRIVATE_STEPS
+        if silent or (
+            isinstance(noise_multiplier, int | float) and not noise_multiplier
+        ):  # zeros cost as much as noise
+            noise = None
+        else:
+            noise = jaxfl.gaussian(noise_multiplier * budget.clip_norm / learning.batch_size)
+        num_draws = self.clients.nodes * learning.rounds * learning.max_steps
+        return jaxfl.local_steps(
+            learning.max_steps,
+            batch_size=learning.batch_size,
+            optimizer=optax.sgd(learning.step_size),
+            sampler=functools.partial(gradients.poisson, num_draws=num_draws),
+            clip_norm=None if silent else budget.clip_norm,
+            noise=noise,
+            num_steps=None if learning.method == ALI else self.steps_at,
+            weighting="uniform" if learning.method == UPDATES else "data",
+        )
+
+    def steps_at(self, round_index: Any) -> Any:
+        """tau of a round where it is fixed, less in the last one: (), int32."""
+        steps, most = (
+            jnp.asarray(value, jnp.int32) for value in (self.learning.local_steps, self.budget.max_iterations)
+        )
+        return jnp.clip(most - steps * round_index, 0, steps)
+
+    def updates(self) -> PrivateUpdates | None:
+        """How updates of whole clients are released."""
+        learning = self.learning
+        if learning.method != UPDATES:
+            return None
+        assert not isinstance(learning.rounds, str)
+        norm, noise = learning.update_clip_norm, learning.update_noise_multiplier
+        assert not isinstance(noise, str)
+        return jaxfl.private_updates(clip_norm=norm, noise=jaxfl.gaussian(noise * norm), num_rounds=learning.rounds)
+
+    def algorithm(self) -> Algorithm:
+        """The algorithm, once rounds, iterations and noise are numbers."""
+        learning, most = self.learning, self.budget.max_iterations
+        if learning.method != ALI:
+            num_active = learning.num_active if learning.method == UPDATES else self.clients.nodes
+            return jaxfl.fed_avg(self.task(), clients=self.local_steps(), num_active=num_active, updates=self.updates())
+        assert not isinstance(most, str)
+        assert not isinstance(learning.rounds, str)
+        return jaxfl.ali_dpfl(
+            self.task(),
+            clients=self.local_steps(),
+            constants=choose(CONSTANTS, flat(self))(self.budget.clip_norm),
+            step_size=learning.step_size,
+            max_rounds=learning.rounds,
+            max_iterations=most,
+            kappa=learning.kappa,
+        )
+
+
+def check_point(point: Point) -> None:
+    """Refuse what building the algorithm does not, before any work."""
+    learning, budget = point.learning, point.budget
+    check.at_least(1, max_steps=learning.max_steps, local_steps=learning.local_steps, batch_size=learning.batch_size)
+    counts = {"rounds": learning.rounds, "max_iterations": budget.max_iterations}
+    counts |= {"constants_batch": learning.constants_batch, "accounted_samples": budget.accounted_samples}
+    check.at_least(1, **{name: count for name, count in counts.items() if isinstance(count, int)})
+    if point.run.evaluate_every:  # 0 until the rounds are known
+        check.at_least(1, evaluate_every=point.run.evaluate_every)
+    check.positive(round_ratio=learning.round_ratio, target_epsilon=budget.target_epsilon)
+    check.positive(constants_noise=learning.constants_noise, constants_loss_bound=learning.constants_loss_bound)
+    check.positive(clip_norm=budget.clip_norm, update_clip_norm=learning.update_clip_norm)
+    check.non_negative(noise_multiplier=budget.noise_multiplier)
+    check.open_unit(dp_delta=budget.dp_delta)
+    if learning.method != ALI and learning.local_steps > learning.max_steps:
+        found, remedy = f"got {learning.local_steps}", "Pass fewer, or raise max_steps."
+        raise ArgumentError("local_steps", f"must be at most max_steps, {learning.max_steps}", found, remedy)
+    if learning.update_noise_multiplier != "calibrated":
+        check.positive(update_noise_multiplier=learning.update_noise_multiplier)
+    if budget.max_iterations == "auto" and not budget.noise_multiplier:
+        found, remedy = "got 0, with which no iteration has an epsilon", "Pass more, or a number for max_iterations."
+        raise ArgumentError("noise_multiplier", "must be positive where it spends a budget", found, remedy)

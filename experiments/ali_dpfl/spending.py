@@ -1,0 +1,107 @@
+"""What a line of experiments.ali_dpfl spends: iterations and rounds of a budget, statements for a run."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from experiments.ali_dpfl.options import ALI, PRIVATE_STEPS, UPDATES, Point
+from experiments.frame import lay
+from jaxfl.core import ArgumentError
+from jaxfl.privacy import clients as accounting
+from jaxfl.privacy.clients import ClientRelease, UpdateRelease
+
+MOST_ITERATIONS = 10**5  # that a budget is asked for
+
+
+def release_of(point: Point, num_samples: int, *, with_estimates: bool = True) -> ClientRelease:
+    """What a client with this many samples releases."""
+    learning, budget = point.learning, point.budget
+    estimates = learning.constants if learning.method == ALI and with_estimates else "none"
+    release = ClientRelease(num_samples, learning.batch_size, budget.clip_norm, budget.noise_multiplier)
+    if estimates == "private":
+        size, noise = learning.constants_batch or num_samples, learning.constants_noise
+        release = release._replace(estimate_batch_size=size, estimate_noise_multiplier=noise)
+    return release._replace(estimates=estimates)
+
+
+def settled(point: Point, sizes: Sequence[int]) -> Point:
+    """The point with rounds, iterations, noise and evaluations as numbers; sizes are all clients', of all seeds."""
+    learning, budget = point.learning, point.budget
+    rounds, iterations, noise = learning.rounds, budget.max_iterations, learning.update_noise_multiplier
+    paid = _iterations(point, sizes, 0) if iterations == "auto" else iterations  # R_c
+    if rounds == "auto":
+        rounds = math.ceil(round(learning.round_ratio * paid, 9))  # 0.2 times 770 is 154
+    if iterations == "auto":
+        charged = learning.method == ALI and learning.constants == "private"
+        iterations = _iterations(point, sizes, rounds) if charged else paid
+    if learning.method == UPDATES and noise == "calibrated":
+        rates = {"participation_rate": learning.num_active / point.clients.nodes, "dp_delta": budget.dp_delta}
+        noise = accounting.client_noise_multiplier(budget.target_epsilon, rounds, **rates)
+    every = point.run.evaluate_every or max(1, rounds // 20)
+    numbers = {"rounds": rounds, "max_iterations": iterations, "update_noise_multiplier": noise}
+    return lay(point, {**numbers, "evaluate_every": every})
+
+
+def _iterations(point: Point, sizes: Sequence[int], num_estimates: int) -> int:
+    """Local iterations that the budget pays for beside this many estimates; none is refused."""
+    budget = point.budget
+    accounted = sizes if budget.accounted_samples is None else [budget.accounted_samples]
+    releases = [release_of(point, size, with_estimates=num_estimates > 0) for size in accounted]
+    settings = {"dp_delta": budget.dp_delta, "limit": MOST_ITERATIONS}
+    most = accounting.max_iterations(releases, num_estimates, budget.target_epsilon, budget.bound, **settings)
+    if most < 1:
+        estimates = f" beside {num_estimates} private estimates" if num_estimates else ""
+        found = f"got {budget.target_epsilon:g}, which pays for none ({budget.bound} bound)"
+        remedy = "Pass more, or more noise."
+        raise ArgumentError("target_epsilon", f"must pay for one local iteration{estimates}", found, remedy)
+    return most
+
+
+def rounds_of(point: Point) -> int:
+    """Rounds in which a fixed tau spends all iterations, or those that there are; the point is settled."""
+    learning, most = point.learning, point.budget.max_iterations
+    assert not isinstance(learning.rounds, str)
+    assert not isinstance(most, str)
+    return learning.rounds if learning.method == ALI else min(learning.rounds, -(-most // learning.local_steps))
+
+
+def released(point: Point) -> tuple[str, ...]:
+    """Totals of a run that statements depend on."""
+    names = ("local_iterations", "estimate_releases") if point.learning.method == ALI else ("local_iterations",)
+    return names if point.learning.method in PRIVATE_STEPS else ()
+
+
+def budgeted(point: Point) -> tuple[int, int] | None:
+    """Most iterations and estimates of a run that chooses how many it makes; the point is settled."""
+    rounds, most = point.learning.rounds, point.budget.max_iterations
+    if point.learning.method != ALI:
+        return None
+    assert not isinstance(rounds, str)
+    assert not isinstance(most, str)
+    return most, rounds
+
+
+def privacy_of(point: Point, sizes: Sequence[int]) -> Callable[..., list[dict[str, Any]]] | None:
+    """Function from the rounds and totals that really ran to the statements of summary.json; the point is settled."""
+    learning, nodes, dp_delta = point.learning, point.clients.nodes, point.budget.dp_delta
+    if learning.method == "FedAvg":
+        return None
+    releases = [release_of(point, size) for size in sizes]
+
+    @functools.cache
+    def stated(rounds: int, local_iterations: int = 0, estimate_releases: int = 0) -> list[dict[str, Any]]:
+        if learning.method == UPDATES:
+            noise = learning.update_noise_multiplier
+            assert not isinstance(noise, str)
+            release = UpdateRelease("poisson", learning.num_active / nodes, learning.update_clip_norm, noise)
+            statements = accounting.client_level_statements(release, rounds, num_clients=nodes, dp_delta=dp_delta)
+        else:
+            ran = local_iterations, estimate_releases
+            options = {"dp_delta": dp_delta, "num_clients": nodes, "budgeted": budgeted(point)}
+            statements = accounting.statements(releases, *ran, **options)
+        return [statement._asdict() for statement in statements]
+
+    return stated

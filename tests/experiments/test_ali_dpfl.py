@@ -1,0 +1,314 @@
+"""ali_dpfl: iterations and rounds of a budget, statements of what ran, tau; test_every_experiment.py has the rest."""
+
+import contextlib
+import csv
+import io
+import json
+import re
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple, cast
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from experiments.ali_dpfl import EXPERIMENT
+from experiments.ali_dpfl.paper import ACCURACIES
+from experiments.ali_dpfl.pictures import write_paper
+from experiments.ali_dpfl.prepare import prepare
+from experiments.ali_dpfl.spending import budgeted, release_of, rounds_of, settled
+from experiments.frame import Finished, main
+from experiments.frame.command_line import parse
+from jaxfl.analysis.plots import privacy_notes
+from jaxfl.core import ArgumentError
+from jaxfl.privacy import clients as accounting
+from jaxfl.training import RunDirectory
+
+NOT_COVERED = "estimates not covered"
+ALI, PRIVATE, FIXED = "ALI-DPFL, as_published", "ALI-DPFL, private", "DPFL"
+SMALL = (
+    "--num-train 400 --num-test 60 --nodes 5 --partition dirichlet --alpha 2 --batch-size 4 --hidden 4 --quiet "
+    "--evaluate-every 3 --checkpoint-every 1"
+)
+BUDGET = f"{SMALL} --target-epsilon 4"
+RUN = f"{BUDGET} --grid method=ALI-DPFL,DPFL --local-steps 6 --grid constants=as_published,private --seeds 0 1"
+ONE = f"{SMALL} --method ALI-DPFL --constants as_published --seed 0"
+
+
+def lines_of(arguments):
+    """The lines that a command line asks for."""
+    return parse(EXPERIMENT, shlex.split(arguments))[0].lines
+
+
+def settle(arguments, sizes):
+    """Line -> point with numbers, for clients of these sizes."""
+    return {name: settled(line.point, sizes) for name, line in lines_of(arguments).items()}
+
+
+def numbers(point):
+    """T and R_s of a point with numbers."""
+    most, rounds = point.budget.max_iterations, point.learning.rounds
+    assert isinstance(most, int)
+    assert isinstance(rounds, int)
+    return most, rounds
+
+
+def spent_by(point, size, iterations, estimates=0, bound="proven"):
+    """Epsilon of a client with this many samples."""
+    return accounting.epsilon(release_of(point, size), iterations, estimates, bound=bound, dp_delta=1e-5)
+
+
+def counts(arguments, sizes):
+    """Epsilon and ratio -> (T, R_s)."""
+    points = settle(arguments, sizes).values()
+    return {(point.budget.target_epsilon, point.learning.round_ratio): numbers(point) for point in points}
+
+
+class Ended(NamedTuple):
+    folder: Path
+    printed: str
+
+    def summary(self):
+        return json.loads((self.folder / "summary.json").read_text())
+
+    def lines(self, variant, seed=0):
+        lines = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        return [line for line in lines if (line["variant"], line["seed"]) == (variant, seed)]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """A folder for compiled programs, so that every program is compiled once."""
+    return f"--compilation-cache {tmp_path_factory.mktemp('programs')}"
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Pictures are empty files."""
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: Path(path).touch())
+
+
+def run(arguments, folder):
+    """A finished command."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "1000")
+        assert main(EXPERIMENT, shlex.split(f"{arguments} --out {folder}")) == 0
+    return Ended(folder, printed.getvalue())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, cache):
+    """ALI-DPFL with both estimates and DPFL, two seeds, clients of different sizes."""
+    return run(f"{RUN} {cache}", tmp_path_factory.mktemp("ali_dpfl") / "run")
+
+
+class TestBudget:
+    def test_iterations_and_rounds_of_the_papers_ten_budgets(self):
+        """The counts of |D_i| = 5,000, whatever the clients hold; R_s is a share of them."""
+        sizes = [6000] * 10
+        assert counts("--preset table2", sizes) == {
+            **{(1.75, 1.0): (174, 174), (1.85, 1.0): (230, 230), (2.0, 1.0): (314, 314)},
+            **{(1.55, 2.0): (78, 156), (1.65, 2.0): (118, 236), (1.75, 2.0): (174, 348)},
+        }
+        assert counts("--preset table3", sizes) == {
+            **{(2.0, 0.5): (314, 157), (2.25, 0.5): (454, 227), (2.5, 0.5): (596, 298)}
+        }
+        assert counts("--preset table4", sizes) == {
+            **{(2.75, 0.2): (770, 154), (3.25, 0.2): (1119, 224), (3.75, 0.2): (1537, 308)}
+        }
+
+    def test_every_accuracy_of_the_paper_has_a_line(self):
+        places = {
+            (point.learning.round_ratio, point.budget.target_epsilon, steps)
+            for preset in ("table2", "table3", "table4")
+            for point in (line.point for line in lines_of(f"--preset {preset}").values())
+            for steps in [0 if point.learning.method == "ALI-DPFL" else point.learning.local_steps]
+        }
+        assert {place[1:] for place in ACCURACIES} == places
+        assert len(ACCURACIES) == 2 * len(places) == 144
+        assert ACCURACIES["cifar10", 0.2, 3.75, 0] == 57.25
+
+    def test_clients_of_their_own_sizes_by_default(self):
+        """The smallest pays most, and the proven bound allows more iterations."""
+        allowed = []
+        for bound in ("published", "proven"):
+            arguments = f"--method DPFL --local-steps 5 --dataset mnist --bound {bound}"
+            (point,) = settle(arguments, [5000, 2000, 3000]).values()
+            most = numbers(point)[0]
+            spent = [spent_by(point, 2000, count, bound=bound) for count in (most, most + 1)]
+            assert spent[0] <= 2.0 < spent[1]
+            allowed.append(most)
+        assert allowed[0] < allowed[1]
+
+    def test_private_estimates_are_charged(self):
+        arguments = "--dataset mnist --method ALI-DPFL --constants"
+        private = f"{arguments} private --constants-batch 300 --constants-noise 5"
+        (point,) = settle(private, [6000] * 10).values()
+        (free,) = settle(f"{arguments} as_published", [6000] * 10).values()
+        (most, rounds), (most_free, rounds_free) = numbers(point), numbers(free)
+        assert rounds == rounds_free
+        assert most < most_free
+        spent = [spent_by(point, 6000, count, rounds) for count in (most, most + 1)]
+        assert spent[0] <= 2.0 < spent[1]
+
+    def test_the_last_round_is_shortened(self):
+        (point,) = settle("--method DPFL --local-steps 5 --max-iterations 12 --rounds 9", [100]).values()
+        assert [int(point.steps_at(k)) for k in range(4)] == [5, 5, 2, 0]
+        assert rounds_of(point) == 3
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            ("--target-epsilon 0.001", "target_epsilon: must pay for one local iteration; got 0.001"),
+            ("--noise-multiplier 0", "noise_multiplier: must be positive where it spends a budget"),
+            ("--method DPFL --local-steps 7 --max-steps 6", "local_steps: must be at most max_steps, 6; got 7"),
+            ("--batch-size 90", "batch_size: must be at most the samples of the smallest client"),
+            ("--method ALI-DPFL --constants private --constants-batch 145", "constants_batch: must be at most the"),
+            ("--method DP-FedAvg --num-active 11", "num_active: must be at most all 10 clients; got 11"),
+        ],
+    )
+    def test_what_cannot_run_is_refused_before_any_work(self, arguments, says):
+        samples = "--num-train 800 " if "batch-size 90" in arguments else ""
+        with pytest.raises(ArgumentError) as error:
+            prepare(lines_of(samples + arguments))
+        assert str(error.value).startswith(says)
+
+    def test_idle_options_are_refused(self, capsys):
+        for arguments, option in (
+            ("--method ALI-DPFL --local-steps 3", "--local-steps"),
+            ("--method DPFL --kappa 3", "--kappa"),
+            ("--max-iterations 9 --target-epsilon 3", "--target-epsilon"),
+            ("--rounds 3 --round-ratio 0.5", "--round-ratio"),
+            ("--constants as_published --constants-noise 3", "--constants-noise"),
+        ):
+            assert main(EXPERIMENT, shlex.split(arguments)) == 2
+            assert capsys.readouterr().err.startswith(f"error: {option}: ")
+
+    def test_fixed_taus_of_as_many_rounds_share_a_program(self):
+        variants = prepare(lines_of(f"{BUDGET} --rounds 8 --method DPFL --grid local_steps=1,2,4")).variants.values()
+        assert len({id(variant.algorithm) for variant in variants}) == 1
+        assert [variant.numbers for variant in variants] == [{"local_steps": float(tau)} for tau in (1, 2, 4)]
+
+
+class TestStatements:
+    def test_epsilon_is_the_accountants_for_the_iterations_that_ran(self, finished):
+        """Of each client with its own size, of the seed with most. The proven one of ALI-DPFL is its budget's."""
+        summary = finished.summary()
+        for name, line in lines_of(RUN).items():
+            data_of, ends = line.point.clients.data(line.point.data), [finished.lines(name, s)[-1] for s in (0, 1)]
+            sizes = np.concatenate([data_of(seed).sizes for seed in line.seeds]).tolist()
+            assert len(set(sizes)) > 5
+            ran = max(end["total_local_iterations"] for end in ends)
+            estimates = max(end.get("total_estimate_releases", 0) for end in ends)
+            releases = [release_of(line.point, size) for size in sizes]
+            point = settled(line.point, sizes)
+            options = {"dp_delta": 1e-5, "num_clients": 5, "budgeted": budgeted(point)}
+            expected = accounting.statements(releases, ran, estimates, **options)
+            stated = summary["variants"][name]["privacy"]
+            assert [row["dp_epsilon"] for row in stated] == [
+                pytest.approx(row.dp_epsilon, rel=1e-12) for row in expected
+            ]
+            whole = json.loads((finished.folder / "privacy.json").read_text())[name]
+            assert len(whole) == 3
+            np.testing.assert_allclose(np.ravel(whole[0]["node_epsilons"]), expected[0].node_epsilons)
+
+    def test_no_budget_is_overspent(self, finished):
+        for name in (ALI, PRIVATE, FIXED):
+            proven = next(row for row in finished.summary()["variants"][name]["privacy"] if row["bound"] == "proven")
+            assert 0 < proven["dp_epsilon"] <= 4.0
+            (point,) = (settled(line.point, _sizes(line)) for label, line in lines_of(RUN).items() if label == name)
+            ends = [finished.lines(name, seed)[-1] for seed in (0, 1)]
+            assert all(end["total_local_iterations"] <= point.budget.max_iterations for end in ends)
+            if name == FIXED:
+                assert {end["total_local_iterations"] for end in ends} == {point.budget.max_iterations}
+
+    def test_estimates_without_noise_are_marked(self, finished):
+        """In table, caption and summary, and nowhere else."""
+        table = " ".join(finished.printed.split()).split("budget was spent")[0]
+        told = re.findall(rf"{ALI}: ε = [\d.]+ \w+ \([^)]*{NOT_COVERED}\)", table)
+        assert len(told) == table.count(NOT_COVERED) == 3
+        assert all(f"{NOT_COVERED}: {ALI}" in note for note in privacy_notes(finished.folder) if "ε" in note)
+        for name, row in finished.summary()["variants"].items():
+            marked = ["not private end to end" in " ".join(stated["assumptions"]) for stated in row["privacy"]]
+            assert marked == [name == ALI] * 3
+
+    def test_parameters_are_covered_where_all_has_noise(self):
+        methods = "ALI-DPFL,DPFL,FedAvg,DP-FedAvg"
+        arguments = f"{BUDGET} --rounds 2 --grid method={methods} --local-steps 4 --grid constants=as_published,private"
+        covered = {name: variant.covered for name, variant in prepare(lines_of(arguments)).variants.items()}
+        assert covered == {ALI: False, PRIVATE: True, FIXED: True, "FedAvg": False, "DP-FedAvg": True}
+
+    def test_interrupted_and_resumed_ends_alike(self, finished, tmp_path, monkeypatch, undrawn, cache):
+        append = RunDirectory.append_metrics
+        halfway = len(finished.lines(ALI)) // 2
+
+        def interrupted(self, lines):
+            if any(line["round"] >= 3 * halfway for line in lines):
+                raise KeyboardInterrupt
+            append(self, lines)
+
+        command = shlex.split(f"{RUN} {cache} --out {tmp_path / 'run'}")
+        monkeypatch.setattr(RunDirectory, "append_metrics", interrupted)
+        assert main(EXPERIMENT, command) == 130
+        assert not (tmp_path / "run" / "summary.json").exists()
+        monkeypatch.setattr(RunDirectory, "append_metrics", append)
+        resumed = run(f"{RUN} {cache} --resume", tmp_path / "run").summary()
+        assert {**resumed, "seconds": {}} == {**finished.summary(), "seconds": {}}
+
+    def test_updates_of_whole_clients_have_a_statement_of_their_own(self):
+        arguments = f"{BUDGET} --rounds 3 --num-active 2 --local-steps 2 --grid method=DP-FedAvg,FedAvg --seed 0"
+        variants = prepare(lines_of(arguments)).variants
+        privacy = variants["DP-FedAvg"].privacy
+        assert privacy is not None
+        (stated,) = privacy(3)
+        assert stated["neighboring_relation"] == "add_or_remove_one_client"
+        assert 3.9 < stated["dp_epsilon"] <= 4.0
+        assert variants["FedAvg"].privacy is None
+
+    @pytest.mark.slow
+    def test_updates_of_whole_clients_run(self, tmp_path, undrawn):
+        arguments = f"{BUDGET} --rounds 3 --num-active 2 --local-steps 2 --grid method=DP-FedAvg,FedAvg --seed 0"
+        variants = run(arguments, tmp_path / "run").summary()["variants"]
+        assert [row["rounds"] for row in variants.values()] == [3, 3]
+        assert [len(row["privacy"]) for row in variants.values()] == [1, 0]
+
+
+class TestSteps:
+    def test_as_many_rounds_as_iterations_give_tau_1(self, tmp_path, undrawn):
+        """Condition I."""
+        ended = run(f"{ONE} --max-iterations 9 --grid round_ratio=1,2", tmp_path / "run")
+        for name in ("ALI-DPFL, R_s/R_c = 1", "ALI-DPFL, R_s/R_c = 2"):
+            lines = ended.lines(name)
+            assert [line["num_steps"] for line in lines[1:]] == [1.0] * 3
+            assert lines[-1]["total_local_iterations"] == lines[-1]["round"] == 9
+
+    def test_fewer_rounds_give_larger_tau(self, finished):
+        """Condition II."""
+        for name in (ALI, PRIVATE):
+            assert max(line["num_steps"] for line in finished.lines(name)[1:]) > 1
+
+    def test_a_larger_kappa_gives_larger_tau(self, tmp_path, undrawn):
+        arguments = f"{ONE} --rounds 8 --max-iterations 60 --grid kappa=0.0001,0.01,100"
+        ended = run(arguments, tmp_path / "run")
+        spent = [
+            ended.lines(f"ALI-DPFL, κ = {kappa}")[-1]["total_local_iterations"] for kappa in ("0.0001", "0.01", "100")
+        ]
+        assert spent[0] == 8 < spent[1] < spent[2] <= 60
+
+
+def _sizes(line):
+    data_of = line.point.clients.data(line.point.data)
+    return np.concatenate([data_of(seed).sizes for seed in line.seeds]).tolist()
+
+
+def test_the_papers_accuracies_stand_beside_those_of_a_run(finished, tmp_path, monkeypatch):
+    """For the lines that its tables have."""
+    monkeypatch.setitem(ACCURACIES, ("digits", 0.2, 4.0, 6), 12.5)
+    place = cast(RunDirectory, SimpleNamespace(path=tmp_path))
+    write_paper(Finished(place, finished.summary(), lines_of(RUN), None))
+    with open(tmp_path / "paper.csv", encoding="utf-8") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["variant"], float(row["paper"])) == (FIXED, 0.125)
+    assert float(row["test_accuracy"]) == finished.summary()["variants"][FIXED]["test_accuracy"]["mean"]

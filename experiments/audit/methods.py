@@ -63,7 +63,7 @@ class Method(NamedTuple):
         add_canaries: (point, task, data) -> the two with canaries.
         single: the run has one node, which holds all samples and canaries.
         whole_clients: canaries are clients, not samples.
-        noises: (n) -> how many nodes' noise one release carries.
+        releases_total: a release is the sum over nodes, with the noise of all.
     """
 
     claimed: Callable[[Point], tuple[float, privacy.Statement]]
@@ -71,7 +71,7 @@ class Method(NamedTuple):
     add_canaries: Callable[[Point, Task, FederatedData], WithCanaries]
     single: bool = False
     whole_clients: bool = False
-    noises: Callable[[int], int] = lambda num_nodes: 1
+    releases_total: bool = False
 
 
 def _among_samples(point: Point, task: Task, data: FederatedData, *, shared_coordinates: bool = True) -> WithCanaries:
@@ -125,8 +125,7 @@ def _gossip(accountant: privacy.Accountant, estimator: str, name: str, topology:
         return Learner(algorithm, functools.partial(row.released, graph, step_size), point.rounds)
 
     add_canaries = functools.partial(_among_samples, shared_coordinates=not row.releases_total)
-    noises = (lambda num_nodes: num_nodes) if row.releases_total else (lambda num_nodes: 1)
-    return Method(claimed, learner, add_canaries, noises=noises)
+    return Method(claimed, learner, add_canaries, releases_total=row.releases_total)
 
 
 def _ali_rounds(iterations: int) -> int:

@@ -178,11 +178,12 @@ class Point:
     def mechanism(self, noise_std: float) -> Mechanism:
         """What the accountant was told of a canary's coordinate: a constant gradient counts G / J a round, on average.
 
-        Of a whole client that is the clip norm of updates over the number of clients.
+        Of a whole client that is the clip norm of updates over the number of clients. A network's sum carries the noise
+        of n releases a round.
         """
-        rounds = self.learning.iterations
+        rounds, releases = self.learning.iterations, self.data.nodes if self.method.releases_total else 1
         return Mechanism(
-            noise_std=noise_std * math.sqrt(self.method.noises(self.data.nodes)),
+            noise_std=noise_std * math.sqrt(releases),
             signal=rounds * self.learning.clip_norm / self.entries,
             num_releases=rounds,
         )

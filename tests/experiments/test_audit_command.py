@@ -7,6 +7,7 @@ import pytest
 
 from experiments.audit import EXPERIMENT
 from experiments.frame import main
+from jaxfl.privacy import clients
 from jaxfl.privacy.audit import AuditResult
 from jaxfl.training.results import read_results
 
@@ -99,6 +100,23 @@ def test_methods_with_a_server_are_audited(method, mistake, names, tmp_path, cap
     assert refused >= names if names else not refused
     # All iterations that the budget allows are run: rounds of ALI-DPFL are fewer.
     assert checks["releases"]["measured"] == row["rounds"] == (12 if "--rounds-error" in mistake else 6)
+    # The claim is that of the batches and rounds that are claimed, and the noise that of the mistake.
+    expected, entries = row["batch_size_claimed"], {"ALI-DPFL": 1100, "DP-FedAvg": 1002}[method]
+    assert row["batch_size_used"] == round(0.9 * entries)
+    assert expected == row["batch_size_used"] // (2 if "--sampling-error" in mistake else 1)
+    multiplier = row["noise_std_claimed"] * expected
+    again = {
+        "ALI-DPFL": lambda: clients.epsilon(
+            clients.ClientRelease(entries, expected, 1.0, multiplier), 6, bound="proven", dp_delta=1e-5
+        ),
+        "DP-FedAvg": lambda: clients.client_level_epsilon(
+            6, participation_rate=expected / entries, noise_multiplier=multiplier, dp_delta=1e-5
+        ),
+    }
+    assert claim["dp_epsilon"] == pytest.approx(again[method](), rel=1e-6)
+    factor = {"--noise-error": 4, "--sampling-error": row["batch_size_used"] / expected}.get("".join(mistake[:1]), 1)
+    noise = checks["noise of one release"]
+    assert factor * noise["measured"] == pytest.approx(row["noise_std_claimed"], rel=0.1)
     if names & {"Gaussian epsilon"}:
         assert row["audit"]["dp_epsilon_lower_bound"] > claim["dp_epsilon"], "the guesses see it, too"
 

@@ -82,14 +82,14 @@ def test_noise_that_cancels_over_rounds_is_refused():
 
 def messages_of(taus, seed):
     """What is refused of a right run whose rounds add up tau releases each: with their number, and without."""
-    found, included = released(seed, rounds=sum(taus))
-    messages = np.add.reduceat(found, np.cumsum([0, *taus[:-1]]), axis=0)
+    values, included = released(seed, rounds=sum(taus))
+    messages = np.add.reduceat(values, np.cumsum([0, *taus[:-1]]), axis=0)
     squares = (np.square(messages) / np.array(taus)[:, None]).sum(axis=0)
 
     def refused(num_messages: int | None):
         count = sum(taus)
         made = check_mechanism(
-            found.sum(axis=0),
+            values.sum(axis=0),
             squares,
             included,
             count,

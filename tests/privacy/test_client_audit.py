@@ -100,14 +100,14 @@ def test_an_audit_of_whole_clients_sees_who_is_in():
     claimed = Mechanism(noise_std=1e-4 / 30, signal=12 * CLIP_NORM / CLIENTS, num_releases=12)
     claim = {"dp_epsilon": 1.0, "claimed": claimed, "significance": 0.05}
     relation = "add_or_remove_one_client"
-    found = audit(algorithm, released_updates, data, canaries, KEY, 12, DELTA, **claim, neighboring_relation=relation)
-    assert found.neighboring_relation == relation
-    assert found.num_guesses == found.num_correct
-    checks = {check.name: check for check in found.checks}
+    result = audit(algorithm, released_updates, data, canaries, KEY, 12, DELTA, **claim, neighboring_relation=relation)
+    assert result.neighboring_relation == relation
+    assert result.num_guesses == result.num_correct
+    checks = {check.name: check for check in result.checks}
     assert checks["releases"].measured == 12
     assert not any(checks[name].refuted for name in ("noise of one release", "noise of all releases", "signal"))
     assert checks["signal"].measured == pytest.approx(claimed.signal, rel=0.1), "a client takes part in some rounds"
-    assert found.scores[canaries.included].min() > 100 * np.abs(found.scores[~canaries.included]).max()
+    assert result.scores[canaries.included].min() > 100 * np.abs(result.scores[~canaries.included]).max()
 
 
 @pytest.mark.parametrize(("count", "strength"), [(0, 1.0), (10, 0.0)])
@@ -185,15 +185,15 @@ def test_a_message_of_several_releases_counts_with_the_variance_of_one():
         data = data._replace(sizes=sizes)
         return canary_scores(algorithm, released, data, canaries, KEY, ROUNDS, num_releases if counted else None)
 
-    found, rounds = scores(data, True), adaptive_rounds()
+    result, rounds = scores(data, True), adaptive_rounds()
     taus = np.array([tau for tau, *_ in rounds])
-    assert (int(found.num_messages), int(found.num_releases)) == ((taus > 0).sum(), ITERATIONS)
-    seen = np.stack([values for _, values, *_ in rounds])
-    np.testing.assert_allclose(found.sums, seen.sum(axis=0), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(found.squares, (seen**2 / np.maximum(taus, 1)[:, None]).sum(axis=0), rtol=1e-4)
+    assert (int(result.num_messages), int(result.num_releases)) == ((taus > 0).sum(), ITERATIONS)
+    messages = np.stack([values for _, values, *_ in rounds])
+    np.testing.assert_allclose(result.sums, messages.sum(axis=0), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(result.squares, (messages**2 / np.maximum(taus, 1)[:, None]).sum(axis=0), rtol=1e-4)
     out = ~canaries.included
-    one = np.sqrt(np.asarray(found.squares)[out].sum() / (out.sum() * int(found.num_messages)))
-    assert one == pytest.approx(NOISE_STD, rel=0.08)  # 3.9 standard errors of about 1,200 numbers
+    noise_of_one = np.sqrt(np.asarray(result.squares)[out].sum() / (out.sum() * int(result.num_messages)))
+    assert noise_of_one == pytest.approx(NOISE_STD, rel=0.08)  # 3.9 standard errors of about 1,200 numbers
     alike = scores(data, False)
     assert int(alike.num_messages) == int(alike.num_releases) == ROUNDS
-    np.testing.assert_allclose(alike.squares, (seen**2).sum(axis=0), rtol=1e-4)
+    np.testing.assert_allclose(alike.squares, (messages**2).sum(axis=0), rtol=1e-4)

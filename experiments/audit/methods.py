@@ -5,7 +5,7 @@ network's sum alone.
 
 ALI-DPFL: clients send their models after tau local iterations, and the states hold the aggregate alone. Seen through
 the aggregate, a client's gradients would have the noise of all clients over them, as those of A(DP)2SGD have. So the
-run has a single client: the aggregate is then that client's own model, under no more noise than is claimed. It tells the
+run has a single client: the aggregate is then its own model, under no more noise than is claimed. A message tells the
 sum of tau noisy gradients. The claim counts local iterations and not rounds, and so do the checks. Constants are those
 that the paper sends without noise. No claim covers these, and the audit does not look at them. kappa is so large that
 the next tau follows from the budget alone.

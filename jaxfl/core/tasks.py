@@ -137,7 +137,7 @@ def check_sample_losses(task: Task) -> None:
             "task",
             "must give every sample a loss of its own, for this bounds or stores single samples' gradients",
             "got one that trains with batch statistics or dropout",
-            "Use group normalization and no dropout; fed_avg takes such a task where nothing is clipped and no noise added.",
+            "Use group normalization and no dropout, or neither clip nor add noise in fed_avg.",
         )
 
 

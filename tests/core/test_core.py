@@ -27,6 +27,7 @@ def test_purposes_keep_their_numbers():
     """A number, once used, is part of published results."""
     numbers = {"INIT": 0, "BATCH": 1, "PARTICIPATION": 2, "NOISE": 3, "GRAPH": 4, "PARTITION": 5, "EVENT": 6}
     numbers |= {"ROUNDING": 7, "DROPOUT": 8, "PART": 9, "CALIBRATION": 10, "RUN": 11}
+    numbers |= {"SERVER_NOISE": 12, "ESTIMATE": 13, "ESTIMATE_NOISE": 14}
     assert {purpose.name: int(purpose) for purpose in Purpose} == numbers
 
 

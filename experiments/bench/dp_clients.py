@@ -28,7 +28,11 @@ SETTINGS = {
     for name, network in {"cnn": CNN, "small_cnn": SMALL_CNN}.items()
 }
 MOST_STEPS, ROUNDS = 100, 10**6
-WANTED = {f"dp_clients/{name}_{ratio}": most for name in SETTINGS for ratio, most in (("dp", 1.35), ("tau2", 0.3))}
+WANTED = {
+    f"dp_clients/{name}_{ratio}": most
+    for name in SETTINGS
+    for ratio, most in (("private_vs_plain", 1.35), ("tau2_vs_tau10", 0.3))
+}
 
 
 def averaged(setting: Setting, **changes) -> Algorithm:
@@ -84,8 +88,8 @@ def compare(name: str, setting: Setting) -> dict[str, Measurement]:
     report = Report("dp_clients/", f"{setting.layers()}, node_loop {setting.task().node_loop}")
     steps = f"{setting.num_local_steps} local iterations"
     asked = {
-        "dp": ("private", "plain", f"{steps}, by DP-SGD over plain"),
-        "tau2": ("tau2", "tau10", f"2 over 10 of at most {MOST_STEPS} local iterations"),
+        "private_vs_plain": ("private", "plain", f"{steps}, by DP-SGD over plain"),
+        "tau2_vs_tau10": ("tau2", "tau10", f"2 over 10 of at most {MOST_STEPS} local iterations"),
         "published_constants": ("published", "tau1", "1 local iteration with estimates of constants over 1 without"),
         "noisy_constants": ("noisy", "tau1", "1 local iteration with private estimates of constants over 1 without"),
     }

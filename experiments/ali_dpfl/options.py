@@ -64,8 +64,7 @@ class Learning:
     round_ratio: float = stated(0.2)
     """R_s / R_c, with R_c the local iterations that the budget pays for where no estimate is charged."""
     kappa: float = traced(1.0)
-    """phi lambda^2 of the bound on convergence, for which the paper gives no value: a larger one allows a larger
-    tau."""
+    """phi lambda^2 of the bound on convergence. The paper gives no value. A larger one allows a larger tau."""
     constants: Literal["as_published", "private"] = "as_published"
     """How clients estimate the bound's constants: as_published, from their data without noise, which no epsilon covers;
     or private, with noise that the budget pays for."""

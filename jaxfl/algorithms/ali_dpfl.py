@@ -103,7 +103,7 @@ def ali_dpfl(
         max_rounds: R_s, the rounds that communication allows; may be traced.
         max_iterations: the local iterations of a client that the privacy budget allows
             (`jaxfl.privacy.clients.max_iterations`); may be traced.
-        kappa: phi lambda^2, positive, of which a larger value leaves room for a larger tau; may be traced.
+        kappa: phi lambda^2, positive; a larger value leaves room for a larger tau; may be traced.
 
     Returns:
         An `Algorithm`; `node_params` gives the server's model behind a node axis of length 1.
@@ -206,7 +206,7 @@ def ali_dpfl(
             max_steps=clients.max_steps,
         )
         model, sent = 32.0 * size(params), ran.astype(jnp.float32)
-        extra = model + 64.0 if constants.sends_gradient else 96.0
+        extra = 96.0 if constants.is_private else model + 64.0
         info = Info(
             loss=jnp.sum(shares * measured.loss),
             update_norm=tree_norm(jax.tree.map(jnp.subtract, params, state.params), 2),

@@ -70,7 +70,7 @@ def dp_fed_avg(x, samples, rounds, *, weighting="data", updates=None, **local):
 
 
 def release(x, changes, noise, clip_norm, expected):
-    """x + (sum of the clipped changes + noise) / expected, layer by layer; a layer of which 0 are expected stays."""
+    """x + (sum of the clipped changes + noise) / expected, layer by layer; it stays where 0 are expected."""
     total = noise
     for change in changes:
         total = add(total, 1.0, clip(change, clip_norm, 2))

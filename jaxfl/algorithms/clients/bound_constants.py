@@ -61,7 +61,7 @@ class Constants(NamedTuple):
 
 
 class Aggregation(NamedTuple):
-    """A round, of which constants are estimated."""
+    """A round, as the estimates need it."""
 
     before: PyTree  # x, what the clients began with, leaves (*leaf)
     client_params: PyTree  # w_i, leaves (n, *leaf)
@@ -76,8 +76,7 @@ class BoundConstants(NamedTuple):
     """How the constants are estimated; `published_constants` and `private_constants` make it.
 
     Attributes:
-        is_private: whether noise covers them.
-        sends_gradient: whether a client sends a gradient, and not numbers alone.
+        is_private: whether noise covers them. Otherwise a client also sends a gradient, and not numbers alone.
         check_data: data -> None; raises for clients with too few samples.
         draw: (key, round index, data) -> `ConstantsDraws`.
         estimate: (task, data, draws, `Aggregation`, `Constants` before) -> (`Constants`, gradients evaluated (n,)
@@ -85,7 +84,6 @@ class BoundConstants(NamedTuple):
     """
 
     is_private: bool
-    sends_gradient: bool
     check_data: Callable[[FederatedData], None]
     draw: Callable[[Key, Array, FederatedData], ConstantsDraws]
     estimate: Callable[..., tuple[Constants, Array]]
@@ -191,7 +189,7 @@ def _constants(sampler: Sampler | None, estimate: Callable[..., Any], *, is_priv
         indices, mask, overflow = jax.vmap(sampler.draw_node)(keys, data.sizes)
         return ConstantsDraws(jnp.where(mask, indices, data.sizes[:, None]), overflow, noise)
 
-    return BoundConstants(is_private, not is_private, check_data, draw, estimate)
+    return BoundConstants(is_private, check_data, draw, estimate)
 
 
 def _places(data: FederatedData, draws: ConstantsDraws) -> tuple[Array, Array]:

@@ -49,7 +49,7 @@ class PrivateUpdates(NamedTuple):
 
     clip_norm: float | Array  # S
     noise: NoiseMechanism  # on the sum
-    num_rounds: int  # for which there are slots enough
+    num_rounds: int  # of the run, whose slots must suffice
 
     def check(self, task: Task, clients: LocalSteps) -> None:
         """Refuse what one client's clipped update would not hide."""
@@ -108,7 +108,7 @@ def private_updates(*, clip_norm: float | Array, noise: NoiseMechanism, num_roun
     Args:
         clip_norm: S, bound on the L2 norm of a client's update, positive; may be traced.
         noise: on the sum of clipped updates, of one scale: `jaxfl.gaussian(z * clip_norm)` for noise multiplier z.
-        num_rounds: rounds for which the slots of active clients suffice with probability 1 - 1e-9.
+        num_rounds: rounds of the run; slots of active clients suffice in all with probability 1 - 1e-9.
 
     Raises:
         ArgumentError: a clip norm that is not positive, noise of several scales, a count below 1; from `check`, a task

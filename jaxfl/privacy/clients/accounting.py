@@ -205,9 +205,7 @@ def statements(
     plain = [checked(release, num_iterations, num_estimates, "proven", dp_delta, None)[0] for release in releases]
     ran, chosen = (num_iterations, num_estimates), None
     if budgeted is not None and num_iterations:
-        chosen = (
-            f"stated for its budget of {budgeted[0]} local iterations, of which {num_iterations} ran: the run chose"
-        )
+        chosen = f"stated for its budget of {budgeted[0]} local iterations; {num_iterations} ran: the run chose"
         chosen += f" them by what it released ({budgeted[1]} and {num_estimates} estimates)"
     return [
         _stated(plain, bound, relation, *ran, float(dp_delta), num_clients)

@@ -44,7 +44,7 @@ class UpdateRelease(NamedTuple):
 def client_level_epsilon(
     num_rounds: int, *, participation_rate: float, noise_multiplier: float, dp_delta: float
 ) -> float:
-    """Epsilon of every client after so many rounds of Poisson participation; infinite without noise.
+    """Epsilon of every client after some rounds of Poisson participation; infinite without noise.
 
     Args:
         num_rounds: K, at least 0.

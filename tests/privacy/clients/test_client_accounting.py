@@ -217,7 +217,7 @@ class TestStatements:
         assert published.dp_epsilon == statements([PRIVATE], 100, 20, dp_delta=DELTA)[0].dp_epsilon
         for one, whole in zip(proven, statements([PRIVATE], 317, 63, dp_delta=DELTA)[1:], strict=True):
             assert one.dp_epsilon == whole.dp_epsilon
-            assert any("its budget of 317 local iterations, of which 100 ran" in text for text in one.assumptions)
+            assert any("its budget of 317 local iterations; 100 ran" in text for text in one.assumptions)
         assert {one.dp_epsilon for one in statements([PRIVATE], 0, dp_delta=DELTA, budgeted=(317, 63))} == {0.0}
 
     @pytest.mark.parametrize("release", [CIFAR, PRIVATE, CIFAR._replace(clip_norm=None, noise_multiplier=0.0)])

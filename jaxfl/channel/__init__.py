@@ -1,4 +1,4 @@
-"""What is sent, and costs of a round: quantisers, what a model counts, seconds and joules of computing with it."""
+"""What is sent and over which links, and costs of a round: what a model counts, seconds and joules of computing."""
 
 from jaxfl.channel.cost import BILSTM_COUNTED, DZOFL_COUNTED, Counts, capacity, count, total
 from jaxfl.channel.device_profile import (
@@ -11,6 +11,7 @@ from jaxfl.channel.device_profile import (
     training_bytes,
 )
 from jaxfl.channel.energy import EnergyModel, ForwardEnergy, Workload, backward_energy, forward_energy, mac_energy
+from jaxfl.channel.links import LinkDraws, Links
 from jaxfl.channel.quantize import Quantizer, ternary_quantizer, uniform_quantizer
 
 __all__ = [
@@ -22,6 +23,8 @@ __all__ = [
     "DeviceProfile",
     "EnergyModel",
     "ForwardEnergy",
+    "LinkDraws",
+    "Links",
     "Quantizer",
     "RoundSeconds",
     "Workload",

@@ -11,7 +11,13 @@ from jaxfl.channel.device_profile import (
     training_bytes,
 )
 from jaxfl.channel.energy import EnergyModel, ForwardEnergy, Workload, backward_energy, forward_energy, mac_energy
-from jaxfl.channel.quantize import Quantizer, ternary_quantizer, uniform_quantizer
+from jaxfl.channel.quantize import (
+    Quantizer,
+    dithered_quantizer,
+    float_quantizer,
+    ternary_quantizer,
+    uniform_quantizer,
+)
 
 __all__ = [
     "BILSTM_COUNTED",
@@ -28,6 +34,8 @@ __all__ = [
     "backward_energy",
     "capacity",
     "count",
+    "dithered_quantizer",
+    "float_quantizer",
     "forward_energy",
     "mac_energy",
     "partial_work",

@@ -35,6 +35,7 @@ from jaxfl.core.tree import consensus_distance, replicate, size
 from jaxfl.gradients import GradientEstimator, mini_batch
 from jaxfl.graphs import (
     Graph,
+    messages_received,
     messages_sent,
     mix,
     require_doubly_stochastic,
@@ -130,6 +131,7 @@ def d_psgd(
             **measured._asdict(),
             consensus_distance=consensus_distance(params),
             bits_sent=messages_sent(graph, k) * jnp.float32(32 * (size(noisy) // graph.num_nodes)),
+            bits_received=messages_received(graph, k) * jnp.float32(32 * (size(noisy) // graph.num_nodes)),
         )
         return State(params=params, gradient=kept, round_index=k + 1), info
 

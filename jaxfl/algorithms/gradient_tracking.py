@@ -135,6 +135,7 @@ def gradient_tracking(
     unit_noise = mechanism(1.0)
     estimator = mini_batch(sampler=fixed(schedule.num_samples), clip_norm=clip_norm, clip_order=clip_order)
     num_receivers = sum((weights - np.diag(np.diag(weights)) > 0).sum(axis=0) for weights in (received, sent))
+    num_senders = sum((weights - np.diag(np.diag(weights)) > 0).sum(axis=1) for weights in (received, sent))
 
     def point(params, broadcast_params):
         return broadcast_params if gradient_at == "broadcast" else params
@@ -199,6 +200,7 @@ def gradient_tracking(
             **measured._asdict(),
             consensus_distance=consensus_distance(params),
             bits_sent=jnp.asarray(num_receivers, jnp.float32) * (32 * (size(params) // num_nodes)),
+            bits_received=jnp.asarray(num_senders, jnp.float32) * (32 * (size(params) // num_nodes)),
         )
         return new_state, info
 

@@ -36,7 +36,14 @@ from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, a
 from jaxfl.core.algorithm import at_round, check_num_nodes
 from jaxfl.core.tree import consensus_distance, replicate, scale, size
 from jaxfl.gradients import GradientEstimator, mini_batch
-from jaxfl.graphs import Graph, messages_sent, mix, require_column_stochastic, require_strongly_connected
+from jaxfl.graphs import (
+    Graph,
+    messages_received,
+    messages_sent,
+    mix,
+    require_column_stochastic,
+    require_strongly_connected,
+)
 from jaxfl.graphs.mixing import keeps_ones, mix_result
 from jaxfl.privacy import NoiseMechanism
 from jaxfl.privacy.mechanisms import released
@@ -152,6 +159,7 @@ def push_sum(
             **measured._asdict(),
             consensus_distance=consensus_distance(new_state.params, 1.0 / new_state.push_sum_weight),
             bits_sent=messages_sent(graph, k) * jnp.float32(32 * (size(noisy) // graph.num_nodes + 1)),
+            bits_received=messages_received(graph, k) * jnp.float32(32 * (size(noisy) // graph.num_nodes + 1)),
         )
         return new_state, info
 

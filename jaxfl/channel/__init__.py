@@ -1,4 +1,4 @@
-"""What is sent, and costs of a round: quantisers, what a model counts, seconds and joules of computing with it."""
+"""What is sent, and costs of a round: quantisers, what a model counts, seconds and joules of computing and sending."""
 
 from jaxfl.channel.cost import BILSTM_COUNTED, DZOFL_COUNTED, Counts, capacity, count, total
 from jaxfl.channel.device_profile import (
@@ -11,6 +11,7 @@ from jaxfl.channel.device_profile import (
     training_bytes,
 )
 from jaxfl.channel.energy import EnergyModel, ForwardEnergy, Workload, backward_energy, forward_energy, mac_energy
+from jaxfl.channel.ledger import Ledger, RoundCosts, Work, ledger, output_side_work, whole_model
 from jaxfl.channel.quantize import Quantizer, ternary_quantizer, uniform_quantizer
 
 __all__ = [
@@ -22,18 +23,24 @@ __all__ = [
     "DeviceProfile",
     "EnergyModel",
     "ForwardEnergy",
+    "Ledger",
     "Quantizer",
+    "RoundCosts",
     "RoundSeconds",
+    "Work",
     "Workload",
     "backward_energy",
     "capacity",
     "count",
     "forward_energy",
+    "ledger",
     "mac_energy",
+    "output_side_work",
     "partial_work",
     "round_seconds",
     "ternary_quantizer",
     "total",
     "training_bytes",
     "uniform_quantizer",
+    "whole_model",
 ]

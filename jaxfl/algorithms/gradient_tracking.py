@@ -155,6 +155,7 @@ def gradient_tracking(
     estimator = mini_batch(sampler=fixed(schedule.num_samples), clip_norm=clip_norm, clip_order=clip_order)
     bits = 32.0 if links is None else links.bits
     num_receivers = sum((weights - np.diag(np.diag(weights)) > 0).sum(axis=0) for weights in (received, sent))
+    num_senders = sum((weights - np.diag(np.diag(weights)) > 0).sum(axis=1) for weights in (received, sent))
 
     def send(tree, rounding):
         return Sent(tree, None) if links is None else links.send(tree, rounding)
@@ -235,6 +236,7 @@ def gradient_tracking(
             **measured._asdict(),
             consensus_distance=consensus_distance(params),
             bits_sent=jnp.asarray(num_receivers, jnp.float32) * (bits * (size(params) // num_nodes)),
+            bits_received=jnp.asarray(num_senders, jnp.float32) * (bits * (size(params) // num_nodes)),
             lost_messages=None if arrived is None else _lost(received, sent, arrived),
             quantizer_overflow=None if sent_params.overflow is None else sent_params.overflow + sent_tracker.overflow,
         )

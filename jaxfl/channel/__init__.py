@@ -1,4 +1,4 @@
-"""What is sent and over which links, and costs of a round: what a model counts, seconds and joules of computing."""
+"""What is sent and over which links, and costs of a round: counts of a model, seconds, joules, ledgers."""
 
 from jaxfl.channel.cost import BILSTM_COUNTED, DZOFL_COUNTED, Counts, capacity, count, total
 from jaxfl.channel.device_profile import (
@@ -11,6 +11,7 @@ from jaxfl.channel.device_profile import (
     training_bytes,
 )
 from jaxfl.channel.energy import EnergyModel, ForwardEnergy, Workload, backward_energy, forward_energy, mac_energy
+from jaxfl.channel.ledger import Ledger, RoundCosts, Work, ledger, output_side_work, whole_model
 from jaxfl.channel.links import LinkDraws, Links
 from jaxfl.channel.quantize import (
     Quantizer,
@@ -29,10 +30,13 @@ __all__ = [
     "DeviceProfile",
     "EnergyModel",
     "ForwardEnergy",
+    "Ledger",
     "LinkDraws",
     "Links",
     "Quantizer",
+    "RoundCosts",
     "RoundSeconds",
+    "Work",
     "Workload",
     "backward_energy",
     "capacity",
@@ -40,11 +44,14 @@ __all__ = [
     "dithered_quantizer",
     "float_quantizer",
     "forward_energy",
+    "ledger",
     "mac_energy",
+    "output_side_work",
     "partial_work",
     "round_seconds",
     "ternary_quantizer",
     "total",
     "training_bytes",
     "uniform_quantizer",
+    "whole_model",
 ]

@@ -16,7 +16,8 @@ from jaxfl.training.chunks import COSTS
 STATUSES = ("finished", "budget_spent", "diverged", "stopped")
 
 _MOST_STATED = 6  # variants, each with its statements below the table; of more the range of each epsilon
-_NOT_METRICS = ("variant", "seed", "round", *(f"total_{name}" for name in COSTS))
+_TOTALS = {name: f"total_{name}" for name in COSTS}
+_NOT_METRICS = ("variant", "seed", "round", *_TOTALS.values())
 
 
 def spread(values: Sequence[float | None]) -> dict[str, Any]:
@@ -96,7 +97,8 @@ def summarize_run(
             for seed, record in zip(facts["seeds"], records, strict=True)
         ]
         own = [line for line in lines if line["variant"] == variant]
-        names = [name for name in dict.fromkeys(name for line in own for name in line) if name not in _NOT_METRICS]
+        present = dict.fromkeys(name for line in own for name in line)
+        names = [name for name in present if name not in _NOT_METRICS]
         counts = {name for name in names if any(isinstance(line.get(name), int) for line in own)}
         rounds = [last[variant, seed]["round"] if (variant, seed) in last else 0 for seed in facts["seeds"]]
         ran = max(*rounds, *(record.get("until", 0) for record in records), 0)
@@ -114,7 +116,7 @@ def summarize_run(
                 if name in counts and name not in COSTS
             },
             "privacy": [dict(stated) for stated in facts["privacy"](ran, **totals)] if facts.get("privacy") else [],
-            "costs": {name: spread(_values(whole, f"total_{name}")) for name in COSTS if name in names},
+            "costs": {name: spread(_values(whole, total)) for name, total in _TOTALS.items() if total in present},
         }
     seconds = [record["seconds"] for record in ended.values()]
     run = sum(record["run"] for record in seconds)

@@ -12,7 +12,13 @@ from jaxfl.channel.device_profile import (
 )
 from jaxfl.channel.energy import EnergyModel, ForwardEnergy, Workload, backward_energy, forward_energy, mac_energy
 from jaxfl.channel.links import LinkDraws, Links
-from jaxfl.channel.quantize import Quantizer, ternary_quantizer, uniform_quantizer
+from jaxfl.channel.quantize import (
+    Quantizer,
+    dithered_quantizer,
+    float_quantizer,
+    ternary_quantizer,
+    uniform_quantizer,
+)
 
 __all__ = [
     "BILSTM_COUNTED",
@@ -31,6 +37,8 @@ __all__ = [
     "backward_energy",
     "capacity",
     "count",
+    "dithered_quantizer",
+    "float_quantizer",
     "forward_energy",
     "mac_energy",
     "partial_work",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -13,7 +13,7 @@ from experiments.frame.choose import Choice, choose
 from experiments.frame.options import stated, unsaved
 from jaxfl import models
 from jaxfl.core import ArgumentError, FederatedData, Task, check, over_nodes
-from jaxfl.data import Dataset, federate, load, partition_dataset, shrunk, subset
+from jaxfl.data import Dataset, federate, load, only_classes, partition_dataset, shrunk, subset
 from jaxfl.training import evaluation_set
 from jaxfl.training.evaluate import EvaluationSet
 from jaxfl.training.publish import check_folder
@@ -29,6 +29,8 @@ class Data:
     """digits, mnist, fashion_mnist or cifar10."""
     data_dir: str | None = unsaved(None)
     """Folder with the data set's files as their authors publish them."""
+    classes: tuple[int, ...] | None = None
+    """Use only samples with these labels, at least two, which become 0, 1, ... in this order; all by default."""
     num_train: int | None = None
     """Use only this many training samples, drawn at random; all by default."""
     num_test: int | None = None
@@ -39,12 +41,18 @@ class Data:
     @_keep_few
     def load(self) -> Dataset:
         """The data set, cut and shrunk; the same arrays in every call."""
-        return shrunk(subset(load(self.dataset, self.data_dir), self.num_train, self.num_test), self.shrink)
+        whole = only_classes(load(self.dataset, self.data_dir), self.classes)
+        return shrunk(subset(whole, self.num_train, self.num_test), self.shrink)
 
     @_keep_few
     def test_set(self) -> EvaluationSet:
         """The test samples on the device; the same arrays in every call."""
         return evaluation_set(self.load().test_inputs, self.load().test_labels)
+
+    def idle(self, options: Mapping[str, Any]) -> set[str]:
+        """All classes are no choice, so that runs from before there was one keep their random numbers."""
+        del options
+        return {"classes"} if self.classes is None else set()
 
 
 _CUTS: dict[str, Callable[..., list[np.ndarray]]] = {  # (data set, nodes, seed)
@@ -119,7 +127,15 @@ def _resnet18(dataset: Dataset, *, resnet_widths: tuple[int, ...]) -> models.Mod
     return models.resnet18(image_shape(dataset), dataset.num_classes, widths=resnet_widths, blocks=blocks)
 
 
-NETWORKS = Choice("model", {"mlp": mlp, "cnn": _cnn, "resnet18": _resnet18})
+def _dzofl_cnn(dataset: Dataset) -> models.Model:
+    height, width, _ = shape = image_shape(dataset)
+    if min(height, width) < 14:
+        requirement, found = "must fit the images: dzofl_cnn takes 14x14 pixels at least", f"got {height}x{width}"
+        raise ArgumentError("model", requirement, found, "Choose another model.")
+    return models.dzofl_cnn(shape, dataset.num_classes)
+
+
+NETWORKS = Choice("model", {"mlp": mlp, "cnn": _cnn, "resnet18": _resnet18, "dzofl_cnn": _dzofl_cnn})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,8 +143,9 @@ class Network:
     """The model of every node."""
 
     CHOICES: ClassVar = (NETWORKS,)
-    model: Literal["mlp", "cnn", "resnet18"] = "mlp"
-    """Multilayer perceptron, small convolutional network, or ResNet-18 with group norm."""
+    model: Literal["mlp", "cnn", "resnet18", "dzofl_cnn"] = "mlp"
+    """Multilayer perceptron, small convolutional network, ResNet-18 with group norm, or DZOFL's network: 20 and 40
+    kernels of 7x7, which need images of 14x14 at least."""
     hidden: tuple[int, ...] = (32,)
     """Units of the hidden layers of mlp; none makes it a multinomial regression."""
     activation: Literal["relu", "tanh"] = "relu"

@@ -96,7 +96,7 @@ def test_an_interrupted_run_is_drawn_as_far_as_it_came(tmp_path):
     assert plot_run(tmp_path)[0].exists()
     curve = seeds_curve([line for line in lines if line["variant"] == "B"], "train_loss")
     np.testing.assert_allclose(curve.mean, [0.15, 0.075])
-    assert seeds_curve(lines, "absent").rounds.size == 0
+    assert seeds_curve(lines, "absent").x.size == 0
 
 
 def test_a_variant_without_a_metric_and_a_single_evaluation_are_drawn(tmp_path):

@@ -22,6 +22,7 @@ from jaxfl.privacy.statements import caption
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _DASHES = ("solid", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
 _MOST_IN_LEGEND = 28  # lines that look different
+_LETTERS_FROM = 1e4  # costs below are short enough as they are
 _LOG_FROM_RATIO = 30.0  # a loss that spans less is easier to read on a linear axis
 
 
@@ -166,6 +167,7 @@ def draw_panels(
                 handles[variant] = draw_curve(axes, curve, line_style(number))
         _finish_axes(axes, panel, axis)
     band = f"; line: mean over {num_seeds} seeds, band: smallest to largest seed" if num_seeds > 1 else "; one seed"
+    band += f"; {x}: mean over seeds at each evaluation" if num_seeds > 1 and axis.totals else ""
     if len(handles) > _MOST_IN_LEGEND:
         handles, band = {}, f"s: {len(variants)}, named in results.csv" + band
     legend_below(figure, handles, [*foot, "variant" + band])
@@ -277,9 +279,9 @@ def _finish_axes(axes: Axes, panel: Panel, axis: XAxis) -> None:
 
 
 def finish_x(axes: Axes, axis: XAxis) -> None:
-    """Ticks at whole rounds, or at costs with the letters k, M, G, ... for powers of a thousand."""
+    """Ticks at whole rounds, or at costs, of large ones with the letters k, M, G, ... for powers of a thousand."""
     axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(nbins=6, integer=not axis.totals))
-    if axis.totals:
+    if axis.totals and axes.dataLim.x1 >= _LETTERS_FROM:
         axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from experiments.frame.choose import Choice, choose
 from experiments.frame.options import stated, unsaved
-from jaxfl import models
+from jaxfl import channel, models
 from jaxfl.core import ArgumentError, FederatedData, Task, check, over_nodes
 from jaxfl.data import Dataset, federate, load, only_classes, partition_dataset, shrunk, subset
 from jaxfl.training import evaluation_set
@@ -169,6 +169,57 @@ class Network:
         model = choose(NETWORKS, vars(self))(data.load())
         return with_node_loop(models.classification(model), self.node_loop)
 
+    @_keep
+    def work(self, data: Data) -> channel.Work:
+        """What a sample takes."""
+        dataset = data.load()
+        return channel.whole_model(channel.count(choose(NETWORKS, vars(self))(dataset), image_shape(dataset)))
+
+
+_OF_ENERGY = {  # option -> field of `channel.EnergyModel`
+    **{"forward_bits": "bits", "backward_bits": "max_bits", "energy_exponent": "exponent"},
+    **{name: name for name in ("mac_joules", "dram_factor", "mac_units", "sram_bits")},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """What seconds and joules stand for: devices and links, by default DZOFL's, see docs/costs.md. No model depends on
+    them."""
+
+    operations_per_second: float = stated(4e9)
+    """Of each node: an operation a cycle at 4 GHz."""
+    uplink_bits_per_second: float = stated(10e6)
+    """From each node."""
+    downlink_bits_per_second: float = stated(10e6)
+    """To each node; inf takes no time."""
+    slot_seconds: float = stated(0.125e-3)
+    """Airtime is a whole number of slots; 0 for none."""
+    transmit_dbm: float = stated(23.0)
+    """Power while a node sends, in dBm."""
+    forward_bits: int = stated(16)
+    """Precision of a forward pass."""
+    backward_bits: int = stated(32)
+    """Precision of a backward pass, and of activations that are stored."""
+    mac_joules: float = stated(3.7e-12)
+    """Energy of one operation at backward_bits."""
+    energy_exponent: float = stated(1.25)
+    """Power of the share of these bits with which an operation's energy falls."""
+    dram_factor: float = stated(150.0)
+    """Energy of an access to DRAM, in operations."""
+    mac_units: int = stated(64)
+    """Units of a device that compute side by side."""
+    sram_bits: float = stated(64e6)
+    """Memory of a device; what parameters and activations take beyond it goes to DRAM."""
+
+    def ledger(self, work: channel.Work | Sequence[channel.Work], batch_size: int) -> channel.Ledger:
+        """Of a sample's work at every node, or at each."""
+        values = vars(self)
+        check.positive(**{name: values[name] for name in _OF_ENERGY})
+        energy = channel.EnergyModel(**{field: values[name] for name, field in _OF_ENERGY.items()})
+        others = {name: value for name, value in values.items() if name not in _OF_ENERGY}
+        return channel.ledger(work, batch_size=batch_size, energy=energy, **others)
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -181,6 +232,8 @@ class Run:
     """Rounds between evaluations."""
     checkpoint_every: int = unsaved(10)
     """Evaluations between checkpoints."""
+    x: Literal["rounds", "bits", "seconds", "joules", "operations", "evaluations"] = unsaved("rounds")
+    """What curves are drawn against: rounds, or what all nodes have sent, taken, spent or computed up to them."""
     out: str | None = unsaved(None)
     """The run directory itself; default runs/EXPERIMENT/NAME."""
     resume: bool = unsaved(False)

@@ -107,11 +107,12 @@ class Ledger(NamedTuple):
         lib: Any = jnp if on_device else np
         dtype = jnp.float32 if on_device else np.float64
         sent, received, gradients, forwards = (lib.asarray(given[name]).astype(dtype) for name in COUNTED)
-        each = Ledger(*(lib.asarray(number, dtype) for number in self))
-        if each.gradient_operations.shape not in ((), sent.shape[-1:]):
-            found = f"got one for {len(each.gradient_operations)}"
+        numbers = [lib.asarray(number, dtype) for number in self]
+        wrong = [number.shape for number in numbers if number.shape not in ((), sent.shape[-1:])]
+        if wrong:
             requirement = f"must be for the {sent.shape[-1]} nodes that the info counts"
-            raise ArgumentError("ledger", requirement, found, "Pass the work of each node.")
+            raise ArgumentError("ledger", requirement, f"got one for {wrong[0][0]}", "Pass the work of each node.")
+        each = Ledger(*(lib.broadcast_to(number, sent.shape) if number.ndim else number for number in numbers))
 
         def airtime(bits, bits_per_second):
             seconds = bits / bits_per_second
@@ -199,8 +200,8 @@ def whole_model(layers: Mapping[str, Counts]) -> Work:
 def output_side_work(layers: Mapping[str, Counts], trained_from: str) -> Work:
     """The work of a node that trains the layers from one on.
 
-    A gradient runs these alone. A forward evaluation runs those in front of them, once for each sample whose features
-    are computed, as `jaxfl.embracing` counts it.
+    A gradient runs these alone, on features that it reads. A forward evaluation runs those in front of them, once for
+    each sample whose features are computed, as `jaxfl.embracing` counts it.
 
     Args:
         layers: of the whole model, from `jaxfl.channel.count`.

@@ -197,7 +197,9 @@ def test_infinities_are_counted_and_not_a_number_is_not(name):
     assert int(quantizer.overflows(values)) == 2
     lowest = -1.5 if name == "six levels" else -end
     for apply in (quantizer.apply, jax.jit(quantizer.apply)):
-        np.testing.assert_array_equal(apply(values, jnp.full_like(values, 0.5)), np.array([end, lowest, np.nan], np.float32))
+        np.testing.assert_array_equal(
+            apply(values, jnp.full_like(values, 0.5)), np.array([end, lowest, np.nan], np.float32)
+        )
 
 
 def test_programs_compute_in_the_dtype_of_the_values():

@@ -189,8 +189,9 @@ def fed_avg(
         changes, losses, overflowed = None, measured.loss, None
         arrived, reached = None, is_active
         if links is not None:
-            arrived = draws.links.arrived[active]
-            reached = arrived if is_active is None else is_active & arrived
+            if draws.links.arrived is not None:
+                arrived = draws.links.arrived[active]
+                reached = arrived if is_active is None else is_active & arrived
             rounding = jax.tree.map(lambda of_all: of_all[active], draws.links.rounding)
             params, overflowed = _sent(links, rounding, params, state.params)
         if updates is None:

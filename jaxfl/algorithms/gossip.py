@@ -145,7 +145,7 @@ def d_psgd(
         noisy = released(noise, estimate, draws.noise)
         gamma = at_round(step_size, k)
         bits, counted = 32.0 if links is None else links.bits, LinkCounts()
-        if links is None:
+        if links is None or links.change_nothing:
             mixed = mix(graph, state.params, k)
         else:
             mixed, counted = exchange(graph, links, draws.links, state.params, k, kept_by="receiver")

@@ -267,7 +267,7 @@ def _lost(received: np.ndarray, sent: np.ndarray, arrived: Array) -> Array:
 
 def _check_links(links: Links | None, schedule: TrackingSchedule) -> None:
     """Refuse to lose messages where a budget may be stated: it is proven for weights that do not change."""
-    if links is None or not (check.is_traced(links.success) or np.any(np.asarray(links.success) != 1)):
+    if links is None or not links.may_lose:
         return
     for scales in (schedule.state_noise_scale, schedule.tracker_noise_scale):
         if check.is_traced(scales) or np.any(np.asarray(scales) != 0):

@@ -171,10 +171,10 @@ def push_sum(
             return jax.tree.map(lambda a, g: a - gamma * g, start, gradient)
 
         counted, bits = LinkCounts(), 32 * (size(noisy) // graph.num_nodes + 1)
-        if links is not None:
-            stepped = half_step(x, noisy)
+        if links is not None and not links.change_nothing:
+            stepped, arrived = half_step(x, noisy), draws.links.arrived
             new_params, counted = exchange(graph, links, draws.links, stepped, k, kept_by="sender")
-            new_weight = lossy_mix(graph, w, draws.links.arrived, k, kept_by="sender")
+            new_weight = mix(graph, w, k) if arrived is None else lossy_mix(graph, w, arrived, k, kept_by="sender")
             bits = links.bits * (size(noisy) // graph.num_nodes) + 32  # the weight is not quantised
         elif weights_stay_one:
             # x = w z without rounding. The step is taken while mixing, for z stays where it is when the new x replaces

@@ -1,0 +1,126 @@
+"""Zero-order learning: batches in one pass against a pass a device, a round against its passes, memory of a large one.
+
+| row | what is run |
+|---|---|
+| round | a round of `dzofl`, messages of a byte that arrive with probability 0.9 |
+| forward | the two passes of a round alone: the losses of all devices' batches, at two sets of parameters, in turn |
+| batched | the losses of all devices' batches at the same parameters, in one pass |
+| shared | the same as a `vmap` over devices, which share the parameters |
+| replicated | the same as a `vmap` over devices that each hold a copy of the parameters |
+
+DZOFL's network, 50 devices, batch 10; rows take turns in one process, and ratios are of their medians. Copies are
+temporary memory and outputs of a compiled round whose state is donated, over the bytes of 100 million parameters of an
+MLP.
+"""
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from experiments.bench.setting import KEY, Network, Setting, loop, perceptron, random_data, training
+from experiments.bench.timing import Measurement, Report, Runner, in_turns, runner
+from jaxfl import channel
+from jaxfl.algorithms import dzofl
+from jaxfl.core import Algorithm, Array, FederatedData, PyTree
+from jaxfl.core.tree import num_bytes, replicate
+from jaxfl.models import dzofl_cnn
+
+SETTING = Setting(
+    Network(dzofl_cnn(), "DZOFL's CNN", num_classes=2),
+    50,
+    batch_size=10,
+    samples=60,
+    method="dzofl",
+    step_size=1.0,
+    rounds=4,
+    repeats=9,
+)
+LARGE = Setting(perceptron(3072, 8192, 8192, 1000), 50, batch_size=10, samples=10, method="dzofl", step_size=1.0)
+SMOOTHING = 0.1
+WANTED = {
+    "zero_order/batched_vs_replicated": 5.0,
+    "zero_order/round_over_forward": 1.3,  # at most
+    "zero_order/copies_100m": 3.0,  # at most
+}
+
+
+def learner(setting: Setting) -> Algorithm:
+    """Zero-order learning over links that lose a tenth of all messages, of a byte each."""
+    byte = channel.float_quantizer(4, 3)
+    return dzofl(
+        setting.task(),
+        batch_size=setting.batch_size,
+        step_size=setting.step_size,
+        smoothing=SMOOTHING,
+        uplink=channel.links.links(0.9, byte),
+        downlink=byte,
+    )
+
+
+def forward(setting: Setting, data: FederatedData) -> dict[str, Runner]:
+    """Passes over the devices' first samples; each goes on from parameters that hang on the losses before it."""
+    task, num_nodes = setting.task(), setting.num_nodes
+    positions = data.indices[:, : setting.batch_size]
+    inputs, labels = data.inputs[positions], data.labels[positions]
+    params = jax.jit(task.init)(KEY)
+
+    def together(held):
+        return task.loss(held, *(part.reshape(-1, *part.shape[2:]) for part in (inputs, labels)))
+
+    def shared(held):
+        return jax.vmap(lambda *own: task.loss(held, *own))(inputs, labels)
+
+    def replicated(held):
+        return jax.vmap(task.loss)(replicate(held, num_nodes), inputs, labels)
+
+    return {
+        "forward": _chained(together, params, 2 * setting.rounds),
+        "batched": _chained(together, params, setting.rounds),
+        "shared": _chained(shared, params, setting.rounds),
+        "replicated": _chained(replicated, params, setting.rounds),
+    }
+
+
+def _chained(losses: Callable[[PyTree], Array], params: PyTree, passes: int) -> Runner:
+    """Passes one after the other, which cannot be left out or made once: each moves the parameters slightly."""
+
+    def run(held):
+        def one_pass(_, state):
+            slight = 1e-12 * losses(state).sum()
+            return jax.tree.map(lambda leaf: leaf + slight, state)
+
+        return jax.lax.fori_loop(0, passes, one_pass, held)
+
+    return runner(run, params)
+
+
+def copies(setting: Setting) -> float:
+    """Memory that a compiled round takes beside the donated parameters and the data, over that of the parameters."""
+    algorithm, data = learner(setting), random_data(setting, np.float32)
+    state = jax.eval_shape(lambda: algorithm.init(KEY, data))
+    compiled = jax.jit(loop(algorithm, 1), donate_argnums=0).lower(state, data).compile()
+    held = compiled.memory_analysis()
+    total = held.temp_size_in_bytes + held.output_size_in_bytes - held.alias_size_in_bytes
+    return total / num_bytes(state.params)
+
+
+def suite(setting: Setting = SETTING, large: Setting = LARGE) -> dict[str, Measurement]:
+    """Measure; see the module's text. About a minute on two cores."""
+    data = random_data(setting, np.float32)
+    rows = {"round": training(learner(setting), data, setting.rounds)[0], **forward(setting, data)}
+    seconds = in_turns(rows, setting.repeats, setting.rounds)
+    report = Report("zero_order/", f"{setting.layers()}, {setting.network.num_params():,} parameters")
+    asked = {
+        "batched_vs_replicated": ("replicated", "batched", "a pass of a copy a device over one of shared parameters"),
+        "shared_vs_batched": ("shared", "batched", "a pass by vmap over devices that share parameters over one"),
+        "round_over_forward": ("round", "forward", "a round over its two passes"),
+    }
+    for label, (top, bottom, text) in asked.items():
+        report.ratio(label, seconds[top], seconds[bottom], text)
+    report.times(seconds)
+    report.compile_times(rows)
+    num_params = large.network.num_params()
+    text = f"{large.layers()}, {num_params:,} parameters"
+    report.on(text).median("copies_100m", copies(large), "x", "memory of a round over that of the parameters")
+    return report.measurements

@@ -10,7 +10,7 @@ Mhanna, Assaad, "Communication and Energy Efficient Federated Learning using Zer
 from experiments.dzofl.options import DZOFL, FED_AVG, Point
 from experiments.dzofl.pictures import finish
 from experiments.dzofl.prepare import prepare
-from experiments.dzofl.presets import PRESETS, SHIRTS
+from experiments.dzofl.presets import PRESETS, SHIRTS, rounds
 from experiments.frame import Experiment, Layer
 
 EXPERIMENT = Experiment(
@@ -19,10 +19,10 @@ EXPERIMENT = Experiment(
     base=Point(),
     prepare=prepare,
     grid=({"method": (DZOFL, FED_AVG)},),
-    datasets={"digits": Layer({"classes": (3, 8)}), "fashion_mnist": Layer(SHIRTS)},
+    datasets={"digits": Layer({"classes": (3, 8)}), "fashion_mnist": SHIRTS},
     presets=PRESETS,
     derived={
-        "rounds": lambda options, told: 2000 if options["method"] == DZOFL else 200,
+        "rounds": rounds,
         "evaluate_every": lambda options, told: max(1, options["rounds"] // 20),
     },
     labels={"method": "{}"},
@@ -31,6 +31,8 @@ EXPERIMENT = Experiment(
     aliases={
         "num_nodes": "nodes",
         "bits_per_second": "uplink_bits_per_second",
+        "bits": "quantizer_bits",
+        "limit": "quantizer_limit",
         "step_exponent, smoothing_exponent": "step_exponent",
     },
 )

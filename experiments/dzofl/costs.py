@@ -19,11 +19,14 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.dzofl.options import DZOFL, FED_AVG, Point
-from experiments.frame import Finished
-from jaxfl.channel import Ledger, Workload, backward_energy, forward_energy
+from experiments.frame import Finished, choose
+from experiments.frame.records import NETWORKS, image_shape
+from jaxfl.channel import DZOFL_COUNTED, Ledger, Workload, backward_energy, count, forward_energy, total
+from jaxfl.training.summary import with_prefix
 
 READINGS = ("counted", "published")
 _D, _M, _T, _FIRST_ORDER_T = 4e5, 16, 10_000, 100  # section III: parameters, bits, rounds of DZOFL and of FedAvg
+_MOST_TOLD = 24  # rows of a table on the screen
 _RATE, _SLOT, _PASS = 10e6, 0.125e-3, 16e6 / 4e9  # its bits a second, slot and seconds of a pass
 
 
@@ -43,7 +46,10 @@ class RoundCost(NamedTuple):
 
 def published_ledger(point: Point) -> Ledger:
     """The point's ledger as the paper charges it."""
-    counts, model, batch = point.network.work(point.data).forward, point.costs.energy_model(), point.learning.batch_size
+    dataset, model, batch = point.data.load(), point.costs.energy_model(), point.learning.batch_size
+    names = DZOFL_COUNTED if point.network.model == "dzofl_cnn" else None  # the paper's O_c has these layers' outputs
+    network = choose(NETWORKS, vars(point.network))(dataset)
+    counts = total(count(network, image_shape(dataset), counted=names))
     operations = counts.macs + counts.other_operations
     workload = Workload(operations, batch * counts.activations, counts.parameters, counts.inputs)
     forward, backward = sum(forward_energy(workload, model)), backward_energy(workload, model)
@@ -74,16 +80,18 @@ def round_costs(point: Point, row: Mapping[str, Any]) -> dict[str, RoundCost]:
 
 def write_costs(finished: Finished) -> None:
     """costs.csv, and a table: bits, seconds and joules of a round and of the run, in both readings."""
-    rows = []
+    rows, texts = [], []
     for name, line in finished.lines.items():
         row = finished.summary["variants"][name]
         for reading, cost in (round_costs(line.point, row) if row["rounds"] else {}).items():
-            of_run = [row["rounds"] * number for number in (cost.seconds, cost.joules)]
-            numbers = [cost.bits, cost.seconds, cost.computing_joules, cost.sending_joules, *of_run]
-            rows.append([name, reading, row["test_accuracy"]["mean"], row["rounds"], *numbers])
-    heads = ["variant", "reading", "test_accuracy", "rounds", "bits_up_of_a_device_and_round", "seconds_of_a_round"]
-    heads += ["computing_joules_of_a_round", "sending_joules_of_a_round", "seconds", "joules"]
-    _write(finished.run.path / "costs.csv", "Costs, all devices", heads, rows)
+            seconds, joules = row["rounds"] * cost.seconds, row["rounds"] * cost.joules
+            rows.append([name, reading, row["test_accuracy"]["mean"], row["rounds"], *cost, seconds, joules])
+            of_round = [with_prefix(number, unit) for number, unit in zip(cost, ("bit", "J", "J", "s"), strict=True)]
+            texts.append([name, reading, *of_round, with_prefix(seconds, "s"), with_prefix(joules, "J")])
+    heads = ["variant", "reading", "test_accuracy", "rounds", *RoundCost._fields, "run_seconds", "run_joules"]
+    _write(finished.run.path / "costs.csv", [heads, *rows])
+    heads = ["", "reading", "a device sends", "computing", "sending", "time", "run: time", "energy"]
+    _print("Costs of a round, all devices", [heads, *texts[:_MOST_TOLD]])
 
 
 def write_section3(finished: Finished) -> Sequence[Path]:
@@ -105,15 +113,19 @@ def write_section3(finished: Finished) -> Sequence[Path]:
         ["DZOFL: seconds, two passes a round", None, _T * (_SLOT + 2 * _PASS), _T * zero.seconds],
     ]
     heads = [f"T = {_T:,}, T' = {_FIRST_ORDER_T}", "paper (d = 400,000)", "put right", "counted here"]
-    _write(finished.run.path / "section3.csv", "Section III", heads, rows)
+    _write(finished.run.path / "section3.csv", [heads, *rows])
+    _print("Section III", [heads, *([row[0], *("" if n is None else f"{n:.6g}" for n in row[1:])] for row in rows)])
     return []
 
 
-def _write(path: Path, title: str, heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """A table, to a file and to the screen."""
+def _write(path: Path, rows: Sequence[Sequence[Any]]) -> None:
     with open(path, "w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([heads, *rows])
-    table = Table(*(head.replace("_", " ") for head in heads), title=title)
-    for row in rows:
-        table.add_row(*(f"{cell:.6g}" if isinstance(cell, int | float) else cell or "" for cell in row))
+        csv.writer(file).writerows(rows)
+
+
+def _print(title: str, rows: Sequence[Sequence[str]]) -> None:
+    """A table whose first row is its heading."""
+    table = Table(*rows[0], title=title)
+    for row in rows[1:]:
+        table.add_row(*row)
     Console().print(table)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,9 @@ class Learning:
     """The algorithm."""
 
     CHOICES: ClassVar = (
-        Owned("method", {**dict.fromkeys(_ZERO_ORDER, (DZOFL,)), **dict.fromkeys(("sgd_step_size", "lost"), (FED_AVG,))}),
+        Owned(
+            "method", {**dict.fromkeys(_ZERO_ORDER, (DZOFL,)), **dict.fromkeys(("sgd_step_size", "lost"), (FED_AVG,))}
+        ),
     )
     method: Literal["DZOFL", "FedAvg"] = DZOFL
     """DZOFL (a device sends differences of losses) or FedAvg (distributed SGD: one local step, a device sends the

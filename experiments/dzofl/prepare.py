@@ -46,7 +46,8 @@ def _shared(point: Point) -> str:
     num_params = size(jax.eval_shape(point.task().init, jax.random.key(0)))
     return (
         f"{dataset.name}: {len(dataset.train_labels)} samples of {dataset.num_classes} classes over {clients.nodes} "
-        f"devices ({clients.partition}), model {point.network.model} with d = {num_params} parameters"
+        f"devices ({clients.partition}), model {point.network.model} with d = {num_params} parameters; quantizer "
+        f"{point.channel.quantizer}"
     )
 
 

@@ -1,6 +1,6 @@
 """What is sent, and costs of a round: quantisers, what a model counts, seconds and joules of computing with it."""
 
-from jaxfl.channel.cost import BILSTM_COUNTED, DZOFL_COUNTED, Counts, capacity, count, total
+from jaxfl.channel.cost import BILSTM_COUNTED, DZOFL_COUNTED, Counts, capacity, count, total, training_bytes
 from jaxfl.channel.device_profile import (
     ONEPLUS_9_PRO,
     ClientWork,
@@ -8,7 +8,6 @@ from jaxfl.channel.device_profile import (
     RoundSeconds,
     partial_work,
     round_seconds,
-    training_bytes,
 )
 from jaxfl.channel.energy import EnergyModel, ForwardEnergy, Workload, backward_energy, forward_energy, mac_energy
 from jaxfl.channel.quantize import (

@@ -15,10 +15,10 @@ long in all classes; only the trained part runs backward. In the multi-step forw
 side in parts, and writes and reads the activations behind each ("cut"). The whole model is received once in all, in one
 transfer more than there are cuts. Width reduction and FedAvg: whole and trained part are one model, there is no cut.
 
-How far to trust it: `ONEPLUS_9_PRO` is fitted to the strong row of Table 8 and to its I/O column. Seconds of other rows
-follow (Table 8 behind a slash): EmbracingFL's backward pass 175.9 / 197.3 moderate, 66.0 / 85.4 weak; width reduction's
-backward pass 178.8 / 317.7 and 75.7 / 187.6, its forward pass 0.4 / 1.4 and 0.1 / 0.9. The order is that of Table 8,
-but narrow layers run less efficiently than counts say. Backward pass and activations are tied as section 4.4 has it.
+How far to trust it: `ONEPLUS_9_PRO` is fitted to the strong row of Table 8 and to its I/O column. The other rows follow,
+in the order of Table 8 but not in its size: narrow layers run less efficiently than counts say, and backward passes come
+out at 0.4 to 0.9 of the paper's. experiments/results/embracing_fl/README.md has all rows beside the paper's. Backward
+pass and activations are tied as section 4.4 has it.
 
 References:
     S. Lee, T. Zhang, S. Prakash, Y. Niu, S. Avestimehr, "Embracing Federated Learning: Enabling Weak Client
@@ -32,12 +32,9 @@ import itertools
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from jaxfl.channel.cost import Counts, total
+from jaxfl.channel.cost import BYTES, Counts, total, training_bytes
 from jaxfl.core import check
 from jaxfl.core.check import ArgumentError, bytes_text
-
-_BYTES = 4  # of a float32
-_BITS = 32
 
 
 class DeviceProfile(NamedTuple):
@@ -101,22 +98,6 @@ def partial_work(layers: Mapping[str, Counts], cuts: tuple[str, ...] = ()) -> Cl
     return ClientWork(total(layers), trained, tuple(layers[cut].inputs for cut in cuts))
 
 
-def training_bytes(work: ClientWork, batch_size: int) -> int:
-    """Bytes that the local steps hold: parameters, activations of a batch, and a gradient for each.
-
-    Momentum is not counted, as in EmbracingFL's capacity.
-
-    Example:
-        >>> from jaxfl.channel import count
-        >>> from jaxfl.models import resnet20
-        >>> layers = count(resnet20(), (32, 32, 3))
-        >>> training_bytes(partial_work(layers, ("block_3_1",)), 32) / training_bytes(partial_work(layers), 32)
-        0.15570...
-    """
-    check.at_least(1, batch_size=batch_size)
-    return 2 * _BYTES * (work.trained.parameters + batch_size * work.trained.activations)
-
-
 def round_seconds(
     work: ClientWork,
     profile: DeviceProfile,
@@ -164,7 +145,7 @@ def round_seconds(
     used = batch_size * num_local_steps
     stored = used if num_stored_samples is None else num_stored_samples
     check.at_least(1, num_stored_samples=stored)
-    held = training_bytes(work, batch_size)
+    held = training_bytes(work.trained, batch_size)
     if held > profile.memory_bytes:
         requirement = f"must hold the {bytes_text(held)} that training with batches of {batch_size} needs"
         remedy = "Train fewer layers or smaller batches on this device."
@@ -175,9 +156,9 @@ def round_seconds(
         forward=(frozen_flops * stored + trained_flops * used) / profile.forward_flops_per_second,
         backward=2 * trained_flops * used / profile.backward_flops_per_second
         + num_local_steps * held / profile.backward_bytes_per_second,
-        io=len(work.cuts) * profile.io_seconds + 2 * _BYTES * sum(work.cuts) * stored / profile.io_bytes_per_second,
-        communication=_BITS * work.whole.parameters / profile.downlink_bits_per_second
-        + _BITS * work.trained.parameters / profile.uplink_bits_per_second
+        io=len(work.cuts) * profile.io_seconds + 2 * BYTES * sum(work.cuts) * stored / profile.io_bytes_per_second,
+        communication=8 * BYTES * work.whole.parameters / profile.downlink_bits_per_second
+        + 8 * BYTES * work.trained.parameters / profile.uplink_bits_per_second
         + (len(work.cuts) + 2) * profile.latency_seconds,
     )
 

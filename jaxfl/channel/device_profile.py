@@ -15,10 +15,10 @@ long in all classes; only the trained part runs backward. In the multi-step forw
 side in parts, and writes and reads the activations behind each ("cut"). The whole model is received once in all, in one
 transfer more than there are cuts. Width reduction and FedAvg: whole and trained part are one model, there is no cut.
 
-How far to trust it: `ONEPLUS_9_PRO` is fitted to the strong row of Table 8 and to its I/O column. The other rows follow,
-in the order of Table 8 but not in its size: narrow layers run less efficiently than counts say, and backward passes come
-out at 0.4 to 0.9 of the paper's. experiments/results/embracing_fl/README.md has all rows beside the paper's. Backward
-pass and activations are tied as section 4.4 has it.
+How far to trust it: `ONEPLUS_9_PRO` is fitted to the strong row of Table 8 and to its I/O column. The other rows come
+out in the order of Table 8 but not in its size, since narrow layers run less efficiently than counts say: backward
+passes at 0.4 to 0.9 of the paper's, which experiments/results/embracing_fl/README.md has beside them. Backward pass and
+activations are tied as section 4.4 has it.
 
 References:
     S. Lee, T. Zhang, S. Prakash, Y. Niu, S. Avestimehr, "Embracing Federated Learning: Enabling Weak Client

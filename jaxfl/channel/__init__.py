@@ -1,6 +1,6 @@
 """What is sent, and costs of a round: quantisers, what a model counts, seconds and joules of computing with it."""
 
-from jaxfl.channel.cost import BILSTM_COUNTED, DZOFL_COUNTED, Counts, capacity, count, total
+from jaxfl.channel.cost import BILSTM_COUNTED, DZOFL_COUNTED, Counts, capacity, count, total, training_bytes
 from jaxfl.channel.device_profile import (
     ONEPLUS_9_PRO,
     ClientWork,
@@ -8,10 +8,25 @@ from jaxfl.channel.device_profile import (
     RoundSeconds,
     partial_work,
     round_seconds,
-    training_bytes,
 )
 from jaxfl.channel.energy import EnergyModel, ForwardEnergy, Workload, backward_energy, forward_energy, mac_energy
-from jaxfl.channel.quantize import Quantizer, ternary_quantizer, uniform_quantizer
+from jaxfl.channel.quantize import (
+    Quantizer,
+    dithered_quantizer,
+    float_quantizer,
+    ternary_quantizer,
+    uniform_quantizer,
+)
+from jaxfl.channel.wireless import (
+    Radio,
+    airtime_seconds,
+    disc_positions,
+    mean_snr,
+    mean_success,
+    noise_dbm,
+    success_probability,
+    transmit_joules,
+)
 
 __all__ = [
     "BILSTM_COUNTED",
@@ -23,17 +38,27 @@ __all__ = [
     "EnergyModel",
     "ForwardEnergy",
     "Quantizer",
+    "Radio",
     "RoundSeconds",
     "Workload",
+    "airtime_seconds",
     "backward_energy",
     "capacity",
     "count",
+    "disc_positions",
+    "dithered_quantizer",
+    "float_quantizer",
     "forward_energy",
     "mac_energy",
+    "mean_snr",
+    "mean_success",
+    "noise_dbm",
     "partial_work",
     "round_seconds",
+    "success_probability",
     "ternary_quantizer",
     "total",
     "training_bytes",
+    "transmit_joules",
     "uniform_quantizer",
 ]

@@ -17,6 +17,7 @@ from jaxfl.algorithms.perturbed_gossip import perturbed_gossip
 from jaxfl.algorithms.push_sum import debiased_params, push_sum, theory_step_size
 from jaxfl.algorithms.registry import REGISTRY, Row
 from jaxfl.algorithms.width_reduction import width_reduction
+from jaxfl.algorithms.zero_order import decaying_schedules, dzofl
 
 __all__ = [
     "REGISTRY",
@@ -26,7 +27,9 @@ __all__ = [
     "client_sgd",
     "d_psgd",
     "debiased_params",
+    "decaying_schedules",
     "dp2_sgd",
+    "dzofl",
     "embracing",
     "fed_avg",
     "first_half",

@@ -22,6 +22,8 @@ from jaxfl.algorithms.perturbed_gossip import perturbed_gossip
 from jaxfl.algorithms.push_sum import push_sum
 from jaxfl.algorithms.push_sum import released_gradients as released_by_push_sum
 from jaxfl.algorithms.width_reduction import width_reduction
+from jaxfl.algorithms.zero_order import dzofl
+from jaxfl.channel.links import links
 from jaxfl.core import Algorithm, PyTree
 from jaxfl.gradients import saga
 from jaxfl.graphs.spectral import consensus_weights
@@ -165,6 +167,28 @@ def _ali_dpfl(make_task: MakeTask) -> Example:
     )
 
 
+def _dzofl(make_task: MakeTask) -> Example:
+    def relabeled(order, state, draws):
+        # What the server holds has no node axis, nor has the direction that all share.
+        (batch, uplink), _ = examples.relabeled_nodes(order, (draws.batch, draws.uplink), ())
+        return state, draws._replace(batch=batch, uplink=uplink)
+
+    return Example(
+        tasks={"task": make_task(5)},
+        topology={"uplink": links(0.6), "smoothing": 2.0, "num_directions": 2},
+        arguments=lambda numbers: {"batch_size": numbers.batch_size, "step_size": numbers.step_size},
+        centralized={},  # along random directions it descends, and not by gradients
+        refused=[
+            ({"smoothing": 0.0}, "smoothing: must be positive"),
+            ({"num_directions": 0}, "num_directions: must be an integer of at least 1; got 0"),
+            ({"direction": "uniform"}, "direction: must be one of rademacher, gaussian; got 'uniform'"),
+            ({"uplink": links(np.ones((5, 5)))}, "success: must be by sender where a server receives"),
+            ({"batch_size": 5}, "batch_size: must be at most the entries of the smallest node"),
+        ],
+        relabeled=relabeled,
+    )
+
+
 _GOSSIP: dict[str, Any] = {"sends": "params", "noise_draws": ("noise",)}
 REGISTRY: dict[str, Row] = {
     "push_sum": Row(
@@ -220,4 +244,5 @@ REGISTRY: dict[str, Row] = {
         _partial_averaging,
         sends="params and batch statistics of the synchronized part, to whoever averages",
     ),
+    "dzofl": Row(dzofl, _dzofl, sends="one number for each direction, to the server"),
 }

@@ -1,4 +1,4 @@
-"""What is sent, and costs of a round: quantisers, what a model counts, seconds and joules of computing with it."""
+"""What is sent and over which links, and costs of a round: counts of a model, seconds, joules, ledgers."""
 
 from jaxfl.channel.cost import BILSTM_COUNTED, DZOFL_COUNTED, Counts, capacity, count, total, training_bytes
 from jaxfl.channel.device_profile import (
@@ -10,6 +10,8 @@ from jaxfl.channel.device_profile import (
     round_seconds,
 )
 from jaxfl.channel.energy import EnergyModel, ForwardEnergy, Workload, backward_energy, forward_energy, mac_energy
+from jaxfl.channel.ledger import Ledger, RoundCosts, Work, ledger, output_side_work, whole_model
+from jaxfl.channel.links import LinkDraws, Links
 from jaxfl.channel.quantize import (
     Quantizer,
     dithered_quantizer,
@@ -37,9 +39,14 @@ __all__ = [
     "DeviceProfile",
     "EnergyModel",
     "ForwardEnergy",
+    "Ledger",
+    "LinkDraws",
+    "Links",
     "Quantizer",
     "Radio",
+    "RoundCosts",
     "RoundSeconds",
+    "Work",
     "Workload",
     "airtime_seconds",
     "backward_energy",
@@ -49,10 +56,12 @@ __all__ = [
     "dithered_quantizer",
     "float_quantizer",
     "forward_energy",
+    "ledger",
     "mac_energy",
     "mean_snr",
     "mean_success",
     "noise_dbm",
+    "output_side_work",
     "partial_work",
     "round_seconds",
     "success_probability",
@@ -61,4 +70,5 @@ __all__ = [
     "training_bytes",
     "transmit_joules",
     "uniform_quantizer",
+    "whole_model",
 ]

@@ -1,8 +1,9 @@
-"""Gradients of every node: mini-batch means, clipped or not, and SAGA tables."""
+"""Gradients of every node: mini-batch means, clipped or not, SAGA tables, and differences of losses."""
 
 from jaxfl.gradients.estimator import GradientEstimator, GradientInfo, mini_batch
 from jaxfl.gradients.saga import SagaDraws, SagaState, saga, table_bytes
 from jaxfl.gradients.samplers import Batch, Sampler, fixed, poisson, poisson_capacity, uniform
+from jaxfl.gradients.zero_order import zero_order
 
 __all__ = [
     "Batch",
@@ -18,4 +19,5 @@ __all__ = [
     "saga",
     "table_bytes",
     "uniform",
+    "zero_order",
 ]

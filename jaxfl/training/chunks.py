@@ -20,16 +20,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfl.channel import RoundCosts
+from jaxfl.channel.ledger import COUNTED
 from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, Key, PyTree
 
 FATAL_COUNTS = ("batch_overflow", "prefetch_misses")
 """Counts that must stay 0: above it, the rounds did not do what the algorithm (and its privacy bound) assumes."""
 
-COSTS = ("bits_sent", "bits_received", "gradient_evaluations", "local_iterations", "estimate_releases")
-"""Fields whose sum over rounds and nodes is a cost of the run; a metrics line carries it as `total_<name>`.
+COSTS = (*COUNTED, "local_iterations", "estimate_releases", *RoundCosts._fields)
+"""What is a cost of the run, summed over rounds and nodes; a metrics line carries it as `total_<name>`.
 
-An info may lack any of them, `bits_received` where there is no server. The last two are (), int32, what every client
-does in a round, and count once a round: local iterations, and releases of estimates from the data.
+The first are fields of infos, which may lack any of them. Local iterations, and releases of estimates from the data,
+are (), int32, what every client does in a round, and count once a round. The last are there with a ledger.
 """
 
 Infos = dict[str, np.ndarray]

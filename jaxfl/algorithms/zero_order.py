@@ -1,0 +1,282 @@
+"""Zero-order federated learning: devices send one number a round, the difference of two losses, over lossy links.
+
+Round k. All devices know x and make the same direction Phi_k from a shared seed. Device i draws a batch xi_i and sends
+
+    Delta_i = f_i(x + gamma_k Phi_k, xi_i) - f_i(x - gamma_k Phi_k, xi_i)
+
+of which the server receives Q(Delta_i) from the devices of a set S, and sends back
+
+    Q(Delta),  Delta = n / |S| sum_{i in S} Q(Delta_i), or 0 where S is empty
+    x <- x - alpha_k Q(Delta) Phi_k
+
+With q directions a message holds q differences, and x moves by the mean over them of what each would do.
+
+| symbol | here |
+|---|---|
+| x, Phi_k | `State.params`, `Draws.directions` |
+| xi_i, S | `Draws.batch`, `Draws.uplink` |
+| alpha_k, gamma_k, q | `step_size`, `smoothing`, `num_directions` |
+| Q | the quantizers of `uplink`, `downlink` |
+| d, n | parameters, devices |
+
+Mhanna, Assaad, "Communication and Energy Efficient Federated Learning using Zero-Order Optimization Technique", 2024,
+Algorithm 1 (DZOFL), equations (3) and (4).
+
+The estimate g = Q(Delta) Phi is biased, since nothing is divided by gamma: with F = sum_i F_i and E[Phi Phi^T] = I / d,
+
+    E[g] = c gamma_k (grad F(x) + O(gamma_k^2)),  c = 2 / d
+
+(Lemma A.2, alpha_2 = 1 / d), for links that are alike for all devices. So the step along the gradient of the devices'
+mean loss is 2 n alpha_k gamma_k / d; `decaying_schedules` gives step sizes for which the paper proves convergence.
+
+Differences from the paper: several directions, also Gaussian ones (its theorems need bounded ones); messages to the
+server may be lost with probabilities that differ, which biases Delta towards devices that are heard more often.
+
+Does not claim: privacy; nor convergence for step sizes that do not decay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl.algorithms.clients.server import server_model
+from jaxfl.channel.links import LinkDraws, Links, links
+from jaxfl.channel.quantize import Quantizer
+from jaxfl.core import (
+    Algorithm,
+    ArgumentError,
+    Array,
+    Purpose,
+    PyTree,
+    Task,
+    algorithm,
+    check,
+    leaf_key,
+    purpose_key,
+)
+from jaxfl.core.algorithm import at_round
+from jaxfl.core.tasks import check_sample_losses
+from jaxfl.gradients import Batch, Sampler, fixed
+from jaxfl.gradients.estimator import gather
+from jaxfl.gradients.per_example import tree_norm
+from jaxfl.gradients.samplers import check_counts, draw_batch
+from jaxfl.gradients.zero_order import (
+    Directions,
+    RademacherDirections,
+    along,
+    check_directions,
+    losses_along,
+    shared_directions,
+)
+
+_SERVER = 2**32 - 1  # its number among the senders of messages, which no device has
+_FLOAT_BITS = 32.0  # of a number without a quantizer
+
+
+class State(NamedTuple):
+    """What the next round needs; server and devices hold the same, so that it has no node axis."""
+
+    params: PyTree  # x, leaves (*leaf), float32
+    round_index: Array  # (), int32, rounds completed
+
+
+class Draws(NamedTuple):
+    """The random numbers of one round."""
+
+    batch: Batch  # of every device
+    directions: Directions  # the same for all; numbers are made where they are used
+    uplink: LinkDraws  # which messages reach the server, and how they are rounded
+    downlink: Array | None  # (q,), float32, uniform on [0, 1), by which the server rounds; None without a quantizer
+
+
+class Info(NamedTuple):
+    """What happened in one round."""
+
+    loss: Array  # (), float32, mean over devices and passes of the batch's loss
+    broadcast: Array  # (), float32, root mean square over directions of Q(Delta), as the server sends it
+    update_norm: Array  # (), float32, L2, of what x moves by
+    bits_sent: Array  # (n,), float32, to the server, whether they arrive or not
+    bits_received: Array  # (n,), float32, from the server
+    gradient_evaluations: Array  # (n,), int32, none
+    forward_evaluations: Array  # (n,), int32, samples run forward
+    lost_messages: Array  # (n,), int32, of those that the device sent
+    quantizer_overflow: Array  # (n,), int32, numbers of the device's message beyond the quantizer's range
+    broadcast_overflow: Array  # (), int32, numbers of the server's message beyond that of its quantizer
+    batch_overflow: Array  # (n,), int32, samples drawn beyond the sampler's capacity; above 0 is an error
+
+
+def dzofl(
+    task: Task,
+    *,
+    batch_size: int,
+    step_size: float | Array | Callable[[Array], Array],
+    smoothing: float | Array | Callable[[Array], Array],
+    uplink: Links | None = None,
+    downlink: Quantizer | None = None,
+    num_directions: int = 1,
+    direction: str = "rademacher",
+    sampler: Callable[[int], Sampler] = fixed,
+) -> Algorithm:
+    """Zero-order federated learning.
+
+    All devices' batches run forward together, twice for each direction, since all have the same parameters.
+
+    Args:
+        task: what is learned, without batch statistics and dropout.
+        batch_size: b, samples of a device in a round.
+        step_size: alpha: a number, a traced scalar, or a schedule of the round index. Along the gradient of the mean
+            loss a round steps by 2 n alpha gamma / d.
+        smoothing: gamma, likewise: the L2 length of a move (in expectation, for Gaussian directions).
+        uplink: `jaxfl.links`: which devices' messages reach the server, and how they are quantised. None: all, in 32
+            bits a number.
+        downlink: how the server's message is quantised; it always arrives. None: 32 bits a number.
+        num_directions: q, static; bits and passes grow with it.
+        direction: "rademacher", entries +1 / sqrt(d) and -1 / sqrt(d), or "gaussian", of variance 1 / d.
+        sampler: batch size -> how a batch is drawn; `jaxfl.gradients.fixed`, `uniform` or `poisson`.
+
+    Returns:
+        An `Algorithm`; `node_params` gives the model behind a node axis of length 1.
+
+    Raises:
+        ArgumentError: a count below 1, a number that is not positive, an unknown direction, a task with `train_loss`;
+            from `init`, a batch larger than a device's data, or links that are for pairs of nodes or other devices.
+
+    Guarantees:
+        - no losses and no quantizers give two-point descent.
+        - where no message arrives the model stays as it is.
+        - the expected step on a quadratic is 2 n alpha gamma / d times the gradient of the mean loss.
+        - no direction is held: a round takes one moved copy of the parameters beside the old and the new ones.
+        - padding never contributes.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpy as np, jaxfl
+        >>> task = jaxfl.from_functions(lambda key: jnp.zeros(2), lambda w, x, y: (x @ w - y) ** 2)
+        >>> data = jaxfl.federate(np.eye(4, 2, dtype="float32"), np.ones(4, "float32"), [[0, 1], [2, 3]])
+        >>> learner = jaxfl.dzofl(task, batch_size=2, step_size=1.0, smoothing=0.1, num_directions=3)
+        >>> key = jax.random.key(0)
+        >>> state, info = jax.jit(learner.round)(key, learner.init(key, data), data)
+        >>> info.bits_sent.tolist(), info.forward_evaluations.tolist(), info.gradient_evaluations.tolist()
+        ([96.0, 96.0], [12, 12], [0, 0])
+    """
+    check.scalar(step_size=step_size)
+    check.positive(step_size=step_size)
+    check.at_least(1, batch_size=batch_size)
+    check_directions(num_directions, direction, smoothing)
+    check_sample_losses(task)
+    to_server = links() if uplink is None else uplink
+    chosen, q = sampler(batch_size), num_directions
+
+    def init(key, data):
+        check_counts(chosen, data.sizes)
+        jax.eval_shape(lambda: to_server.draw_to_server(key, 0, data.num_nodes))  # which refuses links that do not fit
+        return State(params=task.init(purpose_key(key, Purpose.INIT)), round_index=jnp.int32(0))
+
+    def draw(key, state, data):
+        n, k = data.num_nodes, state.round_index
+        server_key = leaf_key(purpose_key(key, Purpose.MESSAGE_ROUNDING, k), _SERVER)
+        return Draws(
+            batch=draw_batch(chosen, key, k, data.sizes),
+            directions=shared_directions(direction, key, k),
+            uplink=to_server.draw_to_server(key, k, n),
+            downlink=None if downlink is None else jax.random.uniform(server_key, (q,), jnp.float32),
+        )
+
+    def update(state, data, draws):
+        k, batch, n = state.round_index, draws.batch, data.num_nodes
+        alpha, gamma = at_round(step_size, k), at_round(smoothing, k)
+        inputs, labels = (part.reshape(-1, *part.shape[2:]) for part in gather(data, batch.indices))
+        used = batch.mask.reshape(-1)
+
+        def losses(params):
+            return jnp.where(used, task.loss(params, inputs, labels), 0.0)
+
+        above, below = losses_along(losses, state.params, draws.directions, q, gamma)
+        differences = (above - below).reshape(q, n, -1).sum(axis=2).T / batch_size
+        sent = to_server.send(differences, draws.uplink.rounding)
+        arrived = draws.uplink.arrived
+        heard = jnp.where(arrived[:, None], sent.values, 0.0).sum(axis=0)
+        total = heard * (n / jnp.maximum(arrived.sum(), 1).astype(jnp.float32))
+        broadcast = total if downlink is None else downlink.apply(total, draws.downlink)
+
+        coefficients = (alpha / q) * broadcast
+        moves = along(draws.directions, coefficients, state.params)
+        if q > 1:
+            update_norm = tree_norm(moves, 2)
+        elif isinstance(draws.directions, RademacherDirections):
+            update_norm = jnp.abs(coefficients[0])
+        else:
+            update_norm = jnp.abs(coefficients[0]) * tree_norm(along(draws.directions, jnp.ones(1), state.params), 2)
+        none = jnp.zeros(n, jnp.int32)
+        info = Info(
+            loss=(above + below).sum() / (2 * q * n * batch_size),
+            broadcast=jnp.sqrt(jnp.mean(broadcast**2)),
+            update_norm=update_norm,
+            bits_sent=jnp.full(n, q * to_server.bits, jnp.float32),
+            bits_received=jnp.full(n, q * (_FLOAT_BITS if downlink is None else downlink.bits), jnp.float32),
+            gradient_evaluations=none,
+            forward_evaluations=2 * q * batch.mask.sum(axis=1, dtype=jnp.int32),
+            lost_messages=1 - arrived.astype(jnp.int32),
+            quantizer_overflow=none if sent.overflow is None else sent.overflow,
+            broadcast_overflow=jnp.int32(0) if downlink is None else downlink.overflows(total),
+            batch_overflow=batch.overflow,
+        )
+        params = jax.tree.map(jnp.subtract, state.params, moves)
+        return State(params=params, round_index=k + 1), info
+
+    return algorithm(init, draw, update, server_model(task))
+
+
+def decaying_schedules(
+    step_size: float | Array,
+    smoothing: float | Array,
+    *,
+    step_exponent: float = 0.26,
+    smoothing_exponent: float = 0.26,
+) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
+    """Schedules of `dzofl` under which its paper proves convergence.
+
+        alpha_k = alpha_0 (1 + k)^-u1,  gamma_k = gamma_0 (1 + k)^-u2
+        0 < u1 + u2 <= 1,  u1 + 3 u2 > 1,  u1 + u2 > 1/2
+
+    by which sum alpha gamma is infinite, sum alpha gamma^3 and sum (alpha gamma)^2 are finite (Assumption IV.3). The
+    rate is 1 / K^(1 - u1 - u2) (Theorem IV.10). 1/4 and 1/4, which the paper calls optimal, meet neither strict bound.
+
+    Args:
+        step_size: alpha_0, positive; may be traced.
+        smoothing: gamma_0, positive; may be traced.
+        step_exponent: u1, positive.
+        smoothing_exponent: u2, positive.
+
+    Returns:
+        (step_size, smoothing): functions of the round index.
+
+    Raises:
+        ArgumentError: numbers that are not positive, or exponents that break a condition, which is named.
+
+    Example:
+        >>> step_size, smoothing = decaying_schedules(2.0, 0.1, step_exponent=0.5, smoothing_exponent=0.25)
+        >>> [round(float(schedule(jnp.int32(15))), 6) for schedule in (step_size, smoothing)]
+        [0.5, 0.05]
+    """
+    check.scalar(step_size=step_size, smoothing=smoothing)
+    check.positive(step_size=step_size, smoothing=smoothing)
+    check.positive(step_exponent=step_exponent, smoothing_exponent=smoothing_exponent)
+    u1, u2 = step_exponent, smoothing_exponent
+    for holds, requirement in (
+        (u1 + u2 <= 1, "step_exponent + smoothing_exponent must be at most 1"),
+        (u1 + 3 * u2 > 1, "step_exponent + 3 smoothing_exponent must be above 1"),
+        (u1 + u2 > 0.5, "step_exponent + smoothing_exponent must be above 1/2"),
+    ):
+        if not holds:
+            found, remedy = f"got {u1} and {u2}", "Pass for instance 0.26 and 0.26, or 0.5 and 0.25."
+            raise ArgumentError("step_exponent, smoothing_exponent", requirement, found, remedy)
+
+    def decaying(first, exponent):
+        return lambda round_index: first * (1.0 + round_index.astype(jnp.float32)) ** np.float32(-exponent)
+
+    return decaying(step_size, u1), decaying(smoothing, u2)

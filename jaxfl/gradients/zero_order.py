@@ -1,0 +1,274 @@
+"""Gradients from losses alone: differences along random directions, which are never stored.
+
+    Phi = z / sqrt(d),  z_j = +1 or -1 with equal probability, or z_j ~ Normal(0, 1), independent
+    Delta_r = f(x + gamma Phi_r) - f(x - gamma Phi_r),  the same batch both times
+    g = d / (2 gamma) 1/q sum_{r=1}^q Delta_r Phi_r
+
+| symbol | here |
+|---|---|
+| z of direction r | `Directions.numbers`, of one leaf |
+| gamma, q | `smoothing`, `num_directions` |
+| Delta_r | differences of what `losses_along` gives |
+| d | parameters of one node |
+
+E[Phi Phi^T] = I / d, so that E[g] is the gradient where f is quadratic. Elsewhere it is the gradient plus O(gamma^2);
+with Gaussian directions it is the gradient of f smoothed, E f(x + gamma Phi). The variance grows with d / q.
+
+A direction has as many numbers as the model. It is made from a key wherever it is used, by a kernel that adds it to the
+parameters at once: a pass needs one moved copy of the parameters and no direction beside it.
+
+References:
+    Y. Nesterov, V. Spokoiny, "Random Gradient-Free Minimization of Convex Functions", Foundations of Computational
+    Mathematics 17, 2017. J. Duchi, M. Jordan, M. Wainwright, A. Wibisono, "Optimal Rates for Zero-Order Convex
+    Optimization: The Power of Two Function Evaluations", IEEE Transactions on Information Theory 61(5), 2015.
+    S. Malladi, T. Gao, E. Nichani, A. Damian, J. Lee, D. Chen, S. Arora, "Fine-Tuning Language Models with Just Forward
+    Passes", NeurIPS 2023, arXiv:2305.17333: directions from a key.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl.core import (
+    Array,
+    Key,
+    Purpose,
+    PyTree,
+    check,
+    leaf_key,
+    node_keys,
+    one_kernel,
+    over_nodes,
+    purpose_key,
+)
+from jaxfl.core.algorithm import at_round
+from jaxfl.core.tasks import check_sample_losses
+from jaxfl.core.threefry import fold_in
+from jaxfl.core.tree import size
+from jaxfl.gradients.estimator import BatchSums, GradientEstimator, batch_info, gather
+from jaxfl.gradients.samplers import Batch, Sampler, check_counts, draw_batch, uniform
+
+
+class RademacherDirections(NamedTuple):
+    """Directions of +1 and -1, made when a pass needs them: `numbers` gives those of one leaf."""
+
+    words: Array  # (2,), uint32, of a threefry key; or (n, 2), one key for each node
+
+    def numbers(self, index: int | Array, leaf: int, like: Array) -> Array:
+        """z of direction `index` in the leaf of that number in `jax.tree.leaves` order; shape and dtype of `like`."""
+        bits = jax.random.bits(_key_of(self.words, index, leaf), (math.prod(like.shape),), jnp.uint32)
+        return jnp.where(bits < np.uint32(2**31), 1, -1).astype(like.dtype).reshape(like.shape)
+
+
+class GaussianDirections(NamedTuple):
+    """Directions of standard normal numbers, else as `RademacherDirections`."""
+
+    words: Array
+
+    def numbers(self, index: int | Array, leaf: int, like: Array) -> Array:
+        """As `RademacherDirections.numbers`."""
+        # Flat: over a short last axis the compiler vectorizes nothing, and takes five times as long.
+        flat = jax.random.normal(_key_of(self.words, index, leaf), (math.prod(like.shape),), like.dtype)
+        return flat.reshape(like.shape)
+
+
+class GivenDirections(NamedTuple):
+    """Directions from another source, in place of those from a key."""
+
+    values: PyTree  # z, leaves (q, *leaf); of all nodes (n, q, *leaf)
+
+    def numbers(self, index: int | Array, leaf: int, like: Array) -> Array:
+        """As `RademacherDirections.numbers`."""
+        return jax.tree.leaves(self.values)[leaf][index].astype(like.dtype)
+
+
+Directions = RademacherDirections | GaussianDirections | GivenDirections
+_SOURCES = {"rademacher": RademacherDirections, "gaussian": GaussianDirections}
+
+
+def check_directions(num_directions: int, direction: str, smoothing: Any) -> None:
+    """Refuse a number of directions below 1, an unknown kind, or a smoothing that is not positive."""
+    check.at_least(1, num_directions=num_directions)
+    check.one_of(tuple(_SOURCES), direction=direction)
+    check.scalar(smoothing=smoothing)
+    check.positive(smoothing=smoothing)
+
+
+def shared_directions(direction: str, key: Key, round_index: int | Array) -> Directions:
+    """The directions of one round, the same at all nodes.
+
+    Args:
+        direction: "rademacher" or "gaussian".
+        key: the run's base key.
+        round_index: (), int32.
+    """
+    return _SOURCES[direction](jax.random.key_data(purpose_key(key, Purpose.DIRECTION, round_index)))
+
+
+def node_directions(direction: str, key: Key, round_index: int | Array, num_nodes: int) -> Directions:
+    """The directions of one round, of its own for each node: a source whose arrays have the node axis first."""
+    keys = node_keys(purpose_key(key, Purpose.DIRECTION, round_index), num_nodes)
+    return _SOURCES[direction](jax.random.key_data(keys))
+
+
+def along(directions: Directions, coefficients: Array, params: PyTree) -> PyTree:
+    """sum_r c_r Phi_r, a tree like the parameters.
+
+    Args:
+        directions: of one node.
+        coefficients: c, (q,), float32.
+        params: leaves (*leaf); their shapes and dtypes alone matter.
+    """
+    leaves, structure = jax.tree.flatten(params)
+    scaled = coefficients / math.sqrt(size(params))
+
+    def of_direction(index):
+        factor = scaled[index]
+        return [factor.astype(leaf.dtype) * directions.numbers(index, i, leaf) for i, leaf in enumerate(leaves)]
+
+    if len(coefficients) == 1:
+        return structure.unflatten(of_direction(0))
+
+    def add(index, total):
+        return [one + other for one, other in zip(total, of_direction(index), strict=True)]
+
+    nothing = [jnp.zeros_like(leaf) for leaf in leaves]
+    return structure.unflatten(jax.lax.fori_loop(0, len(coefficients), add, nothing))
+
+
+def losses_along(
+    losses: Callable[[PyTree], Array],
+    params: PyTree,
+    directions: Directions,
+    num_directions: int,
+    smoothing: float | Array,
+) -> tuple[Array, Array]:
+    """Losses at both sides of the parameters, direction after direction.
+
+    Args:
+        losses: parameters -> any array, (...), float32; run twice for each direction.
+        params: leaves (*leaf).
+        directions: of one node.
+        num_directions: q.
+        smoothing: gamma, how far to go, positive; may be traced.
+
+    Returns:
+        (at x + gamma Phi_r, at x - gamma Phi_r), each (q, ...).
+
+    Guarantees:
+        - one moved copy of the parameters, and no direction, is held at a time.
+    """
+    leaves, structure = jax.tree.flatten(params)
+
+    def one_pass(carry, number):
+        # One pass in a loop, its direction counted by the loop: written twice, or with a direction that the compiler
+        # knows, it would hold both moved copies, or the direction that they share.
+        index, sign = number >> 1, 1.0 - 2.0 * (number & 1).astype(jnp.float32)
+        step = sign * smoothing / math.sqrt(size(params))
+        moved = [leaf + step.astype(leaf.dtype) * directions.numbers(index, i, leaf) for i, leaf in enumerate(leaves)]
+        return carry, losses(structure.unflatten(moved))
+
+    _, found = jax.lax.scan(one_pass, None, jnp.arange(2 * num_directions, dtype=jnp.int32))
+    return found[0::2], found[1::2]
+
+
+class ZeroOrderDraws(NamedTuple):
+    """The random numbers of one round's estimates."""
+
+    batch: Batch  # which samples
+    directions: Directions  # of each node: arrays have the node axis first
+
+
+def zero_order(
+    *,
+    smoothing: float | Array | Callable[[Array], Array],
+    num_directions: int = 1,
+    direction: str = "rademacher",
+    sampler: Sampler | None = None,
+) -> GradientEstimator:
+    """The two-point estimate of every node's gradient, along directions of its own.
+
+        g_i = d / (2 gamma) 1/q sum_r (f_i(x_i + gamma Phi_ir) - f_i(x_i - gamma Phi_ir)) Phi_ir
+
+    with f_i the mean loss of one batch, the same at all points of a round. Nothing is clipped, so that an estimate is
+    no base of a privacy guarantee.
+
+    Args:
+        smoothing: gamma, the L2 length of a move (in expectation, for Gaussian directions): a number, a traced scalar,
+            or a schedule of the round index. Small against the scale on which the gradient changes. But losses in
+            float32 are off by about 6e-8, and so the estimate by about 6e-8 d / gamma in each direction.
+        num_directions: q, at least 1, static.
+        direction: "rademacher" or "gaussian".
+        sampler: how the batch is drawn; default `uniform(1)`.
+
+    Returns:
+        An estimator without state. The loss of its `GradientInfo` is the mean of all passes.
+
+    Raises:
+        ArgumentError: a smoothing that is not positive, a number of directions below 1, an unknown direction; from
+            `init`, a batch larger than a node's data, or a task with `train_loss`.
+
+    Guarantees:
+        - unbiased for the gradient of a quadratic under every sampler, for both kinds of directions.
+        - the mean over directions has a variance that falls as 1 / num_directions.
+        - a node's directions do not depend on the number of nodes.
+
+    Example:
+        >>> import numpy as np, jaxfl
+        >>> task = jaxfl.from_functions(lambda key: jnp.zeros(2), lambda w, x, y: (x @ w - y) ** 2)
+        >>> data = jaxfl.federate(np.eye(4, 2, dtype="float32"), np.ones(4, "float32"), [[0, 1], [2, 3]])
+        >>> gradient = zero_order(smoothing=0.01, num_directions=4)
+        >>> learner = jaxfl.d_psgd(task, graph=jaxfl.graphs.complete(2), step_size=0.1, gradient=gradient)
+        >>> key = jax.random.key(0)
+        >>> state, info = jax.jit(learner.round)(key, learner.init(key, data), data)
+        >>> info.gradient_evaluations.tolist()
+        [0, 0]
+    """
+    check_directions(num_directions, direction, smoothing)
+    chosen = uniform(1) if sampler is None else sampler
+
+    def init(task, key, params, data):
+        check_sample_losses(task)
+        check_counts(chosen, data.sizes)
+
+    def draw(key, round_index, data):
+        return ZeroOrderDraws(
+            batch=draw_batch(chosen, key, round_index, data.sizes),
+            directions=node_directions(direction, key, round_index, data.num_nodes),
+        )
+
+    def estimate(task, params, state, data, draws: ZeroOrderDraws, round_index):
+        gamma = at_round(smoothing, round_index)
+
+        def one_node(node_params, directions, inputs, labels, mask):
+            def losses(moved):
+                return jnp.where(mask, task.loss(moved, inputs, labels), 0.0)
+
+            above, below = losses_along(losses, node_params, directions, num_directions, gamma)
+            differences = jnp.sum(above - below, axis=1) / chosen.batch_size
+            slopes = differences * (size(node_params) / (2 * num_directions)) / gamma
+            loss = jnp.sum(above + below) / (2 * num_directions * chosen.batch_size)
+            return along(directions, slopes, node_params), loss
+
+        inputs, labels = gather(data, draws.batch.indices)
+        gradient, loss = over_nodes(one_node, task.node_loop)(
+            params, draws.directions, inputs, labels, draws.batch.mask
+        )
+        nothing = jnp.zeros_like(loss)
+        sums = BatchSums(loss=loss, clipped=nothing, discarded=nothing)
+        none = jnp.zeros_like(draws.batch.overflow)
+        return gradient, state, batch_info(gradient, sums, draws.batch, evaluations=none)
+
+    return GradientEstimator(init=init, draw=draw, estimate=estimate)
+
+
+def _key_of(words: Array, index: int | Array, leaf: int) -> Array:
+    """The key of one leaf of one direction, to be used at once."""
+    key = jax.random.wrap_key_data(words, impl="threefry2x32")
+    return one_kernel(leaf_key(fold_in(key, index), leaf))

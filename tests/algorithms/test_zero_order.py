@@ -1,0 +1,304 @@
+"""Zero-order federated learning: the paper's lines, its expected step, links that lose, and what a round holds."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import linear_task, run, small_task, start, statistics_task, uneven_data
+from reference.network import as_float64
+from reference.runs import assert_same, flat, node_samples, one_by_one
+from reference.zero_order import dzofl as reference_dzofl
+from reference.zero_order import round_to_small_float
+
+import jaxfl
+from jaxfl import ArgumentError, gradients
+from jaxfl.channel import float_quantizer
+from jaxfl.core.tree import num_bytes, size
+from jaxfl.gradients.zero_order import GivenDirections, along
+from jaxfl.models import classification, mlp
+
+KEY = jax.random.key(5)
+NODES, BATCH, ROUNDS = 5, 3, 20
+UPLINK, DOWNLINK = {"exponent_bits": 4, "mantissa_bits": 3}, {"exponent_bits": 5, "mantissa_bits": 2}
+
+
+def learner(task=None, **changes):
+    """Five devices, three samples each in a round."""
+    options = {"batch_size": BATCH, "step_size": 0.5, "smoothing": 0.7, **changes}
+    return jaxfl.dzofl(small_task() if task is None else task, **options)
+
+
+def phi(draws, params, num_directions):
+    """The directions of a round, leaves (*leaf)."""
+    return [along(draws.directions, jnp.eye(num_directions)[r, r : r + 1], params) for r in range(num_directions)]
+
+
+def each_direction(draws, params, num_directions):
+    """The same from the numbers that draws give, one after the other."""
+    leaves, structure = jax.tree.flatten(params)
+    return [
+        structure.unflatten(
+            [draws.directions.numbers(r, i, leaf) / math.sqrt(size(params)) for i, leaf in enumerate(leaves)]
+        )
+        for r in range(num_directions)
+    ]
+
+
+def as_reference(tree):
+    return as_float64(jax.tree.map(lambda leaf: leaf[None], tree), 0)
+
+
+@pytest.mark.parametrize(
+    ("direction", "num_directions", "sampler"),
+    [("rademacher", 1, gradients.fixed), ("gaussian", 3, gradients.poisson)],
+)
+def test_follows_the_papers_lines(direction, num_directions, sampler):
+    """Messages of a byte that may be lost, one of the server's, step sizes that decay; compiled once for all rounds."""
+    step_size, smoothing = jaxfl.decaying_schedules(0.8, 0.7, step_exponent=0.3, smoothing_exponent=0.25)
+    algorithm, data = (
+        learner(
+            step_size=step_size,
+            smoothing=smoothing,
+            num_directions=num_directions,
+            direction=direction,
+            sampler=sampler,
+            uplink=jaxfl.links(0.4, float_quantizer(**UPLINK)),
+            downlink=float_quantizer(**DOWNLINK),
+        ),
+        uneven_data(),
+    )
+    result = one_by_one(algorithm, KEY, data, ROUNDS)
+    rounds, first = [], result.states[0].params
+    for k, draws in enumerate(result.draws):
+        used = zip(np.asarray(draws.batch.indices), np.asarray(draws.batch.mask), strict=True)
+        rounds.append(
+            {
+                "step_size": 0.8 * (1 + k) ** -0.3,
+                "smoothing": 0.7 * (1 + k) ** -0.25,
+                "directions": [as_reference(one) for one in each_direction(draws, first, num_directions)],
+                "batches": [own[mask] for own, mask in used],
+                "arrived": np.asarray(draws.uplink.arrived),
+                "uplink": np.asarray(draws.uplink.rounding.draw(jnp.zeros((NODES, num_directions)))),
+                "downlink": np.asarray(draws.downlink),
+            }
+        )
+    models, losses, broadcasts = reference_dzofl(
+        as_reference(first),
+        node_samples(data),
+        rounds,
+        batch_size=BATCH,
+        uplink=functools.partial(round_to_small_float, **UPLINK),
+        downlink=functools.partial(round_to_small_float, **DOWNLINK),
+    )
+    arrived = np.array([one["arrived"] for one in rounds])
+    assert 0 < arrived.sum() < arrived.size
+    for state, info, one, model, loss, broadcast in zip(
+        result.states[1:], result.infos, rounds, models, losses, broadcasts, strict=True
+    ):
+        assert np.linalg.norm(flat(state.params) - flat(model)) < 1e-5 * np.linalg.norm(flat(model))
+        np.testing.assert_allclose(info.loss, loss, rtol=1e-5)
+        np.testing.assert_allclose(info.broadcast, np.sqrt(np.mean(broadcast**2)), rtol=1e-5)
+        np.testing.assert_array_equal(info.lost_messages, ~one["arrived"])
+        counts = [2 * num_directions * len(batch) for batch in one["batches"]]
+        np.testing.assert_array_equal(info.forward_evaluations, counts)
+        np.testing.assert_array_equal(info.gradient_evaluations, np.zeros(NODES))
+        np.testing.assert_array_equal(info.bits_sent, np.full(NODES, 8 * num_directions))
+        np.testing.assert_array_equal(info.bits_received, np.full(NODES, 8 * num_directions))
+    for before, after, info in zip(result.states, result.states[1:], result.infos, strict=False):
+        moved = np.linalg.norm(flat(after.params) - flat(before.params))
+        np.testing.assert_allclose(info.update_norm, moved, rtol=1e-4, atol=1e-7)
+    assert any(np.any(b) for b in broadcasts)
+
+
+@pytest.mark.parametrize("uplink", [None, jaxfl.links(1.0)])
+def test_no_losses_and_no_quantizers_give_two_point_descent(uplink):
+    """x <- x - alpha sum_i (f_i(x + gamma Phi) - f_i(x - gamma Phi)) Phi, 32 bits a number."""
+    task, data, alpha, gamma = small_task(), uneven_data(), 0.5, 0.7
+    algorithm = learner(uplink=uplink, step_size=alpha, smoothing=gamma)
+    result = one_by_one(algorithm, KEY, data, 3)
+    for before, draws, after, info in zip(result.states, result.draws, result.states[1:], result.infos, strict=False):
+        (direction,) = each_direction(draws, before.params, 1)
+        total = 0.0
+        for node in range(NODES):
+            samples = data.indices[node, draws.batch.indices[node]]
+            sides = [
+                task.loss(
+                    jax.tree.map(lambda x, z, s=sign: x + s * gamma * z, before.params, direction),
+                    data.inputs[samples],
+                    data.labels[samples],
+                )
+                for sign in (1.0, -1.0)
+            ]
+            total += float((sides[0] - sides[1]).mean())
+        moved = np.float32(-alpha * total)
+        expected = jax.tree.map(lambda x, z, moved=moved: x + moved * z, before.params, direction)
+        assert_same(after.params, expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(info.update_norm, alpha * abs(total), rtol=1e-4)
+        np.testing.assert_array_equal(info.bits_sent, np.full(NODES, 32.0))
+        np.testing.assert_array_equal(info.lost_messages, np.zeros(NODES))
+
+
+def test_where_no_message_arrives_the_model_stays_as_it_is():
+    algorithm, data = learner(uplink=jaxfl.links(0.0, float_quantizer(4, 3))), uneven_data()
+    first = start(algorithm, KEY, data)
+    state, infos = run(algorithm, KEY, data, 4)
+    assert_same(state.params, first.params)
+    assert float(infos.update_norm.max()) == 0.0
+    np.testing.assert_array_equal(infos.lost_messages, np.ones((4, NODES)))
+    assert np.all(infos.bits_sent == 8.0)
+    assert np.all(infos.loss > 0)
+
+
+LINKS = {
+    "perfect": (None, None, 1.0),
+    "a byte, half of them lost": (jaxfl.links(0.5, float_quantizer(4, 3)), float_quantizer(4, 3), 1 - 0.5**NODES),
+}
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("links", LINKS)
+@pytest.mark.parametrize(("direction", "num_directions"), [("rademacher", 1), ("gaussian", 2)])
+def test_the_expected_step_on_a_quadratic_is_a_gradients(links, direction, num_directions):
+    """2 n alpha gamma / d times the gradient of the mean loss, within 3 standard errors; 1.1 times that is not."""
+    task, data, alpha, gamma, count = linear_task(), uneven_data(), 0.5, 0.7, 100_000
+    uplink, downlink, heard = LINKS[links]
+    options = {"direction": direction, "num_directions": num_directions, "uplink": uplink, "downlink": downlink}
+    algorithm = learner(task, step_size=alpha, smoothing=gamma, **options)
+    first = start(algorithm, KEY, data)
+
+    @jax.jit
+    def moved(rounds):
+        def one(k):
+            return algorithm.round(KEY, first._replace(round_index=k), data)[0].params
+
+        after = jax.lax.map(one, rounds, batch_size=1000)
+        return jax.tree.map(lambda new, old: new - old[None], after, first.params)
+
+    def mean_loss(params):
+        sums = [task.loss(params, data.inputs[own[:s]], data.labels[own[:s]]).mean() for own, s in nodes]
+        return sum(sums) / NODES
+
+    nodes = [(data.indices[i], int(data.sizes[i])) for i in range(NODES)]
+    gradient = flat(jax.grad(mean_loss)(first.params))
+    steps = jax.tree.map(np.asarray, moved(jnp.arange(count)))
+    steps = np.concatenate([leaf.reshape(count, -1) for leaf in jax.tree.leaves(steps)], axis=1).astype(np.float64)
+    expected = -heard * 2 * NODES * alpha * gamma / len(gradient) * gradient
+    errors = steps.std(axis=0) / math.sqrt(count)
+    assert np.abs(steps.mean(axis=0) - expected).max(initial=0) > 0
+    assert np.all(np.abs(steps.mean(axis=0) - expected) < 3 * errors)
+    assert np.any(np.abs(steps.mean(axis=0) - 1.1 * expected) > 3 * errors)
+
+
+def test_padding_never_contributes():
+    """Samples in slots that hold none may be NaN."""
+    data, algorithm = uneven_data(), learner(sampler=gradients.poisson)
+    state = start(algorithm, KEY, data)
+    draws = jax.jit(algorithm.draw)(KEY, state, data)
+    indices = np.broadcast_to(np.arange(draws.batch.mask.shape[1]) % 4, draws.batch.mask.shape).astype(np.int32)
+    mask = np.broadcast_to(indices[0] < 3, indices.shape)
+    draws = draws._replace(batch=draws.batch._replace(indices=indices, mask=mask))
+    update = jax.jit(algorithm.update)
+    clean, inputs = update(state, data, draws), np.array(data.inputs)
+    for own in np.asarray(data.indices):
+        inputs[own[3]] = np.nan
+    broken = update(state, data._replace(inputs=inputs), draws)
+    assert_same(clean, broken)
+    assert np.isfinite(flat(clean[0].params)).all()
+    used = update(state, data._replace(inputs=inputs), draws._replace(batch=draws.batch._replace(mask=~mask)))
+    assert np.isnan(flat(used[0].params)).all()
+
+
+def test_all_devices_batches_run_forward_together():
+    shapes, task, data = [], small_task(), uneven_data()
+
+    def loss(params, inputs, labels):
+        shapes.append((inputs.shape, params["dense_1"]["kernel"].shape))
+        return task.loss(params, inputs, labels)
+
+    algorithm = learner(task._replace(loss=loss), num_directions=2)
+    start_state = start(algorithm, KEY, data)
+    jax.eval_shape(algorithm.round, KEY, start_state, data)
+    assert set(shapes) == {((NODES * BATCH, 6), (6, 5))}
+
+
+def test_directions_from_elsewhere_take_the_place_of_keys():
+    data, algorithm = uneven_data(), learner(num_directions=2, direction="gaussian")
+    state = start(algorithm, KEY, data)
+    draws = jax.jit(algorithm.draw)(KEY, state, data)
+    leaves, structure = jax.tree.flatten(state.params)
+    values = [jnp.stack([draws.directions.numbers(r, i, leaf) for r in range(2)]) for i, leaf in enumerate(leaves)]
+    given = draws._replace(directions=GivenDirections(structure.unflatten(values)))
+    update = jax.jit(algorithm.update)
+    assert_same(update(state, data, draws), update(state, data, given), rtol=1e-5, atol=1e-6)
+    other = given._replace(directions=GivenDirections(jax.tree.map(jnp.negative, given.directions.values)))
+    assert_same(update(state, data, other)[0].params, update(state, data, given)[0].params, rtol=1e-5, atol=1e-6)
+    swapped = given._replace(directions=GivenDirections(structure.unflatten([leaf[::-1] * 2 for leaf in values])))
+    assert (
+        np.abs(flat(update(state, data, swapped)[0].params) - flat(update(state, data, given)[0].params)).max() > 1e-2
+    )
+
+
+@pytest.mark.parametrize("links", LINKS)
+def test_converges_on_a_quadratic(links):
+    """To the parameters from which all labels are made, where no device pulls another way."""
+    task, uplink, downlink = linear_task(), *LINKS[links][:2]
+    inputs = np.random.default_rng(0).normal(size=(30, 6)).astype(np.float32)
+    labels = (inputs @ np.array([1, -2, 0.5, 0, 1, 3]) + 0.7).astype(np.float32)
+    data = jaxfl.federate(inputs, labels, np.split(np.arange(30), NODES))
+    algorithm = learner(task, step_size=0.2, smoothing=0.3, uplink=uplink, downlink=downlink, num_directions=2)
+    first = start(algorithm, KEY, data)
+    early, _ = run(algorithm, KEY, data, 10, first)
+    late, _ = run(algorithm, KEY, data, 200, first)
+    before, after_10, after_200 = (float(task.loss(s.params, inputs, labels).mean()) for s in (first, early, late))
+    assert 0.01 * before < after_10 < before
+    assert after_200 < 1e-6 * before
+
+
+CONDITIONS = [
+    ({"step_exponent": 0.7, "smoothing_exponent": 0.4}, "step_exponent .* must be at most 1; got 0.7 and 0.4"),
+    ({"step_exponent": 0.25, "smoothing_exponent": 0.25}, r"step_exponent \+ 3 smoothing_exponent must be above 1"),
+    ({"step_exponent": 0.1, "smoothing_exponent": 0.4}, "step_exponent .* must be above 1/2"),
+    ({"step_exponent": 0.0, "smoothing_exponent": 0.9}, "step_exponent: must be positive"),
+    ({"smoothing_exponent": -0.1}, "smoothing_exponent: must be positive"),
+]
+
+
+@pytest.mark.parametrize(("exponents", "message"), CONDITIONS)
+def test_exponents_that_break_a_condition_are_refused(exponents, message):
+    with pytest.raises(ArgumentError, match=message):
+        jaxfl.decaying_schedules(1.0, 0.1, **exponents)
+
+
+def test_a_task_without_losses_of_single_samples_is_refused():
+    with pytest.raises(ArgumentError, match=r"^task: "):
+        learner(statistics_task())
+
+
+def test_links_for_other_devices_are_refused():
+    with pytest.raises(ArgumentError, match=r"^success: "):
+        learner(uplink=jaxfl.links(np.full(3, 0.5))).init(KEY, uneven_data())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("direction", "num_directions", "copies"), [("rademacher", 1, 1), ("rademacher", 3, 2), ("gaussian", 1, 2)]
+)
+def test_no_direction_is_held(direction, num_directions, copies):
+    """Beside the state that is donated: the moved copy, in its place later the new parameters; and with several or
+    Gaussian directions what they are measured by."""
+    task, nodes = classification(mlp((64, 2048, 2048, 10))), 3
+    data = uneven_data(sizes=(2,) * nodes, features=64, classes=10)
+    algorithm = learner(
+        task,
+        batch_size=2,
+        direction=direction,
+        num_directions=num_directions,
+        uplink=jaxfl.links(0.5, float_quantizer(4, 3)),
+    )
+    state = jax.eval_shape(lambda: algorithm.init(KEY, data))
+    held = jax.jit(algorithm.round, donate_argnums=1).lower(KEY, state, data).compile().memory_analysis()
+    peak = held.temp_size_in_bytes + held.output_size_in_bytes - held.alias_size_in_bytes
+    assert copies <= peak / num_bytes(state.params) < copies + 0.1

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,7 +73,7 @@ def test_other_curves_of_an_experiment_are_drawn_against_it_too(name, picture, t
 def test_totals_are_those_of_the_devices_and_links_of_the_options(finished, tmp_path, drawn):
     """Nothing else depends on them. A gradient of 64-4-10 takes 3 (256 + 4 + 4 + 40 + 10) operations."""
     link = {"operations_per_second": 1e6, "uplink_bits_per_second": 1e4, "downlink_bits_per_second": 2e4}
-    options = {**link, "slot_seconds": 0.0, "transmit_dbm": 30.0}
+    options: dict[str, Any] = {**link, "slot_seconds": 0.0, "transmit_dbm": 30.0}
     words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     assert train("privsgp_vr", tmp_path / "run", *words) == 0
     costs = [f"total_{name}" for name in ("simulated_seconds", "joules")]

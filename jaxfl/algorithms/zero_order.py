@@ -26,8 +26,9 @@ The estimate g = Q(Delta) Phi is biased, since nothing is divided by gamma: with
 
     E[g] = c gamma_k (grad F(x) + O(gamma_k^2)),  c = 2 / d
 
-(Lemma A.2, alpha_2 = 1 / d), for links that are alike for all devices. So the step along the gradient of the devices'
-mean loss is 2 n alpha_k gamma_k / d; `decaying_schedules` gives step sizes for which the paper proves convergence.
+(Lemma A.2, alpha_2 = 1 / d), times the probability that any message arrives, for links that are alike for all devices.
+So the step along the gradient of the devices' mean loss is 2 n alpha_k gamma_k / d; `decaying_schedules` gives step
+sizes for which the paper proves convergence.
 
 Differences from the paper: several directions, also Gaussian ones (its theorems need bounded ones); messages to the
 server may be lost with probabilities that differ, which biases Delta towards devices that are heard more often.
@@ -149,8 +150,11 @@ def dzofl(
     Guarantees:
         - no losses and no quantizers give two-point descent.
         - where no message arrives the model stays as it is.
-        - the expected step on a quadratic is 2 n alpha gamma / d times the gradient of the mean loss.
-        - no direction is held: a round takes one moved copy of the parameters beside the old and the new ones.
+        - the expected step on a quadratic is 2 n alpha gamma / d times the gradient of the mean loss, times the
+          probability that a message arrives.
+        - all devices' batches run forward together.
+        - no direction is held: a round takes one moved copy of the parameters beside the old ones, in whose place the
+          new ones come. With several directions, or Gaussian ones, what x moves by is held once more, to be measured.
         - padding never contributes.
 
     Example:

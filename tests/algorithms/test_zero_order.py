@@ -17,7 +17,7 @@ import jaxfl
 from jaxfl import ArgumentError, gradients
 from jaxfl.channel import float_quantizer
 from jaxfl.core.tree import num_bytes, size
-from jaxfl.gradients.zero_order import GivenDirections, along
+from jaxfl.gradients.zero_order import GivenDirections
 from jaxfl.models import classification, mlp
 
 KEY = jax.random.key(5)
@@ -31,13 +31,8 @@ def learner(task=None, **changes):
     return jaxfl.dzofl(small_task() if task is None else task, **options)
 
 
-def phi(draws, params, num_directions):
-    """The directions of a round, leaves (*leaf)."""
-    return [along(draws.directions, jnp.eye(num_directions)[r, r : r + 1], params) for r in range(num_directions)]
-
-
 def each_direction(draws, params, num_directions):
-    """The same from the numbers that draws give, one after the other."""
+    """The directions of a round, leaves (*leaf)."""
     leaves, structure = jax.tree.flatten(params)
     return [
         structure.unflatten(

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxfl import algorithms, channel, core, data, gradients, graphs, models, privacy
 from jaxfl.algorithms import *  # noqa: F403  # a new algorithm is listed in one place
+from jaxfl.channel.links import links
 from jaxfl.core import Algorithm, ArgumentError, FederatedData, Task, from_flax, from_functions, run_key
 from jaxfl.data import federate
 from jaxfl.gradients import mini_batch, saga
@@ -31,6 +32,7 @@ __all__ = [
     "graphs",
     "grid_gaussian",
     "laplace",
+    "links",
     "mini_batch",
     "models",
     "privacy",

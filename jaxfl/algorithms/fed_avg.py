@@ -20,14 +20,20 @@ With clients that clip samples' gradients and add noise it is DP-SGD at every cl
 fixed). With `updates` whole clients are hidden (DP-FedAvg): S is drawn client by client, and Delta is made of clipped
 updates with noise, see `clients.private_updates`.
 
-Differences from the papers: every client makes the same number of steps whatever it holds, instead of epochs; a step's
-batch is drawn anew, without repetition in it, so that two steps may share samples.
+Over `links` an update may be lost on its way to the server, and rounded: the server gets x + Q(x_i - x), and averages
+over the active clients that it hears from, p_i renormalized among them. Where it hears from none its state stays. With
+private updates a lost one counts as zero and E stays, noise is added in every round, and what arrives is clipped after
+rounding, so that the clip norm bounds it. Losses and rounding do not depend on the data: statements without links hold.
+
+Differences from the papers: links; every client makes the same number of steps whatever it holds, instead of epochs; a
+step's batch is drawn anew, without repetition in it, so that two steps may share samples.
 
 Does not claim: an epsilon; `jaxfl.privacy.clients` states it.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -38,8 +44,9 @@ from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.algorithms.clients.private_updates import Participants, PrivateUpdates
 from jaxfl.algorithms.clients.server import by_client, check_num_active, draw_active, server_model, where_active
 from jaxfl.algorithms.clients.steps import StepDraws
+from jaxfl.channel import LinkDraws, Links
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, over_nodes, purpose_key
-from jaxfl.core.tree import size, weighted_sum
+from jaxfl.core.tree import along_nodes, size, weighted_sum
 from jaxfl.gradients.per_example import tree_norm
 
 
@@ -60,6 +67,7 @@ class Draws(NamedTuple):
     is_active: Array | None  # (k,), bool, False for an empty slot; None where k clients are always active
     update_noise: PyTree | None  # like the parameters; None without private updates
     client_overflow: Array | None  # (), int32, 1 if a client that was drawn had no slot, which is an error
+    links: LinkDraws | None  # of all n clients: whose message arrives, how it is rounded; None without links
 
 
 class Info(NamedTuple):
@@ -78,6 +86,8 @@ class Info(NamedTuple):
     batch_overflow: Array | None  # (n,), int32, or that of clients at all of them; above 0 is an error
     clipped_updates: Array | None  # (n,), int32, 1 for a client whose update was scaled down
     discarded_updates: Array | None  # (n,), int32, 1 for a client whose update was not finite and counted as zero
+    lost_messages: Array | None  # (n,), int32, 1 for an active client whose message did not arrive
+    quantizer_overflow: Array | None  # (n,), int32, numbers of its update beyond the quantizer's range
 
 
 def fed_avg(
@@ -87,6 +97,7 @@ def fed_avg(
     num_active: int,
     server_optimizer: optax.GradientTransformation | None = None,
     updates: PrivateUpdates | None = None,
+    links: Links | None = None,
 ) -> Algorithm:
     """Federated averaging.
 
@@ -100,6 +111,8 @@ def fed_avg(
         server_optimizer: any optax transformation, of the pseudo-gradient; default `optax.sgd(1.0)`, with which the
             new model is the average of the clients'.
         updates: `jaxfl.private_updates`, for privacy of whole clients; None for none.
+        links: `jaxfl.links(...)`, over which clients' updates x_i - x reach the server, quantised; batch statistics
+            travel with them in 32 bits. What the server sends always arrives. None loses and rounds nothing.
 
     Returns:
         An `Algorithm`; `node_params` gives the server's model behind a node axis of length 1, as `Variables` where the
@@ -116,6 +129,9 @@ def fed_avg(
         - a client's batches do not depend on who else is active.
         - cost and memory grow with num_active, not with the number of clients, but for the (n,) fields of `Info`.
         - adding or removing one client moves what is released by at most the clip norm, where updates are private.
+        - over links the new model is the mean over clients that arrive; where none does the server's state stays.
+        - a quantised update is unbiased where the quantizer is.
+        - links that lose and round nothing change no bit.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np, optax, jaxfl
@@ -157,6 +173,7 @@ def fed_avg(
             is_active=who.is_active,
             update_noise=None if updates is None else updates.draw_noise(key, k, state.params),
             client_overflow=who.overflow,
+            links=None if links is None else links.draw_to_server(key, k, n),
         )
 
     def update(state, data, draws):
@@ -168,27 +185,46 @@ def fed_avg(
             return clients.run(gradient_of, state.params, state.model_state, own, k)
 
         params, model_state, measured = over_nodes(where_active(train), task.node_loop)(is_active, steps)
-        changes, losses = None, measured.loss
+        changes, losses, overflowed = None, measured.loss, None
+        arrived, reached = None, is_active
+        if links is not None:
+            if draws.links.arrived is not None:
+                arrived = draws.links.arrived[active]
+                reached = arrived if is_active is None else is_active & arrived
+            rounding = jax.tree.map(lambda of_all: of_all[active], draws.links.rounding)
+            params, overflowed = _sent(links, rounding, params, state.params)
         if updates is None:
-            shares = clients.weigh(data, active)
-            shares = shares / shares.sum()
-            mean_params, mean_model_state = weighted_sum(shares, (params, model_state))
+            weights, values = clients.weigh(data, active), (params, model_state)
+            shares = weights / weights.sum()
+            if arrived is None:
+                mean_params, mean_model_state = weighted_sum(shares, values)
+            else:
+                before = (state.params, state.model_state)
+                mean_params, mean_model_state = _mean_of_arrived(weights, arrived, values, before)
             pseudo_gradient = jax.tree.map(jnp.subtract, state.params, mean_params)
         else:
             shares = is_active.astype(jnp.float32) / num_active
             moved = jax.tree.map(lambda after, before: after - before[None], params, state.params)
-            changes = updates.sum(moved, is_active)
+            changes = updates.sum(moved, reached)
             losses = jnp.where(changes.discarded > 0, 0.0, losses)
             noisy = updates.noise.release(changes.total, draws.update_noise)
             pseudo_gradient = jax.tree.map(lambda leaf: -leaf / num_active, noisy)
             mean_model_state = state.model_state  # which is empty
         moves, optimizer_state = optimizer.update(pseudo_gradient, state.optimizer, state.params)
+        if arrived is not None and updates is None:
+            anybody = arrived.any()
+            moves = jax.tree.map(lambda leaf: jnp.where(anybody, leaf, 0), moves)
+            optimizer_state = jax.tree.map(partial(jnp.where, anybody), optimizer_state, state.optimizer)
 
         def of_clients(values):
             return by_client(active, data.num_nodes, values, is_active)
 
         counts = steps.mask.sum(axis=(1, 2), dtype=jnp.int32)
         bits = jnp.full(active.shape, 32 * size((state.params, state.model_state)), jnp.float32)
+        bits_up = bits
+        if links is not None:
+            numbers = links.bits * size(state.params) + 32 * size(state.model_state)
+            bits_up = jnp.full(active.shape, numbers, jnp.float32)
         private, overflow = clients.is_private, of_clients(draws.steps.batch_overflow)
         if draws.client_overflow is not None:
             overflow = overflow + draws.client_overflow
@@ -197,7 +233,7 @@ def fed_avg(
             pseudo_gradient_norm=tree_norm(pseudo_gradient, 2),
             update_norm=tree_norm(moves, 2),
             active=of_clients(jnp.ones_like(counts)),
-            bits_sent=of_clients(bits),
+            bits_sent=of_clients(bits_up),
             bits_received=of_clients(bits),
             gradient_evaluations=of_clients(counts),
             local_iterations=clients.steps_at(k) if private else None,
@@ -206,6 +242,8 @@ def fed_avg(
             batch_overflow=overflow if clients.may_overflow or updates is not None else None,
             clipped_updates=None if changes is None else of_clients(changes.clipped),
             discarded_updates=None if changes is None else of_clients(changes.discarded),
+            lost_messages=None if arrived is None else of_clients((~arrived).astype(jnp.int32)),
+            quantizer_overflow=None if overflowed is None else of_clients(overflowed),
         )
         new_state = State(
             params=optax.apply_updates(state.params, moves),
@@ -216,6 +254,25 @@ def fed_avg(
         return new_state, info
 
     return algorithm(init, draw, update, server_model(task))
+
+
+def _sent(links: Links, rounding: Any, params: PyTree, before: PyTree) -> tuple[PyTree, Array | None]:
+    """The clients' parameters (k, *leaf) as the server gets them, and how many numbers of each overflow, (k,)."""
+    if links.quantizer is None:
+        return params, None
+    # The update, not the parameters: where a quantizer is finer near 0, an update profits from it.
+    sent = links.send(jax.tree.map(lambda after, start: after - start[None], params, before), rounding)
+    return jax.tree.map(lambda start, update: start[None] + update, before, sent.values), sent.overflow
+
+
+def _mean_of_arrived(weights: Array, arrived: Array, values: PyTree, before: PyTree) -> PyTree:
+    """The weighted mean over clients that arrive, of leaves (k, *leaf); where none does what was before."""
+    reaching = jnp.where(arrived, weights, 0)
+    anybody = arrived.any()
+    shares = reaching / jnp.where(anybody, reaching.sum(), 1)
+    # A product with 0 would keep what is not finite.
+    clean = jax.tree.map(lambda leaf: jnp.where(along_nodes(arrived, leaf), leaf, 0), values)
+    return jax.tree.map(partial(jnp.where, anybody), weighted_sum(shares, clean), before)
 
 
 def released_updates(before: State, after: State) -> PyTree:

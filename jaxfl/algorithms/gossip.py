@@ -14,8 +14,17 @@ NeurIPS 2017, arXiv:1705.09056, Algorithm 1. DP2-SGD: Yu, Zou, Chen, Tao, Tian, 
 with Privacy Preservation in Vehicular Networks", IEEE Transactions on Vehicular Technology 70(6), 2021. A(DP)2SGD, its
 asynchronous relative, is in `asynchronous_gossip`.
 
-Differences from the papers: any gradient estimator; for D-PSGD optional noise and any sequence of doubly stochastic
-matrices. How DP2-SGD chooses its noise (basic composition) is left to the accountant.
+Over `links` the message x_j may be lost, and rounded to q_j. A receiver that misses it keeps its own value's share, and
+a node takes from its own value what it gives of its rounded one:
+
+    x_i^{k+1} = x_i^k + sum_{j: arrived} W_ij (q_j^k - q_i^k) - gamma (g_i^k + N_i^k)
+
+Rows sum to 1 in every round. Columns do where W is symmetric and losses are (`jaxfl.links(..., symmetric=True)`): both
+directions of an edge fail together. Otherwise the mean of the nodes moves with what is lost. What an observer of all
+messages learns is as private as without links, for the reasons in `push_sum`.
+
+Differences from the papers: links; any gradient estimator; for D-PSGD optional noise and any sequence of doubly
+stochastic matrices. How DP2-SGD chooses its noise (basic composition) is left to the accountant.
 
 Does not claim: a privacy guarantee. The noise is what it is told to be.
 """
@@ -28,7 +37,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxfl.algorithms.exchange import LinkCounts, exchange
 from jaxfl.algorithms.gossip_info import GossipInfo
+from jaxfl.channel import LinkDraws, Links
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, check_num_nodes
 from jaxfl.core.tree import consensus_distance, replicate, size
@@ -58,6 +69,7 @@ class Draws(NamedTuple):
 
     gradient: Any  # draws of the gradient estimator: which samples
     noise: PyTree  # leaves (n, *leaf), float32, already scaled, or int32, in steps of a grid; None without noise
+    links: LinkDraws | None  # which messages arrive, and how they are rounded; None without links
 
 
 def d_psgd(
@@ -67,6 +79,7 @@ def d_psgd(
     step_size: float | Array | Callable[[Array], Array],
     gradient: GradientEstimator | None = None,
     noise: NoiseMechanism | None = None,
+    links: Links | None = None,
 ) -> Algorithm:
     """Decentralised parallel SGD.
 
@@ -76,6 +89,7 @@ def d_psgd(
         step_size: gamma: a number, a traced scalar, or a schedule of the round index (any optax schedule).
         gradient: how each node estimates its gradient; default `mini_batch()`, one uniform sample.
         noise: added to every node's gradient in every round; None adds nothing.
+        links: `jaxfl.links(...)`, over which messages travel; None loses and rounds nothing.
 
     Returns:
         An `Algorithm`; the loss of `GossipInfo` is taken at the parameters before the round.
@@ -86,6 +100,9 @@ def d_psgd(
 
     Guarantees:
         - node mean preserved by mixing: it moves by minus step_size times the mean noisy gradient.
+        - also over links with symmetric losses, rounded or not, where the matrix is symmetric.
+        - a lost message's share stays with its receiver: equal parameters stay equal under mixing.
+        - links that lose and round nothing change no bit.
         - no noise, no clipping and one node give stochastic gradient descent.
 
     Example:
@@ -118,6 +135,7 @@ def d_psgd(
             noise=None
             if noise is None
             else noise.draw(purpose_key(key, Purpose.NOISE, state.round_index), state.params),
+            links=None if links is None else links.draw_between(key, state.round_index, graph.num_nodes),
         )
 
     def update(state, data, draws):
@@ -125,11 +143,17 @@ def d_psgd(
         estimate, kept, measured = estimator.estimate(task, state.params, state.gradient, data, draws.gradient, k)
         noisy = released(noise, estimate, draws.noise)
         gamma = at_round(step_size, k)
-        params = jax.tree.map(lambda x, g: x - gamma * g, mix(graph, state.params, k), noisy)
+        bits, counted = 32.0 if links is None else links.bits, LinkCounts()
+        if links is None or links.change_nothing:
+            mixed = mix(graph, state.params, k)
+        else:
+            mixed, counted = exchange(graph, links, draws.links, state.params, k, kept_by="receiver")
+        params = jax.tree.map(lambda x, g: x - gamma * g, mixed, noisy)
         info = GossipInfo(
             **measured._asdict(),
             consensus_distance=consensus_distance(params),
-            bits_sent=messages_sent(graph, k) * jnp.float32(32 * (size(noisy) // graph.num_nodes)),
+            bits_sent=messages_sent(graph, k) * jnp.float32(bits * (size(noisy) // graph.num_nodes)),
+            **counted._asdict(),
         )
         return State(params=params, gradient=kept, round_index=k + 1), info
 
@@ -143,11 +167,12 @@ def dp2_sgd(
     step_size: float | Array | Callable[[Array], Array],
     noise: NoiseMechanism,
     gradient: GradientEstimator | None = None,
+    links: Links | None = None,
 ) -> Algorithm:
     """D-PSGD with noise on a fixed undirected graph.
 
     Args:
-        task, step_size, gradient: as for `d_psgd`.
+        task, step_size, gradient, links: as for `d_psgd`.
         graph: one symmetric, doubly stochastic mixing matrix for all rounds, connected.
         noise: added to every node's gradient in every round.
 
@@ -171,13 +196,15 @@ def dp2_sgd(
     if noise is None:
         raise ArgumentError("noise", "must be a noise mechanism", "got None", "Without noise use d_psgd.")
     require_undirected(graph, weights=True)
-    return d_psgd(task, graph=graph, step_size=step_size, gradient=gradient, noise=noise)
+    return d_psgd(task, graph=graph, step_size=step_size, gradient=gradient, noise=noise, links=links)
 
 
 def released_gradients(
     graph: Graph, step_size: float | Array | Callable[[Array], Array], before: State, after: State
 ) -> PyTree:
     """Every node's noisy gradient of one round, as an observer of all messages finds it: (W x^k - x^{k+1}) / gamma.
+
+    Over links that lose or round messages the states alone do not tell it.
 
     Args:
         graph: as given to the algorithm; static under jit.

@@ -19,3 +19,5 @@ class GossipInfo(NamedTuple):
     gradient_evaluations: Array  # (n,), int32
     batch_overflow: Array  # (n,), int32, must be 0
     prefetch_misses: Array  # (n,), int32, must be 0
+    lost_messages: Array | None = None  # (n,), int32, of those the node sent; None where none can be
+    quantizer_overflow: Array | None = None  # (n,), int32, numbers beyond its quantizer's range; None without one

@@ -21,7 +21,14 @@ returns, because only for this is a privacy budget proven; `gradient_at="state"`
 clipped per sample. Noise may be Gaussian. Equation (6) prints C_ji for what i receives; equation (8) and the
 conservation of the trackers' sum need C_ij. All nodes start from the same parameters.
 
-Does not claim: a privacy guarantee. The noise is what it is told to be.
+Over `links` sums run over what arrived: receivers do without the states that they miss, senders keep the trackers that
+are lost, so that the trackers' sum stays that of the gradients. What is broadcast may be rounded, after the noise; a
+node takes its rounded y~_i less eta_i from its tracker.
+
+Does not claim: a privacy guarantee. The noise is what it is told to be. The budget of `jaxfl.privacy.tracking` needs
+the same sums of R and C in every round: what x_i^k changed lives on in x_i^{k+1} by the factor 1 - alpha sum_j R_ij,
+which is larger where messages are lost, so that it lives longer than the budget says. Links that lose messages are
+therefore refused beside noise. Rounding costs no budget: what is rounded is covered by noise before.
 """
 
 from __future__ import annotations
@@ -34,6 +41,8 @@ import numpy as np
 
 from jaxfl.algorithms.gossip_info import GossipInfo
 from jaxfl.algorithms.schedules import NOISE, check_noise_scales, check_steps, scale_at
+from jaxfl.channel import LinkDraws, Links
+from jaxfl.channel.links import RoundingValues, Sent
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, check_num_nodes
 from jaxfl.core.tree import consensus_distance, replicate, scale, size
@@ -58,6 +67,7 @@ class Draws(NamedTuple):
     gradient: Any  # draws of the gradient estimator: which samples g^{k+1} uses
     state_noise: PyTree  # zeta^{k+1}, leaves (n, *leaf), float32, already scaled
     tracker_noise: PyTree  # eta^k, leaves (n, *leaf), float32, already scaled
+    links: LinkDraws | None  # what arrives of x~^k and y~^k, how x~^{k+1} and y~^k are rounded; None without links
 
 
 def gradient_tracking(
@@ -69,6 +79,7 @@ def gradient_tracking(
     clip_norm: float | Array | None,
     distribution: str = "laplace",
     gradient_at: str = "broadcast",
+    links: Links | None = None,
 ) -> Algorithm:
     """Gradient tracking with noise on all that is broadcast, on weights that need not be stochastic.
 
@@ -88,19 +99,26 @@ def gradient_tracking(
         distribution: "laplace" or "gaussian".
         gradient_at: "broadcast" takes gradients at x~ and returns it; "state" takes them at x and returns that, as
             published, without a proven budget.
+        links: `jaxfl.links(...)`, over which x~ and y~ travel. A node's two messages to another are lost together.
+            Links that lose messages are refused beside noise, see above. None loses and rounds nothing.
 
     Returns:
         An `Algorithm`; `node_params` gives x~ for "broadcast" and x for "state". In `GossipInfo` the loss is that
         at the point of g^{k+1} and the consensus distance that of x, both after the round; x~ and y~ go to every
-        out-neighbor in the graph of each.
+        out-neighbor in the graph of each, and count as two messages. The overflow is that of x~^{k+1} and y~^k, which
+        the round makes; that of x~^0 is not counted.
 
     Raises:
         ArgumentError: weights that are negative, not finite or not two square matrices of one size; graphs of which no
             node is a root common to R and to the transpose of C; noise scales of unequal length or for another number
-            of nodes; a step size or clip norm that is not positive; from `init`, more samples than a node has.
+            of nodes; a step size or clip norm that is not positive; links that may lose messages beside noise scales
+            that may not be 0; from `init`, more samples than a node has.
 
     Guarantees:
         - without tracker noise the trackers sum to the gradients, sum_i y_i = sum_i g_i, after every round.
+        - also over links, whatever they lose and round.
+        - a state whose message is lost does not count for its receiver: equal states stay equal under mixing.
+        - links that lose and round nothing change no bit.
         - with it, they exceed them by beta times the sum of sum_j C_ji eta_i^l over nodes and past rounds.
         - without noise the error on a strongly convex problem falls geometrically.
         - noise is NaN behind the end of the schedule.
@@ -131,10 +149,15 @@ def gradient_tracking(
     )
     check.one_of(tuple(NOISE), distribution=distribution)
     check.one_of(("broadcast", "state"), gradient_at=gradient_at)
+    _check_links(links, schedule)
     mechanism, clip_order = NOISE[distribution]
     unit_noise = mechanism(1.0)
     estimator = mini_batch(sampler=fixed(schedule.num_samples), clip_norm=clip_norm, clip_order=clip_order)
+    bits = 32.0 if links is None else links.bits
     num_receivers = sum((weights - np.diag(np.diag(weights)) > 0).sum(axis=0) for weights in (received, sent))
+
+    def send(tree, rounding):
+        return Sent(tree, None) if links is None else links.send(tree, rounding)
 
     def point(params, broadcast_params):
         return broadcast_params if gradient_at == "broadcast" else params
@@ -145,7 +168,8 @@ def gradient_tracking(
         check_num_nodes(num_nodes, data)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), num_nodes)
         noise = unit_noise.draw(purpose_key(key, Purpose.NOISE, 0), params)
-        broadcast = jax.tree.map(jnp.add, params, scale(scale_at(schedule.state_noise_scale, 0), noise))
+        noisy = jax.tree.map(jnp.add, params, scale(scale_at(schedule.state_noise_scale, 0), noise))
+        broadcast = send(noisy, None if links is None else links.draw_rounding(key, 0, num_nodes)).values
         at = point(params, broadcast)
         estimator_state = estimator.init(task, key, at, data)
         batch = estimator.draw(key, jnp.int32(0), data)
@@ -166,20 +190,32 @@ def gradient_tracking(
             gradient=estimator.draw(key, k + 1, data),
             state_noise=scale(scale_at(schedule.state_noise_scale, k + 1), state_noise),
             tracker_noise=scale(scale_at(schedule.tracker_noise_scale, k), tracker_noise),
+            links=None if links is None else links.draw_between(key, k + 1, num_nodes),
         )
 
     def update(state, data, draws):
         k = state.round_index
         alpha, beta = at_round(schedule.state_mixing, k), at_round(schedule.tracker_mixing, k)
         gamma = at_round(schedule.step_size, k)
-        broadcast_tracker = jax.tree.map(jnp.add, state.gradient_tracker, draws.tracker_noise)
-        state_change = _inflow(received, received.sum(axis=1), state.broadcast_params, state.params)
-        tracker_change = _inflow(sent, sent.sum(axis=0), broadcast_tracker, state.gradient_tracker)
+        arrived, state_rounding, tracker_rounding = None, None, None
+        if links is not None:
+            arrived, source = draws.links.arrived, draws.links.rounding
+            if source is not None:
+                numbers = source.draw((state.params, state.gradient_tracker))
+                state_rounding, tracker_rounding = map(RoundingValues, numbers)
+        noisy_tracker = jax.tree.map(jnp.add, state.gradient_tracker, draws.tracker_noise)
+        sent_tracker, own_tracker = send(noisy_tracker, tracker_rounding), state.gradient_tracker
+        if tracker_rounding is not None:  # what rounding took stays with the sender
+            rounded = sent_tracker.values
+            own_tracker = jax.tree.map(lambda y, q, noisy: y + (q - noisy), own_tracker, rounded, noisy_tracker)
+        state_change = _inflow(received, 1, arrived, state.broadcast_params, state.params)
+        tracker_change = _inflow(sent, 0, arrived, sent_tracker.values, own_tracker)
 
         params = jax.tree.map(
             lambda x, change, y: x + alpha * change - gamma * y, state.params, state_change, state.gradient_tracker
         )
-        broadcast = jax.tree.map(jnp.add, params, draws.state_noise)
+        sent_params = send(jax.tree.map(jnp.add, params, draws.state_noise), state_rounding)
+        broadcast = sent_params.values
         gradient, _, measured = estimator.estimate(task, point(params, broadcast), None, data, draws.gradient, k + 1)
         tracker = jax.tree.map(
             lambda y, change, new, old: y + beta * change + (new - old),
@@ -198,22 +234,44 @@ def gradient_tracking(
         info = GossipInfo(
             **measured._asdict(),
             consensus_distance=consensus_distance(params),
-            bits_sent=jnp.asarray(num_receivers, jnp.float32) * (32 * (size(params) // num_nodes)),
+            bits_sent=jnp.asarray(num_receivers, jnp.float32) * (bits * (size(params) // num_nodes)),
+            lost_messages=None if arrived is None else _lost(received, sent, arrived),
+            quantizer_overflow=None if sent_params.overflow is None else sent_params.overflow + sent_tracker.overflow,
         )
         return new_state, info
 
     return algorithm(init, draw, update, lambda state: point(state.params, state.broadcast_params))
 
 
-def _inflow(weights: np.ndarray, own_weight: np.ndarray, broadcast: PyTree, own: PyTree) -> PyTree:
-    """sum_j weights_ij broadcast_j - own_weight_i own_i."""
-    matrix, kept = jnp.asarray(weights, jnp.float32), jnp.asarray(own_weight, jnp.float32)
+def _inflow(weights: np.ndarray, axis: int, arrived: Array | None, broadcast: PyTree, own: PyTree) -> PyTree:
+    """sum_j weights_ij broadcast_j - own_i times the sum of what arrived of row i (axis 1), or of column i (axis 0)."""
+    matrix, handed_over = jnp.asarray(weights, jnp.float32), jnp.asarray(weights.sum(axis=axis), jnp.float32)
+    if arrived is not None:
+        handed_over = handed_over - jnp.where(arrived, 0, matrix).sum(axis=axis)
+        matrix = jnp.where(arrived, matrix, 0)
 
     def mixed(leaf):
         # Accelerators multiply float32 in fewer bits by default; the trackers' sum would then not be conserved.
         return jnp.tensordot(matrix, leaf, axes=1, precision=jax.lax.Precision.HIGHEST)
 
-    return jax.tree.map(jnp.subtract, jax.tree.map(mixed, broadcast), scale(kept, own))
+    return jax.tree.map(jnp.subtract, jax.tree.map(mixed, broadcast), scale(handed_over, own))
+
+
+def _lost(received: np.ndarray, sent: np.ndarray, arrived: Array) -> Array:
+    """How many messages of each node do not arrive, (n,), int32; of a state and of a tracker is two."""
+    edges = jnp.asarray((received > 0).astype(np.int32) + (sent > 0).astype(np.int32))
+    return jnp.where(arrived, 0, edges).sum(axis=0, dtype=jnp.int32)
+
+
+def _check_links(links: Links | None, schedule: TrackingSchedule) -> None:
+    """Refuse to lose messages where a budget may be stated: it is proven for weights that do not change."""
+    if links is None or not links.may_lose:
+        return
+    for scales in (schedule.state_noise_scale, schedule.tracker_noise_scale):
+        if check.is_traced(scales) or np.any(np.asarray(scales) != 0):
+            requirement = "must lose nothing where there is noise: its budget holds for weights that do not change"
+            remedy = "Pass success=1.0, or noise scales of 0 that are not traced."
+            raise ArgumentError("links", requirement, "got links that may lose messages, and noise", remedy)
 
 
 def _checked_weights(state_weights: Any, tracker_weights: Any) -> tuple[np.ndarray, np.ndarray]:

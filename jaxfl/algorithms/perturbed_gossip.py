@@ -41,6 +41,7 @@ import jax.numpy as jnp
 from jaxfl.algorithms.gossip_info import GossipInfo
 from jaxfl.algorithms.schedules import NOISE, check_noise_scales, check_steps, scale_at
 from jaxfl.channel import Quantizer
+from jaxfl.channel.links import overflows
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, node_keys, one_kernel, purpose_key
 from jaxfl.core.algorithm import at_round, check_num_nodes
 from jaxfl.core.tree import consensus_distance, flattener, replicate, scale, size
@@ -105,7 +106,8 @@ def perturbed_gossip(
 
     Returns:
         An `Algorithm`; `node_params` gives x for "state" and x~ for "broadcast". In `GossipInfo` the loss is that
-        at the point of g^k, before the round, and the consensus distance that of x; x~^k goes to every neighbor.
+        at the point of g^k, before the round, and the consensus distance that of x; x~^k goes to every neighbor. Its
+        overflow counts numbers of x + zeta of x~^{k+1}, which the round makes; those of x~^0 are not counted.
 
     Raises:
         ArgumentError: a graph that changes over time, has an edge without its reverse, is not doubly stochastic or not
@@ -158,14 +160,17 @@ def perturbed_gossip(
         return noise, None if quantizer is None else _uniform(purpose_key(key, Purpose.ROUNDING, k), params)
 
     def perturbed(params, noise, rounding):
+        """x~, and how many numbers of each node lie beyond the quantizer's range."""
         noisy = jax.tree.map(jnp.add, params, noise)
-        return noisy if quantizer is None else jax.tree.map(quantizer.apply, noisy, rounding)
+        if quantizer is None:
+            return noisy, None
+        return jax.tree.map(quantizer.apply, noisy, rounding), overflows(quantizer, noisy)
 
     def init(key, data):
         check_num_nodes(graph.num_nodes, data)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)
         estimator.init(task, key, params, data)  # keeps nothing, but refuses more samples than a node has
-        broadcast = perturbed(params, *perturbation(key, 0, params))
+        broadcast, _ = perturbed(params, *perturbation(key, 0, params))
         return State(params=params, broadcast_params=broadcast, round_index=jnp.int32(0))
 
     # x~^{k+1} is made in round k, from the keys of k + 1, so that the state after it holds what may be returned.
@@ -184,15 +189,13 @@ def perturbed_gossip(
             mix(graph, state.broadcast_params, k),
             gradient,
         )
-        new_state = State(
-            params=params,
-            broadcast_params=perturbed(params, draws.state_noise, draws.rounding),
-            round_index=k + 1,
-        )
+        broadcast, overflow = perturbed(params, draws.state_noise, draws.rounding)
+        new_state = State(params=params, broadcast_params=broadcast, round_index=k + 1)
         info = GossipInfo(
             **measured._asdict(),
             consensus_distance=consensus_distance(params),
             bits_sent=messages_sent(graph, k) * jnp.float32(bits * (size(params) // graph.num_nodes)),
+            quantizer_overflow=overflow,
         )
         return new_state, info
 

@@ -16,10 +16,27 @@ Zhu, Huang, Wang, Xu, "PrivSGP-VR: Differentially Private Variance-Reduced Stoch
 Bounds", IJCAI 2024, arXiv:2405.02638, Algorithms 1 and 2. Push-sum: Nedic and Olshevsky 2016,
 doi:10.1109/TAC.2016.2529285.
 
-Differences from the paper: gradients may be clipped per sample, batches may hold more than one sample, the step size
-may follow a schedule. All nodes start from the same parameters.
+Over `links` a message (P^k_ij x_j, P^k_ij w_j) may be lost, and x_j may be rounded to q_j. Messages that arrive are
+acknowledged, and acknowledgements arrive and cost nothing, so that a sender keeps what did not arrive:
 
-Does not claim: a privacy guarantee. The noise is what it is told to be.
+    x_i^{k+1} = x_i^{k+1/2} + sum_{j: arrived} P^k_ij q_j - sum_{m: arrived} P^k_mi q_i,   w so, but not rounded
+
+Each round mixes by a random column-stochastic matrix, and a sender keeps what rounding took: the sums of x and w stay.
+Ratios x / w then agree on the quotient of the sums, where links go on delivering: Kempe, Dobra, Gehrke, "Gossip-Based
+Computation of Aggregate Information", FOCS 2003. Hadjicostis, Vaidya, Dominguez-Garcia, "Robust Distributed Average
+Consensus via Exchange of Running Sums", IEEE Transactions on Automatic Control 61(6), 2016, need no acknowledgement: a
+message holds the sum of all that was ever sent, and a receiver remembers the last; mass waits on the edge meanwhile.
+A round of minimization on top of it is not covered by either.
+
+What an observer of all messages learns is a function of the noisy gradients and of random numbers that do not depend on
+the data, with links as without: x_j^{k+1/2} is made of earlier noisy gradients, losses and rounding. So a statement
+about all noisy gradients, each at a point that may depend on earlier ones, covers it as well.
+
+Differences from the paper: gradients may be clipped per sample, batches may hold more than one sample, the step size
+may follow a schedule; links. All nodes start from the same parameters.
+
+Does not claim: a privacy guarantee. The noise is what it is told to be. Nor that fewer messages tell less: no statement
+is smaller over links.
 """
 
 from __future__ import annotations
@@ -31,12 +48,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfl.algorithms.exchange import LinkCounts, exchange
 from jaxfl.algorithms.gossip_info import GossipInfo
+from jaxfl.channel import LinkDraws, Links
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, check_num_nodes
 from jaxfl.core.tree import consensus_distance, replicate, scale, size
 from jaxfl.gradients import GradientEstimator, mini_batch
 from jaxfl.graphs import Graph, messages_sent, mix, require_column_stochastic, require_strongly_connected
+from jaxfl.graphs.lossy_mixing import lossy_mix
 from jaxfl.graphs.mixing import keeps_ones, mix_result
 from jaxfl.privacy import NoiseMechanism
 from jaxfl.privacy.mechanisms import released
@@ -58,6 +78,7 @@ class Draws(NamedTuple):
 
     gradient: Any  # draws of the gradient estimator: which samples
     noise: PyTree  # leaves (n, *leaf), float32, already scaled, or int32, in steps of a grid; None without noise
+    links: LinkDraws | None  # which messages arrive, and how they are rounded; None without links
 
 
 def push_sum(
@@ -67,6 +88,7 @@ def push_sum(
     step_size: float | Array | Callable[[Array], Array],
     gradient: GradientEstimator | None = None,
     noise: NoiseMechanism | None = None,
+    links: Links | None = None,
 ) -> Algorithm:
     """PrivSGP or PrivSGP-VR, by the choice of `gradient`.
 
@@ -76,10 +98,12 @@ def push_sum(
         step_size: gamma: a number, a traced scalar, or a schedule of the round index (any optax schedule).
         gradient: `mini_batch(...)` (PrivSGP; the default, one uniform sample) or `saga(...)` (PrivSGP-VR).
         noise: added to every node's gradient in every round; None adds nothing.
+        links: `jaxfl.links(...)`, over which messages travel that are not a node's own; None loses and rounds nothing.
 
     Returns:
         An `Algorithm`; `node_params` gives the de-biased parameters z. In `GossipInfo` the loss is that at z before
-        the round and the consensus distance that of z after it; parameters and weight go to every out-neighbor.
+        the round and the consensus distance that of z after it; parameters and weight go to every out-neighbor. What
+        is lost was sent.
 
     Raises:
         ArgumentError: a graph that is not column-stochastic or not strongly connected, a step size that is not
@@ -87,6 +111,8 @@ def push_sum(
 
     Guarantees:
         - total mass preserved: the push-sum weights sum to n after every round.
+        - over any links mass is preserved: the weights sum to n, and the sum of x moves by the step alone.
+        - links that lose and round nothing change no bit.
         - on a doubly stochastic graph the weights stay 1 and the node mean follows the mean noisy gradient.
         - no noise, no clipping and one node give stochastic gradient descent.
 
@@ -125,6 +151,7 @@ def push_sum(
             noise=None
             if noise is None
             else noise.draw(purpose_key(key, Purpose.NOISE, state.round_index), state.params),
+            links=None if links is None else links.draw_between(key, state.round_index, graph.num_nodes),
         )
 
     def update(state, data, draws):
@@ -136,22 +163,30 @@ def push_sum(
         def half_step(start, gradient):
             return jax.tree.map(lambda a, g: a - gamma * g, start, gradient)
 
-        if weights_stay_one:
+        counted, bits = LinkCounts(), 32 * (size(noisy) // graph.num_nodes + 1)
+        if links is not None and not links.change_nothing:
+            stepped, arrived = half_step(x, noisy), draws.links.arrived
+            new_params, counted = exchange(graph, links, draws.links, stepped, k, kept_by="sender")
+            new_weight = mix(graph, w, k) if arrived is None else lossy_mix(graph, w, arrived, k, kept_by="sender")
+            bits = links.bits * (size(noisy) // graph.num_nodes) + 32  # the weight is not quantised
+        elif weights_stay_one:
             # x = w z without rounding. The step is taken while mixing, for z stays where it is when the new x replaces
             # x in memory: a pass over the parameters less, 0.9 of the time of an iteration without noise.
             new_params = mix_result(graph, lambda z, w, g: half_step(scale(w, z), g), (z, w, noisy), k)
+            new_weight = mix(graph, w, k)
         else:
-            new_params = mix(graph, half_step(x, noisy), k)
+            new_params, new_weight = mix(graph, half_step(x, noisy), k), mix(graph, w, k)
         new_state = State(
             params=new_params,
-            push_sum_weight=mix(graph, w, k),
+            push_sum_weight=new_weight,
             gradient=estimator_state,
             round_index=k + 1,
         )
         info = GossipInfo(
             **measured._asdict(),
             consensus_distance=consensus_distance(new_state.params, 1.0 / new_state.push_sum_weight),
-            bits_sent=messages_sent(graph, k) * jnp.float32(32 * (size(noisy) // graph.num_nodes + 1)),
+            bits_sent=messages_sent(graph, k) * jnp.float32(bits),
+            **counted._asdict(),
         )
         return new_state, info
 
@@ -174,7 +209,7 @@ def released_gradients(
     """Every node's noisy gradient of one round, as an observer of all messages finds it.
 
     A message of node j holds x_j^{k+1/2} up to a known weight. From the states around a round the same follows by
-    solving x^{k+1} = P^k (x^k - gamma g) for g.
+    solving x^{k+1} = P^k (x^k - gamma g) for g, unless links lose or round messages.
 
     Args:
         graph: as given to the algorithm; static under jit.

@@ -1,4 +1,4 @@
-"""What is sent, and costs of a round: quantisers, what a model counts, seconds and joules of computing with it."""
+"""What is sent and over which links, and costs of a round: what a model counts, seconds and joules of computing."""
 
 from jaxfl.channel.cost import BILSTM_COUNTED, DZOFL_COUNTED, Counts, capacity, count, total, training_bytes
 from jaxfl.channel.device_profile import (
@@ -10,6 +10,7 @@ from jaxfl.channel.device_profile import (
     round_seconds,
 )
 from jaxfl.channel.energy import EnergyModel, ForwardEnergy, Workload, backward_energy, forward_energy, mac_energy
+from jaxfl.channel.links import LinkDraws, Links
 from jaxfl.channel.quantize import (
     Quantizer,
     dithered_quantizer,
@@ -37,6 +38,8 @@ __all__ = [
     "DeviceProfile",
     "EnergyModel",
     "ForwardEnergy",
+    "LinkDraws",
+    "Links",
     "Quantizer",
     "Radio",
     "RoundSeconds",

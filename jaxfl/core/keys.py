@@ -46,6 +46,9 @@ class Purpose(enum.IntEnum):
     SERVER_NOISE = 12
     ESTIMATE = 13  # what clients measure between local steps
     ESTIMATE_NOISE = 14
+    DIRECTION = 15  # of a zero-order estimate
+    ARRIVAL = 16  # which messages arrive
+    MESSAGE_ROUNDING = 17
 
 
 SHARED = frozenset({Purpose.INIT, Purpose.GRAPH, Purpose.PARTITION, Purpose.CALIBRATION})

@@ -8,7 +8,7 @@ at a time. On finite values they differ in cost alone. A NaN or an infinity at o
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,9 @@ import numpy as np
 
 from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
+from jaxfl.core.tree import along_nodes
 from jaxfl.core.types import Array, PyTree
-from jaxfl.graphs.graph import Graph, Shifts
+from jaxfl.graphs.graph import Graph
 
 STRUCTURES = ("auto", "dense", "circulant", "neighbors")
 # Measured on two CPU cores, float32, 4 million entries: the gathers of up to 16 neighbors fuse into one loop, and 16 at
@@ -86,9 +87,9 @@ def mix_result(
         [2.0, 1.0, 3.0]
     """
     check.one_of(STRUCTURES, structure=structure)
-    _check_leaves(graph, jax.eval_shape(fn, *operands))
+    check_leaves(graph, jax.eval_shape(fn, *operands))
     chosen = best_structure(graph) if structure == "auto" else structure
-    slot = _slot(graph, round_index)
+    slot = slot_of(graph, round_index)
     if chosen == "circulant":
         return _circulant(graph, fn, operands, round_index if slot is None else slot)
     mix_leaf = _dense if chosen == "dense" else _neighbors
@@ -97,7 +98,7 @@ def mix_result(
 
 def messages_sent(graph: Graph, round_index: Array) -> Array:
     """How many other nodes each node sends to in a round, (n,) float32: what its uplink bits are a multiple of."""
-    slot = _slot(graph, round_index)
+    slot = slot_of(graph, round_index)
     return jnp.asarray(graph.out_degree.astype(np.float32))[0 if slot is None else slot]
 
 
@@ -134,7 +135,8 @@ def best_structure(graph: Graph) -> str:
     return "circulant" if shifts is not None and max(map(len, shifts)) <= FEW_SHIFTS else "neighbors"
 
 
-def _check_leaves(graph: Graph, tree: PyTree) -> None:
+def check_leaves(graph: Graph, tree: PyTree) -> None:
+    """Refuse leaves that cannot be mixed."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         where = f"leaf {jax.tree_util.keystr(path)}" if path else "the array"
         if leaf.ndim == 0 or leaf.shape[0] != graph.num_nodes:
@@ -146,7 +148,7 @@ def _check_leaves(graph: Graph, tree: PyTree) -> None:
             raise ArgumentError("tree", requirement, f"{where} is {leaf.dtype}", "Mix only what is averaged.")
 
 
-def _slot(graph: Graph, round_index: int | Array) -> Array | None:
+def slot_of(graph: Graph, round_index: int | Array) -> Array | None:
     """The round within the period, () int32; None when there is only one."""
     index = jnp.asarray(round_index)
     if index.ndim != 0 or not jnp.issubdtype(index.dtype, jnp.integer):
@@ -155,17 +157,22 @@ def _slot(graph: Graph, round_index: int | Array) -> Array | None:
     return None if graph.period == 1 else index.astype(jnp.int32) % graph.period
 
 
-def _sum_dtype(leaf: Array) -> np.dtype:
+def sum_dtype(leaf: Array) -> np.dtype:
     """float32 for leaves of 16 bits, else the leaf's own."""
     return np.dtype(np.float32) if leaf.dtype.itemsize < 4 else np.dtype(leaf.dtype)
 
 
 def _dense(graph: Graph, leaf: Array, slot: Array | None) -> Array:
-    dtype = _sum_dtype(leaf)
+    dtype = sum_dtype(leaf)
     matrices = jnp.asarray(graph.mixing_matrices.astype(dtype))
     matrix = matrices[0] if slot is None else matrices[slot]
+    return matrix_sum(matrix, leaf)
+
+
+def matrix_sum(matrix: Array, leaf: Array) -> Array:
+    """The matrix (n, n), in the dtype of the leaf's sums, times the leaf."""
     # Accelerators multiply float32 in fewer bits by default; mass would then not be conserved.
-    mixed = jnp.tensordot(matrix, leaf.astype(dtype), axes=1, precision=jax.lax.Precision.HIGHEST)
+    mixed = jnp.tensordot(matrix, leaf.astype(matrix.dtype), axes=1, precision=jax.lax.Precision.HIGHEST)
     return mixed.astype(leaf.dtype)
 
 
@@ -184,19 +191,19 @@ def _circulant(graph: Graph, fn: Callable[..., PyTree], operands: tuple[PyTree, 
     else:
         repeats = 2 if on_cpu and graph.period == 1 else 1
         branches = [
-            lambda *values, shifts=shifts: _shifted_sum(shifts, fn(*values)) for shifts in graph.shifts * repeats
+            lambda *values, shifts=shifts: shifted_sum(shifts, fn(*values)) for shifts in graph.shifts * repeats
         ]
     return branches[0](*operands) if len(branches) == 1 else jax.lax.switch(index % len(branches), branches, *operands)
 
 
 def _looked_up_sum(graph: Graph, slot: int | Array, tree: PyTree) -> PyTree:
-    """`_shifted_sum` of the shifts of a round that is not known yet; every round has as many."""
+    """`shifted_sum` of the shifts of a round that is not known yet; every round has as many."""
     offsets, weights = np.moveaxis(np.array(graph.shifts), -1, 0)  # each (period, shifts of a round)
     nodes = np.arange(graph.num_nodes)
     senders = jnp.asarray((nodes[:, None, None] - offsets) % graph.num_nodes, jnp.int32)[:, slot]
 
     def mixed(leaf):
-        values = leaf.astype(_sum_dtype(leaf))
+        values = leaf.astype(sum_dtype(leaf))
         terms = []
         for position, column in enumerate(weights.T):
             weight = float(column[0]) if (column == column[0]).all() else jnp.asarray(column, values.dtype)[slot]
@@ -209,24 +216,36 @@ def _looked_up_sum(graph: Graph, slot: int | Array, tree: PyTree) -> PyTree:
     return jax.tree.map(mixed, tree)
 
 
-def _shifted_sum(shifts: Shifts, tree: PyTree) -> PyTree:
-    """Each leaf's weighted sum of copies rolled along the node axis."""
+def shifted_sum(shifts: Sequence[tuple[int, float | Array]], tree: PyTree) -> PyTree:
+    """Each leaf's weighted sum of copies rolled along the node axis; weights are numbers, or (n,), of the receivers."""
 
     def one(leaf):
-        values = leaf.astype(_sum_dtype(leaf))
-        terms = [weight * (jnp.roll(values, offset, axis=0) if offset else values) for offset, weight in shifts]
+        values = leaf.astype(sum_dtype(leaf))
+        terms = [
+            along_nodes(weight, leaf) * (jnp.roll(values, offset, axis=0) if offset else values)
+            for offset, weight in shifts
+        ]
         return sum(terms[1:], start=terms[0]).astype(leaf.dtype)
 
     return jax.tree.map(one, tree)
 
 
 def _neighbors(graph: Graph, leaf: Array, slot: Array | None) -> Array:
-    dtype = _sum_dtype(leaf)
-    own, senders, weights = _neighbor_lists(graph)
+    return gathered_sum(*lists_of_round(graph, slot, sum_dtype(leaf)), leaf)
+
+
+def lists_of_round(graph: Graph, slot: Array | None, dtype: np.dtype) -> tuple[Array, Array, Array]:
+    """`neighbor_lists` of one round: own weights (n,), senders (k, n), int32, and their weights (k, n)."""
+    own, senders, weights = neighbor_lists(graph)
     own, senders, weights = jnp.asarray(own.astype(dtype)), jnp.asarray(senders), jnp.asarray(weights.astype(dtype))
     own, senders, weights = (table[0 if slot is None else slot] for table in (own, senders, weights))
-    values = leaf.astype(dtype)
-    column = (graph.num_nodes,) + (1,) * (leaf.ndim - 1)
+    return own, senders, weights
+
+
+def gathered_sum(own: Array, senders: Array, weights: Array, leaf: Array) -> Array:
+    """Each node's own weight (n,) times its value, and those of its k senders (k, n) times theirs."""
+    values = leaf.astype(own.dtype)
+    column = (len(leaf),) + (1,) * (leaf.ndim - 1)
 
     def add(total, neighbor):
         sender, weight = neighbor
@@ -238,7 +257,7 @@ def _neighbors(graph: Graph, leaf: Array, slot: Array | None) -> Array:
 
 
 @functools.lru_cache(maxsize=64)
-def _neighbor_lists(graph: Graph) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def neighbor_lists(graph: Graph) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Weight each node gives itself (period, n), and its k in-neighbors: senders int32 and weights, (period, k, n).
 
     Shorter lists are padded with the node itself at weight zero: it is read anyway, and where its value is not finite

@@ -126,7 +126,9 @@ def with_batches(draws, batch_indices):
 
 def draws_of_fed_avg(draws):
     """The draws of federated averaging with the same clients and steps."""
-    return FedAvgDraws(active=draws.active, steps=draws.steps, is_active=None, update_noise=None, client_overflow=None)
+    return FedAvgDraws(
+        active=draws.active, steps=draws.steps, is_active=None, update_noise=None, client_overflow=None, links=None
+    )
 
 
 def check_own_samples_alone_train(update, data, client, num_steps, least):

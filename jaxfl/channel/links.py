@@ -1,0 +1,225 @@
+"""Links that drop messages and quantise what they carry: a component of algorithms that exchange parameters.
+
+A message arrives whole or not at all. Whether it does is drawn anew in each round for each message, and depends on
+nothing else: not on the data, not on what is sent. A quantiser rounds what a node sends, once a round; all of its
+receivers get the same numbers. Losses and rounding have keys of their own, so that batches and noise are those of the
+same run without links.
+
+What becomes of a lost message is for each algorithm to say.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl.channel.quantize import Quantizer
+from jaxfl.core import Array, Key, Purpose, PyTree, check, leaf_key, node_keys, one_kernel, purpose_key
+from jaxfl.core.check import ArgumentError
+
+_FLOAT_BITS = 32.0  # sent per number without a quantizer
+
+
+class RoundingKeys(NamedTuple):
+    """Uniform numbers that are drawn when they are needed: stored, they would take as much memory as what is sent."""
+
+    keys: Array  # typed, (n,), one for each sender
+
+    def draw(self, like: PyTree) -> PyTree:
+        """Numbers on [0, 1) in the shapes and dtypes of `like`, leaves (n, *leaf)."""
+        leaves, structure = jax.tree.flatten(like)
+
+        def of_leaf(index, leaf):
+            def of_node(key):
+                return jax.random.uniform(one_kernel(leaf_key(key, index)), leaf.shape[1:], leaf.dtype)
+
+            return jax.vmap(of_node)(self.keys)
+
+        return structure.unflatten([of_leaf(index, leaf) for index, leaf in enumerate(leaves)])
+
+
+class RoundingValues(NamedTuple):
+    """Uniform numbers from another source, in place of `RoundingKeys`."""
+
+    values: PyTree  # leaves (n, *leaf), on [0, 1)
+
+    def draw(self, like: PyTree) -> PyTree:
+        """As `RoundingKeys.draw`."""
+        del like
+        return self.values
+
+
+class LinkDraws(NamedTuple):
+    """The random numbers of one round."""
+
+    # (n,), bool, of a server's clients; (n, n), bool, of pairs, entry (i, j): from j at i, True on the diagonal; None
+    # where nothing can be lost.
+    arrived: Array | None
+    rounding: RoundingKeys | RoundingValues | None  # of what each node sends; None without a quantizer
+
+
+class Sent(NamedTuple):
+    """What nodes send in one round."""
+
+    values: PyTree  # leaves (n, *leaf): what a receiver gets
+    overflow: Array | None  # (n,), int32, numbers beyond the quantizer's range; None without a quantizer
+
+
+class Links(NamedTuple):
+    """How messages travel; `links` makes and checks it."""
+
+    success: float | Array  # probability that a message arrives: (), (n,) by sender, (n, n) entry (i, j) from j to i
+    quantizer: Quantizer | None  # of what is sent; None sends 32 bits a number
+    symmetric: bool  # two nodes hear each other or do not: of two messages both or none are lost
+
+    @property
+    def bits(self) -> float:
+        """Sent per number."""
+        return _FLOAT_BITS if self.quantizer is None else self.quantizer.bits
+
+    @property
+    def may_lose(self) -> bool:
+        """Whether a message may be lost: False for a success of 1 that is not traced."""
+        return check.is_traced(self.success) or bool(np.any(np.asarray(self.success) != 1))
+
+    @property
+    def change_nothing(self) -> bool:
+        """Whether nothing is lost or rounded."""
+        return self.quantizer is None and not self.may_lose
+
+    def draw_to_server(self, key: Key, round_index: int | Array, num_nodes: int) -> LinkDraws:
+        """What clients' messages to a server meet in one round.
+
+        Args:
+            key: the run's base key.
+            round_index: (), int32.
+            num_nodes: n, of all clients, whether they send or not.
+
+        Raises:
+            ArgumentError: a success probability for pairs of nodes, or for another number of them.
+
+        Guarantees:
+            - a client's losses and rounding do not depend on the number of clients.
+        """
+        if jnp.ndim(self.success) == 2:
+            found, remedy = f"got shape {jnp.shape(self.success)}", "Pass one number, or one for each client."
+            raise ArgumentError("success", "must be by sender where a server receives", found, remedy)
+        self._check_num_nodes(num_nodes)
+        rounding, arrived = self.draw_rounding(key, round_index, num_nodes), None
+        if self.may_lose:
+            arrived = self._arrival_numbers(key, round_index, num_nodes, ()) < jnp.asarray(self.success, jnp.float32)
+        return LinkDraws(arrived=arrived, rounding=rounding)
+
+    def draw_between(self, key: Key, round_index: int | Array, num_nodes: int) -> LinkDraws:
+        """What messages between nodes meet in one round; (n, n) numbers are drawn, whatever the graph.
+
+        Args:
+            key: the run's base key.
+            round_index: (), int32.
+            num_nodes: n.
+
+        Raises:
+            ArgumentError: success probabilities for another number of nodes.
+
+        Guarantees:
+            - a pair's losses and a node's rounding do not depend on the number of nodes.
+        """
+        self._check_num_nodes(num_nodes)
+        rounding = self.draw_rounding(key, round_index, num_nodes)
+        if not self.may_lose:
+            return LinkDraws(arrived=None, rounding=rounding)
+        # Row i, column j, of the stream of sender j, whose first numbers are the same whatever their count.
+        numbers = self._arrival_numbers(key, round_index, num_nodes, (num_nodes,)).T
+        success = jnp.asarray(self.success, jnp.float32)
+        arrived = numbers < success.reshape((1,) * (2 - success.ndim) + success.shape)
+        if self.symmetric:
+            above = jnp.triu(arrived, 1)
+            arrived = above | above.T
+        return LinkDraws(arrived=arrived | jnp.eye(num_nodes, dtype=bool), rounding=rounding)
+
+    def draw_rounding(self, key: Key, round_index: int | Array, num_nodes: int) -> RoundingKeys | None:
+        """The source of the numbers by which messages of one round are rounded; None without a quantizer."""
+        if self.quantizer is None:
+            return None
+        return RoundingKeys(node_keys(purpose_key(key, Purpose.MESSAGE_ROUNDING, round_index), num_nodes))
+
+    def send(self, tree: PyTree, rounding: RoundingKeys | RoundingValues | None) -> Sent:
+        """What nodes send for a tree with leaves (n, *leaf): its values, quantised.
+
+        Args:
+            tree: leaves (n, *leaf).
+            rounding: of `LinkDraws`, for the same n nodes.
+        """
+        if self.quantizer is None or rounding is None:
+            return Sent(values=tree, overflow=None)
+        return Sent(
+            values=jax.tree.map(self.quantizer.apply, tree, rounding.draw(tree)),
+            overflow=overflows(self.quantizer, tree),
+        )
+
+    def _arrival_numbers(self, key: Key, round_index: int | Array, num_nodes: int, shape: tuple[int, ...]) -> Array:
+        """Uniform numbers on [0, 1), (n, *shape), float32: a stream for each sender."""
+        keys = node_keys(purpose_key(key, Purpose.ARRIVAL, round_index), num_nodes)
+        return jax.vmap(lambda sender: jax.random.uniform(one_kernel(sender), shape, jnp.float32))(keys)
+
+    def _check_num_nodes(self, num_nodes: int) -> None:
+        shape = jnp.shape(self.success)
+        if shape not in ((), (num_nodes,), (num_nodes, num_nodes)):
+            requirement = f"must hold one number, one for each sender, or one for each pair of {num_nodes} nodes"
+            remedy = f"Pass shape (), ({num_nodes},) or ({num_nodes}, {num_nodes})."
+            raise ArgumentError("success", requirement, f"got shape {shape}", remedy)
+
+
+def links(success: float | Array = 1.0, quantizer: Quantizer | None = None, *, symmetric: bool = False) -> Links:
+    """Links that drop messages, quantise what they carry, or both.
+
+    Args:
+        success: probability that a message arrives, in [0, 1]: a number, one for each sender (n,), or one for each pair
+            (n, n), entry (i, j) from j to i, whose diagonal is not used. May be traced. Losses are independent over
+            messages and rounds.
+        quantizer: of `jaxfl.channel`, applied to what is sent; None sends 32 bits a number.
+        symmetric: two nodes lose both messages to each other or none, as where a link fails. The probability is then a
+            number, or a symmetric matrix.
+
+    Returns:
+        `Links`, for the argument `links` of an algorithm.
+
+    Raises:
+        ArgumentError: probabilities outside [0, 1] or of another shape; with `symmetric`, by sender or not symmetric.
+
+    Guarantees:
+        - success 1 loses nothing, success 0 everything; a success of 1 that is not traced draws nothing for it.
+        - every message arrives with its probability, independently of all others.
+        - with symmetric, the message from j reaches i exactly where that from i reaches j.
+
+    Example:
+        >>> draws = links(0.5).draw_between(jax.random.key(0), 0, 3)
+        >>> draws.arrived.astype(int).tolist()
+        [[1, 0, 1], [0, 1, 1], [0, 1, 1]]
+    """
+    check.probability(success=success)
+    shape = jnp.shape(success)
+    if len(shape) > 2 or len(set(shape)) > 1:
+        remedy = "Pass one number, one for each sender, or one for each pair of nodes."
+        raise ArgumentError("success", "must have shape (), (n,) or (n, n)", f"got shape {shape}", remedy)
+    if symmetric and len(shape) == 1:
+        found, remedy = f"got shape {shape}", "Pass one number, or a symmetric matrix."
+        raise ArgumentError("success", "must not be by sender where losses are symmetric", found, remedy)
+    if symmetric and len(shape) == 2 and not check.is_traced(success):
+        matrix = np.asarray(success)
+        uneven = np.argwhere(matrix != matrix.T)
+        if len(uneven):
+            i, j = uneven[0].tolist()
+            found = f"got {matrix[i, j]} at ({i}, {j}) and {matrix[j, i]} at ({j}, {i})"
+            remedy = "Pass one number for both ways."
+            raise ArgumentError("success", "must be symmetric where losses are", found, remedy)
+    return Links(success=success, quantizer=quantizer, symmetric=symmetric)
+
+
+def overflows(quantizer: Quantizer, tree: PyTree) -> Array:
+    """How many numbers of each node lie beyond a quantizer's range, (n,), int32."""
+    counts = [jax.vmap(quantizer.overflows)(leaf) for leaf in jax.tree.leaves(tree)]
+    return sum(counts[1:], start=counts[0])

@@ -1,0 +1,172 @@
+"""The mixing step where messages are lost: x <- A x, with a matrix A that follows from P^k and from what arrived.
+
+    A_ij = P_ij where the message from j reached i, else 0;   A_ii = P_ii + the weights that were not handed over
+
+A weight that is not handed over stays with its sender, P_mi of the messages that i sent in vain, or with its receiver,
+P_ij of those that i waited for in vain. With its sender, columns sum to what those of P do; with its receiver, rows.
+
+References:
+    D. Kempe, A. Dobra, J. Gehrke, "Gossip-Based Computation of Aggregate Information", FOCS 2003: mass conservation.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.sparse import csr_array
+
+from jaxfl.core import check
+from jaxfl.core.check import ArgumentError
+from jaxfl.core.types import Array, PyTree
+from jaxfl.graphs.graph import Graph
+from jaxfl.graphs.mixing import (
+    STRUCTURES,
+    best_structure,
+    check_leaves,
+    gathered_sum,
+    lists_of_round,
+    matrix_sum,
+    shifted_sum,
+    slot_of,
+    sum_dtype,
+)
+
+
+def lossy_mix(
+    graph: Graph,
+    tree: PyTree,
+    arrived: Array,
+    round_index: int | Array,
+    *,
+    kept_by: str,
+    structure: str = "auto",
+) -> PyTree:
+    """`mix` over links that lose messages.
+
+    It costs what `mix` costs, and (n, n) numbers more, not times the size of a leaf. A value that is not finite reaches
+    all receivers, those whose message was lost too, for it is multiplied by 0.
+
+    Args:
+        graph: static; its matrix `round_index mod period` is used.
+        tree: leaves (n, *leaf), floating point.
+        arrived: (n, n), bool; entry (i, j) says whether the message from j reached i. Where there is no edge it does
+            not count; the diagonal is True.
+        round_index: (), int32, may be traced.
+        kept_by: "sender" or "receiver": who keeps the weight of a lost message.
+        structure: as for `mix`.
+
+    Returns:
+        A tree of the same structure, shapes and dtypes.
+
+    Raises:
+        ArgumentError: what `mix` refuses; `arrived` of another shape or dtype.
+
+    Guarantees:
+        - where everything arrives it is mix, to 1e-6 relative.
+        - all structures agree to 1e-6 relative.
+        - kept by the sender, total mass is preserved when P is column stochastic, whatever arrives.
+        - kept by the receiver, equal values stay equal when P is row stochastic.
+        - kept by the receiver, node mean is preserved when P is doubly stochastic and symmetric, and losses are.
+
+    Example:
+        >>> from jaxfl.graphs import directed_ring
+        >>> arrived = jnp.array([[True, True, False], [True, True, True], [True, True, True]])  # 2 does not reach 0
+        >>> lossy_mix(directed_ring(3), jnp.array([0.0, 2.0, 4.0]), arrived, 0, kept_by="sender").tolist()
+        [0.0, 1.0, 5.0]
+        >>> lossy_mix(directed_ring(3), jnp.array([0.0, 2.0, 4.0]), arrived, 0, kept_by="receiver").tolist()
+        [0.0, 1.0, 3.0]
+    """
+    check.one_of(STRUCTURES, structure=structure)
+    check.one_of(("sender", "receiver"), kept_by=kept_by)
+    check_leaves(graph, tree)
+    _check_arrived(graph, arrived)
+    chosen = best_structure(graph) if structure == "auto" else structure
+    if chosen == "circulant" and graph.shifts is None:
+        remedy = 'Use "neighbors", "dense" or "auto".'
+        raise ArgumentError("structure", "circulant needs a circulant graph", f"{graph.name} is not", remedy)
+    slot = slot_of(graph, round_index)
+    mix_leaf = {"dense": _dense, "circulant": _circulant, "neighbors": _neighbors}[chosen]
+
+    def mixed(leaf):
+        return mix_leaf(graph, leaf, arrived, slot, _own_weight(graph, arrived, slot, kept_by, sum_dtype(leaf)))
+
+    return jax.tree.map(mixed, tree)
+
+
+def messages_lost(graph: Graph, arrived: Array, round_index: int | Array) -> Array:
+    """How many of a node's messages do not arrive in a round, (n,), int32.
+
+    Args:
+        graph, arrived, round_index: as for `lossy_mix`.
+
+    Example:
+        >>> from jaxfl.graphs import ring
+        >>> messages_lost(ring(4), jnp.eye(4, dtype=bool), 0).tolist()
+        [2, 2, 2, 2]
+    """
+    _check_arrived(graph, arrived)
+    slot, nodes = slot_of(graph, round_index), jnp.arange(graph.num_nodes, dtype=jnp.int32)
+    _, receivers, _ = lists_of_round(_reversed(graph), slot, np.dtype(np.float32))
+    return (~arrived[receivers, nodes[None, :]]).sum(axis=0, dtype=jnp.int32)
+
+
+def _check_arrived(graph: Graph, arrived: Array) -> None:
+    expected = (graph.num_nodes, graph.num_nodes)
+    if arrived.shape != expected or arrived.dtype != jnp.bool_:
+        found = f"got {arrived.dtype} of shape {tuple(arrived.shape)}"
+        remedy = "Pass what Links.draw_between gives."
+        raise ArgumentError("arrived", f"must be bool of shape {expected}", found, remedy)
+
+
+@functools.lru_cache(maxsize=64)
+def _reversed(graph: Graph) -> Graph:
+    """The graph whose senders are the receivers of this one, with the same weights."""
+    return Graph(f"reversed {graph.name}", graph.num_nodes, tuple(csr_array(matrix.T) for matrix in graph.rounds))
+
+
+def _own_weight(graph: Graph, arrived: Array, slot: Array | None, kept_by: str, dtype: np.dtype) -> Array:
+    """A_ii, (n,): P_ii, to the last bit where nothing of the node's is lost, and what is not handed over."""
+    nodes = jnp.arange(graph.num_nodes, dtype=jnp.int32)[None, :]
+    if kept_by == "sender":
+        own, receivers, weights = lists_of_round(_reversed(graph), slot, dtype)
+        reached = arrived[receivers, nodes]
+    else:
+        own, senders, weights = lists_of_round(graph, slot, dtype)
+        reached = arrived[nodes, senders]
+    return own + jnp.where(reached, 0, weights).sum(axis=0)
+
+
+def _dense(graph: Graph, leaf: Array, arrived: Array, slot: Array | None, own: Array) -> Array:
+    matrices = jnp.asarray(graph.mixing_matrices.astype(own.dtype))
+    matrix = jnp.where(arrived, matrices[0 if slot is None else slot], 0)
+    return matrix_sum(jnp.where(jnp.eye(graph.num_nodes, dtype=bool), own[None, :], matrix), leaf)
+
+
+def _circulant(graph: Graph, leaf: Array, arrived: Array, slot: Array | None, own: Array) -> Array:
+    assert graph.shifts is not None
+    nodes = np.arange(graph.num_nodes)
+
+    def of_round(shifts):
+        def summed(leaf, arrived, own):
+            reached = [(offset, weight, arrived[nodes, (nodes - offset) % len(nodes)]) for offset, weight in shifts]
+            others = [
+                (offset, jnp.where(mask, jnp.asarray(weight, own.dtype), 0))
+                for offset, weight, mask in reached
+                if offset
+            ]
+            return shifted_sum([(0, own), *others], leaf)
+
+        return summed
+
+    branches = [of_round(shifts) for shifts in graph.shifts]
+    operands = (leaf, arrived, own)
+    return branches[0](*operands) if slot is None else jax.lax.switch(slot, branches, *operands)
+
+
+def _neighbors(graph: Graph, leaf: Array, arrived: Array, slot: Array | None, own: Array) -> Array:
+    _, senders, weights = lists_of_round(graph, slot, np.dtype(own.dtype))
+    reached = arrived[jnp.arange(graph.num_nodes, dtype=jnp.int32)[None, :], senders]
+    return gathered_sum(own, senders, jnp.where(reached, weights, 0), leaf)

@@ -12,13 +12,7 @@ from jaxfl.channel.device_profile import (
 from jaxfl.channel.energy import EnergyModel, ForwardEnergy, Workload, backward_energy, forward_energy, mac_energy
 from jaxfl.channel.ledger import Ledger, RoundCosts, Work, ledger, output_side_work, whole_model
 from jaxfl.channel.links import LinkDraws, Links
-from jaxfl.channel.quantize import (
-    Quantizer,
-    dithered_quantizer,
-    float_quantizer,
-    ternary_quantizer,
-    uniform_quantizer,
-)
+from jaxfl.channel.quantize import Quantizer, dithered_quantizer, float_quantizer, ternary_quantizer, uniform_quantizer
 from jaxfl.channel.wireless import (
     Radio,
     airtime_seconds,

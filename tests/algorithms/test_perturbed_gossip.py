@@ -144,7 +144,7 @@ def test_what_is_sent_is_on_the_grid():
 
 @pytest.mark.parametrize("name", CASES)
 def test_overflow_of_what_a_round_makes_is_counted(name):
-    """Numbers of x + zeta beyond the 16 levels or the threshold, of each node; nothing is counted without a quantizer."""
+    """Numbers of x + zeta beyond the 16 levels or the threshold, of each node; without a quantizer nothing is."""
     case, (_, done, _) = CASES[name], engine_run(name)
     if case.quantize is None:
         assert all(info.quantizer_overflow is None for info in done.infos)

@@ -115,7 +115,7 @@ case = functools.cache(Case)
 
 
 def is_key(leaf):
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def bits(tree):

@@ -71,7 +71,9 @@ class Sent(NamedTuple):
 class Links(NamedTuple):
     """How messages travel; `links` makes and checks it."""
 
-    success: float | Array  # probability that a message arrives: (), (n,) by sender, (n, n) entry (i, j) from j to i
+    success: (
+        float | np.ndarray | Array
+    )  # probability that a message arrives: (), (n,) by sender, (n, n) entry (i, j) from j to i
     quantizer: Quantizer | None  # of what is sent; None sends 32 bits a number
     symmetric: bool  # two nodes hear each other or do not: of two messages both or none are lost
 
@@ -173,7 +175,9 @@ class Links(NamedTuple):
             raise ArgumentError("success", requirement, f"got shape {shape}", remedy)
 
 
-def links(success: float | Array = 1.0, quantizer: Quantizer | None = None, *, symmetric: bool = False) -> Links:
+def links(
+    success: float | np.ndarray | Array = 1.0, quantizer: Quantizer | None = None, *, symmetric: bool = False
+) -> Links:
     """Links that drop messages, quantise what they carry, or both.
 
     Args:

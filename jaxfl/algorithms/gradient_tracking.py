@@ -236,7 +236,7 @@ def gradient_tracking(
             consensus_distance=consensus_distance(params),
             bits_sent=jnp.asarray(num_receivers, jnp.float32) * (bits * (size(params) // num_nodes)),
             lost_messages=None if arrived is None else _lost(received, sent, arrived),
-            quantizer_overflow=None if sent_params.overflow is None else sent_params.overflow + sent_tracker.overflow,
+            quantizer_overflow=jax.tree.map(jnp.add, sent_params.overflow, sent_tracker.overflow),
         )
         return new_state, info
 

@@ -52,7 +52,8 @@ def relabeled_nodes(order: np.ndarray, state: Any, draws: Any) -> tuple[PyTree, 
     def relabeled(leaf):
         if isinstance(leaf, LinkDraws):
             return LinkDraws(
-                arrived=leaf.arrived[order][:, order], rounding=relabeled_nodes(order, leaf.rounding, ())[0]
+                arrived=jax.tree.map(lambda pairs: pairs[order][:, order], leaf.arrived),
+                rounding=relabeled_nodes(order, leaf.rounding, ())[0],
             )
         return leaf if leaf.ndim == 0 else leaf[order]
 

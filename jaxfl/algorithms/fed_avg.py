@@ -46,7 +46,7 @@ from jaxfl.algorithms.clients.private_updates import Participants, PrivateUpdate
 from jaxfl.algorithms.clients.server import by_client, check_num_active, draw_active, server_model, where_active
 from jaxfl.algorithms.clients.steps import StepDraws
 from jaxfl.channel import LinkDraws, Links
-from jaxfl.channel.links import Sent
+from jaxfl.channel.links import Sent, changing
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, over_nodes, purpose_key
 from jaxfl.core.tree import along_nodes, size, weighted_sum
 from jaxfl.gradients.per_example import tree_norm
@@ -69,7 +69,9 @@ class Draws(NamedTuple):
     is_active: Array | None  # (k,), bool, False for an empty slot; None where k clients are always active
     update_noise: PyTree | None  # like the parameters; None without private updates
     client_overflow: Array | None  # (), int32, 1 if a client that was drawn had no slot, which is an error
-    links: LinkDraws | None  # of all n clients: whose message arrives, how it is rounded; None without links
+    links: (
+        LinkDraws | None
+    )  # of all n clients: whose message arrives, how it is rounded; None where links change nothing
 
 
 class Info(NamedTuple):
@@ -150,6 +152,7 @@ def fed_avg(
     if updates is not None:
         updates.check(task, clients)
     optimizer = optax.sgd(1.0) if server_optimizer is None else server_optimizer
+    links = changing(links)
 
     def init(key, data):
         check_num_active(num_active, data.num_nodes)
@@ -192,7 +195,7 @@ def fed_avg(
         if links is not None:
             if draws.links.arrived is not None:
                 arrived = draws.links.arrived[active]
-                reached = arrived if is_active is None else is_active & arrived
+                reached = arrived if updates is None else is_active & arrived
             if links.quantizer is not None:
                 rounding = jax.tree.map(lambda of_all: of_all[active], draws.links.rounding)
                 sent = links.send(_moved(params, state.params), rounding)

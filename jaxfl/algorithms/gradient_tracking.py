@@ -42,7 +42,7 @@ import numpy as np
 from jaxfl.algorithms.gossip_info import GossipInfo
 from jaxfl.algorithms.schedules import NOISE, check_noise_scales, check_steps, scale_at
 from jaxfl.channel import LinkDraws, Links
-from jaxfl.channel.links import RoundingValues, Sent
+from jaxfl.channel.links import RoundingValues, Sent, changing
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, check_num_nodes
 from jaxfl.core.tree import consensus_distance, replicate, scale, size
@@ -67,7 +67,9 @@ class Draws(NamedTuple):
     gradient: Any  # draws of the gradient estimator: which samples g^{k+1} uses
     state_noise: PyTree  # zeta^{k+1}, leaves (n, *leaf), float32, already scaled
     tracker_noise: PyTree  # eta^k, leaves (n, *leaf), float32, already scaled
-    links: LinkDraws | None  # what arrives of x~^k and y~^k, how x~^{k+1} and y~^k are rounded; None without links
+    links: (
+        LinkDraws | None
+    )  # what arrives of x~^k and y~^k, how x~^{k+1} and y~^k are rounded; None where links change nothing
 
 
 def gradient_tracking(
@@ -149,6 +151,7 @@ def gradient_tracking(
     )
     check.one_of(tuple(NOISE), distribution=distribution)
     check.one_of(("broadcast", "state"), gradient_at=gradient_at)
+    links = changing(links)
     _check_links(links, schedule)
     mechanism, clip_order = NOISE[distribution]
     unit_noise = mechanism(1.0)

@@ -87,11 +87,6 @@ class Links(NamedTuple):
         """Whether a message may be lost: False for a success of 1 that is not traced."""
         return check.is_traced(self.success) or bool(np.any(np.asarray(self.success) != 1))
 
-    @property
-    def change_nothing(self) -> bool:
-        """Whether nothing is lost or rounded."""
-        return self.quantizer is None and not self.may_lose
-
     def draw_to_server(self, key: Key, round_index: int | Array, num_nodes: int) -> LinkDraws:
         """What clients' messages to a server meet in one round.
 
@@ -221,6 +216,11 @@ def links(
             remedy = "Pass one number for both ways."
             raise ArgumentError("success", "must be symmetric where losses are", found, remedy)
     return Links(success=success, quantizer=quantizer, symmetric=symmetric)
+
+
+def changing(links: Links | None) -> Links | None:
+    """None for links that neither lose nor round, so that an algorithm runs the program that it runs without links."""
+    return None if links is None or (links.quantizer is None and not links.may_lose) else links
 
 
 def overflows(quantizer: Quantizer, tree: PyTree) -> Array:

@@ -351,6 +351,7 @@ def test_private_updates_that_are_lost_count_as_zero_and_what_arrives_is_clipped
     arrived = NODES - int(info.lost_messages.sum())
     assert 0 < int(info.clipped_updates.sum()) <= arrived < NODES
     assert 0.5 * clip_norm < np.linalg.norm(total) < arrived * clip_norm * (1 + 1e-4)
+    assert np.mean(np.abs(total) < 1e-5) > 0.5, "most numbers are rounded to 0"
     nothing, info = moved(jaxfl.links(0.0))
     assert int(info.lost_messages.sum()) == NODES
     assert 0 < np.linalg.norm(nothing) < 1e-6, "noise alone"
@@ -358,14 +359,24 @@ def test_private_updates_that_are_lost_count_as_zero_and_what_arrives_is_clipped
 
 @pytest.mark.parametrize("name", [*EXCHANGES, "gradient_tracking", "fed_avg"])
 def test_links_that_lose_and_round_nothing_change_no_bit(name):
+    """The same program, instruction by instruction, also where push-sum weights stay one."""
     p = problem(name)
-    with_links, without = (run(p.algorithm(links=links), KEY, p.data, 6) for links in (jaxfl.links(), None))
-    assert_same(with_links, without)
-    if name != "gradient_tracking":  # which refuses a success that is traced, beside noise
-        traced = jax.jit(lambda success: run(p.algorithm(links=jaxfl.links(success)), KEY, p.data, 6))
-        state, infos = traced(jnp.float32(1.0))
-        assert_same(state, with_links[0], rtol=1e-5, atol=1e-6)
-        assert not np.any(infos.lost_messages)
+    for changes in ({}, {"graph": graphs.exponential(NODES)} if name in ("push_sum", "d_psgd") else {}):
+        texts = []
+        for links in (jaxfl.links(), None):
+            algorithm = p.algorithm(links=links, **changes)
+            first = jax.eval_shape(lambda key, a=algorithm: a.init(key, p.data), KEY)
+            texts.append(str(jax.make_jaxpr(algorithm.round)(KEY, first, p.data)))
+        assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("name", ["push_sum", "d_psgd", "fed_avg"])
+def test_a_traced_success_of_1_gives_what_no_links_give(name):
+    p = problem(name)
+    traced = jax.jit(lambda success: run(p.algorithm(links=jaxfl.links(success)), KEY, p.data, 6))
+    state, infos = traced(jnp.float32(1.0))
+    assert_same(state, run(p.algorithm(), KEY, p.data, 6)[0], rtol=1e-5, atol=1e-6)
+    assert not np.any(infos.lost_messages)
 
 
 @pytest.mark.parametrize("name", ["push_sum", "d_psgd", "fed_avg"])

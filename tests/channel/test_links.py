@@ -8,7 +8,7 @@ from helpers import refusals, refused
 
 import jaxfl
 from jaxfl.channel import uniform_quantizer
-from jaxfl.channel.links import RoundingKeys, RoundingValues
+from jaxfl.channel.links import RoundingKeys, RoundingValues, changing
 from jaxfl.core import Purpose, node_keys, purpose_key
 
 KEY, NODES, ROUNDS = jax.random.key(4), 6, 2000
@@ -69,10 +69,8 @@ def test_success_1_loses_nothing_success_0_everything():
     for links in (jaxfl.links(), jaxfl.links(np.ones(NODES)), jaxfl.links(np.ones((NODES, NODES)))):
         assert (links.may_lose, links.draw_between(KEY, 0, NODES).arrived) == (False, None), "nothing is drawn"
     assert jaxfl.links().draw_to_server(KEY, 0, NODES).arrived is None
-    assert [links.change_nothing for links in (jaxfl.links(), jaxfl.links(quantizer=uniform_quantizer(0.1)))] == [
-        True,
-        False,
-    ]
+    rounded, lossy = jaxfl.links(quantizer=uniform_quantizer(0.1)), jaxfl.links(0.9)
+    assert [changing(links) for links in (None, jaxfl.links(), rounded, lossy)] == [None, None, rounded, lossy]
     np.testing.assert_array_equal(arrivals(jaxfl.links(0.0), 50), np.broadcast_to(~OTHERS, (50, NODES, NODES)))
     traced = jax.jit(lambda success: jaxfl.links(success).draw_to_server(KEY, 0, 1000).arrived)
     assert traced(1.0).all()

@@ -69,9 +69,7 @@ class Draws(NamedTuple):
     is_active: Array | None  # (k,), bool, False for an empty slot; None where k clients are always active
     update_noise: PyTree | None  # like the parameters; None without private updates
     client_overflow: Array | None  # (), int32, 1 if a client that was drawn had no slot, which is an error
-    links: (
-        LinkDraws | None
-    )  # of all n clients: whose message arrives, how it is rounded; None where links change nothing
+    links: LinkDraws | None  # of all n clients; None where links change nothing
 
 
 class Info(NamedTuple):
@@ -134,7 +132,6 @@ def fed_avg(
         - cost and memory grow with num_active, not with the number of clients, but for the (n,) fields of `Info`.
         - adding or removing one client moves what is released by at most the clip norm, where updates are private.
         - over links the new model is the mean over clients that arrive; where none does the server's state stays.
-        - a quantised update is unbiased where the quantizer is.
         - links that lose and round nothing change no bit.
 
     Example:

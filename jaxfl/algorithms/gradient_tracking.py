@@ -67,9 +67,7 @@ class Draws(NamedTuple):
     gradient: Any  # draws of the gradient estimator: which samples g^{k+1} uses
     state_noise: PyTree  # zeta^{k+1}, leaves (n, *leaf), float32, already scaled
     tracker_noise: PyTree  # eta^k, leaves (n, *leaf), float32, already scaled
-    links: (
-        LinkDraws | None
-    )  # what arrives of x~^k and y~^k, how x~^{k+1} and y~^k are rounded; None where links change nothing
+    links: LinkDraws | None  # arrival of x~^k, y~^k, rounding of x~^{k+1}, y~^k; None where links change nothing
 
 
 def gradient_tracking(
@@ -119,7 +117,6 @@ def gradient_tracking(
     Guarantees:
         - without tracker noise the trackers sum to the gradients, sum_i y_i = sum_i g_i, after every round.
         - also over links, whatever they lose and round.
-        - a state whose message is lost does not count for its receiver: equal states stay equal under mixing.
         - links that lose and round nothing change no bit.
         - with it, they exceed them by beta times the sum of sum_j C_ji eta_i^l over nodes and past rounds.
         - without noise the error on a strongly convex problem falls geometrically.

@@ -143,6 +143,23 @@ def test_what_is_sent_is_on_the_grid():
         assert set(np.unique(np.round(sent))) == set(range(lowest, highest + 1))
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_overflow_of_what_a_round_makes_is_counted(name):
+    """Numbers of x + zeta beyond the 16 levels or the threshold, of each node; without a quantizer nothing is."""
+    case, (_, done, _) = CASES[name], engine_run(name)
+    if case.quantize is None:
+        assert all(info.quantizer_overflow is None for info in done.infos)
+        return
+    lowest, highest = (-0.4, 0.35) if name != "ternary" else (-1.5, 1.5)
+    counted = 0
+    for draws, after, info in zip(done.draws[:-1], done.states[1:-1], done.infos[:-1], strict=True):
+        noisy = jax.tree.map(jnp.add, after.params, draws.state_noise)
+        beyond = (by_node(noisy) > highest) | (by_node(noisy) < lowest)
+        np.testing.assert_array_equal(info.quantizer_overflow, beyond.sum(axis=1))
+        counted += beyond.sum()
+    assert counted > 0
+
+
 def test_node_mean_moves_by_gradient_and_perturbation():
     """Over all rounds, to float32 rounding: mean x falls by gamma times the gradients' mean and gains alpha times the
     perturbations' mean, whatever the graph."""

@@ -22,8 +22,9 @@ from flax import nnx
 
 from experiments.bench.setting import KEY, Network, Setting, loop, perceptron, random_data, training
 from experiments.bench.timing import Measurement, Report, Runner, in_turns, runner
-from jaxfl import channel
 from jaxfl.algorithms import dzofl
+from jaxfl.channel import float_quantizer
+from jaxfl.channel.links import links
 from jaxfl.core import Algorithm, Array, FederatedData, PyTree, cross_entropy
 from jaxfl.core.tree import num_bytes, replicate
 from jaxfl.models import dzofl_cnn
@@ -44,13 +45,13 @@ WANTED = {
 
 def learner(setting: Setting) -> Algorithm:
     """Zero-order learning over links that lose a tenth of all messages, of a byte each."""
-    byte = channel.float_quantizer(4, 3)
+    byte = float_quantizer(4, 3)
     return dzofl(
         setting.task(),
         batch_size=setting.batch_size,
         step_size=setting.step_size,
         smoothing=SMOOTHING,
-        uplink=channel.links.links(0.9, byte),
+        uplink=links(0.9, byte),
         downlink=byte,
     )
 
@@ -110,6 +111,7 @@ def copies(setting: Setting) -> float:
     state = jax.eval_shape(lambda: algorithm.init(KEY, data))
     compiled = jax.jit(loop(algorithm, 1), donate_argnums=0).lower(state, data).compile()
     held = compiled.memory_analysis()
+    assert held is not None
     total = held.temp_size_in_bytes + held.output_size_in_bytes - held.alias_size_in_bytes
     return total / num_bytes(state.params)
 

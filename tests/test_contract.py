@@ -40,6 +40,9 @@ def cases(holds=lambda p: True):
 
 KEY, OTHER_KEY = jax.random.key(7), jax.random.key(8)
 CLIP_NORM, STEP_SIZE, NOISE_SCALE = 0.7, 0.2, 0.02
+COUNTED = {"bits_sent": "float32", "bits_received": "float32"} | dict.fromkeys(
+    ("gradient_evaluations", "forward_evaluations"), "int32"
+)
 # Same bits in different programs are promised of the loops that users' programs have; see conftest.py.
 AS_USERS = {"xla_cpu_use_fusion_emitters": True} if version("jaxlib").startswith("0.10.") else None
 
@@ -124,7 +127,11 @@ def test_structure_and_dtypes_are_stable_and_nothing_compiles_twice(name, kind):
         assert (before.shape, before.dtype, before.weak_type) == (after.shape, after.dtype, after.weak_type)
     assert int(state.round_index) == 6
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(infos))
-    assert np.all(infos.bits_sent >= 0)
+    for field, dtype in COUNTED.items():
+        counts = getattr(infos, field)
+        assert (counts.shape, counts.dtype) == ((6, c.data.num_nodes), dtype), field
+        assert np.all(counts >= 0), field
+        assert counts.any() or field == "forward_evaluations", field
 
 
 @pytest.mark.parametrize(("name", "kind"), cases())

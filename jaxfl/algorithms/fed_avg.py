@@ -80,6 +80,7 @@ class Info(NamedTuple):
     bits_sent: Array  # (n,), float32, params and batch statistics from an active client to the server
     bits_received: Array  # (n,), float32, the same from the server
     gradient_evaluations: Array  # (n,), int32
+    forward_evaluations: Array  # (n,), int32, 0: no sample is run forward without a backward pass
     local_iterations: Array | None  # (), int32, steps of each active client, of private clients
     clipped_fraction: Array | None  # (n,), float32, of samples' gradients, mean over steps
     discarded_gradients: Array | None  # (n,), int32, of samples, not finite and counted as zero
@@ -188,8 +189,9 @@ def fed_avg(
         changes, losses, overflowed = None, measured.loss, None
         arrived, reached = None, is_active
         if links is not None:
-            arrived = draws.links.arrived[active]
-            reached = arrived if is_active is None else is_active & arrived
+            if draws.links.arrived is not None:
+                arrived = draws.links.arrived[active]
+                reached = arrived if is_active is None else is_active & arrived
             rounding = jax.tree.map(lambda of_all: of_all[active], draws.links.rounding)
             params, overflowed = _sent(links, rounding, params, state.params)
         if updates is None:
@@ -235,6 +237,7 @@ def fed_avg(
             bits_sent=of_clients(bits_up),
             bits_received=of_clients(bits),
             gradient_evaluations=of_clients(counts),
+            forward_evaluations=jnp.zeros(data.num_nodes, jnp.int32),
             local_iterations=clients.steps_at(k) if private else None,
             clipped_fraction=of_clients(measured.clipped_fraction) if private else None,
             discarded_gradients=of_clients(measured.discarded_gradients) if private else None,

@@ -46,6 +46,7 @@ from jaxfl.core.tree import consensus_distance, replicate, size
 from jaxfl.gradients import GradientEstimator, mini_batch
 from jaxfl.graphs import (
     Graph,
+    messages_received,
     messages_sent,
     mix,
     require_doubly_stochastic,
@@ -144,7 +145,7 @@ def d_psgd(
         noisy = released(noise, estimate, draws.noise)
         gamma = at_round(step_size, k)
         bits, counted = 32.0 if links is None else links.bits, LinkCounts()
-        if links is None:
+        if links is None or links.change_nothing:
             mixed = mix(graph, state.params, k)
         else:
             mixed, counted = exchange(graph, links, draws.links, state.params, k, kept_by="receiver")
@@ -153,6 +154,7 @@ def d_psgd(
             **measured._asdict(),
             consensus_distance=consensus_distance(params),
             bits_sent=messages_sent(graph, k) * jnp.float32(bits * (size(noisy) // graph.num_nodes)),
+            bits_received=messages_received(graph, k) * jnp.float32(bits * (size(noisy) // graph.num_nodes)),
             **counted._asdict(),
         )
         return State(params=params, gradient=kept, round_index=k + 1), info

@@ -301,6 +301,22 @@ def test_blocks_and_their_statistics_are_averaged_over_those_who_trained_them():
 
 
 @pytest.mark.parametrize("frozen_batch_norm", ["running", "batch"])
+def test_forward_evaluations_are_those_of_the_blocks_in_front(frozen_batch_norm):
+    """Of each different sample once with running statistics, of each slot with a batch's; strong clients have none."""
+    infos = [info for _, info in alone(frozen_batch_norm)[1]]
+    repeats = 0
+    for client, is_strong, info in zip(TEAM, IS_STRONG, infos, strict=True):
+        indices = np.asarray(draws_of(client).steps.batch_indices)
+        used = indices[indices < SIZES[client]].tolist()
+        entering = used if frozen_batch_norm == "batch" else {*used}
+        expected = np.eye(7, dtype=int)[client]
+        np.testing.assert_array_equal(info.gradient_evaluations, len(used) * expected)
+        np.testing.assert_array_equal(info.forward_evaluations, (0 if is_strong else len(entering)) * expected)
+        repeats += len(used) - len({*used})
+    assert repeats > 0, "some sample must come again for this test to mean something"
+
+
+@pytest.mark.parametrize("frozen_batch_norm", ["running", "batch"])
 def test_a_block_that_nobody_trained_stays_bit_for_bit(frozen_batch_norm):
     """And its statistics, also where it normalizes by those of the batch."""
     first, singles = alone(frozen_batch_norm)

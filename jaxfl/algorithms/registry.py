@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxfl import graphs
@@ -185,7 +186,7 @@ def _dzofl(make_task: MakeTask) -> Example:
             ({"smoothing": 0.0}, "smoothing: must be positive"),
             ({"num_directions": 0}, "num_directions: must be an integer of at least 1; got 0"),
             ({"direction": "uniform"}, "direction: must be one of rademacher, gaussian; got 'uniform'"),
-            ({"uplink": links(np.ones((5, 5)))}, "success: must be by sender where a server receives"),
+            ({"uplink": links(jnp.ones((5, 5)))}, "success: must be by sender where a server receives"),
             ({"batch_size": 5}, "batch_size: must be at most the entries of the smallest node"),
         ],
         relabeled=relabeled,

@@ -165,17 +165,24 @@ def losses_along(
         - one moved copy of the parameters, and no direction, is held at a time.
     """
     leaves, structure = jax.tree.flatten(params)
+    step = smoothing / math.sqrt(size(params))
+
+    def moved(sign, index):
+        factors = [jnp.asarray(sign * step, leaf.dtype) for leaf in leaves]
+        return [
+            leaf + factor * directions.numbers(index, number, leaf)
+            for number, (leaf, factor) in enumerate(zip(leaves, factors, strict=True))
+        ]
 
     def one_pass(carry, number):
         # One pass in a loop, its direction counted by the loop: written twice, or with a direction that the compiler
-        # knows, it would hold both moved copies, or the direction that they share.
-        index, sign = number >> 1, 1.0 - 2.0 * (number & 1).astype(jnp.float32)
-        step = sign * smoothing / math.sqrt(size(params))
-        moved = [leaf + step.astype(leaf.dtype) * directions.numbers(index, i, leaf) for i, leaf in enumerate(leaves)]
-        return carry, losses(structure.unflatten(moved))
+        # knows, it would hold both moved copies, or the direction that they share. And what a branch gives is stored:
+        # else each activation would have its bias moved anew, which took as long as the passes themselves.
+        found = jax.lax.cond(number & 1 == 0, lambda r: moved(1.0, r), lambda r: moved(-1.0, r), number >> 1)
+        return carry, losses(structure.unflatten(found))
 
-    _, found = jax.lax.scan(one_pass, None, jnp.arange(2 * num_directions, dtype=jnp.int32))
-    return found[0::2], found[1::2]
+    _, all_losses = jax.lax.scan(one_pass, None, jnp.arange(2 * num_directions, dtype=jnp.int32))
+    return all_losses[0::2], all_losses[1::2]
 
 
 class ZeroOrderDraws(NamedTuple):

@@ -148,7 +148,7 @@ def quadratic():
     """Node i pulls towards its own point, by 0: a step of size 0 is a mixing step alone."""
     points = np.random.default_rng(0).normal(size=(NODES, 3)).astype(np.float32)
     task = jaxfl.from_functions(
-        lambda key: jnp.zeros(3), lambda w, x, y: 0.5 * ((w.reshape(1, -1) - x) ** 2).sum(axis=1)
+        lambda key: jnp.zeros(3, jnp.float32), lambda w, x, y: 0.5 * ((w.reshape(1, -1) - x) ** 2).sum(axis=1)
     )
     return task, jaxfl.federate(points, np.zeros(NODES, np.float32), [[node] for node in range(NODES)]), points
 
@@ -300,7 +300,7 @@ def test_federated_averaging_follows_the_loop(kind):
     rounds, nobody = [], 0
     for before, draws, after, info in zip(done.states[:-1], done.draws, done.states[1:], done.infos, strict=True):
         arrived = np.ones(NODES, bool) if draws.links.arrived is None else np.asarray(draws.links.arrived)
-        of_one = jax.tree.map(lambda leaf: jnp.zeros((NODES, *leaf.shape)), before.params)
+        of_one = jax.tree.map(lambda leaf: jnp.zeros((NODES, *leaf.shape), leaf.dtype), before.params)
         numbers = numbers_of(draws.links.rounding, of_one)
         batches = client_batches(np.asarray(draws.active), np.asarray(draws.steps.batch_indices), sizes)
         rounds.append([(i, steps, arrived[i], numbers[i]) for i, steps in batches])

@@ -79,6 +79,19 @@ def test_costs_of_the_document_are_the_same_traced_and_on_the_host(names_of):
     assert names["on_phone"].gradient_seconds > names["ledger"].gradient_seconds
 
 
+def test_push_sum_over_links_of_the_document_converges_where_mass_is_kept(names_of):
+    curves = names_of["links.md"]["curves"]
+    means = {
+        name: [float(found[part].mean()) for part in (slice(90, 100), slice(900, 1000))]
+        for name, (found, _) in curves.items()
+    }
+    assert means["nothing lost"][1] < 0.01
+    assert means["30 % lost, mass kept"][1] < min(0.03, 0.25 * means["30 % lost, mass kept"][0])
+    assert not means["30 % lost, naive"][0] < 1
+    masses = {name: float(mass[99]) for name, (_, mass) in curves.items()}
+    assert masses["30 % lost, naive"] < 1e-5 < 7.999 < masses["30 % lost, mass kept"] < 8.001
+
+
 @pytest.mark.parametrize("name", TEXTS)
 def test_what_a_document_links_to_exists(name):
     paths = re.findall(r"\]\(([^)#:]+)\)", TEXTS[name])

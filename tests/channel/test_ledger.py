@@ -32,7 +32,12 @@ MODEL = mlp((2, 4, 3))
 LAYERS = count(MODEL, (2,))
 # Dense 2 x 4 with biases, relu, dense 4 x 3 with biases.
 FORWARD, PARAMS = 2 * 4 + 4 + 4 + 4 * 3 + 3, 2 * 4 + 4 + 4 * 3 + 3
-LINK: dict[str, Any] = {"uplink_bits_per_second": 1e3, "downlink_bits_per_second": 4e3, "slot_seconds": 0.0, "transmit_dbm": 30.0}
+LINK: dict[str, Any] = {
+    "uplink_bits_per_second": 1e3,
+    "downlink_bits_per_second": 4e3,
+    "slot_seconds": 0.0,
+    "transmit_dbm": 30.0,
+}
 BOOK = ledger(whole_model(LAYERS), batch_size=2, operations_per_second=1e2, **LINK)
 KEY = jax.random.key(0)
 

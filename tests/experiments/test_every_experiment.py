@@ -204,7 +204,7 @@ class TestFinishedRun:
         printed = " ".join(finished.printed.split())
         assert f"Run: {finished.folder}" in printed
         assert "mean ± standard deviation over 2 seeds, finished" in printed
-        assert re.search(r"[\d.]+ [kMG]?bit, [\d.]+ [mµ]?s, [\d.]+ [mµ]?J", printed)
+        assert re.search(r"[\d.]+[kMG]?bit [\d.]+[mµ]?s [\d.]+[mµ]?J", printed)
         assert all(name in printed for name in finished.asked().lines)
 
 

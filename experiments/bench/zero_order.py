@@ -7,6 +7,7 @@
 | batched | the losses of all devices' batches at the same parameters, in one pass |
 | shared | the same as a `vmap` over devices, which share the parameters |
 | replicated | the same as a `vmap` over devices that each hold a copy of the parameters |
+| grouped | the same by JAX's own convolution, of which `vmap` makes a grouped one, in place of our layers |
 
 DZOFL's network, 50 devices, batch 10; rows take turns in one process, and ratios are of their medians. Copies are
 temporary memory and outputs of a compiled round whose state is donated, over the bytes of 100 million parameters of an
@@ -17,26 +18,23 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
+from flax import nnx
 
 from experiments.bench.setting import KEY, Network, Setting, loop, perceptron, random_data, training
 from experiments.bench.timing import Measurement, Report, Runner, in_turns, runner
-from jaxfl import channel
 from jaxfl.algorithms import dzofl
-from jaxfl.core import Algorithm, Array, FederatedData, PyTree
+from jaxfl.channel import float_quantizer
+from jaxfl.channel.links import links
+from jaxfl.core import Algorithm, Array, FederatedData, PyTree, cross_entropy
 from jaxfl.core.tree import num_bytes, replicate
 from jaxfl.models import dzofl_cnn
 
-SETTING = Setting(
-    Network(dzofl_cnn(), "DZOFL's CNN", num_classes=2),
-    50,
-    batch_size=10,
-    samples=60,
-    method="dzofl",
-    step_size=1.0,
-    rounds=4,
-    repeats=9,
-)
-LARGE = Setting(perceptron(3072, 8192, 8192, 1000), 50, batch_size=10, samples=10, method="dzofl", step_size=1.0)
+SETTINGS = {
+    "rows": Setting(
+        Network(dzofl_cnn(), "DZOFL's CNN", num_classes=2), 50, batch_size=10, samples=60, rounds=4, repeats=9
+    ),
+    "memory": Setting(perceptron(3072, 8192, 8192, 1000), 50, batch_size=10, samples=10),
+}
 SMOOTHING = 0.1
 WANTED = {
     "zero_order/batched_vs_replicated": 5.0,
@@ -47,13 +45,13 @@ WANTED = {
 
 def learner(setting: Setting) -> Algorithm:
     """Zero-order learning over links that lose a tenth of all messages, of a byte each."""
-    byte = channel.float_quantizer(4, 3)
+    byte = float_quantizer(4, 3)
     return dzofl(
         setting.task(),
         batch_size=setting.batch_size,
         step_size=setting.step_size,
         smoothing=SMOOTHING,
-        uplink=channel.links.links(0.9, byte),
+        uplink=links(0.9, byte),
         downlink=byte,
     )
 
@@ -65,34 +63,46 @@ def forward(setting: Setting, data: FederatedData) -> dict[str, Runner]:
     inputs, labels = data.inputs[positions], data.labels[positions]
     params = jax.jit(task.init)(KEY)
 
-    def together(held):
-        return task.loss(held, *(part.reshape(-1, *part.shape[2:]) for part in (inputs, labels)))
+    def together(held, *batches):
+        return task.loss(held, *(part.reshape(-1, *part.shape[2:]) for part in batches))
 
-    def shared(held):
-        return jax.vmap(lambda *own: task.loss(held, *own))(inputs, labels)
+    def shared(held, *batches):
+        return jax.vmap(lambda *own: task.loss(held, *own))(*batches)
 
-    def replicated(held):
-        return jax.vmap(task.loss)(replicate(held, num_nodes), inputs, labels)
+    def replicated(held, *batches):
+        return jax.vmap(task.loss)(replicate(held, num_nodes), *batches)
 
-    return {
-        "forward": _chained(together, params, 2 * setting.rounds),
-        "batched": _chained(together, params, setting.rounds),
-        "shared": _chained(shared, params, setting.rounds),
-        "replicated": _chained(replicated, params, setting.rounds),
-    }
+    def grouped(held, *batches):
+        return jax.vmap(plain_losses)(replicate(held, num_nodes), *batches)
+
+    rows = {"batched": together, "shared": shared, "replicated": replicated, "grouped": grouped}
+    passes = {name: _chained(losses, setting.rounds) for name, losses in rows.items()}
+    passes["forward"] = _chained(together, 2 * setting.rounds)
+    return {name: runner(run, params, inputs, labels) for name, run in passes.items()}
 
 
-def _chained(losses: Callable[[PyTree], Array], params: PyTree, passes: int) -> Runner:
+def plain_losses(params: PyTree, images: Array, labels: Array) -> Array:
+    """The losses (b,) of DZOFL's network without our layers."""
+    hidden = images
+    for name in ("conv_1", "conv_2"):
+        layer, layout = params[name], ("NHWC", "HWIO", "NHWC")
+        hidden = jax.lax.conv_general_dilated(hidden, layer["kernel"], (1, 1), "VALID", dimension_numbers=layout)
+        hidden = jax.nn.relu(hidden + layer["bias"])
+    pooled = nnx.max_pool(hidden, (2, 2), (2, 2)).reshape(len(images), -1)
+    return cross_entropy(pooled @ params["dense_1"]["kernel"] + params["dense_1"]["bias"], labels)
+
+
+def _chained(losses: Callable[..., Array], passes: int) -> Callable[..., PyTree]:
     """Passes one after the other, which cannot be left out or made once: each moves the parameters slightly."""
 
-    def run(held):
+    def run(held, *batches):
         def one_pass(_, state):
-            slight = 1e-12 * losses(state).sum()
+            slight = 1e-12 * losses(state, *batches).sum()
             return jax.tree.map(lambda leaf: leaf + slight, state)
 
         return jax.lax.fori_loop(0, passes, one_pass, held)
 
-    return runner(run, params)
+    return run
 
 
 def copies(setting: Setting) -> float:
@@ -101,24 +111,28 @@ def copies(setting: Setting) -> float:
     state = jax.eval_shape(lambda: algorithm.init(KEY, data))
     compiled = jax.jit(loop(algorithm, 1), donate_argnums=0).lower(state, data).compile()
     held = compiled.memory_analysis()
+    assert held is not None
     total = held.temp_size_in_bytes + held.output_size_in_bytes - held.alias_size_in_bytes
     return total / num_bytes(state.params)
 
 
-def suite(setting: Setting = SETTING, large: Setting = LARGE) -> dict[str, Measurement]:
-    """Measure; see the module's text. About a minute on two cores."""
+def suite(settings: dict[str, Setting] = SETTINGS) -> dict[str, Measurement]:
+    """Measure; see the module's text. About two minutes on two cores."""
+    setting, large = settings["rows"], settings["memory"]
     data = random_data(setting, np.float32)
     rows = {"round": training(learner(setting), data, setting.rounds)[0], **forward(setting, data)}
     seconds = in_turns(rows, setting.repeats, setting.rounds)
     report = Report("zero_order/", f"{setting.layers()}, {setting.network.num_params():,} parameters")
     asked = {
         "batched_vs_replicated": ("replicated", "batched", "a pass of a copy a device over one of shared parameters"),
+        "batched_vs_grouped": ("grouped", "batched", "the same, with JAX's own convolution for our layers"),
         "shared_vs_batched": ("shared", "batched", "a pass by vmap over devices that share parameters over one"),
         "round_over_forward": ("round", "forward", "a round over its two passes"),
     }
     for label, (top, bottom, text) in asked.items():
         report.ratio(label, seconds[top], seconds[bottom], text)
     report.times(seconds)
+    report.memory(rows)
     report.compile_times(rows)
     num_params = large.network.num_params()
     text = f"{large.layers()}, {num_params:,} parameters"

@@ -188,7 +188,7 @@ class Costs:
     downlink_bits_per_second: float = stated(10e6)
     """To each node; inf takes no time."""
     slot_seconds: float = stated(0.125e-3)
-    """Airtime is a whole number of slots; 0 for none."""
+    """Least airtime of what is sent."""
     transmit_dbm: float = stated(23.0)
     """Power while a node sends, in dBm."""
     forward_bits: int = stated(16)

@@ -40,6 +40,7 @@ import jax.numpy as jnp
 from jaxfl.algorithms.exchange import LinkCounts, exchange
 from jaxfl.algorithms.gossip_info import GossipInfo
 from jaxfl.channel import LinkDraws, Links
+from jaxfl.channel.links import changing
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, check_num_nodes
 from jaxfl.core.tree import consensus_distance, replicate, size
@@ -70,7 +71,7 @@ class Draws(NamedTuple):
 
     gradient: Any  # draws of the gradient estimator: which samples
     noise: PyTree  # leaves (n, *leaf), float32, already scaled, or int32, in steps of a grid; None without noise
-    links: LinkDraws | None  # which messages arrive, and how they are rounded; None without links
+    links: LinkDraws | None  # which messages arrive, and how they are rounded; None where links change nothing
 
 
 def d_psgd(
@@ -123,6 +124,7 @@ def d_psgd(
     if noise is not None:
         check.per_node(graph.num_nodes, noise=noise.noise_scale)
     estimator = mini_batch() if gradient is None else gradient
+    links = changing(links)
 
     def init(key, data):
         check_num_nodes(graph.num_nodes, data)
@@ -145,7 +147,7 @@ def d_psgd(
         noisy = released(noise, estimate, draws.noise)
         gamma = at_round(step_size, k)
         bits, counted = 32.0 if links is None else links.bits, LinkCounts()
-        if links is None or links.change_nothing:
+        if links is None:
             mixed = mix(graph, state.params, k)
         else:
             mixed, counted = exchange(graph, links, draws.links, state.params, k, kept_by="receiver")

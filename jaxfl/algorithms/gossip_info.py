@@ -16,7 +16,7 @@ class GossipInfo(NamedTuple):
     discarded_gradients: Array  # (n,), int32, not finite, and counted as zero under a clip norm
     consensus_distance: Array  # (), float32, after the round
     bits_sent: Array  # (n,), float32, to all neighbors
-    bits_received: Array  # (n,), float32, from all neighbors
+    bits_received: Array  # (n,), float32, what all neighbors sent to it, lost messages too
     gradient_evaluations: Array  # (n,), int32
     forward_evaluations: Array  # (n,), int32, samples run forward without a backward pass
     batch_overflow: Array  # (n,), int32, must be 0

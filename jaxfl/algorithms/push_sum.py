@@ -51,6 +51,7 @@ import numpy as np
 from jaxfl.algorithms.exchange import LinkCounts, exchange
 from jaxfl.algorithms.gossip_info import GossipInfo
 from jaxfl.channel import LinkDraws, Links
+from jaxfl.channel.links import changing
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, check_num_nodes
 from jaxfl.core.tree import consensus_distance, replicate, scale, size
@@ -85,7 +86,7 @@ class Draws(NamedTuple):
 
     gradient: Any  # draws of the gradient estimator: which samples
     noise: PyTree  # leaves (n, *leaf), float32, already scaled, or int32, in steps of a grid; None without noise
-    links: LinkDraws | None  # which messages arrive, and how they are rounded; None without links
+    links: LinkDraws | None  # which messages arrive, and how they are rounded; None where links change nothing
 
 
 def push_sum(
@@ -141,6 +142,7 @@ def push_sum(
         check.per_node(graph.num_nodes, noise=noise.noise_scale)
     estimator = mini_batch() if gradient is None else gradient
     weights_stay_one = keeps_ones(graph)
+    links = changing(links)
 
     def init(key, data):
         check_num_nodes(graph.num_nodes, data)
@@ -171,7 +173,7 @@ def push_sum(
             return jax.tree.map(lambda a, g: a - gamma * g, start, gradient)
 
         counted, bits = LinkCounts(), 32 * (size(noisy) // graph.num_nodes + 1)
-        if links is not None and not links.change_nothing:
+        if links is not None:
             stepped, arrived = half_step(x, noisy), draws.links.arrived
             new_params, counted = exchange(graph, links, draws.links, stepped, k, kept_by="sender")
             new_weight = mix(graph, w, k) if arrived is None else lossy_mix(graph, w, arrived, k, kept_by="sender")

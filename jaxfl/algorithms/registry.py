@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxfl import graphs
@@ -62,11 +63,14 @@ def _changing(weights: str) -> graphs.Graph:
 
 def _push_sum(make_task: MakeTask) -> Example:
     rows_alone = graphs.from_matrix([[0.9, 0.1], [0.2, 0.8]])
-    return examples.exchange(make_task, _changing("uniform"), [({"graph": rows_alone}, "graph: .*column")])
+    return examples.exchange(
+        make_task, _changing("uniform"), [({"graph": rows_alone}, "graph: .*column")], links=examples.LOSSY
+    )
 
 
 def _d_psgd(make_task: MakeTask) -> Example:
-    return examples.exchange(make_task, _changing("metropolis"), examples.not_doubly_stochastic_refused())
+    refused = examples.not_doubly_stochastic_refused()
+    return examples.exchange(make_task, _changing("metropolis"), refused, links=examples.LOSSY)
 
 
 def _dp2_sgd(make_task: MakeTask) -> Example:
@@ -170,8 +174,8 @@ def _ali_dpfl(make_task: MakeTask) -> Example:
 def _dzofl(make_task: MakeTask) -> Example:
     def relabeled(order, state, draws):
         # What the server holds has no node axis, nor has the direction that all share.
-        (batch, uplink), _ = examples.relabeled_nodes(order, (draws.batch, draws.uplink), ())
-        return state, draws._replace(batch=batch, uplink=uplink)
+        batch, arrived = examples.relabeled_nodes(order, draws.batch, draws.uplink.arrived)
+        return state, draws._replace(batch=batch, uplink=draws.uplink._replace(arrived=arrived))
 
     return Example(
         tasks={"task": make_task(5)},
@@ -182,7 +186,7 @@ def _dzofl(make_task: MakeTask) -> Example:
             ({"smoothing": 0.0}, "smoothing: must be positive"),
             ({"num_directions": 0}, "num_directions: must be an integer of at least 1; got 0"),
             ({"direction": "uniform"}, "direction: must be one of rademacher, gaussian; got 'uniform'"),
-            ({"uplink": links(np.ones((5, 5)))}, "success: must be by sender where a server receives"),
+            ({"uplink": links(jnp.ones((5, 5)))}, "success: must be by sender where a server receives"),
             ({"batch_size": 5}, "batch_size: must be at most the entries of the smallest node"),
         ],
         relabeled=relabeled,
@@ -229,7 +233,7 @@ REGISTRY: dict[str, Row] = {
     ),
     "fed_avg": Row(
         fed_avg,
-        lambda make_task: examples.clients({"task": make_task(5)}, (), classes=False),
+        lambda make_task: examples.clients({"task": make_task(5)}, (), classes=False, links=examples.LOSSY),
         sends="params and batch statistics, to the server",
     ),
     "ali_dpfl": Row(ali_dpfl, _ali_dpfl, sends="params, a gradient and two numbers, to the server"),

@@ -183,15 +183,29 @@ def new_figure(width: float, height: float, title: str | None = None) -> Figure:
     return figure
 
 
+# Of a legend: a mean letter, and a line's sample with its gaps, in units of the letters' size; inches of a row.
+_LETTER, _HANDLE, _ROW_INCHES = 0.58, 4.5, 0.21
+_FEW_ROWS = 6  # for which figures leave room
+
+
 def legend_below(
     figure: Figure, handles: Mapping[str, Any], notes: Sequence[str] = (), num_columns: int = 3, **style: Any
 ) -> None:
-    """One legend for all axes, below them, under lines of notes; `style` as for `Figure.legend`."""
+    """One legend for all axes, below them, under lines of notes; `style` as for `Figure.legend`.
+
+    It has as many columns, up to `num_columns`, as fit side by side. Of many lines the figure grows with it.
+    """
+    letters = max(map(len, handles), default=0)
+    column_inches = style.get("fontsize", 10) * (_LETTER * letters + _HANDLE) / 72
+    fitting = int(figure.get_figwidth() / column_inches)
+    num_columns = max(1, min(num_columns, len(handles), fitting))
+    rows = -(-len(handles) // num_columns)
+    figure.set_figheight(figure.get_figheight() + _ROW_INCHES * max(0, rows - _FEW_ROWS))
     figure.legend(
         handles.values(),
         handles.keys(),
         loc="outside lower center",
-        ncols=min(num_columns, len(handles)),
+        ncols=num_columns,
         title="\n".join(notes),
         title_fontsize=8,
         frameon=False,

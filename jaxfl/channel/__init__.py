@@ -1,6 +1,6 @@
 """What is sent and over which links, and costs of a round: counts of a model, seconds, joules, ledgers."""
 
-from jaxfl.channel.cost import BILSTM_COUNTED, DZOFL_COUNTED, Counts, capacity, count, total
+from jaxfl.channel.cost import BILSTM_COUNTED, DZOFL_COUNTED, Counts, capacity, count, total, training_bytes
 from jaxfl.channel.device_profile import (
     ONEPLUS_9_PRO,
     ClientWork,
@@ -8,18 +8,11 @@ from jaxfl.channel.device_profile import (
     RoundSeconds,
     partial_work,
     round_seconds,
-    training_bytes,
 )
 from jaxfl.channel.energy import EnergyModel, ForwardEnergy, Workload, backward_energy, forward_energy, mac_energy
 from jaxfl.channel.ledger import Ledger, RoundCosts, Work, ledger, output_side_work, whole_model
 from jaxfl.channel.links import LinkDraws, Links
-from jaxfl.channel.quantize import (
-    Quantizer,
-    dithered_quantizer,
-    float_quantizer,
-    ternary_quantizer,
-    uniform_quantizer,
-)
+from jaxfl.channel.quantize import Quantizer, dithered_quantizer, float_quantizer, ternary_quantizer, uniform_quantizer
 from jaxfl.channel.wireless import (
     Radio,
     airtime_seconds,

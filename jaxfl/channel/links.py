@@ -71,7 +71,9 @@ class Sent(NamedTuple):
 class Links(NamedTuple):
     """How messages travel; `links` makes and checks it."""
 
-    success: float | Array  # probability that a message arrives: (), (n,) by sender, (n, n) entry (i, j) from j to i
+    success: (
+        float | np.ndarray | Array
+    )  # probability that a message arrives: (), (n,) by sender, (n, n) entry (i, j) from j to i
     quantizer: Quantizer | None  # of what is sent; None sends 32 bits a number
     symmetric: bool  # two nodes hear each other or do not: of two messages both or none are lost
 
@@ -84,11 +86,6 @@ class Links(NamedTuple):
     def may_lose(self) -> bool:
         """Whether a message may be lost: False for a success of 1 that is not traced."""
         return check.is_traced(self.success) or bool(np.any(np.asarray(self.success) != 1))
-
-    @property
-    def change_nothing(self) -> bool:
-        """Whether nothing is lost or rounded."""
-        return self.quantizer is None and not self.may_lose
 
     def draw_to_server(self, key: Key, round_index: int | Array, num_nodes: int) -> LinkDraws:
         """What clients' messages to a server meet in one round.
@@ -173,7 +170,9 @@ class Links(NamedTuple):
             raise ArgumentError("success", requirement, f"got shape {shape}", remedy)
 
 
-def links(success: float | Array = 1.0, quantizer: Quantizer | None = None, *, symmetric: bool = False) -> Links:
+def links(
+    success: float | np.ndarray | Array = 1.0, quantizer: Quantizer | None = None, *, symmetric: bool = False
+) -> Links:
     """Links that drop messages, quantise what they carry, or both.
 
     Args:
@@ -217,6 +216,11 @@ def links(success: float | Array = 1.0, quantizer: Quantizer | None = None, *, s
             remedy = "Pass one number for both ways."
             raise ArgumentError("success", "must be symmetric where losses are", found, remedy)
     return Links(success=success, quantizer=quantizer, symmetric=symmetric)
+
+
+def changing(links: Links | None) -> Links | None:
+    """None for links that neither lose nor round, so that an algorithm runs the program that it runs without links."""
+    return None if links is None or (links.quantizer is None and not links.may_lose) else links
 
 
 def overflows(quantizer: Quantizer, tree: PyTree) -> Array:

@@ -50,8 +50,8 @@ from jaxfl.core import (
 from jaxfl.core.algorithm import at_round
 from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.threefry import fold_in
-from jaxfl.core.tree import size
-from jaxfl.gradients.estimator import BatchSums, GradientEstimator, batch_info, gather
+from jaxfl.core.tree import norm, size
+from jaxfl.gradients.estimator import GradientEstimator, GradientInfo, gather
 from jaxfl.gradients.samplers import Batch, Sampler, check_counts, draw_batch, uniform
 
 
@@ -165,17 +165,24 @@ def losses_along(
         - one moved copy of the parameters, and no direction, is held at a time.
     """
     leaves, structure = jax.tree.flatten(params)
+    step = smoothing / math.sqrt(size(params))
+
+    def moved(sign, index):
+        factors = [jnp.asarray(sign * step, leaf.dtype) for leaf in leaves]
+        return [
+            leaf + factor * directions.numbers(index, number, leaf)
+            for number, (leaf, factor) in enumerate(zip(leaves, factors, strict=True))
+        ]
 
     def one_pass(carry, number):
         # One pass in a loop, its direction counted by the loop: written twice, or with a direction that the compiler
-        # knows, it would hold both moved copies, or the direction that they share.
-        index, sign = number >> 1, 1.0 - 2.0 * (number & 1).astype(jnp.float32)
-        step = sign * smoothing / math.sqrt(size(params))
-        moved = [leaf + step.astype(leaf.dtype) * directions.numbers(index, i, leaf) for i, leaf in enumerate(leaves)]
-        return carry, losses(structure.unflatten(moved))
+        # knows, it would hold both moved copies, or the direction that they share. And what a branch gives is stored:
+        # else each activation would have its bias moved anew, which took as long as the passes themselves.
+        found = jax.lax.cond(number & 1 == 0, lambda r: moved(1.0, r), lambda r: moved(-1.0, r), number >> 1)
+        return carry, losses(structure.unflatten(found))
 
-    _, found = jax.lax.scan(one_pass, None, jnp.arange(2 * num_directions, dtype=jnp.int32))
-    return found[0::2], found[1::2]
+    _, all_losses = jax.lax.scan(one_pass, None, jnp.arange(2 * num_directions, dtype=jnp.int32))
+    return all_losses[0::2], all_losses[1::2]
 
 
 class ZeroOrderDraws(NamedTuple):
@@ -227,8 +234,8 @@ def zero_order(
         >>> learner = jaxfl.d_psgd(task, graph=jaxfl.graphs.complete(2), step_size=0.1, gradient=gradient)
         >>> key = jax.random.key(0)
         >>> state, info = jax.jit(learner.round)(key, learner.init(key, data), data)
-        >>> info.gradient_evaluations.tolist()
-        [0, 0]
+        >>> info.gradient_evaluations.tolist(), info.forward_evaluations.tolist()
+        ([0, 0], [8, 8])
     """
     check_directions(num_directions, direction, smoothing)
     chosen = uniform(1) if sampler is None else sampler
@@ -260,10 +267,18 @@ def zero_order(
         gradient, loss = over_nodes(one_node, task.node_loop)(
             params, draws.directions, inputs, labels, draws.batch.mask
         )
-        nothing = jnp.zeros_like(loss)
-        sums = BatchSums(loss=loss, clipped=nothing, discarded=nothing)
         none = jnp.zeros_like(draws.batch.overflow)
-        return gradient, state, batch_info(gradient, sums, draws.batch, evaluations=none)
+        info = GradientInfo(
+            loss=loss,
+            gradient_norm=norm(gradient),
+            clipped_fraction=jnp.zeros_like(loss),
+            discarded_gradients=none,
+            gradient_evaluations=none,
+            forward_evaluations=2 * num_directions * draws.batch.mask.sum(axis=1, dtype=jnp.int32),
+            batch_overflow=draws.batch.overflow,
+            prefetch_misses=none,
+        )
+        return gradient, state, info
 
     return GradientEstimator(init=init, draw=draw, estimate=estimate)
 

@@ -228,7 +228,8 @@ def shifted_sum(shifts: Sequence[tuple[int, float | Array]], tree: PyTree) -> Py
     def one(leaf):
         values = leaf.astype(sum_dtype(leaf))
         terms = [
-            along_nodes(weight, leaf) * (jnp.roll(values, offset, axis=0) if offset else values)
+            (along_nodes(weight, leaf) if isinstance(weight, jax.Array) else weight)
+            * (jnp.roll(values, offset, axis=0) if offset else values)
             for offset, weight in shifts
         ]
         return sum(terms[1:], start=terms[0]).astype(leaf.dtype)

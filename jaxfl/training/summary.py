@@ -225,7 +225,7 @@ def summary_table(
         unit = " (%)" if _is_share(name) else ""
         table.add_column(name.replace("_", " ") + unit, justify="right")
     if any(costs.values()):
-        table.add_column("sent, time, energy", justify="right", min_width=10)
+        table.add_column("sent, time, energy", justify="right")
     if troubled:
         table.add_column("status", overflow="fold")
     for variant, row in variants.items():
@@ -239,19 +239,19 @@ def _costs_text(costs: Mapping[str, Any]) -> str:
     """What all nodes sent, and where it is known the simulated time and the energy, means over seeds."""
     units = {"bits_sent": "bit", "simulated_seconds": "s", "joules": "J"}
     means = {name: costs[name]["mean"] for name in units if name in costs}
-    return ", ".join(with_prefix(mean, units[name]) for name, mean in means.items() if mean is not None)
+    return " ".join(with_prefix(mean, units[name]) for name, mean in means.items() if mean is not None)
 
 
 def with_prefix(value: float, unit: str) -> str:
-    r"""Three digits and a unit with its SI prefix, with no space to break at.
+    """Three digits and a unit with its SI prefix, without a space: a narrow table breaks lines at any.
 
     Example:
         >>> with_prefix(74_065_920, "bit"), with_prefix(0.00149, "J"), with_prefix(0.0, "s"), with_prefix(999.9, "s")
-        ('74.1\xa0Mbit', '1.49\xa0mJ', '0\xa0s', '1\xa0ks')
+        ('74.1Mbit', '1.49mJ', '0s', '1ks')
     """
     rounded = float(f"{value:.3g}")
     power = min(max(math.floor(math.log10(abs(rounded)) / 3), -4), 5) if rounded else 0
-    return f"{rounded / 1000.0**power:.3g}\N{NO-BREAK SPACE}{' kMGTPpnµm'[power].strip()}{unit}"
+    return f"{rounded / 1000.0**power:.3g}{' kMGTPpnµm'[power].strip()}{unit}"
 
 
 def _trouble(row: Mapping[str, Any]) -> str:

@@ -310,6 +310,6 @@ def _refuse_bad_scores(measured: Mapping[str, PyTree], variant: str, seed: int, 
                 name,
                 rounds=(min(since + 1, round_index), round_index),
                 first_round=round_index,
-                node=int(bad[0]) if np.ndim(values) else None,
+                node=int(bad[0]) if np.ndim(values) and len(bad) == 1 else None,
                 value=float(np.ravel(values)[bad[0]]),
             )

@@ -249,7 +249,9 @@ def test_converges_on_a_quadratic(links):
     first = start(algorithm, KEY, data)
     early, _ = run(algorithm, KEY, data, 10, first)
     late, _ = run(algorithm, KEY, data, 200, first)
-    before, after_10, after_200 = (float(task.loss(s.params, inputs, labels).mean()) for s in (first, early, late))
+    before, after_10, after_200 = (
+        float(task.loss(s.params, data.inputs, data.labels).mean()) for s in (first, early, late)
+    )
     assert 0.01 * before < after_10 < before
     assert after_200 < 1e-6 * before
 
@@ -276,7 +278,7 @@ def test_a_task_without_losses_of_single_samples_is_refused():
 
 def test_links_for_other_devices_are_refused():
     with pytest.raises(ArgumentError, match=r"^success: "):
-        learner(uplink=jaxfl.links(np.full(3, 0.5))).init(KEY, uneven_data())
+        learner(uplink=jaxfl.links(jnp.full(3, 0.5))).init(KEY, uneven_data())
 
 
 @pytest.mark.slow
@@ -297,5 +299,6 @@ def test_no_direction_is_held(direction, num_directions, copies):
     )
     state = jax.eval_shape(lambda: algorithm.init(KEY, data))
     held = jax.jit(algorithm.round, donate_argnums=1).lower(KEY, state, data).compile().memory_analysis()
+    assert held is not None
     peak = held.temp_size_in_bytes + held.output_size_in_bytes - held.alias_size_in_bytes
     assert copies <= peak / num_bytes(state.params) < copies + 0.1

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from jaxfl.analysis import plot_run
-from jaxfl.analysis.plots import _COLORS, Panel, draw_panels, seeds_curve
+from jaxfl.analysis.plots import _COLORS, Panel, draw_panels, legend_below, new_figure, save_figure, seeds_curve
 from jaxfl.core import ArgumentError
 
 PANEL = Panel("train_loss", "training loss")
@@ -165,6 +165,20 @@ def test_a_variant_without_a_metric_and_a_single_evaluation_are_drawn(tmp_path):
     assert plot_run(tmp_path)[0].exists()
     figure = draw_panels([*_lines(variants=("A",)), {"variant": "B", "seed": 0, "round": 5}], [PANEL], "")
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A"]
+
+
+@pytest.mark.parametrize("count", [2, 15, 84])
+def test_a_legend_of_long_names_stays_within_the_picture(count, tmp_path):
+    figure = new_figure(9.6, 4.0, "title")
+    axes = figure.add_subplot()
+    names = [f"ALI-DPFL, κ = 1e+06, step size {number / 2}, evaluate every 1000" for number in range(count)]
+    legend_below(figure, {name: axes.plot([0, 1])[0] for name in names}, ["a note"])
+    save_figure(figure, tmp_path / "picture.png")
+    whole, (legend,) = figure.bbox, figure.legends
+    inside = legend.get_window_extent()
+    assert whole.x0 <= inside.x0 <= inside.x1 <= whole.x1
+    assert whole.y0 <= inside.y0 <= inside.y1 <= whole.y1
+    assert axes.get_window_extent().height > 150
 
 
 def test_the_title_comes_from_the_configuration(tmp_path):

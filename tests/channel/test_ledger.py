@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +32,12 @@ MODEL = mlp((2, 4, 3))
 LAYERS = count(MODEL, (2,))
 # Dense 2 x 4 with biases, relu, dense 4 x 3 with biases.
 FORWARD, PARAMS = 2 * 4 + 4 + 4 + 4 * 3 + 3, 2 * 4 + 4 + 4 * 3 + 3
-LINK = {"uplink_bits_per_second": 1e3, "downlink_bits_per_second": 4e3, "slot_seconds": 0.0, "transmit_dbm": 30.0}
+LINK: dict[str, Any] = {
+    "uplink_bits_per_second": 1e3,
+    "downlink_bits_per_second": 4e3,
+    "slot_seconds": 0.0,
+    "transmit_dbm": 30.0,
+}
 BOOK = ledger(whole_model(LAYERS), batch_size=2, operations_per_second=1e2, **LINK)
 KEY = jax.random.key(0)
 
@@ -153,7 +159,7 @@ def test_numpy_and_jax_arrays_give_the_same_to_rounding(book):
 
 
 def test_an_infinite_downlink_takes_no_time():
-    link = {**LINK, "downlink_bits_per_second": math.inf}
+    link: dict[str, Any] = {**LINK, "downlink_bits_per_second": math.inf}
     for slot in (0.0, 1.0):
         book = ledger(whole_model(LAYERS), batch_size=2, **{**link, "slot_seconds": slot})
         assert book.of_round(counts_of(bits_received=1e9)).simulated_seconds == 0

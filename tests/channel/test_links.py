@@ -8,7 +8,7 @@ from helpers import refusals, refused
 
 import jaxfl
 from jaxfl.channel import uniform_quantizer
-from jaxfl.channel.links import RoundingKeys, RoundingValues
+from jaxfl.channel.links import RoundingKeys, RoundingValues, changing
 from jaxfl.core import Purpose, node_keys, purpose_key
 
 KEY, NODES, ROUNDS = jax.random.key(4), 6, 2000
@@ -20,6 +20,11 @@ def arrivals(links, num_rounds=ROUNDS, num_nodes=NODES):
     """(rounds, n, n), bool."""
     draw = jax.jit(jax.vmap(lambda k: links.draw_between(KEY, k, num_nodes).arrived))
     return np.asarray(draw(jnp.arange(num_rounds, dtype=jnp.int32)))
+
+
+def at_server(links, round_index, num_nodes):
+    """(n,), bool."""
+    return np.asarray(links.draw_to_server(KEY, round_index, num_nodes).arrived)
 
 
 def check_rates(arrived, rates):
@@ -64,23 +69,20 @@ def test_success_1_loses_nothing_success_0_everything():
     for links in (jaxfl.links(), jaxfl.links(np.ones(NODES)), jaxfl.links(np.ones((NODES, NODES)))):
         assert (links.may_lose, links.draw_between(KEY, 0, NODES).arrived) == (False, None), "nothing is drawn"
     assert jaxfl.links().draw_to_server(KEY, 0, NODES).arrived is None
-    assert [links.change_nothing for links in (jaxfl.links(), jaxfl.links(quantizer=uniform_quantizer(0.1)))] == [
-        True,
-        False,
-    ]
+    rounded, lossy = jaxfl.links(quantizer=uniform_quantizer(0.1)), jaxfl.links(0.9)
+    assert [changing(links) for links in (None, jaxfl.links(), rounded, lossy)] == [None, None, rounded, lossy]
     np.testing.assert_array_equal(arrivals(jaxfl.links(0.0), 50), np.broadcast_to(~OTHERS, (50, NODES, NODES)))
     traced = jax.jit(lambda success: jaxfl.links(success).draw_to_server(KEY, 0, 1000).arrived)
     assert traced(1.0).all()
-    assert not jaxfl.links(0.0).draw_to_server(KEY, 0, 1000).arrived.any()
+    assert not at_server(jaxfl.links(0.0), 0, 1000).any()
 
 
 def test_losses_and_rounding_do_not_depend_on_the_number_of_nodes():
-    some, more = (jaxfl.links(0.5, uniform_quantizer(0.1)).draw_between(KEY, 3, n) for n in (NODES, NODES + 3))
-    np.testing.assert_array_equal(some.arrived, more.arrived[:NODES, :NODES])
-    one_node = jnp.zeros((1, 7))
-    few, many = (draws.rounding.draw(jnp.tile(one_node, (len(draws.arrived), 1))) for draws in (some, more))
+    links = jaxfl.links(0.5, uniform_quantizer(0.1))
+    np.testing.assert_array_equal(arrivals(links, 3), arrivals(links, 3, NODES + 3)[:, :NODES, :NODES])
+    few, many = (links.send(jnp.full((n, 7), 0.04), links.draw_rounding(KEY, 3, n)).values for n in (NODES, NODES + 3))
     np.testing.assert_array_equal(few, many[:NODES])
-    some, more = (jaxfl.links(0.5).draw_to_server(KEY, 3, n).arrived for n in (NODES, NODES + 3))
+    some, more = (at_server(links, 3, n) for n in (NODES, NODES + 3))
     np.testing.assert_array_equal(some, more[:NODES])
 
 

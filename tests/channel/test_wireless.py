@@ -9,6 +9,7 @@ import pytest
 from helpers import refusals
 from scipy import stats
 
+from jaxfl import links
 from jaxfl.channel.wireless import (
     RADIUS_M,
     Radio,
@@ -77,6 +78,26 @@ def test_mean_success_is_the_mean_over_the_disc(rate):
     of_devices = np.asarray(success_probability(distances(20_000), radio), np.float64)
     error = of_devices.std() / np.sqrt(20_000)
     np.testing.assert_allclose(of_devices.mean(), mean_success(radio), atol=5 * error)
+
+
+@pytest.mark.statistical
+def test_success_feeds_links():
+    """Devices' messages arrive as often as their distances say, and messages between them, too."""
+    radio, num_rounds = Radio(), 1000
+    positions = disc_positions(KEY, 6)
+    success = success_probability(jnp.linalg.norm(positions, axis=1), radio)
+    between = success_probability(jnp.linalg.norm(positions[:, None] - positions[None], axis=2), radio)
+
+    def draws(index):
+        to_server = links(success=success).draw_to_server(KEY, index, 6)
+        return to_server.arrived, links(success=between).draw_between(KEY, index, 6).arrived
+
+    arrived = jax.lax.map(draws, jnp.arange(num_rounds))
+    for found, expected in zip(arrived, (success, between), strict=True):
+        probability = np.asarray(expected, np.float64)
+        error = np.sqrt(probability * (1 - probability) / num_rounds)
+        assert (np.abs(np.asarray(found).mean(axis=0) - probability) <= 4.5 * error).all()
+        assert np.ptp(probability) > 0.2, "distances differ"
 
 
 @pytest.mark.statistical

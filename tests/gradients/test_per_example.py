@@ -148,6 +148,7 @@ def test_a_clipped_sum_of_what_is_kept_equals_that_of_what_is_made_twice(monkeyp
     for allowed in (4 * 9 * 8, 4 * 9 * 8 - 1):
         monkeypatch.setattr(position_sums, "GROUP_BYTES", allowed)
         found.append(per_example.weighted_sum(task, params, inputs, labels, weights, clip_norm=4.0))
+        assert task.layers[0].kept is not None
         kept = task.layers[0].kept(jnp.ones((9, 2, 3, 1)), jnp.ones((9, 2, 3, 2)))
         assert (kept is None) == (allowed < 4 * 9 * 8)
     assert 0 < float(found[0].clipped.sum()) < 9

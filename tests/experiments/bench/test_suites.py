@@ -17,10 +17,11 @@ from experiments.bench import peers, round, scale, suites, sweep, timing
 from experiments.bench.setting import Network, Setting, perceptron
 from experiments.bench.timing import Measurement, Report, Runner, in_turns, runner
 from jaxfl.core import ArgumentError
-from jaxfl.models import Model, cnn, resnet20
+from jaxfl.models import Model, cnn, dzofl_cnn, resnet20
 
 MLP = perceptron(12, 4, 3)
 CNN = Network(cnn((8, 8, 1), channels=(2, 3), window=3, hidden=4, num_classes=3), "CNN", (8, 8, 1), 3)
+DZOFL_CNN = Network(dzofl_cnn((8, 8, 1), channels=(2, 3), window=3), "CNN", (8, 8, 1), 2)
 SMALL = Setting(MLP, 4, batch_size=2, samples=6, repeats=2, slow_repeats=1, gemm_size=8)
 
 
@@ -43,6 +44,7 @@ CASES = {
     "clip": ({"mlp32": SMALL, "cnn": SMALL._replace(network=CNN)}, {".*mlp128.*": ""}),
     "dp_clients": ({"cnn": SMALL._replace(num_local_steps=2)}, {".*small_cnn.*": ""}),
     "round": (SMALL, {}),
+    "zero_order": ({"rows": SMALL._replace(network=DZOFL_CNN), "memory": SMALL}, {}),
     "sweep": (sweep.Sweep((0.1, 0.2), num_seeds=1, nodes=4, num_rounds=2, commands=1, repeats=1), {}),
     "peers": ({"w1": SMALL._replace(method="fed_avg", num_active=3)}, {".*w[2-5].*|.*torch.*": ""}),
     "scale": (

@@ -65,7 +65,7 @@ def test_numbers_have_mean_0_and_variance_1_and_are_independent(direction):
 
 
 def test_a_nodes_directions_do_not_depend_on_the_number_of_nodes():
-    few, many = (node_directions("rademacher", KEY, 7, count).words for count in (3, 8))
+    few, many = (jax.tree.leaves(node_directions("rademacher", KEY, 7, count))[0] for count in (3, 8))
     np.testing.assert_array_equal(few, many[:3])
     np.testing.assert_array_equal(few, jax.random.key_data(node_keys(purpose_key(KEY, Purpose.DIRECTION, 7), 3)))
     assert len(np.unique(many, axis=0)) == 8
@@ -137,6 +137,8 @@ def test_d_psgd_follows_the_definition(direction, num_directions, sampler, node_
     assert np.abs(stacked(x) - stacked(x0)).max() > 0.05
     check_info(run.infos[-1], references, x)
     np.testing.assert_array_equal(run.infos[-1].gradient_evaluations, np.zeros(5))
+    counts = [2 * num_directions * len(batch) for batch, _ in drawn[-1]]
+    np.testing.assert_array_equal(run.infos[-1].forward_evaluations, counts)
 
 
 SAMPLERS = {"fixed": gradients.fixed(2), "uniform": gradients.uniform(2), "poisson": gradients.poisson(2)}

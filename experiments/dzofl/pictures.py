@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib.ticker import NullFormatter
+
 from experiments.dzofl.costs import READINGS, round_costs, write_costs
 from experiments.frame import Finished
 from jaxfl.analysis.plots import (
@@ -43,6 +45,7 @@ def finish(finished: Finished, costs: Sequence[str] = ("joules", "seconds")) -> 
             curve = seeds_curve([line for line in lines if line["variant"] == name and line["round"]], "test_accuracy")
             handles[name] = draw_curve(axes, curve._replace(x=of_round * curve.x), line_style(number))
         axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter(NullFormatter())  # over less than two decades its labels would overlap
         style_axes(axes, _ACCURACY, f"{_TITLES[cost]}, {_OF_READING[reading]}")
     legend_below(figure, handles, [])
     return [save_figure(figure, folder / "plots" / "costs.png")]

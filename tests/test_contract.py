@@ -29,17 +29,23 @@ NAMES = [name for name in REGISTRY if name not in SPECIAL_CASES]
 # Every kind with the first algorithm, a mini-batch with the others; their most intricate kind is slow, for compiling is
 # what costs. (A row that takes a schedule has a mini-batch of its own, and no other kind.)
 CASES = [(name, kind) for name in NAMES for kind in KINDS if kind == "mini_batch" or name == NAMES[0]]
+# A mini-batch over links that lose and round messages. What is conserved over them has tests of its own.
+LINKS = "over links"
+OVER_LINKS = [(name, LINKS) for name in NAMES if problem(name).example.links is not None]
 INTRICATE = [(name, "saga factored") for name in NAMES[1:] if REGISTRY[name].stateful_gradient]
 
 
-def cases(holds=lambda p: True):
+def cases(holds=lambda p: True, *, over_links=False):
     """(name, kind) as parameters, where this holds of the problem of the row."""
-    marked = [(CASES, ()), (INTRICATE, pytest.mark.slow)]
+    marked = [(CASES, ()), (OVER_LINKS if over_links else [], ()), (INTRICATE, pytest.mark.slow)]
     return [pytest.param(*case, marks=marks) for some, marks in marked for case in some if holds(problem(case[0]))]
 
 
 KEY, OTHER_KEY = jax.random.key(7), jax.random.key(8)
 CLIP_NORM, STEP_SIZE, NOISE_SCALE = 0.7, 0.2, 0.02
+COUNTED = {"bits_sent": "float32", "bits_received": "float32"} | dict.fromkeys(
+    ("gradient_evaluations", "forward_evaluations"), "int32"
+)
 # Same bits in different programs are promised of the loops that users' programs have; see conftest.py.
 AS_USERS = {"xla_cpu_use_fusion_emitters": True} if version("jaxlib").startswith("0.10.") else None
 
@@ -50,7 +56,9 @@ class Case:
     def __init__(self, name, kind):
         self.problem = problem(name)
         self.row, self.data = self.problem.row, self.problem.data
-        self.build = functools.partial(self.problem.algorithm, gradient=KINDS[kind], step_size=STEP_SIZE)
+        options = {"links": self.problem.example.links} if kind == LINKS else {}
+        gradient = KINDS["mini_batch" if kind == LINKS else kind]
+        self.build = functools.partial(self.problem.algorithm, gradient=gradient, step_size=STEP_SIZE, **options)
         self.algorithm = self.build(clip_norm=CLIP_NORM, noise_scale=NOISE_SCALE)
         self.traces = collections.Counter()
 
@@ -109,12 +117,21 @@ class Case:
 case = functools.cache(Case)
 
 
+def is_key(leaf):
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def bits(tree):
+    """The arrays of a tree, typed keys as their words."""
+    return jax.tree.map(lambda leaf: np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf), tree)
+
+
 def differ(a, b):
-    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return any(np.any(np.asarray(x) != np.asarray(y)) for x, y in pairs)  # by NumPy, which compiles nothing
+    pairs = zip(jax.tree.leaves(bits(a)), jax.tree.leaves(bits(b)), strict=True)
+    return any(np.any(x != y) for x, y in pairs)  # by NumPy, which compiles nothing
 
 
-@pytest.mark.parametrize(("name", "kind"), cases())
+@pytest.mark.parametrize(("name", "kind"), cases(over_links=True))
 def test_structure_and_dtypes_are_stable_and_nothing_compiles_twice(name, kind):
     c = case(name, kind)
     state, infos = c.rounds(c.first, 6)
@@ -124,10 +141,14 @@ def test_structure_and_dtypes_are_stable_and_nothing_compiles_twice(name, kind):
         assert (before.shape, before.dtype, before.weak_type) == (after.shape, after.dtype, after.weak_type)
     assert int(state.round_index) == 6
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(infos))
-    assert np.all(infos.bits_sent >= 0)
+    for field, dtype in COUNTED.items():
+        counts = getattr(infos, field)
+        assert (counts.shape, counts.dtype) == ((6, c.data.num_nodes), dtype), field
+        assert np.all(counts >= 0), field
+        assert counts.any() or field == "forward_evaluations", field
 
 
-@pytest.mark.parametrize(("name", "kind"), cases())
+@pytest.mark.parametrize(("name", "kind"), cases(over_links=True))
 def test_a_round_is_a_function_of_key_and_round(name, kind):
     """Alone, in a scan and resumed from stored arrays: the same bits. Another round or key: other numbers, of every
     purpose."""
@@ -148,7 +169,7 @@ def test_a_round_is_a_function_of_key_and_round(name, kind):
     stored = jax.tree.map(np.asarray, half)
     assert_same(state, c.rounds(jax.tree.map(jnp.asarray, stored), 3)[0])
     draws, later = c.draw(KEY, half), c.draw(KEY, state)
-    assert_same(draws, jax.tree.map(lambda leaf: np.asarray(leaf)[3], scanned_draws))
+    assert_same(bits(draws), jax.tree.map(lambda leaf: leaf[3], bits(scanned_draws)))
     elsewhere = c.draw(OTHER_KEY, half)
     all_draws = (draws, later, elsewhere)
     noises = [by_node(getattr(one, field)) for one in all_draws for field in c.row.noise_draws]
@@ -162,7 +183,7 @@ def test_a_round_is_a_function_of_key_and_round(name, kind):
         assert_same(draws.noise, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "kind"), cases())
+@pytest.mark.parametrize(("name", "kind"), cases(over_links=True))
 def test_round_is_update_after_draw(name, kind):
     c = case(name, kind)
     state, _ = c.rounds(c.first, 1)
@@ -170,7 +191,7 @@ def test_round_is_update_after_draw(name, kind):
     assert_same(apart, c.step(KEY, state, c.data), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "kind"), cases())
+@pytest.mark.parametrize(("name", "kind"), cases(over_links=True))
 def test_hyper_parameters_and_seeds_compile_nothing_again(name, kind):
     """Another seed, step size, clip norm or noise scale gives other numbers from the same compiled programs."""
     c = case(name, kind)
@@ -184,7 +205,7 @@ def test_hyper_parameters_and_seeds_compile_nothing_again(name, kind):
     assert c.traces == {"started": 1, "drawn": 1, "step": 1, "tuned": 1}
 
 
-@pytest.mark.parametrize(("name", "kind"), cases())
+@pytest.mark.parametrize(("name", "kind"), cases(over_links=True))
 @pytest.mark.slow
 def test_a_vmap_over_seeds_equals_a_loop(name, kind):
     c = case(name, kind)
@@ -200,7 +221,7 @@ def test_a_vmap_over_seeds_equals_a_loop(name, kind):
         assert_same(jax.tree.map(lambda x, i=index: x[i], together), state, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize(("name", "kind"), cases())
+@pytest.mark.parametrize(("name", "kind"), cases(over_links=True))
 def test_relabelling_the_nodes_permutes_the_result(name, kind):
     c, order = case(name, kind), np.array([3, 0, 4, 1, 2])
     state, _ = c.rounds(c.first, 2)
@@ -208,7 +229,8 @@ def test_relabelling_the_nodes_permutes_the_result(name, kind):
 
     data = c.data._replace(indices=c.data.indices[order], sizes=c.data.sizes[order])
     relabeled, permuted = c.problem.example.relabeled, c.problem.example.permuted(order)
-    state, draws, (new_state, info) = jax.tree.map(np.asarray, (state, draws, c.update(state, draws)))
+    of_round = (state, draws, c.update(state, draws))
+    state, draws, (new_state, info) = jax.tree.map(lambda leaf: leaf if is_key(leaf) else np.asarray(leaf), of_round)
     assert 0 < np.sum(getattr(info, "active", 1)) < 5, "some must be idle for this test to mean something"
     before, renamed = relabeled(order, state, draws)
     expected, _ = relabeled(order, new_state, draws)

@@ -1,8 +1,10 @@
 """Every code block of the documents runs as printed, those of a document one after the other."""
 
+import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -62,6 +64,32 @@ def test_clients_of_the_document_are_private(names_of):
     assert 1 < names["sample_epsilon"] < 20
     assert len(set(names["hidden"].active.sum(axis=1).tolist())) > 2
     assert names["hidden"].clipped_updates.sum() > 0
+
+
+def test_costs_of_the_document_are_the_same_traced_and_on_the_host(names_of):
+    """2410 parameters and a weight go to one neighbor in each of 20 rounds; the phone is slower."""
+    names = names_of["costs.md"]
+    for traced, on_host in zip(names["costs"], names["totals"], strict=True):
+        np.testing.assert_allclose(traced, on_host, rtol=1e-5)
+    operations = 64 * 32 + 32 + 32 + 32 * 10 + 10
+    np.testing.assert_allclose(names["totals"].operations, 8 * 16 * 3 * operations)
+    airtime = math.ceil(32 * 2411 / 2e6 / 0.125e-3) * 0.125e-3 + math.ceil(32 * 2411 / 10e6 / 0.125e-3) * 0.125e-3
+    np.testing.assert_allclose(names["totals"].simulated_seconds, 16 * 3 * operations / 4e9 + airtime)
+    assert names["of_clients"].forward_operations.tolist() == [operations, *[64 * 32 + 32 + 32] * 2]
+    assert names["on_phone"].gradient_seconds > names["ledger"].gradient_seconds
+
+
+def test_push_sum_over_links_of_the_document_converges_where_mass_is_kept(names_of):
+    curves = names_of["links.md"]["curves"]
+    means = {
+        name: [float(found[part].mean()) for part in (slice(90, 100), slice(900, 1000))]
+        for name, (found, _) in curves.items()
+    }
+    assert means["nothing lost"][1] < 0.01
+    assert means["30 % lost, mass kept"][1] < min(0.03, 0.25 * means["30 % lost, mass kept"][0])
+    assert not means["30 % lost, naive"][0] < 1
+    masses = {name: float(mass[99]) for name, (_, mass) in curves.items()}
+    assert masses["30 % lost, naive"] < 1e-5 < 7.999 < masses["30 % lost, mass kept"] < 8.001
 
 
 @pytest.mark.parametrize("name", TEXTS)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 import jaxfl
-from experiments.frame import Choice, Clients, Data, Network, Owned, Run, choose, flat, stated, traced
+from experiments.frame import Choice, Clients, Costs, Data, Network, Owned, Run, choose, flat, stated, traced
 from jaxfl import gradients
 from jaxfl.algorithms.clients.bound_constants import BoundConstants
 from jaxfl.algorithms.clients.local_steps import LocalSteps
@@ -129,6 +129,7 @@ class Point:
     network: Network = Network()
     learning: Learning = Learning()
     budget: Budget = Budget()
+    costs: Costs = Costs()
     run: Run = Run()
 
     def task(self) -> Task:

@@ -74,11 +74,11 @@ def _plot_iterations(folder: Path, lines: Sequence[Mapping[str, Any]]) -> list[P
     for number, name in enumerate(names):
         own, style = [line for line in lines if line["variant"] == name], line_style(number)
         steps = seeds_curve([line for line in own if line["round"]], _STEPS.metric)
-        if steps.rounds.size:
+        if steps.x.size:
             draw_curve(left, steps, style)
-        spent, accuracy = seeds_curve(own, "total_local_iterations"), seeds_curve(own, _ACCURACY.metric)
-        if spent.rounds.size == accuracy.rounds.size:
-            handles[name] = draw_curve(right, accuracy._replace(rounds=spent.mean), style)
+        accuracy = seeds_curve(own, _ACCURACY.metric, ("total_local_iterations",))
+        if accuracy.x.size:
+            handles[name] = draw_curve(right, accuracy, style)
     style_axes(left, _STEPS, "round")
     style_axes(right, _ACCURACY, "local iterations of a client")
     if not handles:

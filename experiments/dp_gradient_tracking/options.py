@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.frame import Clients, Data, Network, Owned, Publication, Run, lay, stated, traced, unsaved
+from experiments.frame import Clients, Costs, Data, Network, Owned, Publication, Run, lay, stated, traced, unsaved
 from jaxfl import channel, graphs
 from jaxfl.algorithms import gradient_tracking, output_perturbation, perturbed_gossip
 from jaxfl.core import Algorithm, ArgumentError, Task, check
@@ -162,6 +162,7 @@ class Point:
     noise: Noise = Noise()
     theory: Theory = Theory()
     publication: Publication = Publication()
+    costs: Costs = Costs()
     run: Run = Run()
 
     def task(self) -> Task:

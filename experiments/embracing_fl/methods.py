@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from experiments.embracing_fl.networks import Form
 from experiments.frame import Choice
 from jaxfl.algorithms import embracing, fed_avg, first_half, output_side, width_reduction
+from jaxfl.channel import Counts, Work, output_side_work, total, whole_model
 from jaxfl.core import Algorithm, Array, check
 
 if TYPE_CHECKING:
@@ -90,6 +92,32 @@ def algorithm(point: Point) -> Algorithm:
         class_tasks=tasks if len({*map(id, tasks)}) > 1 else None,
         **classes,
     )
+
+
+def work(point: Point) -> list[Work]:
+    """What a sample takes each client: a gradient runs from its first block on, as `jaxfl.embracing` counts it.
+
+    Words that are read without gradient run forward alone. A client of ordered_dropout takes the mean over the widths
+    that it draws.
+    """
+    problem, network = point.problem(), point.network
+    blocks, of_class = network.task(problem).blocks, []
+    for share in point.shares(problem):
+        form, first = Form(share.width), blocks[0] if isinstance(share.blocks, int) else share.blocks[0]
+        shorter = problem.sample_shape[0] - share.frozen_words, *problem.sample_shape[1:]
+        read = network.counts(problem._replace(sample_shape=shorter), form)
+        layers = network.counts(problem, form)
+        one = whole_model(layers) if first == blocks[0] else output_side_work(layers, first)
+        of_class.append(one._replace(backward=total(read, trained_from=first)))
+    if point.learning.method == "ordered_dropout":
+        of_class = [_mean(of_class[number:]) for number in range(len(of_class))]
+    return [of_class[number] for number, count in enumerate(point.counts) for _ in range(count)]
+
+
+def _mean(works: Sequence[Work]) -> Work:
+    """Of each count, rounded."""
+    pairs = (zip(*same, strict=True) for same in zip(*works, strict=True))
+    return Work(*(Counts(*(round(sum(numbers) / len(works)) for numbers in pair)) for pair in pairs))
 
 
 def counts_of(method: str, strong: int, moderate: int, weak: int) -> tuple[int, int, int]:

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 from experiments.embracing_fl import methods
 from experiments.embracing_fl.methods import METHOD, WITH_WEAKER, Share, counts_of, decayed, shared_out
 from experiments.embracing_fl.networks import RESNETS, Form, Network, Problem, problem_of
+from experiments.frame import Costs, Owned, Run, choose, flat, stated, traced, unsaved
 from experiments.frame import Data as Images
-from experiments.frame import Owned, Run, choose, flat, stated, traced, unsaved
 from experiments.frame.records import WRITERS, cut
 from jaxfl.algorithms import client_sgd, local_steps
 from jaxfl.algorithms.clients.local_steps import LocalSteps
+from jaxfl.channel import Work
 from jaxfl.core import Algorithm, ArgumentError, FederatedData, Task
 from jaxfl.training import Measure
 from jaxfl.training.measures import calibrated_scores
@@ -188,6 +189,7 @@ class Point:
     learning: Learning = Learning()
     steps: Steps = Steps()
     report: Report = Report()
+    costs: Costs = Costs()
     run: Run = Run()
 
     @property
@@ -221,6 +223,10 @@ class Point:
     def algorithm(self) -> Algorithm:
         """The algorithm; traced options may be arrays."""
         return methods.algorithm(self)
+
+    def work(self) -> list[Work]:
+        """What a sample takes each client."""
+        return methods.work(self)
 
     def shares(self, problem: Problem) -> list[Share]:
         """What strong, moderate and weak clients train."""

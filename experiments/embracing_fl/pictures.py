@@ -13,7 +13,17 @@ from matplotlib.figure import Figure
 from experiments.embracing_fl import paper
 from experiments.embracing_fl.results import METRIC, Result, gaps, grouped, usual
 from experiments.embracing_fl.tables import BOTH, TITLES, added_clients, paper_added
-from jaxfl.analysis.plots import Panel, draw_curve, line_style, new_figure, save_picture, seeds_curve, style_axes
+from jaxfl.analysis.plots import (
+    X_AXES,
+    Panel,
+    draw_curve,
+    finish_x,
+    line_style,
+    new_figure,
+    save_picture,
+    seeds_curve,
+    style_axes,
+)
 from jaxfl.core import ArgumentError
 
 _KINDS = {"moderate alone": (2, 3, 4), "weak alone": (5, 6, 7), "moderate and weak": (8, 9, 10)}
@@ -22,8 +32,8 @@ BAND = "line: mean over seeds, band: smallest to largest"
 _BARS = "bars: standard deviation over seeds"
 
 
-def plot_curves(results: Sequence[Result], path: Path) -> Path:
-    """Test accuracy against rounds, a panel for each comparison, a line for each method: figure 4.
+def plot_curves(results: Sequence[Result], path: Path, x: str = "rounds") -> Path:
+    """Test accuracy against rounds or a cost, a panel for each comparison, a line for each method: figure 4.
 
     FedAvg has no clients but the strong ones, and is in all panels with as many.
     """
@@ -40,8 +50,10 @@ def plot_curves(results: Sequence[Result], path: Path) -> Path:
         drawn += [r for r in results if r.method == "fed_avg" and r.counts[0] == strong and r not in drawn]
         for result in drawn:
             title = _title(result, results)
-            handles[title] = draw_curve(axes, seeds_curve(result.lines, METRIC), styles[title])
-        style_axes(axes, Panel(METRIC, "test accuracy" if number % num_columns == 0 else "", is_accuracy=True), "round")
+            handles[title] = draw_curve(axes, seeds_curve(result.lines, METRIC, X_AXES[x].totals), styles[title])
+        panel = Panel(METRIC, "test accuracy" if number % num_columns == 0 else "", is_accuracy=True)
+        style_axes(axes, panel, X_AXES[x].label)
+        finish_x(axes, X_AXES[x])
         axes.set_title(f"{label}, {num_active} active", fontsize=9)
     in_order = {title: handles[title] for title in styles if title in handles}
     band = BAND if any(len(result.seeds) > 1 for result in results) else "one seed"

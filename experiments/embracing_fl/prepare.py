@@ -86,7 +86,8 @@ def finish(finished: Finished) -> Sequence[Path]:
         return []  # of a sweep
     plots = finished.run.path / "plots"
     plots.mkdir(exist_ok=True)
-    return [plot_curves(read_results([str(finished.run.path)]), plots / "cases.png")]
+    x = next(iter(finished.lines.values())).point.run.x
+    return [plot_curves(read_results([str(finished.run.path)]), plots / "cases.png", x)]
 
 
 def _description(lines: Mapping[str, Line]) -> list[str]:

@@ -21,12 +21,13 @@ from experiments.frame.experiment import (
     programs,
 )
 from experiments.frame.options import flat, lay, stated, traced, unsaved
-from experiments.frame.records import Clients, Data, Network, Publication, Run
+from experiments.frame.records import Clients, Costs, Data, Network, Publication, Run
 
 __all__ = [
     "EXPERIMENTS",
     "Choice",
     "Clients",
+    "Costs",
     "Data",
     "Experiment",
     "Finished",

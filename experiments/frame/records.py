@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from experiments.frame.choose import Choice, choose
 from experiments.frame.options import stated, unsaved
-from jaxfl import models
+from jaxfl import channel, models
 from jaxfl.core import ArgumentError, FederatedData, Task, check, over_nodes
-from jaxfl.data import Dataset, federate, load, partition_dataset, shrunk, subset
+from jaxfl.data import Dataset, federate, load, only_classes, partition_dataset, shrunk, subset
 from jaxfl.training import evaluation_set
 from jaxfl.training.evaluate import EvaluationSet
 from jaxfl.training.publish import check_folder
@@ -29,6 +29,8 @@ class Data:
     """digits, mnist, fashion_mnist or cifar10."""
     data_dir: str | None = unsaved(None)
     """Folder with the data set's files as their authors publish them."""
+    classes: tuple[int, ...] | None = None
+    """Use only samples with these labels, at least two, which become 0, 1, ... in this order; all by default."""
     num_train: int | None = None
     """Use only this many training samples, drawn at random; all by default."""
     num_test: int | None = None
@@ -39,12 +41,18 @@ class Data:
     @_keep_few
     def load(self) -> Dataset:
         """The data set, cut and shrunk; the same arrays in every call."""
-        return shrunk(subset(load(self.dataset, self.data_dir), self.num_train, self.num_test), self.shrink)
+        whole = only_classes(load(self.dataset, self.data_dir), self.classes)
+        return shrunk(subset(whole, self.num_train, self.num_test), self.shrink)
 
     @_keep_few
     def test_set(self) -> EvaluationSet:
         """The test samples on the device; the same arrays in every call."""
         return evaluation_set(self.load().test_inputs, self.load().test_labels)
+
+    def idle(self, options: Mapping[str, Any]) -> set[str]:
+        """All classes are no choice, so that runs from before there was one keep their random numbers."""
+        del options
+        return {"classes"} if self.classes is None else set()
 
 
 _CUTS: dict[str, Callable[..., list[np.ndarray]]] = {  # (data set, nodes, seed)
@@ -119,7 +127,15 @@ def _resnet18(dataset: Dataset, *, resnet_widths: tuple[int, ...]) -> models.Mod
     return models.resnet18(image_shape(dataset), dataset.num_classes, widths=resnet_widths, blocks=blocks)
 
 
-NETWORKS = Choice("model", {"mlp": mlp, "cnn": _cnn, "resnet18": _resnet18})
+def _dzofl_cnn(dataset: Dataset) -> models.Model:
+    height, width, _ = shape = image_shape(dataset)
+    if min(height, width) < 14:
+        requirement, found = "must fit the images: dzofl_cnn takes 14x14 pixels at least", f"got {height}x{width}"
+        raise ArgumentError("model", requirement, found, "Choose another model.")
+    return models.dzofl_cnn(shape, dataset.num_classes)
+
+
+NETWORKS = Choice("model", {"mlp": mlp, "cnn": _cnn, "resnet18": _resnet18, "dzofl_cnn": _dzofl_cnn})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,8 +143,9 @@ class Network:
     """The model of every node."""
 
     CHOICES: ClassVar = (NETWORKS,)
-    model: Literal["mlp", "cnn", "resnet18"] = "mlp"
-    """Multilayer perceptron, small convolutional network, or ResNet-18 with group norm."""
+    model: Literal["mlp", "cnn", "resnet18", "dzofl_cnn"] = "mlp"
+    """Multilayer perceptron, small convolutional network, ResNet-18 with group norm, or DZOFL's network: 20 and 40
+    kernels of 7x7, which need images of 14x14 at least."""
     hidden: tuple[int, ...] = (32,)
     """Units of the hidden layers of mlp; none makes it a multinomial regression."""
     activation: Literal["relu", "tanh"] = "relu"
@@ -152,6 +169,57 @@ class Network:
         model = choose(NETWORKS, vars(self))(data.load())
         return with_node_loop(models.classification(model), self.node_loop)
 
+    @_keep
+    def work(self, data: Data) -> channel.Work:
+        """What a sample takes."""
+        dataset = data.load()
+        return channel.whole_model(channel.count(choose(NETWORKS, vars(self))(dataset), image_shape(dataset)))
+
+
+_OF_ENERGY = {  # option -> field of `channel.EnergyModel`
+    **{"forward_bits": "bits", "backward_bits": "max_bits", "energy_exponent": "exponent"},
+    **{name: name for name in ("mac_joules", "dram_factor", "mac_units", "sram_bits")},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """What seconds and joules stand for: devices and links, by default DZOFL's, see docs/costs.md. No model depends on
+    them."""
+
+    operations_per_second: float = stated(4e9)
+    """Of each node: an operation a cycle at 4 GHz."""
+    uplink_bits_per_second: float = stated(10e6)
+    """From each node."""
+    downlink_bits_per_second: float = stated(10e6)
+    """To each node; inf takes no time."""
+    slot_seconds: float = stated(0.125e-3)
+    """Airtime is a whole number of slots; 0 for none."""
+    transmit_dbm: float = stated(23.0)
+    """Power while a node sends, in dBm."""
+    forward_bits: int = stated(16)
+    """Precision of a forward pass."""
+    backward_bits: int = stated(32)
+    """Precision of a backward pass, and of activations that are stored."""
+    mac_joules: float = stated(3.7e-12)
+    """Energy of one operation at backward_bits."""
+    energy_exponent: float = stated(1.25)
+    """Power of the share of these bits with which an operation's energy falls."""
+    dram_factor: float = stated(150.0)
+    """Energy of an access to DRAM, in operations."""
+    mac_units: int = stated(64)
+    """Units of a device that compute side by side."""
+    sram_bits: float = stated(64e6)
+    """Memory of a device; what parameters and activations take beyond it goes to DRAM."""
+
+    def ledger(self, work: channel.Work | Sequence[channel.Work], batch_size: int) -> channel.Ledger:
+        """Of a sample's work at every node, or at each."""
+        values = vars(self)
+        check.positive(**{name: values[name] for name in _OF_ENERGY})
+        energy = channel.EnergyModel(**{field: values[name] for name, field in _OF_ENERGY.items()})
+        others = {name: value for name, value in values.items() if name not in _OF_ENERGY}
+        return channel.ledger(work, batch_size=batch_size, energy=energy, **others)
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -164,6 +232,8 @@ class Run:
     """Rounds between evaluations."""
     checkpoint_every: int = unsaved(10)
     """Evaluations between checkpoints."""
+    x: Literal["rounds", "bits", "seconds", "joules", "operations", "evaluations"] = unsaved("rounds")
+    """What curves are drawn against: rounds, or what all nodes have sent, taken, spent or computed up to them."""
     out: str | None = unsaved(None)
     """The run directory itself; default runs/EXPERIMENT/NAME."""
     resume: bool = unsaved(False)

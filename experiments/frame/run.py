@@ -5,20 +5,22 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 from rich.console import Console
 
-from experiments.frame.experiment import Finished, Request
+from experiments.frame.experiment import Finished, Line, Request
 from experiments.frame.options import flat, options
 from experiments.frame.records import Publication
 from jaxfl.analysis.final_plot import plot_final
-from jaxfl.analysis.plots import plot_run
+from jaxfl.analysis.plots import X_AXES, plot_run
+from jaxfl.channel import RoundCosts
 from jaxfl.core import ArgumentError, check
 from jaxfl.privacy.statements import statement_text
-from jaxfl.training import open_run, publish, secret_key, summary_table, train
+from jaxfl.training import Variant, open_run, publish, secret_key, summary_table, train
 
 _MOST_DEVICES = 8  # of a CPU: each holds a copy of what is not shared out
 
@@ -44,16 +46,17 @@ def run(asked: Request) -> int:
     secrecy = getattr(asked.point, "publication", Publication())
     secrecy.check()
     prepared = experiment.prepare(asked.lines)
+    variants = with_ledgers(prepared.variants, asked.lines, where.x)
     dataset = flat(asked.point).get("dataset", "default")
     directory = new_run_directory(where.out, experiment.name, asked.preset or dataset, resume=where.resume)
-    task = next(iter(prepared.variants.values())).task
+    task = next(iter(variants.values())).task
     # What auto stands for, since another node loop gives other last bits.
     saved = {**saved_options(asked), "node_loop": task.node_loop, **prepared.saved}
     records = open_run(directory, saved, experiment=experiment.name, preset=asked.preset, resume=where.resume)
     for text in prepared.description:
         console.print(text, soft_wrap=True, highlight=False)
     key = secret_key(records) if secrecy.seed_from_os else None
-    summary = train(prepared.variants, run=records, checkpoint_every=where.checkpoint_every, quiet=where.quiet, key=key)
+    summary = train(variants, run=records, checkpoint_every=where.checkpoint_every, quiet=where.quiet, key=key)
     finished = Finished(records, summary, asked.lines, prepared.context)
     preset = experiment.presets.get(asked.preset or "")
     drawn = preset.pictures if preset is not None and preset.pictures is not None else experiment.finish
@@ -70,12 +73,34 @@ def run(asked: Request) -> int:
             spent = f"{name}: the privacy budget was spent after {rounds} rounds, and the run stopped there"
             console.print(f"{spent}: {statement_text(held)}")
     settings = {name: line.settings for name, line in asked.lines.items()}
-    shown = ", ".join(map(str, [*plot_run(directory), *plot_final(directory, settings), *added]))
+    shown = ", ".join(map(str, [*plot_run(directory, where.x), *plot_final(directory, settings), *added]))
     if secrecy.publish is not None:
-        publish(records, prepared.variants, secrecy.publish)
+        publish(records, variants, secrecy.publish)
         console.print(f"Published: {secrecy.publish}", soft_wrap=True)
     console.print(f"Run: {directory}   Table: {directory / 'results.csv'}   Pictures: {shown}", soft_wrap=True)
     return 0
+
+
+def with_ledgers(variants: Mapping[str, Variant], lines: Mapping[str, Line], x: str) -> dict[str, Variant]:
+    """The variants, with a ledger where their line's point says what nodes cost and what a sample takes them.
+
+    A point has `costs`, and `work()`, or a network and data that tell the work. A batch goes through the model at once.
+
+    Raises:
+        ArgumentError: an option of costs out of range, or curves against what is not counted.
+    """
+    with_costs = {}
+    for name, variant in variants.items():
+        point, values = lines[name].point, flat(lines[name].point)
+        if hasattr(point, "costs"):
+            work = point.work() if hasattr(point, "work") else point.network.work(point.data)
+            batch_size = values["batch_size"] * (values.get("entry_size") or 1)
+            variant = variant._replace(ledger=point.costs.ledger(work, batch_size))
+        elif {total.removeprefix("total_") for total in X_AXES[x].totals} & {*RoundCosts._fields}:
+            remedy = "Draw against rounds, bits or evaluations."
+            raise ArgumentError("x", "must be what the run counts", f"got {x} without a model of layers", remedy)
+        with_costs[name] = variant
+    return with_costs
 
 
 def saved_options(asked: Request) -> dict[str, Any]:

@@ -11,7 +11,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.frame import Choice, Clients, Data, Network, Owned, Publication, Run, choose, flat, stated, traced
+from experiments.frame import (
+    Choice,
+    Clients,
+    Costs,
+    Data,
+    Network,
+    Owned,
+    Publication,
+    Run,
+    choose,
+    flat,
+    stated,
+    traced,
+)
 from jaxfl import gradients, graphs, privacy
 from jaxfl.algorithms import a_dp2_sgd, dp2_sgd, push_sum
 from jaxfl.core import Algorithm, ArgumentError, Task, check
@@ -213,6 +226,7 @@ class Point:
     learning: Learning = Learning()
     budget: Budget = Budget()
     publication: Publication = Publication()
+    costs: Costs = Costs()
     run: Run = Run()
 
     def task(self) -> Task:

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 from experiments.embracing_fl.defaults import OF_MODEL
 from experiments.embracing_fl.networks import RESNETS, Form, Network, Problem, problem_of
 from experiments.embracing_fl.options import Data, Partition, Steps
-from experiments.frame import Choice, Run, choose, flat, stated
+from experiments.frame import Choice, Costs, Run, choose, flat, stated
 from jaxfl.algorithms import first_half, output_side, partial_averaging
 from jaxfl.analysis.svcca import svcca_of_pairs
+from jaxfl.channel import Work, whole_model
 from jaxfl.core import Algorithm, ArgumentError, Array, PyTree, Task, check, over_nodes
 from jaxfl.core.tasks import scale_images
 from jaxfl.models.layer_outputs import layer_outputs
@@ -92,6 +93,7 @@ class Point:
     sharing: Sharing = Sharing()
     steps: Steps = Steps(rounds=20, step_size=0.1)
     comparison: Comparison = Comparison()
+    costs: Costs = Costs()
     run: Run = Run()
 
     def problem(self) -> Problem:
@@ -106,6 +108,10 @@ class Point:
     def task(self) -> Task:
         """What is learned."""
         return self.network.task(self.problem())
+
+    def work(self) -> Work:
+        """What a sample takes."""
+        return whole_model(self.network.counts(self.problem()))
 
     def algorithm(self) -> Algorithm:
         """Local SGD at all clients, and the average of what the scheme says; traced options may be arrays."""

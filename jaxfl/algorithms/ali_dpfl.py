@@ -79,6 +79,7 @@ class Info(NamedTuple):
     bits_sent: Array  # (n,), float32, params, and what the estimates need
     bits_received: Array  # (n,), float32, params and the next tau
     gradient_evaluations: Array  # (n,), int32, of the steps and of the estimates
+    forward_evaluations: Array  # (n,), int32, 0: the estimates take their losses from the passes of their gradients
     local_iterations: Array  # (), int32, tau
     estimate_releases: Array  # (), int32, 1 where constants were estimated
 
@@ -220,6 +221,7 @@ def ali_dpfl(
             bits_sent=jnp.full(n, model + extra, jnp.float32) * sent,
             bits_received=jnp.full(n, model + 32.0, jnp.float32) * sent,
             gradient_evaluations=steps.mask.sum(axis=(1, 2), dtype=jnp.int32) + evaluations,
+            forward_evaluations=jnp.zeros(n, jnp.int32),
             local_iterations=tau,
             estimate_releases=ran.astype(jnp.int32),
         )

@@ -95,7 +95,9 @@ class Info(NamedTuple):
     discarded_gradients: Array  # (n,), int32, not finite, and counted as zero under a clip norm
     consensus_distance: Array  # (), float32, after the round
     bits_sent: Array  # (n,), float32, parameters both ways in each event
+    bits_received: Array  # (n,), float32, the same
     gradient_evaluations: Array  # (n,), int32
+    forward_evaluations: Array  # (n,), int32, samples run forward without a backward pass
     batch_overflow: Array  # (n,), int32, must be 0
     prefetch_misses: Array  # (n,), int32, must be 0
     events: Array  # (n,), int32, how often each node woke: its noisy gradients released; sums to n
@@ -352,7 +354,9 @@ def _info(measured: GradientInfo, draws: Draws, params: PyTree) -> Info:
         discarded_gradients=total(measured.discarded_gradients),
         consensus_distance=consensus_distance(params),
         bits_sent=messages * jnp.float32(32 * (size(params) // num_nodes)),
+        bits_received=messages * jnp.float32(32 * (size(params) // num_nodes)),
         gradient_evaluations=total(measured.gradient_evaluations),
+        forward_evaluations=total(measured.forward_evaluations),
         batch_overflow=total(measured.batch_overflow),
         prefetch_misses=total(measured.prefetch_misses),
         events=events,

@@ -52,7 +52,7 @@ from jaxfl.algorithms.clients.client_classes import client_classes
 from jaxfl.algorithms.clients.local_steps import LocalSteps, require_plain
 from jaxfl.algorithms.clients.private_updates import Participants, PrivateUpdates
 from jaxfl.algorithms.clients.server import by_client, server_model
-from jaxfl.algorithms.clients.steps import StepDraws, by_backward
+from jaxfl.algorithms.clients.steps import StepDraws, by_backward, num_different
 from jaxfl.core import (
     Algorithm,
     ArgumentError,
@@ -101,6 +101,9 @@ class Info(NamedTuple):
     bits_sent: Array  # (n,), float32, params and batch statistics of its blocks from an active client to the server
     bits_received: Array  # (n,), float32, of the whole model from the server, once
     gradient_evaluations: Array  # (n,), int32, samples whose gradient by the client's blocks was taken
+    forward_evaluations: (
+        Array  # (n,), int32, samples that ran forward through the blocks in front of the client's first
+    )
     batch_overflow: Array | None  # (n,), int32, or that of clients at all of them; above 0 is an error
     clipped_updates: Array | None  # (n,), int32, 1 for a client whose update was scaled down
     discarded_updates: Array | None  # (n,), int32, 1 for a client whose update was not finite and counted as zero
@@ -278,6 +281,9 @@ def embracing(
         sizes = jnp.array([size((state.params[block], model_state.get(block))) for block in task.blocks], jnp.int32)
         whole = size((state.params, state.model_state))
         counts = steps.mask.sum(axis=(1, 2), dtype=jnp.int32)
+        # What the method needs: clients that run together compute a sample once for each step that holds it.
+        num_entering = counts if frozen_batch_norm == "batch" else num_different(steps)
+        in_front = jnp.array([part is not None and part.features is not None for part in parts])[classes.of(active)]
         overflow = of_clients(draws.steps.batch_overflow)
         if draws.client_overflow is not None:
             overflow = overflow + draws.client_overflow
@@ -289,6 +295,7 @@ def embracing(
             bits_sent=of_clients(32 * (trained.astype(jnp.int32) @ sizes).astype(jnp.float32)),
             bits_received=of_clients(jnp.full(active.shape, 32 * whole, jnp.float32)),
             gradient_evaluations=of_clients(counts),
+            forward_evaluations=of_clients(jnp.where(in_front, num_entering, 0)),
             batch_overflow=overflow if clients.may_overflow or updates is not None else None,
             clipped_updates=None if changes is None else of_clients(changes.clipped),
             discarded_updates=None if changes is None else of_clients(changes.discarded),

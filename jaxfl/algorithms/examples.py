@@ -17,6 +17,7 @@ import numpy as np
 from jaxfl import graphs
 from jaxfl.algorithms.clients.client_sgd import client_sgd
 from jaxfl.algorithms.clients.local_steps import local_steps
+from jaxfl.channel import LinkDraws, Links, uniform_quantizer
 from jaxfl.core import Array, PyTree, Task
 from jaxfl.gradients import GradientEstimator, fixed, mini_batch
 from jaxfl.graphs import Graph
@@ -27,6 +28,7 @@ NODES = 5
 TRACKER_MIXING = 0.25  # beta of the schedules
 _WEAK = np.array([0, 1, 1, 0, 1])  # classes of clients; those of class 1 are too weak for the whole model
 ALL = (1, 4)  # numbers of nodes of centralized runs
+LOSSY = Links(success=0.6, quantizer=uniform_quantizer(2.0**-10), symmetric=False)
 
 Arguments = dict[str, Any]
 MakeTask = Callable[[int], Task]  # width of the hidden layer -> a task of at least two blocks
@@ -45,8 +47,17 @@ class Numbers(NamedTuple):
 
 
 def relabeled_nodes(order: np.ndarray, state: Any, draws: Any) -> tuple[PyTree, PyTree]:
-    """Where all arrays have the node axis first."""
-    return jax.tree.map(lambda leaf: leaf if leaf.ndim == 0 else leaf[order], (state, draws))
+    """Where all arrays have the node axis first; what arrives has it twice."""
+
+    def relabeled(leaf):
+        if isinstance(leaf, LinkDraws):
+            return LinkDraws(
+                arrived=jax.tree.map(lambda pairs: pairs[order][:, order], leaf.arrived),
+                rounding=relabeled_nodes(order, leaf.rounding, ())[0],
+            )
+        return leaf if leaf.ndim == 0 else leaf[order]
+
+    return jax.tree.map(relabeled, (state, draws), is_leaf=lambda leaf: isinstance(leaf, LinkDraws))
 
 
 def renamed(order: np.ndarray, nodes: Array) -> Array:
@@ -67,6 +78,7 @@ class Example(NamedTuple):
             round is no single step of all nodes.
         permuted: order (n,) -> what changes in `topology` where new node i is old node order[i].
         relabeled: (order, state, draws) -> (state, draws) of the new nodes.
+        links: links that lose and round messages, where the algorithm takes such.
     """
 
     tasks: Arguments
@@ -77,6 +89,7 @@ class Example(NamedTuple):
     conserved: Callable[[np.ndarray], np.ndarray] | None = None
     permuted: Callable[[np.ndarray], Arguments] = lambda order: {}
     relabeled: Callable[[np.ndarray, Any, Any], tuple[PyTree, PyTree]] = relabeled_nodes
+    links: Links | None = None
 
 
 def exchange(make_task: MakeTask, graph: Graph, refused: Refused = (), **changes: Any) -> Example:
@@ -91,7 +104,9 @@ def exchange(make_task: MakeTask, graph: Graph, refused: Refused = (), **changes
     return Example(tasks={"task": make_task(5)}, refused=refused, **{**fields, **changes})
 
 
-def clients(tasks: Arguments, refused: Refused, *, classes: bool = True, **topology: Any) -> Example:
+def clients(
+    tasks: Arguments, refused: Refused, *, classes: bool = True, links: Links | None = None, **topology: Any
+) -> Example:
     """Three of five clients of a server, of two classes or of none."""
     of_class = {"client_class": _WEAK} if classes else {}
     return Example(
@@ -105,8 +120,16 @@ def clients(tasks: Arguments, refused: Refused, *, classes: bool = True, **topol
         refused=[({"num_active": 6}, "num_active: .*number of clients.*; got 6"), *refused],
         permuted=lambda order: {name: value[order] for name, value in of_class.items()},
         # What the server holds has no node axis; the draws name the clients.
-        relabeled=lambda order, state, draws: (state, draws._replace(active=renamed(order, draws.active))),
+        relabeled=_renamed_clients,
+        links=links,
     )
+
+
+def _renamed_clients(order: np.ndarray, state: Any, draws: Any) -> tuple[PyTree, PyTree]:
+    changes = {"active": renamed(order, draws.active)}
+    if getattr(draws, "links", None) is not None:
+        changes["links"] = jax.tree.map(lambda leaf: leaf[order], draws.links)
+    return state, draws._replace(**changes)
 
 
 CLASSES_REFUSED: Refused = (

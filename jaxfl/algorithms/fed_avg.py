@@ -20,10 +20,11 @@ With clients that clip samples' gradients and add noise it is DP-SGD at every cl
 fixed). With `updates` whole clients are hidden (DP-FedAvg): S is drawn client by client, and Delta is made of clipped
 updates with noise, see `clients.private_updates`.
 
-Over `links` an update may be lost on its way to the server, and rounded: the server gets x + Q(x_i - x), and averages
-over the active clients that it hears from, p_i renormalized among them. Where it hears from none its state stays. With
-private updates a lost one counts as zero and E stays, noise is added in every round, and what arrives is clipped after
-rounding, so that the clip norm bounds it. Losses and rounding do not depend on the data: statements without links hold.
+Over `links` an update x_i - x may be lost on its way to the server, and rounded: Delta is minus the mean of Q(x_i - x)
+over the active clients that it hears from, p_i renormalized among them. Updates are rounded, not parameters, for many
+quantizers are finer near 0. Where the server hears from none its state stays. With private updates a lost one counts as
+zero and E stays, noise is added in every round, and what arrives is clipped after rounding, so that the clip norm
+bounds it. Losses and rounding do not depend on the data: statements without links hold.
 
 Differences from the papers: links; every client makes the same number of steps whatever it holds, instead of epochs; a
 step's batch is drawn anew, without repetition in it, so that two steps may share samples.
@@ -45,6 +46,7 @@ from jaxfl.algorithms.clients.private_updates import Participants, PrivateUpdate
 from jaxfl.algorithms.clients.server import by_client, check_num_active, draw_active, server_model, where_active
 from jaxfl.algorithms.clients.steps import StepDraws
 from jaxfl.channel import LinkDraws, Links
+from jaxfl.channel.links import Sent, changing
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, over_nodes, purpose_key
 from jaxfl.core.tree import along_nodes, size, weighted_sum
 from jaxfl.gradients.per_example import tree_norm
@@ -67,7 +69,7 @@ class Draws(NamedTuple):
     is_active: Array | None  # (k,), bool, False for an empty slot; None where k clients are always active
     update_noise: PyTree | None  # like the parameters; None without private updates
     client_overflow: Array | None  # (), int32, 1 if a client that was drawn had no slot, which is an error
-    links: LinkDraws | None  # of all n clients: whose message arrives, how it is rounded; None without links
+    links: LinkDraws | None  # of all n clients; None where links change nothing
 
 
 class Info(NamedTuple):
@@ -80,6 +82,7 @@ class Info(NamedTuple):
     bits_sent: Array  # (n,), float32, params and batch statistics from an active client to the server
     bits_received: Array  # (n,), float32, the same from the server
     gradient_evaluations: Array  # (n,), int32
+    forward_evaluations: Array  # (n,), int32, 0: no sample is run forward without a backward pass
     local_iterations: Array | None  # (), int32, steps of each active client, of private clients
     clipped_fraction: Array | None  # (n,), float32, of samples' gradients, mean over steps
     discarded_gradients: Array | None  # (n,), int32, of samples, not finite and counted as zero
@@ -130,7 +133,6 @@ def fed_avg(
         - cost and memory grow with num_active, not with the number of clients, but for the (n,) fields of `Info`.
         - adding or removing one client moves what is released by at most the clip norm, where updates are private.
         - over links the new model is the mean over clients that arrive; where none does the server's state stays.
-        - a quantised update is unbiased where the quantizer is.
         - links that lose and round nothing change no bit.
 
     Example:
@@ -148,6 +150,7 @@ def fed_avg(
     if updates is not None:
         updates.check(task, clients)
     optimizer = optax.sgd(1.0) if server_optimizer is None else server_optimizer
+    links = changing(links)
 
     def init(key, data):
         check_num_active(num_active, data.num_nodes)
@@ -185,26 +188,29 @@ def fed_avg(
             return clients.run(gradient_of, state.params, state.model_state, own, k)
 
         params, model_state, measured = over_nodes(where_active(train), task.node_loop)(is_active, steps)
-        changes, losses, overflowed = None, measured.loss, None
-        arrived, reached = None, is_active
+        changes, losses = None, measured.loss
+        arrived, reached, sent = None, is_active, Sent(None, None)
         if links is not None:
-            arrived = draws.links.arrived[active]
-            reached = arrived if is_active is None else is_active & arrived
-            rounding = jax.tree.map(lambda of_all: of_all[active], draws.links.rounding)
-            params, overflowed = _sent(links, rounding, params, state.params)
+            if draws.links.arrived is not None:
+                arrived = draws.links.arrived[active]
+                reached = arrived if updates is None else is_active & arrived
+            if links.quantizer is not None:
+                rounding = jax.tree.map(lambda of_all: of_all[active], draws.links.rounding)
+                sent = links.send(_moved(params, state.params), rounding)
         if updates is None:
-            weights, values = clients.weigh(data, active), (params, model_state)
+            weights = clients.weigh(data, active)
             shares = weights / weights.sum()
+            values, before = (params, model_state), (state.params, state.model_state)
+            if sent.values is not None:  # the mean of updates: in that of x + update a zero would become rounding
+                values, before = (sent.values, model_state), (jax.tree.map(jnp.zeros_like, before[0]), before[1])
             if arrived is None:
                 mean_params, mean_model_state = weighted_sum(shares, values)
             else:
-                before = (state.params, state.model_state)
                 mean_params, mean_model_state = _mean_of_arrived(weights, arrived, values, before)
-            pseudo_gradient = jax.tree.map(jnp.subtract, state.params, mean_params)
+            pseudo_gradient = jax.tree.map(jnp.subtract, before[0], mean_params)
         else:
             shares = is_active.astype(jnp.float32) / num_active
-            moved = jax.tree.map(lambda after, before: after - before[None], params, state.params)
-            changes = updates.sum(moved, reached)
+            changes = updates.sum(_moved(params, state.params) if sent.values is None else sent.values, reached)
             losses = jnp.where(changes.discarded > 0, 0.0, losses)
             noisy = updates.noise.release(changes.total, draws.update_noise)
             pseudo_gradient = jax.tree.map(lambda leaf: -leaf / num_active, noisy)
@@ -235,6 +241,7 @@ def fed_avg(
             bits_sent=of_clients(bits_up),
             bits_received=of_clients(bits),
             gradient_evaluations=of_clients(counts),
+            forward_evaluations=jnp.zeros(data.num_nodes, jnp.int32),
             local_iterations=clients.steps_at(k) if private else None,
             clipped_fraction=of_clients(measured.clipped_fraction) if private else None,
             discarded_gradients=of_clients(measured.discarded_gradients) if private else None,
@@ -242,7 +249,7 @@ def fed_avg(
             clipped_updates=None if changes is None else of_clients(changes.clipped),
             discarded_updates=None if changes is None else of_clients(changes.discarded),
             lost_messages=None if arrived is None else of_clients((~arrived).astype(jnp.int32)),
-            quantizer_overflow=None if overflowed is None else of_clients(overflowed),
+            quantizer_overflow=None if sent.overflow is None else of_clients(sent.overflow),
         )
         new_state = State(
             params=optax.apply_updates(state.params, moves),
@@ -255,13 +262,9 @@ def fed_avg(
     return algorithm(init, draw, update, server_model(task))
 
 
-def _sent(links: Links, rounding: Any, params: PyTree, before: PyTree) -> tuple[PyTree, Array | None]:
-    """The clients' parameters (k, *leaf) as the server gets them, and how many numbers of each overflow, (k,)."""
-    if links.quantizer is None:
-        return params, None
-    # The update, not the parameters: where a quantizer is finer near 0, an update profits from it.
-    sent = links.send(jax.tree.map(lambda after, start: after - start[None], params, before), rounding)
-    return jax.tree.map(lambda start, update: start[None] + update, before, sent.values), sent.overflow
+def _moved(params: PyTree, before: PyTree) -> PyTree:
+    """The clients' updates x_i - x, leaves (k, *leaf)."""
+    return jax.tree.map(lambda after, start: after - start[None], params, before)
 
 
 def _mean_of_arrived(weights: Array, arrived: Array, values: PyTree, before: PyTree) -> PyTree:

@@ -40,12 +40,14 @@ import jax.numpy as jnp
 from jaxfl.algorithms.exchange import LinkCounts, exchange
 from jaxfl.algorithms.gossip_info import GossipInfo
 from jaxfl.channel import LinkDraws, Links
+from jaxfl.channel.links import changing
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, check_num_nodes
 from jaxfl.core.tree import consensus_distance, replicate, size
 from jaxfl.gradients import GradientEstimator, mini_batch
 from jaxfl.graphs import (
     Graph,
+    messages_received,
     messages_sent,
     mix,
     require_doubly_stochastic,
@@ -69,7 +71,7 @@ class Draws(NamedTuple):
 
     gradient: Any  # draws of the gradient estimator: which samples
     noise: PyTree  # leaves (n, *leaf), float32, already scaled, or int32, in steps of a grid; None without noise
-    links: LinkDraws | None  # which messages arrive, and how they are rounded; None without links
+    links: LinkDraws | None  # which messages arrive, and how they are rounded; None where links change nothing
 
 
 def d_psgd(
@@ -122,6 +124,7 @@ def d_psgd(
     if noise is not None:
         check.per_node(graph.num_nodes, noise=noise.noise_scale)
     estimator = mini_batch() if gradient is None else gradient
+    links = changing(links)
 
     def init(key, data):
         check_num_nodes(graph.num_nodes, data)
@@ -153,6 +156,7 @@ def d_psgd(
             **measured._asdict(),
             consensus_distance=consensus_distance(params),
             bits_sent=messages_sent(graph, k) * jnp.float32(bits * (size(noisy) // graph.num_nodes)),
+            bits_received=messages_received(graph, k) * jnp.float32(bits * (size(noisy) // graph.num_nodes)),
             **counted._asdict(),
         )
         return State(params=params, gradient=kept, round_index=k + 1), info

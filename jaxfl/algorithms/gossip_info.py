@@ -16,8 +16,10 @@ class GossipInfo(NamedTuple):
     discarded_gradients: Array  # (n,), int32, not finite, and counted as zero under a clip norm
     consensus_distance: Array  # (), float32, after the round
     bits_sent: Array  # (n,), float32, to all neighbors
+    bits_received: Array  # (n,), float32, from all neighbors
     gradient_evaluations: Array  # (n,), int32
+    forward_evaluations: Array  # (n,), int32, samples run forward without a backward pass
     batch_overflow: Array  # (n,), int32, must be 0
     prefetch_misses: Array  # (n,), int32, must be 0
-    lost_messages: Array | None = None  # (n,), int32, of those the node sent; None without links
+    lost_messages: Array | None = None  # (n,), int32, of those the node sent; None where none can be
     quantizer_overflow: Array | None = None  # (n,), int32, numbers beyond its quantizer's range; None without one

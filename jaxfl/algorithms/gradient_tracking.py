@@ -42,7 +42,7 @@ import numpy as np
 from jaxfl.algorithms.gossip_info import GossipInfo
 from jaxfl.algorithms.schedules import NOISE, check_noise_scales, check_steps, scale_at
 from jaxfl.channel import LinkDraws, Links
-from jaxfl.channel.links import RoundingValues, Sent
+from jaxfl.channel.links import RoundingValues, Sent, changing
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, check_num_nodes
 from jaxfl.core.tree import consensus_distance, replicate, scale, size
@@ -67,7 +67,7 @@ class Draws(NamedTuple):
     gradient: Any  # draws of the gradient estimator: which samples g^{k+1} uses
     state_noise: PyTree  # zeta^{k+1}, leaves (n, *leaf), float32, already scaled
     tracker_noise: PyTree  # eta^k, leaves (n, *leaf), float32, already scaled
-    links: LinkDraws | None  # what arrives of x~^k and y~^k, how x~^{k+1} and y~^k are rounded; None without links
+    links: LinkDraws | None  # arrival of x~^k, y~^k, rounding of x~^{k+1}, y~^k; None where links change nothing
 
 
 def gradient_tracking(
@@ -117,7 +117,6 @@ def gradient_tracking(
     Guarantees:
         - without tracker noise the trackers sum to the gradients, sum_i y_i = sum_i g_i, after every round.
         - also over links, whatever they lose and round.
-        - a state whose message is lost does not count for its receiver: equal states stay equal under mixing.
         - links that lose and round nothing change no bit.
         - with it, they exceed them by beta times the sum of sum_j C_ji eta_i^l over nodes and past rounds.
         - without noise the error on a strongly convex problem falls geometrically.
@@ -149,12 +148,14 @@ def gradient_tracking(
     )
     check.one_of(tuple(NOISE), distribution=distribution)
     check.one_of(("broadcast", "state"), gradient_at=gradient_at)
+    links = changing(links)
     _check_links(links, schedule)
     mechanism, clip_order = NOISE[distribution]
     unit_noise = mechanism(1.0)
     estimator = mini_batch(sampler=fixed(schedule.num_samples), clip_norm=clip_norm, clip_order=clip_order)
     bits = 32.0 if links is None else links.bits
     num_receivers = sum((weights - np.diag(np.diag(weights)) > 0).sum(axis=0) for weights in (received, sent))
+    num_senders = sum((weights - np.diag(np.diag(weights)) > 0).sum(axis=1) for weights in (received, sent))
 
     def send(tree, rounding):
         return Sent(tree, None) if links is None else links.send(tree, rounding)
@@ -235,8 +236,9 @@ def gradient_tracking(
             **measured._asdict(),
             consensus_distance=consensus_distance(params),
             bits_sent=jnp.asarray(num_receivers, jnp.float32) * (bits * (size(params) // num_nodes)),
+            bits_received=jnp.asarray(num_senders, jnp.float32) * (bits * (size(params) // num_nodes)),
             lost_messages=None if arrived is None else _lost(received, sent, arrived),
-            quantizer_overflow=None if sent_params.overflow is None else sent_params.overflow + sent_tracker.overflow,
+            quantizer_overflow=jax.tree.map(jnp.add, sent_params.overflow, sent_tracker.overflow),
         )
         return new_state, info
 
@@ -265,7 +267,7 @@ def _lost(received: np.ndarray, sent: np.ndarray, arrived: Array) -> Array:
 
 def _check_links(links: Links | None, schedule: TrackingSchedule) -> None:
     """Refuse to lose messages where a budget may be stated: it is proven for weights that do not change."""
-    if links is None or not (check.is_traced(links.success) or np.any(np.asarray(links.success) != 1)):
+    if links is None or not links.may_lose:
         return
     for scales in (schedule.state_noise_scale, schedule.tracker_noise_scale):
         if check.is_traced(scales) or np.any(np.asarray(scales) != 0):

@@ -38,7 +38,7 @@ from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check
 from jaxfl.core.algorithm import at_round, check_num_nodes
 from jaxfl.core.tree import consensus_distance, replicate, scale, size
 from jaxfl.gradients import fixed, mini_batch
-from jaxfl.graphs import Graph, messages_sent, require_strongly_connected, require_undirected
+from jaxfl.graphs import Graph, messages_received, messages_sent, require_strongly_connected, require_undirected
 from jaxfl.privacy.tracking import TrackingSchedule
 
 
@@ -138,6 +138,7 @@ def output_perturbation(
             **measured._asdict(),
             consensus_distance=consensus_distance(params),
             bits_sent=messages_sent(graph, k) * jnp.float32(32 * (size(params) // graph.num_nodes)),
+            bits_received=messages_received(graph, k) * jnp.float32(32 * (size(params) // graph.num_nodes)),
         )
         return State(params=params, round_index=k + 1), info
 

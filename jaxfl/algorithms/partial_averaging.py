@@ -71,6 +71,7 @@ class Info(NamedTuple):
     bits_sent: Array  # (n,), float32, the synchronized part of params and batch statistics
     bits_received: Array  # (n,), float32, its average
     gradient_evaluations: Array  # (n,), int32
+    forward_evaluations: Array  # (n,), int32, 0: no sample is run forward without a backward pass
     batch_overflow: Array | None  # (n,), int32, above 0 is an error; None where batches have a fixed size
 
 
@@ -158,6 +159,7 @@ def partial_averaging(
             bits_sent=bits,
             bits_received=bits,
             gradient_evaluations=steps.mask.sum(axis=(1, 2), dtype=jnp.int32),
+            forward_evaluations=jnp.zeros(n, jnp.int32),
             batch_overflow=draws.steps.batch_overflow if clients.may_overflow else None,
         )
         return State(params=new.params, model_state=new.model_state, round_index=k + 1), info

@@ -48,6 +48,7 @@ from jaxfl.core.tree import consensus_distance, flattener, replicate, scale, siz
 from jaxfl.gradients import fixed, mini_batch
 from jaxfl.graphs import (
     Graph,
+    messages_received,
     messages_sent,
     mix,
     require_doubly_stochastic,
@@ -195,6 +196,7 @@ def perturbed_gossip(
             **measured._asdict(),
             consensus_distance=consensus_distance(params),
             bits_sent=messages_sent(graph, k) * jnp.float32(bits * (size(params) // graph.num_nodes)),
+            bits_received=messages_received(graph, k) * jnp.float32(bits * (size(params) // graph.num_nodes)),
             quantizer_overflow=overflow,
         )
         return new_state, info

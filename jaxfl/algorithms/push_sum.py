@@ -51,11 +51,19 @@ import numpy as np
 from jaxfl.algorithms.exchange import LinkCounts, exchange
 from jaxfl.algorithms.gossip_info import GossipInfo
 from jaxfl.channel import LinkDraws, Links
+from jaxfl.channel.links import changing
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, check_num_nodes
 from jaxfl.core.tree import consensus_distance, replicate, scale, size
 from jaxfl.gradients import GradientEstimator, mini_batch
-from jaxfl.graphs import Graph, messages_sent, mix, require_column_stochastic, require_strongly_connected
+from jaxfl.graphs import (
+    Graph,
+    messages_received,
+    messages_sent,
+    mix,
+    require_column_stochastic,
+    require_strongly_connected,
+)
 from jaxfl.graphs.lossy_mixing import lossy_mix
 from jaxfl.graphs.mixing import keeps_ones, mix_result
 from jaxfl.privacy import NoiseMechanism
@@ -78,7 +86,7 @@ class Draws(NamedTuple):
 
     gradient: Any  # draws of the gradient estimator: which samples
     noise: PyTree  # leaves (n, *leaf), float32, already scaled, or int32, in steps of a grid; None without noise
-    links: LinkDraws | None  # which messages arrive, and how they are rounded; None without links
+    links: LinkDraws | None  # which messages arrive, and how they are rounded; None where links change nothing
 
 
 def push_sum(
@@ -134,6 +142,7 @@ def push_sum(
         check.per_node(graph.num_nodes, noise=noise.noise_scale)
     estimator = mini_batch() if gradient is None else gradient
     weights_stay_one = keeps_ones(graph)
+    links = changing(links)
 
     def init(key, data):
         check_num_nodes(graph.num_nodes, data)
@@ -165,9 +174,9 @@ def push_sum(
 
         counted, bits = LinkCounts(), 32 * (size(noisy) // graph.num_nodes + 1)
         if links is not None:
-            stepped = half_step(x, noisy)
+            stepped, arrived = half_step(x, noisy), draws.links.arrived
             new_params, counted = exchange(graph, links, draws.links, stepped, k, kept_by="sender")
-            new_weight = lossy_mix(graph, w, draws.links.arrived, k, kept_by="sender")
+            new_weight = mix(graph, w, k) if arrived is None else lossy_mix(graph, w, arrived, k, kept_by="sender")
             bits = links.bits * (size(noisy) // graph.num_nodes) + 32  # the weight is not quantised
         elif weights_stay_one:
             # x = w z without rounding. The step is taken while mixing, for z stays where it is when the new x replaces
@@ -186,6 +195,7 @@ def push_sum(
             **measured._asdict(),
             consensus_distance=consensus_distance(new_state.params, 1.0 / new_state.push_sum_weight),
             bits_sent=messages_sent(graph, k) * jnp.float32(bits),
+            bits_received=messages_received(graph, k) * jnp.float32(bits),
             **counted._asdict(),
         )
         return new_state, info

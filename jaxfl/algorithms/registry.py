@@ -63,11 +63,14 @@ def _changing(weights: str) -> graphs.Graph:
 
 def _push_sum(make_task: MakeTask) -> Example:
     rows_alone = graphs.from_matrix([[0.9, 0.1], [0.2, 0.8]])
-    return examples.exchange(make_task, _changing("uniform"), [({"graph": rows_alone}, "graph: .*column")])
+    return examples.exchange(
+        make_task, _changing("uniform"), [({"graph": rows_alone}, "graph: .*column")], links=examples.LOSSY
+    )
 
 
 def _d_psgd(make_task: MakeTask) -> Example:
-    return examples.exchange(make_task, _changing("metropolis"), examples.not_doubly_stochastic_refused())
+    refused = examples.not_doubly_stochastic_refused()
+    return examples.exchange(make_task, _changing("metropolis"), refused, links=examples.LOSSY)
 
 
 def _dp2_sgd(make_task: MakeTask) -> Example:
@@ -230,7 +233,7 @@ REGISTRY: dict[str, Row] = {
     ),
     "fed_avg": Row(
         fed_avg,
-        lambda make_task: examples.clients({"task": make_task(5)}, (), classes=False),
+        lambda make_task: examples.clients({"task": make_task(5)}, (), classes=False, links=examples.LOSSY),
         sends="params and batch statistics, to the server",
     ),
     "ali_dpfl": Row(ali_dpfl, _ali_dpfl, sends="params, a gradient and two numbers, to the server"),

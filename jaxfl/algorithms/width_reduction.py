@@ -83,6 +83,7 @@ class Info(NamedTuple):
     bits_sent: Array  # (n,), float32, a client's slice of params and batch statistics, to the server
     bits_received: Array  # (n,), float32, the same from the server
     gradient_evaluations: Array  # (n,), int32
+    forward_evaluations: Array  # (n,), int32, 0: no sample is run forward without a backward pass
     batch_overflow: Array | None  # (n,), int32, above 0 is an error; None where batches have a fixed size
 
 
@@ -236,6 +237,7 @@ def width_reduction(
             bits_sent=own_bits,
             bits_received=own_bits,
             gradient_evaluations=by_client(active, n, counts),
+            forward_evaluations=jnp.zeros(n, jnp.int32),
             batch_overflow=by_client(active, n, draws.steps.batch_overflow) if clients.may_overflow else None,
         )
         return State(params=new.params, model_state=new.model_state, round_index=state.round_index + 1), info

@@ -202,7 +202,7 @@ def dzofl(
         above, below = losses_along(losses, state.params, draws.directions, q, gamma)
         differences = (above - below).reshape(q, n, -1).sum(axis=2).T / batch_size
         sent = to_server.send(differences, draws.uplink.rounding)
-        arrived = draws.uplink.arrived
+        arrived = jnp.ones(n, bool) if draws.uplink.arrived is None else draws.uplink.arrived
         heard = jnp.where(arrived[:, None], sent.values, 0.0).sum(axis=0)
         total = heard * (n / jnp.maximum(arrived.sum(), 1).astype(jnp.float32))
         broadcast = total if downlink is None else downlink.apply(total, draws.downlink)

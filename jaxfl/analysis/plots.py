@@ -15,13 +15,14 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from jaxfl.core import ArgumentError
+from jaxfl.core import ArgumentError, check
 from jaxfl.privacy.statements import caption
 
 # Okabe and Ito's colors, told apart with any color vision; yellow is left out, too pale for a line on white.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _DASHES = ("solid", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
 _MOST_IN_LEGEND = 28  # lines that look different
+_LETTERS_FROM = 1e4  # costs below are short enough as they are
 _LOG_FROM_RATIO = 30.0  # a loss that spans less is easier to read on a linear axis
 
 
@@ -33,6 +34,7 @@ class Panel(NamedTuple):
     is_accuracy: bool = False
 
 
+_EVALUATIONS = ("total_gradient_evaluations", "total_forward_evaluations")
 _PANELS = (
     Panel("train_loss", "training loss"),
     Panel("test_loss", "test loss, mean over nodes"),
@@ -41,30 +43,49 @@ _PANELS = (
 )
 
 
-class Curve(NamedTuple):
-    """One variant's metric against rounds, over seeds."""
+class XAxis(NamedTuple):
+    """What curves are drawn against."""
 
-    rounds: np.ndarray  # (r,), int64, ascending
+    label: str
+    totals: tuple[str, ...]  # entries of a line whose sum it is; none: its round
+
+
+X_AXES = {
+    "rounds": XAxis("round", ()),
+    "bits": XAxis("bits sent, all nodes", ("total_bits_sent",)),
+    "seconds": XAxis("simulated seconds", ("total_simulated_seconds",)),
+    "joules": XAxis("joules, all nodes", ("total_joules",)),
+    "operations": XAxis("operations, all nodes", ("total_operations",)),
+    "evaluations": XAxis("gradient and forward evaluations, all nodes", _EVALUATIONS),
+}
+"""What the curves of a run may be drawn against; a server's own bits are not among those sent."""
+
+
+class Curve(NamedTuple):
+    """One variant's metric over seeds, against rounds or a cost."""
+
+    x: np.ndarray  # (r,), int64, rounds, ascending; or float64, a cost up to these rounds, mean over seeds
     mean: np.ndarray  # (r,), float64
     low: np.ndarray  # (r,), smallest over seeds
     high: np.ndarray  # (r,), largest over seeds
     num_seeds: int  # most seeds that any round has
 
 
-def plot_run(run_dir: str | os.PathLike[str]) -> list[Path]:
-    """Draw loss and accuracy against rounds, a line a variant, into `<run_dir>/plots`.
+def plot_run(run_dir: str | os.PathLike[str], x: str = "rounds") -> list[Path]:
+    """Draw loss and accuracy against rounds or a cost, a line a variant, into `<run_dir>/plots`.
 
     Lines are means over seeds, bands reach from the smallest to the largest seed. A run that is still going on or was
     interrupted is drawn as far as it came.
 
     Args:
         run_dir: a run directory with metrics.jsonl.
+        x: what to draw against, a name in `X_AXES`.
 
     Returns:
         Paths of the pictures: plots/training.png.
 
     Raises:
-        ArgumentError: there is no metrics.jsonl, or it holds none of the metrics drawn.
+        ArgumentError: there is no metrics.jsonl, or it holds none of the metrics drawn, or not the costs.
     """
     run_dir = Path(run_dir)
     lines = read_lines(run_dir / "metrics.jsonl")
@@ -81,12 +102,15 @@ def plot_run(run_dir: str | os.PathLike[str]) -> list[Path]:
     if not panels:
         remedy = "Train until its first evaluation."
         raise ArgumentError("run_dir", "must hold metrics to draw", f"{run_dir} has none", remedy)
-    return [plot_panels(run_dir, lines, panels, "training.png")]
+    return [plot_panels(run_dir, lines, panels, "training.png", x)]
 
 
-def plot_panels(run_dir: Path, lines: Sequence[Mapping[str, Any]], panels: Sequence[Panel], name: str) -> Path:
+def plot_panels(
+    run_dir: Path, lines: Sequence[Mapping[str, Any]], panels: Sequence[Panel], name: str, x: str = "rounds"
+) -> Path:
     """`draw_panels` with the run's title and statements, into `<run_dir>/plots`."""
-    figure = draw_panels(lines, panels, title=run_title(run_dir / "config.json"), notes=privacy_notes(run_dir))
+    title, notes = run_title(run_dir / "config.json"), privacy_notes(run_dir)
+    figure = draw_panels(lines, panels, title=title, notes=notes, x=x)
     return save_figure(figure, run_dir / "plots" / name)
 
 
@@ -100,7 +124,11 @@ def privacy_notes(run_dir: Path) -> list[str]:
 
 
 def draw_panels(
-    lines: Sequence[Mapping[str, Any]], panels: Sequence[Panel], title: str, notes: Sequence[str] = ()
+    lines: Sequence[Mapping[str, Any]],
+    panels: Sequence[Panel],
+    title: str,
+    notes: Sequence[str] = (),
+    x: str = "rounds",
 ) -> Figure:
     """A figure with one set of axes a panel and one legend.
 
@@ -109,10 +137,19 @@ def draw_panels(
         panels: what to draw, in reading order; two columns.
         title: of the figure.
         notes: lines below the legend, wrapped to the figure's width.
+        x: a name in `X_AXES`. At a round, a cost is its mean over seeds.
 
     Returns:
         The figure; nothing global is touched.
+
+    Raises:
+        ArgumentError: no line holds the cost.
     """
+    check.one_of(tuple(X_AXES), x=x)
+    axis = X_AXES[x]
+    if not any(all(total in line for total in axis.totals) for line in lines):
+        remedy = "Draw against rounds, or train with a ledger."
+        raise ArgumentError("x", "must be what the run counts", f"no line has {' and '.join(axis.totals)}", remedy)
     variants = list(dict.fromkeys(line["variant"] for line in lines))
     num_columns = min(2, len(panels))
     num_rows = -(-len(panels) // num_columns)
@@ -124,12 +161,13 @@ def draw_panels(
     for index, panel in enumerate(panels):
         axes = figure.add_subplot(num_rows, num_columns, index + 1)
         for number, variant in enumerate(variants):
-            curve = seeds_curve([line for line in lines if line["variant"] == variant], panel.metric)
-            if curve.rounds.size:
+            curve = seeds_curve([line for line in lines if line["variant"] == variant], panel.metric, axis.totals)
+            if curve.x.size:
                 num_seeds = max(num_seeds, curve.num_seeds)
                 handles[variant] = draw_curve(axes, curve, line_style(number))
-        _finish_axes(axes, panel)
+        _finish_axes(axes, panel, axis)
     band = f"; line: mean over {num_seeds} seeds, band: smallest to largest seed" if num_seeds > 1 else "; one seed"
+    band += f"; {x}: mean over seeds at each evaluation" if num_seeds > 1 and axis.totals else ""
     if len(handles) > _MOST_IN_LEGEND:
         handles, band = {}, f"s: {len(variants)}, named in results.csv" + band
     legend_below(figure, handles, [*foot, "variant" + band])
@@ -145,15 +183,29 @@ def new_figure(width: float, height: float, title: str | None = None) -> Figure:
     return figure
 
 
+# Of a legend: a mean letter, and a line's sample with its gaps, in units of the letters' size; inches of a row.
+_LETTER, _HANDLE, _ROW_INCHES = 0.58, 4.5, 0.21
+_FEW_ROWS = 6  # for which figures leave room
+
+
 def legend_below(
     figure: Figure, handles: Mapping[str, Any], notes: Sequence[str] = (), num_columns: int = 3, **style: Any
 ) -> None:
-    """One legend for all axes, below them, under lines of notes; `style` as for `Figure.legend`."""
+    """One legend for all axes, below them, under lines of notes; `style` as for `Figure.legend`.
+
+    It has as many columns, up to `num_columns`, as fit side by side. Of many lines the figure grows with it.
+    """
+    letters = max(map(len, handles), default=0)
+    column_inches = style.get("fontsize", 10) * (_LETTER * letters + _HANDLE) / 72
+    fitting = int(figure.get_figwidth() / column_inches)
+    num_columns = max(1, min(num_columns, len(handles), fitting))
+    rows = -(-len(handles) // num_columns)
+    figure.set_figheight(figure.get_figheight() + _ROW_INCHES * max(0, rows - _FEW_ROWS))
     figure.legend(
         handles.values(),
         handles.keys(),
         loc="outside lower center",
-        ncols=min(num_columns, len(handles)),
+        ncols=num_columns,
         title="\n".join(notes),
         title_fontsize=8,
         frameon=False,
@@ -182,12 +234,13 @@ def wrapped_notes(notes: Sequence[str], width: float) -> list[str]:
     return [line for note in notes for line in textwrap.wrap(note, int(width * 14.5))]
 
 
-def seeds_curve(lines: Sequence[Mapping[str, Any]], metric: str) -> Curve:
+def seeds_curve(lines: Sequence[Mapping[str, Any]], metric: str, totals: Sequence[str] = ()) -> Curve:
     """Mean, smallest and largest value over seeds at each round where the metric was measured.
 
     Args:
         lines: of one variant.
         metric: its name; lines without it, or with null, are passed over.
+        totals: entries of a line whose sum is x; lines without them are passed over. Default: x is the round.
 
     Returns:
         The curve, empty where nothing was measured.
@@ -199,12 +252,15 @@ def seeds_curve(lines: Sequence[Mapping[str, Any]], metric: str) -> Curve:
         ([2.0, 12.0], [0.0, 10.0], [4.0, 14.0])
     """
     values: dict[int, list[float]] = {}
+    places: dict[int, list[float]] = {}
     for line in lines:
-        if line.get(metric) is not None:
+        if line.get(metric) is not None and all(total in line for total in totals):
             values.setdefault(line["round"], []).append(line[metric])
+            places.setdefault(line["round"], []).append(sum(line[total] for total in totals))
     rounds = sorted(values)
+    x = np.array([np.mean(places[number]) for number in rounds]) if totals else np.array(rounds, dtype=np.int64)
     return Curve(
-        rounds=np.array(rounds, dtype=np.int64),
+        x=x,
         mean=np.array([np.mean(values[number]) for number in rounds], dtype=np.float64),
         low=np.array([np.min(values[number]) for number in rounds], dtype=np.float64),
         high=np.array([np.max(values[number]) for number in rounds], dtype=np.float64),
@@ -213,8 +269,8 @@ def seeds_curve(lines: Sequence[Mapping[str, Any]], metric: str) -> Curve:
 
 
 def draw_curve(axes: Axes, curve: Curve, style: Mapping[str, Any], x_unit: int = 1) -> Any:
-    """The mean over seeds and, of several, a band around it, against rounds times `x_unit`; the handle of the line."""
-    x, marker = x_unit * curve.rounds, "o" if curve.rounds.size == 1 else None
+    """The mean over seeds and, of several, a band around it, against x times `x_unit`; the handle of the line."""
+    x, marker = x_unit * curve.x, "o" if curve.x.size == 1 else None
     if curve.num_seeds > 1:
         axes.fill_between(x, curve.low, curve.high, color=style["color"], alpha=0.18, linewidth=0)
     (line,) = axes.plot(x, curve.mean, linewidth=1.8, marker=marker, **style)
@@ -227,13 +283,20 @@ def line_style(number: int) -> dict[str, Any]:
     return {"color": _COLORS[number % len(_COLORS)], "linestyle": _DASHES[number % len(_DASHES)]}
 
 
-def _finish_axes(axes: Axes, panel: Panel) -> None:
-    """Labels, grid and scale of curves against rounds."""
-    style_axes(axes, panel, "round")
-    axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(nbins=6, integer=True))
+def _finish_axes(axes: Axes, panel: Panel, axis: XAxis) -> None:
+    """Labels, grid and scale of curves."""
+    style_axes(axes, panel, axis.label)
+    finish_x(axes, axis)
     drawn = np.concatenate([np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.lines])
     if not panel.is_accuracy and drawn.min() > 0 and drawn.max() / drawn.min() > _LOG_FROM_RATIO:
         axes.set_yscale("log")
+
+
+def finish_x(axes: Axes, axis: XAxis) -> None:
+    """Ticks at whole rounds, or at costs, of large ones with the letters k, M, G, ... for powers of a thousand."""
+    axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(nbins=6, integer=not axis.totals))
+    if axis.totals and axes.dataLim.x1 >= _LETTERS_FROM:
+        axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
 
 
 def style_axes(axes: Axes, panel: Panel, x_label: str) -> None:

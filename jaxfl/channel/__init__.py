@@ -1,6 +1,6 @@
-"""What is sent and over which links, and costs of a round: what a model counts, seconds and joules of computing."""
+"""What is sent and over which links, and costs of a round: counts of a model, seconds, joules, ledgers."""
 
-from jaxfl.channel.cost import BILSTM_COUNTED, DZOFL_COUNTED, Counts, capacity, count, total
+from jaxfl.channel.cost import BILSTM_COUNTED, DZOFL_COUNTED, Counts, capacity, count, total, training_bytes
 from jaxfl.channel.device_profile import (
     ONEPLUS_9_PRO,
     ClientWork,
@@ -8,16 +8,20 @@ from jaxfl.channel.device_profile import (
     RoundSeconds,
     partial_work,
     round_seconds,
-    training_bytes,
 )
 from jaxfl.channel.energy import EnergyModel, ForwardEnergy, Workload, backward_energy, forward_energy, mac_energy
+from jaxfl.channel.ledger import Ledger, RoundCosts, Work, ledger, output_side_work, whole_model
 from jaxfl.channel.links import LinkDraws, Links
-from jaxfl.channel.quantize import (
-    Quantizer,
-    dithered_quantizer,
-    float_quantizer,
-    ternary_quantizer,
-    uniform_quantizer,
+from jaxfl.channel.quantize import Quantizer, dithered_quantizer, float_quantizer, ternary_quantizer, uniform_quantizer
+from jaxfl.channel.wireless import (
+    Radio,
+    airtime_seconds,
+    disc_positions,
+    mean_snr,
+    mean_success,
+    noise_dbm,
+    success_probability,
+    transmit_joules,
 )
 
 __all__ = [
@@ -29,22 +33,36 @@ __all__ = [
     "DeviceProfile",
     "EnergyModel",
     "ForwardEnergy",
+    "Ledger",
     "LinkDraws",
     "Links",
     "Quantizer",
+    "Radio",
+    "RoundCosts",
     "RoundSeconds",
+    "Work",
     "Workload",
+    "airtime_seconds",
     "backward_energy",
     "capacity",
     "count",
+    "disc_positions",
     "dithered_quantizer",
     "float_quantizer",
     "forward_energy",
+    "ledger",
     "mac_energy",
+    "mean_snr",
+    "mean_success",
+    "noise_dbm",
+    "output_side_work",
     "partial_work",
     "round_seconds",
+    "success_probability",
     "ternary_quantizer",
     "total",
     "training_bytes",
+    "transmit_joules",
     "uniform_quantizer",
+    "whole_model",
 ]

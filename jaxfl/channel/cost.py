@@ -44,6 +44,7 @@ from jaxfl.core.check import ArgumentError
 from jaxfl.core.tracing import ACTIVATION, canonical_form
 from jaxfl.core.types import Variables
 
+BYTES = 4  # of a float32
 BILSTM_COUNTED = ("lstm",)  # of jaxfl.models.bilstm_classifier
 DZOFL_COUNTED = ("conv_1", "conv_2", "pool", "flatten", "dense_1")  # of jaxfl.models.dzofl_cnn
 
@@ -141,8 +142,31 @@ def total(layers: Mapping[str, Counts], *, trained_from: str | None = None) -> C
     return Counts(*map(sum, zip(*chosen, strict=True)))._replace(inputs=chosen[0].inputs)
 
 
+def training_bytes(counts: Counts, batch_size: int) -> int:
+    """What training holds: parameters, activations of a batch, and a gradient for each; EmbracingFL's 2 p + 2 a.
+
+    Momentum is not counted, as in the paper.
+
+    Args:
+        counts: of what is trained.
+        batch_size: samples whose activations are held at once.
+
+    Returns:
+        Bytes, four a number.
+
+    Raises:
+        ArgumentError: a batch size that is not an integer of at least 1.
+
+    Example:
+        >>> training_bytes(Counts(parameters=10, activations=3, macs=0, other_operations=0), batch_size=2)
+        128
+    """
+    check.at_least(1, batch_size=batch_size)
+    return 2 * BYTES * (counts.parameters + batch_size * counts.activations)
+
+
 def capacity(part: Counts, whole: Counts, *, batch_size: int = 1) -> float:
-    """EmbracingFL's (2 p_w + 2 a_w) / (2 p + 2 a), memory of a client that trains only a part, between 0 and 1.
+    """EmbracingFL's (2 p_w + 2 a_w) / (2 p + 2 a): `training_bytes` of a part, as a share of the full model's.
 
     Args:
         part: counts of what the client trains.
@@ -150,7 +174,7 @@ def capacity(part: Counts, whole: Counts, *, batch_size: int = 1) -> float:
         batch_size: samples whose activations are held at once. Table 1 has 32 for ResNet-20 and 1 for the others.
 
     Returns:
-        The share, without unit.
+        The share, between 0 and 1, without unit.
 
     Raises:
         ArgumentError: a batch size that is not an integer of at least 1.
@@ -161,9 +185,7 @@ def capacity(part: Counts, whole: Counts, *, batch_size: int = 1) -> float:
         >>> round(capacity(total(layers, trained_from="block_2_1"), total(layers), batch_size=32), 5)
         0.41702
     """
-    check.at_least(1, batch_size=batch_size)
-    numbers = [counts.parameters + batch_size * counts.activations for counts in (part, whole)]
-    return numbers[0] / numbers[1]
+    return training_bytes(part, batch_size) / training_bytes(whole, batch_size)
 
 
 def _count_layer(layer: Any, values: jax.ShapeDtypeStruct) -> tuple[Counts, jax.ShapeDtypeStruct]:
@@ -258,12 +280,10 @@ def _walk_one(equation: Any, given: Sequence[_Kind], repeats: int, work: Counter
         kernel = operands[1].aval
         work["macs"] += size * (kernel.size // kernel.shape[params["dimension_numbers"].rhs_spec[0]])
         return _Kind.PRODUCT
-    if name.startswith("reduce_window"):
-        work["other"] += size * math.prod(params["window_dimensions"])
-        return _Kind.SCALED if name == "reduce_window_sum" else _Kind.SAMPLE
     if name.startswith(("reduce_", "arg")):
-        work["other"] += repeats * operands[0].aval.size
-        return _Kind.SCALED if name == "reduce_sum" else _Kind.SAMPLE
+        window = params.get("window_dimensions")
+        work["other"] += size * math.prod(window) if window else repeats * operands[0].aval.size
+        return _Kind.SCALED if name in ("reduce_sum", "reduce_window_sum") else _Kind.SAMPLE
     if name in ("add", "sub", "mul") or (name == "div" and given[1] is _Kind.FIXED):
         if len(of_sample) == 1:
             work["other"] += 0 if of_sample[0] is _Kind.SCALED else size

@@ -55,7 +55,9 @@ class RoundingValues(NamedTuple):
 class LinkDraws(NamedTuple):
     """The random numbers of one round."""
 
-    arrived: Array  # (n,), bool, of a server's clients; (n, n), bool, entry (i, j): from j at i, True on the diagonal
+    # (n,), bool, of a server's clients; (n, n), bool, of pairs, entry (i, j): from j at i, True on the diagonal; None
+    # where nothing can be lost.
+    arrived: Array | None
     rounding: RoundingKeys | RoundingValues | None  # of what each node sends; None without a quantizer
 
 
@@ -69,7 +71,9 @@ class Sent(NamedTuple):
 class Links(NamedTuple):
     """How messages travel; `links` makes and checks it."""
 
-    success: float | Array  # probability that a message arrives: (), (n,) by sender, (n, n) entry (i, j) from j to i
+    success: (
+        float | np.ndarray | Array
+    )  # probability that a message arrives: (), (n,) by sender, (n, n) entry (i, j) from j to i
     quantizer: Quantizer | None  # of what is sent; None sends 32 bits a number
     symmetric: bool  # two nodes hear each other or do not: of two messages both or none are lost
 
@@ -77,6 +81,11 @@ class Links(NamedTuple):
     def bits(self) -> float:
         """Sent per number."""
         return _FLOAT_BITS if self.quantizer is None else self.quantizer.bits
+
+    @property
+    def may_lose(self) -> bool:
+        """Whether a message may be lost: False for a success of 1 that is not traced."""
+        return check.is_traced(self.success) or bool(np.any(np.asarray(self.success) != 1))
 
     def draw_to_server(self, key: Key, round_index: int | Array, num_nodes: int) -> LinkDraws:
         """What clients' messages to a server meet in one round.
@@ -96,11 +105,10 @@ class Links(NamedTuple):
             found, remedy = f"got shape {jnp.shape(self.success)}", "Pass one number, or one for each client."
             raise ArgumentError("success", "must be by sender where a server receives", found, remedy)
         self._check_num_nodes(num_nodes)
-        numbers = self._arrival_numbers(key, round_index, num_nodes, ())
-        return LinkDraws(
-            arrived=numbers < jnp.asarray(self.success, jnp.float32),
-            rounding=self.draw_rounding(key, round_index, num_nodes),
-        )
+        rounding, arrived = self.draw_rounding(key, round_index, num_nodes), None
+        if self.may_lose:
+            arrived = self._arrival_numbers(key, round_index, num_nodes, ()) < jnp.asarray(self.success, jnp.float32)
+        return LinkDraws(arrived=arrived, rounding=rounding)
 
     def draw_between(self, key: Key, round_index: int | Array, num_nodes: int) -> LinkDraws:
         """What messages between nodes meet in one round; (n, n) numbers are drawn, whatever the graph.
@@ -117,19 +125,17 @@ class Links(NamedTuple):
             - a pair's losses and a node's rounding do not depend on the number of nodes.
         """
         self._check_num_nodes(num_nodes)
+        rounding = self.draw_rounding(key, round_index, num_nodes)
+        if not self.may_lose:
+            return LinkDraws(arrived=None, rounding=rounding)
         # Row i, column j, of the stream of sender j, whose first numbers are the same whatever their count.
         numbers = self._arrival_numbers(key, round_index, num_nodes, (num_nodes,)).T
         success = jnp.asarray(self.success, jnp.float32)
-        if success.ndim == 1:
-            success = success[None, :]
-        arrived = numbers < (success if success.ndim == 2 else success[None, None])
+        arrived = numbers < success.reshape((1,) * (2 - success.ndim) + success.shape)
         if self.symmetric:
             above = jnp.triu(arrived, 1)
             arrived = above | above.T
-        return LinkDraws(
-            arrived=arrived | jnp.eye(num_nodes, dtype=bool),
-            rounding=self.draw_rounding(key, round_index, num_nodes),
-        )
+        return LinkDraws(arrived=arrived | jnp.eye(num_nodes, dtype=bool), rounding=rounding)
 
     def draw_rounding(self, key: Key, round_index: int | Array, num_nodes: int) -> RoundingKeys | None:
         """The source of the numbers by which messages of one round are rounded; None without a quantizer."""
@@ -164,7 +170,9 @@ class Links(NamedTuple):
             raise ArgumentError("success", requirement, f"got shape {shape}", remedy)
 
 
-def links(success: float | Array = 1.0, quantizer: Quantizer | None = None, *, symmetric: bool = False) -> Links:
+def links(
+    success: float | np.ndarray | Array = 1.0, quantizer: Quantizer | None = None, *, symmetric: bool = False
+) -> Links:
     """Links that drop messages, quantise what they carry, or both.
 
     Args:
@@ -182,7 +190,7 @@ def links(success: float | Array = 1.0, quantizer: Quantizer | None = None, *, s
         ArgumentError: probabilities outside [0, 1] or of another shape; with `symmetric`, by sender or not symmetric.
 
     Guarantees:
-        - success 1 loses nothing, success 0 everything.
+        - success 1 loses nothing, success 0 everything; a success of 1 that is not traced draws nothing for it.
         - every message arrives with its probability, independently of all others.
         - with symmetric, the message from j reaches i exactly where that from i reaches j.
 
@@ -208,6 +216,11 @@ def links(success: float | Array = 1.0, quantizer: Quantizer | None = None, *, s
             remedy = "Pass one number for both ways."
             raise ArgumentError("success", "must be symmetric where losses are", found, remedy)
     return Links(success=success, quantizer=quantizer, symmetric=symmetric)
+
+
+def changing(links: Links | None) -> Links | None:
+    """None for links that neither lose nor round, so that an algorithm runs the program that it runs without links."""
+    return None if links is None or (links.quantizer is None and not links.may_lose) else links
 
 
 def overflows(quantizer: Quantizer, tree: PyTree) -> Array:

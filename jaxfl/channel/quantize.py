@@ -127,10 +127,7 @@ def ternary_quantizer(threshold: float | Array) -> Quantizer:
         rounded = jnp.where(uniform < jnp.abs(values) / largest, jnp.copysign(largest, values), 0)
         return jnp.where(jnp.isnan(values), values, rounded)  # a comparison alone would send 0 for it
 
-    def overflows(values):
-        return _num(jnp.abs(values) > jnp.asarray(threshold, values.dtype))
-
-    return Quantizer(bits=math.log2(3), apply=apply, overflows=overflows)
+    return Quantizer(bits=math.log2(3), apply=apply, overflows=_beyond(threshold))
 
 
 def dithered_quantizer(bits: int, limit: float | Array) -> Quantizer:
@@ -170,10 +167,7 @@ def dithered_quantizer(bits: int, limit: float | Array) -> Quantizer:
         scaled = jnp.clip(values / largest, -1, 1) * steps
         return largest * (_round(scaled, uniform) / steps)
 
-    def overflows(values):
-        return _num(jnp.abs(values) > jnp.asarray(limit, values.dtype))
-
-    return Quantizer(bits=float(bits), apply=apply, overflows=overflows)
+    return Quantizer(bits=float(bits), apply=apply, overflows=_beyond(limit))
 
 
 def float_quantizer(exponent_bits: int, mantissa_bits: int) -> Quantizer:
@@ -230,10 +224,7 @@ def float_quantizer(exponent_bits: int, mantissa_bits: int) -> Quantizer:
             rounded = jnp.where(size < 2.0 ** (1 - bias), _round(size * scale, uniform) / scale, rounded)
         return jnp.where(jnp.isfinite(values), jnp.copysign(rounded, values), values)
 
-    def overflows(values):
-        return _num(jnp.abs(values) > largest)
-
-    return Quantizer(bits=1.0 + exponent_bits + mantissa_bits, apply=apply, overflows=overflows)
+    return Quantizer(bits=1.0 + exponent_bits + mantissa_bits, apply=apply, overflows=_beyond(largest))
 
 
 def _round(scaled: Array, uniform: Array) -> Array:
@@ -244,3 +235,8 @@ def _round(scaled: Array, uniform: Array) -> Array:
 
 def _num(beyond: Array) -> Array:
     return jnp.sum(beyond, dtype=jnp.int32)
+
+
+def _beyond(end: float | Array) -> Callable[[Array], Array]:
+    """Counts values that are farther from 0 than `end`."""
+    return lambda values: _num(jnp.abs(values) > jnp.asarray(end, values.dtype))

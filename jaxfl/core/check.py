@@ -46,7 +46,13 @@ def _concrete(value: Any) -> np.ndarray | None:
     """`value` as a NumPy array, or None when it is traced, a schedule or None."""
     if value is None or is_traced(value) or callable(value):
         return None
-    return np.asarray(value)
+    array = np.asarray(value)
+    if array.dtype != object:
+        return array
+    try:
+        return array.astype(np.float64)  # integers of 2^63 and more
+    except OverflowError:
+        return np.full(array.shape, np.inf)
 
 
 def _refuse(name: str, value: Any, requirement: str, bad: np.ndarray, remedy: str) -> None:
@@ -58,8 +64,16 @@ def _refuse(name: str, value: Any, requirement: str, bad: np.ndarray, remedy: st
     raise ArgumentError(name, requirement, f"got {shown}{where}", remedy)
 
 
+def _refuse_beyond_float32(name: str, array: np.ndarray) -> None:
+    """What is not 0 must stay so and stay finite in float32, in which the engine computes; integers are counts."""
+    if array.dtype.kind == "f":
+        size, limits = np.abs(array.astype(np.float64)), np.finfo(np.float32)
+        bad = (size > limits.max) | ((size > 0) & (size < limits.tiny))
+        _refuse(name, array, f"must lie between {limits.tiny:.1e} and {limits.max:.1e} in size", bad, "Check its unit.")
+
+
 def positive(**arguments: Any) -> None:
-    """Each value (scalar or array) is finite and above zero; traced values and schedules pass.
+    """Each value (scalar or array) is above zero and finite, in float32, too; traced values and schedules pass.
 
     Example:
         >>> positive(step_size=0.1)
@@ -73,15 +87,17 @@ def positive(**arguments: Any) -> None:
         if array is not None:
             bad = ~(np.isfinite(array) & (array > 0))
             _refuse(name, array, "must be positive and finite", bad, "Pass a number above 0.")
+            _refuse_beyond_float32(name, array)
 
 
 def non_negative(**arguments: Any) -> None:
-    """Each value (scalar or array) is finite and at least zero; traced values and schedules pass."""
+    """Each value (scalar or array) is at least zero and finite, in float32, too; traced values and schedules pass."""
     for name, value in arguments.items():
         array = _concrete(value)
         if array is not None:
             bad = ~(np.isfinite(array) & (array >= 0))
             _refuse(name, array, "must be non-negative and finite", bad, "Pass 0 or a number above it.")
+            _refuse_beyond_float32(name, array)
 
 
 def at_least(minimum: int, **arguments: Any) -> None:

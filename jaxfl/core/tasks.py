@@ -24,8 +24,22 @@ def scale_images(inputs: Array) -> Array:
 
 
 def cross_entropy(logits: Array, labels: Array) -> Array:
-    """Softmax cross entropy of each sample; logits (b, c) float32, labels (b,) int32; returns (b,)."""
-    return optax.losses.softmax_cross_entropy_with_integer_labels(logits, labels)
+    """Softmax cross entropy of each sample; logits (b, c) float32, labels (b,) int32; returns (b,).
+
+    A label that is no class, negative or too large, gives NaN.
+    """
+    # JAX counts a negative index from the end: class -1 would be the last class.
+    classes = jnp.where(labels < 0, logits.shape[-1], labels)
+    return optax.losses.softmax_cross_entropy_with_integer_labels(logits, classes)
+
+
+def _of_samples(name: str, values: Array, inputs: Array) -> Array:
+    """`values`, refused unless there is one a sample."""
+    if jnp.shape(values) != (len(inputs),):
+        found = f"got shape {jnp.shape(values)} for {len(inputs)} samples"
+        remedy = "Leave means over the batch to the engine: padding would count in them."
+        raise ArgumentError(name, "must return one number for each sample, shape (b,)", found, remedy)
+    return values
 
 
 def accuracy(logits: Array, labels: Array) -> Array:
@@ -48,6 +62,9 @@ def from_functions(
         metrics: the same arguments -> dict of (b,) numbers; "loss" is added. Default: the loss alone.
         node_loop: see `jaxfl.core.node_loop`.
 
+    Raises:
+        ArgumentError: when the task is used, a loss or a metric that is not one number a sample.
+
     Example:
         >>> import jax, jax.numpy as jnp
         >>> task = from_functions(lambda key: jnp.zeros(3), lambda w, x, y: (x @ w - y) ** 2)
@@ -55,11 +72,15 @@ def from_functions(
         [9.0, 9.0]
     """
 
+    def losses(params, inputs, labels):
+        return _of_samples("loss", loss(params, inputs, labels), inputs)
+
     def all_metrics(params, inputs, labels):
         named = {} if metrics is None else metrics(params, inputs, labels)
-        return {"loss": loss(params, inputs, labels), **named}
+        checked = {name: _of_samples(f"metrics[{name!r}]", values, inputs) for name, values in named.items()}
+        return {"loss": losses(params, inputs, labels), **checked}
 
-    return Task(init=init, loss=loss, metrics=all_metrics, node_loop=node_loop)
+    return Task(init=init, loss=losses, metrics=all_metrics, node_loop=node_loop)
 
 
 def from_flax(
@@ -84,7 +105,8 @@ def from_flax(
         A task whose params are plain nested dicts.
 
     Raises:
-        ArgumentError: the module keeps state other than parameters (batch statistics, dropout streams).
+        ArgumentError: the module keeps state other than parameters (batch statistics, dropout streams); when the task
+            is used, a loss or a metric that is not one number a sample.
 
     Example:
         >>> import jax
@@ -111,16 +133,15 @@ def from_flax(
     def apply(params, inputs):
         return nnx.merge(structure, nnx.State(params))(preprocess(inputs))
 
+    def losses(params, inputs, labels):
+        return _of_samples("loss", loss(apply(params, inputs), labels), inputs)
+
     def all_metrics(params, inputs, labels):
         outputs = apply(params, inputs)
-        return {"loss": loss(outputs, labels), **{name: fn(outputs, labels) for name, fn in chosen.items()}}
+        named = {name: _of_samples(f"metrics[{name!r}]", fn(outputs, labels), inputs) for name, fn in chosen.items()}
+        return {"loss": _of_samples("loss", loss(outputs, labels), inputs), **named}
 
-    return Task(
-        init=init,
-        loss=lambda params, inputs, labels: loss(apply(params, inputs), labels),
-        metrics=all_metrics,
-        node_loop=node_loop,
-    )
+    return Task(init=init, loss=losses, metrics=all_metrics, node_loop=node_loop)
 
 
 def check_sample_losses(task: Task) -> None:

@@ -28,6 +28,8 @@ class FactoredLayer(NamedTuple):
         absolute_norm: the same for the L1 norm.
         weighted_sum: (input, error, weight (b,)) -> the layer's gradient tree, summed over samples times weight.
         per_sample: (input, error) -> the layer's gradient tree with a leading batch axis (b, *leaf).
+        kept: (input, error) -> (what `squared_norm` gives, what `per_sample` gives, with zeros for a sample whose norm
+            is not finite), or None where a batch's gradients are better made twice. None for a layer that keeps none.
     """
 
     name: str
@@ -37,6 +39,7 @@ class FactoredLayer(NamedTuple):
     absolute_norm: Callable[[Array, Array], Array]
     weighted_sum: Callable[[Array, Array, Array], PyTree]
     per_sample: Callable[[Array, Array], PyTree]
+    kept: Callable[[Array, Array], tuple[Array, PyTree] | None] | None = None
 
 
 class Factors(NamedTuple):

@@ -3,7 +3,7 @@
 from jaxfl.data.partition import by_owner, dirichlet, iid, label_counts, label_shards, whole_writers
 from jaxfl.data.pool import federate, partition_dataset
 from jaxfl.data.sources import Dataset, from_arrays, load
-from jaxfl.data.subset import shrunk, subset
+from jaxfl.data.subset import only_classes, shrunk, subset
 
 __all__ = [
     "Dataset",
@@ -15,6 +15,7 @@ __all__ = [
     "label_counts",
     "label_shards",
     "load",
+    "only_classes",
     "partition_dataset",
     "shrunk",
     "subset",

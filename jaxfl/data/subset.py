@@ -1,6 +1,8 @@
-"""A data set made smaller: fewer samples, smaller images."""
+"""A data set made smaller: fewer samples, fewer classes, smaller images."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -44,6 +46,44 @@ def subset(dataset: Dataset, num_train: int | None, num_test: int | None) -> Dat
         train_writers=None if dataset.train_writers is None else dataset.train_writers[train],
         test_inputs=dataset.test_inputs[test],
         test_labels=dataset.test_labels[test],
+    )
+
+
+def only_classes(dataset: Dataset, classes: Sequence[int] | None) -> Dataset:
+    """The samples of some classes, labelled 0, 1, ... in the order in which the classes are named.
+
+    Args:
+        dataset: any.
+        classes: labels that stay, at least two different ones; None keeps all as they are.
+
+    Raises:
+        ArgumentError: fewer than two classes, one that is named twice, or one that the data set does not have.
+
+    Example:
+        >>> from jaxfl.data import load
+        >>> pair = only_classes(load("digits"), (8, 3))
+        >>> pair.num_classes, sorted(set(pair.test_labels.tolist())), len(pair.train_labels)
+        (2, [0, 1], 285)
+    """
+    if classes is None:
+        return dataset
+    if len(classes) < 2 or len(set(classes)) < len(classes):
+        listed = " ".join(map(str, classes)) or "none"
+        raise ArgumentError("classes", "must be at least two, each once", f"got {listed}", "Pass for example 0 1.")
+    for label in classes:
+        if not 0 <= label < dataset.num_classes:
+            requirement = f"must be labels of {dataset.name}, 0 to {dataset.num_classes - 1}"
+            raise ArgumentError("classes", requirement, f"got {label}", "Pass others.")
+    number = np.full(dataset.num_classes, -1, np.int32)
+    number[list(classes)] = np.arange(len(classes), dtype=np.int32)
+    train, test = number[dataset.train_labels], number[dataset.test_labels]
+    return dataset._replace(
+        train_inputs=dataset.train_inputs[train >= 0],
+        train_labels=train[train >= 0],
+        train_writers=None if dataset.train_writers is None else dataset.train_writers[train >= 0],
+        test_inputs=dataset.test_inputs[test >= 0],
+        test_labels=test[test >= 0],
+        num_classes=len(classes),
     )
 
 

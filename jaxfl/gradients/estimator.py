@@ -22,6 +22,7 @@ class GradientInfo(NamedTuple):
     clipped_fraction: Array  # (n,), float32, batch samples whose gradient was scaled down, over batch_size
     discarded_gradients: Array  # (n,), int32, not finite, and counted as zero under a clip norm
     gradient_evaluations: Array  # (n,), int32, per-sample gradients that count (padding excluded)
+    forward_evaluations: Array  # (n,), int32, samples run forward without a backward pass: 0, no estimator here does
     batch_overflow: Array  # (n,), int32, see Batch.overflow
     prefetch_misses: Array  # (n,), int32, table rows read ahead for another batch than the one used
 
@@ -121,6 +122,7 @@ def batch_info(
         clipped_fraction=sums.clipped,
         discarded_gradients=sums.discarded.astype(jnp.int32),
         gradient_evaluations=jnp.sum(batch.mask, axis=1, dtype=jnp.int32) if evaluations is None else evaluations,
+        forward_evaluations=jnp.zeros_like(batch.overflow),
         batch_overflow=batch.overflow,
         prefetch_misses=jnp.zeros_like(batch.overflow) if prefetch_misses is None else prefetch_misses,
     )

@@ -3,7 +3,8 @@
 A task with `layers` gives each layer's input and output error in one forward and one backward pass. The norm of every
 sample's gradient follows from these factors, the errors are scaled by min(1, clip_norm / norm), and one weighted
 product a layer yields the clipped sum (ghost norms with book-keeping: Li, Tramer, Liang, Hashimoto 2022,
-arXiv:2110.05679, and Bu, Wang, Zha, Karypis 2023, arXiv:2210.00038). Any other task is run one sample at a time.
+arXiv:2110.05679, and Bu, Wang, Zha, Karypis 2023, arXiv:2210.00038). A layer whose samples' gradients are small may
+keep them between norm and sum. Any other task is run one sample at a time.
 
 A gradient whose norm is not finite cannot be scaled to any norm. Under a clip norm it counts as zero, with its loss,
 and is counted: otherwise a single broken sample would reach the other nodes without noise. Without a clip norm it stays
@@ -12,6 +13,7 @@ visible.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import jax
@@ -63,12 +65,19 @@ def clip_scale(norms: Array, clip_norm: float | Array | None) -> Array:
     return jnp.where(jnp.isfinite(norms), jnp.where(above, clip_norm / jnp.where(above, norms, 1.0), 1.0), 0.0)
 
 
-def factor_norms(task: Task, factors: Factors, clip_order: int) -> Array:
+Kept = dict[str, tuple[Array, PyTree]]
+"""Name of a layer -> its squared norms (b,) and its samples' gradients, leaves (b, *leaf)."""
+
+
+def factor_norms(task: Task, factors: Factors, clip_order: int, kept: Kept | None = None) -> Array:
     """Norm of each sample's whole gradient from its factors, (b,); L1 for clip_order 1, L2 for 2."""
-    parts = [
-        layer.squared_norm(layer_input, error) if clip_order == 2 else layer.absolute_norm(layer_input, error)
-        for layer, layer_input, error in zip(task.layers, factors.inputs, factors.errors, strict=True)
-    ]
+
+    def part(layer, layer_input, error):
+        if clip_order == 1:
+            return layer.absolute_norm(layer_input, error)
+        return kept[layer.name][0] if kept and layer.name in kept else layer.squared_norm(layer_input, error)
+
+    parts = [part(*each) for each in zip(task.layers, factors.inputs, factors.errors, strict=True)]
     total = sum(parts[1:], start=parts[0])
     return root(total) if clip_order == 2 else total
 
@@ -85,11 +94,36 @@ def clipped_factors(
     losses, factors = task.factors(params, inputs, labels)
     if clip_norm is None:
         errors = tuple(jnp.where(_along(jnp.isfinite(losses), error), error, jnp.nan) for error in factors.errors)
-        return _kept(losses, None), Factors(inputs=factors.inputs, errors=errors)
-    norms = jnp.where(jnp.isfinite(losses), factor_norms(task, factors, clip_order), jnp.nan)
-    scale = clip_scale(norms, clip_norm)
+        return _unclipped(losses, None), Factors(inputs=factors.inputs, errors=errors)
+    norms, scale = _norms_and_scale(task, losses, factors, clip_norm, clip_order, {})
+    return _clipped(losses, norms, scale, None), _scaled(factors, norms, scale)
+
+
+def _norms_and_scale(task: Task, losses: Array, factors: Factors, clip_norm, clip_order, kept: Kept):
+    """Each sample's norm, NaN where its loss is not finite, and what its gradient is multiplied by."""
+    norms = jnp.where(jnp.isfinite(losses), factor_norms(task, factors, clip_order, kept), jnp.nan)
+    return norms, clip_scale(norms, clip_norm)
+
+
+def _scaled(factors: Factors, norms: Array, scale: Array) -> Factors:
+    """Errors of clipped gradients, zeros for what is discarded."""
     errors = tuple(_or_zero(norms, error * _along(scale, error)) for error in factors.errors)
-    return _clipped(losses, norms, scale, None), Factors(inputs=factors.inputs, errors=errors)
+    return Factors(inputs=factors.inputs, errors=errors)
+
+
+def _clipped_sum(task: Task, params, inputs, labels, weights, clip_norm, clip_order) -> GradientSum:
+    """`weighted_sum` by factors: a layer that keeps its samples' gradients makes them once."""
+    assert task.factors is not None
+    losses, factors = task.factors(params, inputs, labels)
+    kept: Kept = {}
+    for layer, *factor in zip(task.layers, factors.inputs, factors.errors, strict=True):
+        measured = None if clip_order == 1 or layer.kept is None else layer.kept(*factor)
+        kept |= {} if measured is None else {layer.name: measured}
+    norms, scale = _norms_and_scale(task, losses, factors, clip_norm, clip_order, kept)
+    gradient = from_factors(task, _scaled(factors, norms, scale), weights, without=kept)
+    for name, (_, gradients) in kept.items():
+        gradient[name] = jax.tree.map(lambda leaf: jnp.tensordot(weights * scale, leaf, axes=1), gradients)
+    return _clipped(losses, norms, scale, {layer.name: gradient[layer.name] for layer in task.layers})
 
 
 def _along(values: Array, array: Array) -> Array:
@@ -113,20 +147,20 @@ def _clipped(losses: Array, norms: Array, scale: Array, gradient: PyTree) -> Gra
     )
 
 
-def _kept(losses: Array, gradient: PyTree) -> GradientSum:
+def _unclipped(losses: Array, gradient: PyTree) -> GradientSum:
     """A result without a clip norm."""
     return GradientSum(
         losses=losses, gradient=gradient, clipped=jnp.zeros_like(losses), discarded=jnp.zeros_like(losses)
     )
 
 
-def from_factors(task: Task, factors: Factors, weights: Array) -> PyTree:
-    """Sum over samples of weight (b,) times gradient, as a tree like the parameters."""
-    parts = {
+def from_factors(task: Task, factors: Factors, weights: Array, without: Collection[str] = ()) -> PyTree:
+    """Sum over samples of weight (b,) times gradient, as a tree like the parameters, `without` some layers."""
+    return {
         layer.name: layer.weighted_sum(layer_input, error, weights)
         for layer, layer_input, error in zip(task.layers, factors.inputs, factors.errors, strict=True)
+        if layer.name not in without
     }
-    return parts
 
 
 def weighted_sum(
@@ -167,10 +201,9 @@ def weighted_sum(
             return jnp.sum(weights * losses), losses
 
         gradient, losses = jax.grad(total, has_aux=True)(params)
-        return _kept(losses, gradient)
+        return _unclipped(losses, gradient)
     if how == "factored":
-        measured, factors = clipped_factors(task, params, inputs, labels, clip_norm=clip_norm, clip_order=clip_order)
-        return measured._replace(gradient=from_factors(task, factors, weights))
+        return _clipped_sum(task, params, inputs, labels, weights, clip_norm, clip_order)
 
     def add(carry, sample):
         one_input, one_label, weight = sample
@@ -224,7 +257,7 @@ def _one_sample(task: Task, params: PyTree, one_input: Array, one_label: Array, 
     """The clipped gradient of a single sample, leaves (*leaf), and () numbers beside it."""
     loss, gradient = jax.value_and_grad(lambda values: task.loss(values, one_input[None], one_label[None])[0])(params)
     if clip_norm is None:
-        return _kept(loss, gradient)
+        return _unclipped(loss, gradient)
     norm = tree_norm(gradient, clip_order)
     scale = clip_scale(norm, clip_norm)
     gradient = jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(norm), scale * leaf, 0.0), gradient)

@@ -14,8 +14,9 @@ precision.
 
 The table is written in place. A gather of the old rows followed by a scatter of the new ones makes XLA copy the whole
 table each round, so a round writes this round's rows first and then reads ahead the rows of the next round; the state
-carries them. That is why `draw` returns the batch of this round and of the next, and why rows read for another batch
-than the one used are counted in `prefetch_misses`.
+carries them. That is why `draw` returns the batch of this round and of the next. Rows that were read for another batch
+than the one used, as with a new base key in each round, belong to other entries: they are counted in
+`prefetch_misses`, and the node's gradient is NaN.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ def saga(
         - the three tables agree to float32 rounding where the entries are the same.
         - the mean is that of the stored rows.
         - no stored gradient exceeds the clip norm.
+        - rows read for another batch make the node's gradient NaN and are counted.
         - no copy of the table in a round.
     """
     chosen = uniform(1) if sampler is None else sampler
@@ -138,12 +140,13 @@ def saga(
         repeats = chosen.may_repeat and batch.mask.shape[1] > 1
         changed = first_occurrence(batch) if repeats else batch.mask
         exact = storage == "float32" and not repeats
+        misses = jnp.sum((state.row_indices != batch.indices) & batch.mask, axis=1, dtype=jnp.int32)
 
-        def one_node(node_params, node_inputs, node_labels, node_weights, old, mask, change, count, mean):
+        def one_node(node_params, node_inputs, node_labels, node_weights, old, mask, change, count, mean, num_misses):
             new = store.compute(node_params, node_inputs, node_labels, node_weights)
             kept = _decode(_encode(new.rows, storage), storage)
             share = mask.astype(jnp.float32) / chosen.batch_size
-            old = _decode(old, storage)
+            old = jnp.where(num_misses > 0, jnp.nan, _decode(old, storage))
             difference = store.difference(new.sample_inputs, new.rows, old, share)
             gradient = jax.tree.map(jnp.add, difference, mean)
             if exact:
@@ -156,7 +159,7 @@ def saga(
             return gradient, mean, _encode(new.rows, storage), batch_sums(new, share, mask)
 
         gradient, mean, new_rows, sums = over_nodes(one_node, task.node_loop)(
-            params, inputs, labels, weights, state.rows, batch.mask, changed, counts, state.table_mean
+            params, inputs, labels, weights, state.rows, batch.mask, changed, counts, state.table_mean, misses
         )
         written = _write(state.table, batch, new_rows)
         mean = jax.lax.cond(
@@ -171,7 +174,7 @@ def saga(
             sums,
             batch,
             evaluations=jnp.sum(weights > 0, axis=1, dtype=jnp.int32),
-            prefetch_misses=jnp.sum((state.row_indices != batch.indices) & batch.mask, axis=1, dtype=jnp.int32),
+            prefetch_misses=misses,
         )
         new_state = SagaState(
             table=written,

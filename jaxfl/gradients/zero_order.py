@@ -50,8 +50,8 @@ from jaxfl.core import (
 from jaxfl.core.algorithm import at_round
 from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.threefry import fold_in
-from jaxfl.core.tree import size
-from jaxfl.gradients.estimator import BatchSums, GradientEstimator, batch_info, gather
+from jaxfl.core.tree import norm, size
+from jaxfl.gradients.estimator import GradientEstimator, GradientInfo, gather
 from jaxfl.gradients.samplers import Batch, Sampler, check_counts, draw_batch, uniform
 
 
@@ -234,8 +234,8 @@ def zero_order(
         >>> learner = jaxfl.d_psgd(task, graph=jaxfl.graphs.complete(2), step_size=0.1, gradient=gradient)
         >>> key = jax.random.key(0)
         >>> state, info = jax.jit(learner.round)(key, learner.init(key, data), data)
-        >>> info.gradient_evaluations.tolist()
-        [0, 0]
+        >>> info.gradient_evaluations.tolist(), info.forward_evaluations.tolist()
+        ([0, 0], [8, 8])
     """
     check_directions(num_directions, direction, smoothing)
     chosen = uniform(1) if sampler is None else sampler
@@ -267,10 +267,18 @@ def zero_order(
         gradient, loss = over_nodes(one_node, task.node_loop)(
             params, draws.directions, inputs, labels, draws.batch.mask
         )
-        nothing = jnp.zeros_like(loss)
-        sums = BatchSums(loss=loss, clipped=nothing, discarded=nothing)
         none = jnp.zeros_like(draws.batch.overflow)
-        return gradient, state, batch_info(gradient, sums, draws.batch, evaluations=none)
+        info = GradientInfo(
+            loss=loss,
+            gradient_norm=norm(gradient),
+            clipped_fraction=jnp.zeros_like(loss),
+            discarded_gradients=none,
+            gradient_evaluations=none,
+            forward_evaluations=2 * num_directions * draws.batch.mask.sum(axis=1, dtype=jnp.int32),
+            batch_overflow=draws.batch.overflow,
+            prefetch_misses=none,
+        )
+        return gradient, state, info
 
     return GradientEstimator(init=init, draw=draw, estimate=estimate)
 

@@ -1,7 +1,7 @@
 """Who talks to whom, and the mixing step x <- P x."""
 
 from jaxfl.graphs.graph import Graph
-from jaxfl.graphs.mixing import best_structure, messages_sent, mix
+from jaxfl.graphs.mixing import best_structure, messages_received, messages_sent, mix
 from jaxfl.graphs.spectral import is_strongly_connected_over_period, spectral_gap
 from jaxfl.graphs.topologies import (
     TrackingPair,
@@ -39,6 +39,7 @@ __all__ = [
     "from_matrix",
     "from_networkx",
     "is_strongly_connected_over_period",
+    "messages_received",
     "messages_sent",
     "mix",
     "permute",

@@ -5,13 +5,8 @@
 A weight that is not handed over stays with its sender, P_mi of the messages that i sent in vain, or with its receiver,
 P_ij of those that i waited for in vain. With its sender, columns sum to what those of P do; with its receiver, rows.
 
-Where a rounded value q_j is sent in place of x_j, a node takes from its own what it sends: x_i + sum_j A_ij q_j - q_i.
-Sums that A preserves are then those of x, whatever rounding does.
-
 References:
     D. Kempe, A. Dobra, J. Gehrke, "Gossip-Based Computation of Aggregate Information", FOCS 2003: mass conservation.
-    R. Carli, F. Fagnani, P. Frasca, S. Zampieri, "Gossip consensus algorithms via quantized communication", Automatica
-    46(1), 2010: the compensating strategy for rounded values.
 """
 
 from __future__ import annotations
@@ -47,7 +42,6 @@ def lossy_mix(
     round_index: int | Array,
     *,
     kept_by: str,
-    sent: PyTree | None = None,
     structure: str = "auto",
 ) -> PyTree:
     """`mix` over links that lose messages.
@@ -62,7 +56,6 @@ def lossy_mix(
             not count; the diagonal is True.
         round_index: (), int32, may be traced.
         kept_by: "sender" or "receiver": who keeps the weight of a lost message.
-        sent: leaves (n, *leaf): what is sent in place of the tree; None sends the tree.
         structure: as for `mix`.
 
     Returns:
@@ -72,11 +65,11 @@ def lossy_mix(
         ArgumentError: what `mix` refuses; `arrived` of another shape or dtype.
 
     Guarantees:
-        - where everything arrives it is mix, bit for bit.
+        - where everything arrives it is mix, to 1e-6 relative.
         - all structures agree to 1e-6 relative.
-        - kept by the sender, total mass is preserved when P is column stochastic, whatever arrives and is sent.
+        - kept by the sender, total mass is preserved when P is column stochastic, whatever arrives.
         - kept by the receiver, equal values stay equal when P is row stochastic.
-        - kept by the receiver, node mean is preserved when P and losses are symmetric, whatever is sent.
+        - kept by the receiver, node mean is preserved when P is doubly stochastic and symmetric, and losses are.
 
     Example:
         >>> from jaxfl.graphs import directed_ring
@@ -100,9 +93,7 @@ def lossy_mix(
     def mixed(leaf):
         return mix_leaf(graph, leaf, arrived, slot, _own_weight(graph, arrived, slot, kept_by, sum_dtype(leaf)))
 
-    if sent is None:
-        return jax.tree.map(mixed, tree)
-    return jax.tree.map(lambda value, rounded: mixed(rounded) + (value - rounded), tree, sent)
+    return jax.tree.map(mixed, tree)
 
 
 def messages_lost(graph: Graph, arrived: Array, round_index: int | Array) -> Array:

@@ -102,6 +102,12 @@ def messages_sent(graph: Graph, round_index: Array) -> Array:
     return jnp.asarray(graph.out_degree.astype(np.float32))[0 if slot is None else slot]
 
 
+def messages_received(graph: Graph, round_index: Array) -> Array:
+    """How many other nodes each node receives from in a round, (n,) float32: its downlink bits are a multiple of it."""
+    slot = slot_of(graph, round_index)
+    return jnp.asarray(graph.in_degree.astype(np.float32))[0 if slot is None else slot]
+
+
 def keeps_ones(graph: Graph) -> bool:
     """Whether mixing takes ones at all nodes to exactly ones in float32, so that push-sum weights stay one.
 
@@ -222,7 +228,8 @@ def shifted_sum(shifts: Sequence[tuple[int, float | Array]], tree: PyTree) -> Py
     def one(leaf):
         values = leaf.astype(sum_dtype(leaf))
         terms = [
-            along_nodes(weight, leaf) * (jnp.roll(values, offset, axis=0) if offset else values)
+            (along_nodes(weight, leaf) if isinstance(weight, jax.Array) else weight)
+            * (jnp.roll(values, offset, axis=0) if offset else values)
             for offset, weight in shifts
         ]
         return sum(terms[1:], start=terms[0]).astype(leaf.dtype)

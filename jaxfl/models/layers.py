@@ -316,6 +316,9 @@ def conv(
         weighted = errors * weight[:, None, None, None]
         return {"kernel": kernel_gradient(inputs, weighted, of(inputs)), "bias": weighted.sum(axis=(0, 1, 2))}
 
+    def kept(inputs, errors):
+        return kernel_norms.kept(inputs, errors, of(inputs))
+
     def factored(name, input_is_sample):
         return FactoredLayer(
             name=name,
@@ -325,6 +328,7 @@ def conv(
             absolute_norm=absolute_norm,
             weighted_sum=weighted_sum,
             per_sample=per_sample,
+            kept=kept,
         )
 
     return Layer(init=init, apply=apply, factored=factored, fills_caches=True)

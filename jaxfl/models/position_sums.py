@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jaxfl.core.types import Array
 
 # Bytes that norms may hold at a time; larger batches go through in groups of samples.
-_GROUP_BYTES = 1 << 24
+GROUP_BYTES = 1 << 24
 
 _ROUNDOFF = 2.0**-24  # half the distance between neighboring float32 numbers at 1
 
@@ -94,7 +94,7 @@ def summation_error(terms: Array, num_positions: int | Array) -> Array:
 
 def in_groups(fn: Callable[[Array, Array], Array], inputs: Array, errors: Array, bytes_of_one: int) -> Array:
     """`fn` (inputs, errors) -> (b,), on groups of samples that hold at most 16 MiB when the batch would not."""
-    group = max(1, _GROUP_BYTES // bytes_of_one)
+    group = max(1, GROUP_BYTES // bytes_of_one)
     if group >= inputs.shape[0]:
         return fn(inputs, errors)
     one_sample = lambda pair: fn(pair[0][None], pair[1][None])[0]  # noqa: E731

@@ -20,16 +20,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfl.channel import RoundCosts
+from jaxfl.channel.ledger import COUNTED
 from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, Key, PyTree
 
 FATAL_COUNTS = ("batch_overflow", "prefetch_misses")
 """Counts that must stay 0: above it, the rounds did not do what the algorithm (and its privacy bound) assumes."""
 
-COSTS = ("bits_sent", "bits_received", "gradient_evaluations", "local_iterations", "estimate_releases")
-"""Fields whose sum over rounds and nodes is a cost of the run; a metrics line carries it as `total_<name>`.
+COSTS = (*COUNTED, "local_iterations", "estimate_releases", *RoundCosts._fields)
+"""What is a cost of the run, summed over rounds and nodes; a metrics line carries it as `total_<name>`.
 
-An info may lack any of them, `bits_received` where there is no server. The last two are (), int32, what every client
-does in a round, and count once a round: local iterations, and releases of estimates from the data.
+The first are fields of infos, which may lack any of them. Local iterations, and releases of estimates from the data,
+are (), int32, what every client does in a round, and count once a round. The last are there with a ledger.
 """
 
 Infos = dict[str, np.ndarray]
@@ -43,8 +45,9 @@ class Diverged(ArithmeticError):
         metric: name of the info field or of the evaluation metric.
         rounds: (first, last) round of the stretch in which it was noticed, counted from 1.
         first_round: first round with a non-finite value.
-        node: the lowest node with such a value in that round; for a number of the whole network, the lowest one whose
-            parameters were not finite at the end of the stretch, None if there was none.
+        node: the one node with such a value in that round, or, for a number of the whole network, the one whose
+            parameters were not finite at the end of the stretch. None where there is none, or several: the cause may be
+            any of them.
     """
 
     def __init__(
@@ -63,9 +66,13 @@ class Diverged(ArithmeticError):
         self.rounds, self.first_round, self.node = rounds, first_round, node_of_params if node is None else node
         where = "" if node is None else f" at node {node}"
         after = "" if node_of_params is None else f", which left node {node_of_params} with parameters that are not"
+        whose = "all nodes" if self.node is None else f"node {self.node}"
+        steps, data = "Use a smaller step size, or clip the gradients", f"the samples and labels of {whose}"
         super().__init__(
             f"{metric}: must stay finite; got {value}{where} in round {first_round} (rounds {rounds[0]} to {rounds[1]} "
-            f"of {variant}, seed {seed}){after}. Use a smaller step size, or clip the gradients."
+            f"of {variant}, seed {seed}){after}. "
+            # No step was taken before the losses and gradients of round 1.
+            + (f"Check {data}." if first_round == 1 and node is not None else f"{steps}; if it stays, check {data}.")
         )
 
 
@@ -162,7 +169,8 @@ def refuse_bad(
             of the whole network is not finite.
 
     Raises:
-        Diverged: a floating field is not finite; the earliest round decides which one is named.
+        Diverged: a floating field is not finite. The earliest round decides which one is named; of several in that
+            round the field in which the fewest nodes are bad, and only then a number of the whole network.
         FatalCount: a field of `FATAL_COUNTS` is above 0.
 
     Example:
@@ -184,34 +192,45 @@ def refuse_bad(
                 "not those that the algorithm's guarantees assume: give it more room for them, and run again.",
                 (first_round, last_round),
             )
-    first: tuple[int, str] | None = None
-    for name, values in infos.items():
-        if _is_measurement(values):
-            bad_rows = np.flatnonzero(~np.isfinite(_float64(values)).reshape(num_rounds, -1).all(axis=1))
-            if bad_rows.size and (first is None or bad_rows[0] < first[0]):
-                first = (int(bad_rows[0]), name)
-    if first is not None:
-        row, name = first
+    worst = min((bad for name, values in infos.items() if (bad := _first_bad(name, values))), default=None)
+    if worst is not None:
+        row, _, name = worst
         values = np.atleast_1d(_float64(infos[name][row]))
-        node = int(np.flatnonzero(~np.isfinite(values))[0])
+        nodes = np.flatnonzero(~np.isfinite(values)).tolist()
+        has_nodes = infos[name].ndim > 1
         raise Diverged(
             variant,
             seed,
             name,
             rounds=(first_round, last_round),
             first_round=first_round + row,
-            node=node if infos[name].ndim > 1 else None,
-            value=float(values[node]),
-            node_of_params=_bad_node(params()) if params and infos[name].ndim == 1 else None,
+            node=nodes[0] if has_nodes and len(nodes) == 1 else None,
+            value=float(values[nodes[0]]),
+            node_of_params=_bad_node(params()) if params and not has_nodes else None,
         )
 
 
+def _first_bad(name: str, values: np.ndarray) -> tuple[int, float, str] | None:
+    """(first row with a number that is not finite, how many nodes have one in it, name); None without any.
+
+    What spreads, spreads over nodes: the field in which the fewest are bad is nearest to the cause. A number of the
+    whole network comes last.
+    """
+    if not _is_measurement(values):
+        return None
+    bad = ~np.isfinite(_float64(values))
+    rows = np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1))
+    if not rows.size:
+        return None
+    return int(rows[0]), float(bad[rows[0]].sum()) if values.ndim > 1 else np.inf, name
+
+
 def _bad_node(params: PyTree) -> int | None:
-    """The lowest node with a parameter that is not finite; None without one."""
+    """The node with a parameter that is not finite; None without one, or with several, among which it has spread."""
     leaves = [_float64(np.asarray(leaf)) for leaf in jax.tree.leaves(params)]
     finite = [np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1) for leaf in leaves]
     bad = np.flatnonzero(~np.all(finite, axis=0))
-    return int(bad[0]) if bad.size else None
+    return int(bad[0]) if len(bad) == 1 else None
 
 
 def summarize(stretch: Sequence[Infos]) -> dict[str, float | int]:

@@ -10,11 +10,15 @@ import functools
 import operator
 import os
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from jaxfl.channel import Ledger
 from jaxfl.core import ArgumentError, Array, PyTree
 from jaxfl.core.check import at_least
 from jaxfl.privacy.statements import SECRET, SIMULATED
@@ -227,9 +231,18 @@ def _settings(variant: Variant) -> dict[str, Any]:
         "numbers": dict(variant.numbers),
         "budgets": dict(variant.budgets),
         **({"released": variant.released} if variant.released else {}),
+        **({"ledger": _ledger_facts(variant.ledger)} if variant.ledger is not None else {}),
         "measures": list(variant.measures),
         "test": list(variant.test.counts.shape),
         "node_loop": variant.task.node_loop,
+    }
+
+
+def _ledger_facts(ledger: Ledger) -> dict[str, float]:
+    """Its numbers; of those of each node a checksum, as there may be many."""
+    return {
+        name: float(value) if np.ndim(value) == 0 else zlib.crc32(np.asarray(value, np.float64).tobytes())
+        for name, value in ledger._asdict().items()
     }
 
 

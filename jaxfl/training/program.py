@@ -185,7 +185,7 @@ class Program:
         inputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tables)
         fields = tuple(info_fields(lowered[0].out_info[1]))
         for variant in {point.name: point.variant for point in self.points}.values():
-            check_counted(variant, fields)
+            check_counted(variant, fields, self._uploads.of(self.points[0]).num_nodes)
 
         def finish() -> Compiled:
             with ThreadPoolExecutor(len(lowered)) as pool:  # LLVM does not hold the interpreter's lock

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,8 @@ from jaxfl.training.chunks import COSTS
 STATUSES = ("finished", "budget_spent", "diverged", "stopped")
 
 _MOST_STATED = 6  # variants, each with its statements below the table; of more the range of each epsilon
-_NOT_METRICS = ("variant", "seed", "round", *(f"total_{name}" for name in COSTS))
+_TOTALS = {name: f"total_{name}" for name in COSTS}
+_NOT_METRICS = ("variant", "seed", "round", *_TOTALS.values())
 
 
 def spread(values: Sequence[float | None]) -> dict[str, Any]:
@@ -96,7 +98,8 @@ def summarize_run(
             for seed, record in zip(facts["seeds"], records, strict=True)
         ]
         own = [line for line in lines if line["variant"] == variant]
-        names = [name for name in dict.fromkeys(name for line in own for name in line) if name not in _NOT_METRICS]
+        present = dict.fromkeys(name for line in own for name in line)
+        names = [name for name in present if name not in _NOT_METRICS]
         counts = {name for name in names if any(isinstance(line.get(name), int) for line in own)}
         rounds = [last[variant, seed]["round"] if (variant, seed) in last else 0 for seed in facts["seeds"]]
         ran = max(*rounds, *(record.get("until", 0) for record in records), 0)
@@ -114,7 +117,7 @@ def summarize_run(
                 if name in counts and name not in COSTS
             },
             "privacy": [dict(stated) for stated in facts["privacy"](ran, **totals)] if facts.get("privacy") else [],
-            "costs": {name: spread(_values(whole, f"total_{name}")) for name in COSTS if name in names},
+            "costs": {name: spread(_values(whole, total)) for name, total in _TOTALS.items() if total in present},
         }
     seconds = [record["seconds"] for record in ended.values()]
     run = sum(record["run"] for record in seconds)
@@ -196,7 +199,8 @@ def summary_table(
         most_rows: of many variants the first ones are shown, and how many more there are.
 
     Returns:
-        A table for `rich.console.Console.print`. Its caption says how lanes ended that did not finish, and which
+        A table for `rich.console.Console.print`. Its last column says what all nodes sent and, with a ledger, the
+        simulated time and the energy of the whole run. Its caption says how lanes ended that did not finish, and which
         epsilon every variant has, on what ground: bound, neighboring relation and delta; of many variants the range.
     """
     variants = dict(list(summary["variants"].items())[:most_rows])
@@ -212,6 +216,7 @@ def summary_table(
     else:
         lines += [f"{name}: {statement_text(each)}" for name, statements in stated.items() for each in statements]
         lines += simulation(stated)
+    costs = {name: _costs_text(row.get("costs", {})) for name, row in variants.items()}
     troubled = any(_trouble(row) for row in variants.values())
     table = rich.table.Table(title=summary["experiment"], caption="\n".join(lines), caption_justify="left")
     table.add_column("variant", overflow="fold")  # names alike in their first letters must stay apart
@@ -219,12 +224,34 @@ def summary_table(
     for name in shown:
         unit = " (%)" if _is_share(name) else ""
         table.add_column(name.replace("_", " ") + unit, justify="right")
+    if any(costs.values()):
+        table.add_column("sent, time, energy", justify="right")
     if troubled:
         table.add_column("status", overflow="fold")
     for variant, row in variants.items():
         cells = [format_spread(name, row.get(name)) for name in shown]
+        cells += [costs[variant]] if any(costs.values()) else []
         table.add_row(variant, str(row["rounds"]), *cells, *([_trouble(row)] if troubled else []))
     return table
+
+
+def _costs_text(costs: Mapping[str, Any]) -> str:
+    """What all nodes sent, and where it is known the simulated time and the energy, means over seeds."""
+    units = {"bits_sent": "bit", "simulated_seconds": "s", "joules": "J"}
+    means = {name: costs[name]["mean"] for name in units if name in costs}
+    return " ".join(with_prefix(mean, units[name]) for name, mean in means.items() if mean is not None)
+
+
+def with_prefix(value: float, unit: str) -> str:
+    """Three digits and a unit with its SI prefix, without a space: a narrow table breaks lines at any.
+
+    Example:
+        >>> with_prefix(74_065_920, "bit"), with_prefix(0.00149, "J"), with_prefix(0.0, "s"), with_prefix(999.9, "s")
+        ('74.1Mbit', '1.49mJ', '0s', '1ks')
+    """
+    rounded = float(f"{value:.3g}")
+    power = min(max(math.floor(math.log10(abs(rounded)) / 3), -4), 5) if rounded else 0
+    return f"{rounded / 1000.0**power:.3g}{' kMGTPpnµm'[power].strip()}{unit}"
 
 
 def _trouble(row: Mapping[str, Any]) -> str:

@@ -27,6 +27,7 @@ from jaxfl.training.lanes import Point
 from jaxfl.training.program import Compiled, Program
 from jaxfl.training.progress import ProgressReport
 from jaxfl.training.records import ENDED, METRICS, RunDirectory, lane_of
+from jaxfl.training.variant import costs_of
 
 
 @dataclass
@@ -89,8 +90,10 @@ class Lockstep:
         self._checkpoint_every, self._compile_seconds, self._raises = checkpoint_every, compile_seconds, raises
         self._directory, self._keep = directory, keep_checkpoints
         self._batched = compiled.strategy.num_slots > 1
-        totals = {name: 0 for name in COSTS if name in compiled.fields}
-        self._lanes = [_LaneRecord(index, point, dict(totals)) for index, point in enumerate(points)]
+        self._lanes = [
+            _LaneRecord(index, point, {name: 0 for name in COSTS if name in costs_of(point.variant, compiled.fields)})
+            for index, point in enumerate(points)
+        ]
         self._every = program.variant.evaluate_every
         self._last = max(point.variant.last_round for point in points)
         self._arguments = program.lanes(points, compiled.strategy)
@@ -185,6 +188,8 @@ class Lockstep:
                 own = {
                     name: (values[lane.index] if self._batched else values)[:count] for name, values in buffers.items()
                 }
+                if lane.point.variant.ledger is not None:
+                    own |= lane.point.variant.ledger.of_round(own)._asdict()
                 lane.seconds, lane.timed_rounds = lane.seconds + seconds / len(running), lane.timed_rounds + count
                 lane.stretch.append(own)
                 params = partial(
@@ -305,6 +310,6 @@ def _refuse_bad_scores(measured: Mapping[str, PyTree], variant: str, seed: int, 
                 name,
                 rounds=(min(since + 1, round_index), round_index),
                 first_round=round_index,
-                node=int(bad[0]) if np.ndim(values) else None,
+                node=int(bad[0]) if np.ndim(values) and len(bad) == 1 else None,
                 value=float(np.ravel(values)[bad[0]]),
             )

@@ -6,6 +6,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from jaxfl.channel import Ledger, RoundCosts
+from jaxfl.channel.ledger import COUNTED, check_counts
 from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, PyTree, Task
 from jaxfl.core.check import at_least, one_of, positive
 from jaxfl.training.chunks import COSTS, default_chunk_rounds
@@ -56,6 +60,8 @@ class Variant(NamedTuple):
         max_rounds: most rounds that the privacy budget pays for; a seed ends there.
         budgets: cost (of `chunks.COSTS`, summed over rounds and nodes) -> most that may be spent; a seed ends, and is
             evaluated, at the end of the chunk in which one is reached.
+        ledger: makes operations, simulated seconds and joules of what the rounds count, on the host; None leaves them
+            out.
         chunk_rounds: most rounds in one compiled call. Default: all between two evaluations, at most 100.
     """
 
@@ -75,6 +81,7 @@ class Variant(NamedTuple):
     covered: bool = False
     max_rounds: int | None = None
     budgets: Mapping[str, float] = {}
+    ledger: Ledger | None = None
     chunk_rounds: int | None = None
 
     @property
@@ -107,13 +114,22 @@ def check_variants(variants: Mapping[str, Variant]) -> None:
         _check(name, variant)
 
 
-def check_counted(variant: Variant, fields: Sequence[str]) -> None:
+def costs_of(variant: Variant, fields: Sequence[str]) -> tuple[str, ...]:
+    """What is counted: the fields of the algorithm's info, and what a ledger makes of them."""
+    return tuple(fields) if variant.ledger is None else (*fields, *RoundCosts._fields)
+
+
+def check_counted(variant: Variant, fields: Sequence[str], num_nodes: int) -> None:
     """Refuse totals of what the algorithm does not count; `fields` are those of its info."""
+    if variant.ledger is not None:
+        check_counts(fields)
+        variant.ledger.of_round(dict.fromkeys(COUNTED, np.zeros(num_nodes)))  # refuses another number of nodes
+    counted = costs_of(variant, fields)
     for argument, names in (("released", variant.released), ("budgets", variant.budgets)):
         for cost in names:
-            if cost not in fields:
-                found = f"{cost} is none of {', '.join(fields)}"
-                remedy = "Leave it out, or count it in the algorithm's info."
+            if cost not in counted:
+                found = f"{cost} is none of {', '.join(counted)}"
+                remedy = "Leave it out, or count it in the algorithm's info, or give a ledger for what follows from it."
                 raise ArgumentError(argument, "must name what the algorithm counts", found, remedy)
 
 

@@ -186,7 +186,9 @@ def test_cached_features_equal_those_recomputed_in_every_step(frozen_batch_norm)
     found, weak = [], {"client_class": np.zeros(7, int), "num_active": 2, "trained_blocks": (("dense_3",),)}
     for one in (task, task._replace(part=recomputing)):
         algorithm = two_classes(one, **weak, frozen_batch_norm=frozen_batch_norm)
-        found.append(jax.jit(algorithm.update)(started(algorithm, data), data, draws_of(0, 4)))
+        state, info = jax.jit(algorithm.update)(started(algorithm, data), data, draws_of(0, 4))
+        assert info.forward_evaluations.any() == (one is task)  # what is recomputed is part of a step
+        found.append((state, info._replace(forward_evaluations=None)))
     assert_same(*found, rtol=1e-5, atol=1e-6)
 
 
@@ -298,6 +300,22 @@ def test_blocks_and_their_statistics_are_averaged_over_those_who_trained_them():
     expected[list(TEAM)] = 32 * (behind + in_front * IS_STRONG)
     np.testing.assert_array_equal(info.bits_sent, expected)
     np.testing.assert_array_equal(info.bits_received, (expected > 0) * 32 * (behind + in_front))
+
+
+@pytest.mark.parametrize("frozen_batch_norm", ["running", "batch"])
+def test_forward_evaluations_are_those_of_the_blocks_in_front(frozen_batch_norm):
+    """Of each different sample once with running statistics, of each slot with a batch's; strong clients have none."""
+    infos = [info for _, info in alone(frozen_batch_norm)[1]]
+    repeats = 0
+    for client, is_strong, info in zip(TEAM, IS_STRONG, infos, strict=True):
+        indices = np.asarray(draws_of(client).steps.batch_indices)
+        used = indices[indices < SIZES[client]].tolist()
+        entering = used if frozen_batch_norm == "batch" else {*used}
+        expected = np.eye(7, dtype=int)[client]
+        np.testing.assert_array_equal(info.gradient_evaluations, len(used) * expected)
+        np.testing.assert_array_equal(info.forward_evaluations, (0 if is_strong else len(entering)) * expected)
+        repeats += len(used) - len({*used})
+    assert repeats > 0, "some sample must come again for this test to mean something"
 
 
 @pytest.mark.parametrize("frozen_batch_norm", ["running", "batch"])

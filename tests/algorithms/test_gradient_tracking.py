@@ -116,6 +116,9 @@ def test_follows_the_papers_lines(self_loops, gradient_at):
     np.testing.assert_array_equal(info.gradient_evaluations, [3] * NODES)
     # Who hears of nodes 0 to 4, by hand: 2 2 1 1 1 others in R, 1 1 2 2 2 in C; 53 parameters of 32 bits.
     np.testing.assert_array_equal(info.bits_sent, np.array([3, 3, 3, 3, 3]) * 32 * 53)
+    heard = [sum(own[i, j] > 0 for own in weights(self_loops) for j in range(NODES) if j != i) for i in range(NODES)]
+    np.testing.assert_array_equal(info.bits_received, np.array(heard) * 32 * 53)
+    assert len({*heard}) > 1, "they must differ for this test to mean something"
     assert 0 < np.mean([i.clipped_fraction for i in done.infos]) < 1, "clipping must matter, and not everywhere"
 
 

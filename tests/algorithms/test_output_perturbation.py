@@ -53,6 +53,7 @@ def test_follows_the_lines():
     check_info(info, references, x)
     np.testing.assert_array_equal(info.gradient_evaluations, [3] * NODES)
     np.testing.assert_array_equal(info.bits_sent, np.array([2, 3, 3, 1, 1]) * 32 * 53)
+    np.testing.assert_array_equal(info.bits_received, info.bits_sent)
     assert 0 < np.mean([i.clipped_fraction for i in done.infos]) < 1, "clipping must matter, and not everywhere"
 
 

@@ -130,6 +130,7 @@ def test_follows_the_lines(name):
     check_info(info, references, x)
     np.testing.assert_array_equal(info.gradient_evaluations, [3] * NODES)
     np.testing.assert_allclose(info.bits_sent, np.array([2, 3, 3, 1, 1]) * case.bits * NUM_PARAMETERS, rtol=1e-6)
+    np.testing.assert_array_equal(info.bits_received, info.bits_sent)
     assert 0 < np.mean([i.clipped_fraction for i in done.infos]) < 1, "clipping must matter, and not everywhere"
 
 
@@ -140,6 +141,23 @@ def test_what_is_sent_is_on_the_grid():
         np.testing.assert_allclose(sent, np.round(sent), atol=1e-5)
         lowest, highest = (-8, 7) if name != "ternary" else (-1, 1)
         assert set(np.unique(np.round(sent))) == set(range(lowest, highest + 1))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_overflow_of_what_a_round_makes_is_counted(name):
+    """Numbers of x + zeta beyond the 16 levels or the threshold, of each node; without a quantizer nothing is."""
+    case, (_, done, _) = CASES[name], engine_run(name)
+    if case.quantize is None:
+        assert all(info.quantizer_overflow is None for info in done.infos)
+        return
+    lowest, highest = (-0.4, 0.35) if name != "ternary" else (-1.5, 1.5)
+    counted = 0
+    for draws, after, info in zip(done.draws[:-1], done.states[1:-1], done.infos[:-1], strict=True):
+        noisy = jax.tree.map(jnp.add, after.params, draws.state_noise)
+        beyond = (by_node(noisy) > highest) | (by_node(noisy) < lowest)
+        np.testing.assert_array_equal(info.quantizer_overflow, beyond.sum(axis=1))
+        counted += beyond.sum()
+    assert counted > 0
 
 
 def test_node_mean_moves_by_gradient_and_perturbation():

@@ -104,6 +104,9 @@ def test_push_sum_follows_the_papers_lines(case):
     matrix = graph.mixing_matrix(ROUNDS - 1)
     receivers = (matrix > 0).sum(axis=0) - 1
     np.testing.assert_array_equal(info.bits_sent, receivers * 32 * (6 * 5 + 5 + 5 * 3 + 3 + 1))
+    senders = (matrix > 0).sum(axis=1) - 1
+    np.testing.assert_array_equal(info.bits_received, senders * 32 * (6 * 5 + 5 + 5 * 3 + 3 + 1))
+    assert not np.array_equal(senders, receivers), "they must differ for this test to mean something"
 
 
 def test_push_sum_follows_the_papers_lines_where_weights_stay_one():
@@ -150,6 +153,7 @@ def test_d_psgd_and_dp2_sgd_follow_the_papers_lines(constructor, graph, case):
     check(run.infos[-1], references, x, rounds[-1][0], data, case)
     receivers = (graph.mixing_matrix(ROUNDS - 1) > 0).sum(axis=0) - 1
     np.testing.assert_array_equal(run.infos[-1].bits_sent, receivers * 32 * (6 * 5 + 5 + 5 * 3 + 3))
+    np.testing.assert_array_equal(run.infos[-1].bits_received, run.infos[-1].bits_sent)  # of as many neighbors
 
 
 def test_a_dp2_sgd_follows_the_papers_lines():
@@ -183,6 +187,7 @@ def test_a_dp2_sgd_follows_the_papers_lines():
     np.testing.assert_array_equal(info.gradient_evaluations, 3 * counts)
     met = counts + np.bincount([j for _, j, *_ in last], minlength=NODES)
     np.testing.assert_array_equal(info.bits_sent, met * 32 * (6 * 5 + 5 + 5 * 3 + 3))
+    np.testing.assert_array_equal(info.bits_received, info.bits_sent)
 
     total = zeros_like(x[0])
     for one in last_seen:

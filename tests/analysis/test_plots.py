@@ -6,9 +6,10 @@ import sys
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from jaxfl.analysis import plot_run
-from jaxfl.analysis.plots import _COLORS, Panel, draw_panels, seeds_curve
+from jaxfl.analysis.plots import _COLORS, Panel, draw_panels, legend_below, new_figure, save_figure, seeds_curve
 from jaxfl.core import ArgumentError
 
 PANEL = Panel("train_loss", "training loss")
@@ -63,6 +64,65 @@ def test_lines_are_means_and_bands_reach_from_the_smallest_to_the_largest_seed()
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("round", "training loss")
 
 
+def _with_costs():
+    """Lines in which each seed has costs of its own."""
+    return [
+        {
+            **line,
+            "total_bits_sent": 1e6 * line["round"] * (1 + line["seed"]),
+            "total_simulated_seconds": 0.5 * line["round"],
+            "total_joules": 0.25 * line["round"],
+            "total_operations": 1e9 * line["round"],
+            "total_gradient_evaluations": 7 * line["round"],
+            "total_forward_evaluations": 2 * line["round"],
+        }
+        for line in _lines()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("x", "label", "places", "tick"),
+    [
+        ("rounds", "round", [10, 20], "20"),
+        ("bits", "bits sent, all nodes", [2e7, 4e7], "40M"),  # mean of one, two and three times as many
+        ("seconds", "simulated seconds", [5, 10], "10"),
+        ("joules", "joules, all nodes", [2.5, 5], "5.0"),
+        ("operations", "operations, all nodes", [1e10, 2e10], "20G"),
+        ("evaluations", "gradient and forward evaluations, all nodes", [90, 180], "180"),
+    ],
+)
+def test_curves_against_any_cost(tmp_path, monkeypatch, x, label, places, tick):
+    """And the same in the picture of a run."""
+    figure = draw_panels(_with_costs(), [PANEL], "", x=x)
+    (axes,) = figure.axes
+    assert axes.get_xlabel() == label
+    np.testing.assert_allclose(np.asarray(axes.lines[0].get_xdata()), places)
+    np.testing.assert_allclose(np.asarray(axes.lines[0].get_ydata()), [0.2, 0.1])
+    figure.canvas.draw()
+    assert axes.xaxis.get_major_formatter().format_ticks(places)[1] == tick
+    note = figure.legends[0].get_title().get_text()
+    assert (f"{x}: mean over seeds" in note) == (x != "rounds")
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: drawn.append(self))
+    _write(tmp_path, _with_costs())
+    plot_run(tmp_path, x)
+    assert {axes.get_xlabel() for axes in drawn[0].axes} == {label}
+
+
+def test_costs_that_no_line_has_are_refused(tmp_path):
+    _write(tmp_path, _lines())
+    with pytest.raises(ArgumentError, match=r"^x: must be what the run counts; no line has total_joules"):
+        plot_run(tmp_path, "joules")
+    with pytest.raises(ArgumentError, match=r"^x: must be one of rounds, bits, seconds"):
+        plot_run(tmp_path, "steps")
+
+
+def test_a_variant_without_the_cost_is_left_out():
+    lines = [{**line, "total_joules": 1.0 * line["round"]} for line in _lines() if line["variant"] == "A"]
+    figure = draw_panels([*lines, *_lines(variants=("B",))], [PANEL], "", x="joules")
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A"]
+
+
 def test_one_seed_has_no_band():
     figure = draw_panels(_lines(seeds=(0,)), [PANEL], "")
     assert len(figure.axes[0].collections) == 0
@@ -96,7 +156,7 @@ def test_an_interrupted_run_is_drawn_as_far_as_it_came(tmp_path):
     assert plot_run(tmp_path)[0].exists()
     curve = seeds_curve([line for line in lines if line["variant"] == "B"], "train_loss")
     np.testing.assert_allclose(curve.mean, [0.15, 0.075])
-    assert seeds_curve(lines, "absent").rounds.size == 0
+    assert seeds_curve(lines, "absent").x.size == 0
 
 
 def test_a_variant_without_a_metric_and_a_single_evaluation_are_drawn(tmp_path):
@@ -105,6 +165,20 @@ def test_a_variant_without_a_metric_and_a_single_evaluation_are_drawn(tmp_path):
     assert plot_run(tmp_path)[0].exists()
     figure = draw_panels([*_lines(variants=("A",)), {"variant": "B", "seed": 0, "round": 5}], [PANEL], "")
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A"]
+
+
+@pytest.mark.parametrize("count", [2, 15, 84])
+def test_a_legend_of_long_names_stays_within_the_picture(count, tmp_path):
+    figure = new_figure(9.6, 4.0, "title")
+    axes = figure.add_subplot()
+    names = [f"ALI-DPFL, κ = 1e+06, step size {number / 2}, evaluate every 1000" for number in range(count)]
+    legend_below(figure, {name: axes.plot([0, 1])[0] for name in names}, ["a note"])
+    save_figure(figure, tmp_path / "picture.png")
+    whole, (legend,) = figure.bbox, figure.legends
+    inside = legend.get_window_extent()
+    assert whole.x0 <= inside.x0 <= inside.x1 <= whole.x1
+    assert whole.y0 <= inside.y0 <= inside.y1 <= whole.y1
+    assert axes.get_window_extent().height > 150
 
 
 def test_the_title_comes_from_the_configuration(tmp_path):

@@ -5,28 +5,35 @@ import pytest
 
 from jaxfl import ArgumentError
 from jaxfl.channel import DZOFL_COUNTED, count, total
-from jaxfl.channel.energy import EnergyModel, Workload, backward_energy, forward_energy, mac_energy
+from jaxfl.channel.energy import (
+    DZOFL_CONSISTENT,
+    DZOFL_PUBLISHED,
+    EnergyModel,
+    Workload,
+    backward_energy,
+    forward_energy,
+    mac_energy,
+)
 from jaxfl.models import dzofl_cnn
 
 DEVICE = EnergyModel()
 COUNTS = total(count(dzofl_cnn(), (28, 28, 1), counted=DZOFL_COUNTED))
-# Operations and input of one sample, activations of a batch of 10.
-PUBLISHED = Workload(
-    num_macs=10.56e6,
-    num_activations=10 * COUNTS.activations,
-    num_parameters=COUNTS.parameters,
-    input_size=784,
-)
-CONSISTENT = Workload(
-    num_macs=10 * 10.56e6,
-    num_activations=10 * COUNTS.activations,
-    num_parameters=COUNTS.parameters,
-    input_size=10 * 784,
-)
+PUBLISHED, CONSISTENT = DZOFL_PUBLISHED, DZOFL_CONSISTENT
 
 
 def micro(joules):
     return 1e6 * joules
+
+
+def test_workloads_are_what_the_network_counts():
+    """But for N_c, 10.56e6 in the paper, which the trace has as 10,514,640 products and 50,082 other operations."""
+    operations = COUNTS.macs + COUNTS.other_operations
+    assert (COUNTS.macs, operations) == (10_514_640, 10_564_722)
+    of_one = operations, COUNTS.activations, COUNTS.parameters, COUNTS.inputs
+    assert of_one[1:] == (25_042, 45_362, 784)
+    for workload, batches in ((PUBLISHED, (1, 10, 1, 1)), (CONSISTENT, (10, 10, 1, 10))):
+        assert workload[1:] == tuple(batch * number for batch, number in zip(batches, of_one, strict=True))[1:]
+        assert f"{workload.num_macs / batches[0]:.3e}" == f"{operations:.3e}" == "1.056e+07"
 
 
 def test_energy_of_one_operation():

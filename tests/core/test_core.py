@@ -51,6 +51,16 @@ def test_checks_name_the_offender_and_pass_traced_values():
     for value in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ArgumentError, match=r"^step_size: must be positive and finite"):
             check.positive(step_size=value)
+    for value in (1e-46, 1e39):  # 0 and infinite in float32
+        with pytest.raises(ArgumentError, match=r"^noise_std: must lie between 1\.2e-38 and 3\.4e\+38 in size; got"):
+            check.non_negative(noise_std=value)
+        with pytest.raises(ArgumentError, match=r"^step_size: must lie between 1\.2e-38 and 3\.4e\+38 in size; got"):
+            check.positive(step_size=np.array([0.1, value]))
+    check.positive(rounds=10**15, step_size=1e-37)
+    check.positive(clip_norm=10**30)
+    for value in (10**40, 10**400):
+        with pytest.raises(ArgumentError, match=r"^clip_norm: must "):
+            check.positive(clip_norm=value)
     with pytest.raises(ArgumentError, match=r"^p: must lie in \[0, 1\]; got 1\.5"):
         check.probability(p=1.5)
     for value in (0.0, 1.0, float("nan")):
@@ -177,3 +187,36 @@ def test_a_flax_module_trains_like_the_module_itself():
 def test_a_module_with_batch_statistics_is_refused():
     with pytest.raises(ArgumentError, match=r"^make_module: must hold nnx\.Param variables only; found .*BatchStat"):
         jaxfl.from_flax(lambda rngs: nnx.BatchNorm(3, rngs=rngs))
+
+
+@pytest.mark.parametrize("label", [-1, 3])
+def test_a_label_that_is_no_class_gives_nan(label):
+    """JAX counts -1 from the end: training took it for the last class."""
+    losses = jaxfl.core.cross_entropy(jnp.ones((2, 3)), jnp.array([2, label], jnp.int32))
+    np.testing.assert_array_equal(np.isnan(losses), [False, True])
+
+
+MEANS = {
+    "loss": {"loss": lambda w, x, y: ((x @ w - y) ** 2).mean()},
+    "metrics": {"loss": lambda w, x, y: (x @ w - y) ** 2, "metrics": lambda w, x, y: {"error": jnp.abs(x @ w).sum()}},
+}
+
+
+@pytest.mark.parametrize("kind", MEANS)
+def test_a_mean_over_the_batch_is_refused(kind):
+    """It would train on padding, and count it."""
+    task = jaxfl.from_functions(lambda key: jnp.zeros(2), **MEANS[kind])
+    with pytest.raises(ArgumentError, match=rf"^{kind}.*: must return one number .*got shape \(\) for 3 s"):
+        task.metrics(jnp.zeros(2), jnp.ones((3, 2)), jnp.ones(3))
+    data = jaxfl.federate(np.ones((4, 2), np.float32), np.ones(4, np.float32), [[0, 1], [2, 3]])
+    learner = jaxfl.push_sum(task, graph=jaxfl.graphs.directed_ring(2), step_size=0.5)
+    state = jax.jit(learner.init)(jax.random.key(0), data)
+    if kind == "loss":
+        with pytest.raises(ArgumentError, match=r"^loss: must return one number for each sample"):
+            learner.round(jax.random.key(0), state, data)
+
+
+def test_a_flax_module_with_a_mean_loss_is_refused():
+    task = jaxfl.from_flax(TwoLayers, loss=lambda outputs, labels: jaxfl.core.cross_entropy(outputs, labels).mean())
+    with pytest.raises(ArgumentError, match=r"^loss: must return one number for each sample"):
+        task.loss(task.init(jax.random.key(3)), jnp.ones((2, 4)), jnp.zeros(2, jnp.int32))

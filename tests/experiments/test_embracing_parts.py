@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from experiments.embracing_fl import EXPERIMENT, costs, paper, pictures, results, tables
@@ -28,6 +29,50 @@ def made_result(method, case, accuracies, *, batch_norm="global", counts=None, a
     options = {"method": method, "case": case, **dict(zip(CLASSES, clients, strict=True)), "num_active": active}
     options |= {"batch_norm": batch_norm, "target_accuracy": target, "dataset": "cifar10", "nodes": 32, "rounds": 10}
     return results.result_of(method, options, lines, {"capacity": {"average": 0.5}})
+
+
+class TestWork:
+    """Of an mlp 64-48-32-10: 3072, 1536 and 320 products, and a number for each bias and relu."""
+
+    FRONT, MIDDLE, LAST = 64 * 48 + 2 * 48, 48 * 32 + 2 * 32, 32 * 10 + 10
+    CLIENTS = "--model mlp --hidden 48 32 --strong 1 --moderate 2 --weak 1 --nodes 16 --method "
+
+    def of_clients(self, method):
+        """Operations of each client's gradients, of what is differentiated, and of forward evaluations."""
+        (point,) = points(self.CLIENTS + method).values()
+        return [tuple(counts.macs + counts.other_operations for counts in one) for one in point.work()]
+
+    def test_embracing(self):
+        whole = self.FRONT + self.MIDDLE + self.LAST
+        moderate = (self.MIDDLE + self.LAST, self.MIDDLE + self.LAST, self.FRONT)
+        weak = (self.LAST, self.LAST, self.FRONT + self.MIDDLE)
+        assert self.of_clients("embracing") == [(whole,) * 3, moderate, moderate, weak]
+
+    def test_the_input_side_and_drawn_blocks_differentiate_all_that_follows(self):
+        whole = (self.FRONT + self.MIDDLE + self.LAST,) * 3
+        assert self.of_clients("first_half") == self.of_clients("random_blocks") == [whole] * 4
+
+    def test_narrow_clients_and_the_mean_of_the_widths_that_they_draw(self):
+        narrow = [64 * a + 2 * a + a * b + 2 * b + b * 10 + 10 for a, b in ((48, 32), (24, 16), (12, 8))]
+        widths = "--width-moderate 0.5 --width-weak 0.25"
+        strong, moderate, _, weak = self.of_clients(f"width_reduction --without-scaler {widths}")
+        assert [one[0] for one in (strong, moderate, weak)] == narrow
+        strong, moderate, _, weak = self.of_clients(f"ordered_dropout {widths}")
+        expected = [sum(narrow) / 3, sum(narrow[1:]) / 2, narrow[2]]
+        np.testing.assert_allclose([one[0] for one in (strong, moderate, weak)], expected, atol=1)
+
+    def test_words_read_without_gradient_run_forward_alone(self):
+        """The half of the words in front is not differentiated."""
+        arguments = (
+            "--model bilstm --embedding-features 8 --units 6 --strong 1 --moderate 0 --weak 1 --frozen-words 128"
+        )
+        point = next(iter(points(f"{arguments} --method embracing").values()))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(point), "problem", lambda self: Problem((256,), 2))
+            strong, weak = point.work()
+        assert weak.gradient.macs == strong.gradient.macs
+        assert weak.forward.macs == 0, "an embedding is a table"
+        np.testing.assert_allclose(weak.backward.macs, strong.backward.macs / 2, rtol=0.01)
 
 
 class TestTables:

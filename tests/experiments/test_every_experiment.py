@@ -165,6 +165,9 @@ class TestFinishedRun:
             assert (row["rounds"], row["rounds_per_seed"], row["status"]) == (4, [4, 4], ["finished"] * 2)
             assert row["settings"] == jsonable(finished.asked().lines[name].settings, "settings")
             last = [line for line in lines if (line["variant"], line["round"]) == (name, 4)]
+            for cost in ("operations", "simulated_seconds", "joules"):
+                assert row["costs"][cost]["per_seed"] == [line[f"total_{cost}"] for line in last]
+                assert min(row["costs"][cost]["per_seed"]) > 0
             metrics = [metric for metric in row if isinstance(row[metric], dict) and "per_seed" in row[metric]]
             assert "train_loss" in metrics
             for metric in metrics:
@@ -201,6 +204,7 @@ class TestFinishedRun:
         printed = " ".join(finished.printed.split())
         assert f"Run: {finished.folder}" in printed
         assert "mean ± standard deviation over 2 seeds, finished" in printed
+        assert re.search(r"[\d.]+[kMG]?bit [\d.]+[mµ]?s [\d.]+[mµ]?J", printed)
         assert all(name in printed for name in finished.asked().lines)
 
 

@@ -9,7 +9,7 @@ from problems import linear_task, small_task
 
 from jaxfl import ArgumentError, gradients
 from jaxfl.gradients import per_example
-from jaxfl.models import classification, sequential
+from jaxfl.models import classification, position_sums, sequential
 from jaxfl.models.layers import conv, dense, reshape
 
 
@@ -138,6 +138,22 @@ def image_task():
     """Convolutions, which have factors of their own."""
     layers = [("conv", conv(1, 2, (2, 2))), ("flat", reshape((12,))), ("out", dense(12, 3))]
     return classification(sequential([("image", reshape((2, 3, 1))), *layers]), preprocess=lambda inputs: inputs)
+
+
+def test_a_clipped_sum_of_what_is_kept_equals_that_of_what_is_made_twice(monkeypatch):
+    """The convolution's kernels, of the size that is allowed and below it."""
+    task = image_task()
+    params, (inputs, labels), weights = task.init(jax.random.key(1)), batch(), jnp.linspace(0.0, 1.0, 9)
+    found = []
+    for allowed in (4 * 9 * 8, 4 * 9 * 8 - 1):
+        monkeypatch.setattr(position_sums, "GROUP_BYTES", allowed)
+        found.append(per_example.weighted_sum(task, params, inputs, labels, weights, clip_norm=4.0))
+        assert task.layers[0].kept is not None
+        kept = task.layers[0].kept(jnp.ones((9, 2, 3, 1)), jnp.ones((9, 2, 3, 2)))
+        assert (kept is None) == (allowed < 4 * 9 * 8)
+    assert 0 < float(found[0].clipped.sum()) < 9
+    for once, twice in zip(jax.tree.leaves(found[0]), jax.tree.leaves(found[1]), strict=True):
+        np.testing.assert_allclose(once, twice, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

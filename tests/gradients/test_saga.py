@@ -239,12 +239,18 @@ def test_a_table_that_cannot_fit_is_refused_with_the_alternatives(monkeypatch):
         algorithm().init(jax.random.key(0), uneven_data())
 
 
-def test_rows_read_for_another_batch_are_counted():
-    data, learner = uneven_data(), algorithm(sampler=gradients.fixed(2))
+@pytest.mark.parametrize("storage", ["float32", "bfloat16"])
+@pytest.mark.parametrize("table", ["dense", "factored"])
+def test_rows_read_for_another_batch_make_the_gradient_nan_and_are_counted(table, storage):
+    """With a new base key in a round, as a caller may write it, training went on by other entries' gradients."""
+    options = {"table": table, "storage": storage, "sampler": gradients.fixed(2)}
+    data, learner = uneven_data(), algorithm(**options)
     state = start(learner, jax.random.key(0), data)
     foreign = jax.jit(learner.draw)(jax.random.key(9), state, data)
     _, info = jax.jit(learner.update)(state, data, foreign)
-    assert int(info.prefetch_misses.sum()) > 0
+    missed = np.asarray(info.prefetch_misses) > 0
+    assert missed.any()
+    np.testing.assert_array_equal(np.isnan(info.gradient_norm), missed)
 
 
 @pytest.mark.parametrize(

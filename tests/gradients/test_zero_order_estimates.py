@@ -137,6 +137,8 @@ def test_d_psgd_follows_the_definition(direction, num_directions, sampler, node_
     assert np.abs(stacked(x) - stacked(x0)).max() > 0.05
     check_info(run.infos[-1], references, x)
     np.testing.assert_array_equal(run.infos[-1].gradient_evaluations, np.zeros(5))
+    counts = [2 * num_directions * len(batch) for batch, _ in drawn[-1]]
+    np.testing.assert_array_equal(run.infos[-1].forward_evaluations, counts)
 
 
 SAMPLERS = {"fixed": gradients.fixed(2), "uniform": gradients.uniform(2), "poisson": gradients.poisson(2)}

@@ -244,12 +244,16 @@ def test_mixing_commutes_with_relabeling(name):
         assert_close(*both(jnp.int32(k)))
 
 
-def test_messages_sent_are_the_rounds_out_degrees():
+def test_messages_are_the_rounds_degrees():
     graph = GRAPHS["sequence"]
-    sent = jax.jit(lambda k: graphs.messages_sent(graph, k))
+    both = jax.jit(lambda k: (graphs.messages_sent(graph, k), graphs.messages_received(graph, k)))
     for k in range(2 * graph.period):
-        np.testing.assert_array_equal(sent(jnp.int32(k)), graph.out_degree[k % graph.period])
-    np.testing.assert_array_equal(graphs.messages_sent(graphs.star(4), jnp.int32(7)), [3, 1, 1, 1])
+        sent, received = both(jnp.int32(k))
+        np.testing.assert_array_equal(sent, graph.out_degree[k % graph.period])
+        np.testing.assert_array_equal(received, graph.in_degree[k % graph.period])
+    assert not np.array_equal(graph.out_degree, graph.in_degree), "they must differ for this test to mean something"
+    for messages in (graphs.messages_sent, graphs.messages_received):
+        np.testing.assert_array_equal(messages(graphs.star(4), jnp.int32(7)), [3, 1, 1, 1])
 
 
 def test_dense_mixing_asks_for_full_precision():

@@ -135,7 +135,7 @@ def test_norms_agree_in_groups_of_samples(group_bytes, monkeypatch):
     factored = factored_form(layer)
     expected = in_factored_form(factored, inputs, errors, weight)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(position_sums, "_GROUP_BYTES", group_bytes)
+    monkeypatch.setattr(position_sums, "GROUP_BYTES", group_bytes)
     actual = in_factored_form(factored, inputs, errors, weight, compiled=everything_of)  # anew
     for norm in ("squared_norm", "absolute_norm"):
         np.testing.assert_allclose(actual[norm], expected[norm], rtol=1e-5)

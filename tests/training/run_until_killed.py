@@ -12,7 +12,7 @@ import threading
 import time
 from pathlib import Path
 
-from toy_problem import NUM_NODES, toy_statements, toy_that_counts, toy_variant, train_toy
+from toy_problem import NUM_NODES, TOY_LEDGER, toy_statements, toy_that_counts, toy_variant, train_toy
 
 SETTINGS = {
     "settings": {"step_size": 0.2},
@@ -21,6 +21,7 @@ SETTINGS = {
     "chunk_rounds": 3,
     "privacy": toy_statements,
     "released": ("local_iterations",),
+    "ledger": TOY_LEDGER,
 }
 
 

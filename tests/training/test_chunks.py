@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from problems import small_task, uneven_data
 from toy_problem import NUM_NODES, State, toy_algorithm, toy_data, toy_task
 
-from jaxfl import core
+import jaxfl
+from jaxfl import core, gradients, graphs
 from jaxfl.core import ArgumentError, tree
 from jaxfl.training import Diverged, FatalCount
 from jaxfl.training.chunks import (
@@ -21,6 +23,8 @@ from jaxfl.training.chunks import (
     rounds_fn,
     summarize,
 )
+
+KEY = jax.random.key(4)
 
 
 def _assert_same(left, right):
@@ -203,8 +207,8 @@ def test_the_first_bad_round_decides_what_is_named(bad):
     with pytest.raises(Diverged) as caught:
         refuse_bad({"loss": infos["loss"]}, "plain", 4, first_round=21)
     error = caught.value
-    assert (error.metric, error.first_round, error.rounds, error.node) == ("loss", 23, (21, 23), 1)
-    for word in ("loss", "node 1", "round 23", "21 to 23", "plain", "seed 4"):
+    assert (error.metric, error.first_round, error.rounds, error.node) == ("loss", 23, (21, 23), None)
+    for word in ("loss", "all nodes", "round 23", "21 to 23", "plain", "seed 4"):
         assert word in str(error)
     refuse_bad({"loss": infos["loss"][:2]}, "plain", 4, first_round=21)
 
@@ -215,14 +219,45 @@ def test_a_bad_number_of_the_network_is_placed_by_the_parameters():
     with pytest.raises(Diverged) as caught:
         refuse_bad(infos, "plain", 0, first_round=1, params=lambda: params)
     assert caught.value.node is None
-    params["w"][2, 1] = params["b"][3] = np.inf
+    params["w"][2, 1] = np.inf
     with pytest.raises(Diverged, match=r"got nan in round 2 .*seed 0\), which left node 2 with parameters") as caught:
         refuse_bad(infos, "plain", 0, first_round=1, params=lambda: params)
     assert caught.value.node == 2
+    params["b"][3] = np.nan  # it has spread
+    with pytest.raises(Diverged, match="samples and labels of all nodes") as caught:
+        refuse_bad(infos, "plain", 0, first_round=1, params=lambda: params)
+    assert caught.value.node is None
     loss = {"loss": np.array([[1, np.nan, 1, 1]], np.float32)}
     with pytest.raises(Diverged, match="at node 1 in round 1") as caught:
         refuse_bad(loss, "plain", 0, first_round=1, params=lambda: params)
     assert caught.value.node == 1
+
+
+def test_of_a_round_the_field_that_fewest_nodes_spoil_is_named():
+    """One NaN pixel at node 3 spoils its loss, the network's numbers of the round, and by gossip all parameters."""
+    lone, spread = np.ones((1, 5), np.float32), np.full((1, 5), np.nan, np.float32)
+    lone[0, 3] = np.nan
+    infos = {"consensus_distance": np.array([np.nan], np.float32), "gradient_norm": spread, "loss": lone}
+    params = {"w": np.full((5, 2), np.nan, np.float32)}
+    with pytest.raises(
+        Diverged, match=r"loss: .* at node 3 in round 1 .*\. Check the samples .* of node 3\.$"
+    ) as caught:
+        refuse_bad(infos, "plain", 0, first_round=1, params=lambda: params)
+    assert caught.value.node == 3
+    with pytest.raises(Diverged, match=r"at node 3 in round 7 .* smaller step size.*; if it stays, check .* of node 3"):
+        refuse_bad(infos, "plain", 0, first_round=7, params=lambda: params)
+
+
+def test_the_node_with_a_broken_sample_is_named():
+    """Gossip has taken it to all nodes by the end of the round."""
+    data = uneven_data((6,) * 5)
+    broken = data._replace(inputs=jnp.asarray(data.inputs).at[data.indices[3, 0], 2].set(np.nan))
+    batches = gradients.mini_batch(sampler=gradients.fixed(6))  # all samples
+    learner = jaxfl.d_psgd(small_task(), graph=graphs.complete(5), gradient=batches, step_size=0.1)
+    state, infos = chunk_fn(learner, 3)(KEY, init_fn(learner)(KEY, broken), broken, np.int32(3))
+    assert np.isnan(np.asarray(infos.consensus_distance)).all()
+    with pytest.raises(Diverged, match=r"got nan at node 3 in round 1 .* labels of node 3\.$"):
+        refuse_bad(jax.device_get(infos._asdict()), "plain", 0, first_round=1, params=lambda: state.params)
 
 
 def test_a_fatal_count_stops_and_names_node_and_round():

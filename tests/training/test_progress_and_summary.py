@@ -93,6 +93,26 @@ def test_the_closing_table_has_a_row_per_variant():
     assert "worst" not in text  # no variant has it
 
 
+def test_the_closing_table_says_what_a_run_costs():
+    summary = _summary()
+    summary["variants"]["A"]["costs"] = {
+        "bits_sent": spread([1e6, 2e6]),
+        "bits_received": spread([7.0, 7.0]),
+        "simulated_seconds": spread([4000.0, 5000.0]),
+        "joules": spread([0.001, 0.002]),
+    }
+    console = _console(terminal=False)
+    console.print(summary_table(summary))
+    rows = {
+        line.split("│")[1].strip(): line for line in _written(console).replace("\xa0", " ").splitlines() if "│" in line
+    }
+    assert "1.5Mbit 4.5ks 1.5mJ" in rows["A"]
+    summary["variants"]["A"]["costs"] = {"bits_sent": spread([1e6, 2e6])}
+    console = _console(terminal=False)
+    console.print(summary_table(summary))
+    assert "│ 1.5Mbit │" in " ".join(_written(console).split())
+
+
 def test_the_closing_table_says_which_epsilon_on_what_ground():
     summary = _summary()
     proven = {"bound": "proven", "dp_epsilon": 2.5, "dp_delta": 1e-5, "neighboring_relation": "zero_out"}

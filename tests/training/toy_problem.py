@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from jaxfl import core, training
+from jaxfl.channel import Ledger
 from jaxfl.core import tree
 from jaxfl.training.program import Program
 
@@ -45,6 +46,8 @@ class Info(NamedTuple):
     batch_overflow: jax.Array  # (n,), int32
     gradient_norm: jax.Array | None = None
     local_iterations: jax.Array | None = None  # (), int32
+    bits_received: jax.Array | None = None  # (n,), float32
+    forward_evaluations: jax.Array | None = None  # (n,), int32
 
 
 def _numbers(key, round_index, count):
@@ -95,7 +98,8 @@ def toy_algorithm(
 ) -> core.Algorithm:
     """Ring gossip; node 2's loss is NaN from `bad_round` (counted from 0), node 1 overflows in `overflow_round`.
 
-    With `counts` it says that it made 1 to 3 local iterations, as many as its draws say.
+    With `counts` it says that it made 1 to 3 local iterations, as many as its draws say, and as many forward
+    evaluations at each node; and it counts the bits that it received.
     """
 
     def init(key, data):
@@ -153,6 +157,8 @@ def toy_algorithm(
             gradient_evaluations=jnp.ones(data.num_nodes, jnp.int32),
             batch_overflow=overflow,
             local_iterations=1 + draws.batch_indices[0] % 3 if counts else None,
+            bits_received=jnp.full(data.num_nodes, 32.0 * NUM_FEATURES * NUM_CLASSES, jnp.float32) if counts else None,
+            forward_evaluations=1 + draws.batch_indices % 3 if counts else None,
         )
         return new, info
 
@@ -184,6 +190,21 @@ def toy_with_numbers(numbers: Mapping[str, Any]) -> core.Algorithm:
 def toy_that_counts(numbers: Mapping[str, Any]) -> core.Algorithm:
     """`toy_with_numbers` with local iterations."""
     return toy_algorithm(TASK, counts=True, **numbers)
+
+
+TOY_LEDGER = Ledger(
+    gradient_operations=45.0,
+    forward_operations=15.0,
+    gradient_seconds=np.array([0.3, 0.1, 0.7, 0.1]),  # of each node
+    forward_seconds=0.1,
+    gradient_joules=1.1,
+    forward_joules=np.array([0.1, 0.2, 0.3, 0.4]),
+    uplink_bits_per_second=1e3,
+    downlink_bits_per_second=2e3,
+    slot_seconds=0.0,
+    transmit_watts=0.7,
+)
+"""Of `toy_that_counts`: numbers whose sums round."""
 
 
 def toy_statements(rounds: int, **totals: int) -> list[dict[str, Any]]:

@@ -92,6 +92,22 @@ def samples_of(data: FederatedData, active: Array, batch_indices: Array) -> tupl
     return data.indices[active[:, None, None], jnp.where(mask, batch_indices, 0)], mask
 
 
+def num_different(steps: Step) -> Array:
+    """How many different samples each client's steps hold, (k,), int32.
+
+    Args:
+        steps: with leaves (k, tau, b).
+
+    Example:
+        >>> samples, mask = jnp.array([[[4, 7], [7, 9]]]), jnp.array([[[True, True], [True, False]]])
+        >>> num_different(Step(samples, mask, None, None)).tolist()  # 4 and 7
+        [2]
+    """
+    ordered = jnp.sort(jnp.where(steps.mask, steps.samples, -1).reshape(len(steps.mask), -1), axis=1)
+    is_new = jnp.diff(ordered, axis=1, prepend=-1) > 0  # -1: an empty slot
+    return is_new.sum(axis=1, dtype=jnp.int32)
+
+
 def by_backward(step_loss: StepLoss) -> GradientOf:
     """The gradient of a step's mean loss, by one backward pass."""
 

@@ -1,0 +1,230 @@
+"""Wireless links of devices in a cell: how often a message arrives, how long it is on the air, what sending it takes.
+
+With P the transmit power, N_0 the noise in a hertz, W the bandwidth of a device, R its rate and r its distance:
+
+    path loss     L(r) = 128.1 + 37.6 log10(r / 1 km) dB
+    SNR           P - L(r) - (N_0 + 10 log10 W) dB, its mean over the fading
+    success       p = P(W log2(1 + SNR |h|^2) >= R) = exp(-(2^(R / W) - 1) / SNR), Rayleigh fading: |h|^2 is Exp(1)
+    of the disc   mean of p over r^2 uniform on [0, radius^2]
+    airtime       max(bits / R, one slot) / p: what is lost is sent again under new fading until it arrives
+
+Sent again in parts or as a whole, a message is on the air equally long in the mean: every bit is sent 1 / p times.
+
+Farther devices arrive less often. A server that weights what arrives by N / |S| takes one p for all: with success
+probabilities of these distances its sum is biased towards the devices nearby.
+
+What is whose: the paper gives a disc of 500 m, 2 MHz a device, -173 dBm/Hz and Rayleigh fading, and in the example of
+section III 10 Mbit/s and a slot of 0.125 ms. The law of path loss (3GPP TR 36.814, annex A: a large cell at 2 GHz) and
+the power of 23 dBm, that of LTE phones, are chosen here: the paper says "a standard channel model". At 10 Mbit/s p is
+0.476 on the rim and 0.791 in the mean of the disc.
+
+References:
+    E. Mhanna, M. Assaad, "Communication and Energy Efficient Federated Learning using Zero-Order Optimization
+    Technique": sections III and V.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.core import Array, check
+from jaxfl.core.keys import Key, Purpose, node_keys, purpose_key
+
+RADIUS_M = 500.0
+_POSITIONS = 2**31 - 1  # random graphs count their attempts from 0 on under the same purpose
+
+
+class Radio(NamedTuple):
+    """The link of every device to whom it sends; each number may be traced."""
+
+    bits_per_second: float | Array = 10e6  # R
+    bandwidth_hz: float | Array = 2e6  # W
+    power_dbm: float | Array = 23.0  # P, 0.2 W
+    noise_dbm_per_hz: float | Array = -173.0  # N_0
+    path_loss_db: float | Array = 128.1  # at 1 km
+    path_loss_exponent: float | Array = 3.76  # 37.6 dB for ten times the distance
+    slot_seconds: float | Array = 0.125e-3  # the shortest time on the air
+
+
+def disc_positions(key: Key, num_nodes: int, radius_m: float | Array = RADIUS_M) -> Array:
+    """Places of devices, independent and uniform in a disc about the origin.
+
+    Args:
+        key: typed base key of the run, or its `RunKey`: runs of one base key have their devices in the same places.
+        num_nodes: n, at least 1.
+        radius_m: of the disc, meters.
+
+    Returns:
+        (n, 2), float32, meters. `jnp.linalg.norm(positions, axis=1)` are the distances to a server in the middle.
+
+    Raises:
+        ArgumentError: fewer than 1 node, or a radius that is not positive.
+
+    Guarantees:
+        - a node's place does not depend on the number of nodes.
+        - squared distances are uniform on [0, radius^2], and directions uniform.
+
+    Example:
+        >>> positions = disc_positions(jax.random.key(0), 50)
+        >>> positions.shape, bool((jnp.linalg.norm(positions, axis=1) <= 500).all())
+        ((50, 2), True)
+    """
+    check.at_least(1, num_nodes=num_nodes)
+    check.positive(radius_m=radius_m)
+    keys = node_keys(purpose_key(key, Purpose.GRAPH, _POSITIONS), num_nodes)
+    share, turn = jax.vmap(lambda node_key: jax.random.uniform(node_key, (2,), jnp.float32))(keys).T
+    angle = 2 * jnp.pi * turn
+    return (radius_m * jnp.sqrt(share))[:, None] * jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=1)
+
+
+def mean_snr(distance_m: float | Array, radio: Radio) -> Array:
+    """Signal-to-noise ratio at a distance, its mean over the fading.
+
+    Args:
+        distance_m: r, meters, any shape.
+        radio: the link.
+
+    Returns:
+        The ratio, without unit (not in dB), in the shape of the distances; infinite at 0 m.
+
+    Raises:
+        ArgumentError: a negative distance; a rate, bandwidth, exponent or slot that is not positive.
+
+    Example:
+        >>> round(float(mean_snr(500.0, Radio())), 3)
+        41.768
+    """
+    check.non_negative(distance_m=distance_m)
+    radio = _float32(radio)
+    distance_m = jnp.asarray(distance_m, jnp.float32)
+    loss_db = radio.path_loss_db + 10 * radio.path_loss_exponent * jnp.log10(distance_m / 1000)
+    return 10 ** ((radio.power_dbm - loss_db - noise_dbm(radio)) / 10)
+
+
+def noise_dbm(radio: Radio) -> Array:
+    """Power of the noise in a device's bandwidth, dBm, shape ().
+
+    Example:
+        >>> round(float(noise_dbm(Radio())), 2)
+        -109.99
+    """
+    radio = _float32(radio)
+    return radio.noise_dbm_per_hz + 10 * jnp.log10(radio.bandwidth_hz)
+
+
+def success_probability(distance_m: float | Array, radio: Radio) -> Array:
+    """Probability that a message arrives when it is sent once.
+
+    Args:
+        distance_m: r, meters, any shape: (n,) to a server, (n, n) between nodes.
+        radio: the link.
+
+    Returns:
+        float32 in [0, 1], in the shape of the distances, as `jaxfl.links(success=...)` takes it.
+
+    Raises:
+        ArgumentError: as `mean_snr`.
+
+    Guarantees:
+        - the share of drawn fadings under which the channel carries the rate.
+        - 1 at 0 m; less with distance and with rate, more with power.
+
+    Example:
+        >>> [round(float(success_probability(500.0, Radio(rate))), 5) for rate in (10e6, 4e6, 1e6, 128e3)]
+        [0.47607, 0.93069, 0.99013, 0.99891]
+    """
+    return jnp.exp(-_threshold(radio) / mean_snr(distance_m, radio))
+
+
+def mean_success(radio: Radio, radius_m: float | Array = RADIUS_M) -> Array:
+    """Mean success probability of a disc: integral of 2 r p(r) / radius^2 from 0 to the radius.
+
+    Args:
+        radio: the link.
+        radius_m: of the disc, meters.
+
+    Returns:
+        (), float32, in [0, 1].
+
+    Raises:
+        ArgumentError: as `mean_snr`, or a radius that is not positive.
+
+    Guarantees:
+        - the mean of `success_probability` over `disc_positions`.
+
+    Example:
+        >>> [round(float(mean_success(Radio(rate))), 3) for rate in (10e6, 4e6, 1e6)]
+        [0.791, 0.976, 0.997]
+    """
+    check.positive(radius_m=radius_m)
+    # p(r) = exp(-c (r / radius)^a), so that the integral is an incomplete gamma function.
+    order = 2 / _float32(radio).path_loss_exponent
+    at_rim = _threshold(radio) / mean_snr(radius_m, radio)
+    return order * at_rim**-order * jax.scipy.special.gammainc(order, at_rim) * jnp.exp(jax.lax.lgamma(order))
+
+
+def airtime_seconds(bits: float | Array, success: float | Array, radio: Radio) -> Array:
+    """Seconds on the air until a message has arrived, its mean over lost transmissions.
+
+    Args:
+        bits: of the message; `bits = d M` for d numbers of M bits. Fewer than a slot carries take one slot.
+        success: probability p of one transmission, in the shape of the bits or (): 1 where nothing is sent again.
+        radio: the link.
+
+    Returns:
+        max(bits / R, slot) / p, float32 seconds; infinite where p is 0, and 0 where there are no bits.
+
+    Raises:
+        ArgumentError: negative bits, a success outside [0, 1], or a radio as `mean_snr` refuses it.
+
+    Example:
+        >>> radio, d = Radio(), 45_362
+        >>> round(float(airtime_seconds(16 * d, 1.0, radio)), 5), round(float(airtime_seconds(16, 1.0, radio)), 6)
+        (0.07258, 0.000125)
+    """
+    check.non_negative(bits=bits)
+    check.probability(success=success)
+    radio = _float32(radio)
+    bits = jnp.asarray(bits, jnp.float32)
+    once = jnp.maximum(bits / radio.bits_per_second, radio.slot_seconds)
+    return jnp.where(bits > 0, once / jnp.asarray(success, jnp.float32), 0.0)
+
+
+def transmit_joules(seconds: float | Array, radio: Radio) -> Array:
+    """Energy of sending for a time, of the transmit power alone: without amplifier losses and reception.
+
+    Args:
+        seconds: on the air, any shape.
+        radio: the link.
+
+    Returns:
+        float32 joules, in the shape of the seconds.
+
+    Raises:
+        ArgumentError: negative seconds, or a radio as `mean_snr` refuses it.
+
+    Example:
+        >>> round(1e3 * float(transmit_joules(0.0725792, Radio())), 2)  # a model of 45,362 numbers of 16 bits: 14.48 mJ
+        14.48
+    """
+    check.non_negative(seconds=seconds)
+    radio = _float32(radio)
+    return 10 ** ((radio.power_dbm - 30) / 10) * jnp.asarray(seconds, jnp.float32)
+
+
+def _threshold(radio: Radio) -> Array:
+    """The signal-to-noise ratio that carries the rate, 2^(R / W) - 1."""
+    radio = _float32(radio)
+    return jnp.expm1(math.log(2) * radio.bits_per_second / radio.bandwidth_hz)
+
+
+def _float32(radio: Radio) -> Radio:
+    """Its numbers as arrays; refuses what is no radio, where powers in dBm may have any sign."""
+    powers = ("power_dbm", "noise_dbm_per_hz", "path_loss_db")
+    check.scalar(**radio._asdict())
+    check.positive(**{name: value for name, value in radio._asdict().items() if name not in powers})
+    return Radio(*(jnp.asarray(value, jnp.float32) for value in radio))

@@ -1,0 +1,195 @@
+"""Ledgers against sums made by hand, and against DZOFL's published numbers."""
+
+import itertools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxfl
+from jaxfl import ArgumentError
+from jaxfl.channel import (
+    DZOFL_COUNTED,
+    EnergyModel,
+    Work,
+    Workload,
+    backward_energy,
+    count,
+    forward_energy,
+    ledger,
+    output_side_work,
+    total,
+    whole_model,
+)
+from jaxfl.channel.ledger import COUNTED
+from jaxfl.models import classification, dzofl_cnn, mlp
+
+MODEL = mlp((2, 4, 3))
+LAYERS = count(MODEL, (2,))
+# Dense 2 x 4 with biases, relu, dense 4 x 3 with biases.
+FORWARD, PARAMS = 2 * 4 + 4 + 4 + 4 * 3 + 3, 2 * 4 + 4 + 4 * 3 + 3
+LINK: dict[str, Any] = {
+    "uplink_bits_per_second": 1e3,
+    "downlink_bits_per_second": 4e3,
+    "slot_seconds": 0.0,
+    "transmit_dbm": 30.0,
+}
+BOOK = ledger(whole_model(LAYERS), batch_size=2, operations_per_second=1e2, **LINK)
+KEY = jax.random.key(0)
+
+
+def data_of(sizes):
+    rng, ends = np.random.default_rng(0), np.cumsum([0, *sizes])
+    inputs = rng.normal(size=(ends[-1], 2)).astype(np.float32)
+    own = [list(range(a, b)) for a, b in itertools.pairwise(ends)]
+    return jaxfl.federate(inputs, np.arange(ends[-1]) % 3, own)
+
+
+def first_round(algorithm, data):
+    return jax.jit(algorithm.round)(KEY, algorithm.init(KEY, data), data)[1]
+
+
+def joules_of_gradient(batch_size=2):
+    """Of one sample of a batch."""
+    counts = total(LAYERS)
+    batch = Workload(batch_size * FORWARD, batch_size * counts.activations, PARAMS, batch_size * 2)
+    return (sum(forward_energy(batch, EnergyModel())) + backward_energy(batch, EnergyModel())) / batch_size
+
+
+def test_a_round_of_fed_avg_by_hand():
+    """Two of three clients make three steps; the one with a single sample takes it alone."""
+    clients = jaxfl.local_steps(3, batch_size=2, optimizer=optax.sgd(0.1))
+    learner = jaxfl.fed_avg(classification(MODEL), clients=clients, num_active=2)
+    info = first_round(learner, data_of((4, 1, 5)))
+    samples = np.array([3 * 2, 3 * 1, 3 * 2]) * np.asarray(info.active)
+    assert info.active.sum() == 2
+    costs, bits = BOOK.of_round(jax.tree.map(np.asarray, info)), 32 * PARAMS
+    np.testing.assert_allclose(costs.operations, samples.sum() * 3 * FORWARD, rtol=1e-12)
+    slowest = samples.max() * 3 * FORWARD / 1e2 + bits / 1e3
+    np.testing.assert_allclose(costs.simulated_seconds, slowest + bits / 4e3, rtol=1e-12)
+    np.testing.assert_allclose(costs.joules, samples.sum() * joules_of_gradient() + 2 * bits / 1e3, rtol=1e-12)
+
+
+def test_a_round_of_push_sum_by_hand():
+    """On a star the center sends to three nodes and hears from three, and is the slowest."""
+    learner = jaxfl.push_sum(classification(MODEL), graph=jaxfl.graphs.star(4), step_size=0.1)
+    costs, bits = BOOK.of_round(first_round(learner, data_of((2, 3, 2, 2)))), 32 * (PARAMS + 1)
+    np.testing.assert_allclose(costs.operations, 4 * 3 * FORWARD, rtol=1e-6)
+    np.testing.assert_allclose(costs.simulated_seconds, 3 * FORWARD / 1e2 + 3 * bits / 1e3 + 3 * bits / 4e3, rtol=1e-6)
+    np.testing.assert_allclose(costs.joules, 4 * joules_of_gradient() + 6 * bits / 1e3, rtol=1e-6)
+
+
+def counts_of(**counts):
+    return {name: np.zeros(1) for name in COUNTED} | {name: np.array([value]) for name, value in counts.items()}
+
+
+def test_published_numbers_of_dzofl():
+    """A batch of 10: 201.369 and 881.141 uJ for 10.56e6 operations; 14.48 mJ to send all parameters in 16 bits."""
+    book = ledger(whole_model(count(dzofl_cnn(), (28, 28, 1), counted=DZOFL_COUNTED)), batch_size=10)
+    np.testing.assert_allclose(book.forward_operations, 10.56e6, rtol=1e-3)
+    np.testing.assert_allclose(10 * book.forward_joules, 201.369e-6, rtol=1e-3)
+    np.testing.assert_allclose(10 * book.gradient_joules, (201.369 + 881.141) * 1e-6, rtol=1e-3)
+    np.testing.assert_allclose(book.of_round(counts_of(bits_sent=45_362 * 16)).joules, 14.48e-3, rtol=1e-3)
+    scalar = book.of_round(counts_of(bits_sent=16))  # in a slot of 0.125 ms
+    np.testing.assert_allclose(scalar, [0, 0.125e-3, 24.94e-6], rtol=1e-3)
+    # 16 million operations take 4 ms, and 640 ms the upload of 4e5 parameters.
+    np.testing.assert_allclose(book.forward_seconds * 16e6 / book.forward_operations, 4e-3, rtol=1e-9)
+    uploaded = book.of_round(counts_of(bits_sent=64e5))
+    np.testing.assert_allclose(uploaded.simulated_seconds, 0.64, rtol=1e-9)
+
+
+def test_a_gradient_takes_three_times_the_operations_of_a_forward_evaluation():
+    assert BOOK.forward_operations == FORWARD
+    assert BOOK.gradient_operations == 3 * FORWARD
+    forward = BOOK.of_round(counts_of(forward_evaluations=7))
+    np.testing.assert_allclose(forward[:2], [7 * FORWARD, 7 * FORWARD / 1e2], rtol=1e-12)
+
+
+def test_weak_clients_run_the_front_forward_and_the_output_side_both_ways():
+    front, behind = 2 * 4 + 4 + 4, 4 * 3 + 3
+    book = ledger([whole_model(LAYERS), output_side_work(LAYERS, "dense_2")], batch_size=2)
+    assert book.gradient_operations.tolist() == [3 * FORWARD, 3 * behind]
+    assert book.forward_operations.tolist() == [FORWARD, front]
+    assert book.gradient_seconds.tolist() == [3 * FORWARD / 4e9, 3 * behind / 4e9]
+    # Four features enter the trained layer, three activations leave it; four lie in front of it.
+    side, device = Workload(2 * behind, 2 * 3, 4 * 3 + 3, 2 * 4), EnergyModel()
+    both_ways = sum(forward_energy(side, device)) + backward_energy(side, device)
+    np.testing.assert_allclose(2 * book.gradient_joules[1], both_ways, rtol=1e-12)
+    in_front = sum(forward_energy(Workload(2 * front, 2 * 4, 2 * 4 + 4, 2 * 2), device))
+    np.testing.assert_allclose(2 * book.forward_joules[1], in_front, rtol=1e-12)
+    with pytest.raises(ArgumentError, match=r"^trained_from: must be one of"):
+        output_side_work(LAYERS, "dense_3")
+
+
+def random_counts(rounds=5, nodes=4):
+    rng = np.random.default_rng(3)
+    bits = {name: rng.integers(0, 9999, (rounds, nodes)).astype(np.float32) for name in COUNTED[:2]}
+    return bits | {name: rng.integers(0, 99, (rounds, nodes)).astype(np.int32) for name in COUNTED[2:]}
+
+
+BOOKS = {"in slots": ledger([whole_model(LAYERS)] * 4, batch_size=2), "without": BOOK}
+
+
+@pytest.mark.parametrize("book", BOOKS.values(), ids=BOOKS)
+def test_several_rounds_at_once_give_what_each_gives_alone(book):
+    counts = random_counts()
+    together = book.of_round(counts)
+    for number in range(5):
+        alone = book.of_round({name: values[number] for name, values in counts.items()})
+        assert alone == tuple(values[number] for values in together)
+        assert all(values.dtype == np.float64 for values in together)
+
+
+@pytest.mark.parametrize("book", BOOKS.values(), ids=BOOKS)
+def test_numpy_and_jax_arrays_give_the_same_to_rounding(book):
+    """Under jit, with numbers that are traced; two rates give two times."""
+    counts = random_counts()
+    on_device = {name: jnp.asarray(values) for name, values in counts.items()}
+    costs = jax.jit(lambda counts, rate: book._replace(uplink_bits_per_second=rate).of_round(counts))
+    for rate in (1e3, 7e3):
+        expected = book._replace(uplink_bits_per_second=rate).of_round(counts)
+        got = costs(on_device, jnp.float32(rate))
+        assert {leaf.dtype for leaf in got} == {jnp.dtype("float32")}
+        for ours, theirs in zip(got, expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
+def test_an_infinite_downlink_takes_no_time():
+    link: dict[str, Any] = {**LINK, "downlink_bits_per_second": math.inf}
+    for slot in (0.0, 1.0):
+        book = ledger(whole_model(LAYERS), batch_size=2, **{**link, "slot_seconds": slot})
+        assert book.of_round(counts_of(bits_received=1e9)).simulated_seconds == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch_size": 0}, "^batch_size: "),
+        ({"work": []}, "^work: must be that of at least one node; got none"),
+        ({"operations_per_second": 0.0}, "^operations_per_second: must be positive"),
+        ({"uplink_bits_per_second": -1.0}, "^uplink_bits_per_second: must be positive"),
+        ({"downlink_bits_per_second": 0.0}, "^downlink_bits_per_second: must be positive"),
+        ({"slot_seconds": -0.1}, "^slot_seconds: "),
+        ({"energy": EnergyModel(mac_joules=0.0)}, "^mac_joules: must be positive"),
+    ],
+)
+def test_what_it_refuses(change, message):
+    with pytest.raises(ArgumentError, match=message):
+        ledger(**{"work": whole_model(LAYERS), "batch_size": 2, **change})
+
+
+def test_an_info_that_lacks_a_count_is_refused():
+    counts = random_counts()
+    del counts["forward_evaluations"]
+    with pytest.raises(ArgumentError, match=r"^ledger: needs all counts .*; forward_evaluations is none of bits_sent"):
+        BOOK.of_round(counts)
+
+
+def test_a_ledger_for_other_nodes_is_refused():
+    book = ledger([Work(*whole_model(LAYERS))] * 3, batch_size=2)
+    with pytest.raises(ArgumentError, match=r"^ledger: must be for the 4 nodes that the info counts; got one for 3"):
+        book.of_round(random_counts())

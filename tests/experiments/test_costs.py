@@ -1,0 +1,107 @@
+"""Costs on the command line: what devices and links change, and what curves are drawn against."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from experiments.frame import EXPERIMENTS, main
+from experiments.frame.run import with_ledgers
+from jaxfl.analysis.plots import X_AXES, seeds_curve
+from jaxfl.channel import count, ledger, whole_model
+from jaxfl.core import ArgumentError
+from jaxfl.models import mlp
+
+FEW = "--num-train 300 --num-test 60 --evaluate-every 2 --quiet"
+SMALL = {
+    "privsgp_vr": f"{FEW} --method PrivSGP --iterations 4 --nodes 5 --noise-std 0.05 --batch-size 2 --hidden 4",
+    "embracing_fl": f"{FEW} --method embracing --case 9 --nodes 16 --rounds 2 --hidden 6 5 --local-steps 2",
+    "dp_gradient_tracking": f"{FEW} --scheme S2 --iterations 4 --smoothness 2 --batch-size 2",
+}
+
+
+def train(name, out, *arguments):
+    return main(EXPERIMENTS[name], [*SMALL[name].split(), "--seeds", "0", "1", "--out", str(out), *arguments])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a run of PrivSGP: 5 nodes on an exponential graph."""
+    out = tmp_path_factory.mktemp("privsgp_vr") / "run"
+    assert train("privsgp_vr", out) == 0
+    return out
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """File name -> the figure that was saved there last."""
+    figures = {}
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: figures.update({Path(path).name: self}))
+    return figures
+
+
+def lines_of(out):
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("x", X_AXES)
+def test_curves_of_a_run_that_has_ended_are_drawn_again_against_any_cost(finished, x, tmp_path, drawn):
+    shutil.copytree(finished, tmp_path / "run")
+    assert train("privsgp_vr", tmp_path / "run", "--resume", "--x", x) == 0
+    axes = {one.get_ylabel(): one for one in drawn["training.png"].axes}
+    assert {one.get_xlabel() for one in axes.values()} == {X_AXES[x].label}
+    curve = seeds_curve(lines_of(finished), "test_accuracy", X_AXES[x].totals)
+    (line,) = axes["test accuracy, mean over nodes"].lines
+    np.testing.assert_allclose(np.asarray(line.get_xdata()), curve.x)
+    assert len({*curve.x.tolist()}) == 3
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (finished / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "picture"), [("embracing_fl", "cases.png"), ("dp_gradient_tracking", "convergence.png")]
+)
+def test_other_curves_of_an_experiment_are_drawn_against_it_too(name, picture, tmp_path, drawn):
+    assert train(name, tmp_path / "run", "--x", "joules") == 0
+    for file in ("training.png", picture):
+        assert {one.get_xlabel() for one in drawn[file].axes} == {"joules, all nodes"}
+
+
+def test_totals_are_those_of_the_devices_and_links_of_the_options(finished, tmp_path, drawn):
+    """Nothing else depends on them. A gradient of 64-4-10 takes 3 (256 + 4 + 4 + 40 + 10) operations."""
+    link = {"operations_per_second": 1e6, "uplink_bits_per_second": 1e4, "downlink_bits_per_second": 2e4}
+    options: dict[str, Any] = {**link, "slot_seconds": 0.0, "transmit_dbm": 30.0}
+    words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    assert train("privsgp_vr", tmp_path / "run", *words) == 0
+    costs = [f"total_{name}" for name in ("simulated_seconds", "joules")]
+    before, after = lines_of(finished), lines_of(tmp_path / "run")
+    assert [{**line, **dict.fromkeys(costs)} for line in after] == [{**line, **dict.fromkeys(costs)} for line in before]
+    book = ledger(whole_model(count(mlp((64, 4, 10)), (8, 8))), batch_size=2, **options)
+    for line in after:
+        bits, gradients, rounds = line["total_bits_sent"], line["total_gradient_evaluations"], line["round"]
+        assert line["total_operations"] == gradients * 3 * (256 + 4 + 4 + 40 + 10)
+        np.testing.assert_allclose(line["total_joules"], gradients * book.gradient_joules + bits / 1e4, rtol=1e-9)
+        air = bits / 5 * (1 / 1e4 + 1 / 2e4)  # all nodes send and receive as much
+        computing = line["total_simulated_seconds"] - air
+        mean = gradients / 5 * book.gradient_seconds
+        assert mean <= computing + 1e-9 <= rounds * 2 * 5 * book.gradient_seconds + 1e-9, "that of the slowest"
+
+
+def test_options_out_of_range_are_named(tmp_path, capsys):
+    for option, value in (("mac-joules", "0"), ("uplink-bits-per-second", "-1"), ("backward-bits", "0")):
+        assert train("privsgp_vr", tmp_path / "run", f"--{option}", value) == 2
+        assert capsys.readouterr().err.startswith(f"error: --{option}: must be positive")
+    assert not (tmp_path / "run").exists()
+
+
+def test_costs_that_nothing_counts_are_refused():
+    """Of a point without devices and links."""
+    line = EXPERIMENTS["spanning_tree"].base
+    lines = {"A": type("Line", (), {"point": line})}
+    for x in ("seconds", "joules", "operations"):
+        with pytest.raises(ArgumentError, match=rf"^x: must be what the run counts; got {x} without"):
+            with_ledgers({"A": None}, lines, x)  # pyright: ignore
+    assert with_ledgers({"A": None}, lines, "bits") == {"A": None}  # pyright: ignore

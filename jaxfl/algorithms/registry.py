@@ -174,8 +174,8 @@ def _ali_dpfl(make_task: MakeTask) -> Example:
 def _dzofl(make_task: MakeTask) -> Example:
     def relabeled(order, state, draws):
         # What the server holds has no node axis, nor has the direction that all share.
-        (batch, uplink), _ = examples.relabeled_nodes(order, (draws.batch, draws.uplink), ())
-        return state, draws._replace(batch=batch, uplink=uplink)
+        batch, arrived = examples.relabeled_nodes(order, draws.batch, draws.uplink.arrived)
+        return state, draws._replace(batch=batch, uplink=draws.uplink._replace(arrived=arrived))
 
     return Example(
         tasks={"task": make_task(5)},

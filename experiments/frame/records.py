@@ -176,12 +176,6 @@ class Network:
         return channel.whole_model(channel.count(choose(NETWORKS, vars(self))(dataset), image_shape(dataset)))
 
 
-_OF_ENERGY = {  # option -> field of `channel.EnergyModel`
-    **{"forward_bits": "bits", "backward_bits": "max_bits", "energy_exponent": "exponent"},
-    **{name: name for name in ("mac_joules", "dram_factor", "mac_units", "sram_bits")},
-}
-
-
 @dataclasses.dataclass(frozen=True)
 class Costs:
     """What seconds and joules stand for: devices and links, by default DZOFL's, see docs/costs.md. No model depends on
@@ -212,13 +206,33 @@ class Costs:
     sram_bits: float = stated(64e6)
     """Memory of a device; what parameters and activations take beyond it goes to DRAM."""
 
+    def energy_model(self) -> channel.EnergyModel:
+        """What operations cost."""
+        check.positive(forward_bits=self.forward_bits, backward_bits=self.backward_bits, mac_joules=self.mac_joules)
+        check.positive(energy_exponent=self.energy_exponent, dram_factor=self.dram_factor)
+        check.positive(mac_units=self.mac_units, sram_bits=self.sram_bits)
+        return channel.EnergyModel(
+            bits=self.forward_bits,
+            max_bits=self.backward_bits,
+            mac_joules=self.mac_joules,
+            exponent=self.energy_exponent,
+            dram_factor=self.dram_factor,
+            mac_units=self.mac_units,
+            sram_bits=self.sram_bits,
+        )
+
     def ledger(self, work: channel.Work | Sequence[channel.Work], batch_size: int) -> channel.Ledger:
         """Of a sample's work at every node, or at each."""
-        values = vars(self)
-        check.positive(**{name: values[name] for name in _OF_ENERGY})
-        energy = channel.EnergyModel(**{field: values[name] for name, field in _OF_ENERGY.items()})
-        others = {name: value for name, value in values.items() if name not in _OF_ENERGY}
-        return channel.ledger(work, batch_size=batch_size, energy=energy, **others)
+        return channel.ledger(
+            work,
+            batch_size=batch_size,
+            energy=self.energy_model(),
+            operations_per_second=self.operations_per_second,
+            uplink_bits_per_second=self.uplink_bits_per_second,
+            downlink_bits_per_second=self.downlink_bits_per_second,
+            slot_seconds=self.slot_seconds,
+            transmit_dbm=self.transmit_dbm,
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -85,6 +85,7 @@ def with_ledgers(variants: Mapping[str, Variant], lines: Mapping[str, Line], x: 
     """The variants, with a ledger where their line's point says what nodes cost and what a sample takes them.
 
     A point has `costs`, and `work()`, or a network and data that tell the work. A batch goes through the model at once.
+    A variant that brings a ledger keeps it.
 
     Raises:
         ArgumentError: an option of costs out of range, or curves against what is not counted.
@@ -92,7 +93,9 @@ def with_ledgers(variants: Mapping[str, Variant], lines: Mapping[str, Line], x: 
     with_costs = {}
     for name, variant in variants.items():
         point, values = lines[name].point, flat(lines[name].point)
-        if hasattr(point, "costs"):
+        if variant.ledger is not None:
+            pass
+        elif hasattr(point, "costs"):
             work = point.work() if hasattr(point, "work") else point.network.work(point.data)
             batch_size = values["batch_size"] * (values.get("entry_size") or 1)
             variant = variant._replace(ledger=point.costs.ledger(work, batch_size))

@@ -58,6 +58,7 @@ from jaxfl.core import (
     algorithm,
     check,
     leaf_key,
+    over_nodes,
     purpose_key,
 )
 from jaxfl.core.algorithm import at_round
@@ -125,7 +126,7 @@ def dzofl(
 ) -> Algorithm:
     """Zero-order federated learning.
 
-    All devices' batches run forward together, twice for each direction, since all have the same parameters.
+    Devices' batches run forward as `task.node_loop` says, twice for each direction.
 
     Args:
         task: what is learned, without batch statistics and dropout.
@@ -193,14 +194,16 @@ def dzofl(
     def update(state, data, draws):
         k, batch, n = state.round_index, draws.batch, data.num_nodes
         alpha, gamma = at_round(step_size, k), at_round(smoothing, k)
-        inputs, labels = (part.reshape(-1, *part.shape[2:]) for part in gather(data, batch.indices))
-        used = batch.mask.reshape(-1)
+        inputs, labels = gather(data, batch.indices)
 
         def losses(params):
-            return jnp.where(used, task.loss(params, inputs, labels), 0.0)
+            def of_device(inputs, labels, mask):
+                return jnp.where(mask, task.loss(params, inputs, labels), 0.0)
+
+            return over_nodes(of_device, task.node_loop)(inputs, labels, batch.mask)
 
         above, below = losses_along(losses, state.params, draws.directions, q, gamma)
-        differences = (above - below).reshape(q, n, -1).sum(axis=2).T / batch_size
+        differences = (above - below).sum(axis=2).T / batch_size
         sent = to_server.send(differences, draws.uplink.rounding)
         arrived = jnp.ones(n, bool) if draws.uplink.arrived is None else draws.uplink.arrived
         heard = jnp.where(arrived[:, None], sent.values, 0.0).sum(axis=0)

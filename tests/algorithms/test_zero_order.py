@@ -206,17 +206,19 @@ def test_padding_never_contributes():
     assert np.isnan(flat(used[0].params)).all()
 
 
-def test_all_devices_batches_run_forward_together():
+def test_batches_run_forward_as_the_node_loop_says():
     shapes, task, data = [], small_task(), uneven_data()
 
     def loss(params, inputs, labels):
         shapes.append((inputs.shape, params["dense_1"]["kernel"].shape))
         return task.loss(params, inputs, labels)
 
-    algorithm = learner(task._replace(loss=loss), num_directions=2)
-    start_state = start(algorithm, KEY, data)
-    jax.eval_shape(algorithm.round, KEY, start_state, data)
-    assert set(shapes) == {((NODES * BATCH, 6), (6, 5))}
+    states = []
+    for node_loop in ("vmap", "map"):
+        algorithm = learner(task._replace(loss=loss, node_loop=node_loop), num_directions=2)
+        states.append(jax.jit(algorithm.round)(KEY, start(algorithm, KEY, data), data))
+    assert set(shapes) == {((BATCH, 6), (6, 5))}
+    assert_same(*states, rtol=1e-5, atol=1e-6)
 
 
 def test_directions_from_elsewhere_take_the_place_of_keys():

@@ -47,6 +47,7 @@ SMALL_HERE: dict[str, dict[str, Any]] = {  # where that does not fit
     "embracing_fl": {"nodes": 16, "hidden": (6, 5)},  # case 9 counts sixteenths; blocks of three classes
     "similarity": {"hidden": (6, 5, 4)},  # two sides of two layers
     "dp_gradient_tracking": {"smoothness": 2.0},  # not estimated anew in each run
+    "dzofl": {"num_train": 200},  # of two classes
 }
 STEPS, DIVERGING = (0.01, 0.02), 1e30  # of experiments with a step size
 

@@ -1,0 +1,38 @@
+"""DZOFL: zero-order federated learning, where a device sends one number a round, against FedAvg over the same links.
+
+    python -m experiments.dzofl                                       # digits, under a minute on two cores
+    python -m experiments.dzofl --preset fig1 --data-dir DIR          # Fashion-MNIST, shirts against sneakers
+    python -m experiments.dzofl --links given --grid success=0.2,0.5,1 --method DZOFL --x seconds
+
+Mhanna, Assaad, "Communication and Energy Efficient Federated Learning using Zero-Order Optimization Technique", 2024.
+"""
+
+from experiments.dzofl.options import DZOFL, FED_AVG, Point
+from experiments.dzofl.pictures import finish
+from experiments.dzofl.prepare import prepare
+from experiments.dzofl.presets import PRESETS, SHIRTS, rounds
+from experiments.frame import Experiment, Layer
+
+EXPERIMENT = Experiment(
+    name="dzofl",
+    description="DZOFL against FedAvg: accuracy, bits, seconds and joules over the same links.",
+    base=Point(),
+    prepare=prepare,
+    grid=({"method": (DZOFL, FED_AVG)},),
+    datasets={"digits": Layer({"classes": (3, 8)}), "fashion_mnist": SHIRTS},
+    presets=PRESETS,
+    derived={
+        "rounds": rounds,
+        "evaluate_every": lambda options, told: max(1, options["rounds"] // 20),
+    },
+    labels={"method": "{}"},
+    finish=finish,
+    columns=("test_accuracy", "train_loss", "lost_messages"),
+    aliases={
+        "num_nodes": "nodes",
+        "bits_per_second": "uplink_bits_per_second",
+        "bits": "quantizer_bits",
+        "limit": "quantizer_limit",
+        "step_exponent, smoothing_exponent": "step_exponent",
+    },
+)

@@ -1,0 +1,9 @@
+"""`python -m experiments.dzofl`."""
+
+import sys
+
+from experiments.dzofl import EXPERIMENT
+from experiments.frame import main
+
+if __name__ == "__main__":
+    sys.exit(main(EXPERIMENT))

@@ -1,0 +1,131 @@
+"""What a round costs under two readings of the paper, and its section III with the arithmetic put right.
+
+counted: what the program does, and what goes down. DZOFL runs two passes forward over a batch for each direction,
+FedAvg one forward and one backward; all counts are of the batch.
+published: what the paper charges. One pass forward, and for FedAvg one backward; of the batch the activations alone, of
+one sample all else. No seconds for FedAvg's computing and for the way down.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from experiments.dzofl.options import DZOFL, FED_AVG, Point
+from experiments.frame import Finished, choose
+from experiments.frame.records import NETWORKS, image_shape
+from jaxfl.channel import DZOFL_COUNTED, Ledger, Workload, backward_energy, count, forward_energy, total
+from jaxfl.training.summary import with_prefix
+
+READINGS = ("counted", "published")
+_D, _M, _T, _FIRST_ORDER_T = 4e5, 16, 10_000, 100  # section III: parameters, bits, rounds of DZOFL and of FedAvg
+_MOST_TOLD = 24  # rows of a table on the screen
+_RATE, _SLOT, _PASS = 10e6, 0.125e-3, 16e6 / 4e9  # its bits a second, slot and seconds of a pass
+
+
+class RoundCost(NamedTuple):
+    """A round of all devices."""
+
+    bits: float  # up, of each device
+    computing_joules: float
+    sending_joules: float
+    seconds: float
+
+    @property
+    def joules(self) -> float:
+        """Of computing and sending."""
+        return self.computing_joules + self.sending_joules
+
+
+def published_ledger(point: Point) -> Ledger:
+    """The point's ledger as the paper charges it."""
+    dataset, model, batch = point.data.load(), point.costs.energy_model(), point.learning.batch_size
+    names = DZOFL_COUNTED if point.network.model == "dzofl_cnn" else None  # the paper's O_c has these layers' outputs
+    network = choose(NETWORKS, vars(point.network))(dataset)
+    counts = total(count(network, image_shape(dataset), counted=names))
+    operations = counts.macs + counts.other_operations
+    workload = Workload(operations, batch * counts.activations, counts.parameters, counts.inputs)
+    forward, backward = sum(forward_energy(workload, model)), backward_energy(workload, model)
+    return point.ledger()._replace(
+        forward_joules=forward / (2 * batch),
+        gradient_joules=(forward + backward) / batch,
+        forward_seconds=operations / point.costs.operations_per_second / (2 * batch),
+        gradient_seconds=0.0,
+        downlink_bits_per_second=math.inf,
+    )
+
+
+def round_costs(point: Point, row: Mapping[str, Any]) -> dict[str, RoundCost]:
+    """Reading -> the cost of a round; `row` is the summary's of the variant. All devices and rounds count alike."""
+    num_nodes = point.clients.nodes
+    counts = {
+        name: np.full(num_nodes, row["costs"][name]["mean"] / (num_nodes * row["rounds"]))
+        for name in ("bits_sent", "bits_received", "gradient_evaluations", "forward_evaluations")
+    }
+    costs = {}
+    for reading, book in zip(READINGS, (point.ledger(), published_ledger(point)), strict=True):
+        of_round, unsent = book.of_round(counts), book.of_round({**counts, "bits_sent": np.zeros(num_nodes)})
+        computing, joules = float(unsent.joules), float(of_round.joules)
+        bits, seconds = float(counts["bits_sent"][0]), float(of_round.simulated_seconds)
+        costs[reading] = RoundCost(bits, computing, joules - computing, seconds)
+    return costs
+
+
+def write_costs(finished: Finished) -> None:
+    """costs.csv, and a table: bits, seconds and joules of a round and of the run, in both readings."""
+    rows, texts = [], []
+    for name, line in finished.lines.items():
+        row = finished.summary["variants"][name]
+        for reading, cost in (round_costs(line.point, row) if row["rounds"] else {}).items():
+            seconds, joules = row["rounds"] * cost.seconds, row["rounds"] * cost.joules
+            rows.append([name, reading, row["test_accuracy"]["mean"], row["rounds"], *cost, seconds, joules])
+            of_round = [with_prefix(number, unit) for number, unit in zip(cost, ("bit", "J", "J", "s"), strict=True)]
+            texts.append([name, reading, *of_round, with_prefix(seconds, "s"), with_prefix(joules, "J")])
+    heads = ["variant", "reading", "test_accuracy", "rounds", *RoundCost._fields, "run_seconds", "run_joules"]
+    _write(finished.run.path / "costs.csv", [heads, *rows])
+    heads = ["", "reading", "a device sends", "computing", "sending", "time", "run: time", "energy"]
+    _print("Costs of a round, all devices", [heads, *texts[:_MOST_TOLD]])
+
+
+def write_section3(finished: Finished) -> Sequence[Path]:
+    """section3.csv, and a table: the paper's example, its arithmetic put right, and what this run counts."""
+    write_costs(finished)
+    here = {
+        line.point.learning.method: round_costs(line.point, finished.summary["variants"][name])
+        for name, line in finished.lines.items()
+    }
+    zero, first = here[DZOFL]["counted"], here[FED_AVG]["counted"]
+    bits, counted = (_FIRST_ORDER_T * _D * _M, _T * _M), (_FIRST_ORDER_T * first.bits, _T * zero.bits)
+    rows = [
+        ["FedAvg: bits of a device", 64e7, bits[0], counted[0]],
+        ["DZOFL: bits of a device", 16e3, bits[1], counted[1]],
+        ["ratio of the two", 40_000, bits[0] / bits[1], counted[0] / counted[1]],
+        ["FedAvg: seconds of sending", 64, bits[0] / _RATE, _FIRST_ORDER_T * here[FED_AVG]["published"].seconds],
+        ["FedAvg: seconds of sending and computing", None, None, _FIRST_ORDER_T * first.seconds],
+        ["DZOFL: seconds, one pass a round", 41.25, _T * (_SLOT + _PASS), _T * here[DZOFL]["published"].seconds],
+        ["DZOFL: seconds, two passes a round", None, _T * (_SLOT + 2 * _PASS), _T * zero.seconds],
+    ]
+    heads = [f"T = {_T:,}, T' = {_FIRST_ORDER_T}", "paper (d = 400,000)", "put right", "counted here"]
+    _write(finished.run.path / "section3.csv", [heads, *rows])
+    _print("Section III", [heads, *([row[0], *("" if n is None else f"{n:.6g}" for n in row[1:])] for row in rows)])
+    return []
+
+
+def _write(path: Path, rows: Sequence[Sequence[Any]]) -> None:
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(rows)
+
+
+def _print(title: str, rows: Sequence[Sequence[str]]) -> None:
+    """A table whose first row is its heading."""
+    table = Table(*rows[0], title=title)
+    for row in rows[1:]:
+        table.add_row(*row)
+    Console().print(table)

@@ -1,0 +1,199 @@
+"""Options of experiments.dzofl: records that build algorithms, links and what a round costs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxfl
+from experiments.frame import Choice, Clients, Costs, Data, Network, Owned, Run, choose, flat, traced
+from jaxfl import channel
+from jaxfl.algorithms.zero_order import decaying_schedules
+from jaxfl.core import Algorithm, ArgumentError, Array, Task, check
+
+DZOFL, FED_AVG = "DZOFL", "FedAvg"
+_ZERO_ORDER = ("step_size", "step_exponent", "smoothing", "smoothing_exponent", "num_directions", "direction")
+_RADIO = ("radius_m", "placement_seed", "bandwidth_hz", "noise_dbm_per_hz", "path_loss_db", "path_loss_exponent")
+QUANTIZER = Choice(
+    "quantizer",
+    {
+        "none": lambda: None,
+        "float16": lambda: channel.float_quantizer(5, 10),
+        "float8": lambda: channel.float_quantizer(4, 3),
+        "dithered": lambda *, quantizer_bits, quantizer_limit: channel.dithered_quantizer(
+            quantizer_bits, quantizer_limit
+        ),
+    },
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Learning:
+    """The algorithm."""
+
+    CHOICES: ClassVar = (
+        Owned(
+            "method", {**dict.fromkeys(_ZERO_ORDER, (DZOFL,)), **dict.fromkeys(("sgd_step_size", "lost"), (FED_AVG,))}
+        ),
+    )
+    method: Literal["DZOFL", "FedAvg"] = DZOFL
+    """DZOFL (a device sends differences of losses) or FedAvg (distributed SGD: one local step, a device sends the
+    change of its model)."""
+    rounds: int = 1500
+    """Rounds K."""
+    batch_size: int = 10
+    """Samples of a device in a round."""
+    step_size: float = traced(5.0)
+    """alpha_0 of DZOFL's step sizes alpha_0 (1 + k)^-u1."""
+    step_exponent: float = 0.26
+    """u1; refused where the paper's conditions on u1 and u2 do not hold."""
+    smoothing: float = traced(1.0)
+    """gamma_0 of gamma_0 (1 + k)^-u2, how far the model is moved to both sides (L2)."""
+    smoothing_exponent: float = 0.26
+    """u2."""
+    num_directions: int = 1
+    """Directions of a round: each takes two passes and sends one number."""
+    direction: Literal["rademacher", "gaussian"] = "rademacher"
+    """Entries of a direction: two values, as in the paper, or normal ones."""
+    sgd_step_size: float = traced(0.1)
+    """Step size of FedAvg."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Channel:
+    """The links from devices to the server, and how what is sent is rounded. The way down loses nothing."""
+
+    CHOICES: ClassVar = (
+        QUANTIZER,
+        Owned(
+            "links",
+            {"success": ("given",), "lost": ("given", "wireless"), **dict.fromkeys(_RADIO, ("wireless",))},
+        ),
+    )
+    quantizer: Literal["none", "float16", "float8", "dithered"] = "float16"
+    """Of each number that is sent: none (32 bits), a small float, or a grid; all round at random, without bias. Of
+    FedAvg the way down has 32 bits in any case."""
+    quantizer_bits: int = 8
+    """Bits of dithered."""
+    quantizer_limit: float = traced(1.0)
+    """Largest number of dithered; what lies beyond is counted."""
+    links: Literal["perfect", "given", "wireless"] = "wireless"
+    """perfect: nothing is lost. given: a message arrives with probability success. wireless: with that of the device's
+    distance, rate and power (uplink_bits_per_second, transmit_dbm)."""
+    success: float = traced(0.8)
+    """Probability that a message arrives."""
+    lost: Literal["resend", "drop"] = "resend"
+    """What FedAvg does with a lost message: send it again until it arrives, at the cost of airtime, or do without.
+    DZOFL does without."""
+    radius_m: float = traced(500.0)
+    """Of the disc with the server in its middle, over which devices are spread uniformly."""
+    placement_seed: int = 0
+    """Of the devices' places, the same in all runs."""
+    bandwidth_hz: float = traced(2e6)
+    """Of each device."""
+    noise_dbm_per_hz: float = traced(-173.0)
+    """Thermal noise."""
+    path_loss_db: float = traced(128.1)
+    """At 1 km; the paper gives no law of path loss."""
+    path_loss_exponent: float = traced(3.76)
+    """Power of distance with which a signal weakens."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RadioCosts(Costs):
+    """What seconds and joules stand for: devices and links. On wireless links the rate and the power up also decide
+    what arrives."""
+
+    uplink_bits_per_second: float = traced(10e6)
+    """Rate R from each device."""
+    transmit_dbm: float = traced(23.0)
+    """Power while a device sends, in dBm."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One training run of experiments.dzofl."""
+
+    data: Data = Data()
+    clients: Clients = Clients(nodes=10)
+    network: Network = Network()
+    learning: Learning = Learning()
+    channel: Channel = Channel()
+    costs: RadioCosts = RadioCosts()
+    run: Run = Run()
+
+    def task(self) -> Task:
+        """What is learned."""
+        return self.network.task(self.data)
+
+    def success(self) -> Array:
+        """Probability that a message arrives when it is sent once, (n,), float32, of each device."""
+        links, costs, num_nodes = self.channel, self.costs, self.clients.nodes
+        if links.links != "wireless":
+            return jnp.broadcast_to(jnp.float32(links.success if links.links == "given" else 1.0), num_nodes)
+        radio = channel.Radio(
+            bits_per_second=costs.uplink_bits_per_second,
+            power_dbm=costs.transmit_dbm,
+            slot_seconds=costs.slot_seconds,
+            bandwidth_hz=links.bandwidth_hz,
+            noise_dbm_per_hz=links.noise_dbm_per_hz,
+            path_loss_db=links.path_loss_db,
+            path_loss_exponent=links.path_loss_exponent,
+        )
+        places = channel.disc_positions(jax.random.key(links.placement_seed), num_nodes, links.radius_m)
+        return channel.success_probability(jnp.linalg.norm(places, axis=1), radio)
+
+    @property
+    def resends(self) -> bool:
+        """Whether what is lost is sent again."""
+        return self.learning.method == FED_AVG and self.channel.lost == "resend"
+
+    def algorithm(self) -> Algorithm:
+        """The algorithm; traced options may be arrays."""
+        learning, quantizer = self.learning, choose(QUANTIZER, flat(self))()
+        uplink = jaxfl.links(1.0 if self.resends else self.success(), quantizer)
+        if learning.method == FED_AVG:
+            optimizer = optax.sgd(learning.sgd_step_size)
+            clients = jaxfl.local_steps(1, batch_size=learning.batch_size, optimizer=optimizer)
+            return jaxfl.fed_avg(self.task(), clients=clients, num_active=self.clients.nodes, links=uplink)
+        step_size, smoothing = decaying_schedules(
+            learning.step_size,
+            learning.smoothing,
+            step_exponent=learning.step_exponent,
+            smoothing_exponent=learning.smoothing_exponent,
+        )
+        return jaxfl.dzofl(
+            self.task(),
+            batch_size=learning.batch_size,
+            step_size=step_size,
+            smoothing=smoothing,
+            uplink=uplink,
+            downlink=quantizer,
+            num_directions=learning.num_directions,
+            direction=learning.direction,
+        )
+
+    def ledger(self) -> channel.Ledger:
+        """What a round costs; sent again, a message is on the air 1 / p times as long in the mean."""
+        book = self.costs.ledger(self.network.work(self.data), self.learning.batch_size)
+        if not self.resends:
+            return book
+        return book._replace(uplink_bits_per_second=self.costs.uplink_bits_per_second * np.asarray(self.success()))
+
+
+def check_point(point: Point) -> None:
+    """Refuse what building the algorithm does not, before any work."""
+    learning, links = point.learning, point.channel
+    check.at_least(1, rounds=learning.rounds, batch_size=learning.batch_size, evaluate_every=point.run.evaluate_every)
+    check.positive(sgd_step_size=learning.sgd_step_size, radius_m=links.radius_m)
+    check.probability(success=links.success)
+    check.at_least(0, placement_seed=links.placement_seed)
+    if point.resends and not np.all(np.asarray(point.success()) > 0):
+        name = "success" if links.links == "given" else "uplink_bits_per_second"
+        found, remedy = "got a device whose messages never arrive", "Pass another, or --lost drop."
+        raise ArgumentError(name, "must let each message arrive in the end", found, remedy)

@@ -1,0 +1,65 @@
+"""From lines of experiments.dzofl to variants: checks, ledgers, and what is told before the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+
+from experiments.dzofl.options import FED_AVG, Point, check_point
+from experiments.frame import Line, Prepared, identity, programs
+from jaxfl.core.tree import size
+from jaxfl.training import Variant
+from jaxfl.training.chunks import check_start
+
+
+def prepare(lines: Mapping[str, Line]) -> Prepared:
+    """The variants of all lines; what cannot run is refused before any work."""
+    for line in lines.values():
+        check_point(line.point)
+    built, variants = programs(lines, Point.algorithm), {}
+    for name, (point, seeds, settings) in lines.items():
+        build, numbers = built[name]
+        data = point.clients.data(point.data)
+        for seed in seeds:
+            check_start(point.algorithm(), jax.random.key(seed), data(seed))
+        variants[name] = Variant(
+            algorithm=build,
+            task=point.task(),
+            test=point.data.test_set(),
+            data=data,
+            seeds=seeds,
+            num_rounds=point.learning.rounds,
+            evaluate_every=point.run.evaluate_every,
+            numbers=numbers,
+            settings=settings,
+            identity=identity(point),
+            ledger=point.ledger(),
+        )
+    return Prepared(variants, [_shared(next(iter(lines.values())).point), *_links(lines)])
+
+
+def _shared(point: Point) -> str:
+    """What all lines share: the first one's data and model."""
+    dataset, clients = point.data.load(), point.clients
+    num_params = size(jax.eval_shape(point.task().init, jax.random.key(0)))
+    return (
+        f"{dataset.name}: {len(dataset.train_labels)} samples of {dataset.num_classes} classes over {clients.nodes} "
+        f"devices ({clients.partition}), model {point.network.model} with d = {num_params} parameters; quantizer "
+        f"{point.channel.quantizer}"
+    )
+
+
+def _links(lines: Mapping[str, Line]) -> list[str]:
+    """Where messages are lost: how often, and what happens then."""
+    told = {}
+    for line in lines.values():
+        point, success = line.point, np.asarray(line.point.success())
+        then = "sent again" if point.resends else "lost"
+        if success.min() < 1:
+            spread = f"{success.min():.3f} to {success.max():.3f}, mean {success.mean():.3f}"
+            text = f"{point.learning.method}: a message arrives with probability {spread}, or is {then}"
+            biased = point.learning.method != FED_AVG and success.min() < success.max()
+            told[text + ("; the sum over devices is biased towards near ones" if biased else "")] = None
+    return list(told)

@@ -1,0 +1,41 @@
+"""Figures 1 and 2 and the example of section III as presets of experiments.dzofl."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from experiments.dzofl.costs import write_section3
+from experiments.dzofl.options import DZOFL, FED_AVG
+from experiments.dzofl.pictures import finish
+from experiments.frame import Layer, Preset
+
+SHIRTS = Layer({"classes": (6, 7), "model": "dzofl_cnn", "nodes": 50, "step_size": 2.0, "sgd_step_size": 0.03})
+_METHODS = ({"method": (DZOFL, FED_AVG)},)
+_COST = "about 8 minutes on two cores that six processes shared; one seed"
+
+
+def rounds(options: Mapping[str, Any], told: Collection[str]) -> int:
+    """After which accuracy rises no more, on digits and on Fashion-MNIST's shirts."""
+    del told
+    of_method = (60, 16) if options["dataset"] == "fashion_mnist" else (2000, 200)
+    return of_method[options["method"] == FED_AVG]
+
+
+PRESETS: dict[str, Preset] = {
+    "fig1": Preset(
+        "accuracy against joules: 50 devices, shirts against sneakers",
+        *(_COST, {"dataset": "fashion_mnist"}, _METHODS, functools.partial(finish, costs=("joules",))),
+    ),
+    "fig2": Preset(
+        "accuracy against simulated seconds, else as fig1",
+        *(_COST, {"dataset": "fashion_mnist"}, _METHODS, functools.partial(finish, costs=("seconds",))),
+    ),
+    "section3": Preset(
+        "bits and seconds of section III: the paper's example, its arithmetic put right, what two rounds count",
+        "about a minute, likewise",
+        {"dataset": "fashion_mnist", "links": "perfect", "num_test": 200, "rounds": 2},
+        *(_METHODS, write_section3),
+    ),
+}

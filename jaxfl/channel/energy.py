@@ -1,7 +1,7 @@
 """DZOFL's energy of a forward and a backward pass, in joules.
 
 The paper's constants are the defaults of `EnergyModel`. A `Workload` holds whatever is to be charged: what the paper
-charges, or all of a batch. `jaxfl.channel.dzofl_claims` has what follows from both.
+charges, or all of a batch.
 
 References:
     E. Mhanna, M. Assaad, "Communication and Energy Efficient Federated Learning using Zero-Order Optimization

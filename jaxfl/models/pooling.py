@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.core.check import ArgumentError
-from jaxfl.core.tracing import is_canonical
 from jaxfl.core.types import Array
 
 
@@ -38,11 +37,11 @@ def max_pool(inputs: Array, window: tuple[int, int] = (2, 2)) -> Array:
         >>> max_pool(jnp.arange(16.0).reshape(1, 4, 4, 1))[0, :, :, 0].tolist()
         [[5.0, 7.0], [13.0, 15.0]]
     """
-    members = _members(inputs, window)
-    if is_canonical():  # as a reduction, whose operations are known
-        shape = (1, *window, 1)
-        return jax.lax.reduce_window(inputs, -jnp.inf, jax.lax.max, shape, shape, "VALID")
-    return _maximum(members)
+    _members(inputs, window)  # which refuses a window that does not fit
+    # As a reduction: on a CPU, slices that a dense layer follows took four fifths of a forward pass of DZOFL's network
+    # (500 images, 0.35 s against 0.07). Differentiated, the rule below runs in its place.
+    shape = (1, *window, 1)
+    return jax.lax.reduce_window(inputs, -jnp.inf, jax.lax.max, shape, shape, "VALID")
 
 
 def _members(inputs: Array, window: tuple[int, int]) -> list[Array]:

@@ -122,7 +122,7 @@ def _clipped_sum(task: Task, params, inputs, labels, weights, clip_norm, clip_or
     norms, scale = _norms_and_scale(task, losses, factors, clip_norm, clip_order, kept)
     gradient = from_factors(task, _scaled(factors, norms, scale), weights, without=kept)
     for name, (_, gradients) in kept.items():
-        gradient[name] = jax.tree.map(lambda leaf: jnp.tensordot(weights * scale, leaf, axes=1), gradients)
+        gradient[name] = jax.tree.map(lambda leaf: _sum_over_samples(weights * scale, leaf), gradients)
     return _clipped(losses, norms, scale, {layer.name: gradient[layer.name] for layer in task.layers})
 
 
@@ -152,6 +152,11 @@ def _unclipped(losses: Array, gradient: PyTree) -> GradientSum:
     return GradientSum(
         losses=losses, gradient=gradient, clipped=jnp.zeros_like(losses), discarded=jnp.zeros_like(losses)
     )
+
+
+def _sum_over_samples(weights: Array, leaf: Array) -> Array:
+    """sum_b weights[b] leaf[b]."""
+    return (weights @ leaf.reshape(leaf.shape[0], -1)).reshape(leaf.shape[1:])
 
 
 def from_factors(task: Task, factors: Factors, weights: Array, without: Collection[str] = ()) -> PyTree:

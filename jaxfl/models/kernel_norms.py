@@ -67,12 +67,19 @@ def kept(inputs: Array, errors: Array, geom: Geometry) -> tuple[Array, dict[str,
     too_large = 4 * inputs.shape[0] * row_size * errors.shape[3] > position_sums.GROUP_BYTES
     if not suits_cpu() or too_large or position_sums.uses_gram(*sizes):
         return None
-    kernels = jax.lax.map(lambda pair: kernel_gradient(pair[0][None], pair[1][None], geom), (inputs, errors))
-    squared = _rounded_up(jnp.sum(kernels**2, axis=(1, 2, 3, 4)), inputs, errors, geom)
-    is_finite = jnp.isfinite(squared)
-    gradients = {"kernel": kernels, "bias": errors.sum(axis=(1, 2))}
-    zeroed = lambda leaf: jnp.where(is_finite.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, 0.0)  # noqa: E731
-    return squared, jax.tree.map(zeroed, gradients)
+
+    def of_sample(pair):
+        kernel = kernel_gradient(pair[0][None], pair[1][None], geom)
+        squared = jnp.sum(kernel**2)
+        # Flat, so that a core's cache holds what is brought into order: the axes of all kernels at once took longer
+        # than their sum.
+        return squared, jnp.where(jnp.isfinite(squared), kernel, 0.0).reshape(-1)
+
+    squared, flat = jax.lax.map(of_sample, (inputs, errors))
+    kernels = flat.reshape(inputs.shape[0], *geom.window, inputs.shape[3], errors.shape[3])
+    squared = _rounded_up(squared, inputs, errors, geom)
+    bias = jnp.where(jnp.isfinite(squared)[:, None], errors.sum(axis=(1, 2)), 0.0)
+    return squared, {"kernel": kernels, "bias": bias}
 
 
 def _rounded_up(kernel_part: Array, inputs: Array, errors: Array, geom: Geometry) -> Array:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -69,7 +70,7 @@ def kept(inputs: Array, errors: Array, geom: Geometry) -> tuple[Array, dict[str,
         return None
 
     def of_sample(pair):
-        kernel = kernel_gradient(pair[0][None], pair[1][None], geom)
+        kernel = cast(Array, kernel_gradient(pair[0][None], pair[1][None], geom))
         squared = jnp.sum(kernel**2)
         # Flat, so that a core's cache holds what is brought into order: the axes of all kernels at once took longer
         # than their sum.

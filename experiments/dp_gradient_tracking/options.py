@@ -124,7 +124,7 @@ class Noise:
     noise_base: float = traced(0.99959)
     """Of S2: agent i of n gets noise scales p^K with p this number plus 0.00005 i / n."""
     noise_gain: float = traced(0.003)
-    """Factor on all noise scales; 1 is the paper's noise, at which a network learns nothing."""
+    """Factor on all noise scales; 1 is the paper's noise, at which a network learns nothing where edges weigh 1."""
     distribution: Literal["laplace", "gaussian"] = "laplace"
     """Of the noise. Gaussian noise has the scales as standard deviations, clipping in L2 norm, and a delta."""
     dp_delta: float = stated(1e-5)

@@ -72,6 +72,15 @@ def _refuse_beyond_float32(name: str, array: np.ndarray) -> None:
         _refuse(name, array, f"must lie between {limits.tiny:.1e} and {limits.max:.1e} in size", bad, "Check its unit.")
 
 
+def positive_in_float64(**arguments: Any) -> None:
+    """Each value (scalar or array) is finite and above zero, where the host computes with it; traced values pass."""
+    for name, value in arguments.items():
+        array = _concrete(value)
+        if array is not None:
+            bad = ~(np.isfinite(array) & (array > 0))
+            _refuse(name, array, "must be positive and finite", bad, "Pass a number above 0.")
+
+
 def positive(**arguments: Any) -> None:
     """Each value (scalar or array) is above zero and finite, in float32, too; traced values and schedules pass.
 
@@ -82,11 +91,10 @@ def positive(**arguments: Any) -> None:
         ...
         jaxfl.core.check.ArgumentError: step_size: must be positive and finite; got -0.1. Pass a number above 0.
     """
+    positive_in_float64(**arguments)
     for name, value in arguments.items():
         array = _concrete(value)
         if array is not None:
-            bad = ~(np.isfinite(array) & (array > 0))
-            _refuse(name, array, "must be positive and finite", bad, "Pass a number above 0.")
             _refuse_beyond_float32(name, array)
 
 

@@ -63,7 +63,7 @@ def only_classes(dataset: Dataset, classes: Sequence[int] | None) -> Dataset:
         >>> from jaxfl.data import load
         >>> pair = only_classes(load("digits"), (8, 3))
         >>> pair.num_classes, sorted(set(pair.test_labels.tolist())), len(pair.train_labels)
-        (2, [0, 1], 285)
+        (2, [0, 1], 286)
     """
     if classes is None:
         return dataset

@@ -257,7 +257,7 @@ def test_the_node_with_a_broken_sample_is_named():
     state, infos = chunk_fn(learner, 3)(KEY, init_fn(learner)(KEY, broken), broken, np.int32(3))
     assert np.isnan(np.asarray(infos.consensus_distance)).all()
     with pytest.raises(Diverged, match=r"got nan at node 3 in round 1 .* labels of node 3\.$"):
-        refuse_bad(jax.device_get(infos._asdict()), "plain", 0, first_round=1, params=lambda: state.params)
+        refuse_bad(jax.device_get(info_fields(infos)), "plain", 0, first_round=1, params=lambda: state.params)
 
 
 def test_a_fatal_count_stops_and_names_node_and_round():

@@ -125,7 +125,9 @@ def test_peers_run_beside_ours(monkeypatch):
 def test_wrong_requests_are_refused_before_anything_runs(tmp_path, monkeypatch):
     with pytest.raises(ArgumentError, match="--json: must name a file in an existing folder"):
         suites.run("conv", tmp_path / "missing" / "bench.json")
-    with pytest.raises(ArgumentError, match=r"suite: must be one of clip, .*saga, .*tracking, all; got 'cnov'"):
+    with pytest.raises(
+        ArgumentError, match=r"suite: must be one of clip, .*saga, .*tracking, zero_order, all; got 'cnov'"
+    ):
         suites.run("cnov")
     with pytest.raises(ArgumentError, match=r"--against: is an option of the suite peers; got it with conv\."):
         suites.run("conv", against="torch")

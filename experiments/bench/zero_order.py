@@ -87,9 +87,9 @@ def plain_losses(params: PyTree, images: Array, labels: Array) -> Array:
     for name in ("conv_1", "conv_2"):
         layer, layout = params[name], ("NHWC", "HWIO", "NHWC")
         hidden = jax.lax.conv_general_dilated(hidden, layer["kernel"], (1, 1), "VALID", dimension_numbers=layout)
-        hidden = jax.nn.relu(hidden + layer["bias"])
+        hidden = jax.nn.relu(hidden + layer["bias"][None, None, None])
     pooled = nnx.max_pool(hidden, (2, 2), (2, 2)).reshape(len(images), -1)
-    return cross_entropy(pooled @ params["dense_1"]["kernel"] + params["dense_1"]["bias"], labels)
+    return cross_entropy(pooled @ params["dense_1"]["kernel"] + params["dense_1"]["bias"][None], labels)
 
 
 def _chained(losses: Callable[..., Array], passes: int) -> Callable[..., PyTree]:

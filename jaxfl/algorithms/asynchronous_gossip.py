@@ -151,6 +151,7 @@ def a_dp2_sgd(
     """
     check.scalar(step_size=step_size)
     check.positive(step_size=step_size)
+    check.in_float32(step_size=step_size)
     check.at_least(0, max_delay=max_delay)
     require_undirected(graph)
     require_strongly_connected(graph)

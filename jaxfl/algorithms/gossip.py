@@ -119,6 +119,7 @@ def d_psgd(
     """
     check.scalar(step_size=step_size)
     check.positive(step_size=step_size)
+    check.in_float32(step_size=step_size)
     require_doubly_stochastic(graph)
     require_strongly_connected(graph)
     if noise is not None:

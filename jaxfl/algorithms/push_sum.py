@@ -136,6 +136,7 @@ def push_sum(
     """
     check.scalar(step_size=step_size)
     check.positive(step_size=step_size)
+    check.in_float32(step_size=step_size)
     require_column_stochastic(graph)
     require_strongly_connected(graph)
     if noise is not None:

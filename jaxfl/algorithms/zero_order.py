@@ -170,6 +170,7 @@ def dzofl(
     """
     check.scalar(step_size=step_size)
     check.positive(step_size=step_size)
+    check.in_float32(step_size=step_size)
     check.at_least(1, batch_size=batch_size)
     check_directions(num_directions, direction, smoothing)
     check_sample_losses(task)

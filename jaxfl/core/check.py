@@ -64,25 +64,27 @@ def _refuse(name: str, value: Any, requirement: str, bad: np.ndarray, remedy: st
     raise ArgumentError(name, requirement, f"got {shown}{where}", remedy)
 
 
-def _refuse_beyond_float32(name: str, array: np.ndarray) -> None:
-    """What is not 0 must stay so and stay finite in float32, in which the engine computes; integers are counts."""
-    if array.dtype.kind == "f":
-        size, limits = np.abs(array.astype(np.float64)), np.finfo(np.float32)
-        bad = (size > limits.max) | ((size > 0) & (size < limits.tiny))
-        _refuse(name, array, f"must lie between {limits.tiny:.1e} and {limits.max:.1e} in size", bad, "Check its unit.")
+def in_float32(**arguments: Any) -> None:
+    """Each value (scalar or array) but 0 is neither 0 nor infinite in float32; traced values and schedules pass.
 
-
-def positive_in_float64(**arguments: Any) -> None:
-    """Each value (scalar or array) is finite and above zero, where the host computes with it; traced values pass."""
+    Example:
+        >>> in_float32(noise_std=1e-46)
+        Traceback (most recent call last):
+        ...
+        jaxfl.core.check.ArgumentError: noise_std: must lie between 1.2e-38 and 3.4e+38 in size; got 1e-46. Check ...
+    """
+    limits = np.finfo(np.float32)
     for name, value in arguments.items():
         array = _concrete(value)
         if array is not None:
-            bad = ~(np.isfinite(array) & (array > 0))
-            _refuse(name, array, "must be positive and finite", bad, "Pass a number above 0.")
+            size = np.abs(array.astype(np.float64))
+            bad = (size > limits.max) | ((size > 0) & (size < limits.tiny))
+            requirement = f"must lie between {limits.tiny:.1e} and {limits.max:.1e} in size"
+            _refuse(name, array, requirement, bad, "Check its unit.")
 
 
 def positive(**arguments: Any) -> None:
-    """Each value (scalar or array) is above zero and finite, in float32, too; traced values and schedules pass.
+    """Each value (scalar or array) is finite and above zero; traced values and schedules pass.
 
     Example:
         >>> positive(step_size=0.1)
@@ -91,21 +93,20 @@ def positive(**arguments: Any) -> None:
         ...
         jaxfl.core.check.ArgumentError: step_size: must be positive and finite; got -0.1. Pass a number above 0.
     """
-    positive_in_float64(**arguments)
     for name, value in arguments.items():
         array = _concrete(value)
         if array is not None:
-            _refuse_beyond_float32(name, array)
+            bad = ~(np.isfinite(array) & (array > 0))
+            _refuse(name, array, "must be positive and finite", bad, "Pass a number above 0.")
 
 
 def non_negative(**arguments: Any) -> None:
-    """Each value (scalar or array) is at least zero and finite, in float32, too; traced values and schedules pass."""
+    """Each value (scalar or array) is finite and at least zero; traced values and schedules pass."""
     for name, value in arguments.items():
         array = _concrete(value)
         if array is not None:
             bad = ~(np.isfinite(array) & (array >= 0))
             _refuse(name, array, "must be non-negative and finite", bad, "Pass 0 or a number above it.")
-            _refuse_beyond_float32(name, array)
 
 
 def at_least(minimum: int, **arguments: Any) -> None:

@@ -111,7 +111,7 @@ def dirichlet(labels: Any, num_nodes: int, alpha: float, seed: int, *, min_size:
     """
     array = _checked_labels(labels)
     check.at_least(1, num_nodes=num_nodes, min_size=min_size)
-    check.positive_in_float64(alpha=alpha)
+    check.positive(alpha=alpha)
     _enough(len(array), num_nodes, min_size)
     generator = _generator(seed, _Stream.DIRICHLET)
     pieces: list[list[np.ndarray]] = [[] for _ in range(num_nodes)]

@@ -97,6 +97,7 @@ def grid_gaussian(noise_std: float | Array, bits: int = 12) -> NoiseMechanism:
         True
     """
     check.non_negative(noise_std=noise_std)
+    check.in_float32(noise_std=noise_std)
     check_bits(bits=bits)
 
     def draw(key, params):

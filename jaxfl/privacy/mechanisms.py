@@ -68,6 +68,7 @@ def gaussian(noise_std: float | Array) -> NoiseMechanism:
         [0.0, 2.0]
     """
     check.non_negative(noise_std=noise_std)
+    check.in_float32(noise_std=noise_std)
     return _mechanism("gaussian", noise_std, jax.random.normal, gaussian)
 
 
@@ -83,6 +84,7 @@ def laplace(noise_scale: float | Array) -> NoiseMechanism:
         - noise_scale 0 adds exactly zero.
     """
     check.non_negative(noise_scale=noise_scale)
+    check.in_float32(noise_scale=noise_scale)
     return _mechanism("laplace", noise_scale, jax.random.laplace, laplace)
 
 

@@ -76,3 +76,11 @@ def test_an_algorithm_with_noise_refuses_them_before_its_first_round():
     )
     key = jax.random.key(0)
     refused(lambda: learner.round(key, learner.init(key, data), data), "params", "bfloat16")
+
+
+@pytest.mark.parametrize("make", [jaxfl.gaussian, jaxfl.laplace])
+@pytest.mark.parametrize("scale", [1e-46, 1e39])
+def test_a_scale_that_is_0_or_infinite_in_float32_is_refused(make, scale):
+    """It would state an epsilon for no noise."""
+    with pytest.raises(ArgumentError, match=r"^noise_\w+: must lie between 1\.2e-38 and 3\.4e\+38 in size; got"):
+        make(scale)

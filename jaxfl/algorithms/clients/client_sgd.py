@@ -39,6 +39,7 @@ def client_sgd(
     """
     check.scalar(step_size=step_size, momentum=momentum, weight_decay=weight_decay)
     check.positive(step_size=step_size)
+    check.in_float32(step_size=step_size)
     check.non_negative(momentum=momentum, weight_decay=weight_decay)
 
     def at(round_index):

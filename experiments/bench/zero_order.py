@@ -7,7 +7,7 @@
 | batched | the losses of all devices' batches at the same parameters, in one pass |
 | shared | the same as a `vmap` over devices, which share the parameters |
 | replicated | the same as a `vmap` over devices that each hold a copy of the parameters |
-| grouped | the same by JAX's own convolution, of which `vmap` makes a grouped one, in place of our layers |
+| grouped | the same by JAX's own convolution, which `vmap` turns into a grouped one, in place of our layers |
 
 DZOFL's network, 50 devices, batch 10; rows take turns in one process, and ratios are of their medians. Copies are
 temporary memory and outputs of a compiled round whose state is donated, over the bytes of 100 million parameters of an

@@ -3,7 +3,7 @@
 What the paper leaves open is settled the same way in all of them. C: per-sample gradients are clipped at L1 norm 20, so
 that C is 40. Noise: a two-hundredth of the paper's, at which nothing is learned where edges weigh 1 (fig2_full_noise
 shows it). Images are shrunk to 14x14 and the network is small, so that a figure takes minutes on two cores. Gradients
-are taken at the broadcast state, for which an epsilon is proven; where methods are compared as published, at the
+are taken at the broadcast state, where an epsilon is proven; where methods are compared as published, at the
 agents' own states.
 """
 

@@ -4,7 +4,7 @@ Round k. All devices know x and make the same direction Phi_k from a shared seed
 
     Delta_i = f_i(x + gamma_k Phi_k, xi_i) - f_i(x - gamma_k Phi_k, xi_i)
 
-of which the server receives Q(Delta_i) from the devices of a set S, and sends back
+The server receives Q(Delta_i) from the devices of a set S, and sends back
 
     Q(Delta),  Delta = n / |S| sum_{i in S} Q(Delta_i), or 0 where S is empty
     x <- x - alpha_k Q(Delta) Phi_k
@@ -27,8 +27,8 @@ The estimate g = Q(Delta) Phi is biased, since nothing is divided by gamma: with
     E[g] = c gamma_k (grad F(x) + O(gamma_k^2)),  c = 2 / d
 
 (Lemma A.2, alpha_2 = 1 / d), times the probability that any message arrives, for links that are alike for all devices.
-So the step along the gradient of the devices' mean loss is 2 n alpha_k gamma_k / d; `decaying_schedules` gives step
-sizes for which the paper proves convergence.
+So the step along the gradient of the devices' mean loss is 2 n alpha_k gamma_k / d. `decaying_schedules` gives step
+sizes with a proof of convergence in the paper.
 
 Differences from the paper: several directions, also Gaussian ones (its theorems need bounded ones); messages to the
 server may be lost with probabilities that differ, which biases Delta towards devices that are heard more often.
@@ -133,7 +133,7 @@ def dzofl(
         batch_size: b, samples of a device in a round.
         step_size: alpha: a number, a traced scalar, or a schedule of the round index. Along the gradient of the mean
             loss a round steps by 2 n alpha gamma / d.
-        smoothing: gamma, likewise: the L2 length of a move (in expectation, for Gaussian directions).
+        smoothing: gamma, as `step_size`: the L2 length of a move (in expectation, for Gaussian directions).
         uplink: `jaxfl.links`: which devices' messages reach the server, and how they are quantised. None: all, in 32
             bits a number.
         downlink: how the server's message is quantised; it always arrives. None: 32 bits a number.

@@ -185,7 +185,7 @@ def new_figure(width: float, height: float, title: str | None = None) -> Figure:
 
 # Of a legend: a mean letter, and a line's sample with its gaps, in units of the letters' size; inches of a row.
 _LETTER, _HANDLE, _ROW_INCHES = 0.58, 4.5, 0.21
-_FEW_ROWS = 6  # for which figures leave room
+_FEW_ROWS = 6  # figures leave room for them
 
 
 def legend_below(

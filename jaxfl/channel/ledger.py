@@ -42,7 +42,7 @@ from jaxfl.core.check import ArgumentError
 COUNTED = ("bits_sent", "bits_received", "gradient_evaluations", "forward_evaluations")
 """What a ledger needs of an info, each (n,)."""
 
-BACKWARD_PASSES = 2  # a backward pass takes as many operations as so many forward passes
+BACKWARD_PASSES = 2  # a backward pass takes as many operations as this number of forward passes
 
 
 class Work(NamedTuple):

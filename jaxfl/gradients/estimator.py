@@ -22,7 +22,7 @@ class GradientInfo(NamedTuple):
     clipped_fraction: Array  # (n,), float32, batch samples whose gradient was scaled down, over batch_size
     discarded_gradients: Array  # (n,), int32, not finite, and counted as zero under a clip norm
     gradient_evaluations: Array  # (n,), int32, per-sample gradients that count (padding excluded)
-    forward_evaluations: Array  # (n,), int32, samples run forward without a backward pass: 0, no estimator here does
+    forward_evaluations: Array  # (n,), int32, samples run forward without a backward pass
     batch_overflow: Array  # (n,), int32, see Batch.overflow
     prefetch_misses: Array  # (n,), int32, table rows read ahead for another batch than the one used
 

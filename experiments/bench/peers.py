@@ -16,7 +16,6 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 import optax
 
@@ -25,6 +24,7 @@ from experiments.bench.timing import Measurement, Report, Runner, in_turns
 from jaxfl import gradients, privacy
 from jaxfl.algorithms import fed_avg, local_steps
 from jaxfl.core import Algorithm, ArgumentError, FederatedData
+from jaxfl.core.platform import platform
 from jaxfl.models import cnn, mlp, resnet20
 
 PEERS = ("torch",)
@@ -73,7 +73,7 @@ def dp_sgd(setting: Setting) -> dict[str, Any]:
 
 def require_peer(peer: str) -> None:
     """Refuse, by an ArgumentError, a peer that is unknown, not installed, or would run on another device than we."""
-    known, backend = ", ".join(PEERS), jax.default_backend()
+    known, backend = ", ".join(PEERS), platform()
     for fits, requirement, found, remedy in (
         (peer in PEERS, f"must be one of {known}", f"got {peer!r}", "Choose one of these."),
         (

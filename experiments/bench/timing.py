@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.core import PyTree
+from jaxfl.core.platform import is_cpu
 
 
 class Measurement(NamedTuple):
@@ -44,7 +45,7 @@ def runner(fn: Callable[..., PyTree], state: PyTree, *args: PyTree) -> Runner:
     compile_seconds = time.perf_counter() - start
     memory = compiled.memory_analysis()  # of one device, and a CPU's devices share one memory
     devices = max((len(held.device_set) for held in jax.tree.leaves(compiled.input_shardings)), default=1)
-    copies = devices if jax.default_backend() == "cpu" else 1
+    copies = devices if is_cpu() else 1
 
     def call():
         nonlocal held

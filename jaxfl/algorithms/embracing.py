@@ -65,6 +65,7 @@ from jaxfl.core import (
     node_keys,
     purpose_key,
 )
+from jaxfl.core.platform import is_cpu
 from jaxfl.core.tree import number_type, size
 from jaxfl.gradients.per_example import tree_norm
 
@@ -378,7 +379,7 @@ def _features_once(features_of, samples, max_distinct):
         (places (tau, b), int32; the function of places that gives their features).
     """
     rows = min(samples.size, max_distinct)
-    at_once = min(_SAMPLES_AT_ONCE if jax.default_backend() == "cpu" else samples.shape[1], rows)
+    at_once = min(_SAMPLES_AT_ONCE if is_cpu() else samples.shape[1], rows)
     num_groups = -(-rows // at_once)
     distinct, places = jnp.unique(samples, return_inverse=True, size=num_groups * at_once)
     needed = places.max() // at_once  # groups behind this one hold no sample

@@ -24,6 +24,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxfl.core.check import ArgumentError
+from jaxfl.core.platform import is_cpu
 from jaxfl.core.types import PyTree
 
 _DEVICES = "devices:"
@@ -38,7 +39,7 @@ def automatic(fills_caches: bool) -> str:
     Args:
         fills_caches: whether the model has a layer of which one node fills a CPU's caches: a convolution or an LSTM.
     """
-    if not fills_caches or jax.default_backend() != "cpu":
+    if not fills_caches or not is_cpu():
         return "vmap"
     return "devices:map" if jax.device_count() > 1 else "map"
 

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
+from jaxfl.core.platform import is_cpu
 from jaxfl.core.types import Array
 
 ACTIVATION = "activation"  # the name under which `mark_activation` puts an array into the traced program
@@ -46,4 +47,4 @@ def is_canonical() -> bool:
 
 def suits_cpu() -> bool:
     """Whether a layer should take the form that is fast on a CPU."""
-    return jax.default_backend() == "cpu" and not is_canonical()
+    return is_cpu() and not is_canonical()

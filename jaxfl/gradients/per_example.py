@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.core import Array, Factors, PyTree, Task, check
+from jaxfl.core.platform import is_cpu
 from jaxfl.core.tasks import of_samples, sample_losses
 from jaxfl.core.tree import root
 
@@ -251,7 +252,7 @@ def per_sample(
         one_input, one_label = sample
         return _one_sample(task, params, one_input, one_label, clip_norm, clip_order)
 
-    loop = jax.lax.map if jax.default_backend() == "cpu" else (lambda fn, samples: jax.vmap(fn)(samples))
+    loop = jax.lax.map if is_cpu() else (lambda fn, samples: jax.vmap(fn)(samples))
     return loop(one, (inputs, labels))
 
 

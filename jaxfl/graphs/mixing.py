@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
+from jaxfl.core.platform import is_cpu
 from jaxfl.core.tree import along_nodes
 from jaxfl.core.types import Array, PyTree
 from jaxfl.graphs.graph import Graph
@@ -191,7 +192,7 @@ def _circulant(graph: Graph, fn: Callable[..., PyTree], operands: tuple[PyTree, 
     # directed ring, without noise). Static shifts, a branch a round, become neighbor exchanges when the node axis is
     # sharded. On a lone CPU two branches that look the round's shifts up do: a branch a round took 0.7 s more to
     # compile (16 nodes, a network of four leaves, of 4.2 s for a round of PrivSGP-VR) and no less time to run.
-    on_cpu, same_count = jax.default_backend() == "cpu", len({len(shifts) for shifts in graph.shifts}) == 1
+    on_cpu, same_count = is_cpu(), len({len(shifts) for shifts in graph.shifts}) == 1
     if on_cpu and graph.period > 1 and same_count and jax.device_count() == 1:
         branches = [lambda *values: _looked_up_sum(graph, index % graph.period, fn(*values))] * 2
     else:

@@ -21,6 +21,8 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
+from jaxfl.core.platform import is_cpu
+
 # Below it, reading an entry gains next to nothing; most of a run's small programs compile in 0.02 to 0.1 s.
 MIN_COMPILE_SECONDS = 0.1
 MAX_BYTES = 2 * 10**9  # of one kind of machine; what was read longest ago goes first
@@ -80,7 +82,7 @@ def _writable_folder(where: str) -> Path | None:
     """The folder for this kind of machine below the one that is asked for; None if nothing is to be kept there."""
     if where == "default":
         told = _told("jax_compilation_cache_dir") is not None or not _told("jax_enable_compilation_cache")
-        if told or (jax.__version_info__ < _READS_QUIETLY_ON_CPU and jax.default_backend() == "cpu"):
+        if told or (jax.__version_info__ < _READS_QUIETLY_ON_CPU and is_cpu()):
             return None
         base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "jaxfl" / "compilation"
     else:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import jax
 import tree
 from jax.stages import Compiled
 
 from jaxfl.core import PyTree, Task
 from jaxfl.core.check import bytes_text
+from jaxfl.core.platform import is_cpu
 from jaxfl.core.tree import num_bytes
 from jaxfl.gradients import memory
 
@@ -59,7 +59,7 @@ def predicted_peak(
     """
     held = num_bytes(state) // (num_copies if divided else 1)  # by each of the devices
     first = _working_bytes(init) - held  # its result is the state
-    saving = int(CHECKPOINT_SHARE * num_bytes(state)) if jax.default_backend() == "cpu" else 0
+    saving = int(CHECKPOINT_SHARE * num_bytes(state)) if is_cpu() else 0
     running = (num_copies * working for working in (first, *map(_working_bytes, programs)))
     return PeakMemory(num_copies * num_bytes(inputs), num_copies * held, max(0, saving, *running))
 

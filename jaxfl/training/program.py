@@ -22,6 +22,7 @@ from jax.stages import Compiled as Executable
 
 from jaxfl.core import Algorithm, Array, FederatedData, PyTree, RunKey
 from jaxfl.core.node_loop import replicated
+from jaxfl.core.platform import is_cpu
 from jaxfl.training.chunks import check_start, first_state, info_fields, rounds_fn
 from jaxfl.training.lanes import LANES, Lane, Point, Strategy, Tables, Uploads, over_lanes, stack_seeds, update_lanes
 from jaxfl.training.measures import test_scores
@@ -83,11 +84,7 @@ class Program:
     @property
     def max_devices(self) -> int:
         """Devices that may share the lanes; 1 where each lane uses all of them by itself, and on accelerators."""
-        if (
-            len(self.points) == 1
-            or jax.default_backend() != "cpu"
-            or self.variant.task.node_loop.startswith("devices:")
-        ):
+        if len(self.points) == 1 or not is_cpu() or self.variant.task.node_loop.startswith("devices:"):
             return 1
         return min(jax.local_device_count(), len(self.points))
 
@@ -180,7 +177,7 @@ class Program:
             jax.jit(evaluate, in_shardings=(*taken, None)).lower(lanes, state, tables.arrays),
         ]
         copies = strategy.num_devices
-        if self._replicated is not None and jax.default_backend() == "cpu":  # a CPU's devices share one memory
+        if self._replicated is not None and is_cpu():  # a CPU's devices share one memory
             copies = jax.device_count()
         inputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tables)
         fields = tuple(info_fields(lowered[0].out_info[1]))

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxfl.core.platform import is_cpu
 from jaxfl.core.tree import num_bytes
 from jaxfl.gradients import memory
 from jaxfl.training.lanes import Point, Strategy
@@ -30,12 +31,12 @@ def likely_best(program: Program, recorded: Mapping[str, Any] | None = None) -> 
     """
     if recorded is not None:
         return _strategy(program, recorded["lanes_a_pass"], recorded["at_once"])
-    share = 1 + CHECKPOINT_SHARE if jax.default_backend() == "cpu" else 1.0
+    share = 1 + CHECKPOINT_SHARE if is_cpu() else 1.0
     total = len(program.points)
     fitting = int(memory.available_bytes() / max(1.0, share * num_bytes(program.structure)))
     passes = -(-total // min(total, max(1, fitting)))
     lanes = -(-total // passes)
-    return _strategy(program, lanes, 1 if jax.default_backend() == "cpu" else lanes)
+    return _strategy(program, lanes, 1 if is_cpu() else lanes)
 
 
 def _strategy(program: Program, lanes: int, at_once: int) -> Strategy:

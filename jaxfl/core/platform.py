@@ -1,0 +1,66 @@
+"""The platform for which programs are traced: whoever decides by it asks here.
+
+Some work has a form that is fast on a CPU and another that is fast on accelerators. Which of them is traced goes by
+`platform()`. It is that of JAX's default device, unless `tracing_for` says otherwise: a round that is exported for an
+accelerator on a machine without one carries the accelerator's form.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import jax
+
+from jaxfl.core import check
+
+PLATFORMS = ("cpu", "gpu", "tpu")
+
+# JAX knows of it: no function that was traced for one platform is taken from a cache for another.
+_traced_for = jax.make_user_context(None)
+
+
+def platform() -> str:
+    """The platform for which programs are traced: "cpu", "gpu", "tpu", or the name of another backend of JAX.
+
+    Example:
+        >>> with tracing_for("gpu"):
+        ...     platform()
+        'gpu'
+    """
+    return _traced_for.value or _default_platform()
+
+
+def is_cpu() -> bool:
+    """Whether programs are traced for a CPU."""
+    return platform() == "cpu"
+
+
+def tracing_for(platform: str) -> AbstractContextManager[None]:
+    """A context in which programs are traced in the form for a platform that need not be there.
+
+    Tasks choose how they run over nodes when they are built: build them inside, too. What is traced inside runs on
+    every platform, with the same numbers to rounding.
+
+    Args:
+        platform: "cpu", "gpu" or "tpu".
+
+    Raises:
+        ArgumentError: another name.
+
+    Guarantees:
+        - a function that was traced for another platform is traced anew.
+
+    Example:
+        >>> with tracing_for("tpu"):
+        ...     is_cpu()
+        False
+    """
+    check.one_of(PLATFORMS, platform=platform)
+    return _traced_for(platform)
+
+
+def _default_platform() -> str:
+    chosen = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    if chosen is None:
+        return jax.default_backend()
+    return chosen if isinstance(chosen, str) else chosen.platform

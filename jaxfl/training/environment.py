@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.extend.backend import get_backend
 
 # What decides the last bits of a run's numbers besides its configuration.
 _BITS_DEPEND_ON = (
@@ -20,19 +21,28 @@ _BITS_DEPEND_ON = (
     "jaxlib",
     "platform",
     "device_kind",
+    "platform_version",
+    "driver",
+    "cudnn",
+    "num_processes",
     "vector_instructions",
     "xla_flags",
+    "libtpu_flags",
     "x64",
     "matmul_precision",
     "git_revision",
 )
 _DRAWS_DEPEND_ON = ("threefry_partitionable", "prng_impl")  # and these all random numbers
 _VECTOR = re.compile(r"avx\w*|fma|f16c|amx\w*|sse4\w*|asimd\w*|sve\w*|bf16")  # of x86 and of ARM
+_CUDNN = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")  # wheels that JAX's CUDA plugins load
+_DRIVER = Path("/proc/driver/nvidia/version")
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=\d+")  # with which no bit changes
 
 
 def describe_environment() -> dict[str, Any]:
     """Versions of what computes, the device, and the git revision of this package (None outside a checkout).
+
+    The versions of a GPU's driver and of cuDNN are None elsewhere, and where the system does not tell them.
 
     Example:
         >>> describe_environment()["jax"] == jax.__version__
@@ -45,10 +55,15 @@ def describe_environment() -> dict[str, Any]:
         **{name: importlib.metadata.version(name) for name in packages},
         "platform": device.platform,
         "device_kind": device.device_kind,
+        "platform_version": " ".join(get_backend().platform_version.split()),
+        "driver": _driver() if device.platform == "gpu" else None,
+        "cudnn": _cudnn() if device.platform == "gpu" else None,
         "num_devices": jax.device_count(),
+        "num_processes": jax.process_count(),
         "machine": f"{platform.system()} {platform.machine()}",
         "vector_instructions": _vector_instructions(),
         "xla_flags": " ".join(_DEVICE_COUNT.sub("", os.environ.get("XLA_FLAGS", "")).split()),
+        "libtpu_flags": " ".join(os.environ.get("LIBTPU_INIT_ARGS", "").split()),
         "x64": _setting("jax_enable_x64"),
         "matmul_precision": _setting("jax_default_matmul_precision"),
         "threefry_partitionable": _setting("jax_threefry_partitionable"),
@@ -78,6 +93,26 @@ def warn_of_changes(recorded: Mapping[str, Any], current: Mapping[str, Any], pat
 def _setting(name: str) -> Any:
     """A setting of JAX as it stands."""
     return getattr(jax.config, name)  # types of its attributes are declared nowhere
+
+
+def _driver() -> str | None:
+    """Version of NVIDIA's kernel module."""
+    try:
+        text = _DRIVER.read_text()
+    except OSError:
+        return None
+    numbers = re.search(r"\b\d+\.\d+(\.\d+)?\b", text)
+    return numbers and numbers.group()
+
+
+def _cudnn() -> str | None:
+    """Version of the wheel; None where the system's own library is loaded."""
+    for name in _CUDNN:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
 
 
 def _vector_instructions() -> str:

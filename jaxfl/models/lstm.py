@@ -168,8 +168,8 @@ def bidirectional_lstm(
         inputs, entering = split(factor_input)
         weighted = errors * weight[:, None, None, None]
         return {
-            "kernel": jnp.einsum("bti,btdv->div", inputs, weighted),
-            "recurrent_kernel": jnp.einsum("btdu,btdv->duv", entering, weighted),
+            "kernel": jnp.einsum("bti,btdv->div", inputs, weighted, precision="highest"),
+            "recurrent_kernel": jnp.einsum("btdu,btdv->duv", entering, weighted, precision="highest"),
             "bias": weighted.sum(axis=(0, 1)),
         }
 

@@ -58,6 +58,9 @@ class Learning:
     transcripts."""
     hidden: tuple[int, ...] = ()
     """Units of the hidden layers of the multilayer perceptron; none for a linear model."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16 runs the layers on rounded parameters and inputs, faster where the machine multiplies bfloat16.
+    Parameters, gradients and losses stay float32."""
     iterations: int = 16
     """Iterations K. Of ALI-DPFL all local iterations."""
     sampling_rate: float = 0.9
@@ -72,7 +75,11 @@ class Learning:
 
     def idle(self, options: Mapping[str, Any]) -> set[str]:
         """What only one of the two kinds of audit knows."""
-        return {"hidden", "sampling_rate", "step_size"} if options["method"] == FORCED else {"distribution"}
+        return (
+            {"hidden", "compute_dtype", "sampling_rate", "step_size"}
+            if options["method"] == FORCED
+            else {"distribution"}
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +180,7 @@ class Point:
         parts = iid(len(dataset.train_labels), nodes, self.run.seed, sizes=[self.data.samples] * nodes)
         widths = (int(dataset.train_inputs[0].size), *self.learning.hidden, dataset.num_classes)
         data = federate(dataset.train_inputs, dataset.train_labels, parts)
-        return models.classification(models.mlp(widths)), data
+        return models.classification(models.mlp(widths), compute_dtype=self.learning.compute_dtype), data
 
     def mechanism(self, noise_std: float) -> Mechanism:
         """What the accountant was told of a canary's coordinate: a constant gradient counts G / J a round, on average.

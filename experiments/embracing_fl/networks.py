@@ -114,6 +114,9 @@ class Network:
     """How clients run that run together: vmap (all at once), map (one after the other), chunk:k (k at once), or auto:
     map for convolutions on a CPU, else vmap. devices:map and the like share them out over devices. Clients of several
     classes under uniform sampling run one after the other whatever it says."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16 runs the layers on rounded parameters and inputs, faster where the machine multiplies bfloat16.
+    Parameters, gradients, losses and statistics of normalizations stay float32."""
 
     def build(self, problem: Problem, form: Form = FULL) -> Model:
         """The model in one form; the same object in every call."""
@@ -177,4 +180,5 @@ def _counts(network: Network, problem: Problem, form: Form) -> dict[str, Counts]
 @functools.lru_cache(maxsize=64)
 def _task(network: Network, problem: Problem, form: Form) -> Task:
     adapter = models.binary_classification if network.model == "bilstm" else models.classification
-    return with_node_loop(adapter(network.build(problem, form)), network.node_loop)
+    task = adapter(network.build(problem, form), compute_dtype=network.compute_dtype)
+    return with_node_loop(task, network.node_loop)

@@ -20,6 +20,8 @@ from jaxfl.training.records import slug
 
 UNVARIED = ("seed",)  # what tells lanes of a line apart, and not lines
 _SAME_NUMBERS = (*UNVARIED, "node_loop")  # what decides how a point is computed, and not what
+# Options that came later, with what runs did before: at that value they leave random numbers as they were.
+_SINCE = {"compute_dtype": "float32"}
 
 
 class Layer(NamedTuple):
@@ -274,7 +276,8 @@ def identity(point: Any) -> dict[str, Any]:
     """What tells a settled point from all others on the same data, as `Variant.identity` takes it."""
     known = options(type(point))
     names = [name for name, option in known.items() if option.in_program and name not in _SAME_NUMBERS]
-    return counted(point, flat(point), names)
+    values = counted(point, flat(point), names)
+    return {name: value for name, value in values.items() if name not in _SINCE or value != _SINCE[name]}
 
 
 def _is_on(value: Any) -> bool:

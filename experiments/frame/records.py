@@ -171,12 +171,15 @@ class Network:
     """How a round runs over nodes: vmap (all at once), map (one after the other), chunk:k (k at once), or auto: map for
     convolutions on a CPU, else vmap. Fewer at once take less memory. devices:map and the like share the nodes out over
     devices. Results agree to rounding."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16 runs the layers on rounded parameters and inputs, faster where the machine multiplies bfloat16.
+    Parameters, gradients, losses and statistics of normalizations stay float32."""
 
     @_keep
     def task(self, data: Data) -> Task:
         """The task of classifying the data set; the same object in every call."""
         model = choose(NETWORKS, vars(self))(data.load())
-        return with_node_loop(models.classification(model), self.node_loop)
+        return with_node_loop(models.classification(model, compute_dtype=self.compute_dtype), self.node_loop)
 
     @_keep
     def work(self, data: Data) -> channel.Work:

@@ -162,7 +162,8 @@ def _unclipped(losses: Array, gradient: PyTree) -> GradientSum:
 
 def _sum_over_samples(weights: Array, leaf: Array) -> Array:
     """sum_b weights[b] leaf[b]."""
-    return (weights @ leaf.reshape(leaf.shape[0], -1)).reshape(leaf.shape[1:])
+    flat = leaf.reshape(leaf.shape[0], -1)
+    return jnp.matmul(weights, flat, precision="highest").reshape(leaf.shape[1:])
 
 
 def from_factors(task: Task, factors: Factors, weights: Array, without: Collection[str] = ()) -> PyTree:

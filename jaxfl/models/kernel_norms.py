@@ -112,6 +112,20 @@ def per_sample(inputs: Array, errors: Array, geom: Geometry) -> Array:
     return kernel.reshape(inputs.shape[0], *geom.window, inputs.shape[3], errors.shape[3])
 
 
+def summed(inputs: Array, errors: Array, geom: Geometry) -> Array:
+    """The kernel's gradient, summed over samples, (*geom.window, in_channels, out_channels).
+
+    On a CPU the gradient of the convolution. Elsewhere a product of the precision that norms have: that gradient is
+    rounded to the precision of the platform.
+    """
+    if suits_cpu():
+        return cast(Array, kernel_gradient(inputs, errors, geom))
+    rows, columns = patches(inputs, geom), positions(errors)
+    flat = (rows.reshape(-1, rows.shape[2]).T, columns.reshape(-1, columns.shape[2]))
+    kernel = jnp.matmul(*flat, precision="highest")
+    return kernel.reshape(*geom.window, inputs.shape[3], errors.shape[3])
+
+
 def _of_kernels(norm: Callable[[Array], Array], inputs: Array, errors: Array, geom: Geometry) -> Array:
     """`norm` of each sample's kernel gradient, (b,)."""
     if suits_cpu():

@@ -2,7 +2,9 @@
 
 A layer is a `Layer`; a model is an ordered list of named ones (`jaxfl.models.classification`). The factored form
 (`jaxfl.core.FactoredLayer`) gives norms and weighted sums of per-sample gradients from the layer's inputs and the
-errors at its outputs, without forming a gradient for each sample.
+errors at its outputs, without forming a gradient for each sample. Products in them
+are of the highest precision. By default accelerators round their factors to fewer bits, with which a gradient that was
+clipped exceeded its bound by 3.2e-4 of it in an emulation.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from jaxfl.core.check import ArgumentError
 from jaxfl.core.tracing import mark_activation
 from jaxfl.core.types import Array, FactoredLayer, PyTree
 from jaxfl.models import kernel_norms, normalization
-from jaxfl.models.convolution import convolve, kernel_gradient
+from jaxfl.models.convolution import convolve
 from jaxfl.models.pooling import max_pool as pool
 from jaxfl.models.scale_and_bias import factored_scale_and_bias
 from jaxfl.models.windows import geometry
@@ -239,7 +241,7 @@ def dense(in_features: int, out_features: int) -> Layer:
 
     def weighted_sum(inputs, errors, weight):
         weighted = errors * weight[:, None]
-        return {"kernel": inputs.T @ weighted, "bias": weighted.sum(axis=0)}
+        return {"kernel": jnp.matmul(inputs.T, weighted, precision="highest"), "bias": weighted.sum(axis=0)}
 
     def per_sample(inputs, errors):
         return {"kernel": inputs[:, :, None] * errors[:, None, :], "bias": errors}
@@ -314,7 +316,7 @@ def conv(
 
     def weighted_sum(inputs, errors, weight):
         weighted = errors * weight[:, None, None, None]
-        return {"kernel": kernel_gradient(inputs, weighted, of(inputs)), "bias": weighted.sum(axis=(0, 1, 2))}
+        return {"kernel": kernel_norms.summed(inputs, weighted, of(inputs)), "bias": weighted.sum(axis=(0, 1, 2))}
 
     def kept(inputs, errors):
         return kernel_norms.kept(inputs, errors, of(inputs))

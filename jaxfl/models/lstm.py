@@ -16,6 +16,7 @@ from jaxfl.core.tracing import mark_activation
 from jaxfl.core.types import Array, FactoredLayer
 from jaxfl.models import position_sums
 from jaxfl.models.layers import Layer
+from jaxfl.models.normalization import at_least_float32
 
 # What Keras starts from: Glorot uniform for inputs, orthogonal for states.
 _initial_kernel = jax.nn.initializers.glorot_uniform()
@@ -106,7 +107,9 @@ def bidirectional_lstm(
 
         from_start, from_end = product(0, first, last), product(1, length - last, length - first)
         both = jnp.stack([from_start, from_end[::-1]], axis=1)
-        return mark_activation(both + params["bias"][None, :, None, :])
+        # In float32, as in `dense`: the gradient to the bias is a sum over the batch and all steps.
+        bias = at_least_float32(params["bias"])[None, :, None, :]
+        return mark_activation((at_least_float32(both) + bias).astype(both.dtype))
 
     def outputs_of(hidden):
         if whole_sequence:
@@ -165,8 +168,8 @@ def bidirectional_lstm(
         inputs, entering = split(factor_input)
         weighted = errors * weight[:, None, None, None]
         return {
-            "kernel": jnp.einsum("bti,btdv->div", inputs, weighted),
-            "recurrent_kernel": jnp.einsum("btdu,btdv->duv", entering, weighted),
+            "kernel": jnp.einsum("bti,btdv->div", inputs, weighted, precision="highest"),
+            "recurrent_kernel": jnp.einsum("btdu,btdv->duv", entering, weighted, precision="highest"),
             "bias": weighted.sum(axis=(0, 1)),
         }
 

@@ -16,6 +16,7 @@ from jaxfl.models import layers, position_sums
 from jaxfl.models.classification import Model, sequential
 from jaxfl.models.layers import Layer
 from jaxfl.models.lstm import bidirectional_lstm
+from jaxfl.models.normalization import at_least_float32
 
 # What Keras starts from: uniform in (-0.05, 0.05).
 _EMBEDDING_BOUND = 0.05
@@ -61,7 +62,9 @@ def embedding(vocabulary: int, features: int) -> Layer:
             found = f"got {tokens.dtype} of shape {tokens.shape}"
             raise ArgumentError("inputs", "must be integer tokens (b, t)", found, "Pass int32 tokens.")
         # Indices below zero are refused, too, rather than counted from the end.
-        return params["table"].at[tokens].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+        table = at_least_float32(params["table"])  # for the gradient to a row sums over all places of its token
+        rows = table.at[tokens].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+        return rows.astype(params["table"].dtype)
 
     def add_up(tokens, errors):
         """(t,) tokens, (t, features) errors -> sums over equal tokens, (vocabulary, features)."""

@@ -1,0 +1,70 @@
+"""--compute-dtype: it reaches the program of every experiment that has a model, and float32 changes nothing."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from test_every_experiment import small
+
+from experiments.frame import EXPERIMENTS
+from experiments.frame.experiment import identity, request
+from experiments.frame.options import options
+from jaxfl.core import ArgumentError
+
+WITH_MODEL = [name for name in EXPERIMENTS if "hidden" in options(type(EXPERIMENTS[name].base))]
+KEY = jax.random.key(0)
+
+
+def asked(name, **changes):
+    """The first line's point of a small run."""
+    return request(EXPERIMENTS[name], {**small(EXPERIMENTS[name]), **changes})
+
+
+def round_of(name, dtype):
+    """The lowered program of a round of the first line."""
+    lines = asked(name, compute_dtype=dtype).lines
+    prepare = EXPERIMENTS[name].prepare
+    if prepare is None:
+        point = next(iter(lines.values())).point
+        task, data, _ = point.method.add_canaries(point, *point.problem())
+        algorithm = point.method.learner(point, task, 1.0).algorithm
+    else:
+        variant = next(iter(prepare(lines).variants.values()))
+        algorithm = variant.algorithm({number: jnp.float32(value) for number, value in variant.numbers.items()})
+        data = variant.data(variant.seeds[0])
+    state = jax.eval_shape(algorithm.init, KEY, data)
+    return jax.jit(algorithm.round).lower(KEY, state, data).as_text()
+
+
+def test_every_experiment_with_a_model_has_it():
+    with_option = [name for name in EXPERIMENTS if "compute_dtype" in options(type(EXPERIMENTS[name].base))]
+    assert with_option == WITH_MODEL
+    assert set(EXPERIMENTS) - set(WITH_MODEL) == {"spanning_tree"}  # whose agents have quadratics
+
+
+@pytest.mark.parametrize("name", WITH_MODEL)
+def test_it_reaches_the_program(name):
+    of_bfloat16 = re.compile(r"stablehlo\.(dot_general|convolution).*: \(tensor<\S*bf16>, tensor<\S*bf16>\)")
+    assert of_bfloat16.search(round_of(name, "bfloat16"))
+    assert "bf16" not in round_of(name, "float32")
+
+
+@pytest.mark.parametrize("name", [name for name in WITH_MODEL if EXPERIMENTS[name].prepare is not None])
+def test_random_numbers_are_those_of_before_in_float32_and_others_in_bfloat16(name):
+    """A difference of two published runs with the same noise would tell gradients without noise."""
+    before, after = (identity(asked(name, compute_dtype=dtype).point) for dtype in ("float32", "bfloat16"))
+    assert "compute_dtype" not in before
+    assert after == {**before, "compute_dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize("name", WITH_MODEL)
+def test_both_types_make_two_lines_of_a_grid(name):
+    kept = small(EXPERIMENTS[name])
+    lines = request(EXPERIMENTS[name], kept, ({"compute_dtype": ("float32", "bfloat16")},)).lines
+    assert {line.settings["compute_dtype"] for line in lines.values()} == {"float32", "bfloat16"}
+
+
+def test_forced_transcripts_refuse_it():
+    with pytest.raises(ArgumentError, match=r"^compute_dtype: must change something; got bfloat16 where nothing uses"):
+        request(EXPERIMENTS["audit"], {"method": "DP-GT", "compute_dtype": "bfloat16"})

@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import sys
 from typing import Any
 
 import jax
@@ -27,6 +26,7 @@ from reference.runs import (
 import jaxfl
 from jaxfl import ArgumentError
 from jaxfl.algorithms import first_half, output_side
+from jaxfl.algorithms.clients import parts
 from jaxfl.core import Variables
 from jaxfl.models import Model, classification, layers, sequential
 
@@ -194,7 +194,7 @@ def test_cached_features_equal_those_recomputed_in_every_step(frozen_batch_norm)
 
 def test_features_of_a_sample_are_computed_once_a_round(monkeypatch):
     """In groups of two: of four steps of four samples a client holds fewer different ones."""
-    monkeypatch.setattr(sys.modules[jaxfl.embracing.__module__], "_SAMPLES_AT_ONCE", 2)
+    monkeypatch.setattr(parts, "_SAMPLES_AT_ONCE", 2)
     task, data, computed = classification(normalized(), node_loop="map"), uneven_data(SIZES), []
 
     def counting(trained):

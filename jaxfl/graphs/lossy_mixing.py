@@ -26,13 +26,11 @@ from jaxfl.graphs.mixing import (
     STRUCTURES,
     best_structure,
     check_leaves,
-    gathered_sum,
-    lists_of_round,
     matrix_sum,
     shifted_sum,
     slot_of,
-    sum_dtype,
 )
+from jaxfl.graphs.neighbor_lists import gathered_sum, lists_of_round, sum_dtype
 
 
 def lossy_mix(

@@ -7,7 +7,6 @@ at a time. On finite values they differ in cost alone. A NaN or an infinity at o
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 
 import jax
@@ -20,11 +19,11 @@ from jaxfl.core.platform import is_cpu
 from jaxfl.core.tree import along_nodes
 from jaxfl.core.types import Array, PyTree
 from jaxfl.graphs.graph import Graph
+from jaxfl.graphs.neighbor_lists import gathered_sum, lists_of_round, sum_dtype
 
 STRUCTURES = ("auto", "dense", "circulant", "neighbors")
-# Measured on two CPU cores, float32, 4 million entries: the gathers of up to 16 neighbors fuse into one loop, and 16 at
-# a time beats 4 or 8; shifted copies lose to gathers from the fourth on, gathers to the matrix product from about n/8.
-FUSED_NEIGHBORS = 16
+# Measured on two CPU cores, float32, 4 million entries: shifted copies lose to gathers from the fourth on, gathers to
+# the matrix product from about n/8.
 FEW_SHIFTS = 3
 NODES_PER_NEIGHBOR = 8
 
@@ -164,11 +163,6 @@ def slot_of(graph: Graph, round_index: int | Array) -> Array | None:
     return None if graph.period == 1 else index.astype(jnp.int32) % graph.period
 
 
-def sum_dtype(leaf: Array) -> np.dtype:
-    """float32 for leaves of 16 bits, else the leaf's own."""
-    return np.dtype(np.float32) if leaf.dtype.itemsize < 4 else np.dtype(leaf.dtype)
-
-
 def _dense(graph: Graph, leaf: Array, slot: Array | None) -> Array:
     dtype = sum_dtype(leaf)
     matrices = jnp.asarray(graph.mixing_matrices.astype(dtype))
@@ -240,48 +234,3 @@ def shifted_sum(shifts: Sequence[tuple[int, float | Array]], tree: PyTree) -> Py
 
 def _neighbors(graph: Graph, leaf: Array, slot: Array | None) -> Array:
     return gathered_sum(*lists_of_round(graph, slot, sum_dtype(leaf)), leaf)
-
-
-def lists_of_round(graph: Graph, slot: Array | None, dtype: np.dtype) -> tuple[Array, Array, Array]:
-    """`neighbor_lists` of one round: own weights (n,), senders (k, n), int32, and their weights (k, n)."""
-    own, senders, weights = neighbor_lists(graph)
-    own, senders, weights = jnp.asarray(own.astype(dtype)), jnp.asarray(senders), jnp.asarray(weights.astype(dtype))
-    own, senders, weights = (table[0 if slot is None else slot] for table in (own, senders, weights))
-    return own, senders, weights
-
-
-def gathered_sum(own: Array, senders: Array, weights: Array, leaf: Array) -> Array:
-    """Each node's own weight (n,) times its value, and those of its k senders (k, n) times theirs."""
-    values = leaf.astype(own.dtype)
-    column = (len(leaf),) + (1,) * (leaf.ndim - 1)
-
-    def add(total, neighbor):
-        sender, weight = neighbor
-        gathered = values.at[sender].get(mode="promise_in_bounds")
-        return total + weight.reshape(column) * gathered, None
-
-    mixed, _ = jax.lax.scan(add, own.reshape(column) * values, (senders, weights), unroll=FUSED_NEIGHBORS)
-    return mixed.astype(leaf.dtype)
-
-
-@functools.lru_cache(maxsize=64)
-def neighbor_lists(graph: Graph) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Weight each node gives itself (period, n), and its k in-neighbors: senders int32 and weights, (period, k, n).
-
-    Shorter lists are padded with the node itself at weight zero: it is read anyway, and where its value is not finite
-    the result is not either.
-    """
-    num_nodes, most = graph.num_nodes, int(graph.in_degree.max())
-    own = np.stack([matrix.diagonal() for matrix in graph.rounds])
-    senders = np.tile(np.arange(num_nodes, dtype=np.int32), (graph.period, most, 1))
-    weights = np.zeros((graph.period, most, num_nodes))
-    for k, matrix in enumerate(graph.rounds):
-        entries = matrix.tocoo()
-        others = entries.row != entries.col
-        row, column, data = entries.row[others], entries.col[others], entries.data[others]
-        order = np.argsort(row, kind="stable")
-        row, column, data = row[order], column[order], data[order]
-        position = np.arange(len(row)) - np.searchsorted(row, row)  # place of each entry within its row
-        senders[k, position, row] = column
-        weights[k, position, row] = data
-    return own, senders, weights

@@ -9,8 +9,12 @@ Where the nodes lie changes how a round is computed, and never what it computes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxfl.core.types import PyTree
 
 NODES = "nodes"
 """The axis of a mesh over which nodes lie."""
@@ -51,3 +55,27 @@ def node_axis(num_nodes: int) -> str | None:
 def by_node(mesh: Mesh) -> NamedSharding:
     """The sharding of an array whose first axis is the nodes: a share on each device of the mesh's axis "nodes"."""
     return NamedSharding(mesh, PartitionSpec(NODES))
+
+
+def on_each_device(body: Callable[..., PyTree], results: PartitionSpec, *args: tuple[PyTree, PartitionSpec]) -> PyTree:
+    """`body` of each device's share of the arguments, where `num_shares` is more than one.
+
+    Args:
+        body: of arrays, in which `NODES` is the axis of collectives; it may be differentiated and vmapped.
+        results: how what it gives lies over the devices.
+        args: each argument, with how it lies; one that lies otherwise is brought there.
+
+    Returns:
+        What `body` gives, put together.
+
+    Guarantees:
+        - works on Auto and on Explicit meshes, and inside a shard_map over another axis.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    values, specs = zip(*args, strict=True)
+    if dict(zip(mesh.axis_names, mesh.axis_types, strict=True))[NODES] == AxisType.Explicit:
+        values = tuple(
+            jax.tree.map(lambda leaf, spec=spec: jax.reshard(leaf, spec), value)
+            for value, spec in zip(values, specs, strict=True)
+        )
+    return jax.shard_map(body, in_specs=specs, out_specs=results, axis_names={NODES})(*values)

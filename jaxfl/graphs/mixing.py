@@ -15,9 +15,11 @@ import numpy as np
 
 from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
+from jaxfl.core.devices import num_shares
 from jaxfl.core.platform import is_cpu
 from jaxfl.core.tree import along_nodes
 from jaxfl.core.types import Array, PyTree
+from jaxfl.graphs import sharded_mixing
 from jaxfl.graphs.graph import Graph
 from jaxfl.graphs.neighbor_lists import gathered_sum, lists_of_round, sum_dtype
 
@@ -50,6 +52,7 @@ def mix(graph: Graph, tree: PyTree, round_index: int | Array, structure: str = "
         - total mass is preserved when P is column stochastic: the sum over nodes of every entry.
         - node mean is preserved when P is doubly stochastic.
         - equal values stay equal when P is row stochastic.
+        - nodes over devices are mixed to the same numbers, to 1e-6 (see `jaxfl.graphs.sharded_mixing`).
 
     Example:
         >>> from jaxfl.graphs import directed_ring
@@ -86,10 +89,10 @@ def mix_result(
         >>> mix_result(directed_ring(3), jnp.add, (jnp.array([0.0, 1.0, 2.0]), jnp.array([0.0, 1.0, 2.0])), 0).tolist()
         [2.0, 1.0, 3.0]
     """
-    check.one_of(STRUCTURES, structure=structure)
     check_leaves(graph, jax.eval_shape(fn, *operands))
-    chosen = best_structure(graph) if structure == "auto" else structure
-    slot = slot_of(graph, round_index)
+    chosen, slot = chosen_structure(graph, structure), slot_of(graph, round_index)
+    if num_shares(graph.num_nodes) > 1:
+        return sharded_mixing.mix_over_devices(graph, fn, operands, slot, chosen)
     if chosen == "circulant":
         return _circulant(graph, fn, operands, round_index if slot is None else slot)
     mix_leaf = _dense if chosen == "dense" else _neighbors
@@ -141,6 +144,18 @@ def best_structure(graph: Graph) -> str:
     return "circulant" if shifts is not None and max(map(len, shifts)) <= FEW_SHIFTS else "neighbors"
 
 
+def chosen_structure(graph: Graph, structure: str) -> str:
+    """What "auto" stands for where this is traced, any other structure itself; refused where the graph has it not."""
+    check.one_of(STRUCTURES, structure=structure)
+    if structure == "auto":
+        best = best_structure(graph)
+        return sharded_mixing.structure_over_devices(graph, best) if num_shares(graph.num_nodes) > 1 else best
+    if structure == "circulant" and graph.shifts is None:
+        remedy = 'Use "neighbors", "dense" or "auto".'
+        raise ArgumentError("structure", "circulant needs a circulant graph", f"{graph.name} is not", remedy)
+    return structure
+
+
 def check_leaves(graph: Graph, tree: PyTree) -> None:
     """Refuse leaves that cannot be mixed."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
@@ -178,9 +193,7 @@ def matrix_sum(matrix: Array, leaf: Array) -> Array:
 
 
 def _circulant(graph: Graph, fn: Callable[..., PyTree], operands: tuple[PyTree, ...], index: int | Array) -> PyTree:
-    if graph.shifts is None:
-        remedy = 'Use "neighbors", "dense" or "auto".'
-        raise ArgumentError("structure", "circulant needs a circulant graph", f"{graph.name} is not", remedy)
+    assert graph.shifts is not None
     # What leaves a switch is in memory; without one XLA's CPU backend finishes the sum anew for each of its readers, so
     # that there even a single matrix gets one, of two equal branches (0.7 of the time of a push-sum iteration on a
     # directed ring, without noise). Static shifts, a branch a round, become neighbor exchanges when the node axis is

@@ -18,13 +18,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import PartitionSpec
 
-from jaxfl.core.devices import NODES, num_shares
+from jaxfl.core.devices import NODES, num_shares, on_each_device
+from jaxfl.core.tree import number_type
 from jaxfl.core.types import Array, PyTree
 from jaxfl.graphs.graph import Graph
 from jaxfl.graphs.needed_rows import needed_rows
-from jaxfl.graphs.neighbor_lists import gathered_sum, sum_dtype
+from jaxfl.graphs.neighbor_lists import gathered_sum, lists_of_round, sum_dtype
 
 # Where a sparse graph has devices send more than half of all rows, the matrix product is taken up to so many nodes: it
 # sends as much in one collective instead of s - 1. At 512 nodes of in-degree 18 on 8 devices, the product and the
@@ -42,6 +43,23 @@ def structure_over_devices(graph: Graph, structure: str) -> str:
     return "dense" if 2 * needed_rows(graph, shares).rows_sent() > others else structure
 
 
+def mix_over_devices(
+    graph: Graph, fn: Callable[..., PyTree], operands: tuple[PyTree, ...], slot: Array | None, structure: str
+) -> PyTree:
+    """`mix_result` of the round, where nodes lie over devices."""
+    if structure == "circulant":
+        assert graph.shifts is not None
+        branches = [lambda *values, shifts=shifts: shifted_sum(shifts, fn(*values)) for shifts in graph.shifts]
+        return branches[0](*operands) if slot is None else jax.lax.switch(slot, branches, *operands)
+    tree = fn(*operands)
+    dtype = number_type(tree)
+    if structure == "dense":
+        matrices = jnp.asarray(graph.mixing_matrices.astype(dtype))
+        return matrix_sum(matrices[0 if slot is None else slot], tree)
+    own, _, weights = lists_of_round(graph, slot, dtype)
+    return neighbors_sum(graph, slot, own, weights, tree)
+
+
 def shifted_sum(shifts: Sequence[tuple[int, float | Array]], tree: PyTree) -> PyTree:
     """Each leaf's weighted sum of copies rolled along the node axis.
 
@@ -54,7 +72,7 @@ def shifted_sum(shifts: Sequence[tuple[int, float | Array]], tree: PyTree) -> Py
         A tree of the same structure, shapes and dtypes.
 
     Guarantees:
-        - rows that stay on their device are not sent.
+        - rows that stay on their device are not sent, and no row twice to the same device.
     """
     num_nodes = jax.tree.leaves(tree)[0].shape[0]
     offsets = [offset % num_nodes for offset, _ in shifts]
@@ -71,7 +89,7 @@ def shifted_sum(shifts: Sequence[tuple[int, float | Array]], tree: PyTree) -> Py
 
         return _in_buffers(mixed, tree)
 
-    return _on_each_device(body, _BY_NODE, (tree, _BY_NODE), (arrays, _BY_NODE))
+    return on_each_device(body, _BY_NODE, (tree, _BY_NODE), (arrays, _BY_NODE))
 
 
 def neighbors_sum(graph: Graph, slot: Array | None, own: Array, weights: Array, tree: PyTree) -> PyTree:
@@ -102,7 +120,7 @@ def neighbors_sum(graph: Graph, slot: Array | None, own: Array, weights: Array, 
 
         return _in_buffers(mixed, tree)
 
-    return _on_each_device(
+    return on_each_device(
         body,
         _BY_NODE,
         (tree, _BY_NODE),
@@ -125,19 +143,7 @@ def matrix_sum(matrix: Array, tree: PyTree) -> PyTree:
 
         return _in_buffers(mixed, tree)
 
-    return _on_each_device(body, _BY_NODE, (tree, _BY_NODE), (matrix, _COLUMNS))
-
-
-def _on_each_device(body: Callable[..., PyTree], results: PartitionSpec, *args: tuple[PyTree, PartitionSpec]) -> PyTree:
-    """`body` of each device's parts of the arguments, which are given with how they lie."""
-    mesh = jax.sharding.get_abstract_mesh()
-    values, specs = zip(*args, strict=True)
-    if dict(zip(mesh.axis_names, mesh.axis_types, strict=True))[NODES] == AxisType.Explicit:
-        values = tuple(
-            jax.tree.map(lambda leaf, spec=spec: jax.reshard(leaf, spec), value)
-            for value, spec in zip(values, specs, strict=True)
-        )
-    return jax.shard_map(body, in_specs=specs, out_specs=results, axis_names={NODES})(*values)
+    return on_each_device(body, _BY_NODE, (tree, _BY_NODE), (matrix, _COLUMNS))
 
 
 def _in_buffers(mixed: Callable[[Array], Array], tree: PyTree) -> PyTree:
@@ -161,8 +167,9 @@ def _rolled(rows: Array, offsets: Sequence[int]) -> list[Array]:
     for offset in offsets:
         step, moved = divmod(offset, share)
         first[step] = max(first.get(step, 0), share - moved)
-        after = (step + 1) % num_devices
-        last[after] = max(last.get(after, 0), moved)
+        if moved:
+            after = (step + 1) % num_devices
+            last[after] = max(last.get(after, 0), moved)
     starts, ends = {}, {}
     for step in sorted({*first, *last}):
         head, tail = first.get(step, 0), last.get(step, 0)

@@ -183,10 +183,9 @@ def push_sum(
         elif weights_stay_one:
             # x = w z without rounding. The step is taken while mixing, for z stays where it is when the new x replaces
             # x in memory: a pass over the parameters less, 0.9 of the time of an iteration without noise.
-            new_params = mix_result(graph, lambda z, w, g: half_step(scale(w, z), g), (z, w, noisy), k)
-            new_weight = mix(graph, w, k)
+            new_params, new_weight = mix_result(graph, lambda z, w, g: (half_step(scale(w, z), g), w), (z, w, noisy), k)
         else:
-            new_params, new_weight = mix(graph, half_step(x, noisy), k), mix(graph, w, k)
+            new_params, new_weight = mix(graph, (half_step(x, noisy), w), k)
         new_state = State(
             params=new_params,
             push_sum_weight=new_weight,

@@ -71,8 +71,8 @@ def mix_result(
 ) -> PyTree:
     """`mix` of the tree that `fn(*operands)` is, elementwise functions computed where they are mixed.
 
-    A switch over rounds ("circulant", where the matrix changes) keeps the compiler from doing this: everything that
-    enters it is written to memory first.
+    A switch over rounds ("circulant", where the matrix changes, but not on a lone accelerator) keeps the compiler from
+    doing this: everything that enters it is written to memory first.
 
     Args:
         graph: see `mix`.
@@ -199,8 +199,12 @@ def _circulant(graph: Graph, fn: Callable[..., PyTree], operands: tuple[PyTree, 
     # directed ring, without noise). Static shifts, a branch a round, become neighbor exchanges when the node axis is
     # sharded. On a lone CPU two branches that look the round's shifts up do: a branch a round took 0.7 s more to
     # compile (16 nodes, a network of four leaves, of 4.2 s for a round of PrivSGP-VR) and no less time to run.
+    # A lone accelerator gets no switch at all: its host waits for the number of the branch, which is on the device.
     on_cpu, same_count = is_cpu(), len({len(shifts) for shifts in graph.shifts}) == 1
-    if on_cpu and graph.period > 1 and same_count and jax.device_count() == 1:
+    changes_alone = graph.period > 1 and jax.device_count() == 1
+    if changes_alone and not on_cpu:
+        return _looked_up_sum(graph, index % graph.period, fn(*operands))
+    if changes_alone and same_count:
         branches = [lambda *values: _looked_up_sum(graph, index % graph.period, fn(*values))] * 2
     else:
         repeats = 2 if on_cpu and graph.period == 1 else 1
@@ -211,8 +215,12 @@ def _circulant(graph: Graph, fn: Callable[..., PyTree], operands: tuple[PyTree, 
 
 
 def _looked_up_sum(graph: Graph, slot: int | Array, tree: PyTree) -> PyTree:
-    """`shifted_sum` of the shifts of a round that is not known yet; every round has as many."""
-    offsets, weights = np.moveaxis(np.array(graph.shifts), -1, 0)  # each (period, shifts of a round)
+    """`shifted_sum` of the shifts of a round that is not known yet."""
+    assert graph.shifts is not None
+    most = max(map(len, graph.shifts))
+    # A copy that is read anyway, at weight zero, fills up the rounds with fewer.
+    shifts = [[*of_round, *[(of_round[0][0], 0.0)] * (most - len(of_round))] for of_round in graph.shifts]
+    offsets, weights = np.moveaxis(np.array(shifts), -1, 0)  # each (period, shifts of a round)
     nodes = np.arange(graph.num_nodes)
     senders = jnp.asarray((nodes[:, None, None] - offsets) % graph.num_nodes, jnp.int32)[:, slot]
 

@@ -9,6 +9,7 @@ from strategies import column_stochastic, connected, doubly_stochastic
 
 from jaxfl import graphs
 from jaxfl.core import ArgumentError
+from jaxfl.core.platform import tracing_for
 from jaxfl.graphs.mixing import keeps_ones, mix_result
 
 CHECKED = settings(max_examples=15, deadline=None, derandomize=True)
@@ -27,6 +28,9 @@ GRAPHS = {
     "from_networkx": graphs.from_networkx(nx.karate_club_graph(), weights="metropolis"),
     "two_circulants": graphs.sequence(
         [graphs.ring(6), graphs.from_matrix(scipy.linalg.circulant([0.5, 0.0, 0.2, 0.3, 0.0, 0.0]))]
+    ),
+    "circulants_of_two_and_three": graphs.sequence(
+        [graphs.from_matrix(scipy.linalg.circulant([0.25, 0.75, 0.0, 0.0, 0.0, 0.0])), graphs.ring(6)]
     ),
     "sequence": graphs.sequence([graphs.star(6), graphs.exponential(6), graphs.random_digraph(6, 0.3, key=2)]),
 }
@@ -65,15 +69,29 @@ def assert_close(found, expected, **tolerance):
     )
 
 
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize("name", GRAPHS)
-def test_all_structures_agree(name):
+def test_all_structures_agree(name, platform):
+    """In the forms for both."""
     graph = GRAPHS[name]
     tree = tree_of(graph.num_nodes)
     mixed = in_structures(graph, structures(graph))
-    for k in (0, 1, graph.period + 1):
-        expected = expected_mix(graph, tree, k)
-        for found in mixed(tree, jnp.int32(k)):
-            assert_close(found, expected)
+    with tracing_for(platform):
+        for k in (0, 1, graph.period + 1):
+            expected = expected_mix(graph, tree, k)
+            for found in mixed(tree, jnp.int32(k)):
+                assert_close(found, expected)
+
+
+@pytest.mark.skipif(jax.device_count() > 1, reason="with several devices each round has a branch")
+@pytest.mark.parametrize("name", GRAPHS)
+def test_no_structure_branches_on_a_lone_accelerator(name):
+    """Its host would wait for the number of the branch."""
+    graph = GRAPHS[name]
+    with tracing_for("gpu"):
+        program = in_structures(graph, structures(graph)).trace(tree_of(graph.num_nodes), jnp.int32(1)).jaxpr
+    assert "cond[" not in str(program)
+    assert "while[" not in str(program)
 
 
 @pytest.mark.parametrize("name", ["exponential", "star", "complete"])

@@ -165,12 +165,12 @@ def compile_chunk(row: str, setting: Setting) -> Chunk:
         )
         lowered = jax.jit(rounds_fn(algorithm, setting.rounds), donate_argnums=1).lower(*arguments)
     compiled = lowered.compile()
-    memory, largest = (
-        compiled.memory_analysis(),
-        max(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)),
-    )
+    text, memory = compiled.as_text(), compiled.memory_analysis()
+    assert text is not None
+    assert memory is not None
+    largest = max(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     return Chunk(
-        counts=count(read_program(compiled.as_text()), open_trips=setting.rounds, large_bytes=largest),
+        counts=count(read_program(text), open_trips=setting.rounds, large_bytes=largest),
         temp_bytes=memory.temp_size_in_bytes,
         argument_bytes=memory.argument_size_in_bytes,
         compile_seconds=time.perf_counter() - start,

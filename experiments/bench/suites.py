@@ -1,11 +1,15 @@
 """Find this package's suites, run them, print and write their numbers.
 
-A suite is a module with `suite() -> dict[str, Measurement]`, whose names are "SUITE/NAME". Where it has them, `WANTED`,
-name -> number, says how much is wanted at least, and `plot(measurements, path)` draws a picture.
+A suite is a module with `suite() -> dict[str, Measurement]`, whose names are "SUITE/NAME". A suite may also have
 
-Written is {"SUITE/NAME": {"value", "unit", "spread", "against"}, ..., "environment": {...}}, with "wanted" where it
-is. The picture lies beside that file, under its name with .png; where several suites draw, the suite's name is added.
-Machines drift: compare ratios, not seconds of different runs.
+- `WANTED`, name -> how much is wanted at least, and `AT_MOST`, name -> how much is wanted at most;
+- `plot(measurements, path)`, which draws a picture;
+- `missing() -> str | None`, which says in a sentence why the suite cannot run here: it is skipped then.
+
+Written is {"SUITE/NAME": {"value", "unit", "spread", "against"}, ..., "environment": {...}}, with "wanted" or "at_most"
+where it is. Where every suite was skipped, nothing is written. The picture lies beside that file, under its name with
+.png; where several suites draw, the suite's name is added. Machines drift: compare ratios, not seconds of different
+runs.
 """
 
 import ast
@@ -34,6 +38,7 @@ def _suites() -> dict[str, str]:
 
 
 SUITES = _suites()
+BOUNDS = {"WANTED": ("wanted", ""), "AT_MOST": ("at_most", "≤ ")}  # name in a suite -> in the file, before the number
 
 
 Suite = tyro.extras.literal_type_from_choices([*SUITES, "all"])
@@ -65,10 +70,17 @@ def run(
     if against is not None:
         modules["peers"].require_peer(against)
     console, measurements, wanted = Console(), {}, {}
-    for name, module in modules.items():
+    for name, module in list(modules.items()):
+        if reason := getattr(module, "missing", lambda: None)():
+            console.print(f"Suite {name} is skipped: {reason}", soft_wrap=True, markup=False, highlight=False)
+            del modules[name]
+            continue
         with console.status(f"Suite {name} ..."), compilation_cache("off"):  # compile times are those of compiling
             measurements |= module.suite(against=against) if name == "peers" else module.suite()
-            wanted |= {name: {"wanted": least} for name, least in getattr(module, "WANTED", {}).items()}
+        for constant, (key, _) in BOUNDS.items():
+            wanted |= {row: {key: number} for row, number in getattr(module, constant, {}).items()}
+    if not modules:
+        return
     if json is not None:
         named = {name: {**one._asdict(), **wanted.get(name, {})} for name, one in measurements.items()}
         json.write_text(dumps({**named, "environment": describe_environment()}, indent=2) + "\n")
@@ -78,7 +90,8 @@ def run(
     table = Table(Column("name", no_wrap=True), "value", "spread", title="Median; lowest to highest of the repeats")
     for column in ("wanted", "against") if wanted else ("against",):
         table.add_column(column)
+    signs = dict(BOUNDS.values())
     for name, (value, unit, (low, high), text) in measurements.items():
-        least = [f"{wanted[name]['wanted']:.3g}" if name in wanted else ""] if wanted else []
-        table.add_row(name, f"{value:.3g} {unit}", f"{low:.3g} to {high:.3g}", *least, text)
+        bound = "".join(f"{signs[key]}{number:.3g}" for key, number in wanted.get(name, {}).items())
+        table.add_row(name, f"{value:.3g} {unit}", f"{low:.3g} to {high:.3g}", *([bound] if wanted else []), text)
     console.print(table)

@@ -1,0 +1,245 @@
+"""What a program for a GPU does, read from its text: kernels, waits of the host, bytes moved, library calls, copies.
+
+The text is that of a compiled and scheduled module (`compiled.as_text()`). Its instructions outside of fusions run one
+after the other, and are counted by these rules:
+
+| instruction | counts as |
+|---|---|
+| fusion, copy, memset, library call | one kernel; a copy and a memset may be a transfer of the device instead |
+| parameter, constant, tuple, bitcast | nothing |
+| loop of a known length | its body, as often as it runs |
+| loop of another length | body and condition as often as told, and a wait of the host for each look at the condition |
+| branches | a wait of the host, and of each number the most that a branch has |
+| call into Python | a kernel and a wait of the host |
+
+Loops and branches are counted as XLA runs them by default, outside of command buffers. Bytes are those of the arrays
+that a kernel reads and writes, once each, as if no cache held them. Of an array that it only slices or gathers from,
+the slices count; of an array that it updates in place, the updates.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import NamedTuple
+
+FREE = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier"})
+SLICING = frozenset({"slice", "dynamic-slice", "gather"})
+UPDATING = frozenset({"dynamic-update-slice", "scatter"})  # their first operands are updated in place
+COPYING = frozenset({"copy", "copy-start"})
+
+_COMPUTATION = re.compile(r"(ENTRY )?%(\S+) \(.*\{$")
+_INSTRUCTION = re.compile(r"\s+(ROOT )?%(\S+) = (\(.*?\)|\S+) ([a-z][a-z\d\-]*)\((.*)$")
+_ARRAY = re.compile(r"\b([a-z]+)(\d*)[a-z\d]*\[([\d,]*)\]")
+_NAME = re.compile(r"%([\w.\-]+)")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_WORKSPACE = re.compile(r", [su]8\[\d*\](\{0\})?\)$")  # of a library call, which need not touch all of it
+_TARGET = re.compile(r'custom_call_target="([^"]*)"')
+
+
+class Counts(NamedTuple):
+    """What a program does each time it runs."""
+
+    kernels: int = 0  # launched, copies and memsets among them
+    host_waits: int = 0  # of the host for a number on the device, by which it goes on
+    bytes_moved: int = 0  # read and written by kernels
+    library_calls: int = 0  # kernels of cuBLAS, cuDNN and others
+    large_copies: int = 0  # of an array of at least as many bytes as told
+
+    def plus(self, other: Counts) -> Counts:
+        return Counts(*(one + more for one, more in zip(self, other, strict=True)))
+
+    def times(self, trips: int) -> Counts:
+        return Counts(*(trips * one for one in self))
+
+
+class Instruction(NamedTuple):
+    """A line of a computation."""
+
+    name: str
+    opcode: str
+    num_bytes: int  # of the result, all arrays of a tuple together
+    operands: tuple[str, ...]
+    text: str  # of operands and attributes
+
+    def computations(self, attribute: str) -> tuple[str, ...]:
+        """Names of the computations that an attribute lists; empty without it."""
+        listed = re.search(rf"\b{attribute}=(\{{[^}}]*\}}|%[\w.\-]+)", self.text)
+        return tuple(_NAME.findall(listed.group(1))) if listed else ()
+
+
+class Computation(NamedTuple):
+    """Instructions in the order in which they run."""
+
+    instructions: dict[str, Instruction]
+    root: str
+
+    def users(self, name: str) -> list[Instruction]:
+        return [one for one in self.instructions.values() if name in one.operands]
+
+
+class Program(NamedTuple):
+    """The computations of a module by name."""
+
+    computations: dict[str, Computation]
+    entry: str
+
+
+def num_bytes(shape: str) -> int:
+    """Of all arrays in the text of a shape; what is no array has none.
+
+    Example:
+        >>> num_bytes("(f32[2,3]{1,0}, /*index=1*/bf16[5]{0}, pred[])")
+        35
+    """
+    bits = 0
+    for kind, width, sizes in _ARRAY.findall(shape):
+        count = math.prod(int(size) for size in sizes.split(",") if size)
+        bits += count * (8 if kind == "pred" else int(width or 0))
+    return bits // 8
+
+
+def read_program(text: str) -> Program:
+    """Parse the text of a compiled module."""
+    computations: dict[str, Computation] = {}
+    entry = name = root = ""
+    held: dict[str, Instruction] = {}
+    for line in text.splitlines():
+        if opened := _COMPUTATION.match(line):
+            name, held = opened.group(2), {}
+            entry = name if opened.group(1) else entry
+        elif line == "}":
+            computations[name] = Computation(held, root)
+        elif parsed := _INSTRUCTION.match(line):
+            is_root, label, shape, opcode, rest = parsed.groups()
+            operands = tuple(_NAME.findall(rest[: _closing(rest)]))
+            results = _WORKSPACE.sub(")", shape) if opcode == "custom-call" else shape
+            held[label] = Instruction(label, opcode, num_bytes(results), operands, rest)
+            root = label if is_root else root
+    return Program(computations, entry)
+
+
+def count(program: Program, *, open_trips: int, large_bytes: int) -> Counts:
+    """Count what the program does in one run.
+
+    Args:
+        program: of `read_program`.
+        open_trips: how often an outermost loop runs whose length is not known; one inside of another runs once.
+        large_bytes: from how many bytes on a copy is large.
+
+    Returns:
+        The counts.
+
+    Guarantees:
+        - a loop of a known length makes its kernels as often as it runs, and no host wait.
+        - a loop of another length waits once more than it runs.
+        - of branches the most expensive one counts, and one host wait.
+        - an array that is updated in place counts by its updates, one that is sliced by its slices.
+    """
+
+    def of_computation(name: str, trips: int) -> Counts:
+        total = Counts()
+        for one in program.computations[name].instructions.values():
+            total = total.plus(of_instruction(name, one, trips))
+        return total
+
+    def of_instruction(name: str, one: Instruction, trips: int) -> Counts:
+        if one.opcode in FREE or one.opcode.endswith("-done"):
+            return Counts()
+        if one.opcode == "while":
+            return of_loop(one, trips)
+        if one.opcode == "conditional":
+            attributes = ("branch_computations", "true_computation", "false_computation")
+            branches = [of_computation(part, trips) for kind in attributes for part in one.computations(kind)]
+            return Counts(host_waits=1).plus(Counts(*map(max, zip(*branches, strict=True))))
+        if one.opcode in ("call", "async-start"):
+            called = "to_apply" if one.opcode == "call" else "calls"
+            return of_computation(one.computations(called)[0], trips)
+        return of_kernel(program, program.computations[name], one, large_bytes)
+
+    def of_loop(one: Instruction, trips: int) -> Counts:
+        body, condition = (one.computations(kind)[0] for kind in ("body", "condition"))
+        if known := _TRIPS.search(one.text):
+            return of_computation(body, 1).times(int(known.group(1)))
+        looks = of_computation(condition, 1).plus(Counts(host_waits=1)).times(trips + 1)
+        return of_computation(body, 1).times(trips).plus(looks)
+
+    return of_computation(program.entry, open_trips)
+
+
+def of_kernel(program: Program, own: Computation, one: Instruction, large_bytes: int) -> Counts:
+    """Of an instruction that launches something."""
+    operands = [own.instructions[name].num_bytes for name in one.operands]
+    moved, copied = sum(operands) + one.num_bytes, 0
+    if one.opcode in COPYING:
+        moved, copied = 2 * operands[0], operands[0]
+    elif one.opcode == "fusion":
+        body = program.computations[one.computations("calls")[0]]
+        reads, moved = _reads(body), _written(body, body.root)
+        moved += sum(reads)
+        if {part.opcode for part in body.instructions.values()} - FREE == {"copy"}:
+            copied = one.num_bytes
+    target = _TARGET.search(one.text) if one.opcode == "custom-call" else None
+    name = target.group(1) if target else ""
+    return Counts(
+        kernels=1,
+        host_waits=int("callback" in name),
+        bytes_moved=moved,
+        library_calls=int(bool(name) and "triton" not in name and "callback" not in name),
+        large_copies=int(copied >= large_bytes),
+    )
+
+
+def _reads(body: Computation) -> list[int]:
+    """Bytes that a fusion reads of each parameter."""
+    return [_read(body, one) for one in body.instructions.values() if one.opcode == "parameter"]
+
+
+def _read(body: Computation, one: Instruction) -> int:
+    """Bytes that a fusion reads of one of its arrays."""
+    total, written = 0, _outputs(body)
+    for user in body.users(one.name):
+        only_first = user.operands[0] == one.name and user.operands.count(one.name) == 1
+        if user.opcode == "bitcast" and user.name not in written:
+            total += _read(body, user)
+        elif user.opcode in SLICING and only_first:
+            total += user.num_bytes
+        elif not (user.opcode in UPDATING and only_first and user.name in written):
+            return one.num_bytes
+    return min(total, one.num_bytes)
+
+
+def _outputs(body: Computation) -> set[str]:
+    """Names of the instructions that a fusion writes, behind tuples and bitcasts."""
+    names, waiting = set(), [body.root]
+    while waiting:
+        one = body.instructions[waiting.pop()]
+        if one.opcode in ("tuple", "bitcast"):
+            waiting += one.operands
+        names.add(one.name)
+    return names
+
+
+def _written(body: Computation, name: str) -> int:
+    """Bytes that a fusion writes for one of its results."""
+    one = body.instructions[name]
+    if one.opcode == "tuple":
+        return sum(_written(body, part) for part in one.operands)
+    if one.opcode == "bitcast":
+        return _written(body, one.operands[0])
+    if one.opcode in UPDATING:
+        updates = (
+            one.operands[1:2] if one.opcode == "dynamic-update-slice" else one.operands[len(one.operands) // 2 + 1 :]
+        )
+        return sum(body.instructions[part].num_bytes for part in updates)
+    return one.num_bytes
+
+
+def _closing(text: str) -> int:
+    """Where the parenthesis that was opened before the text closes."""
+    depth = 1
+    for place, letter in enumerate(text):
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if depth == 0:
+            return place
+    return len(text)

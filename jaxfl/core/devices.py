@@ -9,8 +9,14 @@ Where the nodes lie changes how a round is computed, and never what it computes.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxfl.core.types import FederatedData
 
 NODES = "nodes"
 """The axis of a mesh over which nodes lie."""
@@ -35,12 +41,15 @@ def num_shares(num_nodes: int) -> int:
         ...     num_shares(8)
         1
     """
+    size = axis_size()
+    return size if num_nodes % size == 0 else 1
+
+
+def axis_size() -> int:
+    """Devices along the axis "nodes" of the context's mesh, whatever is shared out over them; 1 without one."""
     mesh = jax.sharding.get_abstract_mesh()
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    if kinds.get(NODES) not in (AxisType.Auto, AxisType.Explicit):
-        return 1
-    size = mesh.shape[NODES]
-    return size if num_nodes % size == 0 else 1
+    return mesh.shape[NODES] if kinds.get(NODES) in (AxisType.Auto, AxisType.Explicit) else 1
 
 
 def node_axis(num_nodes: int) -> str | None:
@@ -51,3 +60,70 @@ def node_axis(num_nodes: int) -> str | None:
 def by_node(mesh: Mesh) -> NamedSharding:
     """The sharding of an array whose first axis is the nodes: a share on each device of the mesh's axis "nodes"."""
     return NamedSharding(mesh, PartitionSpec(NODES))
+
+
+def on_shares(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` computed by each device on its own nodes, where nodes lie over devices; else `fn` itself.
+
+    For indexing above all: with the nodes among the indices XLA does not know that they stay on their devices, and
+    sends what is read to all.
+
+    Args:
+        fn: of arrays with the node axis first, and to such. What it gives for a node depends on that node alone.
+
+    Guarantees:
+        - equals the function.
+    """
+
+    def spread(*args):
+        if num_shares(jax.tree.leaves(args)[0].shape[0]) == 1:
+            return fn(*args)
+        nodes = PartitionSpec(NODES)
+        return jax.shard_map(fn, in_specs=nodes, out_specs=nodes, axis_names={NODES})(*args)
+
+    return spread
+
+
+def on_any_mesh(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` on meshes with Explicit axes, too: it is traced as on an Auto mesh, and its results lie by node.
+
+    Types with shardings leave many operations open (indexing by a sharded array), which the compiler settles well.
+
+    Args:
+        fn: (*arguments) -> pytree of arrays, as an `Algorithm` has them. Where one argument is `FederatedData`, results
+            with its number of nodes in front lie by node; else all with an axis do.
+
+    Guarantees:
+        - equals the function.
+    """
+
+    @functools.wraps(fn)
+    def traced(*args):
+        mesh = _mesh_of(args)
+        explicit = {name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == _EXPLICIT}
+        if not explicit:
+            return fn(*args)
+        num_nodes = next((part.num_nodes for part in args if isinstance(part, FederatedData)), None)
+
+        def spec(leaf):
+            by_node = leaf.ndim and num_nodes in (None, leaf.shape[0]) and num_shares(leaf.shape[0]) > 1
+            return PartitionSpec(NODES) if by_node else PartitionSpec()
+
+        with jax.sharding.use_abstract_mesh(mesh):
+            auto = functools.partial(jax.sharding.auto_axes, fn, axes=explicit)
+            specs = jax.tree.map(spec, jax.eval_shape(auto(out_sharding=PartitionSpec()), *args))
+            return auto(out_sharding=specs)(*args)
+
+    return traced
+
+
+_EXPLICIT = AxisType.Explicit
+
+
+def _mesh_of(args: Any) -> AbstractMesh:
+    """The mesh of the context; without one that of an argument whose type tells it."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.empty:
+        return mesh
+    typed = (getattr(jax.typeof(leaf), "sharding", None) for leaf in jax.tree.leaves(args))
+    return next((own.mesh for own in typed if own is not None and not own.mesh.empty), mesh)

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.core import ArgumentError, Array, FederatedData, Key, PyTree, Task, check, over_nodes
+from jaxfl.core.devices import on_shares
 from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import number_type
 from jaxfl.gradients import memory, per_example
@@ -258,14 +259,22 @@ def _decode(rows: Array, storage: str) -> Array:
 
 def _write(table: Array, batch: Batch, rows: Array) -> Array:
     """The table with the rows of the batch's valid slots replaced; repeated entries carry the same row."""
-    nodes = jnp.arange(table.shape[0], dtype=jnp.int32)[:, None]
-    return table.at[nodes, jnp.where(batch.mask, batch.indices, table.shape[1])].set(rows, mode="drop")
+
+    def write(table, positions, rows):
+        nodes = jnp.arange(table.shape[0], dtype=jnp.int32)[:, None]
+        return table.at[nodes, positions].set(rows, mode="drop")
+
+    return on_shares(write)(table, jnp.where(batch.mask, batch.indices, table.shape[1]), rows)
 
 
 def _read(table: Array, batch: Batch) -> Array:
     """The rows of the batch's slots, (n, c, F)."""
-    nodes = jnp.arange(table.shape[0], dtype=jnp.int32)[:, None]
-    return table.at[nodes, batch.indices].get(mode="promise_in_bounds")
+
+    def read(table, positions):
+        nodes = jnp.arange(table.shape[0], dtype=jnp.int32)[:, None]
+        return table.at[nodes, positions].get(mode="promise_in_bounds")
+
+    return on_shares(read)(table, batch.indices)
 
 
 def _chunks(data: FederatedData, entry_size: int, row_size: int) -> tuple[int, int, int]:

@@ -43,6 +43,7 @@ from jaxfl.algorithms.clients.bound_constants import Aggregation, BoundConstants
 from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.algorithms.clients.steps import StepDraws
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, over_nodes, purpose_key
+from jaxfl.core.devices import varying_like
 from jaxfl.core.tree import number_type, replicate, size, weighted_sum
 from jaxfl.gradients.per_example import tree_norm
 
@@ -283,7 +284,8 @@ def iteration_gap(max_steps: int, *, beta: Array, spread: Array, step_size: Arra
     def following(gap, t):
         return (1 + step_size * beta) * gap + step_size**2 * beta * t, gap
 
-    _, gaps = jax.lax.scan(following, jnp.float32(0.0), jnp.arange(max_steps + 1, dtype=jnp.float32))
+    start = varying_like(jnp.float32(0.0), step_size, beta)
+    _, gaps = jax.lax.scan(following, start, jnp.arange(max_steps + 1, dtype=jnp.float32))
     return jnp.where(gaps == 0, 0.0, spread * gaps)
 
 

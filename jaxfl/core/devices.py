@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxfl.core.types import FederatedData
+from jaxfl.core.types import FederatedData, PyTree
 
 NODES = "nodes"
 """The axis of a mesh over which nodes lie."""
@@ -48,8 +48,7 @@ def num_shares(num_nodes: int) -> int:
 def axis_size() -> int:
     """Devices along the axis "nodes" of the context's mesh, whatever is shared out over them; 1 without one."""
     mesh = jax.sharding.get_abstract_mesh()
-    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    return mesh.shape[NODES] if kinds.get(NODES) in (AxisType.Auto, AxisType.Explicit) else 1
+    return mesh.shape[NODES] if _kinds(mesh).get(NODES) in (AxisType.Auto, AxisType.Explicit) else 1
 
 
 def node_axis(num_nodes: int) -> str | None:
@@ -85,9 +84,11 @@ def on_shares(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def on_any_mesh(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn` on meshes with Explicit axes, too: it is traced as on an Auto mesh, and its results lie by node.
+    """`fn` on meshes with Explicit axes, too, and in a `shard_map` whose checks tell what varies between devices.
 
-    Types with shardings leave many operations open (indexing by a sharded array), which the compiler settles well.
+    With Explicit axes it is traced as on an Auto mesh, and its results lie by node: types with shardings leave many
+    operations open (indexing by a sharded array), which the compiler settles well. In a shard_map its results vary
+    wherever an argument does, so that a loop over rounds may carry them.
 
     Args:
         fn: (*arguments) -> pytree of arrays, as an `Algorithm` has them. Where one argument is `FederatedData`, results
@@ -100,9 +101,9 @@ def on_any_mesh(fn: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fn)
     def traced(*args):
         mesh = _mesh_of(args)
-        explicit = {name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == _EXPLICIT}
+        explicit = tuple(name for name, kind in _kinds(mesh).items() if kind == AxisType.Explicit)
         if not explicit:
-            return fn(*args)
+            return varying_like(fn(*args), *args)
         num_nodes = next((part.num_nodes for part in args if isinstance(part, FederatedData)), None)
 
         def spec(leaf):
@@ -112,12 +113,42 @@ def on_any_mesh(fn: Callable[..., Any]) -> Callable[..., Any]:
         with jax.sharding.use_abstract_mesh(mesh):
             auto = functools.partial(jax.sharding.auto_axes, fn, axes=explicit)
             specs = jax.tree.map(spec, jax.eval_shape(auto(out_sharding=PartitionSpec()), *args))
-            return auto(out_sharding=specs)(*args)
+            return varying_like(auto(out_sharding=specs)(*args), *args)
 
     return traced
 
 
-_EXPLICIT = AxisType.Explicit
+def varying_like(values: PyTree, *others: PyTree) -> PyTree:
+    """`values`, of a type that a loop may begin with which computes new ones from `others`.
+
+    Inside a `shard_map` of the caller zeros are known to be the same on all devices, and what a loop makes of arguments
+    is not. With checks of varying axes it must begin with what it goes on with.
+
+    Args:
+        values: arrays.
+        others: pytrees of arrays.
+
+    Returns:
+        The same values; outside a shard_map the same objects.
+    """
+    axes = frozenset().union(*(_varying(leaf) for leaf in jax.tree.leaves(others)))
+
+    def cast(leaf):
+        missing = axes - _varying(leaf)
+        return jax.lax.pcast(leaf, tuple(sorted(missing)), to="varying") if missing else leaf
+
+    return jax.tree.map(cast, values) if axes else values
+
+
+def _varying(leaf: Any) -> frozenset[str]:
+    """The axes of an enclosing shard_map over which an array varies."""
+    typed = jax.typeof(leaf)
+    named = getattr(typed, "manual_axis_type", None)  # jax from 0.10
+    return frozenset(named.varying if named is not None else getattr(typed, "vma", ()))
+
+
+def _kinds(mesh: AbstractMesh) -> dict[str, AxisType]:
+    return dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
 
 
 def _mesh_of(args: Any) -> AbstractMesh:

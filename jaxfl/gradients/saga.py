@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.core import ArgumentError, Array, FederatedData, Key, PyTree, Task, check, over_nodes
-from jaxfl.core.devices import on_shares
+from jaxfl.core.devices import on_shares, varying_like
 from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import number_type
 from jaxfl.gradients import memory, per_example
@@ -316,7 +316,7 @@ def _build(
 
     dtype = jnp.uint16 if storage == "bfloat16" else np.dtype(storage)
     empty = jnp.zeros((data.num_nodes, entries, store.row_size), dtype)
-    table = jax.lax.fori_loop(0, num_chunks, fill, empty)
+    table = jax.lax.fori_loop(0, num_chunks, fill, varying_like(empty, params, data))
     first = draw_batch(sampler, key, jnp.int32(0), counts)
     return SagaState(
         table=table,
@@ -343,7 +343,8 @@ def _exact_mean(
         part = jax.lax.dynamic_slice_in_dim(table, start, size, axis=1)
         return jax.tree.map(jnp.add, total, over_nodes(one_node, task.node_loop)(params, inputs, labels, part, weights))
 
-    return jax.lax.fori_loop(0, num_chunks, add, jax.tree.map(jnp.zeros_like, params))
+    nothing = varying_like(jax.tree.map(jnp.zeros_like, params), params, table, data)
+    return jax.lax.fori_loop(0, num_chunks, add, nothing)
 
 
 def _preflight(

@@ -45,6 +45,7 @@ from jaxfl.algorithms.clients.bound_constants import Aggregation, BoundConstants
 from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.algorithms.clients.steps import StepDraws
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, over_nodes, purpose_key
+from jaxfl.core.devices import varying_like
 from jaxfl.core.platform import is_cpu
 from jaxfl.core.tree import number_type, replicate, size, weighted_sum
 from jaxfl.gradients.per_example import tree_norm
@@ -195,7 +196,7 @@ def ali_dpfl(
         estimated, evaluations = _where(
             ran,
             lambda: constants.estimate(task, data, draws.constants, aggregation, state.constants),
-            (state.constants, jnp.zeros(n, jnp.int32)),
+            (state.constants, varying_like(jnp.zeros(n, jnp.int32), params)),
         )
         rho, beta, xi = (jnp.sum(shares.astype(values.dtype) * values) for values in estimated)
         most_rounds, most_iterations = limits()
@@ -288,7 +289,7 @@ def iteration_gap(max_steps: int, *, beta: Array, spread: Array, step_size: Arra
 
     steps = jnp.arange(max_steps + 1, dtype=jnp.float32)
     if is_cpu():
-        _, gaps = jax.lax.scan(following, jnp.float32(0.0), steps)
+        _, gaps = jax.lax.scan(following, varying_like(jnp.float32(0.0), step_size, beta), steps)
     else:  # the same sums, h(t) / S = sum_{0 < s < t} gamma^2 beta s (1 + gamma beta)^(t - 1 - s), without a loop
         t, s = steps[:, None], steps[None]
         terms = step_size**2 * beta * s * (1 + step_size * beta) ** (t - 1 - s)

@@ -48,6 +48,7 @@ from jaxfl.core import (
     purpose_key,
 )
 from jaxfl.core.algorithm import at_round
+from jaxfl.core.devices import varying_like
 from jaxfl.core.platform import is_cpu
 from jaxfl.core.tasks import check_sample_losses, sample_losses
 from jaxfl.core.threefry import fold_in
@@ -139,7 +140,7 @@ def along(directions: Directions, coefficients: Array, params: PyTree) -> PyTree
     def add(index, total):
         return [one + other for one, other in zip(total, of_direction(index), strict=True)]
 
-    nothing = [jnp.zeros_like(leaf) for leaf in leaves]
+    nothing = varying_like([jnp.zeros_like(leaf) for leaf in leaves], directions, coefficients)
     return structure.unflatten(jax.lax.fori_loop(0, len(coefficients), add, nothing))
 
 

@@ -44,6 +44,7 @@ from jaxfl.core import (
     node_keys,
     purpose_key,
 )
+from jaxfl.core.devices import varying_like
 from jaxfl.core.platform import is_cpu
 from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import number_type
@@ -205,7 +206,7 @@ def local_steps(
                 return drawn[0].at[:, t].set(indices), drawn[1].at[:, t].set(overflow)
 
             zero = jnp.zeros((k, max_steps), jnp.int32)
-            indices, overflow = jax.lax.fori_loop(0, count, one_step, (empty, zero))
+            indices, overflow = jax.lax.fori_loop(0, count, one_step, varying_like((empty, zero), keys, sizes))
         return StepDraws(
             batch_indices=indices,
             batch_overflow=overflow.sum(axis=1, dtype=jnp.int32),
@@ -267,7 +268,7 @@ def local_steps(
             (params, model_state, _), infos = jax.lax.scan(step, start, steps)
             return params, model_state, _summary(infos, jnp.mean)
         form = jax.eval_shape(step, start, jax.tree.map(lambda leaf: leaf[0], steps))[1]
-        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
+        nothing = varying_like(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form), start, steps)
         if differentiable:
 
             def masked(carry, numbered):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.algorithms.clients.steps import by_backward
+from jaxfl.core.devices import varying_like
 from jaxfl.core.platform import is_cpu
 from jaxfl.core.tree import number_type
 
@@ -89,11 +90,12 @@ def _features_once(features_of, samples, max_distinct):
     needed = places.max() // at_once  # groups behind this one hold no sample
     one_group = jax.eval_shape(features_of, distinct[:at_once])
 
+    def none(members):
+        return varying_like(jnp.zeros(one_group.shape, one_group.dtype), members)
+
     def group(numbered):
         number, members = numbered
-        return jax.lax.cond(
-            number <= needed, features_of, lambda _: jnp.zeros(one_group.shape, one_group.dtype), members
-        )
+        return jax.lax.cond(number <= needed, features_of, none, members)
 
     members = distinct.reshape(num_groups, at_once)
     groups = jax.lax.map(group, (jnp.arange(num_groups), members)) if is_cpu() else jax.lax.map(features_of, members)

@@ -91,6 +91,11 @@ class RunDirectory:
         self.config = {**self.config, "training": {**given, _PROGRAMS: []}}
         write_json(self.path / CONFIG, self.config)
 
+    def record_environment(self, environment: Mapping[str, Any]) -> None:
+        """Put that of the processes which trained in place of this one's in config.json."""
+        self.config = {**self.config, "environment": dict(environment)}
+        write_json(self.path / CONFIG, self.config)
+
     def record_program(self, index: int, choice: Mapping[str, Any]) -> None:
         """Add how the lanes of a program, counted from 0, are computed; programs come in their order."""
         training = self.config["training"]

@@ -28,9 +28,11 @@ from experiments import leave
 from experiments.frame.experiment import Experiment, Preset, Request, request
 from experiments.frame.grid import Axis, axis, parse_axis, read_axis, sample_axis
 from experiments.frame.help import print_help
+from experiments.frame.launch import Launch
+from experiments.frame.launcher import JobsStopped
 from experiments.frame.options import flag, flat, options, refuse_unusable, unknown, value_of
 from experiments.frame.output import steady_output
-from experiments.frame.run import run, use_all_cores
+from experiments.frame.run import leave_accelerators, run, use_all_cores
 from jaxfl.core import ArgumentError
 from jaxfl.training import Diverged, FatalCount, Stopped, stop_at_sigterm
 from jaxfl.training.compilation_cache import compilation_cache
@@ -70,12 +72,18 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
                 output.flush()
                 return int(output.is_lost)
             asked, cache = parse(experiment, arguments)
+            launch = getattr(asked.point, "run", Launch())
+            if launch.has_jobs and experiment.prepare is None:
+                found, remedy = "this experiment has no programs to share out", "Leave it out."
+                raise ArgumentError("launcher", "must be inline", f"got {launch.launcher}, and {found}", remedy)
             use_all_cores()
+            if launch.has_jobs:
+                leave_accelerators()
             with (
                 compilation_cache(cache),
                 stop_at_sigterm(partial(_say, f"terminated: {kept}", TERMINATED)) as stop,
             ):
-                return (experiment.run or run)(asked._replace(stop=stop))
+                return (experiment.run or run)(asked._replace(stop=stop, cache=cache))
     except ArgumentError as error:
         return _say(f"error: {_sentence(experiment, error)}", 2)
     except (Diverged, FatalCount) as error:
@@ -88,6 +96,8 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
         return _say(f"stopped: {error}. Mend this, then {'go on with --resume' if resumes else 'try again'}.", 1)
     except Stopped as error:
         return _say(f"terminated: {_GOES_ON} round {error.round_index}", TERMINATED)
+    except JobsStopped:
+        return _say(f"terminated: {_GOES_ON} the last checkpoints", TERMINATED)
     except KeyboardInterrupt:
         return _say(f"interrupted: {kept}", 130)
 

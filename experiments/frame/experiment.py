@@ -113,6 +113,7 @@ class Request(NamedTuple):
     lines: Mapping[str, Line]
     grid: Grid  # all axes that were laid
     stop: Stop | None = None  # through which a signal asks to stop
+    cache: str = "default"  # where jobs keep compiled programs, as --compilation-cache says it
 
     @property
     def point(self) -> Any:

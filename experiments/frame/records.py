@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from experiments.frame.choose import Choice, choose
+from experiments.frame.launch import Launch
 from experiments.frame.options import stated, unsaved
 from jaxfl import channel, models
 from jaxfl.core import ArgumentError, FederatedData, Task, check, over_nodes
@@ -251,7 +252,7 @@ class Costs:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class Run(Launch):
     """How the run goes on."""
 
     seed: int = 0

@@ -5,22 +5,28 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import os
+import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 from rich.console import Console
 
-from experiments.frame.experiment import Finished, Line, Request
+from experiments.frame.experiment import Finished, Line, Prepared, Request
+from experiments.frame.launcher import refuse_divided, run_in_jobs
 from experiments.frame.options import flat, options
 from experiments.frame.records import Publication
 from jaxfl.analysis.final_plot import plot_final
 from jaxfl.analysis.plots import X_AXES, plot_run
 from jaxfl.channel import RoundCosts
 from jaxfl.core import ArgumentError, check
+from jaxfl.core.platform import tracing_for
 from jaxfl.privacy.statements import statement_text
-from jaxfl.training import Variant, open_run, publish, secret_key, summary_table, train
+from jaxfl.training import Stop, Variant, open_run, publish, read_run, secret_key, summary_table, train
+from jaxfl.training.compilation_cache import compilation_cache
+from jaxfl.training.parts import Lanes, part_of
 
 _MOST_DEVICES = 8  # of a CPU: each holds a copy of what is not shared out
 
@@ -36,30 +42,38 @@ def use_all_cores() -> None:
             jax.config.update("jax_num_cpu_devices", min(cores, _MOST_DEVICES))
 
 
+def leave_accelerators() -> None:
+    """Compute on the CPU in a process that has not computed yet: one that waits for jobs, or a job without a GPU."""
+    jax.config.update("jax_platforms", "cpu")
+
+
 def run(asked: Request) -> int:
     """Train all lines; returns the exit code."""
     experiment, console = asked.experiment, Console(markup=False)
-    assert experiment.prepare is not None
     where = asked.point.run
+    where.check()
     check.at_least(1, checkpoint_every=where.checkpoint_every)
     if where.checkpoint_minutes is not None:
         check.non_negative(checkpoint_minutes=where.checkpoint_minutes)
     check_seeds(asked)
     secrecy = getattr(asked.point, "publication", Publication())
     secrecy.check()
-    prepared = experiment.prepare(asked.lines)
-    variants = with_ledgers(prepared.variants, asked.lines, where.x)
+    with tracing_for("gpu") if where.gpus else contextlib.nullcontext():  # as the jobs will, which have some
+        prepared, variants, saved = prepare(asked)
     dataset = flat(asked.point).get("dataset", "default")
     directory = new_run_directory(where.out, experiment.name, asked.preset or dataset, resume=where.resume)
-    task = next(iter(variants.values())).task
-    # What auto stands for, since another node loop gives other last bits.
-    saved = {**saved_options(asked), "node_loop": task.node_loop, **prepared.saved}
     records = open_run(directory, saved, experiment=experiment.name, preset=asked.preset, resume=where.resume)
     if asked.stop is not None:
         asked.stop.undo_until_heeded(records.withdraw)
     for text in prepared.description:
         console.print(text, soft_wrap=True, highlight=False)
     key = secret_key(records) if secrecy.seed_from_os else None
+    if where.has_jobs:
+        work = partial(run_part, asked._replace(stop=None), records.path.absolute())
+        tell = _tell_nobody if where.quiet else partial(console.print, soft_wrap=True, highlight=False)
+        run_in_jobs(work, records, variants, where, key=key, stop=asked.stop, tell=tell)
+    else:
+        refuse_divided(records, variants)
     summary = train(
         variants,
         run=records,
@@ -69,6 +83,12 @@ def run(asked: Request) -> int:
         key=key,
         stop=asked.stop,
     )
+    trouble = _lone_trouble(summary) if where.has_jobs else None
+    if trouble is not None:
+        status, reason = trouble
+        records.write_summary({**summary, "status": status})
+        print(f"stopped: {reason}", file=sys.stderr)
+        return 1
     finished = Finished(records, summary, asked.lines, prepared.context)
     preset = experiment.presets.get(asked.preset or "")
     drawn = preset.pictures if preset is not None and preset.pictures is not None else experiment.finish
@@ -91,6 +111,66 @@ def run(asked: Request) -> int:
         console.print(f"Published: {secrecy.publish}", soft_wrap=True)
     console.print(f"Run: {directory}   Table: {directory / 'results.csv'}   Pictures: {shown}", soft_wrap=True)
     return 0
+
+
+def prepare(asked: Request) -> tuple[Prepared, dict[str, Variant], dict[str, Any]]:
+    """What the lines are made of: as prepared, the variants to train, and what config.json keeps."""
+    assert asked.experiment.prepare is not None
+    prepared = asked.experiment.prepare(asked.lines)
+    variants = with_ledgers(prepared.variants, asked.lines, asked.point.run.x)
+    task = next(iter(variants.values())).task
+    # What auto stands for, since another node loop gives other last bits.
+    return prepared, variants, {**saved_options(asked), "node_loop": task.node_loop, **prepared.saved}
+
+
+def run_part(asked: Request, run_path: Path, path: Path, lanes: Lanes, stop: Stop) -> None:
+    """Train some lanes of a run in a directory of their own, from where it stands: the work of a job.
+
+    All lines are prepared, for what they have in common decides what is compiled.
+
+    Args:
+        asked: the request of the whole run.
+        run_path: of the whole run, which may hold its secret key.
+        path: of the part.
+        lanes: (variant, seed) of each.
+        stop: as `train` takes it.
+
+    Raises:
+        ArgumentError: as `train` says; or the job has other devices than it asked for.
+    """
+    where = asked.point.run
+    use_all_cores()
+    if not where.gpus:
+        leave_accelerators()
+    elif jax.default_backend() != "gpu" or jax.local_device_count() < where.gpus:
+        found = f"the job has {jax.local_device_count()} of {jax.default_backend()}"
+        raise ArgumentError("gpus", "must be there for every job", found, "Ask for fewer, or mend the installation.")
+    with compilation_cache(asked.cache):
+        _, variants, saved = prepare(asked)
+        part = open_run(path, saved, experiment=asked.experiment.name, preset=asked.preset, resume=True)
+        part.is_part = True
+        has_secret = getattr(asked.point, "publication", Publication()).seed_from_os
+        train(
+            part_of(variants, lanes),
+            run=part,
+            checkpoint_every=where.checkpoint_every,
+            checkpoint_minutes=where.checkpoint_minutes,
+            quiet=True,
+            key=secret_key(read_run(run_path)) if has_secret else None,
+            stop=stop,
+        )
+
+
+def _lone_trouble(summary: Mapping[str, Any]) -> tuple[str, str] | None:
+    """How a run of a single lane ended that did not finish, and why: what `train` in this process would raise."""
+    ends = [(status, row) for row in summary["variants"].values() for status in row["status"]]
+    if len(ends) > 1 or ends[0][0] not in ("diverged", "stopped"):
+        return None
+    return ends[0][0], ends[0][1]["reason"][0]
+
+
+def _tell_nobody(text: str) -> None:
+    """In place of a console."""
 
 
 def with_ledgers(variants: Mapping[str, Variant], lines: Mapping[str, Line], x: str) -> dict[str, Variant]:

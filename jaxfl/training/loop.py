@@ -9,21 +9,17 @@ from __future__ import annotations
 import functools
 import os
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-import jax
-import numpy as np
-
-from jaxfl.channel import Ledger
 from jaxfl.core import ArgumentError, Array
 from jaxfl.core.check import at_least, non_negative
 from jaxfl.privacy.statements import SECRET, SIMULATED
 from jaxfl.training.chunks import Diverged, FatalCount
+from jaxfl.training.grouping import points_of, programs_of, recorded_settings
 from jaxfl.training.json_files import jsonable
-from jaxfl.training.lanes import Point, Uploads
+from jaxfl.training.lanes import Point
 from jaxfl.training.preflight import peak_text, require_memory
 from jaxfl.training.program import Compiled, Program
 from jaxfl.training.progress import ProgressReport
@@ -98,7 +94,7 @@ def train(
     if checkpoint_minutes is not None:
         non_negative(checkpoint_minutes=checkpoint_minutes)
     check_variants(variants)
-    points = [Point(name, variant, seed, key) for name, variant in variants.items() for seed in variant.seeds]
+    points = points_of(variants, key)
     facts = {
         name: {
             "seeds": variant.seeds,
@@ -121,7 +117,7 @@ def train(
         write_results(run.path / RESULTS, in_order, lines, settings, privacy)
         return jsonable(content, "summary")
 
-    alone, stop = len(points) == 1, Stop() if stop is None else stop
+    alone, stop = len(points) == 1 and not run.is_part, Stop() if stop is None else stop
     with run.held(), ProgressReport(sum(point.variant.last_round for point in points), quiet=quiet) as progress:
         stop.undo_until_heeded(run.withdraw)
         try:
@@ -194,15 +190,8 @@ _UNRECORDED = {"round": None, "seconds": {"compile": 0.0, "run": 0.0, "timed_rou
 
 def _prepare(points: Sequence[Point], run: RunDirectory, progress: ProgressReport) -> list[_Job]:
     """Say what is wrong with any program before one of them runs, and compile those with something left to run."""
-    uploads = Uploads()
-    groups: dict[Any, list[Point]] = {}
-    for point in points:
-        shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(uploads.of(point)))
-        groups.setdefault((_identity(point.variant), shapes), []).append(point)
-    programs = [Program(group, uploads) for group in groups.values()]
-    for program in programs:
-        program.check()
-    run.record_training({"variants": {point.name: _settings(point.variant) for point in points}})
+    programs = programs_of(points)
+    run.record_training(recorded_settings(points))
     recorded, done = run.recorded_programs(), run.finished(point.label for point in points)
     run.refuse_gaps([part for index, program in enumerate(programs) for part in _parts(program, recorded[index:])])
     began = time.perf_counter()
@@ -238,39 +227,6 @@ def _parts(program: Program, recorded: Sequence[Mapping[str, Any]]) -> list[list
     labels = [point.label for point in program.points]
     lanes = recorded[0]["lanes_a_pass"] if recorded else len(labels)
     return [labels[first : first + lanes] for first in range(0, len(labels), lanes)]
-
-
-def _identity(variant: Variant) -> Any:
-    """What variants of one program have in common."""
-    objects = (variant.algorithm, variant.data, variant.task, variant.test)
-    rounds = (variant.num_rounds, variant.evaluate_every, variant.chunk_rounds, variant.placement)
-    return tuple(map(id, objects)), rounds, tuple(variant.measures.items()), tuple(sorted(variant.numbers))
-
-
-def _settings(variant: Variant) -> dict[str, Any]:
-    """What config.json keeps of a variant, and a resumed run must have, too."""
-    return {
-        "seeds": variant.seeds,
-        "num_rounds": variant.num_rounds,
-        "max_rounds": variant.max_rounds,
-        "evaluate_every": variant.evaluate_every,
-        "chunk_rounds": variant.rounds_per_call,
-        "numbers": dict(variant.numbers),
-        "budgets": dict(variant.budgets),
-        **({"released": variant.released} if variant.released else {}),
-        **({"ledger": _ledger_facts(variant.ledger)} if variant.ledger is not None else {}),
-        "measures": list(variant.measures),
-        "test": list(variant.test.counts.shape),
-        "node_loop": variant.task.node_loop,
-    }
-
-
-def _ledger_facts(ledger: Ledger) -> dict[str, float]:
-    """Its numbers; of those of each node a checksum, as there may be many."""
-    return {
-        name: float(value) if np.ndim(value) == 0 else zlib.crc32(np.asarray(value, np.float64).tobytes())
-        for name, value in ledger._asdict().items()
-    }
 
 
 def _settled(index: int, job: _Job, run: RunDirectory, progress: ProgressReport) -> _Job:

@@ -67,10 +67,13 @@ class RunDirectory:
         config: content of config.json: "experiment", "preset", "config", "environment" and, once training has begun,
             "training".
         resumed: whether a run was found and is continued.
+        is_part: whether what is trained here is a part of a larger run (`parts.py`): a lone lane that diverges then
+            ends with its reason, as it does beside others. False unless it is set.
     """
 
     def __init__(self, path: Path, config: dict[str, Any], *, resumed: bool, made_above: Sequence[Path] = ()):
         self.path, self.config, self.resumed = path, config, resumed
+        self.is_part = False
         self._made_above = made_above  # directories, the nearest first
         self._metrics = MetricsFile(path / METRICS)
 
@@ -86,6 +89,11 @@ class RunDirectory:
             refuse_difference(recorded, given, self.path)
             return
         self.config = {**self.config, "training": {**given, _PROGRAMS: []}}
+        write_json(self.path / CONFIG, self.config)
+
+    def record_environment(self, environment: Mapping[str, Any]) -> None:
+        """Put that of the processes which trained in place of this one's in config.json."""
+        self.config = {**self.config, "environment": dict(environment)}
         write_json(self.path / CONFIG, self.config)
 
     def record_program(self, index: int, choice: Mapping[str, Any]) -> None:

@@ -1,0 +1,129 @@
+"""Where the programs of a grid are computed: options of launchers, and the executors that they describe."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from experiments.frame.choose import Owned
+from experiments.frame.options import unsaved
+from jaxfl.core import ArgumentError, check
+
+_FOREVER = 10 * 365 * 24 * 60  # minutes: submitit ends a local job after two unless it is told otherwise
+_BOTH = ("local", "slurm")
+_SLURM = ("slurm_partition", "slurm_account", "slurm_minutes", "slurm_cpus", "slurm_memory_gb")
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """Where the programs of a grid are computed; see docs/clusters.md."""
+
+    CHOICES: ClassVar = (
+        Owned("launcher", {**dict.fromkeys(("jobs", "retries", "gpus"), _BOTH), **dict.fromkeys(_SLURM, ("slurm",))}),
+    )
+    launcher: Literal["inline", "local", "slurm"] = unsaved("inline")
+    """inline: in this process. local: in processes of this machine. slurm: in jobs of a cluster. A job has one program,
+    or a share of its points."""
+    jobs: int = unsaved(4)
+    """Most jobs at once."""
+    retries: int = unsaved(3)
+    """How often a job is submitted again that was killed or preempted."""
+    gpus: int = unsaved(0)
+    """GPUs of a job; without any it computes on a CPU."""
+    slurm_partition: str | None = unsaved(None)
+    """Of the cluster; its default without one."""
+    slurm_account: str | None = unsaved(None)
+    """That pays for the jobs; the user's default without one."""
+    slurm_minutes: int = unsaved(60)
+    """Time limit of a job, which then saves and is queued again, as often as --retries says."""
+    slurm_cpus: int = unsaved(4)
+    """CPU cores of a job."""
+    slurm_memory_gb: float | None = unsaved(None)
+    """Memory of a job; the partition's default without any."""
+
+    @property
+    def has_jobs(self) -> bool:
+        """Whether anything is computed elsewhere than in this process."""
+        return self.launcher != "inline"
+
+    def check(self) -> None:
+        """Refuse numbers that no job can have, and a launcher that is not there.
+
+        Raises:
+            ArgumentError: submitit is not installed, this is no machine of a Slurm cluster, a number is out of range.
+        """
+        if not self.has_jobs:
+            return
+        check.at_least(1, jobs=self.jobs, slurm_minutes=self.slurm_minutes, slurm_cpus=self.slurm_cpus)
+        check.at_least(0, retries=self.retries, gpus=self.gpus)
+        if self.slurm_memory_gb is not None:
+            check.positive(slurm_memory_gb=self.slurm_memory_gb)
+        _submitit()
+        if self.launcher == "slurm" and shutil.which("srun") is None:
+            remedy = "Start it on a machine of the cluster, or pass --launcher local."
+            raise ArgumentError("launcher", "must find Slurm's commands", "there is no srun on the path", remedy)
+        self.devices()
+
+    def executor(self, folder: Path, name: str) -> Any:
+        """The submitit executor whose jobs keep their logs in a folder.
+
+        Args:
+            folder: that all machines of the jobs can reach; made if missing.
+            name: of the jobs.
+        """
+        if self.launcher == "local":
+            executor = _submitit().LocalExecutor(folder)
+            executor.update_parameters(timeout_min=_FOREVER)
+            return executor
+        executor = _submitit().AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=self.retries)
+        executor.update_parameters(**self.slurm_parameters(name))
+        return executor
+
+    def slurm_parameters(self, name: str) -> dict[str, Any]:
+        """What submitit's executor is told, in its words; what is None is left to the cluster.
+
+        Example:
+            >>> parameters = Launch("slurm", slurm_minutes=90, gpus=1).slurm_parameters("sweep")
+            >>> parameters["timeout_min"], parameters["gpus_per_node"], "slurm_partition" in parameters
+            (90, 1, False)
+        """
+        asked = {
+            "name": name,
+            "timeout_min": self.slurm_minutes,
+            "cpus_per_task": self.slurm_cpus,
+            "gpus_per_node": self.gpus or None,
+            "mem_gb": self.slurm_memory_gb,
+            "slurm_partition": self.slurm_partition,
+            "slurm_account": self.slurm_account,
+        }
+        return {key: value for key, value in asked.items() if value is not None}
+
+    def devices(self) -> list[int]:
+        """Numbers of the GPUs that local jobs share out: those that this process may use, or the first ones.
+
+        Raises:
+            ArgumentError: CUDA_VISIBLE_DEVICES does not list enough numbers.
+        """
+        needed = self.jobs * self.gpus
+        listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if self.launcher != "local" or listed is None:
+            return list(range(needed))
+        numbers = [int(word) for word in listed.split(",") if word.strip().isdigit()]
+        if len(numbers) < needed:
+            requirement = f"must be there for all jobs at once, {needed} together"
+            remedy = "Ask for fewer jobs or GPUs, or list numbers in that variable."
+            raise ArgumentError("gpus", requirement, f"CUDA_VISIBLE_DEVICES is {listed!r}", remedy)
+        return numbers[:needed]
+
+
+def _submitit() -> Any:
+    """The package, which only launchers need."""
+    try:
+        import submitit
+    except ImportError:
+        remedy = "Run pip install 'jaxfl[cluster]'."
+        raise ArgumentError("launcher", "needs submitit", "it is not installed", remedy) from None
+    return submitit

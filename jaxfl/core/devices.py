@@ -61,6 +61,30 @@ def by_node(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(NODES))
 
 
+def on_each_device(body: Callable[..., PyTree], results: PartitionSpec, *args: tuple[PyTree, PartitionSpec]) -> PyTree:
+    """`body` of each device's share of the arguments, where `num_shares` is more than one.
+
+    Args:
+        body: of arrays, in which `NODES` is the axis of collectives; it may be differentiated and vmapped.
+        results: how what it gives lies over the devices.
+        args: each argument, with how it lies; one that lies otherwise is brought there.
+
+    Returns:
+        What `body` gives, put together.
+
+    Guarantees:
+        - works on Auto and on Explicit meshes, and inside a shard_map over another axis.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    values, specs = zip(*args, strict=True)
+    if _kinds(mesh)[NODES] == AxisType.Explicit:
+        values = tuple(
+            jax.tree.map(lambda leaf, spec=spec: jax.reshard(leaf, spec), value)
+            for value, spec in zip(values, specs, strict=True)
+        )
+    return jax.shard_map(body, in_specs=specs, out_specs=results, axis_names={NODES})(*values)
+
+
 def on_shares(fn: Callable[..., Any]) -> Callable[..., Any]:
     """`fn` computed by each device on its own nodes, where nodes lie over devices; else `fn` itself.
 
@@ -74,13 +98,14 @@ def on_shares(fn: Callable[..., Any]) -> Callable[..., Any]:
         - equals the function.
     """
 
-    def spread(*args):
+    nodes = PartitionSpec(NODES)
+
+    def shared_out(*args):
         if num_shares(jax.tree.leaves(args)[0].shape[0]) == 1:
             return fn(*args)
-        nodes = PartitionSpec(NODES)
-        return jax.shard_map(fn, in_specs=nodes, out_specs=nodes, axis_names={NODES})(*args)
+        return on_each_device(fn, nodes, *((arg, nodes) for arg in args))
 
-    return spread
+    return shared_out
 
 
 def on_any_mesh(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -20,19 +20,19 @@ from scipy.sparse import csr_array
 
 from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
+from jaxfl.core.devices import num_shares
+from jaxfl.core.tree import number_type
 from jaxfl.core.types import Array, PyTree
-from jaxfl.graphs.graph import Graph
+from jaxfl.graphs import sharded_mixing
+from jaxfl.graphs.graph import Graph, Shifts
 from jaxfl.graphs.mixing import (
-    STRUCTURES,
-    best_structure,
     check_leaves,
-    gathered_sum,
-    lists_of_round,
+    chosen_structure,
     matrix_sum,
     shifted_sum,
     slot_of,
-    sum_dtype,
 )
+from jaxfl.graphs.neighbor_lists import gathered_sum, lists_of_round, sum_dtype
 
 
 def lossy_mix(
@@ -80,15 +80,12 @@ def lossy_mix(
         >>> lossy_mix(directed_ring(3), jnp.array([0.0, 2.0, 4.0]), arrived, 0, kept_by="receiver").tolist()
         [0.0, 1.0, 3.0]
     """
-    check.one_of(STRUCTURES, structure=structure)
     check.one_of(("sender", "receiver"), kept_by=kept_by)
     check_leaves(graph, tree)
     _check_arrived(graph, arrived)
-    chosen = best_structure(graph) if structure == "auto" else structure
-    if chosen == "circulant" and graph.shifts is None:
-        remedy = 'Use "neighbors", "dense" or "auto".'
-        raise ArgumentError("structure", "circulant needs a circulant graph", f"{graph.name} is not", remedy)
-    slot = slot_of(graph, round_index)
+    chosen, slot = chosen_structure(graph, structure), slot_of(graph, round_index)
+    if num_shares(graph.num_nodes) > 1:
+        return _over_devices(graph, tree, arrived, slot, kept_by, chosen)
     mix_leaf = {"dense": _dense, "circulant": _circulant, "neighbors": _neighbors}[chosen]
 
     def mixed(leaf):
@@ -140,34 +137,63 @@ def _own_weight(graph: Graph, arrived: Array, slot: Array | None, kept_by: str, 
     return own + jnp.where(reached, 0, weights).sum(axis=0)
 
 
+def _over_devices(
+    graph: Graph, tree: PyTree, arrived: Array, slot: Array | None, kept_by: str, structure: str
+) -> PyTree:
+    """The round's weights, which every device computes of all edges, and the tree mixed by them."""
+    dtype = number_type(tree)
+    own = _own_weight(graph, arrived, slot, kept_by, dtype)
+    if structure == "dense":
+        return sharded_mixing.matrix_sum(_realized_matrix(graph, arrived, slot, own), tree)
+    if structure == "neighbors":
+        return sharded_mixing.neighbors_sum(graph, slot, own, _realized_weights(graph, arrived, slot, dtype)[1], tree)
+    assert graph.shifts is not None
+    branches = [
+        lambda tree, arrived, own, shifts=shifts: sharded_mixing.shifted_sum(
+            _realized_shifts(shifts, arrived, own), tree
+        )
+        for shifts in graph.shifts
+    ]
+    return branches[0](tree, arrived, own) if slot is None else jax.lax.switch(slot, branches, tree, arrived, own)
+
+
 def _dense(graph: Graph, leaf: Array, arrived: Array, slot: Array | None, own: Array) -> Array:
-    matrices = jnp.asarray(graph.mixing_matrices.astype(own.dtype))
-    matrix = jnp.where(arrived, matrices[0 if slot is None else slot], 0)
-    return matrix_sum(jnp.where(jnp.eye(graph.num_nodes, dtype=bool), own[None, :], matrix), leaf)
+    return matrix_sum(_realized_matrix(graph, arrived, slot, own), leaf)
 
 
 def _circulant(graph: Graph, leaf: Array, arrived: Array, slot: Array | None, own: Array) -> Array:
     assert graph.shifts is not None
-    nodes = np.arange(graph.num_nodes)
-
-    def of_round(shifts):
-        def summed(leaf, arrived, own):
-            reached = [(offset, weight, arrived[nodes, (nodes - offset) % len(nodes)]) for offset, weight in shifts]
-            others = [
-                (offset, jnp.where(mask, jnp.asarray(weight, own.dtype), 0))
-                for offset, weight, mask in reached
-                if offset
-            ]
-            return shifted_sum([(0, own), *others], leaf)
-
-        return summed
-
-    branches = [of_round(shifts) for shifts in graph.shifts]
+    branches = [
+        lambda leaf, arrived, own, shifts=shifts: shifted_sum(_realized_shifts(shifts, arrived, own), leaf)
+        for shifts in graph.shifts
+    ]
     operands = (leaf, arrived, own)
     return branches[0](*operands) if slot is None else jax.lax.switch(slot, branches, *operands)
 
 
 def _neighbors(graph: Graph, leaf: Array, arrived: Array, slot: Array | None, own: Array) -> Array:
-    _, senders, weights = lists_of_round(graph, slot, np.dtype(own.dtype))
+    return gathered_sum(own, *_realized_weights(graph, arrived, slot, np.dtype(own.dtype)), leaf)
+
+
+def _realized_matrix(graph: Graph, arrived: Array, slot: Array | None, own: Array) -> Array:
+    """A, (n, n), given its diagonal."""
+    matrices = jnp.asarray(graph.mixing_matrices.astype(own.dtype))
+    matrix = jnp.where(arrived, matrices[0 if slot is None else slot], 0)
+    return jnp.where(jnp.eye(graph.num_nodes, dtype=bool), own[None, :], matrix)
+
+
+def _realized_shifts(shifts: Shifts, arrived: Array, own: Array) -> list[tuple[int, Array]]:
+    """The shifts of a round, given the diagonal of A, with weights (n,): zero where the message is lost."""
+    nodes, weights = np.arange(len(own)), [(0, own)]
+    for offset, weight in shifts:
+        if offset:
+            reached = arrived[nodes, (nodes - offset) % len(nodes)]
+            weights.append((offset, jnp.where(reached, jnp.asarray(weight, own.dtype), 0)))
+    return weights
+
+
+def _realized_weights(graph: Graph, arrived: Array, slot: Array | None, dtype: np.dtype) -> tuple[Array, Array]:
+    """The senders of a round, (k, n), and their weights, (k, n): zero where the message is lost."""
+    _, senders, weights = lists_of_round(graph, slot, dtype)
     reached = arrived[jnp.arange(graph.num_nodes, dtype=jnp.int32)[None, :], senders]
-    return gathered_sum(own, senders, jnp.where(reached, weights, 0), leaf)
+    return senders, jnp.where(reached, weights, 0)

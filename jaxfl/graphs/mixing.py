@@ -7,7 +7,6 @@ at a time. On finite values they differ in cost alone. A NaN or an infinity at o
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 
 import jax
@@ -16,15 +15,17 @@ import numpy as np
 
 from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
+from jaxfl.core.devices import num_shares
 from jaxfl.core.platform import is_cpu
 from jaxfl.core.tree import along_nodes
 from jaxfl.core.types import Array, PyTree
+from jaxfl.graphs import sharded_mixing
 from jaxfl.graphs.graph import Graph
+from jaxfl.graphs.neighbor_lists import gathered_sum, lists_of_round, sum_dtype
 
 STRUCTURES = ("auto", "dense", "circulant", "neighbors")
-# Measured on two CPU cores, float32, 4 million entries: the gathers of up to 16 neighbors fuse into one loop, and 16 at
-# a time beats 4 or 8; shifted copies lose to gathers from the fourth on, gathers to the matrix product from about n/8.
-FUSED_NEIGHBORS = 16
+# Measured on two CPU cores, float32, 4 million entries: shifted copies lose to gathers from the fourth on, gathers to
+# the matrix product from about n/8.
 FEW_SHIFTS = 3
 NODES_PER_NEIGHBOR = 8
 
@@ -51,6 +52,7 @@ def mix(graph: Graph, tree: PyTree, round_index: int | Array, structure: str = "
         - total mass is preserved when P is column stochastic: the sum over nodes of every entry.
         - node mean is preserved when P is doubly stochastic.
         - equal values stay equal when P is row stochastic.
+        - nodes over devices are mixed to the same numbers, to 1e-6 (see `jaxfl.graphs.sharded_mixing`).
 
     Example:
         >>> from jaxfl.graphs import directed_ring
@@ -87,10 +89,10 @@ def mix_result(
         >>> mix_result(directed_ring(3), jnp.add, (jnp.array([0.0, 1.0, 2.0]), jnp.array([0.0, 1.0, 2.0])), 0).tolist()
         [2.0, 1.0, 3.0]
     """
-    check.one_of(STRUCTURES, structure=structure)
     check_leaves(graph, jax.eval_shape(fn, *operands))
-    chosen = best_structure(graph) if structure == "auto" else structure
-    slot = slot_of(graph, round_index)
+    chosen, slot = chosen_structure(graph, structure), slot_of(graph, round_index)
+    if num_shares(graph.num_nodes) > 1:
+        return sharded_mixing.mix_over_devices(graph, fn, operands, slot, chosen)
     if chosen == "circulant":
         return _circulant(graph, fn, operands, round_index if slot is None else slot)
     mix_leaf = _dense if chosen == "dense" else _neighbors
@@ -142,6 +144,18 @@ def best_structure(graph: Graph) -> str:
     return "circulant" if shifts is not None and max(map(len, shifts)) <= FEW_SHIFTS else "neighbors"
 
 
+def chosen_structure(graph: Graph, structure: str) -> str:
+    """What "auto" stands for where this is traced, any other structure itself; refused where the graph has it not."""
+    check.one_of(STRUCTURES, structure=structure)
+    if structure == "auto":
+        best = best_structure(graph)
+        return sharded_mixing.structure_over_devices(graph, best) if num_shares(graph.num_nodes) > 1 else best
+    if structure == "circulant" and graph.shifts is None:
+        remedy = 'Use "neighbors", "dense" or "auto".'
+        raise ArgumentError("structure", "circulant needs a circulant graph", f"{graph.name} is not", remedy)
+    return structure
+
+
 def check_leaves(graph: Graph, tree: PyTree) -> None:
     """Refuse leaves that cannot be mixed."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
@@ -164,11 +178,6 @@ def slot_of(graph: Graph, round_index: int | Array) -> Array | None:
     return None if graph.period == 1 else index.astype(jnp.int32) % graph.period
 
 
-def sum_dtype(leaf: Array) -> np.dtype:
-    """float32 for leaves of 16 bits, else the leaf's own."""
-    return np.dtype(np.float32) if leaf.dtype.itemsize < 4 else np.dtype(leaf.dtype)
-
-
 def _dense(graph: Graph, leaf: Array, slot: Array | None) -> Array:
     dtype = sum_dtype(leaf)
     matrices = jnp.asarray(graph.mixing_matrices.astype(dtype))
@@ -184,9 +193,7 @@ def matrix_sum(matrix: Array, leaf: Array) -> Array:
 
 
 def _circulant(graph: Graph, fn: Callable[..., PyTree], operands: tuple[PyTree, ...], index: int | Array) -> PyTree:
-    if graph.shifts is None:
-        remedy = 'Use "neighbors", "dense" or "auto".'
-        raise ArgumentError("structure", "circulant needs a circulant graph", f"{graph.name} is not", remedy)
+    assert graph.shifts is not None
     # What leaves a switch is in memory; without one XLA's CPU backend finishes the sum anew for each of its readers, so
     # that there even a single matrix gets one, of two equal branches (0.7 of the time of a push-sum iteration on a
     # directed ring, without noise). Static shifts, a branch a round, become neighbor exchanges when the node axis is
@@ -240,48 +247,3 @@ def shifted_sum(shifts: Sequence[tuple[int, float | Array]], tree: PyTree) -> Py
 
 def _neighbors(graph: Graph, leaf: Array, slot: Array | None) -> Array:
     return gathered_sum(*lists_of_round(graph, slot, sum_dtype(leaf)), leaf)
-
-
-def lists_of_round(graph: Graph, slot: Array | None, dtype: np.dtype) -> tuple[Array, Array, Array]:
-    """`neighbor_lists` of one round: own weights (n,), senders (k, n), int32, and their weights (k, n)."""
-    own, senders, weights = neighbor_lists(graph)
-    own, senders, weights = jnp.asarray(own.astype(dtype)), jnp.asarray(senders), jnp.asarray(weights.astype(dtype))
-    own, senders, weights = (table[0 if slot is None else slot] for table in (own, senders, weights))
-    return own, senders, weights
-
-
-def gathered_sum(own: Array, senders: Array, weights: Array, leaf: Array) -> Array:
-    """Each node's own weight (n,) times its value, and those of its k senders (k, n) times theirs."""
-    values = leaf.astype(own.dtype)
-    column = (len(leaf),) + (1,) * (leaf.ndim - 1)
-
-    def add(total, neighbor):
-        sender, weight = neighbor
-        gathered = values.at[sender].get(mode="promise_in_bounds")
-        return total + weight.reshape(column) * gathered, None
-
-    mixed, _ = jax.lax.scan(add, own.reshape(column) * values, (senders, weights), unroll=FUSED_NEIGHBORS)
-    return mixed.astype(leaf.dtype)
-
-
-@functools.lru_cache(maxsize=64)
-def neighbor_lists(graph: Graph) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Weight each node gives itself (period, n), and its k in-neighbors: senders int32 and weights, (period, k, n).
-
-    Shorter lists are padded with the node itself at weight zero: it is read anyway, and where its value is not finite
-    the result is not either.
-    """
-    num_nodes, most = graph.num_nodes, int(graph.in_degree.max())
-    own = np.stack([matrix.diagonal() for matrix in graph.rounds])
-    senders = np.tile(np.arange(num_nodes, dtype=np.int32), (graph.period, most, 1))
-    weights = np.zeros((graph.period, most, num_nodes))
-    for k, matrix in enumerate(graph.rounds):
-        entries = matrix.tocoo()
-        others = entries.row != entries.col
-        row, column, data = entries.row[others], entries.col[others], entries.data[others]
-        order = np.argsort(row, kind="stable")
-        row, column, data = row[order], column[order], data[order]
-        position = np.arange(len(row)) - np.searchsorted(row, row)  # place of each entry within its row
-        senders[k, position, row] = column
-        weights[k, position, row] = data
-    return own, senders, weights

@@ -1,0 +1,213 @@
+"""Push-sum on up to 10,000 nodes, on one device of a CPU and on eight: rounds a second, memory, and how nodes agree.
+
+Networks of 2,410 parameters on images of noise, batch 8, without noise or clipping, over the exponential graph and over
+random digraphs (uniform weights, in-degree 2 log n on average). Every node starts from parameters of its own. Each row
+is a process of its own, whose peak memory is published; it makes rounds in a scan with the state donated and the infos
+kept. "graph" is the time to build and to check a graph. Over eight devices state and tables of samples lie by node.
+"""
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from experiments.bench.setting import KEY, Setting, node_params, perceptron, random_data
+from experiments.bench.timing import Measurement, Report
+from jaxfl import graphs
+from jaxfl.algorithms import push_sum
+from jaxfl.analysis.plots import Panel, line_style, new_figure, save_figure, style_axes
+from jaxfl.core import Algorithm
+from jaxfl.core.devices import NODES, by_node
+from jaxfl.gradients import mini_batch, uniform
+from jaxfl.graphs import Graph
+
+GRAPHS = {"exponential": "exponential graph", "random": "random digraph"}
+PUBLISHED = (1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 20, 24, 32, 40)  # rounds whose consensus distance is
+
+
+class Sizes(NamedTuple):
+    """What is run: each graph with each number of nodes, and the largest number on several devices as well."""
+
+    num_nodes: tuple[int, ...] = (10, 100, 1000, 10_000)
+    num_devices: int = 8
+    hidden: int = 32
+    rounds: int = 8  # in one call
+    calls: int = 5  # of which the first is not timed
+
+
+class Row(NamedTuple):
+    """What a process prints."""
+
+    seconds: list[float]  # of a round, by call
+    distances: list[float]  # consensus distance after each round
+    graph_seconds: float
+    compile_seconds: float
+    peak_megabytes: float
+
+
+def make_graph(name: str, num_nodes: int) -> Graph:
+    """The graph of a row."""
+    if name == "exponential":
+        return graphs.exponential(num_nodes)
+    return graphs.random_digraph(num_nodes, 2 * np.log(num_nodes) / num_nodes, key=0)
+
+
+def measure(graph: str, num_nodes: int, sizes: Sizes) -> Row:
+    """One row, over all devices of this process."""
+    setting = Setting(perceptron(64, sizes.hidden, 10), num_nodes, batch_size=8, samples=16)
+    start = time.perf_counter()
+    learner = push_sum(
+        setting.task(),
+        graph=make_graph(graph, num_nodes),
+        gradient=mini_batch(sampler=uniform(setting.batch_size)),
+        step_size=setting.step_size,
+    )
+    graph_seconds = time.perf_counter() - start
+    data = random_data(setting)
+    state = jax.jit(learner.init)(KEY, data)._replace(params=node_params(setting.task().init, num_nodes))
+    mesh = jax.make_mesh((jax.device_count(),), (NODES,), axis_types=(AxisType.Auto,))
+    with jax.set_mesh(mesh):
+        whole, shares = NamedSharding(mesh, PartitionSpec()), by_node(mesh)
+        held = jax.tree.map(lambda leaf: shares if leaf.ndim else whole, state)
+        tables = jax.tree.map(lambda _: whole, data)._replace(indices=shares, sizes=shares)
+        state, data = jax.device_put((state, data), (held, tables))
+        start = time.perf_counter()
+        run = jax.jit(
+            lambda state, data: rounds(learner, sizes.rounds, state, data),
+            in_shardings=(held, tables),
+            out_shardings=(held, whole),
+            donate_argnums=0,
+        )
+        compiled = run.lower(state, data).compile()
+        compile_seconds = time.perf_counter() - start
+        seconds, distances = [], []
+        for _ in range(sizes.calls):
+            start = time.perf_counter()
+            state, distance = jax.block_until_ready(compiled(state, data))
+            seconds.append((time.perf_counter() - start) / sizes.rounds)
+            distances += np.asarray(distance).tolist()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
+    return Row(seconds, distances, graph_seconds, compile_seconds, peak)
+
+
+def rounds(learner: Algorithm, count: int, state: Any, data: Any) -> tuple[Any, jax.Array]:
+    """(state after `count` rounds, consensus distance after each)."""
+
+    def one(state, _):
+        state, info = learner.round(KEY, state, data)
+        return state, jnp.asarray(info.consensus_distance)
+
+    return jax.lax.scan(one, state, length=count)
+
+
+def in_process(graph: str, num_nodes: int, num_devices: int, sizes: Sizes) -> Row:
+    """`measure` in a process of its own, on a CPU of so many devices."""
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(num_devices)}
+    options = [f"--{name.replace('_', '-')}" for name in ("hidden", "rounds", "calls")]
+    numbers = [str(number) for number in (sizes.hidden, sizes.rounds, sizes.calls)]
+    pairs = [text for pair in zip(options, numbers, strict=True) for text in pair]
+    command = [sys.executable, "-m", "experiments.bench.nodes", graph, str(num_nodes), *pairs]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with exit code {done.returncode}:\n{done.stderr[-3000:]}")
+    return Row(**json.loads(done.stdout.splitlines()[-1]))
+
+
+SIZES = Sizes()
+
+
+def suite(sizes: Sizes = SIZES) -> dict[str, Measurement]:
+    """Measure; see the module's text. About three minutes on two cores."""
+    report = Report("nodes/", "")
+    for graph, text in GRAPHS.items():
+        for num_nodes in sizes.num_nodes:
+            alone = in_process(graph, num_nodes, 1, sizes)
+            where = report.on(f"{text}, n = {num_nodes}")
+            _publish(where, f"{graph}_n{num_nodes}", alone)
+            where.median(f"{graph}_n{num_nodes}_graph", alone.graph_seconds, "s", "to build and check the graph")
+            for k in (k for k in PUBLISHED if k <= len(alone.distances)):
+                name = f"{graph}_n{num_nodes}_distance_{k}"
+                where.median(name, alone.distances[k - 1], "", f"consensus distance after round {k}")
+            if num_nodes == max(sizes.num_nodes):
+                spread = in_process(graph, num_nodes, sizes.num_devices, sizes)
+                where = report.on(f"{text}, n = {num_nodes}, {sizes.num_devices} devices of the CPU")
+                name = f"{graph}_n{num_nodes}_devices{sizes.num_devices}"
+                _publish(where, name, spread)
+                pairs = np.array([alone.distances, spread.distances])
+                off = float(np.max(np.abs(pairs[1] / pairs[0] - 1)))
+                where.median(f"{name}_off", off, "", "largest relative difference of consensus distances to one device")
+    return report.measurements
+
+
+def plot(measurements: dict[str, Measurement], path: Path) -> None:
+    """Draw consensus distance against rounds, and rounds a second and memory against n."""
+    figure = new_figure(11, 7.4, "Push-sum of networks with 2,410 parameters: agreement, speed and memory by nodes n")
+    for column, (graph, title) in enumerate(GRAPHS.items()):
+        axes = figure.add_subplot(2, 2, column + 1)
+        for number, (num_nodes, points) in enumerate(sorted(distances(measurements, graph).items())):
+            ks, values = zip(*sorted(points.items()), strict=True)
+            axes.plot(ks, values, label=f"n = {num_nodes:,}", linewidth=1.8, **line_style(number))
+        style_axes(axes, Panel("", f"consensus distance, {title}"), "round")
+        axes.set_yscale("log")
+        axes.legend(frameon=False, fontsize=9)
+    for column, (pattern, label) in enumerate({"": "rounds a second", "_memory": "peak memory, MB"}.items()):
+        axes = figure.add_subplot(2, 2, 3 + column)
+        for number, (graph, title) in enumerate(GRAPHS.items()):
+            named = rf"nodes/{graph}_n(\d+){pattern}"
+            points = [
+                (int(match[1]), one.value) for name, one in measurements.items() if (match := re.fullmatch(named, name))
+            ]
+            axes.plot(*zip(*sorted(points), strict=True), marker="o", linewidth=1.8, label=title, **line_style(number))
+            named = rf"nodes/{graph}_n(\d+)_devices(\d+){pattern}"
+            for name, one in measurements.items():
+                if match := re.fullmatch(named, name):
+                    text = f"{title}, {match[2]} devices"
+                    axes.plot(int(match[1]), one.value, "s", markersize=9, label=text, **line_style(number + 2))
+        style_axes(axes, Panel("", label), "nodes n")
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.legend(frameon=False, fontsize=9)
+    save_figure(figure, path)
+
+
+def distances(measurements: dict[str, Measurement], graph: str) -> dict[int, dict[int, float]]:
+    """Number of nodes -> round -> consensus distance, on one device."""
+    curves: dict[int, dict[int, float]] = {}
+    for name, one in measurements.items():
+        if match := re.fullmatch(rf"nodes/{graph}_n(\d+)_distance_(\d+)", name):
+            curves.setdefault(int(match[1]), {})[int(match[2])] = one.value
+    return curves
+
+
+def _publish(report: Report, name: str, row: Row) -> None:
+    """Rate, memory and time to compile."""
+    report.median(name, 1 / np.array(row.seconds[1:]), "rounds/s")
+    report.median(f"{name}_memory", row.peak_megabytes, "MB", "peak memory of the process")
+    report.median(f"{name}_compile", row.compile_seconds, "s", "tracing and compiling")
+
+
+def main(
+    graph: Annotated[str, tyro.conf.Positional],
+    num_nodes: Annotated[int, tyro.conf.Positional],
+    hidden: int = 32,
+    rounds: int = 8,
+    calls: int = 5,
+) -> None:
+    """Print one row as JSON."""
+    sizes = Sizes(hidden=hidden, rounds=rounds, calls=calls)
+    print(json.dumps(measure(graph, num_nodes, sizes)._asdict()))
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

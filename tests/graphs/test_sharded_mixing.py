@@ -1,0 +1,118 @@
+"""Mixing where nodes lie over devices: in a process whose CPU has eight of them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxfl import graphs
+from jaxfl.graphs.needed_rows import needed_rows
+
+TESTS = Path(__file__).parents[1]
+OPTIONS = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONPATH": str(TESTS.parent)}
+ROW = 7 * 4  # bytes
+
+
+@pytest.fixture(scope="module")
+def found():
+    """What `mixing_over_devices.py` prints."""
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "8", **OPTIONS}
+    command = [sys.executable, str(TESTS / "mixing_over_devices.py")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_nodes_over_devices_are_mixed_to_the_same_numbers(found):
+    """All structures, with and without losses, and the consensus distance, on Auto and Explicit meshes."""
+    assert found["devices"] == 8
+    assert len(found["differences"]) == 16
+    for name, forms in found["differences"].items():
+        assert len(forms) in (11, 14), name
+        assert max(forms.values()) < 2e-6, (name, forms)  # of distances near 7
+
+
+@pytest.mark.slow
+def test_leaves_of_16_bits_are_summed_in_float32_and_rounded_once(found):
+    assert len(found["halves"]) == 4
+    for dtype, difference in found["halves"].values():
+        assert dtype == "bfloat16"
+        assert difference < 0.005  # one rounding of numbers below 1.3; a sum in 16 bits is off by 0.01
+
+
+@pytest.mark.slow
+def test_works_on_auto_and_on_explicit_meshes_and_inside_a_shard_map_over_another_axis(found):
+    assert len(found["embedded"]) == 6
+    assert max(found["embedded"].values()) < 2e-6
+
+
+@pytest.mark.slow
+def test_rows_that_stay_on_their_device_are_not_sent_and_no_row_twice_to_the_same_device(found):
+    assert found["sent"]["ring circulant"] == {"collective-permute": [ROW, ROW]}
+    # Of 4 rows on each device: shifts by 1, 2 and 4 take all to the next, 8 and 16 to those 2 and 4 places on.
+    assert found["sent"]["static_exponential circulant"] == {"collective-permute": [4 * ROW] * 3}
+
+
+@pytest.mark.slow
+def test_only_needed_rows_are_sent(found):
+    for name in ("random_digraph", "relabeled_ring"):
+        sent = found["sent"][f"{name} neighbors"]
+        assert set(sent) == {"collective-permute"}
+        assert sum(sent["collective-permute"]) == found["needed"][name]
+    assert found["sent"]["relabeled_ring auto"] == {"collective-permute": [ROW, ROW]}
+
+
+@pytest.mark.slow
+def test_products_of_a_dense_graph_are_reduced_and_scattered(found):
+    for name in ("complete auto", "random_digraph auto", "ring dense"):
+        assert found["sent"][name] == {"reduce-scatter": [4 * ROW]}
+
+
+@pytest.mark.slow
+def test_a_round_of_push_sum_permutes_parameters_and_gathers_nothing(found):
+    """Offsets 1, 2, 4, 8, 16 of 32 nodes on 8 devices; the all-reduces are of means over nodes."""
+    whole = found["push_sum"]["bytes"]
+    traffic = found["push_sum"]["traffic"]
+    assert set(traffic) == {"collective-permute", "all-reduce"}
+    assert traffic["collective-permute"][:5] == [whole, whole, whole, whole // 2, whole // 4]
+    assert sum(traffic["collective-permute"][5:]) == 60  # push-sum weights
+    assert max(traffic["all-reduce"]) <= whole // 4
+    assert found["push_sum"]["difference"] < 1e-6
+
+
+@pytest.mark.slow
+def test_total_mass_is_preserved_over_devices(found):
+    assert len(found["masses"]) == 8
+    np.testing.assert_allclose(list(found["masses"].values()), 32, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_nodes_that_devices_cannot_share_evenly_are_mixed_on_each(found):
+    assert found["uneven"] == [0.0, {}]
+
+
+@pytest.mark.parametrize("num_shares", [2, 3, 6])
+def test_every_row_travels_to_a_device_at_most_once_a_round(num_shares):
+    """And receivers find their in-neighbors' rows, whichever device has them."""
+    graph = graphs.sequence([graphs.star(12), graphs.random_digraph(12, 0.3, key=2), graphs.ring(12)])
+    plan, share = needed_rows(graph, num_shares), 12 // num_shares
+    nodes = np.arange(12).reshape(num_shares, share)
+    for k in range(graph.period):
+        for device in range(num_shares):
+            received = [nodes[device]]
+            for step, rows in zip(plan.steps, plan.sent, strict=True):
+                sender = (device - step) % num_shares
+                distinct = rows[k, sender][np.r_[True, rows[k, sender][1:] != 0]]  # but for the row that fills up
+                assert len(set(distinct.tolist())) == len(distinct)
+                received.append(nodes[sender, rows[k, sender]])
+            held = np.concatenate(received)
+            heard = held[plan.senders[k][:, nodes[device]]]
+            for place, node in enumerate(nodes[device]):
+                others = set(np.flatnonzero(graph.adjacency(k)[node]).tolist())
+                assert {int(node), *heard[:, place].tolist()} == others
+    assert plan.rows_sent() == sum(rows.shape[2] for rows in plan.sent) > 0

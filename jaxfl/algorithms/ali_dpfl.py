@@ -34,6 +34,8 @@ Does not claim: an epsilon; `jaxfl.privacy.clients` states it. No epsilon covers
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -43,6 +45,8 @@ from jaxfl.algorithms.clients.bound_constants import Aggregation, BoundConstants
 from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.algorithms.clients.steps import StepDraws
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, over_nodes, purpose_key
+from jaxfl.core.devices import varying_like
+from jaxfl.core.platform import is_cpu
 from jaxfl.core.tree import number_type, replicate, size, weighted_sum
 from jaxfl.gradients.per_example import tree_norm
 
@@ -189,10 +193,10 @@ def ali_dpfl(
             step_size=jnp.asarray(step_size, jnp.float32),
             noise_std=jnp.asarray(clients.noise_std, jnp.float32),
         )
-        estimated, evaluations = jax.lax.cond(
+        estimated, evaluations = _where(
             ran,
             lambda: constants.estimate(task, data, draws.constants, aggregation, state.constants),
-            lambda: (state.constants, jnp.zeros(n, jnp.int32)),
+            (state.constants, varying_like(jnp.zeros(n, jnp.int32), params)),
         )
         rho, beta, xi = (jnp.sum(shares.astype(values.dtype) * values) for values in estimated)
         most_rounds, most_iterations = limits()
@@ -283,7 +287,13 @@ def iteration_gap(max_steps: int, *, beta: Array, spread: Array, step_size: Arra
     def following(gap, t):
         return (1 + step_size * beta) * gap + step_size**2 * beta * t, gap
 
-    _, gaps = jax.lax.scan(following, jnp.float32(0.0), jnp.arange(max_steps + 1, dtype=jnp.float32))
+    steps = jnp.arange(max_steps + 1, dtype=jnp.float32)
+    if is_cpu():
+        _, gaps = jax.lax.scan(following, varying_like(jnp.float32(0.0), step_size, beta), steps)
+    else:  # the same sums, h(t) / S = sum_{0 < s < t} gamma^2 beta s (1 + gamma beta)^(t - 1 - s), without a loop
+        t, s = steps[:, None], steps[None]
+        terms = step_size**2 * beta * s * (1 + step_size * beta) ** (t - 1 - s)
+        gaps = jnp.where((s > 0) & (s < t), terms, 0.0).sum(axis=1)
     return jnp.where(gaps == 0, 0.0, spread * gaps)
 
 
@@ -327,6 +337,13 @@ def next_num_steps(
     value = jnp.where((taus <= 2 * num_steps) & (bracket > 0), possible * bracket, 0.0)
     chosen = jnp.where(value.max() > 0, taus[jnp.argmax(value)], 1)
     return jnp.where(rounds_left > 0, jnp.minimum(chosen, jnp.maximum(iterations_left, 0)), 0)
+
+
+def _where(ran: Array, compute: Callable[[], PyTree], otherwise: PyTree) -> PyTree:
+    """What `compute` gives, or `otherwise` where `ran` (), bool, is False; a CPU computes only what is needed."""
+    if is_cpu():
+        return jax.lax.cond(ran, compute, lambda: otherwise)
+    return jax.tree.map(partial(jnp.where, ran), compute(), otherwise)  # the host need not wait for `ran`
 
 
 def _everybody(data) -> Array:

@@ -50,9 +50,10 @@ from jaxfl.algorithms.clients import block_means
 from jaxfl.algorithms.clients.blocks import check_blocks, tasks_of_classes, train_drawn
 from jaxfl.algorithms.clients.client_classes import client_classes
 from jaxfl.algorithms.clients.local_steps import LocalSteps, require_plain
+from jaxfl.algorithms.clients.parts import train_part
 from jaxfl.algorithms.clients.private_updates import Participants, PrivateUpdates
 from jaxfl.algorithms.clients.server import by_client, server_model
-from jaxfl.algorithms.clients.steps import StepDraws, by_backward, num_different
+from jaxfl.algorithms.clients.steps import StepDraws, num_different
 from jaxfl.core import (
     Algorithm,
     ArgumentError,
@@ -65,12 +66,8 @@ from jaxfl.core import (
     node_keys,
     purpose_key,
 )
-from jaxfl.core.platform import is_cpu
 from jaxfl.core.tree import number_type, size
 from jaxfl.gradients.per_example import tree_norm
-
-# Features at once on a CPU: few take less memory, and stay in a core's cache.
-_SAMPLES_AT_ONCE = 16
 
 
 class State(NamedTuple):
@@ -106,6 +103,7 @@ class Info(NamedTuple):
         Array  # (n,), int32, samples that ran forward through the blocks in front of the client's first
     )
     batch_overflow: Array | None  # (n,), int32, or that of clients at all of them; above 0 is an error
+    class_overflow: Array | None  # (), int32, active clients without a slot of their class; above 0 is an error
     clipped_updates: Array | None  # (n,), int32, 1 for a client whose update was scaled down
     discarded_updates: Array | None  # (n,), int32, 1 for a client whose update was not finite and counted as zero
 
@@ -137,9 +135,9 @@ def embracing(
             of that class draws in each round, uniformly without replacement.
         client_class: (n,), int, each client's place in `trained_blocks`; on the host.
         num_active: clients in a round, uniform without replacement. An int: among all clients, as in the paper, so that
-            each class's count is random; active clients then run one after the other, whatever `task.node_loop` says
-            (see `clients.client_classes`). Or one int a class: among the clients of that class, which then
-            run together.
+            each class's count is random; on a CPU active clients then run one after the other, whatever
+            `task.node_loop` says (see `clients.client_classes`). Or one int a class: among the clients of that class,
+            which then run together.
         frozen_batch_norm: how blocks in front of a client's first run: "running", in evaluation mode, or "batch", in
             training mode, with the statistics (and dropout) of the batch. Their own state changes in neither.
         class_tasks: the task as the clients of each class train it, for a class that cuts inside a block, as
@@ -159,7 +157,7 @@ def embracing(
 
     Guarantees:
         - cached features equal those recomputed in every step.
-        - features of a sample are computed once a round, where clients run one after the other.
+        - features of a sample are computed once a round, where clients run one after the other on a CPU.
         - if all clients train all blocks, a round is that of `fed_avg`.
         - if all clients are of one class, a round is that of `fed_avg` on the features, for its blocks.
         - a block that nobody trained stays bit for bit.
@@ -171,7 +169,8 @@ def embracing(
     Cost:
         A weak client holds the features of its tau * b samples, or of as many as the largest client has, if these are
         fewer; clients that run together hold them side by side. A sample that several steps draw is computed once, with
-        "running" statistics and clients that run one after the other; under `vmap` all tau * b are.
+        "running" statistics and clients that run one after the other on a CPU; else all tau * b are. An accelerator
+        computes for the slots of a class that are empty in a round, too.
 
     Example:
         >>> import optax, jaxfl
@@ -256,12 +255,12 @@ def embracing(
         of_class = [
             functools.partial(train_drawn, own, **common)
             if part is None
-            else functools.partial(_train_part, part, task.blocks, frozen_batch_norm, **common)
+            else functools.partial(train_part, part, task.blocks, frozen_batch_norm, **common)
             for own, part in zip(tasks, parts, strict=True)
         ]
-        groups = classes.run(of_class, in_common_form, task.node_loop, active, (trained, steps), is_active)
+        ran = classes.run(of_class, in_common_form, task.node_loop, active, (trained, steps), is_active)
 
-        losses = jnp.concatenate([group.results[2] for group in groups])
+        losses = ran.in_order([group.results[2] for group in ran.groups], len(active))
         weights, changes = clients.weigh(data, active).astype(number_type(state.params)), None
         if is_active is not None:
             weights, trained = weights * is_active.astype(weights.dtype), trained & is_active[:, None]
@@ -269,12 +268,13 @@ def embracing(
         if updates is None:
             shares = weights / weights.sum()
             mean = functools.partial(block_means.mean, weights, is_trained)
-            params = mean(state.params, [(group.rows, group.results[0]) for group in groups])
-            new_model_state = mean(model_state, [(group.rows, group.results[1]) for group in groups])
+            params = mean(state.params, [(group, group.results[0]) for group in ran.groups])
+            new_model_state = mean(model_state, [(group, group.results[1]) for group in ran.groups])
         else:
             of_block = dict(zip(task.blocks, expected, strict=True))
+            new = [group.results[0] for group in ran.groups]
             params, changes = block_means.noisy_mean(
-                updates, of_block, draws.is_active, is_trained, state.params, groups[0].results[0], draws.update_noise
+                updates, of_block, draws.is_active, is_trained, state.params, ran, new, draws.update_noise
             )
             losses = jnp.where(changes.discarded > 0, 0.0, losses)
             shares, new_model_state = weights / num_expected, model_state  # which is empty
@@ -301,6 +301,7 @@ def embracing(
             gradient_evaluations=of_clients(counts),
             forward_evaluations=of_clients(jnp.where(in_front, num_entering, 0)),
             batch_overflow=overflow if clients.may_overflow or updates is not None else None,
+            class_overflow=ran.overflow,
             clipped_updates=None if changes is None else of_clients(changes.clipped),
             discarded_updates=None if changes is None else of_clients(changes.discarded),
         )
@@ -312,85 +313,3 @@ def embracing(
         return new_state, info
 
     return algorithm(init, draw, update, server_model(task))
-
-
-def _train_part(part, blocks, frozen_batch_norm, own_blocks, steps, *, state, data, clients):
-    """One client's steps on the blocks of its class.
-
-    Args:
-        part: how to train them.
-        blocks: all of the task.
-        frozen_batch_norm: as of `embracing`.
-        own_blocks: (L,), bool; not used, they are the part's.
-        steps: `Step` with leaves (tau, ...).
-        state: the server's.
-        data: all clients'.
-        clients: how to step.
-
-    Returns:
-        (its blocks after the steps, their model state and that of layers that are no block's, mean loss ()).
-    """
-
-    def features_of_batch(one_step):
-        weights, inputs = one_step.mask.astype(number_type(state.params)), data.inputs[one_step.samples]
-        return part.features_train(state.params, state.model_state, inputs, weights, one_step.dropout_key)
-
-    def features_of(samples):
-        return part.features(state.params, state.model_state, data.inputs[samples])
-
-    # Each step's share of what is stored, and how it becomes what enters the first of the client's blocks.
-    if part.features is None:
-        # Inputs are gathered in each step: they would be larger if they were stored, ready for the first block.
-        stored, entering_of = steps.samples, lambda samples: data.inputs[samples]
-    elif frozen_batch_norm == "batch":
-        stored, entering_of = jax.lax.map(features_of_batch, steps), lambda features: features
-    else:
-        stored, entering_of = _features_once(features_of, steps.samples, data.indices.shape[1])
-
-    def step_loss(params, model_state, one_step):
-        own_step, share = one_step
-        weights, labels = own_step.mask.astype(number_type(state.params)), data.labels[own_step.samples]
-        losses, model_state = part.train_loss(
-            params, frozen, model_state, entering_of(share), labels, weights, own_step.dropout_key
-        )
-        return clients.mean(losses, own_step.mask), model_state
-
-    own = {name: state.params[name] for name in part.trained}
-    frozen = {name: values for name, values in state.params.items() if name not in part.trained}
-    gradient_of = by_backward(step_loss)
-    params, model_state, measured = clients.run(gradient_of, own, state.model_state, (steps, stored), state.round_index)
-    changed = {} if model_state is None else model_state
-    return (
-        params,
-        {name: changed[name] for name in changed if name in part.trained or name not in blocks},
-        measured.loss,
-    )
-
-
-def _features_once(features_of, samples, max_distinct):
-    """Features in evaluation mode, where samples do not meet, of each different sample once.
-
-    Args:
-        features_of: samples (m,) -> features (m, ...).
-        samples: (tau, b), int32, of which many come again: steps draw independently.
-        max_distinct: how many can be different, at most.
-
-    Returns:
-        (places (tau, b), int32; the function of places that gives their features).
-    """
-    rows = min(samples.size, max_distinct)
-    at_once = min(_SAMPLES_AT_ONCE if is_cpu() else samples.shape[1], rows)
-    num_groups = -(-rows // at_once)
-    distinct, places = jnp.unique(samples, return_inverse=True, size=num_groups * at_once)
-    needed = places.max() // at_once  # groups behind this one hold no sample
-    one_group = jax.eval_shape(features_of, distinct[:at_once])
-
-    def group(numbered):
-        number, members = numbered
-        return jax.lax.cond(
-            number <= needed, features_of, lambda _: jnp.zeros(one_group.shape, one_group.dtype), members
-        )
-
-    groups = jax.lax.map(group, (jnp.arange(num_groups), distinct.reshape(num_groups, at_once)))
-    features = groups.reshape(-1, *one_group.shape[1:])
-    return places, lambda places: features[places]

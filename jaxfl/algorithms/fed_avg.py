@@ -43,11 +43,11 @@ import optax
 
 from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.algorithms.clients.private_updates import Participants, PrivateUpdates
-from jaxfl.algorithms.clients.server import by_client, check_num_active, draw_active, server_model, where_active
+from jaxfl.algorithms.clients.server import by_client, check_num_active, draw_active, over_slots, server_model
 from jaxfl.algorithms.clients.steps import StepDraws
 from jaxfl.channel import LinkDraws, Links
 from jaxfl.channel.links import Sent, changing
-from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, over_nodes, purpose_key
+from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.tree import along_nodes, number_type, size, weighted_sum
 from jaxfl.gradients.per_example import tree_norm
 
@@ -189,7 +189,7 @@ def fed_avg(
         def train(own):
             return clients.run(gradient_of, state.params, state.model_state, own, k)
 
-        params, model_state, measured = over_nodes(where_active(train), task.node_loop)(is_active, steps)
+        params, model_state, measured = over_slots(train, task.node_loop)(is_active, steps)
         changes, losses = None, measured.loss
         arrived, reached, sent = None, is_active, Sent(None, None)
         if links is not None:

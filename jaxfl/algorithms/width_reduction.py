@@ -90,6 +90,7 @@ class Info(NamedTuple):
     gradient_evaluations: Array  # (n,), int32
     forward_evaluations: Array  # (n,), int32, 0: no sample is run forward without a backward pass
     batch_overflow: Array | None  # (n,), int32, above 0 is an error; None where batches have a fixed size
+    class_overflow: Array | None  # (), int32, active clients without a slot of their class; above 0 is an error
 
 
 def width_reduction(
@@ -117,7 +118,7 @@ def width_reduction(
             noise.
         client_class: (n,), int, on the host: the class of each client.
         num_active: clients in a round, without replacement: an int, uniform over all of them, or one int a class
-            (stratified). Uniform sampling of several classes runs clients one after the other.
+            (stratified). Uniform sampling of several classes runs clients one after the other on a CPU.
         ordered_dropout: each step trains a width drawn among the client's own and all narrower ones, all equally
             likely. With `node_loop` "vmap" every step computes all of them. Batch statistics are those of the width.
         axis_groups: path of a parameter, or of a part of the model state -> axis -> number of equal runs of channels.
@@ -219,7 +220,7 @@ def width_reduction(
         def embedded(number, variables):
             return slices[0][number].put(jax.tree.map(jnp.zeros_like, whole), variables)
 
-        groups = classes.run(
+        ran = classes.run(
             [client_of(number) for number in range(len(tasks))],
             lambda number, result: (embedded(number, result[0]), result[1]),
             tasks[0].node_loop,
@@ -227,12 +228,11 @@ def width_reduction(
             (draws.widths, steps),
         )
         weights, numbers = clients.weigh(data, active).astype(number_type(state.params)), classes.of(active)
-        sums, losses = [], []
-        for group in groups:
-            variables, group_losses = group.results
-            total = weighted_sum(weights[group.rows], variables)
+        sums = []
+        for group in ran.groups:
+            total = weighted_sum(group.take(weights), group.results[0])
             sums.append(total if group.number is None else embedded(group.number, total))
-            losses.append(group_losses)
+        losses = ran.in_order([group.results[1] for group in ran.groups], len(active))
         class_weights = jax.ops.segment_sum(weights, numbers, len(tasks))
         held = [
             embedded(number, jax.tree.map(lambda leaf, weight=weight: jnp.full(leaf.shape, weight, leaf.dtype), shape))
@@ -242,7 +242,7 @@ def width_reduction(
         counts = steps.mask.sum(axis=(1, 2), dtype=jnp.int32)
         own_bits = by_client(active, n, jnp.asarray(bits)[numbers])
         info = Info(
-            loss=jnp.sum(weights * jnp.concatenate(losses)) / weights.sum(),
+            loss=jnp.sum(weights * losses) / weights.sum(),
             update_norm=tree_norm(jax.tree.map(jnp.subtract, new.params, state.params), 2),
             active=by_client(active, n, jnp.ones_like(counts)),
             bits_sent=own_bits,
@@ -250,6 +250,7 @@ def width_reduction(
             gradient_evaluations=by_client(active, n, counts),
             forward_evaluations=jnp.zeros(n, jnp.int32),
             batch_overflow=by_client(active, n, draws.steps.batch_overflow) if clients.may_overflow else None,
+            class_overflow=ran.overflow,
         )
         return State(params=new.params, model_state=new.model_state, round_index=state.round_index + 1), info
 

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from jaxfl.core.check import ArgumentError
+from jaxfl.core.devices import on_any_mesh
 from jaxfl.core.keys import Key
 from jaxfl.core.tree import number_type
 from jaxfl.core.types import Array, FederatedData, PyTree
@@ -63,7 +64,7 @@ def algorithm(init, draw, update, node_params) -> Algorithm:
     def round(key, state, data):
         return update(state, data, draw(key, state, data))
 
-    return Algorithm(init=init, draw=draw, update=update, round=round, node_params=node_params)
+    return Algorithm(*map(on_any_mesh, (init, draw, update, round, node_params)))
 
 
 def at_round(

@@ -9,12 +9,14 @@ Where the nodes lie changes how a round is computed, and never what it computes.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxfl.core.types import PyTree
+from jaxfl.core.types import FederatedData, PyTree
 
 NODES = "nodes"
 """The axis of a mesh over which nodes lie."""
@@ -39,12 +41,14 @@ def num_shares(num_nodes: int) -> int:
         ...     num_shares(8)
         1
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    if kinds.get(NODES) not in (AxisType.Auto, AxisType.Explicit):
-        return 1
-    size = mesh.shape[NODES]
+    size = axis_size()
     return size if num_nodes % size == 0 else 1
+
+
+def axis_size() -> int:
+    """Devices along the axis "nodes" of the context's mesh, whatever is shared out over them; 1 without one."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh.shape[NODES] if _kinds(mesh).get(NODES) in (AxisType.Auto, AxisType.Explicit) else 1
 
 
 def node_axis(num_nodes: int) -> str | None:
@@ -73,9 +77,109 @@ def on_each_device(body: Callable[..., PyTree], results: PartitionSpec, *args: t
     """
     mesh = jax.sharding.get_abstract_mesh()
     values, specs = zip(*args, strict=True)
-    if dict(zip(mesh.axis_names, mesh.axis_types, strict=True))[NODES] == AxisType.Explicit:
+    if _kinds(mesh)[NODES] == AxisType.Explicit:
         values = tuple(
             jax.tree.map(lambda leaf, spec=spec: jax.reshard(leaf, spec), value)
             for value, spec in zip(values, specs, strict=True)
         )
     return jax.shard_map(body, in_specs=specs, out_specs=results, axis_names={NODES})(*values)
+
+
+def on_shares(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` computed by each device on its own nodes, where nodes lie over devices; else `fn` itself.
+
+    For indexing above all: with the nodes among the indices XLA does not know that they stay on their devices, and
+    sends what is read to all.
+
+    Args:
+        fn: of arrays with the node axis first, and to such. What it gives for a node depends on that node alone.
+
+    Guarantees:
+        - equals the function.
+    """
+
+    nodes = PartitionSpec(NODES)
+
+    def shared_out(*args):
+        if num_shares(jax.tree.leaves(args)[0].shape[0]) == 1:
+            return fn(*args)
+        return on_each_device(fn, nodes, *((arg, nodes) for arg in args))
+
+    return shared_out
+
+
+def on_any_mesh(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` on meshes with Explicit axes, too, and in a `shard_map` whose checks tell what varies between devices.
+
+    With Explicit axes it is traced as on an Auto mesh, and its results lie by node: types with shardings leave many
+    operations open (indexing by a sharded array), which the compiler settles well. In a shard_map its results vary
+    wherever an argument does, so that a loop over rounds may carry them.
+
+    Args:
+        fn: (*arguments) -> pytree of arrays, as an `Algorithm` has them. Where one argument is `FederatedData`, results
+            with its number of nodes in front lie by node; else all with an axis do.
+
+    Guarantees:
+        - equals the function.
+    """
+
+    @functools.wraps(fn)
+    def traced(*args):
+        mesh = _mesh_of(args)
+        explicit = tuple(name for name, kind in _kinds(mesh).items() if kind == AxisType.Explicit)
+        if not explicit:
+            return varying_like(fn(*args), *args)
+        num_nodes = next((part.num_nodes for part in args if isinstance(part, FederatedData)), None)
+
+        def spec(leaf):
+            by_node = leaf.ndim and num_nodes in (None, leaf.shape[0]) and num_shares(leaf.shape[0]) > 1
+            return PartitionSpec(NODES) if by_node else PartitionSpec()
+
+        with jax.sharding.use_abstract_mesh(mesh):
+            auto = functools.partial(jax.sharding.auto_axes, fn, axes=explicit)
+            specs = jax.tree.map(spec, jax.eval_shape(auto(out_sharding=PartitionSpec()), *args))
+            return varying_like(auto(out_sharding=specs)(*args), *args)
+
+    return traced
+
+
+def varying_like(values: PyTree, *others: PyTree) -> PyTree:
+    """`values`, of a type that a loop may begin with which computes new ones from `others`.
+
+    Inside a `shard_map` of the caller zeros are known to be the same on all devices, and what a loop makes of arguments
+    is not. With checks of varying axes it must begin with what it goes on with.
+
+    Args:
+        values: arrays.
+        others: pytrees of arrays.
+
+    Returns:
+        The same values; outside a shard_map the same objects.
+    """
+    axes = frozenset().union(*(_varying(leaf) for leaf in jax.tree.leaves(others)))
+
+    def cast(leaf):
+        missing = axes - _varying(leaf)
+        return jax.lax.pcast(leaf, tuple(sorted(missing)), to="varying") if missing else leaf
+
+    return jax.tree.map(cast, values) if axes else values
+
+
+def _varying(leaf: Any) -> frozenset[str]:
+    """The axes of an enclosing shard_map over which an array varies."""
+    typed = jax.typeof(leaf)
+    named = getattr(typed, "manual_axis_type", None)  # jax from 0.10
+    return frozenset(named.varying if named is not None else getattr(typed, "vma", ()))
+
+
+def _kinds(mesh: AbstractMesh) -> dict[str, AxisType]:
+    return dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+
+
+def _mesh_of(args: Any) -> AbstractMesh:
+    """The mesh of the context; without one that of an argument whose type tells it."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.empty:
+        return mesh
+    typed = (getattr(jax.typeof(leaf), "sharding", None) for leaf in jax.tree.leaves(args))
+    return next((own.mesh for own in typed if own is not None and not own.mesh.empty), mesh)

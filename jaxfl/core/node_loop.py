@@ -11,6 +11,10 @@ devices on two cores, rounds of federated averaging took 0.63 of the time (convo
 Every device holds the whole state and data, and computes what is not done node by node. (Data that were placed on
 devices by hand cannot be used in such a round: leave them where `jaxfl.federate` puts them. A state that is donated
 should lie where `replicated` says.)
+
+Where the mesh of the context has an axis "nodes" (`jaxfl.core.devices`), every strategy divides the nodes over that,
+and results stay on the devices that computed them. On any other mesh, and inside a `shard_map` of the caller, the
+devices are the caller's: nothing is divided. Which of these holds is found out when a function is traced.
 """
 
 from __future__ import annotations
@@ -21,14 +25,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxfl.core.check import ArgumentError
+from jaxfl.core.devices import NODES, axis_size, on_any_mesh
 from jaxfl.core.platform import is_cpu
 from jaxfl.core.types import PyTree
 
 _DEVICES = "devices:"
-_NODES = "nodes"  # the mesh's one axis
 
 
 def automatic(fills_caches: bool) -> str:
@@ -62,11 +66,10 @@ def over_nodes(fn: Callable[..., Any], node_loop: str = "vmap") -> Callable[...,
         - nodes that devices cannot share evenly are no less right.
     """
     size = _nodes_at_once(node_loop)
-    if node_loop.startswith(_DEVICES):
-        return _over_devices(over_nodes(fn, node_loop.removeprefix(_DEVICES)))
     if size is None:
-        return jax.vmap(fn)
-    return lambda *args: jax.lax.map(lambda one: fn(*one), args, batch_size=None if size == 1 else size)
+        return _divided(jax.vmap(fn), node_loop)
+    batch_size = None if size == 1 else size
+    return _divided(lambda *args: jax.lax.map(lambda one: fn(*one), args, batch_size=batch_size), node_loop)
 
 
 def update_over_nodes(fn: Callable[..., PyTree], node_loop: str = "vmap") -> Callable[..., PyTree]:
@@ -96,10 +99,8 @@ def update_over_nodes(fn: Callable[..., PyTree], node_loop: str = "vmap") -> Cal
         [1.0, 2.0, 3.0]
     """
     size = _nodes_at_once(node_loop)
-    if node_loop.startswith(_DEVICES):
-        return _over_devices(update_over_nodes(fn, node_loop.removeprefix(_DEVICES)))
     if size is None:
-        return jax.vmap(fn)
+        return _divided(jax.vmap(fn), node_loop)
 
     def update(values: PyTree, *args: PyTree) -> PyTree:
         num_nodes = jax.tree.leaves(values)[0].shape[0]
@@ -121,7 +122,7 @@ def update_over_nodes(fn: Callable[..., PyTree], node_loop: str = "vmap") -> Cal
             values = jax.lax.fori_loop(0, whole, lambda index, held: group(index * size, size, held), values)
         return group(num_nodes - rest, rest, values) if rest else values
 
-    return update
+    return _divided(update, node_loop)
 
 
 def replicated(node_loop: str) -> NamedSharding | None:
@@ -136,24 +137,61 @@ def replicated(node_loop: str) -> NamedSharding | None:
 
 
 def _mesh() -> Mesh:
-    return Mesh(np.array(jax.devices()), (_NODES,))
+    return Mesh(np.array(jax.devices()), (NODES,))
 
 
-def _over_devices(run: Callable[..., Any]) -> Callable[..., Any]:
-    """A function over nodes, run with a share of the nodes on every device."""
+def _divided(run: Callable[..., Any], node_loop: str) -> Callable[..., Any]:
+    """A function over nodes, run with a share of the nodes on each device that the context or the strategy names."""
 
-    def spread(*args: PyTree) -> PyTree:
-        num_nodes, num_devices = jax.tree.leaves(args)[0].shape[0], jax.device_count()
-        if num_devices == 1:
-            return run(*args)
+    def divided(*args: PyTree) -> PyTree:
+        num_devices = axis_size()
+        if num_devices > 1:
+            return _in_shares(_by_compiler(run) if _nodes_at_once(node_loop) is None else _over_axis(run), num_devices)(
+                *args
+            )
+        if node_loop.startswith(_DEVICES) and jax.device_count() > 1 and _devices_are_free(args):
+            nodes, all_devices = PartitionSpec(NODES), _mesh()
+            spread = jax.shard_map(run, mesh=all_devices, in_specs=nodes, out_specs=nodes, check_vma=False)
+            return _in_shares(spread, jax.device_count())(*args)
+        return run(*args)
+
+    return on_any_mesh(divided)
+
+
+def _devices_are_free(args: PyTree) -> bool:
+    """Whether no mesh of the caller holds the devices: the context has none, and types of arguments none but ours."""
+    typed = [typed.sharding.mesh for typed in map(jax.typeof, jax.tree.leaves(args))]
+    ours = [mesh.empty or (mesh.axis_names, mesh.axis_types) == ((NODES,), (AxisType.Auto,)) for mesh in typed]
+    return jax.sharding.get_abstract_mesh().empty and all(ours)
+
+
+def _over_axis(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run` on each device's share, one loop a device: of a loop over all nodes each would take part in every step."""
+    nodes = PartitionSpec(NODES)
+    return jax.shard_map(run, in_specs=nodes, out_specs=nodes, axis_names={NODES}, check_vma=False)
+
+
+def _by_compiler(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run` of all nodes at once, divided by the compiler: arrays that `run` closes over stay in their shares, too."""
+
+    def placed(tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, PartitionSpec(NODES)), tree)
+
+    return lambda *args: placed(run(*placed(args)))
+
+
+def _in_shares(spread: Callable[..., Any], num_devices: int) -> Callable[..., Any]:
+    """`spread`, of nodes that the devices can share evenly, for any number of nodes."""
+
+    def run(*args: PyTree) -> PyTree:
+        num_nodes = jax.tree.leaves(args)[0].shape[0]
         missing = -num_nodes % num_devices
         if missing:  # the first node again, whose results are thrown away
             args = jax.tree.map(lambda leaf: jnp.concatenate([leaf, *[leaf[:1]] * missing]), args)
-        nodes = PartitionSpec(_NODES)
-        results = jax.shard_map(run, mesh=_mesh(), in_specs=nodes, out_specs=nodes, check_vma=False)(*args)
+        results = spread(*args)
         return jax.tree.map(lambda leaf: leaf[:num_nodes], results) if missing else results
 
-    return spread
+    return run
 
 
 def _nodes_at_once(node_loop: str) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -125,6 +126,16 @@ class Task(NamedTuple):
     part: Callable[[tuple[str, ...]], Part] | None = None
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class PoolParts:
+    """That a pool is cut by owner: static, and no array."""
+
+    count: int
+    """The pool lies in so many equal parts, and the nodes in as many equal groups, both in order. Each node's samples
+    lie in the part of its group."""
+
+
 class FederatedData(NamedTuple):
     """One pool of samples and which of them each node holds.
 
@@ -134,8 +145,9 @@ class FederatedData(NamedTuple):
 
     inputs: Array  # (N, *sample), uint8 images or float32
     labels: Array  # (N, ...), int32 classes or float32 targets
-    indices: Array  # (n, J_max), int32, in [0, N); padding is 0
+    indices: Array  # (n, J_max), int32, in [0, N); padding is 0, or the first row of the node's part
     sizes: Array  # (n,), int32, samples of each node, at least 1
+    parts: PoolParts | None = None  # None: any node's samples may lie anywhere in the pool
 
     @property
     def num_nodes(self) -> int:

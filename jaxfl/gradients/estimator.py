@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from jaxfl.core import Array, FederatedData, PyTree, Task, over_nodes
@@ -43,9 +44,24 @@ class GradientEstimator(NamedTuple):
 
 
 def gather(data: FederatedData, positions: Array) -> tuple[Array, Array]:
-    """The samples at each node's positions (n, c): inputs (n, c, *sample) and labels (n, c, ...)."""
-    pool = jnp.take_along_axis(data.indices, positions, axis=1)
-    return data.inputs[pool], data.labels[pool]
+    """The samples at each node's positions (n, c): inputs (n, c, *sample) and labels (n, c, ...).
+
+    Guarantees:
+        - a pool that is cut by owner gives the same samples, and sends none between devices.
+    """
+    rows = jnp.take_along_axis(data.indices, positions, axis=1)
+    if data.parts is None:
+        return data.inputs[rows], data.labels[rows]
+    count = data.parts.count
+    length = len(data.inputs) // count
+    firsts = jnp.arange(0, count * length, length, dtype=rows.dtype)
+    own = rows.reshape(count, -1) - firsts[:, None]
+
+    def taken(pool):
+        parts = pool.reshape(count, length, *pool.shape[1:])
+        return jax.vmap(lambda part, rows: part[rows])(parts, own).reshape(*rows.shape, *pool.shape[1:])
+
+    return taken(data.inputs), taken(data.labels)
 
 
 def mini_batch(

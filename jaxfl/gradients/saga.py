@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.core import ArgumentError, Array, FederatedData, Key, PyTree, Task, check, over_nodes
+from jaxfl.core.devices import on_shares, varying_like
 from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import number_type
 from jaxfl.gradients import memory, per_example
@@ -258,14 +259,22 @@ def _decode(rows: Array, storage: str) -> Array:
 
 def _write(table: Array, batch: Batch, rows: Array) -> Array:
     """The table with the rows of the batch's valid slots replaced; repeated entries carry the same row."""
-    nodes = jnp.arange(table.shape[0], dtype=jnp.int32)[:, None]
-    return table.at[nodes, jnp.where(batch.mask, batch.indices, table.shape[1])].set(rows, mode="drop")
+
+    def write(table, positions, rows):
+        nodes = jnp.arange(table.shape[0], dtype=jnp.int32)[:, None]
+        return table.at[nodes, positions].set(rows, mode="drop")
+
+    return on_shares(write)(table, jnp.where(batch.mask, batch.indices, table.shape[1]), rows)
 
 
 def _read(table: Array, batch: Batch) -> Array:
     """The rows of the batch's slots, (n, c, F)."""
-    nodes = jnp.arange(table.shape[0], dtype=jnp.int32)[:, None]
-    return table.at[nodes, batch.indices].get(mode="promise_in_bounds")
+
+    def read(table, positions):
+        nodes = jnp.arange(table.shape[0], dtype=jnp.int32)[:, None]
+        return table.at[nodes, positions].get(mode="promise_in_bounds")
+
+    return on_shares(read)(table, batch.indices)
 
 
 def _chunks(data: FederatedData, entry_size: int, row_size: int) -> tuple[int, int, int]:
@@ -307,7 +316,7 @@ def _build(
 
     dtype = jnp.uint16 if storage == "bfloat16" else np.dtype(storage)
     empty = jnp.zeros((data.num_nodes, entries, store.row_size), dtype)
-    table = jax.lax.fori_loop(0, num_chunks, fill, empty)
+    table = jax.lax.fori_loop(0, num_chunks, fill, varying_like(empty, params, data))
     first = draw_batch(sampler, key, jnp.int32(0), counts)
     return SagaState(
         table=table,
@@ -334,7 +343,8 @@ def _exact_mean(
         part = jax.lax.dynamic_slice_in_dim(table, start, size, axis=1)
         return jax.tree.map(jnp.add, total, over_nodes(one_node, task.node_loop)(params, inputs, labels, part, weights))
 
-    return jax.lax.fori_loop(0, num_chunks, add, jax.tree.map(jnp.zeros_like, params))
+    nothing = varying_like(jax.tree.map(jnp.zeros_like, params), params, table, data)
+    return jax.lax.fori_loop(0, num_chunks, add, nothing)
 
 
 def _preflight(

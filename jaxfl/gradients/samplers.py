@@ -17,6 +17,10 @@ import scipy.stats
 
 from jaxfl.core import ArgumentError, Array, Key, Purpose, check, node_keys, one_kernel, purpose_key
 
+# Comparing all pairs of b steps against sorting them, two CPU cores: 125 us against 244 for 64 nodes at b = 32, 3.1 ms
+# against 1.0 for 10 nodes at b = 500, 150 against 5 at b = 2,000.
+_PAIRS_COMPARED = 256
+
 
 class Batch(NamedTuple):
     """The entries that each node uses in one round; c is the sampler's capacity."""
@@ -65,7 +69,7 @@ def uniform(batch_size: int = 1) -> Sampler:
 def fixed(batch_size: int) -> Sampler:
     """b different entries, every subset of that size equally likely (sampling without replacement).
 
-    The first b steps of a Fisher-Yates shuffle whose array is never built: O(b^2) work whatever J is.
+    The first b steps of a Fisher-Yates shuffle whose array is never built, all at once: the cost does not grow with J.
 
     Args:
         batch_size: b, at least 1 and at most the smallest node's number of entries.
@@ -73,32 +77,45 @@ def fixed(batch_size: int) -> Sampler:
     Guarantees:
         - no entry occurs twice in a batch.
         - every entry has probability b/J.
+        - the entries are those of the shuffle's first b steps.
     """
     check.at_least(1, batch_size=batch_size)
 
     def draw_node(key, count):
         step = jnp.arange(batch_size, dtype=jnp.int32)
         swap_with = jax.random.randint(one_kernel(key), (batch_size,), step, count, jnp.int32)
-
-        def swap(index, carry):
-            t = index.astype(jnp.int32)
-            written_at, written, chosen = carry  # the array is i -> i but for written[s] at written_at[s]
-
-            def value_at(position):
-                latest = jnp.max(jnp.where(written_at == position, step, -1))
-                return jnp.where(latest >= 0, written[latest], position)
-
-            return (
-                written_at.at[t].set(swap_with[t]),
-                written.at[t].set(value_at(t)),
-                chosen.at[t].set(value_at(swap_with[t])),
-            )
-
-        nothing = jnp.full(batch_size, -1, jnp.int32)
-        chosen = jax.lax.fori_loop(0, batch_size, swap, (nothing, nothing, nothing))[2]
-        return chosen, jnp.ones(batch_size, bool), jnp.int32(0)
+        return _shuffled(swap_with), jnp.ones(batch_size, bool), jnp.int32(0)
 
     return Sampler("fixed", batch_size, batch_size, False, draw_node)
+
+
+def _shuffled(swap_with: Array) -> Array:
+    """The first b entries of 0, 1, 2, ... after step t = 0, ..., b - 1 swapped t with `swap_with[t]` >= t, (b,) int32.
+
+    Step t chooses what lies at s[t] and puts there what lay at t. What lies at a position was put there by the latest
+    step that swapped with it, or else is the position's own number; so chains of steps lead to numbers. Pointers that
+    jump twice as far each time follow all chains at once. A loop of b steps is b times as many launches on a GPU.
+    """
+    num_steps = len(swap_with)
+    step = jnp.arange(num_steps, dtype=jnp.int32)
+    if num_steps <= _PAIRS_COMPARED:
+        earlier = step[None, :] < step[:, None]
+
+        def latest_before(position):
+            return jnp.max(jnp.where((swap_with[None, :] == position[:, None]) & earlier, step[None, :], -1), axis=1)
+
+        put_at_target, put_at_own = latest_before(swap_with), latest_before(step)
+    else:
+        target, order = jax.lax.sort((swap_with, step), num_keys=1, is_stable=True)
+        previous = jnp.where(target[1:] == target[:-1], order[:-1], -1)
+        none = jnp.full(num_steps, -1, jnp.int32)
+        put_at_target = none.at[order[1:]].set(previous, mode="promise_in_bounds", unique_indices=True)
+        # No later step reads what lies where a step swapped with itself.
+        put_at_own = none.at[swap_with].max(step, mode="drop")
+    origin = jnp.where(put_at_own >= 0, put_at_own, step)
+    for _ in range((num_steps - 1).bit_length()):
+        origin = origin.at[origin].get(mode="promise_in_bounds")
+    return jnp.where(put_at_target >= 0, origin.at[put_at_target].get(mode="clip"), swap_with)
 
 
 def poisson(batch_size: int, *, num_draws: int = 10**7) -> Sampler:

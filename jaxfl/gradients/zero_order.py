@@ -48,6 +48,8 @@ from jaxfl.core import (
     purpose_key,
 )
 from jaxfl.core.algorithm import at_round
+from jaxfl.core.devices import varying_like
+from jaxfl.core.platform import is_cpu
 from jaxfl.core.tasks import check_sample_losses, sample_losses
 from jaxfl.core.threefry import fold_in
 from jaxfl.core.tree import norm, size
@@ -138,7 +140,7 @@ def along(directions: Directions, coefficients: Array, params: PyTree) -> PyTree
     def add(index, total):
         return [one + other for one, other in zip(total, of_direction(index), strict=True)]
 
-    nothing = [jnp.zeros_like(leaf) for leaf in leaves]
+    nothing = varying_like([jnp.zeros_like(leaf) for leaf in leaves], directions, coefficients)
     return structure.unflatten(jax.lax.fori_loop(0, len(coefficients), add, nothing))
 
 
@@ -178,7 +180,10 @@ def losses_along(
         # One pass in a loop, its direction counted by the loop: written twice, or with a direction that the compiler
         # knows, it would hold both moved copies, or the direction that they share. And what a branch gives is stored:
         # else each activation would have its bias moved anew, which took as long as the passes themselves.
-        found = jax.lax.cond(number & 1 == 0, lambda r: moved(1.0, r), lambda r: moved(-1.0, r), number >> 1)
+        if is_cpu():
+            found = jax.lax.cond(number & 1 == 0, lambda r: moved(1.0, r), lambda r: moved(-1.0, r), number >> 1)
+        else:  # an accelerator's host would wait for which branch to take
+            found = jax.lax.optimization_barrier(moved(jnp.where(number & 1 == 0, 1.0, -1.0), number >> 1))
         return carry, losses(structure.unflatten(found))
 
     _, all_losses = jax.lax.scan(one_pass, None, jnp.arange(2 * num_directions, dtype=jnp.int32))

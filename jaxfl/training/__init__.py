@@ -9,6 +9,7 @@ from jaxfl.training.records import RunDirectory, open_run, read_run
 from jaxfl.training.restore import restore_state
 from jaxfl.training.results import read_results
 from jaxfl.training.secret_key import secret_key
+from jaxfl.training.sharding import Placement
 from jaxfl.training.signals import Stop, Stopped, stop_at_sigterm
 from jaxfl.training.summary import summary_table
 from jaxfl.training.variant import Measure, Variant
@@ -18,6 +19,7 @@ __all__ = [
     "EvaluationSet",
     "FatalCount",
     "Measure",
+    "Placement",
     "RunDirectory",
     "Stop",
     "Stopped",

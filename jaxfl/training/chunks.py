@@ -24,7 +24,7 @@ from jaxfl.channel import RoundCosts
 from jaxfl.channel.ledger import COUNTED
 from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, Key, PyTree
 
-FATAL_COUNTS = ("batch_overflow", "prefetch_misses")
+FATAL_COUNTS = ("batch_overflow", "class_overflow", "prefetch_misses")
 """Counts that must stay 0: above it, the rounds did not do what the algorithm (and its privacy bound) assumes."""
 
 COSTS = (*COUNTED, "local_iterations", "estimate_releases", *RoundCosts._fields)

@@ -13,9 +13,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxfl.core import Array, FederatedData, PyTree, RunKey, run_key
 from jaxfl.core.threefry import fold_in
+from jaxfl.training.sharding import POINTS, place_data
 from jaxfl.training.variant import Variant
-
-LANES = "lanes"  # the mesh's one axis
 
 
 class Point(NamedTuple):
@@ -70,6 +69,7 @@ class Strategy(NamedTuple):
     num_slots: int  # lanes with padding; 1 for a lane without an axis
     at_once: int  # lanes computed together on a device
     num_devices: int = 1  # that share the lanes
+    num_node_shares: int = 1  # devices that share the nodes of every lane
 
     @property
     def text(self) -> str:
@@ -77,12 +77,14 @@ class Strategy(NamedTuple):
         how = "one after the other" if self.at_once == 1 else f"in groups of {self.at_once}"
         if self.at_once > 1 and self.num_slots == self.num_devices * self.at_once:
             how = "side by side"
+        if self.num_node_shares > 1:
+            how += f", their nodes over {self.num_node_shares} devices"
         return how + (f" on each of {self.num_devices} devices" if self.num_devices > 1 else "")
 
     @property
     def mesh(self) -> Mesh:
         """The devices that share the lanes."""
-        return Mesh(np.array(jax.local_devices()[: self.num_devices]), (LANES,))
+        return Mesh(np.array(jax.local_devices()[: self.num_devices]), (POINTS,))
 
     def sharding(self, *axes: str) -> NamedSharding:
         """Over these axes of the mesh; whole on every device without one."""
@@ -90,21 +92,27 @@ class Strategy(NamedTuple):
 
 
 class Uploads:
-    """Training data on the device, those of the latest source alone; what its seeds have in common is there once."""
+    """Training data on the devices, those of the latest source alone; what its seeds have in common is there once."""
 
     def __init__(self) -> None:
         self._source: Any = None
+        self._shares = 1
         self._held: dict[int, FederatedData] = {}
 
     def of(self, point: Point) -> FederatedData:
         """The data of a variant and seed."""
-        if self._source is not point.variant.data:
+        shares = point.variant.num_node_shares
+        if self._source is not point.variant.data or self._shares != shares:
             self._held = {}  # frees the device's memory first
-            self._source = point.variant.data
+            self._source, self._shares = point.variant.data, shares
         if point.seed not in self._held:
-            data = jax.device_put(self._source(point.seed))
+            data = self._source(point.seed)
+            if point.variant.placement is not None:
+                point.variant.placement.check(data.num_nodes)
+            data = place_data(data, shares)
             for other in list(self._held.values())[:1]:
-                data = FederatedData(*map(_first_if_equal, other, data))
+                pairs = zip(jax.tree.leaves(other), jax.tree.leaves(data), strict=True)
+                data = jax.tree.unflatten(jax.tree.structure(data), [_first_if_equal(*pair) for pair in pairs])
             self._held[point.seed] = data
         return self._held[point.seed]
 

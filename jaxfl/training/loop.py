@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxfl.channel import Ledger
@@ -196,7 +197,7 @@ def _prepare(points: Sequence[Point], run: RunDirectory, progress: ProgressRepor
     uploads = Uploads()
     groups: dict[Any, list[Point]] = {}
     for point in points:
-        shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in uploads.of(point))
+        shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(uploads.of(point)))
         groups.setdefault((_identity(point.variant), shapes), []).append(point)
     programs = [Program(group, uploads) for group in groups.values()]
     for program in programs:
@@ -242,7 +243,7 @@ def _parts(program: Program, recorded: Sequence[Mapping[str, Any]]) -> list[list
 def _identity(variant: Variant) -> Any:
     """What variants of one program have in common."""
     objects = (variant.algorithm, variant.data, variant.task, variant.test)
-    rounds = (variant.num_rounds, variant.evaluate_every, variant.chunk_rounds)
+    rounds = (variant.num_rounds, variant.evaluate_every, variant.chunk_rounds, variant.placement)
     return tuple(map(id, objects)), rounds, tuple(variant.measures.items()), tuple(sorted(variant.numbers))
 
 

@@ -4,7 +4,7 @@ A lane is one variant with one seed. The state of all lanes is stacked on a lead
 so that a branch on it stays a branch. Inside the one executable the lanes are computed side by side (`vmap`), in
 groups, or one after the other. The loop over groups lies outside the loop over rounds: a group's tables are taken out
 and put back once a call, never once a round. A single lane runs unbatched. Where a CPU has several devices, each takes
-a share of the lanes.
+a share of the lanes. Where the variants say so, devices share the lanes, or the nodes of every lane, on any platform.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.stages import Compiled as Executable
 
 from jaxfl.core import Algorithm, Array, FederatedData, PyTree, RunKey
 from jaxfl.core.node_loop import replicated
 from jaxfl.core.platform import is_cpu
 from jaxfl.training.chunks import check_start, first_state, info_fields, rounds_fn
-from jaxfl.training.lanes import LANES, Lane, Point, Strategy, Tables, Uploads, over_lanes, stack_seeds, update_lanes
+from jaxfl.training.lanes import Lane, Point, Strategy, Tables, Uploads, over_lanes, stack_seeds, update_lanes
 from jaxfl.training.measures import test_scores
 from jaxfl.training.preflight import PeakMemory, predicted_peak
+from jaxfl.training.sharding import POINTS, node_mesh, node_shardings, share_shapes, tracing_over
 from jaxfl.training.variant import Measure, Variant, check_counted
 
 
@@ -60,7 +61,8 @@ class Program:
         standard = test_scores(self.variant.task, self.variant.test)
         self.measures: Mapping[str, Measure] = {"test": standard, **self.variant.measures}
         self._uploads = uploads
-        self._replicated = replicated(self.variant.task.node_loop)
+        spread = replicated(self.variant.task.node_loop)
+        self._replicated = spread if self.variant.num_node_shares == 1 else None
         self._with_seeds: dict[str, list[bool]] = {}  # field of Tables -> which of its leaves carry a seed axis
 
     def check(self) -> None:
@@ -83,7 +85,13 @@ class Program:
 
     @property
     def max_devices(self) -> int:
-        """Devices that may share the lanes; 1 where each lane uses all of them by itself, and on accelerators."""
+        """Devices that may share the lanes.
+
+        Without a placement 1 where each lane uses all of them by itself, and on accelerators.
+        """
+        placement = self.variant.placement
+        if placement is not None:
+            return min(placement.num_devices if placement.shard == POINTS else 1, len(self.points))
         if len(self.points) == 1 or not is_cpu() or self.variant.task.node_loop.startswith("devices:"):
             return 1
         return min(jax.local_device_count(), len(self.points))
@@ -104,12 +112,26 @@ class Program:
         ]
         (data, self._with_seeds["data"]), (arrays, self._with_seeds["arrays"]) = stack_seeds(data), stack_seeds(arrays)
         tables = Tables(data, arrays)
+        if strategy.num_node_shares > 1:
+            return Tables(self._spread("data", data, strategy), self._spread("arrays", arrays, strategy))
         return tables if strategy.num_devices == 1 else jax.device_put(tables, strategy.sharding())
+
+    def _spread(self, field: str, tree: PyTree, strategy: Strategy) -> PyTree:
+        """Tables over the devices that share the nodes: what carries the nodes by them, a pool by its owners."""
+        mesh, nodes = node_mesh(strategy.num_node_shares), self._uploads.of(self.points[0]).num_nodes
+        pools = {id(tree.inputs), id(tree.labels)} if isinstance(tree, FederatedData) else set()
+
+        def put(leaf, stacked):
+            behind = nodes if id(leaf) not in pools else leaf.shape[int(stacked)]
+            return jax.device_put(leaf, node_shardings(mesh, leaf, behind, int(stacked)))
+
+        leaves, structure = jax.tree.flatten(tree)
+        return jax.tree.unflatten(structure, list(map(put, leaves, self._with_seeds[field])))
 
     def lanes(self, points: Sequence[Point], strategy: Strategy) -> Lane:
         """The lanes of one pass, padded by the first, or one lane without an axis."""
         if strategy.num_slots == 1:
-            return self._lane(points[0])
+            return self._everywhere(self._lane(points[0]), strategy)
         rows = {seed: row for row, seed in enumerate(dict.fromkeys(point.seed for point in self.points))}
         padded = [*points, *[points[0]] * (strategy.num_slots - len(points))]
         halves = zip(*(map(jax.random.key_data, point.key) for point in padded), strict=True)
@@ -119,7 +141,14 @@ class Program:
             row=jnp.asarray([rows[point.seed] for point in padded], jnp.int32),
             numbers={name: jnp.asarray(column, jnp.float32) for name, column in values.items()},
         )
-        return lanes if strategy.num_devices == 1 else jax.device_put(lanes, strategy.sharding(LANES))
+        lanes = self._everywhere(lanes, strategy)
+        return lanes if strategy.num_devices == 1 else jax.device_put(lanes, strategy.sharding(POINTS))
+
+    def _everywhere(self, lanes: Lane, strategy: Strategy) -> Lane:
+        """What lanes have for themselves, on each of the devices that share their nodes."""
+        if strategy.num_node_shares == 1:
+            return lanes
+        return jax.device_put(lanes, NamedSharding(node_mesh(strategy.num_node_shares), PartitionSpec()))
 
     def place(self, state: PyTree, strategy: Strategy) -> PyTree:
         """A restored state, on the device, where the compiled rounds want it, its lanes padded."""
@@ -171,15 +200,20 @@ class Program:
         # shapes: zeros_like of one that a loop over devices closes over would ask for its sharding there.
         taken, given = ((None, shardings), (shardings, None)) if shardings is not None else ((None, None), None)
         rounds = jax.jit(rounds, donate_argnums=1, in_shardings=(*taken, None, None), out_shardings=given)
-        lowered = [
-            rounds.lower(lanes, state, tables.data, np.int32(0)),
-            jax.jit(init, out_shardings=shardings).lower(lanes, tables.data),
-            jax.jit(evaluate, in_shardings=(*taken, None)).lower(lanes, state, tables.arrays),
-        ]
-        copies = strategy.num_devices
+        with tracing_over(strategy.num_node_shares):
+            lowered = [
+                rounds.lower(lanes, state, tables.data, np.int32(0)),
+                jax.jit(init, out_shardings=shardings).lower(lanes, tables.data),
+                jax.jit(evaluate, in_shardings=(*taken, None)).lower(lanes, state, tables.arrays),
+            ]
+        copies, divided = strategy.num_devices if is_cpu() else 1, strategy.num_devices > 1
         if self._replicated is not None and is_cpu():  # a CPU's devices share one memory
             copies = jax.device_count()
         inputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tables)
+        if strategy.num_node_shares > 1:
+            inputs = share_shapes(tables, jax.tree.map(lambda leaf: leaf.sharding, tables))
+            copies, divided = (strategy.num_node_shares, True) if is_cpu() else (1, False)
+        held = state if is_cpu() or shardings is None else share_shapes(state, shardings)  # by one device's memory
         fields = tuple(info_fields(lowered[0].out_info[1]))
         for variant in {point.name: point.variant for point in self.points}.values():
             check_counted(variant, fields, self._uploads.of(self.points[0]).num_nodes)
@@ -187,8 +221,7 @@ class Program:
         def finish() -> Compiled:
             with ThreadPoolExecutor(len(lowered)) as pool:  # LLVM does not hold the interpreter's lock
                 rounds, init, evaluate = pool.map(lambda program: program.compile(), lowered)
-            divided = strategy.num_devices > 1
-            peak = predicted_peak(inputs, state, init, [rounds, evaluate], num_copies=copies, divided=divided)
+            peak = predicted_peak(inputs, held, init, [rounds, evaluate], num_copies=copies, divided=divided)
             return Compiled(strategy, init, rounds, evaluate, fields, peak)
 
         return finish
@@ -235,7 +268,7 @@ class Program:
 
         if strategy.num_devices == 1:
             return init_all, rounds_all, evaluate_all
-        each, whole = PartitionSpec(LANES), PartitionSpec()
+        each, whole = PartitionSpec(POINTS), PartitionSpec()
         held = self.map_lanes(lambda leaf: each, jax.tree.map(lambda leaf: whole, self.structure))
         spread = partial(jax.shard_map, mesh=strategy.mesh, check_vma=False)
         return (
@@ -272,9 +305,15 @@ class Program:
 
     def _shardings(self, strategy: Strategy) -> PyTree | None:
         """Of a state, a tree; None where one device does all."""
+        if strategy.num_node_shares > 1:
+            mesh, nodes = node_mesh(strategy.num_node_shares), self._uploads.of(self.points[0]).num_nodes
+            num_lanes = strategy.num_slots if strategy.num_slots > 1 else None
+            lead = 0 if num_lanes is None else 1
+            # `round_index`, which lanes share, is a scalar and lies on every device with one axis in front or without.
+            return node_shardings(mesh, self.saved_structure(num_lanes), nodes, lead)
         if strategy.num_devices > 1:
             whole = jax.tree.map(lambda leaf: strategy.sharding(), self.structure)
-            return self.map_lanes(lambda leaf: strategy.sharding(LANES), whole)
+            return self.map_lanes(lambda leaf: strategy.sharding(POINTS), whole)
         return self._replicated and jax.tree.map(lambda leaf: self._replicated, self.structure)
 
 

@@ -33,7 +33,8 @@ def likely_best(program: Program, recorded: Mapping[str, Any] | None = None) -> 
         return _strategy(program, recorded["lanes_a_pass"], recorded["at_once"])
     share = 1 + CHECKPOINT_SHARE if is_cpu() else 1.0
     total = len(program.points)
-    fitting = int(memory.available_bytes() / max(1.0, share * num_bytes(program.structure)))
+    each = num_bytes(program.structure) / (1 if is_cpu() else program.variant.num_node_shares)  # on a device
+    fitting = int(memory.available_bytes() / max(1.0, share * each))
     passes = -(-total // min(total, max(1, fitting)))
     lanes = -(-total // passes)
     return _strategy(program, lanes, 1 if is_cpu() else lanes)
@@ -41,13 +42,14 @@ def likely_best(program: Program, recorded: Mapping[str, Any] | None = None) -> 
 
 def _strategy(program: Program, lanes: int, at_once: int) -> Strategy:
     """`lanes` in a pass, in balanced groups of at most `at_once`."""
+    shares = program.variant.num_node_shares
     if lanes == 1:
-        return Strategy(num_slots=1, at_once=1)
+        return Strategy(num_slots=1, at_once=1, num_node_shares=shares)
     devices = min(program.max_devices, lanes)
     each = -(-lanes // devices)  # lanes of a device
     groups = -(-each // min(at_once, each))
     at_once = -(-each // groups)
-    return Strategy(num_slots=devices * groups * at_once, at_once=at_once, num_devices=devices)
+    return Strategy(devices * groups * at_once, at_once, num_devices=devices, num_node_shares=shares)
 
 
 def fitted(program: Program, compiled: Compiled) -> Compiled:

@@ -15,6 +15,7 @@ from jaxfl.core.check import at_least, one_of, positive
 from jaxfl.training.chunks import COSTS, default_chunk_rounds
 from jaxfl.training.evaluate import EvaluationSet, Scores
 from jaxfl.training.records import slug
+from jaxfl.training.sharding import Placement
 
 
 class Measure(NamedTuple):
@@ -63,6 +64,8 @@ class Variant(NamedTuple):
         ledger: makes operations, simulated seconds and joules of what the rounds count, on the host; None leaves them
             out.
         chunk_rounds: most rounds in one compiled call. Default: all between two evaluations, at most 100.
+        placement: the devices that share the nodes, or the lanes. Default: on a CPU its devices share the lanes, or the
+            work of a task whose `node_loop` asks for that; else the first device does all.
     """
 
     algorithm: Callable[[Mapping[str, Array]], Algorithm]
@@ -83,11 +86,17 @@ class Variant(NamedTuple):
     budgets: Mapping[str, float] = {}
     ledger: Ledger | None = None
     chunk_rounds: int | None = None
+    placement: Placement | None = None
 
     @property
     def last_round(self) -> int:
         """Where a seed ends if nothing ends it earlier."""
         return self.num_rounds if self.max_rounds is None else min(self.num_rounds, self.max_rounds)
+
+    @property
+    def num_node_shares(self) -> int:
+        """Devices that share the nodes."""
+        return 1 if self.placement is None else self.placement.num_node_shares
 
     @property
     def rounds_per_call(self) -> int:

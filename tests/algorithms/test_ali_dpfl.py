@@ -17,6 +17,7 @@ import jaxfl
 from jaxfl.algorithms.ali_dpfl import iteration_gap, next_num_steps
 from jaxfl.algorithms.clients.bound_constants import Aggregation, Constants, ConstantsDraws
 from jaxfl.algorithms.clients.steps import NoiseKeys
+from jaxfl.core.platform import tracing_for
 
 KEY = jax.random.key(5)
 SIZES = (17, 9, 23, 12, 14)
@@ -54,17 +55,26 @@ _SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    "kind",
-    ["published", "private", *(pytest.param(f"{kind}, all samples", marks=_SLOW) for kind in ("published", "private"))],
+    ("kind", "platform"),
+    [
+        ("published", "cpu"),
+        ("private", "cpu"),
+        ("private", "gpu"),
+        *(pytest.param(f"{kind}, all samples", "cpu", marks=_SLOW) for kind in ("published", "private")),
+    ],
 )
-def test_follows_the_papers_lines(kind):
-    """Twenty rounds on the same draws, in which tau changes: parameters, tau, and the constants."""
+def test_follows_the_papers_lines(kind, platform):
+    """Twenty rounds on the same draws, in which tau changes: parameters, tau, and the constants.
+
+    In the forms for a CPU and for an accelerator, where these differ.
+    """
     size = None if "all" in kind else 5
     is_private = kind.startswith("private")
     constants = jaxfl.private_constants(size, **PRIVATE) if is_private else jaxfl.published_constants(size)
     kappa = {"published": 0.3, "private": 0.3}[kind.partition(",")[0]]
     algorithm, data = learner(constants, kappa=kappa), uneven_data(SIZES)
-    states, all_draws, infos = one_by_one(algorithm, KEY, data, 20)
+    with tracing_for(platform):
+        states, all_draws, infos = one_by_one(algorithm, KEY, data, 20)
     samples, mechanism = node_samples(data), jaxfl.gaussian(NOISE_STD)
     noise_of = jax.jit(lambda key, like: NoiseKeys(key).draw(mechanism, like))
     server = reference.Server(as_float64(algorithm.node_params(states[0]), 0), 1, 0, [], [])
@@ -209,17 +219,20 @@ def test_the_last_round_is_shortened():
     assert infos.local_iterations.tolist() == [1, 2, 4, 3, 0]
 
 
-def test_h_is_zero_at_0_and_1_and_equals_its_closed_form():
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_h_is_zero_at_0_and_1_and_equals_its_closed_form(platform):
+    def gaps_of(**numbers):
+        with tracing_for(platform):
+            return np.asarray(iteration_gap(60, **{name: jnp.float32(value) for name, value in numbers.items()}))
+
     for beta, spread, eta in [(0.5, 2.0, 0.5), (3.0, 0.1, 0.01), (1e-3, 5.0, 0.5), (40.0, 1.0, 0.5)]:
-        gaps = np.asarray(
-            iteration_gap(60, beta=jnp.float32(beta), spread=jnp.float32(spread), step_size=jnp.float32(eta))
-        )
+        gaps = gaps_of(beta=beta, spread=spread, step_size=eta)
         assert gaps[0] == gaps[1] == 0
         # Of S alone: the reference's sum of xi and noise.
         expected = [reference.h(x, spread, beta, eta, 1, 0.0) for x in range(61)]
         finite = np.array(expected) < 1e37
         np.testing.assert_allclose(gaps[finite], np.array(expected)[finite], rtol=1e-4, atol=1e-9)
-    zero = iteration_gap(60, beta=jnp.float32(0.0), spread=jnp.float32(1.0), step_size=jnp.float32(0.5))
+    zero = gaps_of(beta=0.0, spread=1.0, step_size=0.5)
     assert not np.any(zero), "the limit for beta -> 0"
 
 

@@ -17,6 +17,7 @@ from jaxfl import ArgumentError
 from jaxfl.algorithms.clients.steps import StepDraws
 from jaxfl.algorithms.width_reduction import Draws, State, width_reduction
 from jaxfl.core import Variables
+from jaxfl.core.platform import tracing_for
 from jaxfl.core.tasks import calibrated_state
 from jaxfl.core.tree import size
 from jaxfl.models import classification, layers, sequential
@@ -79,20 +80,24 @@ def chosen(active, *, widths=None, keys=False, seed=0):
 
 
 @pytest.mark.parametrize(
-    ("num_active", "ordered_dropout"),
+    ("num_active", "ordered_dropout", "platform"),
     [
-        pytest.param(3, False, id="uniform-heterofl"),
-        pytest.param(3, True, id="uniform-fjord"),
-        pytest.param(STRATIFIED, False, id="stratified-heterofl"),
-        pytest.param(STRATIFIED, True, id="stratified-fjord", marks=pytest.mark.slow),
+        pytest.param(3, False, "cpu", id="uniform-heterofl"),
+        pytest.param(3, False, "gpu", id="uniform-heterofl-gpu"),
+        pytest.param(3, True, "cpu", id="uniform-fjord"),
+        pytest.param(3, True, "gpu", id="uniform-fjord-gpu", marks=pytest.mark.slow),
+        pytest.param(STRATIFIED, False, "cpu", id="stratified-heterofl"),
+        pytest.param(STRATIFIED, True, "cpu", id="stratified-fjord", marks=pytest.mark.slow),
     ],
 )
-def test_follows_the_papers_lines(num_active, ordered_dropout):
+def test_follows_the_papers_lines(num_active, ordered_dropout, platform):
+    """In the forms for a CPU and for an accelerator, where these differ."""
     options = {"momentum": 0.9, "weight_decay": 0.05} if ordered_dropout else {"weighting": "uniform"}
     step_size = optax.exponential_decay(0.2, 5, 0.5)
     algorithm = learner(num_active=num_active, ordered_dropout=ordered_dropout, step_size=step_size, **options)
     data = uneven_data(SIZES)
-    first, state, draws, infos = run_keeping_draws(algorithm, data, ROUNDS)
+    with tracing_for(platform):
+        first, state, draws, infos = run_keeping_draws(algorithm, data, ROUNDS)
     draws = jax.tree.map(np.asarray, draws)
     samples = node_samples(data)
     rounds = []

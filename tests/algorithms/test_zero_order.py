@@ -17,6 +17,7 @@ from reference.zero_order import round_to_small_float
 import jaxfl
 from jaxfl import ArgumentError, gradients
 from jaxfl.channel import float_quantizer
+from jaxfl.core.platform import tracing_for
 from jaxfl.core.tree import num_bytes, size
 from jaxfl.gradients.zero_order import GivenDirections
 from jaxfl.models import classification, mlp
@@ -48,10 +49,14 @@ def as_reference(tree):
 
 
 @pytest.mark.parametrize(
-    ("direction", "num_directions", "sampler"),
-    [("rademacher", 1, gradients.fixed), ("gaussian", 3, gradients.poisson)],
+    ("direction", "num_directions", "sampler", "platform"),
+    [
+        ("rademacher", 1, gradients.fixed, "cpu"),
+        ("gaussian", 3, gradients.poisson, "cpu"),
+        ("gaussian", 3, gradients.poisson, "gpu"),
+    ],
 )
-def test_follows_the_papers_lines(direction, num_directions, sampler):
+def test_follows_the_papers_lines(direction, num_directions, sampler, platform):
     """Messages of a byte that may be lost, one of the server's, step sizes that decay; compiled once for all rounds."""
     step_size, smoothing = jaxfl.decaying_schedules(0.8, 0.7, step_exponent=0.3, smoothing_exponent=0.25)
     algorithm, data = (
@@ -66,7 +71,8 @@ def test_follows_the_papers_lines(direction, num_directions, sampler):
         ),
         uneven_data(),
     )
-    result = one_by_one(algorithm, KEY, data, ROUNDS)
+    with tracing_for(platform):
+        result = one_by_one(algorithm, KEY, data, ROUNDS)
     rounds, first = [], result.states[0].params
     for k, draws in enumerate(result.draws):
         used = zip(np.asarray(draws.batch.indices), np.asarray(draws.batch.mask), strict=True)

@@ -9,8 +9,10 @@ import pytest
 import scipy.stats
 
 from jaxfl import ArgumentError
+from jaxfl.core import node_keys
 from jaxfl.gradients.samplers import (
     Batch,
+    _shuffled,
     check_counts,
     draw_batch,
     first_occurrence,
@@ -68,6 +70,35 @@ def test_fixed_never_repeats_and_covers_every_subset():
 def test_fixed_at_the_full_size_is_a_permutation():
     batch = draw_batch(fixed(4), jax.random.key(0), jnp.int32(0), jnp.array([4], jnp.int32))
     assert sorted(batch.indices[0].tolist()) == [0, 1, 2, 3]
+
+
+def shuffled(swap_with, count):
+    """The first entries of an array that is shuffled step by step."""
+    array = np.arange(count)
+    for t, target in enumerate(swap_with):
+        array[[t, target]] = array[[target, t]]
+    return array[: len(swap_with)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 32, 256, 257, 700])  # from 257 on the steps are sorted
+def test_the_entries_are_those_of_the_shuffles_first_b_steps(size):
+    draw_node, batch_keys = jax.jit(jax.vmap(fixed(size).draw_node, (0, None))), node_keys(jax.random.key(7), 200)
+    step = jnp.arange(size, dtype=jnp.int32)
+    draw_swaps = jax.jit(
+        jax.vmap(lambda key, count: jax.random.randint(key, (size,), step, count, jnp.int32), (0, None))
+    )
+    for count in (size, size + 1, size + 5, 3 * size, 100_000):
+        drawn, _, _ = draw_node(batch_keys, jnp.int32(count))
+        swaps = np.asarray(draw_swaps(batch_keys, jnp.int32(count)))
+        np.testing.assert_array_equal(drawn, [shuffled(row, count) for row in swaps])
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 17, 33, 256, 257, 1025])
+def test_chains_of_swaps_are_followed_to_their_end(size):
+    step = np.arange(size)
+    for swaps in (step + 1, np.full(size, size), np.minimum(step + 1, size - 1)):
+        result = jax.jit(_shuffled)(jnp.asarray(swaps, jnp.int32))
+        np.testing.assert_array_equal(result, shuffled(swaps, size + 1))
 
 
 @pytest.mark.statistical

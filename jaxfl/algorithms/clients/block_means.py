@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 
+from jaxfl.algorithms.clients.client_classes import Group, Ran
 from jaxfl.algorithms.clients.private_updates import ClippedSum, PrivateUpdates
 from jaxfl.core import Array, PyTree
 from jaxfl.core.tree import along_nodes, weighted_sum
 
 
 def mean(
-    weights: Array, is_trained: Mapping[str, Array], old: PyTree, groups: Sequence[tuple[slice, PyTree]]
+    weights: Array, is_trained: Mapping[str, Array], old: PyTree, groups: Sequence[tuple[Group, PyTree]]
 ) -> PyTree:
     """For each layer the weighted mean over the clients that trained it, the old values where none did.
 
@@ -22,7 +23,7 @@ def mean(
         weights: (k,), float32 or float64, of the active clients.
         is_trained: block -> (k,), bool, whether the client trained it; a layer that is no block counts as trained.
         old: layer name -> leaves (*leaf).
-        groups: (rows, layer name -> leaves (rows, *leaf)); layers that a group did not train may be absent.
+        groups: (clients, layer name -> leaves (clients, *leaf)); layers that a group did not train may be absent.
 
     Returns:
         In the form of `old`.
@@ -32,9 +33,9 @@ def mean(
         own = weights * is_trained[name].astype(weights.dtype) if name in is_trained else weights
         total = own.sum()
         shares = own / jnp.where(total > 0, total, 1.0)
-        sums = [weighted_sum(shares[rows], values[name]) for rows, values in groups if name in values]
+        sums = [weighted_sum(group.take(shares), values[name]) for group, values in groups if name in values]
         if sums:
-            after = functools.reduce(functools.partial(jax.tree.map, jnp.add), sums)
+            after = _add_up(sums)
             new[name] = jax.tree.map(functools.partial(jnp.where, total > 0), after, before)
         else:
             new[name] = before
@@ -47,7 +48,8 @@ def noisy_mean(
     is_active: Array,
     is_trained: Mapping[str, Array],
     old: PyTree,
-    new: PyTree,
+    ran: Ran,
+    values: Sequence[PyTree],
     noise: PyTree,
 ) -> tuple[PyTree, ClippedSum]:
     """The old blocks, moved by the noisy sum of the clients' clipped changes over how many are expected to train each.
@@ -60,22 +62,43 @@ def noisy_mean(
         is_active: (c,), bool, False for an empty slot.
         is_trained: block -> (c,), bool, whether the client trains it.
         old: block -> leaves (*leaf).
-        new: block -> leaves (c, *leaf), after each client's steps; blocks that no client trains may be absent.
+        ran: the groups in which clients ran.
+        values: of each group block -> leaves (clients, *leaf), after each client's steps; blocks that none of them
+            trains may be absent.
         noise: block -> leaves (*leaf), on the sum.
 
     Returns:
         (in the form of `old`, the sum).
     """
 
-    def change(block, after, before):
-        return jnp.where(along_nodes(is_trained[block], after), after - before[None], 0.0)
+    def changes_of(group, new):
+        def change(own, after, before):
+            return jnp.where(along_nodes(own, after), after - before[None], 0.0)
 
-    names = [block for block in new if expected[block] > 0]
-    changes = {block: jax.tree.map(functools.partial(change, block), new[block], old[block]) for block in names}
-    total = updates.sum(changes, is_active)
+        return {
+            block: jax.tree.map(functools.partial(change, group.take(is_trained[block])), new[block], old[block])
+            for block in new
+            if expected[block] > 0
+        }
+
+    sums = [
+        updates.sum(changes_of(group, new), group.take(is_active))
+        for group, new in zip(ran.groups, values, strict=True)
+    ]
+    names = dict.fromkeys(block for own in sums for block in own.total)
+    total = ClippedSum(
+        total={block: _add_up([own.total[block] for own in sums if block in own.total]) for block in names},
+        clipped=ran.in_order([own.clipped for own in sums], len(is_active)),
+        discarded=ran.in_order([own.discarded for own in sums], len(is_active)),
+    )
     noisy = updates.noise.release(total.total, {block: noise[block] for block in names})
     moved = {
         block: jax.tree.map(lambda x, u, count=expected[block]: x + u / count, old[block], noisy[block])
         for block in names
     }
     return {**old, **moved}, total
+
+
+def _add_up(trees: Sequence[PyTree]) -> PyTree:
+    """Sum of trees of the same structure."""
+    return functools.reduce(functools.partial(jax.tree.map, jnp.add), trees)

@@ -35,6 +35,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.core import Array, FederatedData, Key, Purpose, PyTree, Task, check, node_keys, over_nodes, purpose_key
+from jaxfl.core.devices import varying_like
 from jaxfl.core.tree import norm, size, weighted_sum
 from jaxfl.gradients import fixed, per_example, poisson
 from jaxfl.gradients.per_example import tree_norm
@@ -225,7 +226,7 @@ def _gradient_sum(
         return jax.tree.map(jnp.add, total, result.gradient), jnp.where(own_mask, result.losses, 0.0)
 
     nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params)
-    gradient, losses = jax.lax.scan(group, nothing, (places, mask))
+    gradient, losses = jax.lax.scan(group, varying_like(nothing, params, places), (places, mask))
     return losses, gradient
 
 

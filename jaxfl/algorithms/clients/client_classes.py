@@ -1,11 +1,15 @@
 """Clients of several capacity classes: who takes part in a round, and how each class runs its own function.
 
 A class's function has static shapes of its own. Where the number of active clients of each class is fixed (stratified
-sampling) they are grouped by class, and each group is one `over_nodes` call. Where the active clients are drawn
-uniformly, the number of each class is random: then clients run one after the other (`lax.map`) and each takes the
-branch of its class (`lax.switch`), so that a weak client really costs less. Under `vmap` a switch would run every
-branch for every client, so uniform sampling of several classes maps whatever the task's `node_loop` says; and a `vmap`
-over the whole round, as over seeds, costs all branches.
+sampling) they are grouped by class, and each group is one `over_nodes` call.
+
+Where the active clients are drawn from all, the number of each class is random. On an accelerator they are grouped all
+the same: a class has slots for as many as ever come (`class_slots`), and what an empty slot computes is dropped. There
+clients that run one after the other would be tens of thousands of small kernels a round. On a CPU clients run one after
+the other (`lax.map`) and each takes the branch of its class (`lax.switch`), so that a weak client really costs less,
+and nobody computes for an empty slot. Under `vmap` a switch would run every branch for every client, so that there
+clients of several classes are mapped whatever the task's `node_loop` says; and a `vmap` over the whole round, as over
+seeds, costs all branches. The numbers are the same, to rounding.
 """
 
 from __future__ import annotations
@@ -18,21 +22,50 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.algorithms.clients import server
-from jaxfl.core import ArgumentError, Array, FederatedData, Key, Purpose, check, node_keys, over_nodes, purpose_key
+from jaxfl.algorithms.clients.class_slots import class_slots, place
+from jaxfl.core import ArgumentError, Array, FederatedData, Key, Purpose, check, node_keys, purpose_key
+from jaxfl.core.platform import is_cpu
 
 
 class Group(NamedTuple):
     """What some of the active clients computed.
 
     Attributes:
-        rows: which of the active clients, in the order of `Draws.active`.
+        rows: which of the active clients, in the order of `Draws.active`: a slice, or (c,), int32, their number k for
+            an empty slot, whose results are zeros.
         number: their class; None for clients of any class, in the common form.
         results: leaves (clients in the group, ...).
     """
 
-    rows: slice
+    rows: slice | Array
     number: int | None
     results: Any
+
+    def take(self, values: Array) -> Array:
+        """Of values (k,) of the active clients those of the group, 0 for an empty slot."""
+        if isinstance(self.rows, slice):
+            return values[self.rows]
+        return values.at[self.rows].get(mode="fill", fill_value=0)
+
+
+class Ran(NamedTuple):
+    """What all active clients computed.
+
+    Attributes:
+        groups: in which they ran.
+        overflow: (), int32, active clients for whom there was no slot, which is an error; None where all have one.
+    """
+
+    groups: list[Group]
+    overflow: Array | None
+
+    def in_order(self, values: Sequence[Array], num_active: int) -> Array:
+        """Numbers of the clients of each group (c,) in the order of `Draws.active`, (k,)."""
+        together = jnp.concatenate(values)
+        if all(isinstance(group.rows, slice) for group in self.groups):
+            return together
+        rows = jnp.concatenate([group.rows for group in self.groups])  # pyright: ignore[reportArgumentType]
+        return jnp.zeros(num_active, together.dtype).at[rows].set(together, mode="drop")
 
 
 class ClientClasses(NamedTuple):
@@ -87,7 +120,7 @@ class ClientClasses(NamedTuple):
         active: Array,
         arguments: tuple[Any, ...],
         is_active: Array | None = None,
-    ) -> list[Group]:
+    ) -> Ran:
         """Every active client's function of its class.
 
         Args:
@@ -101,22 +134,41 @@ class ClientClasses(NamedTuple):
 
         Returns:
             The results, in groups.
+
+        Guarantees:
+            - groups of slots and clients one after the other give the same.
+            - what an empty slot computes changes nothing.
         """
-        if not isinstance(self.num_active, int):
-            counts = dict(enumerate(self.num_active))
-        elif len(present := np.unique(self.of_client)) == 1:
-            counts = {int(present[0]): len(active)}
-        else:
-            return [Group(slice(None), None, self._one_by_one(clients, in_common_form, active, arguments, is_active))]
-        groups, start = [], 0
+        present, groups, start = np.unique(self.of_client), [], 0
+        if isinstance(self.num_active, int) and len(present) > 1:
+            if not is_cpu():
+                return self._in_slots(clients, node_loop, active, arguments, is_active)
+            one_by_one = self._one_by_one(clients, in_common_form, active, arguments, is_active)
+            return Ran(groups=[Group(slice(None), None, one_by_one)], overflow=None)
+        counts = (
+            {int(present[0]): len(active)} if isinstance(self.num_active, int) else dict(enumerate(self.num_active))
+        )
         for number, count in counts.items():
             if count > 0:
                 rows = slice(start, start + count)
                 own = jax.tree.map(lambda leaf, rows=rows: leaf[rows], (is_active, *arguments))
-                one_slot = server.where_active(clients[number])
-                groups.append(Group(rows, number, over_nodes(one_slot, node_loop)(*own)))
+                groups.append(Group(rows, number, server.over_slots(clients[number], node_loop)(*own)))
                 start += count
-        return groups
+        return Ran(groups=groups, overflow=None)
+
+    def _in_slots(self, clients, node_loop, active, arguments, is_active):
+        """Class after class, each with slots for as many as ever come."""
+        members, k = np.bincount(self.of_client, minlength=self.num_classes), len(active)
+        slots = class_slots(members, self.num_active, independent=is_active is not None)  # pyright: ignore
+        most = members if is_active is not None else np.minimum(members, k)
+        of_class = {number: int(count) for number, count in enumerate(slots) if count > 0}
+        placed = place(self.of(active), of_class, is_active, all_fit=bool(np.all(slots == most)))
+        groups = []
+        for number, rows in placed.rows.items():
+            # An empty slot computes with the last client's arguments.
+            own = jax.tree.map(lambda leaf, rows=rows: leaf[jnp.minimum(rows, k - 1)], arguments)
+            groups.append(Group(rows, number, server.over_slots(clients[number], node_loop)(rows < k, *own)))
+        return Ran(groups=groups, overflow=placed.overflow)
 
     def _one_by_one(self, clients, in_common_form, active, arguments, is_active):
         """One client after the other, each by the branch of its class; classes without clients have none."""
@@ -127,8 +179,8 @@ class ClientClasses(NamedTuple):
 
         branches = [branch(int(number)) for number in present]
         chosen = jnp.asarray(branch_of_client, jnp.int32)[active]
-        one_slot = server.where_active(lambda number, *own: jax.lax.switch(number, branches, *own))
-        return jax.lax.map(lambda one: one_slot(*one[0], *one[1]), ((is_active, chosen), arguments))
+        one_of_class = server.over_slots(lambda number, *own: jax.lax.switch(number, branches, *own), "map")
+        return one_of_class(is_active, chosen, *arguments)
 
 
 def client_classes(

@@ -44,6 +44,8 @@ from jaxfl.core import (
     node_keys,
     purpose_key,
 )
+from jaxfl.core.devices import varying_like
+from jaxfl.core.platform import is_cpu
 from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import number_type
 from jaxfl.gradients import Sampler, fixed, per_example
@@ -121,6 +123,8 @@ def local_steps(
             Default: all. A traced number is no reason to compile anew.
         differentiable: whether a number of steps is run under a mask, so that a round has a reverse derivative, whose
             memory is that of all `max_steps`. Otherwise it is a loop with that bound, and JAX refuses the derivative.
+            An accelerator's host then waits once a step for whether another follows. Under a mask it would not, but the
+            steps that are not taken would be computed, and ALI-DPFL takes few of them.
         weighting: "data", by the clients' numbers of samples, or "uniform".
 
     Raises:
@@ -187,8 +191,12 @@ def local_steps(
             return jnp.where(mask, indices, size), overflow
 
         keys = step_keys(Purpose.BATCH)
-        if count is None:
+        if count is None or not is_cpu():
             indices, overflow = jax.vmap(jax.vmap(batch, (0, None)))(keys, sizes)
+            if count is not None:  # a loop of a traced length would make the host wait in each of its turns
+                runs = jnp.arange(max_steps, dtype=jnp.int32) < count
+                indices = jnp.where(runs[None, :, None], indices, sizes[:, None, None])
+                overflow = jnp.where(runs[None], overflow, 0)
         else:
             k = len(active)
             empty = jnp.broadcast_to(sizes[:, None, None], (k, max_steps, chosen.capacity))
@@ -198,7 +206,7 @@ def local_steps(
                 return drawn[0].at[:, t].set(indices), drawn[1].at[:, t].set(overflow)
 
             zero = jnp.zeros((k, max_steps), jnp.int32)
-            indices, overflow = jax.lax.fori_loop(0, count, one_step, (empty, zero))
+            indices, overflow = jax.lax.fori_loop(0, count, one_step, varying_like((empty, zero), keys, sizes))
         return StepDraws(
             batch_indices=indices,
             batch_overflow=overflow.sum(axis=1, dtype=jnp.int32),
@@ -218,7 +226,9 @@ def local_steps(
             return by_backward(batch_loss(task, data, mean))
 
         # Poisson batches leave about half of their slots empty; one node after the other need not compute them.
-        skips = chosen.name == "poisson" and not differentiable and task.node_loop.removeprefix("devices:") == "map"
+        # An accelerator's host would wait for how many there are.
+        may_skip = chosen.name == "poisson" and not differentiable and is_cpu()
+        skips = may_skip and task.node_loop.removeprefix("devices:") == "map"
 
         def sums(params, step):
             weights = step.mask.astype(number_type(params)) / batch_size
@@ -258,7 +268,7 @@ def local_steps(
             (params, model_state, _), infos = jax.lax.scan(step, start, steps)
             return params, model_state, _summary(infos, jnp.mean)
         form = jax.eval_shape(step, start, jax.tree.map(lambda leaf: leaf[0], steps))[1]
-        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
+        nothing = varying_like(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form), start, steps)
         if differentiable:
 
             def masked(carry, numbered):

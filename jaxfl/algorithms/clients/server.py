@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxfl.core import ArgumentError, Array, Key, Purpose, PyTree, Task, Variables, purpose_key
+from jaxfl.core import ArgumentError, Array, Key, Purpose, PyTree, Task, Variables, over_nodes, purpose_key
 from jaxfl.core.tree import replicate
 
 
@@ -50,21 +50,38 @@ def by_client(active: Array, num_nodes: int, values: Array, is_active: Array | N
     return everybody.at[jnp.where(is_active, active, num_nodes)].set(values, mode="drop")
 
 
-def where_active(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """`fn` of one client's arguments as a function of (whether its slot holds a client (), *arguments).
+def over_slots(fn: Callable[..., PyTree], node_loop: str) -> Callable[..., PyTree]:
+    """`over_nodes` of a function of one client, for slots of which some hold none.
 
-    An empty slot gives zeros. Where slots run one after the other it costs nothing; under `vmap` it costs what a client
-    does. None in place of the first argument says that no slot is empty.
+    Args:
+        fn: of one client's arguments.
+        node_loop: of the slots, see `jaxfl.core.node_loop`. An empty slot costs nothing with "map", and else what a
+            client does.
+
+    Returns:
+        The function of (whether each slot holds a client (k,), *arguments); None in place of the first says that all
+        do. An empty slot gives zeros.
+
+    Guarantees:
+        - an empty slot gives zeros, whatever a client would give in its place.
+        - what all clients share is not copied for each of them.
+
+    Example:
+        >>> over_slots(lambda x: 1 / x, "vmap")(jnp.array([True, False]), jnp.array([2.0, 0.0])).tolist()
+        [0.5, 0.0]
     """
 
     def one_slot(is_active, *own):
         if is_active is None:
             return fn(*own)
+        # Under `vmap` a conditional becomes a choice all the same, and copies for each slot what its branches share.
+        if node_loop.rpartition(":")[2] != "map":
+            return jax.tree.map(lambda leaf: jnp.where(is_active, leaf, jnp.zeros_like(leaf)), fn(*own))
         form = jax.eval_shape(fn, *own)
         idle = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
         return jax.lax.cond(is_active, fn, lambda *_: idle, *own)
 
-    return one_slot
+    return over_nodes(one_slot, node_loop)
 
 
 def server_model(task: Task) -> Callable[[Any], PyTree]:

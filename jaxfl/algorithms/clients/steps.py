@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.core import Array, FederatedData, PyTree, Task
+from jaxfl.core.devices import varying_like
 from jaxfl.core.tasks import of_samples
 from jaxfl.core.tree import number_type
 from jaxfl.privacy.mechanisms import NoiseMechanism
@@ -161,8 +162,8 @@ def over_used_slots(sums: Callable[[Step], PyTree], step: Step) -> PyTree:
         return sums(Step(*part, dropout_key=step.dropout_key, noise=step.noise))
 
     nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(group, jnp.int32(0)))
-    needed = (last + at_once - 1) // at_once
-    return jax.lax.fori_loop(0, needed, lambda i, total: jax.tree.map(jnp.add, total, group(i)), nothing)
+    needed, start = (last + at_once - 1) // at_once, varying_like(nothing, step)
+    return jax.lax.fori_loop(0, needed, lambda i, total: jax.tree.map(jnp.add, total, group(i)), start)
 
 
 def masked_mean(losses: Array, mask: Array) -> Array:

@@ -13,6 +13,7 @@ from problems import run, small_task, start, statistics_task, uneven_data
 from reference.runs import assert_same, client_batches, flat
 
 import jaxfl
+from jaxfl.core.platform import tracing_for
 from jaxfl.gradients import poisson
 
 KEY = jax.random.key(5)
@@ -153,6 +154,10 @@ def test_a_clients_draws_do_not_depend_on_who_else_is_active_nor_on_the_number_o
     two, five = (rounds_of(private(**options, **more), 30).steps for more in ({"num_steps": 2}, {}))
     assert_same(two.batch_indices[:, :, :2], five.batch_indices[:, :, :2])
     assert np.all(np.asarray(two.batch_indices[:, :, 2:]) >= 5), "slots of steps that do not run are empty"
+    with tracing_for("gpu"):
+        at_once = rounds_of(private(**options, num_steps=2), 30).steps
+    for field in ("batch_indices", "batch_overflow"):
+        assert_same(getattr(two, field), getattr(at_once, field))
     some, everybody = rounds_of(private(), 30), rounds_of(private(num_active=5), 30)
     for r, active in enumerate(np.asarray(some.active)):
         for own, of_all in zip(jax.tree.leaves(some.steps), jax.tree.leaves(everybody.steps), strict=True):

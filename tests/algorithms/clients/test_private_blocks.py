@@ -13,6 +13,7 @@ from reference.dp_clients import dp_embracing
 from reference.runs import assert_same, check_noise, flat, node_samples, one_by_one
 
 import jaxfl
+from jaxfl.core.platform import tracing_for
 from jaxfl.models import classification, layers, sequential
 
 KEY = jax.random.key(11)
@@ -77,15 +78,20 @@ def check_rounds(algorithm, of_client, expected, count=20):
     return outcome
 
 
-def test_follows_a_loop_over_clients_and_blocks():
-    """Twenty rounds of all kinds of classes. Of dense_1 are two strong clients, one of the first half, and two that
-    draw it half of the time; of dense_2 two strong, two weak and these."""
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_follows_a_loop_over_clients_and_blocks(platform):
+    """Twenty rounds of all kinds of classes, in the forms for a CPU and for an accelerator.
+
+    Of dense_1 are two strong clients, one of the first half, and two that draw it half of the time; of dense_2 two
+    strong, two weak and these.
+    """
 
     def of_client(client, drawn):
         chosen = CLASSES[CLIENT_CLASS[client]]
         return [b for b, own in zip(BLOCKS, drawn, strict=True) if own] if isinstance(chosen, int) else chosen
 
-    outcome = check_rounds(learner(), of_client, {"dense_1": 4 * 3 / 7, "dense_2": 5 * 3 / 7})
+    with tracing_for(platform):
+        outcome = check_rounds(learner(), of_client, {"dense_1": 4 * 3 / 7, "dense_2": 5 * 3 / 7})
     clipped, active = (sum(int(getattr(i, f).sum()) for i in outcome.infos) for f in ("clipped_updates", "active"))
     assert 0 < clipped < active, "some are scaled, some not"
     # The noise moves a block that nobody trained in a round, too: who trained is not to be told from it.

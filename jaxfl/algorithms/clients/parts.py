@@ -1,0 +1,103 @@
+"""Steps of a client on a part of the model, behind features that are computed once a round."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.algorithms.clients.steps import by_backward
+from jaxfl.core.devices import varying_like
+from jaxfl.core.platform import is_cpu
+from jaxfl.core.tree import number_type
+
+# Features at once on a CPU: few take less memory, and stay in a core's cache.
+_SAMPLES_AT_ONCE = 16
+
+
+def train_part(part, blocks, frozen_batch_norm, own_blocks, steps, *, state, data, clients):
+    """One client's steps on the blocks of its class.
+
+    Args:
+        part: how to train them.
+        blocks: all of the task.
+        frozen_batch_norm: as of `embracing`.
+        own_blocks: (L,), bool; not used, they are the part's.
+        steps: `Step` with leaves (tau, ...).
+        state: the server's.
+        data: all clients'.
+        clients: how to step.
+
+    Returns:
+        (its blocks after the steps, their model state and that of layers that are no block's, mean loss ()).
+    """
+
+    def features_of_batch(one_step):
+        weights, inputs = one_step.mask.astype(number_type(state.params)), data.inputs[one_step.samples]
+        return part.features_train(state.params, state.model_state, inputs, weights, one_step.dropout_key)
+
+    def features_of(samples):
+        return part.features(state.params, state.model_state, data.inputs[samples])
+
+    # Each step's share of what is stored, and how it becomes what enters the first of the client's blocks.
+    if part.features is None:
+        # Inputs are gathered in each step: they would be larger if they were stored, ready for the first block.
+        stored, entering_of = steps.samples, lambda samples: data.inputs[samples]
+    elif frozen_batch_norm == "batch":
+        stored, entering_of = jax.lax.map(features_of_batch, steps), lambda features: features
+    else:
+        stored, entering_of = _features_once(features_of, steps.samples, data.indices.shape[1])
+
+    def step_loss(params, model_state, one_step):
+        own_step, share = one_step
+        weights, labels = own_step.mask.astype(number_type(state.params)), data.labels[own_step.samples]
+        losses, model_state = part.train_loss(
+            params, frozen, model_state, entering_of(share), labels, weights, own_step.dropout_key
+        )
+        return clients.mean(losses, own_step.mask), model_state
+
+    own = {name: state.params[name] for name in part.trained}
+    frozen = {name: values for name, values in state.params.items() if name not in part.trained}
+    gradient_of = by_backward(step_loss)
+    params, model_state, measured = clients.run(gradient_of, own, state.model_state, (steps, stored), state.round_index)
+    changed = {} if model_state is None else model_state
+    return (
+        params,
+        {name: changed[name] for name in changed if name in part.trained or name not in blocks},
+        measured.loss,
+    )
+
+
+def _features_once(features_of, samples, max_distinct):
+    """Features in evaluation mode, where samples do not meet, of each different sample once.
+
+    On an accelerator a group without a sample is computed, too: to ask whether it holds one would make the host wait.
+    Where the client may hold more samples than its steps have slots, each slot's features are then computed there.
+
+    Args:
+        features_of: samples (m,) -> features (m, ...).
+        samples: (tau, b), int32, of which many come again: steps draw independently.
+        max_distinct: how many can be different, at most.
+
+    Returns:
+        (what each step gets, leaves (tau, ...); the function of a step's share that gives its features (b, ...)).
+    """
+    if not is_cpu() and samples.size <= max_distinct:
+        return jax.lax.map(features_of, samples), lambda features: features
+    rows = min(samples.size, max_distinct)
+    at_once = min(_SAMPLES_AT_ONCE if is_cpu() else samples.shape[1], rows)
+    num_groups = -(-rows // at_once)
+    distinct, places = jnp.unique(samples, return_inverse=True, size=num_groups * at_once)
+    needed = places.max() // at_once  # groups behind this one hold no sample
+    one_group = jax.eval_shape(features_of, distinct[:at_once])
+
+    def none(members):
+        return varying_like(jnp.zeros(one_group.shape, one_group.dtype), members)
+
+    def group(numbered):
+        number, members = numbered
+        return jax.lax.cond(number <= needed, features_of, none, members)
+
+    members = distinct.reshape(num_groups, at_once)
+    groups = jax.lax.map(group, (jnp.arange(num_groups), members)) if is_cpu() else jax.lax.map(features_of, members)
+    features = groups.reshape(-1, *one_group.shape[1:])
+    return places, lambda places: features[places]

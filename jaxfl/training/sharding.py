@@ -1,0 +1,157 @@
+"""How training lies over devices: which axis they share, and what of a state, of tables and of data each of them holds.
+
+Over nodes, every device holds an equal share of them: their part of the state, their rows of the index table, and the
+samples that they train on. A sample of nodes on several devices lies on each of these. What has no node axis (a
+server's parameters, the test set) lies on all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxfl.core import ArgumentError, FederatedData, PyTree
+from jaxfl.core.check import at_least, one_of
+from jaxfl.core.devices import NODES
+from jaxfl.core.types import PoolParts
+
+POINTS = "points"
+"""The axis of a mesh over which the lanes of a sweep lie."""
+AXES = (NODES, POINTS)
+
+
+class Placement(NamedTuple):
+    """Which devices train, and what they share.
+
+    Attributes:
+        num_devices: the first devices of JAX, those of all processes counted.
+        shard: "nodes", so that each device holds a share of every network, or "points", so that each computes some of
+            the variants and seeds that share a program.
+    """
+
+    num_devices: int
+    shard: str = NODES
+
+    @property
+    def num_node_shares(self) -> int:
+        """Devices that share the nodes."""
+        return self.num_devices if self.shard == NODES else 1
+
+    def check(self, num_nodes: int) -> None:
+        """Refuse devices that are not there, or that cannot share the nodes evenly.
+
+        Raises:
+            ArgumentError: fewer than one device, more than JAX has, a number that does not divide the number of nodes,
+                or an axis of another name.
+        """
+        one_of(AXES, shard=self.shard)
+        at_least(1, devices=self.num_devices)
+        there = jax.device_count()
+        if self.num_devices > there:
+            remedy = "On a CPU set JAX_NUM_CPU_DEVICES before Python starts."
+            found = f"got {self.num_devices}, and JAX has {there}"
+            raise ArgumentError("devices", "must be at most the devices of JAX", found, remedy)
+        if num_nodes % self.num_node_shares:
+            most = max(k for k in range(1, self.num_devices) if num_nodes % k == 0)
+            found = f"got {self.num_devices} devices for {num_nodes} nodes"
+            raise ArgumentError("devices", "must divide the number of nodes", found, f"Pass {most}, or other nodes.")
+
+
+def node_mesh(num_devices: int) -> Mesh:
+    """The first devices of JAX, as those over which nodes lie."""
+    return Mesh(np.array(jax.devices()[:num_devices]), (NODES,))
+
+
+def tracing_over(num_devices: int) -> contextlib.AbstractContextManager[Any]:
+    """The context in which programs over nodes on so many devices are traced; with a single device it changes nothing.
+
+    Example:
+        >>> from jaxfl.core.devices import num_shares
+        >>> with tracing_over(1):
+        ...     num_shares(8)
+        1
+    """
+    return jax.set_mesh(node_mesh(num_devices)) if num_devices > 1 else contextlib.nullcontext()
+
+
+def node_shardings(mesh: Mesh, tree: PyTree, num_nodes: int, num_leading: int = 0) -> PyTree:
+    """Of each leaf: by node where the axis behind the leading ones is the nodes', whole on every device elsewhere.
+
+    Args:
+        mesh: with the axis "nodes".
+        tree: arrays or shapes.
+        num_nodes: n. An axis of length n in that place is taken for the nodes'; where it is not, the layout is unusual
+            and the numbers are the same.
+        num_leading: axes in front, of lanes or seeds.
+    """
+
+    def sharding(leaf):
+        by_node = leaf.ndim > num_leading and leaf.shape[num_leading] == num_nodes
+        return NamedSharding(mesh, PartitionSpec(*[None] * num_leading, NODES) if by_node else PartitionSpec())
+
+    return jax.tree.map(sharding, tree)
+
+
+def cut_by_owner(data: FederatedData, num_shares: int) -> FederatedData:
+    """The same samples at the same positions of each node, the pool ordered by the device that holds them.
+
+    Args:
+        data: arrays of JAX or NumPy.
+        num_shares: devices; divides the number of nodes.
+
+    Returns:
+        NumPy arrays. The pool has `num_shares` equal parts, each filled up with copies of a sample of its own.
+
+    Guarantees:
+        - every node's samples are the same, in the same order.
+        - each node's samples lie in the part of its device, each once.
+
+    Example:
+        >>> data = FederatedData(np.arange(4.0), np.arange(4), np.array([[3, 0], [1, 2]]), np.array([1, 2]))
+        >>> cut = cut_by_owner(data, 2)
+        >>> cut.inputs.tolist(), cut.indices.tolist()
+        ([3.0, 3.0, 1.0, 2.0], [[0, 0], [2, 3]])
+    """
+    indices, sizes = np.asarray(data.indices), np.asarray(data.sizes)
+    held = np.arange(indices.shape[1]) < sizes[:, None]
+    groups = zip(np.split(indices, num_shares), np.split(held, num_shares), strict=True)
+    rows_of = [np.unique(own[valid]) for own, valid in groups]
+    length = max(map(len, rows_of))
+    order = np.concatenate([np.append(rows, np.repeat(rows[:1], length - len(rows))) for rows in rows_of])
+    places = [np.searchsorted(rows, own) for rows, own in zip(rows_of, np.split(indices, num_shares), strict=True)]
+    placed = np.concatenate([share * length + own for share, own in enumerate(places)])
+    firsts = np.repeat(np.arange(num_shares) * length, len(indices) // num_shares)[:, None]
+    return FederatedData(
+        inputs=np.asarray(data.inputs)[order],
+        labels=np.asarray(data.labels)[order],
+        indices=np.where(held, placed, firsts).astype(np.int32),
+        sizes=sizes,
+        parts=PoolParts(num_shares),
+    )
+
+
+def place_data(data: FederatedData, num_devices: int) -> FederatedData:
+    """Data on their devices: cut by owner where several share the nodes, else on the device of JAX."""
+    if num_devices == 1:
+        return jax.device_put(data)
+    by_node = NamedSharding(node_mesh(num_devices), PartitionSpec(NODES))
+    return jax.tree.map(_put(by_node), cut_by_owner(data, num_devices))
+
+
+def _put(sharding: NamedSharding) -> Callable[[np.ndarray], jax.Array]:
+    """Each process gives its own devices their parts."""
+    return lambda leaf: jax.make_array_from_callback(leaf.shape, sharding, lambda where: leaf[where])
+
+
+def share_shapes(tree: PyTree, shardings: PyTree) -> PyTree:
+    """Shapes and dtypes of what one device holds of each leaf."""
+
+    def share(leaf, sharding):
+        return jax.ShapeDtypeStruct(sharding.shard_shape(leaf.shape), leaf.dtype)
+
+    return jax.tree.map(share, tree, shardings)

@@ -1,0 +1,96 @@
+"""What makes an accelerator's host wait in a round: conditionals, and loops whose length is traced."""
+
+import collections
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.extend.core import jaxprs_in_params
+from problems import small_task, uneven_data
+
+import jaxfl
+from jaxfl.algorithms.width_reduction import width_reduction
+from jaxfl.core.platform import tracing_for
+from jaxfl.gradients import poisson
+
+KEY = jax.random.key(3)
+SIZES = (7, 6, 9, 8, 6, 5, 8)
+CLASSES = {"client_class": np.array([0, 1, 1, 2, 1, 2, 0]), "num_active": 4}
+BLOCKS = [("dense_1", "dense_2"), ("dense_2",), 1]
+SGD = optax.sgd(0.1)
+NOISY = {"optimizer": SGD, "sampler": poisson, "clip_norm": 1.0, "noise": jaxfl.gaussian(0.1)}
+
+
+def embracing(steps=3, **options):
+    clients = jaxfl.local_steps(steps, batch_size=3, optimizer=SGD, weighting="uniform")
+    return jaxfl.embracing(small_task(), clients=clients, trained_blocks=BLOCKS, **CLASSES, **options)
+
+
+def private():
+    return jaxfl.private_updates(clip_norm=1.0, noise=jaxfl.gaussian(0.1))
+
+
+def fed_avg(node_loop=None, **options):
+    clients = jaxfl.local_steps(3, **{"batch_size": 3, "optimizer": SGD, "weighting": "uniform", **options})
+    task = small_task()
+    return jaxfl.fed_avg(
+        task if node_loop is None else task._replace(node_loop=node_loop), clients=clients, num_active=4
+    )
+
+
+def ali_dpfl(constants):
+    clients = jaxfl.local_steps(8, batch_size=3, **NOISY)
+    budget = {"step_size": 0.1, "max_rounds": 9, "max_iterations": 40}
+    return jaxfl.ali_dpfl(small_task(), clients=clients, constants=constants, **budget)
+
+
+def width():
+    clients = jaxfl.local_steps(3, batch_size=3, optimizer=SGD)
+    return width_reduction([small_task(hidden=hidden) for hidden in (5, 3, 2)], clients=clients, **CLASSES)
+
+
+ROUNDS = {
+    "embracing": embracing,
+    "embracing, few samples": lambda: embracing(steps=4),
+    "embracing, batch statistics": lambda: embracing(frozen_batch_norm="batch"),
+    "embracing, private": lambda: embracing(updates=private()),
+    "width_reduction": width,
+    "fed_avg": fed_avg,
+    "fed_avg, private steps": lambda: fed_avg(**NOISY),
+    "fed_avg, node after node": lambda: fed_avg(**NOISY, node_loop="map"),
+    "dzofl": lambda: jaxfl.dzofl(small_task(), batch_size=3, step_size=0.1, smoothing=0.1, num_directions=2),
+    "ali_dpfl": lambda: ali_dpfl(jaxfl.published_constants()),
+    "ali_dpfl, private": lambda: ali_dpfl(
+        jaxfl.private_constants(3, clip_norm=1.0, loss_bound=1.0, noise_multiplier=1.0)
+    ),
+}
+
+
+def count(jaxpr, names, counts):
+    """How often primitives of these names occur, inside of others, too."""
+    for equation in jaxpr.eqns:
+        counts[equation.primitive.name] += equation.primitive.name in names
+        for inner in jaxprs_in_params(equation.params):
+            count(inner, names, counts)
+    return counts
+
+
+def waits(algorithm):
+    """Conditionals and loops of a traced length in a round; a loop of a known length is a scan."""
+    data = uneven_data(SIZES)
+    state = jax.eval_shape(lambda key: algorithm.init(key, data), KEY)
+    return dict(
+        +count(jax.make_jaxpr(algorithm.round)(KEY, state, data).jaxpr, ("while", "cond"), collections.Counter())
+    )
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_an_accelerators_host_waits_for_nothing_but_the_length_of_adaptive_steps(name):
+    with tracing_for("gpu"):
+        assert waits(ROUNDS[name]()) == ({"while": 1} if "ali" in name else {})
+
+
+@pytest.mark.parametrize("name", ["embracing", "width_reduction", "fed_avg, node after node", "dzofl", "ali_dpfl"])
+def test_a_cpu_chooses_what_it_computes(name):
+    assert waits(ROUNDS[name]()), "the test above would not see a wait"

@@ -105,7 +105,7 @@ def embedded():
     """In shard_maps over another axis, with a mesh of two points and four shares: differences to a single device."""
     tree, found = tree_of(), {}
     lanes = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf, -leaf, leaf + 1]), tree)
-    for name in ("exponential", "random_digraph", "complete"):
+    for name in ("exponential", "relabeled_ring", "complete"):
         graph = GRAPHS[name]
 
         def run(lanes, graph=graph):

@@ -98,13 +98,14 @@ def on_shares(fn: Callable[..., Any]) -> Callable[..., Any]:
         - equals the function.
     """
 
-    def spread(*args):
+    nodes = PartitionSpec(NODES)
+
+    def shared_out(*args):
         if num_shares(jax.tree.leaves(args)[0].shape[0]) == 1:
             return fn(*args)
-        nodes = PartitionSpec(NODES)
         return on_each_device(fn, nodes, *((arg, nodes) for arg in args))
 
-    return spread
+    return shared_out
 
 
 def on_any_mesh(fn: Callable[..., Any]) -> Callable[..., Any]:

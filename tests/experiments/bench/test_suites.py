@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.bench import peers, round, scale, suites, sweep, timing
+from experiments.bench import nodes, peers, round, scale, suites, sweep, timing
 from experiments.bench.setting import Network, Setting, perceptron
 from experiments.bench.timing import Measurement, Report, Runner, in_turns, runner
 from jaxfl.core import ArgumentError
@@ -51,6 +51,10 @@ CASES = {
         {"n": [SMALL._replace(num_nodes=2), SMALL], "d": [SMALL, SMALL._replace(network=perceptron(12, 5, 3))]},
         {r"_[nd]\d+$": "_n4"},
     ),
+    "nodes": (
+        nodes.Sizes((5, 8), num_devices=2, hidden=3, rounds=2, calls=2),
+        {r"_n10000_": "_n8_", r"_n10+(?=_|$)": "_n5", r"devices8": "devices2", r"distance_\d+": "distance_1"},
+    ),
 }
 FAST = ("mix", "peers")
 
@@ -64,7 +68,7 @@ def is_sound(measurement):
 @pytest.mark.parametrize(
     "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
-def test_every_suite_measures_what_is_published(name, monkeypatch):
+def test_every_suite_measures_what_is_published(name, monkeypatch, tmp_path):
     monkeypatch.setattr(scale, "NUMBERS", 200)
     settings, names = CASES[name]
     report = importlib.import_module(f"experiments.bench.{name}").suite(settings)
@@ -76,6 +80,14 @@ def test_every_suite_measures_what_is_published(name, monkeypatch):
     if name == "embracing":
         held = [report[f"embracing/step_memory_{kind}"].value for kind in ("weak", "moderate", "strong")]
         assert held[0] < held[1] < held[2] == 1
+    if name == "nodes":
+        for graph in nodes.GRAPHS:
+            assert set(nodes.distances(report, graph)) == {5, 8}
+            assert list(nodes.distances(report, graph)[5]) == [1, 2, 3, 4]
+            assert report[f"nodes/{graph}_n8_devices2_off"].value < 1e-5
+            assert 50 < report[f"nodes/{graph}_n5_memory"].value < 4000
+        nodes.plot(report, tmp_path / "nodes.png")
+        assert (tmp_path / "nodes.png").read_bytes().startswith(b"\x89PNG")
     if name == "clip":
         held = [report[f"clip/mlp32_temp_{row}"].value for row in ("clipped", "unclipped")]
         assert report["clip/mlp32_temp_vs_unclipped"].value == pytest.approx(held[0] / held[1])

@@ -70,7 +70,7 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
                 output.flush()
                 return int(output.is_lost)
             asked, cache = parse(experiment, arguments)
-            use_all_cores()
+            use_all_cores(flat(asked.point).get("devices") or 1)
             with (
                 compilation_cache(cache),
                 stop_at_sigterm(partial(_say, f"terminated: {kept}", TERMINATED)) as stop,

@@ -25,15 +25,18 @@ from jaxfl.training import Variant, open_run, publish, secret_key, summary_table
 _MOST_DEVICES = 8  # of a CPU: each holds a copy of what is not shared out
 
 
-def use_all_cores() -> None:
+def use_all_cores(at_least: int = 1) -> None:
     """Give a CPU a JAX device a core, so that convolutions and lanes of a sweep run on all of them.
 
     JAX_NUM_CPU_DEVICES goes before it, and a process that has computed already stays as it is.
+
+    Args:
+        at_least: devices that are asked for, though there be fewer cores.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if "JAX_NUM_CPU_DEVICES" not in os.environ:
         with contextlib.suppress(RuntimeError):  # the backend runs already
-            jax.config.update("jax_num_cpu_devices", min(cores, _MOST_DEVICES))
+            jax.config.update("jax_num_cpu_devices", max(at_least, min(cores, _MOST_DEVICES)))
 
 
 def run(asked: Request) -> int:
@@ -49,6 +52,7 @@ def run(asked: Request) -> int:
     secrecy.check()
     prepared = experiment.prepare(asked.lines)
     variants = with_ledgers(prepared.variants, asked.lines, where.x)
+    variants = {name: variant._replace(placement=where.placement()) for name, variant in variants.items()}
     dataset = flat(asked.point).get("dataset", "default")
     directory = new_run_directory(where.out, experiment.name, asked.preset or dataset, resume=where.resume)
     task = next(iter(variants.values())).task

@@ -76,7 +76,7 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
             if launch.has_jobs and experiment.prepare is None:
                 found, remedy = "this experiment has no programs to share out", "Leave it out."
                 raise ArgumentError("launcher", "must be inline", f"got {launch.launcher}, and {found}", remedy)
-            use_all_cores()
+            use_all_cores(flat(asked.point).get("devices") or 1)
             if launch.has_jobs:
                 leave_accelerators()
             with (

@@ -65,7 +65,7 @@ class Launch:
         if self.launcher == "slurm" and shutil.which("srun") is None:
             remedy = "Start it on a machine of the cluster, or pass --launcher local."
             raise ArgumentError("launcher", "must find Slurm's commands", "there is no srun on the path", remedy)
-        self.devices()
+        self.gpu_numbers()
 
     def executor(self, folder: Path, name: str) -> Any:
         """The submitit executor whose jobs keep their logs in a folder.
@@ -101,7 +101,7 @@ class Launch:
         }
         return {key: value for key, value in asked.items() if value is not None}
 
-    def devices(self) -> list[int]:
+    def gpu_numbers(self) -> list[int]:
         """Numbers of the GPUs that local jobs share out: those that this process may use, or the first ones.
 
         Raises:

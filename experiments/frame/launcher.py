@@ -182,7 +182,7 @@ class _Crew:
     def __init__(self, work: Work, folder: Path, parts: Sequence[Lanes], launch: Launch, tell: Callable[[str], object]):
         self._work, self._folder, self._parts, self._launch, self._tell = work, folder, parts, launch, tell
         self._executor = launch.executor(folder / _LOGS, f"jaxfl-{folder.parent.name}")
-        self._free = launch.devices()
+        self._free = launch.gpu_numbers()
         self._running: dict[int, tuple[Any, list[int]]] = {}  # part -> its job, and the GPUs that it was given
         self._submissions = [0] * len(parts)
 

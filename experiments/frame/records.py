@@ -15,7 +15,7 @@ from experiments.frame.options import stated, unsaved
 from jaxfl import channel, models
 from jaxfl.core import ArgumentError, FederatedData, Task, check, over_nodes
 from jaxfl.data import Dataset, federate, load, only_classes, partition_dataset, shrunk, subset
-from jaxfl.training import evaluation_set
+from jaxfl.training import Placement, evaluation_set
 from jaxfl.training.evaluate import EvaluationSet
 from jaxfl.training.publish import check_folder
 
@@ -272,6 +272,20 @@ class Run(Launch):
     """Go on with an interrupted run."""
     quiet: bool = unsaved(False)
     """No progress."""
+    devices: int | None = unsaved(None)
+    """Devices that share the run: GPUs, or parts of a CPU. By default an accelerator computes alone, and the cores of a
+    CPU share the points of a sweep, or convolutions. Results agree to rounding, random numbers bit for bit."""
+    shard: Literal["nodes", "points"] = unsaved("nodes")
+    """What --devices share: the nodes of every network, of which their number must be a divisor, or the points and
+    seeds of a sweep."""
+
+    def placement(self) -> Placement | None:
+        """The devices that are asked for."""
+        return None if self.devices is None else Placement(self.devices, self.shard)
+
+    def idle(self, options: Mapping[str, Any]) -> dict[str, str | None]:
+        """Without devices there is nothing to share out."""
+        return {} if options.get("devices") is not None else {"shard": "devices"}
 
 
 @dataclasses.dataclass(frozen=True)

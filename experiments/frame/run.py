@@ -31,15 +31,18 @@ from jaxfl.training.parts import Lanes, part_of
 _MOST_DEVICES = 8  # of a CPU: each holds a copy of what is not shared out
 
 
-def use_all_cores() -> None:
+def use_all_cores(at_least: int = 1) -> None:
     """Give a CPU a JAX device a core, so that convolutions and lanes of a sweep run on all of them.
 
     JAX_NUM_CPU_DEVICES goes before it, and a process that has computed already stays as it is.
+
+    Args:
+        at_least: devices that are asked for, though there be fewer cores.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if "JAX_NUM_CPU_DEVICES" not in os.environ:
         with contextlib.suppress(RuntimeError):  # the backend runs already
-            jax.config.update("jax_num_cpu_devices", min(cores, _MOST_DEVICES))
+            jax.config.update("jax_num_cpu_devices", max(at_least, min(cores, _MOST_DEVICES)))
 
 
 def leave_accelerators() -> None:
@@ -118,6 +121,8 @@ def prepare(asked: Request) -> tuple[Prepared, dict[str, Variant], dict[str, Any
     assert asked.experiment.prepare is not None
     prepared = asked.experiment.prepare(asked.lines)
     variants = with_ledgers(prepared.variants, asked.lines, asked.point.run.x)
+    placement = asked.point.run.placement()
+    variants = {name: variant._replace(placement=placement) for name, variant in variants.items()}
     task = next(iter(variants.values())).task
     # What auto stands for, since another node loop gives other last bits.
     return prepared, variants, {**saved_options(asked), "node_loop": task.node_loop, **prepared.saved}

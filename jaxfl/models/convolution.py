@@ -1,15 +1,15 @@
 """Convolution that stays fast with a kernel of its own at every node, also inside loops.
 
-Two things make the obvious `jax.vmap(lax.conv_general_dilated)` slow. Mapped over nodes that each have their own
-kernel it becomes one grouped convolution, which runs at a fraction of the machine's speed. And on a CPU the compiler
-has a fast path for NHWC x HWIO -> NHWC only: outside loops it transposes other layouts into that one, in the body of a
-loop (`lax.scan` over rounds, `lax.map` over nodes) it falls to a naive kernel, and both gradients that automatic
+Two things make the obvious `jax.vmap(lax.conv_general_dilated)` slow on a CPU. Mapped over nodes that each have their
+own kernel it becomes one grouped convolution, which runs at a fraction of the machine's speed. And the compiler has a
+fast path for NHWC x HWIO -> NHWC only: outside loops it transposes other layouts into that one, in the body of a loop
+(`lax.scan` over rounds, `lax.map` over nodes) it falls to a naive kernel, and both gradients that automatic
 differentiation makes are in other layouts (https://github.com/jax-ml/jax/issues/12868).
 
 So here
 - both gradients are written as NHWC x HWIO -> NHWC convolutions themselves,
-- a mapped axis never becomes a feature group: it is folded into the batch where the kernel is shared, into the output
-  channels where the input is shared, and otherwise turned into batched matrix products over patches.
+- a mapped axis is folded into the batch where the kernel is shared, into the output channels where the input is shared,
+- where neither is shared, `jaxfl.models.convolution_forms` says what it becomes: on a CPU matrix products.
 
 Reverse-mode derivatives of every order work, under any nesting of `jax.vmap`; forward mode (`jax.jvp`) does not.
 """
@@ -17,7 +17,6 @@ Reverse-mode derivatives of every order work, under any nesting of `jax.vmap`; f
 from __future__ import annotations
 
 import functools
-import math
 from typing import cast
 
 import jax
@@ -27,7 +26,9 @@ from jax.custom_batching import custom_vmap
 
 from jaxfl.core.tracing import suits_cpu
 from jaxfl.core.types import Array
-from jaxfl.models.windows import Geometry, patches
+from jaxfl.models import convolution_forms
+from jaxfl.models.convolution_forms import suits_gpu
+from jaxfl.models.windows import Geometry
 
 # The gradient to the kernel slides the errors of the whole batch as one window. Measured on a core with 1 MB of
 # second-level cache: in groups of samples with 0.2 MB of errors it took 0.4 of the time of one group with 1.6 MB.
@@ -95,18 +96,6 @@ def _convolve_one(inputs: Array, kernel: Array, geom: Geometry) -> Array:
     return outputs[..., :features] if more_features else outputs
 
 
-def _flat(kernel: Array) -> Array:
-    """(..., taps * in_channels, out_channels)."""
-    return kernel.reshape(*kernel.shape[:-4], math.prod(kernel.shape[-4:-1]), kernel.shape[-1])
-
-
-def _by_patches(inputs: Array, kernel: Array, geom: Geometry) -> Array:
-    """inputs (*lead, b, H, W, c), kernel (*lead, h, w, c, o) -> (*lead, b, H', W', o), as matrix products."""
-    rows = patches(inputs, geom)
-    flat_rows = rows.reshape(*rows.shape[:-3], rows.shape[-3] * rows.shape[-2], rows.shape[-1])
-    return jnp.matmul(flat_rows, _flat(kernel)).reshape(*inputs.shape[:-3], *geom.output_size, kernel.shape[-1])
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def convolve(inputs: Array, kernel: Array, geom: Geometry) -> Array:
     """Convolution (cross-correlation, as every network library means it).
@@ -121,7 +110,7 @@ def convolve(inputs: Array, kernel: Array, geom: Geometry) -> Array:
 
     Guarantees:
         - equals lax.conv in value and in both gradients, to float32 rounding, for every stride and padding.
-        - mapped over nodes it makes no grouped convolution.
+        - mapped over nodes it makes no grouped convolution on a CPU.
         - its gradients are convolutions in the canonical layout.
 
     Example:
@@ -144,7 +133,7 @@ def _mapped_convolve(geom: Geometry):
     def rule(axis_size, in_batched, inputs, kernel):
         inputs_mapped, kernel_mapped = in_batched
         if inputs_mapped and kernel_mapped:
-            return _by_patches(inputs, kernel, geom), True
+            return convolution_forms.forward(inputs, kernel, geom), True
         if inputs_mapped:  # a shared kernel: the mapped axis joins the batch
             out = cast(Array, convolve(_join_batch(inputs), kernel, geom))
             return out.reshape(*inputs.shape[:2], *out.shape[1:]), True
@@ -194,6 +183,8 @@ def input_gradient(error: Array, kernel: Array, geom: Geometry) -> Array:
         pads.append((before, size + window - 1 - before - ((out - 1) * stride + 1)))
     if geom.strides == (1, 1) and min(map(min, pads)) >= 0:
         return convolve(error, flipped, Geometry(geom.output_size, geom.window, (1, 1), (pads[0], pads[1])))
+    if suits_gpu():
+        return convolution_forms.strided_input_gradient(error, kernel, geom)
     spread = lax.pad(
         error,
         jnp.zeros((), error.dtype),
@@ -224,17 +215,13 @@ def kernel_gradient(inputs: Array, error: Array, geom: Geometry) -> Array:
     return _mapped_kernel_gradient(geom)(inputs, error)
 
 
-def _kernel_gradient_by_patches(inputs, error, geom):
-    """inputs (*lead, b, H, W, c), error (*lead, b, H', W', o) -> (*lead, h, w, c, o), as matrix products."""
-    rows = patches(inputs, geom)
-    flat_rows = rows.reshape(*rows.shape[:-3], rows.shape[-3] * rows.shape[-2], rows.shape[-1])
-    flat_error = error.reshape(*error.shape[:-4], math.prod(error.shape[-4:-1]), error.shape[-1])
-    flat = jnp.matmul(jnp.swapaxes(flat_rows, -1, -2), flat_error)
-    return flat.reshape(*inputs.shape[:-4], *geom.window, inputs.shape[-1], error.shape[-1])
-
-
 def _kernel_gradient_one(inputs, error, geom):
     """The sum over groups of samples whose errors fit a core's cache: one large product misses it, and runs at half."""
+    if suits_gpu():  # the canonical one would slide the whole error as one window there, too
+        kernel = jax.ShapeDtypeStruct((*geom.window, inputs.shape[-1], error.shape[-1]), inputs.dtype)
+        return jax.linear_transpose(lambda kernel: _canonical(inputs, kernel, geom.strides, geom.padding), kernel)(
+            error
+        )[0]
     batch = inputs.shape[0]
     size = batch
     if suits_cpu():
@@ -277,7 +264,7 @@ def _mapped_kernel_gradient(geom):
             inputs = jnp.broadcast_to(inputs, (axis_size, *inputs.shape))
         if not in_batched[1]:
             error = jnp.broadcast_to(error, (axis_size, *error.shape))
-        return _kernel_gradient_by_patches(inputs, error, geom), True
+        return convolution_forms.kernel_gradient(inputs, error, geom), True
 
     return call
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from jax import lax
 from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.types import Array, PyTree
+from jaxfl.models.convolution_forms import suits_gpu
 
 
 def group_norm(inputs: Array, scale: Array, bias: Array, num_groups: int, eps: float = 1e-6) -> Array:
@@ -56,22 +58,27 @@ def group_norm(inputs: Array, scale: Array, bias: Array, num_groups: int, eps: f
         Wu, He: "Group Normalization", ECCV 2018, arXiv:1803.08494.
     """
     check.at_least(1, num_groups=num_groups)
-    batch, height, width, channels = inputs.shape
+    batch, channels = inputs.shape[0], inputs.shape[-1]
     if channels % num_groups:
         found = f"got {num_groups} for {channels} channels"
         raise ArgumentError("num_groups", "must divide the number of channels", found, "Choose a divisor.")
     group_size = channels // num_groups
 
     def group_mean(values):
-        """(b, height, width, channels) -> (b, 1, 1, channels), the mean of its group at each channel."""
+        """(b, rows, columns, channels) -> (b, 1, 1, channels), the mean of its group at each channel."""
         # Positions first: sums over all but the innermost axis are vectorized on a CPU, which groups there would undo.
         sums = values.sum(axis=(1, 2)).reshape(batch, num_groups, group_size).sum(axis=2, keepdims=True)
-        means = sums / (height * width * group_size)
+        means = sums / (values.shape[1] * values.shape[2] * group_size)
         return jnp.broadcast_to(means, (batch, num_groups, group_size)).reshape(batch, 1, 1, channels)
 
     wide, scale, bias = (at_least_float32(values) for values in (inputs, scale, bias))
-    centered = wide - group_mean(wide)
-    factor = lax.rsqrt(group_mean(centered**2) + eps) * scale[None, None, None, :]
+    if suits_gpu():
+        center, variance = _in_one_pass(inputs, group_mean)
+        centered = wide - center
+    else:
+        centered = wide - group_mean(wide)
+        variance = group_mean(centered**2)
+    factor = lax.rsqrt(variance + eps) * scale[None, None, None, :]
     return (centered * factor + bias[None, None, None, :]).astype(inputs.dtype)
 
 
@@ -107,9 +114,26 @@ def batch_statistics(inputs: Array, weights: Array, otherwise: PyTree) -> PyTree
         return jnp.sum(weights[:, None] * values.mean(axis=tuple(range(1, values.ndim - 1))), axis=0) / divisor
 
     wide = at_least_float32(inputs)
-    center = mean(wide)
-    found = {"mean": center, "var": mean((wide - _along_channels(center, wide)) ** 2)}
+    if wide.ndim > 2 and suits_gpu():
+        center, variance = _in_one_pass(inputs, lambda values: _along_channels(mean(values), values))
+        found = {"mean": center.reshape(-1), "var": variance.reshape(-1)}
+    else:
+        center = mean(wide)
+        found = {"mean": center, "var": mean((wide - _along_channels(center, wide)) ** 2)}
     return {name: jnp.where(any_counts, values, otherwise[name]) for name, values in found.items()}
+
+
+def _in_one_pass(inputs: Array, mean: Callable[[Array], Array]) -> tuple[Array, Array]:
+    """Mean and variance with all numbers read once, on a GPU where memory is what takes time.
+
+    `mean` gives (b, rows, ..., channels) as what can be taken off such an array. The mean of the first rows shifts all
+    numbers. Its squared distance from the mean is at most the number of rows times the variance, so that rounding costs
+    the variance no more than a few times that number of units. Differentiated, too, it reads less.
+    """
+    shift = lax.stop_gradient(mean(at_least_float32(inputs[:, :1])))
+    shifted = at_least_float32(inputs) - shift
+    distance = mean(shifted)
+    return shift + distance, jnp.maximum(mean(shifted**2) - distance**2, 0.0)
 
 
 def batch_norm(inputs: Array, scale: Array, bias: Array, statistics: PyTree, eps: float = 1e-5) -> Array:

@@ -55,7 +55,7 @@ def resnet18(
     Guarantees:
         - equals the same network of flax layers in value and in gradient.
         - 11,173,962 parameters by default.
-        - mapped over nodes it makes no grouped convolution.
+        - mapped over nodes it makes no grouped convolution on a CPU.
 
     Example:
         >>> import jax

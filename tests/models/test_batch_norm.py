@@ -8,6 +8,7 @@ from flax import nnx
 from helpers import assert_close, normals, refused
 
 from jaxfl.core import Variables
+from jaxfl.core.platform import tracing_for
 from jaxfl.models import layers
 from jaxfl.models.normalization import batch_norm, batch_statistics, normalize_batch
 
@@ -157,6 +158,32 @@ def test_accurate_where_the_mean_is_large_against_the_deviation():
     inputs = jnp.asarray(4096.0 + deviation, jnp.float32)
     found = batch_statistics(inputs, jnp.ones(12), STATE)
     np.testing.assert_allclose(found["var"], deviation.var(axis=0), rtol=1e-2)
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0), (0.0, 0.5, 2.0), (0.0, 0.0, 0.0)])
+@pytest.mark.parametrize("row", [0, 1], ids=["first row stands out", "second row stands out"])
+def test_on_a_gpu_statistics_read_once_are_accurate(weights, row):
+    """Where the mean is large against the deviation, and the rows that shift the numbers are far from the mean."""
+    deviation = RNG.integers(-8, 9, size=(3, 16, 2, 5)) / 8.0
+    deviation[:, row] += 128.0
+    inputs, counts = jnp.asarray(4096.0 + deviation, jnp.float32), np.asarray(weights)
+    with tracing_for("gpu"):
+        found = jax.jit(batch_statistics)(inputs, jnp.asarray(weights, jnp.float32), STATE)
+    if not any(weights):
+        np.testing.assert_array_equal(found["var"], STATE["var"])
+        return
+    mean = np.average(deviation.mean(axis=(1, 2)), axis=0, weights=counts)
+    var = np.average(((deviation - mean) ** 2).mean(axis=(1, 2)), axis=0, weights=counts)
+    np.testing.assert_allclose(found["mean"] - 4096.0, mean, atol=1e-3)
+    np.testing.assert_allclose(found["var"], var, rtol=1e-5)
+
+
+def test_on_a_gpu_training_is_that_of_a_cpu():
+    params, state, direction, weights = some_params(), some_state(), normal(4, 3, 2, 5), jnp.array([0.0, 1.0, 2.0, 0.0])
+    inputs = normal(4, 3, 2, 5).at[0].mul(100.0)  # padding
+    with tracing_for("gpu"):
+        found = TRAINED(params, inputs, state, weights, direction)
+    assert_close(found, TRAINED(params, inputs, state, weights, direction))
 
 
 def test_equal_numbers_become_the_bias_with_finite_gradients():

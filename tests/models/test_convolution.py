@@ -149,7 +149,7 @@ def convolutions(fn, *args):
 
 
 @pytest.mark.parametrize("node_loop", ["map", "vmap"])
-def test_mapped_over_nodes_it_makes_no_grouped_convolution(node_loop):
+def test_mapped_over_nodes_it_makes_no_grouped_convolution_on_a_cpu(node_loop):
     case = CASES["same, strided"]
     ours, theirs, geom = both_ways(case)
     args = (*arrays(case, 2), normal(2, BATCH, *geom.output_size, case[-1]))

@@ -7,10 +7,18 @@ import pytest
 from flax import nnx
 from helpers import normals, refused
 
+from jaxfl.core.platform import tracing_for
 from jaxfl.models.normalization import group_norm
 
 RNG = np.random.default_rng(0)
 normal = normals(RNG)
+
+
+@pytest.fixture(params=["cpu", "gpu"], autouse=True)
+def platform(request):
+    """Every test runs in the form of a CPU, and in that of a GPU."""
+    with tracing_for(request.param):
+        yield
 
 
 @pytest.mark.parametrize("num_groups", [1, 3, 6])
@@ -44,6 +52,15 @@ def test_accurate_where_the_mean_is_large_against_the_deviation():
     expected = (deviation - deviation.mean()) / deviation.std()
     found = group_norm(images, jnp.ones(2, jnp.float32), jnp.zeros(2, jnp.float32), 1)
     np.testing.assert_allclose(found, expected, atol=2e-3)
+
+
+def test_accurate_where_the_first_row_stands_out():
+    """Its mean is what shifts the numbers where they are read once."""
+    deviation = RNG.integers(-8, 9, size=(1, 16, 4, 2)) / 8.0
+    deviation[:, 0] += 128.0
+    images = jnp.asarray(4096.0 + deviation, jnp.float32)
+    found = group_norm(images, jnp.ones(2, jnp.float32), jnp.zeros(2, jnp.float32), 1)
+    np.testing.assert_allclose(found, (deviation - deviation.mean()) / deviation.std(), atol=1e-4)
 
 
 def test_equal_numbers_become_the_bias_with_finite_gradients():

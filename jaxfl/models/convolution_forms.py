@@ -1,0 +1,145 @@
+"""Convolution with inputs and a kernel of its own at every node: its products in two forms, and which is taken where.
+
+- "patches" writes the window around every position as a row. Then it takes batched matrix products. A 3x3 window reads
+  and writes every input nine times.
+- "grouped" puts the node axis beside the channels, each node a feature group. The library reads every number once, and
+  the kernels change their layout.
+
+`form` chooses for each product, by `_GPU_THRESHOLDS`. CPUs, where grouped convolutions are slow, and platforms not
+listed there take patches.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxfl.core.platform import platform
+from jaxfl.core.tracing import is_canonical
+from jaxfl.core.types import Array
+from jaxfl.models.windows import Geometry, patches
+
+FORWARD, KERNEL_GRADIENT = "forward", "kernel_gradient"
+PATCHES, GROUPED = "patches", "grouped"
+
+# A product is grouped on a GPU from so many positions of a batch for each channel that patches would not multiply.
+# Below, kernels in another layout cost more than patches do: such are 512 channels where images shrank to a few pixels.
+# Chosen by bytes in the program compiled for an H200, 2026-11-23; not timed. 0 is always, math.inf is never.
+_GPU_THRESHOLDS = {FORWARD: 1.0, KERNEL_GRADIENT: 1.0}
+
+
+def suits_gpu() -> bool:
+    """Whether convolutions should be traced in the form that is fast on a GPU."""
+    return platform() == "gpu" and not is_canonical()
+
+
+def form(product: str, positions: int, channels: int) -> str:
+    """The form that a product takes, "patches" or "grouped".
+
+    Args:
+        product: "forward", "input_gradient" or "kernel_gradient".
+        positions: how many rows the patches would have at a node: batch times pixels of the product's result, and for
+            the kernel's gradient of the error.
+        channels: output channels; for the input's gradient input channels.
+
+    Example:
+        >>> from jaxfl.core.platform import tracing_for
+        >>> with tracing_for("gpu"):
+        ...     form("forward", 32 * 32 * 32, 16), form("forward", 32 * 2 * 2, 512)
+        ('grouped', 'patches')
+    """
+    return GROUPED if suits_gpu() and positions >= _GPU_THRESHOLDS[product] * channels else PATCHES
+
+
+def forward(inputs: Array, kernel: Array, geom: Geometry) -> Array:
+    """Each node's inputs convolved with its kernel.
+
+    Args:
+        inputs: (n, b, *geom.input_size, in_channels), float32 or bfloat16.
+        kernel: (n, *geom.window, in_channels, out_channels), of the same type.
+        geom: the static geometry.
+
+    Returns:
+        (n, b, *geom.output_size, out_channels), of the same type.
+
+    Guarantees:
+        - equals lax.conv of every node in every form.
+    """
+    if form(FORWARD, inputs.shape[1] * math.prod(geom.output_size), kernel.shape[-1]) == GROUPED:
+        return _grouped(inputs, kernel, geom)
+    rows = _rows(inputs, geom)
+    flat_kernel = kernel.reshape(kernel.shape[0], rows.shape[-1], kernel.shape[-1])
+    return jnp.matmul(rows, flat_kernel).reshape(*inputs.shape[:2], *geom.output_size, kernel.shape[-1])
+
+
+def strided_input_gradient(error: Array, kernel: Array, geom: Geometry) -> Array:
+    """One node's gradient to the inputs of a convolution with strides: patches of gradients, added up.
+
+    Alike for one node and mapped over nodes. XLA has no grouped form of it: it would write errors spread with zeros.
+
+    Args:
+        error: (b, *geom.output_size, out_channels), float32 or bfloat16.
+        kernel: (*geom.window, in_channels, out_channels), of the same type.
+        geom: the geometry of the forward convolution.
+
+    Returns:
+        (b, *geom.input_size, in_channels), of the same type.
+    """
+    batch, *size, features = error.shape
+    flat_kernel = kernel.reshape(math.prod(kernel.shape[:-1]), features)
+    rows = error.reshape(batch, math.prod(size), features) @ flat_kernel.T
+    inputs = jax.ShapeDtypeStruct((batch, *geom.input_size, kernel.shape[-2]), error.dtype)
+    return jax.linear_transpose(lambda inputs: patches(inputs, geom), inputs)(rows)[0]
+
+
+def kernel_gradient(inputs: Array, error: Array, geom: Geometry) -> Array:
+    """Each node's gradient to its kernel, summed over its batch.
+
+    Args:
+        inputs: (n, b, *geom.input_size, in_channels), float32 or bfloat16.
+        error: (n, b, *geom.output_size, out_channels), of the same type.
+        geom: the geometry of the forward convolution.
+
+    Returns:
+        (n, *geom.window, in_channels, out_channels), of the same type.
+
+    Guarantees:
+        - equals lax.conv of every node in every form.
+    """
+    shape = (inputs.shape[0], *geom.window, inputs.shape[-1], error.shape[-1])
+    if form(KERNEL_GRADIENT, error.shape[1] * math.prod(geom.output_size), error.shape[-1]) == GROUPED:
+        kernel = jax.ShapeDtypeStruct(shape, inputs.dtype)
+        # The transpose of a grouped convolution is what XLA takes for cuDNN's backward filter.
+        return jax.linear_transpose(lambda kernel: _grouped(inputs, kernel, geom), kernel)(error)[0]
+    rows = _rows(inputs, geom)
+    flat_error = error.reshape(error.shape[0], math.prod(error.shape[1:-1]), error.shape[-1])
+    return jnp.matmul(jnp.swapaxes(rows, -1, -2), flat_error).reshape(shape)
+
+
+def _rows(inputs: Array, geom: Geometry) -> Array:
+    """inputs (n, b, H, W, c) -> (n, b * positions, taps * c)."""
+    rows = patches(inputs, geom)
+    return rows.reshape(rows.shape[0], rows.shape[1] * rows.shape[2], rows.shape[3])
+
+
+def _grouped(inputs: Array, kernel: Array, geom: Geometry) -> Array:
+    """inputs (n, b, H, W, c), kernel (n, h, w, c, o) -> (n, b, H', W', o)."""
+    nodes, features = kernel.shape[0], kernel.shape[-1]
+    outputs = lax.conv_general_dilated(
+        _beside_channels(inputs),
+        _beside_channels(kernel),
+        geom.strides,
+        geom.padding,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=nodes,
+    )
+    return jnp.moveaxis(outputs.reshape(*outputs.shape[:-1], nodes, features), -2, 0)
+
+
+def _beside_channels(array: Array) -> Array:
+    """(n, ..., channels) -> (..., n * channels)."""
+    moved = jnp.moveaxis(array, 0, -2)
+    return moved.reshape(*moved.shape[:-2], moved.shape[-2] * moved.shape[-1])

@@ -28,7 +28,6 @@ from experiments import leave
 from experiments.frame.experiment import Experiment, Preset, Request, request
 from experiments.frame.grid import Axis, axis, parse_axis, read_axis, sample_axis
 from experiments.frame.help import print_help
-from experiments.frame.launch import Launch
 from experiments.frame.launcher import JobsStopped
 from experiments.frame.options import flag, flat, options, refuse_unusable, unknown, value_of
 from experiments.frame.output import steady_output
@@ -72,12 +71,8 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
                 output.flush()
                 return int(output.is_lost)
             asked, cache = parse(experiment, arguments)
-            launch = getattr(asked.point, "run", Launch())
-            if launch.has_jobs and experiment.prepare is None:
-                found, remedy = "this experiment has no programs to share out", "Leave it out."
-                raise ArgumentError("launcher", "must be inline", f"got {launch.launcher}, and {found}", remedy)
             use_all_cores(flat(asked.point).get("devices") or 1)
-            if launch.has_jobs:
+            if getattr(getattr(asked.point, "run", None), "has_jobs", False):
                 leave_accelerators()
             with (
                 compilation_cache(cache),

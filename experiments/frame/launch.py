@@ -13,6 +13,7 @@ from experiments.frame.options import unsaved
 from jaxfl.core import ArgumentError, check
 
 _FOREVER = 10 * 365 * 24 * 60  # minutes: submitit ends a local job after two unless it is told otherwise
+_MOST = {"jobs": 10_000, "gpus": 1_000}  # no grid has more points, and no machine more GPUs
 _BOTH = ("local", "slurm")
 _SLURM = ("slurm_partition", "slurm_account", "slurm_minutes", "slurm_cpus", "slurm_memory_gb")
 
@@ -59,6 +60,10 @@ class Launch:
             return
         check.at_least(1, jobs=self.jobs, slurm_minutes=self.slurm_minutes, slurm_cpus=self.slurm_cpus)
         check.at_least(0, retries=self.retries, gpus=self.gpus)
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            if value > most:
+                raise ArgumentError(name, f"must be at most {most:,}", f"got {value:,}", "Ask for fewer.")
         if self.slurm_memory_gb is not None:
             check.positive(slurm_memory_gb=self.slurm_memory_gb)
         _submitit()

@@ -144,7 +144,7 @@ def run_part(asked: Request, run_path: Path, path: Path, lanes: Lanes, stop: Sto
         ArgumentError: as `train` says; or the job has other devices than it asked for.
     """
     where = asked.point.run
-    use_all_cores()
+    use_all_cores(where.devices or 1)
     if not where.gpus:
         leave_accelerators()
     elif jax.default_backend() != "gpu" or jax.local_device_count() < where.gpus:

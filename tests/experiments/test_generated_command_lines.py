@@ -21,7 +21,7 @@ from command_lines import FRAME, CommandLines
 
 from experiments import spanning_tree
 from experiments.audit import attack
-from experiments.frame import EXPERIMENTS, main
+from experiments.frame import EXPERIMENTS, main, run
 from experiments.frame.options import flag, options
 from jaxfl.privacy.gossip import ProblemConstants
 from jaxfl.training import loop
@@ -76,6 +76,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(here)
     monkeypatch.setattr(loop, "_prepare", _train)
+    monkeypatch.setattr(run, "run_in_jobs", _train)
     monkeypatch.setattr(attack, "measured", _train)
     monkeypatch.setattr(spanning_tree, "compare", _train)
     constants = ProblemConstants(1.0, 1.0, 1.0, 1.0, 1.0, num_samples=9, num_params=9)

@@ -1,0 +1,398 @@
+"""Grids in jobs: what they leave, what happens to jobs that are killed, and what is refused."""
+
+import builtins
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import experiments
+from experiments.frame import EXPERIMENTS, main
+from experiments.frame import run as frame_run
+from experiments.frame.command_line import parse
+from experiments.frame.launch import Launch
+from experiments.frame.launcher import Job, JobsStopped
+from jaxfl.core import ArgumentError
+from jaxfl.training import Stop, read_results, read_run
+from jaxfl.training.lock import held
+
+pytest.importorskip("submitit", reason="needs submitit: pip install 'jaxfl[cluster]'")
+EXPERIMENT = EXPERIMENTS["privsgp_vr"]
+ROOT = Path(next(iter(experiments.__path__))).parent
+GRID = "--nodes 4 --hidden 8 --evaluate-every 10 --batch-size 2 --noise-std 0.1 --method PrivSGP --quiet".split()
+GRID += "--seeds 0 1 --grid step_size=0.1,0.3".split()
+SHORT, LONG = [*GRID, "--iterations", "20"], [*GRID, "--iterations", "800", "--checkpoint-every", "1"]
+JOBS = ["--launcher", "local", "--jobs", "2"]
+LANES = [(f"PrivSGP, step size {step_size}", seed) for step_size in (0.1, 0.3) for seed in (0, 1)]
+
+
+class Here:
+    """An executor whose jobs run at once in this process; those whose turn is in `killed` do not run at all."""
+
+    def __init__(self, killed=()):
+        self.killed, self.jobs, self.told = killed, [], []
+
+    def update_parameters(self, **parameters):
+        self.told.append(parameters)
+
+    def submit(self, job):
+        turn = len(self.jobs)
+        self.jobs.append(job)
+        result = None if turn in self.killed else job()
+        path = SimpleNamespace(exists=lambda: result is not None)
+        paths = SimpleNamespace(result_pickle=path, stderr="none")
+        return SimpleNamespace(done=lambda: True, result=lambda: result, paths=paths)
+
+    @property
+    def lanes(self):
+        """Of every job, in the order of submission."""
+        return [job._spec[2] for job in self.jobs]
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Jobs run in this process, whose signals stay as they are."""
+    before, executor = signal.getsignal(signal.SIGTERM), Here()
+    monkeypatch.setattr(Launch, "executor", lambda launch, folder, name: executor)
+    yield executor
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture(scope="module")
+def inline(tmp_path_factory):
+    """The directory of a run in one process."""
+    out = tmp_path_factory.mktemp("inline") / "run"
+    assert main(EXPERIMENT, [*SHORT, "--out", str(out)]) == 0
+    return out
+
+
+def lanes_of(variants):
+    return [(name, seed) for name, variant in variants.items() for seed in variant.seeds]
+
+
+def same_end(out, whole):
+    """The same bytes of lines and results, less seconds, and a summary with the same numbers."""
+    assert (out / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+    tables = [
+        [line.rpartition(",")[0] for line in (path / "results.csv").read_text().splitlines()] for path in (out, whole)
+    ]
+    assert tables[0] == tables[1]
+    assert read_run(out).read_summary()["variants"] == read_run(whole).read_summary()["variants"]
+
+
+def test_a_grid_in_jobs_leaves_the_same_metrics_and_results_as_in_one_process(inline, here, tmp_path):
+    assert main(EXPERIMENT, [*SHORT, "--out", str(tmp_path / "run"), *JOBS]) == 0
+    same_end(tmp_path / "run", inline)
+    assert here.lanes == [tuple(LANES[:2]), tuple(LANES[2:])]
+    assert (tmp_path / "run" / "plots" / "training.png").exists()
+    assert not list((tmp_path / "run" / "jobs").glob("*/checkpoints"))
+    assert (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_what_has_ended_is_not_submitted_again(inline, here, tmp_path, capsys):
+    here.killed = (1, 2)
+    command = [*SHORT, "--out", str(tmp_path / "run"), *JOBS, "--retries", "1"]
+    assert main(EXPERIMENT, command) == 1
+    sentence = "stopped: 1 of 2 jobs did not end: job 1: killed too often; its output lies in "
+    assert capsys.readouterr().err.startswith(sentence)
+    assert here.lanes == [tuple(LANES[:2]), tuple(LANES[2:]), tuple(LANES[2:])]
+    here.killed = ()
+    assert main(EXPERIMENT, [*command, "--resume"]) == 0
+    assert here.lanes[3:] == [tuple(LANES[2:])]
+    same_end(tmp_path / "run", inline)
+    assert main(EXPERIMENT, [*command, "--resume"]) == 0
+    assert len(here.jobs) == 4
+
+
+def test_a_run_is_divided_once(inline, here, tmp_path):
+    """More jobs at once on resume change nothing of the parts."""
+    here.killed = (1,)
+    command = [*SHORT, "--out", str(tmp_path / "run"), "--launcher", "local", "--retries", "0"]
+    assert main(EXPERIMENT, [*command, "--jobs", "2"]) == 1
+    assert main(EXPERIMENT, [*command, "--jobs", "4", "--resume"]) == 0
+    assert here.lanes == [tuple(LANES[:2]), tuple(LANES[2:]), tuple(LANES[2:])]
+    same_end(tmp_path / "run", inline)
+
+
+def test_a_job_that_fails_stops_no_other(here, tmp_path, monkeypatch, capsys):
+    train = frame_run.train
+
+    def failing(variants, **rest):
+        if lanes_of(variants) == LANES[:1]:
+            raise OSError("the disk is away")
+        return train(variants, **rest)
+
+    monkeypatch.setattr(frame_run, "train", failing)
+    command = [*SHORT, "--out", str(tmp_path / "run"), "--launcher", "local", "--jobs", "4"]
+    assert main(EXPERIMENT, command) == 1
+    assert "1 of 4 jobs did not end: job 0: OSError: the disk is away" in capsys.readouterr().err
+    assert here.lanes == [(lane,) for lane in LANES]
+
+
+def test_what_jobs_refuse_is_refused_and_leaves_nothing(here, tmp_path, monkeypatch, capsys):
+    def refusing(variants, **rest):
+        raise ArgumentError("variants", "must fit in memory", "they do not", "Take fewer nodes.")
+
+    monkeypatch.setattr(frame_run, "train", refusing)
+    assert main(EXPERIMENT, [*SHORT, "--out", str(tmp_path / "run"), *JOBS]) == 2
+    assert capsys.readouterr().err == "error: variants: must fit in memory; they do not. Take fewer nodes.\n"
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_lone_run_that_diverges_has_exit_code_1(here, tmp_path, capsys):
+    lone = "--nodes 4 --method PrivSGP --clip-norm None --noise-std 0 --step-size 1e30 --iterations 20".split()
+    lone += ["--seeds", "0", "--quiet"]
+    endings = []
+    for out, more in (("inline", []), ("jobs", JOBS)):
+        assert main(EXPERIMENT, [*lone, "--out", str(tmp_path / out), *more]) == 1
+        endings.append(capsys.readouterr().err)
+        assert read_run(tmp_path / out).read_summary()["status"] == "diverged"
+    assert endings[0] == endings[1]
+    assert endings[0].startswith("stopped: ")
+    assert "must stay finite" in endings[0]
+
+
+def test_a_run_that_is_asked_to_stop_tells_its_jobs(here, tmp_path, monkeypatch):
+    """And goes on where they have saved."""
+    stop = Stop()
+    submit = here.submit
+
+    def asked_meanwhile(job):
+        stop.request()
+        return submit(job)
+
+    monkeypatch.setattr(here, "submit", asked_meanwhile)
+    asked = parse(EXPERIMENT, [*SHORT, "--out", str(tmp_path / "run"), *JOBS])[0]
+    with pytest.raises(JobsStopped):
+        frame_run.run(asked._replace(stop=stop))
+    assert (tmp_path / "run" / "config.json").exists()
+    asked = parse(EXPERIMENT, [*SHORT, "--out", str(tmp_path / "run"), *JOBS, "--resume"])[0]
+    assert frame_run.run(asked) == 0
+
+
+def test_a_directory_with_another_job_at_work_is_waited_for(inline, here, tmp_path, monkeypatch):
+    """It does not count as a retry."""
+    out, submit, turns = tmp_path / "run", here.submit, []
+
+    def busy_at_first(job):
+        turns.append(job)
+        if len(turns) > 2:
+            return submit(job)
+        (out / "jobs" / "0").mkdir(exist_ok=True)
+        (out / "jobs" / "1").mkdir(exist_ok=True)
+        with held(out / "jobs" / "0"), held(out / "jobs" / "1"):
+            return submit(job)
+
+    monkeypatch.setattr(here, "submit", busy_at_first)
+    assert main(EXPERIMENT, [*SHORT, "--out", str(out), *JOBS, "--retries", "0"]) == 0
+    assert len(turns) == 4
+    same_end(out, inline)
+
+
+def test_what_a_new_run_finds_of_another_division_is_none_of_its_own(inline, here, tmp_path):
+    (tmp_path / "run" / "jobs").mkdir(parents=True)
+    (tmp_path / "run" / "jobs" / "division.json").write_text('{"parts": [[["another", 0]]]}')
+    assert main(EXPERIMENT, [*SHORT, "--out", str(tmp_path / "run"), *JOBS]) == 0
+    same_end(tmp_path / "run", inline)
+
+
+def test_jobs_have_the_secret_key_of_the_run(here, tmp_path, monkeypatch):
+    """And none of them keeps a copy."""
+    monkeypatch.setattr("secrets.token_hex", lambda size: "0123456789abcdef")
+    secret = [*SHORT, "--seed-from-os"]
+    assert main(EXPERIMENT, [*secret, "--out", str(tmp_path / "whole")]) == 0
+    assert main(EXPERIMENT, [*secret, "--out", str(tmp_path / "run"), *JOBS]) == 0
+    same_end(tmp_path / "run", tmp_path / "whole")
+    assert [path.parent.name for path in (tmp_path / "run").rglob("key")] == ["private"]
+    assert len(list((tmp_path / "run").rglob("private"))) == 1
+
+
+class TestOneOrTheOther:
+    """A run goes on by the launchers that can find what it has."""
+
+    def test_a_divided_run_does_not_go_on_inline(self, here, tmp_path, capsys):
+        here.killed = (1,)
+        command = [*SHORT, "--out", str(tmp_path / "run")]
+        assert main(EXPERIMENT, [*command, *JOBS, "--retries", "0"]) == 1
+        capsys.readouterr()
+        assert main(EXPERIMENT, [*command, "--resume"]) == 2
+        assert "--launcher: must be local or slurm here; " in capsys.readouterr().err
+        assert main(EXPERIMENT, [*command, *JOBS, "--resume"]) == 0
+        assert main(EXPERIMENT, [*command, "--resume"]) == 0
+
+    def test_a_run_of_one_process_does_not_go_on_in_jobs(self, inline, here, tmp_path, capsys):
+        out = tmp_path / "run"
+        shutil.copytree(inline, out)
+        next(iter((out / "checkpoints").rglob("finished.json"))).unlink()
+        assert main(EXPERIMENT, [*SHORT, "--out", str(out), *JOBS, "--resume"]) == 2
+        assert "--launcher: must be inline here; " in capsys.readouterr().err
+        assert main(EXPERIMENT, [*SHORT, "--out", str(out), "--resume"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--jobs 2", "--jobs: belongs to local, slurm; got 2 without it. Leave it out, or pass --launcher local."),
+        ("--retries 2", "--retries: belongs to local, slurm; "),
+        ("--gpus 1", "--gpus: belongs to local, slurm; "),
+        ("--launcher local --slurm-partition long", "--slurm-partition: belongs to slurm; got long without it. "),
+        ("--launcher local --slurm-minutes 5", "--slurm-minutes: belongs to slurm; "),
+        ("--launcher local --jobs 0", "--jobs: must be an integer of at least 1; got 0. "),
+        ("--launcher local --retries -1", "--retries: must be an integer of at least 0; got -1. "),
+        ("--launcher local --jobs 2147483647", "--jobs: must be at most 10,000; got 2,147,483,647. Ask for fewer."),
+        ("--launcher local --gpus 2147483647", "--gpus: must be at most 1,000; got 2,147,483,647. Ask for fewer."),
+        ("--launcher pbs", "--launcher: must be inline or local or slurm; got 'pbs'. "),
+    ],
+)
+def test_options_of_another_launcher_are_refused(arguments, sentence, tmp_path, capsys):
+    assert main(EXPERIMENT, [*SHORT, "--out", str(tmp_path / "run"), *arguments.split()]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {sentence}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_submitit_the_remedy_is_named(monkeypatch, capsys, tmp_path):
+    load = builtins.__import__
+
+    def without(name, *rest, **more):
+        if name.startswith("submitit"):
+            raise ModuleNotFoundError(name)
+        return load(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    assert main(EXPERIMENT, [*SHORT, "--out", str(tmp_path / "run"), *JOBS]) == 2
+    sentence = "error: --launcher: needs submitit; it is not installed. Run pip install 'jaxfl[cluster]'.\n"
+    assert capsys.readouterr().err == sentence
+    assert not (tmp_path / "run").exists()
+
+
+class TestSlurm:
+    """No cluster is there: what submitit would hand to one."""
+
+    def test_without_its_commands_it_is_refused(self, monkeypatch, capsys, tmp_path):
+        monkeypatch.setenv("PATH", "")
+        assert main(EXPERIMENT, [*SHORT, "--out", str(tmp_path / "run"), "--launcher", "slurm"]) == 2
+        assert "--launcher: must find Slurm's commands; there is no srun on the path. " in capsys.readouterr().err
+
+    def test_the_batch_file_has_all_options(self, monkeypatch, tmp_path):
+        monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+        launch = Launch(
+            "slurm",
+            gpus=2,
+            slurm_partition="long",
+            slurm_account="lab",
+            slurm_minutes=90,
+            slurm_cpus=6,
+            slurm_memory_gb=24.0,
+        )
+        launch.check()
+        executor = launch.executor(tmp_path, "jaxfl-fig7")._executor
+        text = executor._make_submission_file_text("true", "0")
+        wanted = {"partition=long", "account=lab", "time=90", "cpus-per-task=6", "gpus-per-node=2", "mem=24GB"}
+        wanted |= {"job-name=jaxfl-fig7"}
+        assert wanted <= {line.removeprefix("#SBATCH --") for line in text.splitlines()}
+        assert executor.max_num_timeout == launch.retries
+
+    def test_what_is_not_given_is_left_to_the_cluster(self, monkeypatch, tmp_path):
+        monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+        text = Launch("slurm").executor(tmp_path, "run")._executor._make_submission_file_text("true", "0")
+        assert not any(word in text for word in ("partition", "account", "gpus", "mem="))
+
+
+class TestDevices:
+    """GPUs of local jobs."""
+
+    def test_jobs_at_the_same_time_have_gpus_of_their_own(self, here, tmp_path, monkeypatch):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,6,7")
+        monkeypatch.setattr(Job, "__call__", lambda job: None)
+        command = [*SHORT, "--out", str(tmp_path / "run"), *JOBS, "--gpus", "2", "--retries", "0"]
+        assert main(EXPERIMENT, command) == 1
+        assert [told["visible_gpus"] for told in here.told] == [[3, 5], [6, 7]]
+
+    def test_a_gpu_is_given_again_when_its_job_has_ended(self, here, tmp_path, monkeypatch):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        monkeypatch.setattr(Job, "__call__", lambda job: None)
+        command = [*SHORT, "--out", str(tmp_path / "run"), *JOBS, "--gpus", "1", "--retries", "1"]
+        assert main(EXPERIMENT, command) == 1
+        assert sorted(told["visible_gpus"] for told in here.told) == [[0], [0], [1], [1]]
+
+    @pytest.mark.parametrize("listed", ["0", "", "GPU-1f2e,GPU-77aa"])
+    def test_fewer_than_the_jobs_need_are_refused(self, listed, monkeypatch):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+        with pytest.raises(ArgumentError, match=r"^gpus: must be there for all jobs at once, 2 together; CUDA_VIS"):
+            Launch("local", jobs=2, gpus=1).check()
+
+    @pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="needs a machine without a GPU")
+    def test_a_job_without_the_gpus_that_it_asked_for_refuses(self, here, tmp_path, capsys):
+        assert main(EXPERIMENT, [*SHORT, "--out", str(tmp_path / "run"), *JOBS, "--gpus", "1"]) == 2
+        assert capsys.readouterr().err.startswith("error: --gpus: must be there for every job; ")
+
+
+def _disturb(out, number, signum):
+    """Wait until a part has written some lines, send its process a signal, and return its last complete round."""
+    part = out / "jobs" / str(number)
+    began = time.monotonic()
+    while not (part / "metrics.jsonl").exists() or (part / "metrics.jsonl").read_bytes().count(b"\n") < 30:
+        assert time.monotonic() - began < 200
+        time.sleep(0.02)
+    os.kill(int((part / "lock").read_text()), signum)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGUSR2])
+def test_a_job_that_was_killed_or_preempted_goes_on_from_its_last_checkpoint(signum, tmp_path, monkeypatch):
+    """A kill and SIGTERM by the launcher, SIGUSR2 by submitit itself; the other job is submitted once."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    assert main(EXPERIMENT, [*LONG, "--out", str(whole)]) == 0
+    errors = []
+
+    def disturb():
+        try:
+            _disturb(out, 0, signum)
+        except BaseException as error:
+            errors.append(error)
+
+    disturber = threading.Thread(target=disturb)
+    disturber.start()
+    assert main(EXPERIMENT, [*LONG, "--out", str(out), *JOBS]) == 0
+    disturber.join()
+    assert errors == []
+    same_end(out, whole)
+    ends = read_run(out).finished(LANES)
+    timed = [ends[lane]["seconds"]["timed_rounds"] for lane in LANES]
+    assert max(timed[:2]) < 800 == min(timed[2:]), "it goes on, and does not begin again"
+    submitted = list((out / "jobs" / "logs").glob("*_submitted.pkl"))
+    assert len(submitted) == (2 if signum == signal.SIGUSR2 else 3)
+    if signum == signal.SIGUSR2:
+        assert any("Requeued job" in path.read_text() for path in (out / "jobs" / "logs").glob("*_log.*"))
+
+
+@pytest.mark.slow
+def test_a_launcher_that_is_terminated_ends_its_jobs_and_is_resumed(tmp_path):
+    """Exit code 143; each job has saved."""
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "experiments.privsgp_vr", *LONG, "--out", str(out), *JOBS]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as child:
+        began = time.monotonic()
+        while not all((out / "jobs" / number / "metrics.jsonl").exists() for number in "01"):
+            assert time.monotonic() - began < 200
+            time.sleep(0.05)
+        child.send_signal(signal.SIGTERM)
+        _, told = child.communicate(timeout=200)
+    assert (child.returncode, told) == (
+        143,
+        "terminated: the same command with --resume goes on from the last checkpoints\n",
+    )
+    for number in "01":
+        assert not (out / "jobs" / number / "lock").exists(), "no process is at work there"
+        assert any(path.is_dir() for path in (out / "jobs" / number / "checkpoints").rglob("[1-9]*"))
+    done = subprocess.run([*command, "--resume"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert [row["status"] for row in read_results(out)] == ["finished"] * 4

@@ -301,7 +301,7 @@ def compiler():
     if reason := gpu_program.missing():
         pytest.skip(reason)
     name = "jax_disable_most_optimizations"
-    before = getattr(jax.config, name)
+    before = jax.config.read(name)
     jax.config.update(name, False)
     with compilation_cache("off"):
         yield

@@ -67,12 +67,12 @@ PIECES = """
 LOOP = "%loop = (s32[], /*index=1*/f32[100]{0}) while(%pair), condition=%condition, body=%body"
 
 
-def counts(*lines, pieces="", open_trips=5, large_bytes=400):
+def counts(*lines, pieces="", **options):
     """Of a program with these instructions."""
     body = "\n".join(f"  {line}" for line in lines)
     entry = f"ENTRY %main (p: f32[100]) -> f32[100] {{\n  %p = f32[100]{{0}} parameter(0)\n{body}\n}}\n"
     program = read_program(f"HloModule test, is_scheduled=true\n{PIECES}{pieces}\n{entry}")
-    return count(program, open_trips=open_trips, large_bytes=large_bytes)
+    return count(program, **{"open_trips": 5, "large_bytes": 400, **options})
 
 
 def test_a_loop_of_a_known_length_makes_its_kernels_as_often_as_it_runs_and_no_host_wait():
@@ -101,12 +101,40 @@ def test_a_loop_of_another_length_waits_once_more_than_it_runs():
     assert (inside.kernels, inside.host_waits) == (5 * (2 + 2) + 6, 5 * 2 + 6)
 
 
-@pytest.mark.parametrize(
-    "branches", ["branch_computations={%cheap, %dear, %cheap}", "true_computation=%dear, false_computation=%cheap"]
-)
-def test_of_branches_the_most_expensive_one_counts_and_one_host_wait(branches):
-    line = f"%chosen = f32[100]{{0}} conditional(%p, %p, %p, %p), {branches}"
-    assert counts(line) == Counts(kernels=1, host_waits=1, bytes_moved=800)
+BRANCHES = ["branch_computations={%cheap, %dear, %cheap}", "true_computation=%dear, false_computation=%cheap"]
+
+
+def in_loop(line):
+    """A program that runs an instruction three times, and the computation that it needs."""
+    known = LOOP.replace("%body", "%outer") + ', backend_config={"known_trip_count":{"n":"3"}}'
+    return (
+        known,
+        f"""
+%outer (held: (s32[], f32[100])) -> (s32[], f32[100]) {{
+  %p = f32[100]{{0}} parameter(0)
+  ROOT {line}
+}}
+""",
+    )
+
+
+@pytest.mark.parametrize("branches", BRANCHES)
+def test_of_branches_in_a_loop_the_most_expensive_one_counts_and_one_host_wait(branches):
+    known, outer = in_loop(f"%chosen = f32[100]{{0}} conditional(%p, %p, %p, %p), {branches}")
+    assert counts(known, pieces=outer) == Counts(kernels=3, host_waits=3, bytes_moved=3 * 800)
+    assert counts(known, pieces=outer, of_branches=min) == Counts(host_waits=3)
+
+
+def test_of_branches_outside_of_loops_the_one_with_the_fewest_host_waits_counts_and_one_host_wait():
+    """A chunk of rounds that runs its full length without looking, or else as many as it is told."""
+    known = LOOP + ', backend_config={"known_trip_count":{"n":"5"}}'
+    both = "".join(
+        f"\n%{name} (pair: (s32[], f32[100])) -> (s32[], f32[100]) {{\n  %pair = (s32[], f32[100]{{0}}) parameter(0)\n"
+        f"  ROOT {line}\n}}\n"
+        for name, line in (("full", known), ("rest", LOOP))
+    )
+    line = "%chosen = (s32[], f32[100]{0}) conditional(%p, %p, %p), branch_computations={%rest, %full}"
+    assert counts(line, pieces=both) == Counts(kernels=10, host_waits=1, bytes_moved=10 * 800)
 
 
 IN_PLACE = """
@@ -233,29 +261,34 @@ def test_clients_of_the_layerwise_rows_are_a_third_of_each_class():
 
 def test_numbers_of_a_chunk_are_given_for_a_round():
     report = Report("gpu_program/", "")
-    chunk = gpu_program.Chunk(Counts(200, 5, 3 * 10**9, 20, 10), 10**9, 2 * 10**9, 7.0)
+    most, least = Counts(200, 5, 3 * 10**9, 20, 10), Counts(100, 5, 2 * 10**9, 0, 0)
+    chunk = gpu_program.Chunk(most, least, 10**9, 2 * 10**9, 7.0)
     gpu_program.numbers_of(report, "privsgp", SMALL._replace(rounds=10), chunk)
-    values = {name.removeprefix("gpu_program/"): one.value for name, one in report.measurements.items()}
+    values = {name.removeprefix("gpu_program/"): (one.value, one.spread) for name, one in report.measurements.items()}
     assert values == {
-        "privsgp_kernels": 20.0,
-        "privsgp_host_waits": 0.5,
-        "privsgp_bytes": 0.3,
-        "privsgp_library_calls": 2.0,
-        "privsgp_large_copies": 1.0,
-        "privsgp_temporaries": 1.0,
-        "privsgp_arguments": 2.0,
-        "compile_privsgp": 7.0,
+        "privsgp_kernels": (20.0, (10.0, 20.0)),
+        "privsgp_host_waits": (0.5, (0.5, 0.5)),
+        "privsgp_bytes": (0.3, (0.2, 0.3)),
+        "privsgp_library_calls": (2.0, (0.0, 2.0)),
+        "privsgp_large_copies": (1.0, (0.0, 1.0)),
+        "privsgp_temporaries": (1.0, (1.0, 1.0)),
+        "privsgp_arguments": (2.0, (2.0, 2.0)),
+        "compile_privsgp": (7.0, (7.0, 7.0)),
     }
     assert all("for an H200 without one" in one.against for one in report.measurements.values())
 
 
 def test_the_suite_compares_uniform_with_stratified_sampling(monkeypatch):
-    made = {"embracing_uniform": 600, "embracing_stratified": 400}
-    monkeypatch.setattr(
-        gpu_program, "compile_chunk", lambda row, _: gpu_program.Chunk(Counts(kernels=made.get(row, 100)), 0, 0, 0.0)
-    )
+    made = {"embracing_uniform": (600, 200), "embracing_stratified": (400, 400)}
+
+    def chunk(row, _):
+        most, least = made.get(row, (100, 100))
+        return gpu_program.Chunk(Counts(kernels=most), Counts(kernels=least), 0, 0, 0.0)
+
+    monkeypatch.setattr(gpu_program, "compile_chunk", chunk)
     report = gpu_program.suite()
-    assert report["gpu_program/embracing_uniform_vs_stratified"].value == 1.5
+    ratio = report["gpu_program/embracing_uniform_vs_stratified"]
+    assert (ratio.value, ratio.spread) == (1.5, (0.5, 1.5))
     assert set(gpu_program.AT_MOST) <= set(report)
 
 

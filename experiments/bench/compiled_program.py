@@ -9,7 +9,8 @@ after the other, and are counted by these rules:
 | parameter, constant, tuple, bitcast | nothing |
 | loop of a known length | its body, as often as it runs |
 | loop of another length | body and condition as often as told, and a wait of the host for each look at the condition |
-| branches | a wait of the host, and of each number the most that a branch has |
+| branches in a loop | a wait of the host, and of each number the most (or the least) that a branch has |
+| branches outside of loops | a wait of the host, and the branch with the fewest waits: that of a full chunk |
 | call into Python | a kernel and a wait of the host |
 
 Loops and branches are counted as XLA runs them by default, outside of command buffers. Bytes are those of the arrays
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 FREE = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier"})
@@ -119,13 +121,14 @@ def read_program(text: str) -> Program:
     return Program(computations, entry)
 
 
-def count(program: Program, *, open_trips: int, large_bytes: int) -> Counts:
+def count(program: Program, *, open_trips: int, large_bytes: int, of_branches: Callable[..., int] = max) -> Counts:
     """Count what the program does in one run.
 
     Args:
         program: of `read_program`.
         open_trips: how often an outermost loop runs whose length is not known; one inside of another runs once.
         large_bytes: from how many bytes on a copy is large.
+        of_branches: `max` or `min`, by which a number of branches in a loop is made of theirs.
 
     Returns:
         The counts.
@@ -133,38 +136,40 @@ def count(program: Program, *, open_trips: int, large_bytes: int) -> Counts:
     Guarantees:
         - a loop of a known length makes its kernels as often as it runs, and no host wait.
         - a loop of another length waits once more than it runs.
-        - of branches the most expensive one counts, and one host wait.
+        - of branches in a loop the most expensive one counts, and one host wait.
+        - of branches outside of loops the one with the fewest host waits counts, and one host wait.
         - an array that is updated in place counts by its updates, one that is sliced by its slices.
     """
 
-    def of_computation(name: str, trips: int) -> Counts:
+    def of_computation(name: str, in_loop: bool) -> Counts:
         total = Counts()
         for one in program.computations[name].instructions.values():
-            total = total.plus(of_instruction(name, one, trips))
+            total = total.plus(of_instruction(name, one, in_loop))
         return total
 
-    def of_instruction(name: str, one: Instruction, trips: int) -> Counts:
+    def of_instruction(name: str, one: Instruction, in_loop: bool) -> Counts:
         if one.opcode in FREE or one.opcode.endswith("-done"):
             return Counts()
         if one.opcode == "while":
-            return of_loop(one, trips)
+            return of_loop(one, 1 if in_loop else open_trips)
         if one.opcode == "conditional":
             attributes = ("branch_computations", "true_computation", "false_computation")
-            branches = [of_computation(part, trips) for kind in attributes for part in one.computations(kind)]
-            return Counts(host_waits=1).plus(Counts(*map(max, zip(*branches, strict=True))))
+            branches = [of_computation(part, in_loop) for kind in attributes for part in one.computations(kind)]
+            fewest = min(branches, key=lambda branch: (branch.host_waits, -branch.kernels))
+            chosen = Counts(*map(of_branches, zip(*branches, strict=True))) if in_loop else fewest
+            return Counts(host_waits=1).plus(chosen)
         if one.opcode in ("call", "async-start"):
             called = "to_apply" if one.opcode == "call" else "calls"
-            return of_computation(one.computations(called)[0], trips)
+            return of_computation(one.computations(called)[0], in_loop)
         return of_kernel(program, program.computations[name], one, large_bytes)
 
     def of_loop(one: Instruction, trips: int) -> Counts:
-        body, condition = (one.computations(kind)[0] for kind in ("body", "condition"))
+        body, condition = (of_computation(one.computations(kind)[0], True) for kind in ("body", "condition"))
         if known := _TRIPS.search(one.text):
-            return of_computation(body, 1).times(int(known.group(1)))
-        looks = of_computation(condition, 1).plus(Counts(host_waits=1)).times(trips + 1)
-        return of_computation(body, 1).times(trips).plus(looks)
+            return body.times(int(known.group(1)))
+        return body.times(trips).plus(condition.plus(Counts(host_waits=1)).times(trips + 1))
 
-    return of_computation(program.entry, open_trips)
+    return of_computation(program.entry, False)
 
 
 def of_kernel(program: Program, own: Computation, one: Instruction, large_bytes: int) -> Counts:

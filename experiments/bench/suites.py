@@ -2,7 +2,7 @@
 
 A suite is a module with `suite() -> dict[str, Measurement]`, whose names are "SUITE/NAME". A suite may also have
 
-- `WANTED`, name -> how much is wanted at least, and `AT_MOST`, name -> how much is wanted at most;
+- `WANTED`, name -> how much is wanted, at least unless the suite says otherwise; `AT_MOST`, the same, at most;
 - `plot(measurements, path)`, which draws a picture;
 - `missing() -> str | None`, which says in a sentence why the suite cannot run here: it is skipped then.
 

@@ -13,6 +13,7 @@ from toy_problem import NUM_NODES, State, toy_algorithm, toy_data, toy_task
 import jaxfl
 from jaxfl import core, gradients, graphs
 from jaxfl.core import ArgumentError, tree
+from jaxfl.core.platform import tracing_for
 from jaxfl.training import Diverged, FatalCount
 from jaxfl.training.chunks import (
     add_costs,
@@ -80,6 +81,24 @@ def test_splitting_the_same_rounds_differently_gives_the_same_bits_in_one_execut
     assert int(ends[0].round_index) == 13
     _assert_same(ends[0], ends[1])
     _assert_same(ends[0], ends[2])
+
+
+def test_a_full_chunk_has_a_static_length_on_accelerators():
+    """Their host waits in every round of another; full and other chunks run the same rounds."""
+    _, key, data, init, run = _setup()
+    with tracing_for("gpu"):
+        lowered = chunk_fn(toy_algorithm(toy_task()), 8).trace(key, init(key, data), data, np.int32(0))
+        program = lowered.lower().compile()
+    loops = [eqn for eqn in lowered.jaxpr.eqns if eqn.primitive.name == "cond"]
+    assert len(loops) == 1
+    whole = [branch for branch in loops[0].params["branches"] if "scan[" in str(branch)]
+    assert len(whole) == 1
+    assert "while[" not in str(whole[0])
+    for count in (8, 5, 0):
+        for ours, theirs in zip(
+            *(jax.tree.leaves(f(key, init(key, data), data, np.int32(count))) for f in (program, run)), strict=True
+        ):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
 
 
 def test_no_rounds_change_nothing():

@@ -123,13 +123,13 @@ def rounds_fn(algorithm: Algorithm, chunk_rounds: int) -> Callable[..., tuple[Py
             write = partial(jax.lax.dynamic_update_index_in_dim, index=index, axis=0)
             return state, jax.tree.map(write, buffers, info)
 
-        def run_rounds(count, start):
-            return jax.lax.fori_loop(0, count, body, start)
-
-        if is_cpu():
-            return run_rounds(num_rounds, (state, empty))
-        whole, part = partial(run_rounds, chunk_rounds), partial(run_rounds, num_rounds)
-        return jax.lax.cond(num_rounds == chunk_rounds, whole, part, (state, empty))
+        held, done = (state, empty), jnp.int32(0)
+        if not is_cpu():
+            # A full chunk goes once round an outer loop. Of a branch in its place the compiler copied the whole state.
+            is_full = (num_rounds == chunk_rounds).astype(jnp.int32)
+            held = jax.lax.fori_loop(0, is_full, lambda _, held: jax.lax.fori_loop(0, chunk_rounds, body, held), held)
+            done = is_full * num_rounds
+        return jax.lax.fori_loop(done, num_rounds, body, held)
 
     return run
 

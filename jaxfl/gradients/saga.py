@@ -22,7 +22,7 @@ than the one used, as with a new base key in each round, belong to other entries
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,14 +30,16 @@ import numpy as np
 
 from jaxfl.core import ArgumentError, Array, FederatedData, Key, PyTree, Task, check, over_nodes
 from jaxfl.core.devices import on_shares, varying_like
+from jaxfl.core.platform import is_cpu
 from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import number_type
 from jaxfl.gradients import memory, per_example
 from jaxfl.gradients.estimator import GradientEstimator, batch_info, batch_sums, gather
 from jaxfl.gradients.samplers import Batch, Sampler, check_counts, draw_batch, first_occurrence, uniform
-from jaxfl.gradients.stores import Store, make_store
+from jaxfl.gradients.stores import Store, decode, encode, make_store
 
 _CHUNK_BYTES = 16 * 2**20  # rows held at once while the table is built or its mean recomputed
+_REFRESH_EVERY = 1000  # on a CPU, unless told
 _BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}  # of a stored number
 
 
@@ -47,6 +49,7 @@ class SagaState(NamedTuple):
 
     table: Array  # (n, E, F), float32 or float64, or uint16 holding the bits of bfloat16
     table_mean: PyTree  # leaves (n, *leaf), float32, mean over each node's entries
+    mean_rounding: PyTree  # leaves (n, *leaf), float32, what rounding took from the mean; None where it is refreshed
     rows: Array  # (n, c, F), like table: the rows of the coming round's batch
     row_indices: Array  # (n, c), int32, which rows these are
 
@@ -66,7 +69,7 @@ def saga(
     storage: str = "float32",
     clip_norm: float | Array | None = None,
     clip_order: int = 2,
-    refresh_every: int = 1000,
+    refresh_every: int | Literal["auto", "never"] = "auto",
 ) -> GradientEstimator:
     """The variance-reduced estimate of PrivSGP-VR.
 
@@ -85,7 +88,10 @@ def saga(
         clip_norm: bound on each sample's gradient norm, applied before storing; None does not clip. May be traced.
         clip_order: 2 for the L2 norm, 1 for the L1 norm.
         refresh_every: rounds after which the mean, else updated by differences, is recomputed from the table, which
-            removes the accumulated float32 rounding. (Under `jax.vmap` over states it is computed in every round.)
+            removes the accumulated float32 rounding. (Under `jax.vmap` over states it is computed in every round, and
+            an accelerator's host waits in every round to know whether it is due.) "never" carries what rounding takes
+            from the mean, in one more array of the size of the parameters. Only the rounding of the differences
+            accumulates then. "auto" is 1000 on a CPU and "never" on accelerators, as decided in `init`.
 
     Raises:
         ArgumentError: an argument out of range; from `init`, a storage for params of another type, a table that does
@@ -103,7 +109,10 @@ def saga(
     chosen = uniform(1) if sampler is None else sampler
     check.one_of(("dense", "factored", "per_batch"), table=table)
     check.one_of(tuple(_BYTES), storage=storage)
-    check.at_least(1, refresh_every=refresh_every)
+    if isinstance(refresh_every, str):
+        check.one_of(("auto", "never"), refresh_every=refresh_every)
+    else:
+        check.at_least(1, refresh_every=refresh_every)
     per_example.check_clipping(clip_norm, clip_order)
     if (entry_size is None) == (table == "per_batch"):
         remedy = 'Pass entry_size with table="per_batch" and with no other.'
@@ -127,7 +136,8 @@ def saga(
             )
         _preflight(task, params, data, chosen, table, samples, storage, clip_norm)
         store = make_store(task, params, data, table=table, entry_size=samples, **clipping)
-        return jax.jit(partial(_build, store, task, chosen, samples, storage))(key, params, data)
+        carries_rounding = refresh_every == "never" or (refresh_every == "auto" and not is_cpu())
+        return jax.jit(partial(_build, store, task, chosen, samples, storage, carries_rounding))(key, params, data)
 
     def draw(key, round_index, data):
         counts = _entry_counts(data, samples)
@@ -147,33 +157,41 @@ def saga(
         exact = storage != "bfloat16" and not repeats
         misses = jnp.sum((state.row_indices != batch.indices) & batch.mask, axis=1, dtype=jnp.int32)
 
-        def one_node(node_params, node_inputs, node_labels, node_weights, old, mask, change, count, mean, num_misses):
+        def one_node(
+            node_params, node_inputs, node_labels, node_weights, old, mask, change, count, mean, rounding, num_misses
+        ):
             new = store.compute(node_params, node_inputs, node_labels, node_weights)
-            kept = _decode(_encode(new.rows, storage), storage)
+            kept = decode(encode(new.rows, storage), storage)
             share = mask.astype(dtype) / chosen.batch_size
-            old = jnp.where(num_misses > 0, jnp.nan, _decode(old, storage))
+            old = jnp.where(num_misses > 0, jnp.nan, decode(old, storage))
             difference = store.difference(new.sample_inputs, new.rows, old, share)
             gradient = jax.tree.map(jnp.add, difference, mean)
             if exact:
                 scale = chosen.batch_size / count.astype(dtype)
-                mean = jax.tree.map(lambda leaf, change: leaf + scale * change, mean, difference)
+                drift = jax.tree.map(lambda leaf: scale * leaf, difference)
             else:
                 shift = change.astype(dtype) / count.astype(dtype)
                 drift = store.difference(new.sample_inputs, kept, old, shift)
+            if rounding is None:
                 mean = jax.tree.map(jnp.add, mean, drift)
-            return gradient, mean, _encode(new.rows, storage), batch_sums(new, share, mask)
+            else:
+                mean, rounding = _add_exactly(mean, rounding, drift)
+            return gradient, mean, rounding, encode(new.rows, storage), batch_sums(new, share, mask)
 
-        gradient, mean, new_rows, sums = over_nodes(one_node, task.node_loop)(
-            params, inputs, labels, weights, state.rows, batch.mask, changed, counts, state.table_mean, misses
+        old_means = state.table_mean, state.mean_rounding
+        gradient, mean, rounding, new_rows, sums = over_nodes(one_node, task.node_loop)(
+            params, inputs, labels, weights, state.rows, batch.mask, changed, counts, *old_means, misses
         )
         written = _write(state.table, batch, new_rows)
-        mean = jax.lax.cond(
-            (round_index + 1) % refresh_every == 0,
-            lambda values, old_mean: _exact_mean(store, task, samples, storage, values, params, data),
-            lambda values, old_mean: old_mean,
-            written,
-            mean,
-        )
+        if rounding is None:
+            period = _REFRESH_EVERY if isinstance(refresh_every, str) else refresh_every
+            mean = jax.lax.cond(
+                (round_index + 1) % period == 0,
+                lambda values, old_mean: _exact_mean(store, task, samples, storage, values, params, data),
+                lambda values, old_mean: old_mean,
+                written,
+                mean,
+            )
         info = batch_info(
             gradient,
             sums,
@@ -184,6 +202,7 @@ def saga(
         new_state = SagaState(
             table=written,
             table_mean=mean,
+            mean_rounding=rounding,
             rows=_read(written, draws.next_batch),
             row_indices=draws.next_batch.indices,
         )
@@ -244,19 +263,6 @@ def _entry_samples(
     return inputs, labels, valid.astype(dtype) * weight[:, None]
 
 
-def _encode(rows: Array, storage: str) -> Array:
-    """Rows as they are stored. bfloat16 is kept as its bits: XLA's CPU backend would widen, so copy, such a table."""
-    if storage != "bfloat16":
-        return rows
-    # The upper half of a float32 is the bfloat16 next to it toward zero.
-    return (jax.lax.bitcast_convert_type(rows.astype(jnp.float32), jnp.uint32) >> 16).astype(jnp.uint16)
-
-
-def _decode(rows: Array, storage: str) -> Array:
-    """Stored rows as numbers: of bfloat16 as float32."""
-    return rows if storage != "bfloat16" else jax.lax.bitcast_convert_type(rows, jnp.bfloat16).astype(jnp.float32)
-
-
 def _write(table: Array, batch: Batch, rows: Array) -> Array:
     """The table with the rows of the batch's valid slots replaced; repeated entries carry the same row."""
 
@@ -275,6 +281,19 @@ def _read(table: Array, batch: Batch) -> Array:
         return table.at[nodes, positions].get(mode="promise_in_bounds")
 
     return on_shares(read)(table, batch.indices)
+
+
+def _add_exactly(total: PyTree, rounding: PyTree, change: PyTree) -> tuple[PyTree, PyTree]:
+    """total + rounding + change as (what is nearest to it, what that lacks); Knuth's two-sum."""
+
+    def add(total, rounding, change):
+        change = change + rounding
+        new = total + change
+        added = new - total  # not `change`: XLA keeps the order of additions
+        return new, (total - (new - added)) + (change - added)
+
+    pairs = jax.tree.map(add, total, rounding, change)
+    return jax.tree.transpose(jax.tree.structure(total), jax.tree.structure((0, 0)), pairs)
 
 
 def _chunks(data: FederatedData, entry_size: int, row_size: int) -> tuple[int, int, int]:
@@ -297,7 +316,15 @@ def _chunk_entries(chunk: Array, size: int, entries: int, counts: Array) -> tupl
 
 
 def _build(
-    store: Store, task: Task, sampler: Sampler, entry_size: int, storage: str, key: Key, params: PyTree, data
+    store: Store,
+    task: Task,
+    sampler: Sampler,
+    entry_size: int,
+    storage: str,
+    carries_rounding: bool,
+    key: Key,
+    params: PyTree,
+    data: FederatedData,
 ) -> SagaState:
     """The table of gradients at `params`, chunk by chunk, and the rows of round 0."""
     counts = _entry_counts(data, entry_size)
@@ -305,7 +332,7 @@ def _build(
 
     def one_node(node_params, inputs, labels, weights, valid):
         rows = store.compute(node_params, inputs, labels, weights).rows
-        return _encode(jnp.where(valid[:, None], rows, 0.0), storage)
+        return encode(jnp.where(valid[:, None], rows, 0.0), storage)
 
     def fill(chunk, table):
         start, rows, valid, _ = _chunk_entries(chunk, size, entries, counts)
@@ -318,9 +345,11 @@ def _build(
     empty = jnp.zeros((data.num_nodes, entries, store.row_size), dtype)
     table = jax.lax.fori_loop(0, num_chunks, fill, varying_like(empty, params, data))
     first = draw_batch(sampler, key, jnp.int32(0), counts)
+    mean = _exact_mean(store, task, entry_size, storage, table, params, data)
     return SagaState(
         table=table,
-        table_mean=_exact_mean(store, task, entry_size, storage, table, params, data),
+        table_mean=mean,
+        mean_rounding=jax.tree.map(jnp.zeros_like, mean) if carries_rounding else None,
         rows=_read(table, first),
         row_indices=first.indices,
     )
@@ -334,7 +363,7 @@ def _exact_mean(
     entries, size, num_chunks = _chunks(data, entry_size, store.row_size)
 
     def one_node(node_params, inputs, labels, rows, weights):
-        return store.combine(store.sample_inputs(node_params, inputs, labels), _decode(rows, storage), weights)
+        return store.combine(store.sample_inputs(node_params, inputs, labels), decode(rows, storage), weights)
 
     def add(chunk, total):
         start, rows, valid, fresh = _chunk_entries(chunk, size, entries, counts)

@@ -45,6 +45,19 @@ class Store(NamedTuple):
     difference: Callable[[tuple[Array, ...], Array, Array, Array], PyTree]
 
 
+def encode(rows: Array, storage: str) -> Array:
+    """Rows as they are stored. bfloat16 is kept as its bits: XLA's CPU backend would widen, so copy, such a table."""
+    if storage != "bfloat16":
+        return rows
+    # The upper half of a float32 is the bfloat16 next to it toward zero.
+    return (jax.lax.bitcast_convert_type(rows.astype(jnp.float32), jnp.uint32) >> 16).astype(jnp.uint16)
+
+
+def decode(rows: Array, storage: str) -> Array:
+    """Stored rows as numbers: of bfloat16 as float32."""
+    return rows if storage != "bfloat16" else jax.lax.bitcast_convert_type(rows, jnp.bfloat16).astype(jnp.float32)
+
+
 def make_store(
     task: Task,
     params: PyTree,
@@ -159,6 +172,8 @@ def _factored(task: Task, one_node: PyTree, data: FederatedData, clip_norm, clip
         assert task.factors is not None
         return read_samples(task.factors(params, inputs, labels)[1])  # the compiler drops all but these
 
+    # Accelerators multiply float32 in fewer bits by default; the mean of the table would then drift from it.
+    @jax.default_matmul_precision("highest")
     def difference(samples, new, old, weights):
         """One product a layer: where both factors changed, the old ones enter with the opposite weight."""
         fresh, stale = to_factors(samples, new), to_factors(samples, old)
@@ -173,10 +188,14 @@ def _factored(task: Task, one_node: PyTree, data: FederatedData, clip_norm, clip
                 gradient[layer.name] = layer.weighted_sum(*both, jnp.concatenate([weights, -weights]))
         return gradient
 
+    @jax.default_matmul_precision("highest")
+    def combine(samples, rows, weights):
+        return per_example.from_factors(task, to_factors(samples, rows), weights)
+
     return Store(
         row_size=sum(widths),
         compute=compute,
         sample_inputs=sample_inputs,
-        combine=lambda samples, rows, weights: per_example.from_factors(task, to_factors(samples, rows), weights),
+        combine=combine,
         difference=difference,
     )

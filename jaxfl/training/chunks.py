@@ -2,7 +2,10 @@
 
 A chunk runs up to a static number of rounds in one `fori_loop` whose length is an argument. First, last, short and
 resumed chunks therefore run the same executable, so that a resumed run repeats the bits of an uninterrupted one and
-nothing compiles twice. The state is donated, and nothing goes to or comes from the host inside a chunk.
+nothing compiles twice. The state is donated, and nothing goes to or comes from the host inside a chunk. On accelerators
+the executable holds a second loop, of static length, for full chunks: for a length that is on the device, their host
+waits in every round. The compiler may give the two loops other last bits, but a resumed run cuts its rounds into the
+same chunks as one that went through, and so repeats its bits.
 
 An algorithm's info is a NamedTuple of () or (n,) arrays, treated by dtype and not by name: floating fields are
 measurements and are averaged over rounds and nodes, integer fields are counts and are summed. The exceptions are the
@@ -23,6 +26,7 @@ import numpy as np
 from jaxfl.channel import RoundCosts
 from jaxfl.channel.ledger import COUNTED
 from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, Key, PyTree
+from jaxfl.core.platform import is_cpu
 
 FATAL_COUNTS = ("batch_overflow", "class_overflow", "prefetch_misses")
 """Counts that must stay 0: above it, the rounds did not do what the algorithm (and its privacy bound) assumes."""
@@ -104,7 +108,7 @@ def rounds_fn(algorithm: Algorithm, chunk_rounds: int) -> Callable[..., tuple[Py
 
     Guarantees:
         - a chunk equals as many calls of `round`.
-        - splitting the same rounds into chunks differently gives the same bits.
+        - splitting the same rounds into chunks differently gives the same bits on a CPU, elsewhere to rounding.
         - a large array that a round updates in place is not copied, where the state is donated.
     """
 
@@ -119,7 +123,13 @@ def rounds_fn(algorithm: Algorithm, chunk_rounds: int) -> Callable[..., tuple[Py
             write = partial(jax.lax.dynamic_update_index_in_dim, index=index, axis=0)
             return state, jax.tree.map(write, buffers, info)
 
-        return jax.lax.fori_loop(0, num_rounds, body, (state, empty))
+        held, done = (state, empty), jnp.int32(0)
+        if not is_cpu():
+            # A full chunk goes once round an outer loop. Of a branch in its place the compiler copied the whole state.
+            is_full = (num_rounds == chunk_rounds).astype(jnp.int32)
+            held = jax.lax.fori_loop(0, is_full, lambda _, held: jax.lax.fori_loop(0, chunk_rounds, body, held), held)
+            done = is_full * num_rounds
+        return jax.lax.fori_loop(done, num_rounds, body, held)
 
     return run
 

@@ -13,6 +13,7 @@ from toy_problem import NUM_NODES, State, toy_algorithm, toy_data, toy_task
 import jaxfl
 from jaxfl import core, gradients, graphs
 from jaxfl.core import ArgumentError, tree
+from jaxfl.core.platform import tracing_for
 from jaxfl.training import Diverged, FatalCount
 from jaxfl.training.chunks import (
     add_costs,
@@ -82,6 +83,22 @@ def test_splitting_the_same_rounds_differently_gives_the_same_bits_in_one_execut
     _assert_same(ends[0], ends[2])
 
 
+def test_a_full_chunk_has_a_static_length_on_accelerators():
+    """Their host waits in every round of another; full and other chunks run the same rounds."""
+    _, key, data, init, run = _setup()
+    with tracing_for("gpu"):
+        lowered = chunk_fn(toy_algorithm(toy_task()), 8).trace(key, init(key, data), data, np.int32(0))
+        program = lowered.lower().compile()
+    full, rest = [eqn for eqn in lowered.jaxpr.eqns if eqn.primitive.name == "while"]
+    assert [str(loop).count("scan[") for loop in (full, rest)] == [1, 0]
+    assert "while[" not in str(full.params["body_jaxpr"])
+    for count in (8, 5, 0):
+        for ours, theirs in zip(
+            *(jax.tree.leaves(f(key, init(key, data), data, np.int32(count))) for f in (program, run)), strict=True
+        ):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
+
+
 def test_no_rounds_change_nothing():
     _, key, data, init, run = _setup()
     state, _ = run(key, init(key, data), data, np.int32(0))
@@ -135,14 +152,17 @@ def test_a_weakly_typed_state_is_made_strong():
     assert float(state) == 0.25
 
 
-def test_a_large_array_that_a_round_updates_in_place_is_not_copied():
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_a_large_array_that_a_round_updates_in_place_is_not_copied(platform):
+    """In the forms for both."""
     data, _, _ = toy_data(num_samples=400)
     algorithm = toy_algorithm(toy_task(), table_width=3000)
     key = jax.random.key(0)
     state = jax.eval_shape(algorithm.init, key, data)
     table_bytes = tree.num_bytes(state.table)
     assert table_bytes > 2_000_000
-    compiled = chunk_fn(algorithm, 10).lower(key, state, data, np.int32(0)).compile()
+    with tracing_for(platform):
+        compiled = chunk_fn(algorithm, 10).lower(key, state, data, np.int32(0)).compile()
     memory = compiled.memory_analysis()
     assert memory is not None
     assert memory.temp_size_in_bytes < 0.1 * table_bytes

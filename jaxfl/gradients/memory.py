@@ -17,6 +17,12 @@ def available_bytes() -> int:
     return psutil.virtual_memory().available
 
 
+def total_bytes() -> int:
+    """Bytes of the default device's memory that JAX may take, free or not; on a CPU all of the machine's."""
+    stats = jax.local_devices()[0].memory_stats()
+    return stats["bytes_limit"] if stats and "bytes_limit" in stats else psutil.virtual_memory().total
+
+
 def require_fits(
     argument: str,
     needed: int,

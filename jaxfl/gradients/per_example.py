@@ -4,7 +4,10 @@ A task with `layers` gives each layer's input and output error in one forward an
 sample's gradient follows from these factors, the errors are scaled by min(1, clip_norm / norm), and one weighted
 product a layer yields the clipped sum (ghost norms with book-keeping: Li, Tramer, Liang, Hashimoto 2022,
 arXiv:2110.05679, and Bu, Wang, Zha, Karypis 2023, arXiv:2210.00038). A layer whose samples' gradients are small may
-keep them between norm and sum. Any other task is run one sample at a time.
+keep them between norm and sum.
+
+Of any other task the samples' gradients are made: on a CPU one after the other, on accelerators as many at once as
+memory allows: `jaxfl.gradients.microbatches`.
 
 A gradient whose norm is not finite cannot be scaled to any norm. Under a clip norm it counts as zero, with its loss,
 and is counted: otherwise a single broken sample would reach the other nodes without noise. Without a clip norm it stays
@@ -20,9 +23,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.core import Array, Factors, PyTree, Task, check
-from jaxfl.core.platform import is_cpu
 from jaxfl.core.tasks import of_samples, sample_losses
 from jaxfl.core.tree import root
+from jaxfl.gradients import microbatches
 
 
 class GradientSum(NamedTuple):
@@ -43,7 +46,7 @@ def check_clipping(clip_norm: float | Array | None, clip_order: int) -> None:
 
 
 def route(task: Task, clip_norm: float | Array | None) -> str:
-    """How `weighted_sum` will run: "backward" (no clipping), "factored" or "one_sample"."""
+    """How `weighted_sum` will run: "backward" (no clipping), "factored" or "one_sample" (each sample's gradient)."""
     if clip_norm is None:
         return "backward"
     return "factored" if task.factors is not None else "one_sample"
@@ -204,6 +207,7 @@ def weighted_sum(
         - under a clip norm a gradient that is not finite counts as zero, and is counted.
         - a sample of weight 0 contributes exactly zero.
         - without clipping it is the gradient of the weighted loss.
+        - samples that go through at once give what they give one after the other, to rounding.
     """
     how = route(task, clip_norm)
     if how == "backward":
@@ -216,6 +220,10 @@ def weighted_sum(
         return _unclipped(losses, gradient)
     if how == "factored":
         return _clipped_sum(task, params, inputs, labels, weights, clip_norm, clip_order)
+
+    size = microbatches.size_of(task, params, inputs, labels)
+    if size > 1:
+        return _sum_of_groups(task, params, (inputs, labels, weights), size, clip_norm, clip_order)
 
     def add(carry, sample):
         one_input, one_label, weight = sample
@@ -239,7 +247,7 @@ def per_sample(
     """The clipped gradients themselves, leaves (b, *leaf): for stores that must hold them.
 
     Layers in factored form make them from one backward pass; any other task runs one sample at a time on a CPU (faster
-    there than a batched gradient, and b times smaller intermediates) and all at once elsewhere.
+    there than a batched gradient, and b times smaller intermediates) and as many as memory allows elsewhere.
     """
     if task.factors is not None:
         measured, factors = clipped_factors(task, params, inputs, labels, clip_norm=clip_norm, clip_order=clip_order)
@@ -253,8 +261,27 @@ def per_sample(
         one_input, one_label = sample
         return _one_sample(task, params, one_input, one_label, clip_norm, clip_order)
 
-    loop = jax.lax.map if is_cpu() else (lambda fn, samples: jax.vmap(fn)(samples))
-    return loop(one, (inputs, labels))
+    size = microbatches.size_of(task, params, inputs, labels)
+    if size == 1:
+        return jax.lax.map(one, (inputs, labels))
+    return microbatches.joined(jax.lax.map(jax.vmap(one), microbatches.grouped((inputs, labels), size)), len(inputs))
+
+
+def _sum_of_groups(task: Task, params: PyTree, samples, size: int, clip_norm, clip_order) -> GradientSum:
+    """`weighted_sum` of a task without factors, `size` samples at once."""
+    inputs, labels, weights = samples
+    one = lambda x, y: _one_sample(task, params, x, y, clip_norm, clip_order)  # noqa: E731
+
+    def add(total, group):
+        group_inputs, group_labels, group_weights = group
+        measured = jax.vmap(one)(group_inputs, group_labels)
+        part = jax.tree.map(lambda leaf: _sum_over_samples(group_weights, leaf), measured.gradient)
+        return jax.tree.map(jnp.add, total, part), measured._replace(gradient=None)
+
+    weights = jnp.pad(weights, (0, -len(inputs) % size))  # what is repeated does not count
+    groups = (*microbatches.grouped((inputs, labels), size), weights.reshape(-1, size))
+    gradient, measured = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), groups)
+    return microbatches.joined(measured, len(inputs))._replace(gradient=gradient)
 
 
 def tree_norm(gradient: PyTree, clip_order: int) -> Array:

@@ -19,10 +19,12 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxfl.core.platform import is_cpu
 from jaxfl.core.types import Array
 
-# Bytes that norms may hold at a time; larger batches go through in groups of samples.
-GROUP_BYTES = 1 << 24
+# Bytes that norms may hold at a time; larger batches go through in groups of samples. Each group is a step of a loop,
+# and brings kernels of its own: accelerators take larger ones.
+GROUP_BYTES, ACCELERATOR_GROUP_BYTES = 1 << 24, 1 << 27
 
 _ROUNDOFF = 2.0**-24  # half the distance between neighboring float32 numbers at 1
 
@@ -93,8 +95,8 @@ def summation_error(terms: Array, num_positions: int | Array) -> Array:
 
 
 def in_groups(fn: Callable[[Array, Array], Array], inputs: Array, errors: Array, bytes_of_one: int) -> Array:
-    """`fn` (inputs, errors) -> (b,), on groups of samples that hold at most 16 MiB when the batch would not."""
-    group = max(1, GROUP_BYTES // bytes_of_one)
+    """`fn` (inputs, errors) -> (b,), on groups of samples that hold at most 16 MiB (accelerators: 128) at a time."""
+    group = max(1, (GROUP_BYTES if is_cpu() else ACCELERATOR_GROUP_BYTES) // bytes_of_one)
     if group >= inputs.shape[0]:
         return fn(inputs, errors)
     one_sample = lambda pair: fn(pair[0][None], pair[1][None])[0]  # noqa: E731

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from helpers import assert_close, normals
 
+from jaxfl.core import from_functions
 from jaxfl.core.platform import tracing_for
 from jaxfl.gradients import per_example
 from jaxfl.models import classification, kernel_norms, layers, sequential
@@ -102,3 +103,13 @@ def test_the_sum_over_a_convolutions_samples_is_the_same_on_every_platform(strid
             found[platform] = jax.jit(lambda x, e: kernel_norms.summed(x, e, geom))(inputs, errors)
     assert_close(found["gpu"], found["cpu"])
     assert_close(found["cpu"], kernel_norms.per_sample(inputs, errors, geom).sum(axis=0))
+
+
+def test_so_is_the_sum_of_gradients_without_factors():
+    task = from_functions(lambda key: jnp.zeros((4, 2)), lambda w, x, y: jnp.sum(w[None] * x, axis=(1, 2)) - y)
+    arguments = (jnp.zeros((4, 2)), normal(BATCH, 4, 2), jnp.zeros(BATCH), jnp.ones(BATCH))
+    with tracing_for("gpu"):
+        run = jax.make_jaxpr(lambda *arguments: per_example.weighted_sum(task, *arguments, clip_norm=0.5))
+        for equation in (found := list(products(run(*arguments).jaxpr))):
+            assert equation.params["precision"] == (HIGHEST, HIGHEST)
+    assert found

@@ -10,6 +10,7 @@ from flax import nnx
 from helpers import normals, refusals
 
 from jaxfl.core import ArgumentError
+from jaxfl.core.platform import tracing_for
 from jaxfl.models import layers, position_sums
 
 RNG = np.random.default_rng(0)
@@ -134,9 +135,9 @@ def test_norms_agree_in_groups_of_samples(group_bytes, monkeypatch):
     inputs, errors, weight = normal(*input_shape), normal(*input_shape[:3], 3), normal(input_shape[0])
     factored = factored_form(layer)
     expected = in_factored_form(factored, inputs, errors, weight)
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(position_sums, "GROUP_BYTES", group_bytes)
-    actual = in_factored_form(factored, inputs, errors, weight, compiled=everything_of)  # anew
+    monkeypatch.setattr(position_sums, "ACCELERATOR_GROUP_BYTES", group_bytes)
+    with tracing_for("gpu"):
+        actual = in_factored_form(factored, inputs, errors, weight, compiled=everything_of)  # anew
     for norm in ("squared_norm", "absolute_norm"):
         np.testing.assert_allclose(actual[norm], expected[norm], rtol=1e-5)
 

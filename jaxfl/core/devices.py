@@ -79,7 +79,7 @@ def on_each_device(body: Callable[..., PyTree], results: PartitionSpec, *args: t
     values, specs = zip(*args, strict=True)
     if _kinds(mesh)[NODES] == AxisType.Explicit:
         values = tuple(
-            jax.tree.map(lambda leaf, spec=spec: jax.reshard(leaf, spec), value)
+            jax.tree.map(lambda leaf, spec=spec: jax.sharding.reshard(leaf, spec), value)
             for value, spec in zip(values, specs, strict=True)
         )
     return jax.shard_map(body, in_specs=specs, out_specs=results, axis_names={NODES})(*values)

@@ -228,7 +228,8 @@ def embracing(
         active, trained = who.active, None
         if any_drawn:
             keys = node_keys(purpose_key(key, Purpose.PART, k), data.num_nodes)[active]
-            ranks = jax.vmap(lambda client_key: jax.random.permutation(client_key, len(task.blocks)))(keys)
+            places = jnp.arange(len(task.blocks), dtype=jnp.int32)
+            ranks = jax.vmap(lambda client_key: jax.random.permutation(client_key, places))(keys)
             own = classes.of(active)
             # Of a class that names its blocks the count is 0.
             trained = jnp.asarray(table)[own] | (ranks < jnp.asarray(drawn_counts)[own][:, None])

@@ -88,7 +88,7 @@ def place(classes: Array, slots: Mapping[int, int], is_active: Array | None, *, 
     k = len(classes)
     # Nobody comes behind all classes.
     sorted_by = classes if is_active is None else jnp.where(is_active, classes, max(slots) + 1)
-    order = jnp.argsort(sorted_by, stable=True)
+    order = jnp.argsort(sorted_by, stable=True).astype(jnp.int32)
     rows, beyond = {}, []
     for number, count in slots.items():
         slot = jnp.arange(count, dtype=jnp.int32)

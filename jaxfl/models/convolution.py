@@ -9,7 +9,9 @@ differentiation makes are in other layouts (https://github.com/jax-ml/jax/issues
 So here
 - both gradients are written as NHWC x HWIO -> NHWC convolutions themselves,
 - a mapped axis is folded into the batch where the kernel is shared, into the output channels where the input is shared,
-- where neither is shared, `jaxfl.models.convolution_forms` says what it becomes: on a CPU matrix products.
+- where neither is shared, it becomes what `jaxfl.models.convolution_forms` says: on a CPU batched matrix products.
+
+On a GPU the gradient to the kernel is the library's own.
 
 Reverse-mode derivatives of every order work, under any nesting of `jax.vmap`; forward mode (`jax.jvp`) does not.
 """

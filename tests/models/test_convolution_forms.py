@@ -159,6 +159,7 @@ def test_equals_lax_conv_at_a_single_node(case):
 @pytest.mark.parametrize(("window", "stride"), crossed((1, 3), (1, 2)))
 def test_convolutions_of_residual_networks_are_those_of_a_cpu(window, stride):
     layer = conv_without_bias(2, 3, window, stride)
+    assert layer.init is not None
     params, images = jax.vmap(layer.init)(jax.random.split(jax.random.key(0), NODES)), normal(NODES, BATCH, 6, 5, 2)
 
     def gradients(params, images):

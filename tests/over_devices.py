@@ -218,12 +218,9 @@ def runs(out):
     trained(out / "moved", placement=nodes, interrupt_after=2)
     found["resumed on two"] = largest_of_lines(trained(out / "moved", placement=fewer, resume=True), alone)
     several = trained(out / "lanes", seeds=(0, 1, 2))
-    found["lanes over nodes"] = largest_of_lines(
-        trained(out / "lanes nodes", seeds=(0, 1, 2), placement=nodes), several
-    )
-    found["lanes over points"] = largest_of_lines(
-        trained(out / "lanes points", seeds=(0, 1, 2), placement=points), several
-    )
+    for axis, placement in (("nodes", nodes), ("points", points)):
+        mine = trained(out / f"lanes {axis}", seeds=(0, 1, 2), placement=placement)
+        found[f"lanes over {axis}"] = largest_of_lines(mine, several)
     recorded = training.read_run(out / "lanes nodes").recorded_programs()[0]["strategy"]
     return {**found, "strategy": recorded}
 

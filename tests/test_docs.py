@@ -98,3 +98,10 @@ def test_what_a_document_links_to_exists(name):
     of_the_reader = "momentum_gossip"
     for path in paths:
         assert of_the_reader in path or (DOCS / path).exists() or (DOCS.parent / path).exists(), path
+
+
+def test_a_round_over_devices_runs(names_of):
+    """On as many as there are."""
+    names = names_of["devices.md"]
+    assert int(names["state"].round_index) == 1
+    assert names["state"].params.sharding.spec[0] == "nodes"

@@ -9,8 +9,8 @@ them, one, k.
 JAX_NUM_CPU_DEVICES says, one by default, and what a loop over nodes computes there keeps few cores busy: with two
 devices on two cores, rounds of federated averaging took 0.63 of the time (convolutional network) and 0.79 (ResNet-20).
 Every device holds the whole state and data, and computes what is not done node by node. (Data that were placed on
-devices by hand cannot be used in such a round: leave them where `jaxfl.federate` puts them. A state that is donated
-should lie where `replicated` says.)
+devices by hand cannot be used in such a round: leave them where `jaxfl.federate` puts them, or name the mesh by
+`jax.set_mesh`. A state that is donated should lie where `replicated` says.)
 
 Where the mesh of the context has an axis "nodes" (`jaxfl.core.devices`), every strategy divides the nodes over that,
 and results stay on the devices that computed them. On any other mesh, and inside a `shard_map` of the caller, the
@@ -166,9 +166,28 @@ def _devices_are_free(args: PyTree) -> bool:
 
 
 def _over_axis(run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run` on each device's share, one loop a device: of a loop over all nodes each would take part in every step."""
-    nodes = PartitionSpec(NODES)
-    return jax.shard_map(run, in_specs=nodes, out_specs=nodes, axis_names={NODES}, check_vma=False)
+    """`run` on each device's share, one loop a device: of a loop over all nodes each would take part in every step.
+
+    What `run` closes over goes in as arguments, whole on every device: arrays whose types name the caller's mesh cannot
+    be indexed where a device is by itself.
+    """
+
+    def spread(*args: PyTree) -> PyTree:
+        shares = axis_size()
+
+        def share(leaf):
+            return jax.ShapeDtypeStruct((leaf.shape[0] // shares, *leaf.shape[1:]), leaf.dtype)
+
+        traced, form = jax.make_jaxpr(run, return_shape=True)(*jax.tree.map(share, args))
+        nodes, whole = PartitionSpec(NODES), PartitionSpec()
+
+        def of_device(held, leaves):
+            return jax.core.eval_jaxpr(traced.jaxpr, held, *leaves)
+
+        given = jax.shard_map(of_device, in_specs=(whole, nodes), out_specs=nodes, axis_names={NODES}, check_vma=False)
+        return jax.tree.unflatten(jax.tree.structure(form), given(traced.consts, jax.tree.leaves(args)))
+
+    return spread
 
 
 def _by_compiler(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -218,7 +218,9 @@ def test_what_rounding_takes_from_a_sum_is_carried():
 
     def add_many(total):
         tiny = jnp.full_like(total, 1e-9)
-        return jax.lax.fori_loop(0, 10**5, lambda _, held: _add_exactly(*held, tiny), (total, jnp.zeros_like(total)))
+        return jax.lax.fori_loop(
+            0, 10**5, lambda _, held: _add_exactly(held[0], held[1], tiny), (total, jnp.zeros_like(total))
+        )
 
     total, _ = jax.jit(add_many)(jnp.ones(3))
     np.testing.assert_allclose(total, 1.0001, rtol=1e-7)

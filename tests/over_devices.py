@@ -30,10 +30,10 @@ WEAK = np.resize([0, 1, 1, 0], NUM_NODES)
 TABLE = saga(sampler=fixed(2), clip_norm=0.7, table="factored")
 
 
-def make_data(num_nodes=NUM_NODES, shape=(6,), each=(4, 10)):
+def make_data(shape=(6,)):
     """Uneven data, the pool shuffled."""
     rng = np.random.default_rng(1)
-    sizes = rng.integers(*each, num_nodes)
+    sizes = rng.integers(4, 10, NUM_NODES)
     parts = np.split(rng.permutation(sizes.sum()), np.cumsum(sizes)[:-1])
     inputs = rng.normal(size=(sizes.sum(), *shape)).astype(np.float32)
     return federate(inputs, rng.integers(0, 3, sizes.sum()).astype(np.int32), parts)
@@ -88,12 +88,6 @@ def over_nodes_compiled(algorithm, data):
     return state, compiled.compile()
 
 
-def bytes_of_a_device(trees):
-    """What one device holds of arrays."""
-    leaves = jax.tree.leaves(trees)
-    return sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
-
-
 def rounds(name, algorithm, data, cut):
     """Two rounds on one device and on eight."""
     state = jax.jit(lambda data: algorithm.init(KEY, data))(data)
@@ -101,9 +95,11 @@ def rounds(name, algorithm, data, cut):
     shared, compiled = over_nodes_compiled(algorithm, cut)
     whole = tree.num_bytes((state, data))
     by_node = [leaf for leaf in jax.tree.leaves(state) if leaf.ndim and leaf.shape[0] == NUM_NODES]
+    memory = compiled.memory_analysis()
+    assert memory is not None
     rest = tree.num_bytes(state) - tree.num_bytes(by_node)  # a server's, on every device
     found = {
-        "argument bytes": compiled.memory_analysis().argument_size_in_bytes,
+        "argument bytes": memory.argument_size_in_bytes,
         "share": (whole - rest) / DEVICES + rest,
         "same draws": True,
         "difference": largest_difference(state, shared),
@@ -119,17 +115,17 @@ def rounds(name, algorithm, data, cut):
 
 def collectives(algorithm, data):
     """Collective -> the shapes that it makes, of a compiled round over eight devices."""
-    text, made = over_nodes_compiled(algorithm, data)[1].as_text(), {}
+    text, made = over_nodes_compiled(algorithm, data)[1].as_text() or "", {}
     names = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
     for shapes, name in re.findall(rf"= (.*?) ({names})(?:-start)?\(", text):
         made.setdefault(name, []).extend(re.findall(r"\w+\[[\d,]*\]", shapes))
     return made
 
 
-def learner(num_nodes=NUM_NODES):
+def learner():
     """Push-sum with tables, small against the data that it reads."""
     task = classification(mlp((6, 5, 3), activation="tanh"))
-    return push_sum(task, graph=graphs.exponential(num_nodes), gradient=TABLE, step_size=0.1), task
+    return push_sum(task, graph=graphs.exponential(NUM_NODES), gradient=TABLE, step_size=0.1), task
 
 
 def embedded(made, data):

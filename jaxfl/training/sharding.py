@@ -126,13 +126,13 @@ def cut_by_owner(data: FederatedData, num_shares: int) -> FederatedData:
     places = [np.searchsorted(rows, own) for rows, own in zip(rows_of, np.split(indices, num_shares), strict=True)]
     placed = np.concatenate([share * length + own for share, own in enumerate(places)])
     firsts = np.repeat(np.arange(num_shares) * length, len(indices) // num_shares)[:, None]
-    return FederatedData(
-        inputs=np.asarray(data.inputs)[order],
-        labels=np.asarray(data.labels)[order],
-        indices=np.where(held, placed, firsts).astype(np.int32),
-        sizes=sizes,
-        parts=PoolParts(num_shares),
-    )
+    arrays: dict[str, Any] = {
+        "inputs": np.asarray(data.inputs)[order],
+        "labels": np.asarray(data.labels)[order],
+        "indices": np.where(held, placed, firsts).astype(np.int32),
+        "sizes": sizes,
+    }
+    return FederatedData(**arrays, parts=PoolParts(num_shares))
 
 
 def place_data(data: FederatedData, num_devices: int) -> FederatedData:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ def test_a_pool_that_is_cut_by_owner_gives_the_same_samples():
     positions = jnp.array([[1, 0], [0, 0], [1, 1], [2, 0]])
     expected = gather(DATA, positions)
     for num_shares in (2, 4):
-        cut = FederatedData(*map(jnp.asarray, cut_by_owner(DATA, num_shares)[:4]), PoolParts(num_shares))
+        cut = jax.tree.map(jnp.asarray, cut_by_owner(DATA, num_shares))
         for mine, other in zip(gather(cut, positions), expected, strict=True):
             np.testing.assert_array_equal(mine, other)
 

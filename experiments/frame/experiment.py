@@ -22,6 +22,7 @@ UNVARIED = ("seed",)  # what tells lanes of a line apart, and not lines
 _SAME_NUMBERS = (*UNVARIED, "node_loop")  # what decides how a point is computed, and not what
 # Options that came later, with what runs did before: at that value they leave random numbers as they were.
 _SINCE = {"compute_dtype": "float32"}
+_BEFORE = {("refresh_every", "auto"): 1000}  # (option, value) -> what was written for it, which random numbers go by
 
 
 class Layer(NamedTuple):
@@ -278,7 +279,8 @@ def identity(point: Any) -> dict[str, Any]:
     known = options(type(point))
     names = [name for name, option in known.items() if option.in_program and name not in _SAME_NUMBERS]
     values = counted(point, flat(point), names)
-    return {name: value for name, value in values.items() if name not in _SINCE or value != _SINCE[name]}
+    as_before = {name: old for (name, value), old in _BEFORE.items() if values.get(name) == value}
+    return {name: value for name, value in (values | as_before).items() if name not in _SINCE or value != _SINCE[name]}
 
 
 def _is_on(value: Any) -> bool:

@@ -125,8 +125,9 @@ class Learning:
     """Samples of one entry of a per_batch table, which needs it."""
     storage: Literal["float32", "bfloat16"] = "float32"
     """Of PrivSGP-VR's gradient table."""
-    refresh_every: int = 1000
-    """Rounds between exact recomputations of the table's mean."""
+    refresh_every: int | Literal["auto", "never"] = "auto"
+    """Rounds between exact recomputations of the table's mean. never carries what rounding takes from it. auto is 1000
+    on a CPU and never on accelerators, which would wait for their host in every round."""
     max_delay: int = 16
     """Of A(DP)2SGD: a gradient is taken at parameters up to this many events old."""
 

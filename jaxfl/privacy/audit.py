@@ -170,7 +170,8 @@ def with_canaries(
     for node, size in enumerate(sizes):
         indices[node, :size] = real[node, :size]
     indices[nodes, sizes[nodes] + places] = len(flat) + numbers
-    with_them = FederatedData(*(jnp.asarray(part) for part in (inputs, labels, indices, new_sizes)))
+    inputs, labels, indices, new_sizes = (jnp.asarray(part) for part in (inputs, labels, indices, new_sizes))
+    with_them = FederatedData(inputs, labels, indices, new_sizes)
     wrapped = Task(init=init, loss=loss, metrics=metrics, node_loop=task.node_loop)
     if task.factors is not None:
         wrapped = wrapped._replace(layers=(*task.layers, _canary_layer(num_coordinates)), factors=factors)

@@ -63,6 +63,7 @@ def settings_of(experiment: str, lines: Mapping[str, Line]) -> dict[str, dict[st
         settings[name] = values = flat(line.point)
         if experiment == "privsgp_vr":
             values |= {f"settled_{key}": flat(ready[name].point)[key] for key in ("step_size", "noise_std")}
+            values |= {"refresh_every": 1000} if values["refresh_every"] == "auto" else {}  # what auto is on a CPU
         elif experiment == "dp_gradient_tracking":
             last = line.point.schedule().state_noise_scale[:, -1].tolist()
             values |= {"agent_noise": line.point.agent_noise().tolist(), "last_noise_scale": last}

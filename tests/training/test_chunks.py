@@ -110,7 +110,7 @@ def test_the_state_is_donated_and_the_data_survive():
     state = init(key, data)
     run(key, state, data, np.int32(4))
     assert state.table.is_deleted()
-    assert not any(leaf.is_deleted() for leaf in data)
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(data))
 
 
 def test_a_state_that_holds_the_data_themselves_leaves_the_data_whole():

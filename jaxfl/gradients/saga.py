@@ -125,6 +125,7 @@ def saga(
                 f"got {storage!r} with layer {layer!r}",
                 'Rounded factors can exceed the clip norm: pass "float32", or table="dense" or "per_batch".',
             )
+        params = varying_like(params, params, key, data)  # gradients to what devices share would be sums over them
         _preflight(task, params, data, chosen, table, samples, storage, clip_norm)
         store = make_store(task, params, data, table=table, entry_size=samples, **clipping)
         return jax.jit(partial(_build, store, task, chosen, samples, storage))(key, params, data)

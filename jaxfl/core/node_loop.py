@@ -25,6 +25,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxfl.core.check import ArgumentError
@@ -182,7 +183,7 @@ def _over_axis(run: Callable[..., Any]) -> Callable[..., Any]:
         nodes, whole = PartitionSpec(NODES), PartitionSpec()
 
         def of_device(held, leaves):
-            return jax.core.eval_jaxpr(traced.jaxpr, held, *leaves)
+            return jaxpr_as_fun(traced.replace(consts=held))(*leaves)
 
         given = jax.shard_map(of_device, in_specs=(whole, nodes), out_specs=nodes, axis_names={NODES}, check_vma=False)
         return jax.tree.unflatten(jax.tree.structure(form), given(traced.consts, jax.tree.leaves(args)))

@@ -134,6 +134,7 @@ def saga(
                 f"got {storage!r} with layer {layer!r}",
                 'Rounded factors can exceed the clip norm: pass "float32", or table="dense" or "per_batch".',
             )
+        params = varying_like(params, params, key, data)  # gradients to what devices share would be sums over them
         _preflight(task, params, data, chosen, table, samples, storage, clip_norm)
         store = make_store(task, params, data, table=table, entry_size=samples, **clipping)
         carries_rounding = refresh_every == "never" or (refresh_every == "auto" and not is_cpu())

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
+from jaxfl.core.devices import varying_like
 from jaxfl.core.node_loop import automatic
 from jaxfl.core.tasks import accuracy, cross_entropy, scale_images
 from jaxfl.core.types import Array, Factors, Part, PyTree, Task, Variables
@@ -222,6 +223,8 @@ def classification(
             return losses.sum(), (jnp.where(is_finite, losses, jnp.nan), layer_inputs)
 
         zeros = tuple(jnp.zeros(shape.shape, shape.dtype) for shape in shapes)
+        # Gradients to what all devices of a shard_map have in common would be sums over these.
+        zeros = varying_like(zeros, params, inputs)
         errors, (losses, layer_inputs) = jax.grad(summed_loss, has_aux=True)(zeros)
         return losses, Factors(inputs=widen(layer_inputs), errors=widen(errors))
 

@@ -98,7 +98,7 @@ def rounds(name, algorithm, data, cut):
     memory = compiled.memory_analysis()
     assert memory is not None
     rest = tree.num_bytes(state) - tree.num_bytes(by_node)  # a server's, on every device
-    found = {
+    measured = {
         "argument bytes": memory.argument_size_in_bytes,
         "share": (whole - rest) / DEVICES + rest,
         "same draws": True,
@@ -107,10 +107,10 @@ def rounds(name, algorithm, data, cut):
     for _ in range(2):
         (state, info, draws), (shared, other, others) = alone(state, data), compiled(shared, cut)
         pairs = zip(*map(numbers, (draws, others)), strict=True)
-        found["same draws"] &= all(np.array_equal(*pair) for pair in pairs)
+        measured["same draws"] &= all(np.array_equal(*pair) for pair in pairs)
         differences = (largest_difference(state, shared), largest_difference(info, other))
-        found["difference"] = max(found["difference"], *differences)
-    return found
+        measured["difference"] = max(measured["difference"], *differences)
+    return measured
 
 
 def collectives(algorithm, data):
@@ -152,11 +152,11 @@ def embedded(made, data):
 
     for algorithm in made.values():
         in_shard_map(algorithm).trace(keys, data)
-    found = {"node loop": task.node_loop, "traced in shard_map": len(made)}
+    measured = {"node loop": task.node_loop, "traced in shard_map": len(made)}
     for name, algorithm, own in (("push_sum", learner()[0], data), ("convolutional", convolutional, images)):
         expected = jax.jit(scanned, static_argnums=0)(algorithm, keys[3], own)
         mine = jax.tree.map(lambda leaf: leaf[3], in_shard_map(algorithm)(keys, own))
-        found[f"{name} in shard_map"] = largest_difference(mine, expected)
+        measured[f"{name} in shard_map"] = largest_difference(mine, expected)
         explicit = jax.make_mesh((DEVICES,), (NODES,), axis_types=(AxisType.Explicit,))
         for where in ("in its context", "by its types"):
             placed = jax.tree.map(jax.device_put, own, node_shardings(explicit, own, NUM_NODES))
@@ -166,10 +166,10 @@ def embedded(made, data):
             else:
                 with jax.set_mesh(explicit):
                     result = jax.jit(scanned, static_argnums=0)(algorithm, key, placed)
-            found[f"{name} on an Explicit mesh, {where}"] = largest_difference(result, expected)
+            measured[f"{name} on an Explicit mesh, {where}"] = largest_difference(result, expected)
             per_node = [leaf for leaf in jax.tree.leaves(result) if leaf.ndim and leaf.shape[0] == NUM_NODES]
-            found[f"{name} in shares, {where}"] = all(leaf.sharding.spec[:1] == (NODES,) for leaf in per_node)
-    return found
+            measured[f"{name} in shares, {where}"] = all(leaf.sharding.spec[:1] == (NODES,) for leaf in per_node)
+    return measured
 
 
 def trained(out, *, placement=None, seeds=(0,), interrupt_after=None, resume=False):
@@ -208,24 +208,24 @@ def runs(out):
     """Of the training loop: on one device, on eight, interrupted there, and gone on with on two."""
     nodes, fewer, points = training.Placement(DEVICES), training.Placement(2), training.Placement(3, "points")
     alone, shared = trained(out / "alone"), trained(out / "nodes", placement=nodes)
-    found = {"nodes": largest_of_lines(shared, alone)}
+    measured = {"nodes": largest_of_lines(shared, alone)}
     trained(out / "halves", placement=nodes, interrupt_after=2)
-    found["resumed alike"] = trained(out / "halves", placement=nodes, resume=True) == shared
+    measured["resumed alike"] = trained(out / "halves", placement=nodes, resume=True) == shared
     trained(out / "moved", placement=nodes, interrupt_after=2)
-    found["resumed on two"] = largest_of_lines(trained(out / "moved", placement=fewer, resume=True), alone)
+    measured["resumed on two"] = largest_of_lines(trained(out / "moved", placement=fewer, resume=True), alone)
     several = trained(out / "lanes", seeds=(0, 1, 2))
     for axis, placement in (("nodes", nodes), ("points", points)):
         mine = trained(out / f"lanes {axis}", seeds=(0, 1, 2), placement=placement)
-        found[f"lanes over {axis}"] = largest_of_lines(mine, several)
+        measured[f"lanes over {axis}"] = largest_of_lines(mine, several)
     recorded = training.read_run(out / "lanes nodes").recorded_programs()[0]["strategy"]
-    return {**found, "strategy": recorded}
+    return {**measured, "strategy": recorded}
 
 
 def main(out):
     data = make_data()
     cut, made = place_data(data, DEVICES), algorithms()
     pool = [cut.inputs.addressable_shards[0].data.shape[0], max(cut.inputs.shape[0], len(data.inputs))]
-    found = {
+    measured = {
         "devices": jax.device_count(),
         "pool rows of a device, and of all": pool,
         "embedded": embedded(made, data),
@@ -233,7 +233,7 @@ def main(out):
         "runs": runs(out),
         "rounds": {name: rounds(name, algorithm, data, cut) for name, algorithm in made.items()},
     }
-    print(json.dumps(found))
+    print(json.dumps(measured))
 
 
 if __name__ == "__main__":

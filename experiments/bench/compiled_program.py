@@ -49,10 +49,10 @@ class Counts(NamedTuple):
     large_copies: int = 0  # of an array of at least as many bytes as told
 
     def plus(self, other: Counts) -> Counts:
-        return Counts(*(one + more for one, more in zip(self, other, strict=True)))
+        return Counts(*(mine + more for mine, more in zip(self, other, strict=True)))
 
     def times(self, trips: int) -> Counts:
-        return Counts(*(trips * one for one in self))
+        return Counts(*(trips * count for count in self))
 
 
 class Instruction(NamedTuple):
@@ -77,7 +77,7 @@ class Computation(NamedTuple):
     root: str
 
     def users(self, name: str) -> list[Instruction]:
-        return [one for one in self.instructions.values() if name in one.operands]
+        return [instruction for instruction in self.instructions.values() if name in instruction.operands]
 
 
 class Program(NamedTuple):
@@ -143,48 +143,48 @@ def count(program: Program, *, open_trips: int, large_bytes: int, of_branches: C
 
     def of_computation(name: str, in_loop: bool) -> Counts:
         total = Counts()
-        for one in program.computations[name].instructions.values():
-            total = total.plus(of_instruction(name, one, in_loop))
+        for instruction in program.computations[name].instructions.values():
+            total = total.plus(of_instruction(name, instruction, in_loop))
         return total
 
-    def of_instruction(name: str, one: Instruction, in_loop: bool) -> Counts:
-        if one.opcode in FREE or one.opcode.endswith("-done"):
+    def of_instruction(name: str, instruction: Instruction, in_loop: bool) -> Counts:
+        if instruction.opcode in FREE or instruction.opcode.endswith("-done"):
             return Counts()
-        if one.opcode == "while":
-            return of_loop(one, 1 if in_loop else open_trips)
-        if one.opcode == "conditional":
+        if instruction.opcode == "while":
+            return of_loop(instruction, 1 if in_loop else open_trips)
+        if instruction.opcode == "conditional":
             attributes = ("branch_computations", "true_computation", "false_computation")
-            branches = [of_computation(part, in_loop) for kind in attributes for part in one.computations(kind)]
+            branches = [of_computation(part, in_loop) for kind in attributes for part in instruction.computations(kind)]
             fewest = min(branches, key=lambda branch: (branch.host_waits, -branch.kernels))
             chosen = Counts(*map(of_branches, zip(*branches, strict=True))) if in_loop else fewest
             return Counts(host_waits=1).plus(chosen)
-        if one.opcode in ("call", "async-start"):
-            called = "to_apply" if one.opcode == "call" else "calls"
-            return of_computation(one.computations(called)[0], in_loop)
-        return of_kernel(program, program.computations[name], one, large_bytes)
+        if instruction.opcode in ("call", "async-start"):
+            called = "to_apply" if instruction.opcode == "call" else "calls"
+            return of_computation(instruction.computations(called)[0], in_loop)
+        return of_kernel(program, program.computations[name], instruction, large_bytes)
 
-    def of_loop(one: Instruction, trips: int) -> Counts:
-        body, condition = (of_computation(one.computations(kind)[0], True) for kind in ("body", "condition"))
-        if known := _TRIPS.search(one.text):
+    def of_loop(instruction: Instruction, trips: int) -> Counts:
+        body, condition = (of_computation(instruction.computations(kind)[0], True) for kind in ("body", "condition"))
+        if known := _TRIPS.search(instruction.text):
             return body.times(int(known.group(1)))
         return body.times(trips).plus(condition.plus(Counts(host_waits=1)).times(trips + 1))
 
     return of_computation(program.entry, False)
 
 
-def of_kernel(program: Program, own: Computation, one: Instruction, large_bytes: int) -> Counts:
+def of_kernel(program: Program, own: Computation, instruction: Instruction, large_bytes: int) -> Counts:
     """Of an instruction that launches something."""
-    operands = [own.instructions[name].num_bytes for name in one.operands]
-    moved, copied = sum(operands) + one.num_bytes, 0
-    if one.opcode in COPYING:
+    operands = [own.instructions[name].num_bytes for name in instruction.operands]
+    moved, copied = sum(operands) + instruction.num_bytes, 0
+    if instruction.opcode in COPYING:
         moved, copied = 2 * operands[0], operands[0]
-    elif one.opcode == "fusion":
-        body = program.computations[one.computations("calls")[0]]
+    elif instruction.opcode == "fusion":
+        body = program.computations[instruction.computations("calls")[0]]
         reads, moved = _reads(body), _written(body, body.root)
         moved += sum(reads)
         if {part.opcode for part in body.instructions.values()} - FREE == {"copy"}:
-            copied = one.num_bytes
-    target = _TARGET.search(one.text) if one.opcode == "custom-call" else None
+            copied = instruction.num_bytes
+    target = _TARGET.search(instruction.text) if instruction.opcode == "custom-call" else None
     name = target.group(1) if target else ""
     return Counts(
         kernels=1,
@@ -197,47 +197,49 @@ def of_kernel(program: Program, own: Computation, one: Instruction, large_bytes:
 
 def _reads(body: Computation) -> list[int]:
     """Bytes that a fusion reads of each parameter."""
-    return [_read(body, one) for one in body.instructions.values() if one.opcode == "parameter"]
+    return [_read(body, instruction) for instruction in body.instructions.values() if instruction.opcode == "parameter"]
 
 
-def _read(body: Computation, one: Instruction) -> int:
+def _read(body: Computation, instruction: Instruction) -> int:
     """Bytes that a fusion reads of one of its arrays."""
     total, written = 0, _outputs(body)
-    for user in body.users(one.name):
-        only_first = user.operands[0] == one.name and user.operands.count(one.name) == 1
+    for user in body.users(instruction.name):
+        only_first = user.operands[0] == instruction.name and user.operands.count(instruction.name) == 1
         if user.opcode == "bitcast" and user.name not in written:
             total += _read(body, user)
         elif user.opcode in SLICING and only_first:
             total += user.num_bytes
         elif not (user.opcode in UPDATING and only_first and user.name in written):
-            return one.num_bytes
-    return min(total, one.num_bytes)
+            return instruction.num_bytes
+    return min(total, instruction.num_bytes)
 
 
 def _outputs(body: Computation) -> set[str]:
     """Names of the instructions that a fusion writes, behind tuples and bitcasts."""
     names, waiting = set(), [body.root]
     while waiting:
-        one = body.instructions[waiting.pop()]
-        if one.opcode in ("tuple", "bitcast"):
-            waiting += one.operands
-        names.add(one.name)
+        instruction = body.instructions[waiting.pop()]
+        if instruction.opcode in ("tuple", "bitcast"):
+            waiting += instruction.operands
+        names.add(instruction.name)
     return names
 
 
 def _written(body: Computation, name: str) -> int:
     """Bytes that a fusion writes for one of its results."""
-    one = body.instructions[name]
-    if one.opcode == "tuple":
-        return sum(_written(body, part) for part in one.operands)
-    if one.opcode == "bitcast":
-        return _written(body, one.operands[0])
-    if one.opcode in UPDATING:
+    instruction = body.instructions[name]
+    if instruction.opcode == "tuple":
+        return sum(_written(body, part) for part in instruction.operands)
+    if instruction.opcode == "bitcast":
+        return _written(body, instruction.operands[0])
+    if instruction.opcode in UPDATING:
         updates = (
-            one.operands[1:2] if one.opcode == "dynamic-update-slice" else one.operands[len(one.operands) // 2 + 1 :]
+            instruction.operands[1:2]
+            if instruction.opcode == "dynamic-update-slice"
+            else instruction.operands[len(instruction.operands) // 2 + 1 :]
         )
         return sum(body.instructions[part].num_bytes for part in updates)
-    return one.num_bytes
+    return instruction.num_bytes
 
 
 def _closing(text: str) -> int:

@@ -43,7 +43,7 @@ class Sizes(NamedTuple):
     num_devices: int = 8
     hidden: int = 32
     rounds: int = 8  # in one call
-    calls: int = 5  # of which the first is not timed
+    calls: int = 5  # the first is not timed
 
 
 class Row(NamedTuple):
@@ -112,7 +112,7 @@ def rounds(learner: Algorithm, count: int, state: Any, data: Any) -> tuple[Any, 
 
 
 def in_process(graph: str, num_nodes: int, num_devices: int, sizes: Sizes) -> Row:
-    """`measure` in a process of its own, on a CPU of so many devices."""
+    """`measure` in a process of its own, on a CPU that has these devices."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(num_devices)}
     options = [f"--{name.replace('_', '-')}" for name in ("hidden", "rounds", "calls")]
     numbers = [str(number) for number in (sizes.hidden, sizes.rounds, sizes.calls)]

@@ -276,7 +276,7 @@ class Run(Launch):
     """Devices that share the run: GPUs, or parts of a CPU. By default an accelerator computes alone, and the cores of a
     CPU share the points of a sweep, or convolutions. Results agree to rounding, random numbers bit for bit."""
     shard: Literal["nodes", "points"] = unsaved("nodes")
-    """What --devices share: the nodes of every network, of which their number must be a divisor, or the points and
+    """What --devices share: the nodes of every network, whose number they must divide, or the points and
     seeds of a sweep."""
 
     def placement(self) -> Placement | None:

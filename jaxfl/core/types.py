@@ -132,8 +132,8 @@ class PoolParts:
     """That a pool is cut by owner: static, and no array."""
 
     count: int
-    """The pool lies in so many equal parts, and the nodes in as many equal groups, both in order. Each node's samples
-    lie in the part of its group."""
+    """Equal parts of the pool, and equal groups of nodes, both in order. Each node's samples lie in the part of its
+    group."""
 
 
 class FederatedData(NamedTuple):

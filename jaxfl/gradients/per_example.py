@@ -270,11 +270,13 @@ def per_sample(
 def _sum_of_groups(task: Task, params: PyTree, samples, size: int, clip_norm, clip_order) -> GradientSum:
     """`weighted_sum` of a task without factors, `size` samples at once."""
     inputs, labels, weights = samples
-    one = lambda x, y: _one_sample(task, params, x, y, clip_norm, clip_order)  # noqa: E731
+
+    def of_sample(x, y):
+        return _one_sample(task, params, x, y, clip_norm, clip_order)
 
     def add(total, group):
         group_inputs, group_labels, group_weights = group
-        measured = jax.vmap(one)(group_inputs, group_labels)
+        measured = jax.vmap(of_sample)(group_inputs, group_labels)
         part = jax.tree.map(lambda leaf: _sum_over_samples(group_weights, leaf), measured.gradient)
         return jax.tree.map(jnp.add, total, part), measured._replace(gradient=None)
 

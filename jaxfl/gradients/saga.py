@@ -8,9 +8,8 @@ Bounds", IJCAI 2024, arXiv:2405.02638, Algorithm 1; SAGA itself: Defazio, Bach, 
 
 The gradients that fill the table at the start are no round's work, so `gradient_evaluations` does not count them.
 
-Differences from the paper: gradients may be clipped, and then they are clipped before they are stored; batches may
-hold more than one entry, drawn by any sampler; an entry may be a fixed batch of samples; tables may be kept in half
-precision.
+Differences from the paper: gradients may be clipped, and then before they are stored; batches may hold several entries,
+drawn by any sampler; an entry may be a fixed batch of samples; tables may be kept in half precision.
 
 The table is written in place. A gather of the old rows followed by a scatter of the new ones makes XLA copy the whole
 table each round, so a round writes this round's rows first and then reads ahead the rows of the next round; the state
@@ -89,9 +88,9 @@ def saga(
         clip_order: 2 for the L2 norm, 1 for the L1 norm.
         refresh_every: rounds after which the mean, else updated by differences, is recomputed from the table, which
             removes the accumulated float32 rounding. (Under `jax.vmap` over states it is computed in every round, and
-            an accelerator's host waits in every round to know whether it is due.) "never" carries what rounding takes
-            from the mean, in one more array of the size of the parameters. Only the rounding of the differences
-            accumulates then. "auto" is 1000 on a CPU and "never" on accelerators, as decided in `init`.
+            an accelerator's host waits in every round to know whether it is due.) "never" carries the mean's rounding
+            in one more array of the parameters' size; only that of differences accumulates. "auto" is 1000 on a CPU and
+            "never" elsewhere, as `init` decides.
 
     Raises:
         ArgumentError: an argument out of range; from `init`, a storage for params of another type, a table that does

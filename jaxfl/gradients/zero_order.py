@@ -181,10 +181,10 @@ def losses_along(
         # knows, it would hold both moved copies, or the direction that they share. And what a branch gives is stored:
         # else each activation would have its bias moved anew, which took as long as the passes themselves.
         if is_cpu():
-            found = jax.lax.cond(number & 1 == 0, lambda r: moved(1.0, r), lambda r: moved(-1.0, r), number >> 1)
-        else:  # an accelerator's host would wait for which branch to take
-            found = jax.lax.optimization_barrier(moved(jnp.where(number & 1 == 0, 1.0, -1.0), number >> 1))
-        return carry, losses(structure.unflatten(found))
+            flat = jax.lax.cond(number & 1 == 0, lambda r: moved(1.0, r), lambda r: moved(-1.0, r), number >> 1)
+        else:  # an accelerator's host would wait to choose a branch
+            flat = jax.lax.optimization_barrier(moved(jnp.where(number & 1 == 0, 1.0, -1.0), number >> 1))
+        return carry, losses(structure.unflatten(flat))
 
     _, all_losses = jax.lax.scan(one_pass, None, jnp.arange(2 * num_directions, dtype=jnp.int32))
     return all_losses[0::2], all_losses[1::2]

@@ -27,8 +27,8 @@ from jaxfl.graphs.graph import Graph
 from jaxfl.graphs.needed_rows import needed_rows
 from jaxfl.graphs.neighbor_lists import gathered_sum, lists_of_round, sum_dtype
 
-# Where a sparse graph has devices send more than half of all rows, the matrix product is taken up to so many nodes: it
-# sends as much in one collective instead of s - 1. At 512 nodes of in-degree 18 on 8 devices, the product and the
+# Where a sparse graph makes devices send more than half of all rows, the matrix product is taken up to this size:
+# it sends as much in one collective instead of s - 1. At 512 nodes of in-degree 18 on 8 devices, the product and the
 # gathers both take as long as reading 20 rows a node does; the product's share grows with n.
 DENSE_NODES = 512
 _BY_NODE, _COLUMNS = PartitionSpec(NODES), PartitionSpec(None, NODES)

@@ -29,7 +29,7 @@ from jaxfl.models.windows import Geometry, patches
 FORWARD, KERNEL_GRADIENT = "forward", "kernel_gradient"
 PATCHES, GROUPED = "patches", "grouped"
 
-# A GPU groups a product from so many positions of a node's batch for each channel of its result. Below, kernels in
+# A GPU groups a product with at least this number of positions of a node's batch for a channel. Below, kernels in
 # another layout cost more than patches do. Batch 32, 512 channels, in GB, patches beside grouped: 4x4 (1 position for
 # each channel) 4.5 and 4.3, 2x2 3.7 and 3.8, 1x1 2.8 and 3.7. 0 is always, math.inf is never.
 # Chosen by bytes in the program compiled for an H200, 2026-11-23; not timed.

@@ -101,8 +101,8 @@ def batch_statistics(inputs: Array, weights: Array, otherwise: PyTree) -> PyTree
 
     Example:
         >>> zero_one = {"mean": jnp.zeros(1), "var": jnp.ones(1)}
-        >>> found = batch_statistics(jnp.array([[1.0], [3.0], [9.0]]), jnp.array([1.0, 1.0, 0.0]), zero_one)
-        >>> found["mean"].tolist(), found["var"].tolist()
+        >>> statistics = batch_statistics(jnp.array([[1.0], [3.0], [9.0]]), jnp.array([1.0, 1.0, 0.0]), zero_one)
+        >>> statistics["mean"].tolist(), statistics["var"].tolist()
         ([2.0], [1.0])
     """
     total = weights.sum()
@@ -116,11 +116,11 @@ def batch_statistics(inputs: Array, weights: Array, otherwise: PyTree) -> PyTree
     wide = at_least_float32(inputs)
     if wide.ndim > 2 and suits_gpu():
         center, variance = _in_one_pass(inputs, lambda values: _along_channels(mean(values), values))
-        found = {"mean": center.reshape(-1), "var": variance.reshape(-1)}
+        statistics = {"mean": center.reshape(-1), "var": variance.reshape(-1)}
     else:
         center = mean(wide)
-        found = {"mean": center, "var": mean((wide - _along_channels(center, wide)) ** 2)}
-    return {name: jnp.where(any_counts, values, otherwise[name]) for name, values in found.items()}
+        statistics = {"mean": center, "var": mean((wide - _along_channels(center, wide)) ** 2)}
+    return {name: jnp.where(any_counts, values, otherwise[name]) for name, values in statistics.items()}
 
 
 def _in_one_pass(inputs: Array, mean: Callable[[Array], Array]) -> tuple[Array, Array]:

@@ -68,7 +68,7 @@ def node_mesh(num_devices: int) -> Mesh:
 
 
 def tracing_over(num_devices: int) -> contextlib.AbstractContextManager[Any]:
-    """The context in which programs over nodes on so many devices are traced; with a single device it changes nothing.
+    """The context in which programs over nodes on these devices are traced; with a single device it changes nothing.
 
     Example:
         >>> from jaxfl.core.devices import num_shares

@@ -76,8 +76,8 @@ def test_samples_that_go_through_at_once_give_what_they_give_one_after_the_other
     fitting(case, number)
     with tracing_for("gpu"):
         assert microbatches.size_of(case[0], case[0].init(jax.random.key(0)), *case[1:]) == SIZES[number]
-        found = weighted(case, clip_order), of_samples(case, clip_order)
-    assert_close(found, expected)
+        measured = weighted(case, clip_order), of_samples(case, clip_order)
+    assert_close(measured, expected)
 
 
 @pytest.mark.parametrize("number", [2])
@@ -87,8 +87,10 @@ def test_over_nodes_too(number, fitting):
     weights = jnp.stack([jnp.ones(BATCH), jnp.linspace(0.0, 1.0, BATCH)])
 
     def both(*arguments):
-        one = lambda *own: per_example.weighted_sum(task, *own, clip_norm=CLIP_NORM).gradient  # noqa: E731
-        return jax.jit(jax.vmap(one, in_axes=(0, None, None, 0)))(*arguments)
+        def of_node(*own):
+            return per_example.weighted_sum(task, *own, clip_norm=CLIP_NORM).gradient
+
+        return jax.jit(jax.vmap(of_node, in_axes=(0, None, None, 0)))(*arguments)
 
     arguments = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf]), params), inputs, labels, weights
     expected = both(*arguments)
@@ -117,10 +119,10 @@ def test_a_broken_sample_counts_as_zero_and_is_counted_once(number, place, value
     task, inputs, labels = linear()
     fitting((task, inputs, labels), number)
     with tracing_for("gpu"):
-        found = weighted((task, inputs.at[place, 2].set(value), labels))
+        measured = weighted((task, inputs.at[place, 2].set(value), labels))
         without = weighted((task, inputs, labels), weights=jnp.linspace(0.0, 1.0, BATCH).at[place].set(0.0))
-    np.testing.assert_allclose(flat(found.gradient), flat(without.gradient), rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(found.discarded, np.arange(BATCH) == place)
+    np.testing.assert_allclose(flat(measured.gradient), flat(without.gradient), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(measured.discarded, np.arange(BATCH) == place)
 
 
 @pytest.mark.parametrize("number", SIZES)

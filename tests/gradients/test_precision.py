@@ -84,9 +84,9 @@ def test_every_product_of_norms_and_clipped_sums_is_of_the_highest_precision(nam
         assert task.factors is not None
         arguments = params, inputs, labels, task.factors(params, inputs, labels)[1], jnp.ones(BATCH)
         for traced in (alone, over_nodes):
-            found = list(products(traced(clipped(task, kind, clip_order), arguments).jaxpr))
-            assert found or (kind == "samples" and name in ("dense", "group norm"))
-            for equation in found:
+            measured = list(products(traced(clipped(task, kind, clip_order), arguments).jaxpr))
+            assert measured or (kind == "samples" and name in ("dense", "group norm"))
+            for equation in measured:
                 assert equation.params["precision"] == (HIGHEST, HIGHEST), equation
                 types = {variable.aval.dtype for variable in (*equation.invars, *equation.outvars)}
                 assert types == {jnp.dtype("float32")}
@@ -97,12 +97,12 @@ def test_every_product_of_norms_and_clipped_sums_is_of_the_highest_precision(nam
 def test_the_sum_over_a_convolutions_samples_is_the_same_on_every_platform(strides, padding):
     geom = geometry((6, 5), (3, 2), strides, padding)
     inputs, errors = normal(4, 6, 5, 3), normal(4, *geom.output_size, 7)
-    found = {}
+    measured = {}
     for platform in ("cpu", "gpu"):
         with tracing_for(platform):
-            found[platform] = jax.jit(lambda x, e: kernel_norms.summed(x, e, geom))(inputs, errors)
-    assert_close(found["gpu"], found["cpu"])
-    assert_close(found["cpu"], kernel_norms.per_sample(inputs, errors, geom).sum(axis=0))
+            measured[platform] = jax.jit(lambda x, e: kernel_norms.summed(x, e, geom))(inputs, errors)
+    assert_close(measured["gpu"], measured["cpu"])
+    assert_close(measured["cpu"], kernel_norms.per_sample(inputs, errors, geom).sum(axis=0))
 
 
 def test_so_is_the_sum_of_gradients_without_factors():
@@ -110,6 +110,6 @@ def test_so_is_the_sum_of_gradients_without_factors():
     arguments = (jnp.zeros((4, 2)), normal(BATCH, 4, 2), jnp.zeros(BATCH), jnp.ones(BATCH))
     with tracing_for("gpu"):
         run = jax.make_jaxpr(lambda *arguments: per_example.weighted_sum(task, *arguments, clip_norm=0.5))
-        for equation in (found := list(products(run(*arguments).jaxpr))):
+        for equation in (measured := list(products(run(*arguments).jaxpr))):
             assert equation.params["precision"] == (HIGHEST, HIGHEST)
-    assert found
+    assert measured

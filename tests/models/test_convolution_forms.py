@@ -111,8 +111,8 @@ def test_equals_lax_conv_of_every_node_in_every_form(case, grouped, thresholds):
     thresholds(forward=grouped, kernel_gradient=grouped)
     args = case.arrays(NODES)
     for ours, tolerance in DERIVATIVES.items():
-        found, expected = on_gpu(jax.vmap(ours(case.ours)), *args), each_node(jax.jit(ours(case.plain)), args)
-        assert_close(found, expected, tolerance)
+        measured, expected = on_gpu(jax.vmap(ours(case.ours)), *args), each_node(jax.jit(ours(case.plain)), args)
+        assert_close(measured, expected, tolerance)
 
 
 @pytest.mark.parametrize("grouped", [ALWAYS, NEVER], ids=["grouped", "patches"])
@@ -120,10 +120,10 @@ def test_bfloat16_is_near_float32_in_every_form(grouped, thresholds):
     thresholds(forward=grouped, kernel_gradient=grouped)
     case = CASES["same"]
     args = case.arrays(NODES, dtype=jnp.bfloat16)
-    found = on_gpu(jax.vmap(with_gradients(case.ours)), *args)
-    assert {leaf.dtype for leaf in found} == {jnp.dtype(jnp.bfloat16)}
+    measured = on_gpu(jax.vmap(with_gradients(case.ours)), *args)
+    assert {leaf.dtype for leaf in measured} == {jnp.dtype(jnp.bfloat16)}
     expected = each_node(with_gradients(case.plain), [array.astype(jnp.float32) for array in args])
-    for actual, exact in zip(found, expected, strict=True):
+    for actual, exact in zip(measured, expected, strict=True):
         np.testing.assert_allclose(actual.astype(jnp.float32), exact, rtol=0.02, atol=0.02 * np.abs(exact).max())
 
 
@@ -132,9 +132,9 @@ def test_bfloat16_is_near_float32_in_every_form(grouped, thresholds):
 def test_equals_lax_conv_under_two_vmaps(name, inner):
     case = CASES[name]
     args = case.arrays(2, 3)
-    found = on_gpu(jax.vmap(over_nodes(with_gradients(case.ours), inner)), *args)
+    measured = on_gpu(jax.vmap(over_nodes(with_gradients(case.ours), inner)), *args)
     expected = each_node(jax.jit(with_gradients(case.plain)), [leaf.reshape(6, *leaf.shape[2:]) for leaf in args])
-    assert_close(tuple(leaf.reshape(6, *leaf.shape[2:]) for leaf in found), expected)
+    assert_close(tuple(leaf.reshape(6, *leaf.shape[2:]) for leaf in measured), expected)
 
 
 @pytest.mark.parametrize("mapped", [(0, None), (None, 0), (None, None)], ids=["kernel", "inputs", "both"])
@@ -165,8 +165,8 @@ def test_convolutions_of_residual_networks_are_those_of_a_cpu(window, stride):
     def gradients(params, images):
         return jax.vmap(jax.grad(lambda *args: jnp.sum(jnp.sin(layer.apply(*args))), argnums=(0, 1)))(params, images)
 
-    found, expected = on_gpu(gradients, params, images), jax.jit(gradients)(params, images)
-    assert_close(jax.tree.leaves(found), jax.tree.leaves(expected))
+    measured, expected = on_gpu(gradients, params, images), jax.jit(gradients)(params, images)
+    assert_close(jax.tree.leaves(measured), jax.tree.leaves(expected))
 
 
 def groups(fn, *args):
@@ -204,10 +204,10 @@ def test_a_gpu_has_three_grouped_products_for_each_large_convolution_of_a_residu
     params = jax.eval_shape(lambda key: jax.vmap(model.init)(jax.random.split(key, NODES)), jax.random.key(0))
     slopes = jax.vmap(jax.grad(lambda params, images: model.apply(params, images).sum()))
     with tracing_for("gpu"):
-        found = groups(slopes, params, jax.ShapeDtypeStruct(images, jnp.float32))
+        measured = groups(slopes, params, jax.ShapeDtypeStruct(images, jnp.float32))
     # The stem has no gradient to its inputs; one with strides is no convolution; a strided shortcut is matrix products.
     stem, same, shortcut, strided = 2, 3, 3, 2
-    assert found == [NODES] * (stem + 2 * same + shortcut + strided + same)
+    assert measured == [NODES] * (stem + 2 * same + shortcut + strided + same)
 
 
 def test_a_single_node_of_a_gpu_leaves_the_gradient_to_its_kernel_to_the_library():

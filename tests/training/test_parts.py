@@ -15,7 +15,7 @@ CONFIG = {"step_size": 0.2}
 
 
 def grid(**fields):
-    """Two programs: five lanes of one, one of which diverges, and two of another, which has other numbers."""
+    """Two programs: one has five lanes, and a lane that diverges; the other has two, with other numbers."""
     numbers = [{"step_size": step, "bad_round": bad} for step, bad in ((0.1, 1e9), (0.2, 13.0), (0.3, 1e9))]
     variants = {f"step {row['step_size']}": toy_variant(toy_with_numbers, numbers=row, **fields) for row in numbers}
     variants["step 0.3"] = variants["step 0.3"]._replace(seeds=(1,))

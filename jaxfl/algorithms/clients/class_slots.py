@@ -16,7 +16,7 @@ import scipy.stats
 
 from jaxfl.core import Array
 
-# Of a run, for which slots suffice.
+# Of a run: slots suffice for all of them.
 _NUM_ROUNDS = 10**6
 
 

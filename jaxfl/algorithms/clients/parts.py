@@ -75,7 +75,7 @@ def _features_once(features_of, samples, max_distinct):
 
     Args:
         features_of: samples (m,) -> features (m, ...).
-        samples: (tau, b), int32, of which many come again: steps draw independently.
+        samples: (tau, b), int32; many come again, as steps draw independently.
         max_distinct: how many can be different, at most.
 
     Returns:

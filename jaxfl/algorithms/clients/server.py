@@ -51,7 +51,7 @@ def by_client(active: Array, num_nodes: int, values: Array, is_active: Array | N
 
 
 def over_slots(fn: Callable[..., PyTree], node_loop: str) -> Callable[..., PyTree]:
-    """`over_nodes` of a function of one client, for slots of which some hold none.
+    """`over_nodes` of a function of one client, for slots, some of them empty.
 
     Args:
         fn: of one client's arguments.

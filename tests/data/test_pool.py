@@ -22,7 +22,7 @@ def test_row_begins_with_the_part_and_ends_with_zeros():
     assert data.indices.dtype == data.sizes.dtype == data.labels.dtype == jnp.int32
     np.testing.assert_array_equal(np.asarray(data.inputs), INPUTS, strict=True)
     np.testing.assert_array_equal(np.asarray(data.labels), LABELS.astype(np.int32), strict=True)
-    assert all(isinstance(leaf, jax.Array) for leaf in data)
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(data))
 
 
 def test_samples_of_nodes_are_found_through_the_table():

@@ -112,8 +112,8 @@ class Network:
     """Rate of the two dropouts of bilstm."""
     node_loop: str = "auto"
     """How clients run that run together: vmap (all at once), map (one after the other), chunk:k (k at once), or auto:
-    map for convolutions on a CPU, else vmap. devices:map and the like share them out over devices. Clients of several
-    classes under uniform sampling run one after the other whatever it says."""
+    map for convolutions on a CPU, else vmap. devices:map and the like share them out over devices. On a CPU clients
+    of several classes under uniform sampling run one after the other whatever it says."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """bfloat16 runs the layers on rounded parameters and inputs, faster where the machine multiplies bfloat16.
     Parameters, gradients, losses and statistics of normalizations stay float32."""

@@ -71,7 +71,7 @@ def mix_result(
 ) -> PyTree:
     """`mix` of the tree that `fn(*operands)` is, elementwise functions computed where they are mixed.
 
-    A switch over rounds ("circulant", where the matrix changes, but not on a lone accelerator) keeps the compiler from
+    A switch over rounds ("circulant", where the matrix changes, but not on an accelerator) keeps the compiler from
     doing this: everything that enters it is written to memory first.
 
     Args:
@@ -196,15 +196,15 @@ def _circulant(graph: Graph, fn: Callable[..., PyTree], operands: tuple[PyTree, 
     assert graph.shifts is not None
     # What leaves a switch is in memory; without one XLA's CPU backend finishes the sum anew for each of its readers, so
     # that there even a single matrix gets one, of two equal branches (0.7 of the time of a push-sum iteration on a
-    # directed ring, without noise). Static shifts, a branch a round, become neighbor exchanges when the node axis is
-    # sharded. On a lone CPU two branches that look the round's shifts up do: a branch a round took 0.7 s more to
-    # compile (16 nodes, a network of four leaves, of 4.2 s for a round of PrivSGP-VR) and no less time to run.
-    # A lone accelerator gets no switch at all: its host waits for the number of the branch, which is on the device.
+    # directed ring, without noise). Static shifts, a branch a round, become neighbor exchanges when a user shards the
+    # node axis of a CPU without a mesh in the context. On a lone CPU two branches that look the round's shifts up do: a
+    # branch a round took 0.7 s more to compile (16 nodes, a network of four leaves, of 4.2 s for a round of PrivSGP-VR)
+    # and no less time to run.
+    # An accelerator gets no switch: its host waits for the number of the branch, which is on the device.
     on_cpu, same_count = is_cpu(), len({len(shifts) for shifts in graph.shifts}) == 1
-    changes_alone = graph.period > 1 and jax.device_count() == 1
-    if changes_alone and not on_cpu:
+    if graph.period > 1 and not on_cpu:
         return _looked_up_sum(graph, index % graph.period, fn(*operands))
-    if changes_alone and same_count:
+    if graph.period > 1 and same_count and jax.device_count() == 1:
         branches = [lambda *values: _looked_up_sum(graph, index % graph.period, fn(*values))] * 2
     else:
         repeats = 2 if on_cpu and graph.period == 1 else 1

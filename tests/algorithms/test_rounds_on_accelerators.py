@@ -53,7 +53,6 @@ CASES |= {
 }
 
 
-@pytest.mark.skipif(jax.device_count() > 1, reason="with several devices each round of a graph has a branch")
 @pytest.mark.parametrize("name", CASES)
 def test_no_host_waits_inside_a_round(name):
     with tracing_for("gpu"):

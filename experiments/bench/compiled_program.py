@@ -126,7 +126,8 @@ def count(program: Program, *, open_trips: int, large_bytes: int, of_branches: C
 
     Args:
         program: of `read_program`.
-        open_trips: how often an outermost loop runs whose length is not known; one inside of another runs once.
+        open_trips: how often an outermost loop runs whose length is not known; one inside of another runs once. Where
+            an outermost loop is made of a loop of just this length, a whole chunk, it runs once and the others never.
         large_bytes: from how many bytes on a copy is large.
         of_branches: `max` or `min`, by which a number of branches in a loop is made of theirs.
 
@@ -136,10 +137,20 @@ def count(program: Program, *, open_trips: int, large_bytes: int, of_branches: C
     Guarantees:
         - a loop of a known length makes its kernels as often as it runs, and no host wait.
         - a loop of another length waits once more than it runs.
+        - a whole chunk in a loop around it counts once, and the loop over the rounds of a part of one not at all.
         - of branches in a loop the most expensive one counts, and one host wait.
         - of branches outside of loops the one with the fewest host waits counts, and one host wait.
         - an array that is updated in place counts by its updates, one that is sliced by its slices.
     """
+
+    def is_chunk(instruction: Instruction) -> bool:
+        if instruction.opcode != "while" or _TRIPS.search(instruction.text):
+            return False
+        inner = program.computations[instruction.computations("body")[0]].instructions.values()
+        lengths = [_TRIPS.search(loop.text) for loop in inner if loop.opcode == "while"]
+        return any(length is not None and int(length.group(1)) == open_trips for length in lengths)
+
+    has_chunk = any(map(is_chunk, program.computations[program.entry].instructions.values()))
 
     def of_computation(name: str, in_loop: bool) -> Counts:
         total = Counts()
@@ -151,7 +162,8 @@ def count(program: Program, *, open_trips: int, large_bytes: int, of_branches: C
         if instruction.opcode in FREE or instruction.opcode.endswith("-done"):
             return Counts()
         if instruction.opcode == "while":
-            return of_loop(instruction, 1 if in_loop else open_trips)
+            once = in_loop or is_chunk(instruction)
+            return of_loop(instruction, 1 if once else 0 if has_chunk else open_trips)
         if instruction.opcode == "conditional":
             attributes = ("branch_computations", "true_computation", "false_computation")
             branches = [of_computation(part, in_loop) for kind in attributes for part in instruction.computations(kind)]

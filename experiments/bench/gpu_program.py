@@ -72,7 +72,8 @@ SETTINGS = {
 }
 
 AT_MOST = {
-    **{f"gpu_program/{row}_host_waits": 1 / setting.rounds for row, setting in SETTINGS.items()},  # one a chunk
+    # A chunk's own ends: whether it is a whole one, whether that is done, and whether rounds of a part are left.
+    **{f"gpu_program/{row}_host_waits": 3 / setting.rounds for row, setting in SETTINGS.items()},
     "gpu_program/privsgp_vr_kernels": 70.0,
     "gpu_program/resnet20_float32_bytes": 25.0,
     "gpu_program/resnet20_bfloat16_bytes": 13.0,

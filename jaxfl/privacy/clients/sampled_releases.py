@@ -43,6 +43,7 @@ from jaxfl.privacy.dominating_pairs import (
 )
 
 _LARGEST_SHIFT = 500.0  # in units of the noise; beyond it sampling hides nothing that a grid could show
+_SMALLEST_LOSS = 1e-12  # q / z; the numbers that it is made of are off by 1e-16
 _LOST = 2e-15  # probability that `sum_of_draws` may lose
 _FINER = 16  # steps of a Gaussian's grid in one of `grid_step`: it has few, and costs next to nothing
 _SHARE = 0.004  # of the variance of all losses, that the grid may add to it
@@ -77,7 +78,7 @@ def sampled_epsilon(kinds: Sequence[SampledReleases], dp_delta: float, *, exchan
         >>> [round(sampled_epsilon(kinds[:number], 1e-5)[0], 3) for number in (1, 2)]
         [1.357, 1.358]
     """
-    kinds = tuple(kind for kind in kinds if kind.num_releases)
+    kinds = tuple(_resolved(kind) for kind in kinds if kind.num_releases)
     if not kinds:
         return 0.0, False
     mu = math.sqrt(sum(_shift(kind, exchange) ** 2 * kind.num_releases for kind in kinds))
@@ -91,6 +92,12 @@ def sampled_epsilon(kinds: Sequence[SampledReleases], dp_delta: float, *, exchan
     if len(kinds) > 1:
         secret = max(secret, _several(kinds, dp_delta, exchange))
     return (secret, True) if secret < plain else (plain, False)
+
+
+def _resolved(kind: SampledReleases) -> SampledReleases:
+    """The kind, as if all took part where float64 does not resolve what drawing leaves of a release's loss."""
+    is_lost = kind.sampling_rate / kind.noise_multiplier < _SMALLEST_LOSS
+    return kind._replace(sampling_rate=1.0) if is_lost else kind
 
 
 def _shift(kind: SampledReleases, exchange: bool) -> float:

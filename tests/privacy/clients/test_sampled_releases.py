@@ -112,5 +112,13 @@ def test_so_little_noise_that_draws_hide_nothing_is_bounded_all_the_same():
     assert 2e6 < found < 2.1e6
 
 
+def test_so_much_noise_that_float64_does_not_resolve_the_losses_is_bounded_all_the_same():
+    """Losses of 1e-20 on a grid of their own would need a grid of 1e15 points."""
+    others = ITERATIONS._replace(sampling_rate=1.0, noise_multiplier=20.0, num_releases=20_000)
+    loud = ITERATIONS._replace(noise_multiplier=2.0**63, num_releases=100_000)
+    assert sampled_epsilon([loud, others], DELTA) == (gaussian_epsilon(20_000**0.5 / 20, DELTA), False)
+    assert sampled_epsilon([loud], DELTA) == (0.0, False)
+
+
 def test_nothing_released_is_0():
     assert sampled_epsilon([ITERATIONS._replace(num_releases=0)], DELTA) == (0.0, False)

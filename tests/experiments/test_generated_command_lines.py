@@ -6,7 +6,7 @@ than that is what `test_every_experiment.py` and the tests of `jaxfl.training` l
 """
 
 import contextlib
-import importlib
+import importlib.util
 import io
 import platform
 import re
@@ -26,6 +26,8 @@ from experiments.frame.options import flag, options
 from jaxfl.privacy.gossip import ProblemConstants
 from jaxfl.training import loop
 
+if importlib.util.find_spec("submitit"):  # which logs to the streams that it meets: not to those of a line
+    importlib.import_module("submitit")
 LINES, CHUNKS = 2000, 5
 SENTENCE = r"error: .+?: .+; .+[.?)] .+[.?]"
 SECONDS, MEMORY = 120, 6 * 10**9  # that one line may take, and that a chunk may take beyond what is there

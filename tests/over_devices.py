@@ -3,7 +3,6 @@
 The examples of the registry are made for sixteen nodes here, two on each device.
 """
 
-import itertools
 import json
 import re
 import sys
@@ -13,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from processes import interrupt
 
 from jaxfl import graphs, training
 from jaxfl.algorithms import REGISTRY, examples, fed_avg, local_steps, push_sum
@@ -178,14 +178,7 @@ def trained(out, *, placement=None, seeds=(0,), interrupt_after=None, resume=Fal
     data = make_data()
     run = training.open_run(out, {}, experiment="devices", resume=resume)
     if interrupt_after is not None:
-        append, evaluations = run.append_metrics, itertools.count(1)
-
-        def interrupting(lines):
-            append(lines)
-            if next(evaluations) == interrupt_after:
-                raise KeyboardInterrupt
-
-        run.append_metrics = interrupting
+        interrupt(run, interrupt_after)
     test = training.evaluation_set(np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32), np.arange(20) % 3)
     measures = {"stationary": training.stationarity(task, 3)}
     variant = training.Variant(

@@ -1,6 +1,5 @@
 """Run by `tests/core/test_several_devices.py` in a process whose CPU has three devices: prints its findings as JSON."""
 
-import itertools
 import json
 import sys
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from processes import interrupt
 
 from jaxfl import graphs, training
 from jaxfl.algorithms import client_sgd, fed_avg, local_steps, push_sum
@@ -78,14 +78,7 @@ def trained(out, data, *, name="fed_avg", node_loop=None, interrupt_after=None, 
     task = make_task(node_loop)
     run = training.open_run(out, {}, experiment="devices", resume=resume)
     if interrupt_after is not None:
-        append, evaluations = run.append_metrics, itertools.count(1)
-
-        def interrupting(lines):
-            append(lines)
-            if next(evaluations) == interrupt_after:
-                raise KeyboardInterrupt
-
-        run.append_metrics = interrupting
+        interrupt(run, interrupt_after)
     test = training.evaluation_set(np.zeros((4, 8, 8, 1), np.uint8), np.arange(4) % 3)
     algorithm = learners(task, data.num_nodes)[name]
     variant = training.Variant(lambda numbers: algorithm, task, test, lambda seed: data, (0,), 6, evaluate_every=2)

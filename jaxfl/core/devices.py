@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxfl.core.types import FederatedData, PyTree
@@ -51,9 +52,9 @@ def axis_size() -> int:
     return mesh.shape[NODES] if _kinds(mesh).get(NODES) in (AxisType.Auto, AxisType.Explicit) else 1
 
 
-def node_axis(num_nodes: int) -> str | None:
-    """The axis of the context's mesh over which the nodes lie, for a PartitionSpec; None where one device has all."""
-    return NODES if num_shares(num_nodes) > 1 else None
+def node_mesh(num_devices: int) -> Mesh:
+    """The first devices of JAX, as those over which nodes lie."""
+    return Mesh(np.array(jax.devices()[:num_devices]), (NODES,))
 
 
 def by_node(mesh: Mesh) -> NamedSharding:

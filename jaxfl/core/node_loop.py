@@ -24,12 +24,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend.core import jaxpr_as_fun
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxfl.core.check import ArgumentError
-from jaxfl.core.devices import NODES, axis_size, on_any_mesh
+from jaxfl.core.devices import NODES, axis_size, node_mesh, on_any_mesh
 from jaxfl.core.platform import is_cpu
 from jaxfl.core.types import PyTree
 
@@ -134,11 +133,7 @@ def replicated(node_loop: str) -> NamedSharding | None:
     """
     if not node_loop.startswith(_DEVICES) or jax.device_count() == 1:
         return None
-    return NamedSharding(_mesh(), PartitionSpec())
-
-
-def _mesh() -> Mesh:
-    return Mesh(np.array(jax.devices()), (NODES,))
+    return NamedSharding(node_mesh(jax.device_count()), PartitionSpec())
 
 
 def _divided(run: Callable[..., Any], node_loop: str) -> Callable[..., Any]:
@@ -151,7 +146,7 @@ def _divided(run: Callable[..., Any], node_loop: str) -> Callable[..., Any]:
                 *args
             )
         if node_loop.startswith(_DEVICES) and jax.device_count() > 1 and _devices_are_free(args):
-            nodes, all_devices = PartitionSpec(NODES), _mesh()
+            nodes, all_devices = PartitionSpec(NODES), node_mesh(jax.device_count())
             spread = jax.shard_map(run, mesh=all_devices, in_specs=nodes, out_specs=nodes, check_vma=False)
             return _in_shares(spread, jax.device_count())(*args)
         return run(*args)

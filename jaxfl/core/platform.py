@@ -1,4 +1,4 @@
-"""The platform for which programs are traced: whoever decides by it asks here.
+"""The platform that programs are traced for: code that decides by it asks here.
 
 Some work has a form that is fast on a CPU and another that is fast on accelerators. Which of them is traced goes by
 `platform()`. It is that of JAX's default device, unless `tracing_for` says otherwise: a round that is exported for an
@@ -20,7 +20,7 @@ _traced_for = jax.make_user_context(None)
 
 
 def platform() -> str:
-    """The platform for which programs are traced: "cpu", "gpu", "tpu", or the name of another backend of JAX.
+    """The platform that programs are traced for: "cpu", "gpu", "tpu", or the name of another backend of JAX.
 
     Example:
         >>> with tracing_for("gpu"):

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxfl.core import ArgumentError, FederatedData, PyTree
 from jaxfl.core.check import at_least, one_of
-from jaxfl.core.devices import NODES
+from jaxfl.core.devices import NODES, node_mesh
 from jaxfl.core.types import PoolParts
 
 POINTS = "points"
@@ -60,11 +60,6 @@ class Placement(NamedTuple):
             most = max(k for k in range(1, self.num_devices) if num_nodes % k == 0)
             found = f"got {self.num_devices} devices for {num_nodes} nodes"
             raise ArgumentError("devices", "must divide the number of nodes", found, f"Pass {most}, or other nodes.")
-
-
-def node_mesh(num_devices: int) -> Mesh:
-    """The first devices of JAX, as those over which nodes lie."""
-    return Mesh(np.array(jax.devices()[:num_devices]), (NODES,))
 
 
 def tracing_over(num_devices: int) -> contextlib.AbstractContextManager[Any]:

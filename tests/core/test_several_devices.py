@@ -1,25 +1,13 @@
 """Nodes shared out over devices: in a process whose CPU has three of them."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-
-TESTS = Path(__file__).parents[1]
-OPTIONS = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONPATH": str(TESTS.parent)}
+from processes import printed
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """What `several_devices.py` prints."""
-    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "3", **OPTIONS}
-    command = [sys.executable, str(TESTS / "several_devices.py"), str(tmp_path_factory.mktemp("runs"))]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return printed("several_devices.py", tmp_path_factory.mktemp("runs"), num_devices=3)
 
 
 @pytest.mark.slow

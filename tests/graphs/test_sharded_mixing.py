@@ -1,30 +1,19 @@
 """Mixing where nodes lie over devices: in a process whose CPU has eight of them."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
+from processes import printed
 
 from jaxfl import graphs
 from jaxfl.graphs.needed_rows import needed_rows
 
-TESTS = Path(__file__).parents[1]
-OPTIONS = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONPATH": str(TESTS.parent)}
 ROW = 7 * 4  # bytes
 
 
 @pytest.fixture(scope="module")
 def found():
     """What `mixing_over_devices.py` prints."""
-    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "8", **OPTIONS}
-    command = [sys.executable, str(TESTS / "mixing_over_devices.py")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return printed("mixing_over_devices.py", num_devices=8)
 
 
 @pytest.mark.slow

@@ -1,17 +1,13 @@
 """Training over devices: what lies where, in this process and in one whose CPU has eight of them."""
 
 import functools
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import refusals
+from processes import printed
 
 from jaxfl.core import FederatedData
 from jaxfl.core.types import PoolParts
@@ -19,8 +15,6 @@ from jaxfl.gradients.estimator import gather
 from jaxfl.training import Placement
 from jaxfl.training.sharding import cut_by_owner
 
-TESTS = Path(__file__).parents[1]
-OPTIONS = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONPATH": str(TESTS.parent)}
 DATA = FederatedData(
     jnp.arange(10.0).reshape(5, 2),
     jnp.arange(5),
@@ -32,11 +26,7 @@ DATA = FederatedData(
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """What `over_devices.py` prints."""
-    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "8", **OPTIONS}
-    command = [sys.executable, str(TESTS / "over_devices.py"), str(tmp_path_factory.mktemp("runs"))]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return printed("over_devices.py", tmp_path_factory.mktemp("runs"), num_devices=8, seconds=1800)
 
 
 @pytest.mark.parametrize("num_shares", [1, 2, 4])

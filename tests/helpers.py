@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -59,6 +59,15 @@ def refusals(cases: Iterable[tuple[Callable[[], Any], str]]) -> Callable[..., No
         refused(call, argument)
 
     return test
+
+
+def equations(program: Any) -> Iterator[Any]:
+    """All equations of a traced program, of what it calls and of what rules of its calls make."""
+    for equation in program.eqns:
+        yield equation
+        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda v: hasattr(v, "eqns")):
+            if hasattr(value, "eqns"):
+                yield from equations(getattr(value, "jaxpr", value))
 
 
 def crossed(*axes: Iterable[Any]) -> list[Any]:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_close, normals
+from helpers import assert_close, equations, normals
 
 from jaxfl.core import from_functions
 from jaxfl.core.platform import tracing_for
@@ -37,13 +37,8 @@ MODELS = {  # model, its inputs
 
 
 def products(program):
-    """Every product of a program, of what it calls and of what rules of its calls make."""
-    for equation in program.eqns:
-        if equation.primitive.name in ("dot_general", "conv_general_dilated"):
-            yield equation
-        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda v: hasattr(v, "eqns")):
-            if hasattr(value, "eqns"):
-                yield from products(getattr(value, "jaxpr", value))
+    """Every product of a program, inside of others, too."""
+    return (each for each in equations(program) if each.primitive.name in ("dot_general", "conv_general_dilated"))
 
 
 def of_given_factors(task, factors):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.core import jaxprs_in_params
+from helpers import equations
 
 from jaxfl.algorithms.clients.class_slots import class_slots, place
 from jaxfl.algorithms.clients.client_classes import client_classes
@@ -86,8 +86,7 @@ def test_an_empty_slot_gives_zeros_whatever_a_client_would_give_in_its_place(nod
 
 def largest(jaxpr):
     """The most numbers in an array that a traced program computes, inside of loops and conditionals, too."""
-    own = [variable.aval.size for equation in jaxpr.eqns for variable in equation.outvars]
-    return max([*own, *(largest(inner) for equation in jaxpr.eqns for inner in jaxprs_in_params(equation.params))])
+    return max(variable.aval.size for equation in equations(jaxpr) for variable in equation.outvars)
 
 
 def test_what_all_clients_share_is_not_copied_for_each_of_them():

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import assert_close, crossed, refusals
+from helpers import assert_close, crossed, equations, refusals
 from problems import run, small_task, start, statistics_task, uneven_data
 from reference.runs import assert_same, client_batches, flat
 
@@ -210,14 +210,8 @@ def test_a_round_under_a_mask_has_a_derivative(case):
 
 def float_axes(jaxpr):
     """Axes of all floating-point arrays that a program makes, its inner programs included."""
-    axes = set()
-    for equation in jaxpr.eqns:
-        for out in equation.outvars:
-            if jnp.issubdtype(out.aval.dtype, jnp.floating):
-                axes |= set(out.aval.shape)
-        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda v: hasattr(v, "eqns")):
-            axes |= float_axes(getattr(inner, "jaxpr", inner)) if hasattr(inner, "eqns") else set()
-    return axes
+    arrays = [out.aval for equation in equations(jaxpr) for out in equation.outvars]
+    return {axis for array in arrays if jnp.issubdtype(array.dtype, jnp.floating) for axis in array.shape}
 
 
 @pytest.mark.parametrize("kind", [learner, private])

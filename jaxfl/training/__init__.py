@@ -4,8 +4,9 @@ from jaxfl.training.chunks import Diverged, FatalCount
 from jaxfl.training.evaluate import EvaluationSet, evaluation_set
 from jaxfl.training.loop import train
 from jaxfl.training.measures import calibrated_scores, stationarity, test_scores
+from jaxfl.training.opening import open_run
 from jaxfl.training.publish import publish
-from jaxfl.training.records import RunDirectory, open_run, read_run
+from jaxfl.training.records import RunDirectory, read_run
 from jaxfl.training.restore import restore_state
 from jaxfl.training.results import read_results
 from jaxfl.training.secret_key import secret_key

@@ -32,6 +32,7 @@ from jaxfl.training.file_list import (
     remove_leftovers,
     write_list,
 )
+from jaxfl.training.processes import of_first, on_first, several
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -39,6 +40,7 @@ with warnings.catch_warnings():
 
 
 _NOBODY = Owner("", ())
+_ALONE = ocp.options.MultiprocessingOptions(active_processes={0}, barrier_sync_key_prefix="jaxfl")
 _BESIDE = "beside:"  # no path of a leaf begins so
 
 
@@ -77,8 +79,9 @@ class Checkpoints:
             at_least(1, keep_checkpoints=keep)
         self._directory = Path(directory).absolute()
         self._keep, self._owner = keep, owner
-        self._manager = self._open()
+        of_first(self._open)
 
+    @on_first
     def save(
         self,
         round_index: int,
@@ -126,34 +129,44 @@ class Checkpoints:
             ArgumentError: the checkpoint is another owner's, or holds other leaves, shapes or dtypes.
             OSError: it cannot be read; nothing is changed then.
         """
+        read = self._read()
+        if read is None:
+            return None
+        round_index, leaves, mark = read
+        beside = {name: leaves.pop(name) for name in list(leaves) if name.startswith(_BESIDE)}
+        beside = {name.removeprefix(_BESIDE): array for name, array in beside.items()}
+        return Restored(round_index, self._build(structure, leaves, round_index), beside, mark)
+
+    @on_first
+    def rounds(self) -> list[int]:
+        """Rounds of the checkpoints, ascending; which of them are whole, `restore` tells."""
+        return sorted(self._manager.all_steps())
+
+    @on_first
+    def close(self) -> None:
+        """Release the directory."""
+        with _quiet():
+            self._manager.close()
+
+    @on_first
+    def _read(self) -> tuple[int, dict[str, np.ndarray], list[int]] | None:
+        """(round, leaves by their names, mark) of the newest whole checkpoint; damaged ones are set aside."""
         for round_index in self.rounds()[::-1]:
             step = self._directory / str(round_index)
             try:
                 listed = read_list(step)
             except Damaged as error:
                 message = f"the checkpoint of round {round_index} in {self._directory} is damaged ({error})"
-                warnings.warn(f"{message}; going back to the one before it.", DamagedCheckpoint, stacklevel=2)
+                warnings.warn(f"{message}; going back to the one before it.", DamagedCheckpoint, stacklevel=4)
                 self._set_aside(round_index)
                 continue
             self._refuse_foreign(listed.owner, step)
             with os_errors(step, otherwise=errno.EIO), _quiet():
                 read = self._manager.restore(round_index, args=ocp.args.StandardRestore())
-                leaves = {name: np.asarray(leaf) for name, leaf in read.items()}
-            beside = {name: leaves.pop(name) for name in list(leaves) if name.startswith(_BESIDE)}
-            beside = {name.removeprefix(_BESIDE): array for name, array in beside.items()}
-            return Restored(round_index, self._build(structure, leaves, round_index), beside, listed.mark)
+                return round_index, {name: np.asarray(leaf) for name, leaf in read.items()}, listed.mark
         return None
 
-    def rounds(self) -> list[int]:
-        """Rounds of the checkpoints, ascending; which of them are whole, `restore` tells."""
-        return sorted(self._manager.all_steps())
-
-    def close(self) -> None:
-        """Release the directory."""
-        with _quiet():
-            self._manager.close()
-
-    def _open(self) -> ocp.CheckpointManager:
+    def _open(self) -> None:
         writes = self._keep is not None
         # How many stay is none of the manager's business: it would remove one before the next has its list.
         options = ocp.CheckpointManagerOptions(
@@ -161,15 +174,14 @@ class Checkpoints:
             enable_async_checkpointing=False,
             cleanup_tmp_directories=writes,
             create=writes,
+            multiprocessing_options=_ALONE if several() else ocp.options.MultiprocessingOptions(),
         )
         if writes:
             self._directory.mkdir(parents=True, exist_ok=True)
             remove_leftovers(self._directory)
         with os_errors(self._directory), _quiet():
-            manager = ocp.CheckpointManager(self._directory, options=options)
-        self._manager = manager
+            self._manager = ocp.CheckpointManager(self._directory, options=options)
         self._remove_old()
-        return manager
 
     def _remove_old(self) -> None:
         """Remove all before the newest few that were completed."""
@@ -200,7 +212,7 @@ class Checkpoints:
         (self._directory / str(round_index)).rename(aside)
         # The manager remembers which rounds it has; only a new one sees what was changed behind its back.
         self.close()
-        self._manager = self._open()
+        self._open()
 
     def _build(self, structure: PyTree, leaves: dict[str, np.ndarray], round_index: int) -> PyTree:
         """The state in its structure, on the device; ArgumentError where leaves, shapes or dtypes differ."""

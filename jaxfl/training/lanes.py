@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxfl.core import Array, FederatedData, PyTree, RunKey, run_key
 from jaxfl.core.threefry import fold_in
+from jaxfl.training.processes import fetched
 from jaxfl.training.sharding import POINTS, place_data
 from jaxfl.training.variant import Variant
 
@@ -84,7 +85,7 @@ class Strategy(NamedTuple):
     @property
     def mesh(self) -> Mesh:
         """The devices that share the lanes."""
-        return Mesh(np.array(jax.local_devices()[: self.num_devices]), (POINTS,))
+        return Mesh(np.array(jax.devices()[: self.num_devices]), (POINTS,))
 
     def sharding(self, *axes: str) -> NamedSharding:
         """Over these axes of the mesh; whole on every device without one."""
@@ -177,4 +178,4 @@ def stack_seeds(trees: Sequence[PyTree]) -> tuple[PyTree, list[bool]]:
 
 def _first_if_equal(first: Array, second: Array) -> Array:
     same = first.shape == second.shape and first.dtype == second.dtype
-    return first if same and np.array_equal(np.asarray(first), np.asarray(second)) else second
+    return first if same and np.array_equal(*map(np.asarray, fetched((first, second)))) else second

@@ -6,12 +6,14 @@ parameters as one that was never interrupted (on the same machine and versions).
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from typing import Any, NamedTuple
+
+import jax
 
 from jaxfl.core import ArgumentError, Array
 from jaxfl.core.check import at_least, non_negative
@@ -21,6 +23,7 @@ from jaxfl.training.grouping import points_of, programs_of, recorded_settings
 from jaxfl.training.json_files import jsonable
 from jaxfl.training.lanes import Point
 from jaxfl.training.preflight import peak_text, require_memory
+from jaxfl.training.processes import any_process, is_first, of_first, several, together
 from jaxfl.training.program import Compiled, Program
 from jaxfl.training.progress import ProgressReport
 from jaxfl.training.records import RunDirectory
@@ -71,7 +74,8 @@ def train(
 
     Raises:
         ArgumentError: an argument cannot be used, or differs from the run that is resumed, or a variant does not fit
-            in memory; another process is at work in the directory; its files were altered. A new run that is refused
+            in memory; another process is at work in the directory; its files were altered; several processes train
+            (docs/devices.md) and a variant has no placement. A new run that is refused
             before its first round leaves nothing behind, and one that is resumed stays as it is.
         Diverged: of a single variant and seed a measurement or metric is not finite. Lines written so far stay, the
             summary says "diverged". Of several, that one ends, its status says so, and the others go on.
@@ -94,12 +98,13 @@ def train(
     if checkpoint_minutes is not None:
         non_negative(checkpoint_minutes=checkpoint_minutes)
     check_variants(variants)
+    _refuse_alone(variants)
     points = points_of(variants, key)
     facts = {
         name: {
             "seeds": variant.seeds,
             "settings": variant.settings,
-            "privacy": variant.privacy and functools.cache(functools.partial(_with_key, variant.privacy, key)),
+            "privacy": variant.privacy and cache(partial(_with_key, variant.privacy, key)),
             "released": variant.released,
         }
         for name, variant in variants.items()
@@ -114,11 +119,12 @@ def train(
         run.write_summary(content)
         settings = {name: variant.settings for name, variant in variants.items()}
         privacy = {name: fact["privacy"] for name, fact in facts.items() if fact["privacy"]}
-        write_results(run.path / RESULTS, in_order, lines, settings, privacy)
+        of_first(lambda: write_results(run.path / RESULTS, in_order, lines, settings, privacy))
         return jsonable(content, "summary")
 
     alone, stop = len(points) == 1 and not run.is_part, Stop() if stop is None else stop
-    with run.held(), ProgressReport(sum(point.variant.last_round for point in points), quiet=quiet) as progress:
+    total, quiet = sum(point.variant.last_round for point in points), quiet or not is_first()
+    with run.held(), ProgressReport(total, quiet=quiet) as progress:
         stop.undo_until_heeded(run.withdraw)
         try:
             jobs = _prepare(points, run, progress)
@@ -162,10 +168,19 @@ def train(
                     conclude(status, {points[0].label: {**_UNRECORDED, **end, **lockstep.released()}})
                     raise
                 progress.end()
-                if stop.requested:
+                if any_process(stop.requested):
                     raise Stopped(max(ended[point.label]["until"] for point in lanes))
     spent = any(record["status"] == "budget_spent" for record in ended.values())
     return conclude("budget_spent" if spent else "finished", ended)
+
+
+def _refuse_alone(variants: Mapping[str, Variant]) -> None:
+    """Refuse several processes of which each would train everything by itself."""
+    for name, variant in variants.items():
+        if several() and variant.placement is None:
+            requirement, found = "must say what several processes share", f"{name} has none"
+            remedy = f"Pass Placement({jax.device_count()}), or Placement({jax.device_count()}, 'points')."
+            raise ArgumentError("placement", requirement, found, remedy)
 
 
 def _with_key(
@@ -209,7 +224,7 @@ def _prepare(points: Sequence[Point], run: RunDirectory, progress: ProgressRepor
         fit = next(compiled) if waiting[index] else None
         if fit is not None:
             if index < len(recorded):  # another division of the lanes would not find their checkpoints
-                require_memory(program.label, fit.peak, program.structure, program.variant.task)
+                together(require_memory, program.label, fit.peak, program.structure, program.variant.task)
             else:
                 fit = fitted(program, fit)
             peaks[program.label] = fit.peak
@@ -218,7 +233,7 @@ def _prepare(points: Sequence[Point], run: RunDirectory, progress: ProgressRepor
         jobs.append(_Job(program, fit, recorded[index]["lanes_a_pass"] if index < len(recorded) else lanes, 0.0))
     if peaks:
         progress.announce(peak_text(peaks))
-    share = (time.perf_counter() - began) / max(1, sum(waiting))
+    share = of_first(lambda: (time.perf_counter() - began) / max(1, sum(waiting)))
     return [job._replace(seconds=share) if job.compiled else job for job in jobs]
 
 

@@ -27,6 +27,7 @@ from jaxfl.training.chunks import check_start, first_state, info_fields, rounds_
 from jaxfl.training.lanes import Lane, Point, Strategy, Tables, Uploads, over_lanes, stack_seeds, update_lanes
 from jaxfl.training.measures import test_scores
 from jaxfl.training.preflight import PeakMemory, predicted_peak
+from jaxfl.training.processes import fetched, put, several
 from jaxfl.training.sharding import POINTS, node_mesh, node_shardings, share_shapes, tracing_over
 from jaxfl.training.variant import Measure, Variant, check_counted
 
@@ -72,6 +73,7 @@ class Program:
         checked = set()
         for point in self.points:
             data = self._uploads.of(point)
+            data = data._replace(sizes=fetched(data.sizes))
             sizes = np.asarray(data.sizes).tobytes()
             if sizes not in checked:
                 checked.add(sizes)
@@ -91,7 +93,8 @@ class Program:
         """
         placement = self.variant.placement
         if placement is not None:
-            return min(placement.num_devices if placement.shard == POINTS else 1, len(self.points))
+            num_devices = placement.num_devices if placement.shard == POINTS else 1
+            return num_devices if several() else min(num_devices, len(self.points))
         if len(self.points) == 1 or not is_cpu() or self.variant.task.node_loop.startswith("devices:"):
             return 1
         return min(jax.local_device_count(), len(self.points))
@@ -114,19 +117,19 @@ class Program:
         tables = Tables(data, arrays)
         if strategy.num_node_shares > 1:
             return Tables(self._spread("data", data, strategy), self._spread("arrays", arrays, strategy))
-        return tables if strategy.num_devices == 1 else jax.device_put(tables, strategy.sharding())
+        return tables if strategy.num_devices == 1 else jax.tree.map(partial(put, sharding=strategy.sharding()), tables)
 
     def _spread(self, field: str, tree: PyTree, strategy: Strategy) -> PyTree:
         """Tables over the devices that share the nodes: what carries the nodes by them, a pool by its owners."""
         mesh, nodes = node_mesh(strategy.num_node_shares), self._uploads.of(self.points[0]).num_nodes
         pools = {id(tree.inputs), id(tree.labels)} if isinstance(tree, FederatedData) else set()
 
-        def put(leaf, stacked):
+        def spread(leaf, stacked):
             behind = nodes if id(leaf) not in pools else leaf.shape[int(stacked)]
-            return jax.device_put(leaf, node_shardings(mesh, leaf, behind, int(stacked)))
+            return put(leaf, node_shardings(mesh, leaf, behind, int(stacked)))
 
         leaves, structure = jax.tree.flatten(tree)
-        return jax.tree.unflatten(structure, list(map(put, leaves, self._with_seeds[field])))
+        return jax.tree.unflatten(structure, list(map(spread, leaves, self._with_seeds[field])))
 
     def lanes(self, points: Sequence[Point], strategy: Strategy) -> Lane:
         """The lanes of one pass, padded by the first, or one lane without an axis."""
@@ -142,13 +145,16 @@ class Program:
             numbers={name: jnp.asarray(column, jnp.float32) for name, column in values.items()},
         )
         lanes = self._everywhere(lanes, strategy)
-        return lanes if strategy.num_devices == 1 else jax.device_put(lanes, strategy.sharding(POINTS))
+        if strategy.num_devices == 1:
+            return lanes
+        return jax.tree.map(partial(put, sharding=strategy.sharding(POINTS)), lanes)
 
     def _everywhere(self, lanes: Lane, strategy: Strategy) -> Lane:
         """What lanes have for themselves, on each of the devices that share their nodes."""
         if strategy.num_node_shares == 1:
             return lanes
-        return jax.device_put(lanes, NamedSharding(node_mesh(strategy.num_node_shares), PartitionSpec()))
+        everywhere = NamedSharding(node_mesh(strategy.num_node_shares), PartitionSpec())
+        return jax.tree.map(partial(put, sharding=everywhere), lanes)
 
     def place(self, state: PyTree, strategy: Strategy) -> PyTree:
         """A restored state, on the device, where the compiled rounds want it, its lanes padded."""
@@ -159,10 +165,11 @@ class Program:
 
         state = state if strategy.num_slots == 1 else self.map_lanes(pad, state)
         shardings = self._shardings(strategy)
-        return state if shardings is None else jax.tree.map(jax.device_put, state, shardings)
+        return state if shardings is None else jax.tree.map(put, state, shardings)
 
     def saved(self, state: PyTree, strategy: Strategy, num_lanes: int) -> PyTree:
-        """The state as a checkpoint holds it: without padding."""
+        """The state as a checkpoint holds it: whole, and without padding."""
+        state = fetched(state)
         if strategy.num_slots == 1:
             return state
         return self.map_lanes(lambda leaf: np.asarray(leaf)[:num_lanes], state)
@@ -174,7 +181,8 @@ class Program:
         return self.map_lanes(lambda leaf: jax.ShapeDtypeStruct((num_lanes, *leaf.shape), leaf.dtype), self.structure)
 
     def lane_state(self, state: PyTree, strategy: Strategy, index: int) -> PyTree:
-        """One lane's state, without an axis of lanes."""
+        """One lane's state, whole, without an axis of lanes."""
+        state = fetched(state)
         return state if strategy.num_slots == 1 else self.map_lanes(lambda leaf: np.asarray(leaf)[index], state)
 
     def node_params(self, state: PyTree, strategy: Strategy, index: int, point: Point) -> PyTree:
@@ -198,13 +206,14 @@ class Program:
         init, rounds, evaluate = self._functions(strategy)
         # Given for every leaf: an empty one would come back in another than it is taken in. And not by the state's
         # shapes: zeros_like of one that a loop over devices closes over would ask for its sharding there.
-        taken, given = ((None, shardings), (shardings, None)) if shardings is not None else ((None, None), None)
+        told = self._told(strategy)
+        taken, given = ((None, shardings), (shardings, told)) if shardings is not None else ((None, None), None)
         rounds = jax.jit(rounds, donate_argnums=1, in_shardings=(*taken, None, None), out_shardings=given)
         with tracing_over(strategy.num_node_shares):
             lowered = [
                 rounds.lower(lanes, state, tables.data, np.int32(0)),
                 jax.jit(init, out_shardings=shardings).lower(lanes, tables.data),
-                jax.jit(evaluate, in_shardings=(*taken, None)).lower(lanes, state, tables.arrays),
+                jax.jit(evaluate, in_shardings=(*taken, None), out_shardings=told).lower(lanes, state, tables.arrays),
             ]
         copies, divided = strategy.num_devices if is_cpu() else 1, strategy.num_devices > 1
         if self._replicated is not None and is_cpu():  # a CPU's devices share one memory
@@ -302,6 +311,14 @@ class Program:
     def _join(self, parts: Sequence[Any], shared: Sequence[Any]) -> PyTree:
         both = {False: iter(parts), True: iter(shared)}
         return jax.tree.unflatten(jax.tree.structure(self.structure), [next(both[kind]) for kind in self._is_shared])
+
+    def _told(self, strategy: Strategy) -> NamedSharding | None:
+        """Of what the host reads: on all devices where other processes have some of them; None leaves it open."""
+        if not several():
+            return None
+        if strategy.num_node_shares > 1:
+            return NamedSharding(node_mesh(strategy.num_node_shares), PartitionSpec())
+        return strategy.sharding() if strategy.num_devices > 1 else None
 
     def _shardings(self, strategy: Strategy) -> PyTree | None:
         """Of a state, a tree; None where one device does all."""

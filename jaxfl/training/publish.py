@@ -13,6 +13,7 @@ import tree
 from jaxfl.core import ArgumentError
 from jaxfl.privacy.statements import SECRET
 from jaxfl.training.json_files import jsonable, write_json
+from jaxfl.training.processes import on_first
 from jaxfl.training.records import RunDirectory, slug
 from jaxfl.training.restore import restore_state
 from jaxfl.training.variant import Variant
@@ -20,6 +21,7 @@ from jaxfl.training.variant import Variant
 _PUBLISHED = ("finished", "budget_spent")  # ends that depend on no data
 
 
+@on_first
 def publish(run: RunDirectory, variants: Mapping[str, Variant], out: str | os.PathLike[str]) -> None:
     """Write what the proven statements of a run cover.
 

@@ -26,18 +26,17 @@ import json
 import os
 import re
 import shutil
-import tempfile
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxfl.core import ArgumentError
 from jaxfl.core.check import at_least
-from jaxfl.training.environment import describe_environment, warn_of_changes
 from jaxfl.training.json_files import jsonable, read_json, refuse_difference, refuse_form, write_json
 from jaxfl.training.lock import LOCK, held
 from jaxfl.training.metrics_file import Mark, MetricsFile, lane_of
+from jaxfl.training.processes import is_first, of_first, on_first
 
 CONFIG, METRICS, SUMMARY, FINISHED = "config.json", "metrics.jsonl", "summary.json", "finished.json"
 PRIVACY = "privacy.json"
@@ -61,6 +60,8 @@ _FINISHED_FORM = {
 
 class RunDirectory:
     """One run's directory. Build it with `open_run`.
+
+    Where several processes train together, process 0 alone reads and writes it, and the others are told.
 
     Attributes:
         path: the directory.
@@ -89,18 +90,22 @@ class RunDirectory:
             refuse_difference(recorded, given, self.path)
             return
         self.config = {**self.config, "training": {**given, _PROGRAMS: []}}
-        write_json(self.path / CONFIG, self.config)
+        self._write_config()
 
     def record_environment(self, environment: Mapping[str, Any]) -> None:
         """Put that of the processes which trained in place of this one's in config.json."""
         self.config = {**self.config, "environment": dict(environment)}
-        write_json(self.path / CONFIG, self.config)
+        self._write_config()
 
     def record_program(self, index: int, choice: Mapping[str, Any]) -> None:
         """Add how the lanes of a program, counted from 0, are computed; programs come in their order."""
         training = self.config["training"]
         programs = [*training[_PROGRAMS][:index], jsonable(choice, _PROGRAMS)]
         self.config = {**self.config, "training": {**training, _PROGRAMS: programs}}
+        self._write_config()
+
+    @on_first
+    def _write_config(self) -> None:
         write_json(self.path / CONFIG, self.config)
 
     def recorded_programs(self) -> list[dict[str, Any]]:
@@ -108,8 +113,11 @@ class RunDirectory:
         return self.config.get("training", {}).get(_PROGRAMS, [])
 
     def withdraw(self) -> None:
-        """Undo `open_run` of a run that was refused before anything was trained; one that was found stays as it is."""
-        if not self.resumed:
+        """Undo `open_run` of a run that was refused before anything was trained; one that was found stays as it is.
+
+        It waits for no other process, so that a thread may call it.
+        """
+        if is_first() and not self.resumed:
             for name in (CONFIG, LOCK):
                 (self.path / name).unlink(missing_ok=True)
             shutil.rmtree(self.path / PRIVATE, ignore_errors=True)
@@ -117,9 +125,12 @@ class RunDirectory:
                 for folder in (self.path, *self._made_above):
                     folder.rmdir()
 
-    def held(self) -> contextlib.AbstractContextManager[None]:
-        """Keep other processes out while this one trains; see `lock.held`."""
-        return held(self.path)
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes out while this one, or those that train together, do; see `lock.held`."""
+        with contextlib.ExitStack() as lock:
+            of_first(lambda: lock.enter_context(held(self.path)))
+            yield
 
     @property
     def fingerprint(self) -> str:
@@ -128,10 +139,12 @@ class RunDirectory:
         content = json.dumps([self.config["experiment"], self.config["config"], training], sort_keys=True)
         return f"{zlib.crc32(content.encode()):08x}"
 
+    @on_first
     def append_metrics(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Append lines and flush them to disk together; OSError if the file is not as this process left it."""
         self._metrics.append(lines)
 
+    @on_first
     def read_metrics(self) -> list[dict[str, Any]]:
         """All complete lines; one that was cut off while being written is left out.
 
@@ -141,10 +154,12 @@ class RunDirectory:
         """
         return self._metrics.read()
 
+    @on_first
     def mark(self) -> Mark:
         """Size and checksum of metrics.jsonl as this process has written it, for a checkpoint."""
         return self._metrics.mark()
 
+    @on_first
     def keep_metrics_until(
         self, lanes: Collection[tuple[str, int]], round_index: int | None, mark: Sequence[int] | None = None
     ) -> list[dict[str, Any]]:
@@ -170,6 +185,7 @@ class RunDirectory:
             raise ArgumentError("out", requirement, found, remedy)
         return self._metrics.keep_until(lanes, round_index)
 
+    @on_first
     def keep_copy_of_metrics(self) -> None:
         """Copy metrics.jsonl to metrics.before.jsonl, -2, -3, ...: lanes are about to begin again, and lose lines."""
         self._metrics.keep_copy()
@@ -182,11 +198,13 @@ class RunDirectory:
         """Where the checkpoints of lanes lie that ran together, both counted from 0."""
         return self.path / "checkpoints" / f"lanes_{program}_{number}"  # no slug has an underscore
 
+    @on_first
     def mark_finished(self, variant: str, seed: int, record: Mapping[str, Any]) -> None:
         """Note that (variant, seed) has ended; `record` holds at least "round", that of its last line, or None."""
         content = {**jsonable(record, FINISHED), _MARK: list(self.mark())}
         write_json(self.lane_directory(variant, seed) / FINISHED, content)
 
+    @on_first
     def finished(
         self, lanes: Iterable[tuple[str, int]], lines: Sequence[Mapping[str, Any]] | None = None
     ) -> dict[tuple[str, int], dict[str, Any]]:
@@ -209,6 +227,7 @@ class RunDirectory:
             if whole and last.get(lane) == record["round"]
         }
 
+    @on_first
     def refuse_gaps(self, parts: Sequence[Collection[tuple[str, int]]]) -> None:
         """Refuse a run in which a part has begun although an earlier one has not ended: lines would be lost.
 
@@ -231,115 +250,31 @@ class RunDirectory:
             if missing is None:
                 missing = next((lane for lane in part if lane not in done), None)
 
+    @on_first
     def forget_finished(self, variant: str, seed: int) -> None:
         """Undo `mark_finished`."""
         (self.lane_directory(variant, seed) / FINISHED).unlink(missing_ok=True)
 
+    @on_first
     def drop_summary(self) -> None:
         """Remove summary.json: that of an interrupted run would describe one that is going on."""
         (self.path / SUMMARY).unlink(missing_ok=True)
 
+    @on_first
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json."""
         write_json(self.path / SUMMARY, jsonable(summary, "summary"))
 
+    @on_first
     def write_privacy(self, node_epsilons: Mapping[str, Any]) -> None:
         """Write privacy.json, where any node has an epsilon."""
         if node_epsilons:
             write_json(self.path / PRIVACY, jsonable(node_epsilons, "privacy"))
 
+    @on_first
     def read_summary(self) -> dict[str, Any]:
         """Content of summary.json."""
         return read_json(self.path / SUMMARY)
-
-
-def make_writable(path: Path) -> list[Path]:
-    """Make a directory that is missing; ArgumentError, naming `out`, where nothing can be written to it.
-
-    Returns:
-        The directories above it that were made, too, the nearest first.
-    """
-    try:
-        missing = [folder for folder in path.parents if not folder.exists()]
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            pass
-    except (OSError, RecursionError) as error:  # pathlib makes directories above each other by recursion
-        found = f"{path}: {(getattr(error, 'strerror', None) or str(error)).lower()}"
-        remedy = "Name a directory that you may write to."
-        raise ArgumentError("out", "must be a writable directory", found, remedy) from None
-    return missing
-
-
-def open_run(
-    out: str | os.PathLike[str],
-    config: Mapping[str, Any],
-    *,
-    experiment: str = "custom",
-    preset: str | None = None,
-    resume: bool = False,
-    can_resume: bool = True,
-) -> RunDirectory:
-    """Make a run directory, or find the one to resume.
-
-    Args:
-        out: the directory itself; made if missing.
-        config: everything that decides the results, resolved; values that JSON can hold, NumPy scalars and arrays,
-            paths. Infinite numbers are stored as the strings "inf", "-inf", "nan".
-        experiment: name for the summary.
-        preset: name for the summary.
-        resume: continue the run found there; where there is none, begin one.
-        can_resume: whether the experiment has --resume, so that errors may advise it.
-
-    Returns:
-        The directory, its config.json written.
-
-    Raises:
-        ArgumentError: `out` cannot be written or holds a run already, or the run to resume had another configuration.
-
-    Guarantees:
-        - a directory that holds a run is never written to without resume.
-
-    Example:
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     run = open_run(Path(folder) / "first", {"step_size": 0.1})
-        ...     open_run(Path(folder) / "first", {"step_size": 0.2}, resume=True)
-        Traceback (most recent call last):
-        ...
-        jaxfl.core.check.ArgumentError: step_size: must be as in the run that is resumed; ...
-    """
-    path, given = Path(out), jsonable(config, "config")
-    made_above = make_writable(path)
-    if not resume:
-        _refuse_run(path, can_resume)
-    with held(path):
-        environment = describe_environment()
-        if not _holds_run(path):
-            content = {"experiment": experiment, "preset": preset, "config": given, "environment": environment}
-            write_json(path / CONFIG, content)
-            return RunDirectory(path, content, resumed=False, made_above=made_above)
-        if not resume:  # another process began one meanwhile
-            _refuse_run(path, can_resume)
-    if not (path / CONFIG).exists():
-        remedy = "Restore the file, or name another directory."
-        raise ArgumentError("out", f"must hold {CONFIG} to be resumed", f"{path} has none", remedy)
-    content = _read_config(path)
-    if content["experiment"] != experiment:
-        refuse_difference({"experiment": content["experiment"]}, {"experiment": experiment}, path)
-    refuse_difference(content["config"], given, path)
-    warn_of_changes(content["environment"], environment, path)
-    return RunDirectory(path, content, resumed=True)
-
-
-def _holds_run(path: Path) -> bool:
-    return (path / CONFIG).exists() or (path / METRICS).exists()
-
-
-def _refuse_run(path: Path, can_resume: bool) -> None:
-    """ArgumentError where a directory holds a run."""
-    if _holds_run(path):
-        remedy = "Resume it (--resume), or name another directory." if can_resume else "Name another directory."
-        raise ArgumentError("out", "must not hold a run yet", f"{path} holds one", remedy)
 
 
 def read_run(path: str | os.PathLike[str]) -> RunDirectory:
@@ -351,11 +286,11 @@ def read_run(path: str | os.PathLike[str]) -> RunDirectory:
     config = Path(path) / CONFIG
     if not config.exists():
         raise ArgumentError("run", f"must be a directory with a {CONFIG}", f"{path} has none", "Name a run directory.")
-    return RunDirectory(Path(path), _read_config(Path(path)), resumed=True)
+    return RunDirectory(Path(path), read_config(Path(path)), resumed=True)
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    """Content of config.json, of the form that `open_run` and `RunDirectory` write."""
+def read_config(path: Path) -> dict[str, Any]:
+    """Content of a directory's config.json, of the form that `open_run` and `RunDirectory` write."""
     content = read_json(path / CONFIG, _CONFIG_FORM)
     if "training" in content:
         refuse_form(content, {"training": {_PROGRAMS: list}}, path / CONFIG)

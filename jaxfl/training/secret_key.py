@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.core import ArgumentError, Array
+from jaxfl.training.processes import of_first
 from jaxfl.training.records import PRIVATE, RunDirectory
 
 
@@ -31,6 +32,13 @@ def secret_key(run: RunDirectory) -> Array:
         - the key is nowhere else in the run directory.
         - nobody but the owner can read the file.
     """
+    words = of_first(lambda: _words(run))
+    data = jnp.array([int.from_bytes(words[:4]), int.from_bytes(words[4:])], jnp.uint32)
+    return jax.random.wrap_key_data(data)
+
+
+def _words(run: RunDirectory) -> bytes:
+    """The eight bytes of the key, drawn for a new run."""
     path = run.path / PRIVATE / "key"
     if not run.resumed:
         path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -45,5 +53,4 @@ def secret_key(run: RunDirectory) -> Array:
     if len(words) != 8:
         remedy = "Restore the file, or start again with another out."
         raise ArgumentError("seed_from_os", f"needs the run's key in {path}", "there is none", remedy)
-    data = jnp.array([int.from_bytes(words[:4]), int.from_bytes(words[4:])], jnp.uint32)
-    return jax.random.wrap_key_data(data)
+    return words

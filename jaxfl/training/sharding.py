@@ -8,7 +8,6 @@ server's parameters, the test set) lies on all.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +18,7 @@ from jaxfl.core import ArgumentError, FederatedData, PyTree
 from jaxfl.core.check import at_least, one_of
 from jaxfl.core.devices import NODES, node_mesh
 from jaxfl.core.types import PoolParts
+from jaxfl.training.processes import put, several
 
 POINTS = "points"
 """The axis of a mesh over which the lanes of a sweep lie."""
@@ -46,8 +46,8 @@ class Placement(NamedTuple):
         """Refuse devices that are not there, or that cannot share the nodes evenly.
 
         Raises:
-            ArgumentError: fewer than one device, more than JAX has, a number that does not divide the number of nodes,
-                or an axis of another name.
+            ArgumentError: fewer than one device, more than JAX has, fewer than all where there are several processes, a
+                number that does not divide the number of nodes, or an axis of another name.
         """
         one_of(AXES, shard=self.shard)
         at_least(1, devices=self.num_devices)
@@ -56,6 +56,9 @@ class Placement(NamedTuple):
             remedy = "On a CPU set JAX_NUM_CPU_DEVICES before Python starts."
             found = f"got {self.num_devices}, and JAX has {there}"
             raise ArgumentError("devices", "must be at most the devices of JAX", found, remedy)
+        if several() and self.num_devices < there:
+            found = f"got {self.num_devices}, and {jax.process_count()} processes have {there}"
+            raise ArgumentError("devices", "must be those of all processes", found, f"Pass {there}, or leave it out.")
         if num_nodes % self.num_node_shares:
             most = max(k for k in range(1, self.num_devices) if num_nodes % k == 0)
             found = f"got {self.num_devices} devices for {num_nodes} nodes"
@@ -131,16 +134,14 @@ def cut_by_owner(data: FederatedData, num_shares: int) -> FederatedData:
 
 
 def place_data(data: FederatedData, num_devices: int) -> FederatedData:
-    """Data on their devices: cut by owner where several share the nodes, else on the device of JAX."""
+    """Data on their devices: cut by owner where several share the nodes, else on the device of JAX.
+
+    Where several processes train each of them has all data, and puts what its devices hold on these.
+    """
     if num_devices == 1:
         return jax.device_put(data)
     by_node = NamedSharding(node_mesh(num_devices), PartitionSpec(NODES))
-    return jax.tree.map(_put(by_node), cut_by_owner(data, num_devices))
-
-
-def _put(sharding: NamedSharding) -> Callable[[np.ndarray], jax.Array]:
-    """Each process gives its own devices their parts."""
-    return lambda leaf: jax.make_array_from_callback(leaf.shape, sharding, lambda where: leaf[where])
+    return jax.tree.map(lambda leaf: put(leaf, by_node), cut_by_owner(data, num_devices))
 
 
 def share_shapes(tree: PyTree, shardings: PyTree) -> PyTree:

@@ -14,6 +14,7 @@ from jaxfl.core.tree import num_bytes
 from jaxfl.gradients import memory
 from jaxfl.training.lanes import Point, Strategy
 from jaxfl.training.preflight import CHECKPOINT_SHARE, require_memory
+from jaxfl.training.processes import least, of_first, several, together
 from jaxfl.training.program import Compiled, Program
 
 _GROUP = 8  # lanes, the alternative on a CPU to one after the other
@@ -34,7 +35,7 @@ def likely_best(program: Program, recorded: Mapping[str, Any] | None = None) -> 
     share = 1 + CHECKPOINT_SHARE if is_cpu() else 1.0
     total = len(program.points)
     each = num_bytes(program.structure) / (1 if is_cpu() else program.variant.num_node_shares)  # on a device
-    fitting = int(memory.available_bytes() / max(1.0, share * each))
+    fitting = int(_free_bytes() / max(1.0, share * each))
     passes = -(-total // min(total, max(1, fitting)))
     lanes = -(-total // passes)
     return _strategy(program, lanes, 1 if is_cpu() else lanes)
@@ -45,7 +46,7 @@ def _strategy(program: Program, lanes: int, at_once: int) -> Strategy:
     shares = program.variant.num_node_shares
     if lanes == 1:
         return Strategy(num_slots=1, at_once=1, num_node_shares=shares)
-    devices = min(program.max_devices, lanes)
+    devices = program.max_devices if several() else min(program.max_devices, lanes)
     each = -(-lanes // devices)  # lanes of a device
     groups = -(-each // min(at_once, each))
     at_once = -(-each // groups)
@@ -60,9 +61,9 @@ def fitted(program: Program, compiled: Compiled) -> Compiled:
     """
     while True:
         strategy, peak = compiled.strategy, compiled.peak
-        free = memory.available_bytes()
+        free = _free_bytes()
         if peak.state + peak.working <= free or strategy.num_slots == 1:
-            require_memory(program.label, peak, program.structure, program.variant.task)
+            together(require_memory, program.label, peak, program.structure, program.variant.task)
             return compiled
         lanes, at_once = min(strategy.num_slots, len(program.points)), strategy.at_once
         if at_once > 1 and peak.state < free:
@@ -97,15 +98,20 @@ def choose(
     if left_to_run < max(_LEAST_SECONDS, _WORTH * compile_seconds) or other == strategy:
         return compiled, measured
     alternative = program.lower(other)()
-    if alternative.peak.state + alternative.peak.working <= memory.available_bytes():
+    if alternative.peak.state + alternative.peak.working <= _free_bytes():
         measured[other.text] = _seconds_a_round(program, alternative, points)
         if measured[other.text] < _GAIN * measured[strategy.text]:
             return alternative, measured
     return compiled, measured
 
 
+def _free_bytes() -> float:
+    """Of the process that has the fewest."""
+    return least(memory.available_bytes())
+
+
 def _seconds_a_round(program: Program, compiled: Compiled, points: Sequence[Point]) -> float:
-    """Of all lanes together, on a first state of their own."""
+    """Of all lanes together, on a first state of their own; as process 0 measures them."""
     lanes, tables = program.lanes(points, compiled.strategy), program.tables(points, compiled.strategy)
     state, best = compiled.init(lanes, tables.data), float("inf")
     count = min(2, program.variant.rounds_per_call)
@@ -113,7 +119,7 @@ def _seconds_a_round(program: Program, compiled: Compiled, points: Sequence[Poin
         began = time.perf_counter()
         state = jax.block_until_ready(compiled.rounds(lanes, state, tables.data, np.int32(count)))[0]
         best = min(best, (time.perf_counter() - began) / count)
-    return best
+    return of_first(lambda: best)
 
 
 def describe(program: Program, strategy: Strategy, measured: Mapping[str, float]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import leave
+from experiments.frame.distributed import silent_but_first, tells
 from experiments.frame.experiment import Experiment, Preset, Request, request
 from experiments.frame.grid import Axis, axis, parse_axis, read_axis, sample_axis
 from experiments.frame.help import print_help
@@ -71,26 +72,33 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
                 output.flush()
                 return int(output.is_lost)
             asked, cache = parse(experiment, arguments)
-            use_all_cores(flat(asked.point).get("devices") or 1)
-            if getattr(getattr(asked.point, "run", None), "has_jobs", False):
+            where = getattr(asked.point, "run", None)
+            if getattr(where, "has_jobs", False):
                 leave_accelerators()
+            if getattr(where, "distributed", False):
+                where.check()
+                use_all_cores()
+                where.join()
+            else:
+                use_all_cores(flat(asked.point).get("devices") or 1)
             with (
+                silent_but_first(),
                 compilation_cache(cache),
                 stop_at_sigterm(partial(_say, f"terminated: {kept}", TERMINATED)) as stop,
             ):
                 return (experiment.run or run)(asked._replace(stop=stop, cache=cache))
     except ArgumentError as error:
-        return _say(f"error: {_sentence(experiment, error)}", 2)
+        return _say(f"error: {_sentence(experiment, error)}", 2, error)
     except (Diverged, FatalCount) as error:
-        return _say(f"stopped: {error}", 1)
+        return _say(f"stopped: {error}", 1, error)
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        return _say("stopped: the memory is exhausted. Take a smaller model, fewer nodes or a smaller batch.", 1)
+        return _say("stopped: the memory is exhausted. Take a smaller model, fewer nodes or a smaller batch.", 1, error)
     except OSError as error:
-        return _say(f"stopped: {error}. Mend this, then {'go on with --resume' if resumes else 'try again'}.", 1)
+        return _say(f"stopped: {error}. Mend this, then {'go on with --resume' if resumes else 'try again'}.", 1, error)
     except Stopped as error:
-        return _say(f"terminated: {_GOES_ON} round {error.round_index}", TERMINATED)
+        return _say(f"terminated: {_GOES_ON} round {error.round_index}", TERMINATED, error)
     except JobsStopped:
         return _say(f"terminated: {_GOES_ON} the last checkpoints", TERMINATED)
     except KeyboardInterrupt:
@@ -223,8 +231,10 @@ def _catch_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _say(message: str, code: int) -> int:
-    """Print one line for people, and hand back the exit code."""
+def _say(message: str, code: int, error: Exception | None = None) -> int:
+    """Print one line for people, and hand back the exit code. Of an error of several processes one of them tells."""
     with contextlib.suppress(OSError):  # nobody listens
+        if error is not None and not tells(error):
+            return code
         print(" ".join(message.encode(errors="backslashreplace").decode().split()), file=sys.stderr)
     return code

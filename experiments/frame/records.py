@@ -7,9 +7,11 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
+import jax
 import numpy as np
 
 from experiments.frame.choose import Choice, choose
+from experiments.frame.distributed import PLACE, Distributed
 from experiments.frame.launch import Launch
 from experiments.frame.options import stated, unsaved
 from jaxfl import channel, models
@@ -17,6 +19,7 @@ from jaxfl.core import ArgumentError, FederatedData, Task, check, over_nodes
 from jaxfl.data import Dataset, federate, load, only_classes, partition_dataset, shrunk, subset
 from jaxfl.training import Placement, evaluation_set
 from jaxfl.training.evaluate import EvaluationSet
+from jaxfl.training.processes import several
 from jaxfl.training.publish import check_folder
 
 LARGEST_DBM = 300  # 1e27 W, which float32 holds
@@ -252,7 +255,7 @@ class Costs:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run(Launch):
+class Run(Launch, Distributed):
     """How the run goes on."""
 
     seed: int = 0
@@ -280,12 +283,23 @@ class Run(Launch):
     seeds of a sweep."""
 
     def placement(self) -> Placement | None:
-        """The devices that are asked for."""
-        return None if self.devices is None else Placement(self.devices, self.shard)
+        """The devices that are asked for; those of all processes where several train."""
+        num_devices = self.devices if self.devices is not None or not several() else jax.device_count()
+        return None if num_devices is None else Placement(num_devices, self.shard)
 
     def idle(self, options: Mapping[str, Any]) -> dict[str, str | None]:
-        """Without devices there is nothing to share out."""
-        return {} if options.get("devices") is not None else {"shard": "devices"}
+        """Without devices there is nothing to share out, and a lone process needs no place among others."""
+        shared = options.get("devices") is not None or options.get("distributed")
+        place = {} if options.get("distributed") else dict.fromkeys(PLACE, "distributed")
+        return place | ({} if shared else {"shard": "devices"})
+
+    def check(self) -> None:
+        """Refuse numbers that neither jobs nor processes can have, and both together."""
+        super().check()
+        self.check_place()
+        if self.distributed and self.has_jobs:
+            found, remedy = f"got {self.launcher} beside it", "Leave --launcher out."
+            raise ArgumentError("distributed", "excludes jobs", found, remedy)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,9 +24,10 @@ from jaxfl.channel import RoundCosts
 from jaxfl.core import ArgumentError, check
 from jaxfl.core.platform import tracing_for
 from jaxfl.privacy.statements import statement_text
-from jaxfl.training import Stop, Variant, open_run, publish, read_run, secret_key, summary_table, train
+from jaxfl.training import RunDirectory, Stop, Variant, open_run, publish, read_run, secret_key, summary_table, train
 from jaxfl.training.compilation_cache import compilation_cache
 from jaxfl.training.parts import Lanes, part_of
+from jaxfl.training.processes import of_first, on_first, together
 
 _MOST_DEVICES = 8  # of a CPU: each holds a copy of what is not shared out
 
@@ -62,9 +63,10 @@ def run(asked: Request) -> int:
     secrecy = getattr(asked.point, "publication", Publication())
     secrecy.check()
     with tracing_for("gpu") if where.gpus else contextlib.nullcontext():  # as the jobs will, which have some
-        prepared, variants, saved = prepare(asked)
+        prepared, variants, saved = together(prepare, asked)
     dataset = flat(asked.point).get("dataset", "default")
-    directory = new_run_directory(where.out, experiment.name, asked.preset or dataset, resume=where.resume)
+    name = asked.preset or dataset
+    directory = of_first(lambda: new_run_directory(where.out, experiment.name, name, resume=where.resume))
     records = open_run(directory, saved, experiment=experiment.name, preset=asked.preset, resume=where.resume)
     if asked.stop is not None:
         asked.stop.undo_until_heeded(records.withdraw)
@@ -76,7 +78,7 @@ def run(asked: Request) -> int:
         tell = _tell_nobody if where.quiet else partial(console.print, soft_wrap=True, highlight=False)
         run_in_jobs(work, records, variants, where, key=key, stop=asked.stop, tell=tell)
     else:
-        refuse_divided(records, variants)
+        of_first(lambda: refuse_divided(records, variants))
     summary = train(
         variants,
         run=records,
@@ -86,6 +88,16 @@ def run(asked: Request) -> int:
         key=key,
         stop=asked.stop,
     )
+    return _tell(asked, prepared, variants, records, summary)
+
+
+@on_first
+def _tell(
+    asked: Request, prepared: Prepared, variants: Mapping[str, Variant], records: RunDirectory, summary: dict[str, Any]
+) -> int:
+    """Print and draw what a run gave, and publish what is covered; returns the exit code."""
+    experiment, console, directory = asked.experiment, Console(markup=False), records.path
+    where, secrecy = asked.point.run, getattr(asked.point, "publication", Publication())
     trouble = _lone_trouble(summary) if where.has_jobs else None
     if trouble is not None:
         status, reason = trouble

@@ -173,7 +173,7 @@ class Checkpoints:
             max_to_keep=None,
             enable_async_checkpointing=False,
             cleanup_tmp_directories=writes,
-            create=writes,
+            create=False,
             multiprocessing_options=_ALONE if several() else ocp.options.MultiprocessingOptions(),
         )
         if writes:

@@ -178,4 +178,4 @@ def stack_seeds(trees: Sequence[PyTree]) -> tuple[PyTree, list[bool]]:
 
 def _first_if_equal(first: Array, second: Array) -> Array:
     same = first.shape == second.shape and first.dtype == second.dtype
-    return first if same and np.array_equal(*map(np.asarray, fetched((first, second)))) else second
+    return first if same and np.array_equal(np.asarray(fetched(first)), np.asarray(fetched(second))) else second

@@ -23,7 +23,7 @@ from jaxfl.training.grouping import points_of, programs_of, recorded_settings
 from jaxfl.training.json_files import jsonable
 from jaxfl.training.lanes import Point
 from jaxfl.training.preflight import peak_text, require_memory
-from jaxfl.training.processes import any_process, is_first, of_first, several, together
+from jaxfl.training.processes import is_first, of_first, several, together
 from jaxfl.training.program import Compiled, Program
 from jaxfl.training.progress import ProgressReport
 from jaxfl.training.records import RunDirectory
@@ -168,7 +168,7 @@ def train(
                     conclude(status, {points[0].label: {**_UNRECORDED, **end, **lockstep.released()}})
                     raise
                 progress.end()
-                if any_process(stop.requested):
+                if times.stops():
                     raise Stopped(max(ended[point.label]["until"] for point in lanes))
     spent = any(record["status"] == "budget_spent" for record in ended.values())
     return conclude("budget_spent" if spent else "finished", ended)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Sharding
@@ -25,6 +26,7 @@ _P = ParamSpec("_P")
 
 _FIRST_BLOCK = 4096  # bytes, their number in front
 _LARGEST_BLOCK = 1 << 26
+_OF_ANOTHER = "of_another_process"  # attribute of an exception
 _at_work = threading.local()  # whether this thread does something for all processes
 
 
@@ -53,7 +55,8 @@ def of_first(call: Callable[[], _T]) -> _T:
     """
     if not several() or getattr(_at_work, "first", False):
         return call()
-    result, failure = None, None
+    result: Any = None
+    failure: Exception | None = None
     if is_first():
         _at_work.first = True
         try:
@@ -94,7 +97,8 @@ def together(call: Callable[..., _T], *args: Any) -> _T:
     """
     if not several():
         return call(*args)
-    result, failure = None, None
+    result: Any = None
+    failure: Exception | None = None
     try:
         result = call(*args)
     except Exception as error:
@@ -120,7 +124,7 @@ def least(value: float) -> float:
 
 def came_from_another(error: BaseException) -> bool:
     """Whether an exception was raised on another process, which tells of it."""
-    return getattr(error, "_of_another_process", False)
+    return getattr(error, _OF_ANOTHER, False)
 
 
 def fetched(arrays: PyTree) -> PyTree:
@@ -140,7 +144,7 @@ def put(leaf: Any, sharding: Sharding) -> jax.Array:
     """An array that every process has, laid over devices of all processes: each gives its own devices their parts."""
     if sharding.is_fully_addressable or (isinstance(leaf, jax.Array) and not leaf.is_fully_addressable):
         return jax.device_put(leaf, sharding)
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(put(jax.random.key_data(leaf), sharding), impl=jax.random.key_impl(leaf))
     values = np.asarray(leaf)
     return jax.make_array_from_callback(values.shape, sharding, lambda where: values[where])
@@ -162,7 +166,7 @@ def _sent(outcome: tuple[Any, Exception | None], source: int) -> tuple[Any, Exce
         return outcome
     result, failure = pickle.loads(received)
     if failure is not None:
-        failure._of_another_process = True
+        setattr(failure, _OF_ANOTHER, True)
     return result, failure
 
 

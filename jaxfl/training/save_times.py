@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import time
 
+from jaxfl.training.processes import any_process
 from jaxfl.training.signals import Stop
 
 
 class SaveTimes:
-    """The clock that all programs and passes of a run share.
+    """The clock that all programs and passes of a run share, and all processes.
 
     It decides when a state is saved, never what is computed.
 
@@ -24,8 +25,12 @@ class SaveTimes:
         self._saved = time.monotonic()
 
     def due(self) -> bool:
-        """Whether to save at the end of this chunk."""
-        return self.stop.requested or time.monotonic() - self._saved >= self._seconds
+        """Whether to save at the end of this chunk: the clock of any process says so."""
+        return any_process(time.monotonic() - self._saved >= self._seconds)
+
+    def stops(self) -> bool:
+        """Whether to save at the end of this chunk, and to leave: any process was asked to."""
+        return any_process(self.stop.requested)
 
     def saved(self) -> None:
         """A state has just been saved."""

@@ -28,6 +28,7 @@ from jaxfl.training.evaluate import Scores, flatten_scores
 from jaxfl.training.file_list import Owner
 from jaxfl.training.lane_record import LaneRecord, packed, rounds_since_line, unpack
 from jaxfl.training.lanes import Point
+from jaxfl.training.processes import of_first
 from jaxfl.training.program import Compiled, Program
 from jaxfl.training.progress import ProgressReport
 from jaxfl.training.records import ENDED, METRICS, RunDirectory, lane_of
@@ -170,7 +171,7 @@ class Lockstep:
     def _forget(self, name: str, seed: int) -> None:
         """Drop what an earlier process left of a lane's end."""
         self._run.forget_finished(name, seed)
-        shutil.rmtree(self._run.lane_directory(name, seed) / ENDED, ignore_errors=True)
+        of_first(lambda: shutil.rmtree(self._run.lane_directory(name, seed) / ENDED, ignore_errors=True))
 
     def _next_stop(self) -> int:
         """The next round with a line: the grid begins at round 0, and a lane's last round is always evaluated."""
@@ -229,9 +230,10 @@ class Lockstep:
 
     def _keep_state(self, due: bool = False) -> None:
         """Save the state where that is due, and leave where that is asked for."""
-        if due or self._times.due():
+        stops = self._times.stops()
+        if due or stops or self._times.due():
             self._save()
-        if self._times.stop.requested:
+        if stops:
             raise Stopped(self._round)
 
     def _save(self) -> None:

@@ -1,0 +1,82 @@
+"""Options of a run that several processes train together, and how a process joins the others."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator
+
+import jax
+
+from experiments.frame.options import unsaved
+from jaxfl.core import ArgumentError, check
+from jaxfl.training.processes import came_from_another, is_first
+
+PLACE = ("coordinator", "num_processes", "process_id")
+
+
+@dataclasses.dataclass(frozen=True)
+class Distributed:
+    """Which processes train together; see docs/devices.md."""
+
+    distributed: bool = unsaved(False)
+    """Train in several processes: start each with this same command. They share all their devices, and process 0
+    writes. Slurm, MPI and TPU pods tell JAX which process is which; elsewhere the next three options do."""
+    coordinator: str | None = unsaved(None)
+    """HOST:PORT on which process 0 waits for the others."""
+    num_processes: int | None = unsaved(None)
+    """Of the run."""
+    process_id: int | None = unsaved(None)
+    """Number of this process, from 0."""
+
+    def check_place(self) -> None:
+        """Refuse half of what tells a process its place, and numbers that no process can have.
+
+        Raises:
+            ArgumentError: naming the option.
+        """
+        given = [name for name in PLACE if getattr(self, name) is not None]
+        if given and len(given) < len(PLACE):
+            missing = next(name for name in PLACE if name not in given)
+            remedy = "Give all three, or none where Slurm, MPI or a TPU pod starts the processes."
+            raise ArgumentError(missing, f"belongs to {' and '.join(given)}", "it is missing", remedy)
+        if self.coordinator is None or self.num_processes is None or self.process_id is None:
+            return
+        host, _, port = self.coordinator.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+            remedy = "Write e.g. --coordinator localhost:12345."
+            raise ArgumentError("coordinator", "must be HOST:PORT", f"got {self.coordinator!r}", remedy)
+        check.at_least(1, num_processes=self.num_processes)
+        if not 0 <= self.process_id < self.num_processes:
+            requirement, found = f"must lie in [0, {self.num_processes})", f"got {self.process_id}"
+            raise ArgumentError("process_id", requirement, found, "Number the processes from 0.")
+
+    def join(self) -> None:
+        """Meet the other processes, before JAX computes anything.
+
+        Raises:
+            ArgumentError: nobody tells which process this is, or the others do not come.
+        """
+        self.check_place()
+        try:
+            jax.distributed.initialize(self.coordinator, self.num_processes, self.process_id)
+        except (ValueError, RuntimeError) as error:
+            reason = str(error).partition("\n")[0].rstrip(".")
+            remedy = "Start all processes, by srun or mpirun, or with --coordinator, --num-processes and --process-id."
+            raise ArgumentError("distributed", "needs the other processes", reason, remedy) from None
+
+
+@contextlib.contextmanager
+def silent_but_first() -> Iterator[None]:
+    """Process 0 alone writes to standard output."""
+    if is_first():
+        yield
+        return
+    with open(os.devnull, "w", encoding="utf-8") as nothing, contextlib.redirect_stdout(nothing):
+        yield
+
+
+def tells(error: BaseException) -> bool:
+    """Whether this process tells of an error that ends it: its own, or, where all had it, process 0's."""
+    return not came_from_another(error) and (is_first() or isinstance(error, ArgumentError | MemoryError | OSError))

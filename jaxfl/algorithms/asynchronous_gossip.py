@@ -137,7 +137,7 @@ def a_dp2_sgd(
         - waking nodes, neighbors and delays are uniform (to n / 2^32).
         - an event's batch and noise are those of its waking node: sampling rate b / J_i, noise scale of node i.
         - one node without delay, noise and clipping gives stochastic gradient descent.
-        - no copy of all nodes in an event: its work is that of the two nodes.
+        - no copy of all nodes in an event: its work is that of the two nodes (compiled by jaxlib from 0.10.2 on).
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np, jaxfl

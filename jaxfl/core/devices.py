@@ -38,7 +38,7 @@ def num_shares(num_nodes: int) -> int:
     Example:
         >>> num_shares(8)
         1
-        >>> with jax.set_mesh(jax.make_mesh((1,), (NODES,))):
+        >>> with jax.set_mesh(node_mesh(1)):
         ...     num_shares(8)
         1
     """

@@ -57,9 +57,8 @@ def geometry(
     if padding == "VALID" and (input_size[0] < window[0] or input_size[1] < window[1]):
         found = f"got window {window} on an input of {input_size}"
         raise ArgumentError("window", "must fit into the input", found, 'Use padding "SAME" or fewer poolings.')
-    pads = lax.padtype_to_pads(input_size, window, strides, padding)
-    (top, bottom), (left, right) = pads
-    return Geometry(input_size, window, strides, ((top, bottom), (left, right)))
+    rows, columns = lax.padtype_to_pads(input_size, window, strides, padding)
+    return Geometry(input_size, window, strides, ((int(rows[0]), int(rows[1])), (int(columns[0]), int(columns[1]))))
 
 
 def patches(inputs: Array, geom: Geometry) -> Array:

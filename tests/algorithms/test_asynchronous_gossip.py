@@ -154,6 +154,7 @@ def test_batches_and_noise_are_those_of_the_waking_node(drawn):
         assert abs(noise.std() - NOISE_STD[node]) <= tolerance * NOISE_STD[node]
 
 
+@pytest.mark.skipif(jax.__version_info__ < (0, 10, 2), reason="older compilers copy the state once an event")
 @pytest.mark.parametrize("max_delay", [0, 3])
 def test_no_copy_of_all_nodes_in_an_event(max_delay):
     """An update in place needs a few rows besides the state, whatever the number of nodes."""

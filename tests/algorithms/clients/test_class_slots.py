@@ -32,7 +32,7 @@ def tail(members, num_nodes, num_active, slots, independent):
 def test_the_tails_beyond_the_slots_add_up_to_at_most_the_failure_probability(members, num_active, independent):
     """Over 10^6 rounds, and with a slot less a class's tail is above its share."""
     n, slots = sum(members), class_slots(np.array(members), num_active, independent=independent)
-    share = Fraction(1, 10**9) / (10**6 * np.count_nonzero(members).item())
+    share = Fraction(1, 10**9) / (10**6 * int(np.count_nonzero(members)))
     tails = [tail(m, n, num_active, int(s), independent) for m, s in zip(members, slots, strict=True)]
     assert sum(tails) * 10**6 <= Fraction(1, 10**9)
     for m, s in zip(members, slots, strict=True):

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,38 @@ def printed(script, *arguments, num_devices, seconds=600):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def free_port():
+    """A port of this machine on which nobody listens."""
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        return listener.getsockname()[1]
+
+
+def at_once(commands, num_devices=2, seconds=300):
+    """Python processes that run at once, each with devices of its own: [(exit code, standard output and error)].
+
+    Args:
+        commands: what follows `python` for each of them.
+    """
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": str(num_devices), **OPTIONS}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, *map(str, command)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for command in commands
+    ]
+    try:
+        texts = [process.communicate(timeout=seconds)[0] for process in processes]
+        return [(process.returncode, text) for process, text in zip(processes, texts, strict=True)]
+    finally:
+        for process in processes:
+            process.kill()
 
 
 def interrupt(run, evaluation):

@@ -1,7 +1,7 @@
-"""Run by `tests/training/test_processes.py` in several processes at once: trains in a folder, and prints the lines.
+"""Run by `tests/training/test_processes.py` in two processes at once, or in one: prints its findings as JSON.
 
-Arguments: port of the first process (0 for a process alone), number of processes, number of this one, folder, what is
-shared, and the evaluation behind which all are killed, 0 for none.
+Arguments: port of process 0, number of processes, number of this one, folder, and the evaluation behind which all of
+them are killed, 0 for none.
 """
 
 import json
@@ -11,9 +11,49 @@ import sys
 from pathlib import Path
 
 import jax
+import numpy as np
 
 
-def main(port, num_processes, index, out, shard, killed_after):
+class Unsent(Exception):
+    """One that pickle does not bring back."""
+
+    def __init__(self, text, *, needed):
+        super().__init__(text + needed)
+
+
+def exchanged(index):
+    """What came of calls that one process makes for both."""
+    from jaxfl.core import ArgumentError
+    from jaxfl.training import processes
+
+    def fails(error):
+        raise error
+
+    def outcome(call, *args):
+        try:
+            return call(*args)
+        except Exception as error:
+            return [type(error).__name__, str(error), processes.of_another_process(error)]
+
+    refused = ArgumentError("out", "must be there", "it is not", "Make it.")
+    large = np.arange(20_000_000, dtype=np.int32)  # in two blocks
+    return {
+        "first": [processes.several(), processes.is_first()],
+        "value": processes.of_first(lambda: {"index": index, "nothing": None}),
+        "nothing": processes.of_first(lambda: None),
+        "nested": processes.of_first(lambda: processes.of_first(lambda: index)),
+        "large": bool(np.array_equal(processes.of_first(lambda: large + index), large)),
+        "refused": outcome(processes.of_first, lambda: fails(refused)),
+        "unsent": outcome(processes.of_first, lambda: fails(Unsent("a", needed="b"))),
+        "own": processes.together(lambda: index),
+        "on the second": outcome(processes.together, lambda: index and fails(refused)),
+        "on both": outcome(processes.together, lambda: fails(OSError(f"of {index}"))),
+        "any": [processes.any_process(index == 1), processes.any_process(False)],
+        "least": processes.least(5.0 - index),
+    }
+
+
+def main(port, num_processes, index, out, killed_after):
     if num_processes > 1:
         jax.distributed.initialize(f"localhost:{port}", num_processes, index, initialization_timeout=60)
     from over_devices import trained  # looks at devices
@@ -28,11 +68,17 @@ def main(port, num_processes, index, out, shard, killed_after):
             os.kill(os.getpid(), signal.SIGKILL)
 
     RunDirectory.append_metrics = deadly
-    lines = trained(out, placement=Placement(jax.device_count(), shard), seeds=(0, 1, 2), resume=True)
-    if index == 0:
-        print(json.dumps(lines))
+    told = {"exchanged": exchanged(index)} if num_processes > 1 and not killed_after else {}
+    for shard in ("nodes", "points"):
+        placement = Placement(jax.device_count(), shard)
+        told[shard] = trained(out / shard, placement=placement, seeds=(0, 1, 2), resume=True)
+    try:
+        trained(out / "none", seeds=(0,))
+    except ValueError as error:
+        told["without a placement"] = str(error)
+    print(json.dumps(told))
 
 
 if __name__ == "__main__":
-    port, num_processes, index = map(int, sys.argv[1:4])
-    main(port, num_processes, index, Path(sys.argv[4]), sys.argv[5], int(sys.argv[6]))
+    port, num_processes, index, killed_after = map(int, [*sys.argv[1:4], sys.argv[5]])
+    main(port, num_processes, index, Path(sys.argv[4]), killed_after)

@@ -72,7 +72,7 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
                 output.flush()
                 return int(output.is_lost)
             asked, cache = parse(experiment, arguments)
-            where = getattr(asked.point, "run", None)
+            where: Any = getattr(asked.point, "run", None)
             if getattr(where, "has_jobs", False):
                 leave_accelerators()
             if getattr(where, "distributed", False):

@@ -11,7 +11,7 @@ import jax
 
 from experiments.frame.options import unsaved
 from jaxfl.core import ArgumentError, check
-from jaxfl.training.processes import came_from_another, is_first
+from jaxfl.training.processes import is_first, of_another_process
 
 PLACE = ("coordinator", "num_processes", "process_id")
 
@@ -78,5 +78,8 @@ def silent_but_first() -> Iterator[None]:
 
 
 def tells(error: BaseException) -> bool:
-    """Whether this process tells of an error that ends it: its own, or, where all had it, process 0's."""
-    return not came_from_another(error) and (is_first() or isinstance(error, ArgumentError | MemoryError | OSError))
+    """Whether this process tells of an error that ends it: its own, or, where all have it alike, process 0's."""
+    elsewhere = of_another_process(error)
+    if elsewhere is not None:
+        return not elsewhere
+    return is_first() or isinstance(error, MemoryError | OSError | jax.errors.JaxRuntimeError)

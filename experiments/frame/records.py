@@ -290,8 +290,8 @@ class Run(Launch, Distributed):
     def idle(self, options: Mapping[str, Any]) -> dict[str, str | None]:
         """Without devices there is nothing to share out, and a lone process needs no place among others."""
         shared = options.get("devices") is not None or options.get("distributed")
-        place = {} if options.get("distributed") else dict.fromkeys(PLACE, "distributed")
-        return place | ({} if shared else {"shard": "devices"})
+        idle: dict[str, str | None] = {} if shared else {"shard": "devices"}
+        return idle if options.get("distributed") else idle | dict.fromkeys(PLACE, "distributed")
 
     def check(self) -> None:
         """Refuse numbers that neither jobs nor processes can have, and both together."""

@@ -36,6 +36,10 @@ class ArgumentError(ValueError):
         self.remedy = remedy
         super().__init__(f"{argument}: {requirement}; {found}. {remedy}")
 
+    def __reduce__(self) -> tuple[type[ArgumentError], tuple[str, str, str, str]]:
+        """What pickle keeps: an exception's own way would call `type(self)` with the message alone."""
+        return type(self), (self.argument, self.requirement, self.found, self.remedy)
+
 
 def is_traced(value: Any) -> bool:
     """Whether `value` is abstract, so that its numbers cannot be looked at."""

@@ -73,8 +73,13 @@ def open_run(
     """
     path, given = Path(out), jsonable(config, "config")
     content, resumed, made_above = of_first(lambda: _opened(path, given, experiment, preset, resume, can_resume))
-    together(_refuse_other_options, content["config"], given, path)
-    return RunDirectory(path, content, resumed=resumed, made_above=made_above)
+    run = RunDirectory(path, content, resumed=resumed, made_above=made_above)
+    try:
+        together(_refuse_other_options, content["config"], given, path)
+    except ArgumentError:
+        run.withdraw()
+        raise
+    return run
 
 
 def _opened(

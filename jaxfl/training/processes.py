@@ -41,7 +41,7 @@ def is_first() -> bool:
 
 
 def of_first(call: Callable[[], _T]) -> _T:
-    """What a call gives on process 0, which alone makes it. An exception is raised on all, and marked on the others.
+    """What a call gives on process 0, which alone makes it. An exception is raised on all (`of_another_process`).
 
     Args:
         call: of what it gives, and of its exceptions, copies are made by pickle. Inside of it this function only calls.
@@ -53,7 +53,7 @@ def of_first(call: Callable[[], _T]) -> _T:
         >>> of_first(lambda: 3)
         3
     """
-    if not several() or getattr(_at_work, "first", False):
+    if _alone():
         return call()
     result: Any = None
     failure: Exception | None = None
@@ -95,7 +95,7 @@ def together(call: Callable[..., _T], *args: Any) -> _T:
         >>> together(lambda: 3)
         3
     """
-    if not several():
+    if _alone():
         return call(*args)
     result: Any = None
     failure: Exception | None = None
@@ -114,17 +114,17 @@ def any_process(flag: bool) -> bool:
         >>> any_process(False)
         False
     """
-    return bool(np.any(multihost_utils.process_allgather(np.array(flag)))) if several() else flag
+    return bool(np.any(multihost_utils.process_allgather(np.array(flag)))) if not _alone() else flag
 
 
 def least(value: float) -> float:
     """The least of all processes' values, in float32 where there are several."""
-    return float(np.min(multihost_utils.process_allgather(np.float32(value)))) if several() else value
+    return float(np.min(multihost_utils.process_allgather(np.float32(value)))) if not _alone() else value
 
 
-def came_from_another(error: BaseException) -> bool:
-    """Whether an exception was raised on another process, which tells of it."""
-    return getattr(error, _OF_ANOTHER, False)
+def of_another_process(error: BaseException) -> bool | None:
+    """Whether an exception was raised on another process, which tells of it; None where nothing was exchanged."""
+    return getattr(error, _OF_ANOTHER, None)
 
 
 def fetched(arrays: PyTree) -> PyTree:
@@ -150,6 +150,11 @@ def put(leaf: Any, sharding: Sharding) -> jax.Array:
     return jax.make_array_from_callback(values.shape, sharding, lambda where: values[where])
 
 
+def _alone() -> bool:
+    """Whether nothing is exchanged: a lone process, or process 0 while it does something for all."""
+    return not several() or getattr(_at_work, "first", False)
+
+
 def _settled(result: Any, outcome: tuple[Any, Exception | None]) -> Any:
     """The result of the process that had it, or what was sent; an exception is raised."""
     sent, failure = outcome
@@ -162,11 +167,9 @@ def _sent(outcome: tuple[Any, Exception | None], source: int) -> tuple[Any, Exce
     """The outcome of one process, in all of them; that one keeps its own."""
     is_source = jax.process_index() == source
     received = _broadcast(_pickled(outcome) if is_source else b"", is_source)
-    if is_source:
-        return outcome
-    result, failure = pickle.loads(received)
+    result, failure = outcome if is_source else pickle.loads(received)
     if failure is not None:
-        setattr(failure, _OF_ANOTHER, True)
+        setattr(failure, _OF_ANOTHER, not is_source)
     return result, failure
 
 

@@ -1,0 +1,59 @@
+"""A command that two processes run together: who writes and tells, and what is refused."""
+
+import pytest
+from processes import at_once, free_port
+
+from jaxfl.training import read_results, read_run
+
+pytestmark = pytest.mark.slow
+RUN = (
+    "-m experiments.privsgp_vr --method PrivSGP-VR --hidden 8 --iterations 6 --evaluate-every 2 --batch-size 2".split()
+)
+RUN += ["--seeds", "0", "1", "--noise-std", "0.1", "--compilation-cache", "off", "--quiet"]
+EIGHT = ["--nodes", "8"]
+
+
+def both(out, *options, of_second=()):
+    """Exit codes and texts of two processes with two devices each; the second has options of its own."""
+    place = ["--distributed", "--coordinator", f"localhost:{free_port()}", "--num-processes", "2", "--out", out]
+    more = ((), of_second)
+    return at_once([[*RUN, *place, *options, *more[index], "--process-id", index] for index in (0, 1)])
+
+
+def test_process_0_alone_writes_and_tells_and_the_run_goes_on_nowhere_twice(tmp_path):
+    ends = both(tmp_path / "run", *EIGHT)
+    assert [code for code, _ in ends] == [0, 0], ends
+    assert "their nodes over 4 devices" in ends[0][1]
+    assert "Run: " in ends[0][1]
+    assert all(line.startswith("[Gloo]") or "Gloo" in line for line in ends[1][1].splitlines()), ends[1][1]
+    lines = [(line["seed"], line["round"]) for line in read_run(tmp_path / "run").read_metrics()]
+    assert lines == [(seed, number) for number in (0, 2, 4, 6) for seed in (0, 1)]
+    assert [row["status"] for row in read_results(tmp_path / "run")] == ["finished"] * 2
+    assert (tmp_path / "run" / "plots" / "training.png").exists()
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    assert [code for code, _ in both(tmp_path / "run", *EIGHT, "--resume", "--shard", "points")] == [0, 0]
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "of_second", "teller", "sentence"),
+    [
+        (["--nodes", "6"], (), 0, "error: --devices: must divide the number of nodes; got 4 devices for 6 nodes."),
+        (
+            [*EIGHT, "--devices", "2"],
+            (),
+            0,
+            "error: --devices: must be those of all processes; got 2, and 2 processes have 4.",
+        ),
+        (EIGHT, ["--step-size", "0.25"], 1, "error: --step-size: must be the same in every process;"),
+        (EIGHT, ["--data-dir", "nowhere", "--dataset", "mnist"], 1, "error: --data-dir: "),
+    ],
+)
+def test_what_is_refused_is_told_once_and_leaves_nothing(tmp_path, options, of_second, teller, sentence):
+    ends = both(tmp_path / "run", *options, of_second=of_second)
+    assert [code for code, _ in ends] == [2, 2], ends
+    told = [[line for line in text.splitlines() if "error: " in line] for _, text in ends]
+    assert told[1 - teller] == []
+    assert len(told[teller]) == 1
+    assert told[teller][0].startswith(sentence)
+    assert not (tmp_path / "run").exists()

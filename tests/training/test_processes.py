@@ -1,0 +1,104 @@
+"""Several processes that train one run: two on the loopback, each with two devices of a CPU."""
+
+import json
+import signal
+
+import pytest
+from processes import TESTS, at_once, free_port
+
+from jaxfl.training.processes import any_process, fetched, is_first, least, of_another_process, of_first, together
+
+TWO = 2
+
+
+def trained(out, killed_after=0, num_processes=TWO):
+    """What processes print, and how they end; together they have four devices."""
+    port, script = free_port(), TESTS / "two_processes.py"
+    commands = [(script, port, num_processes, index, out, killed_after) for index in range(num_processes)]
+    return at_once(commands, num_devices=4 // num_processes)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """(folder, what each of the two printed)."""
+    out = tmp_path_factory.mktemp("runs")
+    ends = trained(out)
+    assert [code for code, _ in ends] == [0, 0], ends
+    return out, [json.loads(text.splitlines()[-1]) for _, text in ends]
+
+
+def test_a_lone_process_is_the_first_and_decides_by_itself():
+    def fails():
+        raise OSError("its own")
+
+    assert is_first()
+    assert of_first(lambda: 3) == together(lambda: 3) == 3
+    assert (any_process(True), any_process(False), least(2.5)) == (True, False, 2.5)
+    value = object()
+    assert fetched([value])[0] is value
+    for way in (of_first, together):
+        with pytest.raises(OSError, match="its own") as caught:
+            way(fails)
+        assert not of_another_process(caught.value)
+
+
+@pytest.mark.slow
+def test_every_process_gets_what_process_0_got_or_its_exception(found):
+    told = [each["exchanged"] for each in found[1]]
+    assert [each.pop("first") for each in told] == [[True, True], [True, False]]
+    for index, each in enumerate(told):
+        assert each["value"] == {"index": 0, "nothing": None}
+        assert each["nothing"] is None
+        assert each["nested"] == 0
+        assert each["large"]
+        assert each["refused"] == ["ArgumentError", "out: must be there; it is not. Make it.", index != 0]
+        assert each["unsent"][2] == (index != 0)
+    assert told[1]["unsent"][:2] == ["RuntimeError", "Unsent: ab"]
+
+
+@pytest.mark.slow
+def test_what_fails_on_one_process_fails_on_all(found):
+    told = [each["exchanged"] for each in found[1]]
+    assert [each["own"] for each in told] == [0, 1]
+    assert [each["on the second"][0] for each in told] == ["ArgumentError"] * TWO
+    assert [each["on the second"][2] for each in told] == [True, False], "the second tells of it"
+    assert [each["on both"] for each in told] == [["OSError", "of 0", False], ["OSError", "of 0", True]]
+    assert [each["any"] for each in told] == [[True, False]] * TWO
+    assert [each["least"] for each in told] == [4.0] * TWO
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_numbers_of_one(found, tmp_path):
+    """Random numbers bit for bit, so that counts are the same, and measurements to 1e-5."""
+    ((code, text),) = trained(tmp_path, num_processes=1)
+    assert code == 0
+    alone = json.loads(text.splitlines()[-1])
+    for shard in ("nodes", "points"):
+        for mine, other in zip(found[1][0][shard], alone[shard], strict=True):
+            assert mine == {
+                name: pytest.approx(value, abs=1e-5) if isinstance(value, float) else value
+                for name, value in other.items()
+            }
+    assert "without a placement" not in alone
+    assert found[1][1]["without a placement"].startswith("placement: must say what several processes share; push_sum")
+
+
+@pytest.mark.slow
+def test_process_0_alone_writes_and_all_know_the_lines(found):
+    assert found[1][0]["nodes"] == found[1][1]["nodes"]
+    for shard in ("nodes", "points"):
+        lines = (found[0] / shard / "metrics.jsonl").read_text().splitlines()
+        assert list(map(json.loads, lines)) == found[1][0][shard], "each line once"
+        config = json.loads((found[0] / shard / "config.json").read_text())
+        assert config["environment"]["num_processes"] == TWO
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed_after", [3, 5])
+def test_killed_and_resumed_equals_uninterrupted(found, tmp_path, killed_after):
+    """In the first run, of nodes in shares, behind a checkpoint; and in the second before there is one."""
+    assert {code for code, _ in trained(tmp_path, killed_after)} == {-signal.SIGKILL}
+    assert [code for code, _ in trained(tmp_path)] == [0] * TWO
+    for shard in ("nodes", "points"):
+        resumed, whole = (folder / shard / "metrics.jsonl" for folder in (tmp_path, found[0]))
+        assert resumed.read_bytes() == whole.read_bytes()

@@ -295,11 +295,11 @@ class Run(Launch, Distributed):
 
     def check(self) -> None:
         """Refuse numbers that neither jobs nor processes can have, and both together."""
-        super().check()
-        self.check_place()
         if self.distributed and self.has_jobs:
             found, remedy = f"got {self.launcher} beside it", "Leave --launcher out."
             raise ArgumentError("distributed", "excludes jobs", found, remedy)
+        self.check_place()
+        super().check()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,9 +24,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,13 +42,6 @@ BYTES = 4  # of a float32
 # the four gates' two products, cell state and output are ten.
 BILSTM_COUNTED = ("lstm",)
 DZOFL_COUNTED = ("conv_1", "conv_2", "pool", "flatten", "dense_1")  # of jaxfl.models.dzofl_cnn; flatten copies the pool
-
-
-class Layered(Protocol):
-    """A `jaxfl.models.Model`: (name, layer), input side first."""
-
-    @property
-    def layers(self) -> Sequence[tuple[str, Any]]: ...
 
 
 class Counts(NamedTuple):
@@ -67,12 +60,12 @@ class Counts(NamedTuple):
 
 
 def count(
-    model: Layered, sample_shape: tuple[int, ...], *, dtype: Any = jnp.float32, counted: Collection[str] | None = None
+    model: Any, sample_shape: tuple[int, ...], *, dtype: Any = jnp.float32, counted: Collection[str] | None = None
 ) -> dict[str, Counts]:
     """Layer name -> the counts of a model's layer, input side first; `total` adds them up.
 
     Args:
-        model: in evaluation.
+        model: a `jaxfl.models.Model`, counted in evaluation.
         sample_shape: shape of one sample.
         dtype: type of the inputs: int32 for words.
         counted: names of the layers whose activations count, of a layer that marks none its outputs. Default: what
@@ -96,14 +89,20 @@ def count(
     names = tuple(name for name, _ in model.layers)
     for name in counted or ():
         check.one_of(names, counted=name)
-    values = jax.ShapeDtypeStruct((1, *sample_shape), dtype)
+    inputs = jax.ShapeDtypeStruct((1, *sample_shape), dtype)
+    params, states = jax.eval_shape(lambda: (model.init(jax.random.key(0)), model.init_state()))
     counts = {}
     for name, layer in model.layers:
-        of_layer, values = _count_layer(layer, values)
+        own = params.get(name)
+        given = Variables(own, states[name]) if name in states else own
+        with canonical_form():
+            program, outputs = jax.make_jaxpr(layer.apply, return_shape=True)(given, inputs)
+        work = Counter(activations=0, macs=0, other_operations=0)
+        _walk(program.jaxpr, [*(None for _ in jax.tree.leaves(given)), _Kind.OTHER], 1, work)
         if counted is not None:
-            number = (of_layer.activations or values.size) if name in counted else 0
-            of_layer = of_layer._replace(activations=number)
-        counts[name] = of_layer
+            work["activations"] = (work["activations"] or outputs.size) if name in counted else 0
+        counts[name] = Counts(sum(leaf.size for leaf in jax.tree.leaves(own)), inputs=inputs.size, **work)
+        inputs = outputs
     return counts
 
 
@@ -162,26 +161,9 @@ def capacity(part: Counts, whole: Counts, *, batch_size: int = 1) -> float:
     return training_bytes(part, batch_size) / training_bytes(whole, batch_size)
 
 
-def _count_layer(layer: Any, values: jax.ShapeDtypeStruct) -> tuple[Counts, jax.ShapeDtypeStruct]:
-    """The counts of a layer, and what it makes of its inputs."""
-    params = None if layer.init is None else jax.eval_shape(lambda: layer.init(jax.random.key(0)))
-    given = params if layer.init_state is None else Variables(params, jax.eval_shape(layer.init_state))
-    with canonical_form():
-        program, outputs = jax.make_jaxpr(layer.apply, return_shape=True)(given, values)
-    work = Counter(activations=0, macs=0, other_operations=0)
-    _walk(program.jaxpr, [*(None for _ in jax.tree.leaves(given)), _Kind.OTHER], 1, work)
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
-    return Counts(parameters, inputs=values.size, **work), outputs
-
-
-class _Kind(Enum):
-    """What an array that depends on the sample is, as far as it decides whether the next operation counts."""
-
-    PRODUCT = "of a convolution or a matrix product"
-    SCALED = "a sum, or scaled and shifted by numbers that do not depend on the sample"
-    OTHER = "anything else"
-
-
+# What an array that depends on the sample is, as far as it decides whether the next operation counts: of a convolution
+# or a matrix product; a sum, or scaled and shifted by numbers that do not depend on the sample; anything else.
+_Kind = Enum("_Kind", "PRODUCT SCALED OTHER")
 _Kinds = list[_Kind | None]  # None: does not depend on the sample
 _MOVEMENTS = (
     "broadcast_in_dim concatenate convert_element_type copy dynamic_slice dynamic_update_slice expand_dims gather name "
@@ -205,29 +187,20 @@ def _walk(program: Any, entering: _Kinds, repeats: int, work: Counter[str]) -> _
             requirement = "must do the same work for every sample, to be counted"
             raise ArgumentError("model", requirement, f"a layer has a {name}", "Trace a model without it.")
         if name == "scan":
-            made = _walk_loop(equation, called[0], given, repeats, work)
-        elif called:
-            made = _walk(called[0], given, repeats, work)
+            # What it runs over or stacks has an axis less in its body. (JAX 0.12 gives the counts under other names.)
+            pairs = (equation.invars, called[0].invars), (equation.outvars, called[0].outvars)
+            alike = ([a.aval.ndim == b.aval.ndim for a, b in zip(*pair, strict=True)] for pair in pairs)
+            num_given, num_carry = map(sum, alike)
+            for _ in range(num_carry):  # a step may pass the sample on to one more of what it carries
+                ends = _walk(called[0], given, 0, Counter())
+                for position, end in enumerate(ends[:num_carry], num_given - num_carry):
+                    given[position] = _Kind.OTHER if given[position] or end else None
+        if called:
+            made = _walk(called[0], given, repeats * equation.params.get("length", 1), work)
         else:
             made = [_walk_one(equation, given, repeats, work)] * len(equation.outvars)
         kinds |= zip(equation.outvars, made, strict=True)
     return kinds_of(program.outvars)
-
-
-def _walk_loop(equation: Any, step: Any, given: _Kinds, repeats: int, work: Counter[str]) -> _Kinds:
-    """A loop of known length."""
-    # What a loop runs over or stacks has an axis less in its body. (JAX 0.12 gives the counts under other names.)
-    until_carry, num_carry = _num_alike(equation.invars, step.invars), _num_alike(equation.outvars, step.outvars)
-    for _ in range(num_carry):  # a step may pass the sample on to one more of what it carries
-        ends = _walk(step, given, 0, Counter())
-        for position, end in enumerate(ends[:num_carry], until_carry - num_carry):
-            given[position] = _Kind.OTHER if given[position] or end else None
-    return _walk(step, given, repeats * equation.params["length"], work)
-
-
-def _num_alike(outside: Sequence[Any], inside: Sequence[Any]) -> int:
-    """Arrays that have as many axes in the body of a loop as outside."""
-    return sum(outer.aval.ndim == inner.aval.ndim for outer, inner in zip(outside, inside, strict=True))
 
 
 def _walk_one(equation: Any, given: _Kinds, repeats: int, work: Counter[str]) -> _Kind:

@@ -107,7 +107,7 @@ def count(
 
 
 def total(layers: Mapping[str, Counts], *, trained_from: str | None = None) -> Counts:
-    """Counts of a model, or of its output side: sums over layers.
+    """Counts of a model, or of its output side: sums over layers. An example is at `capacity`.
 
     Args:
         layers: from `count`.
@@ -115,14 +115,6 @@ def total(layers: Mapping[str, Counts], *, trained_from: str | None = None) -> C
 
     Raises:
         ArgumentError: no layer has that name.
-
-    Example:
-        >>> from jaxfl.models import resnet20
-        >>> layers = count(resnet20(), (32, 32, 3))
-        >>> total(layers).parameters, 32 * total(layers).activations
-        (272762, 6947136)
-        >>> total(layers, trained_from="block_2_1").parameters
-        257994
     """
     names, chosen = tuple(layers), tuple(layers.values())
     if trained_from is not None:
@@ -140,10 +132,6 @@ def training_bytes(counts: Counts, batch_size: int) -> int:
 
     Raises:
         ArgumentError: a batch size that is not an integer of at least 1.
-
-    Example:
-        >>> training_bytes(Counts(parameters=10, activations=3, macs=0, other_operations=0), batch_size=2)
-        128
     """
     check.at_least(1, batch_size=batch_size)
     return 2 * BYTES * (counts.parameters + batch_size * counts.activations)
@@ -155,8 +143,9 @@ def capacity(part: Counts, whole: Counts, *, batch_size: int = 1) -> float:
     Example:
         >>> from jaxfl.models import resnet20
         >>> layers = count(resnet20(), (32, 32, 3))
-        >>> round(capacity(total(layers, trained_from="block_2_1"), total(layers), batch_size=32), 5)
-        0.41702
+        >>> part, whole = total(layers, trained_from="block_2_1"), total(layers)
+        >>> part.parameters, training_bytes(whole, 32), round(capacity(part, whole, batch_size=32), 5)
+        (257994, 57759184, 0.41702)
     """
     return training_bytes(part, batch_size) / training_bytes(whole, batch_size)
 
@@ -189,11 +178,10 @@ def _walk(program: Any, entering: _Kinds, repeats: int, work: Counter[str]) -> _
         if name == "scan":
             # What it runs over or stacks has an axis less in its body. (JAX 0.12 gives the counts under other names.)
             pairs = (equation.invars, called[0].invars), (equation.outvars, called[0].outvars)
-            alike = ([a.aval.ndim == b.aval.ndim for a, b in zip(*pair, strict=True)] for pair in pairs)
-            num_given, num_carry = map(sum, alike)
+            until, num_carry = (sum(a.aval.ndim == b.aval.ndim for a, b in zip(*pair, strict=True)) for pair in pairs)
             for _ in range(num_carry):  # a step may pass the sample on to one more of what it carries
                 ends = _walk(called[0], given, 0, Counter())
-                for position, end in enumerate(ends[:num_carry], num_given - num_carry):
+                for position, end in enumerate(ends[:num_carry], until - num_carry):
                     given[position] = _Kind.OTHER if given[position] or end else None
         if called:
             made = _walk(called[0], given, repeats * equation.params.get("length", 1), work)

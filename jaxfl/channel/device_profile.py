@@ -18,15 +18,12 @@ How far to trust it: `ONEPLUS_9_PRO` is fitted to the strong row of Table 8 and 
 8's order but not its size (experiments/results/embracing_fl/README.md): EmbracingFL's backward passes 0.89 and 0.77 of
 the paper's, width reduction's 0.56 and 0.40, since narrow layers run less efficiently than counts say.
 
-References:
-    S. Lee, T. Zhang, S. Prakash, Y. Niu, S. Avestimehr, "Embracing Federated Learning: Enabling Weak Client
-    Participation via Partial Model Training": Algorithm 1, section 4.4, Table 8 (ResNet-20, one batch of 32, OnePlus 9
-    Pro with MNN).
+Reference: EmbracingFL (in full at `jaxfl.channel.cost`), Algorithm 1, section 4.4, Table 8: ResNet-20, one batch of
+32, OnePlus 9 Pro with MNN.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -72,7 +69,7 @@ class RoundSeconds(NamedTuple):
 
 
 def partial_work(layers: Mapping[str, Counts], cuts: tuple[str, ...] = ()) -> ClientWork:
-    """The work of a client that trains a model, or its output side as in EmbracingFL.
+    """The work of a client that trains a model, or its output side as in EmbracingFL; `round_seconds` has an example.
 
     Args:
         layers: counts of the whole model, from `jaxfl.channel.count`; for width reduction those of the narrow one.
@@ -81,17 +78,9 @@ def partial_work(layers: Mapping[str, Counts], cuts: tuple[str, ...] = ()) -> Cl
 
     Raises:
         ArgumentError: no layer with parameters behind the first has such a name, or cuts are not in order.
-
-    Example:
-        >>> from jaxfl.channel import count
-        >>> from jaxfl.models import resnet20
-        >>> weak = partial_work(count(resnet20(), (32, 32, 3)), ("block_2_1", "block_3_1"))
-        >>> weak.trained.parameters, weak.cuts
-        (206346, (16384, 8192))
     """
     names = [name for name, counts in layers.items() if counts.parameters][1:]
-    positions = [names.index(cut) if cut in names else -1 for cut in cuts]
-    if any(later <= earlier for earlier, later in itertools.pairwise([-1, *positions])):
+    if [name for name in names if name in cuts] != [*cuts]:
         requirement = f"must be some of {', '.join(names)}, in this order"
         raise ArgumentError("cuts", requirement, f"got {', '.join(cuts)}", "Name layers from the input side on.")
     trained = total(layers, trained_from=cuts[-1] if cuts else None)
@@ -130,6 +119,8 @@ def round_seconds(
         >>> from jaxfl.channel import count
         >>> from jaxfl.models import resnet20
         >>> weak = partial_work(count(resnet20(), (32, 32, 3)), ("block_2_1", "block_3_1"))
+        >>> weak.trained.parameters, weak.cuts
+        (206346, (16384, 8192))
         >>> seconds = round_seconds(weak, ONEPLUS_9_PRO, batch_size=32, num_local_steps=1)
         >>> [round(number, 2) for number in seconds[:3]]  # Table 8: 2.1, 85.45 and 1.32
         [2.1, 66.02, 1.32]

@@ -1,7 +1,6 @@
 """What a model costs: parameters, activations and operations of a forward pass, counted on its traced program.
 
-Each layer is traced for one sample, in the form that is the same on all platforms (`jaxfl.core.tracing`). Nothing is
-computed.
+Each layer is traced for one sample, not computed, in the form of all platforms (`jaxfl.core.tracing.canonical_form`).
 
 - Parameters: all that `init` makes, but no model state, such as moving statistics.
 - Activations: outputs of convolutions and dense layers, which layers mark (`jaxfl.core.tracing.mark_activation`), as
@@ -30,7 +29,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Literal
 
 from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
@@ -162,13 +160,9 @@ _MOVEMENTS = (
 
 def _walk(program: Any, entering: _Kinds, repeats: int, work: Counter[str]) -> _Kinds:
     """Add what a program does, `repeats` times, to `work`; returns the kinds of its outputs."""
-    kinds = dict(zip(program.invars, entering, strict=True))
-
-    def kinds_of(atoms):
-        return [None if isinstance(atom, Literal) else kinds.get(atom) for atom in atoms]
-
+    kinds = dict(zip(map(id, program.invars), entering, strict=True))  # literals, which have no hash, have no entry
     for equation in program.eqns:
-        name, given = equation.primitive.name, kinds_of(equation.invars)
+        name, given = equation.primitive.name, [kinds.get(id(operand)) for operand in equation.invars]
         called = [getattr(value, "jaxpr", value) for value in equation.params.values() if hasattr(value, "eqns")]
         if not any(given):
             continue
@@ -187,8 +181,8 @@ def _walk(program: Any, entering: _Kinds, repeats: int, work: Counter[str]) -> _
             made = _walk(called[0], given, repeats * equation.params.get("length", 1), work)
         else:
             made = [_walk_one(equation, given, repeats, work)] * len(equation.outvars)
-        kinds |= zip(equation.outvars, made, strict=True)
-    return kinds_of(program.outvars)
+        kinds |= zip(map(id, equation.outvars), made, strict=True)
+    return [kinds.get(id(output)) for output in program.outvars]
 
 
 def _walk_one(equation: Any, given: _Kinds, repeats: int, work: Counter[str]) -> _Kind:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -73,9 +74,10 @@ def uniform_quantizer(step: float | Array, levels: int | None = None) -> Quantiz
         def overflows(values):
             return jnp.sum(jnp.abs(values) >= 2.0**31 * jnp.asarray(step, values.dtype), dtype=jnp.int32)
 
-        return _grid_quantizer(32, step, -math.inf, math.inf)._replace(overflows=overflows)
+        return Quantizer(bits=32.0, apply=partial(_to_grid, 1, step, -math.inf, math.inf), overflows=overflows)
     check.at_least(2, levels=levels)
-    return _grid_quantizer(math.log2(levels), step, -(levels // 2), (levels - 1) // 2)
+    steps = step, -(levels // 2), (levels - 1) // 2
+    return Quantizer(math.log2(levels), apply=partial(_to_grid, 1, *steps), overflows=partial(_num_beyond, *steps))
 
 
 def ternary_quantizer(threshold: float | Array) -> Quantizer:
@@ -98,7 +100,7 @@ def ternary_quantizer(threshold: float | Array) -> Quantizer:
         rounded = jnp.where(uniform < jnp.abs(values) / largest, jnp.copysign(largest, values), 0)
         return jnp.where(jnp.isnan(values), values, rounded)  # a comparison alone would send 0 for it
 
-    return Quantizer(bits=math.log2(3), apply=apply, overflows=_beyond(-1, 1, threshold))
+    return Quantizer(bits=math.log2(3), apply=apply, overflows=partial(_num_beyond, threshold, -1, 1))
 
 
 def dithered_quantizer(bits: int, limit: float | Array) -> Quantizer:
@@ -115,7 +117,8 @@ def dithered_quantizer(bits: int, limit: float | Array) -> Quantizer:
     check.one_of(tuple(range(2, 25)), bits=bits)
     check.scalar(limit=limit)
     check.positive(limit=limit)
-    return _grid_quantizer(bits, limit, -1, 1, parts=2 ** (bits - 1) - 1)
+    apply = partial(_to_grid, 2 ** (bits - 1) - 1, limit, -1, 1)
+    return Quantizer(bits=float(bits), apply=apply, overflows=partial(_num_beyond, limit, -1, 1))
 
 
 def float_quantizer(exponent_bits: int, mantissa_bits: int) -> Quantizer:
@@ -163,18 +166,15 @@ def float_quantizer(exponent_bits: int, mantissa_bits: int) -> Quantizer:
             rounded = jnp.where(size < 2.0 ** (1 - bias), _round(size * scale, uniform) / scale, rounded)
         return jnp.where(jnp.isfinite(values), jnp.copysign(rounded, values), values)
 
-    return Quantizer(bits=1.0 + exponent_bits + mantissa_bits, apply=apply, overflows=_beyond(-1, 1, largest))
+    overflows = partial(_num_beyond, largest, -1, 1)
+    return Quantizer(bits=1.0 + exponent_bits + mantissa_bits, apply=apply, overflows=overflows)
 
 
-def _grid_quantizer(bits: float, unit: float | Array, lowest: float, highest: float, *, parts: int = 1) -> Quantizer:
+def _to_grid(parts: int, unit: float | Array, lowest: float, highest: float, values: Array, uniform: Array) -> Array:
     """Stochastic rounding to the multiples of unit / parts, from lowest * unit to highest * unit."""
-
-    def apply(values, uniform):
-        width = jnp.asarray(unit, values.dtype)
-        scaled = jnp.clip(values / width, lowest, highest) * parts
-        return width * (_round(scaled, uniform) / parts)
-
-    return Quantizer(bits=float(bits), apply=apply, overflows=_beyond(lowest, highest, unit))
+    width = jnp.asarray(unit, values.dtype)
+    scaled = jnp.clip(values / width, lowest, highest) * parts
+    return width * (_round(scaled, uniform) / parts)
 
 
 def _round(scaled: Array, uniform: Array) -> Array:
@@ -183,11 +183,7 @@ def _round(scaled: Array, uniform: Array) -> Array:
     return below + (uniform < scaled - below).astype(scaled.dtype)
 
 
-def _beyond(lowest: float, highest: float, unit: float | Array) -> Callable[[Array], Array]:
-    """Counts values below lowest * unit and above highest * unit."""
-
-    def overflows(values):
-        width = jnp.asarray(unit, values.dtype)
-        return jnp.sum((values < lowest * width) | (values > highest * width), dtype=jnp.int32)
-
-    return overflows
+def _num_beyond(unit: float | Array, lowest: float, highest: float, values: Array) -> Array:
+    """How many values are below lowest * unit or above highest * unit, (), int32."""
+    width = jnp.asarray(unit, values.dtype)
+    return jnp.sum((values < lowest * width) | (values > highest * width), dtype=jnp.int32)

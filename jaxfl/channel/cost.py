@@ -12,11 +12,7 @@ Each layer is traced for one sample, not computed, in the form of all platforms 
   but for a bias, is where its accumulation starts. Movements of numbers are free, and so is what depends on parameters
   alone.
 
-References:
-    S. Lee, T. Zhang, S. Prakash, Y. Niu, S. Avestimehr, "Embracing Federated Learning: Enabling Weak Client
-    Participation via Partial Model Training": Tables 1 and 10, sections 4 and 6.2.
-    E. Mhanna, M. Assaad, "Communication and Energy Efficient Federated Learning using Zero-Order Optimization
-    Technique": section V.
+References: EmbracingFL (`jaxfl.embracing`), Tables 1 and 10, sections 4 and 6.2; DZOFL (`jaxfl.dzofl`), section V.
 """
 
 from __future__ import annotations
@@ -60,7 +56,7 @@ class Counts(NamedTuple):
 def count(
     model: Any, sample_shape: tuple[int, ...], *, dtype: Any = jnp.float32, counted: Collection[str] | None = None
 ) -> dict[str, Counts]:
-    """Layer name -> the counts of a model's layer, input side first; `total` adds them up.
+    """Layer name -> the counts of a model's layer, input side first. The example goes on to what uses them.
 
     Args:
         model: a `jaxfl.models.Model`, counted in evaluation.
@@ -79,10 +75,12 @@ def count(
 
     Example:
         >>> from jaxfl.models import mlp
-        >>> for name, counts in count(mlp((784, 32)), (28, 28)).items():
-        ...     print(name, *counts)
-        flatten 0 0 0 0 784
-        dense_1 25120 32 25088 32 784
+        >>> layers = count(mlp((784, 32, 10)), (28, 28))
+        >>> *layers, *layers["dense_1"]
+        ('flatten', 'dense_1', 'relu_1', 'dense_2', 25120, 32, 25088, 32, 784)
+        >>> part, whole = total(layers, trained_from="dense_2"), total(layers)
+        >>> part.parameters, training_bytes(whole, 32), round(capacity(part, whole, batch_size=32), 5)
+        (330, 214352, 0.02426)
     """
     names = tuple(name for name, _ in model.layers)
     for name in counted or ():
@@ -105,7 +103,7 @@ def count(
 
 
 def total(layers: Mapping[str, Counts], *, trained_from: str | None = None) -> Counts:
-    """Counts of a model, or of its output side: sums over layers. An example is at `capacity`.
+    """Counts of a model, or of its output side: sums over layers.
 
     Args:
         layers: from `count`.
@@ -136,15 +134,7 @@ def training_bytes(counts: Counts, batch_size: int) -> int:
 
 
 def capacity(part: Counts, whole: Counts, *, batch_size: int = 1) -> float:
-    """EmbracingFL's (2 p_w + 2 a_w) / (2 p + 2 a): the `training_bytes` of a part, as a share of the full model's.
-
-    Example:
-        >>> from jaxfl.models import resnet20
-        >>> layers = count(resnet20(), (32, 32, 3))
-        >>> part, whole = total(layers, trained_from="block_2_1"), total(layers)
-        >>> part.parameters, training_bytes(whole, 32), round(capacity(part, whole, batch_size=32), 5)
-        (257994, 57759184, 0.41702)
-    """
+    """EmbracingFL's (2 p_w + 2 a_w) / (2 p + 2 a): the `training_bytes` of a part, as a share of the full model's."""
     return training_bytes(part, batch_size) / training_bytes(whole, batch_size)
 
 

@@ -18,7 +18,7 @@ How far to trust it: `ONEPLUS_9_PRO` is fitted to the strong row of Table 8 and 
 8's order but not its size (experiments/results/embracing_fl/README.md): EmbracingFL's backward passes 0.89 and 0.77 of
 the paper's, width reduction's 0.56 and 0.40, since narrow layers run less efficiently than counts say.
 
-Reference: EmbracingFL (in full at `jaxfl.channel.cost`), Algorithm 1, section 4.4, Table 8: ResNet-20, one batch of
+Reference: EmbracingFL (`jaxfl.embracing`), Algorithm 1, section 4.4, Table 8: ResNet-20, one batch of
 32, OnePlus 9 Pro with MNN.
 """
 

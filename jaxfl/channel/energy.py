@@ -3,7 +3,7 @@
 `Counts` are those of whatever is to be charged: what the paper charges, or all of a batch. The paper's N_c are their
 `operations`, its O_c, d and x_in their activations, parameters and inputs.
 
-Reference: DZOFL (in full at `jaxfl.channel.cost`), equations (5) to (10), section V.
+Reference: DZOFL (`jaxfl.dzofl`), equations (5) to (10), section V.
 """
 
 from __future__ import annotations

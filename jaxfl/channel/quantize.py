@@ -1,6 +1,7 @@
 """Unbiased stochastic quantisers: fewer bits a number, and randomness that some methods rely on instead of noise.
 
-A number x is rounded at random to one of its two neighbors on a grid, so that E[Q(x)] = x.
+A number x is rounded at random to one of its two neighbors on a grid, so that E[Q(x)] = x. `Quantizer` has what the
+four kinds have in common: their errors and an example, too.
 
 | value | `apply` | `overflows` |
 |---|---|---|
@@ -9,11 +10,10 @@ A number x is rounded at random to one of its two neighbors on a grid, so that E
 | NaN | NaN | not counted |
 
 References:
-    Y. Wang, T. Basar, "Quantization Enabled Privacy Protection in Decentralized Stochastic Optimization", IEEE
-    Transactions on Automatic Control 68(7), 2023: ternary quantisation of the states that nodes exchange.
+    Wang and Basar ([41] of `jaxfl.perturbed_gossip`): ternary quantisation of the states that nodes exchange.
     D. Alistarh, D. Grubic, J. Li, R. Tomioka, M. Vojnovic, "QSGD: Communication-Efficient SGD via Gradient
     Quantization and Encoding", NeurIPS 2017: stochastic rounding to a uniform grid.
-    DZOFL (in full at `jaxfl.channel.cost`): Assumption IV.5, variance in proportion to x^2, kept by `float_quantizer`.
+    DZOFL (`jaxfl.dzofl`): Assumption IV.5, variance in proportion to x^2, which `float_quantizer` keeps.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ from jaxfl.core.check import ArgumentError
 
 class Quantizer(NamedTuple):
     """A way to round numbers at random.
+
+    Raises:
+        ArgumentError: a step, threshold or limit that is not one positive number; levels or bits that are not static
+            integers in their range; on use of a `float_quantizer`, values of another dtype than float32 and float64.
 
     Guarantees:
         - unbiased for values in the range, up to the resolution of the uniform numbers.
@@ -63,9 +67,6 @@ def uniform_quantizer(step: float | Array, levels: int | None = None) -> Quantiz
         step: distance of neighboring values, positive; may be traced.
         levels: how many values there are, at least 2: k from -floor(levels / 2) to floor((levels - 1) / 2), as in two's
             complement. None sends k as an integer of 32 bits; nothing saturates, and 2^31 steps are beyond the range.
-
-    Raises:
-        ArgumentError: a step that is not positive, fewer than 2 levels, or levels that are not a static integer.
     """
     check.scalar(step=step)
     check.positive(step=step)
@@ -85,9 +86,6 @@ def ternary_quantizer(threshold: float | Array) -> Quantizer:
 
     Args:
         threshold: the step and the range's end, positive; may be traced.
-
-    Raises:
-        ArgumentError: a threshold that is not positive.
 
     Guarantees:
         - variance |x| (threshold - |x|); never of the other sign than x.
@@ -109,9 +107,6 @@ def dithered_quantizer(bits: int, limit: float | Array) -> Quantizer:
     Args:
         bits: sent per number, 2 to 24, which is what a float32 resolves. One of 2^bits values stays unused.
         limit: positive; may be traced. A step is limit / (2^(bits - 1) - 1).
-
-    Raises:
-        ArgumentError: bits that are not a static integer from 2 to 24, or a limit that is not positive.
     """
     check.at_least(2, bits=bits)
     check.one_of(tuple(range(2, 25)), bits=bits)
@@ -132,10 +127,6 @@ def float_quantizer(exponent_bits: int, mantissa_bits: int) -> Quantizer:
     Args:
         exponent_bits: E, 2 to 8.
         mantissa_bits: m, 0 to 23.
-
-    Raises:
-        ArgumentError: numbers of bits that are not static integers in these ranges; on use, values of another dtype
-            than float32 and float64.
 
     Guarantees:
         - variance at most s x^2 from the smallest normal number on, s = 2^-2m / (4 + 4 * 2^-m): 0.125 for m = 0,

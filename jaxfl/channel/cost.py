@@ -9,8 +9,7 @@ Each layer is traced for one sample, not computed, in the form of all platforms 
 - Other operations: one for each number that arithmetic gives, and for each number that a pooling or a sum reads.
   Additions and multiplications by numbers that do not depend on the sample, in a row, are one operation: a bias, a
   normalization with given statistics, or the last step of a mean, which belongs to its sum. What is added to a product,
-  but for a bias, is where its accumulation starts. Movements of numbers are free, and so is what depends on parameters
-  alone.
+  but for a bias, is where its accumulation starts. Movements are free, and what depends on parameters alone.
 
 References: EmbracingFL (`jaxfl.embracing`), Tables 1 and 10, sections 4 and 6.2; DZOFL (`jaxfl.dzofl`), section V.
 """
@@ -24,17 +23,13 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
-from jaxfl.core import check
-from jaxfl.core.check import ArgumentError
+from jaxfl.core import ArgumentError, Variables, check
 from jaxfl.core.tracing import ACTIVATION, canonical_form
-from jaxfl.core.types import Variables
 
 BYTES = 4  # of a float32
-# EmbracingFL, jaxfl.models.bilstm_classifier: ten numbers per unit, direction and word. They are inferred from Table 1;
-# the four gates' two products, cell state and output are ten.
-BILSTM_COUNTED = ("lstm",)
+# EmbracingFL's ten numbers per unit, direction and word, inferred from Table 1: four gates' two products, cell, output.
+BILSTM_COUNTED = ("lstm",)  # of jaxfl.models.bilstm_classifier
 DZOFL_COUNTED = ("conv_1", "conv_2", "pool", "flatten", "dense_1")  # of jaxfl.models.dzofl_cnn; flatten copies the pool
 
 
@@ -54,16 +49,15 @@ class Counts(NamedTuple):
 
 
 def count(
-    model: Any, sample_shape: tuple[int, ...], *, dtype: Any = jnp.float32, counted: Collection[str] | None = None
+    model: Any, sample_shape: tuple[int, ...], *, dtype: Any = jax.numpy.float32, counted: Collection[str] | None = None
 ) -> dict[str, Counts]:
-    """Layer name -> the counts of a model's layer, input side first. The example goes on to what uses them.
+    """Layer name -> the counts of a model's layer, input side first; the example is that of `total` and `capacity`.
 
     Args:
         model: a `jaxfl.models.Model`, counted in evaluation.
         sample_shape: shape of one sample.
         dtype: type of the inputs: int32 for words.
-        counted: names of the layers whose activations count, of a layer that marks none its outputs. Default: what
-            layers mark.
+        counted: names of layers whose activations count, or outputs where they mark none. Default: what layers mark.
 
     Raises:
         ArgumentError: no layer has a name of `counted`; a layer refuses the shape that reaches it; the number of

@@ -26,8 +26,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from jaxfl.core import Array, check
-from jaxfl.core.check import ArgumentError
+from jaxfl.core import ArgumentError, Array, check
 
 
 class Quantizer(NamedTuple):
@@ -146,15 +145,11 @@ def float_quantizer(exponent_bits: int, mantissa_bits: int) -> Quantizer:
             raise ArgumentError("values", "must be float32 or float64", f"got {values.dtype}", "Convert them first.")
         info = jnp.finfo(values.dtype)
         size = jnp.minimum(jnp.abs(values), largest)
-        # The bits that are cut off say how far a number lies on the way to its neighbor, also at a power of two.
-        pattern = lax.bitcast_convert_type(size, f"uint{info.bits}")
-        num_cut = info.nmant - mantissa_bits
-        cut = pattern & (2**num_cut - 1)
-        up = uniform < cut.astype(values.dtype) * 2.0**-num_cut
-        rounded = lax.bitcast_convert_type(pattern - cut + jnp.where(up, 2**num_cut, 0).astype(cut.dtype), values.dtype)
-        if exponent_bits < info.nexp:
-            scale = 2.0 ** (bias - 1 + mantissa_bits)
-            rounded = jnp.where(size < 2.0 ** (1 - bias), _round(size * scale, uniform) / scale, rounded)
+        # The power of two at or below a number, but no subnormal one, and 2 over it: quotients of a GPU may be inexact.
+        exponent = lax.bitcast_convert_type(jnp.maximum(size, 2.0 ** (1 - bias)), f"uint{info.bits}") >> info.nmant
+        power = lax.bitcast_convert_type(exponent << info.nmant, values.dtype)
+        twice_inverse = lax.bitcast_convert_type((2 * info.maxexp - 1 - exponent) << info.nmant, values.dtype)
+        rounded = power * (_round(size * twice_inverse * 2.0 ** (mantissa_bits - 1), uniform) * 2.0**-mantissa_bits)
         return jnp.where(jnp.isfinite(values), jnp.copysign(rounded, values), values)
 
     overflows = partial(_num_beyond, largest, -1, 1)

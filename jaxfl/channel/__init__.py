@@ -8,38 +8,10 @@ from jaxfl.channel.links import LinkDraws, Links
 from jaxfl.channel.quantize import Quantizer, dithered_quantizer, float_quantizer, ternary_quantizer, uniform_quantizer
 from jaxfl.channel.wireless import Radio, airtime_seconds, disc_positions, success_probability, transmit_joules
 
-__all__ = [
-    "BILSTM_COUNTED",
-    "DZOFL_COUNTED",
-    "ONEPLUS_9_PRO",
-    "Counts",
-    "DeviceProfile",
-    "EnergyModel",
-    "Ledger",
-    "LinkDraws",
-    "Links",
-    "Quantizer",
-    "Radio",
-    "RoundCosts",
-    "RoundSeconds",
-    "Work",
-    "airtime_seconds",
-    "backward_energy",
-    "capacity",
-    "count",
-    "disc_positions",
-    "dithered_quantizer",
-    "float_quantizer",
-    "forward_energy",
-    "ledger",
-    "output_side_work",
-    "partial_work",
-    "round_seconds",
-    "success_probability",
-    "ternary_quantizer",
-    "total",
-    "training_bytes",
-    "transmit_joules",
-    "uniform_quantizer",
-    "whole_model",
-]
+__all__ = ["BILSTM_COUNTED", "DZOFL_COUNTED", "Counts", "capacity", "count", "total", "training_bytes"]
+__all__ += ["ONEPLUS_9_PRO", "DeviceProfile", "RoundSeconds", "partial_work", "round_seconds"]
+__all__ += ["EnergyModel", "backward_energy", "forward_energy"]
+__all__ += ["Ledger", "RoundCosts", "Work", "ledger", "output_side_work", "whole_model"]
+__all__ += ["LinkDraws", "Links"]
+__all__ += ["Quantizer", "dithered_quantizer", "float_quantizer", "ternary_quantizer", "uniform_quantizer"]
+__all__ += ["Radio", "airtime_seconds", "disc_positions", "success_probability", "transmit_joules"]

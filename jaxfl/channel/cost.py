@@ -1,7 +1,6 @@
 """What a model costs: parameters, activations and operations of a forward pass, counted on its traced program.
 
-Each layer is traced for one sample, in the form that is the same on all platforms (`jaxfl.core.tracing`). Nothing is
-computed.
+Each layer is traced for one sample, not computed, in the form of all platforms (`jaxfl.core.tracing.canonical_form`).
 
 - Parameters: all that `init` makes, but no model state, such as moving statistics.
 - Activations: outputs of convolutions and dense layers, which layers mark (`jaxfl.core.tracing.mark_activation`), as
@@ -10,45 +9,28 @@ computed.
 - Other operations: one for each number that arithmetic gives, and for each number that a pooling or a sum reads.
   Additions and multiplications by numbers that do not depend on the sample, in a row, are one operation: a bias, a
   normalization with given statistics, or the last step of a mean, which belongs to its sum. What is added to a product,
-  but for a bias, is where its accumulation starts. Movements of numbers are free, and so is what depends on parameters
-  alone.
+  but for a bias, is where its accumulation starts. Movements are free, and what depends on parameters alone.
 
-References:
-    S. Lee, T. Zhang, S. Prakash, Y. Niu, S. Avestimehr, "Embracing Federated Learning: Enabling Weak Client
-    Participation via Partial Model Training": Tables 1 and 10, sections 4 and 6.2.
-    E. Mhanna, M. Assaad, "Communication and Energy Efficient Federated Learning using Zero-Order Optimization
-    Technique": section V.
+References: EmbracingFL (`jaxfl.embracing`), Tables 1 and 10, sections 4 and 6.2; DZOFL (`jaxfl.dzofl`), section V.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-from jax.extend.core import Literal
 
-from jaxfl.core import check
-from jaxfl.core.check import ArgumentError
+from jaxfl.core import ArgumentError, Variables, check
 from jaxfl.core.tracing import ACTIVATION, canonical_form
-from jaxfl.core.types import Variables
 
 BYTES = 4  # of a float32
-# EmbracingFL, jaxfl.models.bilstm_classifier: ten numbers per unit, direction and word. They are inferred from Table 1;
-# the four gates' two products, cell state and output are ten.
-BILSTM_COUNTED = ("lstm",)
+# EmbracingFL's ten numbers per unit, direction and word, inferred from Table 1: four gates' two products, cell, output.
+BILSTM_COUNTED = ("lstm",)  # of jaxfl.models.bilstm_classifier
 DZOFL_COUNTED = ("conv_1", "conv_2", "pool", "flatten", "dense_1")  # of jaxfl.models.dzofl_cnn; flatten copies the pool
-
-
-class Layered(Protocol):
-    """A `jaxfl.models.Model`: (name, layer), input side first."""
-
-    @property
-    def layers(self) -> Sequence[tuple[str, Any]]: ...
 
 
 class Counts(NamedTuple):
@@ -67,16 +49,15 @@ class Counts(NamedTuple):
 
 
 def count(
-    model: Layered, sample_shape: tuple[int, ...], *, dtype: Any = jnp.float32, counted: Collection[str] | None = None
+    model: Any, sample_shape: tuple[int, ...], *, dtype: Any = jax.numpy.float32, counted: Collection[str] | None = None
 ) -> dict[str, Counts]:
-    """Layer name -> the counts of a model's layer, input side first; `total` adds them up.
+    """Layer name -> the counts of a model's layer, input side first; the example is that of `total` and `capacity`.
 
     Args:
-        model: in evaluation.
+        model: a `jaxfl.models.Model`, counted in evaluation.
         sample_shape: shape of one sample.
         dtype: type of the inputs: int32 for words.
-        counted: names of the layers whose activations count, of a layer that marks none its outputs. Default: what
-            layers mark.
+        counted: names of layers whose activations count, or outputs where they mark none. Default: what layers mark.
 
     Raises:
         ArgumentError: no layer has a name of `counted`; a layer refuses the shape that reaches it; the number of
@@ -88,22 +69,30 @@ def count(
 
     Example:
         >>> from jaxfl.models import mlp
-        >>> for name, counts in count(mlp((784, 32)), (28, 28)).items():
-        ...     print(name, *counts)
-        flatten 0 0 0 0 784
-        dense_1 25120 32 25088 32 784
+        >>> layers = count(mlp((784, 32, 10)), (28, 28))
+        >>> *layers, *layers["dense_1"]
+        ('flatten', 'dense_1', 'relu_1', 'dense_2', 25120, 32, 25088, 32, 784)
+        >>> part, whole = total(layers, trained_from="dense_2"), total(layers)
+        >>> part.parameters, training_bytes(whole, 32), round(capacity(part, whole, batch_size=32), 5)
+        (330, 214352, 0.02426)
     """
     names = tuple(name for name, _ in model.layers)
     for name in counted or ():
         check.one_of(names, counted=name)
-    values = jax.ShapeDtypeStruct((1, *sample_shape), dtype)
+    inputs = jax.ShapeDtypeStruct((1, *sample_shape), dtype)
+    params, states = jax.eval_shape(lambda: (model.init(jax.random.key(0)), model.init_state()))
     counts = {}
     for name, layer in model.layers:
-        of_layer, values = _count_layer(layer, values)
+        own = params.get(name)
+        given = Variables(own, states[name]) if name in states else own
+        with canonical_form():
+            program, outputs = jax.make_jaxpr(layer.apply, return_shape=True)(given, inputs)
+        work = Counter(activations=0, macs=0, other_operations=0)
+        _walk(program.jaxpr, [*(None for _ in jax.tree.leaves(given)), _Kind.OTHER], 1, work)
         if counted is not None:
-            number = (of_layer.activations or values.size) if name in counted else 0
-            of_layer = of_layer._replace(activations=number)
-        counts[name] = of_layer
+            work["activations"] = (work["activations"] or outputs.size) if name in counted else 0
+        counts[name] = Counts(sum(leaf.size for leaf in jax.tree.leaves(own)), inputs=inputs.size, **work)
+        inputs = outputs
     return counts
 
 
@@ -116,14 +105,6 @@ def total(layers: Mapping[str, Counts], *, trained_from: str | None = None) -> C
 
     Raises:
         ArgumentError: no layer has that name.
-
-    Example:
-        >>> from jaxfl.models import resnet20
-        >>> layers = count(resnet20(), (32, 32, 3))
-        >>> total(layers).parameters, 32 * total(layers).activations
-        (272762, 6947136)
-        >>> total(layers, trained_from="block_2_1").parameters
-        257994
     """
     names, chosen = tuple(layers), tuple(layers.values())
     if trained_from is not None:
@@ -141,47 +122,19 @@ def training_bytes(counts: Counts, batch_size: int) -> int:
 
     Raises:
         ArgumentError: a batch size that is not an integer of at least 1.
-
-    Example:
-        >>> training_bytes(Counts(parameters=10, activations=3, macs=0, other_operations=0), batch_size=2)
-        128
     """
     check.at_least(1, batch_size=batch_size)
     return 2 * BYTES * (counts.parameters + batch_size * counts.activations)
 
 
 def capacity(part: Counts, whole: Counts, *, batch_size: int = 1) -> float:
-    """EmbracingFL's (2 p_w + 2 a_w) / (2 p + 2 a): the `training_bytes` of a part, as a share of the full model's.
-
-    Example:
-        >>> from jaxfl.models import resnet20
-        >>> layers = count(resnet20(), (32, 32, 3))
-        >>> round(capacity(total(layers, trained_from="block_2_1"), total(layers), batch_size=32), 5)
-        0.41702
-    """
+    """EmbracingFL's (2 p_w + 2 a_w) / (2 p + 2 a): the `training_bytes` of a part, as a share of the full model's."""
     return training_bytes(part, batch_size) / training_bytes(whole, batch_size)
 
 
-def _count_layer(layer: Any, values: jax.ShapeDtypeStruct) -> tuple[Counts, jax.ShapeDtypeStruct]:
-    """The counts of a layer, and what it makes of its inputs."""
-    params = None if layer.init is None else jax.eval_shape(lambda: layer.init(jax.random.key(0)))
-    given = params if layer.init_state is None else Variables(params, jax.eval_shape(layer.init_state))
-    with canonical_form():
-        program, outputs = jax.make_jaxpr(layer.apply, return_shape=True)(given, values)
-    work = Counter(activations=0, macs=0, other_operations=0)
-    _walk(program.jaxpr, [*(None for _ in jax.tree.leaves(given)), _Kind.OTHER], 1, work)
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
-    return Counts(parameters, inputs=values.size, **work), outputs
-
-
-class _Kind(Enum):
-    """What an array that depends on the sample is, as far as it decides whether the next operation counts."""
-
-    PRODUCT = "of a convolution or a matrix product"
-    SCALED = "a sum, or scaled and shifted by numbers that do not depend on the sample"
-    OTHER = "anything else"
-
-
+# What an array that depends on the sample is, as far as it decides whether the next operation counts: of a convolution
+# or a matrix product; a sum, or scaled and shifted by numbers that do not depend on the sample; anything else.
+_Kind = Enum("_Kind", "PRODUCT SCALED OTHER")
 _Kinds = list[_Kind | None]  # None: does not depend on the sample
 _MOVEMENTS = (
     "broadcast_in_dim concatenate convert_element_type copy dynamic_slice dynamic_update_slice expand_dims gather name "
@@ -191,13 +144,9 @@ _MOVEMENTS = (
 
 def _walk(program: Any, entering: _Kinds, repeats: int, work: Counter[str]) -> _Kinds:
     """Add what a program does, `repeats` times, to `work`; returns the kinds of its outputs."""
-    kinds = dict(zip(program.invars, entering, strict=True))
-
-    def kinds_of(atoms):
-        return [None if isinstance(atom, Literal) else kinds.get(atom) for atom in atoms]
-
+    kinds = dict(zip(map(id, program.invars), entering, strict=True))  # literals, which have no hash, have no entry
     for equation in program.eqns:
-        name, given = equation.primitive.name, kinds_of(equation.invars)
+        name, given = equation.primitive.name, [kinds.get(id(operand)) for operand in equation.invars]
         called = [getattr(value, "jaxpr", value) for value in equation.params.values() if hasattr(value, "eqns")]
         if not any(given):
             continue
@@ -205,29 +154,19 @@ def _walk(program: Any, entering: _Kinds, repeats: int, work: Counter[str]) -> _
             requirement = "must do the same work for every sample, to be counted"
             raise ArgumentError("model", requirement, f"a layer has a {name}", "Trace a model without it.")
         if name == "scan":
-            made = _walk_loop(equation, called[0], given, repeats, work)
-        elif called:
-            made = _walk(called[0], given, repeats, work)
+            # What it runs over or stacks has an axis less in its body. (JAX 0.12 gives the counts under other names.)
+            pairs = (equation.invars, called[0].invars), (equation.outvars, called[0].outvars)
+            until, num_carry = (sum(a.aval.ndim == b.aval.ndim for a, b in zip(*pair, strict=True)) for pair in pairs)
+            for _ in range(num_carry):  # a step may pass the sample on to one more of what it carries
+                ends = _walk(called[0], given, 0, Counter())
+                for position, end in enumerate(ends[:num_carry], until - num_carry):
+                    given[position] = _Kind.OTHER if given[position] or end else None
+        if called:
+            made = _walk(called[0], given, repeats * equation.params.get("length", 1), work)
         else:
             made = [_walk_one(equation, given, repeats, work)] * len(equation.outvars)
-        kinds |= zip(equation.outvars, made, strict=True)
-    return kinds_of(program.outvars)
-
-
-def _walk_loop(equation: Any, step: Any, given: _Kinds, repeats: int, work: Counter[str]) -> _Kinds:
-    """A loop of known length."""
-    # What a loop runs over or stacks has an axis less in its body. (JAX 0.12 gives the counts under other names.)
-    until_carry, num_carry = _num_alike(equation.invars, step.invars), _num_alike(equation.outvars, step.outvars)
-    for _ in range(num_carry):  # a step may pass the sample on to one more of what it carries
-        ends = _walk(step, given, 0, Counter())
-        for position, end in enumerate(ends[:num_carry], until_carry - num_carry):
-            given[position] = _Kind.OTHER if given[position] or end else None
-    return _walk(step, given, repeats * equation.params["length"], work)
-
-
-def _num_alike(outside: Sequence[Any], inside: Sequence[Any]) -> int:
-    """Arrays that have as many axes in the body of a loop as outside."""
-    return sum(outer.aval.ndim == inner.aval.ndim for outer, inner in zip(outside, inside, strict=True))
+        kinds |= zip(map(id, equation.outvars), made, strict=True)
+    return [kinds.get(id(output)) for output in program.outvars]
 
 
 def _walk_one(equation: Any, given: _Kinds, repeats: int, work: Counter[str]) -> _Kind:

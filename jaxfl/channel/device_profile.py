@@ -11,28 +11,22 @@ B is the batch and tau the local steps; p and a are the parameters and activatio
 
 EmbracingFL: every client runs the whole model forward, and only the trained part backward. In the multi-step forward
 pass a client receives the frozen side in parts, and writes and reads the activations behind each ("cut"). The whole
-model is received once in all, in one transfer more than there are cuts. Width reduction and FedAvg: whole and trained
-part are one model, there is no cut.
+model is received once in all, in one transfer more than there are cuts.
 
-How far to trust it: `ONEPLUS_9_PRO` is fitted to the strong row of Table 8 and to its I/O column. Other rows have Table
-8's order but not its size (experiments/results/embracing_fl/README.md): EmbracingFL's backward passes 0.89 and 0.77 of
-the paper's, width reduction's 0.56 and 0.40, since narrow layers run less efficiently than counts say.
+`ONEPLUS_9_PRO` is fitted to the strong row of Table 8 and to its I/O column. Other rows have the table's order but not
+its size (experiments/results/embracing_fl/README.md): EmbracingFL's backward passes 0.89 and 0.77 of the paper's, width
+reduction's 0.56 and 0.40, since narrow layers run less efficiently than counts say.
 
-References:
-    S. Lee, T. Zhang, S. Prakash, Y. Niu, S. Avestimehr, "Embracing Federated Learning: Enabling Weak Client
-    Participation via Partial Model Training": Algorithm 1, section 4.4, Table 8 (ResNet-20, one batch of 32, OnePlus 9
-    Pro with MNN).
+Reference: EmbracingFL (`jaxfl.embracing`), Algorithm 1, section 4.4, Table 8 (ResNet-20, batch 32, OnePlus 9 Pro, MNN).
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from jaxfl.channel.cost import BYTES, Counts, total, training_bytes
-from jaxfl.core import check
-from jaxfl.core.check import ArgumentError, bytes_text
+from jaxfl.core import ArgumentError, check
 
 
 class DeviceProfile(NamedTuple):
@@ -72,26 +66,18 @@ class RoundSeconds(NamedTuple):
 
 
 def partial_work(layers: Mapping[str, Counts], cuts: tuple[str, ...] = ()) -> ClientWork:
-    """The work of a client that trains a model, or its output side as in EmbracingFL.
+    """The work of a client that trains a model, or its output side as in EmbracingFL; `round_seconds` has an example.
 
     Args:
         layers: counts of the whole model, from `jaxfl.channel.count`; for width reduction those of the narrow one.
         cuts: names of layers with parameters, input side first, before each of which the multi-step forward pass stores
-            activations; the client trains from the last one on. Empty where it trains everything.
+            activations; the client trains from the last one on. Empty where it trains all that it runs, as in FedAvg.
 
     Raises:
         ArgumentError: no layer with parameters behind the first has such a name, or cuts are not in order.
-
-    Example:
-        >>> from jaxfl.channel import count
-        >>> from jaxfl.models import resnet20
-        >>> weak = partial_work(count(resnet20(), (32, 32, 3)), ("block_2_1", "block_3_1"))
-        >>> weak.trained.parameters, weak.cuts
-        (206346, (16384, 8192))
     """
     names = [name for name, counts in layers.items() if counts.parameters][1:]
-    positions = [names.index(cut) if cut in names else -1 for cut in cuts]
-    if any(later <= earlier for earlier, later in itertools.pairwise([-1, *positions])):
+    if [name for name in names if name in cuts] != [*cuts]:
         requirement = f"must be some of {', '.join(names)}, in this order"
         raise ArgumentError("cuts", requirement, f"got {', '.join(cuts)}", "Name layers from the input side on.")
     trained = total(layers, trained_from=cuts[-1] if cuts else None)
@@ -117,8 +103,7 @@ def round_seconds(
             steps use; Algorithm 1 takes all of the client's samples.
 
     Raises:
-        ArgumentError: a count below 1, a number of the device that is not positive, or a model that does not fit in the
-            device's memory.
+        ArgumentError: a count below 1, a number of the device that is not positive, or a model beyond its memory.
 
     Guarantees:
         - EmbracingFL's forward pass takes equally long in all classes, width reduction's less for narrower models.
@@ -130,6 +115,8 @@ def round_seconds(
         >>> from jaxfl.channel import count
         >>> from jaxfl.models import resnet20
         >>> weak = partial_work(count(resnet20(), (32, 32, 3)), ("block_2_1", "block_3_1"))
+        >>> weak.trained.parameters, weak.cuts
+        (206346, (16384, 8192))
         >>> seconds = round_seconds(weak, ONEPLUS_9_PRO, batch_size=32, num_local_steps=1)
         >>> [round(number, 2) for number in seconds[:3]]  # Table 8: 2.1, 85.45 and 1.32
         [2.1, 66.02, 1.32]
@@ -141,9 +128,9 @@ def round_seconds(
     check.at_least(1, num_stored_samples=stored)
     held = training_bytes(work.trained, batch_size)
     if held > profile.memory_bytes:
-        requirement = f"must hold the {bytes_text(held)} that training with batches of {batch_size} needs"
+        requirement = f"must hold the {check.bytes_text(held)} that training with batches of {batch_size} needs"
         remedy = "Train fewer layers or smaller batches on this device."
-        raise ArgumentError("memory_bytes", requirement, f"got {bytes_text(profile.memory_bytes)}", remedy)
+        raise ArgumentError("memory_bytes", requirement, f"got {check.bytes_text(profile.memory_bytes)}", remedy)
     whole_flops, trained_flops = (2 * part.macs + part.other_operations for part in (work.whole, work.trained))
     forward_flops = (whole_flops - trained_flops) * stored + trained_flops * used
     return RoundSeconds(

@@ -1,11 +1,6 @@
-"""DZOFL's energy of a forward and a backward pass, in joules.
+"""Joules of a forward and a backward pass: equations (5) to (10) and section V of DZOFL (`jaxfl.dzofl`).
 
-`Counts` are those of whatever is to be charged: what the paper charges, or all of a batch. The paper's N_c are their
-`operations`, its O_c, d and x_in their activations, parameters and inputs.
-
-References:
-    E. Mhanna, M. Assaad, "Communication and Energy Efficient Federated Learning using Zero-Order Optimization
-    Technique": equations (5) to (10), section V.
+The paper's N_c are the `operations` of `Counts`, its O_c, d and x_in their activations, parameters and inputs.
 """
 
 from __future__ import annotations
@@ -33,7 +28,7 @@ def forward_energy(counts: Counts, model: EnergyModel) -> float:
     """Equations (5) to (9): joules of a forward pass at `bits`, for computing, weights, activations and DRAM together.
 
     Args:
-        counts: what the pass processes.
+        counts: of whatever is to be charged: what the paper charges, or all of a batch.
         model: the device.
 
     Raises:

@@ -1,6 +1,7 @@
 """Unbiased stochastic quantisers: fewer bits a number, and randomness that some methods rely on instead of noise.
 
-A number x is rounded at random to one of its two neighbors on a grid, so that E[Q(x)] = x.
+A number x is rounded at random to one of its two neighbors on a grid, so that E[Q(x)] = x. `Quantizer` has what the
+four kinds have in common: their errors and an example, too.
 
 | value | `apply` | `overflows` |
 |---|---|---|
@@ -9,35 +10,47 @@ A number x is rounded at random to one of its two neighbors on a grid, so that E
 | NaN | NaN | not counted |
 
 References:
-    Y. Wang, T. Basar, "Quantization Enabled Privacy Protection in Decentralized Stochastic Optimization", IEEE
-    Transactions on Automatic Control 68(7), 2023: ternary quantisation of the states that nodes exchange.
+    Wang and Basar ([41] of `jaxfl.perturbed_gossip`): ternary quantisation of the states that nodes exchange.
     D. Alistarh, D. Grubic, J. Li, R. Tomioka, M. Vojnovic, "QSGD: Communication-Efficient SGD via Gradient
     Quantization and Encoding", NeurIPS 2017: stochastic rounding to a uniform grid.
-    E. Mhanna, M. Assaad, "Communication and Energy Efficient Federated Learning using Zero-Order Optimization
-    Technique": Assumption IV.5, variance in proportion to x^2, which `float_quantizer` keeps.
+    DZOFL (`jaxfl.dzofl`): Assumption IV.5, variance in proportion to x^2, which `float_quantizer` keeps.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
 
-from jaxfl.core import Array, check
-from jaxfl.core.check import ArgumentError
+from jaxfl.core import ArgumentError, Array, check
 
 
 class Quantizer(NamedTuple):
     """A way to round numbers at random.
+
+    Raises:
+        ArgumentError: a step, threshold or limit that is not one positive number; levels or bits that are not static
+            integers in their range; on use of a `float_quantizer`, values of another dtype than float32 and float64.
 
     Guarantees:
         - unbiased for values in the range, up to the resolution of the uniform numbers.
         - all values are on the grid and in the range; zero stays zero.
         - in equal steps, the error is below a step and the variance at most step^2 / 4 a coordinate.
         - in equal steps, distributions of x and x' are at most |x - x'| / step apart, in total variation a coordinate.
+
+    Example:
+        >>> values, uniform = jnp.array([0.3, -0.7, 7.0]), jnp.array([0.59, 0.61, 0.9])
+        >>> even, signs = uniform_quantizer(0.5, levels=4), ternary_quantizer(1.0)
+        >>> for quantizer in (even, signs, dithered_quantizer(3, 1.5), float_quantizer(3, 2)):
+        ...     print(round(quantizer.bits, 3), quantizer.apply(values, uniform).tolist(), quantizer.overflows(values))
+        2.0 [0.5, -1.0, 0.5] 1
+        1.585 [0.0, -1.0, 1.0] 1
+        3.0 [0.5, -1.0, 1.5] 1
+        6.0 [0.3125, -0.625, 7.0] 0
     """
 
     bits: float  # sent per number: log2 of the number of values, so a fraction unless that is a power of 2
@@ -53,15 +66,6 @@ def uniform_quantizer(step: float | Array, levels: int | None = None) -> Quantiz
         step: distance of neighboring values, positive; may be traced.
         levels: how many values there are, at least 2: k from -floor(levels / 2) to floor((levels - 1) / 2), as in two's
             complement. None sends k as an integer of 32 bits; nothing saturates, and 2^31 steps are beyond the range.
-
-    Raises:
-        ArgumentError: a step that is not positive, fewer than 2 levels, or levels that are not a static integer.
-
-    Example:
-        >>> values = jnp.array([0.3, -0.05, 7.0])
-        >>> quantizer = uniform_quantizer(0.5, levels=4)
-        >>> quantizer.apply(values, jnp.array([0.59, 0.95, 0.9])).tolist(), quantizer.bits
-        ([0.5, -0.5, 0.5], 2.0)
     """
     check.scalar(step=step)
     check.positive(step=step)
@@ -70,9 +74,10 @@ def uniform_quantizer(step: float | Array, levels: int | None = None) -> Quantiz
         def overflows(values):
             return jnp.sum(jnp.abs(values) >= 2.0**31 * jnp.asarray(step, values.dtype), dtype=jnp.int32)
 
-        return _grid_quantizer(32, step, -math.inf, math.inf)._replace(overflows=overflows)
+        return Quantizer(bits=32.0, apply=partial(_to_grid, 1, step, -math.inf, math.inf), overflows=overflows)
     check.at_least(2, levels=levels)
-    return _grid_quantizer(math.log2(levels), step, -(levels // 2), (levels - 1) // 2)
+    steps = step, -(levels // 2), (levels - 1) // 2
+    return Quantizer(math.log2(levels), apply=partial(_to_grid, 1, *steps), overflows=partial(_num_beyond, *steps))
 
 
 def ternary_quantizer(threshold: float | Array) -> Quantizer:
@@ -81,15 +86,8 @@ def ternary_quantizer(threshold: float | Array) -> Quantizer:
     Args:
         threshold: the step and the range's end, positive; may be traced.
 
-    Raises:
-        ArgumentError: a threshold that is not positive.
-
     Guarantees:
         - variance |x| (threshold - |x|); never of the other sign than x.
-
-    Example:
-        >>> ternary_quantizer(2.0).apply(jnp.array([0.5, -0.5, 3.0]), jnp.array([0.3, 0.2, 0.9])).tolist()
-        [0.0, -2.0, 2.0]
     """
     check.scalar(threshold=threshold)
     check.positive(threshold=threshold)
@@ -99,7 +97,7 @@ def ternary_quantizer(threshold: float | Array) -> Quantizer:
         rounded = jnp.where(uniform < jnp.abs(values) / largest, jnp.copysign(largest, values), 0)
         return jnp.where(jnp.isnan(values), values, rounded)  # a comparison alone would send 0 for it
 
-    return Quantizer(bits=math.log2(3), apply=apply, overflows=_beyond(-1, 1, threshold))
+    return Quantizer(bits=math.log2(3), apply=apply, overflows=partial(_num_beyond, threshold, -1, 1))
 
 
 def dithered_quantizer(bits: int, limit: float | Array) -> Quantizer:
@@ -108,21 +106,13 @@ def dithered_quantizer(bits: int, limit: float | Array) -> Quantizer:
     Args:
         bits: sent per number, 2 to 24, which is what a float32 resolves. One of 2^bits values stays unused.
         limit: positive; may be traced. A step is limit / (2^(bits - 1) - 1).
-
-    Raises:
-        ArgumentError: bits that are not a static integer from 2 to 24, or a limit that is not positive.
-
-    Example:
-        >>> quantizer = dithered_quantizer(3, 1.5)  # steps of 0.5
-        >>> values = jnp.array([0.3, -0.7, 7.0])
-        >>> quantizer.apply(values, jnp.array([0.59, 0.61, 0.9])).tolist(), int(quantizer.overflows(values))
-        ([0.5, -1.0, 1.5], 1)
     """
     check.at_least(2, bits=bits)
     check.one_of(tuple(range(2, 25)), bits=bits)
     check.scalar(limit=limit)
     check.positive(limit=limit)
-    return _grid_quantizer(bits, limit, -1, 1, parts=2 ** (bits - 1) - 1)
+    apply = partial(_to_grid, 2 ** (bits - 1) - 1, limit, -1, 1)
+    return Quantizer(bits=float(bits), apply=apply, overflows=partial(_num_beyond, limit, -1, 1))
 
 
 def float_quantizer(exponent_bits: int, mantissa_bits: int) -> Quantizer:
@@ -137,21 +127,11 @@ def float_quantizer(exponent_bits: int, mantissa_bits: int) -> Quantizer:
         exponent_bits: E, 2 to 8.
         mantissa_bits: m, 0 to 23.
 
-    Raises:
-        ArgumentError: numbers of bits that are not static integers in these ranges; on use, values of another dtype
-            than float32 and float64.
-
     Guarantees:
         - variance at most s x^2 from the smallest normal number on, s = 2^-2m / (4 + 4 * 2^-m): 0.125 for m = 0,
           1.514e-5 for m = 7, 2.382e-7 for m = 10.
         - variance at most a quarter of their squared distance among the subnormal numbers.
         - infinities and NaN stay.
-
-    Example:
-        >>> quantizer = float_quantizer(4, 3)
-        >>> values = jnp.array([0.3, -1.05, 0.0005, 500.0])
-        >>> quantizer.apply(values, jnp.array([0.59, 0.61, 0.1, 0.9])).tolist(), int(quantizer.overflows(values))
-        ([0.3125, -1.0, 0.001953125, 240.0], 1)
     """
     check.at_least(2, exponent_bits=exponent_bits)
     check.at_least(0, mantissa_bits=mantissa_bits)
@@ -165,29 +145,22 @@ def float_quantizer(exponent_bits: int, mantissa_bits: int) -> Quantizer:
             raise ArgumentError("values", "must be float32 or float64", f"got {values.dtype}", "Convert them first.")
         info = jnp.finfo(values.dtype)
         size = jnp.minimum(jnp.abs(values), largest)
-        # The bits that are cut off say how far a number lies on the way to its neighbor, also at a power of two.
-        pattern = lax.bitcast_convert_type(size, f"uint{info.bits}")
-        num_cut = info.nmant - mantissa_bits
-        cut = pattern & (2**num_cut - 1)
-        up = uniform < cut.astype(values.dtype) * 2.0**-num_cut
-        rounded = lax.bitcast_convert_type(pattern - cut + jnp.where(up, 2**num_cut, 0).astype(cut.dtype), values.dtype)
-        if exponent_bits < info.nexp:
-            scale = 2.0 ** (bias - 1 + mantissa_bits)
-            rounded = jnp.where(size < 2.0 ** (1 - bias), _round(size * scale, uniform) / scale, rounded)
+        # The power of two at or below a number, but no subnormal one, and 2 over it: quotients of a GPU may be inexact.
+        exponent = lax.bitcast_convert_type(jnp.maximum(size, 2.0 ** (1 - bias)), f"uint{info.bits}") >> info.nmant
+        power = lax.bitcast_convert_type(exponent << info.nmant, values.dtype)
+        twice_inverse = lax.bitcast_convert_type((2 * info.maxexp - 1 - exponent) << info.nmant, values.dtype)
+        rounded = power * (_round(size * twice_inverse * 2.0 ** (mantissa_bits - 1), uniform) * 2.0**-mantissa_bits)
         return jnp.where(jnp.isfinite(values), jnp.copysign(rounded, values), values)
 
-    return Quantizer(bits=1.0 + exponent_bits + mantissa_bits, apply=apply, overflows=_beyond(-1, 1, largest))
+    overflows = partial(_num_beyond, largest, -1, 1)
+    return Quantizer(bits=1.0 + exponent_bits + mantissa_bits, apply=apply, overflows=overflows)
 
 
-def _grid_quantizer(bits: float, unit: float | Array, lowest: float, highest: float, *, parts: int = 1) -> Quantizer:
+def _to_grid(parts: int, unit: float | Array, lowest: float, highest: float, values: Array, uniform: Array) -> Array:
     """Stochastic rounding to the multiples of unit / parts, from lowest * unit to highest * unit."""
-
-    def apply(values, uniform):
-        width = jnp.asarray(unit, values.dtype)
-        scaled = jnp.clip(values / width, lowest, highest) * parts
-        return width * (_round(scaled, uniform) / parts)
-
-    return Quantizer(bits=float(bits), apply=apply, overflows=_beyond(lowest, highest, unit))
+    width = jnp.asarray(unit, values.dtype)
+    scaled = jnp.clip(values / width, lowest, highest) * parts
+    return width * (_round(scaled, uniform) / parts)
 
 
 def _round(scaled: Array, uniform: Array) -> Array:
@@ -196,11 +169,7 @@ def _round(scaled: Array, uniform: Array) -> Array:
     return below + (uniform < scaled - below).astype(scaled.dtype)
 
 
-def _beyond(lowest: float, highest: float, unit: float | Array) -> Callable[[Array], Array]:
-    """Counts values below lowest * unit and above highest * unit."""
-
-    def overflows(values):
-        width = jnp.asarray(unit, values.dtype)
-        return jnp.sum((values < lowest * width) | (values > highest * width), dtype=jnp.int32)
-
-    return overflows
+def _num_beyond(unit: float | Array, lowest: float, highest: float, values: Array) -> Array:
+    """How many values are below lowest * unit or above highest * unit, (), int32."""
+    width = jnp.asarray(unit, values.dtype)
+    return jnp.sum((values < lowest * width) | (values > highest * width), dtype=jnp.int32)

@@ -106,6 +106,18 @@ def test_lstm_macs_are_one_matrix_product_for_each_gate_word_and_direction():
     assert in_two_loops.macs == counts.macs
 
 
+def handed_on(images):
+    """A loop whose third array depends on the sample from its third step on."""
+    start = images, jnp.zeros_like(images), jnp.zeros_like(images)
+    return jax.lax.scan(lambda c, _: ((c[0], c[0], c[1]), jnp.sin(c[2])), start, length=5)[1][-1]
+
+
+def weighted_sums(images):
+    """A loop that reads numbers which no sample changes."""
+    rows, weights = images.swapaxes(0, 1), jnp.exp(jnp.arange(6, dtype=jnp.float32))[None]
+    return jax.lax.scan(lambda c, x: (c + x, jnp.sin(c) * weights), jnp.zeros_like(rows[0]), rows)[1].swapaxes(0, 1)
+
+
 @pytest.mark.parametrize(
     ("fn", "operations"),
     [
@@ -125,6 +137,8 @@ def test_lstm_macs_are_one_matrix_product_for_each_gate_word_and_direction():
             24,
         ),  # what no sample changes is free
         (lambda images: jax.checkpoint(jnp.tanh)(images), 24),
+        (handed_on, 5 * 24),
+        (weighted_sums, 3 * 24),
     ],
 )
 def test_other_operations(fn, operations):

@@ -5,6 +5,9 @@ the chunk that follows, so that nobody can have it once rounds of that have run.
 therefore sends nothing off behind it, where that is known before. Whether a number is bad is not: the device decides
 that, and where one is, the chunk that was sent off runs no round and gives the state back as it was.
 
+A thread of its own sends it off. An accelerator's host may be busy with a chunk as long as that runs: it is asked at
+every loop of traced length and at every branch. The host meanwhile reads the chunk before.
+
 Times decide whether a chunk is sent off early, never what is computed.
 """
 
@@ -28,6 +31,9 @@ from jaxfl.training.program import Compiled
 
 MOST_SECONDS = 1.0
 """What is sent off early takes less: a stop, or a checkpoint by the clock, that is asked for meanwhile waits for it."""
+
+FEWEST_CHUNKS = 50
+"""What is gained a chunk, some milliseconds, must make up for compiling what decides: about a tenth of a second."""
 
 
 class Ahead(NamedTuple):
@@ -64,11 +70,12 @@ class DeviceQueue:
     def __init__(self, compiled: Compiled, lanes: Lane, tables: Tables):
         self._compiled, self._lanes, self._tables = compiled, lanes, tables
         self._state: PyTree | None = None
-        self._ahead: _Chunk | None = None
+        self._pays = False
+        self._ahead: Future[_Chunk] | None = None
         self._measured: Any = None  # of the state behind the last chunk that was read
         self._began = 0.0  # of the chunk that was sent off early
         self._seconds_a_round, self._evaluation_seconds = math.inf, 0.0
-        self._pool = ThreadPoolExecutor(1)
+        self._pool = ThreadPoolExecutor(2)  # to send off, and to note when a chunk ended
 
     def __enter__(self) -> DeviceQueue:
         return self
@@ -87,9 +94,9 @@ class DeviceQueue:
             raise RuntimeError("the state behind the last chunk is gone: the next chunk was sent off")
         return self._state
 
-    @state.setter
-    def state(self, state: PyTree) -> None:
-        self._state = state
+    def begin(self, state: PyTree, num_chunks: int) -> None:
+        """Take the state from which so many chunks are left to run."""
+        self._state, self._pays = state, num_chunks >= FEWEST_CHUNKS
 
     @property
     def is_ahead(self) -> bool:
@@ -97,12 +104,14 @@ class DeviceQueue:
         return self._ahead is not None
 
     def may_go_ahead(self, ahead: Ahead) -> bool:
-        """Whether that takes so little time, by what was measured, that it may be sent off early.
+        """Whether that pays, and takes so little time by what was measured that it may be sent off early.
 
         Never with several processes: their clocks differ, and all must send off the same.
         """
+        if not self._pays or jax.process_count() > 1:
+            return False
         seconds = self._seconds_a_round * ahead.num_rounds + self._evaluation_seconds * ahead.evaluates
-        return seconds < MOST_SECONDS and jax.process_count() == 1
+        return seconds < MOST_SECONDS
 
     def run(self, num_rounds: int, ahead: Ahead | None = None) -> tuple[Infos, float]:
         """Run a chunk, or wait for the one that was sent off, and read it.
@@ -114,26 +123,25 @@ class DeviceQueue:
         Returns:
             (field -> values with `chunk_rounds` rows, those behind `num_rounds` 0; seconds that the rounds took).
         """
-        chunk = self._ahead
-        if chunk is None:
+        if self._ahead is None:
             self._began = time.perf_counter()
             chunk = self._send(self.state, np.int32(num_rounds), num_rounds)
+        else:
+            chunk, self._ahead = self._ahead.result(), None
         assert chunk.num_rounds == num_rounds
-        self._state, self._ahead, self._measured = chunk.state, None, None
-        behind = None if ahead is None else self._send_ahead(chunk, ahead)
+        self._state, self._measured = chunk.state, None
+        may_run = None if ahead is None else self._send_ahead(chunk, ahead)
         ended = chunk.ended.result()
         seconds = max(0.0, ended - self._began)
         self._seconds_a_round = seconds / num_rounds
         infos = info_fields(jax.device_get(chunk.buffers))
-        if ahead is not None and behind is not None:
-            runs = int(behind)  # waits for the evaluation
+        if ahead is not None and may_run is not None:
+            nothing_runs = int(may_run) != ahead.num_rounds  # waits for the evaluation
             self._began = time.perf_counter()
             if ahead.evaluates:
                 self._evaluation_seconds = self._began - ended
-            if runs != ahead.num_rounds:
-                assert runs == 0
-                assert self._ahead is not None
-                self._state, self._ahead = self._ahead.state, None
+            if nothing_runs:
+                self._take_back()
         return infos, seconds
 
     def scores(self) -> dict[str, Any]:
@@ -151,14 +159,19 @@ class DeviceQueue:
         return _Chunk(state, buffers, num_rounds, self._pool.submit(_end_of, buffers))
 
     def _send_ahead(self, chunk: _Chunk, ahead: Ahead) -> jax.Array:
-        """Send off what follows a chunk; returns how many rounds of that run, (), int32, on the device."""
+        """Send off what follows a chunk; returns how many rounds of that may run, (), int32, on the device."""
         self._state = None
         if ahead.evaluates:
             self._measured = self._compiled.evaluate(self._lanes, chunk.state, self._tables.arrays)
         decide = _decide(self._compiled.rounds.input_shardings[0][3])
-        runs = decide(info_fields(chunk.buffers), self._measured, ahead.runs, np.int32(ahead.num_rounds))
-        self._ahead = self._send(chunk.state, runs, ahead.num_rounds)
-        return runs
+        may_run = decide(info_fields(chunk.buffers), self._measured, ahead.runs, np.int32(ahead.num_rounds))
+        self._ahead = self._pool.submit(self._send, chunk.state, may_run, ahead.num_rounds)
+        return may_run
+
+    def _take_back(self) -> None:
+        """The chunk that was sent off ran no round: its state is the one behind the chunk before."""
+        assert self._ahead is not None
+        self._state, self._ahead = self._ahead.result().state, None
 
 
 @functools.cache

@@ -146,7 +146,8 @@ class Lockstep:
         for name, seed in labels:
             self._forget(name, seed)
         self._run.keep_metrics_until(labels, None)
-        self._round, self._device.state = 0, self._compiled.init(self._arguments, self._tables.data)
+        self._round = 0
+        self._begin_with(self._compiled.init(self._arguments, self._tables.data))
         self._evaluate(self._lanes)
 
     def _go_on(self, restored: Restored) -> None:
@@ -173,9 +174,12 @@ class Lockstep:
             if line is not None:
                 lane.last_line, lane.totals = line["round"], {name: line[f"total_{name}"] for name in lane.totals}
             self._progress.skip(lane.point.variant.last_round if lane.ended else self._round)
-        self._device.state = self._program.place(restored.state, self._compiled.strategy)
+        self._begin_with(self._program.place(restored.state, self._compiled.strategy))
         for lane in self._running():
             self._end_if_spent(lane)
+
+    def _begin_with(self, state: PyTree) -> None:
+        self._device.begin(state, (self._last - self._round) // self._program.variant.rounds_per_call)
 
     def _forget(self, name: str, seed: int) -> None:
         """Drop what an earlier process left of a lane's end."""
@@ -249,7 +253,7 @@ class Lockstep:
             check()
         except (Diverged, FatalCount) as error:
             if self._device.is_ahead:
-                raise RuntimeError(f"the device saw no bad number, and went on: {error}") from error
+                raise RuntimeError(f"the device took all numbers for good, and went on: {error}") from error
             if self._raises:
                 raise
             self._end(lane, "diverged" if isinstance(error, Diverged) else "stopped", str(error))

@@ -41,7 +41,7 @@ class Ahead(NamedTuple):
 
     num_rounds: int  # of the next chunk, at least 1
     evaluates: bool  # whether the state between the two is scored
-    runs: np.ndarray  # () or (num_slots,), bool: lanes whose bad numbers keep the next chunk from running
+    runs: np.ndarray | np.bool  # () or (num_slots,), lanes whose bad numbers keep the next chunk from running
 
 
 class _Chunk(NamedTuple):

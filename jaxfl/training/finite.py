@@ -45,7 +45,7 @@ def refuse_bad_scores(measured: Mapping[str, PyTree], variant: str, seed: int, s
 
 
 def rounds_if_good(
-    infos: Mapping[str, Array], measured: Mapping[str, PyTree] | None, runs: Array, num_rounds: Array
+    infos: Mapping[str, Any], measured: Mapping[str, PyTree] | None, runs: Any, num_rounds: Any
 ) -> Array:
     """Rounds of a chunk behind another: all, or none where the host will refuse a number of what lies before it.
 

@@ -30,9 +30,9 @@ def compare(out: Path, runs: dict) -> dict:
     """What a run that sends chunks off early has in common with one that does not."""
     sent, send, kept = [], DeviceQueue._send_ahead, []
 
-    def counting(self, chunk, what):
-        sent.append(what)
-        return send(self, chunk, what)
+    def counting(self, chunk, ahead):
+        sent.append(ahead)
+        return send(self, chunk, ahead)
 
     DeviceQueue._send_ahead = counting
     try:

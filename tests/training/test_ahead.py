@@ -110,12 +110,15 @@ def whole(request, tmp_path_factory):
     return variants, content(out, variants)
 
 
-def test_a_chunk_that_was_sent_off_early_has_the_same_bits(whole, tmp_path, early):
+def test_a_chunk_that_was_sent_off_early_has_the_same_bits(whole, tmp_path, monkeypatch, early):
     """And so have lines, results, checkpoints and lanes that diverged while the next chunk was on its way."""
     variants, expected = whole
+    taken_back, take_back = [], DeviceQueue._take_back
+    monkeypatch.setattr(DeviceQueue, "_take_back", lambda self: (taken_back.append(1), take_back(self)))
     train_toy(tmp_path, variants, checkpoint_every=100)
     # Chunks end at 3, 5, 8, 10, ..., 30, 31. The first is not timed yet, and the last has none behind it.
     assert len(early) >= (11 if len(variants) == 1 else 7)
+    assert len(taken_back) == (0 if len(variants) == 1 else 4)  # once a lane that diverges
     assert_same(content(tmp_path, variants), expected)
     if len(variants) > 1:
         rounds = dict(zip(variants, (rounds for rounds, _ in expected[3]), strict=True))

@@ -236,13 +236,16 @@ class Lockstep:
         """
         running = self._running()
         ends = self._last == round_index or any(lane.point.variant.last_round == round_index for lane in running)
-        if ends or self._host_decides or self._ends_with_checkpoint(round_index) or self._times.due():
+        if ends or self._host_decides or self._ends_with_checkpoint(round_index):
             return None
         runs = np.zeros(self._compiled.strategy.num_slots, bool)
         runs[[lane.index for lane in running]] = True
         rounds = min(self._program.variant.rounds_per_call, self._next_stop(round_index) - round_index)
         ahead = Ahead(rounds, self._on_grid(round_index), runs if self._batched else runs[0])
-        return ahead if self._device.may_go_ahead(ahead) else None
+        # Looked at in this order: with several processes nobody asks a clock here.
+        if not self._device.may_go_ahead(ahead) or self._times.stop.requested or self._times.due():
+            return None
+        return ahead
 
     def _node_params(self, lane: LaneRecord) -> PyTree:
         return self._program.node_params(self._device.state, self._compiled.strategy, lane.index, lane.point)

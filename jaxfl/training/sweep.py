@@ -7,12 +7,14 @@ is computed of it later is thrown away. A lane spends a budget at the end of a c
 
 The clock may ask for a checkpoint at the end of any chunk. It then holds the infos since the last lines, too, so that
 the next lines are those of a run that went through.
+
+The next chunk is sent off before the last one is read, unless the state between the two is needed: for a checkpoint,
+or by a lane that ends there.
 """
 
 from __future__ import annotations
 
 import shutil
-import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -22,10 +24,12 @@ import jax
 import numpy as np
 
 from jaxfl.core import ArgumentError, PyTree
+from jaxfl.training.ahead import Ahead, DeviceQueue
 from jaxfl.training.checkpoint import Checkpoints, Restored
-from jaxfl.training.chunks import COSTS, Diverged, FatalCount, add_costs, info_fields, refuse_bad, summarize
+from jaxfl.training.chunks import COSTS, Diverged, FatalCount, add_costs, refuse_bad, summarize
 from jaxfl.training.evaluate import Scores, flatten_scores
 from jaxfl.training.file_list import Owner
+from jaxfl.training.finite import refuse_bad_scores, stays_finite
 from jaxfl.training.lane_record import LaneRecord, packed, rounds_since_line, unpack
 from jaxfl.training.lanes import Point
 from jaxfl.training.processes import of_first
@@ -80,6 +84,10 @@ class Lockstep:
         self._last = max(point.variant.last_round for point in points)
         self._arguments = program.lanes(points, compiled.strategy)
         self._tables = program.tables(points, compiled.strategy)
+        self._device = DeviceQueue(compiled, self._arguments, self._tables)
+        variants = [point.variant for point in points]
+        # What the host alone can tell at the end of a chunk: a budget that is spent, costs that are not finite.
+        self._host_decides = any(variant.budgets or not stays_finite(variant.ledger) for variant in variants)
 
     def run(self) -> dict[tuple[str, int], dict[str, Any]]:
         """Go from the newest checkpoint, or the beginning, to the end.
@@ -93,22 +101,24 @@ class Lockstep:
         """
         self._checkpoints = Checkpoints(self._directory, self._keep, self._owner(self._lanes))
         try:
-            self._begin()
-            while self._round < self._last and self._running():
-                rounds = self._go_to(self._next_stop())
-                on_grid = self._round % self._every == 0 or self._round == self._last
-                self._write_lines(on_grid)
-                self._progress.advance(rounds)  # behind the note of what was measured
-                evaluations = -(-self._round // self._every)
-                if self._running() and self._round < self._last:
-                    self._keep_state(on_grid and evaluations % self._checkpoint_every == 0)
-            if self._running() and self._round not in self._checkpoints.rounds():
-                self._save()
-            for lane in self._running():
-                self._end(lane)
+            with self._device:
+                self._go()
         finally:
             self._checkpoints.close()
         return {lane.point.label: lane.ended for lane in self._lanes if lane.ended is not None}
+
+    def _go(self) -> None:
+        self._begin()
+        while self._round < self._last and self._running():
+            rounds = self._go_to(self._next_stop(self._round))
+            self._write_lines(self._on_grid(self._round))
+            self._progress.advance(rounds)  # behind the note of what was measured
+            if self._running() and self._round < self._last:
+                self._keep_state(self._ends_with_checkpoint(self._round))
+        if self._running() and self._round not in self._checkpoints.rounds():
+            self._save()
+        for lane in self._running():
+            self._end(lane)
 
     def released(self) -> dict[str, dict[str, float | int]]:
         """The entry "released" of a single lane that ended by an error."""
@@ -137,7 +147,8 @@ class Lockstep:
         for name, seed in labels:
             self._forget(name, seed)
         self._run.keep_metrics_until(labels, None)
-        self._round, self._state = 0, self._compiled.init(self._arguments, self._tables.data)
+        self._round = 0
+        self._begin_with(self._compiled.init(self._arguments, self._tables.data))
         self._evaluate(self._lanes)
 
     def _go_on(self, restored: Restored) -> None:
@@ -164,20 +175,31 @@ class Lockstep:
             if line is not None:
                 lane.last_line, lane.totals = line["round"], {name: line[f"total_{name}"] for name in lane.totals}
             self._progress.skip(lane.point.variant.last_round if lane.ended else self._round)
-        self._state = self._program.place(restored.state, self._compiled.strategy)
+        self._begin_with(self._program.place(restored.state, self._compiled.strategy))
         for lane in self._running():
             self._end_if_spent(lane)
+
+    def _begin_with(self, state: PyTree) -> None:
+        self._device.begin(state, (self._last - self._round) // self._program.variant.rounds_per_call)
 
     def _forget(self, name: str, seed: int) -> None:
         """Drop what an earlier process left of a lane's end."""
         self._run.forget_finished(name, seed)
         of_first(lambda: shutil.rmtree(self._run.lane_directory(name, seed) / ENDED, ignore_errors=True))
 
-    def _next_stop(self) -> int:
+    def _on_grid(self, round_index: int) -> bool:
+        """Whether all lanes have a line there."""
+        return round_index % self._every == 0 or round_index == self._last
+
+    def _ends_with_checkpoint(self, round_index: int) -> bool:
+        """Whether the evaluations bring one."""
+        return self._on_grid(round_index) and -(-round_index // self._every) % self._checkpoint_every == 0
+
+    def _next_stop(self, round_index: int) -> int:
         """The next round with a line: the grid begins at round 0, and a lane's last round is always evaluated."""
         # Of lanes that have ended, too: the chunks of a run that is resumed must be those of one that went through.
         ends = [lane.point.variant.last_round for lane in self._lanes]
-        return min(self._round - self._round % self._every + self._every, *(end for end in ends if end > self._round))
+        return min(round_index - round_index % self._every + self._every, *(end for end in ends if end > round_index))
 
     def _go_to(self, target: int) -> int:
         """Run to a round, chunk by chunk, or until a lane has spent a budget or every lane has ended.
@@ -196,26 +218,46 @@ class Lockstep:
 
     def _run_chunk(self, count: int) -> int:
         """Run `count` rounds of every lane; returns the sum over the lanes that run."""
-        began = time.perf_counter()
-        rounds, running = self._compiled.rounds, self._running()
-        self._state, buffers = rounds(self._arguments, self._state, self._tables.data, np.int32(count))
-        buffers = info_fields(jax.device_get(jax.block_until_ready((self._state, buffers))[1]))
-        seconds = time.perf_counter() - began
+        running = self._running()
+        buffers, seconds = self._device.run(count, self._ahead(self._round + count))
         first, self._round = self._round + 1, self._round + count
         for lane in running:
             # Sliced on the host: a slice on the device would compile once per length.
             own = {name: (values[lane.index] if self._batched else values)[:count] for name, values in buffers.items()}
             own = lane.add(own)
             lane.seconds, lane.timed_rounds = lane.seconds + seconds / len(running), lane.timed_rounds + count
-            params = partial(self._program.node_params, self._state, self._compiled.strategy, lane.index, lane.point)
+            params = partial(self._node_params, lane)
             self._guard(lane, partial(refuse_bad, own, *lane.point.label, first, params))
         return count * len(running)
+
+    def _ahead(self, round_index: int) -> Ahead | None:
+        """What follows the chunk that ends with this round; None where its end is to be looked at first.
+
+        The state there is needed for a checkpoint, or by a lane that ends.
+        """
+        running = self._running()
+        ends = self._last == round_index or any(lane.point.variant.last_round == round_index for lane in running)
+        if ends or self._host_decides or self._ends_with_checkpoint(round_index):
+            return None
+        runs = np.zeros(self._compiled.strategy.num_slots, bool)
+        runs[[lane.index for lane in running]] = True
+        rounds = min(self._program.variant.rounds_per_call, self._next_stop(round_index) - round_index)
+        ahead = Ahead(rounds, self._on_grid(round_index), runs if self._batched else runs[0])
+        # Looked at in this order: with several processes nobody asks a clock here.
+        if not self._device.may_go_ahead(ahead) or self._times.stop.requested or self._times.due():
+            return None
+        return ahead
+
+    def _node_params(self, lane: LaneRecord) -> PyTree:
+        return self._program.node_params(self._device.state, self._compiled.strategy, lane.index, lane.point)
 
     def _guard(self, lane: LaneRecord, check: Any) -> None:
         """End the lane if the check fails."""
         try:
             check()
         except (Diverged, FatalCount) as error:
+            if self._device.is_ahead:
+                raise RuntimeError(f"the device took all numbers for good, and went on: {error}") from error
             if self._raises:
                 raise
             self._end(lane, "diverged" if isinstance(error, Diverged) else "stopped", str(error))
@@ -230,6 +272,8 @@ class Lockstep:
 
     def _keep_state(self, due: bool = False) -> None:
         """Save the state where that is due, and leave where that is asked for."""
+        if self._device.is_ahead:  # that was looked at before; what the clock says since then holds a chunk later
+            return
         stops = self._times.stops()
         if due or stops or self._times.due():
             self._save()
@@ -237,7 +281,7 @@ class Lockstep:
             raise Stopped(self._round)
 
     def _save(self) -> None:
-        state = self._program.saved(self._state, self._compiled.strategy, len(self._lanes))
+        state = self._program.saved(self._device.state, self._compiled.strategy, len(self._lanes))
         self._checkpoints.save(
             self._round, state, packed(self._running(), self._compiled.fields), list(self._run.mark())
         )
@@ -260,7 +304,7 @@ class Lockstep:
         if status in ("diverged", "stopped") or (self._batched and not natural):
             self._forget(*lane.point.label)  # what a process left that died before it recorded the end
             own = Checkpoints(self._run.lane_directory(*lane.point.label) / ENDED, 1, self._owner([lane]))
-            state = self._program.lane_state(self._state, self._compiled.strategy, lane.index)
+            state = self._program.lane_state(self._device.state, self._compiled.strategy, lane.index)
             own.save(self._round, state, mark=list(self._run.mark()))
             own.close()
         elif self._round not in self._checkpoints.rounds():
@@ -285,12 +329,12 @@ class Lockstep:
         due = list(due)
         if not due:
             return
-        measured = jax.device_get(self._compiled.evaluate(self._arguments, self._state, self._tables.arrays))
+        measured = self._device.scores()
         lines = []
         for lane in due:
             own = jax.tree.map(lambda leaf, i=lane.index: leaf[i], measured) if self._batched else measured
             since = 0 if lane.last_line is None else lane.last_line
-            self._guard(lane, partial(_refuse_bad_scores, own, *lane.point.label, since, self._round))
+            self._guard(lane, partial(refuse_bad_scores, own, *lane.point.label, since, self._round))
             if lane.ended is None:
                 lines.append(self._line(lane, own))
         self._run.append_metrics(lines)
@@ -311,26 +355,3 @@ class Lockstep:
             flat = flatten_scores(values, name) if isinstance(values, Scores) else values
             line |= {name: float(value) for name, value in flat.items()}
         return line | infos | {f"total_{name}": total for name, total in lane.totals.items()}
-
-
-def _refuse_bad_scores(measured: Mapping[str, PyTree], variant: str, seed: int, since: int, round_index: int) -> None:
-    """Raise Diverged if a number is not finite."""
-    named = []
-    for measure, values in measured.items():
-        if isinstance(values, Scores):
-            named += [(f"{measure}_{name}", value) for name, value in values.nodes.items()]
-            named += [(f"{measure}_{name}_average_model", value) for name, value in values.average_model.items()]
-        else:
-            named += values.items()
-    for name, values in named:
-        bad = np.flatnonzero(~np.isfinite(values))
-        if bad.size:
-            raise Diverged(
-                variant,
-                seed,
-                name,
-                rounds=(min(since + 1, round_index), round_index),
-                first_round=round_index,
-                node=int(bad[0]) if np.ndim(values) and len(bad) == 1 else None,
-                value=float(np.ravel(values)[bad[0]]),
-            )

@@ -24,9 +24,11 @@ import jax
 import numpy as np
 
 from jaxfl.core import PyTree
+from jaxfl.core.platform import is_cpu
 from jaxfl.training.chunks import Infos, info_fields
 from jaxfl.training.finite import rounds_if_good
 from jaxfl.training.lanes import Lane, Tables
+from jaxfl.training.processes import several
 from jaxfl.training.program import Compiled
 
 MOST_SECONDS = 1.0
@@ -34,6 +36,11 @@ MOST_SECONDS = 1.0
 
 FEWEST_CHUNKS = 50
 """What is gained a chunk, some milliseconds, must make up for compiling what decides: about a tenth of a second."""
+
+
+MOST_CPU_DEVICES = 1
+"""A CPU's devices share its threads, and those of collectives wait for each other: there one program at a time is sent
+off where more devices than this compute it."""
 
 
 class Ahead(NamedTuple):
@@ -69,6 +76,7 @@ class DeviceQueue:
 
     def __init__(self, compiled: Compiled, lanes: Lane, tables: Tables):
         self._compiled, self._lanes, self._tables = compiled, lanes, tables
+        self._place = compiled.rounds.input_shardings[0][3]  # of the number of rounds
         self._state: PyTree | None = None
         self._pays = False
         self._ahead: Future[_Chunk] | None = None
@@ -108,7 +116,8 @@ class DeviceQueue:
 
         Never with several processes: their clocks differ, and all must send off the same.
         """
-        if not self._pays or jax.process_count() > 1:
+        devices = self._place.device_set
+        if not self._pays or several() or (is_cpu() and len(devices) > MOST_CPU_DEVICES):
             return False
         seconds = self._seconds_a_round * ahead.num_rounds + self._evaluation_seconds * ahead.evaluates
         return seconds < MOST_SECONDS
@@ -163,7 +172,7 @@ class DeviceQueue:
         self._state = None
         if ahead.evaluates:
             self._measured = self._compiled.evaluate(self._lanes, chunk.state, self._tables.arrays)
-        decide = _decide(self._compiled.rounds.input_shardings[0][3])
+        decide = _decide(self._place)
         may_run = decide(info_fields(chunk.buffers), self._measured, ahead.runs, np.int32(ahead.num_rounds))
         self._ahead = self._pool.submit(self._send, chunk.state, may_run, ahead.num_rounds)
         return may_run

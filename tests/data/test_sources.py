@@ -1,6 +1,7 @@
 """Named data sets: the embedded digits, IDX files, the real files where they are."""
 
 import gzip
+import inspect
 import re
 import struct
 import subprocess
@@ -258,5 +259,5 @@ class TestNames:
         refused(lambda: load("cifar10"), "data_dir", "cifar10", "got None", "cifar-10-binary.tar.gz")
 
     def test_every_line_of_the_table_loads(self):
-        table = re.findall(r"^    \| ([a-z0-9_, ]+) \| \d", load.__doc__ or "", re.MULTILINE)
+        table = re.findall(r"^\| ([a-z0-9_, ]+) \| \d", inspect.getdoc(load) or "", re.MULTILINE)
         assert tuple(", ".join(table).split(", ")) == NAMES

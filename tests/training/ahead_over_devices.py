@@ -54,7 +54,7 @@ def lanes(runs: dict) -> list[tuple]:
 
 
 def main(out: Path) -> None:
-    ahead.FEWEST_CHUNKS = 0
+    ahead.FEWEST_CHUNKS, ahead.MOST_CPU_DEVICES = 0, 8
     kinds = {
         "nodes": (Placement(4), (0,)),
         "lanes over nodes": (Placement(4), (0, 1)),

@@ -61,9 +61,10 @@ def test_a_checkpoint_is_due_after_so_many_minutes_and_where_a_stop_is_asked_for
     now[0] += 1e9
     assert (seldom.due(), never.due()) == (True, False)
     seldom.saved()
+    assert not seldom.stops()
     stop.request()
-    assert seldom.due()
-    assert never.due()
+    assert seldom.stops()
+    assert never.stops()
 
 
 @pytest.mark.parametrize("minutes", [-1.0, float("nan"), float("inf")])

@@ -1,5 +1,6 @@
 """The only place that configures JAX for the tests."""
 
+import collections
 import contextlib
 import gc
 import os
@@ -92,8 +93,16 @@ def pytest_configure(config):
             path.unlink(missing_ok=True)
 
 
+@pytest.hookimpl(tryfirst=True)  # before slow tests are left out
 def pytest_collection_modifyitems(items):
-    """Puts the dearest files first."""
+    """Marks cases behind the quick ones, and puts the dearest files first."""
+    cases = collections.Counter()
+    for item in items:
+        if (mark := item.get_closest_marker("quick_cases")) is not None:
+            name = item.nodeid.partition("[")[0]
+            cases[name] += 1
+            if cases[name] > mark.args[0]:
+                item.add_marker("slow")
     if gone := [name for name in DEAREST if not (ROOT / name).exists()]:
         raise pytest.UsageError(f"tests/conftest.py names files that do not exist: {gone}")
     places = {name: place for place, name in enumerate(DEAREST)}

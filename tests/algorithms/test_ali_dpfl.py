@@ -63,6 +63,7 @@ _SLOW = pytest.mark.slow
         *(pytest.param(f"{kind}, all samples", "cpu", marks=_SLOW) for kind in ("published", "private")),
     ],
 )
+@pytest.mark.quick_cases(1)
 def test_follows_the_papers_lines(kind, platform):
     """Twenty rounds on the same draws, in which tau changes: parameters, tau, and the constants.
 
@@ -165,6 +166,7 @@ def test_one_step_a_round_without_noise_is_fed_avg():
 @pytest.mark.parametrize(
     ("max_rounds", "max_iterations"), [(20, 15), *(pytest.param(*pair, marks=_SLOW) for pair in ((20, 20), (7, 3)))]
 )
+@pytest.mark.slow
 def test_condition_i_gives_one_step_throughout(max_rounds, max_iterations):
     """At least as many rounds as iterations."""
     _, infos = run(
@@ -173,6 +175,7 @@ def test_condition_i_gives_one_step_throughout(max_rounds, max_iterations):
     assert infos.local_iterations.tolist() == [1] * max_iterations + [0] * (20 - max_iterations)
 
 
+@pytest.mark.slow
 def test_condition_ii_gives_more_than_one_step():
     _, infos = run(learner(max_rounds=10, max_iterations=50), KEY, uneven_data(SIZES), 10)
     assert infos.local_iterations[0] == 1
@@ -283,6 +286,7 @@ def test_the_search_agrees_with_the_loop_on_random_constants():
             np.testing.assert_allclose(*values, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_new_tau_is_no_reason_to_compile_anew():
     """At least five values of it in one run."""
     algorithm, data = learner(max_rounds=12, max_iterations=80, kappa=30.0), uneven_data(SIZES)

@@ -93,6 +93,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize(("sampling", "platform"), [("uniform", "cpu"), ("uniform", "gpu"), ("stratified", "cpu")])
+@pytest.mark.quick_cases(1)
 def test_follows_the_papers_lines(sampling, platform):
     """In the forms for a CPU and for an accelerator, where these differ."""
     options, data = OPTIONS[sampling], uneven_data(SIZES)
@@ -170,6 +171,7 @@ def draws_of(*clients):
 
 
 @pytest.mark.parametrize("frozen_batch_norm", ["running", "batch"])
+@pytest.mark.quick_cases(1)
 def test_cached_features_equal_those_recomputed_in_every_step(frozen_batch_norm):
     """With batch normalization in front of the cut, and dropout on both sides of it."""
     task, data = classification(normalized(0.3)), uneven_data(SIZES)
@@ -197,6 +199,7 @@ def test_cached_features_equal_those_recomputed_in_every_step(frozen_batch_norm)
 
 
 @pytest.mark.parametrize("frozen_batch_norm", ["running", "batch"])
+@pytest.mark.slow
 def test_groups_of_slots_and_clients_one_after_the_other_give_the_same(frozen_batch_norm):
     """With batch normalization, dropout, and one class that is not there; a client of three samples has them cached."""
     algorithm = two_classes(classification(normalized(0.3)), frozen_batch_norm=frozen_batch_norm)

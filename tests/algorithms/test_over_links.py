@@ -232,6 +232,7 @@ def test_symmetric_losses_keep_the_mean_and_one_sided_ones_do_not(quantizer):
     ],
     ids=["lossy", "both, by sender", "rounded, with noise"],
 )
+@pytest.mark.quick_cases(1)
 def test_gradient_tracking_follows_the_loop_and_keeps_the_trackers_sum(links, noise_scale, quantize):
     """x, broadcast x, y and g; without tracker noise sum_i y_i = sum_i g_i in every round."""
     algorithm, data = tracking(links, noise_scale), uneven_data()
@@ -291,6 +292,7 @@ CLIENTS = {
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
+@pytest.mark.quick_cases(1)
 def test_federated_averaging_follows_the_loop(kind):
     """The mean over clients that arrive, whose updates are rounded; where none arrives the server's state stays."""
     (links, quantize, options, server), data = CLIENTS[kind], uneven_data()
@@ -371,6 +373,7 @@ def test_links_that_lose_and_round_nothing_change_no_bit(name):
 
 
 @pytest.mark.parametrize("name", ["push_sum", pytest.param("d_psgd", marks=pytest.mark.slow), "fed_avg"])
+@pytest.mark.quick_cases(1)
 def test_a_traced_success_of_1_gives_what_no_links_give(name):
     p = problem(name)
     traced = jax.jit(lambda success: run(p.algorithm(links=jaxfl.links(success)), KEY, p.data, 6))
@@ -380,6 +383,7 @@ def test_a_traced_success_of_1_gives_what_no_links_give(name):
 
 
 @pytest.mark.parametrize("name", ["push_sum", pytest.param("d_psgd", marks=pytest.mark.slow), "fed_avg"])
+@pytest.mark.quick_cases(1)
 def test_without_success_nothing_is_shared(name):
     """Each node goes on alone, as one on a graph without edges would; the server's model stays."""
     p = problem(name)
@@ -401,6 +405,7 @@ def test_without_success_nothing_is_shared(name):
 
 
 @pytest.mark.parametrize("name", ["push_sum", pytest.param("d_psgd", marks=pytest.mark.slow), "fed_avg"])
+@pytest.mark.quick_cases(1)
 def test_a_traced_success_compiles_once_and_is_batched(name):
     p, traces = problem(name), 0
 
@@ -421,6 +426,7 @@ def test_a_traced_success_compiles_once_and_is_batched(name):
 
 
 @pytest.mark.parametrize("name", ["push_sum", "d_psgd", "gradient_tracking", "fed_avg"])
+@pytest.mark.quick_cases(1)
 def test_overflow_is_counted_at_every_node(name):
     """By a quantizer whose range nothing is in: everything that is sent overflows."""
     everything = Quantizer(

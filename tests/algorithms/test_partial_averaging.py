@@ -180,6 +180,7 @@ def test_averaging_all_is_federated_averaging():
 
 
 @pytest.mark.parametrize("part", ["output side", "channels"])
+@pytest.mark.quick_cases(1)
 def test_what_is_synchronized_is_equal_and_the_rest_is_the_nodes_own(part):
     data, state, draws = parted()
     own, _ = one_round("nothing").update(state, data, draws)

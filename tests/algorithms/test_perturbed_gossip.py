@@ -100,6 +100,7 @@ def engine_run(name):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.quick_cases(1)
 def test_follows_the_lines(name):
     """x and broadcast x within 1e-5 after 40 rounds, and the last round's measurements."""
     (algorithm, done, first), case, data = engine_run(name), CASES[name], uneven_data()

@@ -89,6 +89,7 @@ QUICK = (
 
 
 @pytest.mark.parametrize("case", [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in CASES])
+@pytest.mark.quick_cases(2)
 def test_push_sum_follows_the_papers_lines(case):
     data, graph, key = uneven_data(), irregular_graph(), jax.random.key(3)
     algorithm = learner(jaxfl.push_sum, graph, case)
@@ -142,6 +143,7 @@ def test_push_sum_follows_the_papers_lines_where_weights_stay_one():
         (dp2_sgd, graphs.star(NODES, weights="metropolis"), "plain poisson 2 clipped L1"),
     ],
 )
+@pytest.mark.quick_cases(1)
 def test_d_psgd_and_dp2_sgd_follow_the_papers_lines(constructor, graph, case):
     data, key = uneven_data(), jax.random.key(4)
     algorithm = learner(constructor, graph, case)

@@ -38,6 +38,7 @@ BUILDERS = {"push_sum": jaxfl.push_sum, "d_psgd": jaxfl.d_psgd}
 
 
 @pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.quick_cases(1)
 def test_a_round_releases_integers_times_each_nodes_step(name):
     task, data, samples = setting()
     noise = jaxfl.grid_gaussian(jnp.asarray(SCALES), BITS)

@@ -46,6 +46,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.quick_cases(1)
 def test_a_narrow_model_is_the_full_one_whose_other_parameters_are_zero(case):
     """In evaluation and in training; without the groups, where there are any, it is another function."""
     full, narrow, axis_groups, sample_shape = CASES[case]

@@ -90,6 +90,7 @@ def chosen(active, *, widths=None, keys=False, seed=0):
         pytest.param(STRATIFIED, True, "cpu", id="stratified-fjord", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.quick_cases(1)
 def test_follows_the_papers_lines(num_active, ordered_dropout, platform):
     """In the forms for a CPU and for an accelerator, where these differ."""
     options = {"momentum": 0.9, "weight_decay": 0.05} if ordered_dropout else {"weighting": "uniform"}
@@ -371,6 +372,7 @@ def test_tasks_that_are_no_slices_are_refused(tasks, message):
         learner(tasks, client_class=[0] * 5)
 
 
+@pytest.mark.slow
 def test_static_normalization_and_the_scaler_train_one_model_of_all_classes():
     """Nothing is tracked while training; with calibrated statistics the full model has learned."""
 

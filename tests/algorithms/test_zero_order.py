@@ -56,6 +56,7 @@ def as_reference(tree):
         ("gaussian", 3, gradients.poisson, "gpu"),
     ],
 )
+@pytest.mark.quick_cases(1)
 def test_follows_the_papers_lines(direction, num_directions, sampler, platform):
     """Messages of a byte that may be lost, one of the server's, step sizes that decay; compiled once for all rounds."""
     step_size, smoothing = jaxfl.decaying_schedules(0.8, 0.7, step_exponent=0.3, smoothing_exponent=0.25)

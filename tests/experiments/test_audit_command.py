@@ -28,6 +28,7 @@ MISTAKES = {  # options, checks that must refuse
 
 
 @pytest.mark.parametrize(("mistake", "names"), MISTAKES.values(), ids=MISTAKES)
+@pytest.mark.quick_cases(2)
 def test_exit_code_table_and_files_say_whether_the_claim_is_violated(mistake, names, tmp_path, capsys):
     code, verdict = (1, "VIOLATED") if mistake else (0, "not refuted")
     out = tmp_path / "run"
@@ -82,6 +83,7 @@ SERVED_MISTAKES = {
 
 
 @pytest.mark.parametrize(("mistake", "method"), crossed(SERVED_MISTAKES, SERVED))
+@pytest.mark.quick_cases(2)
 def test_methods_with_a_server_are_audited(method, mistake, tmp_path, capsys):
     """Local iterations, which messages add up, and whole clients."""
     mistake, names = SERVED_MISTAKES[mistake]
@@ -138,6 +140,7 @@ FORCED_MISTAKES = {
 
 
 @pytest.mark.parametrize(("mistake", "names"), FORCED_MISTAKES.values(), ids=FORCED_MISTAKES)
+@pytest.mark.quick_cases(2)
 def test_gradient_tracking_is_audited_by_forced_transcripts(mistake, names, tmp_path, capsys):
     out = tmp_path / "run"
     assert main(EXPERIMENT, ["--method", "DP-GT", "--iterations", "4", *mistake, "--out", str(out)]) == bool(mistake)

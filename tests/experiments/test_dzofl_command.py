@@ -117,6 +117,7 @@ class TestCosts:
                 assert float(row["run_seconds"]) == pytest.approx(seconds, rel=1e-6)
         assert "costs.png" in finished.printed
 
+    @pytest.mark.slow
     def test_section_3(self, shirts, tmp_path):
         ended = run(f"--preset section3 {shirts} --num-test 20 --quiet", tmp_path / "run")
         heads = list(ended.table("section3.csv")[0])
@@ -155,6 +156,7 @@ class TestLinks:
         assert np.all(np.abs(share - expected) < 4 * errors)
         assert np.ptp(expected) > 0.1
 
+    @pytest.mark.slow
     def test_fed_avg_loses_updates_only_where_it_does_not_send_them_again(self, tmp_path):
         options = f"{SMALL} --rounds 4 --method FedAvg --links given --success 0.3 --grid lost=resend,drop"
         rows = read_results(run(options, tmp_path / "run").folder)
@@ -164,6 +166,7 @@ class TestLinks:
         assert again[0]["total_joules"] > 2.9 * without[0]["total_joules"]
 
     @pytest.mark.parametrize(("quantizer", "bits"), [("none", 32), ("float8", 8), ("dithered", 6)])
+    @pytest.mark.quick_cases(1)
     def test_quantizers_send_their_bits_both_ways(self, quantizer, bits):
         own = "--quantizer-bits 6 --quantizer-limit 2" if quantizer == "dithered" else ""
         (point,) = points(f"--method DZOFL --quantizer {quantizer} {own} --num-directions 3").values()
@@ -185,6 +188,7 @@ def test_numbers_that_may_be_traced_share_a_program():
     assert not np.allclose(left.success(), right.success())
 
 
+@pytest.mark.slow
 def test_learns_digits_with_one_number_a_round(tmp_path):
     run("--method DZOFL --rounds 1000 --evaluate-every 500 --quiet", tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

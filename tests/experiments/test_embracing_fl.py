@@ -109,6 +109,7 @@ class TestFinishedRun:
         ("fed_avg", "mlp"),
     ],
 )
+@pytest.mark.quick_cases(3)
 def test_methods_build_with_models(method, model, monkeypatch):
     """Traced, not compiled: a round keeps the state's structure, and the full task evaluates it."""
     (point,) = points(f"--method {method} --model {model}").values()
@@ -130,6 +131,7 @@ def test_methods_build_with_models(method, model, monkeypatch):
     assert set(jax.eval_shape(point.task().metrics, node, inputs[:2], np.array([0, 1]))) == {"loss", "accuracy"}
 
 
+@pytest.mark.slow
 def test_weak_clients_of_the_lstm_train_a_task_of_their_own(monkeypatch):
     """Of the same losses, with other gradients of the LSTM; moderate clients train the common one."""
     given = {}

@@ -96,6 +96,7 @@ def test_a_grid_in_jobs_leaves_the_same_metrics_and_results_as_in_one_process(in
     assert (tmp_path / "run" / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_what_has_ended_is_not_submitted_again(inline, here, tmp_path, capsys):
     here.killed = (1, 2)
     command = [*SHORT, "--out", str(tmp_path / "run"), *JOBS, "--retries", "1"]
@@ -111,6 +112,7 @@ def test_what_has_ended_is_not_submitted_again(inline, here, tmp_path, capsys):
     assert len(here.jobs) == 4
 
 
+@pytest.mark.slow
 def test_a_run_is_divided_once(inline, here, tmp_path):
     """More jobs at once on resume change nothing of the parts."""
     here.killed = (1,)
@@ -121,6 +123,7 @@ def test_a_run_is_divided_once(inline, here, tmp_path):
     same_end(tmp_path / "run", inline)
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_stops_no_other(here, tmp_path, monkeypatch, capsys):
     train = frame_run.train
 
@@ -146,6 +149,7 @@ def test_what_jobs_refuse_is_refused_and_leaves_nothing(here, tmp_path, monkeypa
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_lone_run_that_diverges_has_exit_code_1(here, tmp_path, capsys):
     lone = "--nodes 4 --method PrivSGP --clip-norm None --noise-std 0 --step-size 1e30 --iterations 20".split()
     lone += ["--seeds", "0", "--quiet"]
@@ -159,6 +163,7 @@ def test_a_lone_run_that_diverges_has_exit_code_1(here, tmp_path, capsys):
     assert "must stay finite" in endings[0]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_asked_to_stop_tells_its_jobs(here, tmp_path, monkeypatch):
     """And goes on where they have saved."""
     stop = Stop()
@@ -177,6 +182,7 @@ def test_a_run_that_is_asked_to_stop_tells_its_jobs(here, tmp_path, monkeypatch)
     assert frame_run.run(asked) == 0
 
 
+@pytest.mark.slow
 def test_a_directory_with_another_job_at_work_is_waited_for(inline, here, tmp_path, monkeypatch):
     """It does not count as a retry."""
     out, submit, turns = tmp_path / "run", here.submit, []
@@ -196,6 +202,7 @@ def test_a_directory_with_another_job_at_work_is_waited_for(inline, here, tmp_pa
     same_end(out, inline)
 
 
+@pytest.mark.slow
 def test_what_a_new_run_finds_of_another_division_is_none_of_its_own(inline, here, tmp_path):
     (tmp_path / "run" / "jobs").mkdir(parents=True)
     (tmp_path / "run" / "jobs" / "division.json").write_text('{"parts": [[["another", 0]]]}')
@@ -203,6 +210,7 @@ def test_what_a_new_run_finds_of_another_division_is_none_of_its_own(inline, her
     same_end(tmp_path / "run", inline)
 
 
+@pytest.mark.slow
 def test_jobs_have_the_secret_key_of_the_run(here, tmp_path, monkeypatch):
     """And none of them keeps a copy."""
     monkeypatch.setattr("secrets.token_hex", lambda size: "0123456789abcdef")

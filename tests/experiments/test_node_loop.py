@@ -86,6 +86,7 @@ def test_other_values_are_refused_in_one_sentence(name, bad, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(("asked", "used"), [("auto", "vmap"), ("chunk:2", "chunk:2")])
+@pytest.mark.quick_cases(1)
 def test_what_is_saved_is_the_strategy_that_is_used(asked, used, tmp_path, capsys):
     """Not the word auto, which stands for something else on another platform."""
     options = "--nodes 3 --hidden 4 --batch-size 2 --noise-std 0 --method PrivSGP --iterations 1 --seed 0 --quiet"

@@ -69,6 +69,7 @@ def of_samples(case, clip_order=2):
 
 @pytest.mark.parametrize("number", SIZES)
 @pytest.mark.parametrize(("make", "clip_order"), [(linear, 1), (linear, 2), (residual_network, 2)])
+@pytest.mark.quick_cases(3)
 def test_samples_that_go_through_at_once_give_what_they_give_one_after_the_other(make, clip_order, number, fitting):
     case = make()
     expected = weighted(case, clip_order), of_samples(case, clip_order)
@@ -81,6 +82,7 @@ def test_samples_that_go_through_at_once_give_what_they_give_one_after_the_other
 
 
 @pytest.mark.parametrize("number", [2])
+@pytest.mark.slow
 def test_over_nodes_too(number, fitting):
     case = task, inputs, labels = residual_network()
     params = jax.jit(task.init)(jax.random.key(1))
@@ -114,6 +116,7 @@ def test_each_sample_contributes_a_gradient_of_norm_at_most_clip_norm(number, fi
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
 @pytest.mark.parametrize("place", [0, BATCH - 1])
 @pytest.mark.parametrize("number", SIZES)
+@pytest.mark.quick_cases(4)
 def test_a_broken_sample_counts_as_zero_and_is_counted_once(number, place, value, fitting):
     """Also the last one, which is repeated where the last group is short."""
     task, inputs, labels = linear()
@@ -161,6 +164,7 @@ def test_groups_are_as_even_as_their_number_allows(fitting):
         assert size == -(-BATCH // groups)
 
 
+@pytest.mark.slow
 def test_what_is_repeated_is_dropped():
     assert not doctest.testmod(microbatches).failed
     for count in range(1, 8):

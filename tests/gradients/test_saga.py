@@ -45,6 +45,7 @@ def table_as_float(state):
         pytest.param("bfloat16", gradients.uniform(3), marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.quick_cases(1)
 def test_the_mean_is_that_of_the_stored_rows(storage, sampler):
     data = uneven_data()
     learner = algorithm(sampler=sampler, storage=storage, clip_norm=0.7, refresh_every=10**9)
@@ -227,6 +228,7 @@ def test_what_rounding_takes_from_a_sum_is_carried():
 
 
 @pytest.mark.parametrize("table", ["dense", "factored"])
+@pytest.mark.quick_cases(1)
 def test_a_mean_that_carries_its_rounding_gives_the_same_rounds(table):
     options: dict[str, Any] = {"table": table, "sampler": gradients.fixed(2), "clip_norm": 0.7}
     data, states = uneven_data(), []
@@ -295,6 +297,7 @@ def test_a_table_that_cannot_fit_is_refused_with_the_alternatives(monkeypatch):
 
 @pytest.mark.parametrize("storage", ["float32", "bfloat16"])
 @pytest.mark.parametrize("table", ["dense", "factored"])
+@pytest.mark.quick_cases(1)
 def test_rows_read_for_another_batch_make_the_gradient_nan_and_are_counted(table, storage):
     """With a new base key in a round, as a caller may write it, training went on by other entries' gradients."""
     options = {"table": table, "storage": storage, "sampler": gradients.fixed(2)}
@@ -325,6 +328,7 @@ def test_bad_options_are_refused(options, argument):
 
 
 @pytest.mark.parametrize("table", ["dense", "factored", "per_batch"])
+@pytest.mark.quick_cases(1)
 def test_a_broken_sample_reaches_no_node_under_a_clip_norm(table):
     """One NaN pixel at node 1: every node's parameters stay finite, and what was discarded is counted there."""
     data, task = uneven_data(), small_task()

@@ -69,6 +69,7 @@ def each_node(fn, *stacked):
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.quick_cases(5)
 def test_equals_lax_conv_for_every_stride_and_padding_and_node_loop(case):
     ours, theirs, geom = both_ways(case)
     inputs, kernel = arrays(case, 2)

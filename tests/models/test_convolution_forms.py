@@ -107,6 +107,7 @@ def on_gpu(fn, *args):
 
 @pytest.mark.parametrize("grouped", [ALWAYS, NEVER], ids=["grouped", "patches"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.quick_cases(5)
 def test_equals_lax_conv_of_every_node_in_every_form(case, grouped, thresholds):
     thresholds(forward=grouped, kernel_gradient=grouped)
     args = case.arrays(NODES)

@@ -120,6 +120,7 @@ def test_node_loop_is_decided_when_the_task_is_built(monkeypatch):
 
 
 @pytest.mark.parametrize("node_loop", ["map", "vmap"])
+@pytest.mark.quick_cases(1)
 def test_gradients_of_nodes_equal_those_of_each_node(node_loop, case):
     params, inputs, labels, expected = case
     each_its_own = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf]), params)

@@ -69,6 +69,7 @@ def test_an_included_canary_moves_its_own_coordinate_and_an_excluded_one_nothing
 
 
 @pytest.mark.parametrize("base_of", BASES.values(), ids=BASES)
+@pytest.mark.quick_cases(1)
 def test_real_samples_keep_loss_metrics_and_gradient(base_of):
     _, of_all = per_sample_gradients(base_of)
     wrapped, plain = of_all(CLIP)
@@ -90,6 +91,7 @@ def test_real_samples_keep_loss_metrics_and_gradient(base_of):
 
 
 @pytest.mark.parametrize("clip_order", [1, 2])
+@pytest.mark.quick_cases(1)
 def test_ghost_clipping_sums_canaries_as_one_sample_at_a_time_does(clip_order):
     """The factored layers are those that clip: the same sum without them."""
     task, data, _ = with_canaries(small_task(), uneven_data(), 12, strength=4.0, seed=0)
@@ -254,6 +256,7 @@ def bounds(method, noise_std, seeds=(0, 1), clip_norm: float | None = CLIP):
 
 
 @pytest.mark.parametrize("method", ESTIMATORS)
+@pytest.mark.quick_cases(1)
 def test_an_observer_sees_a_canary_as_privacy_theory_says(method):
     """Without noise a canary counts clip_norm / b a visit in a mini-batch, and clip_norm / J in every round of SAGA."""
     made, scores = scorer(method)

@@ -121,6 +121,7 @@ def test_a_run_that_stops_before_its_budget_is_spent_is_not_refused():
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("name", ["noise of one release", "noise of all releases", "signal", "Gaussian epsilon"])
+@pytest.mark.quick_cases(1)
 def test_the_smallest_error_named_is_seen_with_the_probability_named(name):
     """And one a quarter as far from 1 is mostly missed."""
     smallest = checks(released(0))[name].smallest_error

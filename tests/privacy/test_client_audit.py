@@ -51,6 +51,7 @@ def one_round(clip_norm=CLIP_NORM, noise_std=0.0, seed=0, base=small_task):
 
 @pytest.mark.parametrize("base", [small_task, linear_task])
 @pytest.mark.parametrize(("clip_norm", "norm"), [(CLIP_NORM, CLIP_NORM), (1e9, STEP_SIZE * STEPS * 8.0)])
+@pytest.mark.quick_cases(1)
 def test_an_included_canary_clients_update_lies_in_its_own_coordinate_an_excluded_ones_is_zero(clip_norm, norm, base):
     canaries, _, released = one_round(clip_norm, base=base)
     assert 10 < canaries.included.sum() < CANARIES - 10
@@ -160,6 +161,7 @@ def adaptive_rounds():
     return rounds
 
 
+@pytest.mark.slow
 def test_what_a_round_releases_equals_the_sum_of_its_noisy_gradients():
     _, _, canaries = adaptive()
     taus = [tau for tau, *_ in adaptive_rounds()]
@@ -172,6 +174,7 @@ def test_what_a_round_releases_equals_the_sum_of_its_noisy_gradients():
         assert np.any(released) == (tau > 0), "zero for a round without iterations"
 
 
+@pytest.mark.slow
 def test_a_message_of_several_releases_counts_with_the_variance_of_one():
     algorithm, data, canaries = adaptive()
     released = functools.partial(released_gradients, STEP_SIZE)

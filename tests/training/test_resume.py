@@ -195,6 +195,7 @@ def _interrupt(monkeypatch, out, variants, owner, method, call, *, after, minute
         (RunDirectory, "mark_finished", (1, 3, 6), True),  # some lanes are marked, others not
     ],
 )
+@pytest.mark.quick_cases(4)
 def test_no_line_is_lost_or_doubled_between_any_two_steps(whole, tmp_path, monkeypatch, owner, method, calls, after):
     expected, variants, ends = whole
     for number, call in enumerate(calls):
@@ -219,6 +220,7 @@ def test_no_line_is_lost_or_doubled_between_any_two_steps(whole, tmp_path, monke
         (RunDirectory, "mark_finished", (1, 3, 5), True),
     ],
 )
+@pytest.mark.quick_cases(3)
 def test_a_checkpoint_between_two_evaluations_changes_no_line(
     whole, tmp_path, monkeypatch, owner, method, calls, after
 ):

@@ -49,6 +49,7 @@ def _count_chunks(patch, stop: Stop | None = None, last=0):
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 3, 4, 6])
+@pytest.mark.quick_cases(4)
 def test_train_finishes_the_chunk_saves_and_raises_stopped(whole, tmp_path, monkeypatch, chunks):
     """Also between two evaluations; and the resumed run has the same chunks and lines."""
     expected, variants, all_chunks = whole

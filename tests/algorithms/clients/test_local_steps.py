@@ -52,6 +52,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.quick_cases(1)
 def test_without_noise_and_clipping_it_is_the_plain_optimizer(name):
     """Against a loop that calls optax step by step, in the third round."""
     optimizer, data, task = OPTIMIZERS[name], uneven_data(SIZES), small_task()
@@ -107,6 +108,7 @@ FEWER = {
 
 
 @pytest.mark.parametrize(("case", "kind"), crossed(FEWER, [private, learner]))
+@pytest.mark.quick_cases(1)
 def test_a_number_of_steps_equals_that_many_steps(case, kind):
     """Two of six, against local steps that are two: parameters, losses and counts."""
     data, fewer, fresh = uneven_data(SIZES), kind(max_steps=6, **FEWER[case]), kind(max_steps=2)
@@ -190,6 +192,7 @@ DIFFERENTIATED = {
 
 
 @pytest.mark.parametrize("case", DIFFERENTIATED)
+@pytest.mark.quick_cases(1)
 def test_a_round_under_a_mask_has_a_derivative(case):
     """That of as many steps, and a quotient of differences; where steps are a loop JAX refuses it."""
     optimizer, num_steps, x, rounds = DIFFERENTIATED[case]

@@ -79,6 +79,7 @@ def check_rounds(algorithm, of_client, expected, count=20):
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
+@pytest.mark.quick_cases(1)
 def test_follows_a_loop_over_clients_and_blocks(platform):
     """Twenty rounds of all kinds of classes, in the forms for a CPU and for an accelerator.
 
@@ -202,6 +203,7 @@ def test_noise_is_on_every_coordinate_and_independent_over_rounds():
 
 
 @pytest.mark.parametrize("client_class", [CLIENT_CLASS, np.zeros(7, int)], ids=["several classes", "one class"])
+@pytest.mark.quick_cases(1)
 def test_empty_slots_cost_nothing_where_clients_run_one_after_the_other(client_class):
     """As many losses are computed as clients that take part have steps."""
     data, task, computed = uneven_data(SIZES), small_task()._replace(node_loop="map"), []

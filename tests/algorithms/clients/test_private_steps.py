@@ -45,6 +45,7 @@ def as_float64(tree):
 
 
 @pytest.mark.parametrize("weighting", ["data", "uniform"])
+@pytest.mark.quick_cases(1)
 def test_private_clients_follow_dp_sgd(weighting):
     """Twenty rounds of Poisson batches, clipping and noise at uneven clients, on the same draws."""
     algorithm, data = learner(weighting=weighting), uneven_data(SIZES)

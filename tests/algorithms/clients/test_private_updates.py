@@ -187,6 +187,7 @@ def test_noise_has_the_scale_of_the_mechanism_and_is_independent_over_rounds():
 
 
 @pytest.mark.parametrize("node_loop", ["vmap", "map"])
+@pytest.mark.quick_cases(1)
 def test_without_noise_and_clipping_everybody_active_it_is_plain_averaging(node_loop):
     data, task = uneven_data(SIZES), small_task()._replace(node_loop=node_loop)
     updates = private(clip_norm=1e6, noise=jaxfl.gaussian(0.0))

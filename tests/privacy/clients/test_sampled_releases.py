@@ -41,6 +41,7 @@ KINDS = (
 
 
 @pytest.mark.parametrize(("kinds", "exchange"), crossed(KINDS, [False, True]))
+@pytest.mark.quick_cases(2)
 def test_it_is_an_upper_bound_within_01_percent_of_dp_accountings(kinds, exchange):
     found, secret = sampled_epsilon(kinds, DELTA, exchange=exchange)
     assert secret

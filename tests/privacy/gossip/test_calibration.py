@@ -37,6 +37,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("accountant", "bound", "release"), CASES)
+@pytest.mark.quick_cases(2)
 def test_never_overspends_and_tight(accountant, bound, release):
     found = calibrate_noise_std(accountant, bound, release, 1000, num_nodes=10, **BUDGET)
 

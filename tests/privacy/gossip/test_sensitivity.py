@@ -187,6 +187,7 @@ def ratios(name, relation, pairs, clipped=True):
 
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.quick_cases(3)
 def test_two_releases_never_differ_by_more_than_the_accountant_assumes(name, relation):
     found, _ = ratios(name, relation, random_pairs(relation, 1, task_of(name)))
     assert found.shape == (ROUNDS, PAIRS)

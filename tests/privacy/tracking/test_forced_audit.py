@@ -72,6 +72,7 @@ def refused(found):
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("distribution", ["laplace", "gaussian"])
+@pytest.mark.quick_cases(1)
 def test_right_runs_pass_and_come_close_to_the_claim(distribution):
     for seed in range(3):
         found = audited(distribution, seed)
@@ -107,6 +108,7 @@ SLOW = {"noise / 1.25", "noise / 4"}  # larger mistakes than the first one, of t
 @pytest.mark.parametrize(
     "mistake", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in MISTAKES]
 )
+@pytest.mark.quick_cases(2)
 def test_each_mistake_is_refused_by_the_checks_that_should(mistake, distribution):
     mistake, names = MISTAKES[mistake]
     assert refused(audited(distribution, **mistake)) == names

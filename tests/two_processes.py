@@ -9,6 +9,8 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
@@ -67,8 +69,8 @@ def main(port, num_processes, index, out, killed_after):
         if next(evaluations) == killed_after:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    RunDirectory.append_metrics = deadly
-    told = {"exchanged": exchanged(index)} if num_processes > 1 and not killed_after else {}
+    mock.patch.object(RunDirectory, "append_metrics", deadly).start()
+    told: dict[str, Any] = {"exchanged": exchanged(index)} if num_processes > 1 and not killed_after else {}
     for shard in ("nodes", "points"):
         placement = Placement(jax.device_count(), shard)
         told[shard] = trained(out / shard, placement=placement, seeds=(0, 1, 2), resume=True)

@@ -305,6 +305,7 @@ def test_a_new_tau_is_no_reason_to_compile_anew():
     assert len(traces) == 1
 
 
+@pytest.mark.slow
 def test_a_client_whose_model_equals_the_aggregate_keeps_its_rho_and_beta():
     data, task = uneven_data(SIZES), small_task()
     params = task.init(KEY)

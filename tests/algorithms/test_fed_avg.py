@@ -64,6 +64,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.quick_cases(1)
 def test_follows_the_papers_lines(case):
     options, server, reference_options = CASES[case]
     algorithm, data = learner(**options), uneven_data(SIZES)

@@ -89,6 +89,7 @@ def engine_run(self_loops, gradient_at):
 
 
 @pytest.mark.parametrize(("self_loops", "gradient_at"), CASES)
+@pytest.mark.quick_cases(1)
 def test_follows_the_papers_lines(self_loops, gradient_at):
     """x, broadcast x, y and g within 1e-5 after 50 rounds, and the last round's measurements."""
     (algorithm, done), data = engine_run(self_loops, gradient_at), uneven_data()
@@ -213,6 +214,7 @@ def test_draws_are_scaled_as_the_schedule_says(distribution):
 
 
 @pytest.mark.parametrize("scheme", ["S1", "S2"])
+@pytest.mark.quick_cases(1)
 def test_runs_both_schemes_and_counts_their_samples(scheme):
     """m_K of the scheme is the batch, and a schedule's end is where the broadcast state ends."""
     if scheme == "S1":

@@ -99,6 +99,7 @@ def arrived_of(draws):
 
 
 @pytest.mark.parametrize(("name", "kind"), crossed(EXCHANGES, [*KINDS][::-1]))
+@pytest.mark.quick_cases(1)
 def test_exchanges_follow_the_loop(name, kind):
     """Message by message, on the same draws; what is counted is what the loop would count."""
     (_, graph, loop), (links, quantize) = EXCHANGES[name], KINDS[kind]
@@ -127,6 +128,7 @@ def test_exchanges_follow_the_loop(name, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.quick_cases(1)
 def test_push_sum_preserves_mass_over_any_links_in_every_round(kind):
     """The weights sum to n, and the sum of x moves by minus step size times the sum of noisy gradients."""
     done = exchanged("push_sum", kind)
@@ -203,6 +205,7 @@ def test_push_sum_over_links_that_drop_30_percent_reaches_the_optimum_and_naive_
 
 
 @pytest.mark.parametrize("quantizer", [None, QUANTIZER], ids=["plain", "rounded"])
+@pytest.mark.quick_cases(1)
 def test_symmetric_losses_keep_the_mean_and_one_sided_ones_do_not(quantizer):
     """Of nodes that start apart, mixed on a symmetric graph by D-PSGD; equal parameters stay equal over all links."""
     task, data, points = quadratic()
@@ -360,6 +363,7 @@ def test_private_updates_that_are_lost_count_as_zero_and_what_arrives_is_clipped
 
 
 @pytest.mark.parametrize("name", [*EXCHANGES, "gradient_tracking", "fed_avg"])
+@pytest.mark.quick_cases(2)
 def test_links_that_lose_and_round_nothing_change_no_bit(name):
     """The same program, instruction by instruction, also where push-sum weights stay one."""
     p = problem(name)

@@ -119,6 +119,7 @@ REFERENCE = {
 
 
 @pytest.mark.parametrize("part", REFERENCE)
+@pytest.mark.quick_cases(1)
 def test_follows_the_plain_loop(part):
     weighting, synchronized, is_synchronized = REFERENCE[part]
     decay = optax.exponential_decay(0.2, 5, 0.5)

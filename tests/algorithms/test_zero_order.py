@@ -117,6 +117,7 @@ def test_follows_the_papers_lines(direction, num_directions, sampler, platform):
 
 
 @pytest.mark.parametrize("uplink", [None, jaxfl.links(1.0)])
+@pytest.mark.quick_cases(1)
 def test_no_losses_and_no_quantizers_give_two_point_descent(uplink):
     """x <- x - alpha sum_i (f_i(x + gamma Phi) - f_i(x - gamma Phi)) Phi, 32 bits a number."""
     task, data, alpha, gamma = small_task(), uneven_data(), 0.5, 0.7
@@ -163,6 +164,7 @@ LINKS = {
 
 @pytest.mark.statistical
 @pytest.mark.parametrize(("links", "num_directions"), crossed(LINKS, [1, 2]))
+@pytest.mark.quick_cases(1)
 def test_the_expected_step_on_a_quadratic_is_a_gradients(links, num_directions):
     """2 n alpha gamma / d times the gradient of the mean loss, within 3 standard errors; 1.1 times that is not."""
     direction = {1: "rademacher", 2: "gaussian"}[num_directions]
@@ -247,6 +249,7 @@ def test_directions_from_elsewhere_take_the_place_of_keys():
 
 
 @pytest.mark.parametrize("links", LINKS)
+@pytest.mark.quick_cases(1)
 def test_converges_on_a_quadratic(links):
     """To the parameters from which all labels are made, where no device pulls another way."""
     task, uplink, downlink = linear_task(), *LINKS[links][:2]

@@ -27,6 +27,7 @@ DRAWS = {
 
 
 @pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.quick_cases(2)
 def test_numbers_are_those_of_jax_random(name):
     draw = DRAWS[name]
     expected = draw(KEY)

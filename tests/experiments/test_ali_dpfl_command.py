@@ -285,6 +285,7 @@ class TestStatements:
 
 
 class TestSteps:
+    @pytest.mark.slow
     def test_as_many_rounds_as_iterations_give_tau_1(self, tmp_path, undrawn):
         """Condition I."""
         ended = run(f"{ONE} --max-iterations 9 --grid round_ratio=1,2", tmp_path / "run")
@@ -298,6 +299,7 @@ class TestSteps:
         for name in (ALI, PRIVATE):
             assert max(line["num_steps"] for line in finished.lines(name)[1:]) > 1
 
+    @pytest.mark.slow
     def test_a_larger_kappa_gives_larger_tau(self, tmp_path, undrawn):
         arguments = f"{ONE} --rounds 8 --max-iterations 60 --grid kappa=0.0001,0.01,100"
         ended = run(arguments, tmp_path / "run")

@@ -225,6 +225,7 @@ def test_jobs_have_the_secret_key_of_the_run(here, tmp_path, monkeypatch):
 class TestOneOrTheOther:
     """A run goes on by the launchers that can find what it has."""
 
+    @pytest.mark.slow
     def test_a_divided_run_does_not_go_on_inline(self, here, tmp_path, capsys):
         here.killed = (1,)
         command = [*SHORT, "--out", str(tmp_path / "run")]

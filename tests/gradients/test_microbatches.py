@@ -102,6 +102,7 @@ def test_over_nodes_too(number, fitting):
 
 
 @pytest.mark.parametrize("number", SIZES)
+@pytest.mark.quick_cases(1)
 def test_each_sample_contributes_a_gradient_of_norm_at_most_clip_norm(number, fitting):
     task, inputs, labels = linear()
     fitting((task, inputs, labels), number)

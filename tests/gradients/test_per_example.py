@@ -27,6 +27,7 @@ def plain_per_sample(task, params, inputs, labels):
 
 @pytest.mark.parametrize("task", [small_task(), linear_task()], ids=["factored", "one_sample"])
 @pytest.mark.parametrize(("clip_norm", "clip_order"), [(0.8, 1), (0.8, 2), (None, 2), (1e6, 1)])
+@pytest.mark.quick_cases(1)
 def test_weighted_sum_equals_clipped_per_sample_gradients(task, clip_order, clip_norm):
     params = task.init(jax.random.key(1))
     inputs, labels = batch()

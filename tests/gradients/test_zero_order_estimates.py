@@ -111,6 +111,7 @@ FOLLOWED = {
 
 
 @pytest.mark.parametrize(("followed", "node_loop"), crossed(FOLLOWED, ["vmap", "map"]))
+@pytest.mark.quick_cases(1)
 def test_d_psgd_follows_the_definition(followed, node_loop):
     direction, num_directions, sampler = FOLLOWED[followed]
     data, graph, rounds = uneven_data(), graphs.star(5, weights="metropolis"), 10
@@ -176,6 +177,7 @@ def estimates(count, **options):
 
 @pytest.mark.statistical
 @pytest.mark.parametrize(("direction", "sampler"), crossed(["rademacher", "gaussian"], SAMPLERS))
+@pytest.mark.quick_cases(1)
 def test_unbiased_for_the_gradient_of_a_quadratic(direction, sampler):
     """Within 3.5 standard errors at all nodes and coordinates; a scale that is off by a tenth is rejected."""
     found, exact = estimates(40_000, direction=direction, sampler=SAMPLERS[sampler])
@@ -186,6 +188,7 @@ def test_unbiased_for_the_gradient_of_a_quadratic(direction, sampler):
 
 
 @pytest.mark.statistical
+@pytest.mark.slow
 def test_the_mean_over_directions_has_a_variance_that_falls_as_1_over_num_directions():
     """On full batches, so that directions alone are random."""
     variances = {}
@@ -195,6 +198,7 @@ def test_the_mean_over_directions_has_a_variance_that_falls_as_1_over_num_direct
     assert 3.7 < variances[1] / variances[4] < 4.3
 
 
+@pytest.mark.slow
 def test_smoothing_may_be_a_schedule():
     task, data = linear_task(), uneven_data()
     params = jax.tree.map(lambda leaf: jnp.stack([leaf] * 5), task.init(KEY))

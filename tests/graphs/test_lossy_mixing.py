@@ -59,6 +59,7 @@ def test_all_structures_agree(name, kept_by):
 
 
 @pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.quick_cases(3)
 def test_where_everything_arrives_it_is_mix(name):
     graph = GRAPHS[name]
     tree, all_arrived = tree_of(graph.num_nodes), jnp.ones((graph.num_nodes, graph.num_nodes), bool)

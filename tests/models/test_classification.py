@@ -82,6 +82,7 @@ def sequential_logits(task, params, factors):
 
 
 @pytest.mark.parametrize("node_loop", ["vmap", "map"])
+@pytest.mark.quick_cases(1)
 def test_factors_of_nodes_equal_those_of_each_node(case, node_loop):
     task, params, _, _ = case
     node_params = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf, -leaf]), params)

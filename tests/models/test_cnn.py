@@ -62,6 +62,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.quick_cases(1)
 def test_equals_the_same_network_of_flax_layers_in_value_and_in_gradient(name):
     shape, model, make_module = CASES[name]
     structure, state = nnx.split(nnx.eval_shape(lambda: make_module(nnx.Rngs(0))))

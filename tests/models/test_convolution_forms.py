@@ -151,6 +151,7 @@ def test_equals_lax_conv_where_nodes_share(name, mapped):
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.quick_cases(3)
 def test_equals_lax_conv_at_a_single_node(case):
     args = case.arrays()
     for ours, tolerance in DERIVATIVES.items():

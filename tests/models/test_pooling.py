@@ -19,6 +19,7 @@ def images(*shape, ties):
 
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize(("size", "window"), [((6, 8), (2, 2)), ((7, 5), (2, 2)), ((7, 9), (3, 2))])
+@pytest.mark.quick_cases(1)
 def test_equals_flax_max_pool_in_value_and_gradient(size, window, ties):
     inputs = images(2, *size, 3, ties=ties)
     ours, pull_back = jax.vjp(lambda x: max_pool(x, window), inputs)

@@ -366,6 +366,7 @@ test_bad_arguments_are_named = refusals(
 )
 
 
+@pytest.mark.slow
 def test_in_bfloat16_sums_over_all_words_accumulate_in_float32():
     """Half of the words are padding, and all labels are alike: a sum that was rounded at each term was off by 0.14."""
     model = bilstm_classifier(50, 256, embedding_features=32, units=32, dropout=0.0)

@@ -47,6 +47,7 @@ def samples(count):
 
 
 @pytest.mark.parametrize("shortcut", ["projection_all", "padding", pytest.param("projection", marks=pytest.mark.slow)])
+@pytest.mark.quick_cases(1)
 def test_equals_the_same_network_of_flax_layers_in_value_and_in_gradient(shortcut):
     model = tiny(shortcut=shortcut)
     params = randomized(jax.eval_shape(model.init, KEY), -1.0)

@@ -274,6 +274,7 @@ def test_an_observer_sees_a_canary_as_privacy_theory_says(method):
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("method", ESTIMATORS)
+@pytest.mark.slow
 def test_the_right_noise_passes_and_a_quarter_of_it_is_caught(method):
     noise_std = claimed_noise(method)
     right, wrong = bounds(method, noise_std), bounds(method, noise_std / 4)
@@ -322,6 +323,7 @@ def test_checks_pass_right_runs_and_refuse_a_little_less_noise_and_missing_clipp
 
 
 @pytest.mark.parametrize("name", [name for name, row in REGISTRY.items() if row.released])
+@pytest.mark.quick_cases(1)
 def test_every_private_algorithm_can_be_audited(name):
     row = REGISTRY[name]
     base = uneven_data(sizes=(6,) * NODES)

@@ -78,6 +78,7 @@ def test_the_noise_is_that_of_the_epsilon_that_is_named():
 
 
 @pytest.mark.parametrize("size", [0.1, 6.5 * GAUSSIAN_STD])
+@pytest.mark.quick_cases(1)
 def test_grid_noise_does_not(size):
     """Every released number can come from both: as a step that noise reaches from either."""
     values, other = neighbors(np.random.default_rng(0), size, 2)

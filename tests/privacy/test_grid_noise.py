@@ -72,6 +72,7 @@ class TestThresholds:
 
 class TestSearch:
     @pytest.mark.parametrize("bits", [8, 12])
+    @pytest.mark.quick_cases(1)
     def test_counts_the_thresholds_above_any_number(self, bits, monkeypatch):
         """Numbers at, just below and just above thresholds, in the far tail, and 0."""
         numbers = grid_noise._thresholds(bits)

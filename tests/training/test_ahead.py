@@ -178,6 +178,7 @@ def test_a_state_that_is_no_longer_there_is_refused(tmp_path, monkeypatch, alone
         (Checkpoints, "save", (1, 2, 3), False),
     ],
 )
+@pytest.mark.quick_cases(2)
 def test_resumed_equals_uninterrupted(whole, tmp_path, monkeypatch, owner, method, calls, after):
     """Killed while a chunk is on its way, or where a lane has ended behind which one was."""
     variants, expected = whole

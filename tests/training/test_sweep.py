@@ -69,6 +69,7 @@ def test_a_point_alone_and_in_a_sweep_has_the_same_bits_one_after_the_other(swep
 
 
 @pytest.mark.parametrize(("at_once", "text"), [(3, "in groups of 3"), (6, "side by side")])
+@pytest.mark.quick_cases(1)
 def test_strategies_agree_to_1e_6(swept, at_once, text):
     runs = [read_run(swept(size)) for size in (1, at_once)]
     assert runs[1].recorded_programs()[0]["strategy"] == text

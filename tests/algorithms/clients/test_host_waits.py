@@ -77,6 +77,7 @@ def waits(algorithm):
 
 
 @pytest.mark.parametrize("name", ROUNDS)
+@pytest.mark.quick_cases(2)
 def test_an_accelerators_host_waits_for_nothing_but_the_length_of_adaptive_steps(name):
     with tracing_for("gpu"):
         assert waits(ROUNDS[name]()) == ({"while": 1} if "ali" in name else {})

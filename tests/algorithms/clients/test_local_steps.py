@@ -117,6 +117,7 @@ def test_a_number_of_steps_equals_that_many_steps(case, kind):
 
 
 @pytest.mark.parametrize(("name", "kind"), crossed(["adam", "schedule-free"], [private, learner]))
+@pytest.mark.quick_cases(1)
 def test_under_a_mask_and_as_a_loop_steps_give_the_same_parameters(name, kind):
     """Over three rounds of 0, 2 and 4 steps of five."""
     data, options = uneven_data(SIZES), {"max_steps": 5, "num_steps": lambda r: 2 * r, "optimizer": OPTIMIZERS[name]}
@@ -218,6 +219,7 @@ def float_axes(jaxpr):
 
 
 @pytest.mark.parametrize("kind", [learner, private])
+@pytest.mark.quick_cases(1)
 def test_a_smaller_number_costs_less(kind):
     """Two steps of 101: two batches are drawn and two gradients taken, and nothing but keys and slots has 101 parts."""
     computed, drawn, data, task = [], [], uneven_data(SIZES), small_task()._replace(node_loop="map")

@@ -103,6 +103,7 @@ def test_follows_a_loop_over_clients_and_blocks(platform):
 
 
 @pytest.mark.parametrize("present", [[1] * 7, [1, 1, 1, 0, 0, 0, 1]])
+@pytest.mark.quick_cases(1)
 def test_blocks_that_no_class_trains_stay(present):
     """Bit for bit, without noise: where all clients are of one class, and of two."""
     classes = {"client_class": np.array(present), "trained_blocks": (BLOCKS[1:], BLOCKS[1:], BLOCKS)}
@@ -127,6 +128,7 @@ def everybody(case):
 
 
 @pytest.mark.parametrize("case", RUNS)
+@pytest.mark.quick_cases(1)
 def test_adding_or_removing_one_client_moves_what_is_released_by_at_most_the_clip_norm(case):
     """Each client in turn: what blocks move by, times their constants, together. The bound is reached."""
     state, draws, update = everybody(case)
@@ -167,6 +169,7 @@ def test_an_update_that_is_not_finite_counts_as_zero(case):
 
 
 @pytest.mark.parametrize(("node_loop", "num_active"), crossed(["vmap", "map"], [EXPECTED, 7]))
+@pytest.mark.quick_cases(1)
 def test_if_all_clients_train_all_blocks_a_round_is_that_of_fed_avg(node_loop, num_active):
     """With private updates, noise and clipping, on the same draws."""
     task, data = small_task()._replace(node_loop=node_loop), uneven_data(SIZES)

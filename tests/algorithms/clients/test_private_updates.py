@@ -60,6 +60,7 @@ KINDS = {"plain steps": {}, "private steps": {"clip_norm": 1.5}}
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.quick_cases(1)
 def test_follows_the_papers_lines(kind):
     """Twenty rounds: clients drawn one by one, clipped updates, noise, a fixed denominator; steps clipped or not."""
     algorithm, data = learner(**KINDS[kind]), uneven_data(SIZES)

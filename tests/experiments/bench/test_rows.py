@@ -136,6 +136,7 @@ def test_the_rival_of_mixing_is_half_of_both():
 
 
 @pytest.mark.parametrize("network", [perceptron(64, 4, 3), THIN])
+@pytest.mark.quick_cases(1)
 def test_clipping_with_and_without_per_sample_gradients_gives_the_same_steps(network):
     shapes = Setting(network, 2, batch_size=5, clip_norm=0.5)
     task = shapes.task()
@@ -210,6 +211,7 @@ def pool_positions(method, data, draws):
     return indices[np.asarray(draws.active)[:, None, None], np.asarray(draws.steps.batch_indices)]
 
 
+@pytest.mark.slow
 def test_a_private_round_is_the_mean_of_noisy_clipped_steps():
     shapes = WORKLOADS["w3_mlp"]._replace(noise_std=0.1)
     algorithm, data, task = peers.method(shapes), setting.random_data(shapes, np.float32), shapes.task()

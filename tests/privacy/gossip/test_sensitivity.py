@@ -197,6 +197,7 @@ def test_two_releases_never_differ_by_more_than_the_accountant_assumes(name, rel
 
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.quick_cases(2)
 def test_the_bounds_are_nearly_reached(name, relation):
     found, counts = ratios(name, relation, worst_pairs(relation, 2, task_of(name)))
     assert found.max() < 1 + 1e-4

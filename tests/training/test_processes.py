@@ -19,7 +19,7 @@ def trained(out, killed_after=0, num_processes=TWO):
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def ran(tmp_path_factory):
     """(folder, what each of the two printed)."""
     out = tmp_path_factory.mktemp("runs")
     ends = trained(out)
@@ -43,8 +43,8 @@ def test_a_lone_process_is_the_first_and_decides_by_itself():
 
 
 @pytest.mark.slow
-def test_every_process_gets_what_process_0_got_or_its_exception(found):
-    told = [each["exchanged"] for each in found[1]]
+def test_every_process_gets_what_process_0_got_or_its_exception(ran):
+    told = [each["exchanged"] for each in ran[1]]
     assert [each.pop("first") for each in told] == [[True, True], [True, False]]
     for index, each in enumerate(told):
         assert each["value"] == {"index": 0, "nothing": None}
@@ -57,8 +57,8 @@ def test_every_process_gets_what_process_0_got_or_its_exception(found):
 
 
 @pytest.mark.slow
-def test_what_fails_on_one_process_fails_on_all(found):
-    told = [each["exchanged"] for each in found[1]]
+def test_what_fails_on_one_process_fails_on_all(ran):
+    told = [each["exchanged"] for each in ran[1]]
     assert [each["own"] for each in told] == [0, 1]
     assert [each["on the second"][0] for each in told] == ["ArgumentError"] * TWO
     assert [each["on the second"][2] for each in told] == [True, False], "the second tells of it"
@@ -68,37 +68,37 @@ def test_what_fails_on_one_process_fails_on_all(found):
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_numbers_of_one(found, tmp_path):
+def test_two_processes_give_the_numbers_of_one(ran, tmp_path):
     """Random numbers bit for bit, so that counts are the same, and measurements to 1e-5."""
     ((code, text),) = trained(tmp_path, num_processes=1)
     assert code == 0
     alone = json.loads(text.splitlines()[-1])
     for shard in ("nodes", "points"):
-        for mine, other in zip(found[1][0][shard], alone[shard], strict=True):
+        for mine, other in zip(ran[1][0][shard], alone[shard], strict=True):
             assert mine == {
                 name: pytest.approx(value, abs=1e-5) if isinstance(value, float) else value
                 for name, value in other.items()
             }
     assert "without a placement" not in alone
-    assert found[1][1]["without a placement"].startswith("placement: must say what several processes share; push_sum")
+    assert ran[1][1]["without a placement"].startswith("placement: must say what several processes share; push_sum")
 
 
 @pytest.mark.slow
-def test_process_0_alone_writes_and_all_know_the_lines(found):
-    assert found[1][0]["nodes"] == found[1][1]["nodes"]
+def test_process_0_alone_writes_and_all_know_the_lines(ran):
+    assert ran[1][0]["nodes"] == ran[1][1]["nodes"]
     for shard in ("nodes", "points"):
-        lines = (found[0] / shard / "metrics.jsonl").read_text().splitlines()
-        assert list(map(json.loads, lines)) == found[1][0][shard], "each line once"
-        config = json.loads((found[0] / shard / "config.json").read_text())
+        lines = (ran[0] / shard / "metrics.jsonl").read_text().splitlines()
+        assert list(map(json.loads, lines)) == ran[1][0][shard], "each line once"
+        config = json.loads((ran[0] / shard / "config.json").read_text())
         assert config["environment"]["num_processes"] == TWO
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed_after", [3, 5])
-def test_killed_and_resumed_equals_uninterrupted(found, tmp_path, killed_after):
+def test_killed_and_resumed_equals_uninterrupted(ran, tmp_path, killed_after):
     """In the first run, of nodes in shares, behind a checkpoint; and in the second before there is one."""
     assert {code for code, _ in trained(tmp_path, killed_after)} == {-signal.SIGKILL}
     assert [code for code, _ in trained(tmp_path)] == [0] * TWO
     for shard in ("nodes", "points"):
-        resumed, whole = (folder / shard / "metrics.jsonl" for folder in (tmp_path, found[0]))
+        resumed, whole = (folder / shard / "metrics.jsonl" for folder in (tmp_path, ran[0]))
         assert resumed.read_bytes() == whole.read_bytes()

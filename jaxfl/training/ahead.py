@@ -103,7 +103,7 @@ class DeviceQueue:
         return self._state
 
     def begin(self, state: PyTree, num_chunks: int) -> None:
-        """Take the state from which so many chunks are left to run."""
+        """Take the state from which chunks are left to run, and their number."""
         self._state, self._pays = state, num_chunks >= FEWEST_CHUNKS
 
     @property

@@ -175,7 +175,7 @@ def train(
 
 
 def _refuse_alone(variants: Mapping[str, Variant]) -> None:
-    """Refuse several processes of which each would train everything by itself."""
+    """Refuse several processes where each would train everything by itself."""
     for name, variant in variants.items():
         if several() and variant.placement is None:
             requirement, found = "must say what several processes share", f"{name} has none"

@@ -58,7 +58,8 @@ def open_run(
         The directory, its config.json written.
 
     Raises:
-        ArgumentError: `out` cannot be written or holds a run already, or the run to resume had another configuration.
+        ArgumentError: `out` cannot be written or holds a run already, or the run to resume, or another process that
+            trains with this one, has another configuration.
 
     Guarantees:
         - a directory that holds a run is never written to without resume.

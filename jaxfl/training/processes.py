@@ -69,7 +69,7 @@ def of_first(call: Callable[[], _T]) -> _T:
 
 
 def on_first(method: Callable[_P, _T]) -> Callable[_P, _T]:
-    """A function of which process 0 alone runs the body; see `of_first`."""
+    """A function whose body process 0 alone runs; see `of_first`."""
 
     @functools.wraps(method)
     def shared(*args: _P.args, **kwargs: _P.kwargs) -> _T:

@@ -14,6 +14,7 @@ from toy_problem import compiled_once, toy_variant, toy_with_numbers, train_toy
 
 from jaxfl.training import Stop, Stopped, open_run, stop_at_sigterm
 from jaxfl.training.progress import ProgressReport
+from jaxfl.training.save_times import SaveTimes
 from jaxfl.training.sweep import Lockstep
 
 
@@ -46,6 +47,22 @@ def _count_chunks(patch, stop: Stop | None = None, last=0):
 
     patch.setattr(Lockstep, "_run_chunk", counting)
     return ran
+
+
+def test_a_request_between_two_looks_is_heeded_at_the_next_one(whole, tmp_path, monkeypatch):
+    """It comes while the clock is looked at, behind the look for requests: the chunk after it is saved."""
+    _, variants, all_chunks = whole
+    stop, due = Stop(), SaveTimes.due
+
+    def asks(self):
+        stop.request()
+        return due(self)
+
+    monkeypatch.setattr(SaveTimes, "due", asks)
+    with pytest.raises(Stopped) as caught:
+        train_toy(tmp_path, variants, stop=stop, checkpoint_every=100, checkpoint_minutes=None)
+    assert caught.value.round_index == sum(all_chunks[:2])
+    assert list(tmp_path.glob(f"checkpoints/**/{caught.value.round_index}"))
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 3, 4, 6])

@@ -21,7 +21,6 @@ import optax
 
 from experiments.bench.setting import Network, Setting, learner, random_data, training
 from experiments.bench.timing import Measurement, Report, Runner, in_turns
-from experiments.frame.run import use_all_cores
 from jaxfl import gradients, privacy
 from jaxfl.algorithms import fed_avg, local_steps
 from jaxfl.core import Algorithm, ArgumentError, FederatedData
@@ -29,6 +28,7 @@ from jaxfl.core.platform import platform
 from jaxfl.models import cnn, mlp, resnet20
 
 PEERS = ("torch",)
+ALL_CORES = True
 MLP = Network(mlp((784, 128, 10)), "mlp", (784,))
 SMALL = Network(mlp((784, 32, 10)), "mlp", (784,))
 CNN = Network(cnn(), "cnn")
@@ -90,11 +90,7 @@ def require_peer(peer: str) -> None:
 
 
 def suite(settings: dict[str, Setting] = SETTINGS, against: str | None = None) -> dict[str, Measurement]:
-    """Measure, `against` a name of `PEERS` or alone. About a minute on two cores, with PyTorch about five.
-
-    A CPU has a device a core, as in every experiment.
-    """
-    use_all_cores()
+    """Measure, `against` a name of `PEERS` or alone. About a minute on two cores, with PyTorch about five."""
     report = {}
     for name, setting in settings.items():
         data = random_data(setting, np.float32)

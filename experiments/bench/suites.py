@@ -4,6 +4,8 @@ A suite is a module with `suite() -> dict[str, Measurement]`, whose names are "S
 
 - `WANTED`, name -> how much is wanted, at least unless the suite says otherwise; `AT_MOST`, the same, at most;
 - `plot(measurements, path)`, which draws a picture;
+- `ALL_CORES`, true where it runs as an experiment does, with a device a core of a CPU. JAX keeps the devices that it
+  began with: beside a suite without it, it runs as that one does;
 - `missing() -> str | None`, which says in a sentence why the suite cannot run here: it is skipped then.
 
 Written is {"SUITE/NAME": {"value", "unit", "spread", "against"}, ..., "environment": {...}}, with "wanted" or "at_most"
@@ -22,6 +24,7 @@ import tyro
 from rich.console import Console
 from rich.table import Column, Table
 
+from experiments.frame.run import use_all_cores
 from jaxfl.core import ArgumentError, check
 from jaxfl.training.compilation_cache import compilation_cache
 from jaxfl.training.environment import describe_environment
@@ -67,6 +70,8 @@ def run(
     if json is not None and (json.is_dir() or not json.resolve().parent.is_dir()):
         raise ArgumentError("--json", "must name a file in an existing folder", f"got {json}", "Make the folder.")
     modules = {name: importlib.import_module(f"{__package__}.{name}") for name in names}
+    if all(getattr(module, "ALL_CORES", False) for module in modules.values()):
+        use_all_cores()  # before anything looks at JAX's devices
     if against is not None:
         modules["peers"].require_peer(against)
     console, measurements, wanted = Console(), {}, {}

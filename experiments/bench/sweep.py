@@ -23,7 +23,6 @@ import numpy as np
 
 from experiments.bench.timing import Measurement, Report
 from experiments.frame.command_line import parse
-from experiments.frame.run import use_all_cores
 from experiments.privsgp_vr import EXPERIMENT
 from experiments.privsgp_vr.prepare import prepare
 from jaxfl.training import Variant, open_run, test_scores, train
@@ -32,6 +31,7 @@ from jaxfl.training.chunks import first_state, info_fields, rounds_fn, summarize
 from jaxfl.training.evaluate import flatten_scores
 
 NOISE_STD = 0.2051  # epsilon 8 after 50 rounds, by the proven bound
+ALL_CORES = True
 WANTED = {"sweep/speedup_vs_train": 2.5, "sweep/speedup_vs_commands": 10.0, "sweep/compiles": 1.0}
 
 
@@ -51,7 +51,6 @@ SETTING = Sweep()
 
 def suite(sweep: Sweep = SETTING) -> dict[str, Measurement]:
     """Measure; see the module's text. About five minutes on two cores."""
-    use_all_cores()
     points = len(sweep.step_sizes) * sweep.num_seeds
     size = f"{len(sweep.step_sizes)} step sizes x {sweep.num_seeds} seeds, n = {sweep.nodes}, K = {sweep.num_rounds}"
     report = Report("sweep/", f"PrivSGP-VR on digits, {size}, {jax.local_device_count()} devices")

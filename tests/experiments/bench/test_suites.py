@@ -134,6 +134,17 @@ def test_peers_run_beside_ours(monkeypatch):
     assert peers.WANTED["peers/w1_vs_torch"] == 1.3
 
 
+@pytest.mark.parametrize(("first", "expected"), [("peers", ["cores", "peer", "suite"]), ("clip", ["suite"])])
+def test_devices_are_asked_for_before_anything_looks_at_them(first, expected, monkeypatch):
+    """JAX keeps the devices that it began with, and who compares with PyTorch looks at them."""
+    done, module = [], importlib.import_module(f"experiments.bench.{first}")
+    monkeypatch.setattr(suites, "use_all_cores", lambda: done.append("cores"))
+    monkeypatch.setattr(peers, "require_peer", lambda peer: done.append("peer"))
+    monkeypatch.setattr(module, "suite", lambda **options: done.append("suite") or {})
+    suites.run(first, against="torch" if first == "peers" else None)
+    assert done == expected
+
+
 def test_wrong_requests_are_refused_before_anything_runs(tmp_path, monkeypatch):
     with pytest.raises(ArgumentError, match="--json: must name a file in an existing folder"):
         suites.run("conv", tmp_path / "missing" / "bench.json")

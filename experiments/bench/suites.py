@@ -4,7 +4,7 @@ A suite is a module with `suite() -> dict[str, Measurement]`, whose names are "S
 
 - `WANTED`, name -> how much is wanted, at least unless the suite says otherwise; `AT_MOST`, the same, at most;
 - `plot(measurements, path)`, which draws a picture;
-- `ALL_CORES`, true where it runs as an experiment does, with a device a core of a CPU. JAX keeps the devices that it
+- `ALL_CORES = True` where it runs as an experiment does, with a device a core of a CPU. JAX keeps the devices that it
   began with: beside a suite without it, it runs as that one does;
 - `missing() -> str | None`, which says in a sentence why the suite cannot run here: it is skipped then.
 
@@ -30,17 +30,23 @@ from jaxfl.training.compilation_cache import compilation_cache
 from jaxfl.training.environment import describe_environment
 
 
-def _suites() -> dict[str, str]:
-    """Name -> first line of the text of each module with a suite; read, not imported, since each builds its models."""
+def _suites() -> dict[str, ast.Module]:
+    """Name -> each module with a suite; read, not imported, since each builds its models."""
     trees = {path.stem: ast.parse(path.read_text()) for path in sorted(Path(__file__).parent.glob("*.py"))}
     return {
-        name: (ast.get_docstring(tree) or "").partition("\n")[0]
+        name: tree
         for name, tree in trees.items()
         if any(isinstance(node, ast.FunctionDef) and node.name == "suite" for node in tree.body)
     }
 
 
-SUITES = _suites()
+_TREES = _suites()
+SUITES = {name: (ast.get_docstring(tree) or "").partition("\n")[0] for name, tree in _TREES.items()}
+ON_ALL_CORES = {
+    name
+    for name, tree in _TREES.items()
+    if any(isinstance(node, ast.Assign) and ast.unparse(node) == "ALL_CORES = True" for node in tree.body)
+}
 BOUNDS = {"WANTED": ("wanted", ""), "AT_MOST": ("at_most", "≤ ")}  # name in a suite -> in the file, before the number
 
 
@@ -69,9 +75,9 @@ def run(
         raise ArgumentError("--against", "is an option of the suite peers", found, remedy)
     if json is not None and (json.is_dir() or not json.resolve().parent.is_dir()):
         raise ArgumentError("--json", "must name a file in an existing folder", f"got {json}", "Make the folder.")
+    if ON_ALL_CORES.issuperset(names):
+        use_all_cores()  # before the import of a suite, which may begin JAX
     modules = {name: importlib.import_module(f"{__package__}.{name}") for name in names}
-    if all(getattr(module, "ALL_CORES", False) for module in modules.values()):
-        use_all_cores()  # before anything looks at JAX's devices
     if against is not None:
         modules["peers"].require_peer(against)
     console, measurements, wanted = Console(), {}, {}

@@ -134,11 +134,19 @@ def test_peers_run_beside_ours(monkeypatch):
     assert peers.WANTED["peers/w1_vs_torch"] == 1.3
 
 
-@pytest.mark.parametrize(("first", "expected"), [("peers", ["cores", "peer", "suite"]), ("clip", ["suite"])])
+@pytest.mark.parametrize(
+    ("first", "expected"), [("peers", ["cores", "import", "peer", "suite"]), ("clip", ["import", "suite"])]
+)
 def test_devices_are_asked_for_before_anything_looks_at_them(first, expected, monkeypatch):
-    """JAX keeps the devices that it began with, and who compares with PyTorch looks at them."""
+    """JAX keeps the devices that it began with, and the import of a suite begins it."""
     done, module = [], importlib.import_module(f"experiments.bench.{first}")
     monkeypatch.setattr(suites, "use_all_cores", lambda: done.append("cores"))
+
+    def imported(name):
+        done.append("import")
+        return module
+
+    monkeypatch.setattr(suites, "importlib", types.SimpleNamespace(import_module=imported))
     monkeypatch.setattr(peers, "require_peer", lambda peer: done.append("peer"))
     monkeypatch.setattr(module, "suite", lambda **options: done.append("suite") or {})
     suites.run(first, against="torch" if first == "peers" else None)

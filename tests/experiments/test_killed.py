@@ -18,7 +18,7 @@ from jaxfl.training import read_run, restore_state
 from jaxfl.training.results import read_results
 
 ROOT = Path(next(iter(experiments.__path__))).parent
-RUN = "--nodes 4 --iterations 300 --evaluate-every 10 --checkpoint-every 2 --batch-size 2 --quiet --seeds 0 1".split()
+RUN = "--nodes 4 --iterations 600 --evaluate-every 10 --checkpoint-every 2 --batch-size 2 --quiet --seeds 0 1".split()
 LONE = [*RUN[:-1], "--method", "PrivSGP", "--noise-std", "0.1"]
 SWEEP = [
     *RUN,
@@ -69,7 +69,7 @@ def same_end(arguments, whole, other):
         for seed in variant.seeds:
             rounds, state = restore_state(read_run(whole), name, variant, seed)
             rounds_again, again = restore_state(read_run(other), name, variant, seed)
-            assert rounds == rounds_again == 300
+            assert rounds == rounds_again == 600
             for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(again), strict=True):
                 np.testing.assert_array_equal(a, b)
 
@@ -91,7 +91,7 @@ def test_a_truncated_newest_checkpoint_falls_back_to_the_one_before(tmp_path):
     whole, damaged = tmp_path / "whole", tmp_path / "damaged"
     finish(LONE, whole)
     shutil.copytree(whole, damaged)
-    (newest,) = (path for path in (damaged / "checkpoints").rglob("300") if path.is_dir())
+    (newest,) = (path for path in (damaged / "checkpoints").rglob("600") if path.is_dir())
     for path in newest.rglob("*"):
         if path.is_file():
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])

@@ -6,11 +6,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import disturbed_job
 import pytest
 
 import experiments
@@ -28,7 +28,9 @@ EXPERIMENT = EXPERIMENTS["privsgp_vr"]
 ROOT = Path(next(iter(experiments.__path__))).parent
 GRID = "--nodes 4 --hidden 8 --evaluate-every 10 --batch-size 2 --noise-std 0.1 --method PrivSGP --quiet".split()
 GRID += "--seeds 0 1 --grid step_size=0.1,0.3".split()
-SHORT, LONG = [*GRID, "--iterations", "20"], [*GRID, "--iterations", "800", "--checkpoint-every", "1"]
+SHORT, LONG, LONGER = (
+    [*GRID, "--iterations", iterations, "--checkpoint-every", "1"] for iterations in ("20", "400", "2000")
+)
 JOBS = ["--launcher", "local", "--jobs", "2"]
 LANES = [(f"PrivSGP, step size {step_size}", seed) for step_size in (0.1, 0.3) for seed in (0, 1)]
 
@@ -343,40 +345,20 @@ class TestDevices:
         assert capsys.readouterr().err.startswith("error: --gpus: must be there for every job; ")
 
 
-def _disturb(out, number, signum):
-    """Wait until a part has written some lines, send its process a signal, and return its last complete round."""
-    part = out / "jobs" / str(number)
-    began = time.monotonic()
-    while not (part / "metrics.jsonl").exists() or (part / "metrics.jsonl").read_bytes().count(b"\n") < 30:
-        assert time.monotonic() - began < 200
-        time.sleep(0.02)
-    os.kill(int((part / "lock").read_text()), signum)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGUSR2])
 def test_a_job_that_was_killed_or_preempted_goes_on_from_its_last_checkpoint(signum, tmp_path, monkeypatch):
-    """A kill and SIGTERM by the launcher, SIGUSR2 by submitit itself; the other job is submitted once."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    """SIGUSR2 is how Slurm, by submitit, tells of a time limit; the other job is submitted once."""
     whole, out = tmp_path / "whole", tmp_path / "run"
     assert main(EXPERIMENT, [*LONG, "--out", str(whole)]) == 0
-    errors = []
-
-    def disturb():
-        try:
-            _disturb(out, 0, signum)
-        except BaseException as error:
-            errors.append(error)
-
-    disturber = threading.Thread(target=disturb)
-    disturber.start()
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(Path(disturbed_job.__file__).parent)]))
+    monkeypatch.setenv(disturbed_job.SIGNAL, str(int(signum)))
+    monkeypatch.setattr(frame_run, "run_part", disturbed_job.run_part)
     assert main(EXPERIMENT, [*LONG, "--out", str(out), *JOBS]) == 0
-    disturber.join()
-    assert errors == []
     same_end(out, whole)
     ends = read_run(out).finished(LANES)
     timed = [ends[lane]["seconds"]["timed_rounds"] for lane in LANES]
-    assert max(timed[:2]) < 800 == min(timed[2:]), "it goes on, and does not begin again"
+    assert max(timed[:2]) < 400 == min(timed[2:]), "it goes on, and does not begin again"
     submitted = list((out / "jobs" / "logs").glob("*_submitted.pkl"))
     assert len(submitted) == (2 if signum == signal.SIGUSR2 else 3)
     if signum == signal.SIGUSR2:
@@ -387,7 +369,7 @@ def test_a_job_that_was_killed_or_preempted_goes_on_from_its_last_checkpoint(sig
 def test_a_launcher_that_is_terminated_ends_its_jobs_and_is_resumed(tmp_path):
     """Exit code 143; each job has saved."""
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "experiments.privsgp_vr", *LONG, "--out", str(out), *JOBS]
+    command = [sys.executable, "-m", "experiments.privsgp_vr", *LONGER, "--out", str(out), *JOBS]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as child:
         began = time.monotonic()
         while not all((out / "jobs" / number / "metrics.jsonl").exists() for number in "01"):

@@ -13,7 +13,7 @@ import experiments
 
 ROOT = Path(next(iter(experiments.__path__))).parent
 LONG = "--nodes 4 --iterations 40000 --evaluate-every 20000 --batch-size 2 --quiet --method PrivSGP --noise-std 0.1"
-SHORT = LONG.replace("40000", "400").replace("20000", "200")
+SHORT = LONG.replace("40000", "4000").replace("20000", "2000")
 
 
 def start(options, out, *more):

@@ -212,13 +212,13 @@ def _prepare(points: Sequence[Point], run: RunDirectory, progress: ProgressRepor
     began = time.perf_counter()
     waiting = [any(point.label not in done for point in program.points) for program in programs]
     finish = []
-    for index, program in enumerate(programs):
-        if waiting[index]:
-            progress.begin(program.label, 0)
-            before = recorded[index] if index < len(recorded) else None
-            finish.append(program.lower(likely_best(program, before)))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        compiled = iter(list(pool.map(lambda one: one(), finish)))
+        for index, program in enumerate(programs):
+            if waiting[index]:
+                progress.begin(program.label, 0)
+                before = recorded[index] if index < len(recorded) else None
+                finish.append(program.begin_compiling(likely_best(program, before), pool))
+        compiled = iter([compiled() for compiled in finish])
     jobs, peaks = [], {}
     for index, program in enumerate(programs):
         fit = next(compiled) if waiting[index] else None

@@ -10,7 +10,7 @@ a share of the lanes. Where the variants say so, devices share the lanes, or the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -194,10 +194,16 @@ class Program:
         leaves, shared = self._split(state)
         return self._join([fn(leaf) for leaf in leaves], shared)
 
-    def lower(self, strategy: Strategy) -> Callable[[], Compiled]:
-        """Trace the program; what this returns compiles it, in any thread.
+    def compile(self, strategy: Strategy) -> Compiled:
+        """Trace and compile the program."""
+        with ThreadPoolExecutor() as pool:
+            return self.begin_compiling(strategy, pool)()
 
-        What it will take is predicted, not compared with what is free.
+    def begin_compiling(self, strategy: Strategy, pool: Executor) -> Callable[[], Compiled]:
+        """Trace the program, and have a pool compile it; what this returns waits for that.
+
+        A part is compiled while the next one is traced: LLVM does not hold the interpreter's lock. What the program
+        will take is predicted, not compared with what is free.
         """
         points = self.points[: strategy.num_slots]
         lanes, tables = self.lanes(points, strategy), self.tables(points, strategy)
@@ -208,13 +214,17 @@ class Program:
         # shapes: zeros_like of one that a loop over devices closes over would ask for its sharding there.
         told = self._told(strategy)
         taken, given = ((None, shardings), (shardings, told)) if shardings is not None else ((None, None), None)
-        rounds = jax.jit(rounds, donate_argnums=1, in_shardings=(*taken, None, None), out_shardings=given)
+        jitted = jax.jit(rounds, donate_argnums=1, in_shardings=(*taken, None, None), out_shardings=given)
         with tracing_over(strategy.num_node_shares):
-            lowered = [
-                rounds.lower(lanes, state, tables.data, np.int32(0)),
-                jax.jit(init, out_shardings=shardings).lower(lanes, tables.data),
-                jax.jit(evaluate, in_shardings=(*taken, None), out_shardings=told).lower(lanes, state, tables.arrays),
-            ]
+            lowered = jitted.lower(lanes, state, tables.data, np.int32(0))
+            fields = tuple(info_fields(lowered.out_info[1]))
+            for variant in {point.name: point.variant for point in self.points}.values():
+                check_counted(variant, fields, self._uploads.of(self.points[0]).num_nodes)
+            parts = [pool.submit(lowered.compile)]  # the one that takes longest first
+            lowered = jax.jit(init, out_shardings=shardings).lower(lanes, tables.data)
+            parts.append(pool.submit(lowered.compile))
+            jitted = jax.jit(evaluate, in_shardings=(*taken, None), out_shardings=told)
+            parts.append(pool.submit(jitted.lower(lanes, state, tables.arrays).compile))
         copies, divided = strategy.num_devices if is_cpu() else 1, strategy.num_devices > 1
         if self._replicated is not None and is_cpu():  # a CPU's devices share one memory
             copies = jax.device_count()
@@ -223,13 +233,9 @@ class Program:
             inputs = share_shapes(tables, jax.tree.map(lambda leaf: leaf.sharding, tables))
             copies, divided = (strategy.num_node_shares, True) if is_cpu() else (1, False)
         held = state if is_cpu() or shardings is None else share_shapes(state, shardings)  # by one device's memory
-        fields = tuple(info_fields(lowered[0].out_info[1]))
-        for variant in {point.name: point.variant for point in self.points}.values():
-            check_counted(variant, fields, self._uploads.of(self.points[0]).num_nodes)
 
         def finish() -> Compiled:
-            with ThreadPoolExecutor(len(lowered)) as pool:  # LLVM does not hold the interpreter's lock
-                rounds, init, evaluate = pool.map(lambda program: program.compile(), lowered)
+            rounds, init, evaluate = [part.result() for part in parts]
             peak = predicted_peak(inputs, held, init, [rounds, evaluate], num_copies=copies, divided=divided)
             return Compiled(strategy, init, rounds, evaluate, fields, peak)
 

@@ -70,7 +70,7 @@ def fitted(program: Program, compiled: Compiled) -> Compiled:
             at_once = min(at_once // 2, max(1, int(at_once * (free - peak.state) / peak.working)))
         else:
             lanes = -(-lanes // 2)
-        compiled = program.lower(_strategy(program, lanes, at_once))()
+        compiled = program.compile(_strategy(program, lanes, at_once))
 
 
 def choose(
@@ -97,7 +97,7 @@ def choose(
     other = _strategy(program, lanes, _GROUP if strategy.at_once == 1 else 1)
     if left_to_run < max(_LEAST_SECONDS, _WORTH * compile_seconds) or other == strategy:
         return compiled, measured
-    alternative = program.lower(other)()
+    alternative = program.compile(other)
     if alternative.peak.state + alternative.peak.working <= _free_bytes():
         measured[other.text] = _seconds_a_round(program, alternative, points)
         if measured[other.text] < _GAIN * measured[strategy.text]:

@@ -258,7 +258,7 @@ def compiled():
     point = Point("Lone", LONE["Lone"], 0)
     program = Program([point], Uploads())
     strategy = Strategy(1, 1)
-    return program.lower(strategy)(), program.lanes([point], strategy), program.tables([point], strategy)
+    return program.compile(strategy), program.lanes([point], strategy), program.tables([point], strategy)
 
 
 def queue(compiled, num_chunks=100):

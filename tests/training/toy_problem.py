@@ -232,16 +232,16 @@ def train_toy(
 @contextlib.contextmanager
 def compiled_once():
     """Runs of the same variants share their executables; a run that goes on after a kill is a new process elsewhere."""
-    made, lower = {}, Program.lower
+    made, begin = {}, Program.begin_compiling
 
-    def cached(program, strategy):
+    def cached(program, strategy, pool):
         points = [(p.name, p.seed, p.variant.algorithm, tuple(p.variant.numbers.items())) for p in program.points]
         key = (tuple(points), strategy)
         if key not in made:
-            made[key] = lower(program, strategy)()
-        program.tables(program.points, strategy)  # as lowering does: which of them carry a seed axis
+            made[key] = begin(program, strategy, pool)()
+        program.tables(program.points, strategy)  # as tracing does: which of them carry a seed axis
         return lambda: made[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Program, "lower", cached)
+        patch.setattr(Program, "begin_compiling", cached)
         yield

@@ -31,6 +31,7 @@ from jaxfl.training.records import METRICS
 JOBS = "jobs"
 _DIVISION, _LOGS = "division.json", "logs"
 _POLL_SECONDS = {"local": 0.2, "slurm": 10.0}
+_LISTEN_SECONDS = 0.2  # after which a job has heard a signal
 
 Work = Callable[[Path, Lanes, Stop], object]
 """Trains lanes in a directory, from where it stands there. Pickled, and called in another process."""
@@ -52,6 +53,9 @@ class Job:
 
     SIGTERM lets it finish its chunk of rounds and save. So does the signal that submitit has Slurm send before the time
     limit and on preemption; then submitit queues the job again, by itself.
+
+    Guarantees:
+        - a job hears a signal that another thread receives.
     """
 
     def __init__(self, work: Work, path: Path, lanes: Lanes):
@@ -63,6 +67,9 @@ class Job:
         signal.signal(signal.SIGTERM, lambda *_: self._stop.request())
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             self._training = pool.submit(self._train)
+            # A signal that another thread receives does not wake this one, in which alone Python's handlers run.
+            while not concurrent.futures.wait([self._training], timeout=_LISTEN_SECONDS).done:
+                pass
             return self._training.result()
 
     def checkpoint(self) -> Any:

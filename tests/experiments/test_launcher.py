@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -293,15 +294,8 @@ class TestSlurm:
 
     def test_the_batch_file_has_all_options(self, monkeypatch, tmp_path):
         monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-        launch = Launch(
-            "slurm",
-            gpus=2,
-            slurm_partition="long",
-            slurm_account="lab",
-            slurm_minutes=90,
-            slurm_cpus=6,
-            slurm_memory_gb=24.0,
-        )
+        asked = {"partition": "long", "account": "lab", "minutes": 90, "cpus": 6, "memory_gb": 24.0}
+        launch = Launch("slurm", gpus=2, **{f"slurm_{name}": value for name, value in asked.items()})
         launch.check()
         executor = launch.executor(tmp_path, "jaxfl-fig7")._executor
         text = executor._make_submission_file_text("true", "0")
@@ -343,6 +337,22 @@ class TestDevices:
     def test_a_job_without_the_gpus_that_it_asked_for_refuses(self, here, tmp_path, capsys):
         assert main(EXPERIMENT, [*SHORT, "--out", str(tmp_path / "run"), *JOBS, "--gpus", "1"]) == 2
         assert capsys.readouterr().err.startswith("error: --gpus: must be there for every job; ")
+
+
+@pytest.mark.usefixtures("here")
+def test_a_job_hears_a_signal_that_another_thread_receives(tmp_path):
+    """Which thread does is the kernel's choice; Python's handlers run in the main thread, once that is awake."""
+    heard = []
+
+    def work(path, lanes, stop):
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        began = time.monotonic()
+        while not stop.requested and time.monotonic() - began < 20:
+            time.sleep(0.01)
+        heard.append(stop.requested)
+
+    assert Job(work, tmp_path / "0", ())().how == "finished"
+    assert heard == [True]
 
 
 @pytest.mark.slow

@@ -109,7 +109,7 @@ class TestFinishedRun:
         ("fed_avg", "mlp"),
     ],
 )
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(1)
 def test_methods_build_with_models(method, model, monkeypatch):
     """Traced, not compiled: a round keeps the state's structure, and the full task evaluates it."""
     (point,) = points(f"--method {method} --model {model}").values()

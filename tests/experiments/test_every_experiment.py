@@ -111,7 +111,7 @@ def cache(tmp_path_factory):
     return ["--compilation-cache", str(tmp_path_factory.mktemp("programs"))]
 
 
-@pytest.fixture(scope="module", params=TRAINED)
+@pytest.fixture(scope="module", params=quick(TRAINED, "privsgp_vr", "embracing_fl"))
 def finished(request, tmp_path_factory, cache):
     """A small finished run with two seeds, and two step sizes where there are step sizes."""
     name = request.param

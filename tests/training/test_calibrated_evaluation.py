@@ -34,6 +34,7 @@ DRAW = jax.jit(calibration_set, static_argnums=(2, 3))
 
 
 @pytest.mark.parametrize(("num_samples", "sizes"), [(10, [4, 4, 2]), (26, [4] * 6 + [2]), (40, [26])])
+@pytest.mark.quick_cases(1)
 def test_every_sample_of_the_pool_is_drawn_at_most_once_and_padding_never(num_samples, sizes):
     found = DRAW(KEY, DATA, num_samples, 4 if num_samples < 40 else 100)
     batches = positions(found)

@@ -129,6 +129,7 @@ def test_under_a_mask_and_as_a_loop_steps_give_the_same_parameters(name, kind):
 
 
 @pytest.mark.parametrize("differentiable", [False, True])
+@pytest.mark.quick_cases(1)
 def test_zero_steps_leave_the_parameters(differentiable):
     data, algorithm = uneven_data(SIZES), learner(num_steps=0, differentiable=differentiable)
     first = start(algorithm, KEY, data)
@@ -283,7 +284,7 @@ def test_empty_slots_of_poisson_batches_are_left_out_where_nodes_run_one_by_one(
     for ours, theirs in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-6)
     state = start(algorithm, KEY, data)
-    draws = algorithm.draw(KEY, state, data)
+    draws = jax.jit(algorithm.draw)(KEY, state, data)
     empty = draws.steps._replace(batch_indices=jnp.full_like(draws.steps.batch_indices, 1000))
     after, info = jax.jit(algorithm.update)(
         state, data._replace(inputs=data.inputs * jnp.nan), draws._replace(steps=empty)

@@ -156,6 +156,7 @@ def own_blocks(case, draws, client):
 
 
 @pytest.mark.parametrize("case", RUNS)
+@pytest.mark.quick_cases(1)
 def test_an_update_that_is_not_finite_counts_as_zero(case):
     """And is counted: the round is that without the client, but for what is said of it."""
     state, draws, update = everybody(case)
@@ -252,6 +253,7 @@ def normalized(layer):
     return classification(sequential(named))
 
 
+@pytest.mark.slow  # as in test_private_updates.py
 def test_dropout_alone_is_no_model_state_that_could_tell_of_a_client():
     task = normalized(layers.dropout(0.5))
     state, info = run(learner(task, trained_blocks=(task.blocks, task.blocks[-1:], 1, 1)), KEY, uneven_data(SIZES), 2)

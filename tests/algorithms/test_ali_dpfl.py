@@ -217,6 +217,7 @@ def test_the_budget_is_never_overspent(kappa):
         np.testing.assert_array_equal(moved[last:], np.broadcast_to(moved[last], moved[last:].shape))
 
 
+@pytest.mark.slow  # as all budgets of the test before
 def test_the_last_round_is_shortened():
     _, infos = run(learner(max_rounds=4, max_iterations=10, kappa=200.0), KEY, uneven_data(SIZES), 5)
     assert infos.local_iterations.tolist() == [1, 2, 4, 3, 0]

@@ -234,7 +234,7 @@ def test_a_task_that_was_built_by_hand_is_checked_where_it_is_used(node_loop):
         with pytest.raises(
             ArgumentError, match=r"^task\.loss: must return one number for each sample, .*got shape \(\)"
         ):
-            learner.round(jax.random.key(0), learner.init(jax.random.key(0), data), data)
+            jax.eval_shape(lambda key, a=learner: a.round(key, a.init(key, data), data), jax.random.key(0))
     with pytest.raises(ArgumentError, match=r"^task\.metrics\['bias'\]: must return one number for each sample"):
         sample_metrics(task, jnp.zeros(2), jnp.ones((3, 2)), jnp.ones(3))
 

@@ -66,6 +66,7 @@ def test_curves_of_a_run_that_has_ended_are_drawn_again_against_any_cost(finishe
     ("name", "picture"), [("embracing_fl", "cases.png"), ("dp_gradient_tracking", "convergence.png")]
 )
 @pytest.mark.quick_cases(1)
+@pytest.mark.slow
 def test_other_curves_of_an_experiment_are_drawn_against_it_too(name, picture, tmp_path, drawn):
     assert train(name, tmp_path / "run", "--x", "joules") == 0
     for file in ("training.png", picture):

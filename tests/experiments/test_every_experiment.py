@@ -111,7 +111,7 @@ def cache(tmp_path_factory):
     return ["--compilation-cache", str(tmp_path_factory.mktemp("programs"))]
 
 
-@pytest.fixture(scope="module", params=quick(TRAINED, "privsgp_vr", "embracing_fl"))
+@pytest.fixture(scope="module", params=quick(TRAINED, "privsgp_vr"))
 def finished(request, tmp_path_factory, cache):
     """A small finished run with two seeds, and two step sizes where there are step sizes."""
     name = request.param
@@ -243,7 +243,7 @@ class TestBesideAFinishedRun:
         assert set(after) == set(before)
         assert {path for path in after if after[path] != before[path]} <= {p for p in after if p.suffix == ".png"}
 
-    @pytest.mark.parametrize("finished", quick(TRAINED, "privsgp_vr", "embracing_fl"), indirect=True)
+    @pytest.mark.parametrize("finished", quick(TRAINED, "privsgp_vr"), indirect=True)
     def test_interrupted_in_the_middle_and_resumed_equals_uninterrupted(self, finished, tmp_path, monkeypatch, capsys):
         append = RunDirectory.append_metrics
 

@@ -2,6 +2,7 @@
 
 import bisect
 import decimal
+import functools
 import math
 import operator
 
@@ -22,9 +23,14 @@ PI = decimal.Decimal(
 )
 
 
+@functools.partial(jax.jit, static_argnames=("bits", "size", "nodes"))
+def _drawn(key, scale, bits, size, nodes):
+    return jaxfl.grid_gaussian(scale, bits).draw(key, jnp.zeros((nodes, size)))
+
+
 def integers(bits, size=D, key=KEY, scale: float | np.ndarray = 1.0, nodes=1):
     """Noise, (n, d), int64, in steps."""
-    drawn = jaxfl.grid_gaussian(jnp.asarray(scale), bits).draw(key, jnp.zeros((nodes, size)))
+    drawn = _drawn(key, jnp.asarray(scale), bits, size, nodes)
     assert drawn.dtype == jnp.int32
     return np.asarray(drawn, np.int64)
 

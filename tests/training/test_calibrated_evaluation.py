@@ -150,6 +150,7 @@ def test_a_run_evaluates_with_samples_drawn_once_per_seed(tmp_path):
         np.testing.assert_allclose(last["train_loss_average_model"], np.mean(on_training), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_each_variant_may_be_calibrated_or_not(tmp_path):
     static = A._replace(seeds=(0,), measures={"test": calibrated_scores(TASK, TEST, 10)})
     run = train_growing(tmp_path, {"static": static, "global": A._replace(seeds=(0,))})

@@ -93,6 +93,11 @@ def pytest_configure(config):
             path.unlink(missing_ok=True)
 
 
+def pytest_collection_finish():
+    """What lives until the end is not looked through for cycles."""
+    gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)  # before slow tests are left out
 def pytest_collection_modifyitems(items):
     """Marks cases behind the quick ones, and puts the dearest files first."""

@@ -12,8 +12,9 @@ DOCS = Path(__file__).parent.parent / "docs"
 TEXTS = {path.name: path.read_text() for path in sorted(DOCS.glob("*.md"))}
 
 
-# The clients of docs/clients.md, each of a program of its own, have quick tests in tests/algorithms.
-RUN = [pytest.param(name, marks=pytest.mark.slow if name == "clients.md" else ()) for name in TEXTS]
+# Their learners, each of a program of its own, have quick tests in tests/algorithms and tests/privacy.
+DEAR = ("clients.md", "finite_precision.md")
+RUN = [pytest.param(name, marks=pytest.mark.slow if name in DEAR else ()) for name in TEXTS]
 
 
 @functools.cache

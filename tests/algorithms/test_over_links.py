@@ -378,6 +378,7 @@ def test_links_that_lose_and_round_nothing_change_no_bit(name):
 
 @pytest.mark.parametrize("name", ["push_sum", pytest.param("d_psgd", marks=pytest.mark.slow), "fed_avg"])
 @pytest.mark.quick_cases(1)
+@pytest.mark.slow  # the test of traced numbers below takes the same way
 def test_a_traced_success_of_1_gives_what_no_links_give(name):
     p = problem(name)
     traced = jax.jit(lambda success: run(p.algorithm(links=jaxfl.links(success)), KEY, p.data, 6))

@@ -253,6 +253,7 @@ def test_directions_from_elsewhere_take_the_place_of_keys():
 
 @pytest.mark.parametrize("links", LINKS)
 @pytest.mark.quick_cases(1)
+@pytest.mark.slow
 def test_converges_on_a_quadratic(links):
     """To the parameters from which all labels are made, where no device pulls another way."""
     task, uplink, downlink = linear_task(), *LINKS[links][:2]

@@ -183,6 +183,7 @@ def test_if_all_clients_train_all_blocks_a_round_is_that_of_fed_avg(node_loop, n
     assert 0 < int(info.clipped_updates.sum()) < int(info.active.sum())
 
 
+@pytest.mark.slow  # as in test_private_updates.py, here and below
 def test_without_noise_and_clipping_everybody_active_it_is_the_plain_mean():
     """Where classes name their blocks, so that as many train each as are expected."""
     data, classes = uneven_data(SIZES), {"client_class": np.array([0, 1, 2, 1, 2, 2, 0]), "num_active": 7}
@@ -208,6 +209,7 @@ def test_noise_is_on_every_coordinate_and_independent_over_rounds():
 
 @pytest.mark.parametrize("client_class", [CLIENT_CLASS, np.zeros(7, int)], ids=["several classes", "one class"])
 @pytest.mark.quick_cases(1)
+@pytest.mark.slow
 def test_empty_slots_cost_nothing_where_clients_run_one_after_the_other(client_class):
     """As many losses are computed as clients that take part have steps."""
     data, task, computed = uneven_data(SIZES), small_task()._replace(node_loop="map"), []
@@ -237,6 +239,7 @@ def test_empty_slots_cost_nothing_where_clients_run_one_after_the_other(client_c
     assert len(computed) == 3 * int(info.active.sum())
 
 
+@pytest.mark.slow
 def test_clients_without_a_slot_are_an_error():
     data, algorithm = uneven_data(SIZES), learner()
     state = start(algorithm, KEY, data)

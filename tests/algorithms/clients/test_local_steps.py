@@ -200,7 +200,7 @@ DIFFERENTIATED = {
 
 @pytest.mark.parametrize("case", DIFFERENTIATED)
 @pytest.mark.quick_cases(1)
-@pytest.mark.slow  # the test before runs such rounds
+@pytest.mark.slow  # steps under a mask are run by the tests above
 def test_a_round_under_a_mask_has_a_derivative(case):
     """That of as many steps, and a quotient of differences; where steps are a loop JAX refuses it."""
     optimizer, num_steps, x, rounds = DIFFERENTIATED[case]

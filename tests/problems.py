@@ -1,5 +1,6 @@
 """Small learning problems that several tests share."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -94,20 +95,32 @@ def irregular_graph():
     return graphs.from_matrix(np.stack([first, second]))
 
 
+@functools.lru_cache(maxsize=64)
+def _starting(algorithm, sizes):
+    """`init`, compiled once for an algorithm and sizes, which stay concrete so that `init` can check them."""
+    with jax.ensure_compile_time_eval():
+        concrete = jnp.asarray(sizes, jnp.int32)
+    return jax.jit(lambda key, data: algorithm.init(key, data._replace(sizes=concrete)))
+
+
 def start(algorithm, key, data):
-    """The first state, compiled as a whole, with the sizes concrete so that `init` can check them."""
-    sizes = data.sizes
-    return jax.jit(lambda key, data: algorithm.init(key, data._replace(sizes=sizes)))(key, data)
+    """The first state, compiled as a whole."""
+    return _starting(algorithm, tuple(np.asarray(data.sizes).tolist()))(key, data)
+
+
+@functools.lru_cache(maxsize=64)
+def _running(algorithm, num_rounds):
+    """Some rounds, compiled once for an algorithm and their number."""
+    return jax.jit(
+        lambda key, state, data: jax.lax.scan(
+            lambda s, _: algorithm.round(key, s, data), state, None, length=num_rounds
+        )
+    )
 
 
 def run(algorithm, key, data, num_rounds, state=None):
     """State after some rounds, in one compiled scan, with the stacked infos."""
-
-    @jax.jit
-    def rounds(key, state, data):
-        return jax.lax.scan(lambda s, _: algorithm.round(key, s, data), state, None, length=num_rounds)
-
-    return rounds(key, start(algorithm, key, data) if state is None else state, data)
+    return _running(algorithm, num_rounds)(key, start(algorithm, key, data) if state is None else state, data)
 
 
 class Problem(NamedTuple):

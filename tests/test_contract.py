@@ -3,6 +3,7 @@
 import collections
 import functools
 import itertools
+import os
 
 import jax
 import jax.numpy as jnp
@@ -32,11 +33,16 @@ CASES = [(name, kind) for name in NAMES for kind in KINDS if kind == "mini_batch
 LINKS = "over links"
 OVER_LINKS = [(name, LINKS) for name in NAMES if problem(name).example.links is not None]
 INTRICATE = [(name, "saga factored") for name in NAMES[1:] if REGISTRY[name].stateful_gradient]
+# Over links the others are slow, too: tests/algorithms/test_over_links.py follows their messages. With the compiler's
+# full optimizations, with which the gate runs some of these tests, they are not.
+OPTIMIZED = os.environ.get("JAXFL_TESTS_OPTIMIZED", "0") == "1"
 
 
 def cases(holds=lambda p: True, *, over_links=False):
     """(name, kind) as parameters, where this holds of the problem of the row."""
-    marked = [(CASES, ()), (OVER_LINKS if over_links else [], ()), (INTRICATE, pytest.mark.slow)]
+    first, others = (OVER_LINKS[:1], OVER_LINKS[1:]) if over_links else ([], [])
+    later = () if OPTIMIZED else pytest.mark.slow
+    marked = [(CASES, ()), (first, ()), (others, later), (INTRICATE, pytest.mark.slow)]
     return [pytest.param(*case, marks=marks) for some, marks in marked for case in some if holds(problem(case[0]))]
 
 

@@ -1,7 +1,9 @@
 """Every code block of the documents runs as printed, those of a document one after the other."""
 
+import functools
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,40 +12,49 @@ DOCS = Path(__file__).parent.parent / "docs"
 TEXTS = {path.name: path.read_text() for path in sorted(DOCS.glob("*.md"))}
 
 
-@pytest.fixture(scope="module")
-def names_of():
-    """Document -> what its code blocks define."""
-    defined = {}
-    for name, text in TEXTS.items():
-        defined[name] = {"__name__": "docs"}
-        for block in re.findall(r"```python\n(.*?)```", text, flags=re.S):
-            exec(compile(block, name, "exec"), defined[name])
+# Their learners, each of a program of its own, have quick tests in tests/algorithms and tests/privacy.
+DEAR = ("clients.md", "finite_precision.md")
+RUN = [pytest.param(name, marks=pytest.mark.slow if name in DEAR else ()) for name in TEXTS]
+
+
+@functools.cache
+def names_of(document):
+    """What the code blocks of a document define."""
+    defined: dict[str, Any] = {"__name__": "docs"}
+    for block in re.findall(r"```python\n(.*?)```", TEXTS[document], flags=re.S):
+        exec(compile(block, document, "exec"), defined)
     return defined
 
 
-def test_the_skeleton_learns(names_of):
-    loss = names_of["new_algorithm.md"]["info"].loss
+@pytest.mark.parametrize("document", RUN)
+def test_every_code_block_runs(document):
+    assert names_of(document)
+
+
+def test_the_skeleton_learns():
+    loss = names_of("new_algorithm.md")["info"].loss
     assert loss[-10:].mean() < 0.1 * loss[:10].mean()
 
 
-def test_the_experiment_of_the_skeleton_takes_grids(names_of):
+def test_the_experiment_of_the_skeleton_takes_grids():
     from experiments.frame.command_line import parse
 
-    experiment = names_of["new_algorithm.md"]["EXPERIMENT"]
+    experiment = names_of("new_algorithm.md")["EXPERIMENT"]
     asked, _ = parse(experiment, ["--grid", "step_size=0.1,0.2", "--seeds", "0", "1", "--num-train", "200"])
     prepared = experiment.prepare(asked.lines)
     assert [dict(variant.numbers) for variant in prepared.variants.values()] == [{"step_size": 0.1}, {"step_size": 0.2}]
     assert len({variant.algorithm for variant in prepared.variants.values()}) == 1
 
 
-def test_the_sweep_in_python_leaves_a_row_a_point_and_seed(names_of):
-    assert len(names_of["sweeps.md"]["rows"]) == 6
-    assert {row["status"] for row in names_of["sweeps.md"]["rows"]} == {"finished"}
+def test_the_sweep_in_python_leaves_a_row_a_point_and_seed():
+    assert len(names_of("sweeps.md")["rows"]) == 6
+    assert {row["status"] for row in names_of("sweeps.md")["rows"]} == {"finished"}
 
 
-def test_clients_of_every_kind_learn(names_of):
+@pytest.mark.slow
+def test_clients_of_every_kind_learn():
     """By half with noise, by much more without; what hides whole clients hides them."""
-    names = names_of["clients.md"]
+    names = names_of("clients.md")
     for kind, share in {
         "plain": 0.1,
         "decayed": 0.1,
@@ -56,18 +67,19 @@ def test_clients_of_every_kind_learn(names_of):
         assert loss[-5:].mean() < share * loss[:1].mean(), kind
 
 
-def test_clients_of_the_document_are_private(names_of):
+@pytest.mark.slow
+def test_clients_of_the_document_are_private():
     """Their epsilon counts the steps that ran. Clients whose updates are hidden take part by chance."""
-    names = names_of["clients.md"]
+    names = names_of("clients.md")
     assert names["private"].local_iterations.tolist() == [5] * 20
     assert 1 < names["sample_epsilon"] < 20
     assert len(set(names["hidden"].active.sum(axis=1).tolist())) > 2
     assert names["hidden"].clipped_updates.sum() > 0
 
 
-def test_costs_of_the_document_are_the_same_traced_and_on_the_host(names_of):
+def test_costs_of_the_document_are_the_same_traced_and_on_the_host():
     """2410 parameters and a weight go to one neighbor in each of 20 rounds; the phone is slower."""
-    names = names_of["costs.md"]
+    names = names_of("costs.md")
     for traced, on_host in zip(names["costs"], names["totals"], strict=True):
         np.testing.assert_allclose(traced, on_host, rtol=1e-5)
     operations = 64 * 32 + 32 + 32 + 32 * 10 + 10
@@ -78,8 +90,8 @@ def test_costs_of_the_document_are_the_same_traced_and_on_the_host(names_of):
     assert names["on_phone"].gradient_seconds > names["ledger"].gradient_seconds
 
 
-def test_push_sum_over_links_of_the_document_converges_where_mass_is_kept(names_of):
-    curves = names_of["links.md"]["curves"]
+def test_push_sum_over_links_of_the_document_converges_where_mass_is_kept():
+    curves = names_of("links.md")["curves"]
     means = {
         name: [float(found[part].mean()) for part in (slice(90, 100), slice(900, 1000))]
         for name, (found, _) in curves.items()
@@ -100,8 +112,8 @@ def test_what_a_document_links_to_exists(name):
         assert of_the_reader in path or (DOCS / path).exists() or (DOCS.parent / path).exists(), path
 
 
-def test_a_round_over_devices_runs(names_of):
+def test_a_round_over_devices_runs():
     """On as many as there are."""
-    names = names_of["devices.md"]
+    names = names_of("devices.md")
     assert int(names["state"].round_index) == 1
     assert names["state"].params.sharding.spec[0] == "nodes"

@@ -96,6 +96,7 @@ def test_follows_the_papers_lines(case):
 
 
 @pytest.mark.parametrize(("node_loop", "weighting"), [("map", "data"), ("vmap", "uniform")])
+@pytest.mark.quick_cases(1)
 def test_all_clients_one_step_full_batches_are_gradient_descent(node_loop, weighting):
     """On the pooled data for data weights, on the mean of the clients' means for uniform ones."""
     data, task = uneven_data(SIZES), small_task()._replace(node_loop=node_loop)

@@ -181,6 +181,7 @@ LARGE = 3000  # parameters
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("distribution", ["laplace", "gaussian"])
+@pytest.mark.quick_cases(1)
 def test_draws_are_scaled_as_the_schedule_says(distribution):
     """zeta^{k+1} and eta^k of every node and round within 5 standard errors, and NaN behind the schedule's end."""
     last, (state_weights, tracker_weights) = 3, weights(False)

@@ -58,6 +58,7 @@ def test_follows_the_lines():
 
 
 @pytest.mark.parametrize("graph", [graphs.complete(NODES), graphs.star(NODES)], ids=repr)
+@pytest.mark.quick_cases(1)
 def test_without_noise_it_is_gradient_descent_weighted_by_data(graph):
     """Every sample of a node is the node's point p_i, and D_i differ. On the complete graph all nodes go from 0 to the
     samples' mean as (1 - gamma)^k, together. On the star D_i S_i x_i, not D_i x_i, sums to what the points give."""
@@ -88,6 +89,7 @@ LARGE = 3000  # parameters
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("distribution", ["laplace", "gaussian"])
+@pytest.mark.quick_cases(1)
 def test_draws_are_scaled_as_the_schedule_says(distribution):
     """zeta^k of every node and round within 5 standard errors, NaN behind the schedule's end. Without gradients the
     sum of D_i S_i x_i gains that of D_i S_i zeta_i, on any graph."""

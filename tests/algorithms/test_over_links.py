@@ -330,7 +330,7 @@ def test_a_lost_model_that_is_not_finite_does_not_count():
     data = uneven_data()
     algorithm = averaging(jaxfl.links(0.5), num_active=5)
     state = start(algorithm, KEY, data)
-    draws = algorithm.draw(KEY, state, data)
+    draws = jax.jit(algorithm.draw)(KEY, state, data)
     lost = ~np.asarray(draws.links.arrived)
     assert 0 < lost.sum() < NODES
     inputs = np.array(data.inputs)
@@ -378,6 +378,7 @@ def test_links_that_lose_and_round_nothing_change_no_bit(name):
 
 @pytest.mark.parametrize("name", ["push_sum", pytest.param("d_psgd", marks=pytest.mark.slow), "fed_avg"])
 @pytest.mark.quick_cases(1)
+@pytest.mark.slow  # the test of traced numbers below takes the same way
 def test_a_traced_success_of_1_gives_what_no_links_give(name):
     p = problem(name)
     traced = jax.jit(lambda success: run(p.algorithm(links=jaxfl.links(success)), KEY, p.data, 6))
@@ -391,19 +392,25 @@ def test_a_traced_success_of_1_gives_what_no_links_give(name):
 def test_without_success_nothing_is_shared(name):
     """Each node goes on alone, as one on a graph without edges would; the server's model stays."""
     p = problem(name)
-    state, infos = run(p.algorithm(links=jaxfl.links(0.0)), KEY, p.data, 6)
-    first = start(p.algorithm(), KEY, p.data)
+    algorithm = p.algorithm(links=jaxfl.links(0.0))
+    first = start(algorithm, KEY, p.data)
+    state, infos = run(algorithm, KEY, p.data, 6, first)
     if name == "fed_avg":
         assert_same(state.params, first.params)
         np.testing.assert_array_equal(infos.lost_messages, infos.active)
         return
     # Another matrix on the diagonal would be refused, so the loop stands in.
     gradient = mini_batch(sampler=fixed(2))
-    x = first.params
-    for k in jnp.arange(6, dtype=jnp.int32):
+
+    @jax.jit
+    def moved(x, k):
         estimate = gradient.estimate(p.example.tasks["task"], x, None, p.data, gradient.draw(KEY, k, p.data), k)[0]
         noise = jaxfl.gaussian(0.02).draw(jaxfl.core.purpose_key(KEY, jaxfl.core.Purpose.NOISE, k), x)
-        x = jax.tree.map(lambda a, g, e: a - STEP_SIZE * (g + e), x, estimate, noise)
+        return jax.tree.map(lambda a, g, e: a - STEP_SIZE * (g + e), x, estimate, noise)
+
+    x = first.params
+    for k in jnp.arange(6, dtype=jnp.int32):
+        x = moved(x, k)
     assert_same(state.params, x, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(getattr(state, "push_sum_weight", 1.0), 1.0)
 

@@ -204,6 +204,7 @@ LARGE = 3000  # parameters
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("distribution", ["laplace", "gaussian"])
+@pytest.mark.quick_cases(1)
 def test_draws_are_scaled_as_the_schedule_says(distribution):
     """zeta^{k+1} of every node and round within 5 standard errors, NaN behind the schedule's end; uniform numbers are
     uniform; nothing is used twice."""

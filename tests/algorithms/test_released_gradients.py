@@ -18,6 +18,7 @@ NAMES = [name for name, row in REGISTRY.items() if row.released and not row.rele
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.quick_cases(1)
 def test_released_gradients_equal_gradient_plus_noise(name):
     """On a time-varying graph, where it may be one whose push-sum weights move, with a scheduled step size.
 

@@ -45,9 +45,9 @@ def test_a_round_releases_integers_times_each_nodes_step(name):
     options = {"gradient": mini_batch(sampler=fixed(1)), "noise": noise, "step_size": STEP_SIZE}
     learner = BUILDERS[name](task, graph=GRAPHS[name], **options)
     state = learner.init(KEY, data)
-    draws = learner.draw(KEY, state, data)
+    draws = jax.jit(learner.draw)(KEY, state, data)
     assert draws.noise.dtype == jnp.int32
-    after, _ = learner.update(state, data, draws)
+    after, _ = jax.jit(learner.update)(state, data, draws)
     start = np.asarray(state.params, np.float64)
     released, margins = [], []
     for node in range(NODES):
@@ -72,7 +72,7 @@ def test_an_event_has_the_step_of_its_waking_node():
     options = {"gradient": mini_batch(sampler=fixed(1)), "noise": noise, "step_size": STEP_SIZE, "max_delay": 0}
     learner = jaxfl.a_dp2_sgd(task, graph=graphs.ring(NODES), **options)
     state = learner.init(KEY, data)
-    draws = learner.draw(KEY, state, data)
+    draws = jax.jit(learner.draw)(KEY, state, data)
     after, _ = jax.jit(learner.update)(state, data, draws)
     params = np.asarray(state.params, np.float64)
     for event in range(NODES):

@@ -122,14 +122,14 @@ def test_no_losses_and_no_quantizers_give_two_point_descent(uplink):
     """x <- x - alpha sum_i (f_i(x + gamma Phi) - f_i(x - gamma Phi)) Phi, 32 bits a number."""
     task, data, alpha, gamma = small_task(), uneven_data(), 0.5, 0.7
     algorithm = learner(uplink=uplink, step_size=alpha, smoothing=gamma)
-    result = one_by_one(algorithm, KEY, data, 3)
+    result, loss = one_by_one(algorithm, KEY, data, 3), jax.jit(task.loss)
     for before, draws, after, info in zip(result.states, result.draws, result.states[1:], result.infos, strict=False):
         (direction,) = each_direction(draws, before.params, 1)
         total = 0.0
         for node in range(NODES):
             samples = data.indices[node, draws.batch.indices[node]]
             sides = [
-                task.loss(
+                loss(
                     jax.tree.map(lambda x, z, s=sign: x + s * gamma * z, before.params, direction),
                     data.inputs[samples],
                     data.labels[samples],
@@ -182,12 +182,14 @@ def test_the_expected_step_on_a_quadratic_is_a_gradients(links, num_directions):
         after = jax.lax.map(one, rounds, batch_size=1000)
         return jax.tree.map(lambda new, old: new - old[None], after, first.params)
 
-    def mean_loss(params):
+    @jax.jit
+    @jax.grad
+    def slope(params):
         sums = [task.loss(params, data.inputs[own[:s]], data.labels[own[:s]]).mean() for own, s in nodes]
         return sum(sums) / NODES
 
     nodes = [(data.indices[i], int(data.sizes[i])) for i in range(NODES)]
-    gradient = flat(jax.grad(mean_loss)(first.params))
+    gradient = flat(slope(first.params))
     steps = jax.tree.map(np.asarray, moved(jnp.arange(count)))
     steps = np.concatenate([leaf.reshape(count, -1) for leaf in jax.tree.leaves(steps)], axis=1).astype(np.float64)
     expected = -heard * 2 * NODES * alpha * gamma / len(gradient) * gradient
@@ -223,14 +225,15 @@ def test_batches_run_forward_as_the_node_loop_says():
         shapes.append((inputs.shape, params["dense_1"]["kernel"].shape))
         return task.loss(params, inputs, labels)
 
-    states = []
+    states, first = [], start(learner(num_directions=2), KEY, data)
     for node_loop in ("vmap", "map"):
         algorithm = learner(task._replace(loss=loss, node_loop=node_loop), num_directions=2)
-        states.append(jax.jit(algorithm.round)(KEY, start(algorithm, KEY, data), data))
+        states.append(jax.jit(algorithm.round)(KEY, first, data))
     assert set(shapes) == {((BATCH, 6), (6, 5))}
     assert_same(*states, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow  # as in tests/gradients/test_zero_order_estimates.py
 def test_directions_from_elsewhere_take_the_place_of_keys():
     data, algorithm = uneven_data(), learner(num_directions=2, direction="gaussian")
     state = start(algorithm, KEY, data)
@@ -250,6 +253,7 @@ def test_directions_from_elsewhere_take_the_place_of_keys():
 
 @pytest.mark.parametrize("links", LINKS)
 @pytest.mark.quick_cases(1)
+@pytest.mark.slow
 def test_converges_on_a_quadratic(links):
     """To the parameters from which all labels are made, where no device pulls another way."""
     task, uplink, downlink = linear_task(), *LINKS[links][:2]
@@ -259,7 +263,9 @@ def test_converges_on_a_quadratic(links):
     algorithm = learner(task, step_size=0.2, smoothing=0.3, uplink=uplink, downlink=downlink, num_directions=2)
     first = start(algorithm, KEY, data)
     early, _ = run(algorithm, KEY, data, 10, first)
-    late, _ = run(algorithm, KEY, data, 200, first)
+    late = early
+    for _ in range(19):
+        late, _ = run(algorithm, KEY, data, 10, late)
     before, after_10, after_200 = (
         float(task.loss(s.params, data.inputs, data.labels).mean()) for s in (first, early, late)
     )

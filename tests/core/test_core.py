@@ -164,14 +164,11 @@ def test_a_flax_module_trains_like_the_module_itself():
     module = TwoLayers(nnx.Rngs(jax.random.key(3)))
     inputs = jax.random.normal(jax.random.key(0), (5, 4), jnp.float32)
     labels = jnp.array([0, 1, 2, 1, 0], jnp.int32)
-    np.testing.assert_allclose(
-        task.loss(params, inputs, labels), jaxfl.core.cross_entropy(module(inputs), labels), rtol=1e-6
-    )
-    assert set(task.metrics(params, inputs, labels)) == {"loss", "accuracy"}
-    images = jnp.full((1, 4), 255, jnp.uint8)
-    np.testing.assert_allclose(
-        task.loss(params, images, labels[:1]), task.loss(params, jnp.ones((1, 4), jnp.float32), labels[:1])
-    )
+    loss, images = jax.jit(task.loss), jnp.full((5, 4), 255, jnp.uint8)
+    expected = jaxfl.core.cross_entropy(module(inputs), labels)
+    np.testing.assert_allclose(loss(params, inputs, labels), expected, rtol=1e-6)
+    assert set(jax.eval_shape(task.metrics, params, inputs, labels)) == {"loss", "accuracy"}
+    np.testing.assert_allclose(loss(params, images, labels), loss(params, jnp.ones((5, 4), jnp.float32), labels))
     data = jaxfl.federate(np.asarray(inputs), np.asarray(labels), [[0, 1], [2, 3, 4]])
     learner = jaxfl.push_sum(
         task, graph=jaxfl.graphs.directed_ring(2), step_size=0.5, gradient=jaxfl.mini_batch(clip_norm=1.0)
@@ -234,7 +231,7 @@ def test_a_task_that_was_built_by_hand_is_checked_where_it_is_used(node_loop):
         with pytest.raises(
             ArgumentError, match=r"^task\.loss: must return one number for each sample, .*got shape \(\)"
         ):
-            learner.round(jax.random.key(0), learner.init(jax.random.key(0), data), data)
+            jax.eval_shape(lambda key, a=learner: a.round(key, a.init(key, data), data), jax.random.key(0))
     with pytest.raises(ArgumentError, match=r"^task\.metrics\['bias'\]: must return one number for each sample"):
         sample_metrics(task, jnp.zeros(2), jnp.ones((3, 2)), jnp.ones(3))
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
+from helpers import leave_undrawn
 
 from experiments.ali_dpfl import EXPERIMENT
 from experiments.ali_dpfl.paper import ACCURACIES
@@ -87,14 +87,14 @@ def cache(tmp_path_factory):
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    """Pictures are empty files."""
-    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: Path(path).touch())
+    leave_undrawn(monkeypatch)
 
 
 def run(arguments, folder):
     """A finished command."""
     with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "1000")
+        leave_undrawn(patch)
         assert main(EXPERIMENT, shlex.split(f"{arguments} --out {folder}")) == 0
     return Ended(folder, printed.getvalue())
 

@@ -61,6 +61,7 @@ def test_exit_code_table_and_files_say_whether_the_claim_is_violated(mistake, na
 
 @pytest.mark.parametrize("mistake", ["rounds", "sampling"])
 @pytest.mark.quick_cases(1)
+@pytest.mark.slow
 def test_a_table_of_gradients_hides_neither(mistake, tmp_path):
     options, names = MISTAKES[mistake]
     out = tmp_path / "run"

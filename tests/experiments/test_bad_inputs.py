@@ -151,6 +151,7 @@ def test_model_that_cannot_fit_is_refused(tmp_path, monkeypatch, capsys):
     refused("privsgp_vr", ["--hidden", "1000000000", "--method", "PrivSGP"], "--hidden", says, capsys)
 
 
+@pytest.mark.slow
 def test_exit_code_of_the_process(tmp_path):
     """As a user types it: the sentence alone, and nothing is left behind."""
     command = [sys.executable, "-m", "experiments.privsgp_vr", "--dataset", "mnist", "--data-dir", "none"]

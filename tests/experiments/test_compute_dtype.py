@@ -44,7 +44,7 @@ def test_every_experiment_with_a_model_has_it():
 
 
 @pytest.mark.parametrize("name", WITH_MODEL)
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 def test_it_reaches_the_program(name):
     of_bfloat16 = re.compile(r"stablehlo\.(dot_general|convolution).*: \(tensor<\S*bf16>, tensor<\S*bf16>\)")
     assert of_bfloat16.search(round_of(name, "bfloat16"))

@@ -50,6 +50,7 @@ def lines_of(out):
 
 
 @pytest.mark.parametrize("x", X_AXES)
+@pytest.mark.quick_cases(2)
 def test_curves_of_a_run_that_has_ended_are_drawn_again_against_any_cost(finished, x, tmp_path, drawn):
     shutil.copytree(finished, tmp_path / "run")
     assert train("privsgp_vr", tmp_path / "run", "--resume", "--x", x) == 0
@@ -65,7 +66,7 @@ def test_curves_of_a_run_that_has_ended_are_drawn_again_against_any_cost(finishe
 @pytest.mark.parametrize(
     ("name", "picture"), [("embracing_fl", "cases.png"), ("dp_gradient_tracking", "convergence.png")]
 )
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 def test_other_curves_of_an_experiment_are_drawn_against_it_too(name, picture, tmp_path, drawn):
     assert train(name, tmp_path / "run", "--x", "joules") == 0
     for file in ("training.png", picture):

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import leave_undrawn
 from problems import start
 
 from experiments.dp_gradient_tracking import EXPERIMENT
@@ -62,7 +63,8 @@ def finished(tmp_path_factory):
     """A finished run of both schemes: its directory and what it printed."""
     folder = tmp_path_factory.mktemp("finished") / "run"
     options = "--iterations 6 --batch-size 2 --smoothness 2 --evaluate-every 2 --seeds 0 1 --quiet --out"
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
+    with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
+        leave_undrawn(patch)
         assert main(EXPERIMENT, [*options.split(), str(folder)]) == 0
     return folder, printed.getvalue()
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
+from helpers import leave_undrawn
 from pinned.data import write
 
 from experiments.dzofl import EXPERIMENT
@@ -49,7 +49,7 @@ def run(arguments, folder):
     """A finished command."""
     with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "1000")
-        patch.setattr(Figure, "savefig", lambda self, path, **_: Path(path).touch())
+        leave_undrawn(patch)
         assert main(EXPERIMENT, shlex.split(f"{arguments} --out {folder}")) == 0
     return Ended(folder, printed.getvalue())
 

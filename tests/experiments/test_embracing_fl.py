@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import leave_undrawn
 
 from experiments.embracing_fl import EXPERIMENT, methods, networks
 from experiments.embracing_fl.options import Point
@@ -22,7 +23,8 @@ VARIANTS = ("case 9 embracing", "case 9 width_reduction", "2 strong fed_avg")
 
 def run(arguments):
     """Exit code and what was printed."""
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
+    with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
+        leave_undrawn(patch)
         code = main(EXPERIMENT, arguments)
     return code, printed.getvalue()
 
@@ -109,7 +111,7 @@ class TestFinishedRun:
         ("fed_avg", "mlp"),
     ],
 )
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(1)
 def test_methods_build_with_models(method, model, monkeypatch):
     """Traced, not compiled: a round keeps the state's structure, and the full task evaluates it."""
     (point,) = points(f"--method {method} --model {model}").values()

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import leave_undrawn
 from pinned.data import write
 
 from experiments.frame import EXPERIMENTS, Line, flat, main
@@ -108,6 +109,7 @@ def test_numbers(experiment, label, alone, data, tmp_path, monkeypatch):
     """Metrics of the first rounds, and statements of what they cost."""
     # Now every point has batches and noise of its own: with those of the seed the numbers are as they were.
     monkeypatch.setattr(lanes, "run_key", lambda key, settings: RunKey(key, key))
+    leave_undrawn(monkeypatch)
     pinned = NUMBERS[experiment][label]
     folder = (
         [] if pinned["dataset"] == "digits" else ["--data-dir", str(write(data, pinned["dataset"])[pinned["dataset"]])]

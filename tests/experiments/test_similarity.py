@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import leave_undrawn
 
 from experiments.embracing_fl.networks import Problem
 from experiments.frame import choose, flat, main
@@ -41,7 +42,8 @@ def finished(tmp_path_factory):
     """A finished run: its directory, its metrics and what it printed."""
     folder = tmp_path_factory.mktemp("similarity") / "run"
     arguments = [*SIZES.split(), "--grid", "scheme=nothing,input_side", "--quiet", "--out", str(folder)]
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
+    with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
+        leave_undrawn(patch)
         assert main(EXPERIMENT, arguments) == 0
     return (
         folder,

@@ -69,7 +69,7 @@ def of_samples(case, clip_order=2):
 
 @pytest.mark.parametrize("number", SIZES)
 @pytest.mark.parametrize(("make", "clip_order"), [(linear, 1), (linear, 2), (residual_network, 2)])
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(1)
 def test_samples_that_go_through_at_once_give_what_they_give_one_after_the_other(make, clip_order, number, fitting):
     case = make()
     expected = weighted(case, clip_order), of_samples(case, clip_order)

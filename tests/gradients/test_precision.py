@@ -90,6 +90,7 @@ def test_every_product_of_norms_and_clipped_sums_is_of_the_highest_precision(nam
 
 @pytest.mark.parametrize("strides", [(1, 1), (2, 1)])
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
+@pytest.mark.quick_cases(1)
 def test_the_sum_over_a_convolutions_samples_is_the_same_on_every_platform(strides, padding):
     geom = geometry((6, 5), (3, 2), strides, padding)
     inputs, errors = normal(4, 6, 5, 3), normal(4, *geom.output_size, 7)

@@ -138,7 +138,7 @@ def test_no_stored_gradient_exceeds_the_clip_norm(table):
     data, task, clip_norm = uneven_data(), small_task(), 0.3
     params = jax.tree.map(lambda leaf: jnp.stack([leaf] * 5), task.init(jax.random.key(0)))
     estimator = gradients.saga(table=table, storage="bfloat16", clip_norm=clip_norm)
-    state = estimator.init(task, jax.random.key(1), params, data)
+    state = jax.jit(lambda key: estimator.init(task, key, params, data))(jax.random.key(1))
     bits = jax.lax.bitcast_convert_type(state.table, jnp.bfloat16)
     rows = np.asarray(bits, np.float64)
     if table == "dense":
@@ -245,7 +245,7 @@ def test_by_default_the_mean_is_refreshed_on_a_cpu_and_carries_its_rounding_else
         with tracing_for(platform):
             task, data = small_task(), uneven_data()
             learner = algorithm(task, sampler=gradients.fixed(2))
-            state = learner.init(jax.random.key(0), data)
+            state = jax.eval_shape(lambda key, a=learner, d=data: a.init(key, d), jax.random.key(0))
             program = str(jax.make_jaxpr(learner.round)(jax.random.key(0), state, data))
         assert (state.gradient.mean_rounding is not None) == carries
         assert ("cond[" in program) != carries, "its host would wait for the branch"
@@ -342,9 +342,9 @@ def test_a_broken_sample_reaches_no_node_under_a_clip_norm(table):
             task, graph=graphs.complete(data.num_nodes), gradient=gradient, noise=None, step_size=0.1
         )
         key, discarded = jax.random.key(0), np.zeros(data.num_nodes, int)
-        state = learner.init(key, broken)
+        state, step = start(learner, key, broken), jax.jit(learner.round)
         for _ in range(8):
-            state, info = jax.jit(learner.round)(key, state, broken)
+            state, info = step(key, state, broken)
             discarded += np.asarray(info.discarded_gradients)
         finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
         assert finite == (clip_norm is not None)

@@ -81,7 +81,7 @@ def shuffled(swap_with, count):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 32, 256, 257, 700])  # from 257 on the steps are sorted
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 def test_the_entries_are_those_of_the_shuffles_first_b_steps(size):
     draw_node, batch_keys = jax.jit(jax.vmap(fixed(size).draw_node, (0, None))), node_keys(jax.random.key(7), 200)
     step = jnp.arange(size, dtype=jnp.int32)

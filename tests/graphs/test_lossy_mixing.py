@@ -35,7 +35,7 @@ def realized(matrix, arrived, kept_by):
 
 @pytest.mark.parametrize("kept_by", ["sender", "receiver"])
 @pytest.mark.parametrize("name", GRAPHS)
-@pytest.mark.quick_cases(8)
+@pytest.mark.quick_cases(2)
 def test_all_structures_agree(name, kept_by):
     """With the realized matrix, in float64; and what is counted as lost."""
     graph = GRAPHS[name]

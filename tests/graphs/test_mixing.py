@@ -186,6 +186,7 @@ def test_push_sum_weights_move_on_irregular_graphs_and_debias_exactly(name):
 
 
 @pytest.mark.parametrize("name", ["exponential", "random_digraph", "sequence"])
+@pytest.mark.quick_cases(1)
 def test_transformations_commute_with_mixing(name):
     graph = GRAPHS[name]
     trees = [tree_of(graph.num_nodes, seed) for seed in range(3)]
@@ -214,6 +215,7 @@ def test_transformations_commute_with_mixing(name):
 
 
 @pytest.mark.parametrize("name", ["exponential", "random_digraph", "sequence", "wide_star"])
+@pytest.mark.quick_cases(2)
 def test_gradient_is_the_transposed_matrix(name):
     graph = GRAPHS[name]
     tree = tree_of(graph.num_nodes)["vector"]
@@ -225,6 +227,7 @@ def test_gradient_is_the_transposed_matrix(name):
 
 
 @pytest.mark.parametrize("name", ["exponential", "random_digraph", "complete"])
+@pytest.mark.quick_cases(1)
 def test_sixteen_bit_leaves_are_rounded_once(name):
     graph = GRAPHS[name]
     values = tree_of(graph.num_nodes)["vector"].astype(jnp.bfloat16)

@@ -46,6 +46,7 @@ TRAINED = train_total()
 
 
 @pytest.mark.parametrize("shape", [(6, 5), (4, 3, 2, 5)], ids=["features", "images"])
+@pytest.mark.quick_cases(1)
 def test_equals_flax_batch_norm_in_values_gradients_and_running_statistics(shape):
     params, state, inputs, direction = some_params(), some_state(), normal(*shape), normal(*shape)
     structure = nnx.graphdef(nnx.BatchNorm(5, momentum=0.9, rngs=nnx.Rngs(0)))

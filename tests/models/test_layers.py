@@ -114,6 +114,7 @@ POINTWISE = {channels: factored_form(layers.conv(channels, channels, (1, 1))) fo
 
 @pytest.mark.parametrize("channels", POINTWISE, ids=["gram form", "direct form"])
 @pytest.mark.parametrize("far", [1e-7, 1e-5, 1e-3])
+@pytest.mark.quick_cases(1)
 def test_no_norm_is_below_the_gradients_where_its_terms_cancel(channels, far):
     """Errors that alternate in sign over positions with nearly equal inputs, against float64."""
     factored = POINTWISE[channels]

@@ -131,6 +131,7 @@ def test_gradients_of_nodes_equal_those_of_each_node(node_loop, case):
 
 
 @pytest.mark.parametrize("node_loop", ["map", "vmap"])
+@pytest.mark.quick_cases(1)
 def test_mapped_over_nodes_it_makes_no_grouped_convolution_on_a_cpu(node_loop):
     params = jax.eval_shape(lambda key: jax.vmap(TINY.init)(jax.random.split(key, 2)), jax.random.key(0))
     batch = (jax.ShapeDtypeStruct((2, 3, *SHAPE), jnp.uint8), jax.ShapeDtypeStruct((2, 3), jnp.int32))

@@ -109,6 +109,7 @@ def test_layers_in_a_row_are_a_model_and_the_parts_of_a_cut_are_the_whole():
 
 
 @pytest.mark.parametrize("node_loop", ["vmap", "map"])
+@pytest.mark.quick_cases(1)
 def test_padding_never_counts_at_any_node(node_loop):
     (params, state), (images, _) = initial(MODEL), samples(4)
     weights = jnp.array([[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.0, 0.0]])

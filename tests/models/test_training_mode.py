@@ -211,6 +211,7 @@ def test_calibration_refuses_a_task_without_state():
     [cnn((6, 6, 1), channels=(3,), window=3, hidden=8), resnet20((6, 6, 1), widths=(4,), blocks=(1,))],
     ids=["cnn", "resnet20"],
 )
+@pytest.mark.quick_cases(1)
 def test_in_bfloat16_losses_and_gradients_are_float32_and_near_those_of_float32(model):
     pixels = np.random.default_rng(1).integers(0, 256, (16, 6, 6, 1))
     images, labels = jnp.asarray(pixels, jnp.uint8), jnp.arange(16) % 10

@@ -99,8 +99,9 @@ def test_ghost_clipping_sums_canaries_as_one_sample_at_a_time_does(clip_order):
     assert per_example.route(task, CLIP) == "factored"
     params = task.init(jax.random.key(0))
     weights = jnp.linspace(0.0, 1.0, len(data.inputs))
+    summed = functools.partial(per_example.weighted_sum, clip_norm=CLIP, clip_order=clip_order)
     by_factors, by_samples = (
-        per_example.weighted_sum(t, params, data.inputs, data.labels, weights, clip_norm=CLIP, clip_order=clip_order)
+        jax.jit(functools.partial(summed, t))(params, data.inputs, data.labels, weights)
         for t in (task, task._replace(layers=(), factors=None))
     )
     for one, other in zip(*(jax.tree.leaves(found) for found in (by_factors, by_samples)), strict=True):

@@ -72,6 +72,7 @@ def test_one_sampled_release_against_integration(q, low, high):
 
 
 @pytest.mark.parametrize(("q", "low", "high"), [(0.02, 0.0, 0.5), (0.02, 0.01, 0.99), (0.2, 0.05, 0.45)])
+@pytest.mark.quick_cases(1)
 def test_sampled_releases_against_the_library(q, low, high):
     """Another discretization, another composition: the same epsilon."""
     step, rounds = 2e-3, 200

@@ -63,6 +63,7 @@ def neighbors(rng, size, order):
         (jaxfl.laplace(LAPLACE_SCALE), 6.0 * LAPLACE_SCALE, 0.58),
     ],
 )
+@pytest.mark.quick_cases(1)
 def test_float_noise_tells_neighboring_states_apart(noise, size, share, standard):
     """At epsilon 0.1: every released number can come from the true state, a part of them from the other."""
     values, other = neighbors(np.random.default_rng(0), size, 2 if noise.distribution == "gaussian" else 1)

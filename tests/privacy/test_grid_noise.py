@@ -2,6 +2,7 @@
 
 import bisect
 import decimal
+import functools
 import math
 import operator
 
@@ -22,9 +23,14 @@ PI = decimal.Decimal(
 )
 
 
+@functools.partial(jax.jit, static_argnames=("bits", "size", "nodes"))
+def _drawn(key, scale, bits, size, nodes):
+    return jaxfl.grid_gaussian(scale, bits).draw(key, jnp.zeros((nodes, size)))
+
+
 def integers(bits, size=D, key=KEY, scale: float | np.ndarray = 1.0, nodes=1):
     """Noise, (n, d), int64, in steps."""
-    drawn = jaxfl.grid_gaussian(jnp.asarray(scale), bits).draw(key, jnp.zeros((nodes, size)))
+    drawn = _drawn(key, jnp.asarray(scale), bits, size, nodes)
     assert drawn.dtype == jnp.int32
     return np.asarray(drawn, np.int64)
 
@@ -93,6 +99,7 @@ class TestSearch:
 @pytest.mark.statistical
 class TestDistribution:
     @pytest.mark.parametrize("bits", [8, 12])
+    @pytest.mark.quick_cases(1)
     def test_is_the_rounded_gaussian(self, bits):
         found = integers(bits, 400_000)[0]
         edges = np.concatenate([[-math.inf], (np.arange(-20, 20) * 2 ** (bits - 3) + 2) - 0.5, [math.inf]])

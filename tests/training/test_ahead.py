@@ -135,6 +135,7 @@ def test_a_chunk_that_was_sent_off_early_has_the_same_bits(whole, tmp_path, monk
 @pytest.mark.parametrize(
     ("numbers", "last"), [({"bad_loss": 12.0}, 13), ({"bad_node": 14.0}, 15), ({"bad_score": 20.0}, 20)]
 )
+@pytest.mark.quick_cases(1)
 def test_a_single_run_raises_the_same_error(tmp_path, monkeypatch, early, numbers, last):
     """The node of the parameters, too: a round later their numbers would be bad at its neighbors."""
     texts = []

@@ -34,6 +34,7 @@ DRAW = jax.jit(calibration_set, static_argnums=(2, 3))
 
 
 @pytest.mark.parametrize(("num_samples", "sizes"), [(10, [4, 4, 2]), (26, [4] * 6 + [2]), (40, [26])])
+@pytest.mark.quick_cases(1)
 def test_every_sample_of_the_pool_is_drawn_at_most_once_and_padding_never(num_samples, sizes):
     found = DRAW(KEY, DATA, num_samples, 4 if num_samples < 40 else 100)
     batches = positions(found)
@@ -149,6 +150,7 @@ def test_a_run_evaluates_with_samples_drawn_once_per_seed(tmp_path):
         np.testing.assert_allclose(last["train_loss_average_model"], np.mean(on_training), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_each_variant_may_be_calibrated_or_not(tmp_path):
     static = A._replace(seeds=(0,), measures={"test": calibrated_scores(TASK, TEST, 10)})
     run = train_growing(tmp_path, {"static": static, "global": A._replace(seeds=(0,))})

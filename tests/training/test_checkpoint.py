@@ -64,6 +64,7 @@ def test_a_checkpoint_that_was_not_completed_does_not_count(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["half", "empty", "flipped", "missing"])
+@pytest.mark.quick_cases(2)
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, kind):
     fill(tmp_path / "good")
     files = sorted(path.relative_to(tmp_path / "good") for path in (tmp_path / "good" / "20").rglob("*"))

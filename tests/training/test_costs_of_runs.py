@@ -85,6 +85,7 @@ def test_without_a_ledger_all_else_is_the_same(whole, tmp_path):
 
 
 @pytest.mark.parametrize("cost", COSTS)
+@pytest.mark.quick_cases(1)
 def test_a_spent_budget_of_it_ends_a_lane_at_the_end_of_the_chunk(whole, tmp_path, cost):
     """In round 14, behind round 10 by a chunk, where it is reached in round 11; resumed it stays ended."""
     least = 1.1 * next(line for line in read_run(whole[0]).read_metrics() if line["round"] == 10)[f"total_{cost}"]

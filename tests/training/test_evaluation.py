@@ -39,6 +39,7 @@ def _by_hand(params, inputs, labels):
 
 
 @pytest.mark.parametrize(("batch_size", "node_loop"), [(8, "vmap"), (37, "map"), (1000, "chunk:3")])
+@pytest.mark.quick_cases(1)
 def test_scores_are_those_of_each_node_and_of_the_average_model(batch_size, node_loop):
     task = toy_task(node_loop)
     state, inputs, labels = _state(task)

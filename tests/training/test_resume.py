@@ -195,7 +195,7 @@ def _interrupt(monkeypatch, out, variants, owner, method, call, *, after, minute
         (RunDirectory, "mark_finished", (1, 3, 6), True),  # some lanes are marked, others not
     ],
 )
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(3)
 def test_no_line_is_lost_or_doubled_between_any_two_steps(whole, tmp_path, monkeypatch, owner, method, calls, after):
     expected, variants, ends = whole
     for number, call in enumerate(calls):
@@ -220,7 +220,7 @@ def test_no_line_is_lost_or_doubled_between_any_two_steps(whole, tmp_path, monke
         (RunDirectory, "mark_finished", (1, 3, 5), True),
     ],
 )
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(1)
 def test_a_checkpoint_between_two_evaluations_changes_no_line(
     whole, tmp_path, monkeypatch, owner, method, calls, after
 ):
@@ -242,6 +242,7 @@ def _empty_checkpoint(out, round_index):
 
 
 @pytest.mark.parametrize("damaged", [(20,), (10, 20)])
+@pytest.mark.quick_cases(1)
 def test_a_truncated_newest_checkpoint_falls_back_to_the_one_before_it_or_the_beginning(tmp_path, monkeypatch, damaged):
     train_toy(tmp_path / "whole", LONE)
     out = tmp_path / "damaged"

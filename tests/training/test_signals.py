@@ -194,6 +194,7 @@ with stop_at_sigterm(lambda: print("last words", flush=True)) as stop:
 
 
 @pytest.mark.parametrize("where", ["heeded", "elsewhere"])
+@pytest.mark.quick_cases(1)
 def test_elsewhere_and_the_second_time_the_process_ends_at_once(tmp_path, where):
     """With exit code 143 and its last words; what it had not begun is undone."""
     undone = tmp_path / "undone"

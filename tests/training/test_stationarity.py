@@ -84,6 +84,7 @@ def test_model_state_is_held_fixed():
 
 
 @pytest.mark.parametrize(("most", "seen"), [(100, [[0, 1, 2, 3, 4], [5, 6], [8, 7, 6]]), (2, [[0, 2], [5, 6], [8, 7]])])
+@pytest.mark.quick_cases(1)
 def test_samples_are_evenly_spaced_and_padding_has_weight_0(most, seen):
     found = training_samples(uneven(), most)
     np.testing.assert_allclose(found.weights.sum(axis=1), 1.0, rtol=1e-6)

@@ -128,6 +128,7 @@ def test_six_step_sizes_and_two_seeds_are_one_compile(tmp_path):
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 6])
+@pytest.mark.quick_cases(1)
 def test_no_copy_of_a_table_in_a_round(at_once):
     """A group's tables are taken out once a call; a copy a round would be a second one beside them."""
     algorithm = toy_algorithm(toy_variant().task, table_width=3000)
@@ -159,6 +160,7 @@ def test_a_branch_on_the_round_number_stays_a_branch():
 
 
 @pytest.mark.parametrize("at_once", [1, 6])
+@pytest.mark.quick_cases(1)
 def test_a_lane_that_diverges_leaves_the_others_bytes_as_they_are(swept, tmp_path, monkeypatch, at_once):
     monkeypatch.setattr(loop, "likely_best", lambda program, recorded: strategy._strategy(program, 6, at_once))
     variants = points(bad_rounds={0.1: 13.0})

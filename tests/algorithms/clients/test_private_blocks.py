@@ -156,6 +156,7 @@ def own_blocks(case, draws, client):
 
 
 @pytest.mark.parametrize("case", RUNS)
+@pytest.mark.quick_cases(1)
 def test_an_update_that_is_not_finite_counts_as_zero(case):
     """And is counted: the round is that without the client, but for what is said of it."""
     state, draws, update = everybody(case)
@@ -182,6 +183,7 @@ def test_if_all_clients_train_all_blocks_a_round_is_that_of_fed_avg(node_loop, n
     assert 0 < int(info.clipped_updates.sum()) < int(info.active.sum())
 
 
+@pytest.mark.slow  # as in test_private_updates.py, here and below
 def test_without_noise_and_clipping_everybody_active_it_is_the_plain_mean():
     """Where classes name their blocks, so that as many train each as are expected."""
     data, classes = uneven_data(SIZES), {"client_class": np.array([0, 1, 2, 1, 2, 2, 0]), "num_active": 7}
@@ -207,6 +209,7 @@ def test_noise_is_on_every_coordinate_and_independent_over_rounds():
 
 @pytest.mark.parametrize("client_class", [CLIENT_CLASS, np.zeros(7, int)], ids=["several classes", "one class"])
 @pytest.mark.quick_cases(1)
+@pytest.mark.slow
 def test_empty_slots_cost_nothing_where_clients_run_one_after_the_other(client_class):
     """As many losses are computed as clients that take part have steps."""
     data, task, computed = uneven_data(SIZES), small_task()._replace(node_loop="map"), []
@@ -236,6 +239,7 @@ def test_empty_slots_cost_nothing_where_clients_run_one_after_the_other(client_c
     assert len(computed) == 3 * int(info.active.sum())
 
 
+@pytest.mark.slow
 def test_clients_without_a_slot_are_an_error():
     data, algorithm = uneven_data(SIZES), learner()
     state = start(algorithm, KEY, data)
@@ -252,6 +256,7 @@ def normalized(layer):
     return classification(sequential(named))
 
 
+@pytest.mark.slow  # as in test_private_updates.py
 def test_dropout_alone_is_no_model_state_that_could_tell_of_a_client():
     task = normalized(layers.dropout(0.5))
     state, info = run(learner(task, trained_blocks=(task.blocks, task.blocks[-1:], 1, 1)), KEY, uneven_data(SIZES), 2)

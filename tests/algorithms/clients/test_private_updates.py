@@ -129,6 +129,7 @@ def first_round(algorithm, data):
 
 
 @pytest.mark.parametrize("node_loop", ["vmap", "map"])
+@pytest.mark.quick_cases(1)
 def test_adding_or_removing_one_client_moves_what_is_released_by_at_most_the_clip_norm(node_loop):
     """Of a whole round: what the server's model moves by, times the clients expected. The bound is reached."""
     data, task = uneven_data(SIZES), small_task()._replace(node_loop=node_loop)
@@ -145,6 +146,7 @@ def test_adding_or_removing_one_client_moves_what_is_released_by_at_most_the_cli
 
 
 @pytest.mark.parametrize("node_loop", ["vmap", "map"])
+@pytest.mark.quick_cases(1)
 def test_an_update_that_is_not_finite_counts_as_zero(node_loop):
     """And is counted: the round is that without the client, but for what is said of it."""
     data, task = uneven_data(SIZES), small_task()._replace(node_loop=node_loop)

@@ -67,6 +67,7 @@ def test_layer_flops_count_the_products_of_a_step():
 
 
 @pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.quick_cases(1)
 def test_a_stage_is_trained_and_its_inputs_get_a_gradient_but_for_the_images(number):
     part = resnet.stages(RESNET)[number]
     train, state, inputs = resnet.stage_rounds(Setting(RESNET, 1, batch_size=3), part)

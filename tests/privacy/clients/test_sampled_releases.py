@@ -74,6 +74,7 @@ def test_one_kind_in_two_parts_is_one_kind(exchange, dp_delta):
 
 
 @pytest.mark.parametrize("exchange", [False, True])
+@pytest.mark.quick_cases(1)
 def test_more_releases_a_larger_rate_or_less_noise_never_lower_it(exchange):
     rng = np.random.default_rng(3)
     for _ in range(15):

@@ -142,7 +142,8 @@ def _in_place(padded: Array, error: Array, geom: Geometry, columns: int) -> Arra
     planes = padded.reshape(1, batch * rows, width * channels, 1)
     planes = planes[:, : (window.shape[0] - 1) * step_down + geom.window[0]]
     steps = (step_down, columns * step_right * channels)
-    return canonical(*lax.optimization_barrier((planes, window)), (1, 1), "VALID", steps)
+    planes, window = lax.optimization_barrier((planes, window))
+    return canonical(planes, window, (1, 1), "VALID", steps)
 
 
 def _fold_columns(products: Array, geom: Geometry, channels: int, columns: int) -> Array:

@@ -28,17 +28,10 @@ from jax.custom_batching import custom_vmap
 
 from jaxfl.core.tracing import suits_cpu
 from jaxfl.core.types import Array
-from jaxfl.models import convolution_forms
+from jaxfl.models import convolution_forms, error_windows
 from jaxfl.models.convolution_forms import suits_gpu
+from jaxfl.models.error_windows import canonical
 from jaxfl.models.windows import Geometry
-
-# The gradient to the kernel slides the errors of the whole batch as one window. Measured on a core with 1 MB of
-# second-level cache: in groups of samples with 0.2 MB of errors it took 0.4 of the time of one group with 1.6 MB.
-_CACHED_BYTES = 1 << 18
-# Each group rearranges its inputs first, which thin errors do not pay for: with 16 channels of 32x32 errors, groups of
-# 16 samples took 2.5 ms and groups of 4 samples 5.5.
-_MIN_GROUP_CHANNELS = 256  # samples times channels of a group
-_MAX_GROUPS = 8  # bounds the size of the compiled program
 
 # Several neighboring columns are computed as channels of one, so many that these are at most. Measured on a core, 32
 # images, share of the time taken: 32x32, 3x3, 16 to 16 channels 0.68, 12 to 12 0.42, 3 to 16 0.24; 4 to 8 of 16x16
@@ -51,11 +44,6 @@ _MAX_COLUMNS = 4
 _FEWEST_EVEN = 5
 
 
-def _canonical(inputs: Array, kernel: Array, strides: tuple[int, int], padding) -> Array:
-    """NHWC x HWIO -> NHWC, the one layout with a fast path inside loop bodies on a CPU."""
-    return lax.conv_general_dilated(inputs, kernel, strides, padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
-
-
 def _columns_at_once(geom: Geometry, in_channels: int, out_channels: int) -> int:
     """How many neighboring columns of the output `_by_columns` should take for one."""
     if geom.strides != (1, 1) or not suits_cpu():
@@ -65,14 +53,14 @@ def _columns_at_once(geom: Geometry, in_channels: int, out_channels: int) -> int
 
 
 def _by_columns(inputs: Array, kernel: Array, geom: Geometry, columns: int) -> Array:
-    """`_canonical` of stride 1 as one of horizontal stride `columns`, with kernels side by side that are shifted."""
+    """`canonical` of stride 1 as one of horizontal stride `columns`, with kernels side by side that are shifted."""
     height, width, channels, features = kernel.shape
     shifted = [jnp.pad(kernel, [(0, 0), (column, columns - 1 - column), (0, 0), (0, 0)]) for column in range(columns)]
     wide = jnp.stack(shifted, axis=3).reshape(height, width + columns - 1, channels, columns * features)
     groups = -(-geom.output_size[1] // columns)
     (top, bottom), (left, right) = geom.padding
     padding = ((top, bottom), (left, right + groups * columns - geom.output_size[1]))
-    out = _canonical(inputs, lax.optimization_barrier(wide), (1, columns), padding)
+    out = canonical(inputs, lax.optimization_barrier(wide), (1, columns), padding)
     out = out.reshape(inputs.shape[0], geom.output_size[0], groups * columns, features)
     return out[:, :, : geom.output_size[1]]
 
@@ -83,7 +71,7 @@ def _even(channels: int) -> int:
 
 
 def _convolve_one(inputs: Array, kernel: Array, geom: Geometry) -> Array:
-    """`_canonical` in the form that suits the numbers of channels best."""
+    """`canonical` in the form that suits the numbers of channels best."""
     channels, features = kernel.shape[2:]
     more_channels, more_features = _even(channels) - channels, _even(features) - features
     if more_channels:
@@ -94,7 +82,7 @@ def _convolve_one(inputs: Array, kernel: Array, geom: Geometry) -> Array:
     if columns > 1:
         outputs = _by_columns(inputs, kernel, geom, columns)
     else:
-        outputs = _canonical(inputs, kernel, geom.strides, geom.padding)
+        outputs = canonical(inputs, kernel, geom.strides, geom.padding)
     return outputs[..., :features] if more_features else outputs
 
 
@@ -125,7 +113,7 @@ def convolve(inputs: Array, kernel: Array, geom: Geometry) -> Array:
 
 
 def _mapped_convolve(geom: Geometry):
-    """`_canonical` with a rule for a mapped axis; made anew for each call since the geometry is static."""
+    """`canonical` with a rule for a mapped axis; made anew for each call since the geometry is static."""
 
     @custom_vmap
     def call(inputs, kernel):
@@ -187,6 +175,8 @@ def input_gradient(error: Array, kernel: Array, geom: Geometry) -> Array:
         return convolve(error, flipped, Geometry(geom.output_size, geom.window, (1, 1), (pads[0], pads[1])))
     if suits_gpu():
         return convolution_forms.strided_input_gradient(error, kernel, geom)
+    if suits_cpu() and max(geom.strides) > 1:
+        return _input_gradient_by_rows(error, kernel, geom)
     spread = lax.pad(
         error,
         jnp.zeros((), error.dtype),
@@ -200,6 +190,34 @@ def input_gradient(error: Array, kernel: Array, geom: Geometry) -> Array:
     return convolve(
         spread, flipped, Geometry((spread.shape[1], spread.shape[2]), geom.window, (1, 1), ((0, 0), (0, 0)))
     )
+
+
+def _input_gradient_by_rows(error: Array, kernel: Array, geom: Geometry) -> Array:
+    """`input_gradient` with strides: rows of the inputs that are a stride apart are one convolution of the errors.
+
+    Neighboring columns, as many as a stride, are channels of one.
+    """
+    (height, width), (rows, columns), (step_down, step_right) = geom.input_size, geom.window, geom.strides
+    (top, _), (left, _) = geom.padding
+    batch, out_height, out_width, features = error.shape
+    channels, taps_right = kernel.shape[2], -(-columns // step_right)
+    size = -(-(top + height) // step_down), -(-(left + width) // step_right)
+    wide = jnp.pad(kernel, [(0, 0), (0, taps_right * step_right - columns), (0, 0), (0, 0)])
+    wide = wide.reshape(rows, taps_right, step_right, channels, features)[:, ::-1]
+    wide = wide.transpose(0, 1, 4, 2, 3).reshape(rows, taps_right, features, step_right * channels)
+    parts = []
+    for first in range(step_down):
+        taps = wide[first::step_down][::-1]
+        if not taps.shape[0]:  # no window covers these rows
+            parts.append(jnp.zeros((batch, *size, step_right * channels), error.dtype))
+            continue
+        below, right = size[0] - out_height, size[1] - out_width  # negative: errors that reach no row of the inputs
+        used = error[:, : out_height + min(below, 0), : out_width + min(right, 0)]
+        pads = (taps.shape[0] - 1, max(below, 0)), (taps_right - 1, max(right, 0))
+        part = Geometry((used.shape[1], used.shape[2]), (taps.shape[0], taps_right), (1, 1), pads)
+        parts.append(convolve(used, lax.optimization_barrier(taps), part))
+    whole = jnp.stack(parts, axis=2).reshape(batch, size[0] * step_down, size[1] * step_right, channels)
+    return whole[:, top : top + height, left : left + width]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -218,41 +236,12 @@ def kernel_gradient(inputs: Array, error: Array, geom: Geometry) -> Array:
 
 
 def _kernel_gradient_one(inputs, error, geom):
-    """The sum over groups of samples whose errors fit a core's cache: one large product misses it, and runs at half."""
     if suits_gpu():  # the canonical one would slide the whole error as one window there, too
         kernel = jax.ShapeDtypeStruct((*geom.window, inputs.shape[-1], error.shape[-1]), inputs.dtype)
-        return jax.linear_transpose(lambda kernel: _canonical(inputs, kernel, geom.strides, geom.padding), kernel)(
+        return jax.linear_transpose(lambda kernel: canonical(inputs, kernel, geom.strides, geom.padding), kernel)(
             error
         )[0]
-    batch = inputs.shape[0]
-    size = batch
-    if suits_cpu():
-        sample_bytes = error.size * error.dtype.itemsize // batch
-        fitting = max(_CACHED_BYTES // sample_bytes, _MIN_GROUP_CHANNELS // error.shape[-1], 1)
-        num_groups = min(-(-batch // fitting), _MAX_GROUPS)
-        size = -(-batch // num_groups)
-    parts = [
-        _canonical_kernel_gradient(inputs[start : start + size], error[start : start + size], geom)
-        for start in range(0, batch, size)
-    ]
-    return jnp.transpose(functools.reduce(jnp.add, parts), (1, 2, 0, 3))
-
-
-def _canonical_kernel_gradient(inputs, error, geom):
-    """(in_channels, *geom.window, out_channels): channels play the batch, the batch plays the channels."""
-    planes = lax.optimization_barrier(jnp.transpose(inputs, (3, 1, 2, 0)))
-    window = jnp.transpose(error, (1, 2, 0, 3))
-    if geom.strides != (1, 1):
-        spread = [(0, 0, stride - 1) for stride in geom.strides]
-        window = lax.pad(window, jnp.zeros((), window.dtype), [*spread, (0, 0, 0), (0, 0, 0)])
-    window = lax.optimization_barrier(window)
-    pads = []
-    for size, taps, (low, _), extent in zip(geom.input_size, geom.window, geom.padding, window.shape[:2], strict=True):
-        pads.append((low, taps + extent - 1 - size - low))
-    # With strides the last rows and columns of the input may lie beyond every window: leave them out.
-    (_, bottom), (_, right) = pads
-    planes = planes[:, : planes.shape[1] + min(bottom, 0), : planes.shape[2] + min(right, 0)]
-    return _canonical(planes, window, (1, 1), [(low, max(high, 0)) for low, high in pads])
+    return error_windows.kernel_gradient(inputs, error, geom)
 
 
 def _mapped_kernel_gradient(geom):

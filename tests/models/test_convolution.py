@@ -10,7 +10,7 @@ from helpers import assert_close, normals, refused
 from jax import lax
 
 from jaxfl.core import over_nodes
-from jaxfl.models import convolution
+from jaxfl.models import error_windows
 from jaxfl.models.convolution import convolve, kernel_gradient
 from jaxfl.models.windows import geometry, patches
 
@@ -31,6 +31,11 @@ CASES = {
     "odd channels": ((3, 5), (2, 3), (1, 1), "SAME", 5, 7),
     "odd channels in": ((4, 5), (3, 3), (1, 1), "VALID", 7, 8),
     "odd channels out, one column": ((4, 5), (3, 3), (1, 1), "VALID", 6, 33),
+    "many channels, strided": ((7, 8), (3, 3), (2, 3), "SAME", 3, 20),
+    "many channels, strided, even": ((8, 6), (3, 3), (2, 2), "SAME", 2, 16),
+    "many channels, strided with a rest": ((8, 9), (3, 2), (2, 2), "VALID", 1, 18),
+    "many channels, stride beyond the window": ((9, 8), (1, 2), (3, 3), "VALID", 2, 24),
+    "many channels, pointwise, strided": ((5, 6), (1, 1), (2, 2), "SAME", 3, 20),
 }
 BATCH = 3
 
@@ -132,11 +137,12 @@ def test_second_derivatives_equal_those_of_lax_conv(name):
     assert_close(of_gradients(ours)(inputs, kernel), of_gradients(theirs)(inputs, kernel))
 
 
-@pytest.mark.parametrize("cached_bytes", [1, 1500])
-def test_kernel_gradient_in_groups_of_samples(cached_bytes, monkeypatch):
-    monkeypatch.setattr(convolution, "_CACHED_BYTES", cached_bytes)
-    monkeypatch.setattr(convolution, "_MIN_GROUP_CHANNELS", 1)
-    case = CASES["valid"]
+@pytest.mark.parametrize("name", ["valid", "two columns at a time, one left over"])
+@pytest.mark.parametrize("cached_bytes", [1, 1500, 2500])
+def test_kernel_gradient_in_groups_of_samples(cached_bytes, name, monkeypatch):
+    monkeypatch.setattr(error_windows, "_CACHED_BYTES", cached_bytes)
+    monkeypatch.setattr(error_windows, "_MIN_GROUP_CHANNELS", 1)
+    case = CASES[name]
     geom = geometry(*case[:4])
     inputs, _ = arrays(case)
     error = normal(BATCH, *geom.output_size, case[-1])
@@ -157,7 +163,7 @@ def test_mapped_over_nodes_it_makes_no_grouped_convolution_on_a_cpu(node_loop):
     ungrouped = "batch_group_count = 1 : i64, feature_group_count = 1 : i64"
     mine = convolutions(over_nodes(ours, node_loop), *args)
     assert all(ungrouped in line for line in mine)
-    assert len(mine) == (3 if node_loop == "map" else 0)
+    assert len(mine) == (4 if node_loop == "map" else 0)  # rows of the inputs a stride of 2 apart are two
     assert not all(ungrouped in line for line in convolutions(jax.vmap(theirs), *args))  # what this test guards against
 
 

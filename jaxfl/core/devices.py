@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -21,6 +22,8 @@ from jaxfl.core.types import FederatedData, PyTree
 
 NODES = "nodes"
 """The axis of a mesh over which nodes lie."""
+
+_on_one_device = jax.make_user_context(False)
 
 
 def num_shares(num_nodes: int) -> int:
@@ -50,6 +53,19 @@ def axis_size() -> int:
     """Devices along the axis "nodes" of the context's mesh, whatever is shared out over them; 1 without one."""
     mesh = jax.sharding.get_abstract_mesh()
     return mesh.shape[NODES] if _kinds(mesh).get(NODES) in (AxisType.Auto, AxisType.Explicit) else 1
+
+
+def on_one_device() -> AbstractContextManager[None]:
+    """A context in which programs are traced whose nodes one device holds all, however many devices there are.
+
+    Elsewhere a caller's shardings may share nodes out without a mesh in the context: forms stay that JAX can share.
+    """
+    return _on_one_device(True)
+
+
+def may_be_shared() -> bool:
+    """Whether a caller's shardings may share out nodes that no mesh in the context does."""
+    return jax.device_count() > 1 and not _on_one_device.value
 
 
 def node_mesh(num_devices: int) -> Mesh:

@@ -21,6 +21,7 @@ from scipy.sparse import csr_array
 from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.devices import num_shares
+from jaxfl.core.platform import is_cpu
 from jaxfl.core.tree import number_type
 from jaxfl.core.types import Array, PyTree
 from jaxfl.graphs import sharded_mixing
@@ -163,6 +164,8 @@ def _dense(graph: Graph, leaf: Array, arrived: Array, slot: Array | None, own: A
 
 def _circulant(graph: Graph, leaf: Array, arrived: Array, slot: Array | None, own: Array) -> Array:
     assert graph.shifts is not None
+    if slot is not None and not is_cpu():  # whose host would wait for the number of the branch
+        return _neighbors(graph, leaf, arrived, slot, own)
     branches = [
         lambda leaf, arrived, own, shifts=shifts: shifted_sum(_realized_shifts(shifts, arrived, own), leaf)
         for shifts in graph.shifts

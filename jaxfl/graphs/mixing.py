@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
-from jaxfl.core.devices import num_shares
+from jaxfl.core.devices import may_be_shared, num_shares
 from jaxfl.core.platform import is_cpu
 from jaxfl.core.tree import along_nodes
 from jaxfl.core.types import Array, PyTree
@@ -197,14 +197,14 @@ def _circulant(graph: Graph, fn: Callable[..., PyTree], operands: tuple[PyTree, 
     # What leaves a switch is in memory; without one XLA's CPU backend finishes the sum anew for each of its readers, so
     # that there even a single matrix gets one, of two equal branches (0.7 of the time of a push-sum iteration on a
     # directed ring, without noise). Static shifts, a branch a round, become neighbor exchanges when a user shards the
-    # node axis of a CPU without a mesh in the context. On a lone CPU two branches that look the round's shifts up do: a
+    # node axis of a CPU without a mesh in the context. Elsewhere two branches that look the round's shifts up do: a
     # branch a round took 0.7 s more to compile (16 nodes, a network of four leaves, of 4.2 s for a round of PrivSGP-VR)
     # and no less time to run.
     # An accelerator gets no switch: its host waits for the number of the branch, which is on the device.
     on_cpu, same_count = is_cpu(), len({len(shifts) for shifts in graph.shifts}) == 1
     if graph.period > 1 and not on_cpu:
         return _looked_up_sum(graph, index % graph.period, fn(*operands))
-    if graph.period > 1 and same_count and jax.device_count() == 1:
+    if graph.period > 1 and same_count and not may_be_shared():
         branches = [lambda *values: _looked_up_sum(graph, index % graph.period, fn(*values))] * 2
     else:
         repeats = 2 if on_cpu and graph.period == 1 else 1

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxfl.core import ArgumentError, FederatedData, PyTree
 from jaxfl.core.check import at_least, one_of
-from jaxfl.core.devices import NODES, node_mesh
+from jaxfl.core.devices import NODES, node_mesh, on_one_device
 from jaxfl.core.types import PoolParts
 from jaxfl.training.processes import put, several
 
@@ -66,7 +66,7 @@ class Placement(NamedTuple):
 
 
 def tracing_over(num_devices: int) -> contextlib.AbstractContextManager[Any]:
-    """The context in which programs over nodes on these devices are traced; with a single device it changes nothing.
+    """The context in which programs over nodes on these devices are traced.
 
     Example:
         >>> from jaxfl.core.devices import num_shares
@@ -74,7 +74,7 @@ def tracing_over(num_devices: int) -> contextlib.AbstractContextManager[Any]:
         ...     num_shares(8)
         1
     """
-    return jax.set_mesh(node_mesh(num_devices)) if num_devices > 1 else contextlib.nullcontext()
+    return jax.set_mesh(node_mesh(num_devices)) if num_devices > 1 else on_one_device()
 
 
 def node_shardings(mesh: Mesh, tree: PyTree, num_nodes: int, num_leading: int = 0) -> PyTree:

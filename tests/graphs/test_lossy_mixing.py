@@ -1,5 +1,7 @@
 """Mixing over links that lose messages: the realized matrix in all structures, and what it preserves."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from strategies import column_stochastic
 from test_mixing import CHECKED, GRAPHS, assert_close, structures, tree_of
 
 from jaxfl import ArgumentError, graphs
+from jaxfl.core.platform import tracing_for
 from jaxfl.graphs.lossy_mixing import lossy_mix, messages_lost
 
 
@@ -56,6 +59,18 @@ def test_all_structures_agree(name, kept_by):
             )
         np.testing.assert_array_equal(lost, ((matrix > 0) & ~np.asarray(arrived)).sum(axis=0))
         assert lost.dtype == jnp.int32
+
+
+@pytest.mark.parametrize("kept_by", ["sender", "receiver"])
+def test_no_structure_branches_on_an_accelerator(kept_by):
+    """Its host would wait for the number of the branch."""
+    graph, tree, arrived = graphs.exponential(6), tree_of(6), arrived_in(6)
+    with tracing_for("gpu"):
+        mixed = jax.jit(partial(lossy_mix, graph, kept_by=kept_by)).trace(tree, arrived, jnp.int32(4))
+    assert "cond[" not in str(mixed.jaxpr)
+    expected = realized(graph.mixing_matrix(4), arrived, kept_by)
+    found = mixed.lower().compile()(tree, arrived, jnp.int32(4))
+    assert_close(found, jax.tree.map(lambda x: np.tensordot(expected, np.asarray(x, np.float64), axes=1), tree))
 
 
 @pytest.mark.parametrize("name", GRAPHS)

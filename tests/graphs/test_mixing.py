@@ -1,14 +1,17 @@
+import chex
 import jax
 import jax.numpy as jnp
 import networkx as nx
 import numpy as np
 import pytest
 import scipy.linalg
+from helpers import equations
 from hypothesis import given, settings
 from strategies import column_stochastic, connected, doubly_stochastic
 
 from jaxfl import graphs
 from jaxfl.core import ArgumentError
+from jaxfl.core.devices import on_one_device
 from jaxfl.core.platform import tracing_for
 from jaxfl.graphs.mixing import keeps_ones, mix_result
 
@@ -91,6 +94,22 @@ def test_no_structure_branches_on_an_accelerator(name):
         program = in_structures(graph, structures(graph)).trace(tree_of(graph.num_nodes), jnp.int32(1)).jaxpr
     assert "cond[" not in str(program)
     assert "while[" not in str(program)
+
+
+def test_a_branch_a_round_is_traced_where_a_callers_shardings_may_share_nodes_out(monkeypatch):
+    """Two branches compile faster than four; both give the same bits."""
+    monkeypatch.setattr(jax, "device_count", lambda: 2)
+    graph, tree = graphs.exponential(16), tree_of(16)
+
+    def traced():
+        return jax.jit(lambda tree, k: graphs.mix(graph, tree, k)).trace(tree, jnp.int32(3))
+
+    programs = [traced()]
+    with on_one_device():
+        programs.append(traced())
+    steps = [[step for step in equations(program.jaxpr.jaxpr) if "branches" in step.params] for program in programs]
+    assert [[len(step.params["branches"]) for step in of_one] for of_one in steps] == [[4], [2]]
+    chex.assert_trees_all_equal(*(program.lower().compile()(tree, jnp.int32(3)) for program in programs))
 
 
 @pytest.mark.parametrize("name", ["exponential", "star", "complete"])

@@ -5,6 +5,8 @@ import importlib.util
 import itertools
 import json
 import re
+import subprocess
+import sys
 import types
 from pathlib import Path
 
@@ -222,3 +224,11 @@ def test_shares_of_a_round_are_those_of_its_parts():
     expected |= {"rate_iteration": 0.2, "noise": 1500.0}
     assert {name: report[f"round/{name}"].value for name in expected} == pytest.approx(expected)
     assert all(map(is_sound, report.values()))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux, which counts the parent's memory")
+def test_the_peak_of_a_process_is_not_that_of_the_one_that_started_it():
+    held = np.ones(10**8)
+    code = "from experiments.bench.nodes import peak_megabytes; print(peak_megabytes())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 50 < float(done.stdout) < 1e-6 * held.nbytes

@@ -97,7 +97,7 @@ def estimate_constants(
         data: the nodes' samples.
         num_probes: points of the probing run, at least 1.
         step_size: of the probing run; below 2 / L, or it diverges.
-        max_samples_per_node: each node looks at so many of its samples, evenly spaced; None for all. With m of them b^2
+        max_samples_per_node: number of samples at which a node looks, evenly spaced; None for all. With m of them b^2
             grows by up to (variance of a sample's gradient) / m, and G misses the samples left out.
         loss_lower_bound: stands for min f, which is not searched for; 0 fits the losses of classification.
 
@@ -153,7 +153,7 @@ def estimate_constants(
 
 
 def _samples(data: FederatedData, most: int | None) -> _Samples:
-    """At most so many samples of each node, evenly spaced in its list (which may be sorted)."""
+    """At most a number of samples of each node, evenly spaced in its list (which may be sorted)."""
     sizes = np.asarray(data.sizes, np.int64)
     counts = sizes if most is None else np.minimum(sizes, most)
     slots = np.arange(counts.max())

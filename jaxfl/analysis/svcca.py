@@ -235,7 +235,7 @@ def _flattened(name: str, values: Outputs, leading: int) -> Outputs:
 
 
 def _check_directions(num_directions: int, num_samples: int) -> None:
-    """Refuse so many directions that every two models are equal."""
+    """Refuse a number of directions at which every two models are equal."""
     check.at_least(1, num_directions=num_directions)
     if num_directions >= num_samples - 1:
         requirement = f"must be below the number of samples minus 1, which is {num_samples - 1}"

@@ -33,7 +33,7 @@ from jaxfl.models.convolution_forms import suits_gpu
 from jaxfl.models.error_windows import canonical
 from jaxfl.models.windows import Geometry
 
-# Several neighboring columns are computed as channels of one, so many that these are at most. Measured on a core, 32
+# Several neighboring columns are computed as channels of one, at most this many channels. Measured on a core, 32
 # images, share of the time taken: 32x32, 3x3, 16 to 16 channels 0.68, 12 to 12 0.42, 3 to 16 0.24; 4 to 8 of 16x16
 # 0.20; 28x28, 5x5, 1 to 32 0.88. Twice as far, the zeros of the wider windows cost more than they bring.
 _COLUMN_CHANNELS, _COLUMN_CHANNELS_OF_THIN_INPUTS = 32, 64

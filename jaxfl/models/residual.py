@@ -16,7 +16,7 @@ from jaxfl.models.layers import Layer, normal_kernel
 from jaxfl.models.windows import geometry, patches
 
 MakeNorm = Callable[[int], Layer]
-"""channels -> a normalization of so many channels."""
+"""number of channels -> a normalization of them."""
 
 
 # Channels up to which a CPU convolves with a stride rather than multiply patches. Forward and backward on a core, 32

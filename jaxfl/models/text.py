@@ -130,7 +130,7 @@ def bilstm_classifier(
         num_outputs: 1 for a single logit, with `jaxfl.models.binary_classification`; or the number of classes, with
             `jaxfl.models.classification`.
         dropout: rate in [0, 1); 0 leaves dropout out, and then the task has gradients of single samples.
-        frozen_words: so many words that each direction reads first are read without gradient (`frozen_steps` of
+        frozen_words: number of words that each direction reads first, without gradient (`frozen_steps` of
             `bidirectional_lstm`): 128 for the paper's weak clients. The parameters are the same.
 
     Returns:

@@ -68,7 +68,7 @@ def renyi_divergences(*, sampling_rate: float, noise_multiplier: float) -> np.nd
 def local_iterations_epsilon(
     num_iterations: int, *, sampling_rate: float, noise_multiplier: float, dp_delta: float
 ) -> float:
-    """Epsilon after so many local iterations, whatever their division into rounds.
+    """Epsilon after a number of local iterations, whatever their division into rounds.
 
     Args:
         num_iterations: T, at least 0, all local iterations of the client in the whole run.

@@ -52,7 +52,8 @@ def bidirectional_lstm(
         whole_sequence: False returns the last hidden state of each direction, (b, 2 * units), from the start first;
             True those of every position, (b, t, 2 * units).
         unit_forget_bias: whether the forget gates' biases start at 1, so that states are kept at first.
-        frozen_steps: number of inputs that each direction reads first as constants, by parameters that are constants, too: truncated back-propagation. The values stay the same. With it there is no factored form.
+        frozen_steps: number of inputs that each direction reads first as constants, by parameters that are constants
+            there: truncated back-propagation. The values stay the same. With it there is no factored form.
 
     Raises:
         ArgumentError: a size below 1, negative `frozen_steps`; from `apply`, sequences of another width, or so short

@@ -243,7 +243,8 @@ class TestBesideAFinishedRun:
         assert set(after) == set(before)
         assert {path for path in after if after[path] != before[path]} <= {p for p in after if p.suffix == ".png"}
 
-    @pytest.mark.parametrize("finished", quick(TRAINED, "privsgp_vr"), indirect=True)
+    @pytest.mark.slow
+    @pytest.mark.parametrize("finished", TRAINED, indirect=True)
     def test_interrupted_in_the_middle_and_resumed_equals_uninterrupted(self, finished, tmp_path, monkeypatch, capsys):
         append = RunDirectory.append_metrics
 

@@ -177,7 +177,7 @@ def estimates(count, **options):
 
 @pytest.mark.statistical
 @pytest.mark.parametrize(("direction", "sampler"), crossed(["rademacher", "gaussian"], SAMPLERS))
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 def test_unbiased_for_the_gradient_of_a_quadratic(direction, sampler):
     """Within 3.5 standard errors at all nodes and coordinates; a scale that is off by a tenth is rejected."""
     found, exact = estimates(40_000, direction=direction, sampler=SAMPLERS[sampler])

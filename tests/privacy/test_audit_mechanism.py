@@ -41,6 +41,7 @@ def refuted(run, **options):
 
 
 @pytest.mark.statistical
+@pytest.mark.slow
 def test_right_runs_are_refused_as_rarely_as_asked_for():
     refusals = [bool(refuted(released(seed, canaries=1000), significance=0.2)) for seed in range(300)]
     assert np.mean(refusals) < 0.2 + 3 * math.sqrt(0.2 * 0.8 / 300)

@@ -51,7 +51,7 @@ def one_round(clip_norm=CLIP_NORM, noise_std=0.0, seed=0, base=small_task):
 
 @pytest.mark.parametrize("base", [small_task, linear_task])
 @pytest.mark.parametrize(("clip_norm", "norm"), [(CLIP_NORM, CLIP_NORM), (1e9, STEP_SIZE * STEPS * 8.0)])
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 def test_an_included_canary_clients_update_lies_in_its_own_coordinate_an_excluded_ones_is_zero(clip_norm, norm, base):
     canaries, _, released = one_round(clip_norm, base=base)
     assert 10 < canaries.included.sum() < CANARIES - 10

@@ -128,6 +128,7 @@ def train_growing(out, variants, resume=False):
     return run
 
 
+@pytest.mark.slow
 def test_a_run_evaluates_with_samples_drawn_once_per_seed(tmp_path):
     measures = {
         "test": calibrated_scores(TASK, TEST, 10),

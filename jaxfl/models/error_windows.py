@@ -64,15 +64,7 @@ def _columns_at_once(geom: Geometry, features: int) -> int:
 
 
 def kernel_gradient(inputs: Array, error: Array, geom: Geometry) -> Array:
-    """The gradient to the kernel, summed over the batch; on a CPU over groups whose errors fit a core's cache.
-
-    Args:
-        inputs: (b, *geom.input_size, in_channels), float32.
-        error: (b, *geom.output_size, out_channels), float32.
-        geom: the geometry of the forward convolution.
-
-    Returns:
-        (*geom.window, in_channels, out_channels), float32.
+    """`convolution.kernel_gradient`; on a CPU summed over groups of samples whose errors fit a core's cache.
 
     Guarantees:
         - equals lax.conv's, to float32 rounding, for every stride and padding.

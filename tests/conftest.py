@@ -5,6 +5,7 @@ import contextlib
 import gc
 import os
 import platform
+import signal
 import zlib
 from importlib.metadata import version
 from pathlib import Path
@@ -52,6 +53,8 @@ def _version(name):
     return tuple(int(part) for part in version(name).split(".")[:3])
 
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # from a shell's "&"; commands that tests interrupt inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several processes may share one GPU
 # Of this process and of those that tests start: no test reads or fills the user's cache of compiled programs. The tests
 # keep their own in the checkout, with which a second run takes half of the processor time; JAXFL_TESTS_CACHE=0 turns

@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +51,14 @@ def test_there_are_two_commands_each_complete_on_a_fresh_machine():
         assert command.startswith("python3 -m venv .venv && .venv/bin/pip install ")
     assert "-m experiments.privsgp_vr" in run
     assert "-m pytest" in test
+
+
+@pytest.mark.slow
+def test_pytest_alone_takes_the_experiments_for_themselves():
+    """`pytest` does not have the current directory on the path, as `python -m pytest` does; -P leaves it out."""
+    command = "-P -m pytest -q -n 0 --collect-only tests/experiments/test_process.py".split()
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_files_that_the_readme_names_exist():

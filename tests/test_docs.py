@@ -86,8 +86,8 @@ def test_costs_of_the_document_are_the_same_traced_and_on_the_host():
     np.testing.assert_allclose(names["totals"].operations, 8 * 16 * 3 * operations)
     airtime = 32 * 2411 / 2e6 + 32 * 2411 / 10e6
     np.testing.assert_allclose(names["totals"].simulated_seconds, 16 * 3 * operations / 4e9 + airtime)
-    assert names["of_clients"].forward_operations.tolist() == [operations, *[64 * 32 + 32 + 32] * 2]
-    assert names["on_phone"].gradient_seconds > names["ledger"].gradient_seconds
+    assert names["of_clients"].forward.operations.tolist() == [operations, *[64 * 32 + 32 + 32] * 2]
+    assert names["on_phone"].gradient.simulated_seconds > names["ledger"].gradient.simulated_seconds
 
 
 def test_push_sum_over_links_of_the_document_converges_where_mass_is_kept():

@@ -52,11 +52,10 @@ def published_ledger(point: Point) -> Ledger:
     counts = total(count(network, image_shape(dataset), counted=names))
     charged = counts._replace(activations=batch * counts.activations)
     forward, backward = forward_energy(charged, model), backward_energy(charged, model)
-    return point.ledger()._replace(
-        forward_joules=forward / (2 * batch),
-        gradient_joules=(forward + backward) / batch,
-        forward_seconds=counts.operations / point.costs.operations_per_second / (2 * batch),
-        gradient_seconds=0.0,
+    book, seconds = point.ledger(), counts.operations / point.costs.operations_per_second
+    return book._replace(
+        forward=book.forward._replace(joules=forward / (2 * batch), simulated_seconds=seconds / (2 * batch)),
+        gradient=book.gradient._replace(joules=(forward + backward) / batch, simulated_seconds=0.0),
         downlink_bits_per_second=math.inf,
     )
 

@@ -13,9 +13,9 @@ from experiments.embracing_fl.defaults import OF_MODEL
 from experiments.embracing_fl.methods import CLASSES
 from experiments.embracing_fl.networks import RESNETS, Form, Problem
 from experiments.embracing_fl.options import Point
+from experiments.embracing_fl.phone import ONEPLUS_9_PRO, RoundSeconds, partial_work, round_seconds
 from experiments.frame import flat, lay
-from jaxfl import channel
-from jaxfl.channel import ONEPLUS_9_PRO, RoundSeconds
+from jaxfl import algorithms, channel
 
 DEVICE = "OnePlus 9 Pro"
 _SHAPES = {"resnet20": ((32, 32, 3), 10), "femnist_cnn": ((28, 28, 1), 62), "bilstm": ((256,), 2)}
@@ -52,15 +52,15 @@ def class_costs(point: Point, problem: Problem) -> list[ClassCost]:
         form = Form(share.width)
         read = problem.sample_shape[0] - share.frozen_words, *problem.sample_shape[1:]  # with gradient
         layers = network.counts(problem._replace(sample_shape=read), form)
-        differentiated = channel.partial_work(layers, stored).trained
-        work = channel.partial_work(network.counts(problem, form), stored)._replace(trained=differentiated)
+        differentiated = partial_work(layers, stored).trained
+        work = partial_work(network.counts(problem, form), stored)._replace(trained=differentiated)
         samples_of_round = {"batch_size": steps.batch_size, "num_local_steps": steps.local_steps}
-        seconds = channel.round_seconds(work, ONEPLUS_9_PRO, **samples_of_round)
+        seconds = round_seconds(work, ONEPLUS_9_PRO, **samples_of_round)
         parameters = sum(layers[name].parameters for name in own)
         if isinstance(share.blocks, int):  # drawn anew each round: their mean number
             parameters = round(parameters * share.blocks / len(blocks))
         part = differentiated._replace(parameters=parameters)
-        capacity = channel.capacity(part, whole, batch_size=samples)
+        capacity = algorithms.capacity(part, whole, batch_size=samples)
         costs.append(ClassCost(label, count, capacity, parameters, samples * part.activations, seconds))
     return costs
 

@@ -12,7 +12,7 @@ import optax
 from experiments.embracing_fl.networks import Form
 from experiments.frame import Choice
 from jaxfl.algorithms import embracing, fed_avg, first_half, output_side, width_reduction
-from jaxfl.channel import Counts, Work, output_side_work, total, whole_model
+from jaxfl.channel import Counts, Work, node_work, total
 from jaxfl.core import Algorithm, Array, check
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def work(point: Point) -> list[Work]:
         shorter = problem.sample_shape[0] - share.frozen_words, *problem.sample_shape[1:]
         read = network.counts(problem._replace(sample_shape=shorter), form)
         layers = network.counts(problem, form)
-        one = whole_model(layers) if first == blocks[0] else output_side_work(layers, first)
+        one = node_work(layers, None if first == blocks[0] else first)
         of_class.append(one._replace(backward=total(read, trained_from=first)))
     if point.learning.method == "ordered_dropout":
         of_class = [_mean(of_class[number:]) for number in range(len(of_class))]

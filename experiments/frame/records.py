@@ -189,7 +189,7 @@ class Network:
     def work(self, data: Data) -> channel.Work:
         """What a sample takes."""
         dataset = data.load()
-        return channel.whole_model(channel.count(choose(NETWORKS, vars(self))(dataset), image_shape(dataset)))
+        return channel.node_work(channel.count(choose(NETWORKS, vars(self))(dataset), image_shape(dataset)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ from experiments.frame.options import flat, options
 from experiments.frame.records import Publication
 from jaxfl.analysis.final_plot import plot_final
 from jaxfl.analysis.plots import X_AXES, plot_run
-from jaxfl.channel import RoundCosts
+from jaxfl.channel import Costs
 from jaxfl.core import ArgumentError, check
 from jaxfl.core.platform import tracing_for
 from jaxfl.privacy.statements import statement_text
@@ -208,7 +208,7 @@ def with_ledgers(variants: Mapping[str, Variant], lines: Mapping[str, Line], x: 
             work = point.work() if hasattr(point, "work") else point.network.work(point.data)
             batch_size = values["batch_size"] * (values.get("entry_size") or 1)
             variant = variant._replace(ledger=point.costs.ledger(work, batch_size))
-        elif {total.removeprefix("total_") for total in X_AXES[x].totals} & {*RoundCosts._fields}:
+        elif {total.removeprefix("total_") for total in X_AXES[x].totals} & {*Costs._fields}:
             remedy = "Draw against rounds, bits or evaluations."
             raise ArgumentError("x", "must be what the run counts", f"got {x} without a model of layers", remedy)
         with_costs[name] = variant

@@ -16,7 +16,7 @@ from experiments.embracing_fl.options import Data, Partition, Steps
 from experiments.frame import Choice, Costs, Run, choose, flat, stated
 from jaxfl.algorithms import first_half, output_side, partial_averaging
 from jaxfl.analysis.svcca import svcca_of_pairs
-from jaxfl.channel import Work, whole_model
+from jaxfl.channel import Work, node_work
 from jaxfl.core import Algorithm, ArgumentError, Array, PyTree, Task, check, over_nodes
 from jaxfl.core.tasks import scale_images
 from jaxfl.models.layer_outputs import layer_outputs
@@ -111,7 +111,7 @@ class Point:
 
     def work(self) -> Work:
         """What a sample takes."""
-        return whole_model(self.network.counts(self.problem()))
+        return node_work(self.network.counts(self.problem()))
 
     def algorithm(self) -> Algorithm:
         """Local SGD at all clients, and the average of what the scheme says; traced options may be arrays."""

@@ -4,6 +4,7 @@ from jaxfl.algorithms.ali_dpfl import ali_dpfl
 from jaxfl.algorithms.asynchronous_gossip import a_dp2_sgd
 from jaxfl.algorithms.clients.blocks import first_half, output_side
 from jaxfl.algorithms.clients.bound_constants import private_constants, published_constants
+from jaxfl.algorithms.clients.capacity import capacity, training_bytes
 from jaxfl.algorithms.clients.client_sgd import client_sgd
 from jaxfl.algorithms.clients.local_steps import local_steps
 from jaxfl.algorithms.clients.private_updates import private_updates
@@ -24,6 +25,7 @@ __all__ = [
     "Row",
     "a_dp2_sgd",
     "ali_dpfl",
+    "capacity",
     "client_sgd",
     "d_psgd",
     "debiased_params",
@@ -44,5 +46,6 @@ __all__ = [
     "published_constants",
     "push_sum",
     "theory_step_size",
+    "training_bytes",
     "width_reduction",
 ]

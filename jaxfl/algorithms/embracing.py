@@ -132,7 +132,8 @@ def embracing(
             has the blocks that the client trains; its weighting is among the clients that trained a block.
         trained_blocks: what each capacity class trains: names of `task.blocks`, for instance all of them for a strong
             client and `output_side(task.blocks, "block_3_1")` for a weak one; or an int, how many blocks each client
-            of that class draws in each round, uniformly without replacement.
+            of that class draws in each round, uniformly without replacement. `jaxfl.algorithms.capacity` tells what a
+            cut takes of a strong client's memory.
         client_class: (n,), int, each client's place in `trained_blocks`; on the host.
         num_active: clients in a round, uniform without replacement. An int: among all clients, as in the paper, so that
             each class's count is random; on a CPU active clients then run one after the other, whatever

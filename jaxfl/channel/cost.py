@@ -6,10 +6,10 @@ Each layer is traced for one sample, not computed, in the form of all platforms 
 - Activations: outputs of convolutions and dense layers, which layers mark (`jaxfl.core.tracing.mark_activation`), as
   EmbracingFL counts them; or those of the layers that `count` is told.
 - Multiply-accumulates: those of convolutions and matrix products. Taps of a window that lie on padding count.
-- Other operations: one for each number that arithmetic gives, and for each number that a pooling or a sum reads.
-  Additions and multiplications by numbers that do not depend on the sample, in a row, are one operation: a bias, a
-  normalization with given statistics, or the last step of a mean, which belongs to its sum. What is added to a product,
-  but for a bias, is where its accumulation starts. Movements are free, and what depends on parameters alone.
+- Other operations: one for each number that arithmetic gives, and for each that a pooling or a sum reads. Additions and
+  multiplications by numbers that do not depend on the sample, in a row, are one operation: a bias, a normalization with
+  given statistics, or the last step of a mean, which belongs to its sum. What else is added to a product is where its
+  accumulation starts. Movements are free, and what depends on parameters alone.
 
 References: EmbracingFL (`jaxfl.embracing`), Tables 1 and 10, sections 4 and 6.2; DZOFL (`jaxfl.dzofl`), section V.
 """
@@ -27,7 +27,6 @@ import jax
 from jaxfl.core import ArgumentError, Variables, check
 from jaxfl.core.tracing import ACTIVATION, canonical_form
 
-BYTES = 4  # of a float32
 # EmbracingFL's ten numbers per unit, direction and word, inferred from Table 1: four gates' two products, cell, output.
 BILSTM_COUNTED = ("lstm",)  # of jaxfl.models.bilstm_classifier
 DZOFL_COUNTED = ("conv_1", "conv_2", "pool", "flatten", "dense_1")  # of jaxfl.models.dzofl_cnn; flatten copies the pool
@@ -51,7 +50,7 @@ class Counts(NamedTuple):
 def count(
     model: Any, sample_shape: tuple[int, ...], *, dtype: Any = jax.numpy.float32, counted: Collection[str] | None = None
 ) -> dict[str, Counts]:
-    """Layer name -> the counts of a model's layer, input side first; the example is that of `total` and `capacity`.
+    """Layer name -> the counts of a model's layer, input side first.
 
     Args:
         model: a `jaxfl.models.Model`, counted in evaluation.
@@ -72,9 +71,8 @@ def count(
         >>> layers = count(mlp((784, 32, 10)), (28, 28))
         >>> *layers, *layers["dense_1"]
         ('flatten', 'dense_1', 'relu_1', 'dense_2', 25120, 32, 25088, 32, 784)
-        >>> part, whole = total(layers, trained_from="dense_2"), total(layers)
-        >>> part.parameters, training_bytes(whole, 32), round(capacity(part, whole, batch_size=32), 5)
-        (330, 214352, 0.02426)
+        >>> total(layers).parameters, total(layers, trained_from="dense_2").parameters
+        (25450, 330)
     """
     names = tuple(name for name, _ in model.layers)
     for name in counted or ():
@@ -97,11 +95,7 @@ def count(
 
 
 def total(layers: Mapping[str, Counts], *, trained_from: str | None = None) -> Counts:
-    """Counts of a model, or of its output side: sums over layers.
-
-    Args:
-        layers: from `count`.
-        trained_from: name of the first layer to add; the whole model where it is None.
+    """Sums over the layers of `count`, from the one named `trained_from` on; over all where it is None.
 
     Raises:
         ArgumentError: no layer has that name.
@@ -111,25 +105,6 @@ def total(layers: Mapping[str, Counts], *, trained_from: str | None = None) -> C
         check.one_of(names, trained_from=trained_from)
         chosen = chosen[names.index(trained_from) :]
     return Counts(*map(sum, zip(*chosen, strict=True)))._replace(inputs=chosen[0].inputs)
-
-
-def training_bytes(counts: Counts, batch_size: int) -> int:
-    """Bytes of parameters, activations of a batch, and a gradient for each: EmbracingFL's 2 p + 2 a, without momentum.
-
-    Args:
-        counts: of what is trained.
-        batch_size: samples whose activations are held at once. Table 1 has 32 for ResNet-20 and 1 for the others.
-
-    Raises:
-        ArgumentError: a batch size that is not an integer of at least 1.
-    """
-    check.at_least(1, batch_size=batch_size)
-    return 2 * BYTES * (counts.parameters + batch_size * counts.activations)
-
-
-def capacity(part: Counts, whole: Counts, *, batch_size: int = 1) -> float:
-    """EmbracingFL's (2 p_w + 2 a_w) / (2 p + 2 a): the `training_bytes` of a part, as a share of the full model's."""
-    return training_bytes(part, batch_size) / training_bytes(whole, batch_size)
 
 
 # What an array that depends on the sample is, as far as it decides whether the next operation counts: of a convolution
@@ -175,8 +150,7 @@ def _walk_one(equation: Any, given: _Kinds, repeats: int, work: Counter[str]) ->
     size = repeats * sum(array.aval.size for array in equation.outvars)
     of_sample = [kind for kind in given if kind]
     if name in _MOVEMENTS:
-        if name == "name" and params["name"] == ACTIVATION:
-            work["activations"] += size
+        work["activations"] += size if params.get("name") == ACTIVATION else 0
         return of_sample[0] if len({*of_sample}) == 1 else _Kind.OTHER
     if name == "dot_general":
         (contracted, _), _ = params["dimension_numbers"]

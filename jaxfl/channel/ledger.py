@@ -7,21 +7,16 @@ Every algorithm counts, node by node, `bits_sent`, `bits_received`, `gradient_ev
     simulated seconds   max_i (computing_i + airtime of the bits that i sent) + max_i airtime of those that i received
     joules              sum_i (gradients_i * E_G + forwards_i * E_F + transmit power * airtime of the bits that i sent)
 
-- An operation is a multiply-accumulate, or any other operation that `jaxfl.channel.count` counts on the traced model:
-  DZOFL's N_c. A backward pass takes twice the operations of the forward pass of what it differentiates, one pass for
-  the inputs' derivatives and one for the parameters'. A gradient is a forward and a backward pass: G = 3 F where the
-  whole model is differentiated. What clipping and noise compute is not charged.
+- Operations are those of `jaxfl.channel.count`. A gradient is a forward and a backward pass, and a backward pass takes
+  twice the operations of the forward pass of what it differentiates, for derivatives of inputs and of parameters. So
+  G = 3 F where the whole model is differentiated. Clipping and noise are not charged.
 - Seconds are those of a synchronous round: all nodes begin together, and the slowest ends it. All that is sent goes up
   to a base station and down from it, at each link's rate, a slot at least. An infinite downlink rate leaves the way
-  down out, as of messages that go straight to a neighbor. A round of an asynchronous algorithm is charged as if its
-  events took place at once.
-- Joules are those of DZOFL's energy model for a forward and a backward pass over a batch, shared out over its samples,
-  and those of sending. Receiving costs none, nor does the server.
+  down out, as of messages that go straight to a neighbor. Events of an asynchronous round take place at once.
+- Joules are those of DZOFL's energy model for passes over a batch, shared out over its samples, and those of sending.
+  Receiving costs none, nor does the server.
 
-References:
-    E. Mhanna, M. Assaad, "Communication and Energy Efficient Federated Learning using Zero-Order Optimization
-    Technique": section III (10 Mbit/s, slots of 0.125 ms, 16 million operations in 4 ms on a CPU of 4 GHz), equations
-    (5) to (10).
+Reference: DZOFL (`jaxfl.dzofl`), section III (16 million operations in 4 ms at 4 GHz) and equations (5) to (10).
 """
 
 from __future__ import annotations
@@ -35,26 +30,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.channel.cost import Counts, total
-from jaxfl.channel.energy import EnergyModel, backward_energy, forward_energy
-from jaxfl.core import check
-from jaxfl.core.check import ArgumentError
+from jaxfl.core import ArgumentError, check
 
-COUNTED = ("bits_sent", "bits_received", "gradient_evaluations", "forward_evaluations")
-"""What a ledger needs of an info, each (n,)."""
-
-BACKWARD_PASSES = 2  # a backward pass takes as many operations as this number of forward passes
+COUNTED = ("bits_sent", "bits_received", "gradient_evaluations", "forward_evaluations")  # each (n,), of an info
 
 
-class Work(NamedTuple):
-    """What one sample takes at a node."""
-
-    gradient: Counts  # what runs forward for a gradient
-    backward: Counts  # what of it is differentiated
-    forward: Counts  # what runs for a forward evaluation
-
-
-class RoundCosts(NamedTuple):
-    """Of all nodes together, () or (rounds,)."""
+class Costs(NamedTuple):
+    """Of one sample, () or (n,); of a round of all nodes together, () or (rounds,)."""
 
     operations: Any
     simulated_seconds: Any
@@ -62,29 +44,16 @@ class RoundCosts(NamedTuple):
 
 
 class Ledger(NamedTuple):
-    """What gradients, forward evaluations and bits cost; `ledger` makes it. Numbers may be traced.
+    """What gradients, forward evaluations and bits cost; `ledger` makes it. Numbers, () or (n,), may be traced."""
 
-    Attributes:
-        gradient_operations, forward_operations: of one sample, () or (n,).
-        gradient_seconds, forward_seconds: of one sample, () or (n,).
-        gradient_joules, forward_joules: of one sample, () or (n,).
-        uplink_bits_per_second, downlink_bits_per_second: of each node's link.
-        slot_seconds: the least airtime of what is sent.
-        transmit_watts: while a node sends.
-    """
-
-    gradient_operations: Any
-    forward_operations: Any
-    gradient_seconds: Any
-    forward_seconds: Any
-    gradient_joules: Any
-    forward_joules: Any
+    gradient: Costs  # of one sample
+    forward: Costs  # of one sample
     uplink_bits_per_second: Any
     downlink_bits_per_second: Any
-    slot_seconds: Any
-    transmit_watts: Any
+    slot_seconds: Any  # the least airtime of what is sent
+    transmit_watts: Any  # while a node sends
 
-    def of_round(self, counts: Any) -> RoundCosts:
+    def of_round(self, counts: Any) -> Costs:
         """The costs of rounds.
 
         Args:
@@ -107,26 +76,100 @@ class Ledger(NamedTuple):
         lib: Any = jnp if on_device else np
         dtype = jnp.float32 if on_device else np.float64
         sent, received, gradients, forwards = (lib.asarray(given[name]).astype(dtype) for name in COUNTED)
-        numbers = [lib.asarray(number, dtype) for number in self]
-        wrong = [number.shape for number in numbers if number.shape not in ((), sent.shape[-1:])]
+        numbers = jax.tree.map(lambda number: lib.asarray(number, dtype), self)
+        wrong = [number.shape for number in jax.tree.leaves(numbers) if number.shape not in ((), sent.shape[-1:])]
         if wrong:
             requirement = f"must be for the {sent.shape[-1]} nodes that the info counts"
             raise ArgumentError("ledger", requirement, f"got one for {wrong[0][0]}", "Pass the work of each node.")
-        each = Ledger(*(lib.broadcast_to(number, sent.shape) if number.ndim else number for number in numbers))
+        book = jax.tree.map(lambda number: lib.broadcast_to(number, sent.shape) if number.ndim else number, numbers)
 
         def airtime(bits, bits_per_second):
             takes_time = (bits > 0) & (bits_per_second < math.inf)
-            return lib.where(takes_time, lib.maximum(bits / bits_per_second, each.slot_seconds), 0.0)
+            return lib.where(takes_time, lib.maximum(bits / bits_per_second, book.slot_seconds), 0.0)
 
-        up = airtime(sent, each.uplink_bits_per_second)
-        computing = gradients * each.gradient_seconds + forwards * each.forward_seconds
-        joules = gradients * each.gradient_joules + forwards * each.forward_joules + each.transmit_watts * up
-        down = airtime(received, each.downlink_bits_per_second)
-        return RoundCosts(
-            operations=(gradients * each.gradient_operations + forwards * each.forward_operations).sum(axis=-1),
-            simulated_seconds=(computing + up).max(axis=-1) + down.max(axis=-1),
-            joules=joules.sum(axis=-1),
-        )
+        operations, seconds, joules = (gradients * a + forwards * b for a, b in zip(*book[:2], strict=True))
+        up, down = airtime(sent, book.uplink_bits_per_second), airtime(received, book.downlink_bits_per_second)
+        seconds, joules = (seconds + up).max(axis=-1) + down.max(axis=-1), joules + book.transmit_watts * up
+        return Costs(operations.sum(axis=-1), simulated_seconds=seconds, joules=joules.sum(axis=-1))
+
+
+class EnergyModel(NamedTuple):
+    """A device, each number positive. The defaults are DZOFL's, section V; its p is the number of MAC units here."""
+
+    bits: int = 16  # M, precision of the forward pass
+    max_bits: int = 32  # M_max, precision of the backward pass
+    mac_joules: float = 3.7e-12  # A, one operation at max_bits
+    exponent: float = 1.25  # mu
+    dram_factor: float = 150.0  # A_d, one access to DRAM in units of one operation
+    mac_units: int = 64  # p
+    sram_bits: float = 64e6  # S: 8 MB. As 8e6 *bits* it would spill, and the backward pass would cost 19 times more
+
+
+def forward_energy(counts: Counts, model: EnergyModel) -> float:
+    """DZOFL's equations (5) to (9): joules of a forward pass at `bits`, for computing, weights, activations and DRAM.
+
+    Args:
+        counts: of what is charged. DZOFL's N_c, O_c, d and x_in are operations, activations, parameters and inputs.
+        model: the device.
+
+    Raises:
+        ArgumentError: a negative count, or a number of the device that is not positive.
+
+    Example:
+        >>> ten = Counts(macs=10_560_000, other_operations=0, activations=250_420, parameters=45_362, inputs=784)
+        >>> [round(1e6 * energy(ten, EnergyModel()), 5) for energy in (forward_energy, backward_energy)]  # DZOFL's
+        [23.46685, 89.93295]
+    """
+    spilled_bits, high = _spilled_bits(model.bits, counts, model), model.mac_joules
+    low = high * (model.bits / model.max_bits) ** model.exponent  # E_MAC(M) = A (M / M_max)^mu
+    buffers = low * counts.operations * math.sqrt(model.bits / (model.mac_units * model.max_bits))
+    computing = low * counts.operations + 3 * counts.activations * high
+    weights, activations = (2 * low * number + buffers for number in (counts.parameters, counts.activations))
+    return computing + weights + activations + model.dram_factor * (high * counts.inputs + 2 * low * spilled_bits)
+
+
+def backward_energy(counts: Counts, model: EnergyModel) -> float:
+    """DZOFL's equation (10): joules of a backward pass, at `max_bits`; arguments as those of `forward_energy`."""
+    spilled_bits = _spilled_bits(model.max_bits, counts, model)
+    operations = 2 * counts.operations * (1 + math.sqrt(1 / model.mac_units)) + 2 * counts.activations
+    return model.mac_joules * (operations + counts.parameters + 2 * model.dram_factor * spilled_bits)
+
+
+def _spilled_bits(bits: float, counts: Counts, model: EnergyModel) -> float:
+    """Checks the arguments of a pass; of parameters and activations, what does not fit into the device's SRAM."""
+    check.non_negative(**counts._asdict())
+    check.positive(**model._asdict())
+    return max(bits * (counts.parameters + counts.activations) - model.sram_bits, 0)
+
+
+class Work(NamedTuple):
+    """What one sample takes at a node; `node_work` makes it."""
+
+    gradient: Counts  # what runs forward for a gradient
+    backward: Counts  # what of it is differentiated
+    forward: Counts  # what runs for a forward evaluation
+
+
+def node_work(layers: Mapping[str, Counts], trained_from: str | None = None) -> Work:
+    """The work of a node that trains a model, or its output side.
+
+    Args:
+        layers: of the whole model, from `jaxfl.channel.count`.
+        trained_from: name of the first layer that is trained; the whole model where it is None. A gradient then begins
+            there, on features, and a forward evaluation makes a sample's features, as `jaxfl.embracing` counts it.
+
+    Raises:
+        ArgumentError: no layer has that name.
+
+    Example:
+        >>> from jaxfl.channel import count
+        >>> from jaxfl.models import mlp
+        >>> [counts.macs for counts in node_work(count(mlp((64, 32, 10)), (8, 8)), "dense_2")]
+        [320, 320, 2048]
+    """
+    whole, trained = total(layers), total(layers, trained_from=trained_from)
+    front = Counts(*(a - b for a, b in zip(whole, trained, strict=True)))._replace(inputs=whole.inputs)
+    return Work(gradient=trained, backward=trained, forward=whole if trained_from is None else front)
 
 
 def ledger(
@@ -140,18 +183,17 @@ def ledger(
     slot_seconds: float = 0.125e-3,
     transmit_dbm: float = 23.0,
 ) -> Ledger:
-    """What one gradient, one forward evaluation and one bit cost.
+    """What one gradient, one forward evaluation and one bit cost; the defaults are those of DZOFL's section III.
 
     Args:
         work: of a sample at every node, or at each of the n nodes.
         batch_size: samples that go through the model at once. Reading the parameters is charged once for all of them; a
             batch with fewer samples is charged its share.
         energy: of passes; default DZOFL's device.
-        operations_per_second: of a node. Default: an operation a cycle at 4 GHz, DZOFL's section III.
-        uplink_bits_per_second, downlink_bits_per_second: of a node's link. Default: DZOFL's 10 Mbit/s; an infinite rate
-            takes no time.
-        slot_seconds: the least airtime of what is sent, as in `airtime_seconds`. Default: 0.125 ms, as in 5G.
-        transmit_dbm: power while sending, in dBm. Default 23, 0.2 W, the most of a 5G handset of power class 3.
+        operations_per_second: of a node. Default: an operation a cycle at 4 GHz.
+        uplink_bits_per_second, downlink_bits_per_second: of a node's link. An infinite rate takes no time.
+        slot_seconds: the least airtime of what is sent, as in `airtime_seconds`. Default: that of 5G.
+        transmit_dbm: power while sending, in dBm. Default 0.2 W, the most of a 5G handset of power class 3.
 
     Raises:
         ArgumentError: no node, a number that is not positive, or a slot that is negative.
@@ -162,8 +204,8 @@ def ledger(
     Example:
         >>> from jaxfl.channel import count
         >>> from jaxfl.models import mlp
-        >>> book = ledger(whole_model(count(mlp((64, 10)), (8, 8))), batch_size=16)
-        >>> book.forward_operations, book.gradient_operations  # 64 * 10 products and 10 biases, three times
+        >>> book = ledger(node_work(count(mlp((64, 10)), (8, 8))), batch_size=16)
+        >>> book.forward.operations, book.gradient.operations  # 64 * 10 products and 10 biases, three times
         (650.0, 1950.0)
         >>> costs = book.of_round({
         ...     "bits_sent": np.array([20_800.0, 0.0]), "bits_received": np.array([20_800.0, 0.0]),
@@ -174,51 +216,19 @@ def ledger(
     check.at_least(1, batch_size=batch_size)
     check.positive(operations_per_second=operations_per_second)
     rates = {"uplink_bits_per_second": uplink_bits_per_second, "downlink_bits_per_second": downlink_bits_per_second}
-    for name, rate in rates.items():
-        check.positive(**{name: 1.0 if rate == math.inf else rate})
+    check.positive(**{name: 1.0 if rate == math.inf else rate for name, rate in rates.items()})
     check.non_negative(slot_seconds=slot_seconds)
     check.scalar(transmit_dbm=transmit_dbm)
-    model = EnergyModel() if energy is None else energy
-    if isinstance(work, Work):
-        numbers = _of_sample(work, batch_size, model, operations_per_second)
-    elif not work:
+    if not work:
         raise ArgumentError("work", "must be that of at least one node", "got none", "Pass one, or one a node.")
+    numbers = operations_per_second, batch_size, energy or EnergyModel()
+    if isinstance(work, Work):
+        gradient, forward = _of_sample(work, *numbers)
     else:
-        of_kind = {one: _of_sample(one, batch_size, model, operations_per_second) for one in dict.fromkeys(work)}
-        numbers = {name: np.array([of_kind[one][name] for one in work]) for name in next(iter(of_kind.values()))}
+        of_kind = {kind: _of_sample(kind, *numbers) for kind in dict.fromkeys(work)}
+        gradient, forward = jax.tree.map(lambda *each: np.array(each), *(of_kind[kind] for kind in work))
     watts = 1e-3 * 10 ** (transmit_dbm / 10)
-    return Ledger(**numbers, **rates, slot_seconds=slot_seconds, transmit_watts=watts)
-
-
-def whole_model(layers: Mapping[str, Counts]) -> Work:
-    """The work of a node that trains the whole model; layers from `jaxfl.channel.count`."""
-    whole = total(layers)
-    return Work(gradient=whole, backward=whole, forward=whole)
-
-
-def output_side_work(layers: Mapping[str, Counts], trained_from: str) -> Work:
-    """The work of a node that trains the layers from one on.
-
-    A gradient runs these alone, on features that it reads. A forward evaluation runs those in front of them, once for
-    each sample whose features are computed, as `jaxfl.embracing` counts it.
-
-    Args:
-        layers: of the whole model, from `jaxfl.channel.count`.
-        trained_from: name of the first layer that is trained.
-
-    Raises:
-        ArgumentError: no layer has that name.
-
-    Example:
-        >>> from jaxfl.channel import count
-        >>> from jaxfl.models import mlp
-        >>> work = output_side_work(count(mlp((64, 32, 10)), (8, 8)), "dense_2")
-        >>> work.gradient.macs, work.backward.macs, work.forward.macs
-        (320, 320, 2048)
-    """
-    whole, behind = total(layers), total(layers, trained_from=trained_from)
-    front = Counts(*(a - b for a, b in zip(whole, behind, strict=True)))._replace(inputs=whole.inputs)
-    return Work(gradient=behind, backward=behind, forward=front)
+    return Ledger(gradient, forward, **rates, slot_seconds=slot_seconds, transmit_watts=watts)
 
 
 def check_counts(names: Any) -> None:
@@ -230,22 +240,9 @@ def check_counts(names: Any) -> None:
         raise ArgumentError("ledger", "needs all counts that costs are made of", found, remedy)
 
 
-def _of_sample(work: Work, batch_size: int, energy: EnergyModel, operations_per_second: float) -> dict[str, float]:
-    """The numbers of a `Ledger` that one sample decides."""
-    forward = float(work.forward.operations)
-    gradient = float(work.gradient.operations + BACKWARD_PASSES * work.backward.operations)
-    passes = [_of_batch(counts, batch_size) for counts in work]
-    joules = forward_energy(passes[0], energy) + backward_energy(passes[1], energy)
-    return {
-        "gradient_operations": gradient,
-        "forward_operations": forward,
-        "gradient_seconds": gradient / operations_per_second,
-        "forward_seconds": forward / operations_per_second,
-        "gradient_joules": joules / batch_size,
-        "forward_joules": forward_energy(passes[2], energy) / batch_size,
-    }
-
-
-def _of_batch(counts: Counts, batch_size: int) -> Counts:
-    """A batch's; the parameters are there once."""
-    return Counts(*(batch_size * number for number in counts))._replace(parameters=counts.parameters)
+def _of_sample(work: Work, rate: float, batch_size: int, energy: EnergyModel) -> list[Costs]:
+    """Of a gradient and of a forward evaluation, where `rate` operations take a second."""
+    batch = [Counts(*(batch_size * n for n in counts))._replace(parameters=counts.parameters) for counts in work]
+    operations = work.gradient.operations + 2 * work.backward.operations, work.forward.operations
+    joules = forward_energy(batch[0], energy) + backward_energy(batch[1], energy), forward_energy(batch[2], energy)
+    return [Costs(float(n), n / rate, of_batch / batch_size) for n, of_batch in zip(operations, joules, strict=True)]

@@ -3,16 +3,13 @@
 A number x is rounded at random to one of its two neighbors on a grid, so that E[Q(x)] = x. `Quantizer` has what the
 four kinds have in common: their errors and an example, too.
 
-| value | `apply` | `overflows` |
-|---|---|---|
-| beyond the range | the range's end, and so biased | counted |
-| infinite | the range's end, or infinite where the grid has no end or the format has an infinity | counted |
-| NaN | NaN | not counted |
+A value beyond the range becomes the range's end, and so is biased; it is counted. So is an infinite one, which stays
+infinite where the grid has no end or the format has an infinity. NaN stays NaN and is not counted.
 
 References:
     Wang and Basar ([41] of `jaxfl.perturbed_gossip`): ternary quantisation of the states that nodes exchange.
-    D. Alistarh, D. Grubic, J. Li, R. Tomioka, M. Vojnovic, "QSGD: Communication-Efficient SGD via Gradient
-    Quantization and Encoding", NeurIPS 2017: stochastic rounding to a uniform grid.
+    D. Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", NeurIPS 2017:
+    stochastic rounding to a uniform grid.
     DZOFL (`jaxfl.dzofl`): Assumption IV.5, variance in proportion to x^2, which `float_quantizer` keeps.
 """
 
@@ -70,11 +67,8 @@ def uniform_quantizer(step: float | Array, levels: int | None = None) -> Quantiz
     check.scalar(step=step)
     check.positive(step=step)
     if levels is None:
-
-        def overflows(values):
-            return jnp.sum(jnp.abs(values) >= 2.0**31 * jnp.asarray(step, values.dtype), dtype=jnp.int32)
-
-        return Quantizer(bits=32.0, apply=partial(_to_grid, 1, step, -math.inf, math.inf), overflows=overflows)
+        most = 2.0**31 - 128  # the largest float32 below 2^31
+        return Quantizer(32.0, partial(_to_grid, 1, step, -math.inf, math.inf), partial(_num_beyond, step, -most, most))
     check.at_least(2, levels=levels)
     steps = step, -(levels // 2), (levels - 1) // 2
     return Quantizer(math.log2(levels), apply=partial(_to_grid, 1, *steps), overflows=partial(_num_beyond, *steps))
@@ -93,9 +87,7 @@ def ternary_quantizer(threshold: float | Array) -> Quantizer:
     check.positive(threshold=threshold)
 
     def apply(values, uniform):
-        largest = jnp.asarray(threshold, values.dtype)
-        rounded = jnp.where(uniform < jnp.abs(values) / largest, jnp.copysign(largest, values), 0)
-        return jnp.where(jnp.isnan(values), values, rounded)  # a comparison alone would send 0 for it
+        return jnp.copysign(_to_grid(1, threshold, 0, 1, jnp.abs(values), uniform), values)
 
     return Quantizer(bits=math.log2(3), apply=apply, overflows=partial(_num_beyond, threshold, -1, 1))
 
@@ -152,8 +144,7 @@ def float_quantizer(exponent_bits: int, mantissa_bits: int) -> Quantizer:
         rounded = power * (_round(size * twice_inverse * 2.0 ** (mantissa_bits - 1), uniform) * 2.0**-mantissa_bits)
         return jnp.where(jnp.isfinite(values), jnp.copysign(rounded, values), values)
 
-    overflows = partial(_num_beyond, largest, -1, 1)
-    return Quantizer(bits=1.0 + exponent_bits + mantissa_bits, apply=apply, overflows=overflows)
+    return Quantizer(1.0 + exponent_bits + mantissa_bits, apply, overflows=partial(_num_beyond, largest, -1, 1))
 
 
 def _to_grid(parts: int, unit: float | Array, lowest: float, highest: float, values: Array, uniform: Array) -> Array:

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.channel import RoundCosts
+from jaxfl.channel import Costs
 from jaxfl.channel.ledger import COUNTED
 from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, Key, PyTree
 from jaxfl.core.platform import is_cpu
@@ -31,7 +31,7 @@ from jaxfl.core.platform import is_cpu
 FATAL_COUNTS = ("batch_overflow", "class_overflow", "prefetch_misses")
 """Counts that must stay 0: above it, the rounds did not do what the algorithm (and its privacy bound) assumes."""
 
-COSTS = (*COUNTED, "local_iterations", "estimate_releases", *RoundCosts._fields)
+COSTS = (*COUNTED, "local_iterations", "estimate_releases", *Costs._fields)
 """What is a cost of the run, summed over rounds and nodes; a metrics line carries it as `total_<name>`.
 
 The first are fields of infos, which may lack any of them. Local iterations, and releases of estimates from the data,

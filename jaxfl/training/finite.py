@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -81,7 +82,7 @@ def stays_finite(ledger: Ledger | None) -> bool:
     """
     if ledger is None:
         return True
-    most = np.full(max(map(np.size, ledger)), np.finfo(np.float32).max)
+    most = np.full(max(map(np.size, jax.tree.leaves(ledger))), np.finfo(np.float32).max)
     with np.errstate(all="ignore"):
         return bool(np.isfinite(ledger.of_round(dict.fromkeys(COUNTED, most))).all())
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxfl.channel import Ledger
+from jaxfl.channel import Costs, Ledger
 from jaxfl.core import Array
 from jaxfl.training.lanes import Point, Uploads
 from jaxfl.training.program import Program
@@ -72,9 +72,12 @@ def _settings(variant: Variant) -> dict[str, Any]:
     }
 
 
-def _ledger_facts(ledger: Ledger) -> dict[str, float]:
+def _ledger_facts(ledger: Ledger | Costs) -> dict[str, Any]:
     """Its numbers; of those of each node a checksum, as there may be many."""
-    return {
-        name: float(value) if np.ndim(value) == 0 else zlib.crc32(np.asarray(value, np.float64).tobytes())
-        for name, value in ledger._asdict().items()
-    }
+
+    def fact(value):
+        if isinstance(value, Costs):
+            return _ledger_facts(value)
+        return float(value) if np.ndim(value) == 0 else zlib.crc32(np.asarray(value, np.float64).tobytes())
+
+    return {name: fact(value) for name, value in ledger._asdict().items()}

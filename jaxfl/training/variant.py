@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxfl.channel import Ledger, RoundCosts
+from jaxfl.channel import Costs, Ledger
 from jaxfl.channel.ledger import COUNTED, check_counts
 from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, PyTree, Task
 from jaxfl.core.check import at_least, one_of, positive
@@ -125,7 +125,7 @@ def check_variants(variants: Mapping[str, Variant]) -> None:
 
 def costs_of(variant: Variant, fields: Sequence[str]) -> tuple[str, ...]:
     """What is counted: the fields of the algorithm's info, and what a ledger makes of them."""
-    return tuple(fields) if variant.ledger is None else (*fields, *RoundCosts._fields)
+    return tuple(fields) if variant.ledger is None else (*fields, *Costs._fields)
 
 
 def check_counted(variant: Variant, fields: Sequence[str], num_nodes: int) -> None:

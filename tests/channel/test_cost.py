@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jaxfl import ArgumentError
-from jaxfl.channel import BILSTM_COUNTED, DZOFL_COUNTED, capacity, count, total
+from jaxfl.algorithms import capacity
+from jaxfl.channel import BILSTM_COUNTED, DZOFL_COUNTED, count, total
 from jaxfl.models import bilstm_classifier, cnn, dzofl_cnn, layers, resnet20, sequential
 from jaxfl.models.layers import Layer
 from jaxfl.models.lstm import bidirectional_lstm

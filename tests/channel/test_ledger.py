@@ -21,9 +21,8 @@ from jaxfl.channel import (
     count,
     forward_energy,
     ledger,
-    output_side_work,
+    node_work,
     total,
-    whole_model,
 )
 from jaxfl.channel.ledger import COUNTED
 from jaxfl.models import classification, dzofl_cnn, mlp
@@ -38,7 +37,7 @@ LINK: dict[str, Any] = {
     "slot_seconds": 0.0,
     "transmit_dbm": 30.0,
 }
-BOOK = ledger(whole_model(LAYERS), batch_size=2, operations_per_second=1e2, **LINK)
+BOOK = ledger(node_work(LAYERS), batch_size=2, operations_per_second=1e2, **LINK)
 KEY = jax.random.key(0)
 
 
@@ -92,40 +91,40 @@ def counts_of(**counts):
 
 def test_published_numbers_of_dzofl():
     """A batch of 10: 201.369 and 881.141 uJ for 10.56e6 operations; 14.48 mJ to send all parameters in 16 bits."""
-    book = ledger(whole_model(count(dzofl_cnn(), (28, 28, 1), counted=DZOFL_COUNTED)), batch_size=10)
-    np.testing.assert_allclose(book.forward_operations, 10.56e6, rtol=1e-3)
-    np.testing.assert_allclose(10 * book.forward_joules, 201.369e-6, rtol=1e-3)
-    np.testing.assert_allclose(10 * book.gradient_joules, (201.369 + 881.141) * 1e-6, rtol=1e-3)
+    book = ledger(node_work(count(dzofl_cnn(), (28, 28, 1), counted=DZOFL_COUNTED)), batch_size=10)
+    np.testing.assert_allclose(book.forward.operations, 10.56e6, rtol=1e-3)
+    np.testing.assert_allclose(10 * book.forward.joules, 201.369e-6, rtol=1e-3)
+    np.testing.assert_allclose(10 * book.gradient.joules, (201.369 + 881.141) * 1e-6, rtol=1e-3)
     np.testing.assert_allclose(book.of_round(counts_of(bits_sent=45_362 * 16)).joules, 14.48e-3, rtol=1e-3)
     scalar = book.of_round(counts_of(bits_sent=16))  # in a slot of 0.125 ms
     np.testing.assert_allclose(scalar, [0, 0.125e-3, 24.94e-6], rtol=1e-3)
     # 16 million operations take 4 ms, and 640 ms the upload of 4e5 parameters.
-    np.testing.assert_allclose(book.forward_seconds * 16e6 / book.forward_operations, 4e-3, rtol=1e-9)
+    np.testing.assert_allclose(book.forward.simulated_seconds * 16e6 / book.forward.operations, 4e-3, rtol=1e-9)
     uploaded = book.of_round(counts_of(bits_sent=64e5))
     np.testing.assert_allclose(uploaded.simulated_seconds, 0.64, rtol=1e-9)
 
 
 def test_a_gradient_takes_three_times_the_operations_of_a_forward_evaluation():
-    assert BOOK.forward_operations == FORWARD
-    assert BOOK.gradient_operations == 3 * FORWARD
+    assert BOOK.forward.operations == FORWARD
+    assert BOOK.gradient.operations == 3 * FORWARD
     forward = BOOK.of_round(counts_of(forward_evaluations=7))
     np.testing.assert_allclose(forward[:2], [7 * FORWARD, 7 * FORWARD / 1e2], rtol=1e-12)
 
 
 def test_weak_clients_run_the_front_forward_and_the_output_side_both_ways():
     front, behind = 2 * 4 + 4 + 4, 4 * 3 + 3
-    book = ledger([whole_model(LAYERS), output_side_work(LAYERS, "dense_2")], batch_size=2)
-    assert book.gradient_operations.tolist() == [3 * FORWARD, 3 * behind]
-    assert book.forward_operations.tolist() == [FORWARD, front]
-    assert book.gradient_seconds.tolist() == [3 * FORWARD / 4e9, 3 * behind / 4e9]
+    book = ledger([node_work(LAYERS), node_work(LAYERS, "dense_2")], batch_size=2)
+    assert book.gradient.operations.tolist() == [3 * FORWARD, 3 * behind]
+    assert book.forward.operations.tolist() == [FORWARD, front]
+    assert book.gradient.simulated_seconds.tolist() == [3 * FORWARD / 4e9, 3 * behind / 4e9]
     # Four features enter the trained layer, three activations leave it; four lie in front of it.
     side, device = charged(2 * behind, 2 * 3, 4 * 3 + 3, 2 * 4), EnergyModel()
     both_ways = forward_energy(side, device) + backward_energy(side, device)
-    np.testing.assert_allclose(2 * book.gradient_joules[1], both_ways, rtol=1e-12)
+    np.testing.assert_allclose(2 * book.gradient.joules[1], both_ways, rtol=1e-12)
     in_front = forward_energy(charged(2 * front, 2 * 4, 2 * 4 + 4, 2 * 2), device)
-    np.testing.assert_allclose(2 * book.forward_joules[1], in_front, rtol=1e-12)
+    np.testing.assert_allclose(2 * book.forward.joules[1], in_front, rtol=1e-12)
     with pytest.raises(ArgumentError, match=r"^trained_from: must be one of"):
-        output_side_work(LAYERS, "dense_3")
+        node_work(LAYERS, "dense_3")
 
 
 def random_counts(rounds=5, nodes=4):
@@ -134,7 +133,7 @@ def random_counts(rounds=5, nodes=4):
     return bits | {name: rng.integers(0, 99, (rounds, nodes)).astype(np.int32) for name in COUNTED[2:]}
 
 
-BOOKS = {"in slots": ledger([whole_model(LAYERS)] * 4, batch_size=2), "without": BOOK}
+BOOKS = {"in slots": ledger([node_work(LAYERS)] * 4, batch_size=2), "without": BOOK}
 
 
 @pytest.mark.parametrize("book", BOOKS.values(), ids=BOOKS)
@@ -164,7 +163,7 @@ def test_numpy_and_jax_arrays_give_the_same_to_rounding(book):
 def test_an_infinite_downlink_takes_no_time():
     link: dict[str, Any] = {**LINK, "downlink_bits_per_second": math.inf}
     for slot in (0.0, 1.0):
-        book = ledger(whole_model(LAYERS), batch_size=2, **{**link, "slot_seconds": slot})
+        book = ledger(node_work(LAYERS), batch_size=2, **{**link, "slot_seconds": slot})
         assert book.of_round(counts_of(bits_received=1e9)).simulated_seconds == 0
 
 
@@ -182,7 +181,7 @@ def test_an_infinite_downlink_takes_no_time():
 )
 def test_what_it_refuses(change, message):
     with pytest.raises(ArgumentError, match=message):
-        ledger(**{"work": whole_model(LAYERS), "batch_size": 2, **change})
+        ledger(**{"work": node_work(LAYERS), "batch_size": 2, **change})
 
 
 def test_an_info_that_lacks_a_count_is_refused():
@@ -193,6 +192,6 @@ def test_an_info_that_lacks_a_count_is_refused():
 
 
 def test_a_ledger_for_other_nodes_is_refused():
-    book = ledger([Work(*whole_model(LAYERS))] * 3, batch_size=2)
+    book = ledger([Work(*node_work(LAYERS))] * 3, batch_size=2)
     with pytest.raises(ArgumentError, match=r"^ledger: must be for the 4 nodes that the info counts; got one for 3"):
         book.of_round(random_counts())

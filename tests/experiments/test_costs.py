@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from experiments.frame import EXPERIMENTS, main
 from experiments.frame.run import with_ledgers
 from jaxfl.analysis.plots import X_AXES, seeds_curve
-from jaxfl.channel import count, ledger, whole_model
+from jaxfl.channel import count, ledger, node_work
 from jaxfl.core import ArgumentError
 from jaxfl.models import mlp
 
@@ -82,15 +82,15 @@ def test_totals_are_those_of_the_devices_and_links_of_the_options(finished, tmp_
     costs = [f"total_{name}" for name in ("simulated_seconds", "joules")]
     before, after = lines_of(finished), lines_of(tmp_path / "run")
     assert [{**line, **dict.fromkeys(costs)} for line in after] == [{**line, **dict.fromkeys(costs)} for line in before]
-    book = ledger(whole_model(count(mlp((64, 4, 10)), (8, 8))), batch_size=2, **options)
+    book = ledger(node_work(count(mlp((64, 4, 10)), (8, 8))), batch_size=2, **options)
     for line in after:
         bits, gradients, rounds = line["total_bits_sent"], line["total_gradient_evaluations"], line["round"]
         assert line["total_operations"] == gradients * 3 * (256 + 4 + 4 + 40 + 10)
-        np.testing.assert_allclose(line["total_joules"], gradients * book.gradient_joules + bits / 1e4, rtol=1e-9)
+        np.testing.assert_allclose(line["total_joules"], gradients * book.gradient.joules + bits / 1e4, rtol=1e-9)
         air = bits / 5 * (1 / 1e4 + 1 / 2e4)  # all nodes send and receive as much
         computing = line["total_simulated_seconds"] - air
-        mean = gradients / 5 * book.gradient_seconds
-        assert mean <= computing + 1e-9 <= rounds * 2 * 5 * book.gradient_seconds + 1e-9, "that of the slowest"
+        seconds = book.gradient.simulated_seconds
+        assert gradients / 5 * seconds <= computing + 1e-9 <= rounds * 2 * 5 * seconds + 1e-9, "that of the slowest"
 
 
 def test_options_out_of_range_are_named(tmp_path, capsys):

@@ -99,7 +99,8 @@ def test_a_spent_budget_of_it_ends_a_lane_at_the_end_of_the_chunk(whole, tmp_pat
 
 
 def test_another_ledger_is_refused_on_resume(whole):
-    other = np.array([0.3, 0.1, 0.7, 0.2])
-    for change in ({"gradient_seconds": other}, {"transmit_watts": 0.8}):
-        with pytest.raises(ArgumentError, match=f"^variants.A.ledger.{next(iter(change))}: must be as in the run"):
+    gradient = TOY_LEDGER.gradient._replace(simulated_seconds=np.array([0.3, 0.1, 0.7, 0.2]))
+    changes = {"gradient.simulated_seconds": {"gradient": gradient}, "transmit_watts": {"transmit_watts": 0.8}}
+    for name, change in changes.items():
+        with pytest.raises(ArgumentError, match=f"^variants.A.ledger.{name}: must be as in the run"):
             train_toy(whole[0], {"A": VARIANT._replace(ledger=TOY_LEDGER._replace(**change))}, resume=True)

@@ -103,5 +103,7 @@ def test_costs_that_a_ledger_makes_of_counts_stay_finite_or_may_not():
     assert stays_finite(None)
     assert stays_finite(TOY_LEDGER)
     assert stays_finite(TOY_LEDGER._replace(uplink_bits_per_second=np.inf))  # takes no time
-    for change in ({"transmit_watts": np.inf}, {"gradient_joules": np.nan}, {"forward_seconds": 1e300}):
+    gradient = TOY_LEDGER.gradient._replace(joules=np.nan)
+    forward = TOY_LEDGER.forward._replace(simulated_seconds=1e300)
+    for change in ({"transmit_watts": np.inf}, {"gradient": gradient}, {"forward": forward}):
         assert not stays_finite(TOY_LEDGER._replace(**change))

@@ -283,7 +283,7 @@ def test_a_measure_of_ones_own_is_in_every_line_and_in_the_table(tmp_path):
             "^ledger: needs all counts .*; bits_received and forward_evaluations are none of loss",
         ),
         (
-            {"algorithm": toy_that_counts, "ledger": TOY_LEDGER._replace(gradient_operations=np.ones(3))},
+            {"algorithm": toy_that_counts, "ledger": TOY_LEDGER._replace(transmit_watts=np.ones(3))},
             "^ledger: must be for the 4 nodes that the info counts; got one for 3",
         ),
         ({"budgets": {"bits_sent": 0}}, r"^budgets\.bits_sent: must be positive"),

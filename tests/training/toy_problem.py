@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from jaxfl import core, training
-from jaxfl.channel import Ledger
+from jaxfl.channel import Costs, Ledger
 from jaxfl.core import tree
 from jaxfl.training.program import Program
 
@@ -193,12 +193,8 @@ def toy_that_counts(numbers: Mapping[str, Any]) -> core.Algorithm:
 
 
 TOY_LEDGER = Ledger(
-    gradient_operations=45.0,
-    forward_operations=15.0,
-    gradient_seconds=np.array([0.3, 0.1, 0.7, 0.1]),  # of each node
-    forward_seconds=0.1,
-    gradient_joules=1.1,
-    forward_joules=np.array([0.1, 0.2, 0.3, 0.4]),
+    gradient=Costs(operations=45.0, simulated_seconds=np.array([0.3, 0.1, 0.7, 0.1]), joules=1.1),  # of each node
+    forward=Costs(operations=15.0, simulated_seconds=0.1, joules=np.array([0.1, 0.2, 0.3, 0.4])),
     uplink_bits_per_second=1e3,
     downlink_bits_per_second=2e3,
     slot_seconds=0.0,

@@ -25,8 +25,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from jaxfl.channel.cost import BYTES, Counts, total, training_bytes
+from jaxfl.algorithms import training_bytes
+from jaxfl.channel import Counts, total
 from jaxfl.core import ArgumentError, check
+
+_BYTES = 4  # of a float32
 
 
 class DeviceProfile(NamedTuple):
@@ -137,8 +140,8 @@ def round_seconds(
         forward=forward_flops / profile.forward_flops_per_second,
         backward=2 * trained_flops * used / profile.backward_flops_per_second
         + num_local_steps * held / profile.backward_bytes_per_second,
-        io=len(work.cuts) * profile.io_seconds + 2 * BYTES * sum(work.cuts) * stored / profile.io_bytes_per_second,
-        communication=8 * BYTES * work.whole.parameters / profile.downlink_bits_per_second
-        + 8 * BYTES * work.trained.parameters / profile.uplink_bits_per_second
+        io=len(work.cuts) * profile.io_seconds + 2 * _BYTES * sum(work.cuts) * stored / profile.io_bytes_per_second,
+        communication=8 * _BYTES * work.whole.parameters / profile.downlink_bits_per_second
+        + 8 * _BYTES * work.trained.parameters / profile.uplink_bits_per_second
         + (len(work.cuts) + 2) * profile.latency_seconds,
     )

@@ -3,15 +3,10 @@
 import numpy as np
 import pytest
 
+from experiments.embracing_fl.phone import ONEPLUS_9_PRO, ClientWork, DeviceProfile, partial_work, round_seconds
 from jaxfl import ArgumentError
-from jaxfl.channel import BILSTM_COUNTED, Counts, capacity, count, training_bytes
-from jaxfl.channel.device_profile import (
-    ONEPLUS_9_PRO,
-    ClientWork,
-    DeviceProfile,
-    partial_work,
-    round_seconds,
-)
+from jaxfl.algorithms import capacity, training_bytes
+from jaxfl.channel import BILSTM_COUNTED, Counts, count
 from jaxfl.models import bilstm_classifier, resnet20
 
 IMAGE = (32, 32, 3)

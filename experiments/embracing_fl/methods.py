@@ -107,8 +107,8 @@ def work(point: Point) -> list[Work]:
         shorter = problem.sample_shape[0] - share.frozen_words, *problem.sample_shape[1:]
         read = network.counts(problem._replace(sample_shape=shorter), form)
         layers = network.counts(problem, form)
-        one = node_work(layers, None if first == blocks[0] else first)
-        of_class.append(one._replace(backward=total(read, trained_from=first)))
+        both_ways = node_work(layers, None if first == blocks[0] else first)
+        of_class.append(both_ways._replace(backward=total(read, trained_from=first)))
     if point.learning.method == "ordered_dropout":
         of_class = [_mean(of_class[number:]) for number in range(len(of_class))]
     return [of_class[number] for number, count in enumerate(point.counts) for _ in range(count)]

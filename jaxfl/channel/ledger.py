@@ -183,7 +183,7 @@ def ledger(
     slot_seconds: float = 0.125e-3,
     transmit_dbm: float = 23.0,
 ) -> Ledger:
-    """What one gradient, one forward evaluation and one bit cost; the defaults are those of DZOFL's section III.
+    """What one gradient, one forward evaluation and one bit cost; all defaults but the power are DZOFL's.
 
     Args:
         work: of a sample at every node, or at each of the n nodes.

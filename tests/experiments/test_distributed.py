@@ -1,5 +1,7 @@
 """A command that two processes run together: who writes and tells, and what is refused."""
 
+import re
+
 import pytest
 from processes import at_once, free_port
 
@@ -18,12 +20,19 @@ def both(out, *options, of_second=()):
     return at_once([[*RUN, *place, *options, *more[index], "--process-id", index] for index in (0, 1)])
 
 
+def without_libraries(text):
+    """Less what XLA logs, and what the library of collectives prints from several threads into each other's lines."""
+    text = re.sub(r"^[IWE]\d{4} .*$", "", text, flags=re.M)
+    words = r"\[Gloo\] Rank|is connected to|peer ranks\.|Expected number of connected peer ranks is :|\d"
+    return re.sub(words, "", text).strip()
+
+
 def test_process_0_alone_writes_and_tells_and_the_run_goes_on_nowhere_twice(tmp_path):
     ends = both(tmp_path / "run", *EIGHT)
     assert [code for code, _ in ends] == [0, 0], ends
     assert "their nodes over 4 devices" in read_run(tmp_path / "run").recorded_programs()[0]["strategy"]
     assert "Run: " in ends[0][1]
-    assert all("Gloo" in line for line in ends[1][1].splitlines()), "what the library of collectives says"
+    assert without_libraries(ends[1][1]) == ""
     lines = [(line["seed"], line["round"]) for line in read_run(tmp_path / "run").read_metrics()]
     assert lines == [(seed, number) for number in (0, 2, 4, 6) for seed in (0, 1)]
     assert [row["status"] for row in read_results(tmp_path / "run")] == ["finished"] * 2

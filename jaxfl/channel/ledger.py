@@ -183,7 +183,7 @@ def ledger(
     slot_seconds: float = 0.125e-3,
     transmit_dbm: float = 23.0,
 ) -> Ledger:
-    """What one gradient, one forward evaluation and one bit cost; all defaults but the power are DZOFL's.
+    """What one gradient, one forward evaluation and one bit cost; docs/costs.md has the sources of the defaults.
 
     Args:
         work: of a sample at every node, or at each of the n nodes.

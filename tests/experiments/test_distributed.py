@@ -21,7 +21,7 @@ def both(out, *options, of_second=()):
 
 
 def without_libraries(text):
-    """Less what XLA logs, and what the library of collectives prints from several threads into each other's lines."""
+    """Less what XLA logs, and what the library of collectives prints, in whatever pieces it comes."""
     text = re.sub(r"^[IWE]\d{4} .*$", "", text, flags=re.M)
     words = r"\[Gloo\] Rank|is connected to|peer ranks\.|Expected number of connected peer ranks is :|\d"
     return re.sub(words, "", text).strip()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from jaxfl.core.keys import leaf_key
+from jaxfl.core.keys import leaf_key, leaf_keys
 from jaxfl.core.types import Array, Variables
 from jaxfl.models.layers import Layer
 
@@ -40,7 +40,8 @@ def composite(parts: Mapping[str, Layer], forward: Callable[[Run, Array], Array]
     with_state = [(name, part.init_state) for name, part in parts.items() if part.init_state is not None]
 
     def init(key):
-        return {name: init_part(leaf_key(key, position)) for position, (name, init_part) in enumerate(with_params)}
+        keys = leaf_keys(key, len(with_params))
+        return {name: init_part(own) for own, (name, init_part) in zip(keys, with_params, strict=True)}
 
     def init_state():
         return {name: init_part() for name, init_part in with_state}

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxfl.core import check, one_kernel
 from jaxfl.core.check import ArgumentError
-from jaxfl.core.keys import leaf_key
+from jaxfl.core.keys import leaf_keys
 from jaxfl.core.tracing import mark_activation
 from jaxfl.core.types import Array, FactoredLayer
 from jaxfl.models import position_sums
@@ -81,7 +81,7 @@ def bidirectional_lstm(
     check.at_least(0, frozen_steps=frozen_steps)
 
     def init(key):
-        keys = [leaf_key(key, position) for position in range(4)]
+        keys = leaf_keys(key, 4)
         bias = jnp.zeros((2, 4, units), jnp.float32).at[:, 1].set(1.0 if unit_forget_bias else 0.0)
         input_shape, recurrent_shape = (in_features, 4 * units), (units, 4 * units)
         return {

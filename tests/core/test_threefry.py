@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxfl.core import ArgumentError, node_keys, one_kernel
+from jaxfl.core.keys import leaf_key, leaf_keys
 from jaxfl.core.threefry import fold_in
 
 KEY = jax.random.fold_in(jax.random.key(3), 17)
@@ -84,6 +85,16 @@ def test_keys_of_other_generators_stay_as_they_are():
     key = jax.random.key(0, impl="rbg")
     assert one_kernel(key) is key
     assert fold_in(key, 3) == jax.random.fold_in(key, 3)
+
+
+@pytest.mark.parametrize("num_leaves", [0, 1, 5])
+@pytest.mark.parametrize("implementation", ["threefry2x32", "rbg"])
+def test_keys_of_leaves_are_those_that_each_gets(implementation, num_leaves):
+    key = jax.random.key(3, impl=implementation)
+    found = leaf_keys(key, num_leaves)
+    assert found.shape == (num_leaves,)
+    for leaf in range(num_leaves):
+        assert found[leaf] == leaf_key(key, leaf)
 
 
 def test_more_numbers_than_counters_are_refused():

@@ -140,6 +140,13 @@ def test_layers_start_from_keys_of_their_own():
     assert np.abs(params["dense_1"]["kernel"] - params["dense_2"]["kernel"]).max() > 0.01
 
 
+def test_no_kernel_that_draws_parameters_makes_its_key_anew():
+    """A hash has some 22 exclusive ors; LLVM takes seconds for kernels with those of a whole chain of keys."""
+    text = jax.jit(MODELS["mlp"].init).lower(jax.random.key(0)).compile().as_text()
+    assert text is not None
+    assert max(part.count(" xor(") for part in text.split("\n\n")) < 30
+
+
 test_bad_arguments_are_named = refusals(
     [
         (lambda: mlp((10,)), "widths"),

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.core.check import ArgumentError
+from jaxfl.core.platform import is_cpu
 from jaxfl.core.threefry import fold_in, is_threefry
 from jaxfl.core.types import Array
 
@@ -103,13 +104,15 @@ def run_key(key: Array, settings: Mapping[str, Any]) -> RunKey:
     return RunKey(shared=key, own=own)
 
 
-def purpose_key(key: Key, purpose: Purpose, round_index: int | Array = 0) -> Array:
+def purpose_key(key: Key, purpose: Purpose, round_index: int | Array = 0, *, apart: bool = False) -> Array:
     """The key of one purpose in one round.
 
     Args:
         key: typed base key of the run, shape (), or the run's `RunKey`.
         purpose: what the numbers are for.
         round_index: (), int32; leave out for purposes without rounds.
+        apart: on a CPU make it apart from what is made of it, for keys of nodes that give keys of steps (`leaf_keys`
+            tells why). The key is the same.
 
     Returns:
         A typed key, shape ().
@@ -123,7 +126,8 @@ def purpose_key(key: Key, purpose: Purpose, round_index: int | Array = 0) -> Arr
         # Other generators give a vmapped draw other numbers than a single one, so that node streams would depend on n.
         found = f"got a {jax.random.key_impl(key)} key"
         raise ArgumentError("key", "must be a threefry key", found, "Make it with jax.random.key(seed).")
-    return fold_in(fold_in(key, int(purpose)), round_index)
+    fold_last = jax.random.fold_in if apart and is_cpu() else fold_in
+    return fold_last(fold_in(key, int(purpose)), round_index)
 
 
 def _plain(value: Any) -> Any:

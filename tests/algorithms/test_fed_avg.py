@@ -163,6 +163,15 @@ def test_a_clients_batches_do_not_depend_on_who_else_is_active():
         np.testing.assert_array_equal(batches, all_batches[active])
 
 
+def test_no_kernel_of_a_round_makes_the_keys_of_round_client_and_step():
+    """A hash has 22 exclusive ors; kernels with all that lead to a step's key take LLVM seconds."""
+    algorithm, data = learner(num_active=5), uneven_data(SIZES)
+    state = start(algorithm, KEY, data)
+    text = jax.jit(algorithm.round).lower(KEY, state, data).compile().as_text()
+    assert text is not None
+    assert max(part.count(" xor(") for part in text.split("\n\n")) < 60
+
+
 def test_cost_grows_with_the_active_clients():
     """Two of 200: no model is made for an idle client, and nothing of the data is copied."""
     algorithm = learner(small_task(hidden=2000), num_active=2)

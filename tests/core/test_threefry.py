@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxfl.core import ArgumentError, node_keys, one_kernel
+from jaxfl.core import ArgumentError, Purpose, node_keys, one_kernel, purpose_key, run_key
 from jaxfl.core.keys import leaf_key, leaf_keys
 from jaxfl.core.threefry import fold_in
 
@@ -95,6 +95,13 @@ def test_keys_of_leaves_are_those_that_each_gets(implementation, num_leaves):
     assert found.shape == (num_leaves,)
     for leaf in range(num_leaves):
         assert found[leaf] == leaf_key(key, leaf)
+
+
+def test_a_key_that_is_made_apart_is_the_same():
+    key = run_key(KEY, {"noise_std": 0.1})
+    for round_index in (0, jnp.int32(7)):
+        expected = purpose_key(key, Purpose.BATCH, round_index)
+        assert purpose_key(key, Purpose.BATCH, round_index, apart=True) == expected
 
 
 def test_more_numbers_than_counters_are_refused():

@@ -182,7 +182,8 @@ def local_steps(
 
         def step_keys(purpose):
             """(k, tau): one key for each local step of the active clients, by the client's own number."""
-            clients = node_keys(purpose_key(key, purpose, round_index), data.num_nodes)[active]
+            of_round = purpose_key(key, purpose, round_index, apart=True)
+            clients = node_keys(of_round, data.num_nodes)[active]
             return jax.vmap(lambda client: node_keys(client, max_steps))(clients)
 
         def batch(step_key, size):

@@ -14,6 +14,7 @@ from jaxfl.privacy import gaussian, grid_gaussian, laplace
 if TYPE_CHECKING:
     from jaxfl import analysis, training
 
+__version__ = "0.1.0"
 __all__ = [
     "Algorithm",
     "ArgumentError",

@@ -65,7 +65,7 @@ def test_files_stay_readable(path):
 
 
 def test_every_folder_of_code_is_a_package():
-    """Setuptools installs the packages that it finds."""
+    """A folder without one is a namespace, which a folder of the same name elsewhere would extend."""
     assert not [path for path in FILES if not (path.parent / "__init__.py").exists()]
 
 

@@ -22,7 +22,7 @@ wherever a round takes one; the spread says what they are with the cheapest.
 | temporaries, arguments | memory of the compiled chunk; donated arrays count once |
 
 Where the chunk's length is an argument, its loop is counted at full length. A loop inside of it whose length only the
-device knows counts one step. Needed are Python 3.12 and `pip install jaxfl[gpu-program]`; with `JAX_PLATFORMS=cpu`, JAX
+device knows counts one step. Needed are Python 3.12 and `pip install '.[gpu-program]'`; with `JAX_PLATFORMS=cpu`, JAX
 does not look for a GPU.
 """
 
@@ -101,7 +101,7 @@ def missing() -> str | None:
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            return f"{name} is not installed; on Python 3.12 or later, pip install jaxfl[gpu-program] brings it."
+            return f"{name} is not installed; on Python 3.12 or later, pip install '.[gpu-program]' brings it."
     for name in PLUGIN:
         if versions[name] != versions["jaxlib"]:
             return f"{name} is of version {versions[name]}, which jaxlib {versions['jaxlib']} does not load."

@@ -129,6 +129,6 @@ def _submitit() -> Any:
     try:
         import submitit
     except ImportError:
-        remedy = "Run pip install 'jaxfl[cluster]'."
+        remedy = "Run pip install submitit."
         raise ArgumentError("launcher", "needs submitit", "it is not installed", remedy) from None
     return submitit

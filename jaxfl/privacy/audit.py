@@ -10,7 +10,7 @@ The attack is the matched filter of a constant gradient: the sum over rounds of 
 coordinate. A table of stored gradients (PrivSGP-VR) then shows the canary in every round, sampled or not.
 
 Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 2023, arXiv:2305.08846, Theorem 5.2, as
-computed by jax-privacy (`pip install 'jaxfl[audit]'`).
+computed by jax-privacy (`pip install '.[audit]'` in a clone).
 
 Does not claim: that the true epsilon is near the bound. Less than the claim is no proof of the claim, and the bound
 tells a mistake only where it is large (noise a few times too small, a missing clip). `jaxfl.privacy.audit_mechanism`
@@ -387,5 +387,5 @@ def require_jax_privacy() -> Any:
     try:
         return importlib.import_module("jax_privacy.auditing")
     except ImportError:
-        remedy = "Run pip install 'jaxfl[audit]'."
+        remedy = "Run pip install jax-privacy."
         raise ArgumentError("audit", "needs jax-privacy", "it is not installed", remedy) from None

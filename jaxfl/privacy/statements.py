@@ -35,6 +35,8 @@ REMARKS = {
     WITHOUT_NOISE: "estimates not covered",
     _NO_BOUND: _NO_BOUND,
 }
+_MOST_PROTECTING = 100.0  # an epsilon above it lets an observer be sure: exp(100) is 3e43
+_NO_PROTECTION = "so large that it protects nothing"
 
 
 class Statement(NamedTuple):
@@ -120,6 +122,7 @@ def statement_text(statement: Mapping[str, Any]) -> str:
         - the epsilon is rounded up.
         - an epsilon on an assumed bound, or one that is refuted, says so.
         - an epsilon beside estimates without noise says so.
+        - an epsilon above 100 says that it protects nothing.
 
     Example:
         >>> proven = {"bound": "proven", "dp_epsilon": 2.5, "dp_delta": 1e-5, "neighboring_relation": "zero_out"}
@@ -202,13 +205,14 @@ def _remarks(statement: Mapping[str, Any]) -> list[str]:
     if statement["dp_epsilon"] is None:
         return []
     texts = statement.get("assumptions", ())
-    return [remark for part, remark in REMARKS.items() if any(part in text for text in texts)]
+    remarks = [remark for part, remark in REMARKS.items() if any(part in text for text in texts)]
+    return remarks + [_NO_PROTECTION] * (statement["dp_epsilon"] > _MOST_PROTECTING)
 
 
 def _remarked(group: Mapping[str, Mapping[str, Any]]) -> str:
     """The remarks of a line, with the variants that they are on unless these are all."""
     text = ""
-    for remark in REMARKS.values():
+    for remark in (*REMARKS.values(), _NO_PROTECTION):
         names = [name for name, statement in group.items() if remark in _remarks(statement)]
         if names:
             some = ", ".join(names) if len(names) <= 4 else f"{len(names)} variants"

@@ -107,6 +107,9 @@ class TestFinishedRun:
             assert "per-sample gradients are clipped to the L1 norm 10" in row["assumptions"]
             assert f"{scheme}: {statement_text(row)}" in " ".join(finished[1].split())
 
+    def test_closing_words_say_that_such_epsilons_protect_nothing(self, finished):
+        assert " ".join(finished[1].split()).count("protects nothing") == 3 * len(SCHEMES)
+
     def test_pictures(self, finished):
         assert {path.name for path in (finished[0] / "plots").iterdir()} >= {"convergence.png", "budgets.png"}
 

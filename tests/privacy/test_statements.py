@@ -62,6 +62,13 @@ def test_an_epsilon_beside_estimates_without_noise_says_so():
     assert caption({"ALI": [beside], "DPFL": [PROVEN]})[0].endswith("; estimates not covered: ALI")
 
 
+def test_an_epsilon_above_100_says_that_it_protects_nothing():
+    large = {**PROVEN, "dp_epsilon": 100.1}
+    assert "protects nothing" in statement_text(large)
+    assert "protects nothing" not in statement_text({**PROVEN, "dp_epsilon": 100.0})
+    assert caption({"A": [large], "B": [PROVEN]})[0].endswith("protects nothing: A")
+
+
 def test_what_has_no_epsilon_has_a_reason_and_no_remark():
     without = {**NONE, "assumptions": ASSUMED["assumptions"]}
     assert statement_text(without) == "no proven ε (zero out one sample, δ = 1e-05): Nothing is clipped."

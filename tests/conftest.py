@@ -99,6 +99,14 @@ def pytest_configure(config):
             path.unlink(missing_ok=True)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _programs_of_this_file_alone():
+    """Compiled programs are dropped behind every file: kept, those of all files take 7 GB a process."""
+    yield
+    jax.clear_caches()
+    gc.collect()
+
+
 def pytest_collection_finish():
     """What lives until the end is not looked through for cycles."""
     gc.freeze()

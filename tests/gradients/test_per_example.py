@@ -27,7 +27,6 @@ def plain_per_sample(task, params, inputs, labels):
 
 @pytest.mark.parametrize("task", [small_task(), linear_task()], ids=["factored", "one_sample"])
 @pytest.mark.parametrize(("clip_norm", "clip_order"), [(0.8, 1), (0.8, 2), (None, 2), (1e6, 1)])
-@pytest.mark.quick_cases(1)
 def test_weighted_sum_equals_clipped_per_sample_gradients(task, clip_order, clip_norm):
     params = task.init(jax.random.key(1))
     inputs, labels = batch()
@@ -44,7 +43,6 @@ def test_weighted_sum_equals_clipped_per_sample_gradients(task, clip_order, clip
 
 
 @pytest.mark.parametrize("clip_order", [1, 2])
-@pytest.mark.quick_cases(1)
 def test_each_sample_contributes_a_gradient_of_norm_at_most_clip_norm(clip_order):
     task, clip_norm = small_task(), 0.3
     params = task.init(jax.random.key(1))
@@ -56,7 +54,6 @@ def test_each_sample_contributes_a_gradient_of_norm_at_most_clip_norm(clip_order
 
 
 @pytest.mark.parametrize("clip_order", [1, 2])
-@pytest.mark.quick_cases(1)
 def test_the_bound_holds_where_the_terms_of_a_convolution_cancel(clip_order):
     """Large weights of opposite sign send errors to the positions that nearly sum to zero: float32 sums are all error.
 

@@ -63,7 +63,6 @@ def neighbors(rng, size, order):
         (jaxfl.laplace(LAPLACE_SCALE), 6.0 * LAPLACE_SCALE, 0.58),
     ],
 )
-@pytest.mark.quick_cases(1)
 def test_float_noise_tells_neighboring_states_apart(noise, size, share, standard):
     """At epsilon 0.1: every released number can come from the true state, a part of them from the other."""
     values, other = neighbors(np.random.default_rng(0), size, 2 if noise.distribution == "gaussian" else 1)
@@ -79,7 +78,6 @@ def test_the_noise_is_that_of_the_epsilon_that_is_named():
 
 
 @pytest.mark.parametrize("size", [0.1, 6.5 * GAUSSIAN_STD])
-@pytest.mark.quick_cases(1)
 def test_grid_noise_does_not(size):
     """Every released number can come from both: as a step that noise reaches from either."""
     values, other = neighbors(np.random.default_rng(0), size, 2)

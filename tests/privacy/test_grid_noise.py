@@ -99,7 +99,6 @@ class TestSearch:
 @pytest.mark.statistical
 class TestDistribution:
     @pytest.mark.parametrize("bits", [8, 12])
-    @pytest.mark.quick_cases(1)
     def test_is_the_rounded_gaussian(self, bits):
         found = integers(bits, 400_000)[0]
         edges = np.concatenate([[-math.inf], (np.arange(-20, 20) * 2 ** (bits - 3) + 2) - 0.5, [math.inf]])

@@ -20,7 +20,6 @@ def tree(nodes=3, size=40_000):
     ("make", "distribution"),
     [(jaxfl.gaussian, lambda s: scipy.stats.norm(scale=s)), (jaxfl.laplace, lambda s: scipy.stats.laplace(scale=s))],
 )
-@pytest.mark.quick_cases(1)
 def test_every_coordinate_has_the_scale_of_its_node(make, distribution):
     scales = np.array([0.5, 1.0, 3.0], np.float32)
     noise = make(jnp.asarray(scales)).draw(jax.random.key(0), tree())

@@ -23,7 +23,6 @@ RELEASE = UpdateRelease("poisson", 0.1, clip_norm=2.0, noise_multiplier=1.2)
 @pytest.mark.parametrize(
     ("rounds", "rate", "noise"), [(1000, 0.01, 1.0), (50, 0.3, 2.5), (1, 0.5, 0.8), (4000, 0.1, 6.0)]
 )
-@pytest.mark.quick_cases(1)
 def test_it_is_an_upper_bound_within_01_percent_of_dp_accountings(rounds, rate, noise):
     event = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise))
     accountant = PLDAccountant(value_discretization_interval=1e-4).compose(event, rounds)

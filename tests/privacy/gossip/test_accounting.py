@@ -61,7 +61,6 @@ def calibrated(accountant, *args, b, **options):
         (PRIVSGP_VR, "saga", "poisson", 64, 4.848),
     ],
 )
-@pytest.mark.quick_cases(1)
 def test_noise_multiplier_for_epsilon_3(accountant, estimator, sampler, b, z):
     assert calibrated(accountant, estimator, sampler, b=b) == pytest.approx(z, rel=0.01)
 

@@ -187,7 +187,6 @@ def ratios(name, relation, pairs, clipped=True):
 
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.quick_cases(1)
 def test_two_releases_never_differ_by_more_than_the_accountant_assumes(name, relation):
     found, _ = ratios(name, relation, random_pairs(relation, 1, task_of(name)))
     assert found.shape == (ROUNDS, PAIRS)
@@ -197,7 +196,6 @@ def test_two_releases_never_differ_by_more_than_the_accountant_assumes(name, rel
 
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.quick_cases(2)
 def test_the_bounds_are_nearly_reached(name, relation):
     found, counts = ratios(name, relation, worst_pairs(relation, 2, task_of(name)))
     assert found.max() < 1 + 1e-4
@@ -207,7 +205,6 @@ def test_the_bounds_are_nearly_reached(name, relation):
 
 
 @pytest.mark.parametrize("name", ["mini_batch, poisson", "dense, poisson"])
-@pytest.mark.quick_cases(1)
 def test_without_clipping_the_bounds_are_exceeded(name):
     for relation in RELATIONS:
         found, counts = ratios(name, relation, random_pairs(relation, seed=1), clipped=False)

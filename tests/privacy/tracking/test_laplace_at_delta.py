@@ -103,7 +103,6 @@ def test_no_set_of_iterations_has_a_larger_rho(count):
 @pytest.mark.parametrize(
     ("scheme", "every", "pure", "before"), [("S1", 5.380, 70.43, 1.197), ("S2", 30.25, 280.5, 3.611)]
 )
-@pytest.mark.quick_cases(1)
 def test_epsilon_of_the_papers_runs(scheme, every, pure, before):
     run = paper(scheme)
     found = float(laplace_epsilon_at_delta(run, UNIT, dp_delta=1e-5))

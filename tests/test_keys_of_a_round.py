@@ -1,0 +1,71 @@
+"""No two draws of a round share a key, in the rows of the registry and the components that have noise of their own."""
+
+import collections
+import sys
+
+import jax
+import numpy as np
+import optax
+import pytest
+from problems import problem
+
+import jaxfl
+from jaxfl.algorithms import REGISTRY
+from jaxfl.algorithms.clients.local_steps import local_steps
+from jaxfl.core import keys
+from jaxfl.gradients import poisson, saga
+
+KEY = jax.random.key(0)
+PRIVATE = local_steps(
+    2,
+    batch_size=2,
+    optimizer=optax.sgd(0.1),
+    sampler=poisson,
+    clip_norm=1.0,
+    noise=jaxfl.gaussian(0.1),
+    weighting="uniform",
+)
+UNIFORM = local_steps(2, batch_size=2, optimizer=optax.sgd(0.1), weighting="uniform")
+UPDATES = jaxfl.private_updates(clip_norm=1.0, noise=jaxfl.gaussian(0.1), num_rounds=10)
+CONSTANTS = jaxfl.private_constants(3, clip_norm=1.0, loss_bound=1.0, noise_multiplier=1.0)
+COMPONENTS = [
+    ("push_sum", {"gradient": lambda **options: saga(sampler=poisson(2), **options)}),
+    ("fed_avg", {"clients": PRIVATE, "updates": UPDATES}),
+    ("embracing", {"clients": UNIFORM, "updates": UPDATES}),
+    ("ali_dpfl", {"constants": CONSTANTS}),
+]
+CASES = [(name, {}) for name in REGISTRY] + COMPONENTS
+CASES += [
+    (name, {"links": problem(name).example.links}) for name in REGISTRY if problem(name).example.links is not None
+]
+
+
+def asked_for(algorithm, state, data, monkeypatch):
+    """Purpose -> rounds of the keys that one draw asks for; None where the round is known on the device alone."""
+    asked, real = collections.defaultdict(list), keys.purpose_key
+
+    def spy(key, purpose, round_index=0, **options):
+        asked[purpose].append(None if isinstance(round_index, jax.core.Tracer) else int(round_index))
+        return real(key, purpose, round_index, **options)
+
+    with monkeypatch.context() as patch:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("jaxfl") and getattr(module, "purpose_key", None) is real:
+                patch.setattr(module, "purpose_key", spy)
+        jax.eval_shape(lambda: algorithm.draw(KEY, state, data))
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"), CASES, ids=lambda value: value if isinstance(value, str) else "-".join(value)
+)
+def test_no_two_draws_of_a_round_share_a_key(name, changes, monkeypatch):
+    p = problem(name)
+    algorithm = p.algorithm(clip_norm=1.0, **changes)
+    first = jax.eval_shape(lambda: algorithm.init(KEY, p.data))
+    state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), first)
+    asked = asked_for(algorithm, state._replace(round_index=np.int32(5)), p.data, monkeypatch)
+    assert asked
+    for purpose, rounds in asked.items():
+        assert len(set(rounds)) == len(rounds), f"two draws of a round share the key of {purpose.name}"
+        assert None not in rounds or len(rounds) == 1

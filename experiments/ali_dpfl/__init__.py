@@ -3,7 +3,7 @@
     python -m experiments.ali_dpfl                                               # digits, under a minute on two cores
     python -m experiments.ali_dpfl --preset table4 --data-dir DIR                # a table of the paper, Fashion-MNIST
     python -m experiments.ali_dpfl --preset table4 --dataset cifar10 --data-dir DIR
-    python -m experiments.ali_dpfl --method ALI-DPFL --constants private --grid kappa=0.1,1,10 --seeds 0 1
+    python -m experiments.ali_dpfl --method ALI-DPFL --grid kappa=0.1,1,10 --seeds 0 1
 
 Ling, Fu, Wang, Liu, Chen, "ALI-DPFL: Differentially Private Federated Learning with Adaptive Local Iterations",
 arXiv:2308.10457.
@@ -20,7 +20,7 @@ EXPERIMENT = Experiment(
     description="ALI-DPFL against fixed numbers of local iterations, with each run's epsilon.",
     base=Point(),
     prepare=prepare,
-    grid=({"method": ("ALI-DPFL", "DPFL")}, {"constants": ("as_published", "private")}),
+    grid=({"method": ("ALI-DPFL", "DPFL")}, {"constants": ("private", "as_published")}),
     datasets={
         "digits": Layer(
             {"batch_size": 20, "clip_norm": 1.0, "target_epsilon": 8.0, "kappa": 30.0},

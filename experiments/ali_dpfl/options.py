@@ -65,9 +65,9 @@ class Learning:
     """R_s / R_c, with R_c the local iterations that the budget pays for where no estimate is charged."""
     kappa: float = traced(1.0)
     """phi lambda^2 of the bound on convergence. The paper gives no value. A larger one allows a larger tau."""
-    constants: Literal["as_published", "private"] = "as_published"
-    """How clients estimate the bound's constants: as_published, from their data without noise, which no epsilon covers;
-    or private, with noise that the budget pays for."""
+    constants: Literal["as_published", "private"] = "private"
+    """How clients estimate the bound's constants: private, with noise that the budget pays for; or as_published, from
+    their data without noise, with which the run has no epsilon."""
     constants_batch: int | None = None
     """Samples of a client that an estimate takes, drawn anew in each round; all by default."""
     constants_noise: float = traced(20.0)
@@ -99,7 +99,8 @@ class Budget:
     max_iterations: int | Literal["auto"] = traced("auto")
     """Local iterations T of a client in the whole run; auto: as many as target_epsilon pays for at every client."""
     target_epsilon: float = stated(2.0)
-    """Privacy budget of every client's samples."""
+    """Privacy budget of every client's samples. Where iterations are given and constants are private, a run whose
+    iterations it pays for, but not its estimates beside them, is refused."""
     dp_delta: float = stated(1e-5)
     """Delta of every epsilon."""
     bound: Literal["proven", "published"] = stated("proven")
@@ -115,9 +116,16 @@ class Budget:
         if self.max_iterations == "auto":
             return set()
         calibrated = method == UPDATES and noise == "calibrated"
+        charged = method == ALI and options["constants"] == "private"
         silent = set() if method in PRIVATE_STEPS else {"noise_multiplier"}
         unstated = {"dp_delta"} if method == "FedAvg" else set()
-        return {"bound", "accounted_samples", *silent, *unstated, *(() if calibrated else ("target_epsilon",))}
+        return {
+            "bound",
+            "accounted_samples",
+            *silent,
+            *unstated,
+            *(() if calibrated or charged else ("target_epsilon",)),
+        }
 
 
 @dataclasses.dataclass(frozen=True)

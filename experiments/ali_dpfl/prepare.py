@@ -119,5 +119,5 @@ def _remarks(lines: Mapping[str, Line], sizes: Mapping[str, list[int]]) -> list[
             "overspent. Statements count each client's own."
         )
     if any(point.learning.method == ALI and point.learning.constants == "as_published" for point in points.values()):
-        told.append("ALI-DPFL sends rho, beta and xi without noise: not private end to end (--constants private).")
+        told.append("ALI-DPFL as published takes its next tau from estimates without noise: it has no epsilon.")
     return told

@@ -20,7 +20,7 @@ def release_of(point: Point, num_samples: int, *, with_estimates: bool = True) -
     """What a client with this many samples releases."""
     learning, budget = point.learning, point.budget
     estimates = learning.constants if learning.method == ALI and with_estimates else "none"
-    release = ClientRelease(num_samples, learning.batch_size, budget.clip_norm, budget.noise_multiplier)
+    release = ClientRelease("poisson", num_samples, learning.batch_size, budget.clip_norm, budget.noise_multiplier)
     if estimates == "private":
         size, noise = learning.constants_batch or num_samples, learning.constants_noise
         release = release._replace(estimate_batch_size=size, estimate_noise_multiplier=noise)
@@ -40,9 +40,14 @@ def settled(point: Point, sizes: Sequence[int]) -> Point:
     if iterations == "auto":
         charged = learning.method == ALI and learning.constants == "private"
         iterations = _iterations(point, sizes, rounds) if charged else paid
+        # Updates spend a budget of their own, which their noise is calibrated to.
+        iterations = rounds * learning.local_steps if learning.method == UPDATES else iterations
+    if learning.method == ALI and learning.constants == "private" and budget.max_iterations != "auto":
+        _refuse_overspent(point, sizes, rounds, iterations)
     if learning.method == UPDATES and noise == "calibrated":
         rates = {"participation_rate": learning.num_active / point.clients.nodes, "dp_delta": budget.dp_delta}
-        noise = accounting.client_noise_multiplier(budget.target_epsilon, rounds, **rates)
+        ran = min(rounds, -(-iterations // learning.local_steps))
+        noise = accounting.client_noise_multiplier(budget.target_epsilon, ran, **rates)
     every = point.run.evaluate_every or max(1, rounds // 20)
     numbers = {"rounds": rounds, "max_iterations": iterations, "update_noise_multiplier": noise}
     return lay(point, {**numbers, "evaluate_every": every})
@@ -61,6 +66,24 @@ def _iterations(point: Point, sizes: Sequence[int], num_estimates: int) -> int:
         remedy = "Pass more, or more noise."
         raise ArgumentError("target_epsilon", f"must pay for one local iteration{estimates}", found, remedy)
     return most
+
+
+def _refuse_overspent(point: Point, sizes: Sequence[int], rounds: int, iterations: int) -> None:
+    """Refuse estimates that overspend the budget beside iterations that it pays for."""
+    budget, accounted = point.budget, point.budget.accounted_samples
+    settings = {"bound": budget.bound, "dp_delta": budget.dp_delta}
+
+    def spent(with_estimates: bool) -> float:
+        releases = {
+            release_of(point, size, with_estimates=with_estimates) for size in ([accounted] if accounted else sizes)
+        }
+        return max(accounting.epsilon(one, iterations, rounds * with_estimates, **settings) for one in releases)
+
+    both = spent(True)
+    if spent(False) <= budget.target_epsilon < both:
+        requirement = f"must leave {rounds} estimates within target_epsilon, {budget.target_epsilon:g}"
+        found = f"got {point.learning.constants_noise:g}, with which they and {iterations} iterations cost {both:.4g}"
+        raise ArgumentError("constants_noise", requirement, found, "Pass more, or fewer max_iterations.")
 
 
 def rounds_of(point: Point) -> int:

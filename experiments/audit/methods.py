@@ -6,9 +6,9 @@ network's sum alone.
 ALI-DPFL: clients send their models after tau local iterations, and the states hold the aggregate alone. Seen through
 the aggregate, a client's gradients would have the noise of all clients over them, as those of A(DP)2SGD have. So the
 run has a single client: the aggregate is then its own model, under no more noise than is claimed. A message tells the
-sum of tau noisy gradients. The claim counts local iterations and not rounds, and so do the checks. Constants are those
-that the paper sends without noise. No claim covers these, and the audit does not look at them. kappa is so large that
-the next tau follows from the budget alone.
+sum of tau noisy gradients. The claim counts local iterations and not rounds, and so do the checks. It covers the
+estimates of the rule's constants too, which have noise; the audit does not look at them. kappa is so large that the
+next tau follows from the budget alone.
 
 DP-FedAvg: canaries are whole clients, and what the server releases is seen. See `jaxfl.privacy.client_audit`.
 """
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _LOCAL_STEPS, _LOCAL_BATCH = 2, 8  # of DP-FedAvg's clients; a claim for whole clients does not depend on them
 _ITERATIONS_A_ROUND = 3  # of ALI-DPFL, on average, but for the first round, whose tau is 1
 _KAPPA = 1e3
-_CONSTANTS_BATCH = 64  # samples that stand for all in ALI-DPFL's estimates
+_CONSTANTS_BATCH, _CONSTANTS_NOISE = 64, 20.0  # expected samples of ALI-DPFL's estimates, and their noise multiplier
 _NO_CLIPPING = float(np.finfo(np.float32).max)  # private updates always have a clip norm
 
 WithCanaries = tuple[Task, FederatedData, Canaries]
@@ -134,14 +134,17 @@ def _ali_rounds(iterations: int) -> int:
 
 
 def _ali_claimed(point: Point) -> tuple[float, privacy.Statement]:
-    """For all local iterations that the budget allows; estimates of the rule's constants are not covered."""
+    """For all local iterations and estimates that the budget allows."""
     iterations, learning, claim = point.learning.iterations, point.learning, point.claim
     release = clients.ClientRelease(
+        sampler="poisson",
         num_samples=point.entries,
         batch_size=point.claimed_batch_size,
         clip_norm=learning.clip_norm,
         noise_multiplier=0.0,
-        estimates="as_published",
+        estimates="private",
+        estimate_batch_size=_CONSTANTS_BATCH,
+        estimate_noise_multiplier=_CONSTANTS_NOISE,
     )
     counts = (iterations, _ali_rounds(iterations))
 
@@ -168,10 +171,11 @@ def _ali_learner(point: Point, task: Task, noise_std: float) -> Learner:
         clip_norm=point.used_clip_norm,
         noise=privacy.gaussian(noise_std),
     )
+    bounds = {"clip_norm": point.learning.clip_norm, "loss_bound": 1.0, "noise_multiplier": _CONSTANTS_NOISE}
     algorithm = ali_dpfl(
         task,
         clients=steps,
-        constants=jaxfl.published_constants(_CONSTANTS_BATCH),
+        constants=jaxfl.private_constants(_CONSTANTS_BATCH, **bounds),
         step_size=step_size,
         max_rounds=num_rounds,
         max_iterations=point.rounds,

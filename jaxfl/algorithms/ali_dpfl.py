@@ -27,9 +27,12 @@ Differences from the paper: in the second term of (11) it prints gamma (xi + 2 s
 not 0, as its text says. T is left open there; with T fixed the minimiser is always 1. Only kappa = phi lambda^2 matters
 for the minimiser, and the paper gives no value. A tau with a bracket in (13) that is not positive is passed over; if no
 tau is left, the next is 1. The last round is shortened to the iterations that are left, and a round without any changes
-nothing. That (12) bounds anything is not proven (its Jensen step is reversed): the rule is a heuristic.
+nothing. That (12) bounds anything is not proven (its Jensen step is reversed): the rule is a heuristic. All three
+estimates are of the new aggregate, which takes a second exchange with the server in each round; its bits are counted,
+its latency is not. Algorithm 2 estimates rho_i and beta_i of the aggregate of the round before, and sends them with w_i.
 
-Does not claim: an epsilon; `jaxfl.privacy.clients` states it. No epsilon covers constants estimated without noise.
+Does not claim: an epsilon; `jaxfl.privacy.clients` states it. With constants estimated without noise there is none, of
+the models neither: tau tells the data, and the variance of w - x tells tau.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxfl.algorithms.clients.bound_constants import Aggregation, BoundConstants, Constants, ConstantsDraws
 from jaxfl.algorithms.clients.local_steps import LocalSteps
@@ -115,8 +119,9 @@ def ali_dpfl(
         chooses tau, are float32, also where params are float64.
 
     Raises:
-        ArgumentError: a number that is not positive, clients that neither clip nor add noise, or that have a number of
-            steps of their own; from `init`, what the clients refuse of the data.
+        ArgumentError: a number that is not positive, a count that is not whole; clients that neither clip nor add
+            noise, have a number of steps of their own, add noise to batches that are not Poisson, or make other steps
+            than SGD with this step size; from `init`, what the clients refuse of the data.
 
     Guarantees:
         - no client makes more than max_iterations local iterations, and no more than max_rounds rounds count.
@@ -133,18 +138,17 @@ def ali_dpfl(
         >>> rule = {"optimizer": optax.sgd(0.2), "sampler": jaxfl.gradients.poisson}
         >>> clients = jaxfl.local_steps(100, batch_size=5, clip_norm=1.0, noise=jaxfl.gaussian(0.01), **rule)
         >>> budget = {"max_rounds": 5, "max_iterations": 20, "step_size": 0.2}
-        >>> learner = jaxfl.ali_dpfl(task, clients=clients, constants=jaxfl.published_constants(), **budget, kappa=1.0)
+        >>> constants = jaxfl.private_constants(10, clip_norm=1.0, loss_bound=0.5, noise_multiplier=20.0)
+        >>> learner = jaxfl.ali_dpfl(task, clients=clients, constants=constants, **budget, kappa=100.0)
         >>> key = jax.random.key(0)
         >>> rounds = jax.lax.scan(lambda s, _: learner.round(key, s, data), learner.init(key, data), length=5)
         >>> rounds[1].local_iterations.tolist(), int(rounds[0].iterations)
-        ([1, 2, 3, 4, 5], 15)
+        ([1, 2, 4, 6, 2], 15)
     """
     check.scalar(step_size=step_size, max_rounds=max_rounds, max_iterations=max_iterations, kappa=kappa)
     check.positive(step_size=step_size, max_rounds=max_rounds, max_iterations=max_iterations, kappa=kappa)
-    if not clients.is_private or clients.num_steps is not None:
-        found = "got clients without either" if not clients.is_private else "got clients with num_steps"
-        requirement = "must clip or add noise, and leave the number of steps open"
-        raise ArgumentError("clients", requirement, found, "Pass clip_norm and noise to local_steps, and no num_steps.")
+    check.whole(max_rounds=max_rounds, max_iterations=max_iterations)
+    _check_clients(clients, step_size)
 
     def limits():
         return jnp.asarray(max_rounds, jnp.int32), jnp.asarray(max_iterations, jnp.int32)
@@ -337,6 +341,28 @@ def next_num_steps(
     value = jnp.where((taus <= 2 * num_steps) & (bracket > 0), possible * bracket, 0.0)
     chosen = jnp.where(value.max() > 0, taus[jnp.argmax(value)], 1)
     return jnp.where(rounds_left > 0, jnp.minimum(chosen, jnp.maximum(iterations_left, 0)), 0)
+
+
+def _check_clients(clients: LocalSteps, step_size: float | Array) -> None:
+    """Refuse clients that the accountant or the bound does not know; what is traced passes."""
+    remedy = "Pass clip_norm and noise to local_steps, and no num_steps."
+    if not clients.is_private or clients.num_steps is not None:
+        found = "got clients without either" if not clients.is_private else "got clients with num_steps"
+        raise ArgumentError("clients", "must clip or add noise, and leave the number of steps open", found, remedy)
+    noisy = check.is_traced(clients.noise_std) or bool(np.any(np.asarray(clients.noise_std)))
+    if noisy and clients.sampler != "poisson":
+        requirement, found = "must draw Poisson batches where they add noise", f"got sampler {clients.sampler!r}"
+        raise ArgumentError("clients", requirement, found, "Pass sampler=jaxfl.gradients.poisson to local_steps.")
+    with jax.ensure_compile_time_eval():
+        rule, params = clients.optimizer_at(jnp.int32(0)), jnp.float32(1.0)
+        first, memory = rule.update(jnp.float32(3.0), rule.init(params), params)
+        moves = first, rule.update(jnp.float32(3.0), memory, params)[0]
+    if any(map(check.is_traced, (step_size, *moves))):
+        return
+    if not np.allclose(moves, -3.0 * np.float32(step_size), rtol=1e-5, atol=0.0):
+        found = f"got steps of {-float(moves[0]) / 3:.6g} and {-float(moves[1]) / 3:.6g} times the gradient"
+        remedy = "Pass optax.sgd(step_size) to local_steps."
+        raise ArgumentError("clients", f"must make SGD with step_size, {float(step_size):.6g}", found, remedy)
 
 
 def _where(ran: Array, compute: Callable[[], PyTree], otherwise: PyTree) -> PyTree:

@@ -302,7 +302,7 @@ def embracing(
             bits_received=of_clients(jnp.full(active.shape, 32 * whole, jnp.float32)),
             gradient_evaluations=of_clients(counts),
             forward_evaluations=of_clients(jnp.where(in_front, num_entering, 0)),
-            batch_overflow=overflow if clients.may_overflow or updates is not None else None,
+            batch_overflow=overflow if clients.sampler == "poisson" or updates is not None else None,
             class_overflow=ran.overflow,
             clipped_updates=None if changes is None else of_clients(changes.clipped),
             discarded_updates=None if changes is None else of_clients(changes.discarded),

@@ -247,7 +247,7 @@ def fed_avg(
             local_iterations=clients.steps_at(k) if private else None,
             clipped_fraction=of_clients(measured.clipped_fraction) if private else None,
             discarded_gradients=of_clients(measured.discarded_gradients) if private else None,
-            batch_overflow=overflow if clients.may_overflow or updates is not None else None,
+            batch_overflow=overflow if clients.sampler == "poisson" or updates is not None else None,
             clipped_updates=None if changes is None else of_clients(changes.clipped),
             discarded_updates=None if changes is None else of_clients(changes.discarded),
             lost_messages=None if arrived is None else of_clients((~arrived).astype(jnp.int32)),

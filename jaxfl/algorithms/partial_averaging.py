@@ -160,7 +160,7 @@ def partial_averaging(
             bits_received=bits,
             gradient_evaluations=steps.mask.sum(axis=(1, 2), dtype=jnp.int32),
             forward_evaluations=jnp.zeros(n, jnp.int32),
-            batch_overflow=draws.steps.batch_overflow if clients.may_overflow else None,
+            batch_overflow=draws.steps.batch_overflow if clients.sampler == "poisson" else None,
         )
         return State(params=new.params, model_state=new.model_state, round_index=k + 1), info
 

@@ -249,7 +249,7 @@ def width_reduction(
             bits_received=own_bits,
             gradient_evaluations=by_client(active, n, counts),
             forward_evaluations=jnp.zeros(n, jnp.int32),
-            batch_overflow=by_client(active, n, draws.steps.batch_overflow) if clients.may_overflow else None,
+            batch_overflow=by_client(active, n, draws.steps.batch_overflow) if clients.sampler == "poisson" else None,
             class_overflow=ran.overflow,
         )
         return State(params=new.params, model_state=new.model_state, round_index=state.round_index + 1), info

@@ -125,6 +125,14 @@ def at_least(minimum: int, **arguments: Any) -> None:
             raise ArgumentError(name, f"must be an integer of at least {minimum}", f"got {value}", remedy)
 
 
+def whole(**arguments: Any) -> None:
+    """Each value (scalar or array) is a whole number of any type; traced values and schedules pass."""
+    for name, value in arguments.items():
+        array = _concrete(value)
+        if array is not None:
+            _refuse(name, array, "must be a whole number", array != np.floor(array), "Round it.")
+
+
 def probability(**arguments: Any) -> None:
     """Each value lies in [0, 1]; traced values pass."""
     for name, value in arguments.items():

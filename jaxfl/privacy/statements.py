@@ -18,7 +18,6 @@ RELATIONS = {  # in words
 ASSUMED = "assumed, not enforced"
 REFUTED = "refuted at this noise"
 AT_EXPECTED_WAKING = "at the expected number of wake-ups"
-WITHOUT_NOISE = "sent without noise: not private end to end"
 _NO_BOUND = "no bound"
 _SIMULATION = "simulation: its seed is public"
 SIMULATED = f"{_SIMULATION}, and whoever reads it can take the noise off, so that nothing of the run may be published"
@@ -32,7 +31,6 @@ REMARKS = {
     ASSUMED: "assumed bound",
     REFUTED: REFUTED,
     AT_EXPECTED_WAKING: AT_EXPECTED_WAKING,
-    WITHOUT_NOISE: "estimates not covered",
     _NO_BOUND: _NO_BOUND,
 }
 _MOST_PROTECTING = 100.0  # an epsilon above it lets an observer be sure: exp(100) is 3e43
@@ -121,7 +119,6 @@ def statement_text(statement: Mapping[str, Any]) -> str:
     Guarantees:
         - the epsilon is rounded up.
         - an epsilon on an assumed bound, or one that is refuted, says so.
-        - an epsilon beside estimates without noise says so.
         - an epsilon above 100 says that it protects nothing.
 
     Example:
@@ -147,7 +144,6 @@ def caption(privacy: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     Guarantees:
         - every epsilon is rounded up.
         - an epsilon on an assumed bound, or one that is refuted, says so.
-        - an epsilon beside estimates without noise says so.
         - a simulation is marked.
 
     Example:

@@ -112,7 +112,11 @@ def test_methods_with_a_server_are_audited(method, mistake, tmp_path, capsys):
     multiplier = row["noise_std_claimed"] * expected
     again = {
         "ALI-DPFL": lambda: clients.epsilon(
-            clients.ClientRelease(entries, expected, 1.0, multiplier), 6, bound="proven", dp_delta=1e-5
+            clients.ClientRelease("poisson", entries, expected, 1.0, multiplier, 64, 20.0, "private"),
+            6,
+            3,
+            bound="proven",
+            dp_delta=1e-5,
         ),
         "DP-FedAvg": lambda: clients.client_level_epsilon(
             6, participation_rate=expected / entries, noise_multiplier=multiplier, dp_delta=1e-5

@@ -24,7 +24,7 @@ from jaxfl.core import ArgumentError
 from jaxfl.training import Stop, read_results, read_run
 from jaxfl.training.lock import held
 
-pytest.importorskip("submitit", reason="needs submitit: pip install 'jaxfl[cluster]'")
+pytest.importorskip("submitit", reason="needs submitit: pip install submitit")
 EXPERIMENT = EXPERIMENTS["privsgp_vr"]
 ROOT = Path(next(iter(experiments.__path__))).parent
 GRID = "--nodes 4 --hidden 8 --evaluate-every 10 --batch-size 2 --noise-std 0.1 --method PrivSGP --quiet".split()
@@ -279,7 +279,7 @@ def test_without_submitit_the_remedy_is_named(monkeypatch, capsys, tmp_path):
 
     monkeypatch.setattr(builtins, "__import__", without)
     assert main(EXPERIMENT, [*SHORT, "--out", str(tmp_path / "run"), *JOBS]) == 2
-    sentence = "error: --launcher: needs submitit; it is not installed. Run pip install 'jaxfl[cluster]'.\n"
+    sentence = "error: --launcher: needs submitit; it is not installed. Run pip install submitit.\n"
     assert capsys.readouterr().err == sentence
     assert not (tmp_path / "run").exists()
 

@@ -137,7 +137,8 @@ def adaptive():
         noise=jaxfl.gaussian(NOISE_STD),
     )
     budget = {"max_rounds": 4, "max_iterations": ITERATIONS, "kappa": 1e3, "step_size": STEP_SIZE}
-    algorithm = jaxfl.ali_dpfl(task, clients=steps, constants=jaxfl.published_constants(5), **budget)
+    constants = jaxfl.private_constants(5, clip_norm=CLIP_NORM, loss_bound=1.0, noise_multiplier=20.0)
+    algorithm = jaxfl.ali_dpfl(task, clients=steps, constants=constants, **budget)
     return algorithm, data, canaries
 
 

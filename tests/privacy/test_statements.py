@@ -54,14 +54,6 @@ def test_an_epsilon_on_an_assumed_bound_or_one_that_is_refuted_says_so():
     assert caption({"VR": [both]}) == [f"{KEY}: VR: ε = 2.5; assumed bound; refuted at this noise"]
 
 
-def test_an_epsilon_beside_estimates_without_noise_says_so():
-    text = "estimates of rho, beta and xi are sent without noise: not private end to end"
-    beside = {**PROVEN, "assumptions": ("one run", text)}
-    assert statement_text(beside) == "ε = 2.5 proven (zero out one sample, δ = 1e-05, estimates not covered)"
-    assert caption({"ALI": [beside]}) == [f"{KEY}: ALI: ε = 2.5; estimates not covered"]
-    assert caption({"ALI": [beside], "DPFL": [PROVEN]})[0].endswith("; estimates not covered: ALI")
-
-
 def test_an_epsilon_above_100_says_that_it_protects_nothing():
     large = {**PROVEN, "dp_epsilon": 100.1}
     assert "protects nothing" in statement_text(large)
@@ -117,7 +109,5 @@ def test_the_remarks_are_found_in_what_the_accountant_states():
     text += statement_text(of_tracking._asdict())
     plain = Release("mini_batch", "poisson", 4, 100, clip_norm=1.0, noise_std=0.5)
     text += statement_text(statements(A_DP2_SGD, [plain] * 4, 10, dp_delta=1e-5)[0]._asdict())
-    ali = clients.ClientRelease(5000, 75, clip_norm=0.1, noise_multiplier=1.1, estimates="as_published")
-    text += statement_text(clients.statements([ali], 10, 2, dp_delta=1e-5)[0]._asdict())
     assert all(remark in text for remark in REMARKS.values())
     assert all(statement_text(one).startswith("no proven ε") for one in others)

@@ -63,7 +63,8 @@ class LocalSteps(NamedTuple):
         is_private: whether samples' gradients are clipped, or noise is added to a step's.
         noise_std: standard deviation of the noise of one step on one coordinate, () or 0.
         num_steps: as `local_steps` was told.
-        may_overflow: whether a batch can hold more samples than there are slots.
+        sampler: "fixed", "uniform" or "poisson", how batches are drawn; a Poisson batch may exceed its slots.
+        optimizer_at: round index () -> the optax optimizer of that round.
         weighting: "data" or "uniform", what `weigh` goes by.
         steps_at: round index () -> the steps that run in it, (), int32.
         check_data: (task, data) -> None; raises what `init` must refuse.
@@ -81,7 +82,8 @@ class LocalSteps(NamedTuple):
     is_private: bool
     noise_std: float | Array
     num_steps: int | Array | Callable[[Array], Array] | None
-    may_overflow: bool
+    sampler: str
+    optimizer_at: Callable[[Array], optax.GradientTransformation]
     weighting: str
     steps_at: Callable[[Array], Array]
     check_data: Callable[[Task, FederatedData], None]
@@ -153,14 +155,19 @@ def local_steps(
     if num_steps is not None and not callable(num_steps):
         check.scalar(num_steps=num_steps)
         check.non_negative(num_steps=num_steps)
-        if not check.is_traced(num_steps) and (int(num_steps) != num_steps or int(num_steps) > max_steps):
-            requirement, remedy = f"must be a whole number up to max_steps, {max_steps}", "Pass less, or raise that."
-            raise ArgumentError("num_steps", requirement, f"got {num_steps}", remedy)
+        check.whole(num_steps=num_steps)
+        if not check.is_traced(num_steps) and num_steps > max_steps:
+            remedy = "Pass less, or raise that."
+            raise ArgumentError("num_steps", f"must be at most max_steps, {max_steps}", f"got {num_steps}", remedy)
     if noise is not None and jnp.ndim(noise.noise_scale) > 0:
         found, remedy = f"got shape {jnp.shape(noise.noise_scale)}", "Pass the largest of them."
         raise ArgumentError("noise", "must have one scale for all clients", found, remedy)
     chosen, is_private = sampler(batch_size), clip_norm is not None or noise is not None
     by_count = chosen.name == "fixed" and not is_private  # a mean over the samples that a small client has
+
+    def optimizer_at(round_index):
+        # A transformation is a tuple, a function of the round is none.
+        return optimizer if isinstance(optimizer, optax.GradientTransformation) else optimizer(round_index)
 
     def count_at(round_index, count):
         return jnp.minimum(jnp.asarray(count(round_index) if callable(count) else count, jnp.int32), max_steps)
@@ -251,9 +258,7 @@ def local_steps(
         return private
 
     def run(gradient, params, model_state, steps, round_index, asked=None):
-        # A transformation is a tuple, a function of the round is none.
-        rule = optimizer if isinstance(optimizer, optax.GradientTransformation) else optimizer(round_index)
-        count = asked_at(round_index, asked)
+        rule, count = optimizer_at(round_index), asked_at(round_index, asked)
 
         def step(carry, one_step):
             x, state, memory = carry
@@ -298,7 +303,8 @@ def local_steps(
         is_private=is_private,
         noise_std=0.0 if noise is None else noise.noise_scale,
         num_steps=num_steps,
-        may_overflow=chosen.name == "poisson",
+        sampler=chosen.name,
+        optimizer_at=optimizer_at,
         weighting=weighting,
         steps_at=lambda round_index: jnp.int32(max_steps) if num_steps is None else count_at(round_index, num_steps),
         check_data=check_data,

@@ -4,10 +4,13 @@ A client makes T local iterations of DP-SGD in all rounds together: Poisson batc
 gradient clipped to the L2 norm C, Gaussian noise of standard deviation sigma C on the sum. What it sends follows from
 these releases and from what it received, so its guarantee is that of T releases composed, however rounds divide them.
 
-ALI-DPFL also sends R estimates, one a round: rho_i, beta_i and xi_i. As published they have no noise, and no epsilon
-covers them. Private estimates are one Gaussian mechanism each. w_i is the client's model before the aggregation, w the
-aggregate and v a vector: all three follow from what was released with noise. A Poisson sample of expected size m of the
-client's data gives three numbers, with l_s and g_s the loss and the gradient of sample s:
+ALI-DPFL also sends R estimates, one a round: rho_i, beta_i and xi_i. As published they have no noise. The number of
+local iterations of the next round follows from them, and with it the variance of the models: neither the estimates nor
+the models have an epsilon then.
+
+Private estimates are one Gaussian mechanism each. w_i is the client's model before the aggregation, w the aggregate and
+v a vector: all three follow from what was released with noise. A Poisson sample of expected size m of the client's data
+gives three numbers, with l_s and g_s the loss and the gradient of sample s:
 
     a_i = (1/m) sum_s clip(l_s(w_i) - l_s(w), [-L, L])
     b_i = |(1/m) sum_s (clip_C(g_s(w_i)) - clip_C(g_s(w)))|_2
@@ -45,14 +48,19 @@ import numpy as np
 
 from jaxfl.core import ArgumentError, check
 from jaxfl.privacy.calibration import most_rounds
-from jaxfl.privacy.clients.client_release import CLIENT_RELATIONS, ClientRelease, checked, no_epsilon
+from jaxfl.privacy.clients.client_release import (
+    CLIENT_RELATIONS,
+    WITHOUT_NOISE,
+    ClientRelease,
+    checked,
+    no_epsilon,
+)
 from jaxfl.privacy.clients.local_iterations import ORDERS, renyi_divergences
 from jaxfl.privacy.clients.sampled_releases import SampledReleases, sampled_epsilon
-from jaxfl.privacy.statements import WITHOUT_NOISE, Statement, statement
+from jaxfl.privacy.statements import Statement, rounded_up, statement
 
-_UNCOVERED = f"estimates of rho, beta and xi are {WITHOUT_NOISE}"
 _SETTING = (
-    "all models and estimates that a client sends are visible and nothing else (no losses, no metrics)",
+    "it holds against whoever sees all models and estimates that a client sends, and no losses or metrics",
     "each sample joins a batch independently with probability q_i = B / |D_i|, and which do stays secret",
     "a sample is held by one client, and where samples are placed (by label, say) does not depend on the changed one",
     "the client's number of samples |D_i|, batch sizes and weights in the average are public and fixed",
@@ -82,7 +90,7 @@ def epsilon(
     Args:
         release: of the client.
         num_iterations: T, local iterations of the whole run, at least 0.
-        num_estimates: R, estimates of the whole run, at least 0. Those without noise are not covered.
+        num_estimates: R, estimates of the whole run, at least 0. With those without noise there is no epsilon.
         bound: "published" or "proven".
         dp_delta: in (0, 1).
         neighboring_relation: "add_or_remove_one" for the published bound, "zero_out" (default) or "replace_one" for the
@@ -96,7 +104,7 @@ def epsilon(
         - more iterations or estimates never lower it.
 
     Example:
-        >>> release = ClientRelease(num_samples=5000, batch_size=75, clip_norm=0.1, noise_multiplier=1.1)
+        >>> release = ClientRelease("poisson", num_samples=5000, batch_size=75, clip_norm=0.1, noise_multiplier=1.1)
         >>> [round(epsilon(release, 317, bound=bound, dp_delta=1e-5), 3) for bound in ("published", "proven")]
         [2.005, 1.357]
     """
@@ -118,7 +126,7 @@ def max_iterations(
 
     Args:
         releases: of each client.
-        num_rounds: R, rounds of the run, at least 0. An estimate is charged for each where estimates are private.
+        num_rounds: R, rounds of the run, at least 0, with an estimate in each where the release has estimates.
         target_epsilon: positive.
         bound, dp_delta, neighboring_relation: as for `epsilon`.
         limit: most iterations that are asked for, at least 0.
@@ -133,7 +141,7 @@ def max_iterations(
         - no client spends more than its budget, and one more iteration overspends, unless the limit is reached.
 
     Example:
-        >>> release = ClientRelease(num_samples=5000, batch_size=75, clip_norm=0.1, noise_multiplier=1.1)
+        >>> release = ClientRelease("poisson", num_samples=5000, batch_size=75, clip_norm=0.1, noise_multiplier=1.1)
         >>> budget = {"target_epsilon": 1.55, "dp_delta": 1e-5, "limit": 10_000}
         >>> [max_iterations([release] * 10, 50, bound=bound, **budget) for bound in ("published", "proven")]
         [78, 422]
@@ -145,7 +153,7 @@ def max_iterations(
     dp_delta, most = float(dp_delta), limit
     # Descending rates: the smallest client pays most, but for others with less noise.
     for given in sorted(set(releases), key=lambda release: release.num_samples):
-        num_estimates = num_rounds if given.estimates == "private" else 0
+        num_estimates = num_rounds if given.estimates != "none" else 0
         release, relation = checked(given, 0, num_estimates, bound, dp_delta, neighboring_relation)
 
         def spent(num_iterations: int, release=release, relation=relation, num_estimates=num_estimates) -> float:
@@ -186,13 +194,13 @@ def statements(
 
     Guarantees:
         - dp_epsilon is that of the client with the largest, node_epsilons those of all.
-        - estimates without noise are marked in each statement.
-        - where nothing is clipped or no noise is added there is a reason and no epsilon.
+        - where nothing is clipped, no noise is added or estimates have none there is a reason and no epsilon.
+        - beside estimates without noise a note has the cost of the iterations, had they been fixed in advance.
         - nothing is spent in 0 iterations.
         - of a run that chose its iterations, the proven epsilon is that of its budget.
 
     Example:
-        >>> release = ClientRelease(num_samples=5000, batch_size=75, clip_norm=0.1, noise_multiplier=1.1)
+        >>> release = ClientRelease("poisson", num_samples=5000, batch_size=75, clip_norm=0.1, noise_multiplier=1.1)
         >>> for stated in statements([release] * 10, 1585, dp_delta=1e-5):
         ...     print(stated.bound, stated.neighboring_relation, round(stated.dp_epsilon, 2))
         published add_or_remove_one 3.81
@@ -204,7 +212,7 @@ def statements(
     check.at_least(1, num_clients=num_clients)
     plain = [checked(release, num_iterations, num_estimates, "proven", dp_delta, None)[0] for release in releases]
     ran, chosen = (num_iterations, num_estimates), None
-    if budgeted is not None and num_iterations:
+    if budgeted is not None and num_iterations and all(release.estimates == "private" for release in releases):
         chosen = f"stated for its budget of {budgeted[0]} local iterations; {num_iterations} ran: the run chose"
         chosen += f" them by what it released ({budgeted[1]} and {num_estimates} estimates)"
     return [
@@ -234,7 +242,10 @@ def _stated(
         bounds = [_bound(each, bound, relation, num_iterations, num_estimates, dp_delta) for each in releases]
     worst = max(bounds, key=lambda each: each.dp_epsilon, default=_Bound(math.inf, "none"))
     private = next((release for release in releases if release.estimates == "private"), None)
-    notes = [_UNCOVERED] if any(release.estimates == "as_published" for release in releases) else []
+    notes = []
+    if WITHOUT_NOISE in reasons and set(reasons) <= {None, WITHOUT_NOISE}:
+        fixed = max(_bound(each, bound, relation, num_iterations, 0, dp_delta).dp_epsilon for each in releases)
+        notes.append(f"{num_iterations} local iterations fixed in advance would cost epsilon {rounded_up(fixed, 4)}")
     if private is not None:
         sizes = f"{private.estimate_batch_size} samples in expectation"
         notes.append(

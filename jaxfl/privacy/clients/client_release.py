@@ -7,12 +7,16 @@ from typing import Any, NamedTuple
 from jaxfl.core import ArgumentError, check
 
 ESTIMATES = ("none", "as_published", "private")
+WITHOUT_NOISE = (
+    "The next number of local iterations follows from estimates without noise, and the variance of the models tells it."
+)
 CLIENT_RELATIONS = {"published": ("add_or_remove_one",), "proven": ("zero_out", "replace_one")}
 
 
 class ClientRelease(NamedTuple):
     """What one client releases: T local iterations of DP-SGD, and estimates."""
 
+    sampler: str  # of the batches; "poisson", the only one whose batches are accounted for
     num_samples: int  # |D_i|
     batch_size: int  # B, expected, of a Poisson batch
     clip_norm: float | None  # C, L2 norm of a sample's gradient; None: not clipped
@@ -39,6 +43,11 @@ def checked(
     """
     check.one_of(tuple(CLIENT_RELATIONS), bound=bound)
     check.one_of(ESTIMATES, estimates=release.estimates)
+    if release.sampler != "poisson":
+        remedy = "Draw the clients' batches by jaxfl.gradients.poisson."
+        raise ArgumentError(
+            "sampler", "must be 'poisson': no other is accounted for", f"got {release.sampler!r}", remedy
+        )
     check.at_least(0, num_iterations=num_iterations, num_estimates=num_estimates)
     check.at_least(1, num_samples=release.num_samples, batch_size=release.batch_size)
     least = 1 if release.estimates == "private" else 0
@@ -79,6 +88,8 @@ def no_epsilon(release: ClientRelease, num_iterations: int, num_estimates: int) 
         return "Gradients are not clipped, so one sample can change a release by any amount."
     if num_iterations and release.noise_multiplier == 0:
         return "No noise is added, so the releases are not private."
+    if num_estimates and release.estimates == "as_published":
+        return WITHOUT_NOISE
     if num_estimates and release.estimates == "private" and release.estimate_noise_multiplier == 0:
         return "No noise is added to the estimates, so they are not private."
     return None

@@ -1,6 +1,6 @@
 """Clients' local iterations and estimates: published and proven, budgets, statements."""
 
-import json
+import re
 
 import numpy as np
 import pytest
@@ -18,9 +18,10 @@ from jaxfl.privacy.clients import (
     sampled_epsilon,
     statements,
 )
-from jaxfl.privacy.statements import caption, statement_text
+from jaxfl.privacy.clients.client_release import WITHOUT_NOISE
+from jaxfl.privacy.statements import rounded_up, statement_text
 
-CIFAR = ClientRelease(num_samples=5000, batch_size=75, clip_norm=0.1, noise_multiplier=1.1)
+CIFAR = ClientRelease("poisson", num_samples=5000, batch_size=75, clip_norm=0.1, noise_multiplier=1.1)
 PRIVATE = CIFAR._replace(estimate_batch_size=150, estimate_noise_multiplier=6.0, estimates="private")
 AS_PUBLISHED = CIFAR._replace(estimates="as_published")
 DELTA = 1e-5
@@ -114,7 +115,7 @@ def test_no_client_spends_more_than_its_budget_and_one_more_iteration_overspends
         estimates = {"estimates": "private", "estimate_noise_multiplier": noise}
         estimates["estimate_batch_size"] = int(rng.integers(1, most + 1))
     noise_multiplier = float(rng.uniform(0.6, 4))
-    releases = [ClientRelease(int(size), batch_size, 1.0, noise_multiplier, **estimates) for size in sizes]
+    releases = [ClientRelease("poisson", int(size), batch_size, 1.0, noise_multiplier, **estimates) for size in sizes]
     num_rounds, target = int(rng.integers(0, 30)), float(rng.uniform(0.3, 8))
     charged = num_rounds if estimates else 0
     relation = None if bound == "published" else str(rng.choice(["zero_out", "replace_one"]))
@@ -151,10 +152,10 @@ def test_the_limit_is_not_exceeded_and_what_does_not_fit_is_0(bound):
         assert max_iterations([release], 5, 100.0, bound, **given) == 0
 
 
-def test_estimates_without_noise_are_not_charged():
+def test_no_budget_pays_for_estimates_without_noise():
     budget = {"dp_delta": DELTA, "limit": 10_000}
-    assert max_iterations([AS_PUBLISHED], 63, 2.0, "proven", **budget) == 716
-    assert max_iterations([PRIVATE], 63, 2.0, "proven", **budget) < 716
+    assert max_iterations([AS_PUBLISHED], 63, 2.0, "proven", **budget) == 0
+    assert 0 < max_iterations([PRIVATE], 63, 2.0, "proven", **budget) < 716
 
 
 class TestStatements:
@@ -175,15 +176,14 @@ class TestStatements:
         stated = statements([CIFAR] * 6, 10, dp_delta=DELTA, num_clients=3)[0]
         assert (stated.nodes, len(stated.node_epsilons)) == (3, 6)
 
-    def test_estimates_without_noise_are_marked_in_each_statement(self):
-        stated = [one._asdict() for one in statements([AS_PUBLISHED] * 3, 317, 63, dp_delta=DELTA)]
-        text = "estimates of rho, beta and xi are sent without noise: not private end to end"
-        assert all(text in one["assumptions"] for one in stated)
-        for one in json.loads(json.dumps(stated)):
-            assert statement_text(one).endswith("δ = 1e-05, estimates not covered)")
-        assert all(line.endswith("; estimates not covered") for line in caption({"ALI": stated}))
-        others = statements([PRIVATE], 317, 63, dp_delta=DELTA) + statements([CIFAR], 317, dp_delta=DELTA)
-        assert not any("estimates not covered" in statement_text(one._asdict()) for one in others)
+    def test_where_estimates_have_no_noise_nothing_has_an_epsilon(self):
+        """tau of the next round follows from them, and the models tell it; a note has what T fixed iterations cost."""
+        fixed = statements([CIFAR] * 3, 317, dp_delta=DELTA)
+        for one, alone in zip(statements([AS_PUBLISHED] * 3, 317, 63, dp_delta=DELTA), fixed, strict=True):
+            assert (one.dp_epsilon, one.node_epsilons, one.reason) == (None, (), WITHOUT_NOISE)
+            assert re.fullmatch(rf"no {one.bound} ε \(.*\): {WITHOUT_NOISE}", statement_text(one._asdict()))
+            assert any(rounded_up(alone.dp_epsilon, 4) in text for text in one.assumptions)
+        assert epsilon(AS_PUBLISHED, 317, 63, bound="published", dp_delta=DELTA) == np.inf
 
     def test_private_estimates_are_described_and_charged(self):
         stated = statements([PRIVATE], 317, 63, dp_delta=DELTA)
@@ -234,6 +234,7 @@ class TestStatements:
         ({"batch_size": 5001}, "batch_size"),
         ({"clip_norm": 0.0}, "clip_norm"),
         ({"noise_multiplier": -1.0}, "noise_multiplier"),
+        ({"sampler": "fixed"}, "sampler"),
         ({"estimates": "some"}, "estimates"),
         ({"estimates": "private"}, "estimate_batch_size"),
         ({"estimates": "private", "estimate_batch_size": 6000}, "estimate_batch_size"),

@@ -29,7 +29,7 @@ for the minimiser, and the paper gives no value. A tau with a bracket in (13) th
 tau is left, the next is 1. The last round is shortened to the iterations that are left, and a round without any changes
 nothing. That (12) bounds anything is not proven (its Jensen step is reversed): the rule is a heuristic. All three
 estimates are of the new aggregate, which takes a second exchange with the server in each round; its bits are counted,
-its latency is not. Algorithm 2 estimates rho_i and beta_i of the aggregate of the round before, and sends them with w_i.
+its latency is not. Algorithm 2 sends rho_i and beta_i with w_i: estimates of the aggregate of the round before.
 
 Does not claim: an epsilon; `jaxfl.privacy.clients` states it. With constants estimated without noise there is none, of
 the models neither: tau tells the data, and the variance of w - x tells tau.
@@ -39,7 +39,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -356,7 +356,7 @@ def _check_clients(clients: LocalSteps, step_size: float | Array) -> None:
     with jax.ensure_compile_time_eval():
         rule, params = clients.optimizer_at(jnp.int32(0)), jnp.float32(1.0)
         first, memory = rule.update(jnp.float32(3.0), rule.init(params), params)
-        moves = first, rule.update(jnp.float32(3.0), memory, params)[0]
+        moves: list[Any] = [first, rule.update(jnp.float32(3.0), memory, params)[0]]
     if any(map(check.is_traced, (step_size, *moves))):
         return
     if not np.allclose(moves, -3.0 * np.float32(step_size), rtol=1e-5, atol=0.0):

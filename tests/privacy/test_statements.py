@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from jaxfl.privacy import clients
 from jaxfl.privacy.gossip import A_DP2_SGD, PRIVSGP_VR, Release, statements
 from jaxfl.privacy.statements import REMARKS, caption, rounded_down, rounded_up, statement_text
 from jaxfl.privacy.tracking import TrackingRelease, exponential_schedule, perturbed_state_statements

@@ -6,11 +6,14 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
-from problems import problem, uneven_data, with_clients
+from problems import linear_task, problem, uneven_data, with_clients
 
+import jaxfl
 from jaxfl import ArgumentError, graphs
 from jaxfl.algorithms import REGISTRY
+from jaxfl.privacy.tracking import TrackingSchedule
 
 KEY = jax.random.key(7)
 COUNT = "must be an integer of at least 1; got 0"
@@ -78,3 +81,104 @@ def test_an_algorithm_of_five_nodes_does_not_run_on_two(name):
     except ArgumentError as refusal:
         outcome = str(refusal)
     assert re.match("(data|client_class|num_active): .* 2|[12] models", outcome)
+
+
+# What would otherwise be taken in silence
+
+
+@pytest.mark.parametrize("mechanism", [jaxfl.gaussian, jaxfl.laplace, jaxfl.grid_gaussian])
+def test_noise_scales_are_copied(mechanism):
+    """A buffer that is filled anew for the next learner takes no noise off the last one."""
+    scales, like = np.full(3, 0.5, np.float32), jnp.zeros((3, 4))
+    noise = mechanism(scales)
+    released = np.asarray(noise.release(like, noise.draw(KEY, like)))
+    scales[:] = 0
+    assert np.all(released != 0)
+    np.testing.assert_array_equal(noise.release(like, noise.draw(KEY, like)), released)
+    np.testing.assert_array_equal(noise.noise_scale, 0.5)
+
+
+def test_probabilities_of_links_are_copied():
+    success = np.full(64, 0.5, np.float32)
+    links = jaxfl.links(success)
+    success[:] = 1
+    assert 0 < np.asarray(links.draw_to_server(KEY, 0, 64).arrived).sum() < 64
+
+
+@pytest.mark.parametrize("name", ["gradient_tracking", "perturbed_gossip", "output_perturbation"])
+def test_noise_scales_of_a_schedule_are_copied(name):
+    p, scales = problem(name), np.full(4, 0.5)
+    learner = p.algorithm(schedule=TrackingSchedule(0.5, 0.1, 0.2, 2, scales, scales))
+    before = learner.draw(KEY, learner.init(KEY, p.data), p.data)
+    scales[:] = 0
+    after = learner.draw(KEY, learner.init(KEY, p.data), p.data)
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(before.state_noise))
+    jax.tree.map(np.testing.assert_array_equal, before.state_noise, after.state_noise)
+
+
+def clients_of(**changes):
+    return jaxfl.local_steps(3, **{"batch_size": 2, "optimizer": optax.sgd(0.1), **changes})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: clients_of(noise=jaxfl.grid_gaussian(1.0), clip_norm=1.0), "noise: must be drawn in float32"),
+        (lambda: jaxfl.private_updates(clip_norm=1.0, noise=jaxfl.grid_gaussian(1.0)), "noise: must be drawn in float"),
+        (lambda: jaxfl.grid_gaussian(1e-34, bits=16), "grid_step: must lie between"),
+        (lambda: clients_of(optimizer=optax.adam), "optimizer: must be an optimizer.* got a constructor"),
+        (lambda: clients_of(num_steps=1.5), "num_steps: must be a whole number; got 1.5"),
+    ],
+)
+def test_what_nobody_accounts_for_is_refused(make, message):
+    with pytest.raises(ArgumentError, match=f"^{message}"):
+        make()
+
+
+@pytest.mark.parametrize("schedule", [lambda k: jnp.full(5, 0.1), lambda k: jnp.float32(-0.1)])
+@pytest.mark.parametrize("name", ["push_sum", "fed_avg"])
+def test_a_schedule_of_another_shape_or_sign_is_refused(name, schedule):
+    p = problem(name)
+    learner = p.algorithm(step_size=schedule)
+    with pytest.raises(ArgumentError, match=r"^schedule: must be (a single number|non-negative)"):
+        learner.round(KEY, learner.init(KEY, p.data), p.data)
+
+
+def test_a_negative_number_of_steps_counts_as_none():
+    """An epsilon is stated for the steps that are counted."""
+    learner = jaxfl.fed_avg(linear_task(), clients=clients_of(num_steps=lambda k: k - 3, clip_norm=1.0), num_active=5)
+    data, counts = uneven_data(), []
+    state = learner.init(KEY, data)
+    for _ in range(5):
+        state, info = learner.round(KEY, state, data)
+        counts.append(int(info.local_iterations.max()))
+    assert counts == [0, 0, 0, 0, 1]
+
+
+RING = {"graph": graphs.directed_ring(5), "step_size": 0.1}
+LEARNERS = {
+    "fed_avg": lambda task: jaxfl.fed_avg(task, clients=clients_of(), num_active=5),
+    "mini_batch": lambda task: jaxfl.push_sum(task, gradient=jaxfl.gradients.mini_batch(), **RING),
+    "saga": lambda task: jaxfl.push_sum(task, gradient=jaxfl.gradients.saga(), **RING),
+    "dzofl": lambda task: jaxfl.dzofl(task, batch_size=2, step_size=1.0, smoothing=0.1, num_directions=3),
+}
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_loss_that_mixes_the_samples_of_a_batch_is_refused(name):
+    mixing = jaxfl.from_functions(
+        lambda key: jnp.zeros(6), lambda w, x, y: ((x - x.mean(axis=0, keepdims=True)) @ w - y.astype(jnp.float32)) ** 2
+    )
+    with pytest.raises(ArgumentError, match=r"^task.loss: must not mix the samples of a batch"):
+        LEARNERS[name](mixing).init(KEY, uneven_data())
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int32])
+@pytest.mark.parametrize("name", ["fed_avg", "mini_batch"])
+def test_parameters_of_another_type_than_float32_and_float64_are_refused(name, dtype):
+    task = jaxfl.from_functions(
+        lambda key: {"w": jnp.zeros(6), "odd": jnp.zeros((), dtype)},
+        lambda params, x, y: (x @ params["w"] - y.astype(jnp.float32)) ** 2,
+    )
+    with pytest.raises(ArgumentError, match=rf"^params: must be float32 or float64; .*odd is {jnp.dtype(dtype)}"):
+        LEARNERS[name](task).init(KEY, uneven_data())

@@ -45,7 +45,7 @@ from jaxfl.channel import LinkDraws, Links
 from jaxfl.channel.links import RoundingValues, Sent, changing
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, check_num_nodes
-from jaxfl.core.tree import consensus_distance, replicate, scale, size
+from jaxfl.core.tree import consensus_distance, copied, replicate, scale, size
 from jaxfl.gradients import fixed, mini_batch
 from jaxfl.graphs.spectral import spanning_tree_roots
 from jaxfl.privacy.tracking import TrackingSchedule
@@ -136,6 +136,7 @@ def gradient_tracking(
         >>> info.gradient_evaluations.tolist(), info.bits_sent.tolist()
         ([2, 2], [128.0, 128.0])
     """
+    schedule = copied(schedule)
     received, sent = _checked_weights(state_weights, tracker_weights)
     num_nodes = len(received)
     check_steps(

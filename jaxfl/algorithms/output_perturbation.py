@@ -36,7 +36,7 @@ from jaxfl.algorithms.gossip_info import GossipInfo
 from jaxfl.algorithms.schedules import NOISE, check_noise_scales, check_steps, scale_at
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, check_num_nodes
-from jaxfl.core.tree import consensus_distance, replicate, scale, size
+from jaxfl.core.tree import consensus_distance, copied, replicate, scale, size
 from jaxfl.gradients import fixed, mini_batch
 from jaxfl.graphs import Graph, messages_received, messages_sent, require_strongly_connected, require_undirected
 from jaxfl.privacy.mechanisms import check_types
@@ -105,6 +105,7 @@ def output_perturbation(
         >>> info.gradient_evaluations.tolist(), info.bits_sent.tolist(), float(info.consensus_distance)
         ([2, 2], [64.0, 64.0], 0.0)
     """
+    schedule = copied(schedule)
     require_undirected(graph)
     require_strongly_connected(graph)
     check_steps(step_size=schedule.step_size)

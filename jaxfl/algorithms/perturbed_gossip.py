@@ -44,7 +44,7 @@ from jaxfl.channel import Quantizer
 from jaxfl.channel.links import overflows
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, node_keys, one_kernel, purpose_key
 from jaxfl.core.algorithm import at_round, check_num_nodes
-from jaxfl.core.tree import consensus_distance, flattener, replicate, scale, size
+from jaxfl.core.tree import consensus_distance, copied, flattener, replicate, scale, size
 from jaxfl.gradients import fixed, mini_batch
 from jaxfl.graphs import (
     Graph,
@@ -138,6 +138,7 @@ def perturbed_gossip(
         >>> info.gradient_evaluations.tolist(), info.bits_sent.tolist()
         ([2, 2], [16.0, 16.0])
     """
+    schedule = copied(schedule)
     require_undirected(graph)
     require_doubly_stochastic(graph)
     require_strongly_connected(graph)

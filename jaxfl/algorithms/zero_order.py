@@ -62,7 +62,7 @@ from jaxfl.core import (
     purpose_key,
 )
 from jaxfl.core.algorithm import at_round
-from jaxfl.core.tasks import check_sample_losses, sample_losses
+from jaxfl.core.tasks import check_sample_losses, check_task, sample_losses
 from jaxfl.gradients import Batch, Sampler, fixed
 from jaxfl.gradients.estimator import gather
 from jaxfl.gradients.per_example import tree_norm
@@ -178,6 +178,7 @@ def dzofl(
     chosen, q = sampler(batch_size), num_directions
 
     def init(key, data):
+        check_task(task, data)
         check_counts(chosen, data.sizes)
         jax.eval_shape(lambda: to_server.draw_to_server(key, 0, data.num_nodes))  # which refuses links that do not fit
         return State(params=task.init(purpose_key(key, Purpose.INIT)), round_index=jnp.int32(0))

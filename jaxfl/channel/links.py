@@ -19,6 +19,7 @@ import numpy as np
 from jaxfl.channel.quantize import Quantizer
 from jaxfl.core import Array, Key, Purpose, PyTree, check, leaf_key, node_keys, one_kernel, purpose_key
 from jaxfl.core.check import ArgumentError
+from jaxfl.core.tree import copied
 
 _FLOAT_BITS = 32.0  # sent per number without a quantizer
 
@@ -215,7 +216,7 @@ def links(
             found = f"got {matrix[i, j]} at ({i}, {j}) and {matrix[j, i]} at ({j}, {i})"
             remedy = "Pass one number for both ways."
             raise ArgumentError("success", "must be symmetric where losses are", found, remedy)
-    return Links(success=success, quantizer=quantizer, symmetric=symmetric)
+    return Links(success=copied(success), quantizer=quantizer, symmetric=symmetric)
 
 
 def changing(links: Links | None) -> Links | None:

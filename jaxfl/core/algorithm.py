@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.devices import on_any_mesh
 from jaxfl.core.keys import Key
@@ -79,8 +80,15 @@ def at_round(
 
     Returns:
         (), float32, or float64 where `params` hold float64.
+
+    Raises:
+        ArgumentError: a schedule that gives more than one number, or, where it is not traced, a negative one.
     """
-    return jnp.asarray(value(round_index) if callable(value) else value, number_type(params))
+    if callable(value):
+        value = value(round_index)
+        check.scalar(schedule=value)
+        check.non_negative(schedule=value)
+    return jnp.asarray(value, number_type(params))
 
 
 def check_num_nodes(num_nodes: int, data: FederatedData) -> None:

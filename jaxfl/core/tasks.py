@@ -9,13 +9,14 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
-from jaxfl.core.check import ArgumentError
+from jaxfl.core.check import ArgumentError, is_traced
 from jaxfl.core.keys import leaf_key
 from jaxfl.core.tree import number_type, weighted_sum
-from jaxfl.core.types import Array, PyTree, Task
+from jaxfl.core.types import Array, FederatedData, PyTree, Task
 
 
 def scale_images(inputs: Array) -> Array:
@@ -180,6 +181,46 @@ def check_sample_losses(task: Task) -> None:
             "got one that trains with batch statistics or dropout",
             "Use group normalization and no dropout, or neither clip nor add noise in fed_avg.",
         )
+
+
+def check_task(task: Task, data: FederatedData) -> None:
+    """Refuse parameters that steps would not keep, and a loss that mixes the samples of a batch: clipped, each sample
+    is differentiated alone, and else padding would count.
+
+    Args:
+        task: the loss of one without blocks is looked at, on two samples; those of `jaxfl.models` do not mix.
+        data: where its arrays are traced the loss is not looked at.
+
+    Raises:
+        ArgumentError: parameters that are neither float32 nor float64; a sample's loss in a batch differs from its loss
+            alone.
+    """
+    for path, leaf in jax.tree.leaves_with_path(jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)))):
+        if leaf.dtype not in (jnp.float32, jnp.float64):
+            name = jax.tree_util.keystr(path, simple=True, separator="/") or "params"
+            remedy = "Keep counters out of the parameters; compute_dtype makes layers run in bfloat16."
+            raise ArgumentError("params", "must be float32 or float64", f"{name} is {leaf.dtype}", remedy)
+    if task.blocks or task.train_loss is not None or is_traced(data.inputs) or is_traced(data.labels):
+        return
+    with jax.ensure_compile_time_eval():
+        start = task.init(jax.random.key(0))
+        if any(map(is_traced, jax.tree.leaves(start))):
+            return
+        params = jax.tree.map(_moved, start)  # at zero a loss may depend on no sample at all
+        last = len(data.inputs) - 1
+        both, alone = (
+            np.concatenate([np.asarray(sample_losses(task, params, data.inputs[at], data.labels[at])) for at in parts])
+            for parts in ([np.array([0, last])], [np.array([0]), np.array([last])])
+        )
+    if np.all(np.isfinite(both)) and not np.allclose(both, alone, rtol=1e-2, atol=1e-2 * np.abs(alone).max()):
+        found = f"got losses {both.tolist()} of two samples together, and {alone.tolist()} of each alone"
+        remedy = "Compute each sample's loss from that sample; make batch statistics with `train_loss`."
+        raise ArgumentError("task.loss", "must not mix the samples of a batch", found, remedy)
+
+
+def _moved(leaf: Array) -> Array:
+    """Parameters a little away from their start."""
+    return leaf + 0.1 * np.cos(np.arange(leaf.size)).reshape(leaf.shape).astype(leaf.dtype)
 
 
 def calibrated_state(task: Task, params: PyTree, inputs: Array, labels: Array, weights: Array, key: Array) -> PyTree:

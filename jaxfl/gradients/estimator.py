@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.core import Array, FederatedData, PyTree, Task, over_nodes
-from jaxfl.core.tasks import check_sample_losses
+from jaxfl.core.tasks import check_sample_losses, check_task
 from jaxfl.core.tree import norm, number_type
 from jaxfl.gradients import per_example
 from jaxfl.gradients.samplers import Batch, Sampler, check_counts, draw_batch, uniform
@@ -86,6 +86,7 @@ def mini_batch(
 
     def init(task, key, params, data):
         check_sample_losses(task)
+        check_task(task, data)
         check_counts(chosen, data.sizes)
 
     def draw(key, round_index, data):

@@ -30,7 +30,7 @@ import numpy as np
 from jaxfl.core import ArgumentError, Array, FederatedData, Key, PyTree, Task, check, over_nodes
 from jaxfl.core.devices import on_shares, varying_like
 from jaxfl.core.platform import is_cpu
-from jaxfl.core.tasks import check_sample_losses
+from jaxfl.core.tasks import check_sample_losses, check_task
 from jaxfl.core.tree import number_type
 from jaxfl.gradients import memory, per_example
 from jaxfl.gradients.estimator import GradientEstimator, batch_info, batch_sums, gather
@@ -122,6 +122,7 @@ def saga(
 
     def init(task, key, params, data):
         check_sample_losses(task)
+        check_task(task, data)
         counts = _entry_counts(data, samples)
         check_counts(chosen, counts)
         _check_storage(storage, params)

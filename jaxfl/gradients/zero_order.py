@@ -50,7 +50,7 @@ from jaxfl.core import (
 from jaxfl.core.algorithm import at_round
 from jaxfl.core.devices import varying_like
 from jaxfl.core.platform import is_cpu
-from jaxfl.core.tasks import check_sample_losses, sample_losses
+from jaxfl.core.tasks import check_sample_losses, check_task, sample_losses
 from jaxfl.core.threefry import fold_in
 from jaxfl.core.tree import norm, size
 from jaxfl.gradients.estimator import GradientEstimator, GradientInfo, gather
@@ -247,6 +247,7 @@ def zero_order(
 
     def init(task, key, params, data):
         check_sample_losses(task)
+        check_task(task, data)
         check_counts(chosen, data.sizes)
 
     def draw(key, round_index, data):

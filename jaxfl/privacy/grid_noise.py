@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.core import ArgumentError, Array, check, leaf_key, one_kernel
-from jaxfl.core.tree import along_nodes
+from jaxfl.core.tree import along_nodes, copied
 from jaxfl.privacy.mechanisms import NoiseMechanism, standard_noise
 from jaxfl.privacy.statements import FLOAT_NOISE
 
@@ -79,7 +79,7 @@ def grid_gaussian(noise_std: float | Array, bits: int = 12) -> NoiseMechanism:
         A mechanism whose draws are int32, in steps.
 
     Raises:
-        ArgumentError: noise_std below 0 or not finite, or bits out of range.
+        ArgumentError: noise_std below 0 or not finite, bits out of range, or a step that is 0 in float32.
 
     Guarantees:
         - releases are integers times the step of their node, as float32 rounds them.
@@ -99,6 +99,8 @@ def grid_gaussian(noise_std: float | Array, bits: int = 12) -> NoiseMechanism:
     check.non_negative(noise_std=noise_std)
     check.in_float32(noise_std=noise_std)
     check_bits(bits=bits)
+    check.in_float32(grid_step=noise_std if check.is_traced(noise_std) else np.asarray(noise_std) * 2.0**-bits)
+    noise_std = copied(noise_std)
 
     def draw(key, params):
         return standard_noise(key, params, lambda node_key, size: _integers(node_key, size, bits))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import tree
 
 from jaxfl.core import ArgumentError, Array, PyTree, check, node_keys, one_kernel
-from jaxfl.core.tree import flattener, scale, size
+from jaxfl.core.tree import copied, flattener, scale, size
 
 
 def add(values: PyTree, noise: PyTree) -> PyTree:
@@ -47,6 +47,13 @@ def check_types(noise: NoiseMechanism | None, params: PyTree) -> None:
     """Refuse params, leaves (n, *leaf), to whose gradients the noise cannot be added; nothing is computed."""
     if noise is not None:
         jax.eval_shape(noise.draw, jax.eval_shape(lambda: jax.random.key(0)), params)
+
+
+def require_float_noise(noise: NoiseMechanism | None) -> None:
+    """Refuse noise on a grid where no accountant counts what rounding to the grid adds to a release's change."""
+    if noise is not None and noise.distribution == "grid_gaussian":
+        requirement = "must be drawn in float32 on steps and updates of clients: no accountant counts a grid there"
+        raise ArgumentError("noise", requirement, "got grid_gaussian", "Pass jaxfl.gaussian.")
 
 
 def released(noise: NoiseMechanism | None, values: PyTree, drawn: PyTree | None) -> PyTree:
@@ -100,6 +107,8 @@ def _mechanism(
     sample: Callable[..., Array],
     rescaled: Callable[[Array], NoiseMechanism],
 ) -> NoiseMechanism:
+    noise_scale = copied(noise_scale)
+
     def draw(key, params):
         standard = standard_noise(key, params, lambda node_key, size: sample(node_key, (size,), jnp.float32))
         return scale(jnp.asarray(noise_scale, jnp.float32), standard)

@@ -11,6 +11,7 @@ the algorithm says.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -46,11 +47,11 @@ from jaxfl.core import (
 )
 from jaxfl.core.devices import varying_like
 from jaxfl.core.platform import is_cpu
-from jaxfl.core.tasks import check_sample_losses
+from jaxfl.core.tasks import check_sample_losses, check_task
 from jaxfl.core.tree import number_type
 from jaxfl.gradients import Sampler, fixed, per_example
 from jaxfl.gradients.samplers import check_counts
-from jaxfl.privacy.mechanisms import NoiseMechanism, released
+from jaxfl.privacy.mechanisms import NoiseMechanism, released, require_float_noise
 
 Optimizer = optax.GradientTransformation | Callable[[Array], optax.GradientTransformation]
 
@@ -131,8 +132,9 @@ def local_steps(
 
     Raises:
         ArgumentError: a count below 1, steps that are no whole number up to `max_steps`, a clip norm that is not
-            positive, noise with a scale for each client, an unknown weighting; from `check_data`, a client with too few
-            samples, or batch statistics where one sample's gradient is clipped or noise is added.
+            positive, noise with a scale for each client or on a grid, an optimizer's constructor, an unknown weighting;
+            from `check_data`, a client with too few samples, a loss that mixes samples, or batch statistics where one
+            sample's gradient is clipped or noise is added.
 
     Guarantees:
         - a number of steps equals that many steps.
@@ -159,9 +161,16 @@ def local_steps(
         if not check.is_traced(num_steps) and num_steps > max_steps:
             remedy = "Pass less, or raise that."
             raise ArgumentError("num_steps", f"must be at most max_steps, {max_steps}", f"got {num_steps}", remedy)
+    require_float_noise(noise)
     if noise is not None and jnp.ndim(noise.noise_scale) > 0:
         found, remedy = f"got shape {jnp.shape(noise.noise_scale)}", "Pass the largest of them."
         raise ArgumentError("noise", "must have one scale for all clients", found, remedy)
+    if not isinstance(optimizer, optax.GradientTransformation):
+        if next(iter(inspect.signature(optimizer).parameters), "") == "learning_rate":
+            requirement = "must be an optimizer, or a function of the round index that gives one"
+            raise ArgumentError(
+                "optimizer", requirement, "got a constructor", "Call it: optax.sgd(0.1), not optax.sgd."
+            )
     chosen, is_private = sampler(batch_size), clip_norm is not None or noise is not None
     by_count = chosen.name == "fixed" and not is_private  # a mean over the samples that a small client has
 
@@ -170,7 +179,7 @@ def local_steps(
         return optimizer if isinstance(optimizer, optax.GradientTransformation) else optimizer(round_index)
 
     def count_at(round_index, count):
-        return jnp.minimum(jnp.asarray(count(round_index) if callable(count) else count, jnp.int32), max_steps)
+        return jnp.clip(jnp.asarray(count(round_index) if callable(count) else count, jnp.int32), 0, max_steps)
 
     def asked_at(round_index, asked):
         """The number of steps; None where all run."""
@@ -180,6 +189,7 @@ def local_steps(
     def check_data(task, data):
         if is_private:
             check_sample_losses(task)
+        check_task(task, data)
         if not by_count:
             check_counts(chosen, data.sizes)
         check_types(task, data, noise)

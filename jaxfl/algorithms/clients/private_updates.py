@@ -25,7 +25,7 @@ from jaxfl.core import ArgumentError, Array, Key, Purpose, PyTree, Task, check, 
 from jaxfl.core.tree import along_nodes, norm
 from jaxfl.gradients import poisson
 from jaxfl.gradients.per_example import clip_scale
-from jaxfl.privacy.mechanisms import NoiseMechanism
+from jaxfl.privacy.mechanisms import NoiseMechanism, require_float_noise
 
 
 class Participants(NamedTuple):
@@ -111,8 +111,8 @@ def private_updates(*, clip_norm: float | Array, noise: NoiseMechanism, num_roun
         num_rounds: rounds of the run; slots of active clients suffice in all with probability 1 - 1e-9.
 
     Raises:
-        ArgumentError: a clip norm that is not positive, noise of several scales, a count below 1; from `check`, a task
-            with batch statistics, or clients that are weighed by their data.
+        ArgumentError: a clip norm that is not positive, noise of several scales or on a grid, a count below 1; from
+            `check`, a task with batch statistics, or clients that are weighed by their data.
 
     Guarantees:
         - adding or removing one client changes the sum by at most clip_norm.
@@ -122,6 +122,7 @@ def private_updates(*, clip_norm: float | Array, noise: NoiseMechanism, num_roun
     check.scalar(clip_norm=clip_norm)
     check.positive(clip_norm=clip_norm)
     check.at_least(1, num_rounds=num_rounds)
+    require_float_noise(noise)
     if jnp.ndim(noise.noise_scale) > 0:
         found = f"got shape {jnp.shape(noise.noise_scale)}"
         raise ArgumentError("noise", "must have one scale", found, "Pass a single number.")

@@ -7,7 +7,7 @@ depend on how many nodes there are. No key is ever split.
 
 Runs that are compared start from the same parameters, and have batches and noise of their own. Runs with the same noise
 give each other's gradients away by subtraction. Runs with the same batches do not compose as independent ones do. So a
-run takes a `RunKey` (`run_key`): its settings are folded into the half that batches and noise are made of.
+run takes a `RunKey` (`run_key`): its settings and its data are folded into the half that batches and noise are made of.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.core.check import ArgumentError
+from jaxfl.core.check import ArgumentError, is_traced
 from jaxfl.core.platform import is_cpu
 from jaxfl.core.threefry import fold_in, is_threefry
-from jaxfl.core.types import Array
+from jaxfl.core.types import Array, FederatedData, PyTree
 
 
 class Purpose(enum.IntEnum):
@@ -66,28 +66,54 @@ class RunKey(NamedTuple):
 Key = Array | RunKey
 
 
-def run_key(key: Array, settings: Mapping[str, Any]) -> RunKey:
-    """The key of one run, from the base key of all and what tells this run from the others.
+def digest(tree: PyTree) -> str:
+    """SHA-256 of a tree's arrays, their types and shapes, in hexadecimal.
+
+    Args:
+        tree: concrete arrays, such as `FederatedData`.
+
+    Raises:
+        ArgumentError: an array is traced.
+
+    Example:
+        >>> digest(np.zeros(2)) == digest(jnp.zeros(2)), digest(np.zeros(2)) == digest(np.zeros((2, 1)))
+        (False, False)
+    """
+    total = hashlib.sha256()
+    for leaf in jax.tree.leaves(tree):
+        if is_traced(leaf):
+            remedy = "Make the digest outside of jax.jit."
+            raise ArgumentError("data", "must be concrete where a digest is made of them", "got a traced array", remedy)
+        array = np.ascontiguousarray(leaf)
+        total.update(f"{array.dtype}{array.shape}".encode())
+        total.update(array.view(np.uint8).data if array.size else b"")
+    return total.hexdigest()
+
+
+def run_key(key: Array, settings: Mapping[str, Any], data: FederatedData | str) -> RunKey:
+    """The key of one run, from the base key of all, what tells this run from the others, and its data.
 
     Args:
         key: typed base key, shape (); may be traced.
         settings: name -> number, text, boolean, None, or lists and mappings of these; in any order. Everything in which
             the runs differ that see the same data: algorithm, step size, noise, clip norm, number of rounds.
+        data: of all nodes, or their `digest`. Runs on data that differ in one sample must not share noise, either.
 
     Returns:
         A `RunKey`. Those of several runs may be stacked and vmapped over.
 
     Raises:
-        ArgumentError: settings that JSON cannot hold.
+        ArgumentError: settings that JSON cannot hold, or data that are traced.
 
     Guarantees:
         - runs of the same base key start from the same parameters.
-        - runs with different settings have independent batches and noise.
+        - runs with different settings, or on different data, have independent batches and noise.
         - the order of settings does not matter.
 
     Example:
         >>> key = jax.random.key(0)
-        >>> first, second = run_key(key, {"noise_std": 0.1}), run_key(key, {"noise_std": 0.2})
+        >>> data = jnp.zeros(3)
+        >>> first, second = run_key(key, {"noise_std": 0.1}, data), run_key(key, {"noise_std": 0.2}, data)
         >>> bool(purpose_key(first, Purpose.INIT) == purpose_key(second, Purpose.INIT))
         True
         >>> bool(purpose_key(first, Purpose.NOISE, 3) == purpose_key(second, Purpose.NOISE, 3))
@@ -98,6 +124,7 @@ def run_key(key: Array, settings: Mapping[str, Any]) -> RunKey:
     except (TypeError, ValueError) as error:
         remedy = "Pass numbers, texts, booleans, and lists or mappings of these."
         raise ArgumentError("settings", "must be values that JSON holds", str(error), remedy) from None
+    text += data if isinstance(data, str) else digest(data)
     own = purpose_key(key, Purpose.RUN)
     for word in np.frombuffer(hashlib.sha256(text.encode()).digest(), ">u4")[:4].tolist():
         own = fold_in(own, word)

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxfl.channel import Costs, Ledger
 from jaxfl.core import Array
+from jaxfl.core.keys import digest
 from jaxfl.training.lanes import Point, Uploads
 from jaxfl.training.program import Program
 from jaxfl.training.variant import Variant
@@ -18,7 +19,16 @@ from jaxfl.training.variant import Variant
 
 def points_of(variants: Mapping[str, Variant], key: Array | None = None) -> list[Point]:
     """Every variant with each of its seeds, in the order of results.csv."""
-    return [Point(name, variant, seed, key) for name, variant in variants.items() for seed in variant.seeds]
+    digests: dict[tuple[int, int], str] = {}
+    for variant in variants.values():
+        for seed in variant.seeds:
+            if (id(variant.data), seed) not in digests:
+                digests[id(variant.data), seed] = digest(variant.data(seed))
+    return [
+        Point(name, variant, seed, digests[id(variant.data), seed], key)
+        for name, variant in variants.items()
+        for seed in variant.seeds
+    ]
 
 
 def programs_of(points: Sequence[Point]) -> list[Program]:
@@ -44,7 +54,14 @@ def programs_of(points: Sequence[Point]) -> list[Program]:
 
 def recorded_settings(points: Sequence[Point]) -> dict[str, Any]:
     """What config.json keeps of the training loop, and a resumed run must have, too."""
-    return {"variants": {point.name: _settings(point.variant) for point in points}}
+    tests = {id(point.variant.test): point.variant.test for point in points}
+    of_tests = {number: digest(test) for number, test in tests.items()}
+    settings: dict[str, Any] = {}
+    for name, variant, seed, data_digest, _ in points:
+        if name not in settings:
+            settings[name] = {**_settings(variant), "data": {"test": of_tests[id(variant.test)]}}
+        settings[name]["data"][str(seed)] = data_digest
+    return {"variants": settings}
 
 
 def _identity(variant: Variant) -> Any:

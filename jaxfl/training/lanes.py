@@ -24,6 +24,7 @@ class Point(NamedTuple):
     name: str
     variant: Variant
     seed: int
+    data_digest: str  # of its training data
     secret: Array | None = None  # (), typed: what every seed's base key is made of; None: the seed alone
 
     @property
@@ -41,7 +42,7 @@ class Point(NamedTuple):
             "numbers": variant.numbers,
             "rounds": variant.num_rounds,
         }
-        return run_key(self.base, variant.identity or default)
+        return run_key(self.base, variant.identity or default, self.data_digest)
 
     @property
     def label(self) -> tuple[str, int]:

@@ -33,7 +33,7 @@ def restore_state(run: RunDirectory, name: str, variant: Variant, seed: int) -> 
     Guarantees:
         - reading a state changes nothing.
     """
-    point = Point(name, variant, seed)
+    point = Point(name, variant, seed, "")  # no key is made of it
     program = Program([point], Uploads())
     directory = run.lane_directory(name, seed)
     for path in (directory / ENDED, directory):

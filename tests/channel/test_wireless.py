@@ -117,7 +117,7 @@ def test_a_place_does_not_depend_on_the_number_of_nodes():
 
 
 def test_runs_of_one_base_key_share_places():
-    runs = [run_key(KEY, {"step_size": step}) for step in (0.1, 0.2)]
+    runs = [run_key(KEY, {"step_size": step}, "") for step in (0.1, 0.2)]
     np.testing.assert_array_equal(disc_positions(runs[0], 5), disc_positions(runs[1], 5))
     assert (disc_positions(jax.random.key(1), 5) != disc_positions(KEY, 5)).all()
 

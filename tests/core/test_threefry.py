@@ -98,7 +98,7 @@ def test_keys_of_leaves_are_those_that_each_gets(implementation, num_leaves):
 
 
 def test_a_key_that_is_made_apart_is_the_same():
-    key = run_key(KEY, {"noise_std": 0.1})
+    key = run_key(KEY, {"noise_std": 0.1}, "")
     for round_index in (0, jnp.int32(7)):
         expected = purpose_key(key, Purpose.BATCH, round_index)
         assert purpose_key(key, Purpose.BATCH, round_index, apart=True) == expected

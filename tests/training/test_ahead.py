@@ -256,7 +256,7 @@ def test_before_a_checkpoint_nothing_is_sent_off(tmp_path, early):
 @pytest.fixture(scope="module")
 def compiled():
     """(compiled program, lanes, tables) of one lane."""
-    point = Point("Lone", LONE["Lone"], 0)
+    point = Point("Lone", LONE["Lone"], 0, "")
     program = Program([point], Uploads())
     strategy = Strategy(1, 1)
     return program.compile(strategy), program.lanes([point], strategy), program.tables([point], strategy)

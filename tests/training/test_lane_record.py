@@ -16,7 +16,7 @@ FIELDS = ("loss", "bits_sent", "bits_received", "gradient_evaluations", "forward
 def _lanes():
     plain = toy_variant(toy_that_counts)
     variants = [plain, plain._replace(ledger=TOY_LEDGER), plain]
-    return [LaneRecord(index, Point("A", variant, index), {}) for index, variant in enumerate(variants)]
+    return [LaneRecord(index, Point("A", variant, index, ""), {}) for index, variant in enumerate(variants)]
 
 
 def test_stretches_come_back_chunk_by_chunk_bit_for_bit():

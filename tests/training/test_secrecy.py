@@ -14,7 +14,7 @@ from toy_problem import toy_test
 import jaxfl
 from jaxfl import core, training
 from jaxfl.core import Purpose, purpose_key, run_key
-from jaxfl.core.keys import SHARED
+from jaxfl.core.keys import SHARED, digest
 from jaxfl.privacy.statements import SECRET, SIMULATED, caption
 from jaxfl.training import lanes, open_run, publish, read_run, restore_state, secret_key, train
 
@@ -94,10 +94,43 @@ def test_an_identity_goes_before_the_name(tmp_path):
     assert not correlated(same, other)
 
 
+def erased(seed):
+    """The data without one sample: zeros in its place."""
+    data = data_of(seed)
+    return data._replace(inputs=jnp.asarray(data.inputs).at[3].set(0.0))
+
+
+def test_runs_on_data_that_differ_in_one_sample_have_independent_noise(both, tmp_path):
+    """Their difference would tell the sample."""
+    other = trained(tmp_path / "erased", {"A": variant(0.1, data=erased)})[1]["A"]
+    assert not correlated(other, both[1]["A"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"data": erased}, "data.0"),
+        ({"data": lambda seed: data_of(seed)._replace(indices=data_of(seed).indices[::-1])}, "data.0"),
+        ({"test": jax.tree.map(jnp.zeros_like, toy_test())}, "data.test"),
+    ],
+)
+def test_a_resume_on_other_data_is_refused(tmp_path, changes, name):
+    """Pool, partition and test set; nothing of the run changes."""
+    trained(tmp_path / "run", {"A": variant(0.1)})
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    run = open_run(tmp_path / "run", {}, resume=True)
+    refused(
+        lambda: train({"A": variant(0.1, **changes)}, run=run, quiet=True),
+        f"variants.A.{name}",
+        "as in the run that is resumed",
+    )
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+
+
 def test_batches_of_two_points_are_independent():
     """How often two points draw the same batch of 3 of 6 samples: 1 in 20 where they are independent."""
     learner, data = algorithm_of({"noise_std": 0.1}), data_of(0)
-    keys = [lanes.Point(name, variant(0.1), 0).key for name in "AB"]
+    keys = [lanes.Point(name, variant(0.1), 0, "").key for name in "AB"]
     state = learner.init(keys[0], data)
 
     @jax.jit
@@ -116,7 +149,7 @@ def test_batches_of_two_points_are_independent():
 
 class TestRunKey:
     def test_runs_of_the_same_base_key_start_from_the_same_parameters(self):
-        keys = [run_key(jax.random.key(3), {"step_size": step}) for step in (0.1, 0.2)]
+        keys = [run_key(jax.random.key(3), {"step_size": step}, "") for step in (0.1, 0.2)]
         for purpose in SHARED:
             assert (purpose_key(keys[0], purpose) == purpose_key(keys[1], purpose)).all()
             assert (purpose_key(keys[0], purpose) == purpose_key(jax.random.key(3), purpose)).all()
@@ -125,23 +158,32 @@ class TestRunKey:
         settings = [{}, {"a": 1}, {"a": 2}, {"a": 1, "b": None}, {"a": "1"}, {"b": 1}, {"a": [1]}, {"a": True}]
         for purpose in set(Purpose) - SHARED:
             drawn = [
-                jax.random.normal(purpose_key(run_key(jax.random.key(0), each), purpose, 1), (2000,))
+                jax.random.normal(purpose_key(run_key(jax.random.key(0), each, ""), purpose, 1), (2000,))
                 for each in settings
             ]
             assert not any(correlated(*pair) for pair in itertools.combinations(drawn, 2))
 
+    def test_runs_on_different_data_have_independent_batches_and_noise(self):
+        keys = [run_key(jax.random.key(0), {}, data) for data in (data_of(0), erased(0))]
+        assert (keys[0].own == run_key(jax.random.key(0), {}, digest(data_of(1))).own).all()
+        for purpose in set(Purpose) - SHARED:
+            assert not correlated(*(jax.random.normal(purpose_key(key, purpose, 1), (2000,)) for key in keys))
+        refused(lambda: jax.jit(lambda data: run_key(jax.random.key(0), {}, data))(data_of(0)), "data", "traced")
+
     def test_the_order_of_settings_does_not_matter(self):
         first, second = (
-            run_key(jax.random.key(0), dict(pairs)) for pairs in itertools.permutations([("a", 1), ("b", 2)])
+            run_key(jax.random.key(0), dict(pairs), "") for pairs in itertools.permutations([("a", 1), ("b", 2)])
         )
         assert (first.own == second.own).all()
 
     def test_settings_that_json_cannot_hold_are_refused(self):
-        refused(lambda: run_key(jax.random.key(0), {"task": object()}), "settings", "JSON")
+        refused(lambda: run_key(jax.random.key(0), {"task": object()}, ""), "settings", "JSON")
 
     def test_embedded_rounds_may_be_vmapped_over_runs(self):
         data, points = data_of(0), [{"noise_std": 0.1, "number": number} for number in range(3)]
-        keys = jax.tree.map(lambda *halves: jnp.stack(halves), *(run_key(jax.random.key(0), point) for point in points))
+        keys = jax.tree.map(
+            lambda *halves: jnp.stack(halves), *(run_key(jax.random.key(0), point, data) for point in points)
+        )
 
         @jax.jit
         @jax.vmap

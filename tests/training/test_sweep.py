@@ -133,7 +133,7 @@ def test_no_copy_of_a_table_in_a_round(at_once):
     """A group's tables are taken out once a call; a copy a round would be a second one beside them."""
     algorithm = toy_algorithm(toy_variant().task, table_width=3000)
     variant = toy_variant(algorithm, data=lambda seed: toy_data(num_samples=400)[0], seeds=tuple(range(6)))
-    program = Program([Point("A", variant, seed) for seed in variant.seeds], Uploads())
+    program = Program([Point("A", variant, seed, "") for seed in variant.seeds], Uploads())
     compiled = program.compile(Strategy(6, at_once))
     table = tree.num_bytes(program.structure.table)
     assert table > 2_000_000
@@ -154,7 +154,7 @@ def test_a_branch_on_the_round_number_stays_a_branch():
         return push_sum(task, graph=graphs.exponential(5), gradient=table, step_size=numbers["step_size"])
 
     variant = toy_variant(algorithm, task=task, test=test, data=lambda seed: data, numbers={"step_size": 0.1})
-    program = Program([Point("A", variant, seed) for seed in (0, 1)], Uploads())
+    program = Program([Point("A", variant, seed, "") for seed in (0, 1)], Uploads())
     compiled = program.compile(Strategy(2, at_once=2))
     assert " conditional(" in str(compiled.rounds.as_text())
 

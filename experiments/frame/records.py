@@ -207,6 +207,8 @@ class Costs:
     """Least airtime of what is sent."""
     transmit_dbm: float = stated(23.0)
     """Power while a node sends, in dBm."""
+    downlink_watts: float = stated(0.0)
+    """Power while a node is sent to; 0 leaves the energy of the way down out."""
     forward_bits: int = stated(16)
     """Precision of a forward pass."""
     backward_bits: int = stated(32)
@@ -251,6 +253,7 @@ class Costs:
             downlink_bits_per_second=self.downlink_bits_per_second,
             slot_seconds=self.slot_seconds,
             transmit_dbm=self.transmit_dbm,
+            downlink_watts=self.downlink_watts,
         )
 
 

@@ -270,6 +270,10 @@ def check_point(point: Point) -> None:
     budget, automatic = point.budget, point.learning.iterations == "auto"
     if not automatic:
         check.at_least(1, iterations=point.learning.iterations)
+    elif point.publication.publish is not None:
+        requirement = "must be a number where parameters are published"
+        found = "got auto, which is chosen by the data without noise"
+        raise ArgumentError("iterations", requirement, found, "Pass the number of rounds.")
     if not automatic or point.run.evaluate_every:  # 0 until K is known
         check.at_least(1, evaluate_every=point.run.evaluate_every)
     check.open_unit(dp_delta=budget.dp_delta)

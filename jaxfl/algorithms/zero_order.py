@@ -32,6 +32,8 @@ sizes with a proof of convergence in the paper.
 
 Differences from the paper: several directions, also Gaussian ones (its theorems need bounded ones); messages to the
 server may be lost with probabilities that differ, which biases Delta towards devices that are heard more often.
+Section III-C counts the energy of both ways. A ledger counts the way up alone unless it is given `downlink_watts`:
+that favours methods whose server sends more.
 
 Does not claim: privacy; nor convergence for step sizes that do not decay.
 """

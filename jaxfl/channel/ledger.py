@@ -5,7 +5,8 @@ Every algorithm counts, node by node, `bits_sent`, `bits_received`, `gradient_ev
 
     operations          sum_i (gradients_i * G + forwards_i * F)
     simulated seconds   max_i (computing_i + airtime of the bits that i sent) + max_i airtime of those that i received
-    joules              sum_i (gradients_i * E_G + forwards_i * E_F + transmit power * airtime of the bits that i sent)
+    joules              sum_i (gradients_i * E_G + forwards_i * E_F + transmit power * airtime of the bits that i sent
+                               + downlink power * airtime of the bits that i received)
 
 - Operations are those of `jaxfl.channel.count`. A gradient is a forward and a backward pass, and a backward pass takes
   twice the operations of the forward pass of what it differentiates, for derivatives of inputs and of parameters. So
@@ -14,7 +15,7 @@ Every algorithm counts, node by node, `bits_sent`, `bits_received`, `gradient_ev
   to a base station and down from it, at each link's rate, a slot at least. An infinite downlink rate leaves the way
   down out, as of messages that go straight to a neighbor. Events of an asynchronous round take place at once.
 - Joules are those of DZOFL's energy model for passes over a batch, shared out over its samples, and those of sending.
-  Receiving costs none, nor does the server.
+  Energy of the way down, which DZOFL's section III-C counts too, is charged where a downlink power is given.
 
 Reference: DZOFL (`jaxfl.dzofl`), section III (16 million operations in 4 ms at 4 GHz) and equations (5) to (10).
 """
@@ -52,6 +53,7 @@ class Ledger(NamedTuple):
     downlink_bits_per_second: Any
     slot_seconds: Any  # the least airtime of what is sent
     transmit_watts: Any  # while a node sends
+    downlink_watts: Any  # while a node is sent to
 
     def of_round(self, counts: Any) -> Costs:
         """The costs of rounds.
@@ -89,7 +91,10 @@ class Ledger(NamedTuple):
 
         operations, seconds, joules = (gradients * a + forwards * b for a, b in zip(*book[:2], strict=True))
         up, down = airtime(sent, book.uplink_bits_per_second), airtime(received, book.downlink_bits_per_second)
-        seconds, joules = (seconds + up).max(axis=-1) + down.max(axis=-1), joules + book.transmit_watts * up
+        seconds, joules = (
+            (seconds + up).max(axis=-1) + down.max(axis=-1),
+            joules + book.transmit_watts * up + book.downlink_watts * down,
+        )
         return Costs(operations.sum(axis=-1), simulated_seconds=seconds, joules=joules.sum(axis=-1))
 
 
@@ -182,6 +187,7 @@ def ledger(
     downlink_bits_per_second: float = 10e6,
     slot_seconds: float = 0.125e-3,
     transmit_dbm: float = 23.0,
+    downlink_watts: float = 0.0,
 ) -> Ledger:
     """What one gradient, one forward evaluation and one bit cost; docs/costs.md has the sources of the defaults.
 
@@ -194,9 +200,10 @@ def ledger(
         uplink_bits_per_second, downlink_bits_per_second: of a node's link. An infinite rate takes no time.
         slot_seconds: the least airtime of what is sent, as in `airtime_seconds`. Default: that of 5G.
         transmit_dbm: power while sending, in dBm. Default 0.2 W, the most of a 5G handset of power class 3.
+        downlink_watts: power at the base station, and at the node, while the node is sent to. Default: not charged.
 
     Raises:
-        ArgumentError: no node, a number that is not positive, or a slot that is negative.
+        ArgumentError: no node, a number that is not positive, or a slot or downlink power that is negative.
 
     Guarantees:
         - a gradient takes three times the operations of a forward evaluation, where the whole model is trained.
@@ -217,7 +224,7 @@ def ledger(
     check.positive(operations_per_second=operations_per_second)
     rates = {"uplink_bits_per_second": uplink_bits_per_second, "downlink_bits_per_second": downlink_bits_per_second}
     check.positive(**{name: 1.0 if rate == math.inf else rate for name, rate in rates.items()})
-    check.non_negative(slot_seconds=slot_seconds)
+    check.non_negative(slot_seconds=slot_seconds, downlink_watts=downlink_watts)
     check.scalar(transmit_dbm=transmit_dbm)
     if not work:
         raise ArgumentError("work", "must be that of at least one node", "got none", "Pass one, or one a node.")
@@ -228,7 +235,9 @@ def ledger(
         of_kind = {kind: _of_sample(kind, *numbers) for kind in dict.fromkeys(work)}
         gradient, forward = jax.tree.map(lambda *each: np.array(each), *(of_kind[kind] for kind in work))
     watts = 1e-3 * 10 ** (transmit_dbm / 10)
-    return Ledger(gradient, forward, **rates, slot_seconds=slot_seconds, transmit_watts=watts)
+    return Ledger(
+        gradient, forward, **rates, slot_seconds=slot_seconds, transmit_watts=watts, downlink_watts=downlink_watts
+    )
 
 
 def check_counts(names: Any) -> None:

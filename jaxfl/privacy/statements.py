@@ -12,7 +12,7 @@ RELATIONS = {  # in words
     "add_or_remove_one": "add or remove one sample",
     "replace_one": "replace one sample",
     "zero_out": "zero out one sample",
-    "add_or_remove_one_client": "add or remove one client",
+    "zero_out_client": "zero out one client",
 }
 # How these assumptions read, word for word, and the remark that a printed epsilon then carries.
 ASSUMED = "assumed, not enforced"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +26,8 @@ _PUBLISHED = ("finished", "budget_spent")  # ends that depend on no data
 def publish(run: RunDirectory, variants: Mapping[str, Variant], out: str | os.PathLike[str]) -> None:
     """Write what the proven statements of a run cover.
 
-    privacy.json holds of every variant its options that vary, its rounds and its statements.
+    privacy.json holds of every variant its options that vary, its rounds and its statements, and the total that all of
+    them cost a sample together.
     parameters/<variant>/seed_<s>.npz holds the nodes' parameters at the end, an array (n, *leaf) a leaf. Metrics,
     pictures, times and checkpoints stay behind: they are measured, or kept, without noise.
 
@@ -60,8 +62,9 @@ def publish(run: RunDirectory, variants: Mapping[str, Variant], out: str | os.Pa
             leaves = tree.flatten_with_path(algorithm.node_params(restore_state(run, name, variant, seed)[1]))
             arrays = {"/".join(map(str, keys)) or "params": np.asarray(leaf) for keys, leaf in leaves}
             np.savez(folder / f"seed_{seed}.npz", allow_pickle=False, **arrays)
-    note = "each statement holds for one variant and one seed; all that are published here compose"
-    write_json(path / "privacy.json", jsonable({"note": note, "variants": content}, "privacy"))
+    note = "each statement holds for one variant and one seed; the total holds for all that are published here"
+    content = {"note": note, "total": _total(variants, rows), "variants": content}
+    write_json(path / "privacy.json", jsonable(content, "privacy"))
 
 
 def check_folder(out: str | os.PathLike[str]) -> None:
@@ -69,6 +72,25 @@ def check_folder(out: str | os.PathLike[str]) -> None:
     path = Path(out)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ArgumentError("publish", "must be a new or an empty folder", f"{path} is not", "Name another one.")
+
+
+def _total(variants: Mapping[str, Variant], rows: Mapping[str, Mapping]) -> list[dict[str, Any]]:
+    """What all seeds of all variants cost a sample (or client) together, in each relation that all have a bound for.
+
+    By basic composition: epsilons and deltas add up. A sample may lie at another node in each seed, so that the largest
+    epsilon of a node is taken of each.
+    """
+    proven = {
+        name: {one["neighboring_relation"]: one for one in rows[name]["privacy"] if one["bound"] == "proven"}
+        for name in variants
+    }
+    totals = []
+    for relation in next(iter(proven.values())):
+        each = [proven[name].get(relation, {"dp_epsilon": None}) for name, of in variants.items() for _ in of.seeds]
+        if all(one["dp_epsilon"] is not None for one in each):
+            sums = {key: sum(one[key] for one in each) for key in ("dp_epsilon", "dp_delta")}
+            totals.append({"neighboring_relation": relation, **sums, "holds_for": "every node", "runs": len(each)})
+    return totals
 
 
 def _uncovered(variant: Variant, row: Mapping) -> str | None:

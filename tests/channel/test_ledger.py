@@ -195,3 +195,13 @@ def test_a_ledger_for_other_nodes_is_refused():
     book = ledger([Work(*node_work(LAYERS))] * 3, batch_size=2)
     with pytest.raises(ArgumentError, match=r"^ledger: must be for the 4 nodes that the info counts; got one for 3"):
         book.of_round(random_counts())
+
+
+def test_the_energy_of_the_way_down_is_charged_where_its_power_is_given():
+    """100 W for the airtime of what was received: 8 bits at 4,000 a second."""
+    counts = {name: np.zeros(2) for name in COUNTED} | {"bits_received": np.array([8.0, 4.0])}
+    for watts in (0.0, 100.0):
+        book = ledger(node_work(LAYERS), batch_size=2, operations_per_second=1e2, **LINK, downlink_watts=watts)
+        assert float(book.of_round(counts).joules) == pytest.approx(watts * (8 + 4) / 4e3)
+    with pytest.raises(jaxfl.ArgumentError, match=r"^downlink_watts: must be non-negative"):
+        ledger(node_work(LAYERS), batch_size=2, downlink_watts=-1.0)

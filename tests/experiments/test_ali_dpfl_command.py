@@ -289,7 +289,7 @@ class TestStatements:
         privacy = variants["DP-FedAvg"].privacy
         assert privacy is not None
         (stated,) = privacy(3)
-        assert stated["neighboring_relation"] == "add_or_remove_one_client"
+        assert stated["neighboring_relation"] == "zero_out_client"
         assert 3.9 < stated["dp_epsilon"] <= 4.0
         assert variants["FedAvg"].privacy is None
 

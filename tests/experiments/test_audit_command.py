@@ -73,7 +73,7 @@ def test_a_table_of_gradients_hides_neither(mistake, tmp_path):
 # Of methods with a server: options, words of the relation, canaries enough for a noise that is 4 times too small.
 SERVED = {
     "ALI-DPFL": (["--samples", "100"], "zero out one sample"),
-    "DP-FedAvg": (["--nodes", "2"], "add or remove one client"),  # on no ring: their number may be even
+    "DP-FedAvg": (["--nodes", "2"], "zero out one client"),  # on no ring: their number may be even
 }
 SERVED_MISTAKES = {
     "none": ([], set()),

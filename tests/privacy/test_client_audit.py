@@ -100,7 +100,7 @@ def test_an_audit_of_whole_clients_sees_who_is_in():
     algorithm = averaging(task, num_active=30, noise_std=1e-4)
     claimed = Mechanism(noise_std=1e-4 / 30, signal=12 * CLIP_NORM / CLIENTS, num_releases=12)
     claim = {"dp_epsilon": 1.0, "claimed": claimed, "significance": 0.05}
-    relation = "add_or_remove_one_client"
+    relation = "zero_out_client"
     result = audit(algorithm, released_updates, data, canaries, KEY, 12, DELTA, **claim, neighboring_relation=relation)
     assert result.neighboring_relation == relation
     assert result.num_guesses == result.num_correct

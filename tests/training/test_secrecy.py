@@ -230,12 +230,17 @@ class TestSecretKey:
 
 class TestPublish:
     def test_nothing_but_parameters_statements_and_options_that_vary_is_written(self, tmp_path):
-        run, variants = open_run(tmp_path / "run", {}), {"A": variant(0.1, seeds=(0, 1))}
+        run, variants = open_run(tmp_path / "run", {}), {"A": variant(0.1, seeds=(0, 1)), "B": variant(0.2)}
         train(variants, run=run, quiet=True, key=secret_key(run))
         publish(run, variants, tmp_path / "out")
         files = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
-        assert files == {"privacy.json", "parameters/a/seed_0.npz", "parameters/a/seed_1.npz"}
-        content = json.loads((tmp_path / "out" / "privacy.json").read_text())["variants"]
+        parameters = {f"parameters/{name}.npz" for name in ("a/seed_0", "a/seed_1", "b/seed_0")}
+        assert files == {"privacy.json", *parameters}
+        published = json.loads((tmp_path / "out" / "privacy.json").read_text())
+        (total,) = published["total"]  # of two seeds of A and one of B
+        assert (total["neighboring_relation"], total["dp_epsilon"], total["runs"]) == ("zero_out", 3 * 1.5, 3)
+        assert total["dp_delta"] == pytest.approx(3e-5)
+        content = published["variants"]
         assert set(content["A"]) == {"settings", "rounds_per_seed", "privacy"}
         assert SECRET in content["A"]["privacy"][0]["assumptions"]
         with np.load(tmp_path / "out" / "parameters" / "a" / "seed_1.npz") as held:

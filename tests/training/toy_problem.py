@@ -199,6 +199,7 @@ TOY_LEDGER = Ledger(
     downlink_bits_per_second=2e3,
     slot_seconds=0.0,
     transmit_watts=0.7,
+    downlink_watts=0.0,
 )
 """Of `toy_that_counts`: numbers whose sums round."""
 

@@ -2,9 +2,12 @@
 
 In every round each client takes part independently with probability q. Its whole update is clipped to the L2 norm S,
 the updates of those that take part are summed, and the sum gets Gaussian noise of standard deviation z S before it is
-divided by public constants. One client more or less moves the sum by at most S where it takes part, and by nothing
-where it does not: rounds of the Poisson-sampled Gaussian mechanism with noise multiplier z, composed. All that clients
-and server learn of others follows from these sums, but for the server itself, which adds the noise and is trusted.
+divided by public constants. Whether a client's updates count as zero moves the sum by at most S where it takes part,
+and by nothing where it does not: rounds of the Poisson-sampled Gaussian mechanism with noise multiplier z, composed.
+All that clients and server learn of others follows from these sums, but for the server itself, which adds the noise and
+is trusted.
+
+The relation is zero_out_client: the number of clients n, the rate q and the divisor are public and stay.
 
 A fixed number of clients in each round is another mechanism, whose bound would be for one client exchanged for another.
 
@@ -23,7 +26,7 @@ from jaxfl.privacy.calibration import smallest_noise
 from jaxfl.privacy.clients.sampled_releases import SampledReleases, sampled_epsilon
 from jaxfl.privacy.statements import Statement, statement
 
-RELATION = "add_or_remove_one_client"
+RELATION = "zero_out_client"
 _SETTING = (
     "the sums with their noise are visible and nothing else (no single update, no losses, no metrics): the server that"
     " adds the noise is trusted",
@@ -53,7 +56,7 @@ def client_level_epsilon(
         dp_delta: in (0, 1).
 
     Returns:
-        dp_epsilon, neighboring relation "add_or_remove_one_client".
+        dp_epsilon, neighboring relation "zero_out_client".
 
     Raises:
         ArgumentError: a number outside its range.
@@ -133,7 +136,7 @@ def client_level_statements(
         >>> release = UpdateRelease("poisson", 0.01, clip_norm=1.0, noise_multiplier=1.0)
         >>> (stated,) = client_level_statements(release, 1000, num_clients=5000, dp_delta=1e-5)
         >>> stated.neighboring_relation, round(stated.dp_epsilon, 2)
-        ('add_or_remove_one_client', 1.83)
+        ('zero_out_client', 1.83)
     """
     check.one_of(("poisson", "fixed"), sampler=release.sampler)
     check.at_least(1, num_clients=num_clients)

@@ -129,7 +129,7 @@ def everybody(case):
 
 @pytest.mark.parametrize("case", RUNS)
 @pytest.mark.quick_cases(1)
-def test_adding_or_removing_one_client_moves_what_is_released_by_at_most_the_clip_norm(case):
+def test_one_client_moves_what_is_released_by_at_most_the_clip_norm(case):
     """Each client in turn: what blocks move by, times their constants, together. The bound is reached."""
     state, draws, update = everybody(case)
     data, moved = uneven_data(SIZES), []

@@ -130,7 +130,7 @@ def first_round(algorithm, data):
 
 @pytest.mark.parametrize("node_loop", ["vmap", "map"])
 @pytest.mark.quick_cases(1)
-def test_adding_or_removing_one_client_moves_what_is_released_by_at_most_the_clip_norm(node_loop):
+def test_one_client_moves_what_is_released_by_at_most_the_clip_norm(node_loop):
     """Of a whole round: what the server's model moves by, times the clients expected. The bound is reached."""
     data, task = uneven_data(SIZES), small_task()._replace(node_loop=node_loop)
     algorithm = learner(task, num_active=len(SIZES), optimizer=optax.sgd(2.0))
@@ -161,7 +161,7 @@ def test_an_update_that_is_not_finite_counts_as_zero(node_loop):
     np.testing.assert_array_equal(info.discarded_updates, np.arange(len(SIZES)) == 2)
 
 
-def test_adding_or_removing_one_client_changes_the_sum_by_at_most_clip_norm():
+def test_one_client_changes_the_sum_by_at_most_clip_norm():
     """Of updates of any size, and empty slots that hold anything; the sum is that of the clipped updates."""
     rng, updates = np.random.default_rng(0), private()
     sizes = np.array([0.0, 1e-30, 0.1, CLIP_NORM, 1.0, 1e15, np.nan, np.inf, 5.0], np.float32)

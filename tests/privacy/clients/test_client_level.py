@@ -57,11 +57,11 @@ def test_the_statement_has_relation_bound_and_what_it_rests_on():
     (stated,) = client_level_statements(RELEASE, 300, num_clients=40, dp_delta=DELTA)
     expected = client_level_epsilon(300, participation_rate=0.1, noise_multiplier=1.2, dp_delta=DELTA)
     assert (stated.bound, stated.dp_epsilon, stated.nodes) == ("proven", expected, 40)
-    assert stated.neighboring_relation == "add_or_remove_one_client"
+    assert stated.neighboring_relation == "zero_out_client"
     assert "every client's whole update is clipped to the L2 norm 2" in stated.assumptions
     text = statement_text(stated._asdict())
-    assert text.endswith("proven (add or remove one client, δ = 1e-05)")
-    assert caption({"A": [stated._asdict()]})[0].startswith("proven (add or remove one client, δ = 1e-05): A: ε = ")
+    assert text.endswith("proven (zero out one client, δ = 1e-05)")
+    assert caption({"A": [stated._asdict()]})[0].startswith("proven (zero out one client, δ = 1e-05): A: ε = ")
 
 
 @pytest.mark.parametrize(

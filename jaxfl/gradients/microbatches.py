@@ -7,6 +7,8 @@ groups: as many samples as a share of the memory holds.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -18,6 +20,7 @@ from jaxfl.gradients import memory
 
 # The node is seldom alone: nodes that are vmapped, and lanes of a sweep, hold their samples at the same time.
 _SHARES = 64
+BLOCK = 256  # samples, or clients, that are added up in one go
 
 
 def size_of(task: Task, params: PyTree, inputs: Array, labels: Array) -> int:
@@ -80,3 +83,41 @@ def grouped(samples: PyTree, size: int) -> PyTree:
 def joined(groups: PyTree, count: int) -> PyTree:
     """Leaves (groups, size, ...) as (count, ...): the inverse of `grouped`."""
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:count], groups)
+
+
+def in_blocks(
+    function: Callable[[PyTree, Array], tuple[PyTree, PyTree]], samples: PyTree, weights: Array
+) -> tuple[PyTree, PyTree]:
+    """(sums over samples, numbers of each sample) of a batch, from blocks of at most 256 samples, added pairwise.
+
+    The rounding of a float32 sum of b vectors, added one after the other, lets one of them move it by up to b^2 2^-24
+    more than its own norm: twice as far at b = 16,384 (Casacuberta, Shoemate, Vadhan, Wagaman 2022, arXiv:2207.10635).
+
+    Args:
+        function: (samples, leaves (s, ...); weights (s,)) -> (weighted sums, leaves (...); leaves (s, ...)).
+        samples: leaves (b, ...).
+        weights: (b,); a weight of 0 adds nothing.
+
+    Guarantees:
+        - a batch of at most 256 samples is one call of the function.
+    """
+    count = len(weights)
+    if count <= BLOCK:
+        return function(samples, weights)
+    size = -(-count // -(-count // BLOCK))
+    blocks = grouped(samples, size), jnp.pad(weights, (0, -count % size)).reshape(-1, size)
+    sums, of_samples = jax.lax.map(lambda block: function(*block), blocks)
+    return jax.tree.map(pairwise_sum, sums), joined(of_samples, count)
+
+
+def pairwise_sum(parts: Array) -> Array:
+    """Sum over the first axis, by halves.
+
+    Example:
+        >>> pairwise_sum(jnp.array([1.0, 2.0, 3.0])).tolist()
+        6.0
+    """
+    while len(parts) > 1:
+        half = len(parts) // 2
+        parts = jnp.concatenate([parts[:half] + parts[half : 2 * half], parts[2 * half :]])
+    return parts[0]

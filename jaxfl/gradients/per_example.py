@@ -207,6 +207,7 @@ def weighted_sum(
         - under a clip norm a gradient that is not finite counts as zero, and is counted.
         - a sample of weight 0 contributes exactly zero.
         - without clipping it is the gradient of the weighted loss.
+        - rounding lets a sample move the sum by hardly more than clip_norm, however large the batch.
         - samples that go through at once give what they give one after the other, to rounding.
     """
     how = route(task, clip_norm)
@@ -218,6 +219,15 @@ def weighted_sum(
 
         gradient, losses = jax.grad(total, has_aux=True)(params)
         return _unclipped(losses, gradient)
+    if len(inputs) > microbatches.BLOCK:
+        clipping = {"clip_norm": clip_norm, "clip_order": clip_order}
+
+        def of_block(samples, block_weights):
+            part = weighted_sum(task, params, samples[0], samples[1], block_weights, **clipping)
+            return part.gradient, part._replace(gradient=None)
+
+        gradient, measured = microbatches.in_blocks(of_block, (inputs, labels), weights)
+        return measured._replace(gradient=gradient)
     if how == "factored":
         return _clipped_sum(task, params, inputs, labels, weights, clip_norm, clip_order)
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxfl.core import ArgumentError, Array, Factors, FederatedData, PyTree, Task
 from jaxfl.core.tree import flattener, size
 from jaxfl.gradients import per_example
+from jaxfl.gradients.microbatches import in_blocks
 
 
 class Rows(NamedTuple):
@@ -111,7 +112,10 @@ def _dense(task: Task, one_node: PyTree, entry_size: int | None, clip_norm, clip
         return jax.lax.map(one_entry, jax.tree.map(lambda x: x.reshape(-1, entry_size, *x.shape[1:]), split))
 
     def combine(sample_inputs, rows, weights):
-        return unflatten(jnp.dot(weights, rows, precision="highest"))
+        def product(block, block_weights):
+            return jnp.dot(block_weights, block, precision="highest"), ()
+
+        return unflatten(in_blocks(product, rows, weights)[0])
 
     return Store(
         row_size=size(one_node),
@@ -176,6 +180,10 @@ def _factored(task: Task, one_node: PyTree, data: FederatedData, clip_norm, clip
     @jax.default_matmul_precision("highest")
     def difference(samples, new, old, weights):
         """One product a layer: where both factors changed, the old ones enter with the opposite weight."""
+        return in_blocks(of_block, (samples, new, old), weights)[0]
+
+    def of_block(block, weights):
+        samples, new, old = block
         fresh, stale = to_factors(samples, new), to_factors(samples, old)
         gradient = {}
         for layer, x, e, old_x, old_e in zip(
@@ -186,11 +194,14 @@ def _factored(task: Task, one_node: PyTree, data: FederatedData, clip_norm, clip
             else:
                 both = jnp.concatenate([x, old_x]), jnp.concatenate([e, old_e])
                 gradient[layer.name] = layer.weighted_sum(*both, jnp.concatenate([weights, -weights]))
-        return gradient
+        return gradient, ()
 
     @jax.default_matmul_precision("highest")
     def combine(samples, rows, weights):
-        return per_example.from_factors(task, to_factors(samples, rows), weights)
+        def product(block, block_weights):
+            return per_example.from_factors(task, to_factors(*block), block_weights), ()
+
+        return in_blocks(product, (samples, rows), weights)[0]
 
     return Store(
         row_size=sum(widths),

@@ -34,7 +34,7 @@ import numpy as np
 from jaxfl.core import ArgumentError, Array, check, leaf_key, one_kernel
 from jaxfl.core.tree import along_nodes, copied
 from jaxfl.privacy.mechanisms import NoiseMechanism, standard_noise
-from jaxfl.privacy.statements import FLOAT_NOISE
+from jaxfl.privacy.statements import FLOAT_NOISE, FLOAT_SUM
 
 UNCOUNTED = "the formula knows no grid: what rounding to one costs is not counted"
 
@@ -150,8 +150,7 @@ def assumption(grid: Grid | None) -> str:
     return (
         "batches and noise from the threefry pseudo-random generator count as ideal; releases are integers times the"
         f" noise over {2**grid.bits}, what rounding adds to a sample's influence is counted, and a thousandth of delta"
-        f" is kept for the noise, which is exact to {grid.distance:.1g} a release; the clipped mean that is rounded is"
-        " one of float32, and counts as exact"
+        f" is kept for the noise, which is exact to {grid.distance:.1g} a release; {FLOAT_SUM}"
     )
 
 

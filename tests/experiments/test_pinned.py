@@ -108,7 +108,7 @@ def data(tmp_path_factory):
 def test_numbers(experiment, label, alone, data, tmp_path, monkeypatch):
     """Metrics of the first rounds, and statements of what they cost."""
     # Now every point has batches and noise of its own: with those of the seed the numbers are as they were.
-    monkeypatch.setattr(lanes, "run_key", lambda key, settings: RunKey(key, key))
+    monkeypatch.setattr(lanes, "run_key", lambda key, settings, data: RunKey(key, key))
     leave_undrawn(monkeypatch)
     pinned = NUMBERS[experiment][label]
     folder = (

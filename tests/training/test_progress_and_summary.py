@@ -61,9 +61,9 @@ def test_a_long_part_says_something_now_and_then(monkeypatch):
 def test_a_line_behind_an_evaluation_shows_its_metric(tmp_path, monkeypatch, capsys):
     """Not that of the evaluation before."""
     monkeypatch.setattr("jaxfl.training.progress._SECONDS_BETWEEN_LINES", -1.0)
-    train_toy(tmp_path, {"A": toy_variant(seeds=(0,), chunk_rounds=5)}, quiet=False)
+    train_toy(tmp_path, {"A": toy_variant(seeds=(1,), chunk_rounds=5)}, quiet=False)
     measured = {line["round"]: f"{line['test_accuracy']:.4g}" for line in read_run(tmp_path).read_metrics()}
-    shown = re.findall(r"^A, seed 0: round (\d+)/25, test accuracy ([\d.]+), ", capsys.readouterr().out, flags=re.M)
+    shown = re.findall(r"^A, seed 1: round (\d+)/25, test accuracy ([\d.]+), ", capsys.readouterr().out, flags=re.M)
     assert [int(round_index) for round_index, _ in shown] == [5, 10, 15, 20, 25, 25]
     assert len(set(measured.values())) == len(measured)
     for round_index, accuracy in shown:

@@ -142,7 +142,7 @@ def test_data_may_depend_on_the_seed_in_values_and_shapes(tmp_path):
         return toy_data(seed, num_samples=40 if seed == 0 else 60)[0]
 
     summary = train_toy(tmp_path, {"A": toy_variant(data=data, num_rounds=10)})
-    assert asked == [0, 1]
+    assert asked == [0, 1, 0, 1]  # for their digests, and to be uploaded
     assert summary["variants"]["A"]["rounds_per_seed"] == [10, 10]
     assert [len(program["lanes"]) for program in read_run(tmp_path).recorded_programs()] == [1, 1]
 

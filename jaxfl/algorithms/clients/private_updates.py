@@ -24,6 +24,7 @@ from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.core import ArgumentError, Array, Key, Purpose, PyTree, Task, check, purpose_key
 from jaxfl.core.tree import along_nodes, norm
 from jaxfl.gradients import poisson
+from jaxfl.gradients.microbatches import in_blocks
 from jaxfl.gradients.per_example import clip_scale
 from jaxfl.privacy.mechanisms import NoiseMechanism, require_float_noise
 
@@ -90,13 +91,13 @@ class PrivateUpdates(NamedTuple):
         kept = is_active & jnp.isfinite(norms)
         scale = clip_scale(norms, self.clip_norm)
 
-        def total(leaf):
-            # A product with 0 would keep what is not finite.
-            clean = jnp.where(along_nodes(kept, leaf), leaf, 0.0)
-            return jnp.tensordot(jnp.where(kept, scale, 0.0), clean, axes=1, precision=jax.lax.Precision.HIGHEST)
+        def total(leaves, weights):
+            return jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, axes=1, precision="highest"), leaves), ()
 
+        # A product with 0 would keep what is not finite.
+        clean = jax.tree.map(lambda leaf: jnp.where(along_nodes(kept, leaf), leaf, 0.0), updates)
         return ClippedSum(
-            total=jax.tree.map(total, updates),
+            total=in_blocks(total, clean, jnp.where(kept, scale, 0.0))[0],
             clipped=(kept & (scale < 1)).astype(jnp.int32),
             discarded=(is_active & ~kept).astype(jnp.int32),
         )

@@ -27,7 +27,8 @@ FLOAT_SUM = "a sum of clipped terms counts as exact, though in float32 rounding 
 # The shares are those of tests/privacy/test_float_noise.py.
 FLOAT_NOISE = (
     f"{FLOAT_SUM}; batches and noise from the threefry pseudo-random generator, in float32, count as ideal, which"
-    " float32 is not: of one released vector of 20,000 numbers a neighboring state can give only 9 to 66 %, and the true one all"
+    " float32 is not: of one released vector of 20,000 numbers a neighboring state can give only 9 to 66 %, and the"
+    " true one all"
 )
 REMARKS = {
     ASSUMED: "assumed bound",

@@ -22,12 +22,13 @@ Canaries that are whole clients: `jaxfl.privacy.client_audit`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tree
 
 from jaxfl.core import Algorithm, ArgumentError, Array, FactoredLayer, Factors, FederatedData, PyTree, Task, check
 from jaxfl.core.tasks import check_sample_losses
@@ -282,6 +283,50 @@ def epsilon_lower_bound(
     return bound, num_guesses, num_correct, float(threshold)
 
 
+_TOGETHER = 8  # coordinates that are added up
+
+
+def canary_groups(canaries: Canaries) -> dict[str, list[np.ndarray]]:
+    """Canaries of one coordinate at several nodes, and of adjacent coordinates, as `check_mechanism` adds them up."""
+    in_order = np.lexsort((canaries.coordinates, canaries.nodes))
+    groups = {"noise over coordinates": [in_order[at : at + _TOGETHER] for at in range(0, len(in_order), _TOGETHER)]}
+    by_coordinate = np.argsort(canaries.coordinates, kind="stable")
+    ends = np.flatnonzero(np.diff(canaries.coordinates[by_coordinate])) + 1
+    of_nodes = np.split(by_coordinate, ends)
+    return groups if len(of_nodes) == len(in_order) else {"noise over nodes": of_nodes, **groups}
+
+
+def noise_of_layers(
+    algorithm: Algorithm,
+    silent: Algorithm,
+    released: Callable[[Any, Any], PyTree],
+    data: FederatedData,
+    key: Array,
+    rows: slice = slice(None),
+) -> dict[str, np.ndarray]:
+    """What noise adds to the first release in each leaf of the model, (rows, *leaf) each.
+
+    Args:
+        algorithm, released, data, key: as for `canary_scores`.
+        silent: the same algorithm with noise of scale 0: it starts from the same parameters and draws the same batch.
+        rows: of `released` that are independent.
+    """
+
+    sizes = data.sizes  # concrete, so that the algorithm can check them
+
+    @jax.jit
+    def first(key, data):
+        def release(learner):
+            before = learner.init(key, data._replace(sizes=sizes))
+            return released(before, learner.round(key, before, data._replace(sizes=sizes))[0])
+
+        return jax.tree.map(jnp.subtract, release(algorithm), release(silent))
+
+    found = first(key, data)
+    named = {"/".join(map(str, path)): np.asarray(leaf)[rows] for path, leaf in tree.flatten_with_path(found)}
+    return {name: leaf for name, leaf in named.items() if name.split("/")[0] != "canary"}
+
+
 def audit(
     algorithm: Algorithm,
     released: Callable[[Any, Any], PyTree],
@@ -296,6 +341,7 @@ def audit(
     significance: float = 0.05,
     neighboring_relation: str = "zero_out",
     num_releases: Callable[[Any, Any], Array] | None = None,
+    of_layers: Mapping[str, np.ndarray] | None = None,
 ) -> AuditResult:
     """Run the algorithm, attack every canary, bound epsilon from below, and check the mechanism.
 
@@ -308,6 +354,7 @@ def audit(
             bound, half for the checks.
         neighboring_relation: of the claim, which is what a canary's coin decides.
         num_releases: as for `canary_scores`.
+        of_layers: of `noise_of_layers`; None leaves the model's own layers out.
 
     Returns:
         An `AuditResult`, for the run of `num_rounds` rounds as one release.
@@ -338,6 +385,8 @@ def audit(
         dp_delta=dp_delta,
         significance=significance / 2,
         num_messages=int(found.num_messages),
+        groups=canary_groups(canaries),
+        of_layers=of_layers,
     )
     needed = _correct_needed(num_guesses, scores.size, dp_epsilon, dp_delta, significance / 2)
     mu = claimed.signal / (claimed.noise_std * claimed.num_releases**0.5)

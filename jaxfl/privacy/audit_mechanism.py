@@ -5,9 +5,13 @@ is released in a canary's coordinate tells all of them apart far better than gue
 the noise is claimed to be Gaussian and not any noise:
 
 - releases: whoever sees all messages counts them;
-- noise of one release, noise of all: what is released in the coordinate of a canary that was left out is noise alone, m
-  canaries times K rounds of it. The sum of squares over claimed variances is chi-square with as many degrees. The sum
-  over rounds, which is what an attack uses, is tested apart: noise that cancels over rounds passes the first test;
+- noise of one release: what is released in the coordinate of a canary that was left out is noise alone, m canaries
+  times K rounds of it. The sum of squares over claimed variances is chi-square with as many degrees;
+- noise of all releases, over nodes, over coordinates: the same for sums over rounds, which are what an attack uses,
+  and of these sums over the nodes, or over eight coordinates. Noise that cancels makes them too small. Noise that
+  repeats in every round, at every node or in every coordinate makes them too large: whoever sees it can take it off.
+  Both are refused;
+- noise of layers: the difference of two first rounds, with noise and without, in every layer of the model;
 - signal: the mean over included canaries less that over the others, of what is released over all rounds. It is at most
   K G / J, for a mini-batch (drawn q K times, q G / J each) as for a table (K times G / J); Welch's interval. No
   clipping, more rounds and a higher chance to be drawn all enlarge it;
@@ -22,7 +26,7 @@ error it would have seen with probability 0.95: a noise that many times too smal
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -48,7 +52,7 @@ class Check(NamedTuple):
     name: str
     measured: float
     claimed: float
-    limit: float  # one-sided confidence limit of `measured`, on the side that a right run stays on
+    limit: float  # confidence limit of `measured`, on the side of what is claimed
     refuted: bool
     smallest_error: float  # factor that is seen with probability 0.95; infinite where no factor is
 
@@ -64,8 +68,10 @@ def check_mechanism(
     dp_delta: float,
     significance: float,
     num_messages: int | None = None,
+    groups: Mapping[str, Sequence[np.ndarray]] | None = None,
+    of_layers: Mapping[str, np.ndarray] | None = None,
 ) -> tuple[Check, ...]:
-    """The five checks, in the order of this module's docstring.
+    """The checks, in the order of this module's docstring.
 
     Args:
         sums: (m,), what is released in each canary's coordinate, summed over rounds.
@@ -77,6 +83,8 @@ def check_mechanism(
         dp_delta: of the claim.
         significance: in (0, 1), probability that any of the checks refuses a right run, at most.
         num_messages: in which the releases were seen, fewer where a message adds up several; by default as many.
+        groups: name of a check -> numbers of canaries whose releases are added up, of those that were left out.
+        of_layers: name of a layer -> the noise of one release in it, any shape.
 
     Raises:
         ArgumentError: a probability outside (0, 1), fewer than two canaries included or left out, or numbers that are
@@ -110,7 +118,9 @@ def check_mechanism(
     if not 2 <= included.sum() <= included.size - 2:
         found = f"{int(included.sum())} of {included.size} are included"
         raise ArgumentError("included", "must hold two canaries that are and two that are not", found, "Take more.")
-    share = significance / 4  # counting releases cannot go wrong
+    groups, of_layers = groups or {}, of_layers or {}
+    # Counting releases cannot go wrong.
+    share = significance / (4 + len(groups) + bool(of_layers))
     out = ~included
     degrees = int(out.sum())
     of_all = claimed.noise_std * math.sqrt(claimed.num_releases)
@@ -120,25 +130,48 @@ def check_mechanism(
         _counted(num_releases, claimed.num_releases),
         noise_check("noise of one release", squares[out].sum(), messages * degrees, claimed.noise_std, share),
         noise_check("noise of all releases", np.square(sums[out]).sum(), degrees, of_seen, share),
+        *(_of_groups(name, sums, [own[out[own]] for own in each], of_seen, share) for name, each in groups.items()),
+        *([_of_layers(of_layers, claimed.noise_std, share)] if of_layers else []),
         _signal(sums, included, claimed, of_all, share),
         _gaussian(sums, included, claimed, of_all, dp_epsilon, dp_delta, share),
     )
 
 
 def noise_check(name: str, sum_of_squares: float, degrees: int, claimed_std: float, significance: float) -> Check:
-    """Whether this number of squares of centred normal numbers are too small for a standard deviation, by chi-square.
+    """Whether so many squares of centred normal numbers are too small or too large for a standard deviation.
 
     Args:
         name: of the check.
         sum_of_squares: of the numbers.
         degrees: how many.
-        claimed_std: their standard deviation, or more.
-        significance: in (0, 1).
+        claimed_std: their standard deviation.
+        significance: in (0, 1); half of it for each side.
     """
-    low, high = map(float, scipy.stats.chi2.ppf([significance, POWER], degrees))
-    limit = math.sqrt(sum_of_squares / low)
+    tails = [significance / 2, 1 - significance / 2, 1 - POWER, POWER]
+    low, high, missed, seen = map(float, scipy.stats.chi2.ppf(tails, degrees))
     measured = math.sqrt(sum_of_squares / degrees)
-    return Check(name, measured, claimed_std, limit, limit < claimed_std, math.sqrt(high / low))
+    limit = math.sqrt(sum_of_squares / (low if measured < claimed_std else high))
+    refuted = (limit < claimed_std) == (measured < claimed_std)
+    return Check(name, measured, claimed_std, limit, refuted, math.sqrt(max(seen / low, high / missed)))
+
+
+def _of_groups(name: str, sums: np.ndarray, groups: Sequence[np.ndarray], claimed_std: float, share: float) -> Check:
+    """Whether sums over groups of canaries are what independent noise gives; each counts with the variance of one."""
+    of_each = [sums[own].sum() ** 2 / own.size for own in groups if own.size]
+    return noise_check(name, float(np.sum(of_each)), len(of_each), claimed_std, share)
+
+
+def _of_layers(of_layers: Mapping[str, np.ndarray], claimed_std: float, share: float) -> Check:
+    """The layer that is refuted, or the one whose noise is farthest from what is claimed."""
+    squares, part = (
+        {name: np.square(noise, dtype=float).sum() for name, noise in of_layers.items()},
+        share / len(of_layers),
+    )
+    each = [
+        noise_check(f"noise of layers ({name})", float(squares[name]), noise.size, claimed_std, part)
+        for name, noise in of_layers.items()
+    ]
+    return max(each, key=lambda one: (one.refuted, abs(math.log(max(one.measured, 1e-9) / claimed_std))))
 
 
 def smallest_guessed_error(mu: float, correct_needed: int, num_guesses: int, guessed_share: float) -> float:

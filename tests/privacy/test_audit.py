@@ -15,7 +15,7 @@ import jaxfl
 from jaxfl import ArgumentError, gradients, graphs
 from jaxfl.algorithms import REGISTRY
 from jaxfl.gradients import per_example
-from jaxfl.privacy.audit import audit, canary_scores, epsilon_lower_bound, with_canaries
+from jaxfl.privacy.audit import audit, canary_scores, epsilon_lower_bound, noise_of_layers, with_canaries
 from jaxfl.privacy.audit_mechanism import Mechanism, check_mechanism
 from jaxfl.privacy.gossip import PRIVSGP, PRIVSGP_VR, Release, calibrate_noise_std
 
@@ -24,7 +24,8 @@ CLIP, STEP, DELTA = 0.5, 0.1, 1e-5
 NODES, REAL, CANARIES, ROUNDS, RATE = 5, 10, 3000, 4, 0.9
 SIZE = REAL + CANARIES // NODES
 BATCH = round(RATE * SIZE)
-CHECKS = ["releases", "noise of one release", "noise of all releases", "signal", "Gaussian epsilon"]
+NOISE = ["noise of one release", "noise of all releases", "noise over nodes", "noise over coordinates"]
+CHECKS = ["releases", *NOISE, "noise of layers", "signal", "Gaussian epsilon"]
 ESTIMATORS = {PRIVSGP: "mini_batch", PRIVSGP_VR: "saga"}
 
 
@@ -338,8 +339,16 @@ def test_every_private_algorithm_can_be_audited(name):
     released = functools.partial(row.released, graph, STEP)
     claimed = Mechanism(noise_std=1e-6, signal=8 * CLIP / 26, num_releases=8)
     claim = {"dp_epsilon": 1.0, "claimed": claimed, "significance": 0.1}
-    found = audit(learner, released, data, canaries, jax.random.key(0), 8, DELTA, **claim)
-    assert [check.name for check in found.checks] == CHECKS
+    silent = row.constructor(task, graph=graph, step_size=STEP, gradient=gradient, noise=jaxfl.gaussian(0.0))
+    key, rows = jax.random.key(0), slice(0, 1) if row.releases_total else slice(None)
+    claim["of_layers"] = noise_of_layers(learner, silent, released, data, key, rows)
+    assert set(claim["of_layers"]) == {f"dense_{layer}/{leaf}" for layer in (1, 2) for leaf in ("bias", "kernel")}
+    found = audit(learner, released, data, canaries, key, 8, DELTA, **claim)
+    names = [check.name.partition(" (")[0] for check in found.checks]
+    assert names == [name for name in CHECKS if name != "noise over nodes" or not row.releases_total]
+    unnoised = {name: np.zeros_like(leaf) for name, leaf in claim["of_layers"].items()}
+    missing = audit(learner, released, data, canaries, key, 8, DELTA, **{**claim, "of_layers": unnoised})
+    assert missing.checks[len(names) - 3].refuted
     assert found.smallest_error == 1.0, "any error is seen where there is next to no noise"
     assert found.neighboring_relation == "zero_out"
     assert found.num_guesses == found.num_correct == 10, "next to no noise"

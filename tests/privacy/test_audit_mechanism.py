@@ -21,7 +21,7 @@ def released(seed, noise_std=NOISE, visit=VISIT, rounds=ROUNDS, rate=RATE, canar
     return noise_std * rng.normal(size=(rounds, canaries)) + visit * visits * included, included
 
 
-def checks(run, dp_epsilon=1.25, significance=0.05):  # what the claimed numbers cost is 1.11
+def checks(run, dp_epsilon=1.25, significance=0.05, **more):  # what the claimed numbers cost is 1.11
     found, included = run
     made = check_mechanism(
         found.sum(axis=0),
@@ -32,6 +32,7 @@ def checks(run, dp_epsilon=1.25, significance=0.05):  # what the claimed numbers
         dp_epsilon=dp_epsilon,
         dp_delta=DELTA,
         significance=significance,
+        **more,
     )
     return {check.name: check for check in made}
 
@@ -79,6 +80,37 @@ def test_noise_that_cancels_over_rounds_is_refused():
     names = refuted((run, included))
     assert "noise of all releases" in names
     assert "noise of one release" not in names
+
+
+GROUPS = {
+    "noise over nodes": np.arange(5000).reshape(5, -1).T,
+    "noise over coordinates": np.arange(5000).reshape(-1, 8),
+}
+REPEATED = {  # which of the numbers of (rounds, nodes, coordinates) are one and the same
+    "in every round": ((1, 5, 1000), {"noise of all releases"}),
+    "at every node": ((ROUNDS, 1, 1000), {"noise over nodes"}),
+    "in every coordinate": ((ROUNDS, 5, 1), {"noise over coordinates"}),
+    "nowhere": ((ROUNDS, 5, 1000), set()),
+}
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize(("drawn", "names"), REPEATED.values(), ids=REPEATED)
+def test_noise_that_repeats_is_refused(drawn, names):
+    """Of the right size in every release: whoever sees several takes it off."""
+    found, included = released(0, noise_std=0.0)
+    noise = np.broadcast_to(np.random.default_rng(1).normal(size=drawn), (ROUNDS, 5, 1000)).reshape(ROUNDS, CANARIES)
+    refused = refuted((found + NOISE * noise, included), groups=GROUPS)
+    assert names <= refused
+    assert names or not refused
+
+
+def test_a_layer_without_noise_is_refused_and_named():
+    rng, layers = np.random.default_rng(2), {"dense/kernel": (64, 32), "dense/bias": (32,)}
+    right = {name: NOISE * rng.normal(size=shape) for name, shape in layers.items()}
+    assert not refuted(released(0), of_layers=right)
+    without = {**right, "dense/bias": np.zeros(32)}
+    assert refuted(released(0), of_layers=without) == {"noise of layers (dense/bias)"}
 
 
 def messages_of(taus, seed):
@@ -159,9 +191,12 @@ def test_the_smallest_error_that_guesses_see():
 def test_values_by_hand():
     found = noise_check("noise", 80.0, 100, 1.0, 0.05)
     assert found.measured == pytest.approx(math.sqrt(0.8))
-    assert found.limit == pytest.approx(math.sqrt(80 / scipy.stats.chi2.ppf(0.05, 100)))
+    assert found.limit == pytest.approx(math.sqrt(80 / scipy.stats.chi2.ppf(0.025, 100)))
     assert not found.refuted
     assert noise_check("noise", 60.0, 100, 1.0, 0.05).refuted
+    above = noise_check("noise", 150.0, 100, 1.0, 0.05)
+    assert above.limit == pytest.approx(math.sqrt(150 / scipy.stats.chi2.ppf(0.975, 100)))
+    assert above.refuted
     found = checks(released(0))
     assert found["releases"][1:] == (16, 16, 16, False, 17 / 16)
     assert found["signal"].claimed == pytest.approx(14.4)

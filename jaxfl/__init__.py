@@ -7,6 +7,7 @@ from jaxfl import algorithms, channel, core, data, gradients, graphs, models, pr
 from jaxfl.algorithms import *  # noqa: F403  # a new algorithm is listed in one place
 from jaxfl.channel.links import links
 from jaxfl.core import Algorithm, ArgumentError, FederatedData, Task, from_flax, from_functions, run_key
+from jaxfl.core.counts import check_info
 from jaxfl.data import federate
 from jaxfl.gradients import mini_batch, saga
 from jaxfl.privacy import gaussian, grid_gaussian, laplace
@@ -23,6 +24,7 @@ __all__ = [
     "algorithms",
     "analysis",
     "channel",
+    "check_info",
     "core",
     "data",
     "federate",

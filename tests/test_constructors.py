@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import linear_task, problem, uneven_data, with_clients
+from problems import linear_task, problem, small_task, uneven_data, with_clients
 
 import jaxfl
 from jaxfl import ArgumentError, graphs
 from jaxfl.algorithms import REGISTRY
+from jaxfl.core.counts import FatalCount
 from jaxfl.privacy.tracking import TrackingSchedule
 
 KEY = jax.random.key(7)
@@ -182,3 +183,28 @@ def test_parameters_of_another_type_than_float32_and_float64_are_refused(name, d
     )
     with pytest.raises(ArgumentError, match=rf"^params: must be float32 or float64; .*odd is {jnp.dtype(dtype)}"):
         LEARNERS[name](task).init(KEY, uneven_data())
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("label", [3, -1])
+def test_a_label_without_a_logit_is_refused(name, label):
+    """Under a clip norm its sample would count as zero in every round."""
+    data = uneven_data()
+    wrong = data._replace(labels=data.labels.at[4].set(label))
+    with pytest.raises(ArgumentError, match=r"^labels: must be classes .* for 3 logits"):
+        LEARNERS[name](small_task()).init(KEY, wrong)
+
+
+def test_an_embedder_is_told_what_train_refuses():
+    """`init` under jit cannot see the sizes: a batch of 5 at nodes of 4 samples shows in its count alone."""
+    batches = jaxfl.gradients.mini_batch(sampler=jaxfl.gradients.fixed(5), clip_norm=1.0)
+    learner, data = jaxfl.push_sum(small_task(), gradient=batches, **RING), uneven_data()
+    state = jax.jit(learner.init)(KEY, data)
+    _, infos = jax.lax.scan(lambda s, _: learner.round(KEY, s, data), state, length=3)
+    with pytest.raises(FatalCount, match=r"^batch_overflow: must stay 0; got 3 in all, first 1 at position 0, 1 "):
+        jaxfl.check_info(infos)
+    right = infos._replace(batch_overflow=0 * infos.batch_overflow)
+    jaxfl.check_info(right)
+    jaxfl.check_info(jax.tree.map(lambda leaf: leaf[0], right))
+    with pytest.raises(FatalCount, match=r"^discarded_gradients: must stay 0; got 7 in all. .*labels"):
+        jaxfl.check_info(right._replace(discarded_gradients=jnp.int32(7)))

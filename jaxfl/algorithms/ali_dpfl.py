@@ -197,10 +197,12 @@ def ali_dpfl(
             step_size=jnp.asarray(step_size, jnp.float32),
             noise_std=jnp.asarray(clients.noise_std, jnp.float32),
         )
+        aggregation = varying_like(aggregation, client_params)
         estimated, evaluations = _where(
             ran,
             lambda: constants.estimate(task, data, draws.constants, aggregation, state.constants),
-            (state.constants, varying_like(jnp.zeros(n, jnp.int32), params)),
+            (state.constants, jnp.zeros(n, jnp.int32)),
+            client_params,
         )
         rho, beta, xi = (jnp.sum(shares.astype(values.dtype) * values) for values in estimated)
         most_rounds, most_iterations = limits()
@@ -365,10 +367,14 @@ def _check_clients(clients: LocalSteps, step_size: float | Array) -> None:
         raise ArgumentError("clients", f"must make SGD with step_size, {float(step_size):.6g}", found, remedy)
 
 
-def _where(ran: Array, compute: Callable[[], PyTree], otherwise: PyTree) -> PyTree:
-    """What `compute` gives, or `otherwise` where `ran` (), bool, is False; a CPU computes only what is needed."""
+def _where(ran: Array, compute: Callable[[], PyTree], otherwise: PyTree, like: PyTree) -> PyTree:
+    """What `compute` gives, or `otherwise` where `ran` (), bool, is False; a CPU computes only what is needed.
+
+    Both vary over a caller's devices as `like` does.
+    """
+    otherwise = varying_like(otherwise, like)
     if is_cpu():
-        return jax.lax.cond(ran, compute, lambda: otherwise)
+        return jax.lax.cond(ran, lambda: varying_like(compute(), like), lambda: otherwise)
     return jax.tree.map(partial(jnp.where, ran), compute(), otherwise)  # the host need not wait for `ran`
 
 

@@ -142,6 +142,7 @@ def on_any_mesh(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fn)
     def traced(*args):
+        args = varying_like(args, *args)
         mesh = _mesh_of(args)
         explicit = tuple(name for name, kind in _kinds(mesh).items() if kind == AxisType.Explicit)
         if not explicit:

@@ -16,7 +16,7 @@ from flax import nnx
 from jaxfl.core.check import ArgumentError, is_traced
 from jaxfl.core.keys import leaf_key
 from jaxfl.core.tree import number_type, weighted_sum
-from jaxfl.core.types import Array, FederatedData, PyTree, Task
+from jaxfl.core.types import Array, FederatedData, PyTree, Task, Variables
 
 
 def scale_images(inputs: Array) -> Array:
@@ -162,7 +162,8 @@ def from_flax(
         named = {name: of_samples(f"metrics[{name!r}]", fn(outputs, labels), inputs) for name, fn in chosen.items()}
         return {"loss": of_samples("loss", loss(outputs, labels), inputs), **named}
 
-    return Task(init=init, loss=losses, metrics=all_metrics, node_loop=node_loop)
+    logits = apply if loss is cross_entropy else None
+    return Task(init=init, loss=losses, metrics=all_metrics, node_loop=node_loop, logits=logits)
 
 
 def check_sample_losses(task: Task) -> None:
@@ -192,15 +193,20 @@ def check_task(task: Task, data: FederatedData) -> None:
         data: where its arrays are traced the loss is not looked at.
 
     Raises:
-        ArgumentError: parameters that are neither float32 nor float64; a sample's loss in a batch differs from its loss
-            alone.
+        ArgumentError: parameters that are neither float32 nor float64; a label that is none of the task's classes; a
+            sample's loss in a batch differs from its loss alone.
     """
-    for path, leaf in jax.tree.leaves_with_path(jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)))):
+    shapes = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)))
+    for path, leaf in jax.tree.leaves_with_path(shapes):
         if leaf.dtype not in (jnp.float32, jnp.float64):
             name = jax.tree_util.keystr(path, simple=True, separator="/") or "params"
             remedy = "Keep counters out of the parameters; compute_dtype makes layers run in bfloat16."
             raise ArgumentError("params", "must be float32 or float64", f"{name} is {leaf.dtype}", remedy)
-    if task.blocks or task.train_loss is not None or is_traced(data.inputs) or is_traced(data.labels):
+    if is_traced(data.inputs) or is_traced(data.labels):
+        return
+    if task.logits is not None:
+        _check_labels(task, task.logits, shapes, data)
+    if task.blocks or task.train_loss is not None:
         return
     with jax.ensure_compile_time_eval():
         start = task.init(jax.random.key(0))
@@ -216,6 +222,18 @@ def check_task(task: Task, data: FederatedData) -> None:
         found = f"got losses {both.tolist()} of two samples together, and {alone.tolist()} of each alone"
         remedy = "Compute each sample's loss from that sample; make batch statistics with `train_loss`."
         raise ArgumentError("task.loss", "must not mix the samples of a batch", found, remedy)
+
+
+def _check_labels(task: Task, logits: Callable[[PyTree, Array], Array], params: PyTree, data: FederatedData) -> None:
+    """Refuse a label without a logit: under a clip norm its sample would count as zero in every round."""
+    variables = params if task.init_state is None else Variables(params, task.init_state())
+    num_classes = jax.eval_shape(logits, variables, data.inputs[:1]).shape[-1]
+    with jax.ensure_compile_time_eval():
+        low, high = int(jnp.min(data.labels)), int(jnp.max(data.labels))
+    if low < 0 or high >= num_classes:
+        found = f"got labels {low} to {high} for {num_classes} logits"
+        remedy = "Count classes from 0, and give the model a logit for each."
+        raise ArgumentError("labels", "must be classes from 0 to the number of logits less 1", found, remedy)
 
 
 def _moved(leaf: Array) -> Array:

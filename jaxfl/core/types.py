@@ -112,6 +112,7 @@ class Task(NamedTuple):
             neither.
         part: names of any blocks -> `Part`, how to train these and no others. None where there is no such way; then
             `params` is not necessarily a dict of blocks.
+        logits: (params, inputs) -> (b, classes), where the labels are classes; None where they need not be.
     """
 
     init: Callable[[Array], PyTree]
@@ -124,6 +125,7 @@ class Task(NamedTuple):
     init_state: Callable[[], PyTree] | None = None
     train_loss: Callable[[PyTree, PyTree, Array, Array, Array, Array], tuple[Array, PyTree]] | None = None
     part: Callable[[tuple[str, ...]], Part] | None = None
+    logits: Callable[[PyTree, Array], Array] | None = None
 
 
 @jax.tree_util.register_static

@@ -242,6 +242,7 @@ def classification(
         init_state=model.init_state if has_mode else None,
         train_loss=train_loss if has_mode else None,
         part=part,
+        logits=logits_of,
     )
 
 

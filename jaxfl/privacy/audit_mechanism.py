@@ -55,6 +55,7 @@ class Check(NamedTuple):
     limit: float  # confidence limit of `measured`, on the side of what is claimed
     refuted: bool
     smallest_error: float  # factor that is seen with probability 0.95; infinite where no factor is
+    largest: float = math.inf  # of noise, which `measured` tells: its upper confidence limit
 
 
 def check_mechanism(
@@ -150,9 +151,10 @@ def noise_check(name: str, sum_of_squares: float, degrees: int, claimed_std: flo
     tails = [significance / 2, 1 - significance / 2, 1 - POWER, POWER]
     low, high, missed, seen = map(float, scipy.stats.chi2.ppf(tails, degrees))
     measured = math.sqrt(sum_of_squares / degrees)
-    limit = math.sqrt(sum_of_squares / (low if measured < claimed_std else high))
-    refuted = (limit < claimed_std) == (measured < claimed_std)
-    return Check(name, measured, claimed_std, limit, refuted, math.sqrt(max(seen / low, high / missed)))
+    lower, upper = math.sqrt(sum_of_squares / high), math.sqrt(sum_of_squares / low)
+    limit = upper if measured < claimed_std else lower
+    refuted = not lower <= claimed_std <= upper
+    return Check(name, measured, claimed_std, limit, refuted, math.sqrt(max(seen / low, high / missed)), upper)
 
 
 def _of_groups(name: str, sums: np.ndarray, groups: Sequence[np.ndarray], claimed_std: float, share: float) -> Check:

@@ -1,6 +1,7 @@
 """Training: variants and measures, one loop for all lanes of a sweep, checkpoints, and what a run leaves on disk."""
 
-from jaxfl.training.chunks import Diverged, FatalCount
+from jaxfl.core.counts import FatalCount
+from jaxfl.training.chunks import Diverged
 from jaxfl.training.evaluate import EvaluationSet, evaluation_set
 from jaxfl.training.loop import train
 from jaxfl.training.measures import calibrated_scores, stationarity, test_scores

@@ -26,10 +26,8 @@ import numpy as np
 from jaxfl.channel import Costs
 from jaxfl.channel.ledger import COUNTED
 from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, Key, PyTree
+from jaxfl.core.counts import FATAL_COUNTS, FatalCount
 from jaxfl.core.platform import is_cpu
-
-FATAL_COUNTS = ("batch_overflow", "class_overflow", "prefetch_misses")
-"""Counts that must stay 0: above it, the rounds did not do what the algorithm (and its privacy bound) assumes."""
 
 COSTS = (*COUNTED, "local_iterations", "estimate_releases", *Costs._fields)
 """What is a cost of the run, summed over rounds and nodes; a metrics line carries it as `total_<name>`.
@@ -78,18 +76,6 @@ class Diverged(ArithmeticError):
             # No step was taken before the losses and gradients of round 1.
             + (f"Check {data}." if first_round == 1 and node is not None else f"{steps}; if it stays, check {data}.")
         )
-
-
-class FatalCount(RuntimeError):
-    """A count of `FATAL_COUNTS` rose above 0: the rounds were not those that the algorithm assumes.
-
-    Attributes:
-        rounds: (first, last) round of the stretch in which it was noticed, counted from 1.
-    """
-
-    def __init__(self, message: str, rounds: tuple[int, int]):
-        self.rounds = rounds
-        super().__init__(message)
 
 
 def rounds_fn(algorithm: Algorithm, chunk_rounds: int) -> Callable[..., tuple[PyTree, Any]]:

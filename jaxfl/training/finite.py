@@ -15,7 +15,8 @@ import numpy as np
 
 from jaxfl.channel.ledger import COUNTED, Ledger
 from jaxfl.core import Array, PyTree
-from jaxfl.training.chunks import FATAL_COUNTS, Diverged
+from jaxfl.core.counts import FATAL_COUNTS
+from jaxfl.training.chunks import Diverged
 from jaxfl.training.evaluate import Scores
 
 

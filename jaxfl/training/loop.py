@@ -17,8 +17,9 @@ import jax
 
 from jaxfl.core import ArgumentError, Array
 from jaxfl.core.check import at_least, non_negative
+from jaxfl.core.counts import FatalCount
 from jaxfl.privacy.statements import SECRET, SIMULATED
-from jaxfl.training.chunks import Diverged, FatalCount
+from jaxfl.training.chunks import Diverged
 from jaxfl.training.grouping import points_of, programs_of, recorded_settings
 from jaxfl.training.json_files import jsonable
 from jaxfl.training.lanes import Point

@@ -24,9 +24,10 @@ import jax
 import numpy as np
 
 from jaxfl.core import ArgumentError, PyTree
+from jaxfl.core.counts import FatalCount
 from jaxfl.training.ahead import Ahead, DeviceQueue
 from jaxfl.training.checkpoint import Checkpoints, Restored
-from jaxfl.training.chunks import COSTS, Diverged, FatalCount, add_costs, refuse_bad, summarize
+from jaxfl.training.chunks import COSTS, Diverged, add_costs, refuse_bad, summarize
 from jaxfl.training.evaluate import Scores, flatten_scores
 from jaxfl.training.file_list import Owner
 from jaxfl.training.finite import refuse_bad_scores, stays_finite

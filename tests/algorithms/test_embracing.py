@@ -28,9 +28,10 @@ from jaxfl import ArgumentError
 from jaxfl.algorithms import first_half, output_side
 from jaxfl.algorithms.clients import client_classes, parts
 from jaxfl.core import Variables
+from jaxfl.core.counts import FatalCount
 from jaxfl.core.platform import tracing_for
 from jaxfl.models import Model, classification, layers, sequential
-from jaxfl.training.chunks import FatalCount, refuse_bad
+from jaxfl.training.chunks import refuse_bad
 
 KEY = jax.random.key(11)
 SIZES = (7, 3, 9, 1, 6, 5, 8)

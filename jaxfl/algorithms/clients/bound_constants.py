@@ -147,7 +147,9 @@ def private_constants(
 
     def estimate(task, data, draws, aggregation, before):
         (places, mask), w = _places(data, draws), aggregation.after
-        of_loss, of_gradient = jnp.asarray(loss_bound, jnp.float32), jnp.asarray(clip_norm, jnp.float32)
+        of_loss, of_gradient, multiplier = (
+            jnp.full((), number, jnp.float32) for number in (loss_bound, clip_norm, noise_multiplier)
+        )
         n, tau = data.num_nodes, jnp.maximum(aggregation.num_steps, 1).astype(jnp.float32)
         divisors = data.sizes.astype(jnp.float32) if batch_size is None else jnp.full(n, batch_size, jnp.float32)
         mean_gradient = jax.tree.map(
@@ -155,8 +157,8 @@ def private_constants(
         )
 
         def one_client(params, divisor, own_places, own_mask):
-            losses, gradient = _gradient_sum(task, params, data, own_places, own_mask, clip_norm)
-            new_losses, new_gradient = _gradient_sum(task, w, data, own_places, own_mask, clip_norm)
+            losses, gradient = _gradient_sum(task, params, data, own_places, own_mask, of_gradient)
+            new_losses, new_gradient = _gradient_sum(task, w, data, own_places, own_mask, of_gradient)
             change = jax.tree.map(lambda a, b: (a - b) / divisor, gradient, new_gradient)
             apart = jax.tree.map(lambda total, v: total / divisor - v, new_gradient, mean_gradient)
             change_of_loss = losses - new_losses
@@ -165,7 +167,7 @@ def private_constants(
 
         values = over_nodes(one_client, task.node_loop)(aggregation.client_params, divisors, places, mask)
         bounds = jnp.stack([of_loss, 2 * of_gradient, of_gradient])
-        std = jnp.asarray(noise_multiplier, jnp.float32) * math.sqrt(3) * bounds[None] / divisors[:, None]
+        std = multiplier * math.sqrt(3) * bounds[None] / divisors[:, None]
         values = values + std * draws.noise
         noise_in_mean = size(w) * jnp.square(aggregation.noise_std) * jnp.sum(jnp.square(aggregation.shares)) / tau
         change, apart = jnp.maximum(values[:, 1], 0.0), jnp.maximum(values[:, 2], 0.0)

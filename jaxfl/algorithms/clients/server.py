@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.core import ArgumentError, Array, Key, Purpose, PyTree, Task, Variables, over_nodes, purpose_key
+from jaxfl.core.devices import varying_like
 from jaxfl.core.tree import replicate
 
 
@@ -78,7 +79,7 @@ def over_slots(fn: Callable[..., PyTree], node_loop: str) -> Callable[..., PyTre
         if node_loop.rpartition(":")[2] != "map":
             return jax.tree.map(lambda leaf: jnp.where(is_active, leaf, jnp.zeros_like(leaf)), fn(*own))
         form = jax.eval_shape(fn, *own)
-        idle = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
+        idle = varying_like(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form), own)
         return jax.lax.cond(is_active, fn, lambda *_: idle, *own)
 
     return over_nodes(one_slot, node_loop)

@@ -120,7 +120,7 @@ def forced_audit(
         mu = math.sqrt(sum(float(np.square(shift).sum()) for shift in shifts))
         return dominating_pairs.gaussian_epsilon(mu, dp_delta)
 
-    reached, bound = cost(1.0, 1.0), cost(*(c.limit for c in found))
+    reached, bound = cost(1.0, 1.0), cost(*(c.largest for c in found))
     of_right_run = cost(*(c.smallest_error for c in found))  # noise at a limit that it stays below with probability .95
     sensitivity = Check(
         "sensitivity",

@@ -62,4 +62,4 @@ def test_models_of_estimates_without_noise_tell_one_sample_and_no_epsilon_is_sta
 def test_private_estimates_leave_the_attack_at_chance_and_have_an_epsilon():
     constants = jaxfl.private_constants(20, clip_norm=CLIP, loss_bound=0.5, noise_multiplier=20.0)
     assert right_guesses(constants) == pytest.approx(RUNS, abs=0.18 * RUNS)  # 2.5 standard deviations
-    assert all(0 < one.dp_epsilon < 10 for one in stated("private", **ESTIMATES))
+    assert all(0 < (one.dp_epsilon or 0) < 10 for one in stated("private", **ESTIMATES))

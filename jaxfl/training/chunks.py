@@ -257,14 +257,19 @@ def summarize(stretch: Sequence[Infos]) -> dict[str, float | int]:
 
 
 def add_costs(totals: Mapping[str, float | int], stretch: Sequence[Infos]) -> dict[str, float | int]:
-    """`totals` plus each field of `COSTS` summed over the stretch's rounds and nodes (int, or float64)."""
+    """`totals` plus each field of `COSTS` summed over the stretch's rounds and nodes (int, or float64).
+
+    Guarantees:
+        - how the rounds of a stretch are cut into chunks does not show: sums are exact, and rounded once.
+    """
     grown = dict(totals)
     for name in COSTS:
-        for infos in stretch:
-            if name in infos:
-                values = infos[name]
-                part = float(_float64(values).sum()) if _is_measurement(values) else int(values.sum(dtype=np.int64))
-                grown[name] = grown.get(name, 0) + part
+        parts = [infos[name] for infos in stretch if name in infos]
+        if parts and _is_measurement(parts[0]):
+            values = np.concatenate([_float64(part).reshape(-1) for part in parts])
+            grown[name] = math.fsum([grown.get(name, 0), *values.tolist()])
+        elif parts:
+            grown[name] = grown.get(name, 0) + sum(int(part.sum(dtype=np.int64)) for part in parts)
     return grown
 
 
@@ -282,3 +287,17 @@ def default_chunk_rounds(evaluate_every: int) -> int:
     """The most rounds in one call: all between two evaluations, at most 100 so that progress shows."""
     # Equal chunks: 150 rounds run as two of 75, and the buffers hold no idle rows.
     return math.ceil(evaluate_every / math.ceil(evaluate_every / 100))
+
+
+SECONDS_AT_ONCE = 30.0
+"""Of rounds in one call: no longer than that do clocks, signals and progress wait, if a round is no longer."""
+
+
+def rounds_at_once(seconds_a_round: float, most: int) -> int:
+    """How many rounds a call makes, of `most`, by what a first one took.
+
+    Example:
+        >>> [rounds_at_once(seconds, 20) for seconds in (0.01, 4.0, 160.0)]
+        [20, 7, 1]
+    """
+    return max(1, min(most, int(SECONDS_AT_ONCE / max(seconds_a_round, 1e-9))))

@@ -51,20 +51,16 @@ class LaneRecord:
 def packed(lanes: Sequence[LaneRecord], fields: Sequence[str]) -> dict[str, np.ndarray]:
     """The stretches of lanes as arrays; none where they are empty.
 
-    The lengths of the chunks are kept, since sums are taken chunk by chunk, and round.
-
     Args:
         lanes: those that run; all had their last line in the same round.
         fields: of the infos; what a ledger made of them is made again.
 
     Guarantees:
-        - stretches come back chunk by chunk, bit for bit.
+        - stretches come back bit for bit, as if of one chunk.
     """
     if not lanes or not lanes[0].stretch:
         return {}
-    lengths = [[_num_rounds(infos) for infos in lane.stretch] for lane in lanes]
-    assert all(own == lengths[0] for own in lengths)
-    whole = {"lanes": np.array([lane.index for lane in lanes], np.int32), "rounds": np.array(lengths[0], np.int32)}
+    whole = {"lanes": np.array([lane.index for lane in lanes], np.int32)}
     for name in fields:
         whole[_INFO + name] = np.stack([np.concatenate([infos[name] for infos in lane.stretch]) for lane in lanes])
     return whole
@@ -72,17 +68,11 @@ def packed(lanes: Sequence[LaneRecord], fields: Sequence[str]) -> dict[str, np.n
 
 def unpack(lanes: Sequence[LaneRecord], arrays: Mapping[str, np.ndarray]) -> None:
     """Give lanes the stretches that `packed` made arrays of."""
-    if not arrays:
-        return
     by_index = {lane.index: lane for lane in lanes}
-    ends = np.cumsum(arrays["rounds"])
-    for row, index in enumerate(arrays["lanes"].tolist()):
-        for first, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
-            names = [name for name in arrays if name.startswith(_INFO)]
-            # Contiguous, as they came from the device: the order of a sum depends on it.
-            by_index[index].add(
-                {name.removeprefix(_INFO): np.ascontiguousarray(arrays[name][row, first:end]) for name in names}
-            )
+    for row, index in enumerate(arrays["lanes"].tolist() if "lanes" in arrays else ()):
+        names = [name for name in arrays if name.startswith(_INFO)]
+        # Contiguous, as they came from the device: the order of a sum depends on it.
+        by_index[index].add({name.removeprefix(_INFO): np.ascontiguousarray(arrays[name][row]) for name in names})
 
 
 def rounds_since_line(lane: LaneRecord) -> int:

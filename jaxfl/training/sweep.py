@@ -8,6 +8,9 @@ is computed of it later is thrown away. A lane spends a budget at the end of a c
 The clock may ask for a checkpoint at the end of any chunk. It then holds the infos since the last lines, too, so that
 the next lines are those of a run that went through.
 
+A call makes rounds for about half a minute: how many is chosen once, by the time of a first round, and a checkpoint
+keeps it. On a CPU it does not show in any byte; elsewhere the compiler may give calls of other lengths other last bits.
+
 The next chunk is sent off before the last one is read, unless the state between the two is needed: for a checkpoint,
 or by a lane that ends there.
 """
@@ -27,7 +30,7 @@ from jaxfl.core import ArgumentError, PyTree
 from jaxfl.core.counts import FatalCount
 from jaxfl.training.ahead import Ahead, DeviceQueue
 from jaxfl.training.checkpoint import Checkpoints, Restored
-from jaxfl.training.chunks import COSTS, Diverged, add_costs, refuse_bad, summarize
+from jaxfl.training.chunks import COSTS, Diverged, add_costs, refuse_bad, rounds_at_once, summarize
 from jaxfl.training.evaluate import Scores, flatten_scores
 from jaxfl.training.file_list import Owner
 from jaxfl.training.finite import refuse_bad_scores, stays_finite
@@ -40,6 +43,8 @@ from jaxfl.training.records import ENDED, METRICS, RunDirectory, lane_of
 from jaxfl.training.save_times import SaveTimes
 from jaxfl.training.signals import Stopped
 from jaxfl.training.variant import costs_of
+
+_AT_ONCE = "rounds at once"  # in a checkpoint
 
 
 class Lockstep:
@@ -87,6 +92,10 @@ class Lockstep:
         self._tables = program.tables(points, compiled.strategy)
         self._device = DeviceQueue(compiled, self._arguments, self._tables)
         variants = [point.variant for point in points]
+        self._most = program.variant.rounds_per_call
+        # A first round tells how many make a call. A budget ends lanes at the end of one, so it never hangs on time.
+        asked = program.variant.chunk_rounds is not None or any(variant.budgets for variant in variants)
+        self._at_once = self._most if asked else None
         # What the host alone can tell at the end of a chunk: a budget that is spent, costs that are not finite.
         self._host_decides = any(variant.budgets or not stays_finite(variant.ledger) for variant in variants)
 
@@ -159,6 +168,7 @@ class Lockstep:
         ended = self._run.finished(labels, own)
         lines = {lane_of(line): line for line in own}
         unpack(self._lanes, restored.beside)
+        self._at_once = int(restored.beside[_AT_ONCE])
         for lane in self._lanes:
             name, seed = lane.point.label
             line, lane.ended = lines.get((name, seed)), ended.get((name, seed))
@@ -181,7 +191,7 @@ class Lockstep:
             self._end_if_spent(lane)
 
     def _begin_with(self, state: PyTree) -> None:
-        self._device.begin(state, (self._last - self._round) // self._program.variant.rounds_per_call)
+        self._device.begin(state, (self._last - self._round) // (self._at_once or self._most))
 
     def _forget(self, name: str, seed: int) -> None:
         """Drop what an earlier process left of a lane's end."""
@@ -210,7 +220,7 @@ class Lockstep:
         """
         rounds, ends = 0, self._round >= target
         while not ends:
-            rounds = self._run_chunk(min(self._program.variant.rounds_per_call, target - self._round))
+            rounds = self._run_chunk(min(self._at_once or 1, target - self._round))
             ends = self._round >= target or not self._running() or any(lane.spent() for lane in self._running())
             if not ends:
                 self._progress.advance(rounds)
@@ -221,6 +231,8 @@ class Lockstep:
         """Run `count` rounds of every lane; returns the sum over the lanes that run."""
         running = self._running()
         buffers, seconds = self._device.run(count, self._ahead(self._round + count))
+        if self._at_once is None:
+            self._at_once = of_first(lambda: rounds_at_once(seconds / count, self._most))
         first, self._round = self._round + 1, self._round + count
         for lane in running:
             # Sliced on the host: a slice on the device would compile once per length.
@@ -242,7 +254,7 @@ class Lockstep:
             return None
         runs = np.zeros(self._compiled.strategy.num_slots, bool)
         runs[[lane.index for lane in running]] = True
-        rounds = min(self._program.variant.rounds_per_call, self._next_stop(round_index) - round_index)
+        rounds = min(self._at_once or 1, self._next_stop(round_index) - round_index)
         ahead = Ahead(rounds, self._on_grid(round_index), runs if self._batched else runs[0])
         # Looked at in this order: with several processes nobody asks a clock here.
         if not self._device.may_go_ahead(ahead) or self._times.stop.requested or self._times.due():
@@ -283,9 +295,8 @@ class Lockstep:
 
     def _save(self) -> None:
         state = self._program.saved(self._device.state, self._compiled.strategy, len(self._lanes))
-        self._checkpoints.save(
-            self._round, state, packed(self._running(), self._compiled.fields), list(self._run.mark())
-        )
+        beside = packed(self._running(), self._compiled.fields) | {_AT_ONCE: np.array(self._at_once, np.int32)}
+        self._checkpoints.save(self._round, state, beside, list(self._run.mark()))
         self._times.saved()
 
     def _end_if_spent(self, lane: LaneRecord) -> None:

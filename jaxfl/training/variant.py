@@ -63,7 +63,8 @@ class Variant(NamedTuple):
             evaluated, at the end of the chunk in which one is reached.
         ledger: makes operations, simulated seconds and joules of what the rounds count, on the host; None leaves them
             out.
-        chunk_rounds: most rounds in one compiled call. Default: all between two evaluations, at most 100.
+        chunk_rounds: most rounds in one compiled call. Default: all between two evaluations, at most 100, and without
+            budgets no more than about 30 s of them, by the time of the first.
         placement: the devices that share the nodes, or the lanes. Default: on a CPU its devices share the lanes, or the
             work of a task whose `node_loop` asks for that; else the first device does all.
     """

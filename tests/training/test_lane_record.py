@@ -2,13 +2,15 @@
 
 import numpy as np
 import pytest
-from toy_problem import NUM_NODES, TOY_LEDGER, toy_that_counts, toy_variant
+from toy_problem import NUM_NODES, TOY_LEDGER, compiled_once, toy_that_counts, toy_variant, train_toy
 
 from jaxfl.core import ArgumentError
-from jaxfl.training import Stop, open_run, train
+from jaxfl.training import Stop, Stopped, open_run, train
+from jaxfl.training.ahead import DeviceQueue
 from jaxfl.training.lane_record import LaneRecord, packed, rounds_since_line, unpack
 from jaxfl.training.lanes import Point
 from jaxfl.training.save_times import SaveTimes
+from jaxfl.training.sweep import Lockstep
 
 FIELDS = ("loss", "bits_sent", "bits_received", "gradient_evaluations", "forward_evaluations")
 
@@ -19,7 +21,7 @@ def _lanes():
     return [LaneRecord(index, Point("A", variant, index, ""), {}) for index, variant in enumerate(variants)]
 
 
-def test_stretches_come_back_chunk_by_chunk_bit_for_bit():
+def test_stretches_come_back_bit_for_bit_as_if_of_one_chunk():
     """Of the lanes that run, those with a ledger and those without."""
     rng, lanes = np.random.default_rng(0), _lanes()
     for length in (3, 3, 1):
@@ -32,13 +34,14 @@ def test_stretches_come_back_chunk_by_chunk_bit_for_bit():
     unpack(again, arrays)
     assert [rounds_since_line(lane) for lane in again] == [0, 7, 7]
     for lane, other in zip(lanes, again, strict=True):
-        assert len(lane.stretch) == len(other.stretch)
-        for infos, others in zip(lane.stretch, other.stretch, strict=True):
-            assert set(infos) == set(others)
-            assert ("joules" in infos) == (lane.index == 1)
-            for name, values in infos.items():
-                np.testing.assert_array_equal(others[name], values, strict=True)
-                assert np.asarray(others[name]).flags.c_contiguous
+        assert len(other.stretch) == bool(lane.stretch)
+        for others in other.stretch:
+            assert set(others) == set(lane.stretch[0])
+            assert ("joules" in others) == (lane.index == 1)
+            for name, values in others.items():
+                expected = np.concatenate([infos[name] for infos in lane.stretch])
+                np.testing.assert_array_equal(values, expected, strict=True)
+                assert np.asarray(values).flags.c_contiguous
 
 
 def test_behind_a_line_there_is_nothing_to_keep():
@@ -71,3 +74,48 @@ def test_a_checkpoint_is_due_after_so_many_minutes_and_where_a_stop_is_asked_for
 def test_minutes_below_0_are_refused(tmp_path, minutes):
     with pytest.raises(ArgumentError, match=r"^checkpoint_minutes: must be non-negative"):
         train({"A": toy_variant()}, run=open_run(tmp_path, {}), checkpoint_minutes=minutes)
+
+
+def lengths_of_calls(out, variant, monkeypatch, seconds, **options):
+    """How many rounds each call made, where a round takes so many seconds."""
+    lengths, run = [], DeviceQueue.run
+
+    def slow(self, num_rounds, ahead=None):
+        lengths.append(num_rounds)
+        return run(self, num_rounds, ahead)[0], seconds * num_rounds
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeviceQueue, "run", slow)
+        train_toy(out, {"A": variant}, **options)
+    return lengths
+
+
+def test_a_call_makes_rounds_for_half_a_minute_and_how_many_shows_in_no_byte(tmp_path, monkeypatch):
+    """Of 25 rounds with a line after every ten: chosen once, by the first; costs are floats."""
+    variant = toy_variant(toy_that_counts, ledger=TOY_LEDGER, seeds=(0,))
+    with compiled_once():
+        for seconds, lengths in ((0.1, [1, 9, 10, 5]), (8.0, [1, 3, 3, 3, 3, 3, 3, 1, 3, 2]), (1e4, [1] * 25)):
+            assert lengths_of_calls(tmp_path / str(seconds), variant, monkeypatch, seconds) == lengths
+        lines = [(tmp_path / str(seconds) / "metrics.jsonl").read_bytes() for seconds in (0.1, 8.0, 1e4)]
+        assert lines[0] == lines[1] == lines[2]
+        asked = lengths_of_calls(tmp_path / "asked", variant._replace(chunk_rounds=4), monkeypatch, 1e4)
+        budget = variant._replace(budgets={"joules": 1e9})
+        assert asked == [4, 4, 2, 4, 4, 2, 4, 1]
+        assert lengths_of_calls(tmp_path / "budget", budget, monkeypatch, 1e4) == [10, 10, 5]
+
+
+def test_a_resumed_run_keeps_how_many_rounds_a_call_makes(tmp_path, monkeypatch):
+    variant = toy_variant(toy_that_counts, ledger=TOY_LEDGER, seeds=(0,))
+    stop, save = Stop(), Lockstep._save
+
+    def save_and_stop(self):
+        save(self)
+        if self._round >= 12:
+            stop.request()
+
+    with compiled_once():
+        monkeypatch.setattr(Lockstep, "_save", save_and_stop)
+        with pytest.raises(Stopped):
+            lengths_of_calls(tmp_path, variant, monkeypatch, 8.0, checkpoint_minutes=0.0, stop=stop)
+        monkeypatch.undo()
+        assert lengths_of_calls(tmp_path, variant, monkeypatch, 0.1, resume=True)[0] == 3

@@ -169,7 +169,7 @@ def test_train_installs_no_handler(tmp_path, monkeypatch):
         "_run_chunk",
         lambda self, count: (handlers.append(signal.getsignal(signal.SIGTERM)), run_chunk(self, count))[1],
     )
-    train_toy(tmp_path, {"A": toy_variant(seeds=(0,), num_rounds=5)})
+    train_toy(tmp_path, {"A": toy_variant(seeds=(0,), num_rounds=5, chunk_rounds=5)})
     assert handlers == [signal.SIG_DFL]
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import jax
 import psutil
 
@@ -10,11 +13,58 @@ from jaxfl.core.check import bytes_text
 
 
 def available_bytes() -> int:
-    """Bytes that a new array on the default device may take: free device memory, on a CPU the machine's free memory."""
+    """Bytes that a new array on the default device may take.
+
+    Free device memory; on a CPU the least of the machine's free memory and of what limits of this process and of its
+    control groups leave.
+    """
     stats = jax.local_devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
-    return psutil.virtual_memory().available
+    return max(0, min([psutil.virtual_memory().available, *_left_by_limits(), *left_by_control_groups()]))
+
+
+def _left_by_limits() -> list[int]:
+    """What `ulimit -v` and `ulimit -d` leave."""
+    if sys.platform == "win32":
+        return []
+    import resource
+
+    held = psutil.Process().memory_info()
+    limits = ((resource.RLIMIT_AS, held.vms), (resource.RLIMIT_DATA, getattr(held, "data", held.rss)))
+    soft = ((resource.getrlimit(limit)[0], used) for limit, used in limits)
+    return [most - used for most, used in soft if most != resource.RLIM_INFINITY]
+
+
+def left_by_control_groups(root: Path = Path("/")) -> list[int]:
+    """What the control groups of this process leave (containers, batch systems), of version 2 and 1; [] without limits.
+
+    Args:
+        root: of the file system, for tests.
+    """
+    left = []
+    try:
+        groups = [line.split(":", 2)[1:] for line in (root / "proc/self/cgroup").read_text().splitlines()]
+    except OSError:
+        return []
+    forms = {
+        "": ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+        "memory": ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    }
+    for controllers, group in groups:
+        if controllers not in forms:
+            continue
+        mount, most, used, cached = forms[controllers]
+        own = Path(group.lstrip("/"))
+        for folder in (own, *own.parents):  # whose limits hold as well
+            try:
+                limit, usage = ((root / mount / folder / name).read_text().strip() for name in (most, used))
+                pages = dict(line.split() for line in (root / mount / folder / "memory.stat").read_text().splitlines())
+            except OSError:  # of another name space, or the root, which has no limit
+                continue
+            if limit != "max" and int(limit) < psutil.virtual_memory().total:
+                left.append(int(limit) - int(usage) + int(pages.get(cached, 0)))  # files read give way
+    return left
 
 
 def total_bytes() -> int:

@@ -179,3 +179,61 @@ def test_what_is_repeated_is_dropped():
 
 def test_on_a_cpu_the_memory_is_the_machines():
     assert memory.available_bytes() <= memory.total_bytes() == psutil.virtual_memory().total
+
+
+CONTROL_GROUPS = {  # the lines of /proc/self/cgroup, files below /sys/fs/cgroup, what is left of the limits
+    "version 2": (
+        "0::/job/step",
+        {
+            "job/step": {"memory.max": "max", "memory.current": "1", "memory.stat": "anon 1"},
+            "job": {"memory.max": "5000", "memory.current": "3000", "memory.stat": "anon 9\ninactive_file 700"},
+        },
+        [2700],
+    ),
+    "version 1": (
+        "11:cpu:/\n4:memory:/job\n0::/",
+        {
+            "memory/job": {
+                "memory.limit_in_bytes": "4000",
+                "memory.usage_in_bytes": "1500",
+                "memory.stat": "total_inactive_file 100",
+            },
+            "memory": {
+                "memory.limit_in_bytes": str(2**63 - 4096),
+                "memory.usage_in_bytes": "9",
+                "memory.stat": "total_inactive_file 0",
+            },
+        },
+        [2600],
+    ),
+    "of another name space": ("0::/elsewhere", {}, []),
+}
+
+
+@pytest.mark.parametrize(("lines", "files", "left"), CONTROL_GROUPS.values(), ids=CONTROL_GROUPS)
+def test_limits_of_control_groups_count(lines, files, left, tmp_path, monkeypatch):
+    """Of containers and of batch systems: a process beyond them is killed."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(lines + "\n")
+    for folder, contents in files.items():
+        (tmp_path / "sys/fs/cgroup" / folder).mkdir(parents=True, exist_ok=True)
+        for name, text in contents.items():
+            (tmp_path / "sys/fs/cgroup" / folder / name).write_text(text + "\n")
+    assert memory.left_by_control_groups(tmp_path) == left
+    monkeypatch.setattr(memory, "left_by_control_groups", lambda: left)
+    assert memory.available_bytes() <= min(left, default=memory.total_bytes())
+    assert memory.left_by_control_groups() == left
+
+
+@pytest.mark.parametrize("kind", ["RLIMIT_AS", "RLIMIT_DATA"])
+def test_limits_of_the_process_count(kind):
+    """As `ulimit -v` and `ulimit -d` set them."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(getattr(resource, kind))
+    held = psutil.Process().memory_info()
+    used = held.vms if kind == "RLIMIT_AS" else held.data
+    try:
+        resource.setrlimit(getattr(resource, kind), (used + 10**8, before[1]))
+        assert memory.available_bytes() <= 1.1e8
+    finally:
+        resource.setrlimit(getattr(resource, kind), before)

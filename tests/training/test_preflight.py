@@ -1,6 +1,8 @@
 """The memory preflight: what is predicted, and that what cannot fit is refused before anything is trained."""
 
 import io
+import subprocess
+import sys
 
 import chex
 import jax
@@ -12,7 +14,7 @@ from toy_problem import TASK, compiled_once, toy_algorithm, toy_task, toy_varian
 from jaxfl.core import ArgumentError
 from jaxfl.gradients import memory
 from jaxfl.training import RunDirectory, loop, read_run, restore_state
-from jaxfl.training.preflight import PeakMemory, peak_text, predicted_peak, require_memory
+from jaxfl.training.preflight import CHECKPOINT_SHARE, PeakMemory, peak_text, predicted_peak, require_memory
 from jaxfl.training.progress import ProgressReport
 
 MEGABYTE = 10**6
@@ -35,6 +37,39 @@ def accelerator(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
 
 
+SAVING = """
+import sys, threading, time
+from pathlib import Path
+import numpy as np, psutil
+from jaxfl.training.checkpoint import Checkpoints
+
+number, size = int(sys.argv[1]), 200_000_000
+state = {f"{i}": np.random.default_rng(i).random(size // 4 // number, dtype=np.float32) for i in range(number)}
+checkpoints, process, peaks = Checkpoints(Path(sys.argv[2]), 1), psutil.Process(), [0]
+
+def watch():
+    while True:
+        peaks.append(process.memory_info().rss)
+        time.sleep(0.001)
+
+checkpoints.save(1, {"warm": np.ones(9)})
+before = process.memory_info().rss
+threading.Thread(target=watch, daemon=True).start()
+for round_index in (2, 3, 4):
+    checkpoints.save(round_index, state)
+print((max(peaks) - before) / size)
+"""
+
+
+@pytest.mark.parametrize("num_leaves", [1, 8])
+@pytest.mark.quick_cases(1)
+def test_a_checkpoint_takes_no_more_memory_than_is_counted(num_leaves, tmp_path):
+    """The third one, too: what the first one took is given back."""
+    command = [sys.executable, "-c", SAVING, str(num_leaves), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    assert 0.5 < float(done.stdout) <= CHECKPOINT_SHARE
+
+
 class TestPrediction:
     def test_a_state_that_is_updated_in_place_counts_once(self, init, accelerator):
         in_place = compiled(lambda state: state + 1, STATE, donated=0)
@@ -54,7 +89,7 @@ class TestPrediction:
 
     def test_on_a_cpu_writing_a_checkpoint_counts(self, init, monkeypatch):
         small = compiled(lambda state: state[0], STATE)
-        for platform, expected in (("cpu", 1.25 * MEGABYTE), ("gpu", 4000)):
+        for platform, expected in (("cpu", CHECKPOINT_SHARE * MEGABYTE), ("gpu", 4000)):
             monkeypatch.setattr(jax, "default_backend", lambda platform=platform: platform)
             assert predicted_peak(INPUTS, STATE, init, [small]).working == expected
 
@@ -136,7 +171,7 @@ class TestTraining:
         made = toy_variant(toy_algorithm(TASK, table_width=5000), num_rounds=5)
         variants = {name: made._replace(seeds=seeds) for name, seeds in (("A", (0, 1)), ("B", (2, 3, 4)))}
         train_toy(tmp_path / "together", variants)
-        monkeypatch.setattr(memory, "available_bytes", lambda: 2 * MEGABYTE)
+        monkeypatch.setattr(memory, "available_bytes", lambda: 2.8 * MEGABYTE)
         train_toy(tmp_path / "passes", variants)
         program = read_run(tmp_path / "passes").recorded_programs()
         assert [(len(one["lanes"]), one["lanes_a_pass"]) for one in program] == [(5, 2)]

@@ -224,7 +224,7 @@ def _of_noise(name: str, noise: np.ndarray, distribution: str, significance: flo
     if distribution == "gaussian":
         return noise_check(name, float(np.square(noise).sum()), noise.size, 1.0, significance)
     found = noise_check(name, 2 * float(np.abs(noise).sum()), 2 * noise.size, 1.0, significance)
-    squared = {field: getattr(found, field) ** 2 for field in ("measured", "limit", "smallest_error")}
+    squared = {field: getattr(found, field) ** 2 for field in ("measured", "limit", "smallest_error", "largest")}
     return found._replace(**squared)
 
 

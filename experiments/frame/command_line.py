@@ -36,6 +36,7 @@ from experiments.frame.run import leave_accelerators, run, use_all_cores
 from jaxfl.core import ArgumentError
 from jaxfl.training import Diverged, FatalCount, Stopped, stop_at_sigterm
 from jaxfl.training.compilation_cache import compilation_cache
+from jaxfl.training.processes import several
 from jaxfl.training.signals import TERMINATED
 
 _FRAME = {
@@ -93,7 +94,10 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
         return _say(f"stopped: {error}", 1, error)
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
-            raise
+            if not several():
+                raise
+            gone = f"another process is gone ({str(error).splitlines()[0][:120]})"
+            return _say(f"stopped: {gone}; the same commands with --resume go on from the last checkpoint", 1, error)
         return _say("stopped: the memory is exhausted. Take a smaller model, fewer nodes or a smaller batch.", 1, error)
     except OSError as error:
         return _say(f"stopped: {error}. Mend this, then {'go on with --resume' if resumes else 'try again'}.", 1, error)

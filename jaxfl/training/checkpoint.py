@@ -72,6 +72,7 @@ class Checkpoints:
         - what is restored equals what was saved, bit for bit, for every dtype.
         - only the newest `keep` checkpoints stay.
         - a truncated or altered checkpoint is passed over, with a warning, for the one before it.
+        - a checkpoint that was not completed is none, and goes.
         - a checkpoint of another owner is refused and left as it is.
         - a file that cannot be read is no damage.
     """
@@ -156,6 +157,8 @@ class Checkpoints:
         """(round, leaves by their names, mark) of the newest whole checkpoint; damaged ones are set aside."""
         for round_index in self.rounds()[::-1]:
             step = self._directory / str(round_index)
+            if not has_list(step):  # a process died, or still writes it
+                continue
             try:
                 listed = read_list(step)
             except Damaged as error:
@@ -184,16 +187,20 @@ class Checkpoints:
             remove_leftovers(self._directory)
         with os_errors(self._directory), _quiet():
             self._manager = ocp.CheckpointManager(self._directory, options=options)
+        if writes:
+            self._remove([at for at in self.rounds() if not has_list(self._directory / str(at))])  # were not completed
         self._remove_old()
 
     def _remove_old(self) -> None:
         """Remove all before the newest few that were completed."""
         completed = [round_index for round_index in self.rounds() if has_list(self._directory / str(round_index))]
         if self._keep is not None and len(completed) >= self._keep:
-            for round_index in self.rounds():
-                if round_index < completed[-self._keep]:
-                    with os_errors(self._directory / str(round_index)), _quiet():
-                        self._manager.delete(round_index)
+            self._remove([round_index for round_index in self.rounds() if round_index < completed[-self._keep]])
+
+    def _remove(self, rounds: Sequence[int]) -> None:
+        for round_index in rounds:
+            with os_errors(self._directory / str(round_index)), _quiet():
+                self._manager.delete(round_index)
 
     def _refuse_foreign(self, owner: Owner, step: Path) -> None:
         """Raise ArgumentError where a checkpoint is another owner's."""

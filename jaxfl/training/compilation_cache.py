@@ -8,6 +8,7 @@ names another folder.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import platform
 import re
@@ -91,6 +92,9 @@ def _writable_folder(where: str) -> Path | None:
     try:
         folder = folder.expanduser().absolute()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        owner = folder.stat()
+        if os.name == "posix" and (owner.st_uid != os.getuid() or owner.st_mode & 0o022):
+            raise OSError(errno.EPERM, "others can write there, and what is read there runs")
         with tempfile.TemporaryFile(dir=folder):
             pass
     except (OSError, RuntimeError) as error:  # RuntimeError: no home

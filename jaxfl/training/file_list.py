@@ -56,7 +56,7 @@ def read_list(directory: Path) -> FileList:
     """The list of a directory whose files are all as they were written.
 
     Raises:
-        Damaged: the list is missing or altered, or a file is.
+        Damaged: the list is altered, or a file is.
         OSError: a file cannot be read; nothing is known of its bytes then.
 
     Guarantees:
@@ -64,8 +64,6 @@ def read_list(directory: Path) -> FileList:
     """
     try:
         content = json.loads((directory / NAME).read_bytes())
-    except FileNotFoundError:
-        raise Damaged(f"it has no {NAME}: it was not completed") from None
     except (ValueError, RecursionError):
         raise Damaged(f"{NAME} is altered") from None
     checksum = content.pop("checksum", None) if isinstance(content, dict) else None

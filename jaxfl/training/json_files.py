@@ -97,7 +97,8 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Replace a file so that a crash leaves the old or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as file:
+    temporary.unlink(missing_ok=True)  # of a process that died, or a link to elsewhere
+    with open(temporary, "xb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -26,7 +26,8 @@ def secret_key(run: RunDirectory) -> Array:
         A typed key, shape (), for `train(key=)`.
 
     Raises:
-        ArgumentError: the run is resumed, and its key is missing or is none.
+        ArgumentError: the run is resumed, and its key is missing, is none, or others can read it; it would lie behind a
+            link.
 
     Guarantees:
         - the key is nowhere else in the run directory.
@@ -40,6 +41,9 @@ def secret_key(run: RunDirectory) -> Array:
 def _words(run: RunDirectory) -> bytes:
     """The eight bytes of the key, drawn for a new run."""
     path = run.path / PRIVATE / "key"
+    if path.parent.is_symlink() or path.is_symlink():
+        found = "it, or its folder, is a link"
+        raise ArgumentError("seed_from_os", f"{path} must lie in the run directory", found, "Remove the link.")
     if not run.resumed:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -50,6 +54,10 @@ def _words(run: RunDirectory) -> bytes:
         words = bytes.fromhex(path.read_text().strip())
     except (OSError, ValueError):
         words = b""
+    if words and os.name == "posix" and path.stat().st_mode & 0o077:
+        found = f"it has mode {path.stat().st_mode & 0o777:04o}"
+        remedy = f"chmod 600 {path}, if nobody else has read it; else start again with another out."
+        raise ArgumentError("seed_from_os", f"{path} must be readable by its owner alone", found, remedy)
     if len(words) != 8:
         remedy = "Restore the file, or start again with another out."
         raise ArgumentError("seed_from_os", f"needs the run's key in {path}", "there is none", remedy)

@@ -146,6 +146,9 @@ def check_counted(variant: Variant, fields: Sequence[str], num_nodes: int) -> No
 def _check(name: str, variant: Variant) -> None:
     at_least(1, num_rounds=variant.num_rounds, evaluate_every=variant.evaluate_every)
     at_least(1, max_rounds=variant.last_round, chunk_rounds=variant.rounds_per_call)
+    if variant.num_rounds >= 2**31:  # an int32 counts them
+        found, remedy = f"got {variant.num_rounds}", "Train in several runs."
+        raise ArgumentError("num_rounds", "must be below 2^31", found, remedy)
     seeds = variant.seeds
     if not seeds or len(set(seeds)) != len(seeds):
         raise ArgumentError("seeds", "must be distinct and at least one", f"got {list(seeds)}", "Pass e.g. 0 1 2.")

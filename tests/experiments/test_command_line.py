@@ -11,7 +11,7 @@ import pytest
 from toy_experiment import EXPERIMENT
 
 from experiments import __main__ as listing
-from experiments.frame import EXPERIMENTS, main
+from experiments.frame import EXPERIMENTS, command_line, main
 from experiments.frame.run import new_run_directory
 from jaxfl import graphs
 from jaxfl.core import ArgumentError
@@ -84,6 +84,13 @@ class TestExitCodes:
     def test_bugs_keep_their_trace(self, error):
         with pytest.raises(type(error), match="a bug"):
             toy(raises(error))
+
+    def test_a_lost_process_ends_the_others_in_one_sentence(self, capsys, monkeypatch):
+        monkeypatch.setattr(command_line, "several", lambda: True)
+        lost = jax.errors.JaxRuntimeError("UNKNOWN: Gloo all-reduce failed: Connection reset by peer\nand a trace")
+        assert toy(raises(lost)) == 1
+        told = capsys.readouterr().err
+        assert re.fullmatch(r"stopped: another process is gone \(UNKNOWN: Gloo .* peer\); .* --resume go on .*\n", told)
 
     def test_warnings_are_lines(self, capsys):
         def run(asked):

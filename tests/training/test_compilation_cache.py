@@ -141,6 +141,20 @@ class TestFolder:
             assert folder is None
             compiled_anew()
 
+    def test_a_folder_that_others_can_write_to_is_not_used(self, user, monkeypatch):
+        """What is read there runs."""
+        with compilation_cache("default") as folder:
+            pass
+        folder.chmod(0o770)
+        with pytest.warns(UserWarning, match="others can write there"), compilation_cache("default") as used:
+            assert used is None
+        folder.chmod(0o700)
+        with compilation_cache("default") as used:
+            assert used == folder
+        monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
+        with pytest.warns(UserWarning, match="others can write there"), compilation_cache("default") as used:
+            assert used is None
+
     def test_machines_with_other_processors_use_folders_of_their_own(self, monkeypatch):
         names = []
         for text in ("model name: A\nflags: avx\nMHz: 1", "model name: A\nflags: avx avx512f", "Features: sve"):

@@ -12,6 +12,7 @@ from toy_problem import toy_variant, train_toy
 
 from jaxfl.core import ArgumentError
 from jaxfl.training import open_run
+from jaxfl.training.json_files import read_json, write_json
 from jaxfl.training.lock import held
 
 HOLDER = """
@@ -74,3 +75,17 @@ def test_without_locks_a_warning_says_so(tmp_path, monkeypatch):
     with pytest.warns(UserWarning, match="cannot be locked .No locks available"), held(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_is_not_followed(tmp_path):
+    """In a folder that others can write to it would empty any file of this user."""
+    mine = tmp_path / "mine.txt"
+    mine.write_text("kept")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "lock").symlink_to(mine)
+    with pytest.raises(ArgumentError, match=r"^out: .*lock must be a file; it is a link"), held(tmp_path / "run"):
+        pass
+    (tmp_path / "run" / "config.json.tmp").symlink_to(mine)
+    write_json(tmp_path / "run" / "config.json", {"a": 1})
+    assert mine.read_text() == "kept"
+    assert read_json(tmp_path / "run" / "config.json") == {"a": 1}

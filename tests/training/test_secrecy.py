@@ -221,6 +221,19 @@ class TestSecretKey:
         (tmp_path / "run" / "private" / "key").write_text("none")
         refused(lambda: secret_key(resumed), "seed_from_os", "private/key")
 
+    def test_a_key_that_others_could_read_or_that_lies_elsewhere_is_refused(self, tmp_path):
+        run = open_run(tmp_path / "run", {})
+        secret_key(run)
+        (run.path / "private" / "key").chmod(0o640)
+        resumed = open_run(tmp_path / "run", {}, resume=True)
+        with pytest.raises(core.ArgumentError, match=r"^seed_from_os: .* its owner alone; it has mode 0640"):
+            secret_key(resumed)
+        other = open_run(tmp_path / "other", {})
+        (other.path / "private").symlink_to(tmp_path)
+        with pytest.raises(core.ArgumentError, match=r"^seed_from_os: .* in the run directory; it, or its folder"):
+            secret_key(other)
+        assert not (tmp_path / "key").exists()
+
     def test_a_run_that_is_refused_leaves_none(self, tmp_path):
         run = open_run(tmp_path / "run", {})
         secret_key(run)

@@ -270,6 +270,7 @@ def test_a_measure_of_ones_own_is_in_every_line_and_in_the_table(tmp_path):
     [
         ({"max_rounds": 0}, "^max_rounds: "),
         ({"num_rounds": 0}, "^num_rounds: "),
+        ({"num_rounds": 2**31}, r"^num_rounds: must be below 2\^31"),
         ({"evaluate_every": 0}, "^evaluate_every: "),
         ({"chunk_rounds": 0}, "^chunk_rounds: "),
         ({"seeds": ()}, "^seeds: must be distinct"),

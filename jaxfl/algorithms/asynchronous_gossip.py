@@ -167,7 +167,7 @@ def a_dp2_sgd(
     neighbors, degree = _neighbor_table(graph)
 
     def init(key, data):
-        check_num_nodes(num_nodes, data)
+        check_num_nodes(num_nodes, data, graph.names)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), num_nodes)
         check_types(noise, params)
         _require_stateless(estimator, task, key, params, data)

@@ -128,7 +128,7 @@ def d_psgd(
     links = changing(links)
 
     def init(key, data):
-        check_num_nodes(graph.num_nodes, data)
+        check_num_nodes(graph.num_nodes, data, graph.names)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)
         check_types(noise, params)
         estimator_state = estimator.init(task, key, params, data)

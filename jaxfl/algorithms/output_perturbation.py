@@ -117,7 +117,7 @@ def output_perturbation(
     hears = graph.adjacency(0)
 
     def init(key, data):
-        check_num_nodes(graph.num_nodes, data)
+        check_num_nodes(graph.num_nodes, data, graph.names)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)
         check_types(unit_noise, params)
         estimator.init(task, key, params, data)  # keeps nothing, but refuses more samples than a node has

@@ -169,7 +169,7 @@ def perturbed_gossip(
         return jax.tree.map(quantizer.apply, noisy, rounding), overflows(quantizer, noisy)
 
     def init(key, data):
-        check_num_nodes(graph.num_nodes, data)
+        check_num_nodes(graph.num_nodes, data, graph.names)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)
         estimator.init(task, key, params, data)  # keeps nothing, but refuses more samples than a node has
         broadcast, _ = perturbed(params, *perturbation(key, 0, params))

@@ -146,7 +146,7 @@ def push_sum(
     links = changing(links)
 
     def init(key, data):
-        check_num_nodes(graph.num_nodes, data)
+        check_num_nodes(graph.num_nodes, data, graph.names)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)
         check_types(noise, params)
         return State(

@@ -27,7 +27,8 @@ def plot_partition(
     """Draws the node-by-label table of a partition and saves it as PNG.
 
     Below, one column a node and one row a label, the color telling the count (square-root scale, so that small counts
-    remain visible; nothing at all is white); above, the size of each node. Up to 20 nodes the counts are printed too.
+    remain visible; nothing at all is white); above, the size of each node. Up to 20 nodes the counts are printed too,
+    and the nodes' names where they have any.
 
     Args:
         parts: a partition, or data made from one.
@@ -71,7 +72,12 @@ def plot_partition(
     table_axes.set_xlabel("node")
     table_axes.set_ylabel("label")
     table_axes.set_xlim(-0.5, num_nodes - 0.5)
-    table_axes.xaxis.set_major_locator(MaxNLocator(16, integer=True))
+    names = getattr(parts, "names", None)
+    if names is None or num_nodes > _MAX_PRINTED_NODES:
+        table_axes.xaxis.set_major_locator(MaxNLocator(16, integer=True))
+    else:
+        shown = [name if len(name) <= 12 else f"{name[:11]}…" for name in names]
+        table_axes.set_xticks(nodes, shown, rotation=45 if max(map(len, shown)) > 3 else 0, parse_math=False)
     table_axes.yaxis.set_major_locator(MaxNLocator(min(num_classes, 20), integer=True))
     if num_nodes <= _MAX_PRINTED_NODES and num_classes <= _MAX_PRINTED_CLASSES:
         for node, label in np.argwhere(counts > 0):

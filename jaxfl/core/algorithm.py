@@ -16,7 +16,7 @@ refuse such params: the noise is float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -91,8 +91,19 @@ def at_round(
     return jnp.asarray(value, number_type(params))
 
 
-def check_num_nodes(num_nodes: int, data: FederatedData) -> None:
-    """Refuse data that are cut for another number of nodes than the graph has."""
+def check_num_nodes(num_nodes: int, data: FederatedData, names: Sequence[str] | None = None) -> None:
+    """Refuse data that are cut for another number of nodes than the graph has, or for nodes of other names.
+
+    Args:
+        num_nodes: n, of the graph.
+        data: with names or without.
+        names: (n,), those of the graph; None without.
+    """
     if data.num_nodes != num_nodes:
         found = f"the graph has {num_nodes} nodes and the data {data.num_nodes}"
         raise ArgumentError("data", "must hold one row of indices per node of the graph", found, "Partition them anew.")
+    if names is not None and data.names is not None and tuple(names) != data.names:
+        node = next(i for i, (own, other) in enumerate(zip(names, data.names, strict=True)) if own != other)
+        found = f"node {node} is {names[node]!r} in the graph and {data.names[node]!r} in the data"
+        remedy = "Pass jaxfl.graphs.from_networkx(graph, names=data.names)."
+        raise ArgumentError("data", "must name the nodes as the graph does, in its order", found, remedy)

@@ -138,6 +138,15 @@ class PoolParts:
     group."""
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class NodeNames:
+    """What the nodes are called: static, and no array."""
+
+    names: tuple[str, ...]
+    """(n,), distinct."""
+
+
 class FederatedData(NamedTuple):
     """One pool of samples and which of them each node holds.
 
@@ -150,6 +159,12 @@ class FederatedData(NamedTuple):
     indices: Array  # (n, J_max), int32, in [0, N); padding is 0, or the first row of the node's part
     sizes: Array  # (n,), int32, samples of each node, at least 1
     parts: PoolParts | None = None  # None: any node's samples may lie anywhere in the pool
+    node_names: NodeNames | None = None  # None: nodes are numbers
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """(n,), what the nodes are called; None where they are numbers."""
+        return None if self.node_names is None else self.node_names.names
 
     @property
     def num_nodes(self) -> int:

@@ -194,7 +194,19 @@ def label_shards(labels: Any, num_nodes: int, shards_per_node: int, seed: int) -
     return [generator.permutation(np.concatenate([shards[shard] for shard in row])) for row in dealt]
 
 
-def by_owner(owner_ids: Any) -> list[Part]:
+class NamedParts(list[Part]):
+    """A partition whose nodes have names, which `federate` keeps.
+
+    Attributes:
+        names: (n,), distinct.
+    """
+
+    def __init__(self, parts: Sequence[Part], names: Sequence[str]):
+        super().__init__(parts)
+        self.names = tuple(names)
+
+
+def by_owner(owner_ids: Any) -> NamedParts:
     """One node per owner (a writer, a hospital, a phone), in ascending order of the owners' ids.
 
     Args:
@@ -202,6 +214,7 @@ def by_owner(owner_ids: Any) -> list[Part]:
 
     Returns:
         One index array per distinct id, int32, ascending: node i has the i-th of `numpy.unique(owner_ids)`.
+        The nodes are named by their ids, as text.
 
     Raises:
         ArgumentError: the ids are no vector of integers or text.
@@ -213,7 +226,8 @@ def by_owner(owner_ids: Any) -> list[Part]:
         >>> [part.tolist() for part in by_owner(["bo", "al", "bo"])]
         [[1], [0, 2]]
     """
-    return _by_id("owner_ids", owner_ids)
+    parts = _by_id("owner_ids", owner_ids)
+    return NamedParts(parts, np.unique(np.asarray(owner_ids)).astype(str).tolist())
 
 
 def whole_writers(writer_ids: Any, num_nodes: int, writers_per_node: int, seed: int) -> list[Part]:

@@ -11,14 +11,14 @@ import numpy as np
 
 from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
-from jaxfl.core.types import FederatedData
+from jaxfl.core.types import FederatedData, NodeNames
 from jaxfl.data.partition import dirichlet, iid, label_shards, whole_writers
 from jaxfl.data.sources import Dataset
 
 SCHEMES = ("iid", "dirichlet", "shards", "writers")
 
 
-def federate(inputs: Any, labels: Any, parts: Sequence[Any]) -> FederatedData:
+def federate(inputs: Any, labels: Any, parts: Sequence[Any], *, names: Sequence[str] | None = None) -> FederatedData:
     """One pool of samples and the nodes' indices into it, on the default device.
 
     The samples are stored once, whatever the nodes: only the index table is padded, with 0 up to the largest node.
@@ -27,12 +27,15 @@ def federate(inputs: Any, labels: Any, parts: Sequence[Any]) -> FederatedData:
         inputs: (N, *sample), uint8 images, float32 features or int32 tokens; kept as they are.
         labels: (N, ...), classes of any integer dtype (stored as int32) or float32 targets.
         parts: n vectors of sample indices in [0, N), none empty, no sample twice; a sample may belong to no node.
+        names: (n,), distinct, what the nodes are called: a graph with names must have the same in the same order.
+            Default: those of `by_owner`, else none.
 
     Returns:
         The data, with n nodes.
 
     Raises:
-        ArgumentError: lengths or dtypes do not fit, a node is empty, or an index is out of range or held twice.
+        ArgumentError: lengths or dtypes do not fit, a node is empty, an index is out of range or held twice, or the
+            names are not one a node.
 
     Guarantees:
         - row i of `indices` begins with node i's part, in its order, and ends with zeros.
@@ -63,8 +66,23 @@ def federate(inputs: Any, labels: Any, parts: Sequence[Any]) -> FederatedData:
     if targets.dtype.kind in "iu":
         targets = _as_int32(targets)
     return FederatedData(
-        inputs=jnp.asarray(pool), labels=jnp.asarray(targets), indices=jnp.asarray(indices), sizes=jnp.asarray(sizes)
+        inputs=jnp.asarray(pool),
+        labels=jnp.asarray(targets),
+        indices=jnp.asarray(indices),
+        sizes=jnp.asarray(sizes),
+        node_names=_names(getattr(parts, "names", None) if names is None else names, len(rows)),
     )
+
+
+def _names(names: Sequence[str] | None, num_nodes: int) -> NodeNames | None:
+    """One a node, checked."""
+    if names is None:
+        return None
+    given = tuple(map(str, names))
+    if len(given) != num_nodes or len(set(given)) != num_nodes:
+        found = f"got {len(given)} of which {len(set(given))} differ, for {num_nodes} nodes"
+        raise ArgumentError("names", "must hold one name for each node, all different", found, "Name each node once.")
+    return NodeNames(given)
 
 
 def partition_dataset(

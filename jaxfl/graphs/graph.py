@@ -26,6 +26,7 @@ class Graph:
         name: for messages and records, for example "ring(8)".
         num_nodes: n.
         rounds: one sparse (n, n) float64 mixing matrix per round of the period, without stored zeros.
+        names: (n,), what the nodes are called, which data with names must agree with; None where they are numbers.
 
     Example:
         >>> from jaxfl.graphs import directed_ring
@@ -39,6 +40,7 @@ class Graph:
     name: str
     num_nodes: int
     rounds: tuple[csr_array, ...]
+    names: tuple[str, ...] | None = None
 
     def __repr__(self) -> str:
         return f"Graph({self.name}, num_nodes={self.num_nodes}, period={self.period})"

@@ -123,7 +123,9 @@ def _check_arrived(graph: Graph, arrived: Array) -> None:
 @functools.lru_cache(maxsize=64)
 def _reversed(graph: Graph) -> Graph:
     """The graph whose senders are the receivers of this one, with the same weights."""
-    return Graph(f"reversed {graph.name}", graph.num_nodes, tuple(csr_array(matrix.T) for matrix in graph.rounds))
+    return Graph(
+        f"reversed {graph.name}", graph.num_nodes, tuple(csr_array(matrix.T) for matrix in graph.rounds), graph.names
+    )
 
 
 def _own_weight(graph: Graph, arrived: Array, slot: Array | None, kept_by: str, dtype: np.dtype) -> Array:

@@ -31,7 +31,7 @@ from jaxfl.core.threefry import one_kernel
 from jaxfl.core.types import Array
 from jaxfl.graphs.graph import Graph
 from jaxfl.graphs.validation import checked_matrices, unreachable_pair
-from jaxfl.graphs.weights import WEIGHTS, circulant, mixing_matrix, received_from
+from jaxfl.graphs.weights import WEIGHTS, circulant, mixing_matrix, nodes_of, received_from
 
 MAX_TRIES = 100
 
@@ -196,19 +196,23 @@ def random_digraph(num_nodes: int, edge_probability: float, key: Array | int) ->
     )
 
 
-def from_networkx(graph: nx.Graph, *, weights: str = "uniform") -> Graph:
+def from_networkx(graph: nx.Graph, *, weights: str = "uniform", names: Sequence[str] | None = None) -> Graph:
     """A graph from networkx, directed or not; an edge (u, v) means that u sends to v, and v to u when undirected.
 
-    Node i is the node labeled i when the labels are exactly 0, ..., n - 1, and else the i-th of `graph.nodes`.
+    Node i is the node labeled i when the labels are exactly 0, ..., n - 1; else the one that `names` has in place i,
+    or, without names, the i-th of `graph.nodes`. Such labels, as text, are the nodes' names: data with names must have
+    the same.
     Self-loops are implied. Edge attributes are not read: a graph that brings its own weights goes through
     `from_matrix`.
 
     Args:
         graph: `nx.Graph` or `nx.DiGraph` with at least one node.
         weights: "uniform" (column stochastic) or "metropolis" (doubly stochastic; every edge must have its reverse).
+        names: (n,), the labels as text, in the order of the nodes: `data.names`, for instance.
 
     Raises:
-        ArgumentError: no nodes, a multigraph, or metropolis with an edge that has no reverse (it is named).
+        ArgumentError: no nodes, a multigraph, other names than the labels, or metropolis with an edge that has no
+            reverse (it is named).
 
     Example:
         >>> path = from_networkx(nx.path_graph(3), weights="metropolis")
@@ -222,7 +226,15 @@ def from_networkx(graph: nx.Graph, *, weights: str = "uniform") -> Graph:
     num_nodes = graph.number_of_nodes()
     if num_nodes == 0:
         raise ArgumentError("graph", "must have at least one node", "got none", "Add nodes to the networkx graph.")
-    received = received_from(graph)
+    labels, are_numbers = nodes_of(graph)
+    if names is not None:
+        by_name = {str(label): label for label in labels}
+        if len(by_name) != num_nodes or sorted(by_name) != sorted(map(str, names)):
+            odd = sorted(set(by_name) ^ set(map(str, names)))
+            found = f"{odd[0]!r} is in one of them alone" if odd else "two have the same text"
+            raise ArgumentError("names", "must be the graph's labels, each once", found, "Rename the graph's nodes.")
+        labels = [by_name[str(name)] for name in names]
+    received = received_from(graph, labels)
     if weights == "metropolis":
         one_way = (received > received.T).tocoo()
         if one_way.nnz:
@@ -231,7 +243,8 @@ def from_networkx(graph: nx.Graph, *, weights: str = "uniform") -> Graph:
             remedy = 'Use weights="uniform", or make the graph undirected.'
             raise ArgumentError("weights", "metropolis needs an undirected graph", found, remedy)
     name = str(graph.name) or f"from_networkx({num_nodes})"
-    return Graph(name, num_nodes, (mixing_matrix(received, weights),))
+    named = None if are_numbers and names is None else tuple(map(str, labels))
+    return Graph(name, num_nodes, (mixing_matrix(received, weights),), named)
 
 
 def from_matrix(mixing_matrices: Any, *, name: str | None = None) -> Graph:
@@ -275,8 +288,13 @@ def sequence(graphs: Sequence[Graph]) -> Graph:
         if graph.num_nodes != graphs[0].num_nodes:
             found = f"got {graphs[0].num_nodes} at position 0 and {graph.num_nodes} at position {position}"
             raise ArgumentError("graphs", "must have equal numbers of nodes", found, remedy)
+        if graph.names != graphs[0].names:
+            found = f"those of position 0 and of position {position} differ"
+            raise ArgumentError("graphs", "must have the same names of nodes", found, remedy)
     name = f"sequence({', '.join(graph.name for graph in graphs)})"
-    return Graph(name, graphs[0].num_nodes, tuple(matrix for graph in graphs for matrix in graph.rounds))
+    return Graph(
+        name, graphs[0].num_nodes, tuple(matrix for graph in graphs for matrix in graph.rounds), graphs[0].names
+    )
 
 
 def permute(graph: Graph, permutation: Sequence[int] | np.ndarray) -> Graph:
@@ -294,7 +312,8 @@ def permute(graph: Graph, permutation: Sequence[int] | np.ndarray) -> Graph:
         requirement = f"must hold each of 0, ..., {graph.num_nodes - 1} once"
         raise ArgumentError("permutation", requirement, f"got {order.tolist()}", "Pass a permutation of the nodes.")
     rounds = tuple(csr_array(matrix[order][:, order]) for matrix in graph.rounds)
-    return Graph(f"permuted {graph.name}", graph.num_nodes, rounds)
+    names = None if graph.names is None else tuple(graph.names[node] for node in order)
+    return Graph(f"permuted {graph.name}", graph.num_nodes, rounds, names)
 
 
 def five_agents() -> TrackingPair:

@@ -6,6 +6,9 @@ undirected graph the weight 1 / (1 + max(degree i, degree j)) and leaves the res
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import networkx as nx
 import numpy as np
 from scipy.sparse import csr_array
@@ -21,11 +24,21 @@ def circulant(num_nodes: int, offsets: set[int]) -> csr_array:
     return csr_array((np.full(len(sender), 1 / len(distinct)), (receiver, sender)), shape=(num_nodes, num_nodes))
 
 
-def received_from(graph: nx.Graph) -> csr_array:
-    """(n, n) bool adjacency with self-loops, entry (i, j) meaning i receives from j."""
+def nodes_of(graph: nx.Graph) -> tuple[list[Any], bool]:
+    """The labels of nodes 0, ..., n - 1, and whether they are these numbers."""
+    numbers = list(range(graph.number_of_nodes()))
+    return (numbers, True) if set(graph.nodes) == set(numbers) else (list(graph.nodes), False)
+
+
+def received_from(graph: nx.Graph, nodes: Sequence[Any] | None = None) -> csr_array:
+    """(n, n) bool adjacency with self-loops, entry (i, j) meaning i receives from j.
+
+    Args:
+        graph: of networkx.
+        nodes: (n,), its labels in the order of the nodes; None takes that of `nodes_of`.
+    """
     num_nodes = graph.number_of_nodes()
-    labels = set(graph.nodes)
-    nodes = list(range(num_nodes)) if labels == set(range(num_nodes)) else list(graph.nodes)
+    nodes = nodes_of(graph)[0] if nodes is None else nodes
     position = {node: index for index, node in enumerate(nodes)}
     sender, receiver = list(range(num_nodes)), list(range(num_nodes))
     for u, v in graph.edges:

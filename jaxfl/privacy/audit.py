@@ -172,7 +172,7 @@ def with_canaries(
         indices[node, :size] = real[node, :size]
     indices[nodes, sizes[nodes] + places] = len(flat) + numbers
     inputs, labels, indices, new_sizes = (jnp.asarray(part) for part in (inputs, labels, indices, new_sizes))
-    with_them = FederatedData(inputs, labels, indices, new_sizes)
+    with_them = FederatedData(inputs, labels, indices, new_sizes, node_names=data.node_names)
     wrapped = Task(init=init, loss=loss, metrics=metrics, node_loop=task.node_loop)
     if task.factors is not None:
         wrapped = wrapped._replace(layers=(*task.layers, _canary_layer(num_coordinates)), factors=factors)

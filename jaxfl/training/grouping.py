@@ -19,13 +19,14 @@ from jaxfl.training.variant import Variant
 
 def points_of(variants: Mapping[str, Variant], key: Array | None = None) -> list[Point]:
     """Every variant with each of its seeds, in the order of results.csv."""
-    digests: dict[tuple[int, int], str] = {}
+    digests: dict[tuple[int, int], tuple[str, tuple[str, ...] | None]] = {}
     for variant in variants.values():
         for seed in variant.seeds:
             if (id(variant.data), seed) not in digests:
-                digests[id(variant.data), seed] = digest(variant.data(seed))
+                data = variant.data(seed)
+                digests[id(variant.data), seed] = digest(data), data.names
     return [
-        Point(name, variant, seed, digests[id(variant.data), seed], key)
+        Point(name, variant, seed, *digests[id(variant.data), seed], key)
         for name, variant in variants.items()
         for seed in variant.seeds
     ]
@@ -57,7 +58,7 @@ def recorded_settings(points: Sequence[Point]) -> dict[str, Any]:
     tests = {id(point.variant.test): point.variant.test for point in points}
     of_tests = {number: digest(test) for number, test in tests.items()}
     settings: dict[str, Any] = {}
-    for name, variant, seed, data_digest, _ in points:
+    for name, variant, seed, data_digest, *_ in points:
         if name not in settings:
             settings[name] = {**_settings(variant), "data": {"test": of_tests[id(variant.test)]}}
         settings[name]["data"][str(seed)] = data_digest

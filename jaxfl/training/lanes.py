@@ -25,6 +25,7 @@ class Point(NamedTuple):
     variant: Variant
     seed: int
     data_digest: str  # of its training data
+    node_names: tuple[str, ...] | None = None  # (n,), of its training data
     secret: Array | None = None  # (), typed: what every seed's base key is made of; None: the seed alone
 
     @property

@@ -116,7 +116,8 @@ def train(
         lines = run.read_metrics()
         in_order = {point.label: records[point.label] for point in points if point.label in records}
         content = summarize_run(lines, in_order, facts, config=run.config, status=status)
-        run.write_privacy(every_node(content["variants"]))
+        names = {point.name: point.node_names for point in reversed(points)}  # of the first seed
+        run.write_privacy(every_node(content["variants"], names))
         run.write_summary(content)
         settings = {name: variant.settings for name, variant in variants.items()}
         privacy = {name: fact["privacy"] for name, fact in facts.items() if fact["privacy"]}

@@ -130,7 +130,7 @@ def cut_by_owner(data: FederatedData, num_shares: int) -> FederatedData:
         "indices": np.where(held, placed, firsts).astype(np.int32),
         "sizes": sizes,
     }
-    return FederatedData(**arrays, parts=PoolParts(num_shares))
+    return FederatedData(**arrays, parts=PoolParts(num_shares), node_names=data.node_names)
 
 
 def place_data(data: FederatedData, num_devices: int) -> FederatedData:

@@ -149,15 +149,18 @@ def _most(
     return max(*in_lines, *(record["released"][name] for record in records if record), 0, 0)
 
 
-def every_node(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+def every_node(
+    variants: Mapping[str, Mapping[str, Any]], names: Mapping[str, Sequence[str] | None]
+) -> dict[str, list[dict[str, Any]]]:
     """Take the epsilon of every node out of the statements of a summary, and leave their median.
 
     Args:
         variants: as `summarize_run` gives them; changed in place.
+        names: variant -> what its nodes are called; None where they are numbers.
 
     Returns:
         Variant -> a row for each statement with an epsilon: what it is, and "node_epsilons", a list for each partition
-        of the data, of each node.
+        of the data, of each node; "nodes" has their names where they have any.
     """
     content: dict[str, list[dict[str, Any]]] = {}
     for name, row in variants.items():
@@ -167,7 +170,8 @@ def every_node(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, list[dict
                 stated["dp_epsilon_median_node"] = float(np.median(own))
                 grounds = {key: stated[key] for key in ("bound", "neighboring_relation", "dp_delta")}
                 parts = np.reshape(own, (-1, stated["nodes"])).tolist()
-                content.setdefault(name, []).append({**grounds, "node_epsilons": parts})
+                called = {} if names[name] is None else {"nodes": names[name]}
+                content.setdefault(name, []).append({**grounds, **called, "node_epsilons": parts})
     return content
 
 

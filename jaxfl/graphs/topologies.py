@@ -33,6 +33,7 @@ from jaxfl.graphs.graph import Graph
 from jaxfl.graphs.validation import checked_matrices, unreachable_pair
 from jaxfl.graphs.weights import WEIGHTS, circulant, mixing_matrix, nodes_of, received_from
 
+_MOST_COINS_NODES = 16_384
 MAX_TRIES = 100
 
 
@@ -151,7 +152,8 @@ def random_digraph(num_nodes: int, edge_probability: float, key: Array | int) ->
         edge_probability: in [0, 1]; above about 2 log(n) / n most draws are strongly connected.
         key: typed base key of the run, or an int seed s, which means `jax.random.key(s)`.
 
-    The draws take n^2 bytes for a moment: 100 MB for 10,000 nodes.
+    Up to 16,384 nodes each pair has a coin, and the coins take n^2 bytes for a moment: 100 MB for 10,000 nodes. Above,
+    the gaps between edges are drawn, of the same law: some 2 n log n numbers for 2 log(n) / n.
 
     Raises:
         ArgumentError: none of 100 draws was strongly connected, or the key is traced.
@@ -174,13 +176,17 @@ def random_digraph(num_nodes: int, edge_probability: float, key: Array | int) ->
     with jax.ensure_compile_time_eval():  # the graph is static even where it is built while something is traced
         base = jax.random.key(key) if isinstance(key, int) else key
     probability = np.asarray(edge_probability, jnp.result_type(float))
-    coins = _edges(num_nodes, base.dtype, probability.dtype)
+    by_coins = num_nodes <= _MOST_COINS_NODES
+    coins = _edges(num_nodes, base.dtype, probability.dtype) if by_coins else None
     with jax.ensure_compile_time_eval():
         for attempt in range(MAX_TRIES):
             # An attempt is to the graph what a round is to the run: it takes the round's place in the key.
             attempt_key = purpose_key(base, Purpose.GRAPH, attempt)
-            received = np.array(coins(attempt_key, probability))
-            np.fill_diagonal(received, True)
+            if coins is None:
+                received = _edges_by_gaps(num_nodes, float(probability), attempt_key)
+            else:
+                received = np.array(coins(attempt_key, probability))
+                np.fill_diagonal(received, True)
             name = f"random_digraph({num_nodes}, {edge_probability})"
             graph = Graph(name, num_nodes, (mixing_matrix(csr_array(received), "uniform"),))
             pair = unreachable_pair(graph)
@@ -194,6 +200,26 @@ def random_digraph(num_nodes: int, edge_probability: float, key: Array | int) ->
         f"connected (the last has no path from node {pair[0]} to node {pair[1]})",
         f"Try {min(1.0, 2 * np.log(num_nodes) / num_nodes):.2g} or more.",
     )
+
+
+def _edges_by_gaps(num_nodes: int, edge_probability: float, key: Array) -> csr_array:
+    """(n, n) bool with a full diagonal, every other entry True with a probability, independently.
+
+    Of a row of coins the gaps between heads are geometric (Batagelj, Brandes 2005, Phys. Rev. E 71, 036113).
+    """
+    nodes = np.arange(num_nodes)
+    words = np.asarray(jax.random.key_data(key)).astype(np.uint64).reshape(-1)
+    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(words.tolist())))
+    total, drawn, last = num_nodes * (num_nodes - 1), [np.zeros(0, np.int64)], -1
+    while edge_probability > 0 and last < total:
+        left = edge_probability * (total - last)
+        gaps = generator.geometric(edge_probability, int(left + 10 * left**0.5 + 10))
+        drawn.append(last + np.cumsum(gaps))
+        last = int(drawn[-1][-1])
+    places = np.concatenate(drawn)
+    receiver, other = np.divmod(places[places < total], num_nodes - 1)
+    rows, columns = np.append(receiver, nodes), np.append(other + (other >= receiver), nodes)
+    return csr_array((np.ones(len(rows), bool), (rows, columns)), shape=(num_nodes, num_nodes))
 
 
 def from_networkx(graph: nx.Graph, *, weights: str = "uniform", names: Sequence[str] | None = None) -> Graph:

@@ -7,6 +7,7 @@ from strategies import column_stochastic
 
 from jaxfl import graphs
 from jaxfl.core import ArgumentError
+from jaxfl.graphs import topologies
 
 CHECKED = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -132,6 +133,34 @@ def test_random_digraph_hits_its_edge_probability():
     edges = graphs.random_digraph(200, 0.3, key=0).out_degree.sum()
     possible = 200 * 199
     assert abs(edges - 0.3 * possible) < 4 * np.sqrt(possible * 0.3 * 0.7)
+
+
+@pytest.mark.statistical
+def test_gaps_between_edges_have_the_law_of_coins(monkeypatch):
+    """Every pair of nodes with the same probability, and pairs independent of each other."""
+    monkeypatch.setattr(topologies, "MAX_TRIES", 1)
+    monkeypatch.setattr(topologies, "unreachable_pair", lambda graph: None)
+    monkeypatch.setattr(topologies, "_MOST_COINS_NODES", 0)
+    count, off_diagonal = 4000, ~np.eye(4, dtype=bool)
+    found = np.stack([graphs.random_digraph(4, 0.3, key=seed).mixing_matrix(0) > 0 for seed in range(count)])
+    assert found[:, ~off_diagonal].all()
+    edges = found[:, off_diagonal].astype(float)
+    error = np.sqrt(0.3 * 0.7 / count)
+    np.testing.assert_allclose(edges.mean(axis=0), 0.3, atol=4.5 * error)
+    correlations = np.corrcoef(edges.T)[~np.eye(12, dtype=bool)]
+    assert np.abs(correlations).max() < 5 / np.sqrt(count)
+    assert (graphs.random_digraph(4, 1.0, key=0).mixing_matrix(0) == 0.25).all()
+    assert (graphs.random_digraph(4, 0.0, key=0).mixing_matrix(0) == np.eye(4)).all()
+
+
+def test_a_hundred_thousand_nodes():
+    num_nodes = 100_000
+    probability = 2 * np.log(num_nodes) / num_nodes
+    first, again = (graphs.random_digraph(num_nodes, probability, key=0).rounds[0] for _ in range(2))
+    assert (first != again).nnz == 0
+    edges, expected = first.nnz - num_nodes, probability * num_nodes * (num_nodes - 1)
+    assert abs(edges - expected) < 5 * np.sqrt(expected)
+    np.testing.assert_allclose(first.sum(axis=0), 1.0, rtol=1e-12)
 
 
 def test_sequence_plays_every_round_of_every_member():

@@ -21,7 +21,8 @@ from experiments.frame.options import text_of
 from experiments.frame.run import check_seeds, new_run_directory, saved_options
 from jaxfl.core.tree import num_bytes
 from jaxfl.gradients.memory import require_fits
-from jaxfl.privacy.audit import AuditResult, Canaries, audit, noise_of_layers, require_jax_privacy
+from jaxfl.privacy.audit import AuditResult, Canaries, audit, require_jax_privacy
+from jaxfl.privacy.audit_groups import noise_of_layers
 from jaxfl.privacy.audit_mechanism import POWER, Check
 from jaxfl.privacy.statements import RELATIONS, Statement, rounded_down, rounded_up
 from jaxfl.training import RunDirectory, open_run

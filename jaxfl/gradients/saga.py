@@ -43,8 +43,7 @@ _BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}  # of a stored number
 
 
 class SagaState(NamedTuple):
-    """The table and what was read ahead from it; E is the number of entries of the largest node, F the size of a
-    row."""
+    """The table and what was read ahead from it; E is the entries of the largest node, F the size of a row."""
 
     table: Array  # (n, E, F), float32 or float64, or uint16 holding the bits of bfloat16
     table_mean: PyTree  # leaves (n, *leaf), float32, mean over each node's entries

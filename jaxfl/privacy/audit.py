@@ -28,10 +28,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tree
 
 from jaxfl.core import Algorithm, ArgumentError, Array, FactoredLayer, Factors, FederatedData, PyTree, Task, check
 from jaxfl.core.tasks import check_sample_losses
+from jaxfl.privacy.audit_groups import canary_groups
 from jaxfl.privacy.audit_mechanism import Check, Mechanism, check_mechanism, smallest_guessed_error
 
 _GUESSED_SHARE = 0.1  # fixed before the scores are seen, so that no correction for choosing it is due
@@ -283,50 +283,6 @@ def epsilon_lower_bound(
     return bound, num_guesses, num_correct, float(threshold)
 
 
-_TOGETHER = 8  # coordinates that are added up
-
-
-def canary_groups(canaries: Canaries) -> dict[str, list[np.ndarray]]:
-    """Canaries of one coordinate at several nodes, and of adjacent coordinates, as `check_mechanism` adds them up."""
-    in_order = np.lexsort((canaries.coordinates, canaries.nodes))
-    groups = {"noise over coordinates": [in_order[at : at + _TOGETHER] for at in range(0, len(in_order), _TOGETHER)]}
-    by_coordinate = np.argsort(canaries.coordinates, kind="stable")
-    ends = np.flatnonzero(np.diff(canaries.coordinates[by_coordinate])) + 1
-    of_nodes = np.split(by_coordinate, ends)
-    return groups if len(of_nodes) == len(in_order) else {"noise over nodes": of_nodes, **groups}
-
-
-def noise_of_layers(
-    algorithm: Algorithm,
-    silent: Algorithm,
-    released: Callable[[Any, Any], PyTree],
-    data: FederatedData,
-    key: Array,
-    rows: slice = slice(None),
-) -> dict[str, np.ndarray]:
-    """What noise adds to the first release in each leaf of the model, (rows, *leaf) each.
-
-    Args:
-        algorithm, released, data, key: as for `canary_scores`.
-        silent: the same algorithm with noise of scale 0: it starts from the same parameters and draws the same batch.
-        rows: of `released` that are independent.
-    """
-
-    sizes = data.sizes  # concrete, so that the algorithm can check them
-
-    @jax.jit
-    def first(key, data):
-        def release(learner):
-            before = learner.init(key, data._replace(sizes=sizes))
-            return released(before, learner.round(key, before, data._replace(sizes=sizes))[0])
-
-        return jax.tree.map(jnp.subtract, release(algorithm), release(silent))
-
-    found = first(key, data)
-    named = {"/".join(map(str, path)): np.asarray(leaf)[rows] for path, leaf in tree.flatten_with_path(found)}
-    return {name: leaf for name, leaf in named.items() if name.split("/")[0] != "canary"}
-
-
 def audit(
     algorithm: Algorithm,
     released: Callable[[Any, Any], PyTree],
@@ -354,7 +310,7 @@ def audit(
             bound, half for the checks.
         neighboring_relation: of the claim, which is what a canary's coin decides.
         num_releases: as for `canary_scores`.
-        of_layers: of `noise_of_layers`; None leaves the model's own layers out.
+        of_layers: of `audit_groups.noise_of_layers`; None leaves the model's own layers out.
 
     Returns:
         An `AuditResult`, for the run of `num_rounds` rounds as one release.

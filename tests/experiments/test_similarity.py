@@ -122,4 +122,6 @@ def test_defaults_name_the_blocks_of_the_model(model, monkeypatch):
     ends = tuple(f"block_{stage}_{count}" for stage, count in enumerate(point.network.resnet_blocks, start=1))
     assert point.layers() == (("stem", *ends) if model.startswith("resnet") else blocks)
     data = point.clients.data(point.data, 8, (0,))(0)
+    inputs = np.zeros((len(data.labels), *problem.sample_shape), np.int32 if model == "bilstm" else np.float32)
+    data = data._replace(inputs=jnp.asarray(inputs), labels=jnp.zeros_like(data.labels))  # as the model takes them
     jax.eval_shape(lambda key: point.algorithm().init(key, data), jax.random.key(0))  # its part is slices of the model

@@ -1,0 +1,140 @@
+"""What a card alone can tell, in three commands of nine minutes: python -m experiments.bench.card CALL --out DIR.
+
+A call runs boxes, dearest knowledge first. Each box is a process with a limit of its own: one that fails or hangs costs
+itself alone. Every number is a JSON line of its box, and DIR/card_CALL.json is written again after each of them, with
+the card's state when its box began (`nvidia-smi`: driver, clocks, power) and its XLA_FLAGS.
+
+| call | boxes |
+|---|---|
+| 1 | ceilings; push-sum, with command buffers as they are, without, and of loops; forms of the convolution; ResNet-20 |
+| 2 | BlazeFL's two cases, and the first in PyTorch; sweeps of 48 and of 480 lanes |
+| 3 | tests; rounds of the other systems; noise; 1,024 and 10,000 nodes; killed and resumed |
+| 0 | the harness: a box that fails and one that hangs |
+
+`--small` makes every box small enough for a CPU. A box by itself is `python -m experiments.bench.card BOX`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import tyro
+
+from experiments.bench.card_boxes import BOXES, BUFFERS, Number
+from jaxfl.core import ArgumentError
+
+SECONDS_A_CALL = 540
+MARK = "NUMBER "  # begins a line of a box that is a number
+_STATE = "driver_version,name,clocks.sm,clocks.mem,clocks.max.sm,power.draw,temperature.gpu"
+
+
+class Box(NamedTuple):
+    """A process."""
+
+    name: str
+    seconds: float
+    tag: str = ""  # ends the names of its numbers
+    xla_flags: str = ""
+
+
+CALLS = {
+    0: (Box("fails", 60), Box("hangs", 20), Box("ceilings", 60, "again")),
+    1: (
+        Box("ceilings", 60),
+        Box("push_sum", 110),
+        Box("push_sum", 60, "no_graphs", BUFFERS),
+        Box("push_sum", 60, "graphs_of_loops", BUFFERS + "+WHILE,+CONDITIONAL"),
+        Box("convolutions", 120),
+        Box("resnet20", 110),
+    ),
+    2: (Box("blazefl_cnn", 120), Box("blazefl_torch", 120), Box("blazefl_resnet18", 150), Box("sweeps", 140)),
+    3: (Box("tests", 120), Box("rounds", 130), Box("noise", 40), Box("nodes", 110), Box("resume", 120)),
+}
+
+
+def card_state() -> str | None:
+    """What nvidia-smi says of the card now; None where there is none."""
+    try:
+        asked = ["nvidia-smi", f"--query-gpu={_STATE}", "--format=csv,noheader"]
+        return subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def run_call(call: int, out: Path, *, small: bool) -> list[Number]:
+    """Run the boxes of a call; what they print besides numbers goes to DIR/log_CALL.txt."""
+    out.mkdir(parents=True, exist_ok=True)
+    path, numbers, began = out / f"card_{call}.json", [], time.monotonic()
+
+    def add(one: Number) -> None:
+        numbers.append(one)
+        path.with_suffix(".tmp").write_text(json.dumps(numbers, indent=1) + "\n")
+        path.with_suffix(".tmp").replace(path)
+        shown = one.get("error") or f"{one['value']} {one['unit']}"
+        print(f"{one['name']}: {shown}"[:150], flush=True)
+
+    for box in CALLS[call]:
+        limit = min(box.seconds, SECONDS_A_CALL - (time.monotonic() - began))
+        flags = " ".join(filter(None, (os.environ.get("XLA_FLAGS", ""), box.xla_flags if not small else "")))
+        facts = {"box": box.name, "card": card_state(), "xla_flags": flags}
+        if limit < 15:
+            add({"name": box.name, "error": "no time was left", **facts})
+            continue
+        environment = {**os.environ, "XLA_FLAGS": flags, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        command = [sys.executable, "-m", "experiments.bench.card", box.name, *(["--small"] if small else [])]
+        with (out / f"log_{call}.txt").open("a") as log:
+            log.write(f"\n{box}\n")
+            log.flush()
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, start_new_session=True
+            )
+            timer = threading.Timer(limit, os.killpg, (process.pid, signal.SIGKILL))  # with what it has started
+            timer.start()
+            assert process.stdout is not None
+            for line in process.stdout:
+                log.write(line)
+                if line.startswith(MARK):
+                    one = json.loads(line.removeprefix(MARK))
+                    add({**one, "name": "/".join(filter(None, (one["name"], box.tag))), **facts})
+            code = process.wait()
+            timer.cancel()
+        if code:
+            why = f"stopped after {limit:.0f} s" if code == -signal.SIGKILL else f"exit code {code}, see {log.name}"
+            add({"name": box.name, "error": why, **facts})
+    return numbers
+
+
+def card(call: tyro.conf.Positional[str], *, out: Path | None = None, small: bool = False) -> None:
+    """Measure on a card.
+
+    Args:
+        call: 1, 2 or 3, each of nine minutes; 0 tries the harness. Or the name of a box, which prints its numbers.
+        out: folder of the results.
+        small: everything small enough for a CPU.
+    """
+    if call in BOXES:
+        for one in BOXES[call](small):
+            print(MARK + json.dumps(one), flush=True)
+        return
+    if call not in map(str, CALLS):
+        remedy = f"Boxes: {', '.join(BOXES)}."
+        raise ArgumentError("call", "must be 0, 1, 2, 3 or the name of a box", f"got {call!r}", remedy)
+    if out is None:
+        raise ArgumentError("--out", "must be given", "got none", "Name a folder for the results.")
+    run_call(int(call), out, small=small)
+
+
+if __name__ == "__main__":
+    try:
+        tyro.cli(card, description=__doc__)
+    except ArgumentError as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        sys.exit(2)

@@ -4,6 +4,7 @@ import collections
 import sys
 
 import jax
+import jax.core
 import numpy as np
 import optax
 import pytest

@@ -47,6 +47,7 @@ def bounds_of(statements, heading):
 def test_no_epsilon_of_a_table_is_below_its_file(page):
     seen, below = 0, []
     for pictures, variant, heading, cell in epsilon_cells(page):
+        assert pictures is not None
         try:
             stated = float(cell.replace(",", ""))
         except ValueError:  # "none", or empty
@@ -59,3 +60,13 @@ def test_no_epsilon_of_a_table_is_below_its_file(page):
                 assert stated < 1.1 * true, (name, variant, heading, cell, true)
     assert seen > 40
     assert below == []
+
+
+@pytest.mark.parametrize("page", sorted(RESULTS.glob("*/*.md")), ids=lambda page: f"{page.parent.name}/{page.stem}")
+def test_a_page_names_the_commits_at_which_its_commands_give_its_numbers(page):
+    """Random numbers change with the way in which keys are made."""
+    named = set(re.findall(r"\b[0-9a-f]{7}\b", page.read_text()))
+    assert named
+    if page.parent.name not in (*PAGES, "embracing_fl"):  # whose revisions came before they were recorded, or changed
+        configurations = [json.loads(path.read_text()) for path in page.parent.glob("*_config.json")]
+        assert {one["environment"]["git_revision"][:7] for one in configurations} <= named

@@ -166,7 +166,7 @@ def train(
                         ended |= lockstep.run()
                 except (Diverged, FatalCount) as error:
                     status = "diverged" if isinstance(error, Diverged) else "stopped"
-                    end = {"until": error.rounds[1], "status": status, "reason": str(error)}
+                    end = {"until": (error.rounds or (0, 0))[1], "status": status, "reason": str(error)}
                     conclude(status, {points[0].label: {**_UNRECORDED, **end, **lockstep.released()}})
                     raise
                 progress.end()

@@ -75,6 +75,6 @@ def test_a_sum_of_blocks_is_the_sum(kind, count):
 def test_a_short_batch_is_one_call():
     """So that its bits are those of one product."""
     calls = []
-    in_blocks(lambda block, weights: (calls.append(len(weights)), ()), np.ones(BLOCK), np.ones(BLOCK))
+    in_blocks(lambda block, weights: (calls.append(len(weights)), ()), jnp.ones(BLOCK), jnp.ones(BLOCK))
     assert calls == [BLOCK]
     assert float(pairwise_sum(jnp.arange(7.0))) == 21.0

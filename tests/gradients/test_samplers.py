@@ -144,9 +144,9 @@ def test_poisson_capacity_is_the_first_that_is_enough():
 
 
 def test_poisson_capacity_of_a_huge_batch_takes_no_time():
-    began = time.perf_counter()
+    began = time.process_time()
     assert 2**31 < poisson_capacity(2**31, 10**7) < 1.001 * 2**31
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_poisson_capacity_works_for_any_number_of_draws():

@@ -321,13 +321,13 @@ def test_seconds_of_chunks_do_not_overlap(compiled):
     with queue((slow, lanes, tables)) as device:
         began = time.perf_counter()
         seconds = [device.run(3, next_chunk())[1]]
-        time.sleep(0.5)  # the next chunk ends meanwhile
+        time.sleep(3.0)  # the next chunk ends meanwhile
         seconds.append(device.run(3, next_chunk(evaluates=True))[1])
         seconds.append(device.run(3)[1])
         wall = time.perf_counter() - began
     assert min(seconds) >= 0.15
-    assert max(seconds) < 0.45
-    assert sum(seconds) <= wall - 0.2
+    assert max(seconds) < 2.5  # a machine may take its core away meanwhile
+    assert sum(seconds) <= wall - 2.7
 
 
 class _Slow:

@@ -157,6 +157,7 @@ def test_a_checkpoint_without_its_list_was_not_completed(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         reader = Checkpoints(tmp_path, None, OWNER).restore(toy_state(20))
+        assert reader is not None
         assert (reader.round_index, (tmp_path / "20").is_dir()) == (10, True)
         assert restore(tmp_path, toy_state(20))[0] == 10
     assert sorted(path.name for path in tmp_path.iterdir()) == ["10"]

@@ -145,6 +145,7 @@ class TestFolder:
         """What is read there runs."""
         with compilation_cache("default") as folder:
             pass
+        assert folder is not None
         folder.chmod(0o770)
         with pytest.warns(UserWarning, match="others can write there"), compilation_cache("default") as used:
             assert used is None

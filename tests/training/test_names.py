@@ -16,7 +16,7 @@ from jaxfl.data import by_owner, federate
 
 SITES = ["S00", "S03", "S01", "S02", "S00", "S02"]
 INPUTS, LABELS = np.arange(36, dtype=np.float32).reshape(6, 6), np.array([0, 1, 2, 0, 1, 2])
-TRUST = nx.Graph([("S03", "S00"), ("S00", "S02"), ("S02", "S01")])  # whose nodes stand in another order
+TRUST: nx.Graph = nx.Graph([("S03", "S00"), ("S00", "S02"), ("S02", "S01")])  # whose nodes stand in another order
 
 
 def learner(graph):
@@ -25,6 +25,7 @@ def learner(graph):
 
 def test_data_of_a_site_get_the_neighbors_of_that_site():
     data = federate(INPUTS, LABELS, by_owner(SITES))
+    assert data.names is not None
     assert data.names == ("S00", "S01", "S02", "S03")
     with pytest.raises(
         ArgumentError, match=r"node 0 is 'S03' in the graph and 'S00' in the data\. .*names=data\.names"
@@ -33,7 +34,7 @@ def test_data_of_a_site_get_the_neighbors_of_that_site():
     graph = graphs.from_networkx(TRUST, names=data.names)
     for i, name in enumerate(data.names):
         (senders,) = np.nonzero(graph.mixing_matrix(0)[i])
-        assert {data.names[sender] for sender in senders} == {name, *TRUST[name]}
+        assert {data.names[sender] for sender in senders} == {name, *TRUST.neighbors(name)}
     state = learner(graph).init(jax.random.key(0), data)
     jax.jit(learner(graph).round)(jax.random.key(0), state, data)
 

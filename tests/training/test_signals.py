@@ -132,7 +132,7 @@ def test_the_handler_of_before_is_restored():
 def _wait_for(condition):
     began = time.monotonic()
     while not condition():
-        assert time.monotonic() - began < 60
+        assert time.monotonic() - began < 300
         time.sleep(0.001)
 
 
@@ -209,7 +209,7 @@ def test_elsewhere_and_the_second_time_the_process_ends_at_once(tmp_path, where)
                 assert child.stdout.readline() == "requested\n"
                 assert child.poll() is None
                 child.send_signal(signal.SIGTERM)
-            assert child.communicate(timeout=60)[0] == "last words\n"
+            assert child.communicate(timeout=300)[0] == "last words\n"
         finally:
             child.kill()
     assert child.returncode == 143

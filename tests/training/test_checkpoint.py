@@ -71,7 +71,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, kind):
     files = sorted(path.relative_to(tmp_path / "good") for path in (tmp_path / "good" / "20").rglob("*"))
     assert len([file for file in files if (tmp_path / "good" / file).is_file()]) >= 4
     for file in files:
-        if (tmp_path / "good" / file).is_dir():
+        if (tmp_path / "good" / file).is_dir() or (kind == "missing" and file.name == "files.json"):  # not completed
             continue
         copy = tmp_path / "copy"
         shutil.rmtree(copy, ignore_errors=True)

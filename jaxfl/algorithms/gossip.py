@@ -163,7 +163,7 @@ def d_psgd(
         )
         return State(params=params, gradient=kept, round_index=k + 1), info
 
-    return algorithm(init, draw, update, lambda state: state.params)
+    return algorithm(init, draw, update, lambda state: state.params, estimator.upkeep(task))
 
 
 def dp2_sgd(

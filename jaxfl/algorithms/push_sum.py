@@ -201,7 +201,7 @@ def push_sum(
         )
         return new_state, info
 
-    return algorithm(init, draw, update, debiased_params)
+    return algorithm(init, draw, update, debiased_params, estimator.upkeep(task))
 
 
 def debiased_params(state: State) -> PyTree:

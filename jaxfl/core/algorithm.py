@@ -43,6 +43,9 @@ class Algorithm(NamedTuple):
         round: (key, state, data) -> (state, info); what a caller jits, scans and vmaps.
         node_params: state -> pytree of (n, *leaf): the parameters that each node would use for prediction
             (for push-sum the de-biased ones).
+        upkeep: (state, data, due () bool) -> state: takes rounding errors out of it where that is due; None where none
+            add up. `jaxfl.training` asks for it every 100,000 rounds on accelerators, between calls: inside of a round
+            the host would wait to know whether it is due.
 
     Guarantees (tests/test_contract.py runs them for every algorithm of the registry, the last
     tests/algorithms/test_float64.py):
@@ -57,15 +60,17 @@ class Algorithm(NamedTuple):
     update: Callable[[State, FederatedData, Draws], tuple[State, Info]]
     round: Callable[[Key, State, FederatedData], tuple[State, Info]]
     node_params: Callable[[State], PyTree]
+    upkeep: Callable[[State, FederatedData, Array], State] | None = None
 
 
-def algorithm(init, draw, update, node_params) -> Algorithm:
+def algorithm(init, draw, update, node_params, upkeep=None) -> Algorithm:
     """Join the parts of an algorithm; `round` is derived here, so that no file can get it wrong."""
 
     def round(key, state, data):
         return update(state, data, draw(key, state, data))
 
-    return Algorithm(*map(on_any_mesh, (init, draw, update, round, node_params)))
+    parts = map(on_any_mesh, (init, draw, update, round, node_params))
+    return Algorithm(*parts, upkeep=None if upkeep is None else on_any_mesh(upkeep))
 
 
 def at_round(

@@ -173,3 +173,16 @@ def flattener(tree: PyTree) -> tuple[Callable[[PyTree], Array], Callable[[Array]
         return structure.unflatten(parts)
 
     return flatten, unflatten
+
+
+def add_exactly(total: PyTree, rounding: PyTree, change: PyTree) -> tuple[PyTree, PyTree]:
+    """total + rounding + change as (what is nearest to it, what that lacks); Knuth's two-sum."""
+
+    def add(total, rounding, change):
+        change = change + rounding
+        new = total + change
+        added = new - total  # not `change`: XLA keeps the order of additions
+        return new, (total - (new - added)) + (change - added)
+
+    pairs = jax.tree.map(add, total, rounding, change)
+    return jax.tree.transpose(jax.tree.structure(total), jax.tree.structure((0, 0)), pairs)

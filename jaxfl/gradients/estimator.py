@@ -36,11 +36,21 @@ class GradientEstimator(NamedTuple):
         draw: (key, round_index, data) -> its draws of the round.
         estimate: (task, params (n, *leaf), state, data, draws, round_index) -> (gradient (n, *leaf), state,
             GradientInfo).
+        refresh: (task, params (n, *leaf), state, data, due () bool) -> state, without the rounding errors that have
+            added up, where that is due; None where none do.
     """
 
     init: Callable[[Task, Array, PyTree, FederatedData], Any]
     draw: Callable[[Array, Array, FederatedData], Any]
     estimate: Callable[[Task, PyTree, Any, FederatedData, Any, Array], tuple[PyTree, Any, GradientInfo]]
+    refresh: Callable[[Task, PyTree, Any, FederatedData, Array], Any] | None = None
+
+    def upkeep(self, task: Task) -> Callable[[Any, FederatedData, Array], Any] | None:
+        """`Algorithm.upkeep` of an algorithm whose state has `params` and, as `gradient`, this estimator's."""
+        refresh = self.refresh
+        if refresh is None:
+            return None
+        return lambda state, data, due: state._replace(gradient=refresh(task, state.params, state.gradient, data, due))
 
 
 def gather(data: FederatedData, positions: Array) -> tuple[Array, Array]:

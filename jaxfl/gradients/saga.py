@@ -31,7 +31,7 @@ from jaxfl.core import ArgumentError, Array, FederatedData, Key, PyTree, Task, c
 from jaxfl.core.devices import on_shares, varying_like
 from jaxfl.core.platform import is_cpu
 from jaxfl.core.tasks import check_sample_losses, check_task
-from jaxfl.core.tree import number_type
+from jaxfl.core.tree import add_exactly, number_type
 from jaxfl.gradients import memory, per_example
 from jaxfl.gradients.estimator import GradientEstimator, batch_info, batch_sums, gather
 from jaxfl.gradients.samplers import Batch, Sampler, check_counts, draw_batch, first_occurrence, uniform
@@ -88,7 +88,8 @@ def saga(
         refresh_every: rounds after which the mean, else updated by differences, is recomputed from the table, which
             removes the accumulated float32 rounding. (Under `jax.vmap` over states it is computed in every round, and
             an accelerator's host waits in every round to know whether it is due.) "never" carries the mean's rounding
-            in one more array of the parameters' size; only that of differences accumulates. "auto" is 1000 on a CPU and
+            in one more array of the parameters' size; only that of differences accumulates, and on accelerators
+            `jaxfl.training` recomputes the mean every 100,000 rounds (`Algorithm.upkeep`). "auto" is 1000 on a CPU and
             "never" elsewhere, as `init` decides.
 
     Raises:
@@ -175,7 +176,7 @@ def saga(
             if rounding is None:
                 mean = jax.tree.map(jnp.add, mean, drift)
             else:
-                mean, rounding = _add_exactly(mean, rounding, drift)
+                mean, rounding = add_exactly(mean, rounding, drift)
             return gradient, mean, rounding, encode(new.rows, storage), batch_sums(new, share, mask)
 
         old_means = state.table_mean, state.mean_rounding
@@ -208,7 +209,15 @@ def saga(
         )
         return gradient, new_state, info
 
-    return GradientEstimator(init=init, draw=draw, estimate=estimate)
+    def refresh(task, params, state, data, due):
+        if state.mean_rounding is None:
+            return state
+        store, mean = make_store(task, params, data, table=table, entry_size=samples, **clipping), state.table_mean
+        exact = partial(_exact_mean, store, task, samples, storage, state.table, params, data)
+        kept = jax.tree.map(lambda leaf: jnp.where(due, jnp.zeros_like(leaf), leaf), state.mean_rounding)
+        return state._replace(table_mean=jax.lax.cond(due, exact, lambda: mean), mean_rounding=kept)
+
+    return GradientEstimator(init, draw, estimate, refresh if isinstance(refresh_every, str) else None)
 
 
 def table_bytes(
@@ -281,19 +290,6 @@ def _read(table: Array, batch: Batch) -> Array:
         return table.at[nodes, positions].get(mode="promise_in_bounds")
 
     return on_shares(read)(table, batch.indices)
-
-
-def _add_exactly(total: PyTree, rounding: PyTree, change: PyTree) -> tuple[PyTree, PyTree]:
-    """total + rounding + change as (what is nearest to it, what that lacks); Knuth's two-sum."""
-
-    def add(total, rounding, change):
-        change = change + rounding
-        new = total + change
-        added = new - total  # not `change`: XLA keeps the order of additions
-        return new, (total - (new - added)) + (change - added)
-
-    pairs = jax.tree.map(add, total, rounding, change)
-    return jax.tree.transpose(jax.tree.structure(total), jax.tree.structure((0, 0)), pairs)
 
 
 def _chunks(data: FederatedData, entry_size: int, row_size: int) -> tuple[int, int, int]:

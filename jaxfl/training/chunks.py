@@ -36,6 +36,9 @@ The first are fields of infos, which may lack any of them. Local iterations, and
 are (), int32, what every client does in a round, and count once a round. The last are there with a ledger.
 """
 
+UPKEEP_EVERY = 100_000
+"""Rounds after which a call on an accelerator ends with `Algorithm.upkeep`."""
+
 Infos = dict[str, np.ndarray]
 
 
@@ -109,13 +112,17 @@ def rounds_fn(algorithm: Algorithm, chunk_rounds: int) -> Callable[..., tuple[Py
             write = partial(jax.lax.dynamic_update_index_in_dim, index=index, axis=0)
             return state, jax.tree.map(write, buffers, info)
 
-        held, done = (state, empty), jnp.int32(0)
+        held, done, first = (state, empty), jnp.int32(0), state
         if not is_cpu():
             # A full chunk goes once round an outer loop. Of a branch in its place the compiler copied the whole state.
             is_full = (num_rounds == chunk_rounds).astype(jnp.int32)
             held = jax.lax.fori_loop(0, is_full, lambda _, held: jax.lax.fori_loop(0, chunk_rounds, body, held), held)
             done = is_full * num_rounds
-        return jax.lax.fori_loop(done, num_rounds, body, held)
+        state, buffers = jax.lax.fori_loop(done, num_rounds, body, held)
+        if algorithm.upkeep is not None and not is_cpu():
+            due = state.round_index // UPKEEP_EVERY > first.round_index // UPKEEP_EVERY
+            state = algorithm.upkeep(state, data, due)
+        return state, buffers
 
     return run
 

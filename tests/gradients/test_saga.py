@@ -13,11 +13,12 @@ from problems import irregular_graph, linear_task, run, small_task, start, uneve
 import jaxfl
 from jaxfl import ArgumentError, gradients, graphs
 from jaxfl.core.platform import tracing_for
+from jaxfl.core.tree import add_exactly
 from jaxfl.gradients import memory as memory_check
 from jaxfl.gradients import table_bytes
-from jaxfl.gradients.saga import _add_exactly
 from jaxfl.models import classification, mlp, sequential
 from jaxfl.models.layers import conv, dense, reshape
+from jaxfl.training import chunks
 
 
 def algorithm(task=None, *, step_size=0.2, noise=None, **options: Any) -> jaxfl.Algorithm:
@@ -208,19 +209,57 @@ def test_a_mean_that_carries_its_rounding_is_not_refreshed_and_stays_near():
     assert carried < 3 * refreshed + 3e-8
 
 
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_on_accelerators_a_call_ends_with_a_mean_that_is_recomputed(lanes, monkeypatch):
+    """Where it has passed a multiple of so many rounds, of lanes together, too; the table is not copied for it."""
+    monkeypatch.setattr(chunks, "UPKEEP_EVERY", 50)
+    data, learner = uneven_data(sizes=(400, 300, 500, 350, 450)), algorithm(sampler=gradients.fixed(2))
+    keys = jax.random.split(jax.random.key(0), lanes)
+    with tracing_for("gpu"):
+        start = [jax.jit(learner.init)(key, data) for key in keys]
+        call = chunks.rounds_fn(learner, 40)
+        if lanes == 1:
+            states, run_rounds = start[0], lambda states: call(keys[0], states, data, np.int32(40))[0]
+        else:
+            whole = jax.tree.map(lambda *leaves: jnp.stack(leaves), *start)
+            states = whole._replace(round_index=start[0].round_index)  # which lanes have in common
+            axes = jax.tree.map(lambda _: 0, states)._replace(round_index=None)
+            together = jax.vmap(lambda key, state: call(key, state, data, np.int32(40))[0], (0, axes), axes)
+            run_rounds = lambda states: together(keys, states)  # noqa: E731
+        shifted = jax.tree.map(lambda leaf: leaf + 1.0, states.gradient.table_mean)
+        states = states._replace(gradient=states.gradient._replace(table_mean=shifted))
+        compiled = jax.jit(run_rounds, donate_argnums=0).lower(states).compile()
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    if lanes == 1:
+        assert memory.temp_size_in_bytes < 0.8 * states.gradient.table.nbytes  # half of it is read at a time
+
+    def off(states):
+        found = states if lanes == 1 else jax.tree.map(lambda leaf: leaf[1] if leaf.ndim else leaf, states)
+        table, sizes = table_as_float(found), np.asarray(data.sizes)
+        expected = np.stack([table[i, : sizes[i]].mean(axis=0) for i in range(5)])
+        return np.abs(rows_of(found.gradient.table_mean) - expected).max()
+
+    states = compiled(states)
+    assert off(states) > 0.9  # 40 rounds
+    states = compiled(states)
+    assert off(states) < 1e-6  # 80
+    assert not np.any(rows_of(states.gradient.mean_rounding))
+
+
 def test_what_rounding_takes_from_a_sum_is_carried():
     """total + rounding is total + change exactly, and so a sum of many changes far below its last bit arrives."""
     rng = np.random.default_rng(0)
     totals, changes = (rng.normal(size=5000) * 10.0 ** rng.integers(-6, 6, 5000) for _ in range(2))
     totals, changes = jnp.asarray(totals, jnp.float32), jnp.asarray(changes, jnp.float32)
-    total, rounding = jax.jit(_add_exactly)(totals, jnp.zeros(5000), changes)
+    total, rounding = jax.jit(add_exactly)(totals, jnp.zeros(5000), changes)
     exact = np.asarray(totals, np.float64) + np.asarray(changes, np.float64)
     np.testing.assert_array_equal(np.asarray(total, np.float64) + np.asarray(rounding, np.float64), exact)
 
     def add_many(total):
         tiny = jnp.full_like(total, 1e-9)
         return jax.lax.fori_loop(
-            0, 10**5, lambda _, held: _add_exactly(held[0], held[1], tiny), (total, jnp.zeros_like(total))
+            0, 10**5, lambda _, held: add_exactly(held[0], held[1], tiny), (total, jnp.zeros_like(total))
         )
 
     total, _ = jax.jit(add_many)(jnp.ones(3))

@@ -162,7 +162,12 @@ def clients_types(dtype):
         "counted steps": jaxfl.fed_avg(task, clients=clients(num_steps=jnp.int32(1)), num_active=3),
         "noisy steps": jaxfl.fed_avg(task, clients=clients(clip_norm=1.0, noise=noise), num_active=3),
         "noisy updates": jaxfl.fed_avg(task, clients=clients(weighting="uniform"), num_active=3, updates=updates),
-        "noisy constants": jaxfl.ali_dpfl(task, clients=clients(clip_norm=1.0), constants=constants, **limits),
+        "noisy constants": jaxfl.ali_dpfl(
+            task,
+            clients=clients(clip_norm=1.0, optimizer=optax.sgd(jnp.float64(0.2)), **poisson),
+            constants=constants,
+            **limits,
+        ),
         "adam": jaxfl.fed_avg(
             task, clients=clients(optimizer=optax.adam(0.1)), num_active=3, server_optimizer=optax.adam(0.1)
         ),

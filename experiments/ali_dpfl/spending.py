@@ -79,8 +79,11 @@ def _refuse_overspent(point: Point, sizes: Sequence[int], rounds: int, iteration
         }
         return max(accounting.epsilon(one, iterations, rounds * with_estimates, **settings) for one in releases)
 
+    # Where no budget is looked for nothing was asked to pay for so many; their price alone takes minutes.
+    if iterations > MOST_ITERATIONS or spent(False) > budget.target_epsilon:
+        return
     both = spent(True)
-    if spent(False) <= budget.target_epsilon < both:
+    if both > budget.target_epsilon:
         requirement = f"must leave {rounds} estimates within target_epsilon, {budget.target_epsilon:g}"
         found = f"got {point.learning.constants_noise:g}, with which they and {iterations} iterations cost {both:.4g}"
         raise ArgumentError("constants_noise", requirement, found, "Pass more, or fewer max_iterations.")

@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tyro
 
@@ -93,19 +93,18 @@ def run_call(call: int, out: Path, *, small: bool) -> list[Number]:
         with (out / f"log_{call}.txt").open("a") as log:
             log.write(f"\n{box}\n")
             log.flush()
-            process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, start_new_session=True
-            )
-            timer = threading.Timer(limit, os.killpg, (process.pid, signal.SIGKILL))  # with what it has started
-            timer.start()
-            assert process.stdout is not None
-            for line in process.stdout:
-                log.write(line)
-                if line.startswith(MARK):
-                    one = json.loads(line.removeprefix(MARK))
-                    add({**one, "name": "/".join(filter(None, (one["name"], box.tag))), **facts})
-            code = process.wait()
-            timer.cancel()
+            options: dict[str, Any] = {"stderr": log, "text": True, "env": environment, "start_new_session": True}
+            with subprocess.Popen(command, stdout=subprocess.PIPE, **options) as process:
+                timer = threading.Timer(limit, os.killpg, (process.pid, signal.SIGKILL))  # with what it has started
+                timer.start()
+                assert process.stdout is not None
+                for line in process.stdout:
+                    log.write(line)
+                    if line.startswith(MARK):
+                        one = json.loads(line.removeprefix(MARK))
+                        add({**one, "name": "/".join(filter(None, (one["name"], box.tag))), **facts})
+                code = process.wait()
+                timer.cancel()
         if code:
             why = f"stopped after {limit:.0f} s" if code == -signal.SIGKILL else f"exit code {code}, see {log.name}"
             add({"name": box.name, "error": why, **facts})

@@ -177,8 +177,12 @@ def varying_like(values: PyTree, *others: PyTree) -> PyTree:
     axes = frozenset().union(*(_varying(leaf) for leaf in jax.tree.leaves(others)))
 
     def cast(leaf):
-        missing = axes - _varying(leaf)
-        return jax.lax.pcast(leaf, tuple(sorted(missing)), to="varying") if missing else leaf
+        missing = tuple(sorted(axes - _varying(leaf)))
+        if not missing:
+            return leaf
+        if hasattr(jax.lax, "pcast"):  # jax from 0.9
+            return jax.lax.pcast(leaf, missing, to="varying")
+        return jax.lax.pvary(leaf, missing)
 
     return jax.tree.map(cast, values) if axes else values
 

@@ -182,7 +182,7 @@ def varying_like(values: PyTree, *others: PyTree) -> PyTree:
             return leaf
         if hasattr(jax.lax, "pcast"):  # jax from 0.9
             return jax.lax.pcast(leaf, missing, to="varying")
-        return jax.lax.pvary(leaf, missing)
+        return jax.lax.pvary(leaf, missing)  # pyright: ignore[reportAttributeAccessIssue]
 
     return jax.tree.map(cast, values) if axes else values
 

@@ -118,18 +118,6 @@ def curve_delta(curve: Curve, dp_epsilon: float) -> float:
     return float(curve.deltas[left] + fraction * (curve.deltas[right] - curve.deltas[left]))
 
 
-def triangle_epsilon(forward: Curve, backward: Curve, dp_delta: float) -> float:
-    """Smallest epsilon found of D against D', when `forward` is D against Z and `backward` Z against D'.
-
-    P(S) <= exp(e1) Z(S) + d1 and Z(S) <= exp(e2) P'(S) + d2 give P(S) <= exp(e1 + e2) P'(S) + d1 + exp(e1) d2 for
-    every e1: delta is shared out in many ways, and each gives a bound.
-    """
-    shares = 1 / (1 + np.exp(np.linspace(-7, 7, 57)))
-    first = curve_epsilon(forward, shares * dp_delta)
-    second = curve_epsilon(backward, (1 - shares) * dp_delta * np.exp(-first))
-    return float(np.min(first + second))
-
-
 def _window(p: np.ndarray, num_times: int) -> tuple[int, int]:
     """First and last index of the sum of `num_times` draws from p that matter, by Chernoff's bound."""
     lowest, highest = 0, (len(p) - 1) * num_times

@@ -6,8 +6,7 @@ Noise has standard deviation 1 here: a shift is a change of what is released ove
   mu^2 = sum_k mu_k^2 (Balle and Wang 2018, arXiv:1805.06530; Dong, Roth, Su 2019, arXiv:1905.02383).
 - Participation: shifts that depend on how often a sample was drawn. Given the draws, which depend on no data, every
   release is Gaussian however adaptive, and divergences are jointly convex: the curve is at most the mean over counts.
-- Sampled: (1 - q) N(low, 1) + q N(high, 1) against N(0, 1), both directions. low = 0 is Poisson sampling; low > 0 is
-  a table of stored gradients, which shows a sample in every release (see `jaxfl.privacy.gossip.proven`).
+- Sampled: (1 - q) N(0, 1) + q N(shift, 1) against N(0, 1), both directions: Poisson sampling.
 - Replaced: delta(e) = q delta_Gauss(log(1 + (exp(e) - 1) / q)) for e >= 0, mirrored for e < 0: a batch of fixed size
   and one sample exchanged for another (Balle, Barthe, Gaboardi 2018, arXiv:1807.01647; Zhu, Dong, Wang 2022,
   arXiv:2106.08567, whose Theorem 10 also lets dominating pairs be composed adaptively).
@@ -23,14 +22,16 @@ Noise has standard deviation 1 here: a shift is a change of what is released ove
 Losses are put on the grid 0, +-h, +-2h, ...: what falls between two points is divided between them such that its
 probability is kept under both distributions ("connect the dots", Doroshenko et al. 2022, arXiv:2207.04380), which can
 only raise every delta. Masses come from differences of normal tails, never from differences of deltas, so that no
-probability is lost to rounding. `jaxfl.privacy.composition` composes them.
+probability is lost to rounding. `jaxfl.privacy.composition` composes them. The pair of a table of stored gradients
+stands in `jaxfl.privacy.stored_gradients`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import scipy.optimize
@@ -38,7 +39,7 @@ from scipy.special import log_ndtr, ndtr
 
 from jaxfl.privacy.composition import Curve, Losses, compose, is_small
 
-_TAIL = 9.5  # normal quantile; the 1e-21 beyond it counts as an infinite loss
+TAIL = 9.5  # normal quantile; the 1e-21 beyond it counts as an infinite loss
 _ROUNDED_MU = 1e6  # beyond it delta drowns in the rounding of epsilon, and a bound that is 1e-5 larger is given
 _LARGEST_MU = 1e150  # whose epsilon, 5e299, float64 holds; beyond it none is given
 _MAX_BINS = 2**19  # of one release: a wider grid gets a larger step, which only loosens the bound
@@ -53,7 +54,7 @@ def unresolved_delta(num_times: int) -> float:
         >>> f"{unresolved_delta(1):.1e} {unresolved_delta(1000):.1e}"
         '2.1e-21 2.1e-18'
     """
-    return -math.expm1(num_times * math.log1p(-2 * float(ndtr(-_TAIL))))
+    return -math.expm1(num_times * math.log1p(-2 * float(ndtr(-TAIL))))
 
 
 def gaussian_delta(dp_epsilon: float, mu: float | np.ndarray) -> np.ndarray:
@@ -116,39 +117,38 @@ def grid_step(sampling_rate: float, noise_multiplier: float, high: float) -> flo
     4e-5, overstates epsilon many times over.
     """
     coarsest = sampling_rate / (5 * noise_multiplier)
-    highest_loss = float(_loss(np.array([high + _TAIL]), sampling_rate, 0.0, high)[0])
+    highest_loss = float(mixture_loss(np.array([high + TAIL]), sampling_rate, 0.0, high)[0])
     return min(coarsest, max(coarsest / 4, highest_loss / 2**16))
 
 
-def sampled(sampling_rate: float, low: float, high: float, step: float) -> tuple[Losses, Losses]:
-    """Losses of (1 - q) N(low, 1) + q N(high, 1) against N(0, 1), and of N(0, 1) against that.
+def sampled(sampling_rate: float, shift: float, step: float) -> tuple[Losses, Losses]:
+    """Losses of (1 - q) N(0, 1) + q N(shift, 1) against N(0, 1), and of N(0, 1) against that.
 
     Args:
-        sampling_rate: q, in (0, 1).
-        low: shift of a release without the sample, at least 0.
-        high: shift of a release with it, above `low`.
+        sampling_rate: q, in (0, 1].
+        shift: above 0.
         step: of the grid; larger where the grid would exceed the bins allowed.
     """
-    top = high + _TAIL
-    lowest_loss, highest_loss = _loss(np.array([-_TAIL, top]), sampling_rate, low, high)
+    top = shift + TAIL
+    lowest_loss, highest_loss = mixture_loss(np.array([-TAIL, top]), sampling_rate, 0.0, shift)
     step = max(step, (highest_loss - lowest_loss) / _MAX_BINS)
     first, last = math.floor(lowest_loss / step), math.ceil(highest_loss / step)
-    inner = _inverse(step * np.arange(first + 1, last), sampling_rate, low, high)
-    edges = np.concatenate([[-_TAIL], np.clip(inner, -_TAIL, top), [top]])
-    with_sample, without = _masses(edges, sampling_rate, low, high)
+    inner = _inverse(step * np.arange(first + 1, last), sampling_rate, shift)
+    edges = np.concatenate([[-TAIL], np.clip(inner, -TAIL, top), [top]])
+    with_sample, without = interval_masses(edges, sampling_rate, 0.0, shift)
     forward = _divide(with_sample, without, step * first, step)
     backward = _divide(without[::-1], with_sample[::-1], -step * last, step)
-    tail_without = 2 * ndtr(-_TAIL)  # both ends together, more than enough
+    tail_without = 2 * ndtr(-TAIL)  # both ends together, more than enough
     return (
         Losses(step, first, forward, tail_without),
         Losses(step, -last, backward, tail_without),
     )
 
 
-def replaced(sampling_rate: float, shifts: np.ndarray, weights: np.ndarray, step: float) -> Losses:
+def replaced(sampling_rate: float, shifts: tuple[float, ...], weights: tuple[float, ...], step: float) -> Losses:
     """Losses of the profile sum_j weights[j] q delta_Gauss(log(1 + (exp(e) - 1) / q); shifts[j]), mirrored below 0.
 
-    For e >= 0 this is the profile of `sampled` with low = 0, below 0 that of its other direction.
+    For e >= 0 this is the profile of `sampled`, below 0 that of its other direction.
 
     Args:
         sampling_rate: q, in (0, 1), probability that the sample is in the batch.
@@ -156,21 +156,21 @@ def replaced(sampling_rate: float, shifts: np.ndarray, weights: np.ndarray, step
         weights: (m,), their probabilities given that it is in; what is missing to 1 counts as an infinite loss.
         step: of the grid; larger where the grid would exceed the bins allowed.
     """
-    top = shifts.max() + _TAIL
-    highest_loss = float(_loss(np.array([top]), sampling_rate, 0.0, shifts.max())[0])
+    top = max(shifts) + TAIL
+    highest_loss = float(mixture_loss(np.array([top]), sampling_rate, 0.0, max(shifts))[0])
     step = max(step, 2 * highest_loss / _MAX_BINS)
     last = math.ceil(highest_loss / step)
     losses = step * np.arange(last + 1)
     probabilities = np.zeros(2 * last + 1)
-    infinite = sampling_rate * max(0.0, 1 - float(weights.sum()))
+    infinite = sampling_rate * max(0.0, 1 - sum(weights))
     for shift, weight in zip(shifts, weights, strict=True):
-        edges = np.minimum(_inverse(losses, sampling_rate, 0.0, shift), top)
-        with_sample, without = _masses(edges, sampling_rate, 0.0, shift)
+        edges = np.minimum(_inverse(losses, sampling_rate, shift), top)
+        with_sample, without = interval_masses(edges, sampling_rate, 0.0, shift)
         probabilities[last:] += weight * _divide(with_sample, without, 0.0, step)
         probabilities[: last + 1] += weight * _divide(without[::-1], with_sample[::-1], -step * last, step)
         # What is left has no loss at all. Beyond the last edge both distributions count as an infinite loss.
-        probabilities[last] += weight * max(0.0, 1 - float(with_sample.sum() + without.sum()) - 2 * ndtr(-_TAIL))
-        infinite += weight * 2 * ndtr(-_TAIL)
+        probabilities[last] += weight * max(0.0, 1 - float(with_sample.sum() + without.sum()) - 2 * ndtr(-TAIL))
+        infinite += weight * 2 * ndtr(-TAIL)
     return Losses(step, -last, probabilities, infinite)
 
 
@@ -182,41 +182,28 @@ def exchanged(sampling_rate: float, shift: float, step: float) -> Losses:
         shift: above 0.
         step: of the grid; larger where the grid would exceed the bins allowed.
     """
-    top = shift + _TAIL
-    highest_loss = float(_loss(np.array([top]), sampling_rate, 0.0, shift)[0])
-    highest_loss -= float(_loss(np.array([-top]), sampling_rate, 0.0, shift)[0])
+    top = shift + TAIL
+    highest_loss = float(mixture_loss(np.array([top]), sampling_rate, 0.0, shift)[0])
+    highest_loss -= float(mixture_loss(np.array([-top]), sampling_rate, 0.0, shift)[0])
     step = max(step, 2 * highest_loss / _MAX_BINS)
     last = math.ceil(highest_loss / step)
     inner = np.minimum(_exchanged_inverse(step * np.arange(1, last), sampling_rate, shift), top)
     right = np.append(inner, top)
     edges = np.concatenate([-right[::-1], [0.0], right])
-    upper, _ = _masses(edges, sampling_rate, 0.0, shift)
-    return Losses(step, -last, _divide(upper, upper[::-1], -step * last, step), 2 * ndtr(-_TAIL))
+    upper, _ = interval_masses(edges, sampling_rate, 0.0, shift)
+    return Losses(step, -last, _divide(upper, upper[::-1], -step * last, step), 2 * ndtr(-TAIL))
 
 
-def _loss(x: np.ndarray, q: float, low: float, high: float) -> np.ndarray:
-    """log of the density ratio at x."""
+def mixture_loss(x: np.ndarray, q: float, low: float, high: float) -> np.ndarray:
+    """log of the density of (1 - q) N(low, 1) + q N(high, 1) over that of N(0, 1), at x."""
     return np.logaddexp(np.log1p(-q) + low * x - low**2 / 2, math.log(q) + high * x - high**2 / 2)
 
 
-def _inverse(losses: np.ndarray, q: float, low: float, high: float) -> np.ndarray:
-    """x at which the loss is so large; minus infinity where it never is so small."""
+def _inverse(losses: np.ndarray, q: float, shift: float) -> np.ndarray:
+    """x at which the loss of `sampled` is so large; minus infinity where it never is so small."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        if low == 0:
-            excess = losses + np.log(-np.expm1(np.log1p(-q) - losses))  # log(exp(loss) - (1 - q))
-            return np.where(losses > np.log1p(-q), (excess - math.log(q)) / high + high / 2, -np.inf)
-    # The loss is convex and rising, so Newton's method falls to the root from any point above it, such as the smaller
-    # of the roots that the two Gaussians would have alone.
-    x = np.minimum((losses - np.log1p(-q)) / low + low / 2, (losses - math.log(q)) / high + high / 2)
-    for _ in range(50):
-        absent = np.log1p(-q) + low * x - low**2 / 2
-        present = math.log(q) + high * x - high**2 / 2
-        value = np.logaddexp(absent, present)
-        change = (value - losses) / (low + (high - low) * np.exp(present - value))
-        x = x - change
-        if np.max(np.abs(change), initial=0.0) < 1e-11:
-            break
-    return x
+        excess = losses + np.log(-np.expm1(np.log1p(-q) - losses))  # log(exp(loss) - (1 - q))
+        return np.where(losses > np.log1p(-q), (excess - math.log(q)) / shift + shift / 2, -np.inf)
 
 
 def _exchanged_inverse(losses: np.ndarray, q: float, shift: float) -> np.ndarray:
@@ -232,8 +219,16 @@ def _exchanged_inverse(losses: np.ndarray, q: float, shift: float) -> np.ndarray
     return (losses / 2 + arsinh) / shift
 
 
-def _masses(edges: np.ndarray, q: float, low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
-    """Probability of each interval between edges under the mixture and under N(0, 1), both (len(edges) - 1,)."""
+def interval_masses(edges: np.ndarray, q: float, low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities of the intervals between edges under the mixture of `mixture_loss` and under N(0, 1).
+
+    Args:
+        edges: (m + 1,), rising.
+        q, low, high: of the mixture.
+
+    Returns:
+        Two arrays (m,), each number right to rounding of itself.
+    """
 
     def between(shift: float) -> np.ndarray:
         # From the nearer tail: a difference of numbers near 1 would lose the small ones.
@@ -256,69 +251,44 @@ def _divide(upper: np.ndarray, lower: np.ndarray, first_loss: float, step: float
     return np.append(upper - right, 0.0) + np.append(0.0, right)
 
 
-def sampled_curves(
-    sampling_rate: float, low: float, high: float, step: float, num_times: int, dp_delta: float
-) -> tuple[Curve, Curve]:
-    """`sampled`, composed for this delta, in both directions. A grid too large to compose is made coarser."""
-    return _sampled_curves(sampling_rate, low, high, step, num_times, _if_small(dp_delta, num_times))
-
-
-def replaced_curve(
-    sampling_rate: float,
-    shifts: tuple[float, ...],
-    weights: tuple[float, ...],
+def composed_curves(
+    pair: Callable[..., Losses | tuple[Losses, ...]],
+    arguments: tuple[Any, ...],
     step: float,
     num_times: int,
     dp_delta: float,
-) -> Curve:
-    """`replaced`, composed for this delta. A grid too large to compose is made coarser."""
-    return _replaced_curve(sampling_rate, shifts, weights, step, num_times, _if_small(dp_delta, num_times))
+) -> tuple[Curve, ...]:
+    """Curves of `num_times` releases for this delta, one a direction of the pair.
+
+    Args:
+        pair: `sampled`, `replaced`, `exchanged`, or one of `jaxfl.privacy.stored_gradients`.
+        arguments: those in front of its step; hashable, for losses and curves are kept.
+        step: of the grid. A grid too large to compose is made coarser.
+        num_times: at least 1.
+        dp_delta: that the curves are wanted for. `compose` needs to know a small one; all others share their curves.
+    """
+    return _composed(pair, arguments, step, num_times, dp_delta if is_small(dp_delta, num_times) else None)
 
 
-def exchanged_curve(sampling_rate: float, shift: float, step: float, num_times: int, dp_delta: float) -> Curve:
-    """`exchanged`, composed for this delta. A grid too large to compose is made coarser."""
-    return _exchanged_curve(sampling_rate, shift, step, num_times, _if_small(dp_delta, num_times))
+@lru_cache(maxsize=8)
+def _composed(
+    pair: Callable[..., Losses | tuple[Losses, ...]],
+    arguments: tuple[Any, ...],
+    step: float,
+    num_times: int,
+    dp_delta: float | None,
+) -> tuple[Curve, ...]:
+    directions = _losses(pair, arguments, step)
+    curves = [compose(losses, num_times, dp_delta) for losses in directions]
+    known = tuple(curve for curve in curves if curve is not None)
+    if len(known) < len(curves):
+        return _composed(pair, arguments, 2 * directions[0].step, num_times, dp_delta)
+    return known
 
 
-def _if_small(dp_delta: float, num_times: int) -> float | None:
-    """A delta that `compose` needs to know; all others share one curve."""
-    return dp_delta if is_small(dp_delta, num_times) else None
-
-
-@lru_cache(maxsize=4)
-def _sampled_curves(
-    q: float, low: float, high: float, step: float, num_times: int, dp_delta: float | None
-) -> tuple[Curve, Curve]:
-    forward, backward = _sampled(q, low, high, step)
-    curves = compose(forward, num_times, dp_delta), compose(backward, num_times, dp_delta)
-    if curves[0] is None or curves[1] is None:
-        return _sampled_curves(q, low, high, 2 * forward.step, num_times, dp_delta)
-    return curves[0], curves[1]
-
-
-@lru_cache(maxsize=4)
-def _replaced_curve(
-    q: float, shifts: tuple[float, ...], weights: tuple[float, ...], step: float, num_times: int, dp_delta: float | None
-) -> Curve:
-    losses = _replaced(q, shifts, weights, step)
-    curve = compose(losses, num_times, dp_delta)
-    if curve is None:
-        return _replaced_curve(q, shifts, weights, 2 * losses.step, num_times, dp_delta)
-    return curve
-
-
-@lru_cache(maxsize=4)
-def _exchanged_curve(q: float, shift: float, step: float, num_times: int, dp_delta: float | None) -> Curve:
-    losses = _exchanged(q, shift, step)
-    curve = compose(losses, num_times, dp_delta)
-    return _exchanged_curve(q, shift, 2 * losses.step, num_times, dp_delta) if curve is None else curve
-
-
-# The search for a number of rounds composes the same release many times.
-_sampled = lru_cache(maxsize=4)(sampled)
-_exchanged = lru_cache(maxsize=4)(exchanged)
-
-
-@lru_cache(maxsize=4)
-def _replaced(q: float, shifts: tuple[float, ...], weights: tuple[float, ...], step: float) -> Losses:
-    return replaced(q, np.asarray(shifts), np.asarray(weights), step)
+@lru_cache(maxsize=8)  # the search for a number of rounds composes the same release many times
+def _losses(
+    pair: Callable[..., Losses | tuple[Losses, ...]], arguments: tuple[Any, ...], step: float
+) -> tuple[Losses, ...]:
+    losses = pair(*arguments, step)
+    return (losses,) if isinstance(losses, Losses) else losses

@@ -42,7 +42,7 @@ def test_composed_randomized_response_is_the_binomial(dp_delta):
 def test_sampling_everyone_gives_the_gaussian_at_small_deltas(dp_delta):
     mu, rounds = 0.05, 10_000
     exact = pairs.gaussian_epsilon(mu * math.sqrt(rounds), dp_delta)
-    for losses in (*pairs.sampled(1 - 1e-12, 0.0, mu, mu / 20), pairs.exchanged(1 - 1e-12, mu / 2, mu / 20)):
+    for losses in (*pairs.sampled(1 - 1e-12, mu, mu / 20), pairs.exchanged(1 - 1e-12, mu / 2, mu / 20)):
         curve = composition.compose(losses, rounds, dp_delta)
         assert curve is not None
         found = float(composition.curve_epsilon(curve, dp_delta))
@@ -50,7 +50,7 @@ def test_sampling_everyone_gives_the_gaussian_at_small_deltas(dp_delta):
 
 
 def test_tilted_and_plain_curves_agree_where_both_see():
-    losses, rounds = pairs.sampled(0.02, 0.0, 0.5, 1e-3)[0], 300
+    losses, rounds = pairs.sampled(0.02, 0.5, 1e-3)[0], 300
     plain = composition.compose(losses, rounds)
     tilted = composition.compose(losses, rounds, 1e-12)
     assert plain is not None
@@ -100,7 +100,7 @@ class TestBelowWhatIsResolved:
     @pytest.mark.parametrize("num_releases", [1, 400, 10**6])
     def test_no_curve_has_an_epsilon(self, num_releases):
         unresolved = 0.999 * pairs.unresolved_delta(num_releases)
-        for curve in pairs.sampled_curves(0.1, 0.0, 1e-3, 1e-3, num_releases, unresolved):
+        for curve in pairs.composed_curves(pairs.sampled, (0.1, 1e-3), 1e-3, num_releases, unresolved):
             assert float(composition.curve_epsilon(curve, unresolved)) == math.inf
 
     @pytest.mark.parametrize("dp_delta", [5e-324, 1e-300, 1e-30])

@@ -33,12 +33,11 @@ from jaxfl.privacy.composition import (
     sum_of_draws,
 )
 from jaxfl.privacy.dominating_pairs import (
+    composed_curves,
     exchanged,
-    exchanged_curve,
     gaussian_epsilon,
     grid_step,
     sampled,
-    sampled_curves,
     unresolved_delta,
 )
 
@@ -123,9 +122,7 @@ def _single(kind: SampledReleases, dp_delta: float, exchange: bool) -> float:
     if kind.sampling_rate == 1:
         return gaussian_epsilon(_shift(kind, exchange) * math.sqrt(kind.num_releases), dp_delta)
     q, shift, step = kind.sampling_rate, 1 / kind.noise_multiplier, _step(kind)
-    if exchange:
-        return float(curve_epsilon(exchanged_curve(q, shift, step, kind.num_releases, dp_delta), dp_delta))
-    curves = sampled_curves(q, 0.0, shift, step, kind.num_releases, dp_delta)
+    curves = composed_curves(exchanged if exchange else sampled, (q, shift), step, kind.num_releases, dp_delta)
     return float(max(curve_epsilon(curve, dp_delta) for curve in curves))
 
 
@@ -172,10 +169,10 @@ def _composed(kind: SampledReleases, exchange: bool, step: float) -> tuple[Losse
     if q == 1:  # Gaussian, all releases as one, the same in both directions
         num, shift = 1, _shift(kind, exchange) * math.sqrt(kind.num_releases)
         with np.errstate(divide="ignore"):  # log(1 - q)
-            ways = sampled(1.0, 0.0, shift, step)
+            ways = sampled(1.0, shift, step)
     else:
         shift = 1 / kind.noise_multiplier
-        ways = (exchanged(q, shift, step),) * 2 if exchange else sampled(q, 0.0, shift, step)
+        ways = (exchanged(q, shift, step),) * 2 if exchange else sampled(q, shift, step)
     if ways[0].step != step:
         return ways
     composed = []

@@ -68,8 +68,8 @@ def statements(
         >>> for found in statements(PRIVSGP_VR, [release] * 16, 3120, dp_delta=1e-5):
         ...     print(found.bound, found.neighboring_relation, round(found.dp_epsilon, 1))
         published replace_one 0.9
-        proven zero_out 3.0
-        proven replace_one 6.6
+        proven zero_out 1.1
+        proven replace_one 2.3
     """
     if not len(releases):
         raise ArgumentError("releases", "must hold one release a node", "got none", "Pass a non-empty sequence.")
@@ -157,7 +157,7 @@ def calibrate_noise_std(
         >>> release = Release("saga", "poisson", 64, 3125, clip_norm=1.0, noise_std=0.0)
         >>> found = calibrate_noise_std(PRIVSGP_VR, "proven", release, 3120, target_epsilon=3.0, dp_delta=1e-5)
         >>> round(found * 64, 1)
-        4.8
+        2.7
     """
     target_epsilon = positive(target_epsilon=target_epsilon)
     check.at_least(0, num_rounds=num_rounds)

@@ -12,24 +12,21 @@ gradient, b and J the entries of a batch and of the node, q = b / J and z = nois
   e >= 0, mirrored below. Uniform draws with b > 1 can hold a sample c times, which moves the release c times as far:
   the mean over c of such profiles (Balle, Barthe, Gaboardi 2018, arXiv:1807.01647, Theorem 10). A gradient of 0 is
   one of those that may replace the sample's, so the bound holds for zero_out, too;
-- `saga`, Poisson batches, zero_out (a sample's gradient, fresh and stored, replaced by 0), one sample an entry:
-  (1 - q) N(q / z, 1) + q N((2 - q) / z, 1) against N(0, 1), composed, both directions. Given the others' participation,
-  which depends on no data, the data set without the sample has no hidden state: its releases are Gaussian around what
-  is known. With the sample a release is a mean, over the secret past draws, of such mixtures around it with shifts of
-  norms at most q / z (the stored gradient, in every release) and (2 - q) / z (drawn). Divergences are convex in that
-  argument, so the worst past counts; its density ratio is a sum of two lognormals, largest in convex order for
-  parallel shifts of largest norm. Dominating pairs compose adaptively (Zhu, Dong, Wang 2022, arXiv:2106.08567);
+- `saga`, Poisson batches, one sample an entry, zero_out (a sample's gradient, fresh and stored, replaced by 0) and
+  replace_one: the worst pair of a fresh and a stored gradient, and of two such pairs, composed. Given the others'
+  participation, which depends on no data, and what was released, only the sample's own past draws are hidden: a release
+  is a mean over them of releases with one stored gradient each. Divergences are jointly convex, so the worst past of
+  each data set counts (`jaxfl.privacy.stored_gradients`; the whole proof is in docs/stored_gradients.md). Dominating
+  pairs compose adaptively (Zhu, Dong, Wang 2022, arXiv:2106.08567);
 - `saga`, any sampler: given all draws, which depend on no data, every release is Gaussian with one of two
   sensitivities (`sensitivities`), so the curve is at most the mean over how often a sample was drawn. For batches of
   fixed size nothing better is known here: drawing the sample keeps another entry from being refreshed, so that the
-  others' table depends on the secret draws in both data sets;
-- `saga`, replace_one from zero_out: by way of the data set without the sample.
+  others' table depends on the secret draws in both data sets.
 
-An entry of several samples (a per_batch table) is refreshed as one, so that the others' stored gradients depend on
-secret draws even in a data set without the sample. There the pair holds for whole entries only, and a sample is
-replaced or removed by way of the data set without its entry. Kept in bfloat16 such an entry is rounded as a sum, so
-that one sample moves the rounding of the others: its change exceeds `sensitivities` (by 1 % seen), and nothing is
-proven.
+An entry of several samples (a per_batch table) is refreshed as one. It counts as one sample whose gradient is as large
+as all of its samples' together; where one of them is replaced or removed, the entry is replaced. Kept in bfloat16 such
+an entry is rounded as a sum, so that one sample moves the rounding of the others: its change exceeds `sensitivities`
+(by 1 % seen), and nothing is proven.
 
 Of all bounds that hold, the smallest is given, by name. Everything is NumPy, float64, on the host.
 """
@@ -43,17 +40,19 @@ import numpy as np
 import scipy.stats
 
 from jaxfl.core import ArgumentError, check
-from jaxfl.privacy.composition import curve_epsilon, rounding_error, sum_of_draws, triangle_epsilon
+from jaxfl.privacy.composition import curve_epsilon, rounding_error, sum_of_draws
 from jaxfl.privacy.dominating_pairs import (
-    exchanged_curve,
+    composed_curves,
+    exchanged,
     gaussian_epsilon,
     grid_step,
     participation_epsilon,
-    replaced_curve,
-    sampled_curves,
+    replaced,
+    sampled,
     unresolved_delta,
 )
 from jaxfl.privacy.grid_noise import Grid
+from jaxfl.privacy.stored_gradients import stored, stored_exchanged
 
 PROVEN_RELATIONS = ("zero_out", "replace_one")  # with a proof, the main one first
 _COUNT_TAIL = 1e-20  # of how often a sample is in one batch; what is beyond counts as an infinite loss
@@ -207,29 +206,29 @@ def _counts_in_a_batch(release: Release) -> tuple[np.ndarray, np.ndarray, float]
 def _sampled_bound(release: Release, relation: str, num_releases: int, dp_delta: float) -> Bound | None:
     """epsilon amplified by the secrecy of the draws; None where no proof is known or nothing is secret."""
     assert release.clip_norm is not None
-    rate = release.batch_size / release.num_entries
+    rate, bound = release.batch_size / release.num_entries, release.clip_norm * release.entry_size
     if release.sampler != "poisson":
         return None if release.estimator == "saga" else _replaced_bound(release, num_releases, dp_delta)
-    whole = release._replace(clip_norm=release.clip_norm * release.entry_size)  # an entry's own gradient
-    low, high = (change / release.noise_std for change in sensitivities(whole, "zero_out"))
-    if rate >= 1 or high > _LARGEST_SHIFT:
+    if release.estimator == "saga":
+        name = "Poisson-sampled Gaussian releases with a stored gradient in each, for the worst pair of gradients"
+        pair = stored if relation == "zero_out" and release.entry_size == 1 else stored_exchanged
+        if release.grid is not None:  # rounding moves both means by that much: as a larger g and h would
+            bound += release.num_entries * release.noise_std * release.grid.rounding
+        argument = release.noise_std * release.batch_size / bound
+        shift = (2 - rate) / argument
+    else:
+        name = "Poisson-sampled Gaussian releases"
+        pair = sampled if relation == "zero_out" else exchanged
+        argument = shift = sensitivities(release, "zero_out").present / release.noise_std
+    if rate >= 1 or shift > _LARGEST_SHIFT:
         return None
     if dp_delta <= unresolved_delta(num_releases):
         return Bound(math.inf, _TOO_SMALL)
-    step = grid_step(rate, release.noise_std * release.batch_size / (release.clip_norm * release.entry_size), high)
-    if release.estimator == "mini_batch" and relation == "replace_one":
-        curve = exchanged_curve(rate, high, step, num_releases, dp_delta)
-        name = "privacy loss distribution of Poisson-sampled Gaussian releases of one sample or the other"
-        return Bound(float(curve_epsilon(curve, dp_delta)), name)
-    forward, backward = sampled_curves(rate, low, high, step, num_releases, dp_delta)
-    if release.estimator == "saga":
-        name = "privacy loss distribution of Poisson-sampled Gaussian releases with a stored gradient in each"
-    else:
-        name = "privacy loss distribution of Poisson-sampled Gaussian releases"
-    if relation != "replace_one" and release.entry_size == 1:
-        return Bound(float(max(curve_epsilon(curve, dp_delta) for curve in (forward, backward))), name)
-    without = "sample" if release.entry_size == 1 else "entry"
-    return Bound(triangle_epsilon(forward, backward, dp_delta), f"{name}, by way of the data without the {without}")
+    step = grid_step(rate, release.noise_std * release.batch_size / bound, shift)
+    curves = composed_curves(pair, (rate, argument), step, num_releases, dp_delta)
+    changed = {exchanged: " of one sample or the other", stored_exchanged: ", of one sample or the other"}
+    name = f"privacy loss distribution of {name}{changed.get(pair, '')}"
+    return Bound(float(max(curve_epsilon(curve, dp_delta) for curve in curves)), name)
 
 
 def _replaced_bound(release: Release, num_releases: int, dp_delta: float) -> Bound | None:
@@ -243,6 +242,7 @@ def _replaced_bound(release: Release, num_releases: int, dp_delta: float) -> Bou
         return Bound(math.inf, _TOO_SMALL)
     assert release.clip_norm is not None
     step = grid_step(rate, release.noise_std * release.batch_size / release.clip_norm, max(shifts))
-    curve = replaced_curve(rate, tuple(shifts), tuple((chances[1:] / rate).tolist()), step, num_releases, dp_delta)
+    weights = tuple((chances[1:] / rate).tolist())
+    (curve,) = composed_curves(replaced, (rate, tuple(shifts), weights), step, num_releases, dp_delta)
     name = "privacy loss distribution of Gaussian releases of batches of fixed size"
     return Bound(float(curve_epsilon(curve, dp_delta)), name)

@@ -75,7 +75,7 @@ def test_not_even_one_round():
 
 @pytest.mark.parametrize(("accountant", "release"), [(PRIVSGP, PLAIN), (PRIVSGP_VR, TABLE), (A_DP2_SGD, PLAIN)])
 def test_one_more_round_overspends(accountant, release):
-    release = release._replace(noise_std=0.35 if release is TABLE else 0.14)
+    release = release._replace(noise_std=0.2 if release is TABLE else 0.14)
     rounds = max_rounds(accountant, "proven", release, limit=5000, num_nodes=4, **BUDGET)
     assert 0 < rounds < 5000
     spent = [epsilon(accountant, "proven", release, k, dp_delta=1e-5, num_nodes=4) for k in (rounds, rounds + 1)]

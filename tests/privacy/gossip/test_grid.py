@@ -60,8 +60,9 @@ def test_epsilon_rises_with_rounding_and_falls_back_without(accountant, release,
     coarse, fine = (spent(accountant, release._replace(grid=Grid(bits, 4000)), relation) for bits in (8, 12))
     smallest = spent(accountant, release._replace(grid=Grid(16, 1)), relation)
     assert without < fine < coarse
-    # A thousandth of delta is kept for the sampler, and the grid of one number costs 2^-16 of the noise.
-    assert without <= smallest <= without * 1.001
+    # A thousandth of delta is kept for the sampler, and the grid of one number costs 2^-16 of the noise; with a table
+    # in every release, as if the clip norm were larger by J times that.
+    assert without <= smallest <= without * (1.002 if release is TABLE else 1.001)
 
 
 def true_delta(dp_epsilon, first, second, bits):

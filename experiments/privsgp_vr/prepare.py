@@ -25,6 +25,7 @@ from jaxfl.core.tree import num_bytes, replicate
 from jaxfl.gradients import per_example
 from jaxfl.gradients.memory import require_fits
 from jaxfl.privacy.gossip import ProblemConstants
+from jaxfl.privacy.stored_gradients import THEOREM
 from jaxfl.training import Variant
 from jaxfl.training.chunks import check_start
 
@@ -61,14 +62,22 @@ def prepare(lines: Mapping[str, Line]) -> Prepared:
             max_rounds=allowed[name],
         )
     points = [line.point for line in ready.values()]
-    saved: dict[str, Any] = {
-        "variants": {name: {key: flat(line.point)[key] for key in _OPEN} for name, line in ready.items()}
-    }
+    saved: dict[str, Any] = {"variants": {name: _kept(line.point) for name, line in ready.items()}}
     files = {point.topology: point.clients.nodes for point in points if point.topology.graph.endswith(".npy")}
     if files:  # another matrix may come by the same name
         matrices = [topology.build(nodes).mixing_matrices.tobytes() for topology, nodes in files.items()]
         saved["graph_crc32"] = [zlib.crc32(matrix) for matrix in matrices]
     return Prepared(variants, [*_description(ready), *_table(points)], saved)
+
+
+def _kept(point: Point) -> dict[str, Any]:
+    """What config.json keeps of a settled line: its numbers, and by which theorem a table is accounted for.
+
+    The theorem comes first, so that it is what a resumed run is refused for where another one gave its noise.
+    """
+    is_amplified = point.learning.has_table and point.learning.sampler == "poisson"
+    theorem = {"table_theorem": THEOREM} if is_amplified else {}
+    return {**theorem, **{key: flat(point)[key] for key in _OPEN}}
 
 
 def finish(finished: Finished) -> list[Path]:

@@ -36,6 +36,7 @@ from scipy.special import ndtr
 from jaxfl.privacy.composition import Losses
 from jaxfl.privacy.dominating_pairs import TAIL, interval_masses, mixture_loss
 
+THEOREM = "worst pair of a fresh and a stored gradient"  # its name where runs keep what they were accounted by
 _CELLS = 128  # of lambda
 _FEWEST_CELLS = 8  # where the grid is so fine that losses are large against q / z, which lambda changes
 _MAX_WORK = 2**20  # cells times bins

@@ -162,7 +162,7 @@ def replaced(sampling_rate: float, shifts: tuple[float, ...], weights: tuple[flo
     last = math.ceil(highest_loss / step)
     losses = step * np.arange(last + 1)
     probabilities = np.zeros(2 * last + 1)
-    infinite = sampling_rate * max(0.0, 1 - sum(weights))
+    infinite = sampling_rate * max(0.0, 1 - float(np.sum(weights)))
     for shift, weight in zip(shifts, weights, strict=True):
         edges = np.minimum(_inverse(losses, sampling_rate, shift), top)
         with_sample, without = interval_masses(edges, sampling_rate, 0.0, shift)

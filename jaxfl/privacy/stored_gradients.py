@@ -15,6 +15,11 @@ a larger one: all lambda of a cell [a, b] are bounded by the share 1 - a of the 
 first. The maximum over the cells is certified, and exceeds the true one as if the noise were less by at most half of a
 cell's width (0.4 % for 128 cells).
 
+Rounding to a grid moves both means by at most r in units of the noise. Noise is split into two independent parts, of
+variances c and 1 - c: one hides the gradients, the other one what rounding moves, which is worst where it is the same
+vector of length r whether the sample is drawn or not. That is z sqrt(c) in place of z, and a further common shift of
+r / sqrt(1 - c). Any c gives a bound; c = 1 / (1 + r z / q) adds r to the shift q / z that lambda = 1 has.
+
 One sample exchanged for another, with gradients (g, h) and (g', h'): for every epsilon_1
 
     delta(epsilon) <= forward(epsilon_1) + exp(epsilon_1) backward(epsilon - epsilon_1),
@@ -47,15 +52,16 @@ _SPACING = 0.01  # of x, at most where _POINTS allow it
 _ROUNDED_UP = 1 + 1e-11  # times every delta: what float64 may have lost
 
 
-def stored(sampling_rate: float, noise_multiplier: float, step: float) -> tuple[Losses, Losses]:
+def stored(sampling_rate: float, noise_multiplier: float, rounding: float, step: float) -> tuple[Losses, Losses]:
     """Losses of a release with the sample against one without it, and the other way round.
 
     Args:
         sampling_rate: q, in (0, 1), probability that the sample is in the batch.
         noise_multiplier: z, deviation of the noise over the clip norm, both of the batch's sum.
+        rounding: r, how far rounding to a grid may move a release, over the noise's deviation; 0 without a grid.
         step: of the grid; larger where the grid would exceed the bins allowed.
     """
-    step, forward, backward = _deltas(sampling_rate, noise_multiplier, step)
+    step, forward, backward = _deltas(sampling_rate, noise_multiplier, rounding, step)
     decay = math.exp(-step)
     with_sample, without = _masses(forward, step), _masses(backward, step)  # of losses above 0, and below 0
     paired = (
@@ -70,9 +76,9 @@ def stored(sampling_rate: float, noise_multiplier: float, step: float) -> tuple[
     )
 
 
-def stored_exchanged(sampling_rate: float, noise_multiplier: float, step: float) -> Losses:
+def stored_exchanged(sampling_rate: float, noise_multiplier: float, rounding: float, step: float) -> Losses:
     """Losses of a release with one sample against one with another, the same both ways; arguments as for `stored`."""
-    step, forward, backward = _deltas(sampling_rate, noise_multiplier, step)
+    step, forward, backward = _deltas(sampling_rate, noise_multiplier, rounding, step)
     reach, decay = len(backward) - 1, math.exp(-step)
     # At epsilons below 0 a delta follows from the other direction: at -e it is 1 - exp(-e) (1 - the other's at e).
     shrunk = decay ** np.arange(reach, 0, -1)
@@ -93,18 +99,22 @@ def stored_exchanged(sampling_rate: float, noise_multiplier: float, step: float)
     return Losses(step, -len(masses), np.concatenate([paired[::-1], [at_zero], masses]), deltas[-1])
 
 
-def _deltas(q: float, z: float, step: float) -> tuple[float, np.ndarray, np.ndarray]:
+def _deltas(q: float, z: float, rounding: float, step: float) -> tuple[float, np.ndarray, np.ndarray]:
     """The step, and the largest deltas over lambda at the epsilons 0, step, 2 step, ..., forward and backward.
 
     The last delta of each is that of an infinite loss.
     """
-    top = (2 - q) / z + TAIL
-    highest = float(mixture_loss(np.array([top]), q, -q / z, (2 - q) / z)[0]) + q / z * top
-    step = max(step, highest / _MAX_BINS)
+    grown = 1 + rounding * z / q  # 1 / c
+    rounded = rounding**2 * grown / (grown - 1) if rounding else 0.0  # r^2 / (1 - c)
+    largest = (2 - q) / z * math.sqrt(grown)
+    top = max(largest, math.sqrt(rounded)) + TAIL
+    highest = float(mixture_loss(np.array([top]), q, -largest, largest)[0]) + (q / z + rounding) * top
+    step = max(step * grown, highest / _MAX_BINS)  # losses are spread over q / z + r
     num_cells = max(_FEWEST_CELLS, min(_CELLS, math.floor(_MAX_WORK * step / highest)))
     forward = backward = np.zeros(1)
     for cell in range(num_cells):
-        opposed, common = math.sqrt(1 - cell / num_cells) / z, math.sqrt((cell + 1) / num_cells) * q / z
+        opposed = math.sqrt((1 - cell / num_cells) * grown) / z
+        common = math.sqrt((cell + 1) / num_cells * grown * (q / z) ** 2 + rounded)
         first, masses = _losses(q, -q * opposed, (2 - q) * opposed, top, step)
         first_common, masses_common = _losses(q, common, common, top, step)
         first, masses = first + first_common, np.convolve(masses, masses_common)

@@ -19,20 +19,23 @@ CELL = (PLANE[1] - PLANE[0]) ** 2
 
 def curves(q, z, num_times=1):
     """Forward, backward, and one sample against another."""
-    losses = (*stored_gradients.stored(q, z, STEP), stored_gradients.stored_exchanged(q, z, STEP))
+    losses = (*stored_gradients.stored(q, z, 0.0, STEP), stored_gradients.stored_exchanged(q, z, 0.0, STEP))
     found = [composition.compose(one, num_times) for one in losses]
     assert None not in found
     return [curve for curve in found if curve is not None]
 
 
-def in_plane(q, z, fresh, stored):
-    """Density on PLANE x PLANE of a release with these two gradients, each a vector of two numbers."""
-    fresh, stored = np.asarray(fresh), np.asarray(stored)
+def in_plane(q, z, fresh, stored, moved=((0, 0), (0, 0))):
+    """Density on PLANE x PLANE of a release with these two gradients, each a vector of two numbers.
+
+    `moved` is what rounding adds to both means.
+    """
+    fresh, stored, (without, drawn) = np.asarray(fresh), np.asarray(stored), np.asarray(moved)
 
     def gaussian(mean):
         return norm.pdf(PLANE, mean[0])[:, None] * norm.pdf(PLANE, mean[1])[None, :]
 
-    return (1 - q) * gaussian(q * stored / z) + q * gaussian((fresh - (1 - q) * stored) / z)
+    return (1 - q) * gaussian(q * stored / z + without) + q * gaussian((fresh - (1 - q) * stored) / z + drawn)
 
 
 def hockey_stick(upper, lower, dp_epsilon, cell=CELL):
@@ -73,6 +76,23 @@ def test_no_two_samples_are_told_apart_better(q, z):
             assert exact <= bound + 1e-9
             closest = max(closest, exact / bound)
     assert closest > 0.93
+
+
+def test_rounding_that_moves_both_means_is_counted():
+    """In any two directions, whether the sample is drawn or not. Without it the bound is exceeded."""
+    q, z, r = 0.3, 1.5, 0.2
+    counted, ignored = ([composition.compose(one, 1) for one in stored_gradients.stored(q, z, x, STEP)] for x in (r, 0))
+    nothing = norm.pdf(PLANE)[:, None] * norm.pdf(PLANE)[None, :]
+    angles, exceeded = (0, 1.5, math.pi), 0.0
+    for stored, first, second in itertools.product(angles, repeat=3):
+        release = in_plane(q, z, at(1, 0), at(1, stored), (at(r, first), at(r, second)))
+        for dp_epsilon, turned in itertools.product((0.05, 0.5, 1.5), (False, True)):
+            exact = hockey_stick(*((nothing, release) if turned else (release, nothing)), dp_epsilon)
+            curves_of = counted[turned], ignored[turned]
+            bounds = [composition.curve_delta(curve, dp_epsilon) for curve in curves_of if curve is not None]
+            assert exact <= bounds[0] + 3e-6
+            exceeded = max(exceeded, exact / (bounds[1] + 1e-4))
+    assert exceeded > 1.2
 
 
 LINE = np.linspace(-7.0, 9.0, 129)
@@ -156,7 +176,7 @@ def test_what_is_stated_lies_close_above_what_constant_gradients_leak():
 def test_the_pair_composed_by_a_library():
     """Its bounds from below and from above, which know both distributions on the losses and nothing else."""
     q, z, rounds = 0.2, 3.0, 100
-    forward, backward = stored_gradients.stored(q, z, STEP)
+    forward, backward = stored_gradients.stored(q, z, 0.0, STEP)
     masses = (backward.probabilities[::-1], forward.probabilities)
     logs = [{k: math.log(p) for k, p in enumerate(mass) if p > 0} for mass in masses]
     for pair, curve in zip((logs, logs[::-1]), curves(q, z, rounds)[:2], strict=True):
@@ -174,11 +194,11 @@ def test_the_pair_composed_by_a_library():
 @pytest.mark.parametrize(("q", "z"), [(0.02, 0.5), (0.45, 11.0), (0.001, 3.0)])
 def test_both_directions_are_one_pair_of_distributions(q, z):
     """Masses of both sum to 1, and each is exp(loss) times the other."""
-    for losses in (*stored_gradients.stored(q, z, STEP), stored_gradients.stored_exchanged(q, z, STEP)):
+    for losses in (*stored_gradients.stored(q, z, 0.0, STEP), stored_gradients.stored_exchanged(q, z, 0.0, STEP)):
         assert losses.probabilities.sum() == pytest.approx(1.0, abs=1e-9)
         assert losses.probabilities.min() >= 0
         assert losses.infinite < 1e-19
-    forward, backward = stored_gradients.stored(q, z, STEP)
+    forward, backward = stored_gradients.stored(q, z, 0.0, STEP)
     grid = STEP * (forward.lowest + np.arange(len(forward.probabilities)))
     np.testing.assert_allclose(
         backward.probabilities[::-1], forward.probabilities * np.exp(-grid), rtol=1e-9, atol=1e-14
@@ -190,7 +210,7 @@ def test_more_cells_only_tighten(monkeypatch):
     found = []
     for cells in (16, 64, 256):
         monkeypatch.setattr(stored_gradients, "_CELLS", cells)
-        curve = composition.compose(stored_gradients.stored(0.45, 11.4, 2e-3)[0], 400)
+        curve = composition.compose(stored_gradients.stored(0.45, 11.4, 0.0, 2e-3)[0], 400)
         assert curve is not None
         found.append(float(composition.curve_epsilon(curve, 1e-5)))
     assert found[0] > found[1] > found[2]

@@ -212,20 +212,20 @@ def _sampled_bound(release: Release, relation: str, num_releases: int, dp_delta:
     if release.estimator == "saga":
         name = "Poisson-sampled Gaussian releases with a stored gradient in each, for the worst pair of gradients"
         pair = stored if relation == "zero_out" and release.entry_size == 1 else stored_exchanged
-        if release.grid is not None:  # rounding moves both means by that much: as a larger g and h would
-            bound += release.num_entries * release.noise_std * release.grid.rounding
-        argument = release.noise_std * release.batch_size / bound
-        shift = (2 - rate) / argument
+        multiplier = release.noise_std * release.batch_size / bound
+        arguments = (rate, multiplier, 0.0 if release.grid is None else release.grid.rounding)
+        shift = (2 - rate) / multiplier
     else:
         name = "Poisson-sampled Gaussian releases"
         pair = sampled if relation == "zero_out" else exchanged
-        argument = shift = sensitivities(release, "zero_out").present / release.noise_std
+        shift = sensitivities(release, "zero_out").present / release.noise_std
+        arguments = (rate, shift)
     if rate >= 1 or shift > _LARGEST_SHIFT:
         return None
     if dp_delta <= unresolved_delta(num_releases):
         return Bound(math.inf, _TOO_SMALL)
     step = grid_step(rate, release.noise_std * release.batch_size / bound, shift)
-    curves = composed_curves(pair, (rate, argument), step, num_releases, dp_delta)
+    curves = composed_curves(pair, arguments, step, num_releases, dp_delta)
     changed = {exchanged: " of one sample or the other", stored_exchanged: ", of one sample or the other"}
     name = f"privacy loss distribution of {name}{changed.get(pair, '')}"
     return Bound(float(max(curve_epsilon(curve, dp_delta) for curve in curves)), name)

@@ -110,7 +110,7 @@ class Learning:
     """Iterations K. auto takes the K that equation (12) of the paper calls optimal for target_epsilon, from constants
     of the problem that a short probing run estimates (on training data, without noise: no epsilon covers it). With a
     network's real constants that K is often far too small to train."""
-    step_size: float | Literal["theory"] = traced(0.1)
+    step_size: float | Literal["theory"] = traced(0.2)
     """Step size gamma; theory = sqrt(n / K). Digits: tuned with the noise of its budget; others: 0.5 times the batch
     size to the power 0.6, tuned without noise."""
     batch_size: int = 40
@@ -200,15 +200,13 @@ class Budget:
     """Constant of equations (11) and (12), which the paper does not give."""
     gradient_bound: float | None = stated(None)
     """Without clipping: the bound G on per-sample gradients that the paper assumes; for the published epsilon only."""
-    shared_noise: bool = stated(True)
-    """Give all methods the calibrated noise of the one that needs most."""
 
     def idle(self, options: Mapping[str, Any]) -> set[str]:
         """What belongs to a budget, or to unclipped gradients, where there are none."""
         without_budget = set() if self.limits else {"bound", "neighboring_relation"}
         clipped = {"gradient_bound"} if options["clip_norm"] is not None else set()
         silent = set() if self.noise_std or self.node_noise else {"noise", "grid_bits"}
-        return {*without_budget, *clipped, *silent, *(() if self.noise_std == "calibrated" else ("shared_noise",))}
+        return {*without_budget, *clipped, *silent}
 
     @property
     def limits(self) -> tuple[float, ...]:
@@ -309,10 +307,9 @@ DERIVED = {
         if (options["target_epsilon"] != INFINITY or options["node_epsilons"]) and not options["node_noise"]
         else 0.0
     ),
-    "shared_noise": lambda options, told: options["dataset"] == "digits" and not {*NOISE_OR_BUDGET} & {*told},
     "batch_size": lambda options, told: max(1, 646 // max(1, options["nodes"])),
     "step_size": lambda options, told: (
-        0.1 if options["dataset"] == "digits" else round(0.5 * options["batch_size"] ** 0.6, 3)
+        0.2 if options["dataset"] == "digits" else round(0.5 * options["batch_size"] ** 0.6, 3)
     ),
     "evaluate_every": lambda options, told: (  # 0 until K is known
         0 if options["iterations"] == "auto" else max(1, options["iterations"] // 40)

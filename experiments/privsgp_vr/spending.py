@@ -15,7 +15,6 @@ from jaxfl.algorithms import theory_step_size
 from jaxfl.core import ArgumentError
 from jaxfl.privacy.gossip import ProblemConstants, network_noise_std, network_rounds, optimal_iterations
 
-ACCOUNTED = ("method", "noise_std")  # options in which lines with a shared noise may differ
 Sizes = Sequence[int]  # samples of every node; of several seeds with different partitions, of each seed's nodes
 
 
@@ -53,20 +52,12 @@ def settled(
     The problem's constants at a point are asked for with `--iterations auto` only.
     """
     known = {name: line._replace(point=_with_iterations(line.point, constants)) for name, line in lines.items()}
-    noise = {name: _noise(line.point, sizes[name]) for name, line in known.items()}
     result = {}
     for name, line in known.items():
-        std = noise[name]
-        if line.point.budget.shared_noise and line.point.budget.noise_std == "calibrated":
-            alike = (noise[other] for other in known if _accounted(known[other]) == _accounted(line))
-            std = tuple(map(max, zip(*alike, strict=True)))
+        std = _noise(line.point, sizes[name])
         of_each = {"node_noise": std} if line.point.budget.node_noise or line.point.budget.node_epsilons else {}
         result[name] = line._replace(point=lay(line.point, {"noise_std": max(std), **of_each}))
     return result
-
-
-def _accounted(line: Line) -> dict[str, Any]:
-    return {name: value for name, value in line.settings.items() if name not in ACCOUNTED}
 
 
 def _with_iterations(point: Point, constants: Callable[[Point], ProblemConstants]) -> Point:

@@ -56,8 +56,6 @@ class TestSpending:
         for point in points.values():
             assert 1.98 < epsilon_of(point, 359, 50) <= 2.0
         assert 0 < noise["PrivSGP"] < noise["PrivSGP-VR"]
-        shared = settle(f"--nodes 4 {TWO} --target-epsilon 2 --iterations 50 --shared-noise", [359, 360])
-        assert {point.budget.noise_std for point in shared.values()} == {noise["PrivSGP-VR"]}
 
     def test_noise_on_a_grid_is_calibrated_for_its_rounding(self):
         """Noise, stop and statements count the rounding, and the released steps are those of the option."""
@@ -74,11 +72,6 @@ class TestSpending:
         assert rounds[0] == 50 > rounds[2] > rounds[1] > 0
         stated = [proven(privacy_of(line.point, [359])(50))["dp_epsilon"] for line in fixed.values()]
         assert stated[0] < stated[2] < stated[1]
-
-    def test_shared_noise_is_that_of_lines_with_the_same_budget(self):
-        points = settle(f"--nodes 4 {TWO} --grid target_epsilon=1,8 --iterations 9 --shared-noise", [359])
-        noise = [point.budget.noise_std for point in points.values()]
-        assert noise[0] == noise[2] > noise[1] == noise[3]
 
     def test_automatic_iterations_follow_equation_12(self):
         automatic = "--iterations auto --method PrivSGP-VR --bound published --step-size theory"

@@ -130,14 +130,12 @@ def _losses(q: float, low: float, high: float, top: float, step: float) -> tuple
     """Index of the first loss on the grid, and masses of all, of (1 - q) N(low, 1) + q N(high, 1) against N(0, 1).
 
     Between two edges the loss rises or falls, so that what lies there is divided between the edges, and then between
-    the points of the grid around each, such that its probability is kept under both distributions.
+    the points of the grid around each, such that its probability is kept under both distributions. Where it turns, which
+    it does once if `low` is below 0, all goes to the smaller loss of the two edges, which is larger than those between.
     """
     bottom = min(low, 0.0) - TAIL
     spacing = max((top - bottom) / _POINTS, min(_SPACING, step / high))
     edges = np.concatenate([np.linspace(bottom - _LEFT_TAIL + TAIL, bottom, 256)[:-1], np.arange(bottom, top, spacing)])
-    if low < 0:  # the loss falls up to one point and rises behind it
-        turn = (math.log((1 - q) * -low) - math.log(q * high)) / (high - low) + (low + high) / 2
-        edges = np.insert(edges, np.searchsorted(edges, turn), turn) if bottom < turn < top else edges
     edges = np.append(edges, top)
     losses = mixture_loss(edges, q, low, high)
     with_sample, without = interval_masses(edges, q, low, high)

@@ -95,7 +95,7 @@ def test_rounding_that_moves_both_means_is_counted():
     assert exceeded > 1.2
 
 
-LINE = np.linspace(-7.0, 9.0, 129)
+LINE = np.linspace(-6.5, 8.5, 101)
 
 
 def transcripts(q, z, strategy, num_rounds):

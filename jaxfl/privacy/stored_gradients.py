@@ -107,7 +107,7 @@ def _deltas(q: float, z: float, rounding: float, step: float) -> tuple[float, np
     grown = 1 + rounding * z / q  # 1 / c
     rounded = rounding**2 * grown / (grown - 1) if rounding else 0.0  # r^2 / (1 - c)
     largest = (2 - q) / z * math.sqrt(grown)
-    top = max(largest, math.sqrt(rounded)) + TAIL
+    top = max(largest, q / z + rounding) + TAIL
     highest = float(mixture_loss(np.array([top]), q, -largest, largest)[0]) + (q / z + rounding) * top
     step = max(step * grown, highest / _MAX_BINS)  # losses are spread over q / z + r
     num_cells = max(_FEWEST_CELLS, min(_CELLS, math.floor(_MAX_WORK * step / highest)))
@@ -130,17 +130,19 @@ def _losses(q: float, low: float, high: float, top: float, step: float) -> tuple
     """Index of the first loss on the grid, and masses of all, of (1 - q) N(low, 1) + q N(high, 1) against N(0, 1).
 
     Between two edges the loss rises or falls, so that what lies there is divided between the edges, and then between
-    the points of the grid around each, such that its probability is kept under both distributions. Where it turns, which
-    it does once if `low` is below 0, all goes to the smaller loss of the two edges, which is larger than those between.
+    the points of the grid around each, such that its probability is kept under both distributions.
     """
     bottom = min(low, 0.0) - TAIL
     spacing = max((top - bottom) / _POINTS, min(_SPACING, step / high))
     edges = np.concatenate([np.linspace(bottom - _LEFT_TAIL + TAIL, bottom, 256)[:-1], np.arange(bottom, top, spacing)])
+    if low < 0:  # the loss falls up to one point and rises behind it
+        turn = (math.log((1 - q) * -low) - math.log(q * high)) / (high - low) + (low + high) / 2
+        edges = np.insert(edges, np.searchsorted(edges, turn), turn) if edges[0] < turn < edges[-1] else edges
     edges = np.append(edges, top)
     losses = mixture_loss(edges, q, low, high)
     with_sample, without = interval_masses(edges, q, low, high)
     smaller, width = np.minimum(losses[:-1], losses[1:]), np.abs(np.diff(losses))
-    exact = (without > 1e-290) & (width > 1e-9)  # elsewhere all goes to the larger loss
+    exact = (without > 1e-290) & (width > 0)  # elsewhere all goes to the larger loss
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         upper = (with_sample - np.exp(np.log(without) + smaller)) / -np.expm1(-width)
     upper = np.where(exact, np.clip(upper, 0.0, with_sample), with_sample)

@@ -30,7 +30,7 @@ from jaxfl.training.checkpoint import Checkpoints
 from jaxfl.training.chunks import first_state, info_fields, rounds_fn, summarize
 from jaxfl.training.evaluate import flatten_scores
 
-NOISE_STD = 0.2051  # epsilon 8 after 50 rounds, by the proven bound
+NOISE_STD = 0.2051  # gave epsilon 8 after 50 rounds by the bound of the first measurement
 ALL_CORES = True
 WANTED = {"sweep/speedup_vs_train": 2.5, "sweep/speedup_vs_commands": 10.0, "sweep/compiles": 1.0}
 

@@ -2,7 +2,8 @@
 
 A call runs boxes, dearest knowledge first. Each box is a process with a limit of its own: one that fails or hangs costs
 itself alone. Every number is a JSON line of its box, and DIR/card_CALL.json is written again after each of them, with
-the card's state when its box began (`nvidia-smi`: driver, clocks, power) and its XLA_FLAGS.
+the versions of Python and JAX, the card's state when its box began (`nvidia-smi`: driver, clocks, power) and its
+XLA_FLAGS. The process of the call leaves the card to its boxes.
 
 | call | boxes |
 |---|---|
@@ -16,8 +17,10 @@ the card's state when its box began (`nvidia-smi`: driver, clocks, power) and it
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -26,13 +29,17 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import tyro
 
-from experiments.bench.card_boxes import BOXES, BUFFERS, Number
 from jaxfl.core import ArgumentError
 
+Number = dict[str, Any]
+"""name, value and unit; low and high, the extremes of the repeats; whatever else explains it."""
+BUFFERS = "--xla_gpu_enable_command_buffer="
 SECONDS_A_CALL = 540
 MARK = "NUMBER "  # begins a line of a box that is a number
+_PACKAGES = ("jax", "jaxlib", "flax", "jax-cuda13-plugin", "nvidia-cudnn-cu13")
 _STATE = "driver_version,name,clocks.sm,clocks.mem,clocks.max.sm,power.draw,temperature.gpu"
 
 
@@ -58,6 +65,15 @@ CALLS = {
     2: (Box("blazefl_cnn", 120), Box("blazefl_torch", 120), Box("blazefl_resnet18", 150), Box("sweeps", 140)),
     3: (Box("tests", 120), Box("rounds", 130), Box("noise", 40), Box("nodes", 110), Box("resume", 120)),
 }
+NAMES = tuple(dict.fromkeys(box.name for boxes in CALLS.values() for box in boxes))
+
+
+def version(package: str) -> str | None:
+    """The version that is installed; None where there is none."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def card_state() -> str | None:
@@ -73,6 +89,7 @@ def run_call(call: int, out: Path, *, small: bool) -> list[Number]:
     """Run the boxes of a call; what they print besides numbers goes to DIR/log_CALL.txt."""
     out.mkdir(parents=True, exist_ok=True)
     path, numbers, began = out / f"card_{call}.json", [], time.monotonic()
+    versions = {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
 
     def add(one: Number) -> None:
         numbers.append(one)
@@ -83,8 +100,8 @@ def run_call(call: int, out: Path, *, small: bool) -> list[Number]:
 
     for box in CALLS[call]:
         limit = min(box.seconds, SECONDS_A_CALL - (time.monotonic() - began))
-        flags = " ".join(filter(None, (os.environ.get("XLA_FLAGS", ""), box.xla_flags if not small else "")))
-        facts = {"box": box.name, "card": card_state(), "xla_flags": flags}
+        flags = " ".join(filter(None, (os.environ.get("XLA_FLAGS", ""), box.xla_flags)))
+        facts = {"box": box.name, "card": card_state(), "xla_flags": flags, "versions": versions}
         if limit < 15:
             add({"name": box.name, "error": "no time was left", **facts})
             continue
@@ -119,15 +136,18 @@ def card(call: tyro.conf.Positional[str], *, out: Path | None = None, small: boo
         out: folder of the results.
         small: everything small enough for a CPU.
     """
-    if call in BOXES:
+    if call in NAMES:
+        from experiments.bench.card_boxes import BOXES  # makes arrays, and so takes the card: in a box alone
+
         for one in BOXES[call](small):
             print(MARK + json.dumps(one), flush=True)
         return
     if call not in map(str, CALLS):
-        remedy = f"Boxes: {', '.join(BOXES)}."
+        remedy = f"Boxes: {', '.join(NAMES)}."
         raise ArgumentError("call", "must be 0, 1, 2, 3 or the name of a box", f"got {call!r}", remedy)
     if out is None:
         raise ArgumentError("--out", "must be given", "got none", "Name a folder for the results.")
+    jax.config.update("jax_platforms", "cpu")  # of this process alone
     run_call(int(call), out, small=small)
 
 

@@ -22,19 +22,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.bench import gpu_program
+from experiments.bench.card import BUFFERS, Number
 from experiments.bench.setting import KEY, Network, Setting, perceptron, random_data
+from experiments.bench.tracking import tracking
 from jaxfl import gradients, graphs, privacy
-from jaxfl.algorithms import gradient_tracking, push_sum
+from jaxfl.algorithms import push_sum
 from jaxfl.core import Algorithm
 from jaxfl.models import cnn, convolution_forms, resnet18, resnet20
 from jaxfl.models.windows import geometry
-from jaxfl.privacy.tracking import polynomial_schedule
 from jaxfl.training.chunks import rounds_fn
 from jaxfl.training.environment import describe_environment
-
-BUFFERS = "--xla_gpu_enable_command_buffer="
-Number = dict[str, Any]
-"""name, value and unit; low and high, the extremes of the repeats; whatever else explains it."""
 
 
 def timed(fn: Callable[..., Any], *args: Any, repeats: int = 7) -> list[float]:
@@ -256,23 +253,14 @@ def tests(small: bool) -> Iterator[Number]:
 
 def other_rounds(small: bool) -> Iterator[Number]:
     """A chunk of each other system, as `gpu_program` counts them, and gradient tracking of ResNet-20."""
-    rows = ("tracking", "dzofl", "ali_dpfl", "embracing_stratified", "embracing_uniform")
-    for row in rows[:1] if small else rows:
-        setting = gpu_program.SETTINGS[row]._replace(**({"samples": 60, "rounds": 2} if small else {}))
+    tiny = {"batch_size": 2, "samples": 6, "rounds": 2} if small else {}
+    few = {"num_nodes": 6, "num_active": 3, "num_local_steps": 2} if small else {}
+    for row in ("tracking", "dzofl", "ali_dpfl", "embracing_stratified", "embracing_uniform"):
+        setting = gpu_program.SETTINGS[row]._replace(**tiny, **(few if row.startswith("embracing") else {}))
         yield chunk(f"rounds/{row}", gpu_program.ROWS[row](setting), setting)
-    if not small:
-        setting = Setting(Network(resnet20(norm="group"), "", (32, 32, 3)), 5, batch_size=53, samples=2000, rounds=10)
-        pair = graphs.five_agents()
-        schedule = polynomial_schedule(2000, state_noise_exponent=-0.1, tracker_noise_exponent=-0.1, horizon_offset=0)
-        algorithm = gradient_tracking(
-            setting.task(),
-            state_weights=pair.state_weights,
-            tracker_weights=pair.tracker_weights,
-            schedule=schedule._replace(num_samples=53),
-            clip_norm=1.0,
-            distribution="laplace",
-        )
-        yield chunk("rounds/tracking_resnet20", algorithm, setting)
+    network = Network(resnet20(norm="group"), "", (32, 32, 3))
+    setting = Setting(network, 5, batch_size=53, samples=2000, rounds=10)._replace(**tiny)
+    yield chunk("rounds/tracking_resnet20", tracking(setting, setting.task(), clip_norm=1.0), setting)
 
 
 def noise(small: bool) -> Iterator[Number]:

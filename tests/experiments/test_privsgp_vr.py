@@ -173,17 +173,16 @@ def test_stops_when_the_budget_is_spent_and_counts_on_when_resumed(tmp_path, mon
     assert (again["variants"], again["status"]) == (summary["variants"], "budget_spent")
 
 
-@pytest.mark.slow
 def test_a_run_accounted_by_another_theorem_is_not_resumed(tmp_path, capsys):
     """Its noise, and what it has stated, come from another bound, as those of releases before this one do."""
     command = ["--nodes", "2", "--iterations", "2", "--seeds", "0", "--method", "PrivSGP-VR", "--out", str(tmp_path)]
-    assert main(command) == 0
+    assert main(EXPERIMENT, command) == 0
     path = tmp_path / "config.json"
     content = json.loads(path.read_text())
     (kept,) = content["config"]["variants"].values()
     theorem = kept.pop("table_theorem")
     path.write_text(json.dumps(content))
-    assert main([*command, "--resume"]) == 2
+    assert main(EXPERIMENT, [*command, "--resume"]) == 2
     says = capsys.readouterr().err
     assert (
         f'table_theorem: must be as in the run that is resumed; {tmp_path} has no such key, this call has "{theorem}"'
@@ -192,6 +191,7 @@ def test_a_run_accounted_by_another_theorem_is_not_resumed(tmp_path, capsys):
     assert says.rstrip().endswith("Start a new run with another out.")
 
 
+@pytest.mark.slow
 def test_every_epsilon_has_its_bound_relation_and_delta(tmp_path, capsys, monkeypatch):
     """All four methods: in summary.json, in the closing table and in the picture; those of the rounds that ran."""
     monkeypatch.setenv("COLUMNS", "1000")

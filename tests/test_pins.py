@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from problems import problem
@@ -122,7 +123,7 @@ def digest(leaves) -> str:
 
 def words(tree) -> list[np.ndarray]:
     """The leaves, typed keys as their numbers."""
-    is_key = [jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(tree)]
+    is_key = [jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(tree)]
     pairs = zip(is_key, jax.tree.leaves(tree), strict=True)
     return [np.asarray(jax.random.key_data(leaf) if key else leaf) for key, leaf in pairs]
 

@@ -112,12 +112,12 @@ def refuse_difference(found: Any, given: Any, path: Path, key: str = "") -> None
             inner = f"{key}.{name}" if key else name
             refuse_difference(found.get(name, _Absent), given.get(name, _Absent), path, inner)
     elif found is not given and found != given:
-        start = "tart a new run with another out."
+        remedy = f"Pass {_shown(found)}, or start a new run with another out."
         raise ArgumentError(
             key,
             "must be as in the run that is resumed",
             f"{path} has {_shown(found)}, this call has {_shown(given)}",
-            f"S{start}" if found is _Absent else f"Pass {_shown(found)}, or s{start}",
+            "Start a new run with another out." if found is _Absent else remedy,
         )
 
 

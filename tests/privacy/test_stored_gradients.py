@@ -225,7 +225,7 @@ def test_small_deltas_keep_their_digits():
     assert found[-1] < 3 * found[0]
 
 
-@pytest.mark.parametrize("z", [0.05, 0.3])
+@pytest.mark.parametrize("z", [0.01, 0.05, 0.3])
 def test_little_noise_gives_a_finite_bound_or_the_one_by_participation(z):
     release = Release("saga", "poisson", 10, 100, clip_norm=1.0, noise_std=z / 10)
     for relation in ("zero_out", "replace_one"):

@@ -52,7 +52,7 @@ from jaxfl.privacy.dominating_pairs import (
     unresolved_delta,
 )
 from jaxfl.privacy.grid_noise import Grid
-from jaxfl.privacy.stored_gradients import stored, stored_exchanged
+from jaxfl.privacy.stored_gradients import is_resolved, stored, stored_exchanged
 
 PROVEN_RELATIONS = ("zero_out", "replace_one")  # with a proof, the main one first
 _COUNT_TAIL = 1e-20  # of how often a sample is in one batch; what is beyond counts as an infinite loss
@@ -215,6 +215,8 @@ def _sampled_bound(release: Release, relation: str, num_releases: int, dp_delta:
         multiplier = release.noise_std * release.batch_size / bound
         arguments = (rate, multiplier, 0.0 if release.grid is None else release.grid.rounding)
         shift = (2 - rate) / multiplier
+        if not is_resolved(*arguments):
+            return None
     else:
         name = "Poisson-sampled Gaussian releases"
         pair = sampled if relation == "zero_out" else exchanged

@@ -361,15 +361,15 @@ def _exact_mean(
     def one_node(node_params, inputs, labels, rows, weights):
         return store.combine(store.sample_inputs(node_params, inputs, labels), decode(rows, storage), weights)
 
-    def add(chunk, total):
+    def add(chunk, held):
         start, rows, valid, fresh = _chunk_entries(chunk, size, entries, counts)
         inputs, labels, _ = _entry_samples(data, counts, jnp.where(valid, rows, 0), valid, entry_size, dtype)
         weights = (valid & fresh[None, :]).astype(dtype) / counts.astype(dtype)[:, None]
         part = jax.lax.dynamic_slice_in_dim(table, start, size, axis=1)
-        return jax.tree.map(jnp.add, total, over_nodes(one_node, task.node_loop)(params, inputs, labels, part, weights))
+        return add_exactly(*held, over_nodes(one_node, task.node_loop)(params, inputs, labels, part, weights))
 
     nothing = varying_like(jax.tree.map(jnp.zeros_like, params), params, table, data)
-    return jax.lax.fori_loop(0, num_chunks, add, nothing)
+    return jax.lax.fori_loop(0, num_chunks, add, (nothing, nothing))[0]
 
 
 def _preflight(

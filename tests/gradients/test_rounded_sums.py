@@ -6,15 +6,19 @@ import numpy as np
 import pytest
 
 import jaxfl
+from jaxfl import gradients
+from jaxfl.algorithms.clients.bound_constants import Aggregation, Constants, ConstantsDraws, private_constants
+from jaxfl.algorithms.clients.steps import Step, over_used_slots
 from jaxfl.gradients import per_example
 from jaxfl.gradients.microbatches import BLOCK, in_blocks, pairwise_sum
 from jaxfl.gradients.stores import make_store
 
 LINEAR = jaxfl.from_functions(lambda key: jnp.zeros(1), lambda w, x, y: x @ w)  # a sample's gradient is the sample
 KINDS = ("batch", "table", "clients")
+GROUPS = {"slots": 32, "estimates": 64, "mean of the table": BLOCK}  # terms of a group; a loop adds the groups
 
 
-def values_of(count, period):
+def values_of(count, period, at_once=1):
     """Numbers of size at most 1 whose sum, added up one after the other, rounds up all along; not without the first.
 
     The first half adds up to 2^k. There float32 has the step u, and u / 2 below, where the sum without the first number
@@ -24,9 +28,11 @@ def values_of(count, period):
     Args:
         count: of numbers; a power of two.
         period: numbers that are added up one after the other.
+        at_once: consecutive numbers that are added up as one.
     """
     step = period / 2 * 2.0**-23
-    one = np.concatenate([np.ones(period // 2), np.tile([0.7 * step, -0.4375 * step], period // 4)])
+    pair = np.repeat([0.7 * step / at_once, -0.4375 * step / at_once], at_once)
+    one = np.concatenate([np.ones(period // 2), np.tile(pair, period // 4 // at_once)])
     return np.tile(one, count // period).astype(np.float32)
 
 
@@ -36,8 +42,26 @@ def summed(kind, values):
     if kind == "clients":
         updates = jaxfl.private_updates(clip_norm=1.0, noise=jaxfl.gaussian(1.0))
         return updates.sum({"w": values}, jnp.ones(len(values), bool)).total["w"]
+    data = jaxfl.federate(np.asarray(values), np.zeros(len(values), np.int32), [np.arange(len(values))])
+    if kind == "slots":
+
+        def sums(step):
+            inputs, labels, weights = data.inputs[step.samples], data.labels[step.samples], jnp.float32(step.mask)
+            return per_example.weighted_sum(LINEAR, jnp.zeros(1), inputs, labels, weights, clip_norm=1.0).gradient, ()
+
+        step = Step(data.indices[0], jnp.ones(len(values), bool), dropout_key=None, noise=None)
+        return jax.jit(lambda step: over_used_slots(sums, step)[0])(step)
+    if kind == "estimates":  # xi without noise, of a client that all others equal: the norm of its mean gradient
+        constants = private_constants(None, clip_norm=1.0, loss_bound=1.0, noise_multiplier=1.0)
+        one, zeros = jnp.ones(1), jnp.zeros((1, 1))
+        draws = ConstantsDraws(None, jnp.zeros(1, jnp.int32), noise=jnp.zeros((1, 3)))
+        aggregation = Aggregation(zeros[0], zeros, zeros[0], one, jnp.int32(1), jnp.float32(1.0), jnp.float32(0.0))
+        estimate = jax.jit(lambda data: constants.estimate(LINEAR, data, draws, aggregation, Constants(one, one, one)))
+        return estimate(data)[0].xi * len(values)
+    if kind == "mean of the table":
+        estimator = gradients.saga(clip_norm=1.0)
+        return estimator.init(LINEAR, jax.random.key(0), jnp.zeros((1, 1)), data).table_mean * len(values)
     if kind == "table":
-        data = jaxfl.federate(np.asarray(values), np.zeros(len(values), np.int32), [np.arange(len(values))])
         shape = jax.ShapeDtypeStruct((1, 1), jnp.float32)
         store = make_store(LINEAR, shape, data, table="dense", entry_size=1, clip_norm=1.0, clip_order=2)
         return store.combine((), values, weights)
@@ -65,8 +89,23 @@ def test_rounding_lets_a_sample_move_a_sum_by_hardly_more_than_its_norm(kind, co
         assert moved(lambda values: summed(kind, values), values_of(count, period)) <= 1 + 2.0**-8 + count * 2.0**-22
 
 
+@pytest.mark.parametrize("kind", GROUPS)
+@pytest.mark.parametrize("count", [4096, 16384])
+def test_a_loop_over_groups_does_not_add_up_their_rounding(kind, count):
+    """Plain additions move the sum by 1 + count^2 2^-26 / (terms of a group); now at most its last bit comes on top."""
+
+    def plainly(values, size):
+        return np.add.accumulate(values.reshape(-1, size).sum(axis=1), dtype=np.float32)[-1]
+
+    for size in {GROUPS[kind], BLOCK}:
+        values = values_of(count, count, size)
+        plain = moved(lambda values, size=size: plainly(values, size), values)
+        assert plain == pytest.approx(1 + count**2 * 2.0**-26 / size, rel=1e-6)
+        assert moved(lambda values: summed(kind, values), values) <= 1 + count / 2 * 2.0**-23
+
+
 @pytest.mark.parametrize("count", [BLOCK, BLOCK + 1, 1000])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *GROUPS])
 def test_a_sum_of_blocks_is_the_sum(kind, count):
     values = np.random.default_rng(0).uniform(-1, 1, count).astype(np.float32)
     np.testing.assert_allclose(np.squeeze(summed(kind, values)), values.astype(np.float64).sum(), atol=1e-4)

@@ -36,7 +36,7 @@ import jax.numpy as jnp
 
 from jaxfl.core import Array, FederatedData, Key, Purpose, PyTree, Task, check, node_keys, over_nodes, purpose_key
 from jaxfl.core.devices import varying_like
-from jaxfl.core.tree import norm, size, weighted_sum
+from jaxfl.core.tree import add_exactly, norm, size, weighted_sum
 from jaxfl.gradients import fixed, per_example, poisson
 from jaxfl.gradients.per_example import tree_norm
 from jaxfl.gradients.samplers import Sampler, check_counts
@@ -215,7 +215,7 @@ def _gradient_sum(
 ) -> tuple[Array, PyTree]:
     """Losses (groups, samples at once) and the sum of all (clipped) gradients of one client."""
 
-    def group(total, one):
+    def group(held, one):
         own_places, own_mask = one
         result = per_example.weighted_sum(
             task,
@@ -225,10 +225,11 @@ def _gradient_sum(
             own_mask.astype(jnp.float32),
             clip_norm=clip_norm,
         )
-        return jax.tree.map(jnp.add, total, result.gradient), jnp.where(own_mask, result.losses, 0.0)
+        return add_exactly(*held, result.gradient), jnp.where(own_mask, result.losses, 0.0)
 
     nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params)
-    gradient, losses = jax.lax.scan(group, varying_like(nothing, params, places), (places, mask))
+    start = varying_like((nothing, nothing), params, places)
+    (gradient, _), losses = jax.lax.scan(group, start, (places, mask))
     return losses, gradient
 
 

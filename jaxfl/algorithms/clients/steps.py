@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jaxfl.core import Array, FederatedData, PyTree, Task
 from jaxfl.core.devices import varying_like
 from jaxfl.core.tasks import of_samples
-from jaxfl.core.tree import number_type
+from jaxfl.core.tree import add_exactly, number_type
+from jaxfl.gradients.microbatches import BLOCK
 from jaxfl.privacy.mechanisms import NoiseMechanism
 
 
@@ -145,12 +146,15 @@ def batch_loss(task: Task, data: FederatedData, mean: Callable[[Array, Array], A
     return step_loss
 
 
-def over_used_slots(sums: Callable[[Step], PyTree], step: Step) -> PyTree:
+def over_used_slots(sums: Callable[[Step], tuple[PyTree, PyTree]], step: Step) -> tuple[PyTree, PyTree]:
     """Sums over the slots of a step, group by group, as far as there are samples.
 
     Args:
-        sums: a `Step` -> sums over its slots, to which an empty one adds 0.
+        sums: a `Step` -> (gradient, measured), sums over its slots, to which an empty one adds 0.
         step: of one client.
+
+    Guarantees:
+        - rounding lets a sample move the gradient by hardly more than its norm, however many groups there are.
     """
     at_once = min(_SLOTS_AT_ONCE, len(step.mask))
     padding = (0, -len(step.mask) % at_once)
@@ -161,9 +165,18 @@ def over_used_slots(sums: Callable[[Step], PyTree], step: Step) -> PyTree:
         part = (jax.lax.dynamic_slice_in_dim(values, number * at_once, at_once) for values in (samples, mask))
         return sums(Step(*part, dropout_key=step.dropout_key, noise=step.noise))
 
+    def add(number, held):
+        return jax.tree.map(jnp.add, held, group(number))
+
+    def add_block(number, held):
+        (total, measured), rounding = held
+        part, new = jax.lax.fori_loop(number * groups, jnp.minimum((number + 1) * groups, needed), add, start)
+        total, rounding = add_exactly(total, rounding, part)
+        return (total, jax.tree.map(jnp.add, measured, new)), rounding
+
     nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(group, jnp.int32(0)))
-    needed, start = (last + at_once - 1) // at_once, varying_like(nothing, step)
-    return jax.lax.fori_loop(0, needed, lambda i, total: jax.tree.map(jnp.add, total, group(i)), start)
+    needed, start, groups = (last + at_once - 1) // at_once, varying_like(nothing, step), BLOCK // at_once
+    return jax.lax.fori_loop(0, (needed + groups - 1) // groups, add_block, (start, start[0]))[0]
 
 
 def masked_mean(losses: Array, mask: Array) -> Array:

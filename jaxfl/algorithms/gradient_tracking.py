@@ -33,6 +33,7 @@ therefore refused beside noise. Rounding costs no budget: what is rounded is cov
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -80,6 +81,7 @@ def gradient_tracking(
     distribution: str = "laplace",
     gradient_at: str = "broadcast",
     links: Links | None = None,
+    names: Sequence[str] | None = None,
 ) -> Algorithm:
     """Gradient tracking with noise on all that is broadcast, on weights that need not be stochastic.
 
@@ -101,6 +103,8 @@ def gradient_tracking(
             published, without a proven budget.
         links: `jaxfl.links(...)`, over which x~ and y~ travel. A node's two messages to another are lost together.
             Links that lose messages are refused beside noise, see above. None loses and rounds nothing.
+        names: (n,), of the nodes in the order of both weights, `graph.names`, for instance: data with names must have
+            the same. None where nodes are numbers. Static.
 
     Returns:
         An `Algorithm`; `node_params` gives x~ for "broadcast" and x for "state". In `GossipInfo` the loss is that
@@ -110,9 +114,10 @@ def gradient_tracking(
 
     Raises:
         ArgumentError: weights that are negative, not finite or not two square matrices of one size; graphs of which no
-            node is a root common to R and to the transpose of C; noise scales of unequal length or for another number
-            of nodes; a step size or clip norm that is not positive; links that may lose messages beside noise scales
-            that may not be 0; from `init`, more samples than a node has.
+            node is a root common to R and to the transpose of C; noise scales of unequal length; names or noise scales
+            for another number of nodes; a step size or clip norm that is not positive; links that may lose messages
+            beside noise scales that may not be 0; from `init`, more samples than a node has, or data whose nodes have
+            other names.
 
     Guarantees:
         - without tracker noise the trackers sum to the gradients, sum_i y_i = sum_i g_i, after every round.
@@ -137,7 +142,7 @@ def gradient_tracking(
         ([2, 2], [128.0, 128.0])
     """
     schedule = copied(schedule)
-    received, sent = _checked_weights(state_weights, tracker_weights)
+    received, sent = _checked_weights(state_weights, tracker_weights, names)
     num_nodes = len(received)
     check_steps(
         state_mixing=schedule.state_mixing, tracker_mixing=schedule.tracker_mixing, step_size=schedule.step_size
@@ -167,7 +172,7 @@ def gradient_tracking(
     # What belongs to iteration k + 1, the samples of g and the noise of x~, is drawn in round k, from the keys of
     # k + 1; the keys of 0 are for `init`.
     def init(key, data):
-        check_num_nodes(num_nodes, data)
+        check_num_nodes(num_nodes, data, names)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), num_nodes)
         noise = unit_noise.draw(purpose_key(key, Purpose.NOISE, 0), params)
         noisy = jax.tree.map(jnp.add, params, scale(scale_at(schedule.state_noise_scale, 0), noise))
@@ -277,7 +282,9 @@ def _check_links(links: Links | None, schedule: TrackingSchedule) -> None:
             raise ArgumentError("links", requirement, "got links that may lose messages, and noise", remedy)
 
 
-def _checked_weights(state_weights: Any, tracker_weights: Any) -> tuple[np.ndarray, np.ndarray]:
+def _checked_weights(
+    state_weights: Any, tracker_weights: Any, names: Sequence[str] | None
+) -> tuple[np.ndarray, np.ndarray]:
     """Both as (n, n) float64, or an error that says what is wrong with them; Assumption 1 of the paper holds."""
     received, sent = np.asarray(state_weights, np.float64), np.asarray(tracker_weights, np.float64)
     for name, weights in (("state_weights", received), ("tracker_weights", sent)):
@@ -286,9 +293,14 @@ def _checked_weights(state_weights: Any, tracker_weights: Any) -> tuple[np.ndarr
             remedy = "Pass one number per receiver and sender in each."
             raise ArgumentError(name, "both must be square matrices of one size", found, remedy)
     check.non_negative(state_weights=received, tracker_weights=sent)
+    called = range(len(received)) if names is None else names
+    if len(called) != len(received):
+        found = f"got {len(called)} for {len(received)} nodes"
+        raise ArgumentError("names", "must hold one name for each node", found, "Name the nodes in the weights' order.")
     state_roots, tracker_roots = spanning_tree_roots(received), spanning_tree_roots(sent.T)
     if not set(state_roots) & set(tracker_roots):
+        first, second = ([called[root] for root in roots] for roots in (state_roots, tracker_roots))
         requirement = "some node must reach all others by state_weights and be reached by all by tracker_weights"
-        found = f"the first holds of nodes {list(state_roots)} and the second of nodes {list(tracker_roots)}"
+        found = f"the first holds of nodes {first} and the second of nodes {second}"
         raise ArgumentError("tracker_weights", requirement, found, "Add edges until both hold of one node.")
     return received, sent

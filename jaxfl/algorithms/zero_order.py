@@ -181,7 +181,7 @@ def dzofl(
 
     def init(key, data):
         check_task(task, data)
-        check_counts(chosen, data.sizes)
+        check_counts(chosen, data.sizes, data.names)
         jax.eval_shape(lambda: to_server.draw_to_server(key, 0, data.num_nodes))  # which refuses links that do not fit
         return State(params=task.init(purpose_key(key, Purpose.INIT)), round_index=jnp.int32(0))
 

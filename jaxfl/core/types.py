@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -145,6 +145,16 @@ class NodeNames:
 
     names: tuple[str, ...]
     """(n,), distinct."""
+
+
+def node_text(node: int, names: Sequence[str] | None) -> str:
+    """Number of a node for people, with its name where there are names.
+
+    Example:
+        >>> node_text(1, None), node_text(1, ("north", "south"))
+        ('node 1', "node 1 ('south')")
+    """
+    return f"node {node}" if names is None else f"node {node} ({names[node]!r})"
 
 
 class FederatedData(NamedTuple):

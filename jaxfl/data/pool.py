@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
-from jaxfl.core.types import FederatedData, NodeNames
+from jaxfl.core.types import FederatedData, NodeNames, node_text
 from jaxfl.data.partition import dirichlet, iid, label_shards, whole_writers
 from jaxfl.data.sources import Dataset
 
@@ -55,10 +55,12 @@ def federate(inputs: Any, labels: Any, parts: Sequence[Any], *, names: Sequence[
     if pool.ndim == 0 or targets.ndim == 0 or len(pool) != len(targets):
         found = f"got shape {targets.shape} for inputs of shape {pool.shape}"
         raise ArgumentError("labels", "must hold one entry per sample of inputs", found, "Check both lengths.")
-    rows = [_checked_part(node, part, len(pool)) for node, part in enumerate(parts)]
+    node_names = _names(getattr(parts, "names", None) if names is None else names, len(parts))
+    called = None if node_names is None else node_names.names
+    rows = [_checked_part(node_text(node, called), part, len(pool)) for node, part in enumerate(parts)]
     if not rows:
         raise ArgumentError("parts", "must hold at least one node", "got none", "Pass one index array a node.")
-    _refuse_shared(rows, len(pool))
+    _refuse_shared(rows, len(pool), called)
     sizes = np.array([len(row) for row in rows], np.int32)
     indices = np.zeros((len(rows), int(sizes.max())), np.int32)
     for row, part in zip(indices, rows, strict=True):
@@ -70,7 +72,7 @@ def federate(inputs: Any, labels: Any, parts: Sequence[Any], *, names: Sequence[
         labels=jnp.asarray(targets),
         indices=jnp.asarray(indices),
         sizes=jnp.asarray(sizes),
-        node_names=_names(getattr(parts, "names", None) if names is None else names, len(rows)),
+        node_names=node_names,
     )
 
 
@@ -171,31 +173,31 @@ def _as_int32(labels: Any) -> np.ndarray | jax.Array:
     return host.astype(np.int32)
 
 
-def _checked_part(node: int, part: Any, num_samples: int) -> np.ndarray:
+def _checked_part(node: str, part: Any, num_samples: int) -> np.ndarray:
     """One node's indices as a vector of integers in range."""
     array = np.asarray(part)
     if array.size == 0:
         remedy = "Leave the node out or give it a sample."
-        raise ArgumentError("parts", "must give every node at least one sample", f"node {node} has none", remedy)
+        raise ArgumentError("parts", "must give every node at least one sample", f"{node} has none", remedy)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        found = f"node {node} has {array.dtype} of shape {array.shape}"
+        found = f"{node} has {array.dtype} of shape {array.shape}"
         raise ArgumentError("parts", "must be vectors of integers", found, "Pass sample indices.")
     bad = (array < 0) | (array >= num_samples)
     if bad.any():
         position = int(np.argmax(bad))
-        found = f"node {node} has {array[position]} at position {position}"
+        found = f"{node} has {array[position]} at position {position}"
         remedy = "Partition the same samples that you pass as inputs."
         raise ArgumentError("parts", f"must hold indices in [0, {num_samples})", found, remedy)
     return array
 
 
-def _refuse_shared(rows: list[np.ndarray], num_samples: int) -> None:
+def _refuse_shared(rows: list[np.ndarray], num_samples: int, names: Sequence[str] | None) -> None:
     """Refuses a sample held twice: both privacy accounts and averages over samples count each once."""
     together = np.concatenate(rows)
     count = np.bincount(together, minlength=num_samples)
     if count.max() > 1:
         sample = int(np.argmax(count > 1))
         owners = np.repeat(np.arange(len(rows)), [len(row) for row in rows])[together == sample]
-        first, second = (int(owner) for owner in owners[:2])
-        who = f"node {first} holds it twice" if first == second else f"nodes {first} and {second} hold it"
+        first, second = (node_text(int(owner), names) for owner in owners[:2])
+        who = f"{first} holds it twice" if first == second else f"{first} and {second} hold it"
         raise ArgumentError("parts", "must hold every sample at most once", f"sample {sample}: {who}", "Remove one.")

@@ -97,7 +97,7 @@ def mini_batch(
     def init(task, key, params, data):
         check_sample_losses(task)
         check_task(task, data)
-        check_counts(chosen, data.sizes)
+        check_counts(chosen, data.sizes, data.names)
 
     def draw(key, round_index, data):
         return draw_batch(chosen, key, round_index, data.sizes)

@@ -124,7 +124,7 @@ def saga(
         check_sample_losses(task)
         check_task(task, data)
         counts = _entry_counts(data, samples)
-        check_counts(chosen, counts)
+        check_counts(chosen, counts, data.names)
         _check_storage(storage, params)
         if storage not in _storages(task, table, clip_norm):
             layer = next(layer.name for layer in task.layers if not layer.is_outer_product)

@@ -248,7 +248,7 @@ def zero_order(
     def init(task, key, params, data):
         check_sample_losses(task)
         check_task(task, data)
-        check_counts(chosen, data.sizes)
+        check_counts(chosen, data.sizes, data.names)
 
     def draw(key, round_index, data):
         return ZeroOrderDraws(

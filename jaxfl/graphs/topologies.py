@@ -28,7 +28,7 @@ from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.keys import Purpose, purpose_key
 from jaxfl.core.threefry import one_kernel
-from jaxfl.core.types import Array
+from jaxfl.core.types import Array, node_text
 from jaxfl.graphs.graph import Graph
 from jaxfl.graphs.validation import checked_matrices, unreachable_pair
 from jaxfl.graphs.weights import WEIGHTS, circulant, mixing_matrix, nodes_of, received_from
@@ -260,16 +260,16 @@ def from_networkx(graph: nx.Graph, *, weights: str = "uniform", names: Sequence[
             found = f"{odd[0]!r} is in one of them alone" if odd else "two have the same text"
             raise ArgumentError("names", "must be the graph's labels, each once", found, "Rename the graph's nodes.")
         labels = [by_name[str(name)] for name in names]
+    named = None if are_numbers and names is None else tuple(map(str, labels))
     received = received_from(graph, labels)
     if weights == "metropolis":
         one_way = (received > received.T).tocoo()
         if one_way.nnz:
-            receiver, sender = int(one_way.row[0]), int(one_way.col[0])
-            found = f"the edge from node {sender} to node {receiver} has no reverse"
+            receiver, sender = (node_text(int(ends[0]), named) for ends in (one_way.row, one_way.col))
+            found = f"the edge from {sender} to {receiver} has no reverse"
             remedy = 'Use weights="uniform", or make the graph undirected.'
             raise ArgumentError("weights", "metropolis needs an undirected graph", found, remedy)
     name = str(graph.name) or f"from_networkx({num_nodes})"
-    named = None if are_numbers and names is None else tuple(map(str, labels))
     return Graph(name, num_nodes, (mixing_matrix(received, weights),), named)
 
 

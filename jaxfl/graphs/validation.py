@@ -12,6 +12,7 @@ import numpy as np
 from scipy.sparse.csgraph import breadth_first_order
 
 from jaxfl.core.check import ArgumentError
+from jaxfl.core.types import node_text
 from jaxfl.graphs.graph import Graph
 
 TOLERANCE = 1e-6  # of a row or column sum
@@ -68,11 +69,12 @@ def require_strongly_connected(graph: Graph) -> None:
     pair = unreachable_pair(graph)
     if pair is None:
         return
+    sender, receiver = (node_text(node, graph.names) for node in pair)
     span = "in its one round" if graph.period == 1 else f"over the {graph.period} rounds of the period"
     raise ArgumentError(
         "graph",
         "must be strongly connected over its period",
-        f"in {graph.name} no path leads from node {pair[0]} to node {pair[1]} {span}",
+        f"in {graph.name} no path leads from {sender} to {receiver} {span}",
         "Add edges, or rounds that hold them.",
     )
 

@@ -28,6 +28,7 @@ from jaxfl.channel.ledger import COUNTED
 from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, Key, PyTree
 from jaxfl.core.counts import FATAL_COUNTS, FatalCount
 from jaxfl.core.platform import is_cpu
+from jaxfl.core.types import node_text
 
 COSTS = (*COUNTED, "local_iterations", "estimate_releases", *Costs._fields)
 """What is a cost of the run, summed over rounds and nodes; a metrics line carries it as `total_<name>`.
@@ -66,12 +67,13 @@ class Diverged(ArithmeticError):
         node: int | None,
         value: float,
         node_of_params: int | None = None,
+        names: Sequence[str] | None = None,
     ):
         self.variant, self.seed, self.metric = variant, seed, metric
         self.rounds, self.first_round, self.node = rounds, first_round, node_of_params if node is None else node
-        where = "" if node is None else f" at node {node}"
-        after = "" if node_of_params is None else f", which left node {node_of_params} with parameters that are not"
-        whose = "all nodes" if self.node is None else f"node {self.node}"
+        whose = "all nodes" if self.node is None else node_text(self.node, names)
+        where = "" if node is None else f" at {whose}"
+        after = "" if node_of_params is None else f", which left {whose} with parameters that are not"
         steps, data = "Use a smaller step size, or clip the gradients", f"the samples and labels of {whose}"
         super().__init__(
             f"{metric}: must stay finite; got {value}{where} in round {first_round} (rounds {rounds[0]} to {rounds[1]} "
@@ -160,7 +162,12 @@ def info_fields(info: Any, num_nodes: int | None = None) -> dict[str, Any]:
 
 
 def refuse_bad(
-    infos: Infos, variant: str, seed: int, first_round: int, params: Callable[[], PyTree] | None = None
+    infos: Infos,
+    variant: str,
+    seed: int,
+    first_round: int,
+    params: Callable[[], PyTree] | None = None,
+    names: Sequence[str] | None = None,
 ) -> None:
     """Stop on a non-finite measurement or a fatal count.
 
@@ -170,6 +177,7 @@ def refuse_bad(
         first_round: the round, counted from 1, of the first row.
         params: gives the parameters after the last round, leaves (n, *leaf): where to look for the node when a number
             of the whole network is not finite.
+        names: (n,), of the nodes; None where they are numbers.
 
     Raises:
         Diverged: a floating field is not finite. The earliest round decides which one is named; of several in that
@@ -188,7 +196,7 @@ def refuse_bad(
         if name in infos and infos[name].any():
             rows = infos[name].reshape(num_rounds, -1)
             row, node = np.argwhere(rows)[0]
-            where = f" at node {node}" if infos[name].ndim > 1 else ""
+            where = f" at {node_text(node, names)}" if infos[name].ndim > 1 else ""
             raise FatalCount(
                 f"{name}: must stay 0; got {int(rows.sum(dtype=np.int64))} in rounds {first_round} to {last_round} of "
                 f"{variant}, seed {seed}, first {rows[row, node]}{where} in round {first_round + row}. The rounds were "
@@ -210,6 +218,7 @@ def refuse_bad(
             node=nodes[0] if has_nodes and len(nodes) == 1 else None,
             value=float(values[nodes[0]]),
             node_of_params=_bad_node(params()) if params and not has_nodes else None,
+            names=names,
         )
 
 

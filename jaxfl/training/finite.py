@@ -6,7 +6,7 @@ the same of the same numbers before they leave the device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +20,14 @@ from jaxfl.training.chunks import Diverged
 from jaxfl.training.evaluate import Scores
 
 
-def refuse_bad_scores(measured: Mapping[str, PyTree], variant: str, seed: int, since: int, round_index: int) -> None:
+def refuse_bad_scores(
+    measured: Mapping[str, PyTree],
+    variant: str,
+    seed: int,
+    since: int,
+    round_index: int,
+    names: Sequence[str] | None = None,
+) -> None:
     """Stop on a score that is not finite.
 
     Args:
@@ -28,6 +35,7 @@ def refuse_bad_scores(measured: Mapping[str, PyTree], variant: str, seed: int, s
         variant, seed: named in the error.
         since: round of the lane's last line.
         round_index: of the evaluation.
+        names: (n,), of the nodes; None where they are numbers.
 
     Raises:
         Diverged: a number is not finite.
@@ -43,6 +51,7 @@ def refuse_bad_scores(measured: Mapping[str, PyTree], variant: str, seed: int, s
                 first_round=round_index,
                 node=int(bad[0]) if np.ndim(values) and len(bad) == 1 else None,
                 value=float(np.ravel(values)[bad[0]]),
+                names=names,
             )
 
 

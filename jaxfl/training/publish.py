@@ -13,9 +13,9 @@ import tree
 
 from jaxfl.core import ArgumentError
 from jaxfl.privacy.statements import SECRET
-from jaxfl.training.json_files import jsonable, write_json
+from jaxfl.training.json_files import jsonable, read_json, write_json
 from jaxfl.training.processes import on_first
-from jaxfl.training.records import RunDirectory, slug
+from jaxfl.training.records import PRIVACY, RunDirectory, slug
 from jaxfl.training.restore import restore_state
 from jaxfl.training.variant import Variant
 
@@ -26,8 +26,8 @@ _PUBLISHED = ("finished", "budget_spent")  # ends that depend on no data
 def publish(run: RunDirectory, variants: Mapping[str, Variant], out: str | os.PathLike[str]) -> None:
     """Write what the proven statements of a run cover.
 
-    privacy.json holds of every variant its options that vary, its rounds and its statements, and the total that all of
-    them cost a sample together.
+    privacy.json holds of every variant its options that vary, its rounds, its statements and, as the run's own does,
+    the epsilons and names of its nodes; and the total that all of them cost a sample together.
     parameters/<variant>/seed_<s>.npz holds the nodes' parameters at the end, an array (n, *leaf) a leaf. Metrics,
     pictures, times and checkpoints stay behind: they are measured, or kept, without noise.
 
@@ -45,6 +45,7 @@ def publish(run: RunDirectory, variants: Mapping[str, Variant], out: str | os.Pa
         - a run that is not covered is refused.
     """
     path, rows = Path(out), run.read_summary()["variants"]
+    of_nodes = read_json(run.path / PRIVACY) if (run.path / PRIVACY).exists() else {}
     check_folder(out)
     for name, variant in variants.items():
         problem = _uncovered(variant, rows[name])
@@ -53,6 +54,8 @@ def publish(run: RunDirectory, variants: Mapping[str, Variant], out: str | os.Pa
             raise ArgumentError("publish", requirement, f"{name} {problem}", "Leave this variant out.")
     stated = ("settings", "rounds_per_seed", "privacy")
     content = {name: {key: rows[name][key] for key in stated if key in rows[name]} for name in variants}
+    for name in of_nodes.keys() & content:
+        content[name]["node_epsilons"] = of_nodes[name]
     path.mkdir(parents=True, exist_ok=True)
     for name, variant in variants.items():
         folder = path / "parameters" / slug(name)
@@ -63,7 +66,7 @@ def publish(run: RunDirectory, variants: Mapping[str, Variant], out: str | os.Pa
             arrays = {"/".join(map(str, keys)) or "params": np.asarray(leaf) for keys, leaf in leaves}
             np.savez(folder / f"seed_{seed}.npz", allow_pickle=False, **arrays)
     note = "each statement holds for one variant and one seed; the total holds for all that are published here"
-    content = {"note": note, "total": _total(variants, rows), "variants": content}
+    content = {"note": note, "total": _total(run, variants, rows, of_nodes), "variants": content}
     write_json(path / "privacy.json", jsonable(content, "privacy"))
 
 
@@ -74,12 +77,19 @@ def check_folder(out: str | os.PathLike[str]) -> None:
         raise ArgumentError("publish", "must be a new or an empty folder", f"{path} is not", "Name another one.")
 
 
-def _total(variants: Mapping[str, Variant], rows: Mapping[str, Mapping]) -> list[dict[str, Any]]:
+def _total(
+    run: RunDirectory,
+    variants: Mapping[str, Variant],
+    rows: Mapping[str, Mapping],
+    of_nodes: Mapping[str, list[Mapping]],
+) -> list[dict[str, Any]]:
     """What all seeds of all variants cost a sample (or client) together, in each relation that all have a bound for.
 
-    By basic composition: epsilons and deltas add up. A sample may lie at another node in each seed, so that the largest
-    epsilon of a node is taken of each.
+    By basic composition: epsilons and deltas add up, node by node where all runs have the same data. Elsewhere a sample
+    may lie at another node in each run, so that the largest epsilon of a node is taken of each.
     """
+    digests = {name: run.config["training"]["variants"][name]["data"] for name in variants}
+    same_data = len({digests[name][str(seed)] for name, of in variants.items() for seed in of.seeds}) == 1
     proven = {
         name: {one["neighboring_relation"]: one for one in rows[name]["privacy"] if one["bound"] == "proven"}
         for name in variants
@@ -89,8 +99,27 @@ def _total(variants: Mapping[str, Variant], rows: Mapping[str, Mapping]) -> list
         each = [proven[name].get(relation, {"dp_epsilon": None}) for name, of in variants.items() for _ in of.seeds]
         if all(one["dp_epsilon"] is not None for one in each):
             sums = {key: sum(one[key] for one in each) for key in ("dp_epsilon", "dp_delta")}
+            if same_data:
+                sums |= _node_by_node(variants, of_nodes, relation)
             totals.append({"neighboring_relation": relation, **sums, "holds_for": "every node", "runs": len(each)})
     return totals
+
+
+def _node_by_node(
+    variants: Mapping[str, Variant], of_nodes: Mapping[str, list[Mapping]], relation: str
+) -> dict[str, Any]:
+    """Sum of each node's epsilons over all runs, their maximum and the nodes' names; empty where a run lacks them."""
+    each = []
+    for name, of in variants.items():
+        proven = [one for one in of_nodes.get(name, ()) if one["bound"] == "proven"]
+        each += [[one for one in proven if one["neighboring_relation"] == relation]] * len(of.seeds)
+    names = {tuple(one.get("nodes", ())) for stated in each for one in stated}
+    if any(len(stated) != 1 for stated in each) or len(names) != 1:
+        return {}
+    # A statement with several lists has one for each seed: the larger one is right for any of them.
+    epsilons = np.sum([np.max(stated[0]["node_epsilons"], axis=0) for stated in each], axis=0).tolist()
+    called = next(iter(names))
+    return {"dp_epsilon": max(epsilons), **({"nodes": list(called)} if called else {}), "node_epsilons": epsilons}
 
 
 def _uncovered(variant: Variant, row: Mapping) -> str | None:

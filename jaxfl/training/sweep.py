@@ -239,8 +239,8 @@ class Lockstep:
             own = {name: (values[lane.index] if self._batched else values)[:count] for name, values in buffers.items()}
             own = lane.add(own)
             lane.seconds, lane.timed_rounds = lane.seconds + seconds / len(running), lane.timed_rounds + count
-            params = partial(self._node_params, lane)
-            self._guard(lane, partial(refuse_bad, own, *lane.point.label, first, params))
+            params, names = partial(self._node_params, lane), lane.point.node_names
+            self._guard(lane, partial(refuse_bad, own, *lane.point.label, first, params, names))
         return count * len(running)
 
     def _ahead(self, round_index: int) -> Ahead | None:
@@ -346,7 +346,8 @@ class Lockstep:
         for lane in due:
             own = jax.tree.map(lambda leaf, i=lane.index: leaf[i], measured) if self._batched else measured
             since = 0 if lane.last_line is None else lane.last_line
-            self._guard(lane, partial(refuse_bad_scores, own, *lane.point.label, since, self._round))
+            names = lane.point.node_names
+            self._guard(lane, partial(refuse_bad_scores, own, *lane.point.label, since, self._round, names))
             if lane.ended is None:
                 lines.append(self._line(lane, own))
         self._run.append_metrics(lines)

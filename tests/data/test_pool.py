@@ -70,7 +70,7 @@ def test_float64_is_kept_under_x64_and_refused_otherwise():
         ({"parts": []}, "parts", ["at least one node", "got none"]),
         ({"parts": [[0], [1, 6]]}, "parts", ["[0, 6)", "node 1 has 6 at position 1"]),
         ({"parts": [[-1], [1]]}, "parts", ["node 0 has -1 at position 0"]),
-        ({"parts": [[0, 3], [1], [2, 3]]}, "parts", ["sample 3: nodes 0 and 2 hold it"]),
+        ({"parts": [[0, 3], [1], [2, 3]]}, "parts", ["sample 3: node 0 and node 2 hold it"]),
         ({"parts": [[0], [2, 1, 2]]}, "parts", ["sample 2: node 1 holds it twice"]),
         ({"parts": [[0.0]]}, "parts", ["vectors of integers", "float64"]),
         ({"parts": [[[0]]]}, "parts", ["vectors of integers", "shape (1, 1)"]),

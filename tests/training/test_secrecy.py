@@ -260,6 +260,39 @@ class TestPublish:
             state = restore_state(run, "A", variants["A"], 1)[1]
             np.testing.assert_array_equal(held["params"], algorithm_of({"noise_std": 0.1}).node_params(state))
 
+    def test_nodes_with_budgets_of_their_own_are_added_up_one_by_one(self, tmp_path):
+        def named(seed):
+            parts = [np.arange(6), np.arange(6, 12)]
+            return jaxfl.federate(data_of(0).inputs, np.zeros(SAMPLES, np.int32), parts, names=["north", "south"])
+
+        def moved(seed):
+            return named(seed)._replace(inputs=named(seed).inputs + seed)
+
+        def stated(*epsilons):
+            own = {"dp_epsilon": max(epsilons), "nodes": 2, "node_epsilons": epsilons}
+            return lambda rounds: [{**STATEMENT, **own}]
+
+        def total(name, data, **of_variants):
+            run = open_run(tmp_path / name, {})
+            shared = {"seeds": (0, 1), "data": data}
+            variants = {label: variant(0.1, privacy=of, **shared) for label, of in of_variants.items()}
+            train(variants, run=run, quiet=True, key=secret_key(run))
+            publish(run, variants, tmp_path / f"{name}_out")
+            published = json.loads((tmp_path / f"{name}_out" / "privacy.json").read_text())
+            own = json.loads((run.path / "privacy.json").read_text())
+            assert {label: row["node_epsilons"] for label, row in published["variants"].items()} == own
+            return published["total"][0]
+
+        same = total("same", named, A=stated(1.0, 4.0))
+        assert (same["dp_epsilon"], same["node_epsilons"], same["nodes"]) == (8.0, [2.0, 8.0], ["north", "south"])
+        assert same["dp_delta"] == pytest.approx(2e-5)
+        both = total("both", named, A=stated(1.0, 4.0), B=stated(5.0, 1.0))
+        assert (both["dp_epsilon"], both["node_epsilons"]) == (12.0, [12.0, 10.0])  # not 18
+        of_each_seed = total("of_each_seed", named, A=stated(1.0, 4.0, 2.0, 3.0))
+        assert of_each_seed["node_epsilons"] == [4.0, 8.0]
+        other = total("other", moved, A=stated(1.0, 4.0), B=stated(5.0, 1.0))
+        assert (other["dp_epsilon"], other["runs"], "node_epsilons" in other) == (18.0, 4, False)
+
     def test_a_run_that_is_not_covered_is_refused(self, both, tmp_path):
         run, variants = open_run(tmp_path / "run", {}), {"A": variant(0.1)}
         train(variants, run=run, quiet=True, key=secret_key(run))

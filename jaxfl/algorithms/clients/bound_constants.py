@@ -180,7 +180,7 @@ def private_constants(
 def _constants(sampler: Sampler | None, estimate: Callable[..., Any], *, is_private: bool) -> BoundConstants:
     def check_data(data):
         if sampler is not None and is_private:
-            check_counts(sampler, data.sizes)
+            check_counts(sampler, data.sizes, data.names)
 
     def draw(key, round_index, data):
         n, noise = data.num_nodes, None

@@ -191,7 +191,7 @@ def local_steps(
             check_sample_losses(task)
         check_task(task, data)
         if not by_count:
-            check_counts(chosen, data.sizes)
+            check_counts(chosen, data.sizes, data.names)
         check_types(task, data, noise)
 
     def draw(key, round_index, active, data, task, asked=None):

@@ -117,6 +117,16 @@ def test_noise_scales_of_a_schedule_are_copied(name):
     jax.tree.map(np.testing.assert_array_equal, before.state_noise, after.state_noise)
 
 
+def test_numbers_of_clients_are_copied():
+    norm, bound, multiplier = (np.array(number) for number in (0.5, 1.0, 2.0))
+    updates = jaxfl.private_updates(clip_norm=norm, noise=jaxfl.gaussian(0.1))
+    norm[...] = 7.0
+    assert float(updates.clip_norm) == 0.5
+    learner = jaxfl.private_constants(4, clip_norm=norm, loss_bound=bound, noise_multiplier=multiplier)
+    kept = [cell.cell_contents for cell in learner.estimate.__closure__ or ()]
+    assert not any(number is given for number in kept for given in (norm, bound, multiplier))
+
+
 def clients_of(**changes):
     return jaxfl.local_steps(3, **{"batch_size": 2, "optimizer": optax.sgd(0.1), **changes})
 

@@ -117,7 +117,8 @@ def _tell(
             rounds = max(row["rounds_per_seed"])
             is_proven = flat(asked.lines[name].point).get("bound", "proven") == "proven"
             held = next(stated for stated in row["privacy"] if (stated["bound"] == "proven") == is_proven)
-            spent = f"{name}: the privacy budget was spent after {rounds} rounds, and the run stopped there"
+            what = "privacy budget was" if held["dp_epsilon"] is not None else "iterations that a budget pays for were"
+            spent = f"{name}: the {what} spent after {rounds} rounds, and the run stopped there"
             console.print(f"{spent}: {statement_text(held)}")
     settings = {name: line.settings for name, line in asked.lines.items()}
     shown = ", ".join(map(str, [*plot_run(directory, where.x), *plot_final(directory, settings), *added]))

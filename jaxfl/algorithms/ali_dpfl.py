@@ -355,14 +355,17 @@ def _check_clients(clients: LocalSteps, step_size: float | Array) -> None:
     if noisy and clients.sampler != "poisson":
         requirement, found = "must draw Poisson batches where they add noise", f"got sampler {clients.sampler!r}"
         raise ArgumentError("clients", requirement, found, "Pass sampler=jaxfl.gradients.poisson to local_steps.")
+    moves: list[Any] = []
     with jax.ensure_compile_time_eval():
-        rule, params = clients.optimizer_at(jnp.int32(0)), jnp.float32(1.0)
-        first, memory = rule.update(jnp.float32(3.0), rule.init(params), params)
-        moves: list[Any] = [first, rule.update(jnp.float32(3.0), memory, params)[0]]
+        for k in (0, 1, 1000):  # a schedule over rounds shows in one of them
+            rule, params = clients.optimizer_at(jnp.int32(k)), jnp.float32(1.0)
+            first, memory = rule.update(jnp.float32(3.0), rule.init(params), params)
+            moves += [first, rule.update(jnp.float32(3.0), memory, params)[0]]
     if any(map(check.is_traced, (step_size, *moves))):
         return
     if not np.allclose(moves, -3.0 * np.float32(step_size), rtol=1e-5, atol=0.0):
-        found = f"got steps of {-float(moves[0]) / 3:.6g} and {-float(moves[1]) / 3:.6g} times the gradient"
+        steps = " and ".join(dict.fromkeys(f"{-float(move) / 3:.6g}" for move in moves))
+        found = f"got steps of {steps} times the gradient"
         remedy = "Pass optax.sgd(step_size) to local_steps."
         raise ArgumentError("clients", f"must make SGD with step_size, {float(step_size):.6g}", found, remedy)
 

@@ -48,7 +48,7 @@ import numpy as np
 
 from jaxfl.algorithms.clients import block_means
 from jaxfl.algorithms.clients.blocks import check_blocks, tasks_of_classes, train_drawn
-from jaxfl.algorithms.clients.client_classes import client_classes
+from jaxfl.algorithms.clients.client_classes import client_classes, in_order
 from jaxfl.algorithms.clients.local_steps import LocalSteps, require_plain
 from jaxfl.algorithms.clients.parts import train_part
 from jaxfl.algorithms.clients.private_updates import Participants, PrivateUpdates
@@ -103,7 +103,6 @@ class Info(NamedTuple):
         Array  # (n,), int32, samples that ran forward through the blocks in front of the client's first
     )
     batch_overflow: Array | None  # (n,), int32, or that of clients at all of them; above 0 is an error
-    class_overflow: Array | None  # (), int32, active clients without a slot of their class; above 0 is an error
     clipped_updates: Array | None  # (n,), int32, 1 for a client whose update was scaled down
     discarded_updates: Array | None  # (n,), int32, 1 for a client whose update was not finite and counted as zero
 
@@ -260,9 +259,10 @@ def embracing(
             else functools.partial(train_part, part, task.blocks, frozen_batch_norm, **common)
             for own, part in zip(tasks, parts, strict=True)
         ]
-        ran = classes.run(of_class, in_common_form, task.node_loop, active, (trained, steps), is_active)
+        own = (active, (trained, steps), is_active, clients.differentiable)
+        groups = classes.run(of_class, in_common_form, task.node_loop, *own)
 
-        losses = ran.in_order([group.results[2] for group in ran.groups], len(active))
+        losses = in_order(groups, [group.results[2] for group in groups], len(active))
         weights, changes = clients.weigh(data, active).astype(number_type(state.params)), None
         if is_active is not None:
             weights, trained = weights * is_active.astype(weights.dtype), trained & is_active[:, None]
@@ -270,13 +270,13 @@ def embracing(
         if updates is None:
             shares = weights / weights.sum()
             mean = functools.partial(block_means.mean, weights, is_trained)
-            params = mean(state.params, [(group, group.results[0]) for group in ran.groups])
-            new_model_state = mean(model_state, [(group, group.results[1]) for group in ran.groups])
+            params = mean(state.params, [(group, group.results[0]) for group in groups])
+            new_model_state = mean(model_state, [(group, group.results[1]) for group in groups])
         else:
             of_block = dict(zip(task.blocks, expected, strict=True))
-            new = [group.results[0] for group in ran.groups]
+            new = [group.results[0] for group in groups]
             params, changes = block_means.noisy_mean(
-                updates, of_block, draws.is_active, is_trained, state.params, ran, new, draws.update_noise
+                updates, of_block, draws.is_active, is_trained, state.params, groups, new, draws.update_noise
             )
             losses = jnp.where(changes.discarded > 0, 0.0, losses)
             shares, new_model_state = weights / num_expected, model_state  # which is empty
@@ -303,7 +303,6 @@ def embracing(
             gradient_evaluations=of_clients(counts),
             forward_evaluations=of_clients(jnp.where(in_front, num_entering, 0)),
             batch_overflow=overflow if clients.sampler == "poisson" or updates is not None else None,
-            class_overflow=ran.overflow,
             clipped_updates=None if changes is None else of_clients(changes.clipped),
             discarded_updates=None if changes is None else of_clients(changes.discarded),
         )

@@ -40,7 +40,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.algorithms.clients.client_classes import client_classes
+from jaxfl.algorithms.clients.client_classes import client_classes, in_order
 from jaxfl.algorithms.clients.local_steps import LocalSteps, require_plain
 from jaxfl.algorithms.clients.server import by_client, server_model
 from jaxfl.algorithms.clients.slices import AxisGroups, Slices, leading_slices, variable_shapes
@@ -90,7 +90,6 @@ class Info(NamedTuple):
     gradient_evaluations: Array  # (n,), int32
     forward_evaluations: Array  # (n,), int32, 0: no sample is run forward without a backward pass
     batch_overflow: Array | None  # (n,), int32, above 0 is an error; None where batches have a fixed size
-    class_overflow: Array | None  # (), int32, active clients without a slot of their class; above 0 is an error
 
 
 def width_reduction(
@@ -220,19 +219,20 @@ def width_reduction(
         def embedded(number, variables):
             return slices[0][number].put(jax.tree.map(jnp.zeros_like, whole), variables)
 
-        ran = classes.run(
+        groups = classes.run(
             [client_of(number) for number in range(len(tasks))],
             lambda number, result: (embedded(number, result[0]), result[1]),
             tasks[0].node_loop,
             active,
             (draws.widths, steps),
+            differentiable=clients.differentiable,
         )
         weights, numbers = clients.weigh(data, active).astype(number_type(state.params)), classes.of(active)
         sums = []
-        for group in ran.groups:
+        for group in groups:
             total = weighted_sum(group.take(weights), group.results[0])
             sums.append(total if group.number is None else embedded(group.number, total))
-        losses = ran.in_order([group.results[1] for group in ran.groups], len(active))
+        losses = in_order(groups, [group.results[1] for group in groups], len(active))
         class_weights = jax.ops.segment_sum(weights, numbers, len(tasks))
         held = [
             embedded(number, jax.tree.map(lambda leaf, weight=weight: jnp.full(leaf.shape, weight, leaf.dtype), shape))
@@ -250,7 +250,6 @@ def width_reduction(
             gradient_evaluations=by_client(active, n, counts),
             forward_evaluations=jnp.zeros(n, jnp.int32),
             batch_overflow=by_client(active, n, draws.steps.batch_overflow) if clients.sampler == "poisson" else None,
-            class_overflow=ran.overflow,
         )
         return State(params=new.params, model_state=new.model_state, round_index=state.round_index + 1), info
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-FATAL_COUNTS = ("batch_overflow", "class_overflow", "prefetch_misses")
+FATAL_COUNTS = ("batch_overflow", "prefetch_misses")
 """Counts that must stay 0: above it, the rounds did not do what the algorithm (and its privacy bound) assumes."""
 
 DISCARDED = ("discarded_gradients", "discarded_updates")
@@ -32,7 +32,7 @@ def check_info(info: Any) -> None:
         info: of `Algorithm.round`, or of several rounds, stacked by `jax.lax.scan`. It is fetched from the device.
 
     Raises:
-        FatalCount: samples without room in a batch, clients without room in a class, table rows that were not read
+        FatalCount: samples without room in a batch, table rows that were not read
             ahead; beyond what `train` refuses, gradients or updates that were not finite and counted as zero.
 
     Example:

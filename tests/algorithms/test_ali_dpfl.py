@@ -368,6 +368,14 @@ BAD = [
     ({"max_rounds": jnp.ones(2)}, "max_rounds: must be a single number"),
     ({"local": {"noise": None, "clip_norm": None}}, "clients: .*got clients without either"),
     ({"local": {"num_steps": 3}}, "clients: .*got clients with num_steps"),
+    ({"local": {"sampler": jaxfl.gradients.fixed}}, "clients: must draw Poisson batches .*got sampler 'fixed'"),
+    ({"local": {"optimizer": optax.sgd(5.0)}}, "clients: must make SGD with step_size"),
+    ({"local": {"optimizer": optax.sgd(STEP_SIZE, momentum=0.9)}}, "clients: must make SGD with step_size"),
+    (
+        {"local": {"optimizer": lambda k: optax.sgd(STEP_SIZE / (1.0 + k.astype(jnp.float32)))}},
+        "clients: must make SGD with step_size",
+    ),
+    ({"max_rounds": 20.7}, "max_rounds: must be a whole number"),
 ]
 
 

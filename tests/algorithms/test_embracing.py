@@ -26,12 +26,10 @@ from reference.runs import (
 import jaxfl
 from jaxfl import ArgumentError
 from jaxfl.algorithms import first_half, output_side
-from jaxfl.algorithms.clients import client_classes, parts
+from jaxfl.algorithms.clients import parts
 from jaxfl.core import Variables
-from jaxfl.core.counts import FatalCount
 from jaxfl.core.platform import tracing_for
 from jaxfl.models import Model, classification, layers, sequential
-from jaxfl.training.chunks import refuse_bad
 
 KEY = jax.random.key(11)
 SIZES = (7, 3, 9, 1, 6, 5, 8)
@@ -201,7 +199,7 @@ def test_cached_features_equal_those_recomputed_in_every_step(frozen_batch_norm)
 
 @pytest.mark.parametrize("frozen_batch_norm", ["running", "batch"])
 @pytest.mark.slow
-def test_groups_of_slots_and_clients_one_after_the_other_give_the_same(frozen_batch_norm):
+def test_waves_of_slots_and_clients_one_after_the_other_give_the_same(frozen_batch_norm):
     """With batch normalization, dropout, and one class that is not there; a client of three samples has them cached."""
     algorithm = two_classes(classification(normalized(0.3)), frozen_batch_norm=frozen_batch_norm)
     data, draws, rounds = uneven_data(SIZES), draws_of(0, 1, 4, 6), []
@@ -209,17 +207,6 @@ def test_groups_of_slots_and_clients_one_after_the_other_give_the_same(frozen_ba
         with tracing_for(platform):
             rounds.append(jax.jit(algorithm.update)(started(algorithm, data), data, draws))
     assert_same(*rounds, rtol=1e-5, atol=1e-6)
-
-
-def test_an_active_client_without_a_slot_of_its_class_is_counted(monkeypatch):
-    """And stops a run: of classes with one slot each, two strong clients and two weak ones are active."""
-    monkeypatch.setattr(client_classes, "class_slots", lambda members, *_, **__: np.minimum(members, 1))
-    algorithm, data = two_classes(classification(normalized())), uneven_data(SIZES)
-    with tracing_for("gpu"):
-        info = jax.jit(algorithm.update)(started(algorithm, data), data, draws_of(*TEAM))[1]
-    assert int(info.class_overflow) == 2
-    with pytest.raises(FatalCount, match="class_overflow: must stay 0; got 2"):
-        refuse_bad({"class_overflow": np.asarray(info.class_overflow)[None]}, "EmbracingFL", 0, 1)
 
 
 def test_features_of_a_sample_are_computed_once_a_round(monkeypatch):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 
-from jaxfl.algorithms.clients.client_classes import Group, Ran
+from jaxfl.algorithms.clients.client_classes import Group, in_order
 from jaxfl.algorithms.clients.private_updates import ClippedSum, PrivateUpdates
 from jaxfl.core import Array, PyTree
 from jaxfl.core.tree import along_nodes, weighted_sum
@@ -48,7 +48,7 @@ def noisy_mean(
     is_active: Array,
     is_trained: Mapping[str, Array],
     old: PyTree,
-    ran: Ran,
+    groups: Sequence[Group],
     values: Sequence[PyTree],
     noise: PyTree,
 ) -> tuple[PyTree, ClippedSum]:
@@ -62,7 +62,7 @@ def noisy_mean(
         is_active: (c,), bool, False for an empty slot.
         is_trained: block -> (c,), bool, whether the client trains it.
         old: block -> leaves (*leaf).
-        ran: the groups in which clients ran.
+        groups: in which clients ran.
         values: of each group block -> leaves (clients, *leaf), after each client's steps; blocks that none of them
             trains may be absent.
         noise: block -> leaves (*leaf), on the sum.
@@ -82,14 +82,13 @@ def noisy_mean(
         }
 
     sums = [
-        updates.sum(changes_of(group, new), group.take(is_active))
-        for group, new in zip(ran.groups, values, strict=True)
+        updates.sum(changes_of(group, new), group.take(is_active)) for group, new in zip(groups, values, strict=True)
     ]
     names = dict.fromkeys(block for own in sums for block in own.total)
     total = ClippedSum(
         total={block: _add_up([own.total[block] for own in sums if block in own.total]) for block in names},
-        clipped=ran.in_order([own.clipped for own in sums], len(is_active)),
-        discarded=ran.in_order([own.discarded for own in sums], len(is_active)),
+        clipped=in_order(groups, [own.clipped for own in sums], len(is_active)),
+        discarded=in_order(groups, [own.discarded for own in sums], len(is_active)),
     )
     noisy = updates.noise.release(total.total, {block: noise[block] for block in names})
     moved = {

@@ -36,7 +36,7 @@ import jax.numpy as jnp
 
 from jaxfl.core import Array, FederatedData, Key, Purpose, PyTree, Task, check, node_keys, over_nodes, purpose_key
 from jaxfl.core.devices import varying_like
-from jaxfl.core.tree import add_exactly, norm, size, weighted_sum
+from jaxfl.core.tree import add_exactly, copied, norm, size, weighted_sum
 from jaxfl.gradients import fixed, per_example, poisson
 from jaxfl.gradients.per_example import tree_norm
 from jaxfl.gradients.samplers import Sampler, check_counts
@@ -143,6 +143,7 @@ def private_constants(
     """
     check.scalar(clip_norm=clip_norm, loss_bound=loss_bound, noise_multiplier=noise_multiplier)
     check.positive(clip_norm=clip_norm, loss_bound=loss_bound, noise_multiplier=noise_multiplier)
+    clip_norm, loss_bound, noise_multiplier = copied((clip_norm, loss_bound, noise_multiplier))
     sampler = None if batch_size is None else poisson(batch_size)
 
     def estimate(task, data, draws, aggregation, before):

@@ -4,16 +4,19 @@ A class's function has static shapes of its own. Where the number of active clie
 sampling) they are grouped by class, and each group is one `over_nodes` call.
 
 Where the active clients are drawn from all, the number of each class is random. On an accelerator they are grouped all
-the same: a class has slots for as many as ever come (`class_slots`), and what an empty slot computes is dropped. There
-clients that run one after the other would be tens of thousands of small kernels a round. On a CPU clients run one after
-the other (`lax.map`) and each takes the branch of its class (`lax.switch`), so that a weak client really costs less,
-and nobody computes for an empty slot. Under `vmap` a switch would run every branch for every client, so that there
-clients of several classes are mapped whatever the task's `node_loop` says; and a `vmap` over the whole round, as over
-seeds, costs all branches. The numbers are the same, to rounding.
+the same: a class runs in waves, each with slots for a few more clients than come on average (`slots_at_once`), and
+there are as many waves as its clients need. What an empty slot computes is dropped. There clients that run one after
+the other would be tens of thousands of small kernels a round. On a CPU clients run one after the other (`lax.map`) and
+each takes the branch of its class (`lax.switch`), so that a weak client really costs less, and nobody computes for an
+empty slot. Under `vmap` a switch would run every branch for every client, so that there clients of several classes are
+mapped whatever the task's `node_loop` says; and a `vmap` over the whole round, as over seeds, costs all branches. The
+numbers are the same, to rounding.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -22,8 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.algorithms.clients import server
-from jaxfl.algorithms.clients.class_slots import class_slots, place
 from jaxfl.core import ArgumentError, Array, FederatedData, Key, Purpose, check, node_keys, purpose_key
+from jaxfl.core.devices import varying_like
 from jaxfl.core.platform import is_cpu
 
 
@@ -48,24 +51,13 @@ class Group(NamedTuple):
         return values.at[self.rows].get(mode="fill", fill_value=0)
 
 
-class Ran(NamedTuple):
-    """What all active clients computed.
-
-    Attributes:
-        groups: in which they ran.
-        overflow: (), int32, active clients for whom there was no slot, which is an error; None where all have one.
-    """
-
-    groups: list[Group]
-    overflow: Array | None
-
-    def in_order(self, values: Sequence[Array], num_active: int) -> Array:
-        """Numbers of the clients of each group (c,) in the order of `Draws.active`, (k,)."""
-        together = jnp.concatenate(values)
-        if all(isinstance(group.rows, slice) for group in self.groups):
-            return together
-        rows = jnp.concatenate([group.rows for group in self.groups])  # pyright: ignore[reportArgumentType]
-        return jnp.zeros(num_active, together.dtype).at[rows].set(together, mode="drop")
+def in_order(groups: Sequence[Group], values: Sequence[Array], num_active: int) -> Array:
+    """Numbers of the clients of each group (c,) in the order of `Draws.active`, (k,)."""
+    together = jnp.concatenate(values)
+    if all(isinstance(group.rows, slice) for group in groups):
+        return together
+    rows = jnp.concatenate([group.rows for group in groups])  # pyright: ignore[reportArgumentType]
+    return jnp.zeros(num_active, together.dtype).at[rows].set(together, mode="drop")
 
 
 class ClientClasses(NamedTuple):
@@ -120,7 +112,8 @@ class ClientClasses(NamedTuple):
         active: Array,
         arguments: tuple[Any, ...],
         is_active: Array | None = None,
-    ) -> Ran:
+        differentiable: bool = False,
+    ) -> list[Group]:
         """Every active client's function of its class.
 
         Args:
@@ -131,20 +124,22 @@ class ClientClasses(NamedTuple):
             active: (k,), int32, as `draw_active` orders them.
             arguments: leaves (k, ...).
             is_active: (k,), bool, False for an empty slot, whose results are zeros; None where there is none.
+            differentiable: whether the results have a reverse derivative on accelerators, too: a class then has one
+                wave, with slots for all that may come.
 
         Returns:
             The results, in groups.
 
         Guarantees:
-            - groups of slots and clients one after the other give the same.
+            - waves of slots and clients one after the other give the same.
             - what an empty slot computes changes nothing.
         """
         present, groups, start = np.unique(self.of_client), [], 0
         if isinstance(self.num_active, int) and len(present) > 1:
             if not is_cpu():
-                return self._in_slots(clients, node_loop, active, arguments, is_active)
+                return self._in_waves(clients, node_loop, active, arguments, is_active, differentiable)
             one_by_one = self._one_by_one(clients, in_common_form, active, arguments, is_active)
-            return Ran(groups=[Group(slice(None), None, one_by_one)], overflow=None)
+            return [Group(slice(None), None, one_by_one)]
         counts = (
             {int(present[0]): len(active)} if isinstance(self.num_active, int) else dict(enumerate(self.num_active))
         )
@@ -154,21 +149,39 @@ class ClientClasses(NamedTuple):
                 own = jax.tree.map(lambda leaf, rows=rows: leaf[rows], (is_active, *arguments))
                 groups.append(Group(rows, number, server.over_slots(clients[number], node_loop)(*own)))
                 start += count
-        return Ran(groups=groups, overflow=None)
+        return groups
 
-    def _in_slots(self, clients, node_loop, active, arguments, is_active):
-        """Class after class, each with slots for as many as ever come."""
+    def _in_waves(self, clients, node_loop, active, arguments, is_active, differentiable):
+        """Class after class, each in as many waves of slots as its active clients fill."""
         members, k = np.bincount(self.of_client, minlength=self.num_classes), len(active)
-        slots = class_slots(members, self.num_active, independent=is_active is not None)  # pyright: ignore
-        most = members if is_active is not None else np.minimum(members, k)
-        of_class = {number: int(count) for number, count in enumerate(slots) if count > 0}
-        placed = place(self.of(active), of_class, is_active, all_fit=bool(np.all(slots == most)))
         groups = []
-        for number, rows in placed.rows.items():
-            # An empty slot computes with the last client's arguments.
-            own = jax.tree.map(lambda leaf, rows=rows: leaf[jnp.minimum(rows, k - 1)], arguments)
-            groups.append(Group(rows, number, server.over_slots(clients[number], node_loop)(rows < k, *own)))
-        return Ran(groups=groups, overflow=placed.overflow)
+        for number in np.flatnonzero(members).tolist():
+            most = int(members[number]) if is_active is not None else min(int(members[number]), k)
+            usual = slots_at_once(members[number] / members.sum(), self.num_active)  # pyright: ignore
+            slots = most if differentiable else min(most, usual)
+            is_own = self.of(active) == number
+            (rows,) = jnp.nonzero(is_own if is_active is None else is_own & is_active, size=most, fill_value=k)
+            rows, run = rows.astype(jnp.int32), server.over_slots(clients[number], node_loop)
+
+            def wave(start, rows=rows, slots=slots, run=run):
+                own = jax.lax.dynamic_slice_in_dim(rows, start, slots)
+                # An empty slot computes with the last client's arguments.
+                return run(own < k, *jax.tree.map(lambda leaf: leaf[jnp.minimum(own, k - 1)], arguments))
+
+            def following(w, results, most=most, slots=slots, wave=wave):
+                start = jnp.minimum(w * slots, most - slots)  # the last wave repeats some of the one before
+                put = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=start, axis=0)
+                return jax.tree.map(put, results, wave(start))
+
+            if slots == most:
+                results = wave(0)
+            else:
+                form = jax.eval_shape(wave, 0)
+                nothing = jax.tree.map(lambda leaf, most=most: jnp.zeros((most, *leaf.shape[1:]), leaf.dtype), form)
+                waves = (jnp.sum(rows < k, dtype=jnp.int32) + slots - 1) // slots
+                results = jax.lax.fori_loop(0, waves, following, varying_like(nothing, active, arguments))
+            groups.append(Group(rows, number, results))
+        return groups
 
     def _one_by_one(self, clients, in_common_form, active, arguments, is_active):
         """One client after the other, each by the branch of its class; classes without clients have none."""
@@ -181,6 +194,20 @@ class ClientClasses(NamedTuple):
         chosen = jnp.asarray(branch_of_client, jnp.int32)[active]
         one_of_class = server.over_slots(lambda number, *own: jax.lax.switch(number, branches, *own), "map")
         return one_of_class(is_active, chosen, *arguments)
+
+
+def slots_at_once(share: float, num_active: int) -> int:
+    """Slots of a wave of a class: what comes on average and a standard deviation more, so that one wave mostly does.
+
+    Args:
+        share: of the class among all clients.
+        num_active: clients in a round, exactly or on average.
+
+    Example:
+        >>> slots_at_once(1 / 3, 32), slots_at_once(1 / 128, 1)
+        (14, 1)
+    """
+    return math.ceil(num_active * share + math.sqrt(num_active * share * (1 - share)))
 
 
 def client_classes(

@@ -64,6 +64,7 @@ class LocalSteps(NamedTuple):
         is_private: whether samples' gradients are clipped, or noise is added to a step's.
         noise_std: standard deviation of the noise of one step on one coordinate, () or 0.
         num_steps: as `local_steps` was told.
+        differentiable: likewise.
         sampler: "fixed", "uniform" or "poisson", how batches are drawn; a Poisson batch may exceed its slots.
         optimizer_at: round index () -> the optax optimizer of that round.
         weighting: "data" or "uniform", what `weigh` goes by.
@@ -83,6 +84,7 @@ class LocalSteps(NamedTuple):
     is_private: bool
     noise_std: float | Array
     num_steps: int | Array | Callable[[Array], Array] | None
+    differentiable: bool
     sampler: str
     optimizer_at: Callable[[Array], optax.GradientTransformation]
     weighting: str
@@ -126,6 +128,7 @@ def local_steps(
             Default: all. A traced number is no reason to compile anew.
         differentiable: whether a number of steps is run under a mask, so that a round has a reverse derivative, whose
             memory is that of all `max_steps`. Otherwise it is a loop with that bound, and JAX refuses the derivative.
+            On accelerators this also holds for clients of several classes that are drawn from all.
             An accelerator's host then waits once a step for whether another follows. Under a mask it would not, but the
             steps that are not taken would be computed, and ALI-DPFL takes few of them.
         weighting: "data", by the clients' numbers of samples, or "uniform".
@@ -313,6 +316,7 @@ def local_steps(
         is_private=is_private,
         noise_std=0.0 if noise is None else noise.noise_scale,
         num_steps=num_steps,
+        differentiable=differentiable,
         sampler=chosen.name,
         optimizer_at=optimizer_at,
         weighting=weighting,

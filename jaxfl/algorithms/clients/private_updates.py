@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.core import ArgumentError, Array, Key, Purpose, PyTree, Task, check, purpose_key
-from jaxfl.core.tree import along_nodes, norm
+from jaxfl.core.tree import along_nodes, copied, norm
 from jaxfl.gradients import poisson
 from jaxfl.gradients.microbatches import in_blocks
 from jaxfl.gradients.per_example import clip_scale
@@ -127,4 +127,4 @@ def private_updates(*, clip_norm: float | Array, noise: NoiseMechanism, num_roun
     if jnp.ndim(noise.noise_scale) > 0:
         found = f"got shape {jnp.shape(noise.noise_scale)}"
         raise ArgumentError("noise", "must have one scale", found, "Pass a single number.")
-    return PrivateUpdates(clip_norm, noise, num_rounds)
+    return PrivateUpdates(copied(clip_norm), noise, num_rounds)

@@ -5,7 +5,9 @@ import contextlib
 import gc
 import os
 import platform
+import resource
 import signal
+import sys
 import zlib
 from importlib.metadata import version
 from pathlib import Path
@@ -105,6 +107,27 @@ def _programs_of_this_file_alone():
     yield
     jax.clear_caches()
     gc.collect()
+
+
+_PEAKS = {}  # process -> the most memory that it held, bytes
+
+
+def pytest_sessionfinish(session):
+    """A process of several tells the one that prints what it held at most."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["peak"] = peak
+    else:
+        _PEAKS.setdefault("main", peak)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    _PEAKS[node.gateway.id] = getattr(node, "workeroutput", {}).get("peak", 0)
+
+
+def pytest_terminal_summary(terminalreporter):
+    terminalreporter.write_line("peak memory: " + ", ".join(f"{k} {v / 1e9:.2f} GB" for k, v in sorted(_PEAKS.items())))
 
 
 def pytest_collection_finish():

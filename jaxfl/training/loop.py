@@ -202,7 +202,7 @@ class _Job(NamedTuple):
     seconds: float  # that compiling took
 
 
-_UNRECORDED = {"round": None, "seconds": {"compile": 0.0, "run": 0.0, "timed_rounds": 0}}
+_UNRECORDED = {"round": None, "seconds": {"compile": 0.0, "run": 0.0, "timed_rounds": 0, "rounds_a_call": 0}}
 
 
 def _prepare(points: Sequence[Point], run: RunDirectory, progress: ProgressReport) -> list[_Job]:

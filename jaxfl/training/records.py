@@ -53,7 +53,7 @@ _FINISHED_FORM = {
     "until": int,
     "status": str,
     "reason": (str, _NONE),
-    "seconds": {"compile": _NUMBER, "run": _NUMBER, "timed_rounds": int},
+    "seconds": {"compile": _NUMBER, "run": _NUMBER, "timed_rounds": int, "rounds_a_call": int},
     _MARK: list,
 }
 

@@ -86,7 +86,7 @@ def summarize_run(
         seed's last line, every count summed over its lines, and "costs"; "privacy"; "status" of each seed and, where
         one is not finished, "reason". A seed that diverged or was stopped has no metrics.
         "seconds": compile, run (rounds alone, without evaluation and checkpoints), and per_round = run divided by the
-        rounds that were timed, each lane's for itself.
+        rounds that were timed, each lane's for itself; rounds_a_call: the least and the most rounds of a compiled call.
     """
     one_of(STATUSES, status=status)
     last = {(line["variant"], line["seed"]): line for line in lines}
@@ -122,6 +122,7 @@ def summarize_run(
     seconds = [record["seconds"] for record in ended.values()]
     run = sum(record["run"] for record in seconds)
     timed = sum(record["timed_rounds"] for record in seconds)
+    at_once = [record["rounds_a_call"] for record in seconds]
     return {
         "experiment": config["experiment"],
         "preset": config["preset"],
@@ -132,6 +133,7 @@ def summarize_run(
             "compile": sum(record["compile"] for record in seconds),
             "run": run,
             "per_round": run / timed if timed else None,
+            "rounds_a_call": [min(at_once), max(at_once)] if at_once else None,
         },
         "environment": dict(config["environment"]),
     }

@@ -3,13 +3,14 @@
 Chunks of rounds alternate with evaluations. After an evaluation the lines of all lanes are flushed to disk together,
 then the checkpoint is written: whatever checkpoint a later process finds, the lines up to it are there. A lane that
 diverges, or spends a budget, ends with its reason: its state and its record are saved then, and the others go on. What
-is computed of it later is thrown away. A lane spends a budget at the end of a chunk, where all others stop with it.
+is computed of it later is thrown away. Whether a lane has spent a budget is looked at at evaluations and, between two
+of them, every `Variant.rounds_per_call` rounds, where all others stop with it.
 
 The clock may ask for a checkpoint at the end of any chunk. It then holds the infos since the last lines, too, so that
 the next lines are those of a run that went through.
 
-A call makes rounds for about half a minute: how many is chosen once, by the time of a first round, and a checkpoint
-keeps it. On a CPU it does not show in any byte; elsewhere the compiler may give calls of other lengths other last bits.
+A call makes rounds for about half a minute: how many is chosen once, by the time of a first round; a checkpoint and
+the record of a lane's end keep it. On a CPU it does not show in any byte; elsewhere the compiler may give calls of other lengths other last bits.
 
 The next chunk is sent off before the last one is read, unless the state between the two is needed: for a checkpoint,
 or by a lane that ends there.
@@ -93,9 +94,8 @@ class Lockstep:
         self._device = DeviceQueue(compiled, self._arguments, self._tables)
         variants = [point.variant for point in points]
         self._most = program.variant.rounds_per_call
-        # A first round tells how many make a call. A budget ends lanes at the end of one, so it never hangs on time.
-        asked = program.variant.chunk_rounds is not None or any(variant.budgets for variant in variants)
-        self._at_once = self._most if asked else None
+        # A first round tells how many make a call, unless that was asked for.
+        self._at_once = None if program.variant.chunk_rounds is None else self._most
         # What the host alone can tell at the end of a chunk: a budget that is spent, costs that are not finite.
         self._host_decides = any(variant.budgets or not stays_finite(variant.ledger) for variant in variants)
 
@@ -187,7 +187,7 @@ class Lockstep:
                 lane.last_line, lane.totals = line["round"], {name: line[f"total_{name}"] for name in lane.totals}
             self._progress.skip(lane.point.variant.last_round if lane.ended else self._round)
         self._begin_with(self._program.place(restored.state, self._compiled.strategy))
-        for lane in self._running():
+        for lane in self._running() if self._may_be_spent(self._round) else ():
             self._end_if_spent(lane)
 
     def _begin_with(self, state: PyTree) -> None:
@@ -220,12 +220,23 @@ class Lockstep:
         """
         rounds, ends = 0, self._round >= target
         while not ends:
-            rounds = self._run_chunk(min(self._at_once or 1, target - self._round))
-            ends = self._round >= target or not self._running() or any(lane.spent() for lane in self._running())
+            rounds = self._run_chunk(self._length(self._round, target))
+            spent = self._may_be_spent(self._round) and any(lane.spent() for lane in self._running())
+            ends = self._round >= target or not self._running() or spent
             if not ends:
                 self._progress.advance(rounds)
                 self._keep_state()
         return rounds
+
+    def _may_be_spent(self, round_index: int) -> bool:
+        """Whether budgets are looked at there: by the rounds of the run alone, never by what a call takes."""
+        is_last = any(round_index == lane.point.variant.last_round for lane in self._lanes)
+        return self._on_grid(round_index) or is_last or round_index % self._every % self._most == 0
+
+    def _length(self, round_index: int, target: int) -> int:
+        """Rounds of the next call: none goes beyond a round where budgets are looked at."""
+        since = round_index % self._every % self._most
+        return min(self._at_once or 1, target - round_index, self._most - since)
 
     def _run_chunk(self, count: int) -> int:
         """Run `count` rounds of every lane; returns the sum over the lanes that run."""
@@ -254,7 +265,7 @@ class Lockstep:
             return None
         runs = np.zeros(self._compiled.strategy.num_slots, bool)
         runs[[lane.index for lane in running]] = True
-        rounds = min(self._at_once or 1, self._next_stop(round_index) - round_index)
+        rounds = self._length(round_index, self._next_stop(round_index))
         ahead = Ahead(rounds, self._on_grid(round_index), runs if self._batched else runs[0])
         # Looked at in this order: with several processes nobody asks a clock here.
         if not self._device.may_go_ahead(ahead) or self._times.stop.requested or self._times.due():
@@ -330,6 +341,7 @@ class Lockstep:
                 "compile": self._compile_seconds if lane.index == 0 else 0.0,
                 "run": lane.seconds,
                 "timed_rounds": lane.timed_rounds,
+                "rounds_a_call": self._at_once or 1,
             },
             **lane.released(),
         }

@@ -1,5 +1,8 @@
 """What a checkpoint between two evaluations holds of lanes, and when it is due."""
 
+import contextlib
+import json
+
 import numpy as np
 import pytest
 from toy_problem import NUM_NODES, TOY_LEDGER, compiled_once, toy_that_counts, toy_variant, train_toy
@@ -99,9 +102,41 @@ def test_a_call_makes_rounds_for_half_a_minute_and_how_many_shows_in_no_byte(tmp
         lines = [(tmp_path / str(seconds) / "metrics.jsonl").read_bytes() for seconds in (0.1, 8.0, 1e4)]
         assert lines[0] == lines[1] == lines[2]
         asked = lengths_of_calls(tmp_path / "asked", variant._replace(chunk_rounds=4), monkeypatch, 1e4)
-        budget = variant._replace(budgets={"joules": 1e9})
         assert asked == [4, 4, 2, 4, 4, 2, 4, 1]
-        assert lengths_of_calls(tmp_path / "budget", budget, monkeypatch, 1e4) == [10, 10, 5]
+    for name, length in ((str(seconds), chosen) for seconds, chosen in ((0.1, 10), (8.0, 3), (1e4, 1))):
+        kept = json.loads((tmp_path / name / "summary.json").read_text())["seconds"]
+        assert kept["rounds_a_call"] == [length, length]
+
+
+@pytest.mark.parametrize("killed_at", [None, 3, 9, 13])
+def test_where_a_budget_ends_a_lane_never_hangs_on_what_a_call_takes(tmp_path, monkeypatch, killed_at):
+    """It is looked at at every tenth round, an evaluation, whatever was saved before; one is spent at round 4."""
+    total = json.loads(lines_with_budgets(tmp_path / "free", monkeypatch, 0.1, {})[1])["total_joules"]
+    budgets = {"joules": 0.35 * total}
+    expected = lines_with_budgets(tmp_path / "fast", monkeypatch, 0.1, budgets)
+    assert json.loads(expected[-1])["round"] == 10
+    slow = tmp_path / "slow"
+    if killed_at is not None:
+        save, stop = Lockstep._save, Stop()
+
+        def save_and_stop(self):
+            save(self)
+            if self._round >= killed_at:
+                stop.request()
+
+        with monkeypatch.context() as patch, contextlib.suppress(Stopped):
+            patch.setattr(Lockstep, "_save", save_and_stop)
+            lines_with_budgets(slow, monkeypatch, 1e4, budgets, checkpoint_minutes=0.0, stop=stop)
+    resume = {} if killed_at is None else {"resume": True}
+    assert lines_with_budgets(slow, monkeypatch, 1e4, budgets, **resume) == expected
+
+
+def lines_with_budgets(out, monkeypatch, seconds, budgets, **options):
+    """The lines of a run whose calls take so long."""
+    variant = toy_variant(toy_that_counts, ledger=TOY_LEDGER, seeds=(0,), budgets=budgets)
+    with compiled_once():
+        lengths_of_calls(out, variant, monkeypatch, seconds, **options)
+    return (out / "metrics.jsonl").read_text().splitlines()
 
 
 def test_a_resumed_run_keeps_how_many_rounds_a_call_makes(tmp_path, monkeypatch):

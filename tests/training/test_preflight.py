@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 import rich.console
+from processes import printed
 from toy_problem import TASK, compiled_once, toy_algorithm, toy_task, toy_variant, train_toy
 
 from jaxfl.core import ArgumentError
@@ -68,6 +69,13 @@ def test_a_checkpoint_takes_no_more_memory_than_is_counted(num_leaves, tmp_path)
     command = [sys.executable, "-c", SAVING, str(num_leaves), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     assert 0.5 < float(done.stdout) <= CHECKPOINT_SHARE
+
+
+@pytest.mark.slow
+def test_a_sweep_takes_no_more_memory_than_is_predicted(tmp_path):
+    """Nor far less: lanes fill what is free by that number."""
+    measured = printed("training/sweep_memory.py", tmp_path, num_devices=1)
+    assert 0.5 < measured["taken"] / measured["predicted"] < 1.0
 
 
 class TestPrediction:

@@ -152,7 +152,11 @@ def test_a_count_is_summed_over_its_lines_and_a_metric_taken_from_the_last():
         {"variant": "A", "seed": 0, "round": 5, "train_loss": 3.0, "dropped": 4},
         {"variant": "A", "seed": 0, "round": 10, "train_loss": 1.0, "dropped": 2},
     ]
-    record = {"until": 10, "status": "finished", "seconds": {"compile": 1.0, "run": 4.0, "timed_rounds": 8}}
+    record = {
+        "until": 10,
+        "status": "finished",
+        "seconds": {"compile": 1.0, "run": 4.0, "timed_rounds": 8, "rounds_a_call": 4},
+    }
     config = {"experiment": "toy", "preset": None, "environment": {}}
     variants = {"A": {"seeds": [0], "settings": {"step_size": 0.1}}}
     summary = summarize_run(lines, {("A", 0): record}, variants, config=config, status="finished")

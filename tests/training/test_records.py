@@ -190,7 +190,7 @@ def test_exactly_the_lines_up_to_the_checkpoint_remain(tmp_path):
 
 
 END = {"round": 20, "until": 20, "status": "finished", "reason": None}
-END |= {"seconds": {"compile": 1.5, "run": 2, "timed_rounds": 20}}
+END |= {"seconds": {"compile": 1.5, "run": 2, "timed_rounds": 20, "rounds_a_call": 5}}
 
 
 def test_a_lane_is_finished_only_with_its_lines(tmp_path):

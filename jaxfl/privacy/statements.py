@@ -23,7 +23,10 @@ _SIMULATION = "simulation: its seed is public"
 SIMULATED = f"{_SIMULATION}, and whoever reads it can take the noise off, so that nothing of the run may be published"
 SECRET = "batches and noise are made from a key of 64 bits, which stays secret"
 # Of at most 16,384 terms: 2^-8 + b 2^-22 (tests/gradients/test_rounded_sums.py).
-FLOAT_SUM = "a sum of bounded terms counts as exact, though in float32 rounding lets one move it by up to 1 % more"
+FLOAT_SUM = (
+    "a sum of bounded terms counts as exact, though in float32 rounding lets one move it by up to 1 % more (the running"
+    " mean of a large table by more on a CPU, see docs/finite_precision.md)"
+)
 # The shares are those of tests/privacy/test_float_noise.py.
 FLOAT_NOISE = (
     f"{FLOAT_SUM}; batches and noise from the threefry pseudo-random generator, in float32, count as ideal, which"

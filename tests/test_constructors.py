@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import typing
 
 import jax
 import jax.numpy as jnp
@@ -118,13 +119,13 @@ def test_noise_scales_of_a_schedule_are_copied(name):
 
 
 def test_numbers_of_clients_are_copied():
-    norm, bound, multiplier = (np.array(number) for number in (0.5, 1.0, 2.0))
+    norm, bound, multiplier = numbers = [typing.cast(typing.Any, np.array(number)) for number in (0.5, 1.0, 2.0)]
     updates = jaxfl.private_updates(clip_norm=norm, noise=jaxfl.gaussian(0.1))
     norm[...] = 7.0
     assert float(updates.clip_norm) == 0.5
     learner = jaxfl.private_constants(4, clip_norm=norm, loss_bound=bound, noise_multiplier=multiplier)
     kept = [cell.cell_contents for cell in learner.estimate.__closure__ or ()]
-    assert not any(number is given for number in kept for given in (norm, bound, multiplier))
+    assert not any(number is given for number in kept for given in numbers)
 
 
 def clients_of(**changes):

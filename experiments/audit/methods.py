@@ -18,12 +18,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import optax
 
 import jaxfl
+from experiments.audit.options import Point
 from jaxfl import gradients, graphs, privacy
 from jaxfl.algorithms import REGISTRY, ali_dpfl, fed_avg
 from jaxfl.algorithms.ali_dpfl import released_gradients
@@ -32,9 +33,6 @@ from jaxfl.core import Algorithm, Array, FederatedData, PyTree, Task
 from jaxfl.privacy import calibration, clients
 from jaxfl.privacy.audit import Canaries, with_canaries
 from jaxfl.privacy.client_audit import with_client_canaries
-
-if TYPE_CHECKING:
-    from experiments.audit.options import Point
 
 _LOCAL_STEPS, _LOCAL_BATCH = 2, 8  # of DP-FedAvg's clients; a claim for whole clients does not depend on them
 _ITERATIONS_A_ROUND = 3  # of ALI-DPFL, on average, but for the first round, whose tau is 1
@@ -61,17 +59,11 @@ class Method(NamedTuple):
         claimed: point -> (noise standard deviation of one release, statement), calibrated to the target.
         learner: (point, task, noise standard deviation) -> what is run.
         add_canaries: (point, task, data) -> the two with canaries.
-        single: the run has one node, which holds all samples and canaries.
-        whole_clients: canaries are clients, not samples.
-        releases_total: a release is the sum over nodes, with the noise of all.
     """
 
     claimed: Callable[[Point], tuple[float, privacy.Statement]]
     learner: Callable[[Point, Task, float], Learner]
     add_canaries: Callable[[Point, Task, FederatedData], WithCanaries]
-    single: bool = False
-    whole_clients: bool = False
-    releases_total: bool = False
 
 
 def _among_samples(point: Point, task: Task, data: FederatedData, *, shared_coordinates: bool = True) -> WithCanaries:
@@ -125,7 +117,7 @@ def _gossip(accountant: privacy.Accountant, estimator: str, name: str, topology:
         return Learner(algorithm, functools.partial(row.released, graph, step_size), point.rounds)
 
     add_canaries = functools.partial(_among_samples, shared_coordinates=not row.releases_total)
-    return Method(claimed, learner, add_canaries, releases_total=row.releases_total)
+    return Method(claimed, learner, add_canaries)
 
 
 def _ali_rounds(iterations: int) -> int:
@@ -218,6 +210,6 @@ METHODS = {
     "PrivSGP-VR": _gossip(privacy.PRIVSGP_VR, "saga", "push_sum", graphs.directed_ring),
     "DP2-SGD": _gossip(privacy.DP2_SGD, "mini_batch", "dp2_sgd", graphs.ring),
     "A(DP)2SGD": _gossip(privacy.A_DP2_SGD, "mini_batch", "a_dp2_sgd", graphs.ring),
-    "ALI-DPFL": Method(_ali_claimed, _ali_learner, _among_samples, single=True),
-    "DP-FedAvg": Method(_fed_avg_claimed, _fed_avg_learner, _as_clients, whole_clients=True),
+    "ALI-DPFL": Method(_ali_claimed, _ali_learner, _among_samples),
+    "DP-FedAvg": Method(_fed_avg_claimed, _fed_avg_learner, _as_clients),
 }

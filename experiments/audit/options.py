@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from experiments.audit.methods import METHODS, Method
 from experiments.frame import Data, unsaved
 from jaxfl import models
 from jaxfl.core import ArgumentError, FederatedData, Task, check
@@ -16,6 +15,13 @@ from jaxfl.data.partition import iid
 from jaxfl.privacy.audit_mechanism import Mechanism
 
 FORCED = "DP-GT"  # audited by forced transcripts, without real samples
+
+SINGLE = ("ALI-DPFL",)
+"""Methods whose run has one node, which holds all samples and canaries."""
+WHOLE_CLIENTS = ("DP-FedAvg",)
+"""Methods whose canaries are clients, not samples."""
+TOTALS = ("A(DP)2SGD",)
+"""Methods of which a release is the sum over nodes, with the noise of all."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +47,7 @@ class Samples:
         """Forced transcripts need no samples; a single node is not counted."""
         if options["method"] == FORCED:
             return {"dataset", "data_dir", "samples", "canaries"}
-        return {"nodes"} if METHODS[options["method"]].single else set()
+        return {"nodes"} if options["method"] in SINGLE else set()
 
     def load(self) -> Dataset:
         """The data set; the same arrays in every call."""
@@ -127,19 +133,14 @@ class Point:
     run: Run = Run()
 
     @property
-    def method(self) -> Method:
-        """How it is claimed, run and seen; there is none of forced transcripts."""
-        return METHODS[self.learning.method]
-
-    @property
     def num_nodes(self) -> int:
         """Nodes with real samples."""
-        return 1 if self.method.single else self.data.nodes
+        return 1 if self.learning.method in SINGLE else self.data.nodes
 
     @property
     def entries(self) -> int:
         """J, samples and canaries of each node; or all clients, where canaries are clients."""
-        if self.method.whole_clients:
+        if self.learning.method in WHOLE_CLIENTS:
             return self.data.nodes + self.data.canaries
         return self.data.samples + self.data.canaries // self.num_nodes
 
@@ -167,10 +168,10 @@ class Point:
     def description(self) -> str:
         """What is run, in words."""
         data, learning, nodes = self.data, self.learning, self.num_nodes
-        if self.method.whole_clients:
+        if self.learning.method in WHOLE_CLIENTS:
             who = f"{nodes} clients of {data.samples} samples and {data.canaries} canary clients"
             return f"{data.dataset}: {who}, {learning.iterations} rounds, each with {self.batch_size} of them expected"
-        where = "one client" if self.method.single else f"each of {nodes} nodes"
+        where = "one client" if self.learning.method in SINGLE else f"each of {nodes} nodes"
         who = f"{data.samples} samples and {data.canaries // nodes} canaries at {where}"
         return f"{data.dataset}: {who}, {learning.iterations} iterations, Poisson batches of {self.batch_size}"
 
@@ -188,7 +189,7 @@ class Point:
         Of a whole client that is the clip norm of updates over the number of clients. A network's sum carries the noise
         of n releases a round.
         """
-        rounds, releases = self.learning.iterations, self.data.nodes if self.method.releases_total else 1
+        rounds, releases = self.learning.iterations, self.data.nodes if self.learning.method in TOTALS else 1
         return Mechanism(
             noise_std=noise_std * math.sqrt(releases),
             signal=rounds * self.learning.clip_norm / self.entries,
@@ -209,7 +210,7 @@ def check_point(point: Point) -> None:
     for name in ("rounds_error", "sampling_error"):
         if not 1 <= getattr(claim, name) < math.inf:
             raise ArgumentError(name, "must be at least 1", f"got {getattr(claim, name)}", "Pass 2, say.")
-    if learning.method == FORCED or not (point.method.single or point.method.whole_clients):
+    if learning.method not in (*SINGLE, *WHOLE_CLIENTS):
         _check_ring(data)
     check.open_unit(dp_delta=claim.dp_delta, significance=claim.significance)
     if not data.canary_strength >= 1:
@@ -232,7 +233,7 @@ def _check_canaries(point: Point) -> None:
     data, learning, nodes = point.data, point.learning, point.num_nodes
     check.at_least(1, nodes=nodes, samples=data.samples, canaries=data.canaries)
     check.positive(step_size=learning.step_size)
-    if data.canaries % nodes and not point.method.whole_clients:
+    if data.canaries % nodes and learning.method not in WHOLE_CLIENTS:
         requirement = f"must be a multiple of the {nodes} nodes, so that all have the same claim"
         raise ArgumentError("canaries", requirement, f"got {data.canaries}", "Pass e.g. 1000 for each node.")
     available, needed = len(data.load().train_labels), nodes * data.samples

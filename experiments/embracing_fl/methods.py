@@ -1,22 +1,16 @@
-"""The methods of experiments.embracing_fl: what each class of clients trains, and the algorithm that trains it."""
+"""Methods of experiments.embracing_fl: the share of the model that each class of clients trains."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 import optax
 
-from experiments.embracing_fl.networks import Form
 from experiments.frame import Choice
-from jaxfl.algorithms import embracing, fed_avg, first_half, output_side, width_reduction
-from jaxfl.channel import Counts, Work, node_work, total
-from jaxfl.core import Algorithm, Array, check
-
-if TYPE_CHECKING:
-    from experiments.embracing_fl.options import Point
+from jaxfl.algorithms import first_half, output_side
+from jaxfl.core import Array, check
 
 NARROW = ("width_reduction", "ordered_dropout")
 CLASSES = ("strong", "moderate", "weak")
@@ -70,54 +64,6 @@ METHOD = Choice(  # blocks of the model -> shares of the classes; keyword-only p
     },
 )
 WITH_WEAKER = tuple(name for name in METHOD.functions if name != "fed_avg")
-
-
-def algorithm(point: Point) -> Algorithm:
-    """The algorithm; traced options may be arrays."""
-    method, problem = point.learning.method, point.problem()
-    clients = point.steps.clients(point.participation.weighting)
-    if method == "fed_avg":
-        return fed_avg(point.task(), clients=clients, num_active=point.participation.num_active)
-    shares = point.shares(problem)
-    tasks = [point.task(share.width, share.frozen_words) for share in shares]  # the same object for the same share
-    classes = {"client_class": np.repeat(np.arange(3), point.counts), "num_active": point.num_active}
-    if method in NARROW:
-        narrow = {"axis_groups": point.network.axis_groups(problem), "ordered_dropout": method == "ordered_dropout"}
-        return width_reduction(tasks, clients=clients, **classes, **narrow)
-    return embracing(
-        tasks[0],
-        clients=clients,
-        trained_blocks=[share.blocks for share in shares],
-        frozen_batch_norm=point.learning.frozen_batch_norm,
-        class_tasks=tasks if len({*map(id, tasks)}) > 1 else None,
-        **classes,
-    )
-
-
-def work(point: Point) -> list[Work]:
-    """What a sample takes each client: a gradient runs from its first block on, as `jaxfl.embracing` counts it.
-
-    Words that are read without gradient run forward alone. A client of ordered_dropout takes the mean over the widths
-    that it draws.
-    """
-    problem, network = point.problem(), point.network
-    blocks, of_class = network.task(problem).blocks, []
-    for share in point.shares(problem):
-        form, first = Form(share.width), blocks[0] if isinstance(share.blocks, int) else share.blocks[0]
-        shorter = problem.sample_shape[0] - share.frozen_words, *problem.sample_shape[1:]
-        read = network.counts(problem._replace(sample_shape=shorter), form)
-        layers = network.counts(problem, form)
-        both_ways = node_work(layers, None if first == blocks[0] else first)
-        of_class.append(both_ways._replace(backward=total(read, trained_from=first)))
-    if point.learning.method == "ordered_dropout":
-        of_class = [_mean(of_class[number:]) for number in range(len(of_class))]
-    return [of_class[number] for number, count in enumerate(point.counts) for _ in range(count)]
-
-
-def _mean(works: Sequence[Work]) -> Work:
-    """Of each count, rounded."""
-    pairs = (zip(*same, strict=True) for same in zip(*works, strict=True))
-    return Work(*(Counts(*(round(sum(numbers) / len(works)) for numbers in pair)) for pair in pairs))
 
 
 def counts_of(method: str, strong: int, moderate: int, weak: int) -> tuple[int, int, int]:

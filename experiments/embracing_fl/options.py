@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
+import numpy as np
 
-from experiments.embracing_fl import methods
-from experiments.embracing_fl.methods import METHOD, WITH_WEAKER, Share, counts_of, decayed, shared_out
+from experiments.embracing_fl.methods import METHOD, NARROW, WITH_WEAKER, Share, counts_of, decayed, shared_out
 from experiments.embracing_fl.networks import RESNETS, Form, Network, Problem, problem_of
 from experiments.frame import Costs, Owned, Run, choose, flat, stated, traced, unsaved
 from experiments.frame import Data as Images
 from experiments.frame.records import WRITERS, cut
-from jaxfl.algorithms import client_sgd, local_steps
+from jaxfl.algorithms import client_sgd, embracing, fed_avg, local_steps, width_reduction
 from jaxfl.algorithms.clients.local_steps import LocalSteps
-from jaxfl.channel import Work
+from jaxfl.channel import Counts, Work, node_work, total
 from jaxfl.core import Algorithm, ArgumentError, FederatedData, Task, check
 from jaxfl.training import Measure
 from jaxfl.training.measures import calibrated_scores
@@ -229,11 +229,43 @@ class Point:
 
     def algorithm(self) -> Algorithm:
         """The algorithm; traced options may be arrays."""
-        return methods.algorithm(self)
+        method, problem = self.learning.method, self.problem()
+        clients = self.steps.clients(self.participation.weighting)
+        if method == "fed_avg":
+            return fed_avg(self.task(), clients=clients, num_active=self.participation.num_active)
+        shares = self.shares(problem)
+        tasks = [self.task(share.width, share.frozen_words) for share in shares]  # the same object for the same share
+        classes = {"client_class": np.repeat(np.arange(3), self.counts), "num_active": self.num_active}
+        if method in NARROW:
+            narrow = {"axis_groups": self.network.axis_groups(problem), "ordered_dropout": method == "ordered_dropout"}
+            return width_reduction(tasks, clients=clients, **classes, **narrow)
+        return embracing(
+            tasks[0],
+            clients=clients,
+            trained_blocks=[share.blocks for share in shares],
+            frozen_batch_norm=self.learning.frozen_batch_norm,
+            class_tasks=tasks if len({*map(id, tasks)}) > 1 else None,
+            **classes,
+        )
 
     def work(self) -> list[Work]:
-        """What a sample takes each client."""
-        return methods.work(self)
+        """Work of each client for a sample: a gradient runs from its first block on, as `jaxfl.embracing` counts it.
+
+        Words that are read without gradient run forward alone. A client of ordered_dropout takes the mean over the
+        widths that it draws.
+        """
+        problem, network = self.problem(), self.network
+        blocks, of_class = network.task(problem).blocks, []
+        for share in self.shares(problem):
+            form, first = Form(share.width), blocks[0] if isinstance(share.blocks, int) else share.blocks[0]
+            shorter = problem.sample_shape[0] - share.frozen_words, *problem.sample_shape[1:]
+            read = network.counts(problem._replace(sample_shape=shorter), form)
+            layers = network.counts(problem, form)
+            both_ways = node_work(layers, None if first == blocks[0] else first)
+            of_class.append(both_ways._replace(backward=total(read, trained_from=first)))
+        if self.learning.method == "ordered_dropout":
+            of_class = [_mean(of_class[number:]) for number in range(len(of_class))]
+        return [of_class[number] for number, count in enumerate(self.counts) for _ in range(count)]
 
     def shares(self, problem: Problem) -> list[Share]:
         """What strong, moderate and weak clients train."""
@@ -261,3 +293,9 @@ _OF_CLASS = {"moderate": ("cut_moderate", "width_moderate"), "weak": ("cut_weak"
 @functools.lru_cache(maxsize=64)
 def _calibrated(task: Task, data: Images, num_samples: int) -> Measure:
     return calibrated_scores(task, data.test_set(), num_samples)
+
+
+def _mean(works: Sequence[Work]) -> Work:
+    """Of each count, rounded."""
+    pairs = (zip(*same, strict=True) for same in zip(*works, strict=True))
+    return Work(*(Counts(*(round(sum(numbers) / len(works)) for numbers in pair)) for pair in pairs))

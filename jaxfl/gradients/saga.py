@@ -366,7 +366,9 @@ def _exact_mean(
         inputs, labels, _ = _entry_samples(data, counts, jnp.where(valid, rows, 0), valid, entry_size, dtype)
         weights = (valid & fresh[None, :]).astype(dtype) / counts.astype(dtype)[:, None]
         part = jax.lax.dynamic_slice_in_dim(table, start, size, axis=1)
-        return add_exactly(*held, over_nodes(one_node, task.node_loop)(params, inputs, labels, part, weights))
+        total, rounding = held
+        share = over_nodes(one_node, task.node_loop)(params, inputs, labels, part, weights)
+        return add_exactly(total, rounding, share)
 
     nothing = varying_like(jax.tree.map(jnp.zeros_like, params), params, table, data)
     return jax.lax.fori_loop(0, num_chunks, add, (nothing, nothing))[0]

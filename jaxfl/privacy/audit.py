@@ -341,7 +341,7 @@ def audit(
         dp_delta=dp_delta,
         significance=significance / 2,
         num_messages=int(found.num_messages),
-        groups=canary_groups(canaries),
+        groups=canary_groups(canaries.nodes, canaries.coordinates),
         of_layers=of_layers,
     )
     needed = _correct_needed(num_guesses, scores.size, dp_epsilon, dp_delta, significance / 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,18 +12,15 @@ import tree
 
 from jaxfl.core import Algorithm, Array, FederatedData, PyTree
 
-if TYPE_CHECKING:
-    from jaxfl.privacy.audit import Canaries
-
 _TOGETHER = 8  # coordinates that are added up
 
 
-def canary_groups(canaries: Canaries) -> dict[str, list[np.ndarray]]:
+def canary_groups(nodes: np.ndarray, coordinates: np.ndarray) -> dict[str, list[np.ndarray]]:
     """Canaries of one coordinate at several nodes, and of adjacent coordinates, as `check_mechanism` adds them up."""
-    in_order = np.lexsort((canaries.coordinates, canaries.nodes))
+    in_order = np.lexsort((coordinates, nodes))
     groups = {"noise over coordinates": [in_order[at : at + _TOGETHER] for at in range(0, len(in_order), _TOGETHER)]}
-    by_coordinate = np.argsort(canaries.coordinates, kind="stable")
-    ends = np.flatnonzero(np.diff(canaries.coordinates[by_coordinate])) + 1
+    by_coordinate = np.argsort(coordinates, kind="stable")
+    ends = np.flatnonzero(np.diff(coordinates[by_coordinate])) + 1
     of_nodes = np.split(by_coordinate, ends)
     return groups if len(of_nodes) == len(in_order) else {"noise over nodes": of_nodes, **groups}
 

@@ -10,7 +10,8 @@ The clock may ask for a checkpoint at the end of any chunk. It then holds the in
 the next lines are those of a run that went through.
 
 A call makes rounds for about half a minute: how many is chosen once, by the time of a first round; a checkpoint and
-the record of a lane's end keep it. On a CPU it does not show in any byte; elsewhere the compiler may give calls of other lengths other last bits.
+the record of a lane's end keep it. On a CPU it does not show in any byte; elsewhere the compiler may give calls of
+other lengths other last bits.
 
 The next chunk is sent off before the last one is read, unless the state between the two is needed: for a checkpoint,
 or by a lane that ends there.

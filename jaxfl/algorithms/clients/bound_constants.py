@@ -226,7 +226,8 @@ def _gradient_sum(
             own_mask.astype(jnp.float32),
             clip_norm=clip_norm,
         )
-        return add_exactly(*held, result.gradient), jnp.where(own_mask, result.losses, 0.0)
+        total, rounding = held
+        return add_exactly(total, rounding, result.gradient), jnp.where(own_mask, result.losses, 0.0)
 
     nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params)
     start = varying_like((nothing, nothing), params, places)

@@ -44,8 +44,8 @@ def test_waves_of_slots_give_what_clients_one_after_the_other_give(some_empty):
         given = jnp.asarray(is_active) if some_empty else None
         active = jnp.asarray(team, jnp.int32)
         expected = run_for("cpu", active, values, given)
-        for options in ({}, {"differentiable": True}, {"node_loop": "chunk:2"}):
-            found = run_for("gpu", active, values, given, **options)
+        for differentiable, node_loop in ((False, "vmap"), (True, "vmap"), (False, "chunk:2")):
+            found = run_for("gpu", active, values, given, node_loop, differentiable=differentiable)
             np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
             np.testing.assert_allclose(found[2], expected[2], rtol=1e-6)
             np.testing.assert_array_equal(found[1][0][is_active], np.arange(1, 9)[is_active])
@@ -61,7 +61,9 @@ def test_a_class_computes_for_few_more_clients_than_come():
         return x
 
     with tracing_for("gpu"):
-        run = jax.jit(lambda active: classes.run([counting] * 3, None, "vmap", active, (active,))[0].results.sum())
+        run = jax.jit(
+            lambda active: classes.run([counting] * 3, lambda _, own: own, "vmap", active, (active,))[0].results.sum()
+        )
         for r in range(20):
             run(classes.draw_active(jax.random.key(0), jnp.int32(r)))
     jax.effects_barrier()

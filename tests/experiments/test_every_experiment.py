@@ -161,7 +161,7 @@ class TestFinishedRun:
         assert set(summary) >= {"experiment", "preset", "status", "seeds", "variants", "seconds", "environment"}
         assert (summary["experiment"], summary["status"], summary["seeds"]) == (finished.name, "finished", [0, 1])
         assert list(summary["variants"]) == list(finished.asked().lines)
-        assert set(summary["seconds"]) == {"compile", "run", "per_round"}
+        assert set(summary["seconds"]) == {"compile", "run", "per_round", "rounds_a_call"}
         for name, row in summary["variants"].items():
             assert (row["rounds"], row["rounds_per_seed"], row["status"]) == (4, [4, 4], ["finished"] * 2)
             assert row["settings"] == jsonable(finished.asked().lines[name].settings, "settings")

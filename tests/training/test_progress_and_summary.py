@@ -164,7 +164,7 @@ def test_a_count_is_summed_over_its_lines_and_a_metric_taken_from_the_last():
     assert row["dropped"]["per_seed"] == [6]
     assert row["train_loss"]["per_seed"] == [1.0]
     assert (row["settings"], row["status"]) == ({"step_size": 0.1}, ["finished"])
-    assert summary["seconds"] == {"compile": 1.0, "run": 4.0, "per_round": 0.5}
+    assert summary["seconds"] == {"compile": 1.0, "run": 4.0, "per_round": 0.5, "rounds_a_call": [4, 4]}
     for ended in ({}, {("A", 0): {**record, "status": "diverged"}}):
         row = summarize_run(lines, ended, variants, config=config, status="diverged")["variants"]["A"]
         assert row["train_loss"]["per_seed"] == [None]

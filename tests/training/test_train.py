@@ -103,7 +103,7 @@ def test_the_summary_has_the_form_of_the_design(run):
     assert slow["costs"]["gradient_evaluations"]["per_seed"] == [100, 100]
     assert slow["costs"]["bits_sent"]["mean"] == 480.0 * 100
     seconds = summary["seconds"]
-    assert set(seconds) == {"compile", "run", "per_round"}
+    assert set(seconds) == {"compile", "run", "per_round", "rounds_a_call"}
     np.testing.assert_allclose(seconds["per_round"], seconds["run"] / 100)
     assert seconds["compile"] > 10 * seconds["per_round"] > 0
 

@@ -131,7 +131,7 @@ def pytest_terminal_summary(terminalreporter):
 
 
 def pytest_collection_finish():
-    """What lives until the end is not looked through for cycles."""
+    """Exempt objects that live until the end from the search for cycles."""
     gc.freeze()
 
 

@@ -53,7 +53,8 @@ def converted(task, dtype):
 
 
 def kinds(name, row, example):
-    """What tells the runs of a row apart, and what they change. Tables are tried with the first row that takes them."""
+    """Kinds of runs of a row, each with the options that it changes. Tables are tried with the first row that takes
+    them."""
     silent = {"noise_scale": None}
     by_kind = {"noise": {"clip_norm": jnp.float64(0.7), "noise_scale": jnp.float64(0.02)}} if row.noise_draws else {}
     if row.special_case_of is None:
@@ -83,7 +84,7 @@ def traced(algorithm, data):
 
 
 def types_of_rounds(algorithm, data, first):
-    """Of two rounds from a state of these shapes."""
+    """Types in two rounds from a state of these shapes."""
     last, infos, draws = jax.eval_shape(
         lambda key, state: (
             *jax.lax.scan(lambda s, _: algorithm.round(key, s, data), state, length=2),
@@ -149,7 +150,7 @@ def with_statistics(dtype, *, state_dtype=None):
 
 
 def clients_types(dtype):
-    """What `traced` tells of clients that clip, add noise, or keep batch statistics."""
+    """Types that `traced` finds for clients that clip, add noise, or keep batch statistics."""
     data = uneven_data()
     data = data._replace(inputs=data.inputs.astype(dtype))
     task, noise = converted(small_task(), dtype), jaxfl.gaussian(0.02)
@@ -297,7 +298,7 @@ def dzofl_error(data, task):
 
 
 def model(state):
-    """What the server holds, as the references take it."""
+    """Model that the server holds, as the references take it."""
     return jax.tree.map(np.array, state.params)
 
 

@@ -1,4 +1,4 @@
-"""What the tests of several rooms use: random arrays, trees as rows of numbers and compared, refusals, parameters."""
+"""Helpers for tests of several folders: random arrays, trees as rows of numbers and compared, refusals, parameters."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def all_forms(graph):
 
 
 def differences():
-    """Of each graph and kind of mesh: the largest to a single device, of all forms and of two rounds."""
+    """Difference of each graph and kind of mesh from a single device: the largest of all forms and of two rounds."""
     tree, arrived, found = tree_of(), arrivals(), {}
     for name, graph in GRAPHS.items():
         forms, rounds = all_forms(graph), [jnp.int32(k) for k in (0, graph.period + 1)]
@@ -93,7 +93,7 @@ def differences():
 
 
 def halves():
-    """What leaves of 16 bits lose over devices: difference to sums in float32 that are rounded once."""
+    """Loss of 16-bit leaves over devices: difference to sums in float32 that are rounded once."""
     graph, values = GRAPHS["static_exponential"], tree_of()["matrix"].astype(jnp.bfloat16)
     with jax.set_mesh(mesh_of("auto")):
         mixed = {form: jax.jit(lambda x, f=form: graphs.mix(graph, x, 0, f))(values) for form in structures(graph)}
@@ -132,7 +132,7 @@ def traffic(compiled):
 
 
 def sent():
-    """What a mixing step of float32 values (n, 7) sends."""
+    """Traffic of a mixing step of float32 values (n, 7)."""
     mesh, found = mesh_of("auto"), {}
     values = jax.device_put(jnp.ones((NODE_COUNT, WIDTH), jnp.float32), by_node(mesh))
     for name in ("random_digraph", "relabeled_ring", "static_exponential", "complete", "ring"):

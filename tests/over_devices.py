@@ -198,7 +198,7 @@ def largest_of_lines(mine, other):
 
 
 def runs(out):
-    """Of the training loop: on one device, on eight, interrupted there, and gone on with on two."""
+    """Compare runs of the training loop: on one device, on eight, interrupted there, and gone on with on two."""
     nodes, fewer, points = training.Placement(DEVICES), training.Placement(2), training.Placement(3, "points")
     alone, shared = trained(out / "alone"), trained(out / "nodes", placement=nodes)
     measured = {"nodes": largest_of_lines(shared, alone)}

@@ -13,7 +13,7 @@ OPTIONS = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHO
 
 
 def printed(script, *arguments, num_devices, seconds=600):
-    """What a script of this folder prints last, as JSON, where the CPU has this number of devices."""
+    """Last line that a script of this folder prints, as JSON, where the CPU has this number of devices."""
     environment = {**os.environ, "JAX_NUM_CPU_DEVICES": str(num_devices), **OPTIONS}
     command = [sys.executable, str(TESTS / script), *map(str, arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, check=False)

@@ -1,4 +1,4 @@
-"""What the constructors of the registry refuse, row by row."""
+"""Refusals of the constructors of the registry, row by row."""
 
 import inspect
 import re

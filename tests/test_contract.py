@@ -1,4 +1,4 @@
-"""What every algorithm of the registry promises, row by row and with every kind of gradient."""
+"""Promises of every algorithm of the registry, row by row and with every kind of gradient."""
 
 import collections
 import functools

@@ -19,7 +19,7 @@ RUN = [pytest.param(name, marks=pytest.mark.slow if name in DEAR else ()) for na
 
 @functools.cache
 def names_of(document):
-    """What the code blocks of a document define."""
+    """Names that the code blocks of a document define."""
     defined: dict[str, Any] = {"__name__": "docs"}
     for block in re.findall(r"```python\n(.*?)```", TEXTS[document], flags=re.S):
         exec(compile(block, document, "exec"), defined)

@@ -1,4 +1,4 @@
-"""What must not move while the house is rebuilt: epsilons of all methods, and the first rounds of every algorithm.
+"""Numbers that a refactoring must not change: epsilons of all methods, and the first rounds of every algorithm.
 
 The numbers stand in tests/pins/. `JAXFL_TESTS_PIN=1 python -m pytest -n 0 tests/test_pins.py` writes them anew, which a
 change has to give its reason for.

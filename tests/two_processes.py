@@ -24,7 +24,7 @@ class Unsent(Exception):
 
 
 def exchanged(index):
-    """What came of calls that one process makes for both."""
+    """Results of calls that one process makes for both."""
     from jaxfl.core import ArgumentError
     from jaxfl.training import processes
 

@@ -66,8 +66,8 @@ class Learning:
     kappa: float = traced(1.0)
     """phi lambda^2 of the bound on convergence. The paper gives no value. A larger one allows a larger tau."""
     constants: Literal["as_published", "private"] = "private"
-    """How clients estimate the bound's constants: private, with noise that the budget pays for; or as_published, from
-    their data without noise, with which the run has no epsilon."""
+    """Estimation of the bound's constants by the clients: private, with noise that the budget pays for; or
+    as_published, from their data without noise, with which the run has no epsilon."""
     constants_batch: int | None = None
     """Samples of a client that an estimate takes, drawn anew in each round; all by default."""
     constants_noise: float = traced(20.0)
@@ -111,7 +111,7 @@ class Budget:
     for all data sets. Statements take the clients' own in any case."""
 
     def idle(self, options: Mapping[str, Any]) -> set[str]:
-        """What decides nothing where iterations are given."""
+        """Names of the options that have no effect where iterations are given."""
         method, noise = options["method"], options["update_noise_multiplier"]
         if self.max_iterations == "auto":
             return set()
@@ -141,11 +141,11 @@ class Point:
     run: Run = Run()
 
     def task(self) -> Task:
-        """What is learned."""
+        """The learning task."""
         return self.network.task(self.data)
 
     def local_steps(self) -> LocalSteps:
-        """What clients do in a round, once rounds and iterations are numbers."""
+        """Local steps of a client in a round, once rounds and iterations are numbers."""
         learning, budget = self.learning, self.budget
         assert not isinstance(learning.rounds, str)
         noise_multiplier, silent = budget.noise_multiplier, learning.method not in PRIVATE_STEPS
@@ -175,7 +175,7 @@ class Point:
         return jnp.clip(most - steps * round_index, 0, steps)
 
     def updates(self) -> PrivateUpdates | None:
-        """How updates of whole clients are released."""
+        """Private release of whole clients' updates; None for all methods but DP-FedAvg."""
         learning = self.learning
         if learning.method != UPDATES:
             return None

@@ -56,7 +56,7 @@ def write_paper(finished: Finished) -> None:
 
 
 def _place(point: Point) -> tuple[Any, ...]:
-    """Where the paper's tables have this point."""
+    """Position of this point in the paper's tables."""
     learning, fixed = point.learning, point.learning.method == FIXED
     steps = learning.local_steps if fixed else 0 if learning.method == ALI else None
     return point.data.dataset, learning.round_ratio, point.budget.target_epsilon, steps

@@ -79,12 +79,12 @@ def _check_sizes(point: Point, least: int) -> None:
 
 
 def _counts(point: Point) -> dict[str, object]:
-    """What follows from the budget."""
+    """Rounds and iterations that follow from the budget."""
     return {"rounds": point.learning.rounds, "max_iterations": point.budget.max_iterations}
 
 
 def _description(lines: Mapping[str, Line], sizes: Mapping[str, list[int]]) -> list[str]:
-    """What all lines share, and a row a line."""
+    """Describe the run: what all lines share, and one row per line."""
     name, line = next(iter(lines.items()))
     first: Point = line.point
     dataset, task, here = first.data.load(), first.task(), sizes[name]
@@ -107,7 +107,7 @@ def _description(lines: Mapping[str, Line], sizes: Mapping[str, list[int]]) -> l
 
 
 def _remarks(lines: Mapping[str, Line], sizes: Mapping[str, list[int]]) -> list[str]:
-    """What the budget does not hold."""
+    """Warn of lines for which the privacy budget does not hold."""
     points = {name: line.point for name, line in lines.items()}
     told = []
     accounted = {name: point.budget.accounted_samples or 0 for name, point in points.items()}

@@ -1,4 +1,4 @@
-"""What a line of experiments.ali_dpfl spends: iterations and rounds of a budget, statements for a run."""
+"""Privacy spending in experiments.ali_dpfl: iterations and rounds of a budget, statements for a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_ITERATIONS = 10**5  # that a budget is asked for
 
 
 def release_of(point: Point, num_samples: int, *, with_estimates: bool = True) -> ClientRelease:
-    """What a client with this many samples releases."""
+    """Describe what a client with this many samples releases."""
     learning, budget = point.learning, point.budget
     estimates = learning.constants if learning.method == ALI and with_estimates else "none"
     release = ClientRelease("poisson", num_samples, learning.batch_size, budget.clip_norm, budget.noise_multiplier)

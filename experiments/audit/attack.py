@@ -236,7 +236,7 @@ def _ratio(check: Check) -> float:
 
 
 def _checks_table(audited: Mapping[str, Audited]) -> Table:
-    """What was measured of each mechanism, and the smallest error that would have been seen."""
+    """Table of each mechanism's measured values, and of the smallest error that would have been seen."""
     caption = (
         "limit: of the confidence interval, on the side of 1; noise is refuted where 1 lies outside, all else where"
     )

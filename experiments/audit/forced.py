@@ -45,7 +45,7 @@ def claimed(point: Point) -> tuple[float, privacy.Statement]:
 
 
 def claimed_schedule(point: Point, noise: float) -> TrackingSchedule:
-    """What the accountant is told."""
+    """Schedule that the accountant is told."""
     num_samples = max(1, round(_SAMPLES * point.claim.sampling_error))
     return _schedule(point.learning.iterations, noise, num_samples)
 

@@ -1,4 +1,4 @@
-"""How each method is claimed, run and seen: one row of METHODS a method.
+"""Claim, run and observation of each method: one row of METHODS per method.
 
 Gossip: an observer of all messages learns every node's noisy gradient of every round, from A(DP)2SGD's states the
 network's sum alone.
@@ -44,7 +44,7 @@ WithCanaries = tuple[Task, FederatedData, Canaries]
 
 
 class Learner(NamedTuple):
-    """What is really run."""
+    """Algorithm that is really run, and what it releases to an observer."""
 
     algorithm: Algorithm
     released: Callable[[Any, Any], PyTree]  # (state before, after a round) -> what an observer learns, (n, *leaf)

@@ -26,7 +26,7 @@ TOTALS = ("A(DP)2SGD",)
 
 @dataclasses.dataclass(frozen=True)
 class Samples:
-    """What is learned from, and the canaries among it."""
+    """Training samples, and the canaries among them."""
 
     dataset: str = "digits"
     """digits, mnist, fashion_mnist or cifar10."""
@@ -59,9 +59,9 @@ class Learning:
     """The algorithm."""
 
     method: Literal["PrivSGP", "PrivSGP-VR", "DP2-SGD", "A(DP)2SGD", "ALI-DPFL", "DP-FedAvg", "DP-GT"] = "PrivSGP"
-    """What is audited. Of A(DP)2SGD only the sum over nodes is seen: its noise, and little of its signal. ALI-DPFL runs
-    with one client. Of DP-FedAvg whole clients are audited. DP-GT, private gradient tracking, is audited by forced
-    transcripts."""
+    """Method to audit. For A(DP)2SGD only the sum over nodes is seen: its noise, and little of its signal. ALI-DPFL
+    runs with one client. For DP-FedAvg whole clients are audited. DP-GT, private gradient tracking, is audited by
+    forced transcripts."""
     hidden: tuple[int, ...] = ()
     """Units of the hidden layers of the multilayer perceptron; none for a linear model."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -77,10 +77,10 @@ class Learning:
     """Bound on each sample's gradient in the L2 norm, or in the L1 norm with Laplace noise. Of DP-FedAvg, on each
     client's update."""
     distribution: Literal["laplace", "gaussian"] = "laplace"
-    """Of DP-GT's noise."""
+    """Distribution of DP-GT's noise."""
 
     def idle(self, options: Mapping[str, Any]) -> set[str]:
-        """What only one of the two kinds of audit knows."""
+        """Options of the other kind of audit, which have no effect here."""
         return (
             {"hidden", "compute_dtype", "sampling_rate", "step_size"}
             if options["method"] == FORCED
@@ -90,7 +90,7 @@ class Learning:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """What is claimed, and the mistakes that the run makes."""
+    """The privacy claim, and the mistakes that the run makes."""
 
     target_epsilon: float = 1.0
     """The claim: the noise is calibrated to it."""
@@ -115,10 +115,10 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What is random, and where it goes."""
+    """Random seed and run directory."""
 
     seed: int = 0
-    """Of everything that is random; --seeds audits several."""
+    """Seed of everything that is random; --seeds audits several."""
     out: str | None = unsaved(None)
     """The run directory itself; default runs/audit/NAME."""
 
@@ -166,7 +166,7 @@ class Point:
 
     @property
     def description(self) -> str:
-        """What is run, in words."""
+        """Describe the run in words."""
         data, learning, nodes = self.data, self.learning, self.num_nodes
         if self.learning.method in WHOLE_CLIENTS:
             who = f"{nodes} clients of {data.samples} samples and {data.canaries} canary clients"
@@ -184,9 +184,9 @@ class Point:
         return models.classification(models.mlp(widths), compute_dtype=self.learning.compute_dtype), data
 
     def mechanism(self, noise_std: float) -> Mechanism:
-        """What the accountant was told of a canary's coordinate: a constant gradient counts G / J a round, on average.
+        """Mechanism claimed for a canary's coordinate: a constant gradient counts G / J a round, on average.
 
-        Of a whole client that is the clip norm of updates over the number of clients. A network's sum carries the noise
+        For a whole client it is the clip norm of updates over the number of clients. A network's sum carries the noise
         of n releases a round.
         """
         rounds, releases = self.learning.iterations, self.data.nodes if self.learning.method in TOTALS else 1
@@ -223,13 +223,13 @@ def check_point(point: Point) -> None:
 
 
 def _check_ring(data: Samples) -> None:
-    """What messages on a ring need."""
+    """Check that the number of nodes on the ring is odd and at least 3."""
     if data.nodes < 3 or data.nodes % 2 == 0:
         raise ArgumentError("nodes", "must be odd and at least 3", f"got {data.nodes}", "Pass e.g. 5.")
 
 
 def _check_canaries(point: Point) -> None:
-    """What forced transcripts do not need."""
+    """Check the options that forced transcripts do not need."""
     data, learning, nodes = point.data, point.learning, point.num_nodes
     check.at_least(1, nodes=nodes, samples=data.samples, canaries=data.canaries)
     check.positive(step_size=learning.step_size)

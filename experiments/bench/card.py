@@ -1,4 +1,4 @@
-"""What a card alone can tell, in three commands of nine minutes: python -m experiments.bench.card CALL --out DIR.
+"""Measurements that need a card, in three commands of nine minutes: python -m experiments.bench.card CALL --out DIR.
 
 A call runs boxes, dearest knowledge first. Each box is a process with a limit of its own: one that fails or hangs costs
 itself alone. Every number is a JSON line of its box, and DIR/card_CALL.json is written again after each of them, with
@@ -77,7 +77,7 @@ def version(package: str) -> str | None:
 
 
 def card_state() -> str | None:
-    """What nvidia-smi says of the card now; None where there is none."""
+    """State of the card now, as nvidia-smi tells it; None where there is none."""
     try:
         asked = ["nvidia-smi", f"--query-gpu={_STATE}", "--format=csv,noheader"]
         return subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout.strip()

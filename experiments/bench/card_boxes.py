@@ -80,7 +80,7 @@ def chunk(name: str, algorithm: Algorithm, setting: Setting, **more: Any) -> Num
 
 
 def ceilings(small: bool) -> Iterator[Number]:
-    """What the card does at most: copies, products, launches."""
+    """Measure the card's ceilings: copies, products, launches."""
     yield {"name": "environment", "value": describe_environment(), "unit": ""}
     count, size, launches = (2**20, 512, 8) if small else (2**30, 8192, 1000)
     copies = timed(lambda x: x + 1, jnp.ones(count, jnp.float32))

@@ -1,4 +1,4 @@
-"""What clipping every sample's gradient costs, and what it saves to do so without per-sample gradients.
+"""Cost of clipping every sample's gradient, and the saving without per-sample gradients.
 
 Networks: 784-32-10 and 784-128-10 at 20 nodes, the CNN of `jaxfl.models.cnn` at 10 nodes; batch 32. Rows, which take
 turns in one process and walk down their gradient, so that no two rounds are alike:

@@ -1,4 +1,4 @@
-"""What a program for a GPU does, read from its text: kernels, waits of the host, bytes moved, library calls, copies.
+"""Counts of a compiled GPU program, read from its text: kernels, waits of the host, bytes moved, library calls, copies.
 
 The text is that of a compiled and scheduled module (`compiled.as_text()`). Its instructions outside of fusions run one
 after the other, and are counted by these rules:
@@ -14,8 +14,8 @@ after the other, and are counted by these rules:
 | call into Python | a kernel and a wait of the host |
 
 Loops and branches are counted as XLA runs them by default, outside of command buffers. Bytes are those of the arrays
-that a kernel reads and writes, once each, as if no cache held them. Of an array that it only slices or gathers from,
-the slices count; of an array that it updates in place, the updates.
+that a kernel reads and writes, once each, as if no cache held them. For an array that it only slices or gathers from,
+the slices count; for an array that it updates in place, the updates.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 
 
 class Counts(NamedTuple):
-    """What a program does each time it runs."""
+    """Counts of one execution of a program."""
 
     kernels: int = 0  # launched, copies and memsets among them
     host_waits: int = 0  # of the host for a number on the device, by which it goes on
@@ -88,7 +88,7 @@ class Program(NamedTuple):
 
 
 def num_bytes(shape: str) -> int:
-    """Of all arrays in the text of a shape; what is no array has none.
+    """Number of bytes of all arrays in the text of a shape; what is no array has none.
 
     Example:
         >>> num_bytes("(f32[2,3]{1,0}, /*index=1*/bf16[5]{0}, pred[])")
@@ -185,7 +185,7 @@ def count(program: Program, *, open_trips: int, large_bytes: int, of_branches: C
 
 
 def of_kernel(program: Program, own: Computation, instruction: Instruction, large_bytes: int) -> Counts:
-    """Of an instruction that launches something."""
+    """Counts of an instruction that launches something."""
     operands = [own.instructions[name].num_bytes for name in instruction.operands]
     moved, copied = sum(operands) + instruction.num_bytes, 0
     if instruction.opcode in COPYING:
@@ -255,7 +255,7 @@ def _written(body: Computation, name: str) -> int:
 
 
 def _closing(text: str) -> int:
-    """Where the parenthesis that was opened before the text closes."""
+    """Position of the parenthesis that closes the one opened before the text."""
     depth = 1
     for place, letter in enumerate(text):
         depth += {"(": 1, ")": -1}.get(letter, 0)

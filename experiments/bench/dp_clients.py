@@ -1,4 +1,4 @@
-"""What a private local iteration costs beside a plain one, how a round grows with its steps, and what estimates cost.
+"""Cost of a private local iteration against a plain one, of more steps in a round, and of estimates.
 
 Ten clients, batch 75, the CNN of `jaxfl.models.cnn` and one of a third of its work. Rows take turns in one process:
 

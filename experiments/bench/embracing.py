@@ -1,4 +1,4 @@
-"""What a round of EmbracingFL costs where some of its clients train a part of the network.
+"""Cost of a round of EmbracingFL in which some clients train a part of the network.
 
 ResNet-20 of "Embracing Federated Learning" on images of 32x32x3, and the paper's clients: ten local steps of batch 32,
 390 samples each (50,000 over 128). Six clients, all active: all strong, two of each class, all weak. Rows take turns in

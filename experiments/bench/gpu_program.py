@@ -1,4 +1,4 @@
-"""What rounds do on a GPU, read from programs that are compiled for an H200 on a machine without one.
+"""Counts and memory of rounds on a GPU, read from programs that are compiled for an H200 on a machine without one.
 
 Each row is a chunk of rounds as training runs it (`jaxfl.training.chunks.rounds_fn`, its state donated), compiled for
 the device that h200.txtpb describes. Nothing runs: there are counts and no times, and no choice that the compiler makes
@@ -85,7 +85,7 @@ SAMPLINGS = ("uniform", "stratified")
 
 
 class Chunk(NamedTuple):
-    """What is known of a compiled chunk of rounds."""
+    """Counts, memory and compile time of a compiled chunk of rounds."""
 
     counts: Counts  # of the whole chunk, by the most expensive branches
     least: Counts  # the same, by the cheapest branches

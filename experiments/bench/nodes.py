@@ -37,7 +37,7 @@ PUBLISHED = (1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 20, 24, 32, 40)  # rounds whose c
 
 
 class Sizes(NamedTuple):
-    """What is run: each graph with each number of nodes, and the largest number on several devices as well."""
+    """Sizes to run: each graph with each number of nodes, and the largest number on several devices as well."""
 
     num_nodes: tuple[int, ...] = (10, 100, 1000, 10_000)
     num_devices: int = 8
@@ -47,7 +47,7 @@ class Sizes(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What a process prints."""
+    """Measurements that a process prints."""
 
     seconds: list[float]  # of a round, by call
     distances: list[float]  # consensus distance after each round

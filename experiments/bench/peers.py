@@ -63,7 +63,7 @@ def method(setting: Setting) -> Algorithm:
 
 
 def dp_sgd(setting: Setting) -> dict[str, Any]:
-    """What makes local steps DP-SGD; the clients' models weigh alike."""
+    """Options that make local steps DP-SGD; the clients' models weigh alike."""
     return {
         "sampler": gradients.uniform,
         "clip_norm": setting.clip_norm,

@@ -1,4 +1,4 @@
-"""Where an iteration of private push-sum spends its time.
+"""Breakdown of the time of one iteration of private push-sum.
 
 PrivSGP at 64 nodes over the exponential graph, 784-32-10, batch 32, clipped in L2 norm, Gaussian noise. Rows, which
 take turns in one process, every one in a loop with its state donated:
@@ -38,7 +38,8 @@ def private(setting: Setting, sampler: Sampler) -> Algorithm:
 
 
 def linear_gradient(params: PyTree, inputs: Array, labels: Array) -> PyTree:
-    """Of half the squared output of the network's layers without biases and activations: its matrix products alone."""
+    """Gradient of half the squared output of the network's layers without biases and activations: its matrix products
+    alone."""
     del labels
 
     def half_square(params):

@@ -1,4 +1,4 @@
-"""What a SAGA table costs: time per iteration against the number of samples, and against having no table.
+"""Cost of a SAGA table: time per iteration against the number of samples, and against having no table.
 
 Dense table: PrivSGP-VR with one uniform sample, n = 20, 784-32-10 (d = 25,450), J = 100 and J = 2,000 samples a node,
 the longer one also in bfloat16.

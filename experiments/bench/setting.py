@@ -1,4 +1,4 @@
-"""What the suites share: networks, shapes and repeats, data of noise, push-sum, and rounds in a loop."""
+"""Common parts of the suites: networks, shapes and repeats, data of noise, push-sum, and rounds in a loop."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -44,7 +44,7 @@ def perceptron(*widths: int) -> Network:
 
 
 class Setting(NamedTuple):
-    """What a group of rows runs on. A suite has a table of them, and uses the fields that its rows depend on."""
+    """Settings of a group of rows. A suite has a table of them, and uses the fields that its rows depend on."""
 
     network: Network
     num_nodes: int
@@ -95,7 +95,7 @@ def node_batches(setting: Setting) -> tuple[Array, Array]:
 
 
 def node_params(init: Callable[[Array], PyTree], num_nodes: int) -> PyTree:
-    """What `init` gives of each node's key, leaves (n, *leaf)."""
+    """Apply `init` to each node's key, leaves (n, *leaf)."""
     return jax.jit(jax.vmap(init))(node_keys(KEY, num_nodes))
 
 

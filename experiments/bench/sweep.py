@@ -1,4 +1,4 @@
-"""What a sweep gains: a grid of PrivSGP-VR in one program, against a program a variant, and against 48 commands.
+"""Gain of a sweep: a grid of PrivSGP-VR in one program, against one program per variant, and against 48 commands.
 
 6 step sizes x 8 seeds of the default run on digits: 16 nodes, exponential graph, 64-32-10, factored SAGA table, Poisson
 batches, clipped gradients with noise. Everything that a user waits for counts: compiling, rounds, evaluations, lines,
@@ -36,7 +36,7 @@ WANTED = {"sweep/speedup_vs_train": 2.5, "sweep/speedup_vs_commands": 10.0, "swe
 
 
 class Sweep(NamedTuple):
-    """How much is swept."""
+    """Size of the sweep."""
 
     step_sizes: tuple[float, ...] = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
     num_seeds: int = 8

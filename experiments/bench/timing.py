@@ -93,7 +93,7 @@ class Report:
         self.measurements[self.prefix + name] = Measurement(value, unit, spread, against)
 
     def median(self, name: str, values: np.ndarray | float, unit: str, text: str = "") -> None:
-        """Of the repeats, or a number without spread."""
+        """Add the median of the repeats, or a number without spread."""
         self.add(name, float(np.median(values)), (float(np.min(values)), float(np.max(values))), unit, text)
 
     def ratio(self, name: str, top: np.ndarray, bottom: np.ndarray, text: str = "", unit: str = "x") -> None:

@@ -272,7 +272,7 @@ def by_ghost_norms(module: Any, clip_norm: float) -> Step:
 
 
 def _shifts(num_nodes: int) -> Iterator[int]:
-    """How far the exponential graph sends in each round."""
+    """Distances over which the exponential graph sends, one per round."""
     return itertools.cycle(2**power for power in range(math.floor(math.log2(num_nodes - 1)) + 1))
 
 

@@ -1,4 +1,4 @@
-"""What an iteration of gradient tracking costs beside the gradients it needs.
+"""Cost of an iteration of gradient tracking beside the gradients it needs.
 
 Five agents (`graphs.five_agents`), 12,000 images of 28x28 each, the small network of 4,266 parameters, 53 samples a
 gradient clipped in L1 norm, Laplace noise on states and trackers. Rows, which take turns in one process:

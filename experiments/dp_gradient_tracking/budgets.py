@@ -1,4 +1,4 @@
-"""What a line of experiments.dp_gradient_tracking spends, and the theorems' conditions that it breaks."""
+"""Privacy spending in experiments.dp_gradient_tracking, and the theorems' conditions that a line breaks."""
 
 from __future__ import annotations
 

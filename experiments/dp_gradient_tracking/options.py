@@ -68,11 +68,11 @@ class Weights:
     """Who hears whom."""
 
     graph: str = "five_agents"
-    """Of DP-GT: five_agents, five_agents_self_loops, or both directed graphs alike: directed_ring, exponential (its
-    rounds averaged), ring, complete, star; or a .npy file with the weights R and C, shape (2, n, n), entry (i, j) that
-    of j at i."""
+    """Graphs of DP-GT: five_agents, five_agents_self_loops, or both directed graphs alike: directed_ring, exponential
+    (its rounds averaged), ring, complete, star; or a .npy file with the weights R and C, shape (2, n, n), entry (i, j)
+    that of j at i."""
     baseline_graph: Literal["ring", "complete", "star"] = "ring"
-    """Of the other methods."""
+    """Graph of the other methods."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Learning:
     batch_size: int = 32
     """m_K, samples of each gradient; the scheme's by default, but for digits."""
     gradient_at: Literal["broadcast", "state"] = "broadcast"
-    """Where gradients are taken: at the broadcast state, which has a proven epsilon, or at the agent's own state, as
+    """Point at which gradients are taken: the broadcast state, which has a proven epsilon, or the agent's own state, as
     published, which has none."""
     clip_norm: float = traced(10.0)
     """Bound on each sample's gradient, in L1 norm with Laplace noise, in L2 norm with Gaussian noise (1); C of the
@@ -106,12 +106,12 @@ class Learning:
     assume_bounded: bool = False
     """Do not clip: clip_norm is only assumed to bound the gradients. Nothing is proven then."""
     ternary_threshold: float = traced(1.0)
-    """Of ternary-states: what is sent is -1, 0 or 1 times this."""
+    """Threshold of ternary-states: what is sent is -1, 0 or 1 times this."""
     quantization_step: float = traced(0.1)
-    """Of noisy-quantized-states and quantized-states: distance of the values that are sent."""
+    """Distance of the values that noisy-quantized-states and quantized-states send."""
 
     def quantizer(self) -> channel.Quantizer | None:
-        """Of what is sent, where the method has one."""
+        """Quantizer of what is sent, where the method has one."""
         if self.method == "ternary-states":
             return channel.ternary_quantizer(self.ternary_threshold)
         return channel.uniform_quantizer(self.quantization_step) if self.method in _ROUNDED else None
@@ -119,16 +119,17 @@ class Learning:
 
 @dataclasses.dataclass(frozen=True)
 class Noise:
-    """What is added to all that is broadcast."""
+    """Noise added to all that is broadcast."""
 
     noise_exponent: float = traced(0.09)
-    """Of S1: agent i of n gets noise scales (k + 1)^p with p this number plus 0.05 i / n."""
+    """Exponent of S1: agent i of n gets noise scales (k + 1)^p with p this number plus 0.05 i / n."""
     noise_base: float = traced(0.99959)
-    """Of S2: agent i of n gets noise scales p^K with p this number plus 0.00005 i / n."""
+    """Base of S2: agent i of n gets noise scales p^K with p this number plus 0.00005 i / n."""
     noise_gain: float = traced(0.003)
     """Factor on all noise scales; 1 is the paper's noise, at which a network learns nothing where edges weigh 1."""
     distribution: Literal["laplace", "gaussian"] = "laplace"
-    """Of the noise. Gaussian noise has the scales as standard deviations, clipping in L2 norm, and a delta."""
+    """Distribution of the noise. Gaussian noise has the scales as standard deviations, clipping in L2 norm, and a
+    delta."""
     dp_delta: float = stated(1e-5)
     """Delta of the bound that counts a sample's participations, and of Gaussian noise."""
 
@@ -168,7 +169,7 @@ class Point:
     run: Run = Run()
 
     def task(self) -> Task:
-        """What is learned."""
+        """The learning task."""
         return self.network.task(self.data)
 
     @property
@@ -267,7 +268,7 @@ def _require_scales(nodes: int, iterations: int) -> None:
 
 @functools.lru_cache(maxsize=64)
 def scheme_steps(scheme: str, iterations: int) -> TrackingSchedule:
-    """What a scheme says of steps and samples; its noise is that of no agent."""
+    """Steps and samples of a scheme; its noise is that of no agent."""
     _require_scales(1, iterations)
     if scheme == "S1":
         return polynomial_schedule(iterations, state_noise_exponent=0.0, tracker_noise_exponent=0.0, horizon_offset=0)

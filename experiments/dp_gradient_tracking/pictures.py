@@ -35,7 +35,7 @@ def finish(finished: Finished) -> Sequence[Path]:
 
 
 def plot_budgets(run_dir: Path, points: Mapping[str, Point]) -> list[Path]:
-    """What has been spent after k iterations, published and proven, and what a whole run of K iterations spends.
+    """Draw the budget spent after k iterations, published and proven, and that of a whole run of K iterations.
 
     Epsilon is that of the agent who has spent most. The last panel is the published budget against the maximum
     iteration number, which fixes steps and samples; where states are only quantized it is their delta against k + 1.

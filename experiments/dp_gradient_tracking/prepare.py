@@ -75,7 +75,7 @@ def _sizes(name: str, line: Line) -> list[int]:
 
 
 def _conditions(lines: Mapping[str, Line]) -> tuple[dict[str, list[Condition]], list[str]]:
-    """What each line of gradient tracking breaks of the theorems' conditions, and the same in sentences."""
+    """Conditions of the theorems that each line of gradient tracking breaks, and the same in sentences."""
     broken: dict[str, list[Condition]] = {}
     estimates: dict[tuple, float] = {}
     by_text: dict[str, list[str]] = {}
@@ -111,7 +111,7 @@ def _estimated_smoothness(point: Point) -> float:
 
 
 def _description(lines: Mapping[str, Line], sizes: Mapping[str, Sequence[int]]) -> list[str]:
-    """What is about to run, by the first line's options."""
+    """Describe the run that is about to start, by the first line's options."""
     point: Point = next(iter(lines.values())).point
     learning, noise = point.learning, point.noise
     seeds = sorted({seed for line in lines.values() for seed in line.seeds})

@@ -1,4 +1,4 @@
-"""What a round costs under two readings of the paper, and its section III with the arithmetic put right.
+"""Costs of a round under two readings of the paper, and section III of the paper with corrected arithmetic.
 
 counted: what the program does, and what goes down. DZOFL runs two passes forward over a batch for each direction,
 FedAvg one forward and one backward; all counts are of the batch.
@@ -40,7 +40,7 @@ class RoundCost(NamedTuple):
 
     @property
     def joules(self) -> float:
-        """Of computing and sending."""
+        """Energy of computing and sending."""
         return self.computing_joules + self.sending_joules
 
 

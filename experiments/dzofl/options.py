@@ -77,8 +77,8 @@ class Channel:
         ),
     )
     quantizer: Literal["none", "float16", "float8", "dithered"] = "float16"
-    """Of each number that is sent: none (32 bits), a small float, or a grid; all round at random, without bias. Of
-    FedAvg the way down has 32 bits in any case."""
+    """Quantizer of each number that is sent: none (32 bits), a small float, or a grid; all round at random, without
+    bias. With FedAvg the way down has 32 bits in any case."""
     quantizer_bits: int = 8
     """Bits of dithered."""
     quantizer_limit: float = traced(1.0)
@@ -89,14 +89,14 @@ class Channel:
     success: float = traced(0.8)
     """Probability that a message arrives."""
     lost: Literal["resend", "drop"] = "resend"
-    """What FedAvg does with a lost message: send it again until it arrives, at the cost of airtime, or do without.
+    """Treatment of a lost message by FedAvg: send it again until it arrives, at the cost of airtime, or do without.
     DZOFL does without."""
     radius_m: float = traced(500.0)
-    """Of the disc with the server in its middle, over which devices are spread uniformly."""
+    """Radius of the disc with the server in its middle, over which devices are spread uniformly."""
     placement_seed: int = 0
-    """Of the devices' places, the same in all runs."""
+    """Seed of the devices' places, the same in all runs."""
     bandwidth_hz: float = traced(2e6)
-    """Of each device."""
+    """Bandwidth of each device."""
     noise_dbm_per_hz: float = traced(-173.0)
     """Thermal noise."""
     path_loss_db: float = traced(128.1)
@@ -107,8 +107,8 @@ class Channel:
 
 @dataclasses.dataclass(frozen=True)
 class RadioCosts(Costs):
-    """What seconds and joules stand for: devices and links. On wireless links the rate and the power up also decide
-    what arrives."""
+    """Devices and links from which seconds and joules are computed. On wireless links the rate and the power up also
+    decide what arrives."""
 
     uplink_bits_per_second: float = traced(10e6)
     """Rate R from each device."""
@@ -129,7 +129,7 @@ class Point:
     run: Run = Run()
 
     def task(self) -> Task:
-        """What is learned."""
+        """The learning task."""
         return self.network.task(self.data)
 
     def success(self) -> Array:
@@ -180,7 +180,7 @@ class Point:
         )
 
     def ledger(self) -> channel.Ledger:
-        """What a round costs; sent again, a message is on the air 1 / p times as long in the mean."""
+        """Ledger of a round's costs; sent again, a message is on the air 1 / p times as long in the mean."""
         book = self.costs.ledger(self.network.work(self.data), self.learning.batch_size)
         if not self.resends:
             return book

@@ -42,7 +42,7 @@ def prepare(lines: Mapping[str, Line]) -> Prepared:
 
 
 def _shared(point: Point) -> str:
-    """What all lines share: the first one's data and model."""
+    """Describe the data and the model of the first line, which all lines share."""
     dataset, clients = point.data.load(), point.clients
     num_params = size(jax.eval_shape(point.task().init, jax.random.key(0)))
     return (
@@ -53,7 +53,7 @@ def _shared(point: Point) -> str:
 
 
 def _links(lines: Mapping[str, Line]) -> list[str]:
-    """Where messages are lost: how often, and what happens then."""
+    """Describe links that lose messages: how often, and what happens then."""
     told = {}
     for line in lines.values():
         point, success = line.point, np.asarray(line.point.success())

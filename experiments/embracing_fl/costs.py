@@ -1,4 +1,4 @@
-"""What each class of clients costs: capacity, as the paper counts it, and seconds on its device; Tables 1, 8 and 10."""
+"""Costs of each class of clients: capacity, as the paper counts it, and seconds on its device; Tables 1, 8 and 10."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def two_digits(share: float) -> str:
 
 
 def described(costs: Sequence[ClassCost]) -> dict[str, Any]:
-    """What summary.json says of a line's clients."""
+    """Entries of summary.json on a line's clients."""
     present = [row for row in costs if row.clients]
     return {
         "clients": {row.label: row.clients for row in costs},

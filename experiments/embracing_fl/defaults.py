@@ -1,4 +1,4 @@
-"""What follows from what in experiments.embracing_fl, what is refused, and what lines are called."""
+"""Derived options, checks and names of lines in experiments.embracing_fl."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Told: TypeAlias = Collection[str]
 
 
 def of_model(name: str, options: Options, told: Told = ()) -> Any:
-    """What suits the model."""
+    """Value of an option that suits the model."""
     if options["model"] == "mlp" and name in ("cut_moderate", "cut_weak"):
         last = f"dense_{len(options['hidden']) + 1}"
         return "dense_2" if options["hidden"] and name == "cut_moderate" else last

@@ -17,7 +17,7 @@ CLASSES = ("strong", "moderate", "weak")
 
 
 class Share(NamedTuple):
-    """What a class of clients trains."""
+    """Part of the model that a class of clients trains."""
 
     blocks: tuple[str, ...] | int  # by name, or how many each of its clients draws
     width: float = 1.0  # share of every layer's channels
@@ -25,7 +25,7 @@ class Share(NamedTuple):
 
 
 def _sides(blocks: Sequence[str], cut_moderate: str, cut_weak: str) -> list[tuple[str, ...]]:
-    """What the classes train of the output side."""
+    """Blocks of the output side that each class trains."""
     check.one_of(tuple(blocks), cut_moderate=cut_moderate, cut_weak=cut_weak)
     return [output_side(blocks, cut) for cut in (blocks[0], cut_moderate, cut_weak)]
 

@@ -23,7 +23,7 @@ RESNETS = ("resnet20", "resnet8")
 
 
 class Problem(NamedTuple):
-    """What a model is built for."""
+    """Shape of a sample and number of classes for which a model is built."""
 
     sample_shape: Any  # (height, width, channels) of an image, (words,) of a text
     num_classes: int
@@ -111,9 +111,9 @@ class Network:
     dropout: float = 0.3
     """Rate of the two dropouts of bilstm."""
     node_loop: str = "auto"
-    """How clients run that run together: vmap (all at once), map (one after the other), chunk:k (k at once), or auto:
-    map for convolutions on a CPU, else vmap. devices:map and the like share them out over devices. On a CPU clients
-    of several classes under uniform sampling run one after the other whatever it says."""
+    """Loop over clients that run together: vmap (all at once), map (one after the other), chunk:k (k at once), or auto:
+    map for convolutions on a CPU, else vmap. devices:map and the like share them out over devices. On a CPU clients of
+    several classes under uniform sampling run one after the other whatever it says."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """bfloat16 runs the layers on rounded parameters and inputs, faster where the machine multiplies bfloat16.
     Parameters, gradients, losses and statistics of normalizations stay float32."""
@@ -127,7 +127,7 @@ class Network:
         return _task(self, problem, form)
 
     def counts(self, problem: Problem, form: Form = FULL) -> dict[str, Counts]:
-        """What each layer counts. Of the LSTM's classifier Table 1 counts the activations of the LSTM alone."""
+        """Counts of each layer. For the LSTM's classifier Table 1 counts the activations of the LSTM alone."""
         return _counts(self, problem, form)
 
     def widths(self) -> tuple[int, ...]:
@@ -137,7 +137,7 @@ class Network:
         return {"mlp": self.hidden, "femnist_cnn": (*self.channels, *self.hidden)}.get(self.model, self.resnet_widths)
 
     def axis_groups(self, problem: Problem) -> dict[str, dict[int, int]]:
-        """Where an axis holds several runs of channels, as `jaxfl.algorithms.width_reduction` needs it."""
+        """Axes that hold several runs of channels, as `jaxfl.algorithms.width_reduction` needs them."""
         if self.model == "femnist_cnn":
             height, width = (side // 2 ** len(self.channels) for side in problem.sample_shape[:2])
             return {"dense_1/kernel": {0: height * width}}

@@ -25,7 +25,7 @@ from jaxfl.training.measures import calibrated_scores
 
 @dataclasses.dataclass(frozen=True)
 class Data(Images):
-    """What is learned from."""
+    """Data set to learn from."""
 
     dataset: str = "digits"
     """digits, mnist, fashion_mnist, cifar10, femnist or imdb."""
@@ -33,7 +33,7 @@ class Data(Images):
 
 @dataclasses.dataclass(frozen=True)
 class Partition:
-    """How the data are cut."""
+    """Partition of the data over clients."""
 
     CHOICES: ClassVar = (WRITERS,)
     nodes: int = 128
@@ -90,12 +90,12 @@ class Participation:
     """uniform: active clients are drawn among all, one trains after the other. stratified: as many of each class as its
     share, drawn within the class."""
     weighting: Literal["uniform", "data"] = "uniform"
-    """What the mean over clients weighs them by: all alike, or by their samples."""
+    """Weights of the mean over clients: all alike, or by their samples."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Learning:
-    """What clients train."""
+    """Method, and the parts of the model that clients train."""
 
     CHOICES: ClassVar = (
         METHOD,
@@ -134,8 +134,9 @@ class Learning:
     classifier: bool = False
     """In first_half train the last block, too, as InclusiveFL does."""
     batch_norm: Literal["global", "static"] = "global"
-    """Of resnets. global: running statistics, averaged like parameters. static: none are tracked; they are measured on
-    training samples before an evaluation. By default static for narrow clients, and global for others."""
+    """Batch normalization of resnets. global: running statistics, averaged like parameters. static: none are tracked;
+    they are measured on training samples before an evaluation. By default static for narrow clients, and global for
+    others."""
     calibration_samples: int = 500
     """Training samples on which static statistics are measured."""
     target_accuracy: float | None = stated(None)
@@ -153,13 +154,13 @@ class Steps:
     batch_size: int = 32
     """Samples in a step."""
     step_size: float = traced(0.04)
-    """Of the clients."""
+    """Step size of the clients."""
     decay_rounds: tuple[int, ...] = ()
     """After each of these rounds the step size falls to a tenth."""
     momentum: float = traced(0.9)
-    """Of the clients; starts at zero in each round."""
+    """Momentum of the clients; starts at zero in each round."""
     weight_decay: float = traced(1e-4)
-    """Of the clients."""
+    """Weight decay of the clients."""
 
     def check(self) -> None:
         """Refuse rounds and momentum out of range; the rest is refused where clients are built."""
@@ -169,7 +170,7 @@ class Steps:
             raise ArgumentError("momentum", "must lie in [0, 1)", f"got {self.momentum}", remedy)
 
     def clients(self, weighting: str) -> LocalSteps:
-        """What a client does in a round; traced options may be arrays."""
+        """Local steps of a client in a round; traced options may be arrays."""
         step_size = decayed(self.step_size, self.decay_rounds)
         optimizer = client_sgd(step_size, momentum=self.momentum, weight_decay=self.weight_decay)
         return local_steps(self.local_steps, batch_size=self.batch_size, optimizer=optimizer, weighting=weighting)
@@ -177,7 +178,7 @@ class Steps:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What is printed in place of training."""
+    """Output in place of training."""
 
     show: Literal["training", "sizes", "timing"] = unsaved("training")
     """sizes: print Tables 1 and 10 as counted here, timing: Table 8 for the device profile. Neither trains."""
@@ -217,11 +218,12 @@ class Point:
         return self.network.model in RESNETS and self.learning.batch_norm == "static"
 
     def problem(self) -> Problem:
-        """What the model is built for."""
+        """Problem for which the model is built."""
         return problem_of(self.data.load(), self.network.model)
 
     def task(self, width: float = 1.0, frozen_words: int = 0) -> Task:
-        """What a class of clients trains; with HeteroFL's scaler in the full model, too, for the same model state."""
+        """Task that a class of clients trains; with HeteroFL's scaler in the full model, too, for the same model
+        state."""
         learning = self.learning
         scaler = learning.method == "width_reduction" and not learning.without_scaler
         form = Form(width, learning.batch_norm, width if scaler else None, frozen_words)
@@ -268,7 +270,7 @@ class Point:
         return [of_class[number] for number, count in enumerate(self.counts) for _ in range(count)]
 
     def shares(self, problem: Problem) -> list[Share]:
-        """What strong, moderate and weak clients train."""
+        """Shares of the model that strong, moderate and weak clients train."""
         return choose(METHOD, flat(self))(self.network.task(problem).blocks)
 
     def measures(self) -> dict[str, Measure]:
@@ -277,7 +279,7 @@ class Point:
         return {"test": _calibrated(self.task(), self.data, samples)} if self.is_static else {}
 
     def idle(self, options: Mapping[str, Any]) -> dict[str, str]:
-        """What changes nothing here -> what it belongs to."""
+        """Map each option that changes nothing here to what it belongs to."""
         idle = {}
         if self.learning.cut_weak == "dense" and self.network.model == "bilstm":
             idle["frozen_words"] = "clients that train the LSTM"
@@ -296,6 +298,6 @@ def _calibrated(task: Task, data: Images, num_samples: int) -> Measure:
 
 
 def _mean(works: Sequence[Work]) -> Work:
-    """Of each count, rounded."""
+    """Mean of each count, rounded."""
     pairs = (zip(*same, strict=True) for same in zip(*works, strict=True))
     return Work(*(Counts(*(round(sum(numbers) / len(works)) for numbers in pair)) for pair in pairs))

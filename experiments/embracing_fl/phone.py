@@ -52,7 +52,7 @@ ONEPLUS_9_PRO = DeviceProfile()
 
 
 class ClientWork(NamedTuple):
-    """What one class of clients computes; counts are per sample."""
+    """Work of one class of clients; counts are per sample."""
 
     whole: Counts  # the model that runs forward
     trained: Counts  # the part that runs backward

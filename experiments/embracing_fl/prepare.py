@@ -46,7 +46,7 @@ def prepare(lines: Mapping[str, Line]) -> Prepared:
 
 
 def variants_of(lines: Mapping[str, Line], algorithm: Callable[[Any], Algorithm]) -> dict[str, Variant]:
-    """What is trained, of points that say their own task, counts of clients and measures.
+    """Variants to train, of points that say their own task, counts of clients and measures.
 
     Raises:
         ArgumentError: what an algorithm refuses when it is built or begins.
@@ -91,7 +91,7 @@ def finish(finished: Finished) -> Sequence[Path]:
 
 
 def _description(lines: Mapping[str, Line]) -> list[str]:
-    """What is about to run, in a few lines."""
+    """Describe in a few lines the run that is about to start."""
     first = next(iter(lines.values()))
     point: Point = first.point
     clients, steps = point.clients, point.steps

@@ -1,4 +1,4 @@
-"""What runs of experiments.embracing_fl found, read from their directories."""
+"""Results of runs of experiments.embracing_fl, read from their directories."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Result(NamedTuple):
 
     @property
     def comparison(self) -> tuple[int, tuple[int, int, int], int]:
-        """What methods have in common that are compared: case (11 for none), clients, and how many are active."""
+        """Key that compared methods have in common: case (11 for none), clients, and how many are active."""
         return self.case or 11, self.counts, self.num_active
 
     @property

@@ -23,7 +23,7 @@ TITLES = {
 }
 BOTH = ("embracing", "width_reduction")
 Pair = tuple[Result | None, paper.Accuracy | None]
-"""What ran here, and what the paper has."""
+"""Result of a run here, and the paper's number."""
 
 
 def markdown(results: Sequence[Result]) -> str:

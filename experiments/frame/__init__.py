@@ -1,4 +1,4 @@
-"""What every experiment shares: records of options, choices by name, presets, grids, one command line."""
+"""Common parts of all experiments: records of options, choices by name, presets, grids, one command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every experiment's command line does: options, presets, grids, one-sentence errors, exit codes.
+"""Command line of every experiment: options, presets, grids, one-sentence errors, exit codes.
 
 Exit code 0 for a finished run, also where points of a grid diverged and are recorded; 2 for a bad argument; 1 for a run
 that stopped (a lone run diverged, memory or disk full), or where what was asked for could not be shown; 130 when

@@ -26,7 +26,7 @@ class Distributed:
     coordinator: str | None = unsaved(None)
     """HOST:PORT on which process 0 waits for the others."""
     num_processes: int | None = unsaved(None)
-    """Of the run."""
+    """Number of processes of the run."""
     process_id: int | None = unsaved(None)
     """Number of this process, from 0."""
 

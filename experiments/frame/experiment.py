@@ -1,7 +1,7 @@
-"""What an experiment is, and how its options become the lines of a comparison.
+"""Definition of an experiment, and the way from its options to the lines of a comparison.
 
 Options are laid over each other: the base point, changes of the data set, of the preset, of the command line, of the
-grid. A later layer goes before an earlier one. What nobody gave may follow from other options (`Experiment.derived`).
+grid. A later layer goes before an earlier one. Options that nobody gave may follow from others (`Experiment.derived`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Line(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What an experiment makes of its lines."""
+    """Variants and facts that an experiment makes from its lines."""
 
     variants: Mapping[str, Variant]  # in the order of the lines
     description: Sequence[str]  # what is about to run
@@ -107,7 +107,7 @@ class Experiment(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What a command line, or a call from Python, asks for."""
+    """Request of a command line, or of a call from Python."""
 
     experiment: Experiment
     preset: str | None
@@ -275,7 +275,7 @@ def programs(
 
 
 def identity(point: Any) -> dict[str, Any]:
-    """What tells a settled point from all others on the same data, as `Variant.identity` takes it."""
+    """Values that tell a settled point from all others on the same data, as `Variant.identity` takes them."""
     known = options(type(point))
     names = [name for name, option in known.items() if option.in_program and name not in _SAME_NUMBERS]
     values = counted(point, flat(point), names)

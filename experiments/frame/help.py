@@ -1,4 +1,4 @@
-"""What --help shows: every option with its type, its text and the value that it would have, grouped by record."""
+"""Text of --help: every option with its type, its text and the value that it would have, grouped by record."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def print_help(asked: Request, of_frame: Mapping[str, str]) -> None:
 
 
 def metavar(kind: Any) -> str:
-    """What stands behind a flag: INTEGER, ring|star, NUMBER|None, INTEGER ..., or nothing for a switch."""
+    """Placeholder of a flag's value: INTEGER, ring|star, NUMBER|None, INTEGER ..., or nothing for a switch."""
     return in_words(kind, _WORDS, "{} ...", "|")
 
 

@@ -1,4 +1,4 @@
-"""Where the programs of a grid are computed: options of launchers, and the executors that they describe."""
+"""Launchers that compute the programs of a grid: their options, and the executors that these describe."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SLURM = ("slurm_partition", "slurm_account", "slurm_minutes", "slurm_cpus", "sl
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """Where the programs of a grid are computed; see docs/clusters.md."""
+    """Place where the programs of a grid are computed; see docs/clusters.md."""
 
     CHOICES: ClassVar = (
         Owned("launcher", {**dict.fromkeys(("jobs", "retries", "gpus"), _BOTH), **dict.fromkeys(_SLURM, ("slurm",))}),
@@ -31,11 +31,11 @@ class Launch:
     jobs: int = unsaved(4)
     """Most jobs at once."""
     retries: int = unsaved(3)
-    """How often a job is submitted again that was killed or preempted."""
+    """Number of times that a killed or preempted job is submitted again."""
     gpus: int = unsaved(0)
     """GPUs of a job; without any it computes on a CPU."""
     slurm_partition: str | None = unsaved(None)
-    """Of the cluster; its default without one."""
+    """Partition of the cluster; the cluster's default without one."""
     slurm_account: str | None = unsaved(None)
     """That pays for the jobs; the user's default without one."""
     slurm_minutes: int = unsaved(60)
@@ -88,7 +88,7 @@ class Launch:
         return executor
 
     def slurm_parameters(self, name: str) -> dict[str, Any]:
-        """What submitit's executor is told, in its words; what is None is left to the cluster.
+        """Parameters of submitit's executor, in its words; what is None is left to the cluster.
 
         Example:
             >>> parameters = Launch("slurm", slurm_minutes=90, gpus=1).slurm_parameters("sweep")

@@ -42,14 +42,14 @@ class JobsStopped(Exception):
 
 
 class Ending(NamedTuple):
-    """How a job ended, as far as it could tell; a job that was killed tells nothing."""
+    """Ending of a job, as far as it could tell; a job that was killed tells nothing."""
 
     how: str  # "finished", "stopped" (preempted), "busy" (another job is at work on it), "refused", "failed"
     words: tuple[str, ...] = ()  # of an ArgumentError, or what failed
 
 
 class Job:
-    """What submitit pickles and calls.
+    """Job that submitit pickles and calls.
 
     SIGTERM lets it finish its chunk of rounds and save. So does the signal that submitit has Slurm send before the time
     limit and on preemption; then submitit queues the job again, by itself.
@@ -73,7 +73,7 @@ class Job:
             return self._training.result()
 
     def checkpoint(self) -> Any:
-        """What submitit queues in place of this job, once the state is saved."""
+        """Submission that submitit queues in place of this job, once the state is saved."""
         from submitit.helpers import DelayedSubmission  # which called this
 
         self._stop.request()
@@ -226,7 +226,7 @@ class _Crew:
         self._submissions[number] += 1
 
     def _collect(self, number: int) -> Ending:
-        """How a job ended that has."""
+        """Remove a job that has ended, and return its ending."""
         job, devices = self._running.pop(number)
         self._free += devices
         done = self._has_ended(number)
@@ -258,7 +258,7 @@ class _Crew:
 
 
 def _told(job: Any, launch: Launch) -> Ending:
-    """What a job left as its result; "killed" where there is none."""
+    """Ending that a job left as its result; "killed" where there is none."""
     from submitit.core.utils import FailedJobError, UncompletedJobError  # an executor is there
 
     if launch.launcher == "local" and not job.paths.result_pickle.exists():  # on this machine no file is late

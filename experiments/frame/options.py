@@ -157,7 +157,7 @@ def _parsed(kind: Any, tokens: tuple[str, ...]) -> Any:
 
 
 def flag(name: str) -> str:
-    """How an option is written on the command line."""
+    """Flag of an option on the command line."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -174,7 +174,7 @@ def alternatives(kind: Any) -> tuple[Any, ...]:
 
 
 def in_words(kind: Any, words: Mapping[Any, str], several: str, between: str) -> str:
-    """What values an option takes: of each type its word, of several values "{} ..." for instance."""
+    """Values that an option takes, in words: of each type its word, of several values "{} ..." for instance."""
     parts = []
     for part in alternatives(kind):
         if typing.get_origin(part) is tuple:

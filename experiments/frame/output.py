@@ -75,7 +75,7 @@ def steady_output() -> Iterator[Output]:
 
 @contextlib.contextmanager
 def _never_strict(stream: Any, errors: str) -> Iterator[None]:
-    """What the stream does about characters that it has not, for a while."""
+    """Set for a while how the stream treats characters that it cannot encode."""
     if not hasattr(stream, "reconfigure"):
         yield
         return

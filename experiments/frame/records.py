@@ -29,7 +29,7 @@ _keep_few, _keep = functools.lru_cache(maxsize=8), functools.lru_cache(maxsize=6
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """What is learned from."""
+    """Data set to learn from."""
 
     dataset: str = "digits"
     """digits, mnist, fashion_mnist or cifar10."""
@@ -172,7 +172,7 @@ class Network:
     resnet_widths: tuple[int, ...] = (64, 128, 256, 512)
     """Channels of the stages of resnet18, each at most 32 or a multiple of it."""
     node_loop: str = "auto"
-    """How a round runs over nodes: vmap (all at once), map (one after the other), chunk:k (k at once), or auto: map for
+    """Loop of a round over nodes: vmap (all at once), map (one after the other), chunk:k (k at once), or auto: map for
     convolutions on a CPU, else vmap. Fewer at once take less memory. devices:map and the like share the nodes out over
     devices. Results agree to rounding."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -187,18 +187,18 @@ class Network:
 
     @_keep
     def work(self, data: Data) -> channel.Work:
-        """What a sample takes."""
+        """Work of one sample."""
         dataset = data.load()
         return channel.node_work(channel.count(choose(NETWORKS, vars(self))(dataset), image_shape(dataset)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """What seconds and joules stand for: devices and links, by default DZOFL's, see docs/costs.md. No model depends on
-    them."""
+    """Devices and links from which seconds and joules are computed, by default DZOFL's, see docs/costs.md. No model
+    depends on them."""
 
     operations_per_second: float = stated(4e9)
-    """Of each node: an operation a cycle at 4 GHz."""
+    """Operations per second of each node; 4e9 is one per cycle at 4 GHz."""
     uplink_bits_per_second: float = stated(10e6)
     """From each node."""
     downlink_bits_per_second: float = stated(10e6)
@@ -225,7 +225,7 @@ class Costs:
     """Memory of a device; what parameters and activations take beyond it goes to DRAM."""
 
     def energy_model(self) -> channel.EnergyModel:
-        """What operations cost."""
+        """Energy model of operations."""
         check.positive(forward_bits=self.forward_bits, backward_bits=self.backward_bits, mac_joules=self.mac_joules)
         check.positive(energy_exponent=self.energy_exponent, dram_factor=self.dram_factor)
         check.positive(mac_units=self.mac_units, sram_bits=self.sram_bits)
@@ -240,7 +240,7 @@ class Costs:
         )
 
     def ledger(self, work: channel.Work | Sequence[channel.Work], batch_size: int) -> channel.Ledger:
-        """Of a sample's work at every node, or at each."""
+        """Ledger of a sample's work at every node, or at each."""
         if not -LARGEST_DBM <= self.transmit_dbm <= LARGEST_DBM:
             requirement = f"must lie between {-LARGEST_DBM} and {LARGEST_DBM} dBm"
             raise ArgumentError("transmit_dbm", requirement, f"got {self.transmit_dbm}", "Pass 23, for instance.")
@@ -259,11 +259,11 @@ class Costs:
 
 @dataclasses.dataclass(frozen=True)
 class Run(Launch, Distributed):
-    """How the run goes on."""
+    """Seed, evaluations, checkpoints, output and devices of the run."""
 
     seed: int = 0
-    """Of model, partition, batches and noise; --seeds runs several. Batches and noise also depend on all options that
-    decide what is computed, so that no two points share them."""
+    """Seed of model, partition, batches and noise; --seeds runs several. Batches and noise also depend on all options
+    that decide what is computed, so that no two points share them."""
     evaluate_every: int = stated(10)
     """Rounds between evaluations."""
     checkpoint_every: int = unsaved(10)
@@ -271,7 +271,8 @@ class Run(Launch, Distributed):
     checkpoint_minutes: float | None = unsaved(10.0)
     """Minutes after which the end of a chunk of rounds brings a checkpoint, too, or None. No number depends on them."""
     x: Literal["rounds", "bits", "seconds", "joules", "operations", "evaluations"] = unsaved("rounds")
-    """What curves are drawn against: rounds, or what all nodes have sent, taken, spent or computed up to them."""
+    """Quantity against which curves are drawn: rounds, or what all nodes have sent, taken, spent or computed up to
+    them."""
     out: str | None = unsaved(None)
     """The run directory itself; default runs/EXPERIMENT/NAME."""
     resume: bool = unsaved(False)
@@ -282,8 +283,8 @@ class Run(Launch, Distributed):
     """Devices that share the run: GPUs, or parts of a CPU. By default an accelerator computes alone, and the cores of a
     CPU share the points of a sweep, or convolutions. Results agree to rounding, random numbers bit for bit."""
     shard: Literal["nodes", "points"] = unsaved("nodes")
-    """What --devices share: the nodes of every network, whose number they must divide, or the points and
-    seeds of a sweep."""
+    """Work that --devices share: the nodes of every network, whose number they must divide, or the points and seeds of
+    a sweep."""
 
     def placement(self) -> Placement | None:
         """The devices that are asked for; those of all processes where several train."""
@@ -307,7 +308,7 @@ class Run(Launch, Distributed):
 
 @dataclasses.dataclass(frozen=True)
 class Publication:
-    """What a private run needs where it is no simulation."""
+    """Secret key and published folder of a private run that is no simulation."""
 
     seed_from_os: bool = stated(False)
     """Make model, batches and noise of a key that the operating system draws and that no published file holds. It lies

@@ -130,7 +130,7 @@ def _tell(
 
 
 def prepare(asked: Request) -> tuple[Prepared, dict[str, Variant], dict[str, Any]]:
-    """What the lines are made of: as prepared, the variants to train, and what config.json keeps."""
+    """Prepare the lines: returns them as prepared, the variants to train, and what config.json keeps."""
     assert asked.experiment.prepare is not None
     prepared = asked.experiment.prepare(asked.lines)
     variants = with_ledgers(prepared.variants, asked.lines, asked.point.run.x)
@@ -180,7 +180,7 @@ def run_part(asked: Request, run_path: Path, path: Path, lanes: Lanes, stop: Sto
 
 
 def _lone_trouble(summary: Mapping[str, Any]) -> tuple[str, str] | None:
-    """How a run of a single lane ended that did not finish, and why: what `train` in this process would raise."""
+    """Status and reason of a run of a single lane that did not finish: what `train` in this process would raise."""
     ends = [(status, row) for row in summary["variants"].values() for status in row["status"]]
     if len(ends) > 1 or ends[0][0] not in ("diverged", "stopped"):
         return None
@@ -217,7 +217,7 @@ def with_ledgers(variants: Mapping[str, Variant], lines: Mapping[str, Line], x: 
 
 
 def saved_options(asked: Request) -> dict[str, Any]:
-    """What decides the results: the first line's options, and of each line what it has else, and its seeds."""
+    """Options that decide the results: the first line's, and of each line its differences and its seeds."""
     known = options(type(asked.point))
     first = {name: value for name, value in flat(asked.point).items() if known[name].saved}
     lines = {}
@@ -235,7 +235,7 @@ def check_seeds(asked: Request) -> None:
 
 
 def new_run_directory(out: str | None, experiment: str, name: str, *, resume: bool) -> Path:
-    """Where a run goes: `out`, else runs/<experiment>/<name>, with -2, -3, ... for further runs of that name.
+    """Directory of a run: `out`, else runs/<experiment>/<name>, with -2, -3, ... for further runs of that name.
 
     With `resume` and no `out` it is the newest of them.
     """

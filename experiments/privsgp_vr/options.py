@@ -59,7 +59,7 @@ class Topology:
     with a column-stochastic mixing matrix of shape (n, n), or (period, n, n) for a time-varying graph; entry (i, j) is
     the share of j's value that i receives. DP2-SGD and A(DP)2SGD need an undirected one."""
     edge_probability: float = 0.2
-    """Of the random graph."""
+    """Edge probability of the random graph."""
 
     def build(self, num_nodes: int) -> graphs.Graph:
         """The graph over this many nodes."""
@@ -72,7 +72,7 @@ class Topology:
 
 
 class Method(NamedTuple):
-    """What a name of a method stands for."""
+    """Accountant and algorithm of a method."""
 
     accountant: privacy.Accountant
     algorithm: Callable[..., Algorithm]
@@ -105,7 +105,7 @@ class Learning:
 
     CHOICES: ClassVar = (Owned("method", _OF_METHOD),)
     method: Literal["PrivSGP-VR", "PrivSGP", "DP2-SGD", "A(DP)2SGD"] = "PrivSGP-VR"
-    """What learns."""
+    """Learning method."""
     iterations: int | Literal["auto"] = 400
     """Iterations K. auto takes the K that equation (12) of the paper calls optimal for target_epsilon, from constants
     of the problem that a short probing run estimates (on training data, without noise: no epsilon covers it). With a
@@ -120,16 +120,16 @@ class Learning:
     clip_norm: float | None = traced(2.0)
     """Bound on each sample's gradient in the L2 norm; None leaves gradients as they are."""
     table: Literal["dense", "factored", "per_batch"] = "factored"
-    """How PrivSGP-VR keeps its gradients; with per_batch all methods draw entries."""
+    """Form in which PrivSGP-VR keeps its gradients; with per_batch all methods draw entries."""
     entry_size: int | None = None
     """Samples of one entry of a per_batch table, which needs it."""
     storage: Literal["float32", "bfloat16"] = "float32"
-    """Of PrivSGP-VR's gradient table."""
+    """Number format of PrivSGP-VR's gradient table."""
     refresh_every: int | Literal["auto", "never"] = "auto"
     """Rounds between exact recomputations of the table's mean. never carries what rounding takes from it. auto is 1000
     on a CPU and never on accelerators, which would wait for their host in every round."""
     max_delay: int = 16
-    """Of A(DP)2SGD: a gradient is taken at parameters up to this many events old."""
+    """Largest delay of A(DP)2SGD: a gradient is taken at parameters up to this many events old."""
 
     def idle(self, options: Mapping[str, Any]) -> set[str]:
         """The table of methods that have none, and the size of entries that are samples."""
@@ -193,16 +193,17 @@ class Budget:
     """Which bound holds the budget: proven, or published, which is each paper's own formula, reconstructed for DP2-SGD
     and A(DP)2SGD."""
     neighboring_relation: Literal["zero_out", "add_or_remove_one", "replace_one", "as_published"] = stated("zero_out")
-    """Of two data sets that the budget must hide from each other, for all methods alike: zero_out (a sample's gradient
-    counts as 0), replace_one, or add_or_remove_one, which is refused: what a node's number of samples tells is public
-    here. as_published: the relation of each method's own formula, the default with --bound published."""
+    """Relation between two data sets that the budget must hide from each other, for all methods alike: zero_out (a
+    sample's gradient counts as 0), replace_one, or add_or_remove_one, which is refused: what a node's number of samples
+    tells is public here. as_published: the relation of each method's own formula, the default with --bound
+    published."""
     c2: float = stated(C2_OF_THE_PAPER)
     """Constant of equations (11) and (12), which the paper does not give."""
     gradient_bound: float | None = stated(None)
     """Without clipping: the bound G on per-sample gradients that the paper assumes; for the published epsilon only."""
 
     def idle(self, options: Mapping[str, Any]) -> set[str]:
-        """What belongs to a budget, or to unclipped gradients, where there are none."""
+        """Options without effect: those of a budget, or of unclipped gradients, where there are none."""
         without_budget = set() if self.limits else {"bound", "neighboring_relation"}
         clipped = {"gradient_bound"} if options["clip_norm"] is not None else set()
         silent = set() if self.noise_std or self.node_noise else {"noise", "grid_bits"}
@@ -229,7 +230,7 @@ class Point:
     run: Run = Run()
 
     def task(self) -> Task:
-        """What is learned."""
+        """The learning task."""
         return self.network.task(self.data)
 
     def num_params(self) -> int:

@@ -71,7 +71,7 @@ def prepare(lines: Mapping[str, Line]) -> Prepared:
 
 
 def _kept(point: Point) -> dict[str, Any]:
-    """What config.json keeps of a settled line: its numbers, and by which theorem a table is accounted for.
+    """Entries of config.json on a settled line: its numbers, and the theorem by which a table is accounted for.
 
     The theorem comes first, so that it is what a resumed run is refused for where another one gave its noise.
     """
@@ -133,7 +133,7 @@ def _constants(point: Point) -> ProblemConstants:
 
 
 def _description(lines: Mapping[str, Line]) -> list[str]:
-    """What all lines share, and a row a line."""
+    """Describe the run: what all lines share, and one row per line."""
     first: Point = next(iter(lines.values())).point
     dataset, task = first.data.load(), first.task()
     flats = [flat(line.point) for line in lines.values()]

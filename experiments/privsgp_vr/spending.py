@@ -1,4 +1,4 @@
-"""What a line of experiments.privsgp_vr spends: noise for a budget, rounds for a noise, statements for a run."""
+"""Privacy spending in experiments.privsgp_vr: noise for a budget, rounds for a noise, statements for a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Sizes = Sequence[int]  # samples of every node; of several seeds with different 
 
 
 def release_of(point: Point, num_samples: int, noise_std: float, *, assumed: bool = False) -> privacy.Release:
-    """What a node with this many samples releases in every round.
+    """Describe what a node with this many samples releases in every round.
 
     `assumed` takes `gradient_bound` for the bound on unclipped gradients, as the paper's formula does.
     """
@@ -90,7 +90,7 @@ def _noise(point: Point, sizes: Sizes) -> tuple[float, ...]:
 
 
 def _releases(point: Point, sizes: Sizes, noise: tuple[float, ...], *, assumed: bool) -> tuple[privacy.Release, ...]:
-    """Of every node, over all seeds; `noise` of all nodes, or of each."""
+    """Releases of every node, over all seeds; `noise` of all nodes, or of each."""
     pairs = zip(sizes, itertools.cycle(noise))  # node after node, seed after seed
     return tuple(release_of(point, size, std, assumed=assumed) for size, std in pairs)
 
@@ -105,7 +105,7 @@ def _with_limits(
 
 
 def _accounting(point: Point) -> tuple[privacy.Accountant, int, dict[str, Any]]:
-    """What every call of the accountant needs: itself, the rounds, and its options."""
+    """Arguments of every call of the accountant: itself, the rounds, and its options."""
     relation = point.budget.neighboring_relation
     options = {
         "dp_delta": point.budget.dp_delta,

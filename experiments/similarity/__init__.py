@@ -1,4 +1,4 @@
-"""How alike clients' representations stay, layer by layer, when nothing or a part of their models is averaged.
+"""Similarity of clients' representations, layer by layer, when nothing or a part of their models is averaged.
 
     python -m experiments.similarity                                         # digits, under a minute
     python -m experiments.similarity --preset fig1_small --data-dir DIR      # CIFAR-10 on a CPU, minutes

@@ -55,7 +55,7 @@ SCHEME = Choice(
 
 @dataclasses.dataclass(frozen=True)
 class Sharing:
-    """What is averaged over all clients in every round."""
+    """Part of the model that is averaged over all clients in every round."""
 
     CHOICES: ClassVar = (SCHEME,)
     scheme: Literal["nothing", "output_side", "input_side", "channels", "everything"] = "nothing"
@@ -70,7 +70,7 @@ class Sharing:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What is compared."""
+    """Layers and samples of the comparison."""
 
     layers: tuple[str, ...] = stated(("dense_1", "dense_2", "dense_3", "dense_4"))
     """Layers whose outputs are compared. mlp: dense_1, relu_1, ...; resnets: stem, block_1_1 (stage, position), ...,
@@ -97,7 +97,7 @@ class Point:
     run: Run = Run()
 
     def problem(self) -> Problem:
-        """What the model is built for."""
+        """Problem for which the model is built."""
         return problem_of(self.data.load(), self.network.model)
 
     @property
@@ -106,11 +106,11 @@ class Point:
         return (self.clients.nodes,)
 
     def task(self) -> Task:
-        """What is learned."""
+        """The learning task."""
         return self.network.task(self.problem())
 
     def work(self) -> Work:
-        """What a sample takes."""
+        """Work of one sample."""
         return node_work(self.network.counts(self.problem()))
 
     def algorithm(self) -> Algorithm:
@@ -196,7 +196,7 @@ def blocks_of(options: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _second_half(blocks: tuple[str, ...]) -> str:
-    """Where it begins; of a single block, which no half is taken of, that one."""
+    """First block of the second half; for a single block, which no half is taken of, that one."""
     return blocks[min(len(first_half(blocks)), len(blocks) - 1)]
 
 

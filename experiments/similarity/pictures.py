@@ -15,7 +15,7 @@ from experiments.similarity.options import STATISTICS, metric_name
 from jaxfl.analysis.plots import Panel, line_style, read_lines, run_title, seeds_curve, style_axes
 
 Curves = Mapping[str, tuple[str, str]]
-"""What a curve is called -> (line, layer)."""
+"""Name of a curve -> (line, layer)."""
 
 
 def finish(finished: Finished) -> list[Path]:

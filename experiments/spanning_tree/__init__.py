@@ -39,7 +39,7 @@ class Quadratics(NamedTuple):
 
     @property
     def optimum(self) -> np.ndarray:
-        """Where the sum of all is smallest, (d,)."""
+        """Minimizer of the sum of all functions, (d,)."""
         return self.curvatures @ self.centers / self.curvatures.sum()
 
 
@@ -92,7 +92,7 @@ def _error(x: jax.Array, problem: Quadratics) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """How long, and where to."""
+    """Number of rounds, and folder of the picture."""
 
     num_rounds: int = 1500
     """Iterations."""

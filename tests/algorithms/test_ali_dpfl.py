@@ -185,7 +185,7 @@ def test_condition_ii_gives_more_than_one_step():
 
 @pytest.mark.parametrize("kappa", [1.0, *(pytest.param(kappa, marks=_SLOW) for kappa in (0.05, 200.0))])
 def test_the_budget_is_never_overspent(kappa):
-    """Of rounds or of iterations, whatever they are: then nothing changes, is sent, or released."""
+    """A spent budget of rounds or of iterations, of any size, stops training: nothing changes, is sent, or released."""
     data = uneven_data(SIZES)
 
     @jax.jit
@@ -334,7 +334,7 @@ def test_one_sample_moves_the_three_numbers_by_at_most_the_stated_bounds():
 
     @jax.jit
     def estimated(third):
-        """Of client 0, whose third sample may be replaced by another or masked."""
+        """Estimates of client 0, whose third sample may be replaced by another or masked."""
         indices = jnp.stack([jnp.stack([0, 1, third, 6]), jnp.array([0, 1, 2, 6])]).astype(jnp.int32)
         draws = ConstantsDraws(indices, jnp.zeros(2, jnp.int32), jnp.zeros((2, 3)))
         unknown = jnp.zeros(2, jnp.float32)

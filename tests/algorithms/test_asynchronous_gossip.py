@@ -112,7 +112,7 @@ def drawn():
 
 
 def standard_errors(count, trials, probability):
-    """How many standard errors a count lies from trials * probability."""
+    """Distance of a count from trials * probability, in standard errors."""
     return (count - trials * probability) / np.sqrt(trials * probability * (1 - probability))
 
 

@@ -260,7 +260,7 @@ def test_if_all_clients_train_all_blocks_a_round_is_that_of_fed_avg():
 
 
 def test_if_all_clients_are_of_one_class_a_round_is_that_of_fed_avg_on_the_features():
-    """Of the model behind the cut, on the pool as the model in front of it leaves it."""
+    """FedAvg trains the model behind the cut, on the pool as the model in front of it leaves it."""
     model, data = normalized(), uneven_data(SIZES)
     task = classification(model)
     algorithm = two_classes(task, client_class=np.ones(7, int))
@@ -321,7 +321,7 @@ def test_blocks_and_their_statistics_are_averaged_over_those_who_trained_them():
 
 @pytest.mark.parametrize("frozen_batch_norm", ["running", "batch"])
 def test_forward_evaluations_are_those_of_the_blocks_in_front(frozen_batch_norm):
-    """Of each different sample once with running statistics, of each slot with a batch's; strong clients have none."""
+    """Each different sample counts once with running statistics, each slot with a batch's; strong clients have none."""
     infos = [info for _, info in alone(frozen_batch_norm)[1]]
     repeats = 0
     for client, is_strong, info in zip(TEAM, IS_STRONG, infos, strict=True):
@@ -381,7 +381,8 @@ def test_padding_never_contributes():
 
 @pytest.mark.parametrize("num_active", [pytest.param(2, marks=pytest.mark.slow), (1, 1)])
 def test_a_class_may_have_a_task_of_its_own(num_active):
-    """Of the same parameters: a weak client trains it, a strong one the common task, wherever the other takes part."""
+    """Both tasks have the same parameters: a weak client trains its own, a strong one the common task, also in one
+    round."""
     data, model = uneven_data(SIZES), normalized()
     other = sequential([(name, layers.relu() if name == "tanh_2" else layer) for name, layer in model.layers])
     task, own = classification(model), classification(other)

@@ -25,7 +25,7 @@ STATE_REFUSED = (
 
 @pytest.fixture(scope="module")
 def outcomes_of():
-    """What `float64_rounds.py` prints."""
+    """Output of `float64_rounds.py`."""
     environment = {**os.environ, "JAX_ENABLE_X64": "1", "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])}
     command = [sys.executable, str(TESTS / "float64_rounds.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)

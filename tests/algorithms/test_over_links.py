@@ -90,7 +90,7 @@ def exchanged(name, kind):
 
 
 def numbers_of(rounding, like):
-    """What each node is rounded by, or nothing."""
+    """Numbers by which each node is rounded, or nothing."""
     return [None] * NODES if rounding is None else each(rounding.draw(like))
 
 
@@ -207,7 +207,7 @@ def test_push_sum_over_links_that_drop_30_percent_reaches_the_optimum_and_naive_
 @pytest.mark.parametrize("quantizer", [None, QUANTIZER], ids=["plain", "rounded"])
 @pytest.mark.quick_cases(1)
 def test_symmetric_losses_keep_the_mean_and_one_sided_ones_do_not(quantizer):
-    """Of nodes that start apart, mixed on a symmetric graph by D-PSGD; equal parameters stay equal over all links."""
+    """Nodes start apart and mix on a symmetric graph by D-PSGD; equal parameters stay equal over all links."""
     task, data, points = quadratic()
     graph = graphs.star(NODES, weights="metropolis")
 

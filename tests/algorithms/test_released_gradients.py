@@ -1,4 +1,4 @@
-"""What an observer of every message learns: the noisy gradients, from two successive states."""
+"""Knowledge of an observer of every message: the noisy gradients, from two successive states."""
 
 from typing import Any
 

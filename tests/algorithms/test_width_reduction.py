@@ -156,7 +156,7 @@ def fed_avg_round(task, params, draws, **options):
 
 @pytest.mark.parametrize("ordered_dropout", [False, True])
 def test_one_class_is_fed_avg(ordered_dropout):
-    """Of the full model, with FjORD having one width to choose from; the other class has no clients."""
+    """FedAvg trains the full model, with FjORD having one width to choose from; the other class has no clients."""
     data, options = uneven_data(SIZES), {"momentum": 0.9, "weight_decay": 0.05}
     tasks, widths = (LINEAR[:1], np.zeros((3, 3))) if ordered_dropout else (LINEAR, None)
     algorithm = learner(tasks, client_class=[0] * 5, step_size=0.05, ordered_dropout=ordered_dropout, **options)
@@ -237,7 +237,7 @@ def test_a_clients_batches_and_widths_do_not_depend_on_who_else_is_active():
 
 
 def test_a_client_sends_and_receives_its_slice_alone():
-    """Of parameters and model state; idle clients send nothing."""
+    """Count the bits of parameters and model state; idle clients send nothing."""
     data = uneven_data(SIZES)
     algorithm = learner([statistics_task(6), statistics_task(4)], **TWO_CLASSES)
     info = jax.jit(algorithm.update)(algorithm.init(KEY, data), data, chosen((0, 2, 3), keys=True))[1]

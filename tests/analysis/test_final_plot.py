@@ -1,4 +1,4 @@
-"""Where variants end, against the setting in which they differ."""
+"""Final values of variants, against the setting in which they differ."""
 
 import json
 

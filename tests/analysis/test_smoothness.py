@@ -54,7 +54,7 @@ def estimate(num_probes, data=DATA, task=QUADRATIC, step_size=STEP, key=KEY, **o
 
 @functools.cache
 def of_all():
-    """What five probes of all samples say."""
+    """Estimates from five probes of all samples."""
     return estimate(5)
 
 

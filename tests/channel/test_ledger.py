@@ -57,7 +57,7 @@ def charged(operations, activations, parameters, inputs):
 
 
 def joules_of_gradient(batch_size=2):
-    """Of one sample of a batch."""
+    """Energy of the gradient of one sample of a batch."""
     batch = charged(batch_size * FORWARD, batch_size * total(LAYERS).activations, PARAMS, batch_size * 2)
     return (forward_energy(batch, EnergyModel()) + backward_energy(batch, EnergyModel())) / batch_size
 

@@ -127,7 +127,7 @@ def test_float_variance_in_proportion_to_the_square(mantissa_bits, largest):
 
 
 def errors_of(apply, values):
-    """How many standard errors the mean of 40,000 outputs is from each value, from 0 to infinity."""
+    """Distance of the mean of 40,000 outputs from each value, in standard errors, from 0 to infinity."""
     rows = jnp.broadcast_to(jnp.asarray(values, jnp.float32), (40_000, len(values)))
     found = np.asarray(apply(rows, jax.random.uniform(jax.random.key(0), rows.shape, rows.dtype)), np.float64)
     error = found.std(axis=0) / np.sqrt(len(rows)) + 1e-12 * np.abs(rows[0])

@@ -6,7 +6,7 @@ from processes import printed
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What `several_devices.py` prints."""
+    """Output of `several_devices.py`."""
     return printed("several_devices.py", tmp_path_factory.mktemp("runs"), num_devices=3)
 
 

@@ -189,7 +189,7 @@ def small_bounds(monkeypatch):
 
 
 def outcome(read, folder):
-    """What reading gives, and its ArgumentError; one of them is None."""
+    """Result of reading, and its ArgumentError; one of them is None."""
     try:
         return read(folder), None
     except ArgumentError as error:

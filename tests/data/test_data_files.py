@@ -1,4 +1,4 @@
-"""What a file on disk can be beside the file that was meant: too large, endless, waited for."""
+"""Files on disk other than the file that was meant: too large, endless, waited for."""
 
 import gzip
 import os

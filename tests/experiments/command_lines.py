@@ -47,7 +47,7 @@ class CommandLines:
         return words
 
     def _ways(self) -> list[Callable[[], list[str]]]:
-        """How an option is written."""
+        """Ways to write an option."""
         draw = self._random
         return [
             self._option,

@@ -15,7 +15,7 @@ _run_part = run.run_part  # in whose place the test puts what is below
 
 
 class Disturbed(Stop):
-    """What training asks at the end of each chunk whether to stop; asked often enough, it sends the signal."""
+    """Stop that training checks at the end of each chunk; checked often enough, it sends the signal."""
 
     checks = 0
 

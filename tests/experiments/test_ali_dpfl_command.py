@@ -219,8 +219,8 @@ class TestBudget:
 
 class TestStatements:
     def test_epsilon_is_the_accountants_for_the_iterations_that_ran(self, finished):
-        """Of each client with its own size, of several seeds, of the seed with most; where tau is chosen by what was
-        released, the proven one is that of the budget."""
+        """Each client counts with its own size, and of several seeds the one with most; where tau is chosen by what was
+        released, the proven epsilon is that of the budget."""
         summary, privacy = finished.summary(), json.loads((finished.folder / "privacy.json").read_text())
         lines = lines_of(RUN)
         assert set(privacy) == set(lines) - {ALI}

@@ -1,4 +1,4 @@
-"""What every command line does around a run: exit codes, sentences, help, presets, cache, folders, graph files."""
+"""Parts of every command line around a run: exit codes, sentences, help, presets, cache, folders, graph files."""
 
 import re
 import sys

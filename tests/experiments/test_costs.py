@@ -101,7 +101,7 @@ def test_options_out_of_range_are_named(tmp_path, capsys):
 
 
 def test_costs_that_nothing_counts_are_refused():
-    """Of a point without devices and links."""
+    """The point has no devices and links."""
     line = EXPERIMENTS["spanning_tree"].base
     lines, variants = {"A": type("Line", (), {"point": line})}, {"A": SimpleNamespace(ledger=None)}
     for x in ("seconds", "joules", "operations"):

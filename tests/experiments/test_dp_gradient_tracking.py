@@ -1,4 +1,4 @@
-"""What is particular to experiments.dp_gradient_tracking: conditions, budgets, statements, programs of many levels."""
+"""Particulars of experiments.dp_gradient_tracking: conditions, budgets, statements, programs of many levels."""
 
 import contextlib
 import io
@@ -40,7 +40,7 @@ STRICT |= {"distribution": "gaussian", "assume_bounded": True}
 
 
 def prepared(changes, **axes):
-    """What is made of options and axes of one option each."""
+    """Prepare a run from options and axes of one option each."""
     grid = tuple({name: values} for name, values in axes.items())
     return prepare(request(EXPERIMENT, changes, grid).lines)
 
@@ -167,7 +167,7 @@ class TestStrict:
         assert f"L = {constants.smoothness:.3g}, estimated by a probing run (a lower bound)" in made.description
 
     def test_constant_steps_meet_them_too(self):
-        """Of what bounds them alpha < 0.0104 / L is broken first when L grows."""
+        """The bound alpha < 0.0104 / L is the first to break when L grows."""
         steps = {"scheme": "S2", "state_mixing": 0.001, "tracker_mixing": 0.1, "step_size": 1e-6}
         assert prepared({**TINY, **steps}).context == {"DP-GT": []}
         (broken,) = prepared({**TINY, **steps, "smoothness": 20.0}).context["DP-GT"]
@@ -238,7 +238,7 @@ OWN = {"iterations": 4, "batch_size": 2, "scheme": "S2", "gradient_at": "state",
 
 @pytest.fixture(scope="module")
 def made():
-    """What is made of all methods but DP-GT."""
+    """Prepared run of all methods but DP-GT."""
     return prepared(OWN, method=METHODS, seed=(0,))
 
 

@@ -135,7 +135,7 @@ def test_methods_build_with_models(method, model, monkeypatch):
 
 @pytest.mark.slow
 def test_weak_clients_of_the_lstm_train_a_task_of_their_own(monkeypatch):
-    """Of the same losses, with other gradients of the LSTM; moderate clients train the common one."""
+    """Both tasks have the same losses, with other gradients of the LSTM; moderate clients train the common one."""
     given = {}
     monkeypatch.setattr(methods, "embracing", lambda task, **options: given.update(options, task=task))
     monkeypatch.setattr(Point, "problem", lambda self: networks.Problem((12,), 2))
@@ -154,7 +154,7 @@ def test_weak_clients_of_the_lstm_train_a_task_of_their_own(monkeypatch):
 
 
 def test_static_statistics_are_measured_on_training_samples():
-    """Of lines without tracked statistics alone."""
+    """Only lines without tracked statistics measure them."""
     widths = "--model resnet8 --resnet-widths 5 6 7 --calibration-samples 70"
     grids = "--grid method=embracing,width_reduction --grid batch_norm=static,global"
     lines = parse(EXPERIMENT, f"{widths} {grids}".split())[0].lines

@@ -32,7 +32,7 @@ def made_result(method, case, accuracies, *, batch_norm="global", counts=None, a
 
 
 class TestWork:
-    """Of an mlp 64-48-32-10: 3072, 1536 and 320 products, and a number for each bias and relu."""
+    """Work of an mlp 64-48-32-10: 3072, 1536 and 320 products, and a number for each bias and relu."""
 
     FRONT, MIDDLE, LAST = 64 * 48 + 2 * 48, 48 * 32 + 2 * 32, 32 * 10 + 10
     CLIENTS = "--model mlp --hidden 48 32 --strong 1 --moderate 2 --weak 1 --nodes 16 --method "

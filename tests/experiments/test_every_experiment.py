@@ -1,4 +1,4 @@
-"""What every experiment promises, tested on each that there is: a new one joins by existing."""
+"""Promises of every experiment, tested on each that there is: a new one joins by existing."""
 
 import ast
 import contextlib

@@ -1,4 +1,4 @@
-"""How layers of options become lines: precedence, derived values, rivals, merging, names, shared programs."""
+"""Lines made from layers of options: precedence, derived values, rivals, merging, names, shared programs."""
 
 from typing import cast
 

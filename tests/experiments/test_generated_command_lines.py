@@ -35,7 +35,7 @@ NAMES = list(EXPERIMENTS)
 
 
 class Trained(BaseException):
-    """What is left out would have begun."""
+    """Sign that the training, which is left out, would have begun."""
 
 
 def _train(*args, **kwargs):
@@ -115,7 +115,7 @@ def ending(name, words):
 
 
 def complaint(name, words, folder):
-    """What is wrong with how a line ends: (exit code, None), or (code, text)."""
+    """Find the fault in how a line ends: (exit code, None) for none, or (code, text)."""
     before = files(folder)
     try:
         code, told = ending(name, words)
@@ -137,7 +137,7 @@ def complaint(name, words, folder):
 
 
 def lines(name, count, seed=0):
-    """Of one experiment."""
+    """Command lines of one experiment."""
     made = CommandLines(EXPERIMENTS[name], seed)
     return [made.next() for _ in range(count)]
 

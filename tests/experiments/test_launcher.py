@@ -55,7 +55,7 @@ class Here:
 
     @property
     def lanes(self):
-        """Of every job, in the order of submission."""
+        """Lanes of every job, in the order of submission."""
         return [job._spec[2] for job in self.jobs]
 
 

@@ -1,4 +1,4 @@
-"""What the process of a command does at its edges: interrupted from its first moment on, without its standard output.
+"""Process of a command in edge cases: interrupted from its first moment on, without its standard output.
 
 Each experiment's `__main__.py` is alike; one of them, and the list of all, stand for the others.
 """

@@ -33,7 +33,7 @@ def points(arguments):
 
 
 def averaged(point, scheme, problem=IMAGES):
-    """What a scheme averages."""
+    """Part of the model that a scheme averages."""
     return choose(SCHEME, {**flat(point), "scheme": scheme})(point.network, problem)
 
 

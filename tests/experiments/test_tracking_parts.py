@@ -1,4 +1,4 @@
-"""What experiments.dp_gradient_tracking states and draws without a run: budgets by rounds and options, weights."""
+"""Statements and curves of experiments.dp_gradient_tracking without a run: budgets by rounds and options, weights."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def point_of(**changes):
 
 
 def statements(num_rounds=6, sizes=(287,) * 5, **changes):
-    """What the summary would say."""
+    """Statements that the summary would hold."""
     return privacy_of(point_of(**changes), sizes)(num_rounds)
 
 

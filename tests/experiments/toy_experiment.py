@@ -29,7 +29,7 @@ class Drawing:
     shape: Literal["circle", "square", "star"] = "circle"
     """Which."""
     radius: float = 1.0
-    """Of a circle."""
+    """Radius of a circle."""
     side: float | None = None
     """Of a square, which needs it, and of a star."""
     corners: int | None = None
@@ -45,9 +45,9 @@ class Learning:
     step_size: float | Literal["theory"] = traced(0.5)
     """How fast."""
     clip_norm: float | None = traced(None)
-    """How far."""
+    """Clip norm."""
     budget: float = stated(float("inf"))
-    """How much."""
+    """Budget."""
     strict: bool = stated(True)
     """Whether the budget counts."""
     widths: tuple[int, ...] = (8,)

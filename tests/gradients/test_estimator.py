@@ -1,4 +1,4 @@
-"""What estimators refuse, and the algorithms with them."""
+"""Refusals of estimators, and of the algorithms with them."""
 
 import jax
 import pytest

@@ -212,7 +212,7 @@ CONTROL_GROUPS = {  # the lines of /proc/self/cgroup, files below /sys/fs/cgroup
 
 @pytest.mark.parametrize(("lines", "files", "left"), CONTROL_GROUPS.values(), ids=CONTROL_GROUPS)
 def test_limits_of_control_groups_count(lines, files, left, tmp_path, monkeypatch):
-    """Of containers and of batch systems: a process beyond them is killed."""
+    """Containers and batch systems set such limits: a process beyond them is killed."""
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text(lines + "\n")
     for folder, contents in files.items():

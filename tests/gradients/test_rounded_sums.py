@@ -1,4 +1,4 @@
-"""How far rounding lets one sample move a float32 sum of a large batch, on data made for it."""
+"""Distance that one sample moves a rounded float32 sum of a large batch, on data made for it."""
 
 import jax
 import jax.numpy as jnp

@@ -184,7 +184,7 @@ def test_rounded_factors_of_clipped_convolutions_are_refused(monkeypatch):
 
 
 def drift(data, num_rounds, **options):
-    """How far the mean of a dense table is from that of its rows, over the largest number of the table."""
+    """Distance of a dense table's mean from that of its rows, over the largest number of the table."""
     state, _ = run(algorithm(noise=jaxfl.gaussian(0.05), **options), jax.random.key(0), data, num_rounds)
     table, sizes = table_as_float(state), np.asarray(data.sizes)
     expected = np.stack([table[i, : sizes[i]].mean(axis=0) for i in range(5)])
@@ -211,7 +211,7 @@ def test_a_mean_that_carries_its_rounding_is_not_refreshed_and_stays_near():
 
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_on_accelerators_a_call_ends_with_a_mean_that_is_recomputed(lanes, monkeypatch):
-    """Where it has passed a multiple of so many rounds, of lanes together, too; the table is not copied for it."""
+    """The mean is recomputed past a multiple of so many rounds, for lanes together, too; no table is copied for it."""
     monkeypatch.setattr(chunks, "UPKEEP_EVERY", 50)
     data, learner = uneven_data(sizes=(400, 300, 500, 350, 450)), algorithm(sampler=gradients.fixed(2))
     keys = jax.random.split(jax.random.key(0), lanes)

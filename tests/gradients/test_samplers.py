@@ -27,7 +27,7 @@ COUNTS = jnp.array([4, 11, 30], jnp.int32)
 
 
 def inclusion(sampler):
-    """How often each entry of each node was drawn, (rounds, n, max count), and the batches."""
+    """Number of draws of each entry of each node, (rounds, n, max count), and the batches."""
 
     @jax.jit
     def draw(rounds):

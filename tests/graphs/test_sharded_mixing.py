@@ -12,7 +12,7 @@ ROW = 7 * 4  # bytes
 
 @pytest.fixture(scope="module")
 def found():
-    """What `mixing_over_devices.py` prints."""
+    """Output of `mixing_over_devices.py`."""
     return printed("mixing_over_devices.py", num_devices=8)
 
 

@@ -38,7 +38,7 @@ S2 = steps_of(exponential_schedule(2000, state_noise_base=0.9996, tracker_noise_
 
 
 def failures(conditions):
-    """What fails, without the theorem's name, and the numbers."""
+    """Violated conditions, without the theorem's name, and the numbers."""
     return {c.name.split(": ")[1]: (c.found, c.required) for c in violated(conditions)}
 
 
@@ -47,7 +47,7 @@ def exponents(state_noise, tracker_noise, num_samples=1.78):
 
 
 def both(pair, powers, steps=S1):
-    """What Corollary 1 (i) asks: Assumption 4 and Theorem 4."""
+    """Conditions of Corollary 1 (i): Assumption 4 and Theorem 4."""
     return assumption_4(pair, steps, powers, smoothness=1.0) + theorem_4(pair, steps, powers)
 
 

@@ -164,7 +164,7 @@ def test_accurate_where_the_mean_is_large_against_the_deviation():
 @pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0), (0.0, 0.5, 2.0), (0.0, 0.0, 0.0)])
 @pytest.mark.parametrize("row", [0, 1], ids=["first row stands out", "second row stands out"])
 def test_on_a_gpu_statistics_read_once_are_accurate(weights, row):
-    """Where the mean is large against the deviation, and the rows that shift the numbers are far from the mean."""
+    """The mean is large against the deviation, and the rows that shift the numbers are far from the mean."""
     deviation = RNG.integers(-8, 9, size=(3, 16, 2, 5)) / 8.0
     deviation[:, row] += 128.0
     inputs, counts = jnp.asarray(4096.0 + deviation, jnp.float32), np.asarray(weights)

@@ -117,7 +117,7 @@ def test_frozen_blocks_evaluate_and_keep_their_statistics():
 
 
 def test_features_end_in_front_of_dropout_and_behind_pooling():
-    """What has no parameters and draws nothing is done once; what draws is drawn in each step."""
+    """Layers with neither parameters nor random draws run once; random draws are made in each step."""
     task = classification(cnn((8, 8, 1), channels=(2, 3), window=3, hidden=5, num_classes=4))
     part = part_of(("dense_1", "dense_2"), task)
     params, images = jax.eval_shape(task.init, KEY), jax.ShapeDtypeStruct((5, 8, 8, 1), jnp.uint8)

@@ -111,7 +111,7 @@ WEIGHTS = normal(5).at[3].set(0.0)
 
 
 def some_params(task):
-    """Of standard deviation 0.7: errors stay of like size from layer to layer."""
+    """Parameters of standard deviation 0.7: errors stay of like size from layer to layer."""
     return jax.tree.map(lambda leaf: 0.7 * normal(*leaf.shape), jax.eval_shape(task.init, jax.random.key(0)))
 
 

@@ -34,7 +34,7 @@ ESTIMATORS = {PRIVSGP: "mini_batch", PRIVSGP_VR: "saga"}
 
 
 def model_of(tree):
-    """Of the task's own parameters, with factored layers or without."""
+    """Parameters of the task's own model, with factored layers or without."""
     return tree["model"] if "model" in tree else {name: leaf for name, leaf in tree.items() if name != "canary"}
 
 

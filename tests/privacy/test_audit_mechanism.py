@@ -14,7 +14,7 @@ CLAIMED = Mechanism(noise_std=NOISE, signal=ROUNDS * RATE * VISIT, num_releases=
 
 
 def released(seed, noise_std=NOISE, visit=VISIT, rounds=ROUNDS, rate=RATE, canaries=CANARIES):
-    """What a mini-batch method releases in every canary's coordinate, (rounds, m), and who is in."""
+    """Releases of a mini-batch method in every canary's coordinate, (rounds, m), and who is in."""
     rng = np.random.default_rng(seed)
     included = rng.integers(0, 2, canaries).astype(bool)
     visits = rng.random((rounds, canaries)) < rate
@@ -97,7 +97,7 @@ REPEATED = {  # which of the numbers of (rounds, nodes, coordinates) are one and
 @pytest.mark.statistical
 @pytest.mark.parametrize(("drawn", "names"), REPEATED.values(), ids=REPEATED)
 def test_noise_that_repeats_is_refused(drawn, names):
-    """Of the right size in every release: whoever sees several takes it off."""
+    """Repeated noise has the right size in every release: whoever sees several takes it off."""
     found, included = released(0, noise_std=0.0)
     noise = np.broadcast_to(np.random.default_rng(1).normal(size=drawn), (ROUNDS, 5, 1000)).reshape(ROUNDS, CANARIES)
     refused = refuted((found + NOISE * noise, included), groups=GROUPS)
@@ -114,7 +114,7 @@ def test_a_layer_without_noise_is_refused_and_named():
 
 
 def messages_of(taus, seed):
-    """What is refused of a right run whose rounds add up tau releases each: with their number, and without."""
+    """Checks that refute a right run whose rounds add up tau releases each: with their number, and without."""
     values, included = released(seed, rounds=sum(taus))
     messages = np.add.reduceat(values, np.cumsum([0, *taus[:-1]]), axis=0)
     squares = (np.square(messages) / np.array(taus)[:, None]).sum(axis=0)

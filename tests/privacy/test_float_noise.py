@@ -1,4 +1,4 @@
-"""What noise in float32 gives away, and noise on a grid does not: which numbers a state can release at all."""
+"""Leakage by noise in float32, and none by noise on a grid: which numbers a state can release at all."""
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ def standard():
 
 
 def share_possible(released, values, noises):
-    """Of the released float32 numbers, those that are the sum of the value and one of the sorted noises."""
+    """Share of the released float32 numbers that are the sum of the value and one of the sorted noises."""
     wanted = released.astype(np.float64) - values
     reach = np.spacing(np.maximum(np.abs(released), np.abs(values))).astype(np.float64)
     first = np.searchsorted(noises, (wanted - reach).astype(np.float32))

@@ -95,7 +95,7 @@ def test_a_delta_below_what_the_grid_leaves_out_is_stated_with_the_reason():
 
 
 class TestBelowWhatIsResolved:
-    """What grids leave out counts as an infinite loss, so that no noise helps."""
+    """Probability that grids leave out counts as an infinite loss, so that no noise helps."""
 
     @pytest.mark.parametrize("num_releases", [1, 400, 10**6])
     def test_no_curve_has_an_epsilon(self, num_releases):

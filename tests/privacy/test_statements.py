@@ -1,4 +1,4 @@
-"""How statements read: never an epsilon below the true one, and what it rests on beside it."""
+"""Wording of statements: never an epsilon below the true one, and what it rests on beside it."""
 
 import json
 
@@ -96,8 +96,8 @@ def test_no_statements():
 
 
 def test_the_remarks_are_found_in_what_the_accountant_states():
-    """Of a real statement, as summary.json holds it: a bound that is assumed, a noise that is too small, and a number
-    that is no bound."""
+    """Check real statements, as summary.json holds them: a bound that is assumed, a noise that is too small, and a
+    number that is no bound."""
     paper = Release("saga", "uniform", 1, 3125, clip_norm=10.0, noise_std=0.2259, assumed=True)
     published, *others = [one._asdict() for one in statements(PRIVSGP_VR, [paper], 3120, dp_delta=1e-5)]
     text = statement_text(json.loads(json.dumps(published)))

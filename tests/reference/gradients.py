@@ -1,4 +1,4 @@
-"""What a node computes in a round, from the paper's lines: plain mini-batch and SAGA gradients, float64."""
+"""Gradients that a node computes in a round, from the paper's lines: plain mini-batch and SAGA, float64."""
 
 import numpy as np
 from reference.network import add, clip, loss_and_gradient, norm, zeros_like

@@ -160,7 +160,7 @@ def check_uniform_pairs(active, num_clients):
 
 
 def check_counts(infos, used, sent, received):
-    """What clients computed, sent and received in every round, (rounds, n)."""
+    """Check what clients computed, sent and received in every round, (rounds, n)."""
     np.testing.assert_array_equal(infos.gradient_evaluations, used)
     np.testing.assert_array_equal(infos.active, used > 0)
     np.testing.assert_array_equal(infos.bits_sent, sent)

@@ -27,7 +27,7 @@ def variants(placement: Placement | None, seeds: tuple[int, ...]) -> dict:
 
 
 def compare(out: Path, runs: dict) -> dict:
-    """What a run that sends chunks off early has in common with one that does not."""
+    """Compare a run that sends chunks off early with one that does not."""
     sent, send, kept = [], DeviceQueue._send_ahead, []
 
     def counting(self, chunk, ahead):

@@ -152,7 +152,7 @@ def test_a_single_run_raises_the_same_error(tmp_path, monkeypatch, early, number
 
 
 def test_where_the_device_is_too_careful_nothing_changes(whole, tmp_path, monkeypatch, early):
-    """Where it holds a chunk back though no number is bad, that is sent off again."""
+    """Chunks that the device holds back though no number is bad are sent off again."""
     variants, expected = whole
     monkeypatch.setattr(ahead, "_decide", lambda sharding: lambda infos, measured, runs, rounds: jnp.int32(0))
     train_toy(tmp_path, variants, checkpoint_every=100)
@@ -162,7 +162,7 @@ def test_where_the_device_is_too_careful_nothing_changes(whole, tmp_path, monkey
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_state_that_is_no_longer_there_is_refused(tmp_path, monkeypatch, alone):
-    """Where the device goes on behind a bad number, the run does not go on with another state."""
+    """The run does not go on with another state where the device goes on behind a bad number."""
     monkeypatch.setattr(ahead, "_decide", lambda sharding: lambda infos, measured, runs, rounds: jnp.int32(rounds))
     variants = {"Bad": variant(bad_loss=7.0)} | ({} if alone else LONE)
     with pytest.raises(RuntimeError, match="the device took all numbers for good, and went on: loss: must stay finite"):

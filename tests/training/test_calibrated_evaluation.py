@@ -24,7 +24,7 @@ TEST_LABELS = (np.arange(11) % 3).astype(np.int32)
 
 
 def positions(found):
-    """Where in the pool the samples that count are, batch by batch."""
+    """Positions in the pool of the samples that count, batch by batch."""
     pool, weights = np.asarray(DATA.inputs), np.asarray(found.weights)
     where = np.argmax((np.asarray(found.inputs)[:, :, None] == pool).all(axis=3), axis=2)
     return [batch[weight > 0].tolist() for batch, weight in zip(where, weights, strict=True)]

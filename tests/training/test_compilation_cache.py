@@ -142,7 +142,7 @@ class TestFolder:
             compiled_anew()
 
     def test_a_folder_that_others_can_write_to_is_not_used(self, user, monkeypatch):
-        """What is read there runs."""
+        """Programs that are read there are run."""
         with compilation_cache("default") as folder:
             pass
         assert folder is not None

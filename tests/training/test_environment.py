@@ -1,4 +1,4 @@
-"""What config.json says of the machine."""
+"""Description of the machine in config.json."""
 
 import importlib.metadata
 from types import SimpleNamespace

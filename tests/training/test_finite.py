@@ -65,7 +65,7 @@ GOOD = [("loss", np.finfo(np.float32).max), ("drops", 2**31 - 1), ("num_samples"
     ("name", "value", "is_bad"), [*((*case, True) for case in BAD), *((*case, False) for case in GOOD)]
 )
 def test_the_device_refuses_what_the_host_refuses(name, value, is_bad):
-    """Of a lane with an axis and without one."""
+    """Check lanes along an axis, and each lane without one."""
     infos, measured = good_numbers(2)
     for place in (infos, measured["size"]):
         if name in place:

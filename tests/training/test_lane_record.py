@@ -1,4 +1,4 @@
-"""What a checkpoint between two evaluations holds of lanes, and when it is due."""
+"""Lanes in a checkpoint between two evaluations, and the time at which it is due."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ def _lanes():
 
 
 def test_stretches_come_back_bit_for_bit_as_if_of_one_chunk():
-    """Of the lanes that run, those with a ledger and those without."""
+    """Check the lanes that run, those with a ledger and those without."""
     rng, lanes = np.random.default_rng(0), _lanes()
     for length in (3, 3, 1):
         for lane in lanes[1:]:
@@ -80,7 +80,7 @@ def test_minutes_below_0_are_refused(tmp_path, minutes):
 
 
 def lengths_of_calls(out, variant, monkeypatch, seconds, **options):
-    """How many rounds each call made, where a round takes so many seconds."""
+    """Number of rounds of each call, where a round takes so many seconds."""
     lengths, run = [], DeviceQueue.run
 
     def slow(self, num_rounds, ahead=None):
@@ -94,7 +94,7 @@ def lengths_of_calls(out, variant, monkeypatch, seconds, **options):
 
 
 def test_a_call_makes_rounds_for_half_a_minute_and_how_many_shows_in_no_byte(tmp_path, monkeypatch):
-    """Of 25 rounds with a line after every ten: chosen once, by the first; costs are floats."""
+    """The first call of a run of 25 rounds, with a line after every ten, sets the number once; costs are floats."""
     variant = toy_variant(toy_that_counts, ledger=TOY_LEDGER, seeds=(0,))
     with compiled_once():
         for seconds, lengths in ((0.1, [1, 9, 10, 5]), (8.0, [1, 3, 3, 3, 3, 3, 3, 1, 3, 2]), (1e4, [1] * 25)):

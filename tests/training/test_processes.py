@@ -12,7 +12,7 @@ TWO = 2
 
 
 def trained(out, killed_after=0, num_processes=TWO):
-    """What processes print, and how they end; together they have four devices."""
+    """Output and exit code of processes that together have four devices."""
     port, script = free_port(), TESTS / "two_processes.py"
     commands = [(script, port, num_processes, index, out, killed_after) for index in range(num_processes)]
     return at_once(commands, num_devices=4 // num_processes)

@@ -1,4 +1,4 @@
-"""What a person sees: progress on and off a terminal, the closing table."""
+"""Output that a person sees: progress on and off a terminal, the closing table."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""What stops a resumed run changes nothing: once it is mended, the same command ends with the same bytes."""
+"""An error that stops a resumed run changes nothing: once it is mended, the same command ends with the same bytes."""
 
 import errno
 import os

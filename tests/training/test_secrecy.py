@@ -128,7 +128,7 @@ def test_a_resume_on_other_data_is_refused(tmp_path, changes, name):
 
 
 def test_batches_of_two_points_are_independent():
-    """How often two points draw the same batch of 3 of 6 samples: 1 in 20 where they are independent."""
+    """Share of batches of 3 of 6 samples that two points draw alike: 1 in 20 where they are independent."""
     learner, data = algorithm_of({"noise_std": 0.1}), data_of(0)
     keys = [lanes.Point(name, variant(0.1), 0, "").key for name in "AB"]
     state = learner.init(keys[0], data)
@@ -316,7 +316,7 @@ def test_a_simulation_is_marked(both):
 
 
 def test_the_epsilon_of_every_node_is_in_a_file_and_their_median_in_the_summary(tmp_path):
-    """Of two nodes in each of two partitions of the data."""
+    """Two nodes in each of two partitions of the data have epsilons of their own."""
     own = {**STATEMENT, "dp_epsilon": 4.0, "nodes": 2, "node_epsilons": (1.0, 2.0, 3.0, 4.0)}
     none = {**STATEMENT, "bound": "published", "dp_epsilon": None, "nodes": 2, "node_epsilons": ()}
     run = trained(tmp_path / "run", {"A": variant(0.1, privacy=lambda rounds: [none, own])})[0]

@@ -25,7 +25,7 @@ DATA = FederatedData(
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What `over_devices.py` prints."""
+    """Output of `over_devices.py`."""
     return printed("over_devices.py", tmp_path_factory.mktemp("runs"), num_devices=8, seconds=1800)
 
 

@@ -30,7 +30,7 @@ def uneven():
 
 
 def measured(measure, params, data):
-    """What a measure says of parameters."""
+    """Value of a measure at parameters."""
     return jax.jit(measure.compute)(params, measure.prepare(jax.random.key(0), data))
 
 

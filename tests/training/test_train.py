@@ -149,7 +149,7 @@ def test_data_may_depend_on_the_seed_in_values_and_shapes(tmp_path):
 
 @compiled_once()
 def test_a_bad_loss_stops_a_single_run_at_the_end_of_the_chunk(tmp_path):
-    """What it released until then is counted."""
+    """The statement counts what the run released until then."""
     bad = toy_variant(toy_algorithm(TASK, bad_round=16), chunk_rounds=5, num_rounds=40, seeds=(0,), privacy=stated)
     with pytest.raises(Diverged) as caught:
         train_toy(tmp_path, {"Bad": bad})

@@ -201,7 +201,7 @@ TOY_LEDGER = Ledger(
     transmit_watts=0.7,
     downlink_watts=0.0,
 )
-"""Of `toy_that_counts`: numbers whose sums round."""
+"""Ledger of `toy_that_counts`: numbers whose sums round."""
 
 
 def toy_statements(rounds: int, **totals: int) -> list[dict[str, Any]]:

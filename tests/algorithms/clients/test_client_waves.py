@@ -17,7 +17,7 @@ FUNCTIONS = [lambda x, factor=factor: {"own": factor / x, "rows": factor * jnp.a
 
 
 def run_for(platform, active, values, is_active=None, node_loop="vmap", **options):
-    """What every active client computes, in order, behind its class's number; 0 for an empty slot."""
+    """Result and place of every active client, in order, and the sum of all rows; 0 for an empty slot."""
     classes = CLASSES.of(active)
 
     @jax.jit

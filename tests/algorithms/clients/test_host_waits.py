@@ -1,4 +1,4 @@
-"""What makes an accelerator's host wait in a round: conditionals, and loops whose length is traced."""
+"""Causes that make an accelerator's host wait in a round: conditionals, and loops whose length is traced."""
 
 import collections
 

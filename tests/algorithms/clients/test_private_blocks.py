@@ -185,7 +185,7 @@ def test_if_all_clients_train_all_blocks_a_round_is_that_of_fed_avg(node_loop, n
 
 @pytest.mark.slow  # as in test_private_updates.py, here and below
 def test_without_noise_and_clipping_everybody_active_it_is_the_plain_mean():
-    """Where classes name their blocks, so that as many train each as are expected."""
+    """Classes name their blocks here, so that as many train each as are expected."""
     data, classes = uneven_data(SIZES), {"client_class": np.array([0, 1, 2, 1, 2, 2, 0]), "num_active": 7}
     updates = private(clip_norm=1e6, noise=jaxfl.gaussian(0.0))
     state, info = run(learner(**classes, updates=updates), KEY, data, 5)
@@ -196,7 +196,7 @@ def test_without_noise_and_clipping_everybody_active_it_is_the_plain_mean():
 
 
 def test_noise_is_on_every_coordinate_and_independent_over_rounds():
-    """Of the server's move where all updates are zero: standard deviation over the constant of the block."""
+    """Measure the server's move where all updates are zero: standard deviation over the constant of the block."""
     task, data = small_task(hidden=200), uneven_data(SIZES)
     algorithm = learner(task, clients=steps(optimizer=optax.sgd(0.0)))
     first = start(algorithm, KEY, data)

@@ -34,7 +34,7 @@ def learner(task=None, **changes):
 
 
 def noise_values(keys, mechanism, like):
-    """What `NoiseKeys` of any shape give, leaves (*shape, *leaf)."""
+    """Draw the noise of `NoiseKeys` of any shape, leaves (*shape, *leaf)."""
     one = jax.vmap(lambda key: NoiseKeys(key).draw(mechanism, like))
     flat_values = jax.jit(one)(keys.reshape(-1))
     return jax.tree.map(lambda leaf: leaf.reshape(*keys.shape, *leaf.shape[1:]), flat_values)
@@ -86,7 +86,7 @@ def test_noise_may_come_from_another_source():
 
 
 def test_noise_has_one_scale_and_is_independent_over_steps_clients_and_rounds():
-    """Of 12 rounds, three clients, three steps: standard deviation, and no two rows that go together."""
+    """Check 12 rounds, three clients, three steps: standard deviation, and no two rows that go together."""
     algorithm, data = learner(), uneven_data(SIZES)
     state = start(algorithm, KEY, data)
     draw = jax.jit(jax.vmap(lambda r: algorithm.draw(KEY, state._replace(round_index=r), data)))

@@ -110,7 +110,7 @@ def test_all_clients_take_part_where_that_is_their_number():
 
 
 def test_clients_without_a_slot_are_an_error():
-    """Of 40 clients few have a slot; that one found none shows at all of them."""
+    """Few of 40 clients have a slot; the overflow of one that found none shows at all of them."""
     data = uneven_data([1] * 40)
     algorithm = learner(num_active=2, batch_size=1)
     state = start(algorithm, KEY, data)
@@ -131,7 +131,7 @@ def first_round(algorithm, data):
 @pytest.mark.parametrize("node_loop", ["vmap", "map"])
 @pytest.mark.quick_cases(1)
 def test_one_client_moves_what_is_released_by_at_most_the_clip_norm(node_loop):
-    """Of a whole round: what the server's model moves by, times the clients expected. The bound is reached."""
+    """Check a whole round: the move of the server's model, times the clients expected. The bound is reached."""
     data, task = uneven_data(SIZES), small_task()._replace(node_loop=node_loop)
     algorithm = learner(task, num_active=len(SIZES), optimizer=optax.sgd(2.0))
     state, draws = first_round(algorithm, data)
@@ -162,7 +162,7 @@ def test_an_update_that_is_not_finite_counts_as_zero(node_loop):
 
 
 def test_one_client_changes_the_sum_by_at_most_clip_norm():
-    """Of updates of any size, and empty slots that hold anything; the sum is that of the clipped updates."""
+    """Check updates of any size, and empty slots that hold anything; the sum is that of the clipped updates."""
     rng, updates = np.random.default_rng(0), private()
     sizes = np.array([0.0, 1e-30, 0.1, CLIP_NORM, 1.0, 1e15, np.nan, np.inf, 5.0], np.float32)
     directions = rng.normal(size=(9, 40)).astype(np.float32)

@@ -68,7 +68,7 @@ LOOP = "%loop = (s32[], /*index=1*/f32[100]{0}) while(%pair), condition=%conditi
 
 
 def counts(*lines, pieces="", **options):
-    """Of a program with these instructions."""
+    """Counts of a program with these instructions."""
     body = "\n".join(f"  {line}" for line in lines)
     entry = f"ENTRY %main (p: f32[100]) -> f32[100] {{\n  %p = f32[100]{{0}} parameter(0)\n{body}\n}}\n"
     program = read_program(f"HloModule test, is_scheduled=true\n{PIECES}{pieces}\n{entry}")

@@ -212,7 +212,7 @@ class TestStatements:
             assert one.reason.startswith(reason)
 
     def test_of_a_run_that_chose_its_iterations_the_proven_epsilon_is_that_of_its_budget(self):
-        """What was reached is an outcome, and no bound that was fixed before."""
+        """The iterations that ran are an outcome, and no bound that was fixed before."""
         published, *proven = statements([PRIVATE], 100, 20, dp_delta=DELTA, budgeted=(317, 63))
         assert published.dp_epsilon == statements([PRIVATE], 100, 20, dp_delta=DELTA)[0].dp_epsilon
         for one, whole in zip(proven, statements([PRIVATE], 317, 63, dp_delta=DELTA)[1:], strict=True):

@@ -88,7 +88,7 @@ def test_participation_value():
     [(64, 3.97, 19.7, 13.07, 414), (128, 3.51, 10.96, 5.57, 202), (256, 3.40, 8.87, 4.10, 106)],
 )
 def test_epsilon_at_the_noise_of_the_paper(b, plain, fixed, table, participation):
-    """Where the paper claims 3."""
+    """The paper claims an epsilon of 3 at this noise."""
     options = {"b": b, "z": 0.02259 * b}
     assert proven("mini_batch", "poisson", **options, relation="zero_out") == pytest.approx(plain, rel=5e-3)
     assert proven("mini_batch", "fixed", **options, relation="replace_one") == pytest.approx(fixed, rel=5e-3)

@@ -1,4 +1,4 @@
-"""What the accountant makes of releases on a grid: what rounding costs, and what it may cost at most."""
+"""Accounting of releases on a grid: the cost of rounding, and the most that it may cost."""
 
 import math
 from typing import Any

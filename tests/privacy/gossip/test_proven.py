@@ -1,4 +1,4 @@
-"""What the proven bounds may leave out, and what it costs."""
+"""Probability that the proven bounds may leave out, and its cost."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What a changed sample does to a release never exceeds what the accountant assumes, for the estimators themselves.
+"""Releases of the estimators themselves never change by more with one sample than the accountant assumes.
 
 Pairs of data sets that differ in one sample run on the same index sequence and on the same parameters in every round
 (the transcript that adaptive composition conditions on), without noise. A pair is a node: 200 pairs are one program.

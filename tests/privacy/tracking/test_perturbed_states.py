@@ -105,7 +105,7 @@ def distribution(quantizer, value):
 
 
 def total_variation(quantizer, x, other):
-    """Of two vectors whose coordinates are rounded independently."""
+    """Total variation of two vectors whose coordinates are rounded independently."""
     pairs = [(distribution(quantizer, a), distribution(quantizer, b)) for a, b in zip(x, other, strict=True)]
     outcomes = itertools.product(*(sorted({*p, *q}) for p, q in pairs))
     masses = [

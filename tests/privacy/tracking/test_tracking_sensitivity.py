@@ -1,4 +1,4 @@
-"""What a changed sample does to the algorithms' own states, given everything broadcast: proven bounds and their reach.
+"""Effect of a changed sample on the algorithms' own states, given everything broadcast: proven bounds and their reach.
 
 Pairs of data sets that differ in one sample of node 0 run on the same transcript: x~ and y~ are chosen, and in each run
 the noise is what leads there from its own x and y. 200 pairs are one program.

@@ -22,7 +22,7 @@ DEAREST = (
     "tests/algorithms/clients/test_local_steps.py",
     "tests/algorithms/test_embracing.py",
     "tests/gradients/test_saga.py",
-    "tests/algorithms/test_zero_order.py",
+    "tests/algorithms/test_dzofl.py",
     "tests/algorithms/test_ali_dpfl.py",
     "tests/experiments/test_ali_dpfl_command.py",
     "tests/experiments/test_every_experiment.py",

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from problems import Problem, irregular_graph, small_task, statistics_task, uneven_data
+from reference.dzofl import dzofl as reference_dzofl
 from reference.embracing import embracing as reference_embracing
 from reference.fed_avg import Adam
 from reference.fed_avg import fed_avg as reference_fed_avg
@@ -22,7 +23,6 @@ from reference.partial_averaging import partial_averaging as reference_partial_a
 from reference.push_sum import push_sum as reference_push_sum
 from reference.runs import client_batches, each, entries, flat, node_samples, one_by_one, plain_gradients, stacked
 from reference.width_reduction import width_reduction as reference_width_reduction
-from reference.zero_order import dzofl as reference_dzofl
 
 import jaxfl
 from jaxfl import ArgumentError

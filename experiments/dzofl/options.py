@@ -13,7 +13,7 @@ import optax
 import jaxfl
 from experiments.frame import Choice, Clients, Costs, Data, Network, Owned, Run, choose, flat, traced
 from jaxfl import channel
-from jaxfl.algorithms.zero_order import decaying_schedules
+from jaxfl.algorithms.dzofl import decaying_schedules
 from jaxfl.core import Algorithm, ArgumentError, Array, Task, check
 
 LARGEST_M = 1e18  # whose square float32 holds

@@ -1,16 +1,17 @@
 """The algorithms, one file each, and their registry."""
 
+from jaxfl.algorithms.a_dp2_sgd import a_dp2_sgd
 from jaxfl.algorithms.ali_dpfl import ali_dpfl
-from jaxfl.algorithms.asynchronous_gossip import a_dp2_sgd
 from jaxfl.algorithms.clients.blocks import first_half, output_side
 from jaxfl.algorithms.clients.bound_constants import private_constants, published_constants
 from jaxfl.algorithms.clients.capacity import capacity, training_bytes
 from jaxfl.algorithms.clients.client_sgd import client_sgd
 from jaxfl.algorithms.clients.local_steps import local_steps
 from jaxfl.algorithms.clients.private_updates import private_updates
+from jaxfl.algorithms.d_psgd import d_psgd, dp2_sgd
+from jaxfl.algorithms.dzofl import decaying_schedules, dzofl
 from jaxfl.algorithms.embracing import embracing
 from jaxfl.algorithms.fed_avg import fed_avg
-from jaxfl.algorithms.gossip import d_psgd, dp2_sgd
 from jaxfl.algorithms.gradient_tracking import gradient_tracking
 from jaxfl.algorithms.output_perturbation import output_perturbation
 from jaxfl.algorithms.partial_averaging import partial_averaging
@@ -18,7 +19,6 @@ from jaxfl.algorithms.perturbed_gossip import perturbed_gossip
 from jaxfl.algorithms.push_sum import debiased_params, push_sum, theory_step_size
 from jaxfl.algorithms.registry import REGISTRY, Row
 from jaxfl.algorithms.width_reduction import width_reduction
-from jaxfl.algorithms.zero_order import decaying_schedules, dzofl
 
 __all__ = [
     "REGISTRY",

@@ -10,9 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl import graphs
-from jaxfl.algorithms import asynchronous_gossip, examples, gossip
+from jaxfl.algorithms import examples
+from jaxfl.algorithms.a_dp2_sgd import a_dp2_sgd
+from jaxfl.algorithms.a_dp2_sgd import released_gradients as released_by_a_dp2_sgd
 from jaxfl.algorithms.ali_dpfl import ali_dpfl
 from jaxfl.algorithms.clients.bound_constants import published_constants
+from jaxfl.algorithms.d_psgd import d_psgd, dp2_sgd
+from jaxfl.algorithms.d_psgd import released_gradients as released_by_d_psgd
+from jaxfl.algorithms.dzofl import dzofl
 from jaxfl.algorithms.embracing import embracing
 from jaxfl.algorithms.examples import Example, MakeTask
 from jaxfl.algorithms.fed_avg import fed_avg
@@ -23,7 +28,6 @@ from jaxfl.algorithms.perturbed_gossip import perturbed_gossip
 from jaxfl.algorithms.push_sum import push_sum
 from jaxfl.algorithms.push_sum import released_gradients as released_by_push_sum
 from jaxfl.algorithms.width_reduction import width_reduction
-from jaxfl.algorithms.zero_order import dzofl
 from jaxfl.channel.links import links
 from jaxfl.core import Algorithm, PyTree
 from jaxfl.gradients import saga
@@ -203,20 +207,20 @@ REGISTRY: dict[str, Row] = {
         released=released_by_push_sum,
         stateful_gradient=True,
     ),
-    "d_psgd": Row(gossip.d_psgd, _d_psgd, **_GOSSIP, released=gossip.released_gradients, stateful_gradient=True),
+    "d_psgd": Row(d_psgd, _d_psgd, **_GOSSIP, released=released_by_d_psgd, stateful_gradient=True),
     "dp2_sgd": Row(
-        gossip.dp2_sgd,
+        dp2_sgd,
         _dp2_sgd,
         **_GOSSIP,
-        released=gossip.released_gradients,
+        released=released_by_d_psgd,
         stateful_gradient=True,
         special_case_of="d_psgd",
     ),
     "a_dp2_sgd": Row(
-        asynchronous_gossip.a_dp2_sgd,
+        a_dp2_sgd,
         _a_dp2_sgd,
         **_GOSSIP,
-        released=asynchronous_gossip.released_gradients,
+        released=released_by_a_dp2_sgd,
         releases_total=True,
     ),
     "gradient_tracking": Row(

@@ -14,7 +14,8 @@ from reference.runs import check_info, each, entries, node_samples, one_by_one, 
 
 import jaxfl
 from jaxfl import gradients, graphs
-from jaxfl.algorithms import asynchronous_gossip, dp2_sgd
+from jaxfl.algorithms import dp2_sgd
+from jaxfl.algorithms.a_dp2_sgd import a_dp2_sgd, released_gradients
 from jaxfl.core.tree import scale
 
 ROUNDS, STEP_SIZE, NOISE_STD = 50, 0.2, 0.02
@@ -163,7 +164,7 @@ def test_a_dp2_sgd_follows_the_papers_lines():
     case = "plain fixed 3 clipped L2"
     data, graph = uneven_data(), graphs.star(NODES)
     noise = jaxfl.gaussian(jnp.array([0.0, 0.01, 0.02, 0.03, 0.04]))
-    algorithm = learner(asynchronous_gossip.a_dp2_sgd, graph, case, noise=noise, max_delay=7)
+    algorithm = learner(a_dp2_sgd, graph, case, noise=noise, max_delay=7)
     run, rounds = engine_run(algorithm, jax.random.key(5), data)
     (*_, before, state), info, x0 = run.states, run.infos[-1], each(run.states[0].params)
     events = [
@@ -194,5 +195,5 @@ def test_a_dp2_sgd_follows_the_papers_lines():
     total = zeros_like(x[0])
     for one in last_seen:
         total = add(total, 1.0, one["noisy"])
-    released = asynchronous_gossip.released_gradients(graph, STEP_SIZE, before, state)
+    released = released_gradients(graph, STEP_SIZE, before, state)
     assert relative_error(released, [total] * NODES) < 1e-4

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers import crossed
 from problems import linear_task, small_task, uneven_data
+from reference.dzofl import estimate
 from reference.gossip import d_psgd as reference_d_psgd
 from reference.network import norm
 from reference.runs import (
@@ -21,7 +22,6 @@ from reference.runs import (
     relative_error,
     stacked,
 )
-from reference.zero_order import estimate
 
 import jaxfl
 from jaxfl import ArgumentError, gradients, graphs

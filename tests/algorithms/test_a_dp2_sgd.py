@@ -12,7 +12,7 @@ from problems import small_task, start, uneven_data
 
 import jaxfl
 from jaxfl import ArgumentError, graphs
-from jaxfl.algorithms.asynchronous_gossip import Draws, a_dp2_sgd
+from jaxfl.algorithms.a_dp2_sgd import Draws, a_dp2_sgd
 from jaxfl.gradients import Batch, mini_batch, poisson
 from jaxfl.graphs import require_undirected
 

@@ -12,7 +12,7 @@
 D-PSGD: Lian, Zhang, Zhang, Hsieh, Zhang, Liu, "Can Decentralized Algorithms Outperform Centralized Algorithms?",
 NeurIPS 2017, arXiv:1705.09056, Algorithm 1. DP2-SGD: Yu, Zou, Chen, Tao, Tian, Lv, Cheng, "Decentralized Parallel SGD
 with Privacy Preservation in Vehicular Networks", IEEE Transactions on Vehicular Technology 70(6), 2021. A(DP)2SGD, its
-asynchronous relative, is in `asynchronous_gossip`.
+asynchronous relative, is in `a_dp2_sgd`.
 
 Over `links` the message x_j may be lost, and rounded to q_j. A receiver that misses it keeps its own value's share, and
 a node takes from its own value what it gives of its rounded one:

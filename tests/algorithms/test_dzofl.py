@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from helpers import crossed
 from problems import linear_task, run, small_task, start, statistics_task, uneven_data
+from reference.dzofl import dzofl as reference_dzofl
+from reference.dzofl import round_to_small_float
 from reference.network import as_float64
 from reference.runs import assert_same, flat, node_samples, one_by_one
-from reference.zero_order import dzofl as reference_dzofl
-from reference.zero_order import round_to_small_float
 
 import jaxfl
 from jaxfl import ArgumentError, gradients

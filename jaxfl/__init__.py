@@ -4,7 +4,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from jaxfl import algorithms, channel, core, data, gradients, graphs, models, privacy
-from jaxfl.algorithms import *  # noqa: F403  # a new algorithm is listed in one place
+from jaxfl.algorithms import (
+    a_dp2_sgd,
+    ali_dpfl,
+    client_sgd,
+    d_psgd,
+    dp2_sgd,
+    dzofl,
+    embracing,
+    fed_avg,
+    gradient_tracking,
+    local_steps,
+    output_perturbation,
+    partial_averaging,
+    perturbed_gossip,
+    private_constants,
+    private_updates,
+    published_constants,
+    push_sum,
+    width_reduction,
+)
 from jaxfl.channel.links import links
 from jaxfl.core import Algorithm, ArgumentError, FederatedData, Task, from_flax, from_functions, run_key
 from jaxfl.core.counts import check_info
@@ -21,29 +40,46 @@ __all__ = [
     "ArgumentError",
     "FederatedData",
     "Task",
+    "a_dp2_sgd",
     "algorithms",
+    "ali_dpfl",
     "analysis",
     "channel",
     "check_info",
+    "client_sgd",
     "core",
+    "d_psgd",
     "data",
+    "dp2_sgd",
+    "dzofl",
+    "embracing",
+    "fed_avg",
     "federate",
     "from_flax",
     "from_functions",
     "gaussian",
+    "gradient_tracking",
     "gradients",
     "graphs",
     "grid_gaussian",
     "laplace",
     "links",
+    "local_steps",
     "mini_batch",
     "models",
+    "output_perturbation",
+    "partial_averaging",
+    "perturbed_gossip",
     "privacy",
+    "private_constants",
+    "private_updates",
+    "published_constants",
+    "push_sum",
     "run_key",
     "saga",
     "training",
+    "width_reduction",
 ]
-__all__ += algorithms.__all__
 
 
 def __getattr__(name: str) -> Any:

@@ -59,7 +59,7 @@ def as_reference(tree):
 @pytest.mark.quick_cases(1)
 def test_follows_the_papers_lines(direction, num_directions, sampler, platform):
     """Messages of a byte that may be lost, one of the server's, step sizes that decay; compiled once for all rounds."""
-    step_size, smoothing = jaxfl.decaying_schedules(0.8, 0.7, step_exponent=0.3, smoothing_exponent=0.25)
+    step_size, smoothing = jaxfl.algorithms.decaying_schedules(0.8, 0.7, step_exponent=0.3, smoothing_exponent=0.25)
     algorithm, data = (
         learner(
             step_size=step_size,
@@ -285,7 +285,7 @@ CONDITIONS = [
 @pytest.mark.parametrize(("exponents", "message"), CONDITIONS)
 def test_exponents_that_break_a_condition_are_refused(exponents, message):
     with pytest.raises(ArgumentError, match=message):
-        jaxfl.decaying_schedules(1.0, 0.1, **exponents)
+        jaxfl.algorithms.decaying_schedules(1.0, 0.1, **exponents)
 
 
 def test_a_task_without_losses_of_single_samples_is_refused():

@@ -137,7 +137,7 @@ class ClientClasses(NamedTuple):
         present, groups, start = np.unique(self.of_client), [], 0
         if isinstance(self.num_active, int) and len(present) > 1:
             if not is_cpu():
-                return self._in_waves(clients, node_loop, active, arguments, is_active, differentiable)
+                return self._by_class(clients, node_loop, active, arguments, is_active, differentiable)
             one_by_one = self._one_by_one(clients, in_common_form, active, arguments, is_active)
             return [Group(slice(None), None, one_by_one)]
         counts = (
@@ -151,8 +151,8 @@ class ClientClasses(NamedTuple):
                 start += count
         return groups
 
-    def _in_waves(self, clients, node_loop, active, arguments, is_active, differentiable):
-        """Class after class, each in as many waves of slots as its active clients fill."""
+    def _by_class(self, clients, node_loop, active, arguments, is_active, differentiable):
+        """Class after class."""
         members, k = np.bincount(self.of_client, minlength=self.num_classes), len(active)
         groups = []
         for number in np.flatnonzero(members).tolist():
@@ -162,24 +162,7 @@ class ClientClasses(NamedTuple):
             is_own = self.of(active) == number
             (rows,) = jnp.nonzero(is_own if is_active is None else is_own & is_active, size=most, fill_value=k)
             rows, run = rows.astype(jnp.int32), server.over_slots(clients[number], node_loop)
-
-            def wave(start, rows=rows, slots=slots, run=run):
-                own = jax.lax.dynamic_slice_in_dim(rows, start, slots)
-                # An empty slot computes with the last client's arguments.
-                return run(own < k, *jax.tree.map(lambda leaf: leaf[jnp.minimum(own, k - 1)], arguments))
-
-            def following(w, results, most=most, slots=slots, wave=wave):
-                start = jnp.minimum(w * slots, most - slots)  # the last wave repeats some of the one before
-                put = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=start, axis=0)
-                return jax.tree.map(put, results, wave(start))
-
-            if slots == most:
-                results = wave(0)
-            else:
-                form = jax.eval_shape(wave, 0)
-                nothing = jax.tree.map(lambda leaf, most=most: jnp.zeros((most, *leaf.shape[1:]), leaf.dtype), form)
-                waves = (jnp.sum(rows < k, dtype=jnp.int32) + slots - 1) // slots
-                results = jax.lax.fori_loop(0, waves, following, varying_like(nothing, active, arguments))
+            results = _in_waves(run, rows, slots, k, arguments)
             groups.append(Group(rows, number, results))
         return groups
 
@@ -208,6 +191,40 @@ def slots_at_once(share: float, num_active: int) -> int:
         (14, 1)
     """
     return math.ceil(num_active * share + math.sqrt(num_active * share * (1 - share)))
+
+
+def _in_waves(run: Callable[..., Any], rows: Array, slots: int, k: int, arguments: tuple[Any, ...]) -> Any:
+    """Results of one class, computed for so many clients at once, in as many waves as there are clients.
+
+    Args:
+        run: `server.over_slots` of the class's function.
+        rows: (most,), int32, which of the active clients are of the class, first, and then k.
+        slots: of a wave, at most `most`.
+        k: active clients of all classes.
+        arguments: leaves (k, ...).
+
+    Returns:
+        Leaves (most, ...), zeros for empty slots.
+    """
+    most = len(rows)
+
+    def wave(start):
+        own = jax.lax.dynamic_slice_in_dim(rows, start, slots)
+        # An empty slot computes with the last client's arguments.
+        return run(own < k, *jax.tree.map(lambda leaf: leaf[jnp.minimum(own, k - 1)], arguments))
+
+    def following(w, results):
+        start = jnp.minimum(w * slots, most - slots)  # the last wave repeats some of the one before
+        put = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=start, axis=0)
+        return jax.tree.map(put, results, traced(start, *held))
+
+    if slots == most:
+        return wave(0)
+    traced, held = jax.closure_convert(wave, jnp.int32(0))  # once, for the results' shapes and for the loop
+    form = jax.eval_shape(traced, jnp.int32(0), *held)
+    nothing = jax.tree.map(lambda leaf: jnp.zeros((most, *leaf.shape[1:]), leaf.dtype), form)
+    waves = (jnp.sum(rows < k, dtype=jnp.int32) + slots - 1) // slots
+    return jax.lax.fori_loop(0, waves, following, varying_like(nothing, rows, arguments))
 
 
 def client_classes(

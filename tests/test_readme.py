@@ -17,7 +17,7 @@ README = ROOT / "README.md"
 TEXTS = [
     README,
     ROOT / "BUILD_NOTES.md",
-    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("docs/**/*.md")),
     *sorted(ROOT.glob("experiments/*/__init__.py")),
 ]
 

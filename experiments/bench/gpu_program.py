@@ -74,6 +74,7 @@ SETTINGS = {
 AT_MOST = {
     # A chunk's own ends: whether it is a whole one, whether that is done, and whether rounds of a part are left.
     **{f"gpu_program/{row}_host_waits": 3 / setting.rounds for row, setting in SETTINGS.items()},
+    "gpu_program/embracing_uniform_host_waits": 6.3,  # a wave of each class, and that there is no other
     "gpu_program/privsgp_vr_kernels": 70.0,
     "gpu_program/resnet20_float32_bytes": 25.0,
     "gpu_program/resnet20_bfloat16_bytes": 13.0,

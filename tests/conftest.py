@@ -60,11 +60,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # from a shell's "&"; com
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several processes may share one GPU
 # Of this process and of those that tests start: no test reads or fills the user's cache of compiled programs. The tests
 # keep their own in the checkout, with which a second run takes half of the processor time; JAXFL_TESTS_CACHE=0 turns
-# it off. (Before jaxlib 0.10.2, XLA logs an error for every program that it reads.)
-CACHE = ROOT / ".pytest_cache" / "xla" / _machine()
+# it off, and a folder is taken in its place. (Before jaxlib 0.10.2, XLA logs an error for every program that it reads.)
+_KEPT = os.environ.get("JAXFL_TESTS_CACHE", "1")
+CACHE = (ROOT / ".pytest_cache" / "xla" if _KEPT in ("0", "1") else Path(_KEPT)) / _machine()
 MAX_CACHE_BYTES = 10**9
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
-if os.environ.get("JAXFL_TESTS_CACHE", "1") == "1" and _version("jaxlib") >= (0, 10, 2):
+if _KEPT != "0" and _version("jaxlib") >= (0, 10, 2):
     os.environ |= {
         "JAX_ENABLE_COMPILATION_CACHE": "true",
         "JAX_COMPILATION_CACHE_DIR": str(CACHE),

@@ -1,4 +1,4 @@
-"""Twelve lanes of 20 MB each: the most memory that training them takes, beside what the preflight says.
+"""Twelve lanes of 20 MB each: the most memory that training them takes, beside the preflight's prediction.
 
 Prints bytes as JSON: "taken", above what the process holds before, and "predicted". python sweep_memory.py OUT
 """
@@ -13,25 +13,29 @@ from toy_problem import TASK, toy_algorithm, toy_variant, train_toy
 
 from jaxfl.training import loop
 
-predictions, peaks, process = [], [], psutil.Process()
+
+def main(out):
+    """Train small lanes, which leaves compiled code and buffers behind, and then large ones."""
+    predictions, peaks, process = [], [], psutil.Process()
+
+    def watch():
+        while True:
+            peaks.append(process.memory_info().rss)
+            time.sleep(0.001)
+
+    def noted(all_peaks, text=loop.peak_text):
+        predictions.extend(peak.total for peak in all_peaks.values())
+        return text(all_peaks)
+
+    loop.peak_text = noted
+    small, large = (toy_variant(toy_algorithm(TASK, table_width=n), seeds=tuple(range(12))) for n in (2, 250_000))
+    train_toy(f"{out}/warm", {"A": small})
+    predictions.clear()
+    before = process.memory_info().rss
+    threading.Thread(target=watch, daemon=True).start()
+    train_toy(f"{out}/large", {"A": large})
+    print(json.dumps({"taken": max(peaks) - before, "predicted": max(predictions)}))
 
 
-def watch():
-    while True:
-        peaks.append(process.memory_info().rss)
-        time.sleep(0.001)
-
-
-def noted(all_peaks, text=loop.peak_text):
-    predictions.extend(peak.total for peak in all_peaks.values())
-    return text(all_peaks)
-
-
-loop.peak_text = noted
-small, large = (toy_variant(toy_algorithm(TASK, table_width=width), seeds=tuple(range(12))) for width in (2, 250_000))
-train_toy(f"{sys.argv[1]}/warm", {"A": small})
-predictions.clear()
-before = process.memory_info().rss
-threading.Thread(target=watch, daemon=True).start()
-train_toy(f"{sys.argv[1]}/large", {"A": large})
-print(json.dumps({"taken": max(peaks) - before, "predicted": max(predictions)}))
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -286,6 +286,10 @@ class Run(Launch, Distributed):
     """Work that --devices share: the nodes of every network, whose number they must divide, or the points and seeds of
     a sweep."""
 
+    lanes_at_once: int | None = unsaved(None)
+    """Points and seeds of one program that a device computes side by side. By default 1 on a CPU, and elsewhere as many
+    as memory holds. Results agree to rounding."""
+
     def placement(self) -> Placement | None:
         """The devices that are asked for; those of all processes where several train."""
         num_devices = self.devices if self.devices is not None or not several() else jax.device_count()

@@ -57,6 +57,8 @@ def run(asked: Request) -> int:
     where = asked.point.run
     where.check()
     check.at_least(1, checkpoint_every=where.checkpoint_every)
+    if where.lanes_at_once is not None:
+        check.at_least(1, lanes_at_once=where.lanes_at_once)
     if where.checkpoint_minutes is not None:
         check.non_negative(checkpoint_minutes=where.checkpoint_minutes)
     check_seeds(asked)
@@ -87,6 +89,7 @@ def run(asked: Request) -> int:
         quiet=where.quiet,
         key=key,
         stop=asked.stop,
+        lanes_at_once=where.lanes_at_once,
     )
     return _tell(asked, prepared, variants, records, summary)
 
@@ -176,6 +179,7 @@ def run_part(asked: Request, run_path: Path, path: Path, lanes: Lanes, stop: Sto
             quiet=True,
             key=secret_key(read_run(run_path)) if has_secret else None,
             stop=stop,
+            lanes_at_once=where.lanes_at_once,
         )
 
 

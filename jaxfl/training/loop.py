@@ -31,7 +31,7 @@ from jaxfl.training.records import RunDirectory
 from jaxfl.training.results import RESULTS, write_results
 from jaxfl.training.save_times import SaveTimes
 from jaxfl.training.signals import Stop, Stopped
-from jaxfl.training.strategy import choose, describe, fitted, likely_best
+from jaxfl.training.strategy import by_platform, describe, fitted
 from jaxfl.training.summary import every_node, summarize_run
 from jaxfl.training.sweep import Lockstep
 from jaxfl.training.variant import Variant, check_variants
@@ -49,6 +49,7 @@ def train(
     quiet: bool = False,
     key: Array | None = None,
     stop: Stop | None = None,
+    lanes_at_once: int | None = None,
 ) -> dict[str, Any]:
     """Train every variant with every seed and leave a complete run directory behind.
 
@@ -69,6 +70,8 @@ def train(
             of a simulation. Batches and noise also depend on `Variant.identity`, initial parameters do not.
         stop: through which another thread, or a signal, may ask to stop: see `stop_at_sigterm`. No handler is installed
             here.
+        lanes_at_once: lanes of one program that a device computes side by side. Default: 1 on a CPU, where a lane's
+            numbers are then the same bits as alone, and elsewhere as many as fit. A resumed run keeps what it had.
 
     Returns:
         The content of summary.json.
@@ -96,6 +99,8 @@ def train(
         - variants have independent batches and noise, and common initial parameters.
     """
     at_least(1, checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints)
+    if lanes_at_once is not None:
+        at_least(1, lanes_at_once=lanes_at_once)
     if checkpoint_minutes is not None:
         non_negative(checkpoint_minutes=checkpoint_minutes)
     check_variants(variants)
@@ -129,7 +134,7 @@ def train(
     with run.held(), ProgressReport(total, quiet=quiet) as progress:
         stop.undo_until_heeded(run.withdraw)
         try:
-            jobs = _prepare(points, run, progress)
+            jobs = _prepare(points, run, progress, lanes_at_once)
         except ArgumentError:
             run.withdraw()
             raise
@@ -137,7 +142,8 @@ def train(
         done = run.finished(point.label for point in points)
         times = SaveTimes(checkpoint_minutes, stop)
         for index, job in enumerate(jobs):
-            job = _settled(index, job, run, progress) if job.compiled else job
+            if job.compiled:
+                _announce(index, job, run, progress)
             for number, first in enumerate(range(0, len(job.program.points), job.lanes_a_pass)):
                 lanes = job.program.points[first : first + job.lanes_a_pass]
                 if all(point.label in done for point in lanes):
@@ -205,7 +211,9 @@ class _Job(NamedTuple):
 _UNRECORDED = {"round": None, "seconds": {"compile": 0.0, "run": 0.0, "timed_rounds": 0, "rounds_a_call": 0}}
 
 
-def _prepare(points: Sequence[Point], run: RunDirectory, progress: ProgressReport) -> list[_Job]:
+def _prepare(
+    points: Sequence[Point], run: RunDirectory, progress: ProgressReport, lanes_at_once: int | None
+) -> list[_Job]:
     """Say what is wrong with any program before one of them runs, and compile those with something left to run."""
     programs = programs_of(points)
     run.record_training(recorded_settings(points))
@@ -219,7 +227,7 @@ def _prepare(points: Sequence[Point], run: RunDirectory, progress: ProgressRepor
             if waiting[index]:
                 progress.begin(program.label, 0)
                 before = recorded[index] if index < len(recorded) else None
-                finish.append(program.begin_compiling(likely_best(program, before), pool))
+                finish.append(program.begin_compiling(by_platform(program, before, lanes_at_once), pool))
         compiled = iter([compiled() for compiled in finish])
     jobs, peaks = [], {}
     for index, program in enumerate(programs):
@@ -246,20 +254,13 @@ def _parts(program: Program, recorded: Sequence[Mapping[str, Any]]) -> list[list
     return [labels[first : first + lanes] for first in range(0, len(labels), lanes)]
 
 
-def _settled(index: int, job: _Job, run: RunDirectory, progress: ProgressReport) -> _Job:
-    """The job as its lanes will be computed: as recorded, or as measured now."""
+def _announce(index: int, job: _Job, run: RunDirectory, progress: ProgressReport) -> None:
+    """Record how a program's lanes are computed, and say it."""
     assert job.compiled is not None
-    program, compiled, measured = job.program, job.compiled, {}
+    program, strategy = job.program, job.compiled.strategy
     if index >= len(run.recorded_programs()):
-        began = time.perf_counter()
-        compiled, measured = choose(program, compiled, job.seconds, program.points[: job.lanes_a_pass])
-        lanes = min(compiled.strategy.num_slots, len(program.points))
-        job = _Job(program, compiled, lanes, job.seconds + time.perf_counter() - began)
-        run.record_program(index, describe(program, compiled.strategy, measured))
+        run.record_program(index, describe(program, strategy))
     if len(program.points) > 1:
         passes = -(-len(program.points) // job.lanes_a_pass)
-        text = f"{len(program.points)} runs of {program.label} share one program, computed {compiled.strategy.text}"
-        several = len(measured) > 1
-        times = "; ".join((f"{how}: " if several else "") + f"{s:.3g} s a round" for how, s in measured.items())
-        progress.announce(text + (f", in {passes} passes" if passes > 1 else "") + (f" ({times})" if times else ""))
-    return job
+        text = f"{len(program.points)} runs of {program.label} share one program, computed {strategy.text}"
+        progress.announce(text + (f", in {passes} passes" if passes > 1 else ""))

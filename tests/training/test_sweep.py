@@ -15,8 +15,8 @@ from toy_problem import compiled_once, toy_algorithm, toy_data, toy_variant, toy
 
 from jaxfl import gradients, graphs
 from jaxfl.algorithms import push_sum
-from jaxfl.core import tree
-from jaxfl.training import evaluation_set, loop, read_results, read_run, restore_state, strategy
+from jaxfl.core import ArgumentError, tree
+from jaxfl.training import evaluation_set, loop, read_results, read_run, restore_state
 from jaxfl.training.lanes import Point, Strategy, Uploads
 from jaxfl.training.program import Program
 
@@ -51,9 +51,7 @@ def swept(tmp_path_factory):
     @functools.cache
     def run(at_once):
         out = tmp_path_factory.mktemp(f"at_once_{at_once}")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loop, "likely_best", lambda program, recorded: strategy._strategy(program, 6, at_once))
-            train_toy(out, points())
+        train_toy(out, points(), lanes_at_once=at_once)
         return out
 
     return run
@@ -161,10 +159,9 @@ def test_a_branch_on_the_round_number_stays_a_branch():
 
 @pytest.mark.parametrize("at_once", [1, 6])
 @pytest.mark.quick_cases(1)
-def test_a_lane_that_diverges_leaves_the_others_bytes_as_they_are(swept, tmp_path, monkeypatch, at_once):
-    monkeypatch.setattr(loop, "likely_best", lambda program, recorded: strategy._strategy(program, 6, at_once))
+def test_a_lane_that_diverges_leaves_the_others_bytes_as_they_are(swept, tmp_path, at_once):
     variants = points(bad_rounds={0.1: 13.0})
-    summary = train_toy(tmp_path, variants)
+    summary = train_toy(tmp_path, variants, lanes_at_once=at_once)
     assert summary["status"] == "finished"
     bad = summary["variants"]["step 0.1"]
     assert (bad["status"], bad["rounds_per_seed"]) == (["diverged"] * 2, [10, 10])
@@ -194,17 +191,9 @@ def test_where_all_diverge_the_program_ends_early(tmp_path):
 
 
 @compiled_once()
-def test_the_faster_strategy_is_taken_recorded_and_kept(tmp_path, monkeypatch):
-    """Measured only where much is left to run; a resumed run does not measure again."""
-    seconds = {1: 5.0, 3: 1.0}
-
-    def measured(program, compiled, lanes):
-        return seconds[compiled.strategy.at_once]
-
-    monkeypatch.setattr(strategy, "_GROUP", 3)
-    monkeypatch.setattr(strategy, "_seconds_a_round", measured)
-    variants = points(num_rounds=30)
-    append = loop.RunDirectory.append_metrics
+def test_lanes_at_once_are_recorded_and_kept(tmp_path, monkeypatch):
+    """A resumed run computes its lanes as it began, whatever is asked for then."""
+    variants, append = points(num_rounds=30), loop.RunDirectory.append_metrics
 
     def interrupted(self, lines):
         if lines[0]["round"] == 20:
@@ -214,16 +203,13 @@ def test_the_faster_strategy_is_taken_recorded_and_kept(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(loop.RunDirectory, "append_metrics", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            train_toy(tmp_path, variants)
+            train_toy(tmp_path, variants, lanes_at_once=3)
     (recorded,) = read_run(tmp_path).recorded_programs()
     assert (recorded["strategy"], recorded["at_once"]) == ("in groups of 3", 3)
-    assert recorded["seconds_a_round"] == {"one after the other": 5.0, "in groups of 3": 1.0}
-    seconds[3] = 50.0
-    train_toy(tmp_path, variants, resume=True)
+    train_toy(tmp_path, variants, resume=True, lanes_at_once=1)
     assert read_run(tmp_path).recorded_programs() == [recorded]
-    seconds[1] = 0.1  # three seconds in all: another compile is not worth it
-    train_toy(tmp_path / "short", variants)
-    assert read_run(tmp_path / "short").recorded_programs()[0]["seconds_a_round"] == {"one after the other": 0.1}
+    with pytest.raises(ArgumentError, match="lanes_at_once: must be at least 1"):
+        train_toy(tmp_path / "none", variants, lanes_at_once=0)
 
 
 @pytest.mark.slow

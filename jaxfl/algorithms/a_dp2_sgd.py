@@ -55,7 +55,9 @@ from jaxfl.privacy.mechanisms import check_types, released
 
 
 class EventLog(NamedTuple):
-    """What the last s = max(2, max_delay + 1) events overwrote, a ring: event t is kept in slot t mod s.
+    """Ring buffer of the last s = max(2, max_delay + 1) events: their nodes, and the parameters that they overwrote.
+
+    Event t is kept in slot t mod s.
 
     An event changes two nodes, so two rows an event say what any node's parameters were some events ago.
     """
@@ -65,7 +67,7 @@ class EventLog(NamedTuple):
 
 
 class State(NamedTuple):
-    """What the next round needs."""
+    """State carried to the next round."""
 
     params: PyTree  # x, leaves (n, *leaf), float32
     log: EventLog
@@ -83,7 +85,7 @@ class Draws(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What happened in one round.
+    """Measurements and counts of one round.
 
     Measurements are means over the events of a node; a node that did not wake shows the mean over all n events, so that
     the numbers are finite and their mean over nodes is one of gradients that were computed. Counts are sums.
@@ -226,7 +228,7 @@ def a_dp2_sgd(
 def released_gradients(
     graph: Graph, step_size: float | Array | Callable[[Array], Array], before: State, after: State
 ) -> PyTree:
-    """What two successive states say about the noisy gradients of the round: only their sum over the n events.
+    """Compute the sum of a round's noisy gradients over its n events: all that two successive states reveal of them.
 
     Averaging keeps the sum over nodes, so sum_i (x_i^k - x_i^{k+1}) / gamma is the sum of all noisy gradients of the
     round. This is weaker than what the synchronous algorithms' functions return: who woke, and what a single gradient

@@ -56,7 +56,7 @@ from jaxfl.gradients.per_example import tree_norm
 
 
 class State(NamedTuple):
-    """What the next round needs; parameters are the server's, and have no node axis."""
+    """State carried to the next round. Parameters are the server's, without a node axis."""
 
     params: PyTree  # x, leaves (*leaf), float32
     num_steps: Array  # (), int32, tau of the next round; 0 where the budget or the rounds are spent
@@ -73,7 +73,7 @@ class Draws(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What happened in one round."""
+    """Measurements and counts of one round."""
 
     loss: Array  # (), float32, of the steps' batches before each step: mean over steps, p-weighted sum over clients
     update_norm: Array  # (), float32, L2, of the change of x
@@ -371,7 +371,7 @@ def _check_clients(clients: LocalSteps, step_size: float | Array) -> None:
 
 
 def _where(ran: Array, compute: Callable[[], PyTree], otherwise: PyTree, like: PyTree) -> PyTree:
-    """What `compute` gives, or `otherwise` where `ran` (), bool, is False; a CPU computes only what is needed.
+    """Select the result of `compute` if `ran` (), bool, is True, else `otherwise`. A CPU runs `compute` only if needed.
 
     Both vary over a caller's devices as `like` does.
     """

@@ -59,7 +59,7 @@ from jaxfl.privacy.mechanisms import check_types, released
 
 
 class State(NamedTuple):
-    """What the next round needs."""
+    """State carried to the next round."""
 
     params: PyTree  # x, leaves (n, *leaf), float32
     gradient: Any  # state of the gradient estimator; None for mini_batch

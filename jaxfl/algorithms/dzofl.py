@@ -83,7 +83,7 @@ _FLOAT_BITS = 32.0  # of a number without a quantizer
 
 
 class State(NamedTuple):
-    """What the next round needs; server and devices hold the same, so that it has no node axis."""
+    """State carried to the next round. Server and devices hold the same values, so there is no node axis."""
 
     params: PyTree  # x, leaves (*leaf), float32
     round_index: Array  # (), int32, rounds completed
@@ -99,7 +99,7 @@ class Draws(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What happened in one round."""
+    """Measurements and counts of one round."""
 
     loss: Array  # (), float32, mean over devices and passes of the batch's loss
     broadcast: Array  # (), float32, root mean square over directions of Q(Delta), as the server sends it

@@ -71,7 +71,7 @@ from jaxfl.gradients.per_example import tree_norm
 
 
 class State(NamedTuple):
-    """What the next round needs; all of it is the server's, and has no node axis."""
+    """State carried to the next round. All of it is the server's, without a node axis."""
 
     params: PyTree  # x, block name -> leaves (*leaf), float32
     model_state: PyTree  # batch statistics, leaves (*leaf), float32; None where the task has none
@@ -90,7 +90,7 @@ class Draws(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What happened in one round; a field is None where it cannot be anything but 0."""
+    """Measurements and counts of one round. A field is None where its value is always 0."""
 
     loss: Array  # (), float32, of the steps' batches before each step: mean over steps, weighted mean over clients
     update_norm: Array  # (), float32, L2, of the change of x

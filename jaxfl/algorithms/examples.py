@@ -47,7 +47,10 @@ class Numbers(NamedTuple):
 
 
 def relabeled_nodes(order: np.ndarray, state: Any, draws: Any) -> tuple[PyTree, PyTree]:
-    """Where all arrays have the node axis first; what arrives has it twice."""
+    """Reorder the nodes of a state and its draws.
+
+    All arrays have the node axis first, and arrays of arrivals have it twice.
+    """
 
     def relabeled(leaf):
         if isinstance(leaf, LinkDraws):
@@ -152,7 +155,7 @@ def not_doubly_stochastic_refused() -> Refused:
 
 
 def components(numbers: Numbers) -> Arguments:
-    """Of algorithms that take a gradient estimator and a noise mechanism."""
+    """Make the arguments of algorithms that take a gradient estimator and a noise mechanism."""
     estimator = numbers.gradient or functools.partial(mini_batch, sampler=fixed(numbers.batch_size))
     return {
         "gradient": estimator(clip_norm=numbers.clip_norm),
@@ -162,13 +165,16 @@ def components(numbers: Numbers) -> Arguments:
 
 
 def components_without_noise(numbers: Numbers) -> Arguments:
-    """Of algorithms that take a gradient estimator alone: they are not private, so nothing is clipped either."""
+    """Make the arguments of algorithms that take a gradient estimator alone.
+
+    They are not private, so nothing is clipped either.
+    """
     taken = components(numbers._replace(clip_norm=None, noise_scale=None))
     return {name: value for name, value in taken.items() if name != "noise"}
 
 
 def scheduled(numbers: Numbers) -> Arguments:
-    """Of algorithms that take a schedule, of 20 iterations here."""
+    """Make the arguments of algorithms that take a schedule, here of 20 iterations."""
     noise_scale = 0.0 if numbers.noise_scale is None else numbers.noise_scale
     scales: Any = jnp.multiply.outer(jnp.asarray(noise_scale, jnp.float32), jnp.ones(20, jnp.float32))
     return {
@@ -185,13 +191,16 @@ def scheduled(numbers: Numbers) -> Arguments:
 
 
 def steps_of_clients(numbers: Numbers) -> Arguments:
-    """Of algorithms whose clients train by themselves."""
+    """Make the arguments of algorithms whose clients train by themselves."""
     optimizer = client_sgd(numbers.step_size)
     return {"clients": local_steps(numbers.num_local_steps, batch_size=numbers.batch_size, optimizer=optimizer)}
 
 
 def clipped_steps(numbers: Numbers) -> Arguments:
-    """Of algorithms whose clients clip samples' gradients; the bound is so wide that nothing is clipped."""
+    """Make the arguments of algorithms whose clients clip samples' gradients.
+
+    The bound is so wide that nothing is clipped.
+    """
     steps = {
         "batch_size": numbers.batch_size,
         "optimizer": client_sgd(numbers.step_size),

@@ -1,4 +1,4 @@
-"""What nodes exchange over a graph whose links lose and round messages, and what is counted of it."""
+"""Exchange of messages over a graph whose links lose and round them, with its counts."""
 
 from __future__ import annotations
 

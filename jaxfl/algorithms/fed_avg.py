@@ -53,7 +53,7 @@ from jaxfl.gradients.per_example import tree_norm
 
 
 class State(NamedTuple):
-    """What the next round needs; all of it is the server's, and has no node axis."""
+    """State carried to the next round. All of it is the server's, without a node axis."""
 
     params: PyTree  # x, leaves (*leaf), float32
     optimizer: Any  # state of the server optimizer
@@ -73,7 +73,7 @@ class Draws(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What happened in one round; a field is None where it cannot be anything but 0."""
+    """Measurements and counts of one round. A field is None where its value is always 0."""
 
     loss: Array  # (), float32, of the steps' batches before each step: mean over steps, p-weighted sum over clients
     pseudo_gradient_norm: Array  # (), float32, L2, of Delta
@@ -280,7 +280,7 @@ def _mean_of_arrived(weights: Array, arrived: Array, values: PyTree, before: PyT
 
 
 def released_updates(before: State, after: State) -> PyTree:
-    """What the server releases of the clients' updates in one round, by the default server optimizer: Delta = x - w.
+    """Compute the release of the clients' updates in one round by the default server optimizer: Delta = x - w.
 
     Args:
         before, after: states around one round.

@@ -1,4 +1,4 @@
-"""What happened in one round of an algorithm whose nodes exchange parameters over a graph."""
+"""Measurements and counts of one round of an algorithm whose nodes exchange parameters over a graph."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jaxfl.core import Array
 
 
 class GossipInfo(NamedTuple):
-    """What happened in one round; each algorithm says where its loss is taken and what it sends."""
+    """Measurements and counts of one round. Each algorithm says where its loss is taken and what it sends."""
 
     loss: Array  # (n,), float32
     gradient_norm: Array  # (n,), float32, L2, before noise

@@ -53,7 +53,7 @@ from jaxfl.privacy.tracking import TrackingSchedule
 
 
 class State(NamedTuple):
-    """What the next round needs."""
+    """State carried to the next round."""
 
     params: PyTree  # x, leaves (n, *leaf), float32; private to the node
     broadcast_params: PyTree  # x~, leaves (n, *leaf), float32
@@ -266,7 +266,7 @@ def _inflow(weights: np.ndarray, axis: int, arrived: Array | None, broadcast: Py
 
 
 def _lost(received: np.ndarray, sent: np.ndarray, arrived: Array) -> Array:
-    """How many messages of each node do not arrive, (n,), int32; of a state and of a tracker is two."""
+    """Count each node's messages that do not arrive, (n,), int32. A state and a tracker are two messages."""
     edges = jnp.asarray((received > 0).astype(np.int32) + (sent > 0).astype(np.int32))
     return jnp.where(arrived, 0, edges).sum(axis=0, dtype=jnp.int32)
 

@@ -44,7 +44,7 @@ from jaxfl.privacy.tracking import TrackingSchedule
 
 
 class State(NamedTuple):
-    """What the next round needs."""
+    """State carried to the next round."""
 
     params: PyTree  # x, leaves (n, *leaf), float32; a function of what was broadcast
     round_index: Array  # (), int32, rounds completed

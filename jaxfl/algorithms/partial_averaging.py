@@ -50,7 +50,7 @@ from jaxfl.core.tree import consensus_distance, number_type, replicate, size, we
 
 
 class State(NamedTuple):
-    """What the next round needs."""
+    """State carried to the next round."""
 
     params: PyTree  # x, leaves (n, *leaf), float32
     model_state: PyTree  # batch statistics, leaves (n, *leaf), float32; None where the task has none
@@ -64,7 +64,7 @@ class Draws(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What happened in one round."""
+    """Measurements and counts of one round."""
 
     loss: Array  # (n,), float32, of the steps' batches before each step: mean over steps
     consensus_distance: Array  # (), float32, of all parameters, after the round
@@ -178,7 +178,7 @@ def _everybody(num_nodes: int) -> Array:
 
 
 def _part(task: Task, synchronized: Sequence[str] | str | Task, axis_groups: AxisGroups | None) -> Slices:
-    """How the synchronized part of one node's variables is taken out and put back."""
+    """Make the `Slices` that take the synchronized part out of one node's variables and put it back."""
     if isinstance(synchronized, Task):  # first, for a task is a tuple, too
         try:
             return leading_slices(variable_shapes(task), variable_shapes(synchronized), axis_groups or {})

@@ -59,7 +59,7 @@ from jaxfl.privacy.tracking import TrackingSchedule
 
 
 class State(NamedTuple):
-    """What the next round needs."""
+    """State carried to the next round."""
 
     params: PyTree  # x, leaves (n, *leaf), float32; private to the node
     broadcast_params: PyTree  # x~, leaves (n, *leaf), float32

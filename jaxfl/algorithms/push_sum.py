@@ -73,7 +73,7 @@ _MAX_CONDITION = 1e4  # of a mixing matrix that is solved with: the rounding of 
 
 
 class State(NamedTuple):
-    """What the next round needs."""
+    """State carried to the next round."""
 
     params: PyTree  # x, leaves (n, *leaf), float32
     push_sum_weight: Array  # w, (n,), float32, sums to n

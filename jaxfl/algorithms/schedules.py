@@ -1,4 +1,4 @@
-"""How gradient tracking, and the methods that it is compared with, read a `TrackingSchedule`."""
+"""Checks and values of a `TrackingSchedule` for gradient tracking and the methods that it is compared with."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ from jaxfl.gradients.per_example import tree_norm
 
 
 class State(NamedTuple):
-    """What the next round needs; all of it is the server's, and has no node axis."""
+    """State carried to the next round. All of it is the server's, without a node axis."""
 
     params: PyTree  # x of the full model, leaves (*leaf), float32
     # Batch statistics of the full model, leaves (*leaf), float32; with ordered dropout a tuple, of each class's model;
@@ -80,7 +80,7 @@ class Draws(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What happened in one round."""
+    """Measurements and counts of one round."""
 
     loss: Array  # (), float32, of each client's model on a step's batch: mean over steps, p-weighted mean over clients
     update_norm: Array  # (), float32, L2, of the change of x
@@ -286,7 +286,7 @@ def _with_state_of_each_width(shapes: Sequence[Variables]) -> list[Variables]:
 
 
 def _all_slices(shapes: Sequence[Variables], axis_groups: AxisGroups) -> list[dict[int, Slices]]:
-    """Of each class, the slices that its own and all later classes have of its model."""
+    """Compute for each class the slices of its model that its own and all later classes hold."""
     return [
         {later: leading_slices(wide, shapes[later], axis_groups) for later in range(number, len(shapes))}
         for number, wide in enumerate(shapes)

@@ -54,7 +54,7 @@ Settings = Mapping[str, Mapping[str, Any]]
 
 
 class Point(NamedTuple):
-    """Where one variant ended."""
+    """Final point of one variant."""
 
     x: float
     values: np.ndarray  # (seeds,), float64

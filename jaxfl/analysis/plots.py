@@ -44,7 +44,7 @@ _PANELS = (
 
 
 class XAxis(NamedTuple):
-    """What curves are drawn against."""
+    """Horizontal axis of the curves."""
 
     label: str
     totals: tuple[str, ...]  # entries of a line whose sum it is; none: its round

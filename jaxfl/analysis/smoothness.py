@@ -63,7 +63,7 @@ class _Samples(NamedTuple):
 
 
 class _Probing(NamedTuple):
-    """Where the run is and the extremes so far."""
+    """Current state of the run, with the extremes so far."""
 
     params: PyTree  # x^t, leaves (n, *leaf), the same at every node
     previous: PyTree  # x^{t-1}, likewise

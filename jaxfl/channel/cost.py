@@ -1,4 +1,4 @@
-"""What a model costs: parameters, activations and operations of a forward pass, counted on its traced program.
+"""Cost of a model: parameters, activations and operations of a forward pass, counted on its traced program.
 
 Each layer is traced for one sample, not computed, in the form of all platforms (`jaxfl.core.tracing.canonical_form`).
 
@@ -8,8 +8,8 @@ Each layer is traced for one sample, not computed, in the form of all platforms 
 - Multiply-accumulates: those of convolutions and matrix products. Taps of a window that lie on padding count.
 - Other operations: one for each number that arithmetic gives, and for each that a pooling or a sum reads. Additions and
   multiplications by numbers that do not depend on the sample, in a row, are one operation: a bias, a normalization with
-  given statistics, or the last step of a mean, which belongs to its sum. What else is added to a product is where its
-  accumulation starts. Movements are free, and what depends on parameters alone.
+  given statistics, or the last step of a mean, which belongs to its sum. Any other addend of a product is where its
+  accumulation starts. Movements are free, and so is all that depends on parameters alone.
 
 References: EmbracingFL (`jaxfl.embracing`), Tables 1 and 10, sections 4 and 6.2; DZOFL (`jaxfl.dzofl`), section V.
 """
@@ -33,7 +33,7 @@ DZOFL_COUNTED = ("conv_1", "conv_2", "pool", "flatten", "dense_1")  # of jaxfl.m
 
 
 class Counts(NamedTuple):
-    """Of one layer or of several in a row, for one sample."""
+    """Counts of one layer, or of several in a row, for one sample."""
 
     parameters: int
     activations: int
@@ -43,7 +43,7 @@ class Counts(NamedTuple):
 
     @property
     def operations(self) -> int:
-        """Of a forward pass, a multiply-accumulate as one."""
+        """Operations of a forward pass, with a multiply-accumulate as one operation."""
         return self.macs + self.other_operations
 
 

@@ -1,7 +1,7 @@
-"""What a run costs: operations, seconds and joules of rounds, from what their infos count.
+"""Costs of a run: operations, seconds and joules of rounds, from the counts in their infos.
 
 Every algorithm counts, node by node, `bits_sent`, `bits_received`, `gradient_evaluations` and `forward_evaluations`. A
-`Ledger` holds what one of each costs. Of a round, over all nodes:
+`Ledger` holds the cost of one of each. The costs of a round, over all nodes:
 
     operations          sum_i (gradients_i * G + forwards_i * F)
     simulated seconds   max_i (computing_i + airtime of the bits that i sent) + max_i airtime of those that i received
@@ -37,7 +37,7 @@ COUNTED = ("bits_sent", "bits_received", "gradient_evaluations", "forward_evalua
 
 
 class Costs(NamedTuple):
-    """Of one sample, () or (n,); of a round of all nodes together, () or (rounds,)."""
+    """Costs of one sample, () or (n,), or of a round of all nodes together, () or (rounds,)."""
 
     operations: Any
     simulated_seconds: Any
@@ -45,7 +45,7 @@ class Costs(NamedTuple):
 
 
 class Ledger(NamedTuple):
-    """What gradients, forward evaluations and bits cost; `ledger` makes it. Numbers, () or (n,), may be traced."""
+    """Costs of gradients, forward evaluations and bits, made by `ledger`. Numbers, () or (n,), may be traced."""
 
     gradient: Costs  # of one sample
     forward: Costs  # of one sample
@@ -148,7 +148,7 @@ def _spilled_bits(bits: float, counts: Counts, model: EnergyModel) -> float:
 
 
 class Work(NamedTuple):
-    """What one sample takes at a node; `node_work` makes it."""
+    """Operation counts of one sample at a node, made by `node_work`."""
 
     gradient: Counts  # what runs forward for a gradient
     backward: Counts  # what of it is differentiated
@@ -189,7 +189,7 @@ def ledger(
     transmit_dbm: float = 23.0,
     downlink_watts: float = 0.0,
 ) -> Ledger:
-    """What one gradient, one forward evaluation and one bit cost; docs/costs.md has the sources of the defaults.
+    """Compute the costs of a gradient, a forward evaluation and a bit. docs/costs.md has the sources of the defaults.
 
     Args:
         work: of a sample at every node, or at each of the n nodes.
@@ -250,7 +250,7 @@ def check_counts(names: Any) -> None:
 
 
 def _of_sample(work: Work, rate: float, batch_size: int, energy: EnergyModel) -> list[Costs]:
-    """Of a gradient and of a forward evaluation, where `rate` operations take a second."""
+    """Compute the costs of a sample's gradient and of its forward evaluation, at `rate` operations per second."""
     batch = [Counts(*(batch_size * n for n in counts))._replace(parameters=counts.parameters) for counts in work]
     operations = work.gradient.operations + 2 * work.backward.operations, work.forward.operations
     joules = forward_energy(batch[0], energy) + backward_energy(batch[1], energy), forward_energy(batch[2], energy)

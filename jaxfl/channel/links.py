@@ -63,14 +63,14 @@ class LinkDraws(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What nodes send in one round."""
+    """Messages that nodes send in one round."""
 
     values: PyTree  # leaves (n, *leaf): what a receiver gets
     overflow: Array | None  # (n,), int32, numbers beyond the quantizer's range; None without a quantizer
 
 
 class Links(NamedTuple):
-    """How messages travel; `links` makes and checks it."""
+    """Model of the links that messages travel over, made and checked by `links`."""
 
     success: (
         float | np.ndarray | Array
@@ -89,7 +89,7 @@ class Links(NamedTuple):
         return check.is_traced(self.success) or bool(np.any(np.asarray(self.success) != 1))
 
     def draw_to_server(self, key: Key, round_index: int | Array, num_nodes: int) -> LinkDraws:
-        """What clients' messages to a server meet in one round.
+        """Draw the losses and the rounding of clients' messages to a server in one round.
 
         Args:
             key: the run's base key.
@@ -112,7 +112,9 @@ class Links(NamedTuple):
         return LinkDraws(arrived=arrived, rounding=rounding)
 
     def draw_between(self, key: Key, round_index: int | Array, num_nodes: int) -> LinkDraws:
-        """What messages between nodes meet in one round; (n, n) numbers are drawn, whatever the graph.
+        """Draw the losses and the rounding of messages between nodes in one round.
+
+        It draws (n, n) numbers, whatever the graph.
 
         Args:
             key: the run's base key.
@@ -145,7 +147,7 @@ class Links(NamedTuple):
         return RoundingKeys(node_keys(purpose_key(key, Purpose.MESSAGE_ROUNDING, round_index), num_nodes))
 
     def send(self, tree: PyTree, rounding: RoundingKeys | RoundingValues | None) -> Sent:
-        """What nodes send for a tree with leaves (n, *leaf): its values, quantised.
+        """Make the nodes' messages for a tree with leaves (n, *leaf): its values, quantized.
 
         Args:
             tree: leaves (n, *leaf).
@@ -225,6 +227,6 @@ def changing(links: Links | None) -> Links | None:
 
 
 def overflows(quantizer: Quantizer, tree: PyTree) -> Array:
-    """How many numbers of each node lie beyond a quantizer's range, (n,), int32."""
+    """Count each node's numbers beyond a quantizer's range, (n,), int32."""
     counts = [jax.vmap(quantizer.overflows)(leaf) for leaf in jax.tree.leaves(tree)]
     return sum(counts[1:], start=counts[0])

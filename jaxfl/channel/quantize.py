@@ -161,6 +161,6 @@ def _round(scaled: Array, uniform: Array) -> Array:
 
 
 def _num_beyond(unit: float | Array, lowest: float, highest: float, values: Array) -> Array:
-    """How many values are below lowest * unit or above highest * unit, (), int32."""
+    """Count the values below lowest * unit or above highest * unit, (), int32."""
     width = jnp.asarray(unit, values.dtype)
     return jnp.sum((values < lowest * width) | (values > highest * width), dtype=jnp.int32)

@@ -37,7 +37,7 @@ class ArgumentError(ValueError):
         super().__init__(f"{argument}: {requirement}; {found}. {remedy}")
 
     def __reduce__(self) -> tuple[type[ArgumentError], tuple[str, str, str, str]]:
-        """What pickle keeps: an exception's own way would call `type(self)` with the message alone."""
+        """Return the arguments for pickle. The method of exceptions would call `type(self)` with the message alone."""
         return type(self), (self.argument, self.requirement, self.found, self.remedy)
 
 

@@ -27,7 +27,7 @@ _on_one_device = jax.make_user_context(False)
 
 
 def num_shares(num_nodes: int) -> int:
-    """How many devices share the nodes where this is traced; 1 where a single device holds them all.
+    """Count the devices that share the nodes where this is traced. The count is 1 where a single device holds them all.
 
     Args:
         num_nodes: n.

@@ -30,7 +30,7 @@ from jaxfl.core.types import Array, FederatedData, PyTree
 
 
 class Purpose(enum.IntEnum):
-    """What a key is for. Append only: a number, once used, is part of published results."""
+    """Purpose of a key. Append only: a number, once used, is part of published results."""
 
     INIT = 0
     BATCH = 1

@@ -1,4 +1,4 @@
-"""How a function of one node becomes a function of all nodes.
+"""Strategies that turn a function of one node into a function of all nodes.
 
 `vmap` batches every operation over the nodes: best for dense layers and on accelerators. `map` runs one node after
 the other inside the compiled program: best for convolutions on a CPU, whose caches one node fills. `chunk:k` maps over
@@ -6,7 +6,7 @@ groups of k vmapped nodes. Results agree to rounding. Temporary memory goes with
 them, one, k.
 
 `devices:vmap`, `devices:map` and `devices:chunk:k` divide the nodes over all devices first. A CPU has as many as
-JAX_NUM_CPU_DEVICES says, one by default, and what a loop over nodes computes there keeps few cores busy: with two
+JAX_NUM_CPU_DEVICES says, one by default, and a loop over nodes keeps few cores busy there: with two
 devices on two cores, rounds of federated averaging took 0.63 of the time (convolutional network) and 0.79 (ResNet-20).
 Every device holds the whole state and data, and computes what is not done node by node. (Data that were placed on
 devices by hand cannot be used in such a round: leave them where `jaxfl.federate` puts them, or name the mesh by
@@ -126,7 +126,7 @@ def update_over_nodes(fn: Callable[..., PyTree], node_loop: str = "vmap") -> Cal
 
 
 def replicated(node_loop: str) -> NamedSharding | None:
-    """How the state of rounds with this strategy lies: whole on every device.
+    """Return the sharding of the state of rounds with this strategy: whole on every device.
 
     Returns:
         The sharding, for `jax.device_put` and for the results of compiled rounds; None where one device does all.

@@ -88,7 +88,7 @@ def _hash(key: Array, high: Array, low: Array) -> tuple[Array, Array]:
 
 
 def _hashes(key: Array, shape: tuple[int, ...]) -> tuple[Array, Array]:
-    """Of the positions in an array of this shape, in row-major order."""
+    """Hash the positions in an array of this shape, in row-major order."""
     if math.prod(shape) > 2**32:
         remedy = "Draw it in parts, each with a key of its own."
         raise ArgumentError("shape", "must hold at most 2^32 random numbers", f"got {shape}", remedy)

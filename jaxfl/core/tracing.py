@@ -1,4 +1,4 @@
-"""What a traced program shows to those who count on it: the arrays that layers mark, and the form that is traced.
+"""Support for counting on traced programs: the arrays that layers mark, and the form that is traced.
 
 On a CPU some layers compute the same numbers in another form, which is faster there: with channels of zeros, or with
 several columns of an image for channels of one. Layers ask `suits_cpu` whether to take such a form. Whoever counts

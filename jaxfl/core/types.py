@@ -1,4 +1,4 @@
-"""What is learned (`Task`) and what it is learned from (`FederatedData`)."""
+"""Tasks to learn (`Task`) and the data to learn them from (`FederatedData`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PyTree = Any
 
 
 class FactoredLayer(NamedTuple):
-    """How one layer's gradient for one sample follows from two small arrays, its factors.
+    """Form of one layer's gradient for one sample as a function of two small arrays, its factors.
 
     For a dense layer these are the layer's input a and the error e at its output (the gradient of the sample's
     loss with respect to the pre-activation): the weight's gradient is the outer product a e^T. Everything
@@ -51,7 +51,7 @@ class Factors(NamedTuple):
 
 
 class Variables(NamedTuple):
-    """What a task with model state is evaluated with, of one node or with the node axis first."""
+    """Parameters and model state for the evaluation of a task, of one node or with the node axis first."""
 
     params: PyTree  # trained
     model_state: PyTree  # not trained: batch statistics
@@ -84,7 +84,7 @@ class Part(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What is learned, as pure functions of one node's parameters and one batch.
+    """Learning task, as pure functions of one node's parameters and one batch.
 
     Build it with `jaxfl.from_functions`, `jaxfl.from_flax` or `jaxfl.models.classification`.
 
@@ -141,7 +141,7 @@ class PoolParts:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class NodeNames:
-    """What the nodes are called: static, and no array."""
+    """Names of the nodes, as a static object without an array."""
 
     names: tuple[str, ...]
     """(n,), distinct."""

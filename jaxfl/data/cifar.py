@@ -79,7 +79,7 @@ def _as_vector(path: Path, labels: Any, remedy: str) -> np.ndarray:
 
 
 def _choose_version(folder: Path, remedy: str) -> tuple[Path, str, Callable[..., tuple[np.ndarray, np.ndarray]]]:
-    """Where the files are, their suffix and their reader; the binary version wins where both are there."""
+    """Find the folder of the files, their suffix and their reader. The binary version wins where both are there."""
     versions = (("cifar-10-batches-bin", ".bin", _read_binary), ("cifar-10-batches-py", "", _read_pickled))
     for subfolder, suffix, reader in versions:
         for place in (folder, folder / subfolder):

@@ -154,7 +154,7 @@ def _of_writer(path: Path, user: str, data: Any) -> tuple[np.ndarray, np.ndarray
 
 
 def _described(value: Any) -> str:
-    """What a file has in place of a list, for an error sentence: the types in a list, or the type."""
+    """Describe a value found in place of the expected list, for an error sentence: the types in a list, or the type."""
     if not isinstance(value, list):
         return "nothing" if value is None else f"a {type(value).__name__}"
     kinds = ", ".join(sorted({type(entry).__name__ for entry in value}))

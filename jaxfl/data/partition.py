@@ -267,7 +267,7 @@ def whole_writers(writer_ids: Any, num_nodes: int, writers_per_node: int, seed: 
 
 
 def label_counts(parts: Sequence[Any] | FederatedData, labels: Any, num_classes: int) -> np.ndarray:
-    """How many samples of each class every node holds.
+    """Count the samples of each class at every node.
 
     Args:
         parts: a partition, or data made from one.

@@ -85,7 +85,7 @@ class _BufferArray(_Array):
 
 
 class _Named:
-    """What a name in the file stands for: it can be called, and nothing can be set on it.
+    """Callable stand-in for a name in the file, on which nothing can be set.
 
     A class or a function would not do: a file can set attributes of either, which the next file would meet.
     """
@@ -114,7 +114,7 @@ _STAND_INS: dict[tuple[str, str], type] = {
 
 
 def _with_checked_keys(opcode: bytes) -> Callable[[Any], None]:
-    """What an opcode does that sets entries of a dictionary, after a look at the keys: only short text is hashed."""
+    """Wrap an opcode that sets entries of a dictionary in a check of the keys. Only short text is hashed."""
     set_entries: Callable[[Any], None] = pickle._Unpickler.dispatch[opcode[0]]
 
     def load(unpickler: Any) -> None:

@@ -1,4 +1,4 @@
-"""What an algorithm asks of a gradient, and the plain mini-batch estimate."""
+"""Interface between algorithms and gradient estimators, and the plain mini-batch estimate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxfl.gradients.samplers import Batch, Sampler, check_counts, draw_batch, u
 
 
 class GradientInfo(NamedTuple):
-    """What one round's gradients looked like, node by node."""
+    """Measurements of one round's gradients, node by node."""
 
     loss: Array  # (n,), float32, batch sum of losses over batch_size: unbiased for the local mean loss
     gradient_norm: Array  # (n,), float32, L2 norm of the estimate before noise
@@ -118,7 +118,7 @@ def mini_batch(
 
 
 class BatchSums(NamedTuple):
-    """What is measured on one batch, at one node () or at all (n,), float32."""
+    """Measurements of one batch, at one node () or at all (n,), float32."""
 
     loss: Array  # over batch_size
     clipped: Array  # over batch_size

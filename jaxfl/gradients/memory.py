@@ -25,7 +25,7 @@ def available_bytes() -> int:
 
 
 def _left_by_limits() -> list[int]:
-    """What `ulimit -v` and `ulimit -d` leave."""
+    """Compute the bytes that `ulimit -v` and `ulimit -d` leave."""
     if sys.platform == "win32":
         return []
     import resource
@@ -37,7 +37,9 @@ def _left_by_limits() -> list[int]:
 
 
 def left_by_control_groups(root: Path = Path("/")) -> list[int]:
-    """What the control groups of this process leave (containers, batch systems), of version 2 and 1; [] without limits.
+    """Compute the bytes that the control groups of this process leave (containers, batch systems), of version 2 and 1.
+
+    The list is empty without limits.
 
     Args:
         root: of the file system, for tests.

@@ -24,7 +24,7 @@ BLOCK = 256  # samples, or clients, that are added up in one go
 
 
 def size_of(task: Task, params: PyTree, inputs: Array, labels: Array) -> int:
-    """How many samples' gradients one node makes at once: static, and 1 on a CPU.
+    """Compute the number of samples whose gradients one node makes at once. It is static, and 1 on a CPU.
 
     Args:
         task: what is learned.
@@ -49,7 +49,7 @@ def size_of(task: Task, params: PyTree, inputs: Array, labels: Array) -> int:
 
 
 def sample_bytes(task: Task, params: PyTree, inputs: Array, labels: Array) -> int:
-    """What a sample's gradient and all that its backward pass reads take; arguments as of `size_of`."""
+    """Compute the bytes of a sample's gradient and of all that its backward pass reads; arguments as of `size_of`."""
     one_input, one_label = (jax.ShapeDtypeStruct(each.shape[1:], each.dtype) for each in (inputs, labels))
 
     def residuals(values, one_input, one_label):

@@ -46,7 +46,7 @@ def check_clipping(clip_norm: float | Array | None, clip_order: int) -> None:
 
 
 def route(task: Task, clip_norm: float | Array | None) -> str:
-    """How `weighted_sum` will run: "backward" (no clipping), "factored" or "one_sample" (each sample's gradient)."""
+    """Name the route of `weighted_sum`: "backward" (no clipping), "factored", "one_sample" (each sample's gradient)."""
     if clip_norm is None:
         return "backward"
     return "factored" if task.factors is not None else "one_sample"

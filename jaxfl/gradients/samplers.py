@@ -32,7 +32,7 @@ class Batch(NamedTuple):
 
 
 class Sampler(NamedTuple):
-    """How a batch is drawn.
+    """Method of drawing a batch.
 
     Attributes:
         name: "uniform", "fixed" or "poisson".

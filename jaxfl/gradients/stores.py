@@ -1,4 +1,4 @@
-"""What a row of a gradient table holds, and how gradients come back from rows: dense, factored, per batch.
+"""Contents of the rows of a gradient table, and recovery of gradients from them: dense, factored, per batch.
 
 All functions act on one node; c is the number of entries at hand, s the samples of one entry, F the size of a row.
 """
@@ -141,7 +141,7 @@ def _factored(task: Task, one_node: PyTree, data: FederatedData, clip_norm, clip
     layers = task.layers
 
     def parts(factors: Factors) -> list[Array]:
-        """What is stored, in order: each layer's input unless it is the sample, then its error."""
+        """List the stored arrays in order: each layer's input unless it is the sample, then its error."""
         stored = []
         for layer, layer_input, error in zip(layers, factors.inputs, factors.errors, strict=True):
             stored += [error] if layer.input_is_sample else [layer_input, error]

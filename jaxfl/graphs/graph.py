@@ -1,4 +1,4 @@
-"""What a graph is: who receives from whom, with what weight, in each round of a period.
+"""Communication graph: the receivers, senders and weights of each round of a period.
 
 The mixing matrix P^k of round k has P^k[i, j] > 0 exactly when node i receives from node j, and a mixing step is
 x <- P^k x with k = round_index mod period. A graph is static: it is built on the host, never traced, and captured by

@@ -96,7 +96,7 @@ def lossy_mix(
 
 
 def messages_lost(graph: Graph, arrived: Array, round_index: int | Array) -> Array:
-    """How many of a node's messages do not arrive in a round, (n,), int32.
+    """Count each node's messages that do not arrive in a round, (n,), int32.
 
     Args:
         graph, arrived, round_index: as for `lossy_mix`.

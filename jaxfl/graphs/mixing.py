@@ -100,13 +100,19 @@ def mix_result(
 
 
 def messages_sent(graph: Graph, round_index: Array) -> Array:
-    """How many other nodes each node sends to in a round, (n,) float32: what its uplink bits are a multiple of."""
+    """Count the other nodes that each node sends to in a round, (n,) float32.
+
+    The uplink bits of the node are a multiple of this count.
+    """
     slot = slot_of(graph, round_index)
     return jnp.asarray(graph.out_degree.astype(np.float32))[0 if slot is None else slot]
 
 
 def messages_received(graph: Graph, round_index: Array) -> Array:
-    """How many other nodes each node receives from in a round, (n,) float32: its downlink bits are a multiple of it."""
+    """Count the other nodes that each node receives from in a round, (n,) float32.
+
+    The downlink bits of the node are a multiple of this count.
+    """
     slot = slot_of(graph, round_index)
     return jnp.asarray(graph.in_degree.astype(np.float32))[0 if slot is None else slot]
 
@@ -145,7 +151,10 @@ def best_structure(graph: Graph) -> str:
 
 
 def chosen_structure(graph: Graph, structure: str) -> str:
-    """What "auto" stands for where this is traced, any other structure itself; refused where the graph has it not."""
+    """Resolve "auto" to a structure where this is traced.
+
+    Any other structure is returned as it is, or refused where the graph does not have it.
+    """
     check.one_of(STRUCTURES, structure=structure)
     if structure == "auto":
         best = best_structure(graph)

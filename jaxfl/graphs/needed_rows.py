@@ -17,7 +17,7 @@ from jaxfl.graphs.neighbor_lists import neighbor_lists
 
 
 class Plan(NamedTuple):
-    """What is sent, and where the receiver finds it: behind its own m rows, step after step.
+    """Plan of the rows to send, and of their places at the receiver: behind its own m rows, step after step.
 
     Attributes:
         steps: the k in which anything is sent, ascending.

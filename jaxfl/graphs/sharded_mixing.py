@@ -35,7 +35,7 @@ _BY_NODE, _COLUMNS = PartitionSpec(NODES), PartitionSpec(None, NODES)
 
 
 def structure_over_devices(graph: Graph, structure: str) -> str:
-    """What "auto" stands for where nodes lie over devices, given what it stands for on a single one."""
+    """Resolve "auto" for nodes over several devices, given its meaning on a single one."""
     shares = num_shares(graph.num_nodes)
     if structure != "neighbors" or graph.num_nodes > DENSE_NODES:
         return structure
@@ -190,7 +190,7 @@ def _rolled(rows: Array, offsets: Sequence[int]) -> list[Array]:
 
 
 def _send(rows: Array, step: int, num_devices: int) -> Array:
-    """What the device `step` places before this one has; in step 0 nothing travels."""
+    """Return the rows of the device `step` places before this one. In step 0 nothing travels."""
     if step == 0:
         return rows
     return jax.lax.ppermute(rows, NODES, [(device, (device + step) % num_devices) for device in range(num_devices)])

@@ -1,4 +1,4 @@
-"""How fast mixing forgets where values started, and the Laplacian of a directed graph with any weights.
+"""Rate at which mixing forgets initial values, and the Laplacian of a directed graph with any weights.
 
 The Laplacian's functions take weights W, (n, n), with W[i, j] > 0 exactly when i receives from j: they need neither
 stochastic weights nor self-loops. For the graph of gradient tracking's trackers, pass the transpose of C (G_{C^T}).

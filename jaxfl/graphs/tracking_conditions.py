@@ -1,4 +1,4 @@
-"""What the theorems on differentially private gradient tracking ask of graphs, step sizes and noise, as predicates.
+"""Conditions on graphs, step sizes and noise in theorems on differentially private gradient tracking, as predicates.
 
 Each returns all of its conditions, with the number found and the one required, whether they hold or not; the caller
 warns of, or refuses, those that do not. They take the step sizes of the run at its horizon K (alpha_K, beta_K,
@@ -7,7 +7,7 @@ paper's a1 = 72 can not, since Re(w) / (1 + |w|^2) <= 1/2 for every w. Pass the 
 
 - R, C: the pair's weights; L1 = diag(R 1) - R, L2 = diag(1^T C) - C, with eigenvalues w_l, w_1 = 0.
 - v1, v2 >= 0: v1^T L1 = 0, L2 v2 = 0, each of sum n. r1, r2: the largest numbers that Lemma 1 (ii) allows,
-  rho(W1 - alpha L1) = 1 - r1 alpha and likewise for L2. (Those that its proof gives are smaller, and Assumption 5 with
+  rho(W1 - alpha L1) = 1 - r1 alpha and likewise for L2. (The numbers of its proof are smaller, and Assumption 5 with
   them harder.)
 - L: `smoothness`, the Lipschitz constant of every sample's gradient (the paper's L_1, and L of Assumption 4).
 - mu: `gradient_dominance`, of the Polyak-Lojasiewicz inequality |grad F|^2 >= 2 mu (F - min F); 0 when it is not used.
@@ -113,7 +113,7 @@ def common_roots(pair: TrackingPair) -> tuple[int, ...]:
 
 
 def step_size_bounds(pair: TrackingPair, *, smoothness: float) -> StepSizes:
-    """What alpha_K, beta_K and gamma_K have to stay below in Lemma 2; the first two also in Lemma 1.
+    """Compute the limits below which Lemma 2 needs alpha_K, beta_K and gamma_K. Lemma 1 needs the first two, too.
 
     Raises:
         ArgumentError: a pair that does not satisfy Assumption 1 or has one agent, or a smoothness that is not positive.
@@ -291,7 +291,7 @@ def theorem_5(pair: TrackingPair, steps: StepSizes, bases: ExponentialBases) -> 
 
 
 class _Spectrum(NamedTuple):
-    """Of both Laplacians, the eigenvalue 0 left out."""
+    """Spectral data of both Laplacians. The eigenvalue 0 is left out."""
 
     num_nodes: int
     state_eigenvalues: np.ndarray  # (n - 1,) complex128, of L1
@@ -302,7 +302,7 @@ class _Spectrum(NamedTuple):
 
 
 def _spectrum(pair: TrackingPair) -> _Spectrum:
-    """Of a pair that satisfies Assumption 1."""
+    """Compute the spectral data of a pair that satisfies Assumption 1."""
     if len(pair.state_weights) == 1:
         raise ArgumentError("pair", "must have at least two agents", "got one", "One agent mixes with nobody.")
     state_vector, tracker_vector = consensus_weights(pair.state_weights), consensus_weights(pair.tracker_weights.T)

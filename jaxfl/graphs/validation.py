@@ -1,4 +1,4 @@
-"""What must hold of a graph, and messages that say where it does not.
+"""Checks of the requirements on a graph, with messages that say where it violates them.
 
 Constructors check what every algorithm needs (`checked_matrices`); an algorithm checks the rest itself with the
 `require_` functions. Nothing here changes a matrix: one that does not qualify is refused.
@@ -129,7 +129,7 @@ def require_undirected(graph: Graph, *, weights: bool = False) -> None:
 
 
 def checked_matrices(matrices: Any, argument: str = "mixing_matrices") -> np.ndarray:
-    """What `from_matrix` was given as (period, n, n) float64, or an error that says what is wrong with it.
+    """Check the argument of `from_matrix` and convert it to (period, n, n) float64. An error says what is wrong.
 
     Args:
         matrices: array-like, (n, n) or (period, n, n).

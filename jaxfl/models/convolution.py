@@ -45,7 +45,7 @@ _FEWEST_EVEN = 5
 
 
 def _columns_at_once(geom: Geometry, in_channels: int, out_channels: int) -> int:
-    """How many neighboring columns of the output `_by_columns` should take for one."""
+    """Compute the number of neighboring columns of the output that `_by_columns` should take as one."""
     if geom.strides != (1, 1) or not suits_cpu():
         return 1
     wanted = _COLUMN_CHANNELS_OF_THIN_INPUTS if in_channels <= _THIN_INPUTS else _COLUMN_CHANNELS
@@ -66,7 +66,7 @@ def _by_columns(inputs: Array, kernel: Array, geom: Geometry, columns: int) -> A
 
 
 def _even(channels: int) -> int:
-    """How many channels the compiler should see on a CPU."""
+    """Compute the number of channels that the compiler should see on a CPU."""
     return channels + channels % 2 if channels >= _FEWEST_EVEN and suits_cpu() else channels
 
 
@@ -154,7 +154,7 @@ convolve.defvjp(_convolve_forward, _convolve_backward)
 
 
 def input_gradient(error: Array, kernel: Array, geom: Geometry) -> Array:
-    """What `convolve` sends back to its inputs: a convolution of the error with the flipped kernel.
+    """Compute the gradient with respect to `convolve`'s inputs: a convolution of the error with the flipped kernel.
 
     Args:
         error: (b, *geom.output_size, out_channels), float32.
@@ -222,7 +222,7 @@ def _input_gradient_by_rows(error: Array, kernel: Array, geom: Geometry) -> Arra
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def kernel_gradient(inputs: Array, error: Array, geom: Geometry) -> Array:
-    """What `convolve` sends back to its kernel, summed over the batch.
+    """Compute the gradient with respect to `convolve`'s kernel, summed over the batch.
 
     Args:
         inputs: (b, *geom.input_size, in_channels), float32.

@@ -59,7 +59,7 @@ def suits_in_place(geom: Geometry, features: int) -> bool:
 
 
 def _columns_at_once(geom: Geometry, features: int) -> int:
-    """How many neighboring columns of errors are one in place."""
+    """Compute the number of neighboring columns of errors that `_in_place` takes as one."""
     return max(1, min(_COLUMN_CHANNELS // features, _MAX_COLUMNS, geom.output_size[1]))
 
 
@@ -139,7 +139,7 @@ def _in_place(padded: Array, error: Array, geom: Geometry, columns: int) -> Arra
 
 
 def _fold_columns(products: Array, geom: Geometry, channels: int, columns: int) -> Array:
-    """What all columns bring to each place of the window, (*geom.window, in_channels, out_channels)."""
+    """Sum the contributions of all columns to each place of the window, (*geom.window, in_channels, out_channels)."""
     rows, width = geom.window
     products = products.reshape(rows, -1, channels, columns, products.shape[-1] // columns)
     starts = [column * geom.strides[1] for column in range(columns)]

@@ -1,4 +1,4 @@
-"""What chosen layers of a model put out, for looking at representations."""
+"""Outputs of chosen layers of a model, for looking at representations."""
 
 from __future__ import annotations
 

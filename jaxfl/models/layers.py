@@ -348,5 +348,5 @@ def _add_bias(outputs: Array, bias: Array) -> Array:
 
 
 def _scale_and_bias(channels: int) -> dict[str, Array]:
-    """What a normalization starts from."""
+    """Make the initial scale and bias of a normalization."""
     return {"scale": jnp.ones(channels, jnp.float32), "bias": _zeros(channels)}

@@ -93,7 +93,7 @@ def bidirectional_lstm(
         }
 
     def project(params, inputs, first=0, last=None):
-        """What the inputs that each direction reads at steps [first, last) contribute to z, (t, 2, b, 4 * units)."""
+        """Compute the part of z from each direction's inputs at steps [first, last), (t, 2, b, 4 * units)."""
         if inputs.ndim != 3 or inputs.shape[2] != in_features:
             requirement = f"must be sequences (b, t, {in_features})"
             raise ArgumentError("inputs", requirement, f"got shape {inputs.shape}", "Build the model for this shape.")

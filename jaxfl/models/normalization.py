@@ -228,7 +228,7 @@ normalize_batch.defvjp(_normalize_batch_forward, _normalize_batch_backward)
 
 
 def _shares(inputs: Array, weights: Array) -> Array:
-    """What each position of a sample counts in a mean over all of them, (b,), float32; 0 where no weight counts."""
+    """Compute the weight of each position of a sample in a mean over all, (b,), float32; 0 where no weight counts."""
     total = weights.sum()
     positions = math.prod(inputs.shape[1:-1])
     return weights / (jnp.where(total > 0, total, 1.0) * positions)

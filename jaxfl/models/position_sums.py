@@ -40,7 +40,7 @@ def uses_gram(num_positions: int, row_size: int, column_size: int) -> bool:
 
 
 def sample_bytes(num_positions: int, row_size: int, column_size: int) -> int:
-    """What `squared_norm` holds for one sample beside its arguments."""
+    """Compute the bytes that `squared_norm` holds for one sample beside its arguments."""
     gram = uses_gram(num_positions, row_size, column_size)
     return 4 * (2 * num_positions**2 if gram else row_size * column_size)
 

@@ -36,7 +36,7 @@ def factored_scale_and_bias(normalize: Callable[[Array], Array]) -> Callable[[st
     """
 
     def terms_of(inputs, errors):
-        """What is summed over positions, each (b, p, channels)."""
+        """Compute the terms that are summed over positions, each (b, p, channels)."""
         batch, channels = errors.shape[0], errors.shape[-1]
         scale_terms = normalize(inputs) * errors
         return {"scale": scale_terms.reshape(batch, -1, channels), "bias": errors.reshape(batch, -1, channels)}

@@ -38,7 +38,7 @@ _GUESSED_SHARE = 0.1  # fixed before the scores are seen, so that no correction 
 
 
 class Canaries(NamedTuple):
-    """Where each of m canaries is, and whether it is in."""
+    """Place and inclusion of each of m canaries."""
 
     nodes: np.ndarray  # (m,), int64, its node, or 0 where only a server releases
     coordinates: np.ndarray  # (m,), int64, its coordinate of that node's "canary" parameters
@@ -46,7 +46,7 @@ class Canaries(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """What is released in each canary's coordinate."""
+    """Sums of the released values in each canary's coordinate."""
 
     sums: Array  # (m,), float32, over rounds: high for a canary that seems included
     squares: Array  # (m,), float32, of what is released, over the releases that a round adds up, summed over rounds
@@ -55,7 +55,7 @@ class Scores(NamedTuple):
 
 
 class AuditResult(NamedTuple):
-    """What an audit found."""
+    """Findings of an audit."""
 
     dp_epsilon_lower_bound: float  # 0 when nothing could be told
     dp_delta: float
@@ -208,7 +208,7 @@ def canary_scores(
     num_rounds: int,
     num_releases: Callable[[Any, Any], Array] | None = None,
 ) -> Scores:
-    """What is released in each canary's coordinate, over rounds; pure, to be jitted.
+    """Sum the released values in each canary's coordinate over rounds. The function is pure, to be jitted.
 
     Args:
         algorithm: with a task and data made by `with_canaries`.

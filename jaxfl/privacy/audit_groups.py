@@ -1,4 +1,4 @@
-"""What the audit looks at together: canaries of several nodes or coordinates, and the layers of the model."""
+"""Groups that the audit examines together: canaries of several nodes or coordinates, and the layers of the model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def noise_of_layers(
     key: Array,
     rows: slice = slice(None),
 ) -> dict[str, np.ndarray]:
-    """What noise adds to the first release in each leaf of the model, (rows, *leaf) each.
+    """Compute the noise added to the first release in each leaf of the model, (rows, *leaf) each.
 
     Args:
         algorithm, released, data, key: as for `canary_scores`.

@@ -39,7 +39,7 @@ POWER = 0.95  # with which the smallest error named is seen
 
 
 class Mechanism(NamedTuple):
-    """What an accountant was told of one canary's coordinate."""
+    """Mechanism on one canary's coordinate, as told to an accountant."""
 
     noise_std: float  # of one release
     signal: float  # mean over the draws of what an included canary adds over all releases
@@ -258,7 +258,7 @@ def _difference(sums: np.ndarray, included: np.ndarray) -> tuple[float, float]:
 
 
 def _quantile(tail: float) -> float:
-    """What a standard normal number exceeds with this probability."""
+    """Compute the number that a standard normal variable exceeds with this probability."""
     return float(scipy.stats.norm.isf(tail))
 
 

@@ -46,7 +46,7 @@ _MAX_BINS = 2**19  # of one release: a wider grid gets a larger step, which only
 
 
 def unresolved_delta(num_times: int) -> float:
-    """What grids of this module count as an infinite loss in `num_times` releases, at least.
+    """Bound from below the probability that grids of this module count as an infinite loss in `num_times` releases.
 
     A delta up to it has no finite epsilon on a grid, whatever the noise.
 

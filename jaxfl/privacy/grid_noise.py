@@ -47,7 +47,7 @@ _LARGEST = 2.0**30  # in steps: rounded values beyond it are released as it, so 
 
 
 class Grid(NamedTuple):
-    """Where the releases of one node lie.
+    """Grid of the releases of one node.
 
     Attributes:
         bits: the step is noise_std 2^-bits.
@@ -59,7 +59,7 @@ class Grid(NamedTuple):
 
     @property
     def rounding(self) -> float:
-        """What rounding adds to the L2 change of a release, over noise_std: 2^-bits sqrt(d)."""
+        """Increase of the L2 change of a release by rounding, over noise_std: 2^-bits sqrt(d)."""
         return 2.0**-self.bits * math.sqrt(self.num_params)
 
     @property
@@ -144,7 +144,7 @@ def check_rounding(epsilon_of: Callable[[float], float], target_epsilon: float, 
 
 
 def assumption(grid: Grid | None) -> str:
-    """How the noise of releases is made, in the words of a statement; None: in float32."""
+    """Describe in the words of a statement how the noise of releases is made. Without a grid it is made in float32."""
     if grid is None:
         return FLOAT_NOISE
     return (

@@ -57,8 +57,11 @@ def require_float_noise(noise: NoiseMechanism | None) -> None:
 
 
 def released(noise: NoiseMechanism | None, values: PyTree, drawn: PyTree | None) -> PyTree:
-    """What a round releases: the values where nothing was drawn, their sum with what was drawn where there is no
-    mechanism, else what the mechanism makes of both."""
+    """Compute the release of a round.
+
+    It is the values where nothing was drawn, their sum with the drawn numbers where there is no mechanism, else the
+    mechanism's release of both.
+    """
     if drawn is None:
         return values
     return (add if noise is None else noise.release)(values, drawn)

@@ -203,7 +203,7 @@ def _ground(statement: Mapping[str, Any]) -> str:
 
 
 def _remarks(statement: Mapping[str, Any]) -> list[str]:
-    """What a reader of its epsilon must know."""
+    """List the remarks that a reader of the statement's epsilon must know."""
     if statement["dp_epsilon"] is None:
         return []
     texts = statement.get("assumptions", ())

@@ -1,4 +1,4 @@
-"""What the device has to do, in order: the next chunk is sent off before the numbers of the last one are read.
+"""Queue of the device's work, with the next chunk sent off before the numbers of the last one are read.
 
 While the host reads infos and scores, writes lines and waits for the disk, the device goes on. The state is donated to
 the chunk that follows, so that nobody can have it once rounds of that have run. Whoever needs the state behind a chunk
@@ -44,7 +44,7 @@ off where more devices than this compute it."""
 
 
 class Ahead(NamedTuple):
-    """What the device does behind a chunk before the host has read that."""
+    """Work of the device behind a chunk, before the host has read that chunk."""
 
     num_rounds: int  # of the next chunk, at least 1
     evaluates: bool  # whether the state between the two is scored
@@ -154,7 +154,7 @@ class DeviceQueue:
         return infos, seconds
 
     def scores(self) -> dict[str, Any]:
-        """What the evaluation of the state computes, on the host; it may have been sent off."""
+        """Return the results of the state's evaluation on the host. The evaluation may have been sent off before."""
         if self._measured is not None:
             return jax.device_get(self._measured)
         began = time.perf_counter()

@@ -242,7 +242,7 @@ class Checkpoints:
 
 
 def _give_back_memory() -> None:
-    """What the storage layer took and freed: glibc keeps much of it, and more with every checkpoint."""
+    """Give freed memory of the storage layer back to the system. glibc keeps much, and more with every checkpoint."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL("libc.so.6").malloc_trim(0)

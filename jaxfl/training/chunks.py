@@ -310,7 +310,7 @@ SECONDS_AT_ONCE = 30.0
 
 
 def rounds_at_once(seconds_a_round: float, most: int) -> int:
-    """How many rounds a call makes, of `most`, by what a first one took.
+    """Compute the number of rounds in a call, at most `most`, from the time a round took in a first call.
 
     Example:
         >>> [rounds_at_once(seconds, 20) for seconds in (0.01, 4.0, 160.0)]

@@ -27,7 +27,7 @@ class Damaged(Exception):
 
 
 class Owner(NamedTuple):
-    """Whose a checkpoint is.
+    """Owner of a checkpoint.
 
     Attributes:
         run: `RunDirectory.fingerprint`.
@@ -39,7 +39,7 @@ class Owner(NamedTuple):
 
 
 class FileList(NamedTuple):
-    """What stands in the list but for the files."""
+    """Content of the list apart from the files."""
 
     owner: Owner
     mark: list[int]  # `RunDirectory.mark` when the checkpoint was written

@@ -1,4 +1,4 @@
-"""What must stay finite, or 0: as the host refuses it, and as the device decides whether the next chunk runs.
+"""Checks of numbers that must stay finite, or 0: refusal on the host, and the decision on the next chunk on the device.
 
 `chunks.refuse_bad` and `refuse_bad_scores` read numbers on the host and say which of them is bad. `rounds_if_good` asks
 the same of the same numbers before they leave the device.

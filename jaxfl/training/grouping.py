@@ -54,7 +54,7 @@ def programs_of(points: Sequence[Point]) -> list[Program]:
 
 
 def recorded_settings(points: Sequence[Point]) -> dict[str, Any]:
-    """What config.json keeps of the training loop, and a resumed run must have, too."""
+    """Collect the settings of the training loop for config.json, which a resumed run must have, too."""
     tests = {id(point.variant.test): point.variant.test for point in points}
     of_tests = {number: digest(test) for number, test in tests.items()}
     settings: dict[str, Any] = {}
@@ -66,14 +66,14 @@ def recorded_settings(points: Sequence[Point]) -> dict[str, Any]:
 
 
 def _identity(variant: Variant) -> Any:
-    """What variants of one program have in common."""
+    """Return the objects and settings that variants of one program have in common."""
     objects = (variant.algorithm, variant.data, variant.task, variant.test)
     rounds = (variant.num_rounds, variant.evaluate_every, variant.chunk_rounds, variant.placement)
     return tuple(map(id, objects)), rounds, tuple(variant.measures.items()), tuple(sorted(variant.numbers))
 
 
 def _settings(variant: Variant) -> dict[str, Any]:
-    """What config.json keeps of a variant, and a resumed run must have, too."""
+    """Collect the settings of a variant for config.json, which a resumed run must have, too."""
     return {
         "seeds": variant.seeds,
         "num_rounds": variant.num_rounds,

@@ -1,4 +1,4 @@
-"""What the host keeps of a lane while it runs, and how a checkpoint holds what has no line yet."""
+"""Host's record of a lane while it runs, and the form of infos without a line yet in a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INFO = "info:"
 
 @dataclass
 class LaneRecord:
-    """What the host keeps of one lane."""
+    """Record of one lane on the host."""
 
     index: int
     point: Point
@@ -43,7 +43,7 @@ class LaneRecord:
         )
 
     def released(self) -> dict[str, dict[str, float | int]]:
-        """What the record of its end holds for statements: "released", the totals of all rounds that ran."""
+        """Return the part for statements in the record of its end: "released", the totals of all rounds that ran."""
         names, totals = self.point.variant.released, add_costs(self.totals, self.stretch)
         return {"released": {name: totals[name] for name in names}} if names else {}
 

@@ -47,12 +47,12 @@ class Point(NamedTuple):
 
     @property
     def label(self) -> tuple[str, int]:
-        """What names it in metrics.jsonl and config.json."""
+        """Name of the point in metrics.jsonl and config.json."""
         return self.name, self.seed
 
 
 class Lane(NamedTuple):
-    """What a lane has for itself under trace; of all lanes with their axis first."""
+    """Lane-specific values under trace, of one lane or of all lanes with their axis first."""
 
     key: RunKey
     row: Array  # (), int32, of its seed in the leaves of `Tables` that carry a seed axis
@@ -60,14 +60,14 @@ class Lane(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """What the seeds work on. A leaf that all seeds share is held once, any other carries a seed axis first."""
+    """Data and arrays of the seeds. A leaf that all seeds share is held once, any other carries a seed axis first."""
 
     data: FederatedData
     arrays: dict[str, PyTree]  # measure -> what it prepared
 
 
 class Strategy(NamedTuple):
-    """How the lanes of one program are computed."""
+    """Way to compute the lanes of one program."""
 
     num_slots: int  # lanes with padding; 1 for a lane without an axis
     at_once: int  # lanes computed together on a device

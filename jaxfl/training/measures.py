@@ -1,4 +1,4 @@
-"""What is measured at evaluations: scores on the test set, with calibrated batch statistics or without; stationarity.
+"""Measurements at evaluations: scores on the test set, with calibrated batch statistics or without; stationarity.
 
 Calibration: static batch normalization tracks no statistics while it trains. HeteroFL's server asks the clients for
 them after training; here they are measured on a few of their samples, drawn once a seed.
@@ -146,7 +146,7 @@ class TrainingSamples(NamedTuple):
 
 
 def stationarity(task: Task, most_samples: int, *, calibration: tuple[int, int] | None = None) -> Measure:
-    """What the average model makes of the training data: its metrics, and how far from stationary the objective is.
+    """Make the measure of the average model on training data: its metrics, and the objective's squared gradient norm.
 
     Args:
         task: its loss and metrics.

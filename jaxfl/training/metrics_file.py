@@ -23,7 +23,7 @@ _FIELDS = {"variant": str, "seed": int, "round": int}
 
 
 class Mark(NamedTuple):
-    """What the first `size` bytes of the file are known by."""
+    """Fingerprint of the first `size` bytes of the file."""
 
     size: int
     checksum: int  # CRC-32
@@ -77,7 +77,10 @@ class MetricsFile:
         return [line for _, line in self._lines()]
 
     def mark(self) -> Mark:
-        """Of all that this object has written, or, before it wrote anything, of the complete lines that are there."""
+        """Return the mark of all that this object has written.
+
+        Before it wrote anything, the mark is that of the complete lines in the file.
+        """
         if self._mark is None:
             content = b"".join(raw for raw, _ in self._lines())
             self._mark = Mark(len(content), zlib.crc32(content))

@@ -39,7 +39,7 @@ def predicted_peak(
     num_copies: int = 1,
     divided: bool = False,
 ) -> PeakMemory:
-    """What a program will take, by what XLA says of its programs before they run.
+    """Predict the peak memory of a program from XLA's numbers for its compiled programs, before they run.
 
     Args:
         inputs: arrays, or their shapes, that are there all the time.

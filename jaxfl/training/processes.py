@@ -41,10 +41,10 @@ def is_first() -> bool:
 
 
 def of_first(call: Callable[[], _T]) -> _T:
-    """What a call gives on process 0, which alone makes it. An exception is raised on all (`of_another_process`).
+    """Return the result of a call that process 0 alone makes. An exception is raised on all (`of_another_process`).
 
     Args:
-        call: of what it gives, and of its exceptions, copies are made by pickle. Inside of it this function only calls.
+        call: its results and exceptions are copied by pickle. Inside of it this function only calls.
 
     Guarantees:
         - every process gets what process 0 got, or its exception.

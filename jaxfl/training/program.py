@@ -1,4 +1,4 @@
-"""What is compiled for the lanes of a sweep: one program for all variants and seeds that differ in numbers alone.
+"""Compiled program of the lanes of a sweep: one for all variants and seeds that differ in numbers alone.
 
 A lane is one variant with one seed. The state of all lanes is stacked on a leading axis. Only `round_index` is shared,
 so that a branch on it stays a branch. Inside the one executable the lanes are computed side by side (`vmap`), in
@@ -106,7 +106,7 @@ class Program:
         return jax.eval_shape(lambda lane, data: first_state(self._algorithm(lane), lane.key, data), lane, data)
 
     def tables(self, points: Sequence[Point], strategy: Strategy) -> Tables:
-        """What these lanes work on, as the compiled functions take it: of all seeds, or of a single lane's."""
+        """Make the tables of these lanes as the compiled functions take them: of all seeds, or of a single lane's."""
         seeds = {point.seed: point for point in (points if strategy.num_slots == 1 else self.points)}
         data = [self._uploads.of(point) for point in seeds.values()]
         arrays = [
@@ -150,7 +150,7 @@ class Program:
         return jax.tree.map(partial(put, sharding=strategy.sharding(POINTS)), lanes)
 
     def _everywhere(self, lanes: Lane, strategy: Strategy) -> Lane:
-        """What lanes have for themselves, on each of the devices that share their nodes."""
+        """Place the lanes' own values on each of the devices that share their nodes."""
         if strategy.num_node_shares == 1:
             return lanes
         everywhere = NamedSharding(node_mesh(strategy.num_node_shares), PartitionSpec())
@@ -299,7 +299,7 @@ class Program:
         return Lane(point.key, jnp.int32(0), _concrete_numbers(point.variant))
 
     def _of_seed(self, field: str, tree: PyTree, row: Array) -> PyTree:
-        """What one seed works on."""
+        """Select one seed's part of a field of the tables."""
         leaves, structure = jax.tree.flatten(tree)
         pairs = zip(leaves, self._with_seeds[field], strict=True)
         return jax.tree.unflatten(structure, [leaf[row] if stacked else leaf for leaf, stacked in pairs])
@@ -319,7 +319,10 @@ class Program:
         return jax.tree.unflatten(jax.tree.structure(self.structure), [next(both[kind]) for kind in self._is_shared])
 
     def _told(self, strategy: Strategy) -> NamedSharding | None:
-        """Of what the host reads: on all devices where other processes have some of them; None leaves it open."""
+        """Return the sharding of the numbers that the host reads.
+
+        They lie on all devices where other processes have some of them; None leaves it open.
+        """
         if not several():
             return None
         if strategy.num_node_shares > 1:
@@ -327,7 +330,7 @@ class Program:
         return strategy.sharding() if strategy.num_devices > 1 else None
 
     def _shardings(self, strategy: Strategy) -> PyTree | None:
-        """Of a state, a tree; None where one device does all."""
+        """Return the tree of a state's shardings, or None where one device does all."""
         if strategy.num_node_shares > 1:
             mesh, nodes = node_mesh(strategy.num_node_shares), self._uploads.of(self.points[0]).num_nodes
             num_lanes = strategy.num_slots if strategy.num_slots > 1 else None

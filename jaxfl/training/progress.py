@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar on a terminal, occasional lines elsewhere, or nothing."""
+"""Display of a run's progress for a person: a bar on a terminal, occasional lines elsewhere, or nothing."""
 
 from __future__ import annotations
 

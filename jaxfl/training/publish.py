@@ -83,7 +83,9 @@ def _total(
     rows: Mapping[str, Mapping],
     of_nodes: Mapping[str, list[Mapping]],
 ) -> list[dict[str, Any]]:
-    """What all seeds of all variants cost a sample (or client) together, in each relation that all have a bound for.
+    """Compute the joint privacy cost of all seeds of all variants for a sample (or client).
+
+    The result has an entry for each relation that all have a bound for.
 
     By basic composition: epsilons and deltas add up, node by node where all runs have the same data. Elsewhere a sample
     may lie at another node in each run, so that the largest epsilon of a node is taken of each.

@@ -1,4 +1,4 @@
-"""What a run leaves on disk, and what a resumed run may rely on.
+"""Files of a run on disk, and facts that a resumed run may rely on.
 
     config.json      the resolved configuration, the settings of the training loop, and the environment
     metrics.jsonl    one line per evaluation, appended and flushed to disk; holds no times, so that a resumed run
@@ -109,7 +109,7 @@ class RunDirectory:
         write_json(self.path / CONFIG, self.config)
 
     def recorded_programs(self) -> list[dict[str, Any]]:
-        """What `record_program` noted."""
+        """Return the records made by `record_program`."""
         return self.config.get("training", {}).get(_PROGRAMS, [])
 
     def withdraw(self) -> None:
@@ -134,7 +134,7 @@ class RunDirectory:
 
     @property
     def fingerprint(self) -> str:
-        """What tells this run from another: a checksum of its configuration and of the training loop's settings."""
+        """Checksum of the configuration and of the training loop's settings, which tells this run from another."""
         training = {name: value for name, value in self.config.get("training", {}).items() if name != _PROGRAMS}
         content = json.dumps([self.config["experiment"], self.config["config"], training], sort_keys=True)
         return f"{zlib.crc32(content.encode()):08x}"
@@ -191,11 +191,11 @@ class RunDirectory:
         self._metrics.keep_copy()
 
     def lane_directory(self, variant: str, seed: int) -> Path:
-        """Where finished.json and the checkpoints of one (variant, seed) lie."""
+        """Return the directory of finished.json and the checkpoints of one (variant, seed)."""
         return self.path / "checkpoints" / slug(variant) / f"seed_{seed}"
 
     def pass_directory(self, program: int, number: int) -> Path:
-        """Where the checkpoints of lanes lie that ran together, both counted from 0."""
+        """Return the directory of the checkpoints of lanes that ran together. Program and number are counted from 0."""
         return self.path / "checkpoints" / f"lanes_{program}_{number}"  # no slug has an underscore
 
     @on_first

@@ -1,8 +1,8 @@
-"""How training lies over devices: which axis they share, and what of a state, of tables and of data each of them holds.
+"""Layout of training over devices: the axis that they share, and each device's part of a state, of tables and of data.
 
 Over nodes, every device holds an equal share of them: their part of the state, their rows of the index table, and the
-samples that they train on. A sample of nodes on several devices lies on each of these. What has no node axis (a
-server's parameters, the test set) lies on all.
+samples that they train on. A sample of nodes on several devices lies on each of these. Arrays without a node axis
+(a server's parameters, the test set) lie on all.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def tracing_over(num_devices: int) -> contextlib.AbstractContextManager[Any]:
 
 
 def node_shardings(mesh: Mesh, tree: PyTree, num_nodes: int, num_leading: int = 0) -> PyTree:
-    """Of each leaf: by node where the axis behind the leading ones is the nodes', whole on every device elsewhere.
+    """Compute the sharding of each leaf: by node, or whole on every device.
+
+    A leaf is divided by node where the axis behind the leading ones is the nodes'.
 
     Args:
         mesh: with the axis "nodes".

@@ -48,7 +48,7 @@ class Stop:
 
     @contextlib.contextmanager
     def heeded(self) -> Iterator[None]:
-        """Where somebody looks at `requested`; what was to be undone before that stays from now on."""
+        """Enter a context in which somebody looks at `requested`. The action of `undo_until_heeded` is dropped."""
         with self._lock:
             self._heeded, self._undo = True, None
         try:
@@ -58,7 +58,7 @@ class Stop:
                 self._heeded = False
 
     def undo_until_heeded(self, undo: Callable[[], object]) -> None:
-        """What a process undoes that ends before it has begun its work."""
+        """Register the action that undoes the effects of a process that ends before it has begun its work."""
         with self._lock:
             self._undo = undo
 

@@ -69,12 +69,12 @@ def fitted(program: Program, compiled: Compiled) -> Compiled:
 
 
 def _free_bytes() -> float:
-    """Of the process that has the fewest."""
+    """Return the free bytes of the process that has the fewest."""
     return least(memory.available_bytes())
 
 
 def describe(program: Program, strategy: Strategy) -> dict[str, Any]:
-    """What config.json keeps of a choice."""
+    """Describe a choice for config.json."""
     return {
         "lanes": [list(point.label) for point in program.points],
         "lanes_a_pass": min(strategy.num_slots, len(program.points)),

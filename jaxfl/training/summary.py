@@ -242,7 +242,7 @@ def summary_table(
 
 
 def _costs_text(costs: Mapping[str, Any]) -> str:
-    """What all nodes sent, and where it is known the simulated time and the energy, means over seeds."""
+    """Format the bits sent by all nodes and, where known, the simulated time and the energy, as means over seeds."""
     units = {"bits_sent": "bit", "simulated_seconds": "s", "joules": "J"}
     means = {name: costs[name]["mean"] for name in units if name in costs}
     return " ".join(with_prefix(mean, units[name]) for name, mean in means.items() if mean is not None)
@@ -261,7 +261,7 @@ def with_prefix(value: float, unit: str) -> str:
 
 
 def _trouble(row: Mapping[str, Any]) -> str:
-    """How the seeds ended that did not finish; empty without any."""
+    """Describe the ends of the seeds that did not finish. The text is empty without any."""
     statuses = row.get("status", ())
     bad = [status for status in ("diverged", "stopped") if status in statuses]
     texts = [f"{statuses.count(status)} of {len(statuses)} {status}" for status in bad]

@@ -256,7 +256,7 @@ class Lockstep:
         return count * len(running)
 
     def _ahead(self, round_index: int) -> Ahead | None:
-        """What follows the chunk that ends with this round; None where its end is to be looked at first.
+        """Plan the work behind the chunk that ends with this round; None where its end is to be looked at first.
 
         The state there is needed for a checkpoint, or by a lane that ends.
         """

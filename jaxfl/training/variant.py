@@ -1,4 +1,4 @@
-"""What `train` needs to know of one line of a comparison, and of what is measured on the way."""
+"""Description for `train` of one line of a comparison, and of the measurements on the way."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Variant(NamedTuple):
 
     @property
     def last_round(self) -> int:
-        """Where a seed ends if nothing ends it earlier."""
+        """Last round of a seed that nothing ends earlier."""
         return self.num_rounds if self.max_rounds is None else min(self.num_rounds, self.max_rounds)
 
     @property
@@ -125,7 +125,7 @@ def check_variants(variants: Mapping[str, Variant]) -> None:
 
 
 def costs_of(variant: Variant, fields: Sequence[str]) -> tuple[str, ...]:
-    """What is counted: the fields of the algorithm's info, and what a ledger makes of them."""
+    """List the counted quantities: the fields of the algorithm's info, and the results of a ledger from them."""
     return tuple(fields) if variant.ledger is None else (*fields, *Costs._fields)
 
 

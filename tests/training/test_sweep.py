@@ -208,7 +208,7 @@ def test_lanes_at_once_are_recorded_and_kept(tmp_path, monkeypatch):
     assert (recorded["strategy"], recorded["at_once"]) == ("in groups of 3", 3)
     train_toy(tmp_path, variants, resume=True, lanes_at_once=1)
     assert read_run(tmp_path).recorded_programs() == [recorded]
-    with pytest.raises(ArgumentError, match="lanes_at_once: must be at least 1"):
+    with pytest.raises(ArgumentError, match="lanes_at_once: must be an integer of at least 1"):
         train_toy(tmp_path / "none", variants, lanes_at_once=0)
 
 

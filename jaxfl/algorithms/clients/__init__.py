@@ -1,1 +1,1 @@
-"""What algorithms with clients of a server share: local steps, capacity classes, blocks and slices of models."""
+"""Shared parts of algorithms with clients of a server: local steps, capacity classes, blocks and slices of models."""

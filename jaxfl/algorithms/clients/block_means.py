@@ -1,4 +1,4 @@
-"""How a server makes one model of the blocks that clients trained."""
+"""Aggregation of the blocks that clients trained into one model of the server."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def first_half(blocks: Sequence[str], last: str | None = None, *, classifier: bo
 
 
 def _position(blocks: Sequence[str], argument: str, name: str) -> int:
-    """Where `name` is among the blocks."""
+    """Return the index of `name` among the blocks."""
     check.one_of(tuple(blocks), **{argument: name})
     return list(blocks).index(name)
 

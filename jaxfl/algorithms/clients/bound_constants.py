@@ -54,7 +54,7 @@ class ConstantsDraws(NamedTuple):
 
 
 class Constants(NamedTuple):
-    """Of every client."""
+    """Constants of the bound, for every client."""
 
     rho: Array  # (n,), float32
     beta: Array  # (n,), float32
@@ -74,7 +74,7 @@ class Aggregation(NamedTuple):
 
 
 class BoundConstants(NamedTuple):
-    """How the constants are estimated; `published_constants` and `private_constants` make it.
+    """Estimator of the bound's constants, made by `published_constants` or `private_constants`.
 
     Attributes:
         is_private: whether noise covers them. Otherwise a client also sends a gradient, and not numbers alone.

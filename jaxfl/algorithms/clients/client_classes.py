@@ -31,7 +31,7 @@ from jaxfl.core.platform import is_cpu
 
 
 class Group(NamedTuple):
-    """What some of the active clients computed.
+    """Results of some of the active clients.
 
     Attributes:
         rows: which of the active clients, in the order of `Draws.active`: a slice, or (c,), int32, their number k for
@@ -45,7 +45,7 @@ class Group(NamedTuple):
     results: Any
 
     def take(self, values: Array) -> Array:
-        """Of values (k,) of the active clients those of the group, 0 for an empty slot."""
+        """Select this group's entries of an array (k,) over the active clients. Empty slots get 0."""
         if isinstance(self.rows, slice):
             return values[self.rows]
         return values.at[self.rows].get(mode="fill", fill_value=0)

@@ -57,7 +57,7 @@ Optimizer = optax.GradientTransformation | Callable[[Array], optax.GradientTrans
 
 
 class LocalSteps(NamedTuple):
-    """What clients do between two meetings with their server; `local_steps` makes it.
+    """Local steps of clients between two exchanges with their server, made by `local_steps`.
 
     Attributes:
         max_steps: tau, the most steps of a round.
@@ -77,7 +77,7 @@ class LocalSteps(NamedTuple):
         gradient_of: (task, data) -> the gradient of a `Step` by the whole model of a task.
         run: (gradient of a step, params, model state, what each step gets (tau, ...), round index, number of steps or
             None) -> (params, model state, `StepInfo`) after one client's steps.
-        weigh: (data, active (k,)) -> what the active clients weigh, (k,), float32.
+        weigh: (data, active (k,)) -> the weights of the active clients, (k,), float32.
     """
 
     max_steps: int

@@ -46,7 +46,7 @@ class ClippedSum(NamedTuple):
 
 
 class PrivateUpdates(NamedTuple):
-    """How updates of clients are clipped and released; `private_updates` makes it."""
+    """Rule for clipping and releasing the updates of clients, made by `private_updates`."""
 
     clip_norm: float | Array  # S
     noise: NoiseMechanism  # on the sum

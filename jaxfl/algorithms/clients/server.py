@@ -1,4 +1,4 @@
-"""What algorithms with a server share: who takes part in a round, and the server's model."""
+"""Shared parts of algorithms with a server: participation of clients in a round, and the server's model."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class StepDraws(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one step of one client gets."""
+    """Inputs of one step of one client."""
 
     samples: Array  # (c,), int32, places in the pool
     mask: Array  # (c,), bool, False for an empty slot
@@ -56,7 +56,7 @@ class Step(NamedTuple):
 
 
 class StepInfo(NamedTuple):
-    """What is measured of one client's steps."""
+    """Measurements of one client's steps."""
 
     loss: Array  # (), float32, mean over steps of the batch's loss before each
     clipped_fraction: Array  # (), float32, mean over steps of the samples whose gradient was scaled down, over b
@@ -64,7 +64,7 @@ class StepInfo(NamedTuple):
 
 
 class StepGradient(NamedTuple):
-    """What a step's batch says of the parameters."""
+    """Results of a step's batch at the parameters."""
 
     gradient: PyTree  # like the parameters
     model_state: PyTree  # after the step
@@ -82,7 +82,7 @@ GradientOf = Callable[[PyTree, PyTree, Any], StepGradient]
 
 
 def samples_of(data: FederatedData, active: Array, batch_indices: Array) -> tuple[Array, Array]:
-    """Where in the pool the samples of each step are.
+    """Look up the positions in the pool of each step's samples.
 
     Args:
         data: all clients'.
@@ -97,7 +97,7 @@ def samples_of(data: FederatedData, active: Array, batch_indices: Array) -> tupl
 
 
 def num_different(steps: Step) -> Array:
-    """How many different samples each client's steps hold, (k,), int32.
+    """Count the distinct samples in each client's steps, (k,), int32.
 
     Args:
         steps: with leaves (k, tau, b).

@@ -1,4 +1,4 @@
-"""What clients of a server release, and what it costs: samples of a client, and whole clients."""
+"""Releases of a server's clients, and their cost in privacy: samples of a client, and whole clients."""
 
 from jaxfl.privacy.clients.accounting import epsilon, max_iterations, statements
 from jaxfl.privacy.clients.client_level import (

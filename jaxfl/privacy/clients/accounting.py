@@ -1,7 +1,7 @@
-"""What privacy the samples of a server's clients have: the epsilon that ALI-DPFL states, and those that are proven.
+"""Privacy of the samples of a server's clients: the epsilon that ALI-DPFL states, and the epsilons that are proven.
 
 A client makes T local iterations of DP-SGD in all rounds together: Poisson batches with q_i = B / |D_i|, every sample's
-gradient clipped to the L2 norm C, Gaussian noise of standard deviation sigma C on the sum. What it sends follows from
+gradient clipped to the L2 norm C, Gaussian noise of standard deviation sigma C on the sum. Its messages follow from
 these releases and from what it received, so its guarantee is that of T releases composed, however rounds divide them.
 
 ALI-DPFL also sends R estimates, one a round: rho_i, beta_i and xi_i. As published they have no noise. The number of
@@ -176,7 +176,7 @@ def statements(
     num_clients: int | None = None,
     budgeted: tuple[int, int] | None = None,
 ) -> list[Statement]:
-    """What can be said about the samples of a run: the published statement, then those proven (zero_out, replace_one).
+    """List the privacy statements on the samples of a run: published, then proven (zero_out, replace_one).
 
     Args:
         releases: of each client, or of the clients of several runs. Clients without noise or clipping are stated, too,

@@ -36,7 +36,7 @@ _SETTING = (
 
 
 class UpdateRelease(NamedTuple):
-    """What a server releases in every round: the sum of clipped updates, with noise."""
+    """Release of a server in every round: the sum of clipped updates, with noise."""
 
     sampler: str  # "poisson", or "fixed": a fixed number of clients
     participation_rate: float  # q, in (0, 1], probability that a client takes part in a round
@@ -117,7 +117,7 @@ def client_noise_multiplier(
 def client_level_statements(
     release: UpdateRelease, num_rounds: int, *, num_clients: int, dp_delta: float
 ) -> list[Statement]:
-    """What can be said about whole clients: one proven statement, or why there is none.
+    """List the privacy statements on whole clients: one proven statement, or the reason why there is none.
 
     Args:
         release: of every round.

@@ -1,4 +1,4 @@
-"""What one client of a server releases: checked, plain numbers, and why some of it has no epsilon."""
+"""Releases of one client of a server: checked, plain numbers, and the reasons why some of them have no epsilon."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLIENT_RELATIONS = {"published": ("add_or_remove_one",), "proven": ("zero_out", 
 
 
 class ClientRelease(NamedTuple):
-    """What one client releases: T local iterations of DP-SGD, and estimates."""
+    """Releases of one client: T local iterations of DP-SGD, and estimates."""
 
     sampler: str  # of the batches; "poisson", the only one whose batches are accounted for
     num_samples: int  # |D_i|

@@ -105,12 +105,12 @@ def _shift(kind: SampledReleases, exchange: bool) -> float:
 
 
 def _largest_shift(kind: SampledReleases) -> float:
-    """Of a release, or of all where they count as one."""
+    """Compute the largest shift of a release, or of all where they count as one."""
     return (math.sqrt(kind.num_releases) if kind.sampling_rate == 1 else 1) / kind.noise_multiplier
 
 
 def _step(kind: SampledReleases) -> float:
-    """Of the grid that this kind needs."""
+    """Compute the step of the grid that this kind needs."""
     shift = _largest_shift(kind)
     if kind.sampling_rate == 1:
         return 1 / (5 * _FINER * max(shift, 1 / shift))

@@ -1,4 +1,4 @@
-"""What nodes release that exchange parameters after clipped, noisy gradient steps: PrivSGP(-VR), DP2-SGD, A(DP)2SGD."""
+"""Releases of nodes that exchange parameters after clipped, noisy gradient steps: PrivSGP(-VR), DP2-SGD, A(DP)2SGD."""
 
 from jaxfl.privacy.gossip.accountant import C2_OF_THE_PAPER, Accountant, Published
 from jaxfl.privacy.gossip.accounting import (

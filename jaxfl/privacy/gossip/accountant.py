@@ -1,4 +1,4 @@
-"""What tells the accounting of one algorithm from that of others, and one case for it: checked, plain numbers."""
+"""Properties that distinguish the accounting of one algorithm, and one case for it: checked, plain numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ C2_OF_THE_PAPER = 0.37247  # gives the K = 3,120 that PrivSGP-VR's paper finds f
 
 
 class Published(NamedTuple):
-    """What a paper states of its algorithm.
+    """Accounting that a paper states for its algorithm.
 
     Attributes:
         bound: (release, relation, num_rounds, dp_delta, c2) -> its own accounting of a release that is clipped and
@@ -34,7 +34,7 @@ class Published(NamedTuple):
 
 
 class Accountant(NamedTuple):
-    """What tells the accounting of one algorithm from that of others.
+    """Properties that distinguish the accounting of one algorithm from that of others.
 
     Attributes:
         label: its name in messages.
@@ -50,7 +50,10 @@ class Accountant(NamedTuple):
     waking: Callable[[int, int, float], tuple[int, float]] | None = None
 
     def bound_name(self, bound: str) -> str:
-        """What statements call "published" or "proven": "reconstructed" where nobody published the formula."""
+        """Return the name of a bound in statements.
+
+        It is "reconstructed" in place of "published" where nobody published the formula.
+        """
         return self.published.bound_name if bound == "published" and isinstance(self.published, Published) else bound
 
 

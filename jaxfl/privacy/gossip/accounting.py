@@ -1,6 +1,6 @@
-"""What privacy a node's releases have: the epsilon that a paper states and those that are proven.
+"""Privacy of a node's releases: the epsilon that a paper states and the epsilons that are proven.
 
-What a paper states is "published", or "reconstructed" where its formula could not be had.
+The epsilon of a paper is "published", or "reconstructed" where its formula could not be had.
 
 In every round a node releases a mean gradient with Gaussian noise. All its messages follow from these releases and from
 what it received, so a node's guarantee is that of its releases composed, whatever the graph. An epsilon never comes
@@ -42,7 +42,7 @@ def statements(
     num_nodes: int | None = None,
     neighboring_relation: str | None = None,
 ) -> list[Statement]:
-    """What can be said about a run: the published or reconstructed statement, then the proven ones.
+    """List the privacy statements on a run: the published or reconstructed one, then the proven ones.
 
     Args:
         accountant: of the algorithm: `PRIVSGP`, `PRIVSGP_VR`, `DP2_SGD` or `A_DP2_SGD`, or one of another algorithm.
@@ -264,7 +264,7 @@ def _reason(accountant: Accountant, bound: str, release: Release) -> str | None:
 
 
 def _bound_on_gradients(release: Release) -> str:
-    """What keeps one sample's gradient small."""
+    """Describe the bound on one sample's gradient."""
     single, norm = release.entry_size == 1, f"{release.clip_norm:g}"
     if release.assumed:
         what = "per-sample gradients stay" if single else "what a sample adds to its entry's gradient stays"
@@ -298,7 +298,7 @@ def _stated(cases: Sequence[Case], bound: str, relation: str, num_rounds: int) -
 
 
 def _notes(case: Case, bound: str, num_rounds: int, dp_epsilon: float) -> tuple[str, ...]:
-    """What a statement rests on that others do not."""
+    """List the assumptions of a statement that others do not make."""
     published, waking = case.accountant.published, case.accountant.waking
     if bound == "published":
         if isinstance(published, str):

@@ -105,7 +105,7 @@ def _renyi(release: Release, relation: str, num_rounds: int, dp_delta: float, _c
 
 
 def _published(label: str, bound: Callable[..., Bound], *notes: str) -> Published:
-    """What both papers have in common."""
+    """Make the `Published` of either paper from the parts that both share."""
 
     def reason(release: Release) -> str | None:
         if release.estimator == "saga":
@@ -124,7 +124,10 @@ def _published(label: str, bound: Callable[..., Bound], *notes: str) -> Publishe
 
 
 def _waking(num_rounds: int, num_nodes: int, dp_delta: float) -> tuple[int, float]:
-    """How often one of n nodes wakes in n K events; each event wakes a node at random."""
+    """Bound the number of times that one of n nodes wakes in n K events, and return the probability of more.
+
+    Each event wakes a node at random.
+    """
     failure = min(_WAKING_FAILURE, dp_delta / 10)
     return int(scipy.stats.binom.isf(failure, num_rounds * num_nodes, 1 / num_nodes)), failure
 

@@ -29,7 +29,7 @@ from jaxfl.privacy.statements import REFUTED, rounded_down
 
 
 class ProblemConstants(NamedTuple):
-    """What the theory of PrivSGP-VR knows of a problem."""
+    """Constants of a problem in the theory of PrivSGP-VR."""
 
     smoothness: float  # L, of every sample's loss
     gradient_bound: float  # G, largest L2 norm of a sample's gradient
@@ -179,7 +179,7 @@ def _bound(release: Release, _relation: str, num_rounds: int, dp_delta: float, c
 
 
 def _notes(release: Release, num_rounds: int, dp_delta: float, stated: float | None) -> tuple[str, ...]:
-    """What Theorem 2 takes for granted, and whether the epsilon is refuted."""
+    """List the assumptions of Theorem 2, and a note where the epsilon is refuted."""
     theorem = (
         "Theorem 2 of the paper holds with this c2, which the paper does not state, and epsilon < c1 K / J^2",
         "the paper names no neighboring relation; replace_one is what its sampler means",

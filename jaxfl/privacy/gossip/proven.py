@@ -64,7 +64,7 @@ _LARGEST_SHIFT = 500.0  # in units of the noise; beyond it sampling hides nothin
 
 
 class Release(NamedTuple):
-    """What one node releases in every round: Gaussian noise on a mean gradient."""
+    """Release of one node in every round: Gaussian noise on a mean gradient."""
 
     estimator: str  # "mini_batch" or "saga"
     sampler: str  # "poisson", "fixed" or "uniform"
@@ -123,9 +123,9 @@ def _change(release: Release, relation: str, count: int) -> float:
 
 
 def constant_gradient_epsilon(release: Release, relation: str, num_releases: int, dp_delta: float) -> float:
-    """What gradients that never change leak, whatever is drawn: no guarantee can be smaller.
+    """Compute the epsilon that constant gradients leak, whatever is drawn. No guarantee can be smaller.
 
-    With a table, fresh minus stored cancels and every release moves by `Sensitivities.absent`: N(mu, 1) against
+    With a table, fresh and stored gradients cancel and every release moves by `Sensitivities.absent`: N(mu, 1) against
     N(0, 1) with mu = absent sqrt(K) / noise_std. Without one it is 0, which says nothing. Rounding to a grid, which may
     hide as much as it adds, is not counted.
     """
@@ -186,14 +186,17 @@ def _participation_epsilon(release: Release, relation: str, num_releases: int, d
 
 
 def _likely_counts(num_releases: int, rate: float) -> np.ndarray:
-    """How often a sample is drawn, but for a probability below `_UNLIKELY` (2 exp(-50), by Bernstein's inequality)."""
+    """List the likely counts of a sample's draws.
+
+    Other counts have a probability below `_UNLIKELY` (2 exp(-50), by Bernstein's inequality).
+    """
     spread = 10 * math.sqrt(num_releases * rate * (1 - rate)) + 60
     low = max(0, math.floor(num_releases * rate - spread))
     return np.arange(low, min(num_releases, math.ceil(num_releases * rate + spread)) + 1)
 
 
 def _counts_in_a_batch(release: Release) -> tuple[np.ndarray, np.ndarray, float]:
-    """How often a sample is in one batch: counts 0 ... m, their probabilities, and what is missing to 1."""
+    """Compute how often a sample is in one batch: counts 0 ... m, their probabilities, and the rest to 1."""
     if release.sampler != "uniform" or release.batch_size == 1:
         rate = min(1.0, release.batch_size / release.num_entries)
         return np.arange(2), np.array([1 - rate, rate]), 0.0

@@ -1,4 +1,4 @@
-"""What agents release in gradient tracking with noise, and in the methods that it is compared with."""
+"""Releases of agents in gradient tracking with noise, and in the methods that it is compared with."""
 
 from jaxfl.privacy.tracking.joint_bound import joint_gaussian_epsilon, joint_shift
 from jaxfl.privacy.tracking.laplace_at_delta import laplace_epsilon_at_delta

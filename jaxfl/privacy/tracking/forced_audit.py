@@ -41,7 +41,7 @@ _ROUNDING = 1e-4  # relative, of sensitivities that float32 runs show
 
 
 class ForcedAudit(NamedTuple):
-    """What forced transcripts and draws say of one run."""
+    """Findings on one run from forced transcripts and from draws."""
 
     dp_epsilon_lower_bound: float
     dp_delta: float  # 0 for Laplace noise

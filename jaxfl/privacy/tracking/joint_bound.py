@@ -117,7 +117,7 @@ def worst_changes(gram: np.ndarray) -> np.ndarray:
 
 
 def joint_gaussian_epsilon(schedule: TrackingSchedule, agent: TrackingAgent, *, dp_delta: float) -> np.ndarray:
-    """What Gaussian noise costs, all broadcasts together.
+    """Compute the epsilon of Gaussian noise for all broadcasts together.
 
     Args:
         schedule, agent: as for `joint_shift`.

@@ -42,7 +42,7 @@ _SHARES_OF_DELTA = (0.5, 0.1, 0.01, 0.001)  # at most so much is spent on more t
 def laplace_epsilon_at_delta(
     schedule: TrackingSchedule, agent: TrackingAgent, *, dp_delta: float, num_local_samples: PerNode | None = None
 ) -> np.ndarray:
-    """What Laplace noise costs at a delta above 0, for gradients taken at the broadcast state.
+    """Compute the epsilon of Laplace noise at a delta above 0, for gradients taken at the broadcast state.
 
     Args:
         schedule: the run; infinite noise where nothing is broadcast.
@@ -121,7 +121,7 @@ def smallest_at_delta(
 
 
 def counted_note(dp_delta: float) -> str:
-    """What a bound rests on that counts the iterations in which a sample takes part."""
+    """State the assumption of a bound that counts the iterations in which a sample takes part."""
     return (
         f"the changed sample is in no more batches than a binomial count exceeds with probability {dp_delta:g}, delta"
     )

@@ -33,7 +33,7 @@ _SETTING = (
 
 
 class TrackingRelease(NamedTuple):
-    """How gradients enter what the agents broadcast, and the noise on it."""
+    """Form in which gradients enter the agents' broadcasts, and the noise on these."""
 
     clip_norm: float | None  # bound on a sample's gradient, L1, or L2 for Gaussian noise; None: unclipped
     assumed: bool = False  # clip_norm is assumed of unclipped gradients, not enforced
@@ -42,7 +42,7 @@ class TrackingRelease(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """Of every agent, or of all alike."""
+    """Privacy budget of every agent, or of all alike."""
 
     dp_epsilon: np.ndarray | float | None  # () or (n,)
     dp_delta: float
@@ -152,7 +152,7 @@ def _is_at_state(run: Run) -> bool:
 
 
 def _bound_on_gradients(release: TrackingRelease) -> str:
-    """What keeps one sample's gradient small."""
+    """Describe the bound on one sample's gradient."""
     norm = f"{'L1' if release.distribution == 'laplace' else 'L2'} norm {release.clip_norm:g}"
     how = f"stay below the {norm}: {ASSUMED}" if release.assumed else f"are clipped to the {norm}"
     return f"per-sample gradients {how}"

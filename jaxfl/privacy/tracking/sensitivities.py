@@ -38,7 +38,7 @@ from jaxfl.privacy.tracking.schedules import PerNode, TrackingSchedule
 
 
 class TrackingAgent(NamedTuple):
-    """What the budget of an agent depends on besides the schedule; for all agents at once, arrays (n,)."""
+    """Quantities that determine an agent's budget besides the schedule; for all agents at once, arrays (n,)."""
 
     gradient_l1_change: float  # C, the most by which one sample's gradients on neighboring data differ, L1
     state_in_weight: PerNode  # sum_j R_ij, of all that it receives
@@ -195,7 +195,7 @@ def participation_epsilon(
 
 
 def gaussian_epsilon(schedule: TrackingSchedule, sensitivities: Sensitivities, *, dp_delta: float) -> np.ndarray:
-    """What Gaussian noise costs, exactly where every sensitivity is reached.
+    """Compute the epsilon of Gaussian noise, exact where every sensitivity is reached.
 
     Given everything broadcast before, a broadcast x~_k moves by at most dx_k / s_x,k standard deviations, and y~_k
     too. Such mechanisms compose adaptively to that of N(mu, 1) against N(0, 1) with

@@ -49,7 +49,7 @@ def gradient_tracking_statements(
     dp_delta: float | None = None,
     num_local_samples: Sequence[int] | None = None,
 ) -> list[Statement]:
-    """What can be said about a run of gradient tracking: the published statement, then the proven ones.
+    """List the privacy statements on a run of gradient tracking: the published one, then the proven ones.
 
     Args:
         schedule: of the whole run, k = 0, ..., K.
@@ -115,7 +115,7 @@ def perturbed_state_statements(
     num_nodes: int,
     dp_delta: float | None = None,
 ) -> list[Statement]:
-    """What can be said about perturbed states, quantized afterwards or not: published, then proven.
+    """List the privacy statements on perturbed states, quantized afterwards or not: published, then proven.
 
     Args:
         schedule: of the whole run, k = 0, ..., K; nothing of trackers counts.
@@ -147,7 +147,7 @@ def output_perturbation_statements(
     num_nodes: int,
     dp_delta: float | None = None,
 ) -> list[Statement]:
-    """What can be said about perturbed outputs: published and proven are the same.
+    """List the privacy statements on perturbed outputs. Published and proven are the same.
 
     Args:
         schedule, num_rounds, num_nodes, dp_delta: as for `perturbed_state_statements`.
@@ -176,7 +176,7 @@ def quantization_statements(
     num_nodes: int,
     quantization_step: float,
 ) -> list[Statement]:
-    """What can be said about states that quantization alone protects: (0, delta), published, then proven.
+    """List the privacy statements on states that quantization alone protects: (0, delta), published, then proven.
 
     Args:
         schedule, num_rounds, num_nodes: as for `perturbed_state_statements`; noise does not count.

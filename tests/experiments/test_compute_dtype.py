@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 from test_every_experiment import small
 
+from experiments.audit.methods import METHODS
 from experiments.frame import EXPERIMENTS
 from experiments.frame.experiment import identity, request
 from experiments.frame.options import options
@@ -27,8 +28,9 @@ def round_of(name, dtype):
     prepare = EXPERIMENTS[name].prepare
     if prepare is None:
         point = next(iter(lines.values())).point
-        task, data, _ = point.method.add_canaries(point, *point.problem())
-        algorithm = point.method.learner(point, task, 1.0).algorithm
+        method = METHODS[point.learning.method]
+        task, data, _ = method.add_canaries(point, *point.problem())
+        algorithm = method.learner(point, task, 1.0).algorithm
     else:
         variant = next(iter(prepare(lines).variants.values()))
         algorithm = variant.algorithm({number: jnp.float32(value) for number, value in variant.numbers.items()})

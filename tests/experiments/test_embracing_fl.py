@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers import leave_undrawn
 
-from experiments.embracing_fl import EXPERIMENT, methods, networks
+from experiments.embracing_fl import EXPERIMENT, methods, networks, options
 from experiments.embracing_fl.options import Point
 from experiments.embracing_fl.prepare import prepare
 from experiments.frame import main
@@ -137,7 +137,7 @@ def test_methods_build_with_models(method, model, monkeypatch):
 def test_weak_clients_of_the_lstm_train_a_task_of_their_own(monkeypatch):
     """Both tasks have the same losses, with other gradients of the LSTM; moderate clients train the common one."""
     given = {}
-    monkeypatch.setattr(methods, "embracing", lambda task, **options: given.update(options, task=task))
+    monkeypatch.setattr(options, "embracing", lambda task, **options: given.update(options, task=task))
     monkeypatch.setattr(Point, "problem", lambda self: networks.Problem((12,), 2))
     small = "--frozen-words 5 --embedding-features 3 --units 2 --dropout 0"
     (point,) = points(f"--model bilstm --method embracing {small}").values()

@@ -204,5 +204,5 @@ class TestTraining:
         summary = train_toy(tmp_path / "shown", variants, quiet=False)
         lines = shown.getvalue().splitlines()
         assert lines[0].startswith("predicted peak memory ")
-        assert lines[1].startswith("2 runs of A share one program, computed one after the other (")
+        assert lines[1] == "2 runs of A share one program, computed one after the other"
         assert summary["seconds"]["compile"] > 0

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from experiments.audit import forced
 from experiments.audit.methods import METHODS
-from experiments.audit.options import FORCED, TOTALS, WHOLE_CLIENTS, Point, check_point
+from experiments.audit.options import FORCED, WHOLE_CLIENTS, Point, check_point
 from experiments.frame import Line, Request, lay
 from experiments.frame.options import text_of
 from experiments.frame.run import check_seeds, new_run_directory, saved_options
@@ -121,9 +121,10 @@ def ready(line: Line) -> Ready:
     if point.learning.method == FORCED:
         noise_std, statement = forced.claimed(point)
     else:
-        noise_std, statement = METHODS[point.learning.method].claimed(point)
-        task, data, _ = METHODS[point.learning.method].add_canaries(point, *point.problem())
-        learner = METHODS[point.learning.method].learner(point, task, point.used_noise_std(noise_std))
+        method = METHODS[point.learning.method]
+        noise_std, statement = method.claimed(point)
+        task, data, _ = method.add_canaries(point, *point.problem())
+        learner = method.learner(point, task, point.used_noise_std(noise_std))
         start_state = check_start(learner.algorithm, jax.random.key(point.run.seed), data)
         require_fits("hidden", num_bytes(start_state), {}, remedy="Take a smaller model, or fewer canaries.")
     return Ready(line, statement, noise_std, time.perf_counter() - start)
@@ -138,13 +139,12 @@ def measured(lane: Ready, num_audits: int) -> Audited:
         share = point.claim.significance / num_audits
         result = forced.audit_tracking(point, noise_std, statement.dp_epsilon, share)
         return Audited(line, statement, noise_std, result, None, time.perf_counter() - start)
-    task, data, canaries = METHODS[point.learning.method].add_canaries(point, *point.problem())
-    learner, silent = (
-        METHODS[point.learning.method].learner(point, task, std) for std in (point.used_noise_std(noise_std), 0.0)
-    )
+    method = METHODS[point.learning.method]
+    task, data, canaries = method.add_canaries(point, *point.problem())
+    learner, silent = (method.learner(point, task, std) for std in (point.used_noise_std(noise_std), 0.0))
     key = jax.random.key(point.run.seed)
     # The states of A(DP)2SGD and of a server show one release, in every row.
-    rows = slice(0, 1) if point.learning.method in (*TOTALS, *WHOLE_CLIENTS) else slice(None)
+    rows = slice(0, 1) if method.releases_total or point.learning.method in WHOLE_CLIENTS else slice(None)
     of_layers = noise_of_layers(learner.algorithm, silent.algorithm, learner.released, data, key, rows)
     result = audit(
         learner.algorithm,
@@ -155,7 +155,7 @@ def measured(lane: Ready, num_audits: int) -> Audited:
         learner.num_rounds,
         point.claim.dp_delta,
         dp_epsilon=statement.dp_epsilon,
-        claimed=point.mechanism(noise_std),
+        claimed=point.mechanism(noise_std, point.data.nodes if method.releases_total else 1),
         significance=point.claim.significance / num_audits,
         neighboring_relation=statement.neighboring_relation,
         num_releases=learner.num_releases,

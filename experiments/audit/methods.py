@@ -59,11 +59,13 @@ class Method(NamedTuple):
         claimed: point -> (noise standard deviation of one release, statement), calibrated to the target.
         learner: (point, task, noise standard deviation) -> what is run.
         add_canaries: (point, task, data) -> the two with canaries.
+        releases_total: a release is the sum over nodes, with the noise of all.
     """
 
     claimed: Callable[[Point], tuple[float, privacy.Statement]]
     learner: Callable[[Point, Task, float], Learner]
     add_canaries: Callable[[Point, Task, FederatedData], WithCanaries]
+    releases_total: bool = False
 
 
 def _among_samples(point: Point, task: Task, data: FederatedData, *, shared_coordinates: bool = True) -> WithCanaries:
@@ -117,7 +119,7 @@ def _gossip(accountant: privacy.Accountant, estimator: str, name: str, topology:
         return Learner(algorithm, functools.partial(row.released, graph, step_size), point.rounds)
 
     add_canaries = functools.partial(_among_samples, shared_coordinates=not row.releases_total)
-    return Method(claimed, learner, add_canaries)
+    return Method(claimed, learner, add_canaries, row.releases_total)
 
 
 def _ali_rounds(iterations: int) -> int:

@@ -20,8 +20,6 @@ SINGLE = ("ALI-DPFL",)
 """Methods whose run has one node, which holds all samples and canaries."""
 WHOLE_CLIENTS = ("DP-FedAvg",)
 """Methods whose canaries are clients, not samples."""
-TOTALS = ("A(DP)2SGD",)
-"""Methods of which a release is the sum over nodes, with the noise of all."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,15 +181,15 @@ class Point:
         data = federate(dataset.train_inputs, dataset.train_labels, parts)
         return models.classification(models.mlp(widths), compute_dtype=self.learning.compute_dtype), data
 
-    def mechanism(self, noise_std: float) -> Mechanism:
+    def mechanism(self, noise_std: float, num_nodes: int = 1) -> Mechanism:
         """Mechanism claimed for a canary's coordinate: a constant gradient counts G / J a round, on average.
 
-        For a whole client it is the clip norm of updates over the number of clients. A network's sum carries the noise
-        of n releases a round.
+        For a whole client it is the clip norm of updates over the number of clients. A sum over nodes
+        carries the noise of `num_nodes` releases a round.
         """
-        rounds, releases = self.learning.iterations, self.data.nodes if self.learning.method in TOTALS else 1
+        rounds = self.learning.iterations
         return Mechanism(
-            noise_std=noise_std * math.sqrt(releases),
+            noise_std=noise_std * math.sqrt(num_nodes),
             signal=rounds * self.learning.clip_norm / self.entries,
             num_releases=rounds,
         )

@@ -152,7 +152,7 @@ class ClientClasses(NamedTuple):
         return groups
 
     def _by_class(self, clients, node_loop, active, arguments, is_active, differentiable):
-        """Class after class."""
+        """Run class after class, each in waves."""
         members, k = np.bincount(self.of_client, minlength=self.num_classes), len(active)
         groups = []
         for number in np.flatnonzero(members).tolist():
@@ -180,7 +180,7 @@ class ClientClasses(NamedTuple):
 
 
 def slots_at_once(share: float, num_active: int) -> int:
-    """Slots of a wave of a class: what comes on average and a standard deviation more, so that one wave mostly does.
+    """Number of slots of a wave: a class's active clients on average and a standard deviation more.
 
     Args:
         share: of the class among all clients.
@@ -194,12 +194,12 @@ def slots_at_once(share: float, num_active: int) -> int:
 
 
 def _in_waves(run: Callable[..., Any], rows: Array, slots: int, k: int, arguments: tuple[Any, ...]) -> Any:
-    """Results of one class, computed for so many clients at once, in as many waves as there are clients.
+    """Run the clients of one class in waves, as many as its active clients fill.
 
     Args:
         run: `server.over_slots` of the class's function.
-        rows: (most,), int32, which of the active clients are of the class, first, and then k.
-        slots: of a wave, at most `most`.
+        rows: (most,), int32, the places of the class's clients among the active ones, and k for an empty slot.
+        slots: clients of a wave, at most `most`.
         k: active clients of all classes.
         arguments: leaves (k, ...).
 

@@ -64,7 +64,7 @@ class LocalSteps(NamedTuple):
         is_private: whether samples' gradients are clipped, or noise is added to a step's.
         noise_std: standard deviation of the noise of one step on one coordinate, () or 0.
         num_steps: as `local_steps` was told.
-        differentiable: likewise.
+        differentiable: whether a round has a reverse derivative, as `local_steps` was told.
         sampler: "fixed", "uniform" or "poisson", how batches are drawn; a Poisson batch may exceed its slots.
         optimizer_at: round index () -> the optax optimizer of that round.
         weighting: "data" or "uniform", what `weigh` goes by.

@@ -52,7 +52,7 @@ def test_waves_of_slots_give_what_clients_one_after_the_other_give(some_empty):
 
 
 def test_a_class_computes_for_few_more_clients_than_come():
-    """On average over rounds: at most 1.5 times the active clients, where slots for all that may come are 3 times."""
+    """On average over rounds: at most 1.6 times the active clients, where slots for all that may come are 3 times."""
     of_client = np.arange(128) % 3
     classes, computed = client_classes(of_client, num_active=32, num_classes=3), []
 

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from processes import interrupt
+from processes import interrupted
+from run_files import run_lines
 
 from jaxfl import graphs, training
 from jaxfl.algorithms import REGISTRY, examples, fed_avg, local_steps, push_sum
@@ -177,19 +178,18 @@ def trained(out, *, placement=None, seeds=(0,), interrupt_after=None, resume=Fal
     algorithm, task = learner()
     data = make_data()
     run = training.open_run(out, {}, experiment="devices", resume=resume)
-    if interrupt_after is not None:
-        interrupt(run, interrupt_after)
     test = training.evaluation_set(np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32), np.arange(20) % 3)
     measures = {"stationary": training.stationarity(task, 3)}
     variant = training.Variant(
         lambda numbers: algorithm, task, test, lambda seed: data, seeds, 4, 2, measures=measures, placement=placement
     )
     try:
-        training.train({"push_sum": variant}, run=run, quiet=True, checkpoint_every=1)
+        with interrupted(interrupt_after):
+            training.train({"push_sum": variant}, run=run, quiet=True, checkpoint_every=1)
         assert interrupt_after is None, "it was not interrupted"
     except KeyboardInterrupt:
         assert interrupt_after is not None
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return run_lines(out)
 
 
 def largest_of_lines(mine, other):
@@ -210,7 +210,7 @@ def runs(out):
     for axis, placement in (("nodes", nodes), ("points", points)):
         mine = trained(out / f"lanes {axis}", seeds=(0, 1, 2), placement=placement)
         measured[f"lanes over {axis}"] = largest_of_lines(mine, several)
-    recorded = training.read_run(out / "lanes nodes").recorded_programs()[0]["strategy"]
+    recorded = training.read_run(out / "lanes nodes").passes[0].begun()["strategy"]
     return {**measured, "strategy": recorded}
 
 

@@ -1,5 +1,6 @@
 """Scripts that need a number of devices run in processes of their own, and runs that are interrupted."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -7,6 +8,9 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
+
+from jaxfl.training.pass_directory import PassDirectory
 
 TESTS = Path(__file__).parent
 OPTIONS = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONPATH": str(TESTS.parent)}
@@ -55,13 +59,15 @@ def at_once(commands, num_devices=2, seconds=300):
             process.kill()
 
 
-def interrupt(run, evaluation):
-    """Make a run directory interrupt its run behind the lines of an evaluation, counted from 1."""
-    append, evaluations = run.append_metrics, itertools.count(1)
+@contextlib.contextmanager
+def interrupted(evaluation):
+    """Runs are interrupted behind the lines of an evaluation, counted from 1; None interrupts none."""
+    append, evaluations = PassDirectory.append, itertools.count(1)
 
-    def interrupting(lines):
-        append(lines)
+    def interrupting(self, lines):
+        append(self, lines)
         if next(evaluations) == evaluation:
             raise KeyboardInterrupt
 
-    run.append_metrics = interrupting
+    with mock.patch.object(PassDirectory, "append", interrupting):
+        yield

@@ -7,7 +7,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from processes import interrupt
+from processes import interrupted
+from run_files import run_bytes
 
 from jaxfl import graphs, training
 from jaxfl.algorithms import client_sgd, fed_avg, local_steps, push_sum
@@ -77,17 +78,16 @@ def trained(out, data, *, name="fed_avg", node_loop=None, interrupt_after=None, 
     """The lines of a run, and the strategy that it used."""
     task = make_task(node_loop)
     run = training.open_run(out, {}, experiment="devices", resume=resume)
-    if interrupt_after is not None:
-        interrupt(run, interrupt_after)
     test = training.evaluation_set(np.zeros((4, 8, 8, 1), np.uint8), np.arange(4) % 3)
     algorithm = learners(task, data.num_nodes)[name]
     variant = training.Variant(lambda numbers: algorithm, task, test, lambda seed: data, (0,), 6, evaluate_every=2)
     try:
-        training.train({name: variant}, run=run, quiet=True, checkpoint_every=1)
+        with interrupted(interrupt_after):
+            training.train({name: variant}, run=run, quiet=True, checkpoint_every=1)
         assert interrupt_after is None, "it was not interrupted"
     except KeyboardInterrupt:
         assert interrupt_after is not None
-    return (out / "metrics.jsonl").read_text(), task.node_loop
+    return run_bytes(out).decode(), task.node_loop
 
 
 def largest_of_lines(mine, other):

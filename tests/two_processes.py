@@ -60,16 +60,17 @@ def main(port, num_processes, index, out, killed_after):
         jax.distributed.initialize(f"localhost:{port}", num_processes, index, initialization_timeout=60)
     from over_devices import trained  # looks at devices
 
-    from jaxfl.training import Placement, RunDirectory
+    from jaxfl.training import Placement
+    from jaxfl.training.pass_directory import PassDirectory
 
-    append, evaluations = RunDirectory.append_metrics, iter(range(1, 100))
+    append, evaluations = PassDirectory.append, iter(range(1, 100))
 
     def deadly(run, lines):
         append(run, lines)
         if next(evaluations) == killed_after:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    mock.patch.object(RunDirectory, "append_metrics", deadly).start()
+    mock.patch.object(PassDirectory, "append", deadly).start()
     told: dict[str, Any] = {"exchanged": exchanged(index)} if num_processes > 1 and not killed_after else {}
     for shard in ("nodes", "points"):
         placement = Placement(jax.device_count(), shard)

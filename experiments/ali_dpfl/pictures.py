@@ -38,7 +38,7 @@ PAPER = "paper.csv"
 def finish(finished: Finished) -> Sequence[Path]:
     """Draw τ against rounds and accuracy against local iterations; write the paper's numbers beside the run's."""
     write_paper(finished)
-    lines = read_lines(finished.run.path / "metrics.jsonl")
+    lines = read_lines(finished.run.path)
     return [*_plot_iterations(finished.run.path, lines), *_plot_fixed(finished)]
 
 

@@ -29,7 +29,7 @@ def finish(finished: Finished) -> Sequence[Path]:
     folder = finished.run.path
     # Not in config.json: an estimated L has other last digits on another machine, which may resume the run.
     write_json(folder / "conditions.json", {name: list(map(str, rows)) for name, rows in finished.context.items()})
-    lines, x = plots.read_lines(folder / "metrics.jsonl"), next(iter(finished.lines.values())).point.run.x
+    lines, x = plots.read_lines(folder), next(iter(finished.lines.values())).point.run.x
     convergence = plots.plot_panels(folder, lines, _PANELS, "convergence.png", x)
     return [convergence, *plot_budgets(folder, {name: line.point for name, line in finished.lines.items()})]
 

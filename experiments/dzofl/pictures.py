@@ -35,7 +35,7 @@ def finish(finished: Finished, costs: Sequence[str] = ("joules", "seconds")) -> 
     names = [name for name in finished.lines if variants[name]["rounds"]]
     if not names or len(names) > _MOST_LINES:
         return []
-    lines = read_lines(folder / "metrics.jsonl")
+    lines = read_lines(folder)
     figure = new_figure(9.6, 3.6 * len(costs) + 0.6, run_title(folder / "config.json"))
     handles = {}
     for place, (cost, reading) in enumerate([(cost, reading) for cost in costs for reading in READINGS]):

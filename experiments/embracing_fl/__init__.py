@@ -8,7 +8,7 @@
     python -m experiments.embracing_fl --collect runs/embracing_fl/* --out DIR      # tables and pictures of many runs
 
 Before it trains it prints the clients of each class, their capacity and the seconds that a round takes on a phone. It
-leaves metrics.jsonl, summary.json (capacity, bits sent and received, rounds to a target beside the usual), and pictures
+leaves lines of measurements, summary.json (capacity, bits sent and received, rounds to a target beside the usual), and pictures
 in the run directory.
 
 Lee, Zhang, Prakash, Niu, Avestimehr, "Embracing Federated Learning: Enabling Weak Client Participation via Partial

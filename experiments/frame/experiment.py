@@ -16,7 +16,7 @@ from experiments.frame.grid import Axis, Grid, points, refuse_many, without
 from experiments.frame.options import flat, lay, options, refuse_out_of_range, text_of
 from jaxfl.core import Algorithm, ArgumentError, Array
 from jaxfl.training import RunDirectory, Stop, Variant
-from jaxfl.training.records import slug
+from jaxfl.training.run_directory import slug
 
 UNVARIED = ("seed",)  # what tells lanes of a line apart, and not lines
 _SAME_NUMBERS = (*UNVARIED, "node_loop")  # what decides how a point is computed, and not what

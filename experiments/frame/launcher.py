@@ -1,11 +1,9 @@
-"""A grid in jobs: divided, submitted by submitit, submitted again where a job is killed, put together at the end.
+"""A grid in jobs: its passes, submitted by submitit, and submitted again where a job is killed.
 
-    RUN/jobs/division.json   the lanes of each part, decided once
-    RUN/jobs/<number>/       a run directory of its own: lock, lines and checkpoints of a part
-    RUN/jobs/logs/           what submitit keeps of every job
+    RUN/passes/<number>/     what a job computes, and where another one goes on
+    RUN/jobs/                what submitit keeps of every job
 
-A job resumes whatever it finds in its directory, so that it does not matter who starts it, or how often. What decides
-whether a part is done is its directory, never what a job says.
+Whether a pass is done is what its directory says, never what a job says.
 """
 
 from __future__ import annotations
@@ -22,19 +20,16 @@ from typing import Any, NamedTuple
 
 from experiments.frame.launch import Launch
 from jaxfl.core import ArgumentError, Array
-from jaxfl.training import RunDirectory, Stop, Stopped, Variant, read_run
-from jaxfl.training.json_files import read_json, write_json
+from jaxfl.training import RunDirectory, Stop, Stopped, Variant, divide_run
 from jaxfl.training.lock import held
-from jaxfl.training.parts import Lanes, divide, has_ended, merge
-from jaxfl.training.records import METRICS
+from jaxfl.training.pass_directory import METRICS, PassDirectory
 
 JOBS = "jobs"
-_DIVISION, _LOGS = "division.json", "logs"
 _POLL_SECONDS = {"local": 0.2, "slurm": 10.0}
 _LISTEN_SECONDS = 0.2  # after which a job has heard a signal
 
-Work = Callable[[Path, Lanes, Stop], object]
-"""Trains lanes in a directory, from where it stands there. Pickled, and called in another process."""
+Work = Callable[[int, Stop], object]
+"""Trains a pass of a run, from where it stands. Pickled, and called in another process."""
 
 
 class JobsStopped(Exception):
@@ -58,8 +53,8 @@ class Job:
         - a job hears a signal that another thread receives.
     """
 
-    def __init__(self, work: Work, path: Path, lanes: Lanes):
-        self._spec = work, path, lanes
+    def __init__(self, work: Work, path: Path, number: int):
+        self._spec = work, path, number
 
     def __call__(self) -> Ending:
         """Train; in a thread, so that this one hears signals in a long chunk, too."""
@@ -81,7 +76,7 @@ class Job:
         return DelayedSubmission(Job(*self._spec))
 
     def _train(self) -> Ending:
-        work, path, lanes = self._spec
+        work, path, number = self._spec
         path.mkdir(parents=True, exist_ok=True)
         try:
             with held(path):
@@ -89,7 +84,7 @@ class Job:
         except ArgumentError:
             return Ending("busy")
         try:
-            work(path, lanes, self._stop)
+            work(number, self._stop)
         except ArgumentError as error:
             return Ending("refused", (error.argument, error.requirement, error.found, error.remedy))
         except Stopped:
@@ -110,11 +105,11 @@ def run_in_jobs(
     stop: Stop | None = None,
     tell: Callable[[str], object] = print,
 ) -> None:
-    """Train all lanes in jobs and put them together in the directory of the run.
+    """Train all passes of a run in jobs.
 
     Args:
         work: what a job does.
-        run: from `open_run`. Of a resumed one, parts that have ended are not submitted.
+        run: from `open_run`. Of a resumed one, passes that have ended are not submitted.
         variants: as `jaxfl.training.train` takes them.
         launch: which jobs, and how many at once.
         key: as `train` takes it.
@@ -122,81 +117,60 @@ def run_in_jobs(
         tell: shows a line about a job.
 
     Raises:
-        ArgumentError: jobs refuse what they are asked for, the run was begun in one process, another one is at work.
+        ArgumentError: jobs refuse what they are asked for, another process is at work.
         ChildProcessError: jobs failed, or were killed too often; the others have ended.
         JobsStopped: `stop` asked for it.
 
     Guarantees:
-        - a grid in jobs leaves the same metrics.jsonl and results.csv as in one process.
+        - a grid in jobs leaves the same lines and results.csv as in one process.
         - a job that was killed goes on from its last checkpoint.
         - what has ended is not submitted again.
         - jobs that outlive an error of others are not lost.
     """
     launch.check()
-    labels = [(name, seed) for name, variant in variants.items() for seed in variant.seeds]
-    if len(run.finished(labels)) == len(labels):
-        return
-    _refuse_begun_inline(run)
     stop = Stop() if stop is None else stop
-    jobs = run.path.absolute() / JOBS
     with run.held():
-        parts = _recorded(jobs) if run.resumed and (jobs / _DIVISION).exists() else []
         try:
-            parts = parts or divide(variants, launch.jobs, key)
+            divide_run(variants, launch.jobs, run=run, key=key)
         except ArgumentError:
             run.withdraw()
             raise
+        passes = run.passes
+        if all(one.end() is not None for one in passes):
+            return
         with stop.heeded():
-            write_json(jobs / _DIVISION, {"parts": parts})
-            failed = _Crew(work, jobs, parts, launch, tell).work(stop)
+            failed = _Crew(work, run.path.absolute() / JOBS, passes, launch, tell).work(stop)
     if failed:
-        _raise(failed, run, jobs, parts)
-    tell(f"{len(parts)} of {len(parts)} jobs have ended")
-    merge(run, variants, {lanes: read_run(jobs / str(number)) for number, lanes in enumerate(parts)})
-    for number in range(len(parts)):  # whose states lie in the run's directory now
-        shutil.rmtree(jobs / str(number) / "checkpoints")
-
-
-def refuse_divided(run: RunDirectory, variants: Mapping[str, Variant]) -> None:
-    """Refuse to train in one process what was divided over jobs that have not all been put together."""
-    labels = [(name, seed) for name, variant in variants.items() for seed in variant.seeds]
-    if (run.path / JOBS / _DIVISION).exists() and len(run.finished(labels)) < len(labels):
-        found = f"{run.path} is divided over jobs that have not all ended"
-        raise ArgumentError("launcher", "must be local or slurm here", found, "Pass --launcher local, for instance.")
-
-
-def _recorded(jobs: Path) -> list[Lanes]:
-    """The division of a run that is resumed."""
-    return [
-        tuple((name, seed) for name, seed in lanes) for lanes in read_json(jobs / _DIVISION, {"parts": list})["parts"]
-    ]
-
-
-def _refuse_begun_inline(run: RunDirectory) -> None:
-    if (run.path / METRICS).exists() and not (run.path / JOBS / _DIVISION).exists():
-        found, remedy = f"{run.path} was begun in one process", "Leave --launcher out, or name another directory."
-        raise ArgumentError("launcher", "must be inline here", found, remedy)
+        _raise(failed, run, passes)
+    tell(f"{len(passes)} of {len(passes)} jobs have ended")
+    run.resumed = True  # from here on there is something to go on with, and nothing to withdraw
+    begun = passes[0].begun()
+    if begun is not None:
+        run.record_environment(begun["environment"])
 
 
 class _Crew:
     """The jobs of one run.
 
     Args:
-        work, parts, launch, tell: as in `run_in_jobs`.
-        folder: of the parts and of the logs.
+        work, launch, tell: as in `run_in_jobs`.
+        folder: of the logs.
+        passes: of the run.
     """
 
-    def __init__(self, work: Work, folder: Path, parts: Sequence[Lanes], launch: Launch, tell: Callable[[str], object]):
-        self._work, self._folder, self._parts, self._launch, self._tell = work, folder, parts, launch, tell
-        self._executor = launch.executor(folder / _LOGS, f"jaxfl-{folder.parent.name}")
+    def __init__(
+        self, work: Work, folder: Path, passes: Sequence[PassDirectory], launch: Launch, tell: Callable[[str], object]
+    ):
+        self._work, self._passes, self._launch, self._tell = work, passes, launch, tell
+        self._executor = launch.executor(folder, f"jaxfl-{folder.parent.name}")
         self._free = launch.gpu_numbers()
-        self._running: dict[int, tuple[Any, list[int]]] = {}  # part -> its job, and the GPUs that it was given
-        self._submissions = [0] * len(parts)
+        self._running: dict[int, tuple[Any, list[int]]] = {}  # pass -> its job, and the GPUs that it was given
+        self._submissions = [0] * len(passes)
 
     def work(self, stop: Stop) -> dict[int, Ending]:
-        """Submit and wait until no part is left; how those ended that will not."""
-        waiting = [number for number in range(len(self._parts)) if not self._has_ended(number)]
-        self._tell(f"{len(self._parts)} jobs, at most {self._launch.jobs} at once, {len(waiting)} to run")
+        """Submit and wait until no pass is left; how those ended that will not."""
+        waiting = [number for number, one in enumerate(self._passes) if one.end() is None]
+        self._tell(f"{len(self._passes)} jobs, at most {self._launch.jobs} at once, {len(waiting)} to run")
         failed: dict[int, Ending] = {}
         try:
             while waiting or self._running:
@@ -221,7 +195,7 @@ class _Crew:
         devices = [self._free.pop(0) for _ in range(self._launch.gpus)]
         if self._launch.launcher == "local":
             self._executor.update_parameters(gpus_per_node=self._launch.gpus, visible_gpus=devices)
-        job = self._executor.submit(Job(self._work, self._path(number), self._parts[number]))
+        job = self._executor.submit(Job(self._work, self._passes[number].path, number))
         self._running[number] = job, devices
         self._submissions[number] += 1
 
@@ -229,13 +203,13 @@ class _Crew:
         """Remove a job that has ended, and return its ending."""
         job, devices = self._running.pop(number)
         self._free += devices
-        done = self._has_ended(number)
+        done = self._passes[number].end() is not None
         ending = Ending("finished") if done else _told(job, self._launch)
         if ending.how == "finished" and not done:
             ending = Ending("failed", ("it says that it has finished, and lanes have not",))
         if ending.how == "busy":  # which a job is that outlived the process that submitted it
             self._submissions[number] -= 1
-        lanes = self._parts[number]
+        lanes = self._passes[number].lanes
         more = f" and {len(lanes) - 1} more" if lanes[1:] else ""
         self._tell(f"job {number} ({lanes[0][0]}, seed {lanes[0][1]}{more}): {ending.how}")
         return ending
@@ -249,12 +223,6 @@ class _Crew:
                 os.kill(int(job.job_id), signal.SIGTERM)  # its controller passes it on
         while self._launch.launcher == "local" and not all(job.done() for job, _ in self._running.values()):
             time.sleep(_POLL_SECONDS["local"])
-
-    def _has_ended(self, number: int) -> bool:
-        return has_ended(self._path(number), self._parts[number])
-
-    def _path(self, number: int) -> Path:
-        return self._folder / str(number)
 
 
 def _told(job: Any, launch: Launch) -> Ending:
@@ -273,15 +241,15 @@ def _told(job: Any, launch: Launch) -> Ending:
         return Ending("killed")
 
 
-def _raise(failed: Mapping[int, Ending], run: RunDirectory, jobs: Path, parts: Sequence[Lanes]) -> None:
+def _raise(failed: Mapping[int, Ending], run: RunDirectory, passes: Sequence[PassDirectory]) -> None:
     """Raise the first refusal, or else the first failure."""
     refused = [ending for ending in failed.values() if ending.how == "refused"]
     if refused:
-        if not any((jobs / str(number) / METRICS).exists() for number in range(len(parts))):
-            shutil.rmtree(jobs)
+        if not any((one.path / METRICS).exists() for one in passes) and not run.resumed:
+            shutil.rmtree(run.path / JOBS)
             run.withdraw()
         raise ArgumentError(*refused[0].words)
     number = min(failed)
     reason = failed[number].words[0] if failed[number].words else f"{failed[number].how} too often"
-    counted = f"{len(failed)} of {len(parts)} jobs did not end"
-    raise ChildProcessError(f"{counted}: job {number}: {reason}; its output lies in {jobs / _LOGS}")
+    counted = f"{len(failed)} of {len(passes)} jobs did not end"
+    raise ChildProcessError(f"{counted}: job {number}: {reason}; its output lies in {run.path.absolute() / JOBS}")

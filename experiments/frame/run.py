@@ -15,7 +15,7 @@ import jax
 from rich.console import Console
 
 from experiments.frame.experiment import Finished, Line, Prepared, Request
-from experiments.frame.launcher import refuse_divided, run_in_jobs
+from experiments.frame.launcher import run_in_jobs
 from experiments.frame.options import flat, options
 from experiments.frame.records import Publication
 from jaxfl.analysis.final_plot import plot_final
@@ -26,7 +26,6 @@ from jaxfl.core.platform import tracing_for
 from jaxfl.privacy.statements import statement_text
 from jaxfl.training import RunDirectory, Stop, Variant, open_run, publish, read_run, secret_key, summary_table, train
 from jaxfl.training.compilation_cache import compilation_cache
-from jaxfl.training.parts import Lanes, part_of
 from jaxfl.training.processes import of_first, on_first, together
 
 _MOST_DEVICES = 8  # of a CPU: each holds a copy of what is not shared out
@@ -76,11 +75,9 @@ def run(asked: Request) -> int:
         console.print(text, soft_wrap=True, highlight=False)
     key = secret_key(records) if secrecy.seed_from_os else None
     if where.has_jobs:
-        work = partial(run_part, asked._replace(stop=None), records.path.absolute())
+        work = partial(run_pass, asked._replace(stop=None), records.path.absolute())
         tell = _tell_nobody if where.quiet else partial(console.print, soft_wrap=True, highlight=False)
         run_in_jobs(work, records, variants, where, key=key, stop=asked.stop, tell=tell)
-    else:
-        of_first(lambda: refuse_divided(records, variants))
     summary = train(
         variants,
         run=records,
@@ -144,16 +141,15 @@ def prepare(asked: Request) -> tuple[Prepared, dict[str, Variant], dict[str, Any
     return prepared, variants, {**saved_options(asked), "node_loop": task.node_loop, **prepared.saved}
 
 
-def run_part(asked: Request, run_path: Path, path: Path, lanes: Lanes, stop: Stop) -> None:
-    """Train some lanes of a run in a directory of their own, from where it stands: the work of a job.
+def run_pass(asked: Request, path: Path, number: int, stop: Stop) -> None:
+    """Train a pass of a run, from where it stands: the work of a job.
 
     All lines are prepared, for what they have in common decides what is compiled.
 
     Args:
         asked: the request of the whole run.
-        run_path: of the whole run, which may hold its secret key.
-        path: of the part.
-        lanes: (variant, seed) of each.
+        path: of the run.
+        number: of the pass.
         stop: as `train` takes it.
 
     Raises:
@@ -167,19 +163,19 @@ def run_part(asked: Request, run_path: Path, path: Path, lanes: Lanes, stop: Sto
         found = f"the job has {jax.local_device_count()} of {jax.default_backend()}"
         raise ArgumentError("gpus", "must be there for every job", found, "Ask for fewer, or mend the installation.")
     with compilation_cache(asked.cache):
-        _, variants, saved = prepare(asked)
-        part = open_run(path, saved, experiment=asked.experiment.name, preset=asked.preset, resume=True)
-        part.is_part = True
+        _, variants, _ = prepare(asked)
+        records = read_run(path)
         has_secret = getattr(asked.point, "publication", Publication()).seed_from_os
         train(
-            part_of(variants, lanes),
-            run=part,
+            variants,
+            run=records,
             checkpoint_every=where.checkpoint_every,
             checkpoint_minutes=where.checkpoint_minutes,
             quiet=True,
-            key=secret_key(read_run(run_path)) if has_secret else None,
+            key=secret_key(records) if has_secret else None,
             stop=stop,
             lanes_at_once=where.lanes_at_once,
+            only=number,
         )
 
 

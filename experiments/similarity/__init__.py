@@ -7,7 +7,7 @@
 Every client trains a network on its part of the data (Dirichlet over labels). After a round of local steps,
 nothing, or a part of all models, is averaged over the clients (`jaxfl.algorithms.partial_averaging`). Between rounds,
 chosen layers of all pairs of clients are compared by SVCCA (`jaxfl.analysis.svcca`) on test samples, which no client
-trains on. It leaves metrics.jsonl, summary.json and pictures in the run directory.
+trains on. It leaves lines of measurements, summary.json and pictures in the run directory.
 
 Lee, Zhang, Prakash, Niu, Avestimehr, "Embracing Federated Learning: Enabling Weak Client Participation via Partial
 Model Training", figure 1 (left) and figure 3; appendix 6.3.

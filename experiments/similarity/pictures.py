@@ -33,7 +33,7 @@ def finish(finished: Finished) -> list[Path]:
     }
     if len(names) > 1:
         forms["schemes"] = {layer: {shown: (name, layer) for name, shown in names.items()} for layer in first.layers()}
-    lines, title = read_lines(directory / "metrics.jsonl"), run_title(directory / "config.json")
+    lines, title = read_lines(directory), run_title(directory / "config.json")
     (directory / "plots").mkdir(exist_ok=True)
     paths = []
     for form, panels in forms.items():

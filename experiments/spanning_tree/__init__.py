@@ -25,8 +25,7 @@ from jaxfl.analysis.plots import Panel, line_style, new_figure, save_figure, sty
 from jaxfl.core import check
 from jaxfl.graphs import TrackingPair, five_agents
 from jaxfl.privacy.tracking import TrackingSchedule
-from jaxfl.training.opening import make_writable
-from jaxfl.training.records import slug
+from jaxfl.training.run_directory import make_writable, slug
 
 MIXING, STEP_SIZE, NUM_PARAMS = 0.3, 0.05, 3
 

@@ -73,7 +73,7 @@ def plot_final(run_dir: str | os.PathLike[str], settings: Settings) -> list[Path
         times nodes) where the variants differ in their number of nodes. What diverged is left out and counted.
     """
     run_dir = Path(run_dir)
-    lines = read_lines(run_dir / "metrics.jsonl")
+    lines = read_lines(run_dir)
     pictures = []
     axis, pair = _horizontal(settings), _pair(settings)
     if pair is not None:

@@ -1,4 +1,4 @@
-"""Pictures of a run, drawn from its metrics.jsonl alone (config.json gives the title)."""
+"""Pictures of a run, drawn from its lines alone (config.json gives the title)."""
 
 from __future__ import annotations
 
@@ -78,17 +78,17 @@ def plot_run(run_dir: str | os.PathLike[str], x: str = "rounds") -> list[Path]:
     interrupted is drawn as far as it came.
 
     Args:
-        run_dir: a run directory with metrics.jsonl.
+        run_dir: a run directory.
         x: what to draw against, a name in `X_AXES`.
 
     Returns:
         Paths of the pictures: plots/training.png.
 
     Raises:
-        ArgumentError: there is no metrics.jsonl, or it holds none of the metrics drawn, or not the costs.
+        ArgumentError: there are no lines, or they hold none of the metrics drawn, or not the costs.
     """
     run_dir = Path(run_dir)
-    lines = read_lines(run_dir / "metrics.jsonl")
+    lines = read_lines(run_dir)
     # A worst node that never differs from the mean (one node, or a server's model) would be drawn twice.
     panels = [
         panel
@@ -133,7 +133,7 @@ def draw_panels(
     """A figure with one set of axes a panel and one legend.
 
     Args:
-        lines: of metrics.jsonl.
+        lines: of the run.
         panels: what to draw, in reading order; two columns.
         title: of the figure.
         notes: lines below the legend, wrapped to the figure's width.
@@ -320,9 +320,11 @@ def run_title(config_path: Path) -> str:
     return ", ".join(part for part in parts if part) or config_path.parent.name
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """All complete lines of metrics.jsonl; one that is being written right now is left out."""
-    if not path.exists():
+def read_lines(run_dir: Path) -> list[dict[str, Any]]:
+    """All complete lines of a run, pass by pass; one that is being written right now is left out."""
+    paths = sorted(run_dir.glob("passes/*/metrics.jsonl"), key=lambda path: int(path.parent.name))
+    if not paths:
         remedy = "Name a run directory."
-        raise ArgumentError("run_dir", "must hold metrics.jsonl", f"{path.parent} has none", remedy)
-    return [json.loads(raw) for raw in path.read_bytes().splitlines(keepends=True) if raw.endswith(b"\n")]
+        raise ArgumentError("run_dir", "must hold passes/<k>/metrics.jsonl", f"{run_dir} has none", remedy)
+    raws = [raw for path in paths for raw in path.read_bytes().splitlines(keepends=True)]
+    return [json.loads(raw) for raw in raws if raw.endswith(b"\n")]

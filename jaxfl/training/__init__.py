@@ -3,13 +3,12 @@
 from jaxfl.core.counts import FatalCount
 from jaxfl.training.chunks import Diverged
 from jaxfl.training.evaluate import EvaluationSet, evaluation_set
-from jaxfl.training.loop import train
+from jaxfl.training.loop import divide_run, train
 from jaxfl.training.measures import calibrated_scores, stationarity, test_scores
-from jaxfl.training.opening import open_run
 from jaxfl.training.publish import publish
-from jaxfl.training.records import RunDirectory, read_run
 from jaxfl.training.restore import restore_state
 from jaxfl.training.results import read_results
+from jaxfl.training.run_directory import RunDirectory, open_run, read_run
 from jaxfl.training.secret_key import secret_key
 from jaxfl.training.sharding import Placement
 from jaxfl.training.signals import Stop, Stopped, stop_at_sigterm
@@ -27,6 +26,7 @@ __all__ = [
     "Stopped",
     "Variant",
     "calibrated_scores",
+    "divide_run",
     "evaluation_set",
     "open_run",
     "publish",

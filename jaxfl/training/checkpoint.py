@@ -1,8 +1,8 @@
-"""Checkpoints of one (variant, seed), by orbax: complete or absent, the newest few kept, checked on restoring.
+"""Checkpoints by orbax: saved in the background as arrays lie on devices, the newest few kept, checked when restored.
 
-A state is stored as a flat dict from tree path to array, so that its NamedTuples and Nones need not exist in the
-reader. A list of the checkpoint's files with their checksums lies beside them (`file_list.py`) and is compared before
-anything is read: a damaged checkpoint is noticed whatever the storage layer would make of it.
+A checkpoint holds arrays and a record, JSON. The record lists the arrays with their forms and checksums, and has a
+checksum of its own, so that damage is noticed whatever the storage layer makes of it. The arrays are a flat dict from
+tree path to array: the NamedTuples and Nones of a state need not exist in the reader.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import logging
-import shutil
+import os
+import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,27 +25,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.core import ArgumentError, PyTree
+from jaxfl.core import ArgumentError, Array, PyTree
 from jaxfl.core.check import at_least
-from jaxfl.training.file_list import (
-    Damaged,
-    FileList,
-    Owner,
-    has_list,
-    os_errors,
-    read_list,
-    remove_leftovers,
-    write_list,
-)
-from jaxfl.training.processes import of_first, on_first, several
+from jaxfl.training.json_files import Damaged, checked, with_checksum
+from jaxfl.training.processes import of_first
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import orbax.checkpoint as ocp
 
-
-_NOBODY = Owner("", ())
-_ALONE = ocp.options.MultiprocessingOptions(active_processes={0}, barrier_sync_key_prefix="jaxfl")
+_OS_ERROR = re.compile(r"os_error_code='(\d+)'")  # how orbax's storage layer passes one on
+_LATE = ("Event loop is closed", "Encountered error while reading array")
 _BESIDE = "beside:"  # no path of a leaf begins so
 
 
@@ -56,17 +49,16 @@ class Restored(NamedTuple):
     round_index: int
     state: PyTree
     beside: dict[str, np.ndarray]  # what was saved with the state
-    mark: list[int]  # of metrics.jsonl at its time
+    record: dict[str, Any]
 
 
 class Checkpoints:
-    """The checkpoints in one directory.
+    """The checkpoints in one directory. Where several processes train, all of them make the same calls.
 
     Args:
         directory: made if missing; one subdirectory a checkpoint, named by its round.
-        keep: how many of the newest stay, at least 1. An older one goes when the newer one is complete. None only
-            reads: nothing is made, renamed or removed.
-        owner: whose they are; those of another are refused. By default nobody's.
+        keep: how many of the newest stay, at least 1. None only reads: nothing is made, renamed or removed.
+        owner: whose they are; those of another are refused.
 
     Guarantees:
         - what is restored equals what was saved, bit for bit, for every dtype.
@@ -75,55 +67,65 @@ class Checkpoints:
         - a checkpoint that was not completed is none, and goes.
         - a checkpoint of another owner is refused and left as it is.
         - a file that cannot be read is no damage.
+        - a state that is donated after `save` returns is saved as it was.
     """
 
-    def __init__(self, directory: Path, keep: int | None = 2, owner: Owner = _NOBODY):
+    def __init__(self, directory: Path, keep: int | None = 2, owner: str = ""):
         if keep is not None:
             at_least(1, keep_checkpoints=keep)
-        self._directory = Path(directory).absolute()
-        self._keep, self._owner = keep, owner
-        of_first(self._open)
+        self._directory, self._writes, self._owner = Path(directory).absolute(), keep is not None, owner
+        _silence_threads()
+        if self._writes:
+            of_first(lambda: self._directory.mkdir(parents=True, exist_ok=True))
+        with os_errors(self._directory), _quiet():
+            options = ocp.CheckpointManagerOptions(
+                max_to_keep=keep, create=False, read_only=not self._writes, cleanup_tmp_directories=self._writes
+            )
+            self._manager = ocp.CheckpointManager(self._directory, options=options)
 
-    @on_first
     def save(
         self,
         round_index: int,
         state: PyTree,
+        record: Mapping[str, Any] | None = None,
         beside: Mapping[str, np.ndarray] | None = None,
-        mark: Sequence[int] = (0, 0),
     ) -> None:
-        """Write the state after `round_index` rounds; returns once it is complete on disk.
+        """Begin to write the state after `round_index` rounds; the checkpoint before it is complete then.
 
         Args:
             round_index: that has no checkpoint yet.
-            state: what `restore` gives back in its structure.
-            beside: name -> array with at least one entry, which `restore` gives back, too.
-            mark: size and checksum of metrics.jsonl, as `RunDirectory.mark` gives them.
+            state: arrays, which `restore` gives back in its structure.
+            record: what JSON can hold, which `restore` gives back, too.
+            beside: name -> array of NumPy with at least one entry, which `restore` gives back, too.
 
         Raises:
-            OSError: it cannot be written, whatever the storage layer makes of that. What was there before stays, and
-                what was half written is in nobody's way.
+            OSError: this or the checkpoint before it cannot be written. What was there before stays.
         """
+        self.wait()
         # Empty leaves are left out: the storage layer refuses them, and the structure brings them back.
-        leaves = {name: np.asarray(leaf) for name, leaf in _named_leaves(state) if leaf.size}
-        leaves |= {_BESIDE + name: np.asarray(array) for name, array in (beside or {}).items()}
+        leaves = {name: leaf for name, leaf in _named_leaves(state) if leaf.size}
+        leaves |= {_BESIDE + name: array for name, array in (beside or {}).items()}
+        forms = {name: [*_form(leaf), value] for (name, leaf), value in zip(leaves.items(), _sums(leaves), strict=True)}
+        content = with_checksum({"owner": self._owner, "arrays": forms, "record": dict(record or {})})
+        args = ocp.args.Composite(arrays=ocp.args.StandardSave(leaves), record=ocp.args.JsonSave(content))
         step = self._directory / str(round_index)
         with os_errors(step), _quiet():
-            done = self._manager.save(round_index, args=ocp.args.StandardSave(leaves), force=True)
+            done = self._manager.save(round_index, args=args, force=True)
         if not done:
             raise RuntimeError(f"no checkpoint of round {round_index} was written to {self._directory}")
+
+    def wait(self) -> None:
+        """Return once everything is complete on disk; OSError where it cannot be written."""
+        with os_errors(self._directory), _quiet():
+            self._manager.wait_until_finished()
         _give_back_memory()
-        write_list(step, FileList(self._owner, list(mark)))
-        self._remove_old()
 
-    def restore(self, structure: PyTree) -> Restored | None:
+    def restore(self, structure: PyTree, shardings: PyTree | None = None) -> Restored | None:
         """The newest whole checkpoint.
-
-        Every file is compared with its checksum first. An error of the storage layer behind that is none of the bytes,
-        but a passing one (too many open files) or one of another version: the checkpoint stays where it is.
 
         Args:
             structure: what the state must look like, as `jax.eval_shape(algorithm.init, key, data)` gives it.
+            shardings: of its leaves; None places all of them on the first device.
 
         Returns:
             What was saved, or None if there is no whole checkpoint. Damaged ones are renamed to damaged_<round> with a
@@ -133,112 +135,141 @@ class Checkpoints:
             ArgumentError: the checkpoint is another owner's, or holds other leaves, shapes or dtypes.
             OSError: it cannot be read; nothing is changed then.
         """
-        read = self._read()
-        if read is None:
-            return None
-        round_index, leaves, mark = read
-        beside = {name: leaves.pop(name) for name in list(leaves) if name.startswith(_BESIDE)}
-        beside = {name.removeprefix(_BESIDE): array for name, array in beside.items()}
-        return Restored(round_index, self._build(structure, leaves, round_index), beside, mark)
+        for round_index in self.rounds()[::-1]:
+            try:
+                return self._read(round_index, structure, shardings)
+            except Damaged as error:
+                message = f"the checkpoint of round {round_index} in {self._directory} is damaged ({error})"
+                warnings.warn(f"{message}; going back to the one before it.", DamagedCheckpoint, stacklevel=4)
+                if self._writes:
+                    of_first(functools.partial(self._set_aside, round_index))
+                    self._manager.reload()
+        return None
 
-    @on_first
     def rounds(self) -> list[int]:
         """Rounds of the checkpoints, ascending; which of them are whole, `restore` tells."""
         return sorted(self._manager.all_steps())
 
-    @on_first
     def close(self) -> None:
-        """Release the directory."""
-        with _quiet():
+        """Wait for what is being written, and release the directory."""
+        with os_errors(self._directory), _quiet():
             self._manager.close()
 
-    @on_first
-    def _read(self) -> tuple[int, dict[str, np.ndarray], list[int]] | None:
-        """(round, leaves by their names, mark) of the newest whole checkpoint; damaged ones are set aside."""
-        for round_index in self.rounds()[::-1]:
-            step = self._directory / str(round_index)
-            if not has_list(step):  # a process died, or still writes it
-                continue
-            try:
-                listed = read_list(step)
-            except Damaged as error:
-                message = f"the checkpoint of round {round_index} in {self._directory} is damaged ({error})"
-                warnings.warn(f"{message}; going back to the one before it.", DamagedCheckpoint, stacklevel=4)
-                self._set_aside(round_index)
-                continue
-            self._refuse_foreign(listed.owner, step)
-            with os_errors(step, otherwise=errno.EIO), _quiet():
-                read = self._manager.restore(round_index, args=ocp.args.StandardRestore())
-                return round_index, {name: np.asarray(leaf) for name, leaf in read.items()}, listed.mark
-        return None
+    def _read(self, round_index: int, structure: PyTree, shardings: PyTree | None) -> Restored:
+        step = self._directory / str(round_index)
+        with _damage(step):
+            args = ocp.args.Composite(record=ocp.args.JsonRestore())
+            content = self._manager.restore(round_index, args=args)["record"]
+        content = checked(content, {"owner": str, "arrays": dict, "record": dict})
+        if content["owner"] != self._owner:
+            requirement = "must hold checkpoints of its own lanes alone"
+            remedy = "Put back the checkpoint that belongs there, or remove this one; then resume again."
+            raise ArgumentError("out", requirement, f"{step} is of other lanes or of another run", remedy)
+        stored, expected = content["arrays"], dict(_named_leaves(structure))
+        of_state = {name: form for name, form in stored.items() if not name.startswith(_BESIDE)}
+        self._refuse_form(of_state, expected, round_index)
+        first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        placed = dict(_named_leaves(shardings)) if shardings is not None else {}
+        wanted: dict[str, Any] = {
+            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed.get(name, first))
+            for name, leaf in expected.items()
+            if leaf.size
+        }
+        others = {name: form for name, form in stored.items() if name.startswith(_BESIDE)}
+        wanted |= {name: np.empty(shape, dtype) for name, (dtype, shape, _) in others.items()}
+        with _damage(step):
+            args = ocp.args.Composite(arrays=ocp.args.StandardRestore(wanted))
+            arrays = self._manager.restore(round_index, args=args)["arrays"]
+        for (name, (*_, value)), found in zip(
+            stored.items(), _sums({name: arrays[name] for name in stored}), strict=True
+        ):
+            if value != found:
+                raise Damaged(f"{name} is altered")
+        leaves = [arrays[name] if leaf.size else jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in expected.items()]
+        state = jax.tree.unflatten(jax.tree.structure(structure), leaves)
+        beside = {name.removeprefix(_BESIDE): arrays[name] for name in others}
+        return Restored(round_index, state, beside, content["record"])
 
-    def _open(self) -> None:
-        writes = self._keep is not None
-        # How many stay is none of the manager's business: it would remove one before the next has its list.
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=None,
-            enable_async_checkpointing=False,
-            cleanup_tmp_directories=writes,
-            create=False,
-            multiprocessing_options=_ALONE if several() else ocp.options.MultiprocessingOptions(),
-        )
-        if writes:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            remove_leftovers(self._directory)
-        with os_errors(self._directory), _quiet():
-            self._manager = ocp.CheckpointManager(self._directory, options=options)
-        if writes:
-            self._remove([at for at in self.rounds() if not has_list(self._directory / str(at))])  # were not completed
-        self._remove_old()
-
-    def _remove_old(self) -> None:
-        """Remove all before the newest few that were completed."""
-        completed = [round_index for round_index in self.rounds() if has_list(self._directory / str(round_index))]
-        if self._keep is not None and len(completed) >= self._keep:
-            self._remove([round_index for round_index in self.rounds() if round_index < completed[-self._keep]])
-
-    def _remove(self, rounds: Sequence[int]) -> None:
-        for round_index in rounds:
-            with os_errors(self._directory / str(round_index)), _quiet():
-                self._manager.delete(round_index)
-
-    def _refuse_foreign(self, owner: Owner, step: Path) -> None:
-        """Raise ArgumentError where a checkpoint is another owner's."""
-        if owner == self._owner:
-            return
-        lanes = ", ".join(f"{name}, seed {seed}" for name, seed in owner.lanes[:2]) + (
-            " and more" * (owner.lanes[2:] != ())
-        )
-        of = "another run" if owner.run != self._owner.run else lanes or "nobody"
-        remedy = "Put back the checkpoint that belongs there, or remove this one; then resume again."
-        raise ArgumentError("out", "must hold checkpoints of its own lanes alone", f"{step} is of {of}", remedy)
-
-    def _set_aside(self, round_index: int) -> None:
-        # Renamed, not deleted: what is left of it may be of use to somebody.
-        if self._keep is None:
-            return
-        aside = self._directory / f"damaged_{round_index}"
-        shutil.rmtree(aside, ignore_errors=True)
-        (self._directory / str(round_index)).rename(aside)
-        # The manager remembers which rounds it has; only a new one sees what was changed behind its back.
-        self.close()
-        self._open()
-
-    def _build(self, structure: PyTree, leaves: dict[str, np.ndarray], round_index: int) -> PyTree:
-        """The state in its structure, on the device; ArgumentError where leaves, shapes or dtypes differ."""
-        expected = dict(_named_leaves(structure))
-        stored = {name: (leaf.shape, leaf.dtype) for name, leaf in leaves.items()}
-        wanted = {name: (leaf.shape, np.dtype(leaf.dtype)) for name, leaf in expected.items() if leaf.size}
-        for name in (*wanted, *(name for name in stored if name not in wanted)):
-            if stored.get(name) != wanted.get(name):
-                where = f"the checkpoint of round {round_index} in {self._directory} has {_shown(stored.get(name))}"
+    def _refuse_form(self, stored: Mapping[str, Any], expected: Mapping[str, Any], round_index: int) -> None:
+        """ArgumentError where leaves, shapes or dtypes differ from those that are expected."""
+        wanted = {name: _form(leaf) for name, leaf in expected.items() if leaf.size}
+        found = {name: [dtype, shape] for name, (dtype, shape, _) in stored.items()}
+        for name in (*wanted, *(name for name in found if name not in wanted)):
+            if found.get(name) != wanted.get(name):
+                where = f"the checkpoint of round {round_index} in {self._directory} has {_shown(found.get(name))}"
                 remedy = "Resume with the program that wrote it, or start again with another out."
                 raise ArgumentError(f"state{name}", f"must be {_shown(wanted.get(name))}", where, remedy)
-        arrays = []
-        for name, leaf in expected.items():
-            # Popped one by one, so that no more than one leaf is held twice.
-            arrays.append(jnp.array(leaves.pop(name)) if leaf.size else jnp.zeros(leaf.shape, leaf.dtype))
-        return jax.tree.unflatten(jax.tree.structure(structure), arrays)
+
+    def _set_aside(self, round_index: int) -> None:
+        """Rename a checkpoint: what is left of it may be of use to somebody."""
+        free = (self._directory / f"damaged_{round_index}{'-' * number}" for number in range(1000))
+        (self._directory / str(round_index)).rename(next(path for path in free if not path.exists()))
+
+
+@contextlib.contextmanager
+def os_errors(path: Path) -> Iterator[None]:
+    """Pass on as OSError what the storage layer wraps in errors of other classes.
+
+    Args:
+        path: named in the error.
+
+    Raises:
+        OSError: with the number of the operating system's error.
+
+    Example:
+        >>> with os_errors(Path("run")):
+        ...     raise ValueError("RESOURCE_EXHAUSTED: Failed writing: No space left on device [os_error_code='28']")
+        Traceback (most recent call last):
+        ...
+        OSError: [Errno 28] No space left on device: 'run'
+    """
+    try:
+        yield
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        named = _OS_ERROR.search(str(error))
+        if named is None:
+            raise
+        raise OSError(int(named.group(1)), os.strerror(int(named.group(1))), str(path)) from error
+
+
+@contextlib.contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    """Errors of the storage layer while it reads: a file that is missing, or bytes that it cannot take, are damage."""
+    try:
+        with os_errors(path), _quiet():
+            yield
+    except MemoryError:
+        raise
+    except OSError as error:
+        if error.errno not in (None, errno.ENOENT):
+            raise
+        raise Damaged(str(error).strip().split("\n")[0][:120] or type(error).__name__) from error
+    except Exception as error:
+        raise Damaged(str(error).strip().split("\n")[0][:120] or type(error).__name__) from error
+
+
+def _sums(leaves: Mapping[str, Any]) -> list[int]:
+    """A checksum of each leaf: of the state's where they lie, of others by their bytes."""
+    sums = jax.device_get(_device_sums({name: leaf for name, leaf in leaves.items() if not name.startswith(_BESIDE)}))
+    return [int(sums[name]) if name in sums else zlib.crc32(leaf.tobytes()) for name, leaf in leaves.items()]
+
+
+@jax.jit
+def _device_sums(leaves: dict[str, Array]) -> dict[str, Array]:
+    """Sum of each leaf's words modulo 2^32, each times an odd number of its place: one bit that flips changes it."""
+
+    def of(leaf: Array) -> Array:
+        size = leaf.dtype.itemsize
+        words = leaf.astype(jnp.uint8) if leaf.dtype == bool else leaf
+        words = jax.lax.bitcast_convert_type(words, {1: jnp.uint8, 2: jnp.uint16}.get(size, jnp.uint32))
+        place = jnp.zeros((), jnp.uint32)  # in row-major order; without a reshape, which would gather shares
+        for axis, length in enumerate(words.shape):
+            place = place * jnp.uint32(length % 2**32) + jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
+        return jnp.sum(words.astype(jnp.uint32) * (place * jnp.uint32(2654435761) | 1), dtype=jnp.uint32)
+
+    return jax.tree.map(of, leaves)
 
 
 def _give_back_memory() -> None:
@@ -253,8 +284,24 @@ def _named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
     return [(jax.tree_util.keystr(path) or ".", leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
 
 
-def _shown(found: tuple[tuple[int, ...], np.dtype] | None) -> str:
-    return "absent" if found is None else f"{found[1]}{list(found[0])}"
+def _form(leaf: Any) -> list[Any]:
+    return [np.dtype(leaf.dtype).name, list(leaf.shape)]
+
+
+def _shown(form: list[Any] | None) -> str:
+    return "absent" if form is None else f"{form[0]}{form[1]}"
+
+
+@functools.cache
+def _silence_threads() -> None:
+    """Drop what threads of the storage layer say that go on behind an error which has been raised already."""
+    show = sys.unraisablehook
+
+    def unless_late(unraisable: Any) -> None:
+        if not str(unraisable.exc_value).startswith(_LATE):
+            show(unraisable)
+
+    sys.unraisablehook = unless_late
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from jaxfl.core import ArgumentError
 
 Form = Mapping[str, Any]
+_CHECKSUM = "checksum"
 _RESTORE = "Restore the file, or start again with another out."
 
 
@@ -86,6 +88,34 @@ def _refuse_kind(value: Any, kinds: tuple[type, ...], path: Path, key: str) -> N
     wanted = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
     found = "it does not" if value is _Absent else f"it holds {type(value).__name__}"
     raise ArgumentError("out", f"{path} must hold {key + ' as ' if key else ''}{wanted}", found, _RESTORE)
+
+
+class Damaged(Exception):
+    """A content is not what was written; the text says why."""
+
+
+def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A content with its checksum, which `checked` compares."""
+    content = json.loads(json.dumps(content))
+    return {**content, _CHECKSUM: _checksum_of(content)}
+
+
+def checked(content: Any, form: Form) -> dict[str, Any]:
+    """The content that `with_checksum` was given.
+
+    Raises:
+        Damaged: it is not as it was written.
+    """
+    content = dict(content) if isinstance(content, dict) else {}
+    if content.pop(_CHECKSUM, None) != _checksum_of(content):
+        raise Damaged("the record is altered")
+    if any(type(content.get(name)) is not kind for name, kind in form.items()):
+        raise Damaged("the record is of another version")
+    return content
+
+
+def _checksum_of(content: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -1,8 +1,8 @@
-"""Host's record of a lane while it runs, and the form of infos without a line yet in a checkpoint."""
+"""Host's record of a lane while it runs, and its form in a checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,8 +10,6 @@ import numpy as np
 
 from jaxfl.training.chunks import Infos, add_costs
 from jaxfl.training.lanes import Point
-
-_INFO = "info:"
 
 
 @dataclass
@@ -25,7 +23,7 @@ class LaneRecord:
     last_line: int | None = None  # its round
     seconds: float = 0.0  # its share of the time that rounds took
     timed_rounds: int = 0
-    ended: dict[str, Any] | None = None  # the record of `RunDirectory.mark_finished`
+    ended: dict[str, Any] | None = None  # its record in `PassDirectory.finish`
 
     def add(self, infos: Infos) -> Infos:
         """Append a chunk's infos to the stretch, with what the ledger makes of them, and return these."""
@@ -47,38 +45,20 @@ class LaneRecord:
         names, totals = self.point.variant.released, add_costs(self.totals, self.stretch)
         return {"released": {name: totals[name] for name in names}} if names else {}
 
+    def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Its record and its stretch in a checkpoint."""
+        stretch = self.stretch if self.ended is None else []
+        whole = {name: np.concatenate([infos[name] for infos in stretch]) for name in (stretch[0] if stretch else ())}
+        record = {"totals": self.totals, "last_line": self.last_line, "ended": self.ended}
+        return record, {f"{self.index}:{name}": values for name, values in whole.items()}
 
-def packed(lanes: Sequence[LaneRecord], fields: Sequence[str]) -> dict[str, np.ndarray]:
-    """The stretches of lanes as arrays; none where they are empty.
+    def restore(self, record: Mapping[str, Any], stretches: Mapping[str, np.ndarray]) -> None:
+        """Take over what `saved` gave.
 
-    Args:
-        lanes: those that run; all had their last line in the same round.
-        fields: of the infos; what a ledger made of them is made again.
-
-    Guarantees:
-        - stretches come back bit for bit, as if of one chunk.
-    """
-    if not lanes or not lanes[0].stretch:
-        return {}
-    whole = {"lanes": np.array([lane.index for lane in lanes], np.int32)}
-    for name in fields:
-        whole[_INFO + name] = np.stack([np.concatenate([infos[name] for infos in lane.stretch]) for lane in lanes])
-    return whole
-
-
-def unpack(lanes: Sequence[LaneRecord], arrays: Mapping[str, np.ndarray]) -> None:
-    """Give lanes the stretches that `packed` made arrays of."""
-    by_index = {lane.index: lane for lane in lanes}
-    for row, index in enumerate(arrays["lanes"].tolist() if "lanes" in arrays else ()):
-        names = [name for name in arrays if name.startswith(_INFO)]
-        # Contiguous, as they came from the device: the order of a sum depends on it.
-        by_index[index].add({name.removeprefix(_INFO): np.ascontiguousarray(arrays[name][row]) for name in names})
-
-
-def rounds_since_line(lane: LaneRecord) -> int:
-    """Rounds of its stretch."""
-    return sum(_num_rounds(infos) for infos in lane.stretch)
-
-
-def _num_rounds(infos: Infos) -> int:
-    return len(next(iter(infos.values())))
+        Guarantees:
+            - stretches come back bit for bit, as if of one chunk.
+        """
+        self.totals, self.last_line, self.ended = dict(record["totals"]), record["last_line"], record["ended"]
+        own = f"{self.index}:"
+        infos = {name.removeprefix(own): values for name, values in stretches.items() if name.startswith(own)}
+        self.stretch = [infos] if infos else []

@@ -1,11 +1,12 @@
-"""The training loop: variants and seeds become lanes, lanes that may share a program share it, programs run in turn.
+"""The training loop: variants and seeds become lanes, lanes that may share a program share it, passes run in turn.
 
-A run killed at any moment and resumed ends with the same metrics.jsonl, results.csv (but for its seconds) and the same
+A run killed at any moment and resumed ends with the same lines, results.csv (but for its seconds) and the same
 parameters as one that was never interrupted (on the same machine and versions).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,29 +15,31 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from jaxfl.core import ArgumentError, Array
 from jaxfl.core.check import at_least, non_negative
 from jaxfl.core.counts import FatalCount
 from jaxfl.privacy.statements import SECRET, SIMULATED
 from jaxfl.training.chunks import Diverged
+from jaxfl.training.environment import describe_environment, warn_of_changes
 from jaxfl.training.grouping import points_of, programs_of, recorded_settings
 from jaxfl.training.json_files import jsonable
-from jaxfl.training.lanes import Point
+from jaxfl.training.lanes import Point, Strategy
+from jaxfl.training.lockstep import Lockstep, SaveTimes
+from jaxfl.training.pass_directory import Label, PassDirectory
 from jaxfl.training.preflight import peak_text, require_memory
-from jaxfl.training.processes import is_first, of_first, several, together
+from jaxfl.training.processes import any_process, is_first, of_first, several, together
 from jaxfl.training.program import Compiled, Program
 from jaxfl.training.progress import ProgressReport
-from jaxfl.training.records import RunDirectory
 from jaxfl.training.results import RESULTS, write_results
-from jaxfl.training.save_times import SaveTimes
+from jaxfl.training.run_directory import RunDirectory
 from jaxfl.training.signals import Stop, Stopped
-from jaxfl.training.strategy import by_platform, describe, fitted
+from jaxfl.training.strategy import as_recorded, by_platform, fitted
 from jaxfl.training.summary import every_node, summarize_run
-from jaxfl.training.sweep import Lockstep
 from jaxfl.training.variant import Variant, check_variants
 
-Records = dict[tuple[str, int], dict[str, Any]]
+Records = dict[Label, dict[str, Any]]
 
 
 def train(
@@ -50,6 +53,7 @@ def train(
     key: Array | None = None,
     stop: Stop | None = None,
     lanes_at_once: int | None = None,
+    only: int | None = None,
 ) -> dict[str, Any]:
     """Train every variant with every seed and leave a complete run directory behind.
 
@@ -72,9 +76,12 @@ def train(
             here.
         lanes_at_once: lanes of one program that a device computes side by side. Default: 1 on a CPU, where a lane's
             numbers are then the same bits as alone, and elsewhere as many as fit. A resumed run keeps what it had.
+        only: number of a pass of `divide_run`: nothing but this is trained, in `run` from `read_run`. Processes that
+            share no memory may train one each at the same time; a call without it then makes the tables and the
+            summary.
 
     Returns:
-        The content of summary.json.
+        The content of summary.json; empty where `only` one pass is trained.
 
     Raises:
         ArgumentError: an argument cannot be used, or differs from the run that is resumed, or a variant does not fit
@@ -82,10 +89,11 @@ def train(
             (docs/devices.md) and a variant has no placement. A new run that is refused
             before its first round leaves nothing behind, and one that is resumed stays as it is.
         Diverged: of a single variant and seed a measurement or metric is not finite. Lines written so far stay, the
-            summary says "diverged". Of several, that one ends, its status says so, and the others go on.
+            summary says "diverged". Of several, and in a pass by itself, that one ends, its status says so, and the
+            others go on.
         FatalCount: the rounds were not those that the algorithm assumes; "stopped" in place of "diverged".
         Stopped: `stop` asked for it; the chunk was finished and the state saved.
-        OSError: a file cannot be read or written, or another program changed metrics.jsonl while the run went on.
+        OSError: a file cannot be read or written, or another program changed a metrics.jsonl while the run went on.
 
     Guarantees:
         - resumed equals uninterrupted, bit for bit.
@@ -106,64 +114,41 @@ def train(
     check_variants(variants)
     _refuse_alone(variants)
     points = points_of(variants, key)
-    facts = {
-        name: {
-            "seeds": variant.seeds,
-            "settings": variant.settings,
-            "privacy": variant.privacy and cache(partial(_with_key, variant.privacy, key)),
-            "released": variant.released,
-        }
-        for name, variant in variants.items()
-    }
     ended: Records = {}
-
-    def conclude(status: str, records: Records) -> dict[str, Any]:
-        lines = run.read_metrics()
-        in_order = {point.label: records[point.label] for point in points if point.label in records}
-        content = summarize_run(lines, in_order, facts, config=run.config, status=status)
-        names = {point.name: point.node_names for point in reversed(points)}  # of the first seed
-        run.write_privacy(every_node(content["variants"], names))
-        run.write_summary(content)
-        settings = {name: variant.settings for name, variant in variants.items()}
-        privacy = {name: fact["privacy"] for name, fact in facts.items() if fact["privacy"]}
-        of_first(lambda: write_results(run.path / RESULTS, in_order, lines, settings, privacy))
-        return jsonable(content, "summary")
-
-    alone, stop = len(points) == 1 and not run.is_part, Stop() if stop is None else stop
-    total, quiet = sum(point.variant.last_round for point in points), quiet or not is_first()
-    with run.held(), ProgressReport(total, quiet=quiet) as progress:
+    conclude = partial(_conclude, run, points, variants, key)
+    alone, stop = len(points) == 1 and only is None, Stop() if stop is None else stop
+    quiet = quiet or not is_first()
+    with (
+        run.held() if only is None else run.passes[only].held(),
+        ProgressReport(sum(point.variant.last_round for point in points), quiet=quiet) as progress,
+    ):
         stop.undo_until_heeded(run.withdraw)
         try:
-            jobs = _prepare(points, run, progress, lanes_at_once)
+            passes = _prepare(points, run, progress, lanes_at_once, only)
         except ArgumentError:
             run.withdraw()
             raise
-        run.drop_summary()
-        done = run.finished(point.label for point in points)
-        times = SaveTimes(checkpoint_minutes, stop)
-        for index, job in enumerate(jobs):
-            if job.compiled:
-                _announce(index, job, run, progress)
-            for number, first in enumerate(range(0, len(job.program.points), job.lanes_a_pass)):
-                lanes = job.program.points[first : first + job.lanes_a_pass]
-                if all(point.label in done for point in lanes):
-                    ended |= {point.label: done[point.label] for point in lanes}
-                    progress.skip(sum(point.variant.last_round for point in lanes))
-                    continue
-                assert job.compiled is not None
-                label = f"{lanes[0].name}, seed {lanes[0].seed}" if len(lanes) == 1 else f"{len(lanes)} runs"
-                progress.begin(label, sum(point.variant.last_round for point in lanes))
-                together = job.compiled.strategy.num_slots > 1
+        if only is None:
+            run.drop_summary()
+        saves = SaveTimes(checkpoint_every, checkpoint_minutes, keep_checkpoints)
+        for one in passes:
+            num_rounds = sum(point.variant.last_round for point in one.points)
+            if one.compiled is None:
+                ended |= one.ended
+                progress.skip(num_rounds)
+                continue
+            name, seed = one.points[0].label
+            progress.begin(f"{name}, seed {seed}" if len(one.points) == 1 else f"{len(one.points)} runs", num_rounds)
+            with one.directory.held() if only is None else contextlib.nullcontext():
+                _note_begin(one)
                 lockstep = Lockstep(
-                    job.program,
-                    job.compiled,
-                    lanes,
-                    run=run,
-                    directory=run.pass_directory(index, number) if together else run.lane_directory(*lanes[0].label),
-                    checkpoint_every=checkpoint_every,
-                    keep_checkpoints=keep_checkpoints,
-                    times=times,
-                    compile_seconds=0.0 if number else job.seconds,
+                    one.program,
+                    one.compiled,
+                    one.points,
+                    directory=one.directory,
+                    saves=saves,
+                    stop=stop,
+                    compile_seconds=one.seconds,
                     progress=progress,
                     raises=alone,
                 )
@@ -175,11 +160,85 @@ def train(
                     end = {"until": (error.rounds or (0, 0))[1], "status": status, "reason": str(error)}
                     conclude(status, {points[0].label: {**_UNRECORDED, **end, **lockstep.released()}})
                     raise
-                progress.end()
-                if times.stops():
-                    raise Stopped(max(ended[point.label]["until"] for point in lanes))
-    spent = any(record["status"] == "budget_spent" for record in ended.values())
-    return conclude("budget_spent" if spent else "finished", ended)
+            progress.end()
+            if any_process(stop.requested):
+                raise Stopped(max(ended[point.label]["until"] for point in one.points))
+        if only is not None:
+            return {}
+        spent = any(record["status"] == "budget_spent" for record in ended.values())
+        return conclude("budget_spent" if spent else "finished", ended)
+
+
+def divide_run(variants: Mapping[str, Variant], at_once: int, *, run: RunDirectory, key: Array | None = None) -> int:
+    """Divide the lanes of a run into passes of which about `at_once` can be trained at any time, by `train(only=)`.
+
+    Args:
+        variants: as `train` takes them.
+        at_once: passes that can run at the same time: jobs, or devices; at least 1.
+        run: from `open_run`. One that is divided already stays as it is.
+        key: as `train` takes it.
+
+    Returns:
+        The number of passes, none of them empty. No pass has lanes of two programs. A program is shared out evenly
+        where there are fewer programs than `at_once`. One whose lanes end in different rounds, or have budgets, stays
+        whole: an end divides the chunks of all lanes.
+
+    Raises:
+        ArgumentError: variants that cannot be trained, or that differ from those of a run that is resumed.
+
+    Guarantees:
+        - every lane is in one pass.
+        - a program whose lanes may end apart stays whole.
+    """
+    at_least(1, at_once=at_once)
+    check_variants(variants)
+    points = points_of(variants, key)
+    programs = programs_of(points)
+    run.record_training(recorded_settings(points))
+    if not run.passes:
+        shares, lanes = -(-at_once // len(programs)), []
+        for program in programs:
+            labels = [point.label for point in program.points]
+            count = min(shares, len(labels)) if _end_together(program) else 1
+            lanes += [[labels[index] for index in part] for part in np.array_split(np.arange(len(labels)), count)]
+        run.record_passes(lanes)
+    return len(run.passes)
+
+
+def _end_together(program: Program) -> bool:
+    """Whether no lane can end before another but by diverging."""
+    variants: Sequence[Variant] = [point.variant for point in program.points]
+    return len({variant.last_round for variant in variants}) == 1 and not any(v.budgets for v in variants)
+
+
+def _conclude(
+    run: RunDirectory,
+    points: Sequence[Point],
+    variants: Mapping[str, Variant],
+    key: Array | None,
+    status: str,
+    records: Records,
+) -> dict[str, Any]:
+    """Write tables and summary of what the passes hold; returns the summary."""
+    lines = run.read_metrics()
+    facts = {
+        name: {
+            "seeds": variant.seeds,
+            "settings": variant.settings,
+            "privacy": variant.privacy and cache(partial(_with_key, variant.privacy, key)),
+            "released": variant.released,
+        }
+        for name, variant in variants.items()
+    }
+    in_order = {point.label: records[point.label] for point in points if point.label in records}
+    content = summarize_run(lines, in_order, facts, config=run.config, status=status)
+    names = {point.name: point.node_names for point in reversed(points)}  # of the first seed
+    run.write_privacy(every_node(content["variants"], names))
+    run.write_summary(content)
+    settings = {name: variant.settings for name, variant in variants.items()}
+    privacy = {name: fact["privacy"] for name, fact in facts.items() if fact["privacy"]}
+    of_first(lambda: write_results(run.path / RESULTS, in_order, lines, settings, privacy))
+    return jsonable(content, "summary")
 
 
 def _refuse_alone(variants: Mapping[str, Variant]) -> None:
@@ -199,68 +258,109 @@ def _with_key(
     return [{**stated, "assumptions": (*stated.get("assumptions", ()), origin)} for stated in given]
 
 
-class _Job(NamedTuple):
-    """A program on its way."""
+class _Pass(NamedTuple):
+    """A pass that is to run, or has ended."""
 
+    directory: PassDirectory
     program: Program
-    compiled: Compiled | None  # None where all lanes have ended
-    lanes_a_pass: int  # that run together
-    seconds: float  # that compiling took
+    points: tuple[Point, ...]
+    ended: Records
+    strategy: Strategy | None = None  # None where all lanes have ended
+    is_begun: bool = False  # its strategy stays
+    compiled: Compiled | None = None
+    seconds: float = 0.0  # that compiling took
 
 
 _UNRECORDED = {"round": None, "seconds": {"compile": 0.0, "run": 0.0, "timed_rounds": 0, "rounds_a_call": 0}}
 
 
 def _prepare(
-    points: Sequence[Point], run: RunDirectory, progress: ProgressReport, lanes_at_once: int | None
-) -> list[_Job]:
+    points: Sequence[Point], run: RunDirectory, progress: ProgressReport, lanes_at_once: int | None, only: int | None
+) -> list[_Pass]:
     """Say what is wrong with any program before one of them runs, and compile those with something left to run."""
     programs = programs_of(points)
     run.record_training(recorded_settings(points))
-    recorded, done = run.recorded_programs(), run.finished(point.label for point in points)
-    run.refuse_gaps([part for index, program in enumerate(programs) for part in _parts(program, recorded[index:])])
-    began = time.perf_counter()
-    waiting = [any(point.label not in done for point in program.points) for program in programs]
-    finish = []
+    passes = _recorded(run, programs, lanes_at_once, only)
+    choices = [(one.program, one.strategy, one.is_begun) for one in passes if one.strategy is not None]
+    if not run.passes:
+        choices = [(program, by_platform(program, lanes_at_once), False) for program in programs]
+    began, compiled, peaks = time.perf_counter(), {}, {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for index, program in enumerate(programs):
-            if waiting[index]:
+        for program, strategy, _ in choices:
+            if (program, strategy) not in compiled:
                 progress.begin(program.label, 0)
-                before = recorded[index] if index < len(recorded) else None
-                finish.append(program.begin_compiling(by_platform(program, before, lanes_at_once), pool))
-        compiled = iter([compiled() for compiled in finish])
-    jobs, peaks = [], {}
-    for index, program in enumerate(programs):
-        fit = next(compiled) if waiting[index] else None
-        if fit is not None:
-            if index < len(recorded):  # another division of the lanes would not find their checkpoints
-                together(require_memory, program.label, fit.peak, program.structure, program.variant.task)
-            else:
-                fit = fitted(program, fit)
-            peaks[program.label] = fit.peak
-        lanes = len(program.points) if fit is None else min(fit.strategy.num_slots, len(program.points))
-        # As recorded, though another number of devices may pad them otherwise.
-        jobs.append(_Job(program, fit, recorded[index]["lanes_a_pass"] if index < len(recorded) else lanes, 0.0))
+                compiled[program, strategy] = program.begin_compiling(strategy, pool)
+        compiled = {choice: finish() for choice, finish in compiled.items()}
+    for program, strategy, is_begun in dict.fromkeys(choices):
+        fit = compiled[program, strategy]
+        if is_begun:  # other slots would not fit its checkpoints, and lanes side by side may have other last bits
+            together(require_memory, program.label, fit.peak, program.structure, program.variant.task)
+        else:
+            fit = compiled[program, strategy] = fitted(program, fit, divided=bool(run.passes))
+        peaks[program.label] = fit.peak
     if peaks:
         progress.announce(peak_text(peaks))
-    share = of_first(lambda: (time.perf_counter() - began) / max(1, sum(waiting)))
-    return [job._replace(seconds=share) if job.compiled else job for job in jobs]
+    if not run.passes:
+        of_program = {program: compiled[program, strategy] for program, strategy, _ in choices}
+        run.record_passes([labels for program in programs for labels in _divided(program, of_program[program])])
+        passes = _recorded(run, programs, None, None)
+        passes = [one._replace(compiled=of_program[one.program]) for one in passes]
+    else:
+        passes = [one._replace(compiled=compiled.get((one.program, one.strategy))) for one in passes]
+    seconds = of_first(lambda: (time.perf_counter() - began) / max(1, len(compiled)))
+    firsts = {id(one.compiled): one.directory for one in reversed(passes)}
+    for program in dict.fromkeys(one.program for one in passes if one.compiled):
+        _announce(program, [one for one in passes if one.program is program], progress)
+    return [one._replace(seconds=seconds) if firsts[id(one.compiled)] is one.directory else one for one in passes]
 
 
-def _parts(program: Program, recorded: Sequence[Mapping[str, Any]]) -> list[list[tuple[str, int]]]:
-    """The lanes of each pass of a program, as recorded; all together where it has not run yet."""
-    labels = [point.label for point in program.points]
-    lanes = recorded[0]["lanes_a_pass"] if recorded else len(labels)
+def _divided(program: Program, compiled: Compiled) -> list[list[Label]]:
+    """The lanes of each pass of a program."""
+    labels, lanes = [point.label for point in program.points], compiled.strategy.num_slots
     return [labels[first : first + lanes] for first in range(0, len(labels), lanes)]
 
 
-def _announce(index: int, job: _Job, run: RunDirectory, progress: ProgressReport) -> None:
-    """Record how a program's lanes are computed, and say it."""
-    assert job.compiled is not None
-    program, strategy = job.program, job.compiled.strategy
-    if index >= len(run.recorded_programs()):
-        run.record_program(index, describe(program, strategy))
+def _recorded(
+    run: RunDirectory, programs: Sequence[Program], lanes_at_once: int | None, only: int | None
+) -> list[_Pass]:
+    """The passes of a run that has been divided, each with how it ended, or how it is computed."""
+    directories, of_label = run.passes, {point.label: program for program in programs for point in program.points}
+    whole = sorted(label for one in directories for label in one.lanes) == sorted(of_label)
+    if directories and not (whole and all(len({of_label[label] for label in one.lanes}) == 1 for one in directories)):
+        found, remedy = "its training.passes do not", "Restore the file, or start again with another out."
+        raise ArgumentError("out", f"{run.path}/config.json must hold each lane once", found, remedy)
+    passes = []
+    for directory in directories if only is None else [directories[only]]:
+        program, ended, begun = of_label[directory.lanes[0]], directory.end(), directory.begun()
+        points = tuple(point for point in program.points if point.label in directory.lanes)
+        strategy = None
+        if ended is None and begun is not None:
+            strategy = as_recorded(program, begun)
+            of_first(partial(_warn, begun, directory))
+        elif ended is None:
+            same = [one for one in directories if of_label[one.lanes[0]] is program]
+            most = max(len(one.lanes) for one in (same if only is None else [directory]))
+            strategy = by_platform(program, lanes_at_once, most)
+        passes.append(_Pass(directory, program, points, ended or {}, strategy, begun is not None))
+    return passes
+
+
+def _warn(begun: Mapping[str, Any], directory: PassDirectory) -> None:
+    warn_of_changes(begun["environment"], describe_environment(), directory.path)
+
+
+def _note_begin(one: _Pass) -> None:
+    """Record how the lanes of a pass are computed; of one that is resumed nothing changes."""
+    assert one.compiled is not None
+    if not one.is_begun:
+        strategy = one.compiled.strategy
+        choice = {"slots": strategy.num_slots, "at_once": strategy.at_once, "strategy": strategy.text}
+        one.directory.begin({**choice, "environment": describe_environment()})
+
+
+def _announce(program: Program, passes: Sequence[_Pass], progress: ProgressReport) -> None:
+    """Say how a program's lanes are computed."""
     if len(program.points) > 1:
-        passes = -(-len(program.points) // job.lanes_a_pass)
-        text = f"{len(program.points)} runs of {program.label} share one program, computed {strategy.text}"
-        progress.announce(text + (f", in {passes} passes" if passes > 1 else ""))
+        text = next(one.compiled.strategy.text for one in passes if one.compiled)
+        text = f"{len(program.points)} runs of {program.label} share one program, computed {text}"
+        progress.announce(text + (f", in {len(passes)} passes" if len(passes) > 1 else ""))

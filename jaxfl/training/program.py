@@ -33,7 +33,7 @@ from jaxfl.training.variant import Measure, Variant, check_counted
 
 
 class Compiled(NamedTuple):
-    """Executables of one program. They take lanes from `Program.lanes` and states from `init` or `Program.place`."""
+    """Executables of one program. They take lanes from `Program.lanes` and states from `init` or a checkpoint."""
 
     strategy: Strategy
     init: Executable  # (lanes, data) -> state
@@ -156,34 +156,18 @@ class Program:
         everywhere = NamedSharding(node_mesh(strategy.num_node_shares), PartitionSpec())
         return jax.tree.map(partial(put, sharding=everywhere), lanes)
 
-    def place(self, state: PyTree, strategy: Strategy) -> PyTree:
-        """A restored state, on the device, where the compiled rounds want it, its lanes padded."""
-
-        def pad(leaf):
-            missing = strategy.num_slots - leaf.shape[0]
-            return jnp.concatenate([leaf, *[leaf[:1]] * missing]) if missing else leaf
-
-        state = state if strategy.num_slots == 1 else self.map_lanes(pad, state)
-        shardings = self._shardings(strategy)
-        return state if shardings is None else jax.tree.map(put, state, shardings)
-
-    def saved(self, state: PyTree, strategy: Strategy, num_lanes: int) -> PyTree:
-        """The state as a checkpoint holds it: whole, and without padding."""
-        state = fetched(state)
-        if strategy.num_slots == 1:
-            return state
-        return self.map_lanes(lambda leaf: np.asarray(leaf)[:num_lanes], state)
-
-    def saved_structure(self, num_lanes: int | None) -> PyTree:
-        """Shapes of what `saved` gives; None for a lane without an axis."""
-        if num_lanes is None:
+    def slots_structure(self, num_slots: int) -> PyTree:
+        """Shapes and dtypes of the state of this many lanes; a lane alone has no axis."""
+        if num_slots == 1:
             return self.structure
-        return self.map_lanes(lambda leaf: jax.ShapeDtypeStruct((num_lanes, *leaf.shape), leaf.dtype), self.structure)
+        return self.map_lanes(lambda leaf: jax.ShapeDtypeStruct((num_slots, *leaf.shape), leaf.dtype), self.structure)
 
     def lane_state(self, state: PyTree, strategy: Strategy, index: int) -> PyTree:
         """One lane's state, whole, without an axis of lanes."""
         state = fetched(state)
-        return state if strategy.num_slots == 1 else self.map_lanes(lambda leaf: np.asarray(leaf)[index], state)
+        if strategy.num_slots == 1:
+            return state
+        return self.map_lanes(lambda leaf: np.asarray(np.asarray(leaf)[index]), state)
 
     def node_params(self, state: PyTree, strategy: Strategy, index: int, point: Point) -> PyTree:
         """One lane's parameters, leaves (n, *leaf)."""
@@ -207,8 +191,8 @@ class Program:
         """
         points = self.points[: strategy.num_slots]
         lanes, tables = self.lanes(points, strategy), self.tables(points, strategy)
-        state = self.saved_structure(strategy.num_slots if strategy.num_slots > 1 else None)
-        shardings = self._shardings(strategy)
+        state = self.slots_structure(strategy.num_slots)
+        shardings = self.shardings(strategy)
         init, rounds, evaluate = self._functions(strategy)
         # Given for every leaf: an empty one would come back in another than it is taken in. And not by the state's
         # shapes: zeros_like of one that a loop over devices closes over would ask for its sharding there.
@@ -329,14 +313,12 @@ class Program:
             return NamedSharding(node_mesh(strategy.num_node_shares), PartitionSpec())
         return strategy.sharding() if strategy.num_devices > 1 else None
 
-    def _shardings(self, strategy: Strategy) -> PyTree | None:
+    def shardings(self, strategy: Strategy) -> PyTree | None:
         """Return the tree of a state's shardings, or None where one device does all."""
         if strategy.num_node_shares > 1:
             mesh, nodes = node_mesh(strategy.num_node_shares), self._uploads.of(self.points[0]).num_nodes
-            num_lanes = strategy.num_slots if strategy.num_slots > 1 else None
-            lead = 0 if num_lanes is None else 1
             # `round_index`, which lanes share, is a scalar and lies on every device with one axis in front or without.
-            return node_shardings(mesh, self.saved_structure(num_lanes), nodes, lead)
+            return node_shardings(mesh, self.slots_structure(strategy.num_slots), nodes, int(strategy.num_slots > 1))
         if strategy.num_devices > 1:
             whole = jax.tree.map(lambda leaf: strategy.sharding(), self.structure)
             return self.map_lanes(lambda leaf: strategy.sharding(POINTS), whole)

@@ -15,8 +15,8 @@ from jaxfl.core import ArgumentError
 from jaxfl.privacy.statements import SECRET
 from jaxfl.training.json_files import jsonable, read_json, write_json
 from jaxfl.training.processes import on_first
-from jaxfl.training.records import PRIVACY, RunDirectory, slug
 from jaxfl.training.restore import restore_state
+from jaxfl.training.run_directory import PRIVACY, RunDirectory, slug
 from jaxfl.training.variant import Variant
 
 _PUBLISHED = ("finished", "budget_spent")  # ends that depend on no data

@@ -6,11 +6,11 @@ import operator
 from pathlib import Path
 
 from jaxfl.core import ArgumentError, PyTree
-from jaxfl.training.checkpoint import Checkpoints
-from jaxfl.training.file_list import Owner
+from jaxfl.training.checkpoint import Checkpoints, Restored
 from jaxfl.training.lanes import Point, Uploads
+from jaxfl.training.pass_directory import CHECKPOINTS, ENDED
 from jaxfl.training.program import Program
-from jaxfl.training.records import ENDED, RunDirectory
+from jaxfl.training.run_directory import RunDirectory
 from jaxfl.training.variant import Variant
 
 
@@ -27,38 +27,36 @@ def restore_state(run: RunDirectory, name: str, variant: Variant, seed: int) -> 
         (round, state).
 
     Raises:
-        ArgumentError: there is no readable checkpoint, or it is another run's, or holds a state of another form.
+        ArgumentError: there is no readable checkpoint, or it is another run's, or holds a state of another form. One
+            that diverged has no state at its end.
         OSError: it cannot be read.
 
     Guarantees:
         - reading a state changes nothing.
     """
-    point = Point(name, variant, seed, "")  # no key is made of it
-    program = Program([point], Uploads())
-    directory = run.lane_directory(name, seed)
-    for path in (directory / ENDED, directory):
-        restored = _restored(path, program.structure, Owner(run.fingerprint, (point.label,)))
-        if restored is not None:
-            return restored
-    for index, recorded in enumerate(run.recorded_programs()):
-        if [name, seed] in recorded["lanes"]:
-            number, lane = divmod(recorded["lanes"].index([name, seed]), recorded["lanes_a_pass"])
-            num_lanes = min(recorded["lanes_a_pass"], len(recorded["lanes"]) - number * recorded["lanes_a_pass"])
-            first = number * recorded["lanes_a_pass"]
-            owner = Owner(run.fingerprint, tuple((name, seed) for name, seed in recorded["lanes"][first:][:num_lanes]))
-            restored = _restored(run.pass_directory(index, number), program.saved_structure(num_lanes), owner)
+    program = Program([Point(name, variant, seed, "")], Uploads())  # no key is made of it
+    for one in run.passes:
+        begun = one.begun() if (name, seed) in one.lanes else None
+        if begun is not None:
+            lane, slots = one.lanes.index((name, seed)), begun["slots"]
+            restored = _restored(one.path / ENDED / str(lane), program.structure, one.owner)
             if restored is not None:
-                return restored[0], program.map_lanes(operator.itemgetter(lane), restored[1])
-    remedy = "Name a variant and seed of this run."
-    raise ArgumentError("variant", "must have a readable checkpoint", f"{directory} has none", remedy)
+                return restored.round_index, restored.state
+            restored = _restored(one.path / CHECKPOINTS, program.slots_structure(slots), one.owner)
+            if restored is not None and restored.record["lanes"][lane]["ended"] is None:
+                state = restored.state
+                return restored.round_index, state if slots == 1 else program.map_lanes(
+                    operator.itemgetter(lane), state
+                )
+    found, remedy = f"{name}, seed {seed}, has none in {run.path}", "Name a variant and seed of this run."
+    raise ArgumentError("variant", "must have a readable checkpoint", found, remedy)
 
 
-def _restored(directory: Path, structure: PyTree, owner: Owner) -> tuple[int, PyTree] | None:
+def _restored(directory: Path, structure: PyTree, owner: str) -> Restored | None:
     if not directory.exists():
         return None
     checkpoints = Checkpoints(directory, None, owner)
     try:
-        restored = checkpoints.restore(structure)
-        return None if restored is None else (restored.round_index, restored.state)
+        return checkpoints.restore(structure)
     finally:
         checkpoints.close()

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from jaxfl.training.json_files import jsonable, write_atomically
-from jaxfl.training.records import lane_of
 
 RESULTS = "results.csv"
 _EPSILON = ("dp_epsilon", "dp_delta", "neighboring_relation")
@@ -39,7 +38,7 @@ def write_results(
     Guarantees:
         - resumed equals uninterrupted, byte for byte, but for the last column, the seconds that the rounds took.
     """
-    last = {lane_of(line): line for line in lines}
+    last = {(line["variant"], line["seed"]): line for line in lines}
     metrics = list(dict.fromkeys(name for lane in lanes for name in last.get(lane, ())))[3:]
     options = list(dict.fromkeys(name for variant, _ in lanes for name in settings[variant]))
     stated = {

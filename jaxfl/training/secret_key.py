@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxfl.core import ArgumentError, Array
 from jaxfl.training.processes import of_first
-from jaxfl.training.records import PRIVATE, RunDirectory
+from jaxfl.training.run_directory import PRIVATE, RunDirectory
 
 
 def secret_key(run: RunDirectory) -> Array:

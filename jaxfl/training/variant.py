@@ -14,7 +14,7 @@ from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, PyTree, T
 from jaxfl.core.check import at_least, one_of, positive
 from jaxfl.training.chunks import COSTS, default_chunk_rounds
 from jaxfl.training.evaluate import EvaluationSet, Scores
-from jaxfl.training.records import slug
+from jaxfl.training.run_directory import slug
 from jaxfl.training.sharding import Placement
 
 

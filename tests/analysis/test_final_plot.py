@@ -20,7 +20,8 @@ def write_run(folder, settings):
         for seed in (0, 1)
         for k in (5, 0)  # the last line counts, whatever its round
     ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "passes" / "0").mkdir(parents=True, exist_ok=True)
+    (folder / "passes" / "0" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "summary.json").write_text(json.dumps({"variants": {name: {"privacy": [PROVEN]} for name in settings}}))
 
 

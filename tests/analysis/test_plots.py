@@ -33,7 +33,8 @@ def _lines(variants=("A", "B"), seeds=(0, 1, 2), rounds=(0, 10, 20), scale=1.0):
 
 
 def _write(folder, lines):
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "passes" / "0").mkdir(parents=True, exist_ok=True)
+    (folder / "passes" / "0" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def test_a_run_is_drawn_from_its_metrics_alone(tmp_path):
@@ -151,7 +152,7 @@ def test_log_scale_only_where_a_positive_loss_spans_much(values, scale):
 def test_an_interrupted_run_is_drawn_as_far_as_it_came(tmp_path):
     lines = _lines()[:-2]  # the last seed of B has but its first line
     _write(tmp_path, lines)
-    with open(tmp_path / "metrics.jsonl", "a") as file:
+    with open(tmp_path / "passes" / "0" / "metrics.jsonl", "a") as file:
         file.write('{"variant": "B", "se')
     assert plot_run(tmp_path)[0].exists()
     curve = seeds_curve([line for line in lines if line["variant"] == "B"], "train_loss")

@@ -11,7 +11,7 @@ from experiments.frame import run
 from jaxfl.training import Stop
 
 SIGNAL, CHECKS = "JAXFL_TESTS_SIGNAL", 20
-_run_part = run.run_part  # in whose place the test puts what is below
+_run_pass = run.run_pass  # in whose place the test puts what is below
 
 
 class Disturbed(Stop):
@@ -31,8 +31,8 @@ class Disturbed(Stop):
         return self._requested
 
 
-def run_part(asked, run_path, path, lanes, stop):
-    """As `experiments.frame.run.run_part`."""
-    if Path(path).name == "0" and not (Path(path) / "metrics.jsonl").exists():
+def run_pass(asked, path, number, stop):
+    """As `experiments.frame.run.run_pass`."""
+    if number == 0 and not (Path(path) / "passes" / "0" / "metrics.jsonl").exists():
         stop.__class__ = Disturbed
-    _run_part(asked, run_path, path, lanes, stop)
+    _run_pass(asked, path, number, stop)

@@ -25,6 +25,7 @@ from jaxfl.core import ArgumentError
 from jaxfl.privacy import clients as accounting
 from jaxfl.privacy.clients.client_release import WITHOUT_NOISE
 from jaxfl.training import RunDirectory
+from jaxfl.training.pass_directory import PassDirectory
 
 ALI, PRIVATE, FIXED = "ALI-DPFL, as_published", "ALI-DPFL, private", "DPFL"
 SMALL = (
@@ -74,7 +75,7 @@ class Ended(NamedTuple):
         return json.loads((self.folder / "summary.json").read_text())
 
     def lines(self, variant, seed=0):
-        lines = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        lines = lines_of(self.folder)
         return [line for line in lines if (line["variant"], line["seed"]) == (variant, seed)]
 
 
@@ -267,7 +268,7 @@ class TestStatements:
 
     @pytest.mark.slow
     def test_interrupted_and_resumed_ends_alike(self, finished, tmp_path, monkeypatch, undrawn, cache):
-        append = RunDirectory.append_metrics
+        append = PassDirectory.append
         halfway = len(finished.lines(ALI)) // 2
 
         def interrupted(self, lines):
@@ -276,10 +277,10 @@ class TestStatements:
             append(self, lines)
 
         command = shlex.split(f"{RUN} {cache} --out {tmp_path / 'run'}")
-        monkeypatch.setattr(RunDirectory, "append_metrics", interrupted)
+        monkeypatch.setattr(PassDirectory, "append", interrupted)
         assert main(EXPERIMENT, command) == 130
         assert not (tmp_path / "run" / "summary.json").exists()
-        monkeypatch.setattr(RunDirectory, "append_metrics", append)
+        monkeypatch.setattr(PassDirectory, "append", append)
         resumed = run(f"{RUN} {cache} --resume", tmp_path / "run").summary()
         assert {**resumed, "seconds": {}} == {**finished.summary(), "seconds": {}}
 

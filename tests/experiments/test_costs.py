@@ -1,6 +1,5 @@
 """Costs on the command line: what devices and links change, and what curves are drawn against."""
 
-import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from run_files import run_bytes, run_lines
 
 from experiments.frame import EXPERIMENTS, main
 from experiments.frame.run import with_ledgers
@@ -45,10 +45,6 @@ def drawn(monkeypatch):
     return figures
 
 
-def lines_of(out):
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.parametrize("x", X_AXES)
 @pytest.mark.quick_cases(2)
 def test_curves_of_a_run_that_has_ended_are_drawn_again_against_any_cost(finished, x, tmp_path, drawn):
@@ -56,11 +52,11 @@ def test_curves_of_a_run_that_has_ended_are_drawn_again_against_any_cost(finishe
     assert train("privsgp_vr", tmp_path / "run", "--resume", "--x", x) == 0
     axes = {one.get_ylabel(): one for one in drawn["training.png"].axes}
     assert {one.get_xlabel() for one in axes.values()} == {X_AXES[x].label}
-    curve = seeds_curve(lines_of(finished), "test_accuracy", X_AXES[x].totals)
+    curve = seeds_curve(run_lines(finished), "test_accuracy", X_AXES[x].totals)
     (line,) = axes["test accuracy, mean over nodes"].lines
     np.testing.assert_allclose(np.asarray(line.get_xdata()), curve.x)
     assert len({*curve.x.tolist()}) == 3
-    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (finished / "metrics.jsonl").read_bytes()
+    assert run_bytes(tmp_path / "run") == run_bytes(finished)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +76,7 @@ def test_totals_are_those_of_the_devices_and_links_of_the_options(finished, tmp_
     words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     assert train("privsgp_vr", tmp_path / "run", *words) == 0
     costs = [f"total_{name}" for name in ("simulated_seconds", "joules")]
-    before, after = lines_of(finished), lines_of(tmp_path / "run")
+    before, after = run_lines(finished), run_lines(tmp_path / "run")
     assert [{**line, **dict.fromkeys(costs)} for line in after] == [{**line, **dict.fromkeys(costs)} for line in before]
     book = ledger(node_work(count(mlp((64, 4, 10)), (8, 8))), batch_size=2, **options)
     for line in after:

@@ -4,6 +4,7 @@ import re
 
 import pytest
 from processes import at_once, free_port
+from run_files import run_bytes
 
 from jaxfl.training import read_results, read_run
 
@@ -30,16 +31,16 @@ def without_libraries(text):
 def test_process_0_alone_writes_and_tells_and_the_run_goes_on_nowhere_twice(tmp_path):
     ends = both(tmp_path / "run", *EIGHT)
     assert [code for code, _ in ends] == [0, 0], ends
-    assert "their nodes over 4 devices" in read_run(tmp_path / "run").recorded_programs()[0]["strategy"]
+    assert "their nodes over 4 devices" in read_run(tmp_path / "run").passes[0].begun()["strategy"]
     assert "Run: " in ends[0][1]
     assert without_libraries(ends[1][1]) == ""
     lines = [(line["seed"], line["round"]) for line in read_run(tmp_path / "run").read_metrics()]
     assert lines == [(seed, number) for number in (0, 2, 4, 6) for seed in (0, 1)]
     assert [row["status"] for row in read_results(tmp_path / "run")] == ["finished"] * 2
     assert (tmp_path / "run" / "plots" / "training.png").exists()
-    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    before = run_bytes(tmp_path / "run")
     assert [code for code, _ in both(tmp_path / "run", *EIGHT, "--resume", "--shard", "points")] == [0, 0]
-    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+    assert run_bytes(tmp_path / "run") == before
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from helpers import leave_undrawn
 from problems import start
+from run_files import run_lines
 
 from experiments.dp_gradient_tracking import EXPERIMENT
 from experiments.dp_gradient_tracking.pictures import plot_budgets
@@ -71,7 +72,7 @@ def finished(tmp_path_factory):
 
 class TestFinishedRun:
     def test_measures_what_the_theory_bounds(self, finished):
-        lines = [json.loads(line) for line in (finished[0] / "metrics.jsonl").read_text().splitlines()]
+        lines = run_lines(finished[0])
         assert {line["variant"] for line in lines} == set(SCHEMES)
         for line in lines:
             assert line["gradient_norm_squared_average_model"] > 0

@@ -3,7 +3,6 @@
 import contextlib
 import csv
 import io
-import json
 import math
 import shlex
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from helpers import leave_undrawn
 from pinned.data import write
+from run_files import run_lines
 
 from experiments.dzofl import EXPERIMENT
 from experiments.dzofl.costs import published_ledger
@@ -191,7 +191,7 @@ def test_numbers_that_may_be_traced_share_a_program():
 @pytest.mark.slow
 def test_learns_digits_with_one_number_a_round(tmp_path):
     run("--method DZOFL --rounds 1000 --evaluate-every 500 --quiet", tmp_path / "run")
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = run_lines(tmp_path / "run")
     assert lines[0]["test_accuracy"] < 0.75
     assert lines[-1]["test_accuracy"] > 0.9
     assert lines[-1]["total_bits_sent"] == 1000 * 10 * 16

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import leave_undrawn
+from run_files import run_lines
 
 from experiments.embracing_fl import EXPERIMENT, methods, networks, options
 from experiments.embracing_fl.options import Point
@@ -36,10 +37,6 @@ def points(arguments):
 
 def summary_of(folder):
     return json.loads((folder / "summary.json").read_text())["variants"]
-
-
-def lines_of(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +68,7 @@ class TestFinishedRun:
         assert all(sent < 4 * 4 * 32 * 485 for sent in costs["bits_sent"]["per_seed"])
 
     def test_rounds_to_the_target_are_the_first_evaluations_that_reach_it(self, finished):
-        lines = lines_of(finished[0])
+        lines = run_lines(finished[0])
         for name, row in summary_of(finished[0]).items():
             assert row["target_accuracy"] == 0.05
             for seed, reached in enumerate(row["rounds_to_target"]["per_seed"]):

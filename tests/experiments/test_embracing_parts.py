@@ -246,11 +246,20 @@ def made_run(folder, dataset, name="embracing_fl", evaluated=True, **changes):
     folder.mkdir()
     content = {**options, "dataset": dataset, "lines": lines}
     (folder / "config.json").write_text(
-        json.dumps({"experiment": name, "preset": None, "config": content, "environment": {}})
+        json.dumps(
+            {
+                "experiment": name,
+                "preset": None,
+                "config": content,
+                "environment": {},
+                "training": {"passes": [[["case 7 embracing", 0]]]},
+            }
+        )
     )
     if evaluated:
         line = {"variant": "case 7 embracing", "seed": 0, "round": 0, "test_accuracy": 0.1}
-        (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+        (folder / "passes" / "0").mkdir(parents=True)
+        (folder / "passes" / "0" / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     return str(folder)
 
 

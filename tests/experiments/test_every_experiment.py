@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from helpers import leave_undrawn
+from run_files import run_bytes, run_lines
 
 import experiments
 from experiments.frame import EXPERIMENTS, Experiment, flat, main
@@ -21,8 +22,8 @@ from experiments.frame.experiment import request
 from experiments.frame.options import flag, options, text_of
 from experiments.frame.run import saved_options
 from jaxfl.core import ArgumentError
-from jaxfl.training import RunDirectory
 from jaxfl.training.json_files import jsonable
+from jaxfl.training.pass_directory import PassDirectory
 from jaxfl.training.results import read_results
 
 ALL = list(EXPERIMENTS)
@@ -92,7 +93,7 @@ class Ended(NamedTuple):
 
     def lines(self) -> list[dict[str, Any]]:
         """Lines of metrics.jsonl."""
-        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        return run_lines(self.folder)
 
     def asked(self):
         """The request that the arguments made."""
@@ -246,7 +247,7 @@ class TestBesideAFinishedRun:
     @pytest.mark.slow
     @pytest.mark.parametrize("finished", TRAINED, indirect=True)
     def test_interrupted_in_the_middle_and_resumed_equals_uninterrupted(self, finished, tmp_path, monkeypatch, capsys):
-        append = RunDirectory.append_metrics
+        append = PassDirectory.append
 
         def interrupted(self, lines):
             if any(line["round"] == 4 for line in lines):
@@ -254,19 +255,19 @@ class TestBesideAFinishedRun:
             append(self, lines)
 
         command = [*finished.arguments, "--out", str(tmp_path / "run")]
-        monkeypatch.setattr(RunDirectory, "append_metrics", interrupted)
+        monkeypatch.setattr(PassDirectory, "append", interrupted)
         assert run(finished.name, *command) == 130
         says = "interrupted: the same command with --resume goes on from the last checkpoint\n"
         assert capsys.readouterr().err == says
-        part, whole = ((path / "metrics.jsonl").read_bytes() for path in (tmp_path / "run", finished.folder))
+        part, whole = (run_bytes(path) for path in (tmp_path / "run", finished.folder))
         assert part
         assert len(part) < len(whole)
         assert whole.startswith(part)
         assert not (tmp_path / "run" / "summary.json").exists()
 
-        monkeypatch.setattr(RunDirectory, "append_metrics", append)
+        monkeypatch.setattr(PassDirectory, "append", append)
         assert run(finished.name, *command, "--resume") == 0
-        assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == whole
+        assert run_bytes(tmp_path / "run") == whole
         tables = [read_results(path) for path in (tmp_path / "run", finished.folder)]
         assert [{**row, "seconds": 0} for row in tables[0]] == [{**row, "seconds": 0} for row in tables[1]]
         resumed, uninterrupted = finished._replace(folder=tmp_path / "run").summary(), finished.summary()

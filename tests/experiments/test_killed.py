@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from run_files import run_bytes
 
 import experiments
 from experiments.frame.command_line import parse
@@ -44,8 +45,7 @@ def finish(arguments, out, *more):
 
 
 def num_lines(out):
-    path = out / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+    return run_bytes(out).count(b"\n")
 
 
 def kill_at_random(arguments, out, rng, lines):
@@ -61,7 +61,7 @@ def kill_at_random(arguments, out, rng, lines):
 
 def same_end(arguments, whole, other):
     """The same bytes of metrics and results (less seconds), and the same parameters."""
-    assert (other / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+    assert run_bytes(other) == run_bytes(whole)
     tables = [[{**row, "seconds": 0} for row in read_results(out)] for out in (whole, other)]
     assert tables[0] == tables[1]
     assert EXPERIMENT.prepare is not None
@@ -91,10 +91,10 @@ def test_a_truncated_newest_checkpoint_falls_back_to_the_one_before(tmp_path):
     whole, damaged = tmp_path / "whole", tmp_path / "damaged"
     finish(LONE, whole)
     shutil.copytree(whole, damaged)
-    (newest,) = (path for path in (damaged / "checkpoints").rglob("600") if path.is_dir())
+    (newest,) = damaged.glob("passes/0/checkpoints/600")
     for path in newest.rglob("*"):
         if path.is_file():
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    (newest.parent / "finished.json").unlink()
+    (damaged / "passes" / "0" / "end.json").unlink()
     assert "warning: " in finish(LONE, damaged, "--resume")
     same_end(LONE, whole, damaged)

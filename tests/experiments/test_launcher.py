@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import disturbed_job
 import pytest
+from run_files import run_bytes
 
 import experiments
 from experiments.frame import EXPERIMENTS, main
@@ -54,8 +55,8 @@ class Here:
         return SimpleNamespace(done=lambda: True, result=lambda: result, paths=paths)
 
     @property
-    def lanes(self):
-        """Lanes of every job, in the order of submission."""
+    def passes(self):
+        """Number of the pass of every job, in the order of submission."""
         return [job._spec[2] for job in self.jobs]
 
 
@@ -76,13 +77,9 @@ def inline(tmp_path_factory):
     return out
 
 
-def lanes_of(variants):
-    return [(name, seed) for name, variant in variants.items() for seed in variant.seeds]
-
-
 def same_end(out, whole):
     """The same bytes of lines and results, less seconds, and a summary with the same numbers."""
-    assert (out / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+    assert sorted(run_bytes(out).splitlines()) == sorted(run_bytes(whole).splitlines())
     tables = [
         [line.rpartition(",")[0] for line in (path / "results.csv").read_text().splitlines()] for path in (out, whole)
     ]
@@ -93,10 +90,8 @@ def same_end(out, whole):
 def test_a_grid_in_jobs_leaves_the_same_metrics_and_results_as_in_one_process(inline, here, tmp_path):
     assert main(EXPERIMENT, [*SHORT, "--out", str(tmp_path / "run"), *JOBS]) == 0
     same_end(tmp_path / "run", inline)
-    assert here.lanes == [tuple(LANES[:2]), tuple(LANES[2:])]
+    assert here.passes == [0, 1]
     assert (tmp_path / "run" / "plots" / "training.png").exists()
-    assert not list((tmp_path / "run" / "jobs").glob("*/checkpoints"))
-    assert (tmp_path / "run" / "checkpoints").exists()
 
 
 @pytest.mark.slow
@@ -106,10 +101,10 @@ def test_what_has_ended_is_not_submitted_again(inline, here, tmp_path, capsys):
     assert main(EXPERIMENT, command) == 1
     sentence = "stopped: 1 of 2 jobs did not end: job 1: killed too often; its output lies in "
     assert capsys.readouterr().err.startswith(sentence)
-    assert here.lanes == [tuple(LANES[:2]), tuple(LANES[2:]), tuple(LANES[2:])]
+    assert here.passes == [0, 1, 1]
     here.killed = ()
     assert main(EXPERIMENT, [*command, "--resume"]) == 0
-    assert here.lanes[3:] == [tuple(LANES[2:])]
+    assert here.passes[3:] == [1]
     same_end(tmp_path / "run", inline)
     assert main(EXPERIMENT, [*command, "--resume"]) == 0
     assert len(here.jobs) == 4
@@ -122,7 +117,7 @@ def test_a_run_is_divided_once(inline, here, tmp_path):
     command = [*SHORT, "--out", str(tmp_path / "run"), "--launcher", "local", "--retries", "0"]
     assert main(EXPERIMENT, [*command, "--jobs", "2"]) == 1
     assert main(EXPERIMENT, [*command, "--jobs", "4", "--resume"]) == 0
-    assert here.lanes == [tuple(LANES[:2]), tuple(LANES[2:]), tuple(LANES[2:])]
+    assert here.passes == [0, 1, 1]
     same_end(tmp_path / "run", inline)
 
 
@@ -131,7 +126,7 @@ def test_a_job_that_fails_stops_no_other(here, tmp_path, monkeypatch, capsys):
     train = frame_run.train
 
     def failing(variants, **rest):
-        if lanes_of(variants) == LANES[:1]:
+        if rest.get("only") == 0:
             raise OSError("the disk is away")
         return train(variants, **rest)
 
@@ -139,7 +134,7 @@ def test_a_job_that_fails_stops_no_other(here, tmp_path, monkeypatch, capsys):
     command = [*SHORT, "--out", str(tmp_path / "run"), "--launcher", "local", "--jobs", "4"]
     assert main(EXPERIMENT, command) == 1
     assert "1 of 4 jobs did not end: job 0: OSError: the disk is away" in capsys.readouterr().err
-    assert here.lanes == [(lane,) for lane in LANES]
+    assert here.passes == [0, 1, 2, 3]
 
 
 def test_what_jobs_refuse_is_refused_and_leaves_nothing(here, tmp_path, monkeypatch, capsys):
@@ -194,23 +189,15 @@ def test_a_directory_with_another_job_at_work_is_waited_for(inline, here, tmp_pa
         turns.append(job)
         if len(turns) > 2:
             return submit(job)
-        (out / "jobs" / "0").mkdir(exist_ok=True)
-        (out / "jobs" / "1").mkdir(exist_ok=True)
-        with held(out / "jobs" / "0"), held(out / "jobs" / "1"):
+        for one in read_run(out).passes:
+            one.path.mkdir(parents=True, exist_ok=True)
+        with held(out / "passes" / "0"), held(out / "passes" / "1"):
             return submit(job)
 
     monkeypatch.setattr(here, "submit", busy_at_first)
     assert main(EXPERIMENT, [*SHORT, "--out", str(out), *JOBS, "--retries", "0"]) == 0
     assert len(turns) == 4
     same_end(out, inline)
-
-
-@pytest.mark.slow
-def test_what_a_new_run_finds_of_another_division_is_none_of_its_own(inline, here, tmp_path):
-    (tmp_path / "run" / "jobs").mkdir(parents=True)
-    (tmp_path / "run" / "jobs" / "division.json").write_text('{"parts": [[["another", 0]]]}')
-    assert main(EXPERIMENT, [*SHORT, "--out", str(tmp_path / "run"), *JOBS]) == 0
-    same_end(tmp_path / "run", inline)
 
 
 @pytest.mark.slow
@@ -225,27 +212,17 @@ def test_jobs_have_the_secret_key_of_the_run(here, tmp_path, monkeypatch):
     assert len(list((tmp_path / "run").rglob("private"))) == 1
 
 
-class TestOneOrTheOther:
-    """A run goes on by the launchers that can find what it has."""
-
-    @pytest.mark.slow
-    def test_a_divided_run_does_not_go_on_inline(self, here, tmp_path, capsys):
-        here.killed = (1,)
-        command = [*SHORT, "--out", str(tmp_path / "run")]
-        assert main(EXPERIMENT, [*command, *JOBS, "--retries", "0"]) == 1
-        capsys.readouterr()
-        assert main(EXPERIMENT, [*command, "--resume"]) == 2
-        assert "--launcher: must be local or slurm here; " in capsys.readouterr().err
-        assert main(EXPERIMENT, [*command, *JOBS, "--resume"]) == 0
-        assert main(EXPERIMENT, [*command, "--resume"]) == 0
-
-    def test_a_run_of_one_process_does_not_go_on_in_jobs(self, inline, here, tmp_path, capsys):
-        out = tmp_path / "run"
-        shutil.copytree(inline, out)
-        next(iter((out / "checkpoints").rglob("finished.json"))).unlink()
-        assert main(EXPERIMENT, [*SHORT, "--out", str(out), *JOBS, "--resume"]) == 2
-        assert "--launcher: must be inline here; " in capsys.readouterr().err
-        assert main(EXPERIMENT, [*SHORT, "--out", str(out), "--resume"]) == 0
+@pytest.mark.slow
+def test_a_run_goes_on_by_any_launcher(inline, here, tmp_path):
+    here.killed = (1,)
+    command = [*SHORT, "--out", str(tmp_path / "jobs")]
+    assert main(EXPERIMENT, [*command, *JOBS, "--retries", "0"]) == 1
+    assert main(EXPERIMENT, [*command, "--resume"]) == 0
+    same_end(tmp_path / "jobs", inline)
+    shutil.copytree(inline, tmp_path / "inline")
+    (tmp_path / "inline" / "passes" / "0" / "end.json").unlink()
+    assert main(EXPERIMENT, [*SHORT, "--out", str(tmp_path / "inline"), *JOBS, "--resume"]) == 0
+    same_end(tmp_path / "inline", inline)
 
 
 @pytest.mark.parametrize(
@@ -344,14 +321,14 @@ def test_a_job_hears_a_signal_that_another_thread_receives(tmp_path):
     """Which thread does is the kernel's choice; Python's handlers run in the main thread, once that is awake."""
     heard = []
 
-    def work(path, lanes, stop):
+    def work(number, stop):
         signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
         began = time.monotonic()
         while not stop.requested and time.monotonic() - began < 20:
             time.sleep(0.01)
         heard.append(stop.requested)
 
-    assert Job(work, tmp_path / "0", ())().how == "finished"
+    assert Job(work, tmp_path / "0", 0)().how == "finished"
     assert heard == [True]
 
 
@@ -363,16 +340,16 @@ def test_a_job_that_was_killed_or_preempted_goes_on_from_its_last_checkpoint(sig
     assert main(EXPERIMENT, [*LONG, "--out", str(whole)]) == 0
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(Path(disturbed_job.__file__).parent)]))
     monkeypatch.setenv(disturbed_job.SIGNAL, str(int(signum)))
-    monkeypatch.setattr(frame_run, "run_part", disturbed_job.run_part)
+    monkeypatch.setattr(frame_run, "run_pass", disturbed_job.run_pass)
     assert main(EXPERIMENT, [*LONG, "--out", str(out), *JOBS]) == 0
     same_end(out, whole)
-    ends = read_run(out).finished(LANES)
+    ends = read_run(out).ended()
     timed = [ends[lane]["seconds"]["timed_rounds"] for lane in LANES]
     assert max(timed[:2]) < 400 == min(timed[2:]), "it goes on, and does not begin again"
-    submitted = list((out / "jobs" / "logs").glob("*_submitted.pkl"))
+    submitted = list((out / "jobs").glob("*_submitted.pkl"))
     assert len(submitted) == (2 if signum == signal.SIGUSR2 else 3)
     if signum == signal.SIGUSR2:
-        assert any("Requeued job" in path.read_text() for path in (out / "jobs" / "logs").glob("*_log.*"))
+        assert any("Requeued job" in path.read_text() for path in (out / "jobs").glob("*_log.*"))
 
 
 @pytest.mark.slow
@@ -382,7 +359,7 @@ def test_a_launcher_that_is_terminated_ends_its_jobs_and_is_resumed(tmp_path):
     command = [sys.executable, "-m", "experiments.privsgp_vr", *LONGER, "--out", str(out), *JOBS]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as child:
         began = time.monotonic()
-        while not all((out / "jobs" / number / "metrics.jsonl").exists() for number in "01"):
+        while not all((out / "passes" / number / "metrics.jsonl").exists() for number in "01"):
             assert time.monotonic() - began < 200
             time.sleep(0.05)
         child.send_signal(signal.SIGTERM)
@@ -392,8 +369,8 @@ def test_a_launcher_that_is_terminated_ends_its_jobs_and_is_resumed(tmp_path):
         "terminated: the same command with --resume goes on from the last checkpoints\n",
     )
     for number in "01":
-        assert not (out / "jobs" / number / "lock").exists(), "no process is at work there"
-        assert any(path.is_dir() for path in (out / "jobs" / number / "checkpoints").rglob("[1-9]*"))
+        assert not (out / "passes" / number / "lock").exists(), "no process is at work there"
+        assert any(path.is_dir() for path in (out / "passes" / number / "checkpoints").glob("[1-9]*"))
     done = subprocess.run([*command, "--resume"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stderr == ""
     assert [row["status"] for row in read_results(out)] == ["finished"] * 4

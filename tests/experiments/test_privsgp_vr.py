@@ -18,7 +18,7 @@ from jaxfl import graphs, privacy
 from jaxfl.analysis.plots import privacy_notes
 from jaxfl.privacy.gossip import CIFAR10_CONSTANTS
 from jaxfl.privacy.statements import statement_text
-from jaxfl.training import RunDirectory
+from jaxfl.training.pass_directory import PassDirectory
 
 
 def lines_of(arguments):
@@ -157,17 +157,17 @@ def test_stops_when_the_budget_is_spent_and_counts_on_when_resumed(tmp_path, mon
     assert 0 < rounds < 400
     assert proven(row["privacy"])["dp_epsilon"] <= 0.5 < epsilon_of(point, 359, rounds + 1)
 
-    append = RunDirectory.append_metrics
+    append = PassDirectory.append
 
     def interrupted(self, lines):
         if lines[0]["round"] == 10:
             raise KeyboardInterrupt
         append(self, lines)
 
-    monkeypatch.setattr(RunDirectory, "append_metrics", interrupted)
+    monkeypatch.setattr(PassDirectory, "append", interrupted)
     resumed = [*options, "--out", str(tmp_path / "resumed")]
     assert main(EXPERIMENT, resumed) == 130
-    monkeypatch.setattr(RunDirectory, "append_metrics", append)
+    monkeypatch.setattr(PassDirectory, "append", append)
     assert main(EXPERIMENT, [*resumed, "--resume"]) == 0
     again = json.loads((tmp_path / "resumed" / "summary.json").read_text())
     assert (again["variants"], again["status"]) == (summary["variants"], "budget_spent")

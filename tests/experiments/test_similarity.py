@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import leave_undrawn
+from run_files import run_lines
 
 from experiments.embracing_fl.networks import Problem
 from experiments.frame import choose, flat, main
@@ -47,7 +48,7 @@ def finished(tmp_path_factory):
         assert main(EXPERIMENT, arguments) == 0
     return (
         folder,
-        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()],
+        run_lines(folder),
         printed.getvalue(),
     )
 

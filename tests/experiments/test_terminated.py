@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from run_files import run_bytes
 
 import experiments
 
@@ -56,7 +57,7 @@ def ended(child):
 def test_a_run_that_is_terminated_goes_on_from_the_round_that_it_names(tmp_path):
     """Between two evaluations, which are minutes apart."""
     with start(LONG, tmp_path / "run") as child:
-        wait_for(child, (tmp_path / "run" / "metrics.jsonl").exists)
+        wait_for(child, (tmp_path / "run" / "passes" / "0" / "metrics.jsonl").exists)
         time.sleep(1)
         child.send_signal(signal.SIGTERM)
         code, error = ended(child)
@@ -64,7 +65,7 @@ def test_a_run_that_is_terminated_goes_on_from_the_round_that_it_names(tmp_path)
     text = "terminated: the same command with --resume goes on from round "
     assert error.startswith(text)
     assert error.count("\n") == 1
-    (saved,) = (path for path in (tmp_path / "run").glob("checkpoints/**/[0-9]*") if path.is_dir())
+    (saved,) = (path for path in (tmp_path / "run").glob("passes/0/checkpoints/[0-9]*") if path.is_dir())
     assert int(saved.name) == int(error.removeprefix(text)) > 0
     assert not (tmp_path / "run" / "summary.json").exists()
 
@@ -99,11 +100,11 @@ def test_terminated_and_resumed_equals_uninterrupted(tmp_path):
     for out, more in ((whole, ()), (stopped, ("--checkpoint-minutes", "0"))):
         with start(SHORT, out, *more) as child:
             if out == stopped:
-                wait_for(child, lambda: any((stopped / "checkpoints").glob("**/[0-9]*/files.json")))
+                wait_for(child, lambda: any(path.name.isdigit() for path in stopped.glob("passes/*/checkpoints/*")))
                 child.send_signal(signal.SIGTERM)
             code, error = ended(child)
         assert code == (0 if out == whole else 143), error
     with start(SHORT, stopped, "--resume") as child:
         code, error = ended(child)
     assert (code, error) == (0, "")
-    assert (stopped / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+    assert run_bytes(stopped) == run_bytes(whole)

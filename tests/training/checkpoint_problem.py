@@ -9,9 +9,8 @@ import numpy as np
 from toy_problem import toy_algorithm, toy_data, toy_task
 
 from jaxfl.training.checkpoint import Checkpoints
-from jaxfl.training.file_list import Owner
 
-OWNER = Owner("1f2e3d4c", (("Toy", 0), ("Toy", 1)))
+OWNER = "1f2e3d4c"
 
 
 @functools.cache

@@ -5,7 +5,7 @@
     python run_until_killed.py OUT OPERATION NUMBER
     python run_until_killed.py OUT count 0
 
-It dies SECONDS after LINES lines have been added to metrics.jsonl, by SIGKILL or by SIGTERM; or by SIGKILL just before
+It dies SECONDS after LINES lines have been added to the passes, by SIGKILL or by SIGTERM; or by SIGKILL just before
 the operation of that number, counted from 1, that changes a file below OUT; with LINES = 0 it finishes. With count it
 finishes, too, and prints how many operations of each kind there were, as JSON. Every chunk ends with a checkpoint.
 """
@@ -20,9 +20,10 @@ import time
 from pathlib import Path
 
 import orbax.checkpoint
+from run_files import run_bytes
 from toy_problem import NUM_NODES, TOY_LEDGER, toy_statements, toy_that_counts, toy_variant, train_toy
 
-from jaxfl.training import Stopped, ahead, stop_at_sigterm
+from jaxfl.training import Stopped, stop_at_sigterm
 from jaxfl.training.signals import TERMINATED
 
 SETTINGS = {
@@ -58,7 +59,7 @@ def train(out: str | Path, variants: dict | None = None, **settings) -> dict:
 
 
 def _num_lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+    return run_bytes(path).count(b"\n")
 
 
 def _die(path: Path, lines: int, seconds: float, number: int) -> None:
@@ -107,13 +108,12 @@ def _watch_operations(out: str, kind: str, number: int) -> collections.Counter[s
 def _end(path: str, lines: str, seconds: str, number: int) -> None:
     """Come to an end at a moment, or to the end."""
     if int(lines):
-        arguments = (Path(path) / "metrics.jsonl", int(lines), float(seconds), number)
+        arguments = (Path(path), int(lines), float(seconds), number)
         threading.Thread(target=_die, args=arguments, daemon=True).start()
 
 
 if __name__ == "__main__":
     out, what, amount, *how = sys.argv[1:]
-    ahead.FEWEST_CHUNKS = 0  # wherever no checkpoint is due, the next chunk is on its way
     if how:
         with stop_at_sigterm(lambda: print("terminated at once")) as stop:
             _end(out, what, amount, signal.SIGTERM)

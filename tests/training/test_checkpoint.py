@@ -11,8 +11,7 @@ import pytest
 from checkpoint_problem import OWNER, assert_same, content, damage, fill, raising, restore, structure, toy_state
 
 from jaxfl.core import ArgumentError
-from jaxfl.training.checkpoint import Checkpoints, DamagedCheckpoint
-from jaxfl.training.file_list import Owner
+from jaxfl.training.checkpoint import Checkpoints, DamagedCheckpoint, _sums
 
 
 def test_what_is_restored_equals_what_was_saved_bit_for_bit(tmp_path):
@@ -70,8 +69,10 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, kind):
     fill(tmp_path / "good")
     files = sorted(path.relative_to(tmp_path / "good") for path in (tmp_path / "good" / "20").rglob("*"))
     assert len([file for file in files if (tmp_path / "good" / file).is_file()]) >= 4
+    passed_over = 0
     for file in files:
-        if (tmp_path / "good" / file).is_dir() or (kind == "missing" and file.name == "files.json"):  # not completed
+        # A process died before these were written, or the storage layer does not read them.
+        if (tmp_path / "good" / file).is_dir() or file.name in ("commit_success.txt", "_CHECKPOINT_METADATA"):
             continue
         copy = tmp_path / "copy"
         shutil.rmtree(copy, ignore_errors=True)
@@ -79,10 +80,15 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, kind):
         damage(copy / file, kind)
         if (copy / file).exists() and (copy / file).read_bytes() == (tmp_path / "good" / file).read_bytes():
             continue  # it was empty
-        with pytest.warns(DamagedCheckpoint, match="round 20 .* is damaged"):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
             round_index, restored = restore(copy, toy_state(20))
-        assert round_index == 10, file
-        assert_same(restored, toy_state(10))
+        # Either it is passed over, with a warning, or the bytes do not matter to what is read.
+        assert round_index in (10, 20), file
+        assert (round_index == 10) == any(item.category is DamagedCheckpoint for item in caught), file
+        assert_same(restored, toy_state(round_index))
+        passed_over += round_index == 10
+    assert passed_over >= 3
 
 
 def test_after_a_damaged_checkpoint_its_round_can_be_saved_again(tmp_path):
@@ -120,55 +126,36 @@ def test_keeping_none_is_refused(tmp_path):
         Checkpoints(tmp_path, 0)
 
 
-def test_what_is_saved_beside_a_state_comes_back_with_the_mark(tmp_path):
+def test_what_is_saved_beside_a_state_comes_back(tmp_path):
     beside = {"info:loss": np.arange(6.0).reshape(2, 3), "rounds": np.array([2, 1], np.int32)}
     checkpoints = Checkpoints(tmp_path, owner=OWNER)
-    checkpoints.save(3, toy_state(), beside, mark=(17, 99))
+    checkpoints.save(3, toy_state(), {"metrics": [17, 99], "total": 0.1 + 0.2}, beside)
+    checkpoints.wait()
     found = checkpoints.restore(structure(toy_state()))
     checkpoints.close()
     assert found is not None
-    assert list(found.mark) == [17, 99]
+    assert found.record == {"metrics": [17, 99], "total": 0.1 + 0.2}
     assert sorted(found.beside) == sorted(beside)
     for name, array in beside.items():
         np.testing.assert_array_equal(found.beside[name], array, strict=True)
     assert_same(found.state, toy_state())
 
 
-@pytest.mark.parametrize(
-    ("owner", "message"),
-    [
-        (Owner("00000000", OWNER.lanes), "20 is of another run"),
-        (Owner(OWNER.run, (("Toy", 0),)), "20 is of Toy, seed 0, Toy, seed 1"),
-        (Owner(OWNER.run, OWNER.lanes[::-1]), "20 is of Toy, seed 0, Toy, seed 1"),
-    ],
-)
-def test_a_checkpoint_of_another_owner_is_refused_and_left_as_it_is(tmp_path, owner, message):
+def test_a_checkpoint_of_another_owner_is_refused_and_left_as_it_is(tmp_path):
     fill(tmp_path)
     before = content(tmp_path)
-    with pytest.raises(ArgumentError, match=f"^out: must hold checkpoints of its own lanes alone; .*{message}"):
-        restore(tmp_path, toy_state(20), owner=owner)
+    with pytest.raises(ArgumentError, match=r"^out: must hold checkpoints of its own lanes alone; .*20 is of other"):
+        restore(tmp_path, toy_state(20), owner="another")
     assert content(tmp_path) == before
 
 
-def test_a_checkpoint_without_its_list_was_not_completed(tmp_path):
-    """The process died between the two: nothing is damaged, nothing is said, and nothing stays of it."""
-    fill(tmp_path)
-    (tmp_path / "20" / "files.json").rename(tmp_path / "20" / "files.json.tmp")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        reader = Checkpoints(tmp_path, None, OWNER).restore(toy_state(20))
-        assert reader is not None
-        assert (reader.round_index, (tmp_path / "20").is_dir()) == (10, True)
-        assert restore(tmp_path, toy_state(20))[0] == 10
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["10"]
-
-
 @pytest.mark.parametrize("keep", [1, 2])
-def test_the_one_before_stays_until_the_next_is_complete(tmp_path, keep, monkeypatch):
+def test_the_one_before_stays_where_the_next_cannot_be_written(tmp_path, keep, monkeypatch):
     fill(tmp_path, rounds=(10, 20), keep=keep)
     checkpoints = Checkpoints(tmp_path, keep, OWNER)
     with monkeypatch.context() as patch:
-        patch.setattr("jaxfl.training.checkpoint.write_list", raising(OSError(errno.ENOSPC, "full")))
+        full = OSError(errno.ENOSPC, "full")
+        patch.setattr("orbax.checkpoint.CheckpointManager.save", raising(full))
         with pytest.raises(OSError, match="full"):
             checkpoints.save(30, toy_state(30))
     checkpoints.close()
@@ -177,15 +164,39 @@ def test_the_one_before_stays_until_the_next_is_complete(tmp_path, keep, monkeyp
     assert_same(state, toy_state(20))
 
 
-def test_what_stays_of_a_deletion_that_was_cut_off_goes_at_the_next_opening(tmp_path):
-    fill(tmp_path, rounds=(10, 20, 30), keep=3)
-    for path in (tmp_path / "10").rglob("*"):
-        if path.is_file():
-            path.unlink()
+def test_a_state_that_is_donated_after_save_returns_is_saved_as_it_was(tmp_path):
+    grow = jax.jit(lambda state: {name: leaf + 1 for name, leaf in state.items()}, donate_argnums=0)
+    state = {"a": jnp.arange(300_000.0), "b": jnp.ones((3, 5), jnp.bfloat16)}
     checkpoints = Checkpoints(tmp_path, 2, OWNER)
-    assert checkpoints.rounds() == [20, 30]
+    for round_index in (1, 2, 3):
+        state = grow(state)
+        expected = jax.tree.map(np.array, state)
+        checkpoints.save(round_index, state)
+        for _ in range(3):
+            state = grow(state)
     checkpoints.close()
-    assert not (tmp_path / "10").exists()
+    _, restored = restore(tmp_path, expected)
+    jax.tree.map(lambda one, other: np.testing.assert_array_equal(one, other, strict=True), restored, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "uint16", "int8", "int32"])
+def test_any_bit_that_flips_changes_the_checksum(dtype):
+    """One bit of any word, and two words exchanged."""
+    rng = np.random.default_rng(3)
+    words = rng.integers(0, 2, size=(3, 5, 7)) if dtype == "bool" else rng.integers(1, 99, size=(3, 5, 7))
+    leaf = np.asarray(words).astype(jnp.dtype(dtype))
+    (before,) = _sums({"leaf": leaf})
+    raw = bytearray(leaf.tobytes())
+    for _ in range(40):
+        place, bit = int(rng.integers(len(raw))), 0 if dtype == "bool" else int(rng.integers(8))
+        raw[place] ^= 1 << bit
+        changed = np.frombuffer(bytes(raw), leaf.dtype).reshape(leaf.shape)
+        raw[place] ^= 1 << bit
+        assert _sums({"leaf": changed}) != [before]
+    exchanged = leaf.copy()
+    first, other = np.argwhere(leaf != leaf[0, 0, 0])[0], (0, 0, 0)
+    exchanged[tuple(first)], exchanged[other] = leaf[other], leaf[tuple(first)]
+    assert _sums({"leaf": exchanged}) != [before]
 
 
 def test_reading_a_state_changes_nothing(tmp_path):

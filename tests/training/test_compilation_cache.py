@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
+from run_files import run_bytes
 from toy_problem import toy_variant, train_toy
 
-from jaxfl.training import RunDirectory
 from jaxfl.training import compilation_cache as cache
 from jaxfl.training.compilation_cache import compilation_cache
+from jaxfl.training.pass_directory import PassDirectory
 
 SETTINGS = (
     "jax_enable_compilation_cache",
@@ -220,20 +221,20 @@ class TestPrograms:
             train_toy(tmp_path / name, {"a": toy_variant(seeds=(0,), num_rounds=6, evaluate_every=2)}, **options)
 
         run("without")
-        expected = (tmp_path / "without" / "metrics.jsonl").read_bytes()
-        append = RunDirectory.append_metrics
+        expected = run_bytes(tmp_path / "without")
+        append = PassDirectory.append
 
         def interrupted(self, lines):
             if lines[0]["round"] == 4:
                 raise KeyboardInterrupt
             append(self, lines)
 
-        monkeypatch.setattr(RunDirectory, "append_metrics", interrupted)
+        monkeypatch.setattr(PassDirectory, "append", interrupted)
         with compilation_cache("default"), pytest.raises(KeyboardInterrupt):
             run("resumed")
-        monkeypatch.setattr(RunDirectory, "append_metrics", append)
+        monkeypatch.setattr(PassDirectory, "append", append)
         before = len(hits)
         with compilation_cache("default"):
             run("resumed", resume=True)
-        assert (tmp_path / "resumed" / "metrics.jsonl").read_bytes() == expected
+        assert run_bytes(tmp_path / "resumed") == expected
         assert len(hits) >= before + 3  # the state, the rounds, the evaluation

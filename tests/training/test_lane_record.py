@@ -5,15 +5,15 @@ import json
 
 import numpy as np
 import pytest
+from run_files import run_bytes
 from toy_problem import NUM_NODES, TOY_LEDGER, compiled_once, toy_that_counts, toy_variant, train_toy
 
 from jaxfl.core import ArgumentError
 from jaxfl.training import Stop, Stopped, open_run, train
-from jaxfl.training.ahead import DeviceQueue
-from jaxfl.training.lane_record import LaneRecord, packed, rounds_since_line, unpack
+from jaxfl.training.chunks import rounds_at_once
+from jaxfl.training.lane_record import LaneRecord
 from jaxfl.training.lanes import Point
-from jaxfl.training.save_times import SaveTimes
-from jaxfl.training.sweep import Lockstep
+from jaxfl.training.lockstep import Lockstep
 
 FIELDS = ("loss", "bits_sent", "bits_received", "gradient_evaluations", "forward_evaluations")
 
@@ -31,11 +31,10 @@ def test_stretches_come_back_bit_for_bit_as_if_of_one_chunk():
         for lane in lanes[1:]:
             numbers = {name: rng.random((length, NUM_NODES), np.float32) for name in FIELDS[:3]}
             lane.add(numbers | {name: rng.integers(9, size=(length, NUM_NODES), dtype=np.int32) for name in FIELDS[3:]})
-    arrays = packed(lanes[1:], FIELDS)
-    assert arrays["lanes"].tolist() == [1, 2]
-    again = _lanes()
-    unpack(again, arrays)
-    assert [rounds_since_line(lane) for lane in again] == [0, 7, 7]
+    saved, again = [lane.saved() for lane in lanes], _lanes()
+    arrays = {name: values for _, own in saved for name, values in own.items()}
+    for lane, (record, _) in zip(again, saved, strict=True):
+        lane.restore(json.loads(json.dumps(record)), arrays)
     for lane, other in zip(lanes, again, strict=True):
         assert len(other.stretch) == bool(lane.stretch)
         for others in other.stretch:
@@ -48,29 +47,25 @@ def test_stretches_come_back_bit_for_bit_as_if_of_one_chunk():
 
 
 def test_behind_a_line_there_is_nothing_to_keep():
-    assert packed(_lanes(), FIELDS) == {}
-    assert packed([], FIELDS) == {}
+    assert _lanes()[0].saved() == ({"totals": {}, "last_line": None, "ended": None}, {})
 
 
-def test_a_checkpoint_is_due_after_so_many_minutes_and_where_a_stop_is_asked_for(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr("jaxfl.training.save_times.time.monotonic", lambda: now[0])
-    stop = Stop()
-    often, seldom, never = (SaveTimes(minutes, stop) for minutes in (0, 2.0, None))
-    assert (often.due(), seldom.due(), never.due()) == (True, False, False)
-    now[0] += 119.0
-    assert not seldom.due()
-    now[0] += 1.0
-    assert (seldom.due(), never.due()) == (True, False)
-    seldom.saved()
-    assert not seldom.due()
-    now[0] += 1e9
-    assert (seldom.due(), never.due()) == (True, False)
-    seldom.saved()
-    assert not seldom.stops()
-    stop.request()
-    assert seldom.stops()
-    assert never.stops()
+@pytest.mark.parametrize(("minutes", "rounds"), [(0.0, [4, 8, 10, 14, 18, 20, 24, 25]), (2.0, [8, 14, 20, 25])])
+def test_a_checkpoint_is_due_after_so_many_minutes(tmp_path, monkeypatch, minutes, rounds):
+    """Each chunk takes a minute."""
+    now, dispatch = [0.0], Lockstep._dispatch
+    monkeypatch.setattr("jaxfl.training.lockstep.time.perf_counter", lambda: now[0])
+
+    def slow(self):
+        chunk = dispatch(self)
+        now[0] += 60.0
+        return chunk
+
+    monkeypatch.setattr(Lockstep, "_dispatch", slow)
+    variants = {"A": toy_variant(seeds=(0,), chunk_rounds=4)}
+    options = {"checkpoint_every": 100, "keep_checkpoints": 100, "checkpoint_minutes": minutes}
+    train_toy(tmp_path, variants, **options)
+    assert sorted(int(path.name) for path in tmp_path.glob("passes/0/checkpoints/*")) == rounds
 
 
 @pytest.mark.parametrize("minutes", [-1.0, float("nan"), float("inf")])
@@ -81,14 +76,16 @@ def test_minutes_below_0_are_refused(tmp_path, minutes):
 
 def lengths_of_calls(out, variant, monkeypatch, seconds, **options):
     """Number of rounds of each call, where a round takes so many seconds."""
-    lengths, run = [], DeviceQueue.run
+    lengths, dispatch = [], Lockstep._dispatch
 
-    def slow(self, num_rounds, ahead=None):
-        lengths.append(num_rounds)
-        return run(self, num_rounds, ahead)[0], seconds * num_rounds
+    def noted(self):
+        chunk = dispatch(self)
+        lengths.append(chunk.num_rounds)
+        return chunk
 
     with monkeypatch.context() as patch:
-        patch.setattr(DeviceQueue, "run", slow)
+        patch.setattr(Lockstep, "_dispatch", noted)
+        patch.setattr("jaxfl.training.lockstep.rounds_at_once", lambda _, most: rounds_at_once(seconds, most))
         train_toy(out, {"A": variant}, **options)
     return lengths
 
@@ -99,7 +96,7 @@ def test_a_call_makes_rounds_for_half_a_minute_and_how_many_shows_in_no_byte(tmp
     with compiled_once():
         for seconds, lengths in ((0.1, [1, 9, 10, 5]), (8.0, [1, 3, 3, 3, 3, 3, 3, 1, 3, 2]), (1e4, [1] * 25)):
             assert lengths_of_calls(tmp_path / str(seconds), variant, monkeypatch, seconds) == lengths
-        lines = [(tmp_path / str(seconds) / "metrics.jsonl").read_bytes() for seconds in (0.1, 8.0, 1e4)]
+        lines = [run_bytes(tmp_path / str(seconds)) for seconds in (0.1, 8.0, 1e4)]
         assert lines[0] == lines[1] == lines[2]
         asked = lengths_of_calls(tmp_path / "asked", variant._replace(chunk_rounds=4), monkeypatch, 1e4)
         assert asked == [4, 4, 2, 4, 4, 2, 4, 1]
@@ -136,7 +133,7 @@ def lines_with_budgets(out, monkeypatch, seconds, budgets, **options):
     variant = toy_variant(toy_that_counts, ledger=TOY_LEDGER, seeds=(0,), budgets=budgets)
     with compiled_once():
         lengths_of_calls(out, variant, monkeypatch, seconds, **options)
-    return (out / "metrics.jsonl").read_text().splitlines()
+    return run_bytes(out).decode().splitlines()
 
 
 def test_a_resumed_run_keeps_how_many_rounds_a_call_makes(tmp_path, monkeypatch):

@@ -10,11 +10,13 @@ import jax.numpy as jnp
 import pytest
 import rich.console
 from processes import printed
+from run_files import run_bytes
 from toy_problem import TASK, compiled_once, toy_algorithm, toy_task, toy_variant, train_toy
 
 from jaxfl.core import ArgumentError
 from jaxfl.gradients import memory
-from jaxfl.training import RunDirectory, loop, read_run, restore_state
+from jaxfl.training import loop, read_run, restore_state
+from jaxfl.training.pass_directory import PassDirectory
 from jaxfl.training.preflight import CHECKPOINT_SHARE, PeakMemory, peak_text, predicted_peak, require_memory
 from jaxfl.training.progress import ProgressReport
 
@@ -54,10 +56,12 @@ def watch():
         time.sleep(0.001)
 
 checkpoints.save(1, {"warm": np.ones(9)})
+checkpoints.wait()
 before = process.memory_info().rss
 threading.Thread(target=watch, daemon=True).start()
 for round_index in (2, 3, 4):
     checkpoints.save(round_index, state)
+checkpoints.wait()
 print((max(peaks) - before) / size)
 """
 
@@ -156,7 +160,7 @@ class TestTraining:
     @compiled_once()
     def test_a_resumed_run_that_no_longer_fits_loses_nothing(self, tmp_path, monkeypatch):
         variants = {"A": toy_variant(seeds=(0,))}
-        append = RunDirectory.append_metrics
+        append = PassDirectory.append
 
         def interrupted(self, lines):
             if lines[0]["round"] == 20:
@@ -164,7 +168,7 @@ class TestTraining:
             append(self, lines)
 
         with monkeypatch.context() as patch:
-            patch.setattr(RunDirectory, "append_metrics", interrupted)
+            patch.setattr(PassDirectory, "append", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 train_toy(tmp_path, variants)
         before = files(tmp_path)
@@ -181,9 +185,9 @@ class TestTraining:
         train_toy(tmp_path / "together", variants)
         monkeypatch.setattr(memory, "available_bytes", lambda: 2.8 * MEGABYTE)
         train_toy(tmp_path / "passes", variants)
-        program = read_run(tmp_path / "passes").recorded_programs()
-        assert [(len(one["lanes"]), one["lanes_a_pass"]) for one in program] == [(5, 2)]
-        together, passes = ((tmp_path / out / "metrics.jsonl").read_text() for out in ("together", "passes"))
+        passes = read_run(tmp_path / "passes").passes
+        assert [len(one.lanes) for one in passes] == [2, 2, 1]
+        together, passes = (run_bytes(tmp_path / out).decode() for out in ("together", "passes"))
         assert sorted(together.splitlines()) == sorted(passes.splitlines())
         for name, seed in (("A", 1), ("B", 4)):
             states = [

@@ -5,6 +5,7 @@ import signal
 
 import pytest
 from processes import TESTS, at_once, free_port
+from run_files import run_bytes
 
 from jaxfl.training.processes import any_process, fetched, is_first, least, of_another_process, of_first, together
 
@@ -87,7 +88,7 @@ def test_two_processes_give_the_numbers_of_one(ran, tmp_path):
 def test_process_0_alone_writes_and_all_know_the_lines(ran):
     assert ran[1][0]["nodes"] == ran[1][1]["nodes"]
     for shard in ("nodes", "points"):
-        lines = (ran[0] / shard / "metrics.jsonl").read_text().splitlines()
+        lines = run_bytes(ran[0] / shard).decode().splitlines()
         assert list(map(json.loads, lines)) == ran[1][0][shard], "each line once"
         config = json.loads((ran[0] / shard / "config.json").read_text())
         assert config["environment"]["num_processes"] == TWO
@@ -100,5 +101,4 @@ def test_killed_and_resumed_equals_uninterrupted(ran, tmp_path, killed_after):
     assert {code for code, _ in trained(tmp_path, killed_after)} == {-signal.SIGKILL}
     assert [code for code, _ in trained(tmp_path)] == [0] * TWO
     for shard in ("nodes", "points"):
-        resumed, whole = (folder / shard / "metrics.jsonl" for folder in (tmp_path, ran[0]))
-        assert resumed.read_bytes() == whole.read_bytes()
+        assert run_bytes(tmp_path / shard) == run_bytes(ran[0] / shard)

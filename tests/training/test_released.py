@@ -1,13 +1,15 @@
 """Statements that depend on counts: on what really ran, of every seed, resumed or not; and budgets of counts."""
 
 import json
-from pathlib import Path
 
 import pytest
+from run_files import run_bytes
 from toy_problem import compiled_once, toy_statements, toy_that_counts, toy_variant, train_toy
 
 from jaxfl.core import ArgumentError
-from jaxfl.training import Diverged, RunDirectory, read_results, read_run
+from jaxfl.training import Diverged, read_results, read_run
+from jaxfl.training.lockstep import Lockstep
+from jaxfl.training.pass_directory import PassDirectory
 
 NUMBERS = {"step_size": 0.2, "bad_round": 1e6}
 RELEASED = {"privacy": toy_statements, "released": ("local_iterations",)}
@@ -67,7 +69,7 @@ def test_without_released_the_rounds_alone_are_given(tmp_path):
     train_toy(tmp_path, {"A": counting(privacy=privacy, released=())})
     assert given
     assert all(call == ((25,), {}) for call in given)
-    assert "released" not in json.loads((tmp_path / "checkpoints" / "a" / "seed_0" / "finished.json").read_text())
+    assert all("released" not in record for record in read_run(tmp_path).ended().values())
 
 
 def test_counts_after_the_last_line_of_a_run_that_diverges_are_counted(totals, tmp_path):
@@ -99,7 +101,7 @@ def test_counts_after_the_last_line_of_a_lane_that_diverges_are_counted(totals, 
 
 def lines_of(out, name):
     """Raw lines of one variant."""
-    lines = (Path(out) / "metrics.jsonl").read_bytes().splitlines()
+    lines = run_bytes(out).splitlines()
     return [line for line in lines if json.loads(line)["variant"] == name]
 
 
@@ -122,27 +124,33 @@ def test_a_lane_ends_at_the_end_of_the_chunk_in_which_a_budget_is_reached(totals
     train_toy(tmp_path / "rich", {"Poor": counting(), "Rich": counting()})
     assert lines_of(tmp_path / "whole", "Rich") == lines_of(tmp_path / "rich", "Rich")
 
-    lines = (tmp_path / "whole" / "metrics.jsonl").read_bytes()
-    original = {name: getattr(RunDirectory, name) for name in ("append_metrics", "mark_finished")}
-    for name, dies in (
-        ("append_metrics", lambda lines: lines[0]["round"] == 15),  # no line of its end
-        ("mark_finished", lambda variant, seed, record: record["until"] == 15),  # a line, and no record
-        ("append_metrics", lambda lines: lines[0]["round"] == 20),  # its end lies behind the checkpoint
-        ("append_metrics", lambda lines: lines[0]["round"] == 25),  # its end lies before the checkpoint
+    lines = run_bytes(tmp_path / "whole")
+    append, end = PassDirectory.append, Lockstep._end
+
+    def no_line(self, lines):
+        if lines[0]["round"] == at:
+            raise KeyboardInterrupt
+        append(self, lines)
+
+    def no_record(self, lane, *rest, **more):
+        if self._round == at:
+            raise KeyboardInterrupt
+        end(self, lane, *rest, **more)
+
+    # No line of its end; a line, and no record; its end behind the checkpoint, and before it.
+    for owner, name, dying, at in (
+        (PassDirectory, "append", no_line, 15),
+        (Lockstep, "_end", no_record, 15),
+        (PassDirectory, "append", no_line, 20),
+        (PassDirectory, "append", no_line, 25),
     ):
-        out = tmp_path / f"{name} {len(list(tmp_path.iterdir()))}"
-
-        def dying(self, *arguments, dies=dies, name=name):
-            if dies(*arguments):
-                raise KeyboardInterrupt
-            original[name](self, *arguments)
-
+        out = tmp_path / f"{name} {at}"
         with monkeypatch.context() as patch:
-            patch.setattr(RunDirectory, name, dying)
+            patch.setattr(owner, name, dying)
             with pytest.raises(KeyboardInterrupt):
                 train_toy(out, variants)
         resumed = train_toy(out, variants, resume=True)
-        assert (out / "metrics.jsonl").read_bytes() == lines
+        assert run_bytes(out) == lines
         assert resumed["variants"] == summary["variants"]
 
 
@@ -155,11 +163,11 @@ def test_a_lane_by_itself_that_spends_its_budget_resumes_at_its_end(totals, tmp_
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunDirectory, "mark_finished", dying)
+        patch.setattr(PassDirectory, "finish", dying)
         with pytest.raises(KeyboardInterrupt):
             train_toy(tmp_path / "killed", variants)
     assert train_toy(tmp_path / "killed", variants, resume=True)["variants"] == summary["variants"]
-    runs = [(tmp_path / name / "metrics.jsonl").read_bytes() for name in ("whole", "killed")]
+    runs = [run_bytes(tmp_path / name) for name in ("whole", "killed")]
     assert runs[0] == runs[1]
 
 

@@ -12,12 +12,15 @@ from pathlib import Path
 import chex
 import numpy as np
 import pytest
+from run_files import pass_folders, run_bytes
 from run_until_killed import sweep, train
 from toy_problem import compiled_once, toy_variant, train_toy
 
 from jaxfl.core import ArgumentError
 from jaxfl.training import RunDirectory, read_run, restore_state
 from jaxfl.training.checkpoint import Checkpoints, DamagedCheckpoint
+from jaxfl.training.lockstep import Lockstep
+from jaxfl.training.pass_directory import PassDirectory
 
 
 def _results(out):
@@ -28,13 +31,14 @@ def _results(out):
 
 def _ends(out, variants):
     """(rounds, state) in which every lane ended."""
+    run, ended = read_run(out), read_run(out).ended()
     lanes = [(name, variant, seed) for name, variant in variants.items() for seed in variant.seeds]
-    return [restore_state(read_run(out), *lane) for lane in lanes]
+    return [restore_state(run, *lane) for lane in lanes if ended[lane[0], lane[2]]["status"] != "diverged"]
 
 
 def _assert_same_runs(whole, other, variants, ends=None):
     """Lines and results byte for byte, and the state in which every lane ended."""
-    assert (Path(whole) / "metrics.jsonl").read_bytes() == (Path(other) / "metrics.jsonl").read_bytes()
+    assert run_bytes(whole) == run_bytes(other)
     assert _results(whole) == _results(other)
     chex.assert_trees_all_equal(_ends(whole, variants) if ends is None else ends, _ends(other, variants))
 
@@ -58,9 +62,9 @@ def test_killed_at_20_random_moments_and_resumed_equals_uninterrupted(tmp_path):
             killed = tmp_path / f"killed {len(lengths)}"
             continue
         assert done.returncode == -signal.SIGKILL, done.stderr
-        lengths.append((killed / "metrics.jsonl").stat().st_size)
+        lengths.append(len(run_bytes(killed)))
     # The kills fell into the middle of the run, not before its beginning.
-    size = (whole / "metrics.jsonl").stat().st_size
+    size = len(run_bytes(whole))
     assert len({length for length in lengths if 0 < length < size}) >= 5
     done = _child(tmp_path, killed, 0, 0)
     assert (done.returncode, done.stdout, _own_words(done.stderr)) == (0, "", [])
@@ -86,7 +90,7 @@ def _child(tmp_path, *arguments):
     fewer_optimizations = "0" if os.environ.get("JAXFL_TESTS_OPTIMIZED") == "1" else "1"
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(Path.cwd()), str(script.parents[1]), os.environ.get("PYTHONPATH", "")]),
         "JAX_DISABLE_MOST_OPTIMIZATIONS": fewer_optimizations,
         # Of this test alone, so that each child goes on where the one before it died without compiling for seconds.
         "JAX_ENABLE_COMPILATION_CACHE": "true",
@@ -105,7 +109,7 @@ def test_killed_before_any_operation_on_files_and_resumed_equals_uninterrupted(t
     done = _child(tmp_path, whole, "count", 0)
     assert done.returncode == 0, done.stderr
     counts = json.loads(done.stdout)
-    assert set(counts) >= {"open", "os.rename", "os.fsync", "os.mkdir", "orbax.save", "orbax.delete"}
+    assert set(counts) >= {"open", "os.rename", "os.fsync", "os.mkdir", "orbax.save"}
     assert {"os.remove", "os.rmdir", "shutil.rmtree"} & set(counts)
     ends, rng = _ends(whole, variants), np.random.default_rng(3)
     for kind, count in sorted(counts.items()):
@@ -188,11 +192,14 @@ def _interrupt(monkeypatch, out, variants, owner, method, call, *, after, minute
     ("owner", "method", "calls", "after"),
     [
         (RunDirectory, "record_training", (1,), False),  # config.json has no settings yet
-        (RunDirectory, "record_program", (1,), False),  # a choice is not recorded
-        (RunDirectory, "append_metrics", (1, 3), True),  # lines and no checkpoint
+        (RunDirectory, "record_passes", (1,), False),  # the lanes are not divided
+        (PassDirectory, "begin", (1,), False),  # a choice is not recorded
+        (PassDirectory, "append", (1, 3), True),  # lines and no checkpoint
         (Checkpoints, "save", (2, 4, 6, 7), False),  # lines without their checkpoint
-        (Checkpoints, "save", (3, 5, 9), True),  # everything done but the mark of it
-        (RunDirectory, "mark_finished", (1, 3, 6), True),  # some lanes are marked, others not
+        (Checkpoints, "save", (3, 5, 7), True),  # everything done but the mark of it
+        (Lockstep, "_end", (1, 3, 6), True),  # some lanes have ended, others not
+        (PassDirectory, "finish", (1, 2), False),  # all have, and no record says it
+        (PassDirectory, "finish", (1, 2), True),
     ],
 )
 @pytest.mark.quick_cases(3)
@@ -204,8 +211,8 @@ def test_no_line_is_lost_or_doubled_between_any_two_steps(whole, tmp_path, monke
             assert number > 0, "it must die somewhere"
             assert len(variants) == 1, "one lane has fewer steps"
             break
-        if method == "append_metrics":
-            with open(out / "metrics.jsonl", "ab") as file:
+        if method == "append":
+            with open(pass_folders(out)[-1] / "metrics.jsonl", "ab") as file:
                 file.write(b'{"variant": "A", "se')
         train_toy(out, variants, resume=True)
         _assert_same_runs(expected, out, variants, ends)
@@ -214,10 +221,10 @@ def test_no_line_is_lost_or_doubled_between_any_two_steps(whole, tmp_path, monke
 @pytest.mark.parametrize(
     ("owner", "method", "calls", "after"),
     [
-        (RunDirectory, "append_metrics", (2, 4), True),  # lines behind a checkpoint between evaluations
+        (PassDirectory, "append", (2, 4), True),  # lines behind a checkpoint between evaluations
         (Checkpoints, "save", (1, 2, 3, 5, 8), True),  # infos since the last lines are in it
-        (RunDirectory, "mark_finished", (1, 2, 4), False),  # the end of a lane comes again
-        (RunDirectory, "mark_finished", (1, 3, 5), True),
+        (Lockstep, "_end", (1, 2, 4), False),  # the end of a lane comes again
+        (Lockstep, "_end", (1, 3, 5), True),
     ],
 )
 @pytest.mark.quick_cases(1)
@@ -236,7 +243,7 @@ def test_a_checkpoint_between_two_evaluations_changes_no_line(
 
 
 def _empty_checkpoint(out, round_index):
-    for path in (Path(out) / "checkpoints" / "a" / "seed_0" / str(round_index)).rglob("*"):
+    for path in (Path(out) / "passes" / "0" / "checkpoints" / str(round_index)).rglob("*"):
         if path.is_file():
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
@@ -246,7 +253,7 @@ def _empty_checkpoint(out, round_index):
 def test_a_truncated_newest_checkpoint_falls_back_to_the_one_before_it_or_the_beginning(tmp_path, monkeypatch, damaged):
     train_toy(tmp_path / "whole", LONE)
     out = tmp_path / "damaged"
-    assert _interrupt(monkeypatch, out, LONE, RunDirectory, "append_metrics", 4, after=False)
+    assert _interrupt(monkeypatch, out, LONE, PassDirectory, "append", 4, after=False)
     for round_index in damaged:
         _empty_checkpoint(out, round_index)
     with pytest.warns(UserWarning, match="checkpoint") as caught:
@@ -261,7 +268,7 @@ def test_a_truncated_newest_checkpoint_falls_back_to_the_one_before_it_or_the_be
 
 def test_resume_with_other_settings_is_refused_and_without_effect_ones_pass(whole):
     out, variants, _ = whole
-    before = (out / "metrics.jsonl").read_bytes()
+    before = run_bytes(out)
     name, first = next(iter(variants.items()))
     longer = {**variants, name: first._replace(num_rounds=first.num_rounds + 5)}
     with pytest.raises(ArgumentError, match=r"^variants\..*\.num_rounds: .* this call has"):
@@ -269,7 +276,7 @@ def test_resume_with_other_settings_is_refused_and_without_effect_ones_pass(whol
     with pytest.raises(ArgumentError, match=r"^step_size: .* has 0\.2, this call has 0\.5"):
         train_toy(out, variants, resume=True, config={"step_size": 0.5})
     train_toy(out, variants, resume=True, keep_checkpoints=5, checkpoint_every=3)
-    assert (out / "metrics.jsonl").read_bytes() == before
+    assert run_bytes(out) == before
 
 
 def test_a_missing_checkpoint_is_named(whole):

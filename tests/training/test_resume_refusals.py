@@ -3,14 +3,17 @@
 import errno
 import os
 import shutil
+import warnings
 
 import numpy as np
 import pytest
+from run_files import run_bytes
 from toy_problem import compiled_once, toy_variant, train_toy
 
 from jaxfl.core import ArgumentError
-from jaxfl.training import RunDirectory, read_run, restore_state
+from jaxfl.training import read_run, restore_state
 from jaxfl.training.checkpoint import Checkpoints, DamagedCheckpoint
+from jaxfl.training.pass_directory import PassDirectory
 
 LONE = {"A": toy_variant(seeds=(0,))}
 
@@ -30,7 +33,7 @@ def half(tmp_path_factory):
     """(lines of an uninterrupted run, directory of one that died with checkpoints of rounds 10 and 20)."""
     out = tmp_path_factory.mktemp("runs")
     train_toy(out / "whole", LONE)
-    append = RunDirectory.append_metrics
+    append = PassDirectory.append
 
     def dying(self, lines):
         if lines[0]["round"] == 25:
@@ -38,10 +41,10 @@ def half(tmp_path_factory):
         append(self, lines)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunDirectory, "append_metrics", dying)
+        patch.setattr(PassDirectory, "append", dying)
         with pytest.raises(_Killed):
             train_toy(out / "half", LONE)
-    return (out / "whole" / "metrics.jsonl").read_bytes(), out / "half"
+    return run_bytes(out / "whole"), out / "half"
 
 
 @pytest.fixture
@@ -60,78 +63,76 @@ def test_a_file_that_cannot_be_read_stops_a_resumed_run_and_changes_nothing(run,
     expected, out = run
     before = _content(out)
 
-    def opening(path, *args, **kwargs):
-        if "ocdbt" in str(path):
-            raise OSError(number, os.strerror(number), str(path))
-        return open(path, *args, **kwargs)
+    def failing(*args, **kwargs):
+        raise ValueError(f"Error reading: {os.strerror(number)} [os_error_code='{number}']")
 
     with monkeypatch.context() as patch:
-        patch.setattr("jaxfl.training.file_list.open", opening, raising=False)
+        patch.setattr("orbax.checkpoint.CheckpointManager.restore", failing)
         with pytest.raises(OSError, match=os.strerror(number)):
             train_toy(out, LONE, resume=True)
     assert _content(out) == before
     train_toy(out, LONE, resume=True)
-    assert (out / "metrics.jsonl").read_bytes() == expected
+    assert run_bytes(out) == expected
 
 
-def test_a_checkpoint_of_another_seed_or_run_is_refused(run, tmp_path):
+def test_a_checkpoint_or_a_pass_of_another_seed_or_run_is_refused(run, tmp_path):
     expected, out = run
-    for other, variants, config, message in [
-        ("seed", {"A": toy_variant(seeds=(3,))}, {"step_size": 0.2}, "/10 is of another run"),
-        ("config", LONE, {"step_size": 0.3}, "/20 is of another run"),
+    own = out / "passes" / "0"
+    for other, variants, config in [
+        ("seed", {"A": toy_variant(seeds=(3,))}, {"step_size": 0.2}),
+        ("config", LONE, {"step_size": 0.3}),
     ]:
         train_toy(tmp_path / other, variants, config=config, keep_checkpoints=3)
-        (own,) = (out / "checkpoints").glob("*/seed_0")
-        (foreign,) = (tmp_path / other / "checkpoints").glob("*/seed_*")
-        moved = tmp_path / f"before {other}"
+        foreign, moved = tmp_path / other / "passes" / "0", tmp_path / f"before {other}"
         own.rename(moved)
+        shutil.copytree(moved, own)
+        shutil.rmtree(own / "checkpoints" / "20")
+        shutil.copytree(foreign / "checkpoints" / "20", own / "checkpoints" / "20")
+        _assert_refused(out, "checkpoints of its own lanes alone")
+        shutil.rmtree(own)
         shutil.copytree(foreign, own)
-        shutil.rmtree(own / "25")
-        (own / "finished.json").unlink()
-        if "10" in message:
-            shutil.rmtree(own / "20")
-        before = _content(out)
-        with pytest.raises(ArgumentError, match=f"^out: must hold checkpoints of its own lanes alone; .*{message}"):
-            train_toy(out, LONE, resume=True, config={"step_size": 0.2})
-        assert _content(out) == before
+        _assert_refused(out, "passes of its own lanes alone")
         shutil.rmtree(own)
         moved.rename(own)
     train_toy(out, LONE, resume=True)
-    assert (out / "metrics.jsonl").read_bytes() == expected
+    assert run_bytes(out) == expected
+
+
+def _assert_refused(out, what):
+    before = _content(out)
+    with pytest.raises(ArgumentError, match=f"^out: must hold {what}; "):
+        train_toy(out, LONE, resume=True, config={"step_size": 0.2})
+    assert _content(out) == before
 
 
 def test_a_checkpoint_of_another_lane_of_the_run_is_refused(tmp_path):
     """Two programs of one run, whose states have the same form."""
     variants = {"A": toy_variant(seeds=(0,)), "B": toy_variant(seeds=(0,))}
     train_toy(tmp_path, variants)
-    shutil.rmtree(tmp_path / "checkpoints" / "b" / "seed_0" / "25")
-    shutil.copytree(tmp_path / "checkpoints" / "a" / "seed_0" / "25", tmp_path / "checkpoints" / "b" / "seed_0" / "25")
-    with pytest.raises(ArgumentError, match="25 is of A, seed 0"):
+    first, other = (tmp_path / "passes" / number / "checkpoints" / "25" for number in "01")
+    shutil.rmtree(other)
+    shutil.copytree(first, other)
+    with pytest.raises(ArgumentError, match="25 is of other lanes"):
         restore_state(read_run(tmp_path), "B", variants["B"], 0)
 
 
 def test_where_lines_are_dropped_the_file_of_before_stays(run):
     """Without a whole checkpoint a lane begins again from round 0."""
     expected, out = run
-    lines = (out / "metrics.jsonl").read_bytes()
+    lines = run_bytes(out)
     assert lines.count(b"\n") == 3
-    for _ in range(2):
-        for path in out.glob("checkpoints/*/*/[0-9]*/files.json"):
-            path.write_text("{}")
-        with pytest.warns(UserWarning, match="beginning again|is damaged"):
-            train_toy(out, LONE, resume=True)
-        assert (out / "metrics.jsonl").read_bytes() == expected
-        (end,) = out.glob("checkpoints/*/*/finished.json")
-        end.unlink()
-    assert (out / "metrics.before.jsonl").read_bytes() == lines
-    assert (out / "metrics.before-2.jsonl").read_bytes() == expected
-    assert not (out / "metrics.before-3.jsonl").exists()
+    for path in out.glob("passes/0/checkpoints/*/record/metadata"):
+        path.write_text("{}")
+    with pytest.warns(UserWarning, match="beginning again|is damaged"):
+        train_toy(out, LONE, resume=True)
+    assert run_bytes(out) == expected
+    assert (out / "passes" / "0" / "metrics.before.jsonl").read_bytes() == lines
 
 
 @pytest.mark.parametrize("cut", [10, 400])
 def test_metrics_that_are_not_those_of_the_checkpoint_are_refused_before_anything_changes(run, cut):
     expected, out = run
-    path = out / "metrics.jsonl"
+    path = out / "passes" / "0" / "metrics.jsonl"
     lines = path.read_bytes()
     path.write_bytes(lines[:cut].replace(b"1", b"2", 1) + lines[cut:] if cut == 400 else lines[: len(lines) // 2])
     before = _content(out)
@@ -163,18 +164,45 @@ def test_a_full_disk_in_a_checkpoint_stops_and_a_resumed_run_equals_uninterrupte
         assert caught.value.errno == errno.ENOSPC
     monkeypatch.undo()
     train_toy(out, LONE, resume=True)
-    assert (out / "metrics.jsonl").read_bytes() == expected
+    assert run_bytes(out) == expected
 
 
-def test_a_damaged_list_is_no_other_owner(run):
+def test_a_damaged_record_is_no_other_owner(run):
     """The checkpoint before is taken, with the same end."""
     expected, out = run
-    (newest,) = out.glob("checkpoints/*/*/20/files.json")
+    newest = out / "passes" / "0" / "checkpoints" / "20" / "record" / "metadata"
     content = bytearray(newest.read_bytes())
     rng = np.random.default_rng(2)
     for position in rng.choice(len(content), 3, replace=False):
         content[position] ^= 0x15
     newest.write_bytes(bytes(content))
-    with pytest.warns(DamagedCheckpoint, match=r"round 20 .*files\.json is altered"):
+    with pytest.warns(DamagedCheckpoint, match=r"round 20 .* is damaged"):
         train_toy(out, LONE, resume=True)
-    assert (out / "metrics.jsonl").read_bytes() == expected
+    assert run_bytes(out) == expected
+
+
+@pytest.mark.slow
+def test_no_bit_that_flips_in_a_run_is_accepted_in_silence(half, tmp_path):
+    """One bit of any file of a run that is resumed: it is refused, warned of, or changes no number."""
+    expected, rng, caught_or_refused = half[0], np.random.default_rng(11), 0
+    for number in range(500):
+        out = tmp_path / str(number)
+        shutil.copytree(half[1], out)
+        files = [path for path in _content(out) if "checkpoints" in path.parts or path.suffix in (".jsonl", ".json")]
+        path = files[int(rng.integers(len(files)))]
+        content = bytearray(path.read_bytes())
+        if not content:
+            continue
+        content[int(rng.integers(len(content)))] ^= 1 << int(rng.integers(8))
+        path.write_bytes(bytes(content))
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                train_toy(out, LONE, resume=True)
+            caught_or_refused += bool(caught)
+        except ArgumentError:
+            caught_or_refused += 1
+        else:
+            assert run_bytes(out) == expected, path
+        shutil.rmtree(out)
+    assert caught_or_refused > 200

@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+from run_files import run_bytes
 from run_until_killed import sweep
 from toy_problem import compiled_once, toy_variant, toy_with_numbers, train_toy
 
 from jaxfl.training import Stop, Stopped, open_run, stop_at_sigterm
+from jaxfl.training.lockstep import Lockstep
 from jaxfl.training.progress import ProgressReport
-from jaxfl.training.save_times import SaveTimes
-from jaxfl.training.sweep import Lockstep
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -32,37 +32,22 @@ def whole(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         ran = _count_chunks(patch)
         train_toy(out, variants)
-    return (out / "metrics.jsonl").read_bytes(), variants, ran
+    return run_bytes(out), variants, ran
 
 
 def _count_chunks(patch, stop: Stop | None = None, last=0):
     """Rounds of each chunk that runs from now on; while the last one runs, somebody asks to stop."""
-    ran, run_chunk = [], Lockstep._run_chunk
+    ran, dispatch = [], Lockstep._dispatch
 
-    def counting(self, count):
-        ran.append(count)
+    def counting(self):
+        chunk = dispatch(self)
+        ran.append(chunk.num_rounds)
         if stop is not None and len(ran) == last:
             stop.request()
-        return run_chunk(self, count)
+        return chunk
 
-    patch.setattr(Lockstep, "_run_chunk", counting)
+    patch.setattr(Lockstep, "_dispatch", counting)
     return ran
-
-
-def test_a_request_between_two_looks_is_heeded_at_the_next_one(whole, tmp_path, monkeypatch):
-    """It comes while the clock is looked at, behind the look for requests: the chunk after it is saved."""
-    _, variants, all_chunks = whole
-    stop, due = Stop(), SaveTimes.due
-
-    def asks(self):
-        stop.request()
-        return due(self)
-
-    monkeypatch.setattr(SaveTimes, "due", asks)
-    with pytest.raises(Stopped) as caught:
-        train_toy(tmp_path, variants, stop=stop, checkpoint_every=100, checkpoint_minutes=None)
-    assert caught.value.round_index == sum(all_chunks[:2])
-    assert list(tmp_path.glob(f"checkpoints/**/{caught.value.round_index}"))
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 3, 4, 6])
@@ -76,13 +61,13 @@ def test_train_finishes_the_chunk_saves_and_raises_stopped(whole, tmp_path, monk
         with pytest.raises(Stopped) as caught:
             train_toy(tmp_path, variants, stop=stop, checkpoint_every=100, checkpoint_minutes=None)
     assert ran == all_chunks[:chunks]
-    assert (tmp_path / "metrics.jsonl").read_bytes() != expected
-    assert list(tmp_path.glob(f"checkpoints/**/{caught.value.round_index}"))
+    assert run_bytes(tmp_path) != expected
+    assert list(tmp_path.glob(f"passes/*/checkpoints/{caught.value.round_index}"))
     with monkeypatch.context() as patch:
         ran = _count_chunks(patch)
         train_toy(tmp_path, variants, resume=True, stop=Stop())
     assert ran == all_chunks[chunks:]
-    assert (tmp_path / "metrics.jsonl").read_bytes() == expected
+    assert run_bytes(tmp_path) == expected
 
 
 def test_a_lane_that_diverged_leaves_the_others_chunks_as_they_are(tmp_path):
@@ -113,7 +98,7 @@ def test_a_stop_that_is_asked_for_in_the_last_chunk_loses_nothing(whole, tmp_pat
         except Stopped:
             continue
         break
-    assert (tmp_path / "metrics.jsonl").read_bytes() == expected
+    assert run_bytes(tmp_path) == expected
 
 
 def test_the_handler_of_before_is_restored():
@@ -163,11 +148,9 @@ def test_nothing_is_installed_outside_the_main_thread():
 
 def test_train_installs_no_handler(tmp_path, monkeypatch):
     handlers = []
-    run_chunk = Lockstep._run_chunk
+    dispatch = Lockstep._dispatch
     monkeypatch.setattr(
-        Lockstep,
-        "_run_chunk",
-        lambda self, count: (handlers.append(signal.getsignal(signal.SIGTERM)), run_chunk(self, count))[1],
+        Lockstep, "_dispatch", lambda self: (handlers.append(signal.getsignal(signal.SIGTERM)), dispatch(self))[1]
     )
     train_toy(tmp_path, {"A": toy_variant(seeds=(0,), num_rounds=5, chunk_rounds=5)})
     assert handlers == [signal.SIG_DFL]

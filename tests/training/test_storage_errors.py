@@ -14,64 +14,24 @@ from checkpoint_problem import OWNER, content, fill, raising, restore, toy_state
 from jaxfl.training.checkpoint import Checkpoints
 
 
-def _opening(error):
-    """`open` that fails on a file of the newest checkpoint's data."""
-
-    def opening(path, *args, **kwargs):
-        if "ocdbt" in str(path) and "/20/" in str(path):
-            raise error
-        return open(path, *args, **kwargs)
-
-    return opening
-
-
-@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE])
-def test_a_file_that_cannot_be_read_is_no_damage(tmp_path, number, monkeypatch):
-    fill(tmp_path)
-    before = content(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr("jaxfl.training.file_list.open", _opening(OSError(number, os.strerror(number))), raising=False)
-        with pytest.raises(OSError, match=os.strerror(number)) as caught:
-            restore(tmp_path, toy_state(20))
-        assert caught.value.errno == number
-    assert content(tmp_path) == before
-    assert restore(tmp_path, toy_state(20))[0] == 20
-
-
-def test_a_folder_that_cannot_be_read_is_no_damage(tmp_path, monkeypatch):
-    fill(tmp_path)
-    scandir = os.scandir
-
-    def scanning(path="."):
-        if str(path).endswith("20/default"):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        return scandir(path)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("os.scandir", scanning)
-        with pytest.raises(PermissionError):
-            restore(tmp_path, toy_state(20))
-    assert restore(tmp_path, toy_state(20))[0] == 20
-
-
 @pytest.mark.parametrize(
     ("error", "number"),
     [
         (ValueError("PERMISSION_DENIED: Error opening: Permission denied [os_error_code='13']"), errno.EACCES),
         (ValueError("RESOURCE_EXHAUSTED: Error: Too many open files [os_error_code='24']"), errno.EMFILE),
         (jax.errors.JaxRuntimeError("INTERNAL: Input/output error [os_error_code='5']"), errno.EIO),
-        (ValueError("NOT_FOUND: Error opening zarr array"), errno.EIO),
-        (KeyError("a newer format"), errno.EIO),
+        (OSError(errno.EIO, "Input/output error"), errno.EIO),
     ],
 )
-def test_an_error_behind_matching_checksums_is_no_damage(tmp_path, error, number, monkeypatch):
+def test_a_file_that_cannot_be_read_is_no_damage(tmp_path, error, number, monkeypatch):
     fill(tmp_path)
+    before = content(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr("orbax.checkpoint.CheckpointManager.restore", raising(error))
         with pytest.raises(OSError) as caught:  # noqa: PT011, the number tells
             restore(tmp_path, toy_state(20))
     assert caught.value.errno == number
-    assert caught.value.filename == str(tmp_path / "20")
+    assert content(tmp_path) == before
     assert restore(tmp_path, toy_state(20))[0] == 20
 
 
@@ -107,14 +67,15 @@ from jaxfl.training.checkpoint import Checkpoints
 checkpoints = Checkpoints(sys.argv[1])
 state = {"a": jnp.asarray(np.random.default_rng(0).normal(size=100_000).astype(np.float32))}
 checkpoints.save(1, state)
+checkpoints.wait()
 limit = int(sys.argv[2])
 if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 try:
     checkpoints.save(2, state)
+    checkpoints.wait()
 except OSError as error:
     print(error.errno)
-checkpoints.close()
 """
 
 
@@ -126,13 +87,14 @@ def test_a_limit_on_file_sizes_is_an_oserror_and_leaves_nothing_in_the_way(tmp_p
     checkpoints = Checkpoints(tmp_path)
     assert checkpoints.rounds() == [1]
     checkpoints.save(2, toy_state())
+    checkpoints.wait()
     assert checkpoints.rounds() == [1, 2]
     checkpoints.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", ["size=500k", "size=750k", "nr_inodes=20"])
+@pytest.mark.parametrize("options", ["size=500k", "size=750k", "nr_inodes=36"])
 def test_a_full_disk_leaves_nothing_in_the_way(tmp_path, options):
     mounted = tmp_path / "small"
     mounted.mkdir()
@@ -146,6 +108,7 @@ def test_a_full_disk_leaves_nothing_in_the_way(tmp_path, options):
         checkpoints = Checkpoints(mounted / "run")
         assert checkpoints.rounds() == [1]
         checkpoints.save(2, toy_state())
+        checkpoints.wait()
         assert checkpoints.rounds() == [1, 2]
         checkpoints.close()
     finally:

@@ -6,6 +6,7 @@ import chex
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from run_files import run_bytes
 from toy_problem import (
     NUM_NODES,
     TASK,
@@ -22,7 +23,8 @@ from toy_problem import (
 from jaxfl import core
 from jaxfl.core import ArgumentError, tree
 from jaxfl.privacy.statements import SIMULATED
-from jaxfl.training import Diverged, FatalCount, Measure, RunDirectory, read_run
+from jaxfl.training import Diverged, FatalCount, Measure, read_run
+from jaxfl.training.pass_directory import PassDirectory
 
 STATEMENT = {"bound": "proven", "dp_epsilon": None, "reason": "no noise"}
 
@@ -75,9 +77,9 @@ def test_lines_hold_no_times_and_a_second_run_writes_the_same_bytes(run, tmp_pat
     out, _, variants = run
     chex.clear_trace_counter()
     train_toy(tmp_path, {"Slow": variants["Slow"]})
-    again = (tmp_path / "metrics.jsonl").read_bytes()
+    again = run_bytes(tmp_path)
     assert again.count(b"\n") == 8
-    assert (out / "metrics.jsonl").read_bytes().startswith(again)
+    assert run_bytes(out).startswith(again)
 
 
 def test_the_summary_has_the_form_of_the_design(run):
@@ -109,7 +111,7 @@ def test_the_summary_has_the_form_of_the_design(run):
 
 
 def test_rounds_are_compiled_once_per_program(run):
-    records = read_run(run[0]).finished((name, seed) for name in ("Slow", "Fast") for seed in (0, 1))
+    records = read_run(run[0]).ended()
     seconds = {lane: record["seconds"]["compile"] for lane, record in records.items()}
     for name in ("Slow", "Fast"):
         assert seconds[name, 0] > 0
@@ -119,7 +121,7 @@ def test_rounds_are_compiled_once_per_program(run):
 
 def test_what_has_ended_is_skipped_on_resume(run):
     out, summary, variants = run
-    files = {name: (out / name).read_bytes() for name in ("metrics.jsonl", "results.csv", "config.json")}
+    files = {name: (out / name).read_bytes() for name in ("passes/0/metrics.jsonl", "results.csv", "config.json")}
     chex.clear_trace_counter()
 
     @chex.assert_max_traces(n=0)
@@ -144,7 +146,7 @@ def test_data_may_depend_on_the_seed_in_values_and_shapes(tmp_path):
     summary = train_toy(tmp_path, {"A": toy_variant(data=data, num_rounds=10)})
     assert asked == [0, 1, 0, 1]  # for their digests, and to be uploaded
     assert summary["variants"]["A"]["rounds_per_seed"] == [10, 10]
-    assert [len(program["lanes"]) for program in read_run(tmp_path).recorded_programs()] == [1, 1]
+    assert [len(one.lanes) for one in read_run(tmp_path).passes] == [1, 1]
 
 
 @compiled_once()
@@ -164,10 +166,10 @@ def test_a_bad_loss_stops_a_single_run_at_the_end_of_the_chunk(tmp_path):
     assert (row["rounds_per_seed"], row["status"], row["reason"]) == ([10], ["diverged"], [str(error)])
     assert row["test_accuracy"] == {"mean": None, "std": None, "per_seed": [None]}
     assert row["privacy"] == marked(20)
-    before = (tmp_path / "metrics.jsonl").read_bytes()
+    before = run_bytes(tmp_path)
     with pytest.raises(Diverged, match="round 17"):
         train_toy(tmp_path, {"Bad": bad}, resume=True)
-    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    assert run_bytes(tmp_path) == before
 
 
 def test_a_bad_test_metric_stops_the_run(tmp_path):
@@ -216,22 +218,22 @@ def test_no_variant_runs_more_rounds_than_max_rounds(tmp_path, monkeypatch):
     assert summary["variants"]["Cheap"]["status"] == ["finished"] * 2
     assert summary["variants"]["Dear"]["reason"] == ["the privacy budget pays for 13 rounds"] * 2
     assert summary["variants"]["Dear"]["privacy"] == marked(13)
-    lines = (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+    lines = run_bytes(tmp_path / "whole")
     assert b'"total_gradient_evaluations": %d' % (13 * NUM_NODES) in lines.splitlines()[-1]
 
-    append = RunDirectory.append_metrics
+    append = PassDirectory.append
 
     def interrupted(self, lines):
         if any(line["variant"] != "Cheap" and line["round"] == 13 for line in lines):
             raise KeyboardInterrupt
         append(self, lines)
 
-    monkeypatch.setattr(RunDirectory, "append_metrics", interrupted)
+    monkeypatch.setattr(PassDirectory, "append", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train_toy(tmp_path / "resumed", variants)
-    monkeypatch.setattr(RunDirectory, "append_metrics", append)
+    monkeypatch.setattr(PassDirectory, "append", append)
     resumed = train_toy(tmp_path / "resumed", variants, resume=True)
-    assert (tmp_path / "resumed" / "metrics.jsonl").read_bytes() == lines
+    assert run_bytes(tmp_path / "resumed") == lines
     assert resumed["variants"] == summary["variants"]
 
 
@@ -300,7 +302,7 @@ def test_a_measure_of_ones_own_is_in_every_line_and_in_the_table(tmp_path):
 def test_unusable_variants_are_named(tmp_path, change, message):
     with pytest.raises(ArgumentError, match=message):
         train_toy(tmp_path, {"A": toy_variant(**change)})
-    assert not (tmp_path / "metrics.jsonl").exists()
+    assert not (tmp_path / "passes").exists()
 
 
 @pytest.mark.parametrize(
@@ -316,4 +318,4 @@ def test_unusable_variants_are_named(tmp_path, change, message):
 def test_unusable_arguments_are_named(tmp_path, names, settings, message):
     with pytest.raises(ArgumentError, match=message):
         train_toy(tmp_path, dict.fromkeys(names, toy_variant()), **settings)
-    assert not (tmp_path / "metrics.jsonl").exists()
+    assert not (tmp_path / "passes").exists()

@@ -1,0 +1,348 @@
+"""Lanes of a pass go through their rounds in lockstep: one run is a sweep of one lane.
+
+Chunks of rounds alternate with evaluations. After an evaluation the lines of all lanes are flushed to disk together,
+then the checkpoint is begun: whatever checkpoint a later process finds, the lines up to it are there. A lane that
+diverges, or spends a budget, ends with its reason, and the others go on. What is computed of it later is thrown away.
+Whether a lane has spent a budget is looked at at evaluations and, between two of them, every `Variant.rounds_per_call`
+rounds, where all others stop with it.
+
+The next chunk is dispatched before the infos of the last one are read, unless the host needs the state between the two,
+or decides there: for a checkpoint, at the end of a lane, or where there are budgets. A divergence is therefore noticed
+a chunk later; the record of its end says in which chunk it was.
+
+The clock may ask for a checkpoint at the end of any chunk. It then holds the infos since the last lines, too, so that
+the next lines are those of a run that went through.
+
+A call makes rounds for about half a minute: how many is chosen once, by the time of a first round; a checkpoint and
+the record of a lane's end keep it. On a CPU it does not show in any byte; elsewhere the compiler may give calls of
+other lengths other last bits.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxfl.core import PyTree
+from jaxfl.core.counts import FatalCount
+from jaxfl.core.platform import is_cpu
+from jaxfl.training.checkpoint import Checkpoints, Restored
+from jaxfl.training.chunks import COSTS, Diverged, add_costs, info_fields, refuse_bad, rounds_at_once, summarize
+from jaxfl.training.evaluate import Scores, flatten_scores
+from jaxfl.training.finite import refuse_bad_scores
+from jaxfl.training.lane_record import LaneRecord
+from jaxfl.training.lanes import Point
+from jaxfl.training.pass_directory import CHECKPOINTS, ENDED, Label, PassDirectory
+from jaxfl.training.processes import any_process, of_first, several
+from jaxfl.training.program import Compiled, Program
+from jaxfl.training.progress import ProgressReport
+from jaxfl.training.signals import Stop, Stopped
+from jaxfl.training.variant import costs_of
+
+
+class SaveTimes(NamedTuple):
+    """When states are saved, never what is computed."""
+
+    evaluations: int  # between checkpoints; the last state is always saved
+    minutes: float | None  # after which the end of any chunk brings one, too; None leaves it to the evaluations
+    keep: int  # how many of the newest stay
+
+
+class _Chunk(NamedTuple):
+    """Rounds that were dispatched, and the evaluation behind them."""
+
+    end: int  # the last round
+    num_rounds: int
+    buffers: Any
+    scores: Any  # None where no line is due
+    began: float
+
+
+class Lockstep:
+    """The lanes of one pass through a compiled program.
+
+    Args:
+        program, compiled: what runs.
+        points: the lanes, at most as many as the program has slots.
+        directory: of the pass.
+        saves: when states are saved.
+        stop: asks to save at the end of a chunk, and to leave.
+        compile_seconds: for the record of the first lane.
+        progress: told of every chunk.
+        raises: whether a lane's error is raised, in place of ending the lane: for a run of a single one.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        compiled: Compiled,
+        points: Sequence[Point],
+        *,
+        directory: PassDirectory,
+        saves: SaveTimes,
+        stop: Stop,
+        compile_seconds: float,
+        progress: ProgressReport,
+        raises: bool,
+    ):
+        self._program, self._compiled, self._directory, self._progress = program, compiled, directory, progress
+        self._saves, self._stop, self._compile_seconds, self._raises = saves, stop, compile_seconds, raises
+        self._strategy = compiled.strategy
+        self._batched = self._strategy.num_slots > 1
+        self._lanes = [
+            LaneRecord(index, point, {name: 0 for name in COSTS if name in costs_of(point.variant, compiled.fields)})
+            for index, point in enumerate(points)
+        ]
+        self._every = program.variant.evaluate_every
+        self._ends = [point.variant.last_round for point in points]
+        self._last = max(self._ends)
+        self._arguments = program.lanes(points, self._strategy)
+        self._tables = program.tables(points, self._strategy)
+        self._most = program.variant.rounds_per_call
+        # A first round tells how many make a call, unless that was asked for.
+        self._at_once = None if program.variant.chunk_rounds is None else self._most
+        # Of devices of a CPU that share its threads, collectives of two programs would wait for each other.
+        in_turn = several() or (is_cpu() and len(compiled.rounds.input_shardings[0][3].device_set) > 1)
+        self._reads_at_once = in_turn or any(point.variant.budgets for point in points)
+        self._saved = self._read = time.perf_counter()
+
+    def run(self) -> dict[Label, dict[str, Any]]:
+        """Go from the newest checkpoint, or the beginning, to the end.
+
+        Returns:
+            (variant, seed) -> its record: "round" of its last line, "until", the round at which it ended, "status",
+            "reason" or None, "seconds" and, where statements depend on totals, "released", these up to "until".
+
+        Raises:
+            Stopped: that was asked for; the state is saved.
+        """
+        self._checkpoints = Checkpoints(self._directory.path / CHECKPOINTS, self._saves.keep, self._directory.owner)
+        try:
+            self._go()
+            self._checkpoints.wait()
+        finally:
+            self._checkpoints.close()
+        records = {lane.point.label: lane.ended for lane in self._lanes if lane.ended is not None}
+        self._directory.finish(records)
+        return records
+
+    def released(self) -> dict[str, dict[str, float | int]]:
+        """The entry "released" of a single lane that ended by an error."""
+        return self._lanes[0].released()
+
+    def _go(self) -> None:
+        self._begin()
+        unread: _Chunk | None = None
+        while self._running() and self._round < self._last:
+            chunk = self._dispatch()
+            if unread is not None:
+                self._take(unread)
+            unread = chunk
+            if self._waits():
+                self._take(chunk)
+                unread = None
+                self._keep_state()
+        if self._running():
+            self._save()
+        for lane in self._running():
+            self._end(lane)
+
+    def _running(self) -> list[LaneRecord]:
+        return [lane for lane in self._lanes if lane.ended is None]
+
+    def _begin(self) -> None:
+        had_checkpoints = bool(self._checkpoints.rounds())
+        structure = self._program.slots_structure(self._strategy.num_slots)
+        restored = self._checkpoints.restore(structure, self._program.shardings(self._strategy))
+        self._progress.compiled()
+        if restored is not None:
+            self._go_on(restored)
+            return
+        if had_checkpoints:
+            name, seed = self._lanes[0].point.label
+            whose = f"{name}, seed {seed}" + (f" and {len(self._lanes) - 1} more" if self._lanes[1:] else "")
+            warnings.warn(f"no readable checkpoint of {whose}: beginning again.", stacklevel=5)
+        self._directory.keep_lines()
+        self._round, self._state = 0, self._compiled.init(self._arguments, self._tables.data)
+        self._write_lines(self._lanes, self._evaluated())
+
+    def _go_on(self, restored: Restored) -> None:
+        """Take up a checkpoint, and the lines up to it."""
+        record = restored.record
+        self._directory.check_lines(record["metrics"])
+        self._directory.keep_lines(record["metrics"])
+        self._round, self._state, self._at_once = restored.round_index, restored.state, record["rounds_a_call"]
+        for lane, saved in zip(self._lanes, record["lanes"], strict=True):
+            lane.restore(saved, restored.beside)
+            self._progress.skip(lane.point.variant.last_round if lane.ended else self._round)
+
+    def _on_grid(self, round_index: int) -> bool:
+        """Whether all lanes have a line there."""
+        return round_index % self._every == 0 or round_index == self._last
+
+    def _saves_with_lines(self, round_index: int) -> bool:
+        """Whether the evaluations bring a checkpoint."""
+        return self._on_grid(round_index) and -(-round_index // self._every) % self._saves.evaluations == 0
+
+    def _length(self) -> int:
+        """Rounds of the next call: none goes beyond a line, or a round where budgets are looked at."""
+        # Ends of lanes that have ended, too: a run that is resumed must have the chunks of one that went through.
+        target = min(self._round - self._round % self._every + self._every, *(e for e in self._ends if e > self._round))
+        since = self._round % self._every % self._most
+        return min(self._at_once or 1, target - self._round, self._most - since)
+
+    def _dispatch(self) -> _Chunk:
+        """Send off the next rounds of every lane, and the evaluation behind them; nothing is waited for."""
+        began, count = time.perf_counter(), self._length()
+        self._state, buffers = self._compiled.rounds(self._arguments, self._state, self._tables.data, np.int32(count))
+        self._round += count
+        due = self._on_grid(self._round) or self._round in self._ends
+        return _Chunk(self._round, count, buffers, self._evaluated() if due else None, began)
+
+    def _evaluated(self) -> Any:
+        return self._compiled.evaluate(self._arguments, self._state, self._tables.arrays)
+
+    def _waits(self) -> bool:
+        """Whether the host needs the state that it has dispatched last, or decides there how to go on."""
+        return (
+            self._reads_at_once
+            or self._at_once is None
+            or self._round in self._ends
+            or self._saves_with_lines(self._round)
+            or self._stop.requested
+            or self._is_save_due()
+        )
+
+    def _take(self, chunk: _Chunk) -> None:
+        """Read a chunk's infos, write the lines behind it, and end the lanes that end there."""
+        running = self._running()
+        buffers = info_fields(jax.device_get(chunk.buffers))
+        seconds = time.perf_counter() - max(chunk.began, self._read)
+        self._read = time.perf_counter()
+        if self._at_once is None:
+            self._at_once = of_first(lambda: rounds_at_once(seconds / chunk.num_rounds, self._most))
+        count, first = chunk.num_rounds, chunk.end - chunk.num_rounds + 1
+        for lane in running:
+            # Sliced on the host: a slice on the device would compile once per length.
+            own = {name: (values[lane.index] if self._batched else values)[:count] for name, values in buffers.items()}
+            own = lane.add(own)
+            lane.seconds, lane.timed_rounds = lane.seconds + seconds / len(running), lane.timed_rounds + count
+            params = partial(self._node_params, lane) if chunk.end == self._round else None
+            self._guard(
+                lane, chunk.end, partial(refuse_bad, own, *lane.point.label, first, params, lane.point.node_names)
+            )
+        looked_at = chunk.scores is not None or chunk.end % self._every % self._most == 0
+        spent = [lane for lane in self._running() if looked_at and lane.spent()]
+        due = [
+            lane
+            for lane in self._running()
+            if self._on_grid(chunk.end) or chunk.end == lane.point.variant.last_round or lane in spent
+        ]
+        if due:
+            self._write_lines(due, self._evaluated() if chunk.scores is None else chunk.scores, chunk.end)
+        for lane in self._running():
+            if lane in spent:
+                self._end(lane, "budget_spent", lane.spent())
+            elif chunk.end == lane.point.variant.last_round < self._last:
+                self._end(lane)
+        self._progress.advance(count * len(running))  # behind the note of what was measured
+
+    def _node_params(self, lane: LaneRecord) -> PyTree:
+        return self._program.node_params(self._state, self._strategy, lane.index, lane.point)
+
+    def _guard(self, lane: LaneRecord, round_index: int, check: Callable[[], object]) -> None:
+        """End the lane if the check fails."""
+        try:
+            check()
+        except (Diverged, FatalCount) as error:
+            if self._raises:
+                raise
+            self._end(lane, "diverged" if isinstance(error, Diverged) else "stopped", str(error), until=round_index)
+
+    def _is_save_due(self) -> bool:
+        minutes = self._saves.minutes
+        return time.perf_counter() - self._saved >= (math.inf if minutes is None else 60.0 * minutes)
+
+    def _keep_state(self) -> None:
+        """Save the state where that is due, and leave where that is asked for."""
+        if not self._running() or self._round == self._last:
+            return
+        stops, due = any_process(self._stop.requested), any_process(self._is_save_due())
+        if stops or due or self._saves_with_lines(self._round):
+            self._save()
+        if stops:
+            raise Stopped(self._round)
+
+    def _save(self) -> None:
+        if self._round in self._checkpoints.rounds():
+            return
+        saved = [lane.saved() for lane in self._lanes]
+        record = {
+            "lanes": [record for record, _ in saved],
+            "metrics": list(self._directory.mark()),
+            "rounds_a_call": self._at_once,
+        }
+        stretches = {name: values for _, own in saved for name, values in own.items()}
+        self._checkpoints.save(self._round, self._state, record, stretches)
+        self._saved = time.perf_counter()
+
+    def _end(self, lane: LaneRecord, status: str = "finished", reason: str | None = None, until: int = 0) -> None:
+        """Record the end of a lane, and save its state where it ends well before the others."""
+        variant, until = lane.point.variant, until or self._round
+        if status == "finished" and variant.last_round < variant.num_rounds:
+            status, reason = "budget_spent", f"the privacy budget pays for {variant.last_round} rounds"
+        if status in ("finished", "budget_spent") and self._round not in self._checkpoints.rounds():
+            own = Checkpoints(self._directory.path / ENDED / str(lane.index), 1, self._directory.owner)
+            if self._round not in own.rounds():  # of a process that died behind it
+                own.save(self._round, self._program.lane_state(self._state, self._strategy, lane.index))
+            own.close()
+        lane.ended = {
+            "round": lane.last_line,
+            "until": until,
+            "status": status,
+            "reason": reason,
+            "seconds": {
+                "compile": self._compile_seconds if lane.index == 0 else 0.0,
+                "run": lane.seconds,
+                "timed_rounds": lane.timed_rounds,
+                "rounds_a_call": self._at_once or 1,
+            },
+            **lane.released(),
+        }
+        self._progress.skip(variant.last_round - until)
+
+    def _write_lines(self, due: Sequence[LaneRecord], scores: Any, round_index: int = 0) -> None:
+        """Write the lines of these lanes; one whose scores are not finite ends without."""
+        measured, lines = jax.device_get(scores), []
+        for lane in due:
+            own = jax.tree.map(lambda leaf, i=lane.index: leaf[i], measured) if self._batched else measured
+            since, names = lane.last_line or 0, lane.point.node_names
+            check = partial(refuse_bad_scores, own, *lane.point.label, since, round_index, names)
+            self._guard(lane, round_index, check)
+            if lane.ended is None:
+                lines.append(self._line(lane, own, round_index))
+        self._directory.append(lines)
+        shown = [name for name in ("test_accuracy", "test_loss") if lines and name in lines[-1]]
+        self._progress.note(", ".join(f"{name.replace('_', ' ')} {lines[-1][name]:.4g}" for name in shown))
+
+    def _line(self, lane: LaneRecord, measured: Mapping[str, PyTree], round_index: int) -> dict[str, Any]:
+        """A line of metrics.jsonl, with which the lane's next stretch begins."""
+        lane.totals = add_costs(lane.totals, lane.stretch)
+        summary = summarize(lane.stretch)
+        infos = {name: summary.get(name) for name in self._compiled.fields}  # null in round 0
+        lane.stretch, lane.last_line = [], round_index
+        line = {"variant": lane.point.name, "seed": lane.point.seed, "round": round_index}
+        if "loss" in infos:
+            line["train_loss"] = infos.pop("loss")
+        for name in self._program.measures:
+            values = measured[name]
+            flat = flatten_scores(values, name) if isinstance(values, Scores) else values
+            line |= {name: float(value) for name, value in flat.items()}
+        return line | infos | {f"total_{name}": total for name, total in lane.totals.items()}

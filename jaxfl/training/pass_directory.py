@@ -1,0 +1,214 @@
+"""Files of a pass: lanes that run together, are saved together and are resumed together.
+
+    pass.json        how the lanes are computed, and where: written when they begin
+    metrics.jsonl    a line a lane and evaluation, appended and flushed to disk; holds no times, so that a resumed pass
+                     reproduces it byte for byte
+    checkpoints/<round>/    of all lanes (`checkpoint.py`)
+    ended/<lane>/<round>/   the state of a lane that ended before the others, at its end
+    end.json         how each lane ended; written last
+
+Lines are on disk before the checkpoint of their round. A checkpoint and end.json hold the mark of metrics.jsonl at
+their moment (its size and checksum): what was edited, doubled, exchanged or lost before it is noticed, and what was
+written behind it is dropped when the pass goes on. pass.json and end.json have checksums of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxfl.core import ArgumentError
+from jaxfl.training.json_files import Damaged, checked, jsonable, read_json, with_checksum, write_atomically, write_json
+from jaxfl.training.lock import held
+from jaxfl.training.processes import of_first, on_first
+
+METRICS, BEGUN, END = "metrics.jsonl", "pass.json", "end.json"
+CHECKPOINTS, ENDED = "checkpoints", "ended"
+_RESTORE = "Restore the file, or start again with another out."
+_FIELDS = {"variant": str, "seed": int, "round": int}
+_BEGUN_FORM = {"slots": int, "at_once": int, "strategy": str, "environment": dict}
+
+Label = tuple[str, int]
+"""(variant, seed) of a lane."""
+
+
+class Mark(NamedTuple):
+    """Fingerprint of the first `size` bytes of metrics.jsonl."""
+
+    size: int
+    checksum: int  # CRC-32
+
+
+class PassDirectory:
+    """Directory of one pass. Where several processes train together, process 0 alone reads and writes its small files.
+
+    Args:
+        path: of the directory, which need not exist yet.
+        lanes: (variant, seed) of each, in their order.
+        run: `RunDirectory.fingerprint`.
+
+    Attributes:
+        owner: of its checkpoints, which tells them from those of other lanes and runs.
+
+    Guarantees:
+        - a file that another program changed is neither appended to nor read as this pass's.
+    """
+
+    def __init__(self, path: Path, lanes: Sequence[Label], run: str):
+        self.path, self.lanes = path, tuple(lanes)
+        self.owner = f"{run} {zlib.crc32(json.dumps([list(lane) for lane in lanes]).encode()):08x}"
+        self._mark: Mark | None = None  # of what this object wrote, once it has written
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes out while this one, or those that train together, do; see `lock.held`."""
+        with contextlib.ExitStack() as lock:
+            of_first(self._make)
+            of_first(lambda: lock.enter_context(held(self.path)))
+            yield
+
+    @on_first
+    def begun(self) -> dict[str, Any] | None:
+        """The record made by `begin`; None where the pass has not begun."""
+        return self._read(BEGUN, _BEGUN_FORM) if (self.path / BEGUN).exists() else None
+
+    @on_first
+    def begin(self, choice: Mapping[str, Any]) -> None:
+        """Record how the lanes are computed: "slots", "at_once", "strategy", "environment"."""
+        write_json(self.path / BEGUN, with_checksum(jsonable(choice, BEGUN)))
+
+    @on_first
+    def end(self) -> dict[Label, dict[str, Any]] | None:
+        """How each lane ended; None where they have not.
+
+        Raises:
+            ArgumentError: end.json or metrics.jsonl is not what was written.
+        """
+        if not (self.path / END).exists():
+            return None
+        content = self._read(END, {"lanes": list, "metrics": list, "owner": str})
+        if content["owner"] != self.owner:
+            found = f"{self.path / END} is of others"
+            raise ArgumentError("out", "must hold passes of its own lanes alone", found, _RESTORE)
+        self.check_lines(content["metrics"], exactly=True)
+        return dict(zip(self.lanes, content["lanes"], strict=True))
+
+    @on_first
+    def finish(self, records: Mapping[Label, Mapping[str, Any]]) -> None:
+        """Write how the lanes ended: the pass is over."""
+        lanes = [jsonable(records[lane], END) for lane in self.lanes]
+        content = {"lanes": lanes, "metrics": list(self.mark()), "owner": self.owner}
+        write_json(self.path / END, with_checksum(content))
+
+    @on_first
+    def append(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Append lines and flush them to disk together.
+
+        Raises:
+            OSError: the file is not as this object left it, or cannot be written.
+            ValueError: a number that JSON cannot hold.
+        """
+        added = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
+        before = self.mark()
+        # A file that must be there is not made anew.
+        with open(self.path / METRICS, "r+b" if before.size else "ab") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size != before.size:
+                raise self._changed(f"has {size:,} bytes where this run wrote {before.size:,}")
+            file.write(added)
+            file.flush()
+            os.fsync(file.fileno())
+        self._mark = Mark(before.size + len(added), zlib.crc32(added, before.checksum))
+
+    @on_first
+    def lines(self) -> list[dict[str, Any]]:
+        """All complete lines; one that was cut off while being written is left out.
+
+        Raises:
+            ArgumentError: a line other than the last is none of this project's, or a lane's rounds do not ascend.
+            OSError: the file is not as this object left it.
+        """
+        return parse_lines(self.path / METRICS, self._content())
+
+    @on_first
+    def mark(self) -> Mark:
+        """Mark of all that this object has written, or of all that is there before it wrote anything."""
+        if self._mark is None:
+            content = self._content()
+            self._mark = Mark(len(content), zlib.crc32(content))
+        return self._mark
+
+    @on_first
+    def check_lines(self, mark: Sequence[int], *, exactly: bool = False) -> None:
+        """Raise ArgumentError unless metrics.jsonl begins with what a mark describes, or is exactly that."""
+        content = self._content()
+        size, checksum = mark
+        requirement = f"{self.path / METRICS} must be as this run wrote it"
+        if len(content) < size or (exactly and len(content) > size):
+            found = f"it has {len(content):,} bytes in place of {size:,}"
+            raise ArgumentError("out", requirement, found, _RESTORE)
+        if zlib.crc32(memoryview(content)[:size]) != checksum:
+            raise ArgumentError("out", requirement, f"its first {size:,} bytes were altered", _RESTORE)
+
+    @on_first
+    def keep_lines(self, mark: Sequence[int] = (0, 0)) -> None:
+        """Drop what lies behind a mark, atomically. Where all goes, the file of before stays as metrics.before.jsonl.
+
+        Guarantees:
+            - exactly the lines up to the checkpoint remain, byte for byte.
+        """
+        content = self._content()
+        self._mark = Mark(*mark)
+        if not self._mark.size and content:
+            write_atomically(self.path / "metrics.before.jsonl", content)
+        if not (self.path / METRICS).exists() or len(content) != self._mark.size:
+            write_atomically(self.path / METRICS, content[: self._mark.size])
+
+    def _make(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def _read(self, name: str, form: Mapping[str, type]) -> dict[str, Any]:
+        try:
+            return checked(read_json(self.path / name), form)
+        except Damaged:
+            found = "it was altered"
+            raise ArgumentError("out", f"{self.path / name} must be as this run wrote it", found, _RESTORE) from None
+
+    def _content(self) -> bytes:
+        path = self.path / METRICS
+        content = path.read_bytes() if path.exists() else b""
+        if self._mark is not None and self._mark != (len(content), zlib.crc32(content)):
+            raise self._changed(f"has {len(content):,} bytes, not the {self._mark.size:,} that this run wrote")
+        return content
+
+    def _changed(self, how: str) -> OSError:
+        return OSError(f"{self.path / METRICS} was changed by another program: it {how}")
+
+
+def parse_lines(path: Path, content: bytes) -> list[dict[str, Any]]:
+    """The complete lines of a metrics.jsonl, as `PassDirectory.lines` gives them."""
+    lines: list[dict[str, Any]] = []
+    rounds: dict[Label, int] = {}
+    for number, raw in enumerate(content.splitlines(keepends=True), start=1):
+        if not raw.endswith(b"\n"):
+            break
+        try:
+            line = json.loads(raw)
+        except (ValueError, RecursionError):
+            line = None
+        if not isinstance(line, dict) or any(type(line.get(name)) is not kind for name, kind in _FIELDS.items()):
+            requirement = f"{path} must hold JSON lines with {', '.join(_FIELDS)}"
+            raise ArgumentError("out", requirement, f"line {number} is not", _RESTORE)
+        lane = line["variant"], line["seed"]
+        if line["round"] <= rounds.get(lane, -1):
+            requirement = f"{path} must hold every line once, in the order of its rounds"
+            found = f"line {number} has round {line['round']} of {lane[0]}, seed {lane[1]}, after {rounds[lane]}"
+            raise ArgumentError("out", requirement, found, _RESTORE)
+        rounds[lane] = line["round"]
+        lines.append(line)
+    return lines

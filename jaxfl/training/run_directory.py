@@ -1,0 +1,294 @@
+"""Directory of a run: its configuration, its passes, and what is made of them when it ends.
+
+    config.json      the resolved configuration, the settings of the training loop, the lanes of each pass, and the
+                     environment
+    passes/<k>/      lanes that run together: their lines, checkpoints and ends (`pass_directory.py`)
+    summary.json, results.csv    made of the passes when the run ends
+    privacy.json     the epsilon of every node, where there is any; summary.json has that of the worst, and the median
+    plots/           pictures
+    private/key      the key of a run that is published, of mode 0600 (`secret_key.py`)
+
+Checkpoints hold raw gradients (tables of SAGA) and states without noise; metrics, status and pictures are measured
+without noise. No statement of privacy covers them: `publish.py` copies what is covered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxfl.core import ArgumentError
+from jaxfl.training.environment import describe_environment
+from jaxfl.training.json_files import jsonable, read_json, refuse_difference, refuse_form, write_json
+from jaxfl.training.lock import LOCK, held
+from jaxfl.training.pass_directory import Label, PassDirectory
+from jaxfl.training.processes import is_first, of_first, on_first, together
+
+CONFIG, SUMMARY, PRIVACY, PASSES, PRIVATE = "config.json", "summary.json", "privacy.json", "passes", "private"
+_CONFIG_FORM = {"experiment": str, "preset": (str, type(None)), "config": dict, "environment": dict}
+
+
+class RunDirectory:
+    """One run's directory. Build it with `open_run`.
+
+    Where several processes train together, process 0 alone writes it, and the others are told.
+
+    Attributes:
+        path: the directory.
+        config: content of config.json: "experiment", "preset", "config", "environment" and, once training has begun,
+            "training".
+        resumed: whether a run was found and is continued.
+    """
+
+    def __init__(self, path: Path, config: dict[str, Any], *, resumed: bool, made_above: Sequence[Path] = ()):
+        self.path, self.config, self.resumed = path, config, resumed
+        self._made_above = made_above  # directories, the nearest first
+
+    def record_training(self, settings: Mapping[str, Any]) -> None:
+        """Add the training loop's settings to config.json, or compare them with those already there.
+
+        Raises:
+            ArgumentError: a setting differs from the run that is resumed.
+        """
+        given = jsonable(settings, "training")
+        if "training" not in self.config:
+            self._rewrite({"training": {**given, PASSES: []}})
+            return
+        recorded = {name: value for name, value in self.config["training"].items() if name != PASSES}
+        refuse_difference(recorded, given, self.path)
+
+    def record_environment(self, environment: Mapping[str, Any]) -> None:
+        """Put that of the processes which trained in place of this one's in config.json."""
+        self._rewrite({"environment": dict(environment)})
+
+    def record_passes(self, lanes: Sequence[Sequence[Label]]) -> None:
+        """Divide the lanes into passes: (variant, seed) of each lane of each pass, in their order."""
+        self._rewrite({"training": {**self.config["training"], PASSES: jsonable(lanes, PASSES)}})
+
+    def _rewrite(self, changes: Mapping[str, Any]) -> None:
+        self.config = {**self.config, **changes}
+        of_first(lambda: write_json(self.path / CONFIG, self.config))
+
+    @property
+    def passes(self) -> list[PassDirectory]:
+        """The passes, as recorded; none before the lanes were divided."""
+        lanes = [[(name, seed) for name, seed in one] for one in self.config.get("training", {}).get(PASSES, [])]
+        return [
+            PassDirectory(self.path / PASSES / str(number), one, self.fingerprint) for number, one in enumerate(lanes)
+        ]
+
+    def withdraw(self) -> None:
+        """Undo `open_run` of a run that was refused before anything was trained; one that was found stays as it is.
+
+        It waits for no other process, so that a thread may call it.
+        """
+        if is_first() and not self.resumed:
+            for name in (CONFIG, LOCK):
+                (self.path / name).unlink(missing_ok=True)
+            for name in (PRIVATE, PASSES):
+                shutil.rmtree(self.path / name, ignore_errors=True)
+            with contextlib.suppress(OSError):  # other files are there
+                for folder in (self.path, *self._made_above):
+                    folder.rmdir()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes out while this one, or those that train together, do; see `lock.held`."""
+        with contextlib.ExitStack() as lock:
+            of_first(lambda: lock.enter_context(held(self.path)))
+            yield
+
+    @property
+    def fingerprint(self) -> str:
+        """Checksum of the configuration and of the training loop's settings, which tells this run from another."""
+        training = {name: value for name, value in self.config.get("training", {}).items() if name != PASSES}
+        content = json.dumps([self.config["experiment"], self.config["config"], training], sort_keys=True)
+        return f"{zlib.crc32(content.encode()):08x}"
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All complete lines, pass by pass.
+
+        Raises:
+            ArgumentError: a line other than a pass's last is none of this project's, or a lane's rounds do not ascend.
+        """
+        return [line for one in self.passes for line in one.lines()]
+
+    def ended(self) -> dict[Label, dict[str, Any]]:
+        """How the lanes of each pass that is over have ended."""
+        return {label: record for one in self.passes for label, record in (one.end() or {}).items()}
+
+    @on_first
+    def drop_summary(self) -> None:
+        """Remove summary.json: that of an interrupted run would describe one that is going on."""
+        (self.path / SUMMARY).unlink(missing_ok=True)
+
+    @on_first
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write summary.json."""
+        write_json(self.path / SUMMARY, jsonable(summary, "summary"))
+
+    @on_first
+    def write_privacy(self, node_epsilons: Mapping[str, Any]) -> None:
+        """Write privacy.json, where any node has an epsilon."""
+        if node_epsilons:
+            write_json(self.path / PRIVACY, jsonable(node_epsilons, "privacy"))
+
+    @on_first
+    def read_summary(self) -> dict[str, Any]:
+        """Content of summary.json."""
+        return read_json(self.path / SUMMARY)
+
+
+def open_run(
+    out: str | os.PathLike[str],
+    config: Mapping[str, Any],
+    *,
+    experiment: str = "custom",
+    preset: str | None = None,
+    resume: bool = False,
+    can_resume: bool = True,
+) -> RunDirectory:
+    """Make a run directory, or find the one to resume.
+
+    Args:
+        out: the directory itself; made if missing.
+        config: everything that decides the results, resolved; values that JSON can hold, NumPy scalars and arrays,
+            paths. Infinite numbers are stored as the strings "inf", "-inf", "nan".
+        experiment: name for the summary.
+        preset: name for the summary.
+        resume: continue the run found there; where there is none, begin one.
+        can_resume: whether the experiment has --resume, so that errors may advise it.
+
+    Returns:
+        The directory, its config.json written.
+
+    Raises:
+        ArgumentError: `out` cannot be written or holds a run already, or the run to resume, or another process that
+            trains with this one, has another configuration.
+
+    Guarantees:
+        - a directory that holds a run is never written to without resume.
+
+    Example:
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     run = open_run(Path(folder) / "first", {"step_size": 0.1})
+        ...     open_run(Path(folder) / "first", {"step_size": 0.2}, resume=True)
+        Traceback (most recent call last):
+        ...
+        jaxfl.core.check.ArgumentError: step_size: must be as in the run that is resumed; ...
+    """
+    path, given = Path(out), jsonable(config, "config")
+    content, resumed, made_above = of_first(lambda: _opened(path, given, experiment, preset, resume, can_resume))
+    run = RunDirectory(path, content, resumed=resumed, made_above=made_above)
+    try:
+        together(_refuse_other_options, content["config"], given, path)
+    except ArgumentError:
+        run.withdraw()
+        raise
+    return run
+
+
+def read_run(path: str | os.PathLike[str]) -> RunDirectory:
+    """A run directory for reading, whether the run has ended or not.
+
+    Raises:
+        ArgumentError: there is no run.
+    """
+    config = Path(path) / CONFIG
+    if not config.exists():
+        raise ArgumentError("run", f"must be a directory with a {CONFIG}", f"{path} has none", "Name a run directory.")
+    return RunDirectory(Path(path), _read_config(Path(path)), resumed=True)
+
+
+def make_writable(path: Path) -> list[Path]:
+    """Make a directory that is missing; ArgumentError, naming `out`, where nothing can be written to it.
+
+    Returns:
+        The directories above it that were made, too, the nearest first.
+    """
+    try:
+        missing = [folder for folder in path.parents if not folder.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except (OSError, RecursionError) as error:  # pathlib makes directories above each other by recursion
+        found = f"{path}: {(getattr(error, 'strerror', None) or str(error)).lower()}"
+        remedy = "Name a directory that you may write to."
+        raise ArgumentError("out", "must be a writable directory", found, remedy) from None
+    return missing
+
+
+def slug(name: str) -> str:
+    """A variant's name as a directory name.
+
+    Example:
+        >>> slug("PrivSGP-VR (b = 32)")
+        'privsgp-vr-b-32'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """Content of a directory's config.json, of the form that `open_run` and `RunDirectory` write."""
+    content = read_json(path / CONFIG, _CONFIG_FORM)
+    if "training" in content:
+        refuse_form(content, {"training": {PASSES: list}}, path / CONFIG)
+        lanes = [lane for one in content["training"][PASSES] for lane in (one if isinstance(one, list) else [one])]
+        if any(not isinstance(lane, list) or [*map(type, lane)] != [str, int] for lane in lanes):
+            found, remedy = "it does not", "Restore the file, or start again with another out."
+            requirement = f"{path / CONFIG} must hold training.{PASSES} as lists of [variant, seed]"
+            raise ArgumentError("out", requirement, found, remedy)
+    return content
+
+
+def _opened(
+    path: Path, given: Any, experiment: str, preset: str | None, resume: bool, can_resume: bool
+) -> tuple[dict[str, Any], bool, list[Path]]:
+    """(content of config.json, whether it was there, directories that were made above) of the run of `open_run`."""
+    made_above = make_writable(path)
+    if not resume:
+        _refuse_run(path, can_resume)
+    with held(path):
+        if not _holds_run(path):
+            environment = describe_environment()
+            content = {"experiment": experiment, "preset": preset, "config": given, "environment": environment}
+            write_json(path / CONFIG, content)
+            return content, False, made_above
+        if not resume:  # another process began one meanwhile
+            _refuse_run(path, can_resume)
+    if not (path / CONFIG).exists():
+        remedy = "Restore the file, or name another directory."
+        raise ArgumentError("out", f"must hold {CONFIG} to be resumed", f"{path} has none", remedy)
+    content = _read_config(path)
+    if content["experiment"] != experiment:
+        refuse_difference({"experiment": content["experiment"]}, {"experiment": experiment}, path)
+    refuse_difference(content["config"], given, path)
+    return content, True, []
+
+
+def _refuse_other_options(config: Any, given: Any, path: Path) -> None:
+    """ArgumentError where this process was given other options than process 0, which has compared its own."""
+    try:
+        refuse_difference(config, given, path)
+    except ArgumentError as error:
+        requirement, remedy = "must be the same in every process", "Start all of them with the same options."
+        raise ArgumentError(error.argument, requirement, error.found, remedy) from None
+
+
+def _holds_run(path: Path) -> bool:
+    return (path / CONFIG).exists() or (path / PASSES).exists()
+
+
+def _refuse_run(path: Path, can_resume: bool) -> None:
+    """ArgumentError where a directory holds a run."""
+    if _holds_run(path):
+        remedy = "Resume it (--resume), or name another directory." if can_resume else "Name another directory."
+        raise ArgumentError("out", "must not hold a run yet", f"{path} holds one", remedy)

@@ -1,0 +1,23 @@
+"""What a run has left on disk, for comparisons."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def pass_folders(out: str | os.PathLike[str]) -> list[Path]:
+    """Directories of the passes, in their order."""
+    return sorted((path for path in Path(out).glob("passes/*") if path.is_dir()), key=lambda path: int(path.name))
+
+
+def run_bytes(out: str | os.PathLike[str]) -> bytes:
+    """The bytes of all lines of a run, pass by pass."""
+    return b"".join(path.read_bytes() for one in pass_folders(out) if (path := one / "metrics.jsonl").exists())
+
+
+def run_lines(out: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """All lines of a run."""
+    return [json.loads(line) for line in run_bytes(out).splitlines()]

@@ -13,7 +13,7 @@ from experiments.ali_dpfl.options import Point
 from experiments.ali_dpfl.pictures import finish
 from experiments.ali_dpfl.prepare import prepare
 from experiments.ali_dpfl.presets import ESTIMATES, IMAGES, PRESETS
-from experiments.frame import Experiment, Layer
+from jaxfl.frame import Experiment, Layer
 
 EXPERIMENT = Experiment(
     name="ali_dpfl",

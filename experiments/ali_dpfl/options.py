@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import optax
 
 import jaxfl
-from experiments.frame import Choice, Clients, Costs, Data, Network, Owned, Run, choose, flat, stated, traced
 from jaxfl import gradients
 from jaxfl.algorithms.clients.bound_constants import BoundConstants
 from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.algorithms.clients.private_updates import PrivateUpdates
 from jaxfl.core import Algorithm, ArgumentError, Task, check
+from jaxfl.frame import Choice, Clients, Costs, Data, Network, Owned, Run, choose, flat, stated, traced
 
 ALI, FIXED, UPDATES = "ALI-DPFL", "DPFL", "DP-FedAvg"
 PRIVATE_STEPS = (ALI, FIXED)  # methods whose clients make DP-SGD

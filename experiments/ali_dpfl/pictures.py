@@ -11,7 +11,6 @@ import numpy as np
 
 from experiments.ali_dpfl.options import ALI, FIXED, Point
 from experiments.ali_dpfl.paper import ACCURACIES
-from experiments.frame import Finished
 from jaxfl.analysis.plots import (
     Curve,
     Panel,
@@ -27,6 +26,7 @@ from jaxfl.analysis.plots import (
     style_axes,
     wrapped_notes,
 )
+from jaxfl.frame import Finished
 
 _MOST_LINES = 28  # that look different
 _ACCURACY = Panel("test_accuracy", "test accuracy", is_accuracy=True)

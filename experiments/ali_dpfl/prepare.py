@@ -9,10 +9,10 @@ import numpy as np
 
 from experiments.ali_dpfl.options import ALI, PRIVATE_STEPS, UPDATES, Point, check_point
 from experiments.ali_dpfl.spending import privacy_of, released, rounds_of, settled
-from experiments.frame import Line, Prepared, identity, programs
-from experiments.frame.options import text_of
 from jaxfl.core import ArgumentError
 from jaxfl.core.tree import size
+from jaxfl.frame import Line, Prepared, identity, programs
+from jaxfl.frame.options import text_of
 from jaxfl.training import Variant
 from jaxfl.training.chunks import check_start
 

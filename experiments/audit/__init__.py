@@ -23,7 +23,7 @@ where what is proven is nearly what an attack can see.
 
 from experiments.audit.attack import run
 from experiments.audit.options import Point
-from experiments.frame import Experiment
+from jaxfl.frame import Experiment
 
 EXPERIMENT = Experiment(
     name="audit",

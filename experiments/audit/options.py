@@ -7,11 +7,11 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from experiments.frame import Data, unsaved
 from jaxfl import models
 from jaxfl.core import ArgumentError, FederatedData, Task, check
 from jaxfl.data import Dataset, federate
 from jaxfl.data.partition import iid
+from jaxfl.frame import Data, unsaved
 from jaxfl.privacy.audit_mechanism import Mechanism
 
 FORCED = "DP-GT"  # audited by forced transcripts, without real samples

@@ -17,7 +17,7 @@ from experiments.dp_gradient_tracking.options import DERIVED, Point
 from experiments.dp_gradient_tracking.pictures import finish
 from experiments.dp_gradient_tracking.prepare import prepare
 from experiments.dp_gradient_tracking.presets import PRESETS
-from experiments.frame import Experiment, Layer
+from jaxfl.frame import Experiment, Layer
 
 EXPERIMENT = Experiment(
     name="dp_gradient_tracking",

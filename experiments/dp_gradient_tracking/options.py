@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.frame import Clients, Costs, Data, Network, Owned, Publication, Run, lay, stated, traced, unsaved
 from jaxfl import channel, graphs
 from jaxfl.algorithms import gradient_tracking, output_perturbation, perturbed_gossip
 from jaxfl.core import Algorithm, ArgumentError, Task, check
 from jaxfl.core.check import is_traced
+from jaxfl.frame import Clients, Costs, Data, Network, Owned, Publication, Run, lay, stated, traced, unsaved
 from jaxfl.gradients.memory import require_fits
 from jaxfl.graphs import TrackingPair
 from jaxfl.graphs.files import read_pair

@@ -11,10 +11,10 @@ import numpy as np
 
 from experiments.dp_gradient_tracking.budgets import broken_conditions, privacy_of
 from experiments.dp_gradient_tracking.options import Point, check_point, tracking_pair
-from experiments.frame import Line, Prepared, identity, programs
 from jaxfl.analysis.smoothness import estimate_constants
 from jaxfl.core import ArgumentError
 from jaxfl.core.tree import num_bytes, size
+from jaxfl.frame import Line, Prepared, identity, programs
 from jaxfl.gradients.memory import require_fits
 from jaxfl.graphs.tracking_conditions import Condition
 from jaxfl.training import Variant, stationarity

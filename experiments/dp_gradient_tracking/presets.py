@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from experiments.dp_gradient_tracking.options import METHODS, NAMED_PAIRS
-from experiments.frame import Preset
+from jaxfl.frame import Preset
 
 _MNIST: dict[str, Any] = {
     "dataset": "mnist",

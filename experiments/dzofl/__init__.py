@@ -11,7 +11,7 @@ from experiments.dzofl.options import DZOFL, FED_AVG, Point
 from experiments.dzofl.pictures import finish
 from experiments.dzofl.prepare import prepare
 from experiments.dzofl.presets import PRESETS, SHIRTS, rounds
-from experiments.frame import Experiment, Layer
+from jaxfl.frame import Experiment, Layer
 
 EXPERIMENT = Experiment(
     name="dzofl",

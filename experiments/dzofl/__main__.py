@@ -3,7 +3,7 @@
 import sys
 
 from experiments.dzofl import EXPERIMENT
-from experiments.frame import main
+from jaxfl.frame import main
 
 if __name__ == "__main__":
     sys.exit(main(EXPERIMENT))

@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.dzofl.options import DZOFL, FED_AVG, Point
-from experiments.frame import Finished, choose
-from experiments.frame.records import NETWORKS, image_shape
 from jaxfl.channel import DZOFL_COUNTED, Ledger, backward_energy, count, forward_energy, total
+from jaxfl.frame import Finished, choose
+from jaxfl.frame.records import NETWORKS, image_shape
 from jaxfl.training.summary import with_prefix
 
 READINGS = ("counted", "published")

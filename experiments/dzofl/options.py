@@ -11,10 +11,10 @@ import numpy as np
 import optax
 
 import jaxfl
-from experiments.frame import Choice, Clients, Costs, Data, Network, Owned, Run, choose, flat, traced
 from jaxfl import channel
 from jaxfl.algorithms.dzofl import decaying_schedules
 from jaxfl.core import Algorithm, ArgumentError, Array, Task, check
+from jaxfl.frame import Choice, Clients, Costs, Data, Network, Owned, Run, choose, flat, traced
 
 LARGEST_M = 1e18  # whose square float32 holds
 DZOFL, FED_AVG = "DZOFL", "FedAvg"

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from experiments.dzofl.options import FED_AVG, Point, check_point
-from experiments.frame import Line, Prepared, identity, programs
 from jaxfl.core.tree import size
+from jaxfl.frame import Line, Prepared, identity, programs
 from jaxfl.training import Variant
 from jaxfl.training.chunks import check_start
 

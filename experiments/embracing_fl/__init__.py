@@ -20,7 +20,7 @@ from experiments.embracing_fl.methods import CLASSES
 from experiments.embracing_fl.options import Point
 from experiments.embracing_fl.prepare import finish, prepare, run_or_report
 from experiments.embracing_fl.presets import PRESETS
-from experiments.frame import Experiment
+from jaxfl.frame import Experiment
 
 EXPERIMENT = Experiment(
     name="embracing_fl",

@@ -14,8 +14,8 @@ from experiments.embracing_fl.methods import CLASSES
 from experiments.embracing_fl.networks import RESNETS, Form, Problem
 from experiments.embracing_fl.options import Point
 from experiments.embracing_fl.phone import ONEPLUS_9_PRO, RoundSeconds, partial_work, round_seconds
-from experiments.frame import flat, lay
 from jaxfl import algorithms, channel
+from jaxfl.frame import flat, lay
 
 DEVICE = "OnePlus 9 Pro"
 _SHAPES = {"resnet20": ((32, 32, 3), 10), "femnist_cnn": ((28, 28, 1), 62), "bilstm": ((256,), 2)}

@@ -10,9 +10,9 @@ from experiments.embracing_fl import paper
 from experiments.embracing_fl.methods import CLASSES, NARROW, counts_of, label_of
 from experiments.embracing_fl.networks import RESNETS, narrow
 from experiments.embracing_fl.options import Point
-from experiments.frame import Layer, flat
-from experiments.frame.options import text_of
 from jaxfl.core import ArgumentError, check
+from jaxfl.frame import Layer, flat
+from jaxfl.frame.options import text_of
 
 _SEEDS = {"seed": (0, 1, 2)}
 DATASETS = {

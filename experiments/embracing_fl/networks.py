@@ -9,13 +9,13 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from experiments.frame import Choice, choose
-from experiments.frame.records import image_shape, with_node_loop
 from jaxfl import models
 from jaxfl.channel import BILSTM_COUNTED, Counts, count
 from jaxfl.core import ArgumentError, Task, check
 from jaxfl.data import Dataset
 from jaxfl.data.imdb import NUM_TOKENS
+from jaxfl.frame import Choice, choose
+from jaxfl.frame.records import image_shape, with_node_loop
 from jaxfl.models import Model
 from jaxfl.models.scaler import scaled
 

@@ -12,13 +12,13 @@ import numpy as np
 
 from experiments.embracing_fl.methods import METHOD, NARROW, WITH_WEAKER, Share, counts_of, decayed, shared_out
 from experiments.embracing_fl.networks import RESNETS, Form, Network, Problem, problem_of
-from experiments.frame import Costs, Owned, Run, choose, flat, stated, traced, unsaved
-from experiments.frame import Data as Images
-from experiments.frame.records import WRITERS, cut
 from jaxfl.algorithms import client_sgd, embracing, fed_avg, local_steps, width_reduction
 from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.channel import Counts, Work, node_work, total
 from jaxfl.core import Algorithm, ArgumentError, FederatedData, Task, check
+from jaxfl.frame import Costs, Owned, Run, choose, flat, stated, traced, unsaved
+from jaxfl.frame import Data as Images
+from jaxfl.frame.records import WRITERS, cut
 from jaxfl.training import Measure
 from jaxfl.training.measures import calibrated_scores
 

@@ -16,10 +16,10 @@ from experiments.embracing_fl.options import Point
 from experiments.embracing_fl.pictures import plot_added, plot_curves, plot_gaps
 from experiments.embracing_fl.results import COMPARED, read_results
 from experiments.embracing_fl.tables import markdown
-from experiments.frame import Finished, Line, Prepared, Request, identity, programs
-from experiments.frame.run import run
 from jaxfl.core import Algorithm, check
 from jaxfl.core.tree import size
+from jaxfl.frame import Finished, Line, Prepared, Request, identity, programs
+from jaxfl.frame.run import run
 from jaxfl.training import Variant
 from jaxfl.training.chunks import check_start
 from jaxfl.training.summary import rounds_to_target, spread

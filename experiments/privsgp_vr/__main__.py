@@ -2,8 +2,8 @@
 
 import sys
 
-from experiments.frame import main
 from experiments.privsgp_vr import EXPERIMENT
+from jaxfl.frame import main
 
 if __name__ == "__main__":
     sys.exit(main(EXPERIMENT))

@@ -11,7 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.frame import (
+from jaxfl import gradients, graphs, privacy
+from jaxfl.algorithms import a_dp2_sgd, dp2_sgd, push_sum
+from jaxfl.core import Algorithm, ArgumentError, Task, check
+from jaxfl.core.tree import size
+from jaxfl.frame import (
     Choice,
     Clients,
     Costs,
@@ -25,10 +29,6 @@ from experiments.frame import (
     stated,
     traced,
 )
-from jaxfl import gradients, graphs, privacy
-from jaxfl.algorithms import a_dp2_sgd, dp2_sgd, push_sum
-from jaxfl.core import Algorithm, ArgumentError, Task, check
-from jaxfl.core.tree import size
 from jaxfl.graphs.files import read_graph
 from jaxfl.privacy.gossip import C2_OF_THE_PAPER
 from jaxfl.privacy.grid_noise import check_bits

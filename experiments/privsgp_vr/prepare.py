@@ -12,8 +12,6 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from experiments.frame import Finished, Line, Prepared, flat, identity, lay, programs
-from experiments.frame.options import text_of
 from experiments.privsgp_vr.options import METHODS, Point, check_point
 from experiments.privsgp_vr.spending import privacy_of, rounds_allowed, settled
 from jaxfl import gradients
@@ -22,6 +20,8 @@ from jaxfl.analysis.smoothness import estimate_constants
 from jaxfl.core import ArgumentError
 from jaxfl.core.check import bytes_text
 from jaxfl.core.tree import num_bytes, replicate
+from jaxfl.frame import Finished, Line, Prepared, flat, identity, lay, programs
+from jaxfl.frame.options import text_of
 from jaxfl.gradients import per_example
 from jaxfl.gradients.memory import require_fits
 from jaxfl.privacy.gossip import ProblemConstants

@@ -21,10 +21,10 @@ from typing import Any
 import jax
 
 from experiments.embracing_fl.prepare import variants_of
-from experiments.frame import Experiment, Layer, Line, Prepared, Preset
 from experiments.similarity.options import DERIVED, Point, check_point
 from experiments.similarity.pictures import finish
 from jaxfl.core.tree import size
+from jaxfl.frame import Experiment, Layer, Line, Prepared, Preset
 
 # Conv 1, 3, 7, 15, 19: a block ends behind its second convolution.
 _LAYERS = ("stem", "block_1_1", "block_1_3", "block_3_1", "block_3_3")

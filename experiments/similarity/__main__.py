@@ -2,8 +2,8 @@
 
 import sys
 
-from experiments.frame import main
 from experiments.similarity import EXPERIMENT
+from jaxfl.frame import main
 
 if __name__ == "__main__":
     sys.exit(main(EXPERIMENT))

@@ -7,9 +7,9 @@ import typing
 from collections.abc import Callable
 from typing import Any, Literal
 
-from experiments.frame import Experiment
-from experiments.frame.choose import choices_of
-from experiments.frame.options import alternatives, flag, options
+from jaxfl.frame import Experiment
+from jaxfl.frame.choose import choices_of
+from jaxfl.frame.options import alternatives, flag, options
 
 INTEGERS = ("0", "-1", "1", "2", "3", "5", "7", "16", "64", "2147483647", "2147483648", "-2147483649", "4294967296")
 INTEGERS += ("9223372036854775808", "1" + "0" * 400, "1" + "0" * 5000, "1e30", "1_0", "٣", "0x10", " 4", "+3", "-0")

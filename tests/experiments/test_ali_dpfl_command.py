@@ -19,9 +19,9 @@ from experiments.ali_dpfl.paper import ACCURACIES
 from experiments.ali_dpfl.pictures import write_paper
 from experiments.ali_dpfl.prepare import prepare
 from experiments.ali_dpfl.spending import release_of, rounds_of, settled
-from experiments.frame import Finished, main
-from experiments.frame.command_line import parse
 from jaxfl.core import ArgumentError
+from jaxfl.frame import Finished, main
+from jaxfl.frame.command_line import parse
 from jaxfl.privacy import clients as accounting
 from jaxfl.privacy.clients.client_release import WITHOUT_NOISE
 from jaxfl.training import RunDirectory

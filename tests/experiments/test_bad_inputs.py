@@ -14,8 +14,9 @@ import pytest
 import toy_experiment
 
 import experiments
-from experiments.frame import EXPERIMENTS, main
+from experiments import EXPERIMENTS
 from jaxfl.data import load, partition_dataset
+from jaxfl.frame import main
 from jaxfl.gradients import memory
 
 RING = np.array([[0.5, 0.0, 0.0, 0.5], [0.5, 0.5, 0.0, 0.0], [0.0, 0.5, 0.5, 0.0], [0.0, 0.0, 0.5, 0.5]])

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from toy_experiment import EXPERIMENT
 
+from experiments import EXPERIMENTS
 from experiments import __main__ as listing
-from experiments.frame import EXPERIMENTS, command_line, main
-from experiments.frame.run import new_run_directory
 from jaxfl import graphs
 from jaxfl.core import ArgumentError
+from jaxfl.frame import command_line, main
+from jaxfl.frame.run import new_run_directory
 from jaxfl.graphs.files import read_graph
 from jaxfl.training import Diverged, FatalCount
 

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import pytest
 from test_every_experiment import small
 
+from experiments import EXPERIMENTS
 from experiments.audit.methods import METHODS
-from experiments.frame import EXPERIMENTS
-from experiments.frame.experiment import identity, request
-from experiments.frame.options import options
 from jaxfl.core import ArgumentError
+from jaxfl.frame.experiment import identity, request
+from jaxfl.frame.options import options
 
 WITH_MODEL = [name for name in EXPERIMENTS if "hidden" in options(type(EXPERIMENTS[name].base))]
 KEY = jax.random.key(0)

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from experiments.frame import EXPERIMENTS, main
-from experiments.frame.run import with_ledgers
+from experiments import EXPERIMENTS
 from jaxfl.analysis.plots import X_AXES, seeds_curve
 from jaxfl.channel import count, ledger, node_work
 from jaxfl.core import ArgumentError
+from jaxfl.frame import main
+from jaxfl.frame.run import with_ledgers
 from jaxfl.models import mlp
 
 FEW = "--num-train 300 --num-test 60 --evaluate-every 2 --quiet"

@@ -15,12 +15,13 @@ import pytest
 from helpers import leave_undrawn
 
 import experiments
-from experiments.frame import EXPERIMENTS, Experiment, flat, main
-from experiments.frame.choose import choices_of, idle_options
-from experiments.frame.experiment import request
-from experiments.frame.options import flag, options, text_of
-from experiments.frame.run import saved_options
+from experiments import EXPERIMENTS
 from jaxfl.core import ArgumentError
+from jaxfl.frame import Experiment, flat, main
+from jaxfl.frame.choose import choices_of, idle_options
+from jaxfl.frame.experiment import request
+from jaxfl.frame.options import flag, options, text_of
+from jaxfl.frame.run import saved_options
 from jaxfl.training import RunDirectory
 from jaxfl.training.json_files import jsonable
 from jaxfl.training.results import read_results
@@ -364,7 +365,7 @@ class TestCommandLine:
                 elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
                     reads.add(str(node.slice.value))
         records = {record: type(getattr(point, record)).__module__ for record in vars(point)}
-        shared = {record for record, module in records.items() if module == "experiments.frame.records"}
+        shared = {record for record, module in records.items() if module == "jaxfl.frame.records"}
         known = options(type(point))  # what the frame's own records read is the frame's
         assert {option for option in known if known[option].record not in shared} <= reads
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import experiments
-from experiments.frame.command_line import parse
 from experiments.privsgp_vr import EXPERIMENT
+from jaxfl.frame.command_line import parse
 from jaxfl.training import read_run, restore_state
 from jaxfl.training.results import read_results
 

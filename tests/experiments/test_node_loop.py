@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from problems import start
 
-from experiments.frame import EXPERIMENTS, main, records
-from experiments.frame.options import options
+from experiments import EXPERIMENTS
 from jaxfl import graphs
 from jaxfl.algorithms import push_sum
 from jaxfl.core.node_loop import automatic
 from jaxfl.data import Dataset, federate
+from jaxfl.frame import main, records
+from jaxfl.frame.options import options
 from jaxfl.gradients import fixed, saga
 from jaxfl.models import classification, cnn, mlp
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from helpers import rows_of
 
-from experiments.frame import main
-from experiments.frame.command_line import parse
 from experiments.privsgp_vr import EXPERIMENT
 from experiments.privsgp_vr.options import METHODS
 from experiments.privsgp_vr.prepare import prepare
 from experiments.privsgp_vr.spending import privacy_of, release_of, rounds_allowed, settled
 from jaxfl import graphs, privacy
 from jaxfl.analysis.plots import privacy_notes
+from jaxfl.frame import main
+from jaxfl.frame.command_line import parse
 from jaxfl.privacy.gossip import CIFAR10_CONSTANTS
 from jaxfl.privacy.statements import statement_text
 from jaxfl.training import RunDirectory

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar, Literal
 
-from experiments.frame import Choice, Experiment, Layer, Preset, Run, stated, traced
-from experiments.frame.command_line import parse
+from jaxfl.frame import Choice, Experiment, Layer, Preset, Run, stated, traced
+from jaxfl.frame.command_line import parse
 
 SHAPES = Choice(
     "shape",

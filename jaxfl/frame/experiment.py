@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.frame.choose import counted, idle_options, refuse_idle
-from experiments.frame.grid import Axis, Grid, points, refuse_many, without
-from experiments.frame.options import flat, lay, options, refuse_out_of_range, text_of
 from jaxfl.core import Algorithm, ArgumentError, Array
+from jaxfl.frame.choose import counted, idle_options, refuse_idle
+from jaxfl.frame.grid import Axis, Grid, points, refuse_many, without
+from jaxfl.frame.options import flat, lay, options, refuse_out_of_range, text_of
 from jaxfl.training import RunDirectory, Stop, Variant
 from jaxfl.training.records import slug
 

@@ -11,8 +11,8 @@ import types
 from collections.abc import Mapping
 from typing import Any, get_type_hints
 
-from experiments.frame.experiment import Request
-from experiments.frame.options import flag, in_words, options, text_of
+from jaxfl.frame.experiment import Request
+from jaxfl.frame.options import flag, in_words, options, text_of
 
 _WORDS = {int: "INTEGER", float: "NUMBER", str: "TEXT", types.NoneType: "None"}
 

@@ -8,9 +8,9 @@ import shutil
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from experiments.frame.choose import Owned
-from experiments.frame.options import unsaved
 from jaxfl.core import ArgumentError, check
+from jaxfl.frame.choose import Owned
+from jaxfl.frame.options import unsaved
 
 _FOREVER = 10 * 365 * 24 * 60  # minutes: submitit ends a local job after two unless it is told otherwise
 _MOST = {"jobs": 10_000, "gpus": 1_000}  # no grid has more points, and no machine more GPUs

@@ -11,8 +11,8 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from experiments.frame.options import flag
 from jaxfl.core import ArgumentError
+from jaxfl.frame.options import flag
 
 _REQUIRED = inspect.Parameter.empty
 

@@ -10,13 +10,13 @@ from typing import Any, ClassVar, Literal
 import jax
 import numpy as np
 
-from experiments.frame.choose import Choice, choose
-from experiments.frame.distributed import PLACE, Distributed
-from experiments.frame.launch import Launch
-from experiments.frame.options import stated, unsaved
 from jaxfl import channel, models
 from jaxfl.core import ArgumentError, FederatedData, Task, check, over_nodes
 from jaxfl.data import Dataset, federate, load, only_classes, partition_dataset, shrunk, subset
+from jaxfl.frame.choose import Choice, choose
+from jaxfl.frame.distributed import PLACE, Distributed
+from jaxfl.frame.launch import Launch
+from jaxfl.frame.options import stated, unsaved
 from jaxfl.training import Placement, evaluation_set
 from jaxfl.training.evaluate import EvaluationSet
 from jaxfl.training.processes import several

@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.frame.launch import Launch
 from jaxfl.core import ArgumentError, Array
+from jaxfl.frame.launch import Launch
 from jaxfl.training import RunDirectory, Stop, Stopped, Variant, read_run
 from jaxfl.training.json_files import read_json, write_json
 from jaxfl.training.lock import held

@@ -24,16 +24,15 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from experiments import leave
-from experiments.frame.distributed import silent_but_first, tells
-from experiments.frame.experiment import Experiment, Preset, Request, request
-from experiments.frame.grid import Axis, axis, parse_axis, read_axis, sample_axis
-from experiments.frame.help import print_help
-from experiments.frame.launcher import JobsStopped
-from experiments.frame.options import flag, flat, options, refuse_unusable, unknown, value_of
-from experiments.frame.output import steady_output
-from experiments.frame.run import leave_accelerators, run, use_all_cores
 from jaxfl.core import ArgumentError
+from jaxfl.frame.distributed import silent_but_first, tells
+from jaxfl.frame.experiment import Experiment, Preset, Request, request
+from jaxfl.frame.grid import Axis, axis, parse_axis, read_axis, sample_axis
+from jaxfl.frame.help import print_help
+from jaxfl.frame.launcher import JobsStopped
+from jaxfl.frame.options import flag, flat, options, refuse_unusable, unknown, value_of
+from jaxfl.frame.output import steady_output
+from jaxfl.frame.run import leave_accelerators, run, use_all_cores
 from jaxfl.training import Diverged, FatalCount, Stopped, stop_at_sigterm
 from jaxfl.training.compilation_cache import compilation_cache
 from jaxfl.training.processes import several
@@ -230,8 +229,9 @@ def _sentence(experiment: Experiment, error: ArgumentError) -> str:
 
 
 def _catch_interrupts() -> None:
-    """Make an interrupt an exception again, which `experiments` has put off until there is someone to catch it."""
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is leave:
+    """Make an interrupt an exception again where a package has put it off until there is someone to catch it."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is threading.main_thread() and hasattr(handler, "until_caught"):
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

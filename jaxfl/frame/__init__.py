@@ -1,0 +1,46 @@
+"""Common parts of all experiments: records of options, choices by name, presets, grids, one command line."""
+
+from __future__ import annotations
+
+from jaxfl.frame.choose import Choice, Owned, choose
+from jaxfl.frame.command_line import main
+from jaxfl.frame.experiment import (
+    Experiment,
+    Finished,
+    Layer,
+    Line,
+    Prepared,
+    Preset,
+    Request,
+    identity,
+    programs,
+)
+from jaxfl.frame.options import flat, lay, stated, traced, unsaved
+from jaxfl.frame.records import Clients, Costs, Data, Network, Publication, Run
+
+__all__ = [
+    "Choice",
+    "Clients",
+    "Costs",
+    "Data",
+    "Experiment",
+    "Finished",
+    "Layer",
+    "Line",
+    "Network",
+    "Owned",
+    "Prepared",
+    "Preset",
+    "Publication",
+    "Request",
+    "Run",
+    "choose",
+    "flat",
+    "identity",
+    "lay",
+    "main",
+    "programs",
+    "stated",
+    "traced",
+    "unsaved",
+]

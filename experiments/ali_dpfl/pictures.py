@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from experiments.ali_dpfl.options import ALI, FIXED, Point
-from experiments.ali_dpfl.paper import ACCURACIES
 from jaxfl.analysis.plots import (
     Curve,
     Panel,
@@ -27,6 +25,9 @@ from jaxfl.analysis.plots import (
     wrapped_notes,
 )
 from jaxfl.frame import Finished
+
+from .options import ALI, FIXED, Point
+from .paper import ACCURACIES
 
 _MOST_LINES = 28  # that look different
 _ACCURACY = Panel("test_accuracy", "test accuracy", is_accuracy=True)

@@ -7,14 +7,15 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
-from experiments.ali_dpfl.options import ALI, PRIVATE_STEPS, UPDATES, Point, check_point
-from experiments.ali_dpfl.spending import privacy_of, released, rounds_of, settled
 from jaxfl.core import ArgumentError
 from jaxfl.core.tree import size
 from jaxfl.frame import Line, Prepared, identity, programs
 from jaxfl.frame.options import text_of
 from jaxfl.training import Variant
 from jaxfl.training.chunks import check_start
+
+from .options import ALI, PRIVATE_STEPS, UPDATES, Point, check_point
+from .spending import privacy_of, released, rounds_of, settled
 
 MOST_TOLD = 12  # lines of a grid that are told one by one
 

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
-from experiments.dp_gradient_tracking.budgets import broken_conditions, privacy_of
-from experiments.dp_gradient_tracking.options import Point, check_point, tracking_pair
 from jaxfl.analysis.smoothness import estimate_constants
 from jaxfl.core import ArgumentError
 from jaxfl.core.tree import num_bytes, size
@@ -19,6 +17,9 @@ from jaxfl.gradients.memory import require_fits
 from jaxfl.graphs.tracking_conditions import Condition
 from jaxfl.training import Variant, stationarity
 from jaxfl.training.chunks import check_start
+
+from .budgets import broken_conditions, privacy_of
+from .options import Point, check_point, tracking_pair
 
 PROBING = {"num_probes": 10, "step_size": 0.05, "max_samples_per_node": 128}  # for the estimate of L
 MOST_TOLD = 12  # lines of a grid, or broken conditions, that are told one by one

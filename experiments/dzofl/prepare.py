@@ -7,11 +7,12 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
-from experiments.dzofl.options import FED_AVG, Point, check_point
 from jaxfl.core.tree import size
 from jaxfl.frame import Line, Prepared, identity, programs
 from jaxfl.training import Variant
 from jaxfl.training.chunks import check_start
+
+from .options import FED_AVG, Point, check_point
 
 
 def prepare(lines: Mapping[str, Line]) -> Prepared:

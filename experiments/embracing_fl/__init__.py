@@ -15,12 +15,13 @@ Lee, Zhang, Prakash, Niu, Avestimehr, "Embracing Federated Learning: Enabling We
 Model Training".
 """
 
-from experiments.embracing_fl.defaults import DATASETS, DERIVED, name_of
-from experiments.embracing_fl.methods import CLASSES
-from experiments.embracing_fl.options import Point
-from experiments.embracing_fl.prepare import finish, prepare, run_or_report
-from experiments.embracing_fl.presets import PRESETS
 from jaxfl.frame import Experiment
+
+from .defaults import DATASETS, DERIVED, name_of
+from .methods import CLASSES
+from .options import Point
+from .prepare import finish, prepare, run_or_report
+from .presets import PRESETS
 
 EXPERIMENT = Experiment(
     name="embracing_fl",

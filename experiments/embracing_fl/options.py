@@ -10,8 +10,6 @@ from typing import Any, ClassVar, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.embracing_fl.methods import METHOD, NARROW, WITH_WEAKER, Share, counts_of, decayed, shared_out
-from experiments.embracing_fl.networks import RESNETS, Form, Network, Problem, problem_of
 from jaxfl.algorithms import client_sgd, embracing, fed_avg, local_steps, width_reduction
 from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.channel import Counts, Work, node_work, total
@@ -21,6 +19,9 @@ from jaxfl.frame import Data as Images
 from jaxfl.frame.records import WRITERS, cut
 from jaxfl.training import Measure
 from jaxfl.training.measures import calibrated_scores
+
+from .methods import METHOD, NARROW, WITH_WEAKER, Share, counts_of, decayed, shared_out
+from .networks import RESNETS, Form, Network, Problem, problem_of
 
 
 @dataclasses.dataclass(frozen=True)

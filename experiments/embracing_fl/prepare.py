@@ -10,12 +10,6 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from experiments.embracing_fl.costs import class_costs, cost_lines, described, sizes_table, timing_table
-from experiments.embracing_fl.defaults import check_point
-from experiments.embracing_fl.options import Point
-from experiments.embracing_fl.pictures import plot_added, plot_curves, plot_gaps
-from experiments.embracing_fl.results import COMPARED, read_results
-from experiments.embracing_fl.tables import markdown
 from jaxfl.core import Algorithm, check
 from jaxfl.core.tree import size
 from jaxfl.frame import Finished, Line, Prepared, Request, identity, programs
@@ -23,6 +17,13 @@ from jaxfl.frame.run import run
 from jaxfl.training import Variant
 from jaxfl.training.chunks import check_start
 from jaxfl.training.summary import rounds_to_target, spread
+
+from .costs import class_costs, cost_lines, described, sizes_table, timing_table
+from .defaults import check_point
+from .options import Point
+from .pictures import plot_added, plot_curves, plot_gaps
+from .results import COMPARED, read_results
+from .tables import markdown
 
 MOST_TOLD = 14  # lines of a grid that are told one by one
 

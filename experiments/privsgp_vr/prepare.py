@@ -12,8 +12,6 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from experiments.privsgp_vr.options import METHODS, Point, check_point
-from experiments.privsgp_vr.spending import privacy_of, rounds_allowed, settled
 from jaxfl import gradients
 from jaxfl.analysis.partition_plot import plot_partition
 from jaxfl.analysis.smoothness import estimate_constants
@@ -28,6 +26,9 @@ from jaxfl.privacy.gossip import ProblemConstants
 from jaxfl.privacy.stored_gradients import THEOREM
 from jaxfl.training import Variant
 from jaxfl.training.chunks import check_start
+
+from .options import METHODS, Point, check_point
+from .spending import privacy_of, rounds_allowed, settled
 
 NUM_PROBES, PROBE_STEP_SIZE = 20, 0.1  # of the probing run of `--iterations auto`
 MOST_TOLD = 12  # lines of a grid that are told one by one

@@ -21,10 +21,11 @@ from typing import Any
 import jax
 
 from experiments.embracing_fl.prepare import variants_of
-from experiments.similarity.options import DERIVED, Point, check_point
-from experiments.similarity.pictures import finish
 from jaxfl.core.tree import size
 from jaxfl.frame import Experiment, Layer, Line, Prepared, Preset
+
+from .options import DERIVED, Point, check_point
+from .pictures import finish
 
 # Conv 1, 3, 7, 15, 19: a block ends behind its second convolution.
 _LAYERS = ("stem", "block_1_1", "block_1_3", "block_3_1", "block_3_3")

@@ -87,13 +87,14 @@ def _bilstm(problem: Problem, form: Form, *, embedding_features: int, units: int
 
 
 MODELS = {"resnet20": _resnet, "resnet8": _resnet, "femnist_cnn": _femnist_cnn, "bilstm": _bilstm, "mlp": _mlp}
+MODEL = Choice("model", MODELS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Network:
     """The model of every client."""
 
-    CHOICES: ClassVar = (Choice("model", MODELS),)
+    COUNTS: ClassVar = (MODEL.counts,)
     model: Literal["resnet20", "resnet8", "femnist_cnn", "bilstm", "mlp"] = "femnist_cnn"
     """resnet20, resnet8 (one block a stage), femnist_cnn (two convolutions, two dense layers), bilstm or mlp."""
     resnet_widths: tuple[int, ...] = (16, 32, 64)
@@ -162,7 +163,7 @@ class Network:
 
 @functools.lru_cache(maxsize=64)
 def _model(network: Network, problem: Problem, form: Form) -> Model:
-    model = choose(network.CHOICES[0], vars(network))(problem, form)
+    model = choose(MODEL, vars(network))(problem, form)
     if form.divisor is None or network.model in RESNETS:
         return model
     # What follows every hidden layer: relu(x / r) = relu(x) / r, and dropout(x / r) = dropout(x) / r.

@@ -57,7 +57,7 @@ SCHEME = Choice(
 class Sharing:
     """Part of the model that is averaged over all clients in every round."""
 
-    CHOICES: ClassVar = (SCHEME,)
+    COUNTS: ClassVar = (SCHEME.counts,)
     scheme: Literal["nothing", "output_side", "input_side", "channels", "everything"] = "nothing"
     """nothing (figure 1), the blocks from first_shared on, the blocks before it, the first channels of every layer
     (figure 3), or everything."""

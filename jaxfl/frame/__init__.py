@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxfl.frame.choose import Choice, Owned, choose
+from jaxfl.frame.choose import Choice, choose, where
 from jaxfl.frame.command_line import main
 from jaxfl.frame.experiment import (
     Experiment,
@@ -28,7 +28,6 @@ __all__ = [
     "Layer",
     "Line",
     "Network",
-    "Owned",
     "Prepared",
     "Preset",
     "Publication",
@@ -43,4 +42,5 @@ __all__ = [
     "stated",
     "traced",
     "unsaved",
+    "where",
 ]

@@ -1,15 +1,16 @@
-"""Choices by name: which options a choice takes is read from the signature of the function that it names.
+"""Which options count at a point, and choices by name: a function's keyword-only parameters are its options.
 
-An option counts at a point if every choice that knows it takes it there. What does not count is idle: given on the
-command line it is refused, in a grid it makes no further points.
+A record lists in its class variable COUNTS mappings from options to conditions on the flat options, and a point lists
+those on several of its records. An option counts where all its conditions hold. An option that does not count is idle:
+given on the command line it is refused, in a grid it makes no further points.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from jaxfl.core import ArgumentError
 from jaxfl.frame.options import flag
@@ -17,45 +18,45 @@ from jaxfl.frame.options import flag
 _REQUIRED = inspect.Parameter.empty
 
 
-class Owned:
-    """Options that count with some values of another option, where no function's signature says so.
+class Where(NamedTuple):
+    """Condition that another option has one of these values."""
 
-    A record lists its tables and choices in the class variable CHOICES, a point those that concern several records.
+    option: str
+    values: Collection[Any]
 
-    Attributes:
-        option: the other option.
-        owned: option -> the values of `option` with which it counts.
+    def __call__(self, options: Mapping[str, Any]) -> bool:
+        """Whether it has."""
+        return options[self.option] in self.values
+
+
+def where(option: str, values: Collection[Any], *names: str) -> dict[str, Where]:
+    """Conditions of the named options, which count where another option has one of these values.
+
+    Example:
+        >>> where("links", ("given", "wireless"), "lost")["lost"]({"links": "perfect"})
+        False
     """
-
-    def __init__(self, option: str, owned: Mapping[str, Collection[str]]):
-        self.option, self.owned = option, owned
-
-    def taken(self, name: str) -> frozenset[str]:
-        """The options that count with this value; none for one that is not in the table (a file)."""
-        return frozenset(option for option, names in self.owned.items() if name in names)
-
-    def known(self) -> frozenset[str]:
-        """The options that this is about."""
-        return frozenset(self.owned)
-
-    def owners(self, option: str) -> list[str]:
-        """The values with which an option counts."""
-        return list(self.owned.get(option, ()))
+    return dict.fromkeys(names, Where(option, values))
 
 
-class Choice(Owned):
+class Choice:
     """An option whose value names a function; keyword-only parameters of the functions are options.
 
     Positional ones are what the caller gives.
+
+    Attributes:
+        option: its name.
+        functions: value -> function.
+        counts: each option of the functions -> the condition that a function is chosen that takes it.
     """
 
     def __init__(self, option: str, functions: Mapping[str, Callable[..., Any]]):
-        self.functions = functions
-        owned: dict[str, list[str]] = {}
+        self.option, self.functions = option, functions
+        taking: dict[str, list[str]] = {}
         for name, function in functions.items():
             for keyword in _keywords(function):
-                owned.setdefault(keyword, []).append(name)
-        super().__init__(option, owned)
+                taking.setdefault(keyword, []).append(name)
+        self.counts = {keyword: Where(option, names) for keyword, names in taking.items()}
 
 
 def choose(choice: Choice, options: Mapping[str, Any]) -> Callable[..., Any]:
@@ -90,44 +91,28 @@ def choose(choice: Choice, options: Mapping[str, Any]) -> Callable[..., Any]:
     return functools.partial(function, **bound)
 
 
-def choices_of(point: Any) -> list[Owned]:
-    """All choices of a point and its records."""
-    return [choice for holder in _holders(point) for choice in getattr(type(holder), "CHOICES", ())]
+def conditions(point: Any) -> Iterator[tuple[str, Callable[[Mapping[str, Any]], bool]]]:
+    """All conditions of a point and its records, each with the option that it is about."""
+    for holder in (point, *vars(point).values()):
+        for table in getattr(type(holder), "COUNTS", ()):
+            yield from table.items()
 
 
 def idle_options(point: Any, options: Mapping[str, Any]) -> set[str]:
     """The options that change nothing at this point."""
-    of_tables = [choice.known() - choice.taken(options[choice.option]) for choice in choices_of(point)]
-    return {*(name for names in of_tables for name in names), *_idle_beside_tables(point, options)}
+    return {name for name, holds in conditions(point) if not holds(options)}
 
 
 def refuse_idle(point: Any, option: str, options: Mapping[str, Any]) -> None:
     """Raise for an option that was given and does not count at this point."""
+    broken = next(holds for name, holds in conditions(point) if name == option and not holds(options))
     value = options[option]
-    for choice in choices_of(point):
-        owners = choice.owners(option)
-        if owners and options[choice.option] not in owners:
-            text = " ".join(map(str, value)) if isinstance(value, tuple) else value
-            remedy = f"Leave it out, or pass {flag(choice.option)} {owners[0]}."
-            raise ArgumentError(option, f"belongs to {', '.join(owners)}", f"got {text} without it", remedy)
-    owner = _idle_beside_tables(point, options).get(option)
-    if owner is not None:
-        raise ArgumentError(option, f"belongs to {owner}", f"got {value} without any", "Leave it out.")
-    raise ArgumentError(option, "must change something", f"got {value} where nothing uses it", "Leave it out.")
-
-
-def _holders(point: Any) -> list[Any]:
-    """The point and its records."""
-    return [point, *vars(point).values()]
-
-
-def _idle_beside_tables(point: Any, options: Mapping[str, Any]) -> dict[str, str | None]:
-    """Option that is idle by a record's own word, its method `idle` -> what it belongs to, where that is said."""
-    idle: dict[str, str | None] = {}
-    for holder in _holders(point):
-        names = holder.idle(options) if hasattr(holder, "idle") else ()
-        idle |= names if isinstance(names, Mapping) else dict.fromkeys(names)
-    return idle
+    text = " ".join(map(str, value)) if isinstance(value, tuple) else value
+    if not isinstance(broken, Where):
+        raise ArgumentError(option, "must change something", f"got {text} where nothing uses it", "Leave it out.")
+    owners = [broken.option if value is True else str(value) for value in broken.values]
+    remedy = f"Leave it out, or pass {flag(broken.option)}{'' if True in broken.values else f' {owners[0]}'}."
+    raise ArgumentError(option, f"belongs to {', '.join(owners)}", f"got {text} without it", remedy)
 
 
 def counted(point: Any, options: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def request(experiment: Experiment, changes: Mapping[str, Any], grid: Grid = (),
     axes, point_of = _layers(experiment, changes, grid, preset)
     refuse_many(math.prod(len(next(iter(part.values()))) for part in axes))
     chosen = [point_of(values) for values in points(axes)]
-    given = {*changes, *(name for part in grid for name in part)}
+    given = dict.fromkeys([*changes, *(name for part in grid for name in part)])
     flats = [flat(point) for point in chosen]
     idle = [idle_options(point, values) for point, values in zip(chosen, flats, strict=True)]
     known = options(type(experiment.base))

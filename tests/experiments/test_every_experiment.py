@@ -18,7 +18,7 @@ import experiments
 from experiments import EXPERIMENTS
 from jaxfl.core import ArgumentError
 from jaxfl.frame import Experiment, flat, main
-from jaxfl.frame.choose import choices_of, idle_options
+from jaxfl.frame.choose import Choice, idle_options
 from jaxfl.frame.experiment import request
 from jaxfl.frame.options import flag, options, text_of
 from jaxfl.frame.run import saved_options
@@ -357,7 +357,8 @@ class TestCommandLine:
         point = EXPERIMENTS[name].base
         modules = {type(getattr(point, record)).__module__ for record in vars(point)} | {f"experiments.{name}.options"}
         folders = {Path(str(sys.modules[module].__file__)).parent for module in modules if module in sys.modules}
-        reads = {keyword for choice in choices_of(point) for keyword in choice.known() if hasattr(choice, "functions")}
+        tables = [value for module in modules if module in sys.modules for value in vars(sys.modules[module]).values()]
+        reads = {keyword for choice in tables if isinstance(choice, Choice) for keyword in choice.counts}
         for path in (path for folder in folders for path in folder.glob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):

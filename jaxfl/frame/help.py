@@ -1,66 +1,54 @@
-"""Text of --help: every option with its type, its text and the value that it would have, grouped by record."""
+"""Text of --help, by tyro: every option with its text and the value that it would have, in groups by record."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
+import dataclasses
 import functools
 import inspect
-import shutil
 import textwrap
-import types
-from collections.abc import Mapping
-from typing import Any, get_type_hints
+from collections.abc import Collection
+from typing import Annotated, Any, get_type_hints
+
+import tyro
 
 from jaxfl.frame.experiment import Request
-from jaxfl.frame.options import flag, in_words, options, text_of
-
-_WORDS = {int: "INTEGER", float: "NUMBER", str: "TEXT", types.NoneType: "None"}
+from jaxfl.frame.options import text_of
 
 
-def print_help(asked: Request, of_frame: Mapping[str, str]) -> None:
-    """Print the options with the values that were laid, those of the frame, and what is compared.
+def print_help(asked: Request, of_frame: Any, last: Collection[str]) -> None:
+    """Print the options with the values that were laid, and what is compared.
 
     Args:
         asked: the request that the arguments beside --help make.
-        of_frame: flag -> "VALUE  text" of the options that every experiment has.
+        of_frame: the record of the options that every experiment has.
+        last: the options of jobs and machines, which stand in a group of their own at the end.
     """
-    point, known = asked.point, options(type(asked.point))
-    print(f"usage: python -m experiments.{asked.experiment.name} [options]\n\n{asked.experiment.description}")
-    record_types = get_type_hints(type(point))
-    for record in dict.fromkeys(option.record for option in known.values()):
-        record_type = record_types[record]
-        print()
-        _print_paragraph(f"{record}: {' '.join(str(record_type.__doc__).split())}", 0)
-        texts = _texts(record_type)
-        for name in [name for name, option in known.items() if option.record == record]:
-            value = getattr(getattr(point, record), name)
-            print(f"  {flag(f'no_{name}' if value is True else name)} {metavar(known[name].kind)}".rstrip())
-            _print_paragraph(texts.get(name, "") + _shown(value), 6)
-    print("\nevery experiment: Presets, grids and compiled programs.")
-    for name, text in of_frame.items():
-        value, _, text = text.partition("  ")
-        print(f"  {name} {value}")
-        _print_paragraph(text, 6)
+    groups: dict[str, Any] = {}
+    texts = {"jobs_and_devices": "Processes and devices that compute, and the compiled programs that are kept."}
+    for name, record in {**vars(asked.point), "every_experiment": of_frame}.items():
+        kinds, of_fields = get_type_hints(type(record)), _texts(type(record))
+        texts[name] = " ".join(str(type(record).__doc__).split())
+        for field in dataclasses.fields(record):
+            kind = Annotated[kinds[field.name], tyro.conf.arg(help=of_fields.get(field.name, ""))]
+            group = groups.setdefault("jobs_and_devices" if field.name in last else name, [])
+            group.append((field.name, kind, dataclasses.field(default=getattr(record, field.name))))
+    groups["jobs_and_devices"] = groups.pop("jobs_and_devices")
+    shown = [
+        (name, dataclasses.make_dataclass(name, fields, namespace={"__doc__": texts[name]}))
+        for name, fields in groups.items()
+    ]
     varied = [" ".join(f"{name}={','.join(map(text_of, part[name]))}" for name in part) for part in asked.grid]
-    if varied:
-        print(f"\nwould compare: {', each with '.join(varied)}")
-
-
-def metavar(kind: Any) -> str:
-    """Placeholder of a flag's value: INTEGER, ring|star, NUMBER|None, INTEGER ..., or nothing for a switch."""
-    return in_words(kind, _WORDS, "{} ...", "|")
-
-
-def _shown(value: Any) -> str:
-    """The value that an option would have; nothing where there is none."""
-    if value is None or value is False:
-        return ""
-    return " (default: " + ("on" if value is True else text_of(value) or "none") + ")"
-
-
-def _print_paragraph(text: str, indent: int) -> None:
-    width = min(shutil.get_terminal_size().columns, 120)
-    print(textwrap.fill(text, width, initial_indent=" " * indent, subsequent_indent=" " * max(indent, 2)))
+    compared = f"\n\nwould compare: {', each with '.join(varied)}" if varied else ""
+    with contextlib.suppress(SystemExit):
+        tyro.cli(
+            dataclasses.make_dataclass("Options", shown),
+            prog=f"python -m experiments.{asked.experiment.name}",
+            description=asked.experiment.description + compared,
+            args=["--help"],
+            config=(tyro.conf.OmitArgPrefixes,),
+        )
 
 
 @functools.cache

@@ -22,6 +22,10 @@ from jaxfl.training.evaluate import EvaluationSet
 from jaxfl.training.processes import several
 from jaxfl.training.publish import check_folder
 
+JOBS = (  # options of jobs and machines, a group of its own in --help
+    *(field.name for record in (Launch, Distributed) for field in dataclasses.fields(record)),
+    *("devices", "shard", "lanes_at_once"),
+)
 LARGEST_DBM = 300  # 1e27 W, which float32 holds
 
 _keep_few, _keep = functools.lru_cache(maxsize=8), functools.lru_cache(maxsize=64)  # by the values of frozen records
@@ -257,7 +261,7 @@ class Costs:
 
 @dataclasses.dataclass(frozen=True)
 class Run(Launch, Distributed):
-    """Seed, evaluations, checkpoints, output and devices of the run."""
+    """Seed, evaluations, checkpoints and output of the run."""
 
     COUNTS: ClassVar = (
         *Launch.COUNTS,

@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 
-from experiments.embracing_fl.prepare import variants_of
+from experiments.embracing_fl.prepare import variants_of_clients
 from jaxfl.core.tree import size
 from jaxfl.frame import Experiment, Layer, Line, Prepared, Preset
 
@@ -66,7 +66,7 @@ def prepare(lines: Mapping[str, Line]) -> Prepared:
         f"({point.clients.partition} {point.clients.alpha:g}), {point.network.model} of "
         f"{size(jax.eval_shape(point.task().init, jax.random.key(0)))} parameters; compared: {' '.join(point.layers())}"
     )
-    return Prepared(variants_of(lines, Point.algorithm), [told])
+    return Prepared(variants_of_clients(lines, Point.algorithm), [told])
 
 
 EXPERIMENT = Experiment(

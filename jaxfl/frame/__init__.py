@@ -12,8 +12,10 @@ from jaxfl.frame.experiment import (
     Prepared,
     Preset,
     Request,
+    few,
     identity,
     programs,
+    variants_of,
 )
 from jaxfl.frame.options import flat, lay, stated, traced, unsaved
 from jaxfl.frame.records import Clients, Costs, Data, Network, Publication, Run
@@ -34,6 +36,7 @@ __all__ = [
     "Request",
     "Run",
     "choose",
+    "few",
     "flat",
     "identity",
     "lay",
@@ -42,5 +45,6 @@ __all__ = [
     "stated",
     "traced",
     "unsaved",
+    "variants_of",
     "where",
 ]

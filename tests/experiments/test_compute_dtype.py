@@ -9,7 +9,6 @@ from test_every_experiment import small
 
 from experiments import EXPERIMENTS
 from experiments.audit.methods import METHODS
-from jaxfl.core import ArgumentError
 from jaxfl.frame.experiment import identity, request
 from jaxfl.frame.options import options
 
@@ -66,8 +65,3 @@ def test_both_types_make_two_lines_of_a_grid(name):
     kept = small(EXPERIMENTS[name])
     lines = request(EXPERIMENTS[name], kept, ({"compute_dtype": ("float32", "bfloat16")},)).lines
     assert {line.settings["compute_dtype"] for line in lines.values()} == {"float32", "bfloat16"}
-
-
-def test_forced_transcripts_refuse_it():
-    with pytest.raises(ArgumentError, match=r"^compute_dtype: must change something; got bfloat16 where nothing uses"):
-        request(EXPERIMENTS["audit"], {"method": "DP-GT", "compute_dtype": "bfloat16"})

@@ -94,13 +94,6 @@ def test_totals_are_those_of_the_devices_and_links_of_the_options(finished, tmp_
         assert gradients / 5 * seconds <= computing + 1e-9 <= rounds * 2 * 5 * seconds + 1e-9, "that of the slowest"
 
 
-def test_options_out_of_range_are_named(tmp_path, capsys):
-    for option, value in (("mac-joules", "0"), ("uplink-bits-per-second", "-1"), ("backward-bits", "0")):
-        assert train("privsgp_vr", tmp_path / "run", f"--{option}", value) == 2
-        assert capsys.readouterr().err.startswith(f"error: --{option}: must be positive")
-    assert not (tmp_path / "run").exists()
-
-
 def test_costs_that_nothing_counts_are_refused():
     """The point has no devices and links."""
     line = EXPERIMENTS["spanning_tree"].base

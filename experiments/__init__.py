@@ -5,10 +5,19 @@ with exit code 130 and one sentence, until the command line catches it. Whoever 
 their own keeps their signals.
 """
 
+from __future__ import annotations
+
+import importlib
 import os
+import pkgutil
 import signal
 import sys
+from collections.abc import Iterator, Mapping
 from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jaxfl.frame import Experiment
 
 
 def leave(signum: int, frame: FrameType | None) -> None:
@@ -17,5 +26,25 @@ def leave(signum: int, frame: FrameType | None) -> None:
     os._exit(130)
 
 
+leave.__dict__["until_caught"] = True  # `jaxfl.frame.main` catches interrupts itself
 if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Python looks for NAME
     signal.signal(signal.SIGINT, leave)
+
+
+class _Experiments(Mapping[str, "Experiment"]):
+    """Name -> experiment: every package below this one whose front holds an EXPERIMENT, imported when asked for."""
+
+    def __iter__(self) -> Iterator[str]:
+        names = [module.name for module in pkgutil.iter_modules(__path__) if module.ispkg]
+        return iter([name for name in names if hasattr(importlib.import_module(f"experiments.{name}"), "EXPERIMENT")])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __getitem__(self, name: str) -> Experiment:
+        if name not in iter(self):
+            raise KeyError(name)
+        return importlib.import_module(f"experiments.{name}").EXPERIMENT
+
+
+EXPERIMENTS: Mapping[str, Experiment] = _Experiments()

@@ -37,7 +37,7 @@ def test_the_skeleton_learns():
 
 
 def test_the_experiment_of_the_skeleton_takes_grids():
-    from experiments.frame.command_line import parse
+    from jaxfl.frame.command_line import parse
 
     experiment = names_of("new_algorithm.md")["EXPERIMENT"]
     asked, _ = parse(experiment, ["--grid", "step_size=0.1,0.2", "--seeds", "0", "1", "--num-train", "200"])

@@ -22,6 +22,7 @@ FLOORS = {  # a room imports from rooms of a lower floor, and from itself
     "algorithms": 2,
     "training": 2,
     "analysis": 2,
+    "frame": 2.5,
     "experiments": 3,
 }
 MAY_NOT = {"algorithms": {"training", "data", "models", "analysis"}, "training": {"algorithms", "analysis"}}

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.frame import EXPERIMENTS
-from experiments.frame.command_line import parse
+from experiments import EXPERIMENTS
+from jaxfl.frame.command_line import parse
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

@@ -9,11 +9,12 @@ Ling, Fu, Wang, Liu, Chen, "ALI-DPFL: Differentially Private Federated Learning 
 arXiv:2308.10457.
 """
 
-from experiments.ali_dpfl.options import Point
-from experiments.ali_dpfl.pictures import finish
-from experiments.ali_dpfl.prepare import prepare
-from experiments.ali_dpfl.presets import ESTIMATES, IMAGES, PRESETS
-from experiments.frame import Experiment, Layer
+from jaxfl.frame import Experiment, Layer
+
+from .options import Point
+from .pictures import finish
+from .prepare import prepare
+from .presets import ESTIMATES, IMAGES, PRESETS
 
 EXPERIMENT = Experiment(
     name="ali_dpfl",

@@ -2,8 +2,9 @@
 
 import sys
 
-from experiments.ali_dpfl import EXPERIMENT
-from experiments.frame import main
+from jaxfl.frame import main
+
+from . import EXPERIMENT
 
 if __name__ == "__main__":
     sys.exit(main(EXPERIMENT))

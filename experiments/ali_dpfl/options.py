@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import optax
 
 import jaxfl
-from experiments.frame import Choice, Clients, Costs, Data, Network, Owned, Run, choose, flat, stated, traced
 from jaxfl import gradients
 from jaxfl.algorithms.clients.bound_constants import BoundConstants
 from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.algorithms.clients.private_updates import PrivateUpdates
 from jaxfl.core import Algorithm, ArgumentError, Task, check
+from jaxfl.frame import Choice, Clients, Costs, Data, Network, Run, choose, flat, stated, traced, where
 
 ALI, FIXED, UPDATES = "ALI-DPFL", "DPFL", "DP-FedAvg"
 PRIVATE_STEPS = (ALI, FIXED)  # methods whose clients make DP-SGD
@@ -35,19 +35,19 @@ def _private(
 
 
 CONSTANTS = Choice("constants", {"as_published": _as_published, "private": _private})
-_OF_METHOD = {
-    **dict.fromkeys(("kappa", "constants", *sorted(CONSTANTS.known())), (ALI,)),
-    "local_steps": (FIXED, "FedAvg", UPDATES),
-    "clip_norm": PRIVATE_STEPS,
-    **dict.fromkeys(("num_active", "update_clip_norm", "update_noise_multiplier"), (UPDATES,)),
-}
 
 
 @dataclasses.dataclass(frozen=True)
 class Learning:
     """The algorithm."""
 
-    CHOICES: ClassVar = (Owned("method", _OF_METHOD), CONSTANTS)
+    COUNTS: ClassVar = (
+        where("method", (ALI,), "kappa", "constants", *CONSTANTS.counts),
+        where("method", (FIXED, "FedAvg", UPDATES), "local_steps"),
+        where("method", (UPDATES,), "num_active", "update_clip_norm", "update_noise_multiplier"),
+        where("rounds", ("auto",), "round_ratio"),
+        CONSTANTS.counts,
+    )
     method: Literal["ALI-DPFL", "DPFL", "FedAvg", "DP-FedAvg"] = ALI
     """ALI-DPFL (tau chosen anew in each round), DPFL (the same with tau fixed), FedAvg (DPFL without clipping and
     noise) or DP-FedAvg (privacy of whole clients)."""
@@ -82,15 +82,31 @@ class Learning:
     """Noise on DP-FedAvg's sum of updates, over update_clip_norm; calibrated: the least that meets target_epsilon in
     all rounds, for whole clients."""
 
-    def idle(self, options: Mapping[str, Any]) -> set[str]:
-        """The ratio beside a number of rounds."""
-        return set() if self.rounds == "auto" else {"round_ratio"}
+
+def _spends(options: Mapping[str, Any]) -> bool:
+    """Whether iterations follow from the budget."""
+    return options["max_iterations"] == "auto"
+
+
+def _is_charged(options: Mapping[str, Any]) -> bool:
+    """Whether a budget pays for something beside the iterations."""
+    name = {ALI: "constants", UPDATES: "update_noise_multiplier"}.get(options["method"])
+    return name is not None and options[name] in ("private", "calibrated")
 
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
     """Noise, and the privacy that it gives to each client's samples."""
 
+    COUNTS: ClassVar = (
+        where("method", PRIVATE_STEPS, "clip_norm"),
+        where("max_iterations", ("auto",), "bound", "accounted_samples"),
+        {
+            "noise_multiplier": lambda options: _spends(options) or options["method"] in PRIVATE_STEPS,
+            "dp_delta": lambda options: _spends(options) or options["method"] != "FedAvg",
+            "target_epsilon": lambda options: _spends(options) or _is_charged(options),
+        },
+    )
     clip_norm: float = traced(0.1)
     """Bound C on each sample's gradient in the L2 norm."""
     noise_multiplier: float = traced(1.1)
@@ -109,23 +125,6 @@ class Budget:
     accounted_samples: int | None = stated(None)
     """Samples |D_i| by which the budget's iterations are counted; by default each client's own. The paper takes 5,000
     for all data sets. Statements take the clients' own in any case."""
-
-    def idle(self, options: Mapping[str, Any]) -> set[str]:
-        """Names of the options that have no effect where iterations are given."""
-        method, noise = options["method"], options["update_noise_multiplier"]
-        if self.max_iterations == "auto":
-            return set()
-        calibrated = method == UPDATES and noise == "calibrated"
-        charged = method == ALI and options["constants"] == "private"
-        silent = set() if method in PRIVATE_STEPS else {"noise_multiplier"}
-        unstated = {"dp_delta"} if method == "FedAvg" else set()
-        return {
-            "bound",
-            "accounted_samples",
-            *silent,
-            *unstated,
-            *(() if calibrated or charged else ("target_epsilon",)),
-        }
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from experiments.ali_dpfl.options import ALI, FIXED, Point
-from experiments.ali_dpfl.paper import ACCURACIES
-from experiments.frame import Finished
 from jaxfl.analysis.plots import (
     Curve,
     Panel,
@@ -27,6 +24,10 @@ from jaxfl.analysis.plots import (
     style_axes,
     wrapped_notes,
 )
+from jaxfl.frame import Finished
+
+from .options import ALI, FIXED, Point
+from .paper import ACCURACIES
 
 _MOST_LINES = 28  # that look different
 _ACCURACY = Panel("test_accuracy", "test accuracy", is_accuracy=True)

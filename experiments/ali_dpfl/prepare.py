@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
 
-from experiments.ali_dpfl.options import ALI, PRIVATE_STEPS, UPDATES, Point, check_point
-from experiments.ali_dpfl.spending import privacy_of, released, rounds_of, settled
-from experiments.frame import Line, Prepared, identity, programs
-from experiments.frame.options import text_of
 from jaxfl.core import ArgumentError
 from jaxfl.core.tree import size
-from jaxfl.training import Variant
+from jaxfl.frame import Line, Prepared, few, variants_of
+from jaxfl.frame.options import text_of
 from jaxfl.training.chunks import check_start
 
-MOST_TOLD = 12  # lines of a grid that are told one by one
+from .options import ALI, FIXED, PRIVATE_STEPS, UPDATES, Point, check_point
+from .spending import privacy_of, released, rounds_of, settled
 
 
 def prepare(lines: Mapping[str, Line]) -> Prepared:
@@ -26,30 +25,22 @@ def prepare(lines: Mapping[str, Line]) -> Prepared:
         check_point(line.point)
         _check_sizes(line.point, min(sizes[name]))
     ready = {name: line._replace(point=settled(line.point, sizes[name])) for name, line in lines.items()}
-    variants = {}
-    for name, (build, numbers) in programs(ready, Point.algorithm).items():
-        point, seeds, settings = ready[name]
-        adaptive, hides = point.learning.method == ALI, point.learning.method in (*PRIVATE_STEPS, UPDATES)
-        last = rounds_of(point)
-        # A budget ends FedAvg's rounds, too, but spends nothing there.
-        num_rounds = point.learning.rounds if point.learning.method in PRIVATE_STEPS else last
-        variants[name] = Variant(
-            algorithm=build,
-            task=point.task(),
-            test=point.data.test_set(),
-            data=point.clients.data(point.data),
-            seeds=seeds,
-            num_rounds=num_rounds,
-            evaluate_every=point.run.evaluate_every,
-            numbers=numbers,
-            settings=settings,
-            identity=identity(point),
-            privacy=privacy_of(point, sizes[name]),
-            released=released(point),
-            covered=hides and not (adaptive and point.learning.constants == "as_published"),
-            max_rounds=last,
-            budgets={"local_iterations": point.budget.max_iterations} if adaptive else {},
-        )
+
+    def of_line(name: str, line: Line) -> dict[str, Any]:
+        point: Point = line.point
+        method, last = point.learning.method, rounds_of(point)
+        return {
+            "data": point.clients.data(point.data),
+            # A budget ends FedAvg's rounds, too, but spends nothing there.
+            "num_rounds": point.learning.rounds if method in PRIVATE_STEPS else last,
+            "privacy": privacy_of(point, sizes[name]),
+            "released": released(point),
+            "covered": method in (FIXED, UPDATES) or (method == ALI and point.learning.constants == "private"),
+            "max_rounds": last,
+            "budgets": {"local_iterations": point.budget.max_iterations} if method == ALI else {},
+        }
+
+    variants = variants_of(ready, Point.algorithm, of_line)
     for name in variants:
         point, seeds, _ = ready[name]
         for seed in seeds:
@@ -95,15 +86,15 @@ def _description(lines: Mapping[str, Line], sizes: Mapping[str, list[int]]) -> l
         f"({first.clients.partition}, {samples} each), model {first.network.model} with {num_params} parameters, node "
         f"loop {task.node_loop}"
     ]
-    for name, line in list(lines.items())[:MOST_TOLD]:
+    rows = []
+    for name, line in lines.items():
         learning, budget = line.point.learning, line.point.budget
         steps = "chosen" if learning.method == ALI else text_of(learning.local_steps)
-        told.append(
+        rows.append(
             f"{name}: R_s = {learning.rounds} rounds, T = {budget.max_iterations} local iterations, tau {steps}, step "
             f"size {learning.step_size:.4g}"
         )
-    more = [f"... and {len(lines) - MOST_TOLD} more"] if len(lines) > MOST_TOLD else []
-    return [*told, *more, *_remarks(lines, sizes)]
+    return [*told, *few(rows), *_remarks(lines, sizes)]
 
 
 def _remarks(lines: Mapping[str, Line], sizes: Mapping[str, list[int]]) -> list[str]:

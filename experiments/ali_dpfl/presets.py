@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.frame import Preset
-from experiments.frame.grid import Axis
+from jaxfl.frame import Preset
+from jaxfl.frame.grid import Axis
 
 IMAGES: dict[str, Any] = {
     "model": "cnn",

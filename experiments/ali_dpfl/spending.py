@@ -7,11 +7,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from experiments.ali_dpfl.options import ALI, PRIVATE_STEPS, UPDATES, Point
-from experiments.frame import lay
 from jaxfl.core import ArgumentError
+from jaxfl.frame import lay
 from jaxfl.privacy import clients as accounting
 from jaxfl.privacy.clients import ClientRelease, UpdateRelease
+
+from .options import ALI, PRIVATE_STEPS, UPDATES, Point
 
 MOST_ITERATIONS = 10**5  # that a budget is asked for
 

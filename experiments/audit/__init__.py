@@ -21,9 +21,10 @@ the paper: canaries are gradients of one coordinate each, on few real samples an
 where what is proven is nearly what an attack can see.
 """
 
-from experiments.audit.attack import run
-from experiments.audit.options import Point
-from experiments.frame import Experiment
+from jaxfl.frame import Experiment
+
+from .attack import run
+from .options import Point
 
 EXPERIMENT = Experiment(
     name="audit",

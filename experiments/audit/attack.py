@@ -14,13 +14,10 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from experiments.audit import forced
-from experiments.audit.methods import METHODS
-from experiments.audit.options import FORCED, WHOLE_CLIENTS, Point, check_point
-from experiments.frame import Line, Request, lay
-from experiments.frame.options import text_of
-from experiments.frame.run import check_seeds, new_run_directory, saved_options
 from jaxfl.core.tree import num_bytes
+from jaxfl.frame import Line, Request, lay
+from jaxfl.frame.options import text_of
+from jaxfl.frame.run import check_seeds, new_run_directory, saved_options
 from jaxfl.gradients.memory import require_fits
 from jaxfl.privacy.audit import AuditResult, Canaries, audit, require_jax_privacy
 from jaxfl.privacy.audit_groups import noise_of_layers
@@ -29,6 +26,10 @@ from jaxfl.privacy.statements import RELATIONS, Statement, rounded_down, rounded
 from jaxfl.training import RunDirectory, open_run
 from jaxfl.training.chunks import check_start
 from jaxfl.training.results import write_results
+
+from . import forced
+from .methods import METHODS
+from .options import FORCED, WHOLE_CLIENTS, Point, check_point
 
 
 class Audited(NamedTuple):

@@ -7,13 +7,14 @@ import functools
 import jax
 import numpy as np
 
-from experiments.audit.options import Point
 from jaxfl import graphs, privacy
 from jaxfl.algorithms import gradient_tracking
 from jaxfl.privacy import calibration
 from jaxfl.privacy.audit import AuditResult
 from jaxfl.privacy.tracking import TrackingAgent, TrackingRelease, TrackingSchedule, gradient_tracking_statements
 from jaxfl.privacy.tracking.forced_audit import forced_audit
+
+from .options import Point
 
 _SAMPLES = 4  # m of the run: samples of each node, all of them in every batch
 _KEYS = 64  # runs whose noise is measured

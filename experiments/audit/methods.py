@@ -24,7 +24,6 @@ import numpy as np
 import optax
 
 import jaxfl
-from experiments.audit.options import Point
 from jaxfl import gradients, graphs, privacy
 from jaxfl.algorithms import REGISTRY, ali_dpfl, fed_avg
 from jaxfl.algorithms.ali_dpfl import released_gradients
@@ -33,6 +32,8 @@ from jaxfl.core import Algorithm, Array, FederatedData, PyTree, Task
 from jaxfl.privacy import calibration, clients
 from jaxfl.privacy.audit import Canaries, with_canaries
 from jaxfl.privacy.client_audit import with_client_canaries
+
+from .options import Point
 
 _LOCAL_STEPS, _LOCAL_BATCH = 2, 8  # of DP-FedAvg's clients; a claim for whole clients does not depend on them
 _ITERATIONS_A_ROUND = 3  # of ALI-DPFL, on average, but for the first round, whose tau is 1

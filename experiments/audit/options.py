@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
-from experiments.frame import Data, unsaved
 from jaxfl import models
 from jaxfl.core import ArgumentError, FederatedData, Task, check
 from jaxfl.data import Dataset, federate
 from jaxfl.data.partition import iid
+from jaxfl.frame import Data, unsaved, where
 from jaxfl.privacy.audit_mechanism import Mechanism
 
 FORCED = "DP-GT"  # audited by forced transcripts, without real samples
@@ -40,12 +39,6 @@ class Samples:
     canary_strength: float = 4.0
     """Norm of a canary's gradient before clipping (of DP-FedAvg, of its update), in multiples of clip_norm; at least
     1."""
-
-    def idle(self, options: Mapping[str, Any]) -> set[str]:
-        """Forced transcripts need no samples; a single node is not counted."""
-        if options["method"] == FORCED:
-            return {"dataset", "data_dir", "samples", "canaries"}
-        return {"nodes"} if options["method"] in SINGLE else set()
 
     def load(self) -> Dataset:
         """The data set; the same arrays in every call."""
@@ -77,14 +70,6 @@ class Learning:
     distribution: Literal["laplace", "gaussian"] = "laplace"
     """Distribution of DP-GT's noise."""
 
-    def idle(self, options: Mapping[str, Any]) -> set[str]:
-        """Options of the other kind of audit, which have no effect here."""
-        return (
-            {"hidden", "compute_dtype", "sampling_rate", "step_size"}
-            if options["method"] == FORCED
-            else {"distribution"}
-        )
-
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
@@ -106,10 +91,6 @@ class Claim:
     """Claim the sampling rate divided by this, and the noise of a batch that many times smaller, at the same noise
     multiplier; at least 1: another. Of DP-GT: claim means over the samples times this factor."""
 
-    def idle(self, options: Mapping[str, Any]) -> set[str]:
-        """Laplace noise is claimed at delta 0."""
-        return {"dp_delta"} if options["method"] == FORCED and options["distribution"] == "laplace" else set()
-
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -125,6 +106,17 @@ class Run:
 class Point:
     """One audit."""
 
+    COUNTS: ClassVar = (
+        where("method", (FORCED,), "distribution"),
+        dict.fromkeys(
+            ("dataset", "data_dir", "samples", "canaries", "hidden", "compute_dtype", "sampling_rate", "step_size"),
+            lambda options: options["method"] != FORCED,
+        ),
+        {
+            "nodes": lambda options: options["method"] not in SINGLE,
+            "dp_delta": lambda options: options["method"] != FORCED or options["distribution"] != "laplace",
+        },
+    )
     data: Samples = Samples()
     learning: Learning = Learning()
     claim: Claim = Claim()

@@ -24,8 +24,8 @@ import tyro
 from rich.console import Console
 from rich.table import Column, Table
 
-from experiments.frame.run import use_all_cores
 from jaxfl.core import ArgumentError, check
+from jaxfl.frame.run import use_all_cores
 from jaxfl.training.compilation_cache import compilation_cache
 from jaxfl.training.environment import describe_environment
 

@@ -22,9 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.bench.timing import Measurement, Report
-from experiments.frame.command_line import parse
 from experiments.privsgp_vr import EXPERIMENT
 from experiments.privsgp_vr.prepare import prepare
+from jaxfl.frame.command_line import parse
 from jaxfl.training import Variant, open_run, test_scores, train
 from jaxfl.training.checkpoint import Checkpoints
 from jaxfl.training.chunks import first_state, info_fields, rounds_fn, summarize

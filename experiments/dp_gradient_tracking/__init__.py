@@ -13,11 +13,12 @@ Chen, Wang, Zhang, "Differentially Private Gradient-Tracking-Based Distributed S
 Graphs".
 """
 
-from experiments.dp_gradient_tracking.options import DERIVED, Point
-from experiments.dp_gradient_tracking.pictures import finish
-from experiments.dp_gradient_tracking.prepare import prepare
-from experiments.dp_gradient_tracking.presets import PRESETS
-from experiments.frame import Experiment, Layer
+from jaxfl.frame import Experiment, Layer
+
+from .options import DERIVED, Point
+from .pictures import finish
+from .prepare import prepare
+from .presets import PRESETS
 
 EXPERIMENT = Experiment(
     name="dp_gradient_tracking",

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from experiments.dp_gradient_tracking.options import QUANTIZED, Point, tracking_pair
 from jaxfl.graphs import tracking_conditions as theory
 from jaxfl.privacy import tracking
 from jaxfl.privacy.tracking import Sensitivities, TrackingAgent, TrackingRelease, TrackingSchedule
+
+from .options import QUANTIZED, Point, tracking_pair
 
 
 def privacy_of(point: Point, sizes: Sequence[int]) -> Callable[[int], list[dict[str, Any]]]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.frame import Clients, Costs, Data, Network, Owned, Publication, Run, lay, stated, traced, unsaved
 from jaxfl import channel, graphs
 from jaxfl.algorithms import gradient_tracking, output_perturbation, perturbed_gossip
 from jaxfl.core import Algorithm, ArgumentError, Task, check
 from jaxfl.core.check import is_traced
+from jaxfl.frame import Clients, Costs, Data, Network, Publication, Run, lay, stated, traced, unsaved, where
 from jaxfl.gradients.memory import require_fits
 from jaxfl.graphs import TrackingPair
 from jaxfl.graphs.files import read_pair
@@ -52,15 +51,6 @@ METHODS = ("DP-GT", "noisy-states", "noisy-quantized-states", "ternary-states", 
 QUANTIZED = ("ternary-states", "quantized-states")  # without noise
 _NOISY = tuple(method for method in METHODS if method not in QUANTIZED)
 _ROUNDED = ("noisy-quantized-states", "quantized-states")
-_OF_METHOD = {
-    **dict.fromkeys(("graph", "tracker_mixing", "smoothness", "gradient_dominance", "strict"), ("DP-GT",)),
-    **dict.fromkeys(("noise_exponent", "noise_base", "noise_gain"), _NOISY),
-    **dict.fromkeys(("gradient_at", "state_mixing"), METHODS[:-1]),  # all but noisy-outputs
-    "baseline_graph": METHODS[1:],
-    "quantization_step": _ROUNDED,
-    "ternary_threshold": ("ternary-states",),
-}
-_OF_SCHEME = {"noise_exponent": ("S1",), "noise_base": ("S2",), "gradient_dominance": ("S2",)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,10 +123,6 @@ class Noise:
     dp_delta: float = stated(1e-5)
     """Delta of the bound that counts a sample's participations, and of Gaussian noise."""
 
-    def idle(self, options: Mapping[str, Any]) -> set[str]:
-        """Delta, where a pure epsilon is all that is stated."""
-        return {"dp_delta"} if self.distribution == "laplace" and options["method"] != "DP-GT" else set()
-
 
 @dataclasses.dataclass(frozen=True)
 class Theory:
@@ -156,7 +142,18 @@ class Theory:
 class Point:
     """One training run of experiments.dp_gradient_tracking."""
 
-    CHOICES: ClassVar = (Owned("method", _OF_METHOD), Owned("scheme", _OF_SCHEME))
+    COUNTS: ClassVar = (
+        where("method", ("DP-GT",), "graph", "tracker_mixing", "smoothness", "gradient_dominance", "strict"),
+        where("method", _NOISY, "noise_exponent", "noise_base", "noise_gain"),
+        where("method", METHODS[:-1], "gradient_at", "state_mixing"),  # all but noisy-outputs
+        where("method", METHODS[1:], "baseline_graph"),
+        where("method", _ROUNDED, "quantization_step"),
+        where("method", ("ternary-states",), "ternary_threshold"),
+        where("scheme", ("S1",), "noise_exponent"),
+        where("scheme", ("S2",), "noise_base", "gradient_dominance"),
+        # Delta stands in no pure epsilon.
+        {"dp_delta": lambda options: options["distribution"] == "gaussian" or options["method"] == "DP-GT"},
+    )
     data: Data = Data()
     agents: Clients = Clients(nodes=5)
     weights: Weights = Weights()

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.dp_gradient_tracking.budgets import deltas, has_epsilon, proven, published
-from experiments.dp_gradient_tracking.options import STEPS, Point, scheme_steps
-from experiments.frame import Finished, lay
 from jaxfl.analysis import plots
 from jaxfl.analysis.plots import Panel, legend_below, line_style, new_figure, run_title, save_figure, style_axes
+from jaxfl.frame import Finished, lay
 from jaxfl.training.json_files import write_json
+
+from .budgets import deltas, has_epsilon, proven, published
+from .options import STEPS, Point, scheme_steps
 
 _HORIZONS = 60  # maximum iteration numbers K at which the budget of a whole run is computed
 _MOST_LINES = 28  # that look different

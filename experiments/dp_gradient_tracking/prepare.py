@@ -5,23 +5,24 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
-from experiments.dp_gradient_tracking.budgets import broken_conditions, privacy_of
-from experiments.dp_gradient_tracking.options import Point, check_point, tracking_pair
-from experiments.frame import Line, Prepared, identity, programs
 from jaxfl.analysis.smoothness import estimate_constants
 from jaxfl.core import ArgumentError
 from jaxfl.core.tree import num_bytes, size
+from jaxfl.frame import Line, Prepared, few, variants_of
 from jaxfl.gradients.memory import require_fits
 from jaxfl.graphs.tracking_conditions import Condition
-from jaxfl.training import Variant, stationarity
+from jaxfl.training import stationarity
 from jaxfl.training.chunks import check_start
 
+from .budgets import broken_conditions, privacy_of
+from .options import Point, check_point, tracking_pair
+
 PROBING = {"num_probes": 10, "step_size": 0.05, "max_samples_per_node": 128}  # for the estimate of L
-MOST_TOLD = 12  # lines of a grid, or broken conditions, that are told one by one
 
 
 def prepare(lines: Mapping[str, Line]) -> Prepared:
@@ -32,30 +33,23 @@ def prepare(lines: Mapping[str, Line]) -> Prepared:
     sizes = {name: _sizes(name, line) for name, line in lines.items()}
     ready = {name: line._replace(point=line.point.settled()) for name, line in lines.items()}
     measure = functools.cache(stationarity)  # the same object for lines that share a program
-    variants = {}
-    for name, (build, numbers) in programs(ready, Point.algorithm).items():
-        point, seeds, settings = lines[name]
-        start = check_start(
-            ready[name].point.algorithm(), jax.random.key(seeds[0]), point.agents.data(point.data)(seeds[0])
-        )
+
+    def of_line(name: str, line: Line) -> dict[str, Any]:
+        point: Point = lines[name].point
+        data_of = point.agents.data(point.data)
+        start = check_start(line.point.algorithm(), jax.random.key(line.seeds[0]), data_of(line.seeds[0]))
         require_fits("hidden" if point.network.model == "mlp" else "model", num_bytes(start), {})
-        variants[name] = Variant(
-            algorithm=build,
-            task=point.task(),
-            test=point.data.test_set(),
-            data=point.agents.data(point.data),
-            seeds=seeds,
-            num_rounds=point.num_rounds,
-            evaluate_every=point.run.evaluate_every,
-            numbers=numbers,
-            settings=settings,
-            identity=identity(ready[name].point),
-            measures={"stationarity": measure(point.task(), point.theory.train_samples)},
-            privacy=privacy_of(point, sizes[name]),
-            covered=point.learning.method == "DP-GT" and point.learning.gradient_at == "broadcast",
-        )
+        return {
+            "data": data_of,
+            "num_rounds": point.num_rounds,
+            "measures": {"stationarity": measure(point.task(), point.theory.train_samples)},
+            "privacy": privacy_of(point, sizes[name]),
+            "covered": point.learning.method == "DP-GT" and point.learning.gradient_at == "broadcast",
+        }
+
+    variants = variants_of(ready, Point.algorithm, of_line)
     broken, told = _conditions(lines)
-    told += [*_description(lines, sizes), *_first([f"{name}: {_row(line.point)}" for name, line in lines.items()])]
+    told += [*_description(lines, sizes), *few([f"{name}: {_row(line.point)}" for name, line in lines.items()])]
     graphs = {(line.point.weights.graph, line.point.agents.nodes) for line in lines.values()}
     files = sorted(file for file in graphs if file[0].endswith(".npy"))  # other weights may come by the same name
     checksums = [zlib.crc32(np.stack(tracking_pair(*file)).tobytes()) for file in files]
@@ -98,7 +92,7 @@ def _conditions(lines: Mapping[str, Line]) -> tuple[dict[str, list[Condition]], 
     told = [f"L = {value:.3g}, estimated by a probing run (a lower bound)" for value in estimates.values()]
     of_all = len(broken) if len(broken) > 1 else None
     texts = {text: "all lines" if len(names) == of_all else ", ".join(names) for text, names in by_text.items()}
-    return broken, told + _first([f"warning: {text} ({names})" for text, names in texts.items()])
+    return broken, told + few([f"warning: {text} ({names})" for text, names in texts.items()])
 
 
 def _estimated_smoothness(point: Point) -> float:
@@ -133,7 +127,3 @@ def _row(point: Point) -> str:
     parts += [f"beta {learning.tracker_mixing:.3g}"] if tracks else []
     noise = f"noise scales {scales.min():.3g} to {scales.max():.3g}" if point.is_noisy else "no noise"
     return ", ".join([*parts, f"gamma {learning.step_size:.3g}", f"m {learning.batch_size}", noise])
-
-
-def _first(texts: list[str]) -> list[str]:
-    return texts if len(texts) <= MOST_TOLD else [*texts[:MOST_TOLD], f"... and {len(texts) - MOST_TOLD} more"]

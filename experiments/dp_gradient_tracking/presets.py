@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.dp_gradient_tracking.options import METHODS, NAMED_PAIRS
-from experiments.frame import Preset
+from jaxfl.frame import Preset
+
+from .options import METHODS, NAMED_PAIRS
 
 _MNIST: dict[str, Any] = {
     "dataset": "mnist",

@@ -7,11 +7,12 @@
 Mhanna, Assaad, "Communication and Energy Efficient Federated Learning using Zero-Order Optimization Technique", 2024.
 """
 
-from experiments.dzofl.options import DZOFL, FED_AVG, Point
-from experiments.dzofl.pictures import finish
-from experiments.dzofl.prepare import prepare
-from experiments.dzofl.presets import PRESETS, SHIRTS, rounds
-from experiments.frame import Experiment, Layer
+from jaxfl.frame import Experiment, Layer
+
+from .options import DZOFL, FED_AVG, Point
+from .pictures import finish
+from .prepare import prepare
+from .presets import PRESETS, SHIRTS, rounds
 
 EXPERIMENT = Experiment(
     name="dzofl",

@@ -18,11 +18,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from experiments.dzofl.options import DZOFL, FED_AVG, Point
-from experiments.frame import Finished, choose
-from experiments.frame.records import NETWORKS, image_shape
 from jaxfl.channel import DZOFL_COUNTED, Ledger, backward_energy, count, forward_energy, total
+from jaxfl.frame import Finished, choose
+from jaxfl.frame.records import NETWORKS, image_shape
 from jaxfl.training.summary import with_prefix
+
+from .options import DZOFL, FED_AVG, Point
 
 READINGS = ("counted", "published")
 _D, _M, _T, _FIRST_ORDER_T = 4e5, 16, 10_000, 100  # section III: parameters, bits, rounds of DZOFL and of FedAvg

@@ -11,10 +11,10 @@ import numpy as np
 import optax
 
 import jaxfl
-from experiments.frame import Choice, Clients, Costs, Data, Network, Owned, Run, choose, flat, traced
 from jaxfl import channel
 from jaxfl.algorithms.dzofl import decaying_schedules
 from jaxfl.core import Algorithm, ArgumentError, Array, Task, check
+from jaxfl.frame import Choice, Clients, Costs, Data, Network, Run, choose, flat, traced, where
 
 LARGEST_M = 1e18  # whose square float32 holds
 DZOFL, FED_AVG = "DZOFL", "FedAvg"
@@ -37,11 +37,7 @@ QUANTIZER = Choice(
 class Learning:
     """The algorithm."""
 
-    CHOICES: ClassVar = (
-        Owned(
-            "method", {**dict.fromkeys(_ZERO_ORDER, (DZOFL,)), **dict.fromkeys(("sgd_step_size", "lost"), (FED_AVG,))}
-        ),
-    )
+    COUNTS: ClassVar = (where("method", (DZOFL,), *_ZERO_ORDER), where("method", (FED_AVG,), "sgd_step_size", "lost"))
     method: Literal["DZOFL", "FedAvg"] = DZOFL
     """DZOFL (a device sends differences of losses) or FedAvg (distributed SGD: one local step, a device sends the
     change of its model)."""
@@ -69,12 +65,11 @@ class Learning:
 class Channel:
     """The links from devices to the server, and how what is sent is rounded. The way down loses nothing."""
 
-    CHOICES: ClassVar = (
-        QUANTIZER,
-        Owned(
-            "links",
-            {"success": ("given",), "lost": ("given", "wireless"), **dict.fromkeys(_RADIO, ("wireless",))},
-        ),
+    COUNTS: ClassVar = (
+        QUANTIZER.counts,
+        where("links", ("given",), "success"),
+        where("links", ("given", "wireless"), "lost"),
+        where("links", ("wireless",), *_RADIO),
     )
     quantizer: Literal["none", "float16", "float8", "dithered"] = "float16"
     """Quantizer of each number that is sent: none (32 bits), a small float, or a grid; all round at random, without

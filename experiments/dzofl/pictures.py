@@ -7,8 +7,6 @@ from pathlib import Path
 
 from matplotlib.ticker import NullFormatter
 
-from experiments.dzofl.costs import READINGS, round_costs, write_costs
-from experiments.frame import Finished
 from jaxfl.analysis.plots import (
     Panel,
     draw_curve,
@@ -21,6 +19,9 @@ from jaxfl.analysis.plots import (
     seeds_curve,
     style_axes,
 )
+from jaxfl.frame import Finished
+
+from .costs import READINGS, round_costs, write_costs
 
 _MOST_LINES = 12
 _ACCURACY = Panel("test_accuracy", "test accuracy", is_accuracy=True)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
 
-from experiments.dzofl.options import FED_AVG, Point, check_point
-from experiments.frame import Line, Prepared, identity, programs
 from jaxfl.core.tree import size
-from jaxfl.training import Variant
+from jaxfl.frame import Line, Prepared, variants_of
 from jaxfl.training.chunks import check_start
+
+from .options import FED_AVG, Point, check_point
 
 
 def prepare(lines: Mapping[str, Line]) -> Prepared:
@@ -19,25 +20,15 @@ def prepare(lines: Mapping[str, Line]) -> Prepared:
     for line in lines.values():
         line.point.clients.data(line.point.data)(line.seeds[0])  # refuses more devices than there are samples
         check_point(line.point)
-    built, variants = programs(lines, Point.algorithm), {}
-    for name, (point, seeds, settings) in lines.items():
-        build, numbers = built[name]
-        data = point.clients.data(point.data)
-        for seed in seeds:
-            check_start(point.algorithm(), jax.random.key(seed), data(seed))
-        variants[name] = Variant(
-            algorithm=build,
-            task=point.task(),
-            test=point.data.test_set(),
-            data=data,
-            seeds=seeds,
-            num_rounds=point.learning.rounds,
-            evaluate_every=point.run.evaluate_every,
-            numbers=numbers,
-            settings=settings,
-            identity=identity(point),
-            ledger=point.ledger(),
-        )
+
+    def of_line(name: str, line: Line) -> dict[str, Any]:
+        point: Point = line.point
+        data_of = point.clients.data(point.data)
+        for seed in line.seeds:
+            check_start(point.algorithm(), jax.random.key(seed), data_of(seed))
+        return {"data": data_of, "num_rounds": point.learning.rounds, "ledger": point.ledger()}
+
+    variants = variants_of(lines, Point.algorithm, of_line)
     return Prepared(variants, [_shared(next(iter(lines.values())).point), *_links(lines)])
 
 

@@ -6,10 +6,11 @@ import functools
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from experiments.dzofl.costs import write_section3
-from experiments.dzofl.options import DZOFL, FED_AVG
-from experiments.dzofl.pictures import finish
-from experiments.frame import Layer, Preset
+from jaxfl.frame import Layer, Preset
+
+from .costs import write_section3
+from .options import DZOFL, FED_AVG
+from .pictures import finish
 
 SHIRTS = Layer({"classes": (6, 7), "model": "dzofl_cnn", "nodes": 50, "step_size": 2.0, "sgd_step_size": 0.03})
 _METHODS = ({"method": (DZOFL, FED_AVG)},)

@@ -8,19 +8,20 @@
     python -m experiments.embracing_fl --collect runs/embracing_fl/* --out DIR      # tables and pictures of many runs
 
 Before it trains it prints the clients of each class, their capacity and the seconds that a round takes on a phone. It
-leaves lines of measurements, summary.json (capacity, bits sent and received, rounds to a target beside the usual), and pictures
-in the run directory.
+leaves lines of measurements, summary.json (capacity, bits sent and received, rounds to a target beside the usual), and
+pictures in the run directory.
 
 Lee, Zhang, Prakash, Niu, Avestimehr, "Embracing Federated Learning: Enabling Weak Client Participation via Partial
 Model Training".
 """
 
-from experiments.embracing_fl.defaults import DATASETS, DERIVED, name_of
-from experiments.embracing_fl.methods import CLASSES
-from experiments.embracing_fl.options import Point
-from experiments.embracing_fl.prepare import finish, prepare, run_or_report
-from experiments.embracing_fl.presets import PRESETS
-from experiments.frame import Experiment
+from jaxfl.frame import Experiment
+
+from .defaults import DATASETS, DERIVED, name_of
+from .methods import CLASSES
+from .options import Point
+from .prepare import finish, prepare, run_or_report
+from .presets import PRESETS
 
 EXPERIMENT = Experiment(
     name="embracing_fl",

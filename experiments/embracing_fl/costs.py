@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from experiments.embracing_fl import paper
-from experiments.embracing_fl.defaults import OF_MODEL
-from experiments.embracing_fl.methods import CLASSES
-from experiments.embracing_fl.networks import RESNETS, Form, Problem
-from experiments.embracing_fl.options import Point
-from experiments.embracing_fl.phone import ONEPLUS_9_PRO, RoundSeconds, partial_work, round_seconds
-from experiments.frame import flat, lay
 from jaxfl import algorithms, channel
+from jaxfl.frame import flat, lay
+
+from . import paper
+from .defaults import OF_MODEL
+from .methods import CLASSES
+from .networks import RESNETS, Form, Problem
+from .options import Point
+from .phone import ONEPLUS_9_PRO, RoundSeconds, partial_work, round_seconds
 
 DEVICE = "OnePlus 9 Pro"
 _SHAPES = {"resnet20": ((32, 32, 3), 10), "femnist_cnn": ((28, 28, 1), 62), "bilstm": ((256,), 2)}

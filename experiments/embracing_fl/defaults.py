@@ -6,13 +6,14 @@ import functools
 from collections.abc import Collection, Mapping
 from typing import Any, TypeAlias
 
-from experiments.embracing_fl import paper
-from experiments.embracing_fl.methods import CLASSES, NARROW, counts_of, label_of
-from experiments.embracing_fl.networks import RESNETS, narrow
-from experiments.embracing_fl.options import Point
-from experiments.frame import Layer, flat
-from experiments.frame.options import text_of
 from jaxfl.core import ArgumentError, check
+from jaxfl.frame import Layer, flat
+from jaxfl.frame.options import text_of
+
+from . import paper
+from .methods import CLASSES, NARROW, counts_of, label_of
+from .networks import RESNETS, narrow
+from .options import Point
 
 _SEEDS = {"seed": (0, 1, 2)}
 DATASETS = {

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import optax
 
-from experiments.frame import Choice
 from jaxfl.algorithms import first_half, output_side
 from jaxfl.core import Array, check
+from jaxfl.frame import Choice
 
 NARROW = ("width_reduction", "ordered_dropout")
 CLASSES = ("strong", "moderate", "weak")

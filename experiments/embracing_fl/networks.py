@@ -9,13 +9,13 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from experiments.frame import Choice, choose
-from experiments.frame.records import image_shape, with_node_loop
 from jaxfl import models
 from jaxfl.channel import BILSTM_COUNTED, Counts, count
 from jaxfl.core import ArgumentError, Task, check
 from jaxfl.data import Dataset
 from jaxfl.data.imdb import NUM_TOKENS
+from jaxfl.frame import Choice, choose
+from jaxfl.frame.records import image_shape, with_node_loop
 from jaxfl.models import Model
 from jaxfl.models.scaler import scaled
 
@@ -87,13 +87,14 @@ def _bilstm(problem: Problem, form: Form, *, embedding_features: int, units: int
 
 
 MODELS = {"resnet20": _resnet, "resnet8": _resnet, "femnist_cnn": _femnist_cnn, "bilstm": _bilstm, "mlp": _mlp}
+MODEL = Choice("model", MODELS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Network:
     """The model of every client."""
 
-    CHOICES: ClassVar = (Choice("model", MODELS),)
+    COUNTS: ClassVar = (MODEL.counts,)
     model: Literal["resnet20", "resnet8", "femnist_cnn", "bilstm", "mlp"] = "femnist_cnn"
     """resnet20, resnet8 (one block a stage), femnist_cnn (two convolutions, two dense layers), bilstm or mlp."""
     resnet_widths: tuple[int, ...] = (16, 32, 64)
@@ -162,7 +163,7 @@ class Network:
 
 @functools.lru_cache(maxsize=64)
 def _model(network: Network, problem: Problem, form: Form) -> Model:
-    model = choose(network.CHOICES[0], vars(network))(problem, form)
+    model = choose(MODEL, vars(network))(problem, form)
     if form.divisor is None or network.model in RESNETS:
         return model
     # What follows every hidden layer: relu(x / r) = relu(x) / r, and dropout(x / r) = dropout(x) / r.

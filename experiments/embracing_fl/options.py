@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.embracing_fl.methods import METHOD, NARROW, WITH_WEAKER, Share, counts_of, decayed, shared_out
-from experiments.embracing_fl.networks import RESNETS, Form, Network, Problem, problem_of
-from experiments.frame import Costs, Owned, Run, choose, flat, stated, traced, unsaved
-from experiments.frame import Data as Images
-from experiments.frame.records import WRITERS, cut
 from jaxfl.algorithms import client_sgd, embracing, fed_avg, local_steps, width_reduction
 from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.channel import Counts, Work, node_work, total
 from jaxfl.core import Algorithm, ArgumentError, FederatedData, Task, check
+from jaxfl.frame import Costs, Run, choose, flat, stated, traced, unsaved, where
+from jaxfl.frame import Data as Images
+from jaxfl.frame.records import WRITERS, cut
 from jaxfl.training import Measure
 from jaxfl.training.measures import calibrated_scores
+
+from .methods import METHOD, NARROW, WITH_WEAKER, Share, counts_of, decayed, shared_out
+from .networks import RESNETS, Form, Network, Problem, problem_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +36,8 @@ class Data(Images):
 class Partition:
     """Partition of the data over clients."""
 
-    CHOICES: ClassVar = (WRITERS,)
+    CUT: ClassVar = WRITERS
+    COUNTS: ClassVar = (WRITERS.counts,)
     nodes: int = 128
     """Clients over which the data are partitioned. Those beyond the counts take no part."""
     partition: Literal["dirichlet", "iid", "writers"] = "dirichlet"
@@ -97,19 +99,17 @@ class Participation:
 class Learning:
     """Method, and the parts of the model that clients train."""
 
-    CHOICES: ClassVar = (
-        METHOD,
-        Owned("method", dict.fromkeys(("case", "moderate", "weak", "sampling"), WITH_WEAKER)),
-        Owned("batch_norm", {"calibration_samples": ("static",)}),
-        Owned(
-            "model",
-            {
-                "calibration_samples": RESNETS,
-                "batch_norm": RESNETS,
-                "frozen_batch_norm": (*RESNETS, "bilstm"),
-                "frozen_words": ("bilstm",),
-            },
-        ),
+    COUNTS: ClassVar = (
+        METHOD.counts,
+        where("method", WITH_WEAKER, "case", "moderate", "weak", "sampling"),
+        where("batch_norm", ("static",), "calibration_samples"),
+        where("model", RESNETS, "calibration_samples", "batch_norm"),
+        where("model", (*RESNETS, "bilstm"), "frozen_batch_norm"),
+        where("model", ("bilstm",), "frozen_words"),
+        # Clients that train the classifier alone read no word with gradient.
+        {"frozen_words": lambda options: options["cut_weak"] != "dense" or options["model"] != "bilstm"},
+        dict.fromkeys(("cut_moderate", "width_moderate"), lambda options: options["moderate"] != 0),
+        dict.fromkeys(("cut_weak", "width_weak", "frozen_words"), lambda options: options["weak"] != 0),
     )
     method: Literal["embracing", "width_reduction", "ordered_dropout", "first_half", "random_blocks", "fed_avg"] = (
         "embracing"
@@ -277,19 +277,6 @@ class Point:
         """The evaluation, where statistics are measured before it."""
         samples = self.learning.calibration_samples
         return {"test": _calibrated(self.task(), self.data, samples)} if self.is_static else {}
-
-    def idle(self, options: Mapping[str, Any]) -> dict[str, str]:
-        """Map each option that changes nothing here to what it belongs to."""
-        idle = {}
-        if self.learning.cut_weak == "dense" and self.network.model == "bilstm":
-            idle["frozen_words"] = "clients that train the LSTM"
-        for name, of_class in _OF_CLASS.items():
-            if not options[name]:
-                idle |= dict.fromkeys(of_class, f"{name} clients")
-        return idle
-
-
-_OF_CLASS = {"moderate": ("cut_moderate", "width_moderate"), "weak": ("cut_weak", "width_weak", "frozen_words")}
 
 
 @functools.lru_cache(maxsize=64)

@@ -10,9 +10,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.embracing_fl import paper
-from experiments.embracing_fl.results import METRIC, Result, gaps, grouped, usual
-from experiments.embracing_fl.tables import BOTH, TITLES, added_clients, paper_added
 from jaxfl.analysis.plots import (
     X_AXES,
     Panel,
@@ -25,6 +22,10 @@ from jaxfl.analysis.plots import (
     style_axes,
 )
 from jaxfl.core import ArgumentError
+
+from . import paper
+from .results import METRIC, Result, gaps, grouped, usual
+from .tables import BOTH, TITLES, added_clients, paper_added
 
 _KINDS = {"moderate alone": (2, 3, 4), "weak alone": (5, 6, 7), "moderate and weak": (8, 9, 10)}
 _MARKERS = ("o", "s")  # of the methods in BOTH

@@ -10,19 +10,20 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from experiments.embracing_fl.costs import class_costs, cost_lines, described, sizes_table, timing_table
-from experiments.embracing_fl.defaults import check_point
-from experiments.embracing_fl.options import Point
-from experiments.embracing_fl.pictures import plot_added, plot_curves, plot_gaps
-from experiments.embracing_fl.results import COMPARED, read_results
-from experiments.embracing_fl.tables import markdown
-from experiments.frame import Finished, Line, Prepared, Request, identity, programs
-from experiments.frame.run import run
 from jaxfl.core import Algorithm, check
 from jaxfl.core.tree import size
+from jaxfl.frame import Finished, Line, Prepared, Request, variants_of
+from jaxfl.frame.run import run
 from jaxfl.training import Variant
 from jaxfl.training.chunks import check_start
 from jaxfl.training.summary import rounds_to_target, spread
+
+from .costs import class_costs, cost_lines, described, sizes_table, timing_table
+from .defaults import check_point
+from .options import Point
+from .pictures import plot_added, plot_curves, plot_gaps
+from .results import COMPARED, read_results
+from .tables import markdown
 
 MOST_TOLD = 14  # lines of a grid that are told one by one
 
@@ -35,7 +36,7 @@ def prepare(lines: Mapping[str, Line]) -> Prepared:
     """
     for line in lines.values():
         check_point(line.point)
-    variants = variants_of(lines, Point.algorithm)
+    variants = variants_of_clients(lines, Point.algorithm)
     costs = {name: class_costs(line.point, line.point.problem()) for name, line in lines.items()}
     told = _description(lines)
     for name, line in list(lines.items())[:MOST_TOLD]:
@@ -45,31 +46,20 @@ def prepare(lines: Mapping[str, Line]) -> Prepared:
     return Prepared(variants, told, {"node_loop": first.task.node_loop}, costs)  # auto's, which decides last bits
 
 
-def variants_of(lines: Mapping[str, Line], algorithm: Callable[[Any], Algorithm]) -> dict[str, Variant]:
-    """Variants to train, of points that say their own task, counts of clients and measures.
+def variants_of_clients(lines: Mapping[str, Line], algorithm: Callable[[Any], Algorithm]) -> dict[str, Variant]:
+    """Variants to train, of points that say their own counts of clients and measures.
 
     Raises:
         ArgumentError: what an algorithm refuses when it is built or begins.
     """
-    variants = {}
-    for name, (build, numbers) in programs(lines, algorithm).items():
-        point, seeds = lines[name].point, lines[name].seeds
+
+    def of_line(name: str, line: Line) -> dict[str, Any]:
+        point, seeds = line.point, line.seeds
         data = point.clients.data(point.data, sum(point.counts), seeds)
         check_start(algorithm(point), jax.random.key(seeds[0]), data(seeds[0]))
-        variants[name] = Variant(
-            algorithm=build,
-            task=point.task(),
-            test=point.data.test_set(),
-            data=data,
-            seeds=seeds,
-            num_rounds=point.steps.rounds,
-            evaluate_every=point.run.evaluate_every,
-            numbers=numbers,
-            settings=lines[name].settings,
-            identity=identity(point),
-            measures=point.measures(),
-        )
-    return {name: variants[name] for name in lines}
+        return {"data": data, "num_rounds": point.steps.rounds, "measures": point.measures()}
+
+    return variants_of(lines, algorithm, of_line)
 
 
 def finish(finished: Finished) -> Sequence[Path]:

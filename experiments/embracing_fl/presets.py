@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.embracing_fl import paper
-from experiments.frame import Preset
-from experiments.frame.grid import Axis
+from jaxfl.frame import Preset
+from jaxfl.frame.grid import Axis
+
+from . import paper
 
 _SEEDS = {"seed": (0, 1, 2)}
 _BOTH, _NORMS = {"method": ("width_reduction", "embracing")}, {"batch_norm": ("static", "global")}

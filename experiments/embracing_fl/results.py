@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.embracing_fl.methods import CLASSES, NARROW, counts_of, label_of
 from jaxfl.core import ArgumentError
 from jaxfl.training import read_run
+
+from .methods import CLASSES, NARROW, counts_of, label_of
 
 METRIC = "test_accuracy"
 # Options in which compared lines may differ.

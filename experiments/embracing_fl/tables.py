@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments.embracing_fl import paper
-from experiments.embracing_fl.costs import two_digits
-from experiments.embracing_fl.methods import CLASSES
-from experiments.embracing_fl.results import Result, gaps, grouped, usual
 from jaxfl.training.summary import rounds_to_target
+
+from . import paper
+from .costs import two_digits
+from .methods import CLASSES
+from .results import Result, gaps, grouped, usual
 
 TITLES = {
     "embracing": "EmbracingFL",

@@ -9,10 +9,11 @@ Zhu, Huang, Wang, Xu, "PrivSGP-VR: Differentially Private Variance-Reduced Stoch
 Bounds", IJCAI 2024, arXiv:2405.02638.
 """
 
-from experiments.frame import Experiment, Layer
-from experiments.privsgp_vr.options import DERIVED, RIVALS, Point
-from experiments.privsgp_vr.prepare import finish, prepare
-from experiments.privsgp_vr.presets import PRESETS
+from jaxfl.frame import Experiment, Layer
+
+from .options import DERIVED, RIVALS, Point
+from .prepare import finish, prepare
+from .presets import PRESETS
 
 EXPERIMENT = Experiment(
     name="privsgp_vr",

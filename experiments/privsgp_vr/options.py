@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, NamedTuple
+from collections.abc import Callable
+from typing import ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.frame import (
+from jaxfl import gradients, graphs, privacy
+from jaxfl.algorithms import a_dp2_sgd, dp2_sgd, push_sum
+from jaxfl.core import Algorithm, ArgumentError, Task, check
+from jaxfl.core.tree import size
+from jaxfl.frame import (
     Choice,
     Clients,
     Costs,
     Data,
     Network,
-    Owned,
     Publication,
     Run,
     choose,
     flat,
     stated,
     traced,
+    where,
 )
-from jaxfl import gradients, graphs, privacy
-from jaxfl.algorithms import a_dp2_sgd, dp2_sgd, push_sum
-from jaxfl.core import Algorithm, ArgumentError, Task, check
-from jaxfl.core.tree import size
 from jaxfl.graphs.files import read_graph
 from jaxfl.privacy.gossip import C2_OF_THE_PAPER
 from jaxfl.privacy.grid_noise import check_bits
@@ -53,7 +53,7 @@ GRAPHS = Choice(
 class Topology:
     """Who hears whom."""
 
-    CHOICES: ClassVar = (GRAPHS,)
+    COUNTS: ClassVar = (GRAPHS.counts,)
     graph: str = "exponential"
     """exponential, directed_ring, ring, complete, star, random (a random strongly connected digraph), or a .npy file
     with a column-stochastic mixing matrix of shape (n, n), or (period, n, n) for a time-varying graph; entry (i, j) is
@@ -85,7 +85,7 @@ METHODS = {
     "DP2-SGD": Method(privacy.DP2_SGD, dp2_sgd, needs_noise=True),
     "A(DP)2SGD": Method(privacy.A_DP2_SGD, a_dp2_sgd),
 }
-_OF_METHOD = {**dict.fromkeys(("storage", "refresh_every"), ("PrivSGP-VR",)), "max_delay": ("A(DP)2SGD",)}
+_DELAYED = "A(DP)2SGD"
 
 
 def _gaussian(noise_std) -> privacy.NoiseMechanism:
@@ -99,11 +99,21 @@ def _grid_gaussian(noise_std, *, grid_bits: int) -> privacy.NoiseMechanism:
 NOISE = Choice("noise", {"gaussian": _gaussian, "grid_gaussian": _grid_gaussian})
 
 
+def _has_table(method: str) -> bool:
+    """Whether the method keeps gradients."""
+    return METHODS[method].accountant.estimator == "saga"
+
+
 @dataclasses.dataclass(frozen=True)
 class Learning:
     """The algorithm."""
 
-    CHOICES: ClassVar = (Owned("method", _OF_METHOD),)
+    COUNTS: ClassVar = (
+        where("method", ("PrivSGP-VR",), "storage", "refresh_every"),
+        where("method", (_DELAYED,), "max_delay"),
+        where("table", ("per_batch",), "entry_size"),
+        {"table": lambda options: options["table"] == "per_batch" or _has_table(options["method"])},
+    )
     method: Literal["PrivSGP-VR", "PrivSGP", "DP2-SGD", "A(DP)2SGD"] = "PrivSGP-VR"
     """Learning method."""
     iterations: int | Literal["auto"] = 400
@@ -131,15 +141,10 @@ class Learning:
     max_delay: int = 16
     """Largest delay of A(DP)2SGD: a gradient is taken at parameters up to this many events old."""
 
-    def idle(self, options: Mapping[str, Any]) -> set[str]:
-        """The table of methods that have none, and the size of entries that are samples."""
-        per_batch = self.table == "per_batch"
-        return {*(() if per_batch else ("entry_size",)), *(("table",) if not per_batch and not self.has_table else ())}
-
     @property
     def has_table(self) -> bool:
         """Whether the method keeps gradients."""
-        return METHODS[self.method].accountant.estimator == "saga"
+        return _has_table(self.method)
 
     @property
     def samples_per_batch(self) -> int:
@@ -172,7 +177,15 @@ class Learning:
 class Budget:
     """Noise, and the privacy that it gives."""
 
-    CHOICES: ClassVar = (NOISE,)
+    COUNTS: ClassVar = (
+        NOISE.counts,
+        where("clip_norm", (None,), "gradient_bound"),
+        dict.fromkeys(("noise", "grid_bits"), lambda options: bool(options["noise_std"] or options["node_noise"])),
+        dict.fromkeys(
+            ("bound", "neighboring_relation"),
+            lambda options: bool(options["node_epsilons"]) or options["target_epsilon"] != INFINITY,
+        ),
+    )
     noise_std: float | Literal["calibrated"] = traced("calibrated")
     """Standard deviation of the noise on the mean gradient; calibrated: the least that meets target_epsilon."""
     noise: Literal["gaussian", "grid_gaussian"] = "gaussian"
@@ -201,13 +214,6 @@ class Budget:
     """Constant of equations (11) and (12), which the paper does not give."""
     gradient_bound: float | None = stated(None)
     """Without clipping: the bound G on per-sample gradients that the paper assumes; for the published epsilon only."""
-
-    def idle(self, options: Mapping[str, Any]) -> set[str]:
-        """Options without effect: those of a budget, or of unclipped gradients, where there are none."""
-        without_budget = set() if self.limits else {"bound", "neighboring_relation"}
-        clipped = {"gradient_bound"} if options["clip_norm"] is not None else set()
-        silent = set() if self.noise_std or self.node_noise else {"noise", "grid_bits"}
-        return {*without_budget, *clipped, *silent}
 
     @property
     def limits(self) -> tuple[float, ...]:
@@ -255,7 +261,7 @@ class Point:
             gradient=learning.gradient(self.clients.nodes),
             noise=None if silent and not method.needs_noise else choose(NOISE, flat(self))(noise),
             step_size=learning.step_size,
-            **({"max_delay": learning.max_delay} if learning.method in _OF_METHOD["max_delay"] else {}),
+            **({"max_delay": learning.max_delay} if learning.method == _DELAYED else {}),
         )
 
 

@@ -12,25 +12,24 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from experiments.frame import Finished, Line, Prepared, flat, identity, lay, programs
-from experiments.frame.options import text_of
-from experiments.privsgp_vr.options import METHODS, Point, check_point
-from experiments.privsgp_vr.spending import privacy_of, rounds_allowed, settled
 from jaxfl import gradients
 from jaxfl.analysis.partition_plot import plot_partition
 from jaxfl.analysis.smoothness import estimate_constants
 from jaxfl.core import ArgumentError
 from jaxfl.core.check import bytes_text
 from jaxfl.core.tree import num_bytes, replicate
+from jaxfl.frame import Finished, Line, Prepared, few, flat, lay, programs, variants_of
+from jaxfl.frame.options import text_of
 from jaxfl.gradients import per_example
 from jaxfl.gradients.memory import require_fits
 from jaxfl.privacy.gossip import ProblemConstants
 from jaxfl.privacy.stored_gradients import THEOREM
-from jaxfl.training import Variant
 from jaxfl.training.chunks import check_start
 
+from .options import METHODS, Point, check_point
+from .spending import privacy_of, rounds_allowed, settled
+
 NUM_PROBES, PROBE_STEP_SIZE = 20, 0.1  # of the probing run of `--iterations auto`
-MOST_TOLD = 12  # lines of a grid that are told one by one
 # Option that gets its number here -> the word that stands for it, and a number that passes all checks.
 _OPEN = {"iterations": ("auto", 1), "step_size": ("theory", 1.0), "noise_std": ("calibrated", 0.0)}
 
@@ -43,24 +42,18 @@ def prepare(lines: Mapping[str, Line]) -> Prepared:
     _refuse_impossible(lines)
     ready = settled(lines, sizes, functools.lru_cache(maxsize=8)(_constants))
     allowed = {name: rounds_allowed(name, lines[name].point, ready[name].point, sizes[name]) for name in lines}
-    variants = {}
-    for name, (build, numbers) in programs(ready, Point.algorithm).items():
-        point = ready[name].point
-        variants[name] = Variant(
-            algorithm=build,
-            task=point.task(),
-            test=point.data.test_set(),
-            data=point.clients.data(point.data),
-            seeds=ready[name].seeds,
-            num_rounds=point.learning.iterations,
-            evaluate_every=point.run.evaluate_every,
-            numbers=numbers,
-            settings=ready[name].settings,
-            identity=identity(point),
-            privacy=privacy_of(point, sizes[name]),
-            covered=True,
-            max_rounds=allowed[name],
-        )
+
+    def of_line(name: str, line: Line) -> dict[str, Any]:
+        point: Point = line.point
+        return {
+            "data": point.clients.data(point.data),
+            "num_rounds": point.learning.iterations,
+            "privacy": privacy_of(point, sizes[name]),
+            "covered": True,
+            "max_rounds": allowed[name],
+        }
+
+    variants = variants_of(ready, Point.algorithm, of_line)
     points = [line.point for line in ready.values()]
     saved: dict[str, Any] = {"variants": {name: _kept(line.point) for name, line in ready.items()}}
     files = {point.topology: point.clients.nodes for point in points if point.topology.graph.endswith(".npy")}
@@ -152,15 +145,16 @@ def _description(lines: Mapping[str, Line]) -> list[str]:
         f"{each('graph')}, model {model} with {first.num_params()} parameters",
         f"{each('sampler')} sampling, clipping {clipping}, seeds {seeds}, node loop {task.node_loop}",
     ]
-    for name, line in list(lines.items())[:MOST_TOLD]:
+    rows = []
+    for name, line in lines.items():
         learning, budget = line.point.learning, line.point.budget
         limits = " to ".join(dict.fromkeys(f"{end(budget.limits):g}" for end in (min, max) if budget.limits))
         bound = METHODS[learning.method].accountant.bound_name(budget.bound)
         target = f", budget ε = {limits} ({bound})" if limits else ""
         grid = f" on a grid of {budget.grid_bits} bits" if budget.noise == "grid_gaussian" else ""
         numbers = f"{learning.iterations} iterations, step size {learning.step_size:.4g}"
-        told.append(f"{name}: {numbers}, noise std {budget.noise_std:.4g}{grid}{target}")
-    return told + ([f"... and {len(lines) - MOST_TOLD} more"] if len(lines) > MOST_TOLD else [])
+        rows.append(f"{name}: {numbers}, noise std {budget.noise_std:.4g}{grid}{target}")
+    return [*told, *few(rows)]
 
 
 def _table(points: Sequence[Point]) -> list[str]:

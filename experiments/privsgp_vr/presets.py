@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.frame import Preset
-from experiments.frame.grid import Axis
+from jaxfl.frame import Preset
+from jaxfl.frame.grid import Axis
 
 _END = 10**6  # evaluations so far apart that only the end is evaluated: where runs end is what counts
 

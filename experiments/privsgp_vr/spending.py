@@ -8,12 +8,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from experiments.frame import Line, lay
-from experiments.privsgp_vr.options import METHODS, Point
 from jaxfl import privacy
 from jaxfl.algorithms import theory_step_size
 from jaxfl.core import ArgumentError
+from jaxfl.frame import Line, lay
 from jaxfl.privacy.gossip import ProblemConstants, network_noise_std, network_rounds, optimal_iterations
+
+from .options import METHODS, Point
 
 Sizes = Sequence[int]  # samples of every node; of several seeds with different partitions, of each seed's nodes
 

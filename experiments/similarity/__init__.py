@@ -20,11 +20,12 @@ from typing import Any
 
 import jax
 
-from experiments.embracing_fl.prepare import variants_of
-from experiments.frame import Experiment, Layer, Line, Prepared, Preset
-from experiments.similarity.options import DERIVED, Point, check_point
-from experiments.similarity.pictures import finish
+from experiments.embracing_fl.prepare import variants_of_clients
 from jaxfl.core.tree import size
+from jaxfl.frame import Experiment, Layer, Line, Prepared, Preset
+
+from .options import DERIVED, Point, check_point
+from .pictures import finish
 
 # Conv 1, 3, 7, 15, 19: a block ends behind its second convolution.
 _LAYERS = ("stem", "block_1_1", "block_1_3", "block_3_1", "block_3_3")
@@ -65,7 +66,7 @@ def prepare(lines: Mapping[str, Line]) -> Prepared:
         f"({point.clients.partition} {point.clients.alpha:g}), {point.network.model} of "
         f"{size(jax.eval_shape(point.task().init, jax.random.key(0)))} parameters; compared: {' '.join(point.layers())}"
     )
-    return Prepared(variants_of(lines, Point.algorithm), [told])
+    return Prepared(variants_of_clients(lines, Point.algorithm), [told])
 
 
 EXPERIMENT = Experiment(

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 from experiments.embracing_fl.defaults import OF_MODEL
 from experiments.embracing_fl.networks import RESNETS, Form, Network, Problem, narrow, problem_of
 from experiments.embracing_fl.options import Data, Partition, Steps
-from experiments.frame import Choice, Costs, Run, choose, flat, stated
 from jaxfl.algorithms import first_half, output_side, partial_averaging
 from jaxfl.analysis.svcca import svcca_of_pairs
 from jaxfl.channel import Work, node_work
 from jaxfl.core import Algorithm, ArgumentError, Array, PyTree, Task, check, over_nodes
 from jaxfl.core.tasks import scale_images
+from jaxfl.frame import Choice, Costs, Run, choose, flat, stated
 from jaxfl.models.layer_outputs import layer_outputs
 from jaxfl.training import Measure
 
@@ -57,7 +57,7 @@ SCHEME = Choice(
 class Sharing:
     """Part of the model that is averaged over all clients in every round."""
 
-    CHOICES: ClassVar = (SCHEME,)
+    COUNTS: ClassVar = (SCHEME.counts,)
     scheme: Literal["nothing", "output_side", "input_side", "channels", "everything"] = "nothing"
     """nothing (figure 1), the blocks from first_shared on, the blocks before it, the first channels of every layer
     (figure 3), or everything."""

@@ -10,9 +10,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.embracing_fl.pictures import BAND, draw_curve, new_figure, save_picture
-from experiments.frame import Finished
-from experiments.similarity.options import STATISTICS, metric_name
 from jaxfl.analysis.plots import Panel, line_style, read_lines, run_title, seeds_curve, style_axes
+from jaxfl.frame import Finished
+
+from .options import STATISTICS, metric_name
 
 Curves = Mapping[str, tuple[str, str]]
 """Name of a curve -> (line, layer)."""

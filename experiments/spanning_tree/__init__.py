@@ -20,9 +20,9 @@ import numpy as np
 from rich.console import Console
 
 import jaxfl
-from experiments.frame import Experiment, Request, unsaved
 from jaxfl.analysis.plots import Panel, line_style, new_figure, save_figure, style_axes
 from jaxfl.core import check
+from jaxfl.frame import Experiment, Request, unsaved
 from jaxfl.graphs import TrackingPair, five_agents
 from jaxfl.privacy.tracking import TrackingSchedule
 from jaxfl.training.run_directory import make_writable, slug

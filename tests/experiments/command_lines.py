@@ -7,9 +7,9 @@ import typing
 from collections.abc import Callable
 from typing import Any, Literal
 
-from experiments.frame import Experiment
-from experiments.frame.choose import choices_of
-from experiments.frame.options import alternatives, flag, options
+from jaxfl.frame import Experiment
+from jaxfl.frame.choose import Where, conditions
+from jaxfl.frame.options import alternatives, flag, options
 
 INTEGERS = ("0", "-1", "1", "2", "3", "5", "7", "16", "64", "2147483647", "2147483648", "-2147483649", "4294967296")
 INTEGERS += ("9223372036854775808", "1" + "0" * 400, "1" + "0" * 5000, "1e30", "1_0", "٣", "0x10", " 4", "+3", "-0")
@@ -36,7 +36,7 @@ class CommandLines:
         self._random = random.Random(f"{experiment.name} {seed}")
         self._experiment = experiment
         self._known = options(type(experiment.base))
-        self._named = {choice.option: list(choice.owned.values()) for choice in choices_of(experiment.base)}
+        self._owners = [(name, holds) for name, holds in conditions(experiment.base) if isinstance(holds, Where)]
 
     def next(self) -> list[str]:
         """One more."""
@@ -68,9 +68,9 @@ class CommandLines:
         """An option, mostly behind the choices that it needs in order to count."""
         bare, words = self._bare(), []
         name = bare[0].partition("=")[0].strip("-").replace("-", "_")
-        for choice in choices_of(self._experiment.base):
-            if choice.owners(name) and self._random.random() < 0.8:
-                words += [flag(choice.option), self._random.choice(choice.owners(name))]
+        for option, holds in self._owners:
+            if option == name and self._random.random() < 0.8:
+                words += [flag(holds.option), str(self._random.choice(list(holds.values)))]
         return [*words, *bare]
 
     def _bare(self) -> list[str]:
@@ -96,8 +96,9 @@ class CommandLines:
             return str(draw.choice(typing.get_args(kind)))
         if kind is type(None):
             return "None"
-        if kind is str and name in self._named and draw.random() < 0.6:
-            return draw.choice([value for values in self._named[name] for value in values] or list(TEXTS))
+        values = [value for _, holds in self._owners if holds.option == name for value in holds.values]
+        if kind is str and values and draw.random() < 0.6:
+            return draw.choice(values)
         return draw.choice({int: INTEGERS, float: NUMBERS}.get(kind, TEXTS))
 
     def _grid(self) -> list[str]:

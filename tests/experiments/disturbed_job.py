@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from experiments.frame import run
+from jaxfl.frame import run
 from jaxfl.training import Stop
 
 SIGNAL, CHECKS = "JAXFL_TESTS_SIGNAL", 20
@@ -32,7 +32,7 @@ class Disturbed(Stop):
 
 
 def run_pass(asked, path, number, stop):
-    """As `experiments.frame.run.run_pass`."""
+    """As `jaxfl.frame.run.run_pass`."""
     if number == 0 and not (Path(path) / "passes" / "0" / "metrics.jsonl").exists():
         stop.__class__ = Disturbed
     _run_pass(asked, path, number, stop)

@@ -19,9 +19,9 @@ from experiments.ali_dpfl.paper import ACCURACIES
 from experiments.ali_dpfl.pictures import write_paper
 from experiments.ali_dpfl.prepare import prepare
 from experiments.ali_dpfl.spending import release_of, rounds_of, settled
-from experiments.frame import Finished, main
-from experiments.frame.command_line import parse
 from jaxfl.core import ArgumentError
+from jaxfl.frame import Finished, main
+from jaxfl.frame.command_line import parse
 from jaxfl.privacy import clients as accounting
 from jaxfl.privacy.clients.client_release import WITHOUT_NOISE
 from jaxfl.training import RunDirectory
@@ -181,34 +181,6 @@ class TestBudget:
             arguments = f"--method DPFL --local-steps 5 --max-iterations 10 --round-ratio {ratio}"
             (point,) = settle(arguments, [100]).values()
             assert point.learning.rounds == rounds
-
-    @pytest.mark.parametrize(
-        ("arguments", "says"),
-        [
-            ("--target-epsilon 0.001", "target_epsilon: must pay for one local iteration; got 0.001"),
-            ("--noise-multiplier 0", "noise_multiplier: must be positive where it spends a budget"),
-            ("--method DPFL --local-steps 7 --max-steps 6", "local_steps: must be at most max_steps, 6; got 7"),
-            ("--batch-size 90", "batch_size: must be at most the samples of the smallest client"),
-            ("--method ALI-DPFL --constants private --constants-batch 145", "constants_batch: must be at most the"),
-            ("--method DP-FedAvg --num-active 11", "num_active: must be at most all 10 clients; got 11"),
-        ],
-    )
-    def test_what_cannot_run_is_refused_before_any_work(self, arguments, says):
-        samples = "--num-train 800 " if "batch-size 90" in arguments else ""
-        with pytest.raises(ArgumentError) as error:
-            prepare(lines_of(samples + arguments))
-        assert str(error.value).startswith(says)
-
-    def test_idle_options_are_refused(self, capsys):
-        for arguments, option in (
-            ("--method ALI-DPFL --local-steps 3", "--local-steps"),
-            ("--method DPFL --kappa 3", "--kappa"),
-            ("--method DPFL --max-iterations 9 --target-epsilon 3", "--target-epsilon"),
-            ("--rounds 3 --round-ratio 0.5", "--round-ratio"),
-            ("--constants as_published --constants-noise 3", "--constants-noise"),
-        ):
-            assert main(EXPERIMENT, shlex.split(arguments)) == 2
-            assert capsys.readouterr().err.startswith(f"error: {option}: ")
 
     def test_fixed_taus_of_as_many_rounds_share_a_program(self):
         arguments = f"{SMALL} --rounds 8 --max-iterations 12 --method DPFL --grid local_steps=1,2,4"

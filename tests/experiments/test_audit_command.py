@@ -7,7 +7,7 @@ import pytest
 from helpers import crossed
 
 from experiments.audit import EXPERIMENT, attack
-from experiments.frame import main
+from jaxfl.frame import main
 from jaxfl.privacy import clients
 from jaxfl.privacy.audit import AuditResult
 from jaxfl.training.results import read_results

@@ -17,9 +17,9 @@ from run_files import run_lines
 from experiments.dp_gradient_tracking import EXPERIMENT
 from experiments.dp_gradient_tracking.pictures import plot_budgets
 from experiments.dp_gradient_tracking.prepare import prepare
-from experiments.frame import lay, main
-from experiments.frame.experiment import request
 from jaxfl.analysis.smoothness import estimate_constants
+from jaxfl.frame import lay, main
+from jaxfl.frame.experiment import request
 from jaxfl.graphs import five_agents
 from jaxfl.privacy.statements import statement_text
 from jaxfl.privacy.tracking import (
@@ -293,7 +293,7 @@ def test_another_file_by_the_same_name_is_not_resumed(tmp_path, monkeypatch, cap
 
     monkeypatch.chdir(tmp_path)
     chain = np.eye(4, k=-1)  # agent i hears i - 1: agent 0 reaches all
-    monkeypatch.setattr("experiments.frame.run.train", interrupt)
+    monkeypatch.setattr("jaxfl.frame.run.train", interrupt)
     np.save("pair.npy", [chain, chain.T])
     arguments = ["--smoothness", "2", "--quiet", "--nodes", "4", "--graph", "pair.npy", "--out", "run"]
     assert main(EXPERIMENT, arguments) == 130

@@ -19,9 +19,9 @@ from run_files import run_lines
 from experiments.dzofl import EXPERIMENT
 from experiments.dzofl.costs import published_ledger
 from experiments.dzofl.options import Point
-from experiments.frame import main, programs
-from experiments.frame.command_line import parse
 from jaxfl import channel
+from jaxfl.frame import main, programs
+from jaxfl.frame.command_line import parse
 from jaxfl.training import read_results
 
 METHODS = ("DZOFL", "FedAvg")

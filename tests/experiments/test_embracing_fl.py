@@ -14,9 +14,9 @@ from run_files import run_lines
 from experiments.embracing_fl import EXPERIMENT, methods, networks, options
 from experiments.embracing_fl.options import Point
 from experiments.embracing_fl.prepare import prepare
-from experiments.frame import main
-from experiments.frame.command_line import parse
 from jaxfl.data import from_arrays
+from jaxfl.frame import main
+from jaxfl.frame.command_line import parse
 
 TINY = "--rounds 4 --evaluate-every 2 --hidden 6 5 --local-steps 2 --batch-size 4 --quiet".split()
 VARIANTS = ("case 9 embracing", "case 9 width_reduction", "2 strong fed_avg")

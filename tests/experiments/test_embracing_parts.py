@@ -8,9 +8,9 @@ import pytest
 from experiments.embracing_fl import EXPERIMENT, costs, paper, pictures, results, tables
 from experiments.embracing_fl.methods import CLASSES
 from experiments.embracing_fl.networks import Problem
-from experiments.frame import flat, main
-from experiments.frame.command_line import parse
 from jaxfl.core import ArgumentError
+from jaxfl.frame import flat, main
+from jaxfl.frame.command_line import parse
 
 
 def points(arguments):

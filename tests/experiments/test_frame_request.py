@@ -5,9 +5,9 @@ from typing import cast
 import pytest
 from toy_experiment import EXPERIMENT, Point, ask
 
-from experiments.frame import Line, flat, lay, programs
-from experiments.frame.experiment import request
 from jaxfl.core import ArgumentError
+from jaxfl.frame import Line, flat, lay, programs
+from jaxfl.frame.experiment import request
 
 
 class TestLayers:

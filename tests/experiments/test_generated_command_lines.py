@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 from command_lines import FRAME, CommandLines
 
-from experiments import spanning_tree
+from experiments import EXPERIMENTS, spanning_tree
 from experiments.audit import attack
-from experiments.frame import EXPERIMENTS, main, run
-from experiments.frame.options import flag, options
+from jaxfl.frame import main, run
+from jaxfl.frame.options import flag, options
 from jaxfl.privacy.gossip import ProblemConstants
 from jaxfl.training import loop
 

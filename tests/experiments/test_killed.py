@@ -13,8 +13,8 @@ import pytest
 from run_files import run_bytes
 
 import experiments
-from experiments.frame.command_line import parse
 from experiments.privsgp_vr import EXPERIMENT
+from jaxfl.frame.command_line import parse
 from jaxfl.training import read_run, restore_state
 from jaxfl.training.results import read_results
 

@@ -16,12 +16,13 @@ import pytest
 from run_files import run_bytes
 
 import experiments
-from experiments.frame import EXPERIMENTS, main
-from experiments.frame import run as frame_run
-from experiments.frame.command_line import parse
-from experiments.frame.launch import Launch
-from experiments.frame.launcher import Job, JobsStopped
+from experiments import EXPERIMENTS
 from jaxfl.core import ArgumentError
+from jaxfl.frame import main
+from jaxfl.frame import run as frame_run
+from jaxfl.frame.command_line import parse
+from jaxfl.frame.launch import Launch
+from jaxfl.frame.launcher import Job, JobsStopped
 from jaxfl.training import Stop, read_results, read_run
 from jaxfl.training.lock import held
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from problems import start
 
-from experiments.frame import EXPERIMENTS, main, records
-from experiments.frame.options import options
+from experiments import EXPERIMENTS
 from jaxfl import graphs
 from jaxfl.algorithms import push_sum
 from jaxfl.core.node_loop import automatic
 from jaxfl.data import Dataset, federate
+from jaxfl.frame import main, records
 from jaxfl.gradients import fixed, saga
 from jaxfl.models import classification, cnn, mlp
 
@@ -66,23 +66,6 @@ def test_auto_goes_by_platform_and_model(platform, convolutions, monkeypatch):
             network = dataclasses.replace(records.Network(), **{"model": model, "node_loop": asked})
             assert network.task(records.Data()).node_loop == used
     records.Network.task.cache_clear()
-
-
-WITH_OPTION = [name for name in EXPERIMENTS if "node_loop" in options(type(EXPERIMENTS[name].base))]
-BAD = ["pmap", "chunk:0", "chunk:", "chunk:two", "chunk:²", "Vmap", "devices:"]
-
-
-@pytest.mark.parametrize(
-    ("name", "bad"), [("privsgp_vr", bad) for bad in BAD] + [(name, "pmap") for name in WITH_OPTION]
-)
-def test_other_values_are_refused_in_one_sentence(name, bad, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(EXPERIMENTS[name], ["--node-loop", bad]) == 2
-    assert capsys.readouterr().err == (
-        f"error: --node-loop: must be auto, vmap, map or chunk:k with k at least 1, the last three also "
-        f"behind devices:; got {bad!r}. Choose one of these.\n"
-    )
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("asked", "used"), [("auto", "vmap"), ("chunk:2", "chunk:2")])

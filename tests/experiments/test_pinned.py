@@ -13,10 +13,11 @@ import pytest
 from helpers import leave_undrawn
 from pinned.data import write
 
-from experiments.frame import EXPERIMENTS, Line, flat, main
-from experiments.frame.experiment import request
+from experiments import EXPERIMENTS
 from experiments.privsgp_vr.spending import settled
 from jaxfl.core import RunKey
+from jaxfl.frame import Line, flat, main
+from jaxfl.frame.experiment import request
 from jaxfl.training import lanes
 from jaxfl.training.json_files import jsonable
 

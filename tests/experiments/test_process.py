@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import experiments
-from experiments.frame import EXPERIMENTS
+from experiments import EXPERIMENTS
 
 ROOT = str(Path(experiments.__path__[0]).parent)
 

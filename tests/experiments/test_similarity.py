@@ -12,12 +12,12 @@ from helpers import leave_undrawn
 from run_files import run_lines
 
 from experiments.embracing_fl.networks import Problem
-from experiments.frame import choose, flat, main
-from experiments.frame.command_line import parse
 from experiments.similarity import EXPERIMENT
 from experiments.similarity.options import SCHEME, Point, blocks_of
 from jaxfl.analysis.svcca import svcca
 from jaxfl.core import Task
+from jaxfl.frame import choose, flat, main
+from jaxfl.frame.command_line import parse
 from jaxfl.models.layer_outputs import layer_outputs
 
 SIZES = (

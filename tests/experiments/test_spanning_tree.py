@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from experiments import spanning_tree
-from experiments.frame import main
 from experiments.spanning_tree import EXPERIMENT, Quadratics, plain_errors, quadratics
+from jaxfl.frame import main
 from jaxfl.graphs import five_agents
 from jaxfl.graphs.spectral import consensus_weights
 

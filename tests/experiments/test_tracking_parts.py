@@ -7,10 +7,10 @@ from experiments.dp_gradient_tracking import EXPERIMENT, options
 from experiments.dp_gradient_tracking.budgets import broken_conditions, privacy_of, proven, published
 from experiments.dp_gradient_tracking.options import scheme_steps, tracking_pair
 from experiments.dp_gradient_tracking.pictures import _whole_runs, plot_budgets
-from experiments.frame.experiment import request
 from jaxfl import graphs
 from jaxfl.algorithms.perturbed_gossip import perturbed_gossip
 from jaxfl.core import ArgumentError
+from jaxfl.frame.experiment import request
 from jaxfl.graphs import five_agents
 from jaxfl.privacy.tracking import (
     NO_BOUND,

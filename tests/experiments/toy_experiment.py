@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar, Literal
 
-from experiments.frame import Choice, Experiment, Layer, Preset, Run, stated, traced
-from experiments.frame.command_line import parse
+from jaxfl.frame import Choice, Experiment, Layer, Preset, Run, stated, traced
+from jaxfl.frame.command_line import parse
 
 SHAPES = Choice(
     "shape",
@@ -22,7 +22,7 @@ SHAPES = Choice(
 class Drawing:
     """What is drawn."""
 
-    CHOICES: ClassVar = (SHAPES,)
+    COUNTS: ClassVar = (SHAPES.counts,)
     dataset: str = "digits"
     """Where it comes
     from."""
@@ -40,6 +40,7 @@ class Drawing:
 class Learning:
     """How it is learned."""
 
+    COUNTS: ClassVar = ({"strict": lambda options: options["budget"] != float("inf")},)
     rounds: int = 10
     """How long."""
     step_size: float | Literal["theory"] = traced(0.5)
@@ -56,10 +57,6 @@ class Learning:
     """Called what."""
     fast: bool = False
     """Or slow."""
-
-    def idle(self, options):
-        """Strictness without a budget."""
-        return {"strict"} if self.budget == float("inf") else set()
 
 
 @dataclasses.dataclass(frozen=True)

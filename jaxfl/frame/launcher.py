@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.frame.launch import Launch
 from jaxfl.core import ArgumentError, Array
+from jaxfl.frame.launch import Launch
 from jaxfl.training import RunDirectory, Stop, Stopped, Variant, divide_run
 from jaxfl.training.lock import held
 from jaxfl.training.pass_directory import METRICS, PassDirectory

@@ -10,6 +10,7 @@ it is told on standard error, and what the run leaves lies in its directory.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import re
 import signal
@@ -18,40 +19,53 @@ import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, get_type_hints
 
 import jax
 from rich.console import Console
 from rich.table import Table
 
-from experiments import leave
-from experiments.frame.distributed import silent_but_first, tells
-from experiments.frame.experiment import Experiment, Preset, Request, request
-from experiments.frame.grid import Axis, axis, parse_axis, read_axis, sample_axis
-from experiments.frame.help import print_help
-from experiments.frame.launcher import JobsStopped
-from experiments.frame.options import flag, flat, options, refuse_unusable, unknown, value_of
-from experiments.frame.output import steady_output
-from experiments.frame.run import leave_accelerators, run, use_all_cores
 from jaxfl.core import ArgumentError
+from jaxfl.frame.distributed import silent_but_first, tells
+from jaxfl.frame.experiment import Experiment, Preset, Request, request
+from jaxfl.frame.grid import Axis, axis, parse_axis, read_axis, sample_axis
+from jaxfl.frame.help import print_help
+from jaxfl.frame.launcher import JobsStopped
+from jaxfl.frame.options import flag, flat, options, unknown, value_of
+from jaxfl.frame.output import steady_output
+from jaxfl.frame.records import JOBS
+from jaxfl.frame.run import leave_accelerators, run, use_all_cores
 from jaxfl.training import Diverged, FatalCount, Stopped, stop_at_sigterm
 from jaxfl.training.compilation_cache import compilation_cache
 from jaxfl.training.processes import several
 from jaxfl.training.signals import TERMINATED
 
-_FRAME = {
-    "--preset": "NAME  a figure, a table or a setting of the paper; --list-presets shows all",
-    "--grid": "OPTION=VALUE,VALUE,... [OPTION=...]  vary options: together value by value within one --grid, "
-    "independently over several",
-    "--grid-file": "FILE  a .csv or .jsonl file with a row a point",
-    "--sample": "OPTION=LOW:HIGH ...  draw values at random, log:LOW:HIGH in the logarithm",
-    "--num-samples": "N  how many points --sample draws (10)",
-    "--seeds": "SEED SEED ...  short for --grid seed=SEED,SEED,...",
-    "--set": "OPTION=VALUE  another way to write --option VALUE",
-    "--compilation-cache": "DIR|off  where compiled programs are kept, by default in the user's cache folder",
-}
+
+@dataclasses.dataclass(frozen=True)
+class EveryExperiment:
+    """Presets and grids, which every experiment has; DIR, FILE, OPTION and VALUE are yours."""
+
+    preset: str = ""
+    """NAME of a figure, a table or a setting of the paper; --list-presets shows all."""
+    grid: tuple[str, ...] = ()
+    """OPTION=VALUE,VALUE,... [OPTION=...]: vary options, together value by value within one --grid, independently over
+    several."""
+    grid_file: str = ""
+    """A .csv or .jsonl FILE with a row a point."""
+    sample: tuple[str, ...] = ()
+    """OPTION=LOW:HIGH ...: draw values at random, OPTION=log:LOW:HIGH in the logarithm."""
+    num_samples: int = 10
+    """How many points --sample draws."""
+    seeds: tuple[int, ...] = ()
+    """Short for --grid seed=SEED,SEED,..."""
+    set: tuple[str, ...] = ()
+    """OPTION=VALUE: another way to write --option VALUE."""
+    compilation_cache: str = "default"
+    """DIR where compiled programs are kept, by default in the user's cache folder, or off."""
+
+
 _GOES_ON = "the same command with --resume goes on from"
-_SINGLE = ("--preset", "--grid-file", "--num-samples", "--compilation-cache")
+_KINDS = get_type_hints(EveryExperiment)  # of the options that every experiment has
 _MOST_SHOWN = 400  # letters of what was found; a longer one is shown by its two ends
 
 
@@ -112,58 +126,49 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
 def parse(experiment: Experiment, arguments: Sequence[str]) -> tuple[Request, str]:
     """The lines that the arguments ask for, and where compiled programs are kept."""
     known = options(type(experiment.base))
-    changes: dict[str, Any] = {}
+    kinds = {name: option.kind for name, option in known.items()} | _KINDS
+    given: dict[str, Any] = {}
     axes: list[Axis] = []
-    of_frame: dict[str, list[str]] = {}
-    for group in _by_option(arguments):
-        name, equals, value = group[0].partition("=")
-        name, words = name.replace("_", "-"), ([value] if equals else []) + list(group[1:])
-        if name == "--set":
+    for written, words in _by_option(arguments):
+        name = written.removeprefix("--").replace("-", "_")
+        switch = name.removeprefix("no_")
+        if name == "set":
             text = " ".join(words)
             key, equals, value = text.partition("=")
-            name, words = flag(key.strip()), value.split()
-            if not equals or key.strip().replace("-", "_") not in known:
+            name, words = key.strip().replace("-", "_"), value.split()
+            if not equals or name not in known:
                 remedy = f"Keys: {', '.join(known)}."
                 raise ArgumentError("--set", "must be KEY=VALUE with a known key", f"got {text!r}", remedy)
-        if name == "--grid":
+        elif written.startswith("--") and name not in kinds and kinds.get(switch) is bool and not words:
+            name, words = switch, ["false"]
+        elif not written.startswith("--") or name not in kinds:
+            near = [f"Did you mean {flag(key)}? " for key in difflib.get_close_matches(name.lstrip("_"), kinds, n=1)]
+            raise unknown(written.replace("_", "-") or "''", "".join([*near, "See --help for all options."]))
+        if name == "grid":
             axes.append(parse_axis(words, known))
-        elif name in _FRAME:
-            _refuse_second(name, of_frame, words)
-            if not words or (name in _SINGLE and len(words) != 1):
-                raise ArgumentError(
-                    name, "must have a value", f"got {' '.join(words)!r}", f"Write {name} {_FRAME[name]}."
-                )
-            refuse_unusable(name, words)
-            of_frame[name] = words
-        else:
-            switch = name.removeprefix("--no-").replace("-", "_")
-            if name.startswith("--no-") and not words and switch in known and known[switch].kind is bool:
-                name, words = flag(switch), ["false"]
-            key = _key(name, known)
-            _refuse_second(key, changes, words)
-            changes[key] = value_of(key, known[key].kind, words, flat(experiment.base)[key])
-    if "--seeds" in of_frame:
+            continue
+        if name in given:
+            raise ArgumentError(name, "must be given once", f"got {' '.join(words)!r} as well", "Remove one of them.")
+        if name in _KINDS and not words:
+            raise ArgumentError(name, "must have a value", "got none", "See --help.")
+        given[name] = value_of(name, kinds[name], words)
+    asked = {name: given.pop(name) for name in _KINDS if name in given}
+    if "seeds" in asked:
         if "seed" not in known:
             raise ArgumentError("--seeds", "must be left out", "nothing is random here", "Leave it out.")
-        axes.append(axis(known, seed=[value_of("seed", int, [word]) for word in of_frame["--seeds"]]))
-    if "--grid-file" in of_frame:
-        axes.append(read_axis(of_frame["--grid-file"][0], known))
-    if "--sample" in of_frame:
-        count = value_of("num_samples", int, of_frame.get("--num-samples", ["10"]))
-        axes.append(sample_axis(of_frame["--sample"], count, 0, known))
-    elif "--num-samples" in of_frame:
+        axes.append(axis(known, seed=asked["seeds"]))
+    if "grid_file" in asked:
+        axes.append(read_axis(asked["grid_file"], known))
+    if "sample" in asked:
+        axes.append(sample_axis(asked["sample"], asked.get("num_samples", EveryExperiment.num_samples), 0, known))
+    elif "num_samples" in asked:
         raise ArgumentError("--num-samples", "belongs to --sample", "got it without", "Pass --sample OPTION=LOW:HIGH.")
     _refuse_repeats(axes)
-    preset = of_frame.get("--preset", [None])[0]
+    preset = asked.get("preset")
     if preset is not None and preset not in experiment.presets:
         names = ", ".join(experiment.presets) or "none"
         raise ArgumentError("--preset", "must name a preset", f"got {preset!r}", f"This experiment has: {names}.")
-    return request(experiment, changes, axes, preset), of_frame.get("--compilation-cache", ["default"])[0]
-
-
-def _refuse_second(name: str, given: Mapping[str, Any], words: Sequence[str]) -> None:
-    if name in given:
-        raise ArgumentError(name, "must be given once", f"got {' '.join(words)!r} as well", "Remove one of them.")
+    return request(experiment, given, axes, preset), asked.get("compilation_cache", EveryExperiment.compilation_cache)
 
 
 def _refuse_repeats(axes: Sequence[Axis]) -> None:
@@ -181,24 +186,16 @@ def _refuse_repeats(axes: Sequence[Axis]) -> None:
             raise ArgumentError(name, "must be distinct and at least one", listed, "List each once.")
 
 
-def _key(name: str, known: Mapping[str, Any]) -> str:
-    """The option that a flag names."""
-    key = name.lstrip("-").replace("-", "_")
-    if not name.startswith("--") or key not in known:
-        near = difflib.get_close_matches(key, [*known, *(one.lstrip("-") for one in _FRAME)], n=1)
-        raise unknown(name or "''", (f"Did you mean {flag(near[0])}? " if near else "") + "See --help for all options.")
-    return key
-
-
-def _by_option(arguments: Sequence[str]) -> list[list[str]]:
-    """The arguments in groups, an option and its values."""
-    groups: list[list[str]] = []
+def _by_option(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Each option as it is written, with its values."""
+    groups: list[tuple[str, list[str]]] = []
     for argument in arguments:
         is_option = argument.startswith("-") and not re.fullmatch(r"-(\d.*|\.\d.*|inf)", argument)
         if is_option or not groups:
-            groups.append([argument])
+            name, equals, value = argument.partition("=")
+            groups.append((name, [value] if equals else []))
         else:
-            groups[-1].append(argument)
+            groups[-1][1].append(argument)
     return groups
 
 
@@ -214,15 +211,16 @@ def _show(experiment: Experiment, arguments: Sequence[str]) -> None:
     if "--list-presets" in arguments:
         _print_presets(experiment.presets, experiment.name)
     else:
-        asked, _ = parse(experiment, [word for word in arguments if word not in ("--help", "-h")])
-        print_help(asked, _FRAME)
+        asked, cache = parse(experiment, [word for word in arguments if word not in ("--help", "-h")])
+        of_all = EveryExperiment(preset=asked.preset or "", compilation_cache=cache)
+        print_help(asked, of_all, (*JOBS, "compilation_cache"))
 
 
 def _sentence(experiment: Experiment, error: ArgumentError) -> str:
     """The error with the option in place of the library's argument; an entry of an option is the option."""
     name = error.argument.partition("[")[0] or error.argument
     name = experiment.aliases.get(name, name)
-    is_option = name in options(type(experiment.base)) or flag(name) in _FRAME
+    is_option = name in options(type(experiment.base)) or name in _KINDS
     found = error.found
     if len(found) > _MOST_SHOWN:
         found = f"{found[: _MOST_SHOWN // 2]} ... {found[-_MOST_SHOWN // 2 :]}"
@@ -230,8 +228,9 @@ def _sentence(experiment: Experiment, error: ArgumentError) -> str:
 
 
 def _catch_interrupts() -> None:
-    """Make an interrupt an exception again, which `experiments` has put off until there is someone to catch it."""
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is leave:
+    """Make an interrupt an exception again where a package has put it off until there is someone to catch it."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is threading.main_thread() and hasattr(handler, "until_caught"):
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 import jax
 import numpy as np
 
-from experiments.frame.choose import Choice, choose
-from experiments.frame.distributed import PLACE, Distributed
-from experiments.frame.launch import Launch
-from experiments.frame.options import stated, unsaved
 from jaxfl import channel, models
 from jaxfl.core import ArgumentError, FederatedData, Task, check, over_nodes
 from jaxfl.data import Dataset, federate, load, only_classes, partition_dataset, shrunk, subset
+from jaxfl.frame.choose import Choice, choose, where
+from jaxfl.frame.distributed import PLACE, Distributed
+from jaxfl.frame.launch import Launch
+from jaxfl.frame.options import stated, unsaved
 from jaxfl.training import Placement, evaluation_set
 from jaxfl.training.evaluate import EvaluationSet
 from jaxfl.training.processes import several
 from jaxfl.training.publish import check_folder
 
+JOBS = (  # options of jobs and machines, a group of its own in --help
+    *(field.name for record in (Launch, Distributed) for field in dataclasses.fields(record)),
+    *("devices", "shard", "lanes_at_once"),
+)
 LARGEST_DBM = 300  # 1e27 W, which float32 holds
 
 _keep_few, _keep = functools.lru_cache(maxsize=8), functools.lru_cache(maxsize=64)  # by the values of frozen records
@@ -31,6 +35,8 @@ _keep_few, _keep = functools.lru_cache(maxsize=8), functools.lru_cache(maxsize=6
 class Data:
     """Data set to learn from."""
 
+    # All classes are no choice, so that runs from before there was one keep their random numbers.
+    COUNTS: ClassVar = ({"classes": lambda options: options["classes"] is not None},)
     dataset: str = "digits"
     """digits, mnist, fashion_mnist or cifar10."""
     data_dir: str | None = unsaved(None)
@@ -55,11 +61,6 @@ class Data:
         """The test samples on the device; the same arrays in every call."""
         return evaluation_set(self.load().test_inputs, self.load().test_labels)
 
-    def idle(self, options: Mapping[str, Any]) -> set[str]:
-        """All classes are no choice, so that runs from before there was one keep their random numbers."""
-        del options
-        return {"classes"} if self.classes is None else set()
-
 
 _CUTS: dict[str, Callable[..., list[np.ndarray]]] = {  # (data set, nodes, seed)
     "iid": lambda dataset, *asked: partition_dataset(dataset, "iid", *asked),
@@ -79,7 +80,8 @@ WRITERS = Choice("partition", {name: _CUTS[name] for name in ("dirichlet", "iid"
 class Clients:
     """Who learns, and how the data are cut."""
 
-    CHOICES: ClassVar = (PARTITION,)
+    CUT: ClassVar = PARTITION
+    COUNTS: ClassVar = (PARTITION.counts,)
     nodes: int = 16
     """Nodes n."""
     partition: Literal["iid", "dirichlet", "shards"] = "iid"
@@ -98,7 +100,7 @@ class Clients:
 @_keep
 def cut(data: Data, clients: Clients) -> Callable[[int], FederatedData]:
     """As `Clients.data`."""
-    dataset, deal = data.load(), choose(clients.CHOICES[0], vars(clients))
+    dataset, deal = data.load(), choose(clients.CUT, vars(clients))
 
     @functools.lru_cache(maxsize=2)
     def of_seed(seed: int) -> FederatedData:
@@ -155,7 +157,7 @@ NETWORKS = Choice("model", {"mlp": mlp, "cnn": _cnn, "resnet18": _resnet18, "dzo
 class Network:
     """The model of every node."""
 
-    CHOICES: ClassVar = (NETWORKS,)
+    COUNTS: ClassVar = (NETWORKS.counts,)
     model: Literal["mlp", "cnn", "resnet18", "dzofl_cnn"] = "mlp"
     """Multilayer perceptron, small convolutional network, ResNet-18 with group norm, or DZOFL's network: 20 and 40
     kernels of 7x7, which need images of 14x14 at least."""
@@ -259,8 +261,13 @@ class Costs:
 
 @dataclasses.dataclass(frozen=True)
 class Run(Launch, Distributed):
-    """Seed, evaluations, checkpoints, output and devices of the run."""
+    """Seed, evaluations, checkpoints and output of the run."""
 
+    COUNTS: ClassVar = (
+        *Launch.COUNTS,
+        where("distributed", (True,), *PLACE),
+        {"shard": lambda options: options["devices"] is not None or options["distributed"]},
+    )
     seed: int = 0
     """Seed of model, partition, batches and noise; --seeds runs several. Batches and noise also depend on all options
     that decide what is computed, so that no two points share them."""
@@ -294,12 +301,6 @@ class Run(Launch, Distributed):
         """The devices that are asked for; those of all processes where several train."""
         num_devices = self.devices if self.devices is not None or not several() else jax.device_count()
         return None if num_devices is None else Placement(num_devices, self.shard)
-
-    def idle(self, options: Mapping[str, Any]) -> dict[str, str | None]:
-        """Without devices there is nothing to share out, and a lone process needs no place among others."""
-        shared = options.get("devices") is not None or options.get("distributed")
-        idle: dict[str, str | None] = {} if shared else {"shard": "devices"}
-        return idle if options.get("distributed") else idle | dict.fromkeys(PLACE, "distributed")
 
     def check(self) -> None:
         """Refuse numbers that neither jobs nor processes can have, and both together."""

@@ -86,29 +86,23 @@ def unknown(name: str, remedy: str = "See --help.") -> ArgumentError:
     return ArgumentError(name, "must be an option of this experiment", "there is none of that name", remedy)
 
 
-def value_of(name: str, kind: Any, tokens: Sequence[str], example: Any = None) -> Any:
+def value_of(name: str, kind: Any, tokens: Sequence[str]) -> Any:
     """The value that words of a command line or a file give an option.
 
     Raises:
-        ArgumentError: words of another type, with an example, by default one of the type; words that no file can be
-            named by.
+        ArgumentError: words of another type, or words that no file can be named by.
     """
     refuse_unusable(name, tokens)
+    found = f"got {' '.join(tokens)!r}" if tokens else "got no value"
     if kind is bool:
         if list(tokens) not in ([], ["true"], ["false"], ["True"], ["False"]):
-            found = f"got {' '.join(tokens)!r}"
             raise ArgumentError(name, "takes no value", found, f"Write {flag(name)} alone, or leave it out.")
         return list(tokens) not in (["false"], ["False"])
     try:
         return _parsed(kind, tuple(tokens))
     except (SystemExit, ValueError):  # ValueError: an integer of thousands of digits
-        found = f"got {' '.join(tokens)!r}" if tokens else "got no value"
-        shown = example if example is not None else _example(kind)
-        text = " ".join(map(str, shown)) if isinstance(shown, tuple) else str(shown)
-        remedy = f"Write for example {flag(name)} {text}, or leave it out for the default."
-        raise ArgumentError(
-            name, f"must be {in_words(kind, _WORDS, '{} (or several)', ' or ')}", found, remedy
-        ) from None
+        remedy = "Pass another, or leave it out for the default."
+        raise ArgumentError(name, f"must be {_in_words(kind)}", found, remedy) from None
 
 
 def refuse_unusable(name: str, tokens: Sequence[str]) -> None:
@@ -173,24 +167,12 @@ def alternatives(kind: Any) -> tuple[Any, ...]:
     return typing.get_args(kind) if typing.get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 
-def in_words(kind: Any, words: Mapping[Any, str], several: str, between: str) -> str:
-    """Values that an option takes, in words: of each type its word, of several values "{} ..." for instance."""
+def _in_words(kind: Any) -> str:
+    """Values that an option takes."""
     parts = []
     for part in alternatives(kind):
         if typing.get_origin(part) is tuple:
-            parts.append(several.format(in_words(typing.get_args(part)[0], words, several, between)))
-        elif typing.get_origin(part) is Literal:
-            parts += map(str, typing.get_args(part))
-        elif part in words:
-            parts.append(words[part])
-    return between.join(parts)
-
-
-def _example(kind: Any) -> str:
-    """A value that an option takes."""
-    first = alternatives(kind)[0]
-    if typing.get_origin(first) is tuple:
-        return _example(typing.get_args(first)[0])
-    if typing.get_origin(first) is Literal:
-        return str(typing.get_args(first)[0])
-    return {int: "1", float: "0.5"}.get(first, "NAME")
+            parts.append(f"{_in_words(typing.get_args(part)[0])} (or several)")
+        else:
+            parts += map(str, typing.get_args(part)) if typing.get_origin(part) is Literal else [_WORDS[part]]
+    return " or ".join(parts)

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.frame.options import Option, unknown, value_of
 from jaxfl.core import ArgumentError, check
+from jaxfl.frame.options import Option, unknown, value_of
 
 Axis = Mapping[str, Sequence[Any]]
 Grid = Sequence[Axis]

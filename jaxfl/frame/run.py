@@ -14,15 +14,15 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from experiments.frame.experiment import Finished, Line, Prepared, Request
-from experiments.frame.launcher import run_in_jobs
-from experiments.frame.options import flat, options
-from experiments.frame.records import Publication
 from jaxfl.analysis.final_plot import plot_final
 from jaxfl.analysis.plots import X_AXES, plot_run
 from jaxfl.channel import Costs
 from jaxfl.core import ArgumentError, check
 from jaxfl.core.platform import tracing_for
+from jaxfl.frame.experiment import Finished, Line, Prepared, Request
+from jaxfl.frame.launcher import run_in_jobs
+from jaxfl.frame.options import flat, options
+from jaxfl.frame.records import Publication
 from jaxfl.privacy.statements import statement_text
 from jaxfl.training import RunDirectory, Stop, Variant, open_run, publish, read_run, secret_key, summary_table, train
 from jaxfl.training.compilation_cache import compilation_cache

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import jax
 
-from experiments.frame.options import unsaved
 from jaxfl.core import ArgumentError, check
+from jaxfl.frame.options import unsaved
 from jaxfl.training.processes import is_first, of_another_process
 
 PLACE = ("coordinator", "num_processes", "process_id")

@@ -8,9 +8,9 @@ import shutil
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from experiments.frame.choose import Owned
-from experiments.frame.options import unsaved
 from jaxfl.core import ArgumentError, check
+from jaxfl.frame.choose import where
+from jaxfl.frame.options import unsaved
 
 _FOREVER = 10 * 365 * 24 * 60  # minutes: submitit ends a local job after two unless it is told otherwise
 _MOST = {"jobs": 10_000, "gpus": 1_000}  # no grid has more points, and no machine more GPUs
@@ -22,9 +22,7 @@ _SLURM = ("slurm_partition", "slurm_account", "slurm_minutes", "slurm_cpus", "sl
 class Launch:
     """Place where the programs of a grid are computed; see docs/clusters.md."""
 
-    CHOICES: ClassVar = (
-        Owned("launcher", {**dict.fromkeys(("jobs", "retries", "gpus"), _BOTH), **dict.fromkeys(_SLURM, ("slurm",))}),
-    )
+    COUNTS: ClassVar = (where("launcher", _BOTH, "jobs", "retries", "gpus"), where("launcher", ("slurm",), *_SLURM))
     launcher: Literal["inline", "local", "slurm"] = unsaved("inline")
     """inline: in this process. local: in processes of this machine. slurm: in jobs of a cluster. A job has one program,
     or a share of its points."""

@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.frame.choose import counted, idle_options, refuse_idle
-from experiments.frame.grid import Axis, Grid, points, refuse_many, without
-from experiments.frame.options import flat, lay, options, refuse_out_of_range, text_of
 from jaxfl.core import Algorithm, ArgumentError, Array
+from jaxfl.frame.choose import counted, idle_options, refuse_idle
+from jaxfl.frame.grid import Axis, Grid, points, refuse_many, without
+from jaxfl.frame.options import flat, lay, options, refuse_out_of_range, text_of
 from jaxfl.training import RunDirectory, Stop, Variant
 from jaxfl.training.run_directory import slug
 
@@ -138,7 +138,7 @@ def request(experiment: Experiment, changes: Mapping[str, Any], grid: Grid = (),
     axes, point_of = _layers(experiment, changes, grid, preset)
     refuse_many(math.prod(len(next(iter(part.values()))) for part in axes))
     chosen = [point_of(values) for values in points(axes)]
-    given = {*changes, *(name for part in grid for name in part)}
+    given = dict.fromkeys([*changes, *(name for part in grid for name in part)])
     flats = [flat(point) for point in chosen]
     idle = [idle_options(point, values) for point, values in zip(chosen, flats, strict=True)]
     known = options(type(experiment.base))
@@ -274,6 +274,24 @@ def programs(
     return {name: built[name] for name in lines}
 
 
+def variants_of(
+    lines: Mapping[str, Line], algorithm: Callable[[Any], Algorithm], of_line: Callable[[str, Line], Mapping[str, Any]]
+) -> dict[str, Variant]:
+    """The variants of lines whose points have `data`, `run` and a method `task`.
+
+    Args:
+        lines, algorithm: as `programs` takes them.
+        of_line: name and line -> further fields of its `Variant`, data and num_rounds at least.
+    """
+    variants = {}
+    for name, (build, numbers) in programs(lines, algorithm).items():
+        point, seeds, settings = lines[name]
+        shared: dict[str, Any] = {"algorithm": build, "numbers": numbers, "seeds": seeds, "settings": settings}
+        shared |= {"task": point.task(), "test": point.data.test_set(), "evaluate_every": point.run.evaluate_every}
+        variants[name] = Variant(**shared, identity=identity(point), **of_line(name, lines[name]))
+    return variants
+
+
 def identity(point: Any) -> dict[str, Any]:
     """Values that tell a settled point from all others on the same data, as `Variant.identity` takes them."""
     known = options(type(point))
@@ -281,6 +299,11 @@ def identity(point: Any) -> dict[str, Any]:
     values = counted(point, flat(point), names)
     as_before = {name: old for (name, value), old in _BEFORE.items() if values.get(name) == value}
     return {name: value for name, value in (values | as_before).items() if name not in _SINCE or value != _SINCE[name]}
+
+
+def few(texts: Sequence[str], most: int = 12) -> list[str]:
+    """Lines to print: of many the first ones, and how many more there are."""
+    return [*texts[:most], *([f"... and {len(texts) - most} more"] if len(texts) > most else [])]
 
 
 def _is_on(value: Any) -> bool:

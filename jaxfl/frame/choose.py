@@ -1,0 +1,128 @@
+"""Which options count at a point, and choices by name: a function's keyword-only parameters are its options.
+
+A record lists in its class variable COUNTS mappings from options to conditions on the flat options, and a point lists
+those on several of its records. An option counts where all its conditions hold. An option that does not count is idle:
+given on the command line it is refused, in a grid it makes no further points.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from jaxfl.core import ArgumentError
+from jaxfl.frame.options import flag
+
+_REQUIRED = inspect.Parameter.empty
+
+
+class Where(NamedTuple):
+    """Condition that another option has one of these values."""
+
+    option: str
+    values: Collection[Any]
+
+    def __call__(self, options: Mapping[str, Any]) -> bool:
+        """Whether it has."""
+        return options[self.option] in self.values
+
+
+def where(option: str, values: Collection[Any], *names: str) -> dict[str, Where]:
+    """Conditions of the named options, which count where another option has one of these values.
+
+    Example:
+        >>> where("links", ("given", "wireless"), "lost")["lost"]({"links": "perfect"})
+        False
+    """
+    return dict.fromkeys(names, Where(option, values))
+
+
+class Choice:
+    """An option whose value names a function; keyword-only parameters of the functions are options.
+
+    Positional ones are what the caller gives.
+
+    Attributes:
+        option: its name.
+        functions: value -> function.
+        counts: each option of the functions -> the condition that a function is chosen that takes it.
+    """
+
+    def __init__(self, option: str, functions: Mapping[str, Callable[..., Any]]):
+        self.option, self.functions = option, functions
+        taking: dict[str, list[str]] = {}
+        for name, function in functions.items():
+            for keyword in _keywords(function):
+                taking.setdefault(keyword, []).append(name)
+        self.counts = {keyword: Where(option, names) for keyword, names in taking.items()}
+
+
+def choose(choice: Choice, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """The function that the options name, with its own options bound.
+
+    Args:
+        choice: the table.
+        options: flat; those that the function does not take are passed over.
+
+    Raises:
+        ArgumentError: a name that is not in the table, or an option that the function needs and that is None.
+
+    Example:
+        >>> shapes = Choice("shape", {"circle": lambda *, radius: 3 * radius**2, "square": lambda *, side: side**2})
+        >>> choose(shapes, {"shape": "square", "side": 3, "radius": None})()
+        9
+        >>> choose(shapes, {"shape": "circle", "side": 3, "radius": None})()
+        Traceback (most recent call last):
+        ...
+        jaxfl.core.check.ArgumentError: radius: is needed by circle; got none. Pass it, or choose another shape.
+    """
+    name = options[choice.option]
+    if name not in choice.functions:
+        known = ", ".join(choice.functions)
+        raise ArgumentError(choice.option, f"must be one of {known}", f"got {name!r}", "Choose one of these.")
+    function = choice.functions[name]
+    bound = {key: options[key] for key in _keywords(function)}
+    for key, default in _keywords(function).items():
+        if bound[key] is None and default is _REQUIRED:
+            remedy = f"Pass it, or choose another {choice.option.replace('_', ' ')}."
+            raise ArgumentError(key, f"is needed by {name}", "got none", remedy)
+    return functools.partial(function, **bound)
+
+
+def conditions(point: Any) -> Iterator[tuple[str, Callable[[Mapping[str, Any]], bool]]]:
+    """All conditions of a point and its records, each with the option that it is about."""
+    for holder in (point, *vars(point).values()):
+        for table in getattr(type(holder), "COUNTS", ()):
+            yield from table.items()
+
+
+def idle_options(point: Any, options: Mapping[str, Any]) -> set[str]:
+    """The options that change nothing at this point."""
+    return {name for name, holds in conditions(point) if not holds(options)}
+
+
+def refuse_idle(point: Any, option: str, options: Mapping[str, Any]) -> None:
+    """Raise for an option that was given and does not count at this point."""
+    broken = next(holds for name, holds in conditions(point) if name == option and not holds(options))
+    value = options[option]
+    text = " ".join(map(str, value)) if isinstance(value, tuple) else value
+    if not isinstance(broken, Where):
+        raise ArgumentError(option, "must change something", f"got {text} where nothing uses it", "Leave it out.")
+    owners = [broken.option if value is True else str(value) for value in broken.values]
+    remedy = f"Leave it out, or pass {flag(broken.option)}{'' if True in broken.values else f' {owners[0]}'}."
+    raise ArgumentError(option, f"belongs to {', '.join(owners)}", f"got {text} without it", remedy)
+
+
+def counted(point: Any, options: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Those of the named options that count at this point, with their values."""
+    idle = idle_options(point, options)
+    return {name: options[name] for name in names if name not in idle}
+
+
+@functools.cache
+def _keywords(function: Callable[..., Any]) -> dict[str, Any]:
+    """Keyword-only parameters of a function and their defaults."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}

@@ -151,6 +151,22 @@ def open_unit(**arguments: Any) -> None:
             _refuse(name, array, "must lie strictly between 0 and 1", bad, "Pass a number between them.")
 
 
+def integers(**arguments: Any) -> None:
+    """Each value is a vector of integers, NumPy's or one that becomes such."""
+    for name, value in arguments.items():
+        array = np.asarray(value)
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            found = f"got {array.dtype} of shape {array.shape}"
+            raise ArgumentError(name, "must be a vector of integers", found, "Pass shape (N,), no one-hot rows.")
+
+
+def below(stop: float, **arguments: Any) -> None:
+    """Each value (scalar or array) lies in [0, stop)."""
+    for name, value in arguments.items():
+        array = np.asarray(value)
+        _refuse(name, array, f"must lie in [0, {stop})", ~((array >= 0) & (array < stop)), "Count from 0.")
+
+
 def one_of(allowed: tuple[Any, ...], **arguments: Any) -> None:
     """Each value is one of `allowed`."""
     for name, value in arguments.items():

@@ -1,5 +1,7 @@
 """Partitions by name, and from arrays and a partition to FederatedData."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -106,19 +108,20 @@ class TestPartitionDataset:
         refused(lambda: partition_dataset(cut, "writers", 2, 5, writers_per_node=1), "dataset")
 
 
+OF_SCHEMES: list[tuple[str, dict[str, Any], str]] = [
+    ("random", {}, "scheme"),
+    ("writers", {}, "writers_per_node"),
+    ("writers", {"writers_per_node": 2}, "dataset"),
+    ("iid", {"writers_per_node": 2}, "writers_per_node"),
+    ("dirichlet", {}, "alpha"),
+    ("shards", {}, "shards_per_node"),
+    ("iid", {"alpha": 1.0}, "alpha"),
+    ("dirichlet", {"alpha": 1.0, "shards_per_node": 2}, "shards_per_node"),
+    ("dirichlet", {"alpha": 0.0}, "alpha"),
+]
 test_refusals_of_partition_dataset = refusals(
     [
         (lambda row=row: partition_dataset(TestPartitionDataset.dataset, row[0], 4, 5, **row[1]), row[2])
-        for row in (
-            ("random", {}, "scheme"),
-            ("writers", {}, "writers_per_node"),
-            ("writers", {"writers_per_node": 2}, "dataset"),
-            ("iid", {"writers_per_node": 2}, "writers_per_node"),
-            ("dirichlet", {}, "alpha"),
-            ("shards", {}, "shards_per_node"),
-            ("iid", {"alpha": 1.0}, "alpha"),
-            ("dirichlet", {"alpha": 1.0, "shards_per_node": 2}, "shards_per_node"),
-            ("dirichlet", {"alpha": 0.0}, "alpha"),
-        )
+        for row in OF_SCHEMES
     ]
 )

@@ -45,7 +45,7 @@ jaxfl/graphs/lossy_mixing.py: jnp.where(reached, 0, weights).sum => jnp.where(re
 jaxfl/graphs/lossy_mixing.py: if kept_by == "sender": => if kept_by == "receiver":
 [tests/graphs/test_sharded_mixing.py -m 'slow or not slow']
 jaxfl/graphs/sharded_mixing.py: (device, (device + step) % num_devices) => (device, (device - step) % num_devices)
-jaxfl/graphs/needed_rows.py: counts[0] = 0 => counts[-1] = 0
+jaxfl/graphs/neighbor_lists.py: counts[0] = 0 => counts[-1] = 0
 [tests/graphs/test_spectral.py]
 jaxfl/graphs/spectral.py: product * root[None, :] / root[:, None] => product * root[:, None] / root[None, :]
 [tests/graphs/test_graph_validation.py]

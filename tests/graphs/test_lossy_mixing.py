@@ -1,6 +1,7 @@
 """Mixing over links that lose messages: the realized matrix in all structures, and what it preserves."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -126,9 +127,9 @@ def test_a_leaf_of_16_bits_is_summed_in_float32():
     np.testing.assert_array_equal(found.astype(jnp.float32), exact.astype(jnp.float32))
 
 
-def call(**changes):
-    arguments = {"graph": GRAPHS["ring"], "tree": jnp.ones(5), "arrived": jnp.ones((5, 5), bool), "round_index": 0}
-    return lambda: lossy_mix(**(arguments | {"kept_by": "sender"} | changes))
+def call(**changes: Any):
+    arguments: dict[str, Any] = {"graph": GRAPHS["ring"], "tree": jnp.ones(5), "arrived": jnp.ones((5, 5), bool)}
+    return lambda: lossy_mix(**{**arguments, "round_index": 0, "kept_by": "sender", **changes})
 
 
 test_refusals = refusals(

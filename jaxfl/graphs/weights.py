@@ -37,7 +37,9 @@ def received_from(graph: nx.Graph, nodes: Sequence[Any] | None = None) -> csr_ar
         graph: of networkx.
         nodes: (n,), its labels in the order of the nodes; None takes that of `nodes_of`.
     """
-    sends_to = nx.to_scipy_sparse_array(graph, nodelist=nodes_of(graph)[0] if nodes is None else nodes, weight=None)
+    weight: Any = None  # all edges count alike, whatever their attributes
+    order = nodes_of(graph)[0] if nodes is None else nodes
+    sends_to = nx.to_scipy_sparse_array(graph, nodelist=order, weight=weight)
     return csr_array(sends_to.T + eye_array(graph.number_of_nodes(), dtype=int) > 0)
 
 

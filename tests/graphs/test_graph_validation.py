@@ -25,7 +25,7 @@ def complete_with(changes, n=5):
         (complete_with({(2, 4): np.nan}), ("(2, 4)", "nan")),
         (complete_with({(0, 3): np.inf}), ("(0, 3)", "inf")),
         (complete_with({(1, 2): -0.2}), ("(1, 2)", "-0.2")),
-        (complete_with({(3, 3): 0.0, (2, 3): 0.4}), ("node 3",)),
+        (complete_with({(3, 3): 0.0, (2, 3): 0.4}), ("entry (3, 3)",)),
         (complete_with({(1, 4): 0.168}), ("column 4 sums to 0.968",)),
         (np.stack([np.eye(5), complete_with({(1, 4): 0.168})]), ("column 4 sums to 0.968", "round 1 of 2")),
     ],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.core
@@ -59,13 +60,16 @@ def _concrete(value: Any) -> np.ndarray | None:
         return np.full(array.shape, np.inf)
 
 
-def _refuse(name: str, value: Any, requirement: str, bad: np.ndarray, remedy: str) -> None:
-    if not bad.any():
-        return
-    array = np.asarray(value)
-    where = "" if array.ndim == 0 else f" at position {int(np.flatnonzero(bad)[0])}"
-    shown = array.reshape(-1)[int(np.flatnonzero(bad.reshape(-1))[0])]
-    raise ArgumentError(name, requirement, f"got {shown}{where}", remedy)
+def _all(
+    is_good: Callable[[np.ndarray], np.ndarray], arguments: Mapping[str, Any], requirement: str, remedy: str
+) -> None:
+    """Refuse the first number of a concrete value that is not good."""
+    for name, value in arguments.items():
+        array = _concrete(value)
+        bad = np.zeros(0, int) if array is None else np.flatnonzero(~is_good(array))
+        if array is not None and bad.size:
+            where = "" if array.ndim == 0 else f" at position {bad[0]}"
+            raise ArgumentError(name, requirement, f"got {array.reshape(-1)[bad[0]]}{where}", remedy)
 
 
 def in_float32(**arguments: Any) -> None:
@@ -78,13 +82,13 @@ def in_float32(**arguments: Any) -> None:
         jaxfl.core.check.ArgumentError: noise_std: must lie between 1.2e-38 and 3.4e+38 in size; got 1e-46. Check ...
     """
     limits = np.finfo(np.float32)
-    for name, value in arguments.items():
-        array = _concrete(value)
-        if array is not None:
-            size = np.abs(array.astype(np.float64))
-            bad = (size > limits.max) | ((size > 0) & (size < limits.tiny))
-            requirement = f"must lie between {limits.tiny:.1e} and {limits.max:.1e} in size"
-            _refuse(name, array, requirement, bad, "Check its unit.")
+    least, most = float(limits.tiny), float(limits.max)
+
+    def is_good(array: np.ndarray) -> np.ndarray:
+        size = np.abs(array.astype(np.float64))
+        return ~(size > most) & ~((size > 0) & (size < least))
+
+    _all(is_good, arguments, f"must lie between {least:.1e} and {most:.1e} in size", "Check its unit.")
 
 
 def positive(**arguments: Any) -> None:
@@ -97,20 +101,13 @@ def positive(**arguments: Any) -> None:
         ...
         jaxfl.core.check.ArgumentError: step_size: must be positive and finite; got -0.1. Pass a number above 0.
     """
-    for name, value in arguments.items():
-        array = _concrete(value)
-        if array is not None:
-            bad = ~(np.isfinite(array) & (array > 0))
-            _refuse(name, array, "must be positive and finite", bad, "Pass a number above 0.")
+    _all(lambda x: np.isfinite(x) & (x > 0), arguments, "must be positive and finite", "Pass a number above 0.")
 
 
 def non_negative(**arguments: Any) -> None:
     """Each value (scalar or array) is finite and at least zero; traced values and schedules pass."""
-    for name, value in arguments.items():
-        array = _concrete(value)
-        if array is not None:
-            bad = ~(np.isfinite(array) & (array >= 0))
-            _refuse(name, array, "must be non-negative and finite", bad, "Pass 0 or a number above it.")
+    requirement, remedy = "must be non-negative and finite", "Pass 0 or a number above it."
+    _all(lambda x: np.isfinite(x) & (x >= 0), arguments, requirement, remedy)
 
 
 def at_least(minimum: int, **arguments: Any) -> None:
@@ -127,28 +124,32 @@ def at_least(minimum: int, **arguments: Any) -> None:
 
 def whole(**arguments: Any) -> None:
     """Each value (scalar or array) is a whole number of any type; traced values and schedules pass."""
-    for name, value in arguments.items():
-        array = _concrete(value)
-        if array is not None:
-            _refuse(name, array, "must be a whole number", array != np.floor(array), "Round it.")
+    _all(lambda x: x == np.floor(x), arguments, "must be a whole number", "Round it.")
 
 
 def probability(**arguments: Any) -> None:
     """Each value lies in [0, 1]; traced values pass."""
-    for name, value in arguments.items():
-        array = _concrete(value)
-        if array is not None:
-            bad = ~(np.isfinite(array) & (array >= 0) & (array <= 1))
-            _refuse(name, array, "must lie in [0, 1]", bad, "Pass a probability.")
+    _all(lambda x: (x >= 0) & (x <= 1), arguments, "must lie in [0, 1]", "Pass a probability.")
 
 
 def open_unit(**arguments: Any) -> None:
     """Each value lies strictly between 0 and 1; traced values pass."""
+    requirement, remedy = "must lie strictly between 0 and 1", "Pass a number between them."
+    _all(lambda x: (x > 0) & (x < 1), arguments, requirement, remedy)
+
+
+def below(stop: float, **arguments: Any) -> None:
+    """Each value (scalar or array) lies in [0, stop); traced values pass."""
+    _all(lambda x: (x >= 0) & (x < stop), arguments, f"must lie in [0, {stop})", "Count from 0.")
+
+
+def integers(**arguments: Any) -> None:
+    """Each value is a vector of integers, NumPy's or one that becomes such."""
     for name, value in arguments.items():
-        array = _concrete(value)
-        if array is not None:
-            bad = ~((array > 0) & (array < 1))
-            _refuse(name, array, "must lie strictly between 0 and 1", bad, "Pass a number between them.")
+        array = np.asarray(value)
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            found = f"got {array.dtype} of shape {array.shape}"
+            raise ArgumentError(name, "must be a vector of integers", found, "Pass shape (N,), no one-hot rows.")
 
 
 def one_of(allowed: tuple[Any, ...], **arguments: Any) -> None:

@@ -68,7 +68,7 @@ def iid(num_samples: int, num_nodes: int, seed: int, *, sizes: Sequence[int] | N
     else:
         counts = np.asarray(sizes)
         if counts.dtype.kind not in "iu" or counts.shape != (num_nodes,) or counts.min() < 1:
-            found = f"got {_short(counts)}"
+            found = f"got {counts.dtype} of shape {counts.shape}"
             raise ArgumentError("sizes", f"must be {num_nodes} integers of at least 1", found, "Pass one size a node.")
         if counts.sum() > num_samples:
             found = f"it is {counts.sum():,}"
@@ -257,10 +257,7 @@ def whole_writers(writer_ids: Any, num_nodes: int, writers_per_node: int, seed: 
     """
     writers = _by_id("writer_ids", writer_ids)
     check.at_least(1, num_nodes=num_nodes, writers_per_node=writers_per_node)
-    if len(writers) < num_nodes * writers_per_node:
-        requirement = f"must leave {writers_per_node} of the {len(writers):,} writers for every node"
-        found = f"got {num_nodes:,}, which needs {num_nodes * writers_per_node:,}"
-        raise ArgumentError("num_nodes", requirement, found, "Take fewer nodes or more writers.")
+    _enough(len(writers), num_nodes, writers_per_node, "writers")
     generator = _generator(seed, _Stream.WRITERS)
     dealt = generator.permutation(len(writers))[: num_nodes * writers_per_node].reshape(num_nodes, writers_per_node)
     return [generator.permutation(np.concatenate([writers[writer] for writer in row])) for row in dealt]
@@ -286,11 +283,7 @@ def label_counts(parts: Sequence[Any] | FederatedData, labels: Any, num_classes:
                [1, 0]])
     """
     check.at_least(1, num_classes=num_classes)
-    array = _checked_labels(labels)
-    if array.max() >= num_classes:
-        position = int(np.argmax(array >= num_classes))
-        found = f"got {array[position]} at position {position}"
-        raise ArgumentError("labels", f"must lie in [0, {num_classes})", found, "Pass a larger num_classes.")
+    array = _checked_labels(labels, num_classes)
     if isinstance(parts, FederatedData):
         indices, sizes = np.asarray(parts.indices), np.asarray(parts.sizes)
         parts = [row[:size] for row, size in zip(indices, sizes, strict=True)]
@@ -314,24 +307,17 @@ def _generator(seed: int, stream: _Stream) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(int(seed), spawn_key=(int(stream),)))
 
 
-def _enough(num_samples: int, num_nodes: int, per_node: int) -> None:
-    """Refuses more nodes than the samples suffice for."""
-    if num_samples < num_nodes * per_node:
-        requirement = f"must leave at least {per_node} of the {num_samples:,} samples for every node"
+def _enough(count: int, num_nodes: int, per_node: int, what: str = "samples") -> None:
+    """Refuses more nodes than the samples, or writers, suffice for."""
+    if count < num_nodes * per_node:
+        requirement = f"must leave at least {per_node} of the {count:,} {what} for every node"
         found = f"got {num_nodes:,}, which needs {num_nodes * per_node:,}"
-        raise ArgumentError("num_nodes", requirement, found, "Take fewer nodes or more samples.")
+        raise ArgumentError("num_nodes", requirement, found, f"Take fewer nodes or more {what}.")
 
 
-def _checked_labels(labels: Any) -> np.ndarray:
-    """`labels` as a vector of non-negative integers, at least one."""
+def _checked_labels(labels: Any, num_classes: float = np.inf) -> np.ndarray:
+    """`labels` as a vector of integers in [0, num_classes)."""
     array = np.asarray(labels)
-    if array.ndim != 1 or len(array) == 0 or array.dtype.kind not in "iu" or array.min() < 0:
-        found = f"got {_short(array)}"
-        raise ArgumentError("labels", "must be a vector of non-negative integers", found, "Pass (N,) class numbers.")
+    check.integers(labels=array)
+    check.below(num_classes, labels=array)
     return array
-
-
-def _short(array: np.ndarray) -> str:
-    """An array in a few words, for an error sentence."""
-    text = f"{array.dtype} of shape {array.shape}"
-    return text if array.size == 0 or array.dtype.kind not in "iuf" else f"{text} with minimum {array.min()}"

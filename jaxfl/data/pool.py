@@ -56,11 +56,7 @@ def federate(inputs: Any, labels: Any, parts: Sequence[Any], *, names: Sequence[
         found = f"got shape {targets.shape} for inputs of shape {pool.shape}"
         raise ArgumentError("labels", "must hold one entry per sample of inputs", found, "Check both lengths.")
     node_names = _names(getattr(parts, "names", None) if names is None else names, len(parts))
-    called = None if node_names is None else node_names.names
-    rows = [_checked_part(node_text(node, called), part, len(pool)) for node, part in enumerate(parts)]
-    if not rows:
-        raise ArgumentError("parts", "must hold at least one node", "got none", "Pass one index array a node.")
-    _refuse_shared(rows, len(pool), called)
+    rows = _checked_parts(parts, len(pool), None if node_names is None else node_names.names)
     sizes = np.array([len(row) for row in rows], np.int32)
     indices = np.zeros((len(rows), int(sizes.max())), np.int32)
     for row, part in zip(indices, rows, strict=True):
@@ -173,31 +169,28 @@ def _as_int32(labels: Any) -> np.ndarray | jax.Array:
     return host.astype(np.int32)
 
 
-def _checked_part(node: str, part: Any, num_samples: int) -> np.ndarray:
-    """One node's indices as a vector of integers in range."""
-    array = np.asarray(part)
-    if array.size == 0:
-        remedy = "Leave the node out or give it a sample."
-        raise ArgumentError("parts", "must give every node at least one sample", f"{node} has none", remedy)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        found = f"{node} has {array.dtype} of shape {array.shape}"
-        raise ArgumentError("parts", "must be vectors of integers", found, "Pass sample indices.")
-    bad = (array < 0) | (array >= num_samples)
-    if bad.any():
-        position = int(np.argmax(bad))
-        found = f"{node} has {array[position]} at position {position}"
+def _checked_parts(parts: Sequence[Any], num_samples: int, names: Sequence[str] | None) -> list[np.ndarray]:
+    """The nodes' indices. No sample is held twice: privacy accounts and averages over samples count each once."""
+    rows = [np.asarray(part) for part in parts]
+    if not rows:
+        raise ArgumentError("parts", "must hold at least one node", "got none", "Pass one index array a node.")
+    for node, row in enumerate(rows):
+        if row.size == 0:
+            found, remedy = f"{node_text(node, names)} has none", "Leave the node out or give it a sample."
+            raise ArgumentError("parts", "must give every node at least one sample", found, remedy)
+        if row.ndim != 1 or row.dtype.kind not in "iu":
+            found = f"{node_text(node, names)} has {row.dtype} of shape {row.shape}"
+            raise ArgumentError("parts", "must be vectors of integers", found, "Pass sample indices.")
+    together, owners = np.concatenate(rows), np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+    outside = np.flatnonzero((together < 0) | (together >= num_samples))
+    if outside.size:
+        found = f"{node_text(int(owners[outside[0]]), names)} has {together[outside[0]]}"
         remedy = "Partition the same samples that you pass as inputs."
         raise ArgumentError("parts", f"must hold indices in [0, {num_samples})", found, remedy)
-    return array
-
-
-def _refuse_shared(rows: list[np.ndarray], num_samples: int, names: Sequence[str] | None) -> None:
-    """Refuses a sample held twice: both privacy accounts and averages over samples count each once."""
-    together = np.concatenate(rows)
     count = np.bincount(together, minlength=num_samples)
     if count.max() > 1:
         sample = int(np.argmax(count > 1))
-        owners = np.repeat(np.arange(len(rows)), [len(row) for row in rows])[together == sample]
-        first, second = (node_text(int(owner), names) for owner in owners[:2])
+        first, second = (node_text(int(owner), names) for owner in owners[together == sample][:2])
         who = f"{first} holds it twice" if first == second else f"{first} and {second} hold it"
         raise ArgumentError("parts", "must hold every sample at most once", f"sample {sample}: {who}", "Remove one.")
+    return rows

@@ -39,7 +39,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
     | --- | --- | --- | --- |
     | digits | 1,437 / 360 | (8, 8, 1) float32 in [0, 1] | none, part of scikit-learn |
     | mnist, fashion_mnist | 60,000 / 10,000 | (28, 28, 1) uint8 | the four IDX files, gzip or not |
-    | cifar10 | 50,000 / 10,000 | (32, 32, 3) uint8 | the six binary or pickled files |
+    | cifar10 | 50,000 / 10,000 | (32, 32, 3) uint8 | the six binary files, or the six published pickles |
     | femnist | 805,263 in all | (28, 28, 1) float32 in [0, 1] | `train` and `test` as LEAF's scripts make them |
     | imdb | 25,000 / 25,000 | (256,) int32 tokens below 10,000 | `aclImdb` or its archive |
 
@@ -146,13 +146,7 @@ def from_arrays(
     if num_classes is None:
         num_classes = int(max(train_labels.max(), test_labels.max())) + 1
     check.at_least(1, num_classes=num_classes)
-    for argument, labels in (("train_labels", train_labels), ("test_labels", test_labels)):
-        bad = (labels < 0) | (labels >= num_classes)
-        if bad.any():
-            position = int(np.argmax(bad))
-            found = f"got {labels[position]} at position {position}"
-            remedy = "Number the classes from 0, or pass a larger num_classes."
-            raise ArgumentError(argument, f"must lie in [0, {num_classes})", found, remedy)
+    check.below(num_classes, train_labels=train_labels, test_labels=test_labels)
     writers = None if train_writers is None else _checked_labels("train_writers", train_writers, len(train_inputs))
     return Dataset(
         name=name,
@@ -183,9 +177,7 @@ def _checked_inputs(argument: str, inputs: Any) -> np.ndarray:
 def _checked_labels(argument: str, labels: Any, num_samples: int) -> np.ndarray:
     """`labels` as an integer vector of the right length."""
     array = np.asarray(labels)
-    if array.dtype.kind not in "iu" or array.ndim != 1:
-        found = f"got {array.dtype} of shape {array.shape}"
-        raise ArgumentError(argument, "must be a vector of integers", found, "Pass class numbers, not one-hot rows.")
+    check.integers(**{argument: array})
     if len(array) != num_samples:
         what = argument.removeprefix("train_").removeprefix("test_")
         found = f"got {len(array)} {what} for {num_samples} samples"

@@ -24,8 +24,7 @@ from jaxfl.core.devices import NODES, num_shares, on_each_device
 from jaxfl.core.tree import number_type
 from jaxfl.core.types import Array, PyTree
 from jaxfl.graphs.graph import Graph
-from jaxfl.graphs.needed_rows import needed_rows
-from jaxfl.graphs.neighbor_lists import gathered_sum, lists_of_round, sum_dtype
+from jaxfl.graphs.neighbor_lists import gathered_sum, lists_of_round, needed_rows, sum_dtype
 
 # Where a sparse graph makes devices send more than half of all rows, the matrix product is taken up to this size:
 # it sends as much in one collective instead of s - 1. At 512 nodes of in-degree 18 on 8 devices, the product and the

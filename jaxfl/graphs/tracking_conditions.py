@@ -152,7 +152,7 @@ def assumption_1(pair: TrackingPair) -> list[Condition]:
         "roots of spanning trees of G_{C^T}": spanning_tree_roots(pair.tracker_weights.T),
         "agents that are roots in both": common_roots(pair),
     }
-    return [_at_least(f"Assumption 1: {name} >= 1", len(roots), 1) for name, roots in found.items()]
+    return _conditions("Assumption 1", *((f"{name} >= 1", len(roots), 1) for name, roots in found.items()))
 
 
 def lemma_2(pair: TrackingPair, steps: StepSizes, *, smoothness: float) -> list[Condition]:
@@ -175,26 +175,19 @@ def assumption_4(
         ArgumentError: unusable weights, fewer than two agents, or a number that is not positive.
     """
     label, p = "Assumption 4", exponents
-    state_noise, tracker_noise = (max(float(np.max(noise)), 0.0) for noise in (p.state_noise, p.tracker_noise))
-    return [
-        *_step_size_conditions(label, pair, steps, smoothness),
-        _above(f"{label}: p_beta > 1/2", p.tracker_mixing, 0.5),
-        _above(f"{label}: p_alpha > p_beta", p.state_mixing, p.tracker_mixing),
-        _above(f"{label}: p_gamma > p_alpha", p.step_size, p.state_mixing),
-        _below(f"{label}: p_gamma < 1", p.step_size, 1),
-        _at_least(f"{label}: p_m - p_beta >= 1", p.num_samples - p.tracker_mixing, 1),
-        _at_least(f"{label}: 2 p_gamma - p_alpha >= 1", 2 * p.step_size - p.state_mixing, 1),
-        _at_least(
-            f"{label}: 2 p_alpha - p_beta - 2 max(p_zeta, 0) >= 1",
-            2 * p.state_mixing - p.tracker_mixing - 2 * state_noise,
-            1,
-        ),
-        _at_least(
-            f"{label}: p_gamma + 2 p_beta - 2 max(p_eta, 0) >= 2",
-            p.step_size + 2 * p.tracker_mixing - 2 * tracker_noise,
-            2,
-        ),
-    ]
+    zeta, eta = (max(float(np.max(noise)), 0.0) for noise in (p.state_noise, p.tracker_noise))
+    alpha, beta, gamma = p.state_mixing, p.tracker_mixing, p.step_size
+    return _step_size_conditions(label, pair, steps, smoothness) + _conditions(
+        label,
+        ("p_beta > 1/2", beta, 0.5),
+        ("p_alpha > p_beta", alpha, beta),
+        ("p_gamma > p_alpha", gamma, alpha),
+        ("p_gamma < 1", gamma, 1),
+        ("p_m - p_beta >= 1", p.num_samples - beta, 1),
+        ("2 p_gamma - p_alpha >= 1", 2 * gamma - alpha, 1),
+        ("2 p_alpha - p_beta - 2 max(p_zeta, 0) >= 1", 2 * alpha - beta - 2 * zeta, 1),
+        ("p_gamma + 2 p_beta - 2 max(p_eta, 0) >= 2", gamma + 2 * beta - 2 * eta, 2),
+    )
 
 
 def assumption_5(
@@ -214,11 +207,12 @@ def assumption_5(
     check.non_negative(gradient_dominance=gradient_dominance)
     label = "Assumption 5"
     least, most = _extremes(bases)
-    on_bases = [
-        _above(f"{label}: min(p_zeta, p_eta) > 0", least, 0),
-        _below(f"{label}: max(p_zeta, p_eta) < 1", most, 1),
-        _above(f"{label}: p_m > 1", bases.num_samples, 1),
-    ]
+    on_bases = _conditions(
+        label,
+        ("min(p_zeta, p_eta) > 0", least, 0),
+        ("max(p_zeta, p_eta) < 1", most, 1),
+        ("p_m > 1", bases.num_samples, 1),
+    )
     on_mixing = _mixing_conditions(label, pair, steps)
     if violated(assumption_1(pair)):
         return on_mixing + on_bases
@@ -240,13 +234,14 @@ def assumption_5(
     q2 = rate_2 / smoothness * min(of_q2)
     tracking = math.sqrt(2) * overlap * rate_2 * steps.tracker_mixing / (12 * radius * norm_1 * smoothness)
     alpha, gamma = steps.state_mixing, steps.step_size
-    on_steps = [
-        _below(f"{label}: alpha < sqrt(2) (v1 . v2) r2 beta / (12 rho(L1) |v1| L)", alpha, tracking),
-        _below(f"{label}: gamma < 1", gamma, 1),
-        _below(f"{label}: gamma < n / (20 (v1 . v2) L)", gamma, n / (20 * overlap * smoothness)),
-        _below(f"{label}: gamma < Q1 alpha", gamma, q1 * alpha),
-        _below(f"{label}: gamma < Q2 beta", gamma, q2 * steps.tracker_mixing),
-    ]
+    on_steps = _conditions(
+        label,
+        ("alpha < sqrt(2) (v1 . v2) r2 beta / (12 rho(L1) |v1| L)", alpha, tracking),
+        ("gamma < 1", gamma, 1),
+        ("gamma < n / (20 (v1 . v2) L)", gamma, n / (20 * overlap * smoothness)),
+        ("gamma < Q1 alpha", gamma, q1 * alpha),
+        ("gamma < Q2 beta", gamma, q2 * steps.tracker_mixing),
+    )
     return on_mixing + on_steps + on_bases
 
 
@@ -260,11 +255,12 @@ def theorem_4(pair: TrackingPair, steps: StepSizes, exponents: PolynomialExponen
     tracker = p.num_samples - p.tracker_mixing + min(float(np.min(p.tracker_noise)) - 1, 0)
     state = p.num_samples + min(0, p.step_size - p.state_mixing - p.tracker_mixing)
     state += min(float(np.min(p.state_noise)) - 1, 0)
-    return [
-        _above(f"{label}: p_m - p_beta + min(p_eta - 1, 0) > 0", tracker, 0),
-        _above(f"{label}: p_m + min(0, p_gamma - p_alpha - p_beta) + min(p_zeta - 1, 0) > 0", state, 0),
-        *_sum_conditions(label, pair, steps),
-    ]
+    on_exponents = _conditions(
+        label,
+        ("p_m - p_beta + min(p_eta - 1, 0) > 0", tracker, 0),
+        ("p_m + min(0, p_gamma - p_alpha - p_beta) + min(p_zeta - 1, 0) > 0", state, 0),
+    )
+    return on_exponents + _sum_conditions(label, pair, steps)
 
 
 def theorem_5(pair: TrackingPair, steps: StepSizes, bases: ExponentialBases) -> list[Condition]:
@@ -283,11 +279,12 @@ def theorem_5(pair: TrackingPair, steps: StepSizes, bases: ExponentialBases) -> 
     check.positive(state_noise=bases.state_noise, tracker_noise=bases.tracker_noise)
     label = "Theorem 5"
     least, most = _extremes(bases)
-    return [
-        _below(f"{label}: max(p_zeta, p_eta) < 1", most, 1),
-        _above(f"{label}: p_m > max(1 / p_zeta, 1 / p_eta)", bases.num_samples, 1 / least),
-        *_sum_conditions(label, pair, steps),
-    ]
+    on_bases = _conditions(
+        label,
+        ("max(p_zeta, p_eta) < 1", most, 1),
+        ("p_m > max(1 / p_zeta, 1 / p_eta)", bases.num_samples, 1 / least),
+    )
+    return on_bases + _sum_conditions(label, pair, steps)
 
 
 class _Spectrum(NamedTuple):
@@ -349,11 +346,11 @@ def _sum_conditions(label: str, pair: TrackingPair, steps: StepSizes) -> list[Co
     """alpha and beta leave I - alpha L1 and I - beta L2 non-negative."""
     check.positive(state_mixing=steps.state_mixing, tracker_mixing=steps.tracker_mixing, step_size=steps.step_size)
     _check_pair(pair)
-    of_states, of_trackers = _inverse_largest_sum(pair.state_weights), _inverse_largest_sum(pair.tracker_weights.T)
-    return [
-        _below(f"{label}: alpha < 1 / max_i sum_j R_ij", steps.state_mixing, of_states),
-        _below(f"{label}: beta < 1 / max_i sum_j C_ji", steps.tracker_mixing, of_trackers),
-    ]
+    return _conditions(
+        label,
+        ("alpha < 1 / max_i sum_j R_ij", steps.state_mixing, _inverse_largest_sum(pair.state_weights)),
+        ("beta < 1 / max_i sum_j C_ji", steps.tracker_mixing, _inverse_largest_sum(pair.tracker_weights.T)),
+    )
 
 
 def _mixing_conditions(label: str, pair: TrackingPair, steps: StepSizes) -> list[Condition]:
@@ -364,10 +361,11 @@ def _mixing_conditions(label: str, pair: TrackingPair, steps: StepSizes) -> list
     spectrum = _spectrum(pair)
     of_states = _eigenvalue_bound(spectrum.state_eigenvalues)
     of_trackers = _eigenvalue_bound(spectrum.tracker_eigenvalues)
-    on_eigenvalues = [
-        _below(f"{label}: alpha < min_l Re(w_l) / (1 + |w_l|^2) of L1", steps.state_mixing, of_states),
-        _below(f"{label}: beta < min_l Re(w_l) / (1 + |w_l|^2) of L2", steps.tracker_mixing, of_trackers),
-    ]
+    on_eigenvalues = _conditions(
+        label,
+        ("alpha < min_l Re(w_l) / (1 + |w_l|^2) of L1", steps.state_mixing, of_states),
+        ("beta < min_l Re(w_l) / (1 + |w_l|^2) of L2", steps.tracker_mixing, of_trackers),
+    )
     return on_graphs + on_sums + on_eigenvalues
 
 
@@ -378,16 +376,15 @@ def _step_size_conditions(label: str, pair: TrackingPair, steps: StepSizes, smoo
     if violated(assumption_1(pair)):
         return conditions
     bound = step_size_bounds(pair, smoothness=smoothness).step_size
-    return [*conditions, _below(f"{label}: gamma < n / (4 (v1 . v2) L)", steps.step_size, bound)]
+    return conditions + _conditions(label, ("gamma < n / (4 (v1 . v2) L)", steps.step_size, bound))
 
 
-def _below(name: str, found: float, required: float) -> Condition:
-    return Condition(name, bool(found < required), float(found), float(required))
-
-
-def _above(name: str, found: float, required: float) -> Condition:
-    return Condition(name, bool(found - required > ROUNDING), float(found), float(required))
-
-
-def _at_least(name: str, found: float, required: float) -> Condition:
-    return Condition(name, bool(found - required >= -ROUNDING), float(found), float(required))
+def _conditions(label: str, *rows: tuple[str, float, float]) -> list[Condition]:
+    """Conditions of a theorem from rows of an inequality, its left and its right side."""
+    relations = {"<": lambda left: left < 0, ">": lambda left: left > ROUNDING, ">=": lambda left: left >= -ROUNDING}
+    conditions = []
+    for inequality, found, required in rows:
+        (sign,) = relations.keys() & set(inequality.split())
+        holds = bool(relations[sign](found - required))
+        conditions.append(Condition(f"{label}: {inequality}", holds, float(found), float(required)))
+    return conditions

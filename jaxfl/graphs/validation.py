@@ -147,17 +147,16 @@ def checked_matrices(matrices: Any, argument: str = "mixing_matrices") -> np.nda
     for bad, requirement, remedy in (
         (~np.isfinite(values), "entries must be finite", "Replace it by a weight in [0, 1]."),
         (values < 0, "entries must be non-negative", "Use weights in [0, 1]."),
+        (
+            (values == 0) & np.eye(num_nodes, dtype=bool),
+            "every node must be its own in-neighbor",
+            "Leave every node a positive share of its own value.",
+        ),
     ):
         if bad.any():
             k, i, j = (int(index) for index in np.argwhere(bad)[0])
             found = f"entry ({i}, {j}){_in_round(k, rounds)} is {values[k, i, j]}"
             raise ArgumentError(argument, requirement, found, remedy)
-    missing = np.argwhere(values[:, np.arange(num_nodes), np.arange(num_nodes)] == 0)
-    if missing.size:
-        k, node = (int(index) for index in missing[0])
-        found = f"entry ({node}, {node}){_in_round(k, rounds)} is 0"
-        remedy = "Leave every node a positive share of its own value."
-        raise ArgumentError(argument, f"every node must be its own in-neighbor; node {node} is not", found, remedy)
     for k, matrix in enumerate(values):
         worst = [(line, *_worst(matrix.sum(axis=axis))) for line, axis in (("column", 0), ("row", 1))]
         if all(abs(total - 1) > TOLERANCE for _, _, total in worst):
@@ -174,17 +173,11 @@ def _as_stack(matrices: Any, argument: str) -> np.ndarray:
     requirement = "must hold square matrices of real numbers"
     try:
         given = np.asarray(matrices)
-        if not (np.issubdtype(given.dtype, np.number) or given.dtype == np.bool_):
-            raise ArgumentError(argument, requirement, f"got entries of type {given.dtype}", remedy)
-        if np.iscomplexobj(given):
-            raise ArgumentError(argument, requirement, "got complex entries", remedy)
-        values = given.astype(np.float64)
-    except ArgumentError:
-        raise
     except (TypeError, ValueError) as error:
-        raise ArgumentError(argument, requirement, f"got {type(matrices).__name__} ({error})", remedy) from error
-    if values.ndim == 2:
-        values = values[None]
+        raise ArgumentError(argument, requirement, f"got {type(matrices).__name__} ({error})", remedy) from None
+    if given.dtype.kind not in "biuf":
+        raise ArgumentError(argument, requirement, f"got entries of type {given.dtype}", remedy)
+    values = given[None].astype(np.float64) if given.ndim == 2 else given.astype(np.float64)
     if values.ndim != 3 or values.shape[1] != values.shape[2] or 0 in values.shape:
         raise ArgumentError(argument, requirement, f"got shape {given.shape}", remedy)
     return values

@@ -11,7 +11,7 @@ from typing import Any
 
 import networkx as nx
 import numpy as np
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, eye_array
 
 WEIGHTS = ("uniform", "metropolis")
 
@@ -37,16 +37,10 @@ def received_from(graph: nx.Graph, nodes: Sequence[Any] | None = None) -> csr_ar
         graph: of networkx.
         nodes: (n,), its labels in the order of the nodes; None takes that of `nodes_of`.
     """
-    num_nodes = graph.number_of_nodes()
-    nodes = nodes_of(graph)[0] if nodes is None else nodes
-    position = {node: index for index, node in enumerate(nodes)}
-    sender, receiver = list(range(num_nodes)), list(range(num_nodes))
-    for u, v in graph.edges:
-        directions = [(u, v)] if graph.is_directed() else [(u, v), (v, u)]
-        for source, target in directions if u != v else []:
-            sender.append(position[source])
-            receiver.append(position[target])
-    return csr_array((np.ones(len(sender), dtype=bool), (receiver, sender)), shape=(num_nodes, num_nodes))
+    weight: Any = None  # all edges count alike, whatever their attributes
+    order = nodes_of(graph)[0] if nodes is None else nodes
+    sends_to = nx.to_scipy_sparse_array(graph, nodelist=order, weight=weight)
+    return csr_array(sends_to.T + eye_array(graph.number_of_nodes(), dtype=int) > 0)
 
 
 def mixing_matrix(received: csr_array, weights: str) -> csr_array:

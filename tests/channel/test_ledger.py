@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers import refusals
 
 import jaxfl
-from jaxfl import ArgumentError
 from jaxfl.channel import (
     DZOFL_COUNTED,
     Counts,
@@ -123,8 +123,6 @@ def test_weak_clients_run_the_front_forward_and_the_output_side_both_ways():
     np.testing.assert_allclose(2 * book.gradient.joules[1], both_ways, rtol=1e-12)
     in_front = forward_energy(charged(2 * front, 2 * 4, 2 * 4 + 4, 2 * 2), device)
     np.testing.assert_allclose(2 * book.forward.joules[1], in_front, rtol=1e-12)
-    with pytest.raises(ArgumentError, match=r"^trained_from: must be one of"):
-        node_work(LAYERS, "dense_3")
 
 
 def random_counts(rounds=5, nodes=4):
@@ -167,34 +165,28 @@ def test_an_infinite_downlink_takes_no_time():
         assert book.of_round(counts_of(bits_received=1e9)).simulated_seconds == 0
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
+def without_forwards():
+    return {name: values for name, values in random_counts().items() if name != "forward_evaluations"}
+
+
+BAD = [
+    ("batch_size", 0),
+    *((name, 0.0) for name in ("operations_per_second", "uplink_bits_per_second", "downlink_bits_per_second")),
+    *((name, -0.1) for name in ("slot_seconds", "downlink_watts")),
+    ("work", []),
+]
+test_refusals = refusals(
     [
-        ({"batch_size": 0}, "^batch_size: "),
-        ({"work": []}, "^work: must be that of at least one node; got none"),
-        ({"operations_per_second": 0.0}, "^operations_per_second: must be positive"),
-        ({"uplink_bits_per_second": -1.0}, "^uplink_bits_per_second: must be positive"),
-        ({"downlink_bits_per_second": 0.0}, "^downlink_bits_per_second: must be positive"),
-        ({"slot_seconds": -0.1}, "^slot_seconds: "),
-        ({"energy": EnergyModel(mac_joules=0.0)}, "^mac_joules: must be positive"),
-    ],
+        *(
+            (lambda row=row: ledger(**{"work": node_work(LAYERS), "batch_size": 2, row[0]: row[1]}), row[0])
+            for row in BAD
+        ),
+        (lambda: ledger(node_work(LAYERS), batch_size=2, energy=EnergyModel(mac_joules=0.0)), "mac_joules"),
+        (lambda: BOOK.of_round(without_forwards()), "ledger"),
+        (lambda: ledger([Work(*node_work(LAYERS))] * 3, batch_size=2).of_round(random_counts()), "ledger"),
+        (lambda: node_work(LAYERS, "dense_3"), "trained_from"),
+    ]
 )
-def test_what_it_refuses(change, message):
-    with pytest.raises(ArgumentError, match=message):
-        ledger(**{"work": node_work(LAYERS), "batch_size": 2, **change})
-
-
-def test_an_info_that_lacks_a_count_is_refused():
-    counts = random_counts()
-    del counts["forward_evaluations"]
-    with pytest.raises(ArgumentError, match=r"^ledger: needs all counts .*; forward_evaluations is none of bits_sent"):
-        BOOK.of_round(counts)
-
-
-def test_a_ledger_for_other_nodes_is_refused():
-    book = ledger([Work(*node_work(LAYERS))] * 3, batch_size=2)
-    with pytest.raises(ArgumentError, match=r"^ledger: must be for the 4 nodes that the info counts; got one for 3"):
-        book.of_round(random_counts())
 
 
 def test_the_energy_of_the_way_down_is_charged_where_its_power_is_given():
@@ -203,5 +195,3 @@ def test_the_energy_of_the_way_down_is_charged_where_its_power_is_given():
     for watts in (0.0, 100.0):
         book = ledger(node_work(LAYERS), batch_size=2, operations_per_second=1e2, **LINK, downlink_watts=watts)
         assert float(book.of_round(counts).joules) == pytest.approx(watts * (8 + 4) / 4e3)
-    with pytest.raises(jaxfl.ArgumentError, match=r"^downlink_watts: must be non-negative"):
-        ledger(node_work(LAYERS), batch_size=2, downlink_watts=-1.0)

@@ -1,11 +1,14 @@
 """Keys, checks, trees, node loops and task adapters."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from flax import nnx
+from helpers import refusals, refused
 
 import jaxfl
 from jaxfl import ArgumentError
@@ -34,40 +37,48 @@ def test_purposes_keep_their_numbers():
     assert {purpose.name: int(purpose) for purpose in Purpose} == numbers
 
 
-def test_other_generators_are_refused():
-    with pytest.raises(ArgumentError, match=r"^key: must be a threefry key; got a rbg key"):
-        purpose_key(jax.random.key(0, impl="rbg"), Purpose.NOISE, 0)
-
-
 def test_a_new_seed_changes_every_key():
     for purpose in Purpose:
         assert bits(purpose_key(jax.random.key(0), purpose)) != bits(purpose_key(jax.random.key(1), purpose))
 
 
-def test_checks_name_the_offender_and_pass_traced_values():
-    with pytest.raises(ArgumentError, match=r"noise_std: must be non-negative and finite; got -2\.0 at position 1\. "):
-        check.non_negative(noise_std=np.array([1.0, -2.0]))
-    for bad in (0, True, 1.5, "3"):
-        with pytest.raises(ArgumentError, match=r"^batch_size: "):
-            check.at_least(1, batch_size=bad)
-    for value in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ArgumentError, match=r"^step_size: must be positive and finite"):
-            check.positive(step_size=value)
-    for value in (1e-46, 1e39, 10**40):  # 0 and infinite in float32
-        with pytest.raises(ArgumentError, match=r"^noise_std: must lie between 1\.2e-38 and 3\.4e\+38 in size; got"):
-            check.in_float32(noise_std=np.array([0.0, value]))
-    check.in_float32(noise_std=0.0, step_size=1e-37, clip_norm=10**30)
-    check.positive(rounds=10**15, loss=1e-300)
-    with pytest.raises(ArgumentError, match=r"^clip_norm: must be positive and finite"):
-        check.positive(clip_norm=10**400)
-    with pytest.raises(ArgumentError, match=r"^p: must lie in \[0, 1\]; got 1\.5"):
-        check.probability(p=1.5)
-    for value in (0.0, 1.0, float("nan")):
-        with pytest.raises(ArgumentError, match=r"^dp_delta: must lie strictly between 0 and 1; got "):
-            check.open_unit(dp_delta=value)
-    check.open_unit(dp_delta=1e-30, significance=np.array([0.5]))
-    with pytest.raises(ArgumentError, match=r"^noise: .* got shape \(3,\) for 4 nodes"):
-        check.per_node(4, noise=np.ones(3))
+BAD = [
+    (check.positive, (0.0, -1.0, float("nan"), float("inf"), 10**400, np.array([1.0, 0.0]))),
+    (check.non_negative, (-1e-9, float("nan"), float("inf"), np.array([1.0, -2.0]))),
+    (check.in_float32, (1e-46, 1e39, 10**40, np.array([0.0, 1e-46]))),  # 0 and infinite in float32
+    (check.probability, (1.5, -0.1, float("nan"))),
+    (check.open_unit, (0.0, 1.0, float("nan"))),
+    (check.whole, (0.5, np.array([1.0, 1.5]))),
+    (functools.partial(check.at_least, 1), (0, True, 1.5, "3")),
+    (functools.partial(check.per_node, 4), (np.ones(3), np.ones((4, 1)))),
+    (check.scalar, (np.ones(1),)),
+    (check.integers, ([0.5], [True], [[1]], 3, ["a"])),
+    (functools.partial(check.below, 3), ([0, 3], [-1], 3)),
+    (functools.partial(check.one_of, ("a", "b")), ("c", None)),
+]
+GOOD = [
+    (check.positive, (0.1, 10**15, 1e-300, lambda k: 0.1, None)),
+    (check.in_float32, (0.0, 1e-37, 10**30)),
+    (check.open_unit, (1e-30, np.array([0.5]))),
+    (functools.partial(check.at_least, 1), (1, np.int64(3))),
+    (functools.partial(check.per_node, 4), (1.0, np.ones(4), None)),
+    (check.integers, ([1, 2], np.zeros(0, int))),
+    (functools.partial(check.below, 3), ([0, 2],)),
+]
+test_checks_refuse = refusals(
+    [(lambda one=one, value=value: one(value=value), "value") for one, values in BAD for value in values]
+    + [
+        (lambda: jax.jit(lambda n: check.at_least(1, n=n))(3), "n"),
+        (lambda: purpose_key(jax.random.key(0, impl="rbg"), Purpose.NOISE, 0), "key"),
+    ]
+)
+
+
+def test_checks_say_where_and_pass_what_is_good_or_traced():
+    refused(lambda: check.non_negative(noise_std=np.array([1.0, -2.0])), "noise_std", "-2.0 at position 1")
+    for one, values in GOOD:
+        for value in values:
+            one(value=value)
 
     def traced(x):
         check.positive(x=x)
@@ -76,9 +87,6 @@ def test_checks_name_the_offender_and_pass_traced_values():
         return x
 
     assert float(jax.jit(traced)(-1.0)) == -1.0
-    check.positive(step_size=lambda k: 0.1)
-    with pytest.raises(ArgumentError, match=r"^n: must be a static integer"):
-        jax.jit(lambda n: check.at_least(1, n=n))(3)
 
 
 def test_trees():
@@ -136,16 +144,13 @@ def test_updates_over_nodes_make_no_copy_of_all_nodes(node_loop):
         assert (memory.temp_size_in_bytes > whole / 4) == copies
 
 
-@pytest.mark.parametrize("bad", ["pmap", "chunk:0", "chunk:", "chunk:-1", "", "devices:", "devices:devices:map"])
-def test_unknown_node_loops_are_refused(bad):
-    with pytest.raises(
-        ArgumentError, match=r'^node_loop: must be "vmap", "map" or "chunk:k", or one of these behind "devices:"'
-    ):
-        over_nodes(lambda x: x, bad)
-    with pytest.raises(
-        ArgumentError, match=r'^node_loop: must be "vmap", "map" or "chunk:k", or one of these behind "devices:"'
-    ):
-        update_over_nodes(lambda x: x, bad)
+test_unknown_node_loops_are_refused = refusals(
+    [
+        (lambda loop=loop, bad=bad: loop(lambda x: x, bad), "node_loop")
+        for loop in (over_nodes, update_over_nodes)
+        for bad in ("pmap", "chunk:0", "chunk:", "chunk:-1", "", "devices:", "devices:devices:map")
+    ]
+)
 
 
 class TwoLayers(nnx.Module):
@@ -181,8 +186,7 @@ def test_a_flax_module_trains_like_the_module_itself():
 
 
 def test_a_module_with_batch_statistics_is_refused():
-    with pytest.raises(ArgumentError, match=r"^make_module: must hold nnx\.Param variables only; found .*BatchStat"):
-        jaxfl.from_flax(lambda rngs: nnx.BatchNorm(3, rngs=rngs))
+    refused(lambda: jaxfl.from_flax(lambda rngs: nnx.BatchNorm(3, rngs=rngs)), "make_module", "BatchStat")
 
 
 @pytest.mark.parametrize("label", [-1, 3])
@@ -202,14 +206,13 @@ MEANS = {
 def test_a_mean_over_the_batch_is_refused(kind):
     """It would train on padding, and count it."""
     task = jaxfl.from_functions(lambda key: jnp.zeros(2), **MEANS[kind])
-    with pytest.raises(ArgumentError, match=rf"^{kind}.*: must return one number .*got shape \(\) for 3 s"):
+    with pytest.raises(ArgumentError, match=f"^{kind}"):
         task.metrics(jnp.zeros(2), jnp.ones((3, 2)), jnp.ones(3))
     data = jaxfl.federate(np.ones((4, 2), np.float32), np.ones(4, np.float32), [[0, 1], [2, 3]])
     learner = jaxfl.push_sum(task, graph=jaxfl.graphs.directed_ring(2), step_size=0.5)
     state = jax.jit(learner.init)(jax.random.key(0), data)
     if kind == "loss":
-        with pytest.raises(ArgumentError, match=r"^loss: must return one number for each sample"):
-            learner.round(jax.random.key(0), state, data)
+        refused(lambda: learner.round(jax.random.key(0), state, data), "loss")
 
 
 MEAN_TASK = jaxfl.Task(
@@ -228,15 +231,12 @@ def test_a_task_that_was_built_by_hand_is_checked_where_it_is_used(node_loop):
         jaxfl.fed_avg(task, clients=jaxfl.local_steps(1, batch_size=1, optimizer=optax.sgd(0.1)), num_active=1),
         jaxfl.dzofl(task, step_size=0.1, smoothing=0.1, batch_size=1),
     ):
-        with pytest.raises(
-            ArgumentError, match=r"^task\.loss: must return one number for each sample, .*got shape \(\)"
-        ):
-            jax.eval_shape(lambda key, a=learner: a.round(key, a.init(key, data), data), jax.random.key(0))
-    with pytest.raises(ArgumentError, match=r"^task\.metrics\['bias'\]: must return one number for each sample"):
-        sample_metrics(task, jnp.zeros(2), jnp.ones((3, 2)), jnp.ones(3))
+        round_of = functools.partial(lambda a, key: a.round(key, a.init(key, data), data), learner)
+        refused(functools.partial(jax.eval_shape, round_of, jax.random.key(0)), "task.loss")
+    metrics = functools.partial(sample_metrics, task, jnp.zeros(2), jnp.ones((3, 2)), jnp.ones(3))
+    refused(metrics, "task.metrics['bias']")
 
 
 def test_a_flax_module_with_a_mean_loss_is_refused():
     task = jaxfl.from_flax(TwoLayers, loss=lambda outputs, labels: jaxfl.core.cross_entropy(outputs, labels).mean())
-    with pytest.raises(ArgumentError, match=r"^loss: must return one number for each sample"):
-        task.loss(task.init(jax.random.key(3)), jnp.ones((2, 4)), jnp.zeros(2, jnp.int32))
+    refused(lambda: task.loss(task.init(jax.random.key(3)), jnp.ones((2, 4)), jnp.zeros(2, jnp.int32)), "loss")

@@ -80,52 +80,43 @@ def changed(name="f2001_44", **parts):
 IMAGE, LABELS = [0.5] * 784, [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ('{"users": ["f2001', ("complete JSON file", "reading it failed")),
-        ("[1, 2]", ("dictionary with users", "it is none")),
-        ({"users": [], "x": []}, ("dictionary with users", "it holds users, x")),
-        (changed(users="f2001_44"), ("lists of names", "something else")),
-        (changed(users=[["f2001_44"]]), ("lists of names", "something else")),
-        (changed(users=["f9"]), ("same writers", "1, 1 and 1")),
-        (changed(users=["f2001_44"] * 2, num_samples=[4, 4]), ("same writers", "2, 2 and 1")),
-        (changed(num_samples=[3]), ("so many samples of f2001_44", "4 images, 4 labels and the number 3")),
-        (changed(x=[IMAGE] * 3), ("so many samples of f2001_44", "3 images, 4 labels and the number 4")),
-        (changed(y=[1, 2, 3]), ("so many samples of f2001_44", "4 images, 3 labels")),
-        (changed(num_samples=[True]), ("whole num_samples", "something else")),
-        (changed(num_samples=[4.0]), ("whole num_samples", "something else")),
-        (changed(x=[IMAGE[:-1]] * 4), ("784 numbers", "sample 0 of f2001_44 has 783 of type float")),
-        (changed(x=[IMAGE] * 3 + [[0.5]]), ("784 numbers", "sample 3 of f2001_44 has 1 of type float")),
-        (changed(x=[IMAGE] * 3 + [[*IMAGE[1:], "0.5"]]), ("784 numbers", "sample 3", "784 of type float, str")),
-        (changed(x=[[*IMAGE[1:], True]] * 4), ("784 numbers", "sample 0", "784 of type bool, float")),
-        (changed(x=[[*IMAGE[1:], [0.5]]] * 4), ("784 numbers", "sample 0", "784 of type float, list")),
-        (changed(x=["0" * 784] * 4), ("784 numbers", "sample 0 of f2001_44 has a str")),
-        (changed(x=[IMAGE, IMAGE, IMAGE, [10**400] * 784]), ("in [0, 1]", "an integer that is no float")),
-        (changed(x=[IMAGE, IMAGE, IMAGE, [1e39] * 784]), ("in [0, 1]", "sample 3 of f2001_44 has 1e+39")),
-        (changed(y=[1, 2.0, 3, 4]), ("whole number y", "label 1 of f2001_44 is of type float")),
-        (changed(y=[1, 2, True, 4]), ("whole number y", "label 2 of f2001_44 is of type bool")),
-        (changed(y=[1, 2, 3, 10**400]), ("0 to 61", "label 3 of f2001_44 is 1000", "and more")),
-        (changed(y=[]), ("so many samples of f2001_44", "4 images, 0 labels")),
-        (changed(user_data={"f2001_44": {"x": [IMAGE]}}), ("x of 784 numbers and a whole number y", "nothing for y")),
-        (changed(user_data={"f2001_44": {"x": [], "y": []}}, num_samples=[0]), ("784 numbers", "an empty list for x")),
-        (changed(user_data={"f2001_44": [1]}), ("784 numbers", "nothing for x")),
-        (changed(users=["f1"] * 2, num_samples=[4, 4], user_data={"f1": {}, "f2": {}}), ("each once", "2, 2 and 2")),
-        (changed(users=["f\n1"], user_data={"f\n1": {}}), ("784 numbers", "f?1 has nothing")),
-        (changed(users=["f" * 10**6], user_data={"f" * 10**6: {}}), ("784 numbers", "ffff and more")),
-        ('{"users": [], "num_samples": [], "user_data": {}, "users": []}', ("complete JSON", "names users twice")),
-        ("[" * 10**6, ("complete JSON file", "recursion")),
-        ('{"users": ' + "9" * 5000 + "}", ("complete JSON file", "4300 digits")),
-        ('{"a\\ud800\\n": 1}', ("dictionary with users", "it holds a??")),
-        (changed(x=[IMAGE, [255.0] * 784, IMAGE, IMAGE]), ("in [0, 1]", "sample 1 of f2001_44 has 255.0")),
-        (changed(x=[IMAGE, IMAGE, IMAGE, [float("nan")] * 784]), ("in [0, 1]", "sample 3 of f2001_44")),
-        (changed(y=[1, 2, 62, 3]), ("0 to 61", "label 2 of f2001_44 is 62")),
-        (TRAIN[0], ("writers of no other file", "f0101_02 again")),
-    ],
-)
-def test_damaged_files(tmp_path, content, words):
+DAMAGED = [
+    '{"users": ["f2001',
+    "[1, 2]",
+    "[" * 10**6,
+    '{"users": ' + "9" * 5000 + "}",
+    '{"a\\ud800\\n": 1}',
+    '{"users": [], "num_samples": [], "user_data": {}, "users": []}',
+    {"users": [], "x": []},
+    *(changed(users=users) for users in ("f2001_44", [["f2001_44"]], ["f9"])),
+    *(changed(num_samples=sizes) for sizes in ([3], [True], [4.0])),
+    changed(users=["f2001_44"] * 2, num_samples=[4, 4]),
+    changed(users=["f1"] * 2, num_samples=[4, 4], user_data={"f1": {}, "f2": {}}),
+    changed(user_data={"f2001_44": {"x": [IMAGE]}}),
+    changed(user_data={"f2001_44": {"x": [], "y": []}}, num_samples=[0]),
+    changed(user_data={"f2001_44": [1]}),
+    changed(users=["f\n1"], user_data={"f\n1": {}}),
+    changed(users=["f" * 10**6], user_data={"f" * 10**6: {}}),
+    changed(x=[IMAGE] * 3),
+    changed(x=["0" * 784] * 4),
+    *(
+        changed(x=[IMAGE] * 3 + [image])
+        for image in (
+            *(IMAGE[:-1], [0.5]),
+            *([*IMAGE[1:], pixel] for pixel in ("0.5", True, [0.5], None, 10**400, 1e39, 255.0, -0.01, float("nan"))),
+        )
+    ),
+    *(changed(y=y) for y in ([], [1, 2, 3], *([1, 2, bad, 4] for bad in (2.0, True, "1", 10**400, 62, -1)))),
+    TRAIN[0],  # a writer again
+]
+
+
+@pytest.mark.parametrize("content", DAMAGED, ids=map(str, range(len(DAMAGED))))
+def test_damaged_files(tmp_path, content):
     write(tmp_path, train=[TRAIN[0], content])
-    refused(lambda: load("femnist", tmp_path), "data_dir", "all_data_1_niid_0_keep_0_train_9.json", *words, "leaf")
+    message = refused(lambda: load("femnist", tmp_path), "data_dir", "all_data_1_niid_0_keep_0_train_9.json", "leaf")
+    assert len(message) < 2000
+    assert message.isprintable()
 
 
 def test_a_gzip_file_with_more_than_a_file_of_leaf(tmp_path, monkeypatch):
@@ -133,23 +124,20 @@ def test_a_gzip_file_with_more_than_a_file_of_leaf(tmp_path, monkeypatch):
     path = write(tmp_path) / "train" / "all_data_2.json"
     path.write_bytes(gzip.compress(b"[" + b"[]," * 20_000_000))
     with peak_of(10_000_000):
-        refused(lambda: load("femnist", tmp_path), "data_dir", path.name, "at most 100,000 bytes", "it holds more")
+        refused(lambda: load("femnist", tmp_path), "data_dir", path.name)
 
 
 def test_a_pipe_among_the_files(tmp_path):
     os.mkfifo(write(tmp_path) / "train" / "all_data_2.json")
     with within(20):
-        refused(lambda: load("femnist", tmp_path), "data_dir", "all_data_2.json", "must be a file", "a pipe")
+        refused(lambda: load("femnist", tmp_path), "data_dir", "all_data_2.json")
 
 
 def test_missing_folders(tmp_path):
-    refused(lambda: load("femnist"), "data_dir", "LEAF's train and test", "got None", "preprocess.sh")
-    refused(lambda: load("femnist", tmp_path / "nothing"), "data_dir", "no folder", "preprocess.sh")
-    refused(lambda: load("femnist", tmp_path), "data_dir", "train with JSON files", "holds nothing", "preprocess.sh")
-    write(tmp_path, test=[])
-    refused(lambda: load("femnist", tmp_path), "data_dir", "test with JSON files", "test holds nothing")
-
-
-def test_no_writer_at_all(tmp_path):
-    write(tmp_path, test=[leaf({})])
-    refused(lambda: load("femnist", tmp_path), "data_dir", "at least one writer", "holds none")
+    refused(lambda: load("femnist"), "data_dir", "preprocess.sh")
+    refused(lambda: load("femnist", tmp_path / "nothing"), "data_dir", "preprocess.sh")
+    refused(lambda: load("femnist", tmp_path), "data_dir", "holds nothing", "preprocess.sh")
+    write(tmp_path / "no_test", test=[])
+    refused(lambda: load("femnist", tmp_path / "no_test"), "data_dir", "test holds nothing")
+    write(tmp_path / "no_writer", test=[leaf({})])
+    refused(lambda: load("femnist", tmp_path / "no_writer"), "data_dir")

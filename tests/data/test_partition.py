@@ -4,19 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from helpers import refused
+from helpers import refusals
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxfl.data import (
-    by_owner,
-    dirichlet,
-    federate,
-    iid,
-    label_counts,
-    label_shards,
-    whole_writers,
-)
+from jaxfl.data import by_owner, dirichlet, federate, iid, label_counts, label_shards, whole_writers
 
 few = settings(max_examples=60, derandomize=True, deadline=None)
 seeds = st.integers(0, 2**63 - 1)
@@ -89,35 +81,11 @@ class TestEveryScheme:
             np.testing.assert_array_equal(one, other)
         for seed in (4, 3 + 2**32, 3 + 2**64):
             assert any(a.tolist() != b.tolist() for a, b in zip(first, scheme(labels, seed), strict=True))
-        refused(lambda: scheme(labels, -1), "seed", "got -1")
-        refused(lambda: scheme(labels, 1.5), "seed", "got 1.5")
-        refused(lambda: scheme(labels, None), "seed", "got None")
 
     def test_schemes_do_not_share_their_numbers(self):
         # One class: under shared numbers the two shards would hold the same samples as the two nodes of iid.
         dealt = {frozenset(part.tolist()) for part in iid(50, 2, 0)}
         assert dealt != {frozenset(part.tolist()) for part in label_shards(np.zeros(50, int), 2, 1, 0)}
-
-    @pytest.mark.parametrize(
-        "scheme",
-        [
-            lambda labels: dirichlet(labels, 2, 1.0, 0),
-            lambda labels: label_shards(labels, 2, 1, 0),
-            lambda labels: label_counts([np.array([0])], labels, 3),
-        ],
-    )
-    @pytest.mark.parametrize("labels", [[0.0, 1.0], [], [[0], [1]], [0, -1], ["a", "b"], [True, False]])
-    def test_bad_labels(self, scheme, labels):
-        refused(lambda: scheme(labels), "labels", "vector of non-negative integers")
-
-    @pytest.mark.parametrize("num_nodes", [0, -1, 2.0, True])
-    def test_bad_num_nodes(self, num_nodes):
-        for call in (
-            lambda: iid(10, num_nodes, 0),
-            lambda: dirichlet(np.zeros(10, int), num_nodes, 1.0, 0),
-            lambda: label_shards(np.zeros(10, int), num_nodes, 1, 0),
-        ):
-            refused(call, "num_nodes", f"got {num_nodes}")
 
 
 class TestIid:
@@ -127,16 +95,6 @@ class TestIid:
         together = np.concatenate(parts)
         assert len(set(together.tolist())) == 12
         assert together.max() < 20
-
-    @pytest.mark.parametrize("sizes", [[1, 2], [1, 0, 2], [1.0, 2.0, 3.0], 4, []])
-    def test_bad_sizes(self, sizes):
-        refused(lambda: iid(20, 3, 0, sizes=sizes), "sizes", "3 integers of at least 1")
-
-    def test_sizes_beyond_the_samples(self):
-        refused(lambda: iid(20, 3, 0, sizes=[10, 10, 1]), "sizes", "at most the 20 samples", "it is 21")
-
-    def test_too_many_nodes(self):
-        refused(lambda: iid(3, 4, 0), "num_nodes", "3 samples", "got 4")
 
     @pytest.mark.statistical
     def test_labels_are_mixed(self):
@@ -217,18 +175,6 @@ class TestDirichlet:
                 sizes[node] += 1
         assert [len(part) for part in dirichlet(labels, 8, 1.0, 0, min_size=45)] == sizes
 
-    def test_too_few_samples(self):
-        call = lambda: dirichlet(np.zeros(11, int), 4, 1.0, 0, min_size=3)  # noqa: E731
-        refused(call, "num_nodes", "at least 3 of the 11 samples", "needs 12")
-
-    @pytest.mark.parametrize("alpha", [0.0, -1.0, np.inf, np.nan])
-    def test_bad_alpha(self, alpha):
-        refused(lambda: dirichlet([0, 1], 1, alpha, 0), "alpha", "positive and finite")
-
-    @pytest.mark.parametrize("min_size", [0, 1.0])
-    def test_bad_min_size(self, min_size):
-        refused(lambda: dirichlet([0, 1], 1, 1.0, 0, min_size=min_size), "min_size", f"got {min_size}")
-
 
 class TestLabelShards:
     def test_one_shard_is_one_class(self):
@@ -245,19 +191,6 @@ class TestLabelShards:
     def test_samples_of_a_class_are_shuffled(self):
         parts = label_shards(np.zeros(100, int), 2, 1, 0)
         assert not any(sorted(part.tolist()) == list(range(start, start + 50)) for part in parts for start in (0, 50))
-
-    def test_too_few_samples(self):
-        refused(lambda: label_shards(np.zeros(7, int), 4, 2, 0), "num_nodes", "at least 2 of the 7", "needs 8")
-        refused(lambda: label_shards(np.zeros(7, int), 4, 0, 0), "shards_per_node", "got 0")
-
-
-class TestByOwner:
-    def test_integers(self):
-        assert [part.tolist() for part in by_owner(np.array([9, 2, 9, 4]))] == [[1], [3], [0, 2]]
-
-    @pytest.mark.parametrize("owner_ids", [[], [1.0, 2.0], [["a"]], 3, [None, "a"]])
-    def test_bad_ids(self, owner_ids):
-        refused(lambda: by_owner(owner_ids), "owner_ids", "vector of integers or text")
 
 
 class TestWholeWriters:
@@ -286,14 +219,6 @@ class TestWholeWriters:
         (part,) = whole_writers(writers, 1, 2, 0)
         assert 10 < (writers[part][:50] == 3).sum() < 40
 
-    def test_bad_arguments(self):
-        writers = ["a", "b", "c"]
-        refused(lambda: whole_writers(writers, 2, 2, 0), "num_nodes", "2 of the 3 writers", "got 2, which needs 4")
-        refused(lambda: whole_writers(writers, 0, 2, 0), "num_nodes", "got 0")
-        refused(lambda: whole_writers(writers, 1, 0, 0), "writers_per_node", "got 0")
-        refused(lambda: whole_writers([0.5], 1, 1, 0), "writer_ids", "vector of integers or text")
-        refused(lambda: whole_writers(writers, 1, 1, -1), "seed", "got -1")
-
 
 class TestLabelCounts:
     def test_against_a_loop(self):
@@ -310,5 +235,48 @@ class TestLabelCounts:
         data = federate(np.zeros((4, 1), np.float32), labels, [np.array([1, 2, 3]), np.array([0])])
         assert label_counts(data, data.labels, 3).tolist() == [[1, 2, 0], [0, 0, 1]]
 
-    def test_label_out_of_range(self):
-        refused(lambda: label_counts([np.array([0])], [0, 3], 3), "labels", "[0, 3)", "got 3 at position 1")
+
+TEN, WRITERS = np.zeros(10, int), ["a", "b", "c"]
+SEEDED = (
+    lambda seed: iid(10, 2, seed),
+    lambda seed: dirichlet(TEN, 2, 1.0, seed),
+    lambda seed: label_shards(TEN, 2, 1, seed),
+    lambda seed: whole_writers(WRITERS, 1, 1, seed),
+)
+OF_NODES = (
+    lambda num_nodes: iid(10, num_nodes, 0),
+    lambda num_nodes: dirichlet(TEN, num_nodes, 1.0, 0),
+    lambda num_nodes: label_shards(TEN, num_nodes, 1, 0),
+    lambda num_nodes: whole_writers(WRITERS, num_nodes, 1, 0),
+)
+OF_LABELS = (
+    lambda labels: dirichlet(labels, 2, 1.0, 0),
+    lambda labels: label_shards(labels, 2, 1, 0),
+    lambda labels: label_counts([np.array([0])], labels, 3),
+)
+BAD_LABELS = ([0.0, 1.0], [], [[0], [1]], [0, -1], ["a", "b"], [True, False])
+BAD_IDS = ([], [1.0, 2.0], [["a"]], 3, [None, "a"])
+
+
+def rows(argument, calls, values):
+    """Each call with each value, and the argument that it is."""
+    return [(lambda call=call, value=value: call(value), argument) for call in calls for value in values]
+
+
+test_refusals = refusals(
+    [
+        *rows("seed", SEEDED, (-1, 1.5, None)),
+        *rows("num_nodes", OF_NODES, (0, -1, 2.0, True, 11)),
+        *rows("labels", OF_LABELS, BAD_LABELS),
+        *rows("labels", [lambda labels: label_counts([np.array([0])], labels, 3)], [[0, 3]]),
+        *rows("sizes", [lambda sizes: iid(20, 3, 0, sizes=sizes)], [[1, 2], [1, 0, 2], [1.0] * 3, 4, [], [10, 10, 1]]),
+        *rows("alpha", [lambda alpha: dirichlet(TEN, 1, alpha, 0)], [0.0, -1.0, np.inf, np.nan]),
+        *rows("min_size", [lambda least: dirichlet(TEN, 1, 1.0, 0, min_size=least)], [0, 1.0]),
+        *rows("num_nodes", [lambda least: dirichlet(TEN, 4, 1.0, 0, min_size=least)], [3]),
+        *rows("shards_per_node", [lambda shards: label_shards(TEN, 4, shards, 0)], [0, 1.0]),
+        *rows("num_nodes", [lambda shards: label_shards(TEN, 4, shards, 0)], [3]),
+        *rows("owner_ids", [by_owner], BAD_IDS),
+        *rows("writer_ids", [lambda ids: whole_writers(ids, 1, 1, 0)], BAD_IDS),
+        *rows("writers_per_node", [lambda count: whole_writers(WRITERS, 1, count, 0)], [0, 1.5]),
+    ]
+)

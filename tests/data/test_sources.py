@@ -102,96 +102,43 @@ class TestIdx:
         path.write_bytes(gzip.decompress(path.read_bytes()))
         assert load("mnist", str(tmp_path)).train_labels.tolist() == [5, 0, 4, 1, 9, 2, 1]
 
-    def test_no_folder_given(self):
-        refused(lambda: load("mnist"), "data_dir", "got None", "Download", "https://")
-
-    def test_not_a_path(self):
-        refused(lambda: load("mnist", 5), "data_dir", "got 5")  # pyright: ignore[reportArgumentType]
-
-    def test_missing_folder(self, tmp_path):
-        where = tmp_path / "nothing"
-        refused(lambda: load("mnist", where), "data_dir", f"no folder {where}", "Download", "https://")
-
-    def test_file_for_folder(self, tmp_path):
-        path = write_idx(tmp_path)[0]
+    def test_missing_folders_and_files(self, tmp_path):
+        refused(lambda: load("mnist"), "data_dir", "https://")
+        refused(lambda: load("mnist", 5), "data_dir", "https://")  # pyright: ignore[reportArgumentType]
+        refused(lambda: load("mnist", tmp_path / "nothing"), "data_dir", str(tmp_path / "nothing"), "https://")
+        refused(lambda: load("fashion_mnist", tmp_path), "data_dir", STEMS[0], "holds nothing", "zalandoresearch")
+        path, _, missing, _ = write_idx(tmp_path)
+        missing.unlink()
+        refused(lambda: load("mnist", tmp_path), "data_dir", STEMS[2], f"{tmp_path} holds t10k-labels", "https://")
         refused(lambda: load("mnist", path), "data_dir", "is a file")
 
-    def test_missing_file(self, tmp_path):
-        write_idx(tmp_path)[2].unlink()
-        refused(lambda: load("mnist", tmp_path), "data_dir", STEMS[2], f"{tmp_path} holds t10k-labels", "Download")
-
-    def test_empty_folder(self, tmp_path):
-        refused(lambda: load("fashion_mnist", tmp_path), "data_dir", STEMS[0], "holds nothing", "zalandoresearch")
-
-    @pytest.mark.parametrize("keep", [2, 11, 200])
-    def test_truncated_gzip(self, tmp_path, keep):
-        path = write_idx(tmp_path, compress=True)[0]
-        path.write_bytes(path.read_bytes()[:keep])
-        words = (path.name, "complete gzip file", f"cut off after {keep} bytes", "Download")
-        refused(lambda: load("mnist", tmp_path), "data_dir", *words)
-
-    def test_corrupt_gzip(self, tmp_path):
-        path = write_idx(tmp_path, compress=True)[0]
-        content = bytearray(path.read_bytes())
-        content[-6] ^= 0xFF  # inside the checksum
-        path.write_bytes(content)
-        refused(lambda: load("mnist", tmp_path), "data_dir", path.name, "corrupt", "Download")
-        content[10:] = b"\xff" * (len(content) - 10)  # no deflate stream at all
-        path.write_bytes(content)
-        refused(lambda: load("mnist", tmp_path), "data_dir", path.name, "corrupt", "Download")
-
-    @pytest.mark.parametrize("change", [-1, 1])
-    def test_truncated_or_overlong_idx(self, tmp_path, change):
-        path = write_idx(tmp_path)[0]
-        content = path.read_bytes()
-        path.write_bytes(content[:change] if change < 0 else content + b"\0")
-        words = (path.name, "5,504 bytes", "(7, 28, 28)", "holds 5,503" if change < 0 else "holds more", "Download")
-        refused(lambda: load("mnist", tmp_path), "data_dir", *words)
-
-    def test_truncated_header(self, tmp_path):
-        path = write_idx(tmp_path)[0]
-        path.write_bytes(path.read_bytes()[:9])
-        refused(lambda: load("mnist", tmp_path), "data_dir", path.name, "header of 16 bytes", "ends after 9")
-
-    def test_wrong_magic(self, tmp_path):
-        images, labels, *_ = write_idx(tmp_path)
-        images.write_bytes(b"<html>Not found</html>")
-        refused(lambda: load("mnist", tmp_path), "data_dir", images.name, "0x00000803", "0x3c68746d", "Download")
-        images.write_bytes(labels.read_bytes())
-        refused(lambda: load("mnist", tmp_path), "data_dir", images.name, "0x00000803", "0x00000801")
-        images.write_bytes(b"")
-        refused(lambda: load("mnist", tmp_path), "data_dir", images.name, "it is empty")
-
-    def test_wrong_counts(self, tmp_path):
-        labels = write_idx(tmp_path)[1]
-        labels.write_bytes(idx_bytes(np.arange(6)))
-        refused(lambda: load("mnist", tmp_path), "data_dir", labels.name, "7 images", "holds 6", "Download")
-
-    def test_label_out_of_range(self, tmp_path):
-        labels = write_idx(tmp_path)[3]
-        labels.write_bytes(idx_bytes(np.array([1, 10, 2])))
-        refused(lambda: load("mnist", tmp_path), "data_dir", labels.name, "0 to 9", "label 1 is 10", "Download")
-
-    def test_other_image_size(self, tmp_path):
-        images = write_idx(tmp_path)[0]
-        images.write_bytes(idx_bytes(np.zeros((7, 28, 27))))
-        refused(lambda: load("mnist", tmp_path), "data_dir", images.name, "28 by 28", "28 by 27")
-
-    def test_no_samples(self, tmp_path):
-        images = write_idx(tmp_path)[0]
-        images.write_bytes(idx_bytes(np.zeros((0, 28, 28))))
-        refused(lambda: load("mnist", tmp_path), "data_dir", images.name, "at least one sample")
+    @pytest.mark.parametrize(
+        ("number", "damage"),
+        [
+            *((0, lambda content, keep=keep: gzip.compress(content)[:keep]) for keep in (2, 11, 200, -1)),
+            (0, lambda content: gzip.compress(content)[:10] + b"\xff" * 300),  # no deflate stream at all
+            (0, lambda content: gzip.compress(content)[:-6] + b"\0" * 6),  # another checksum
+            *((0, lambda content, keep=keep: content[:keep]) for keep in (-1, 9, 0)),
+            (0, lambda content: content + b"\0"),
+            (0, lambda content: b"<html>Not found</html>"),
+            (0, lambda content: idx_bytes(idx_arrays()[1])),  # labels for images
+            (0, lambda content: idx_bytes(np.zeros((7, 28, 27)))),
+            (0, lambda content: idx_bytes(np.zeros((0, 28, 28)))),
+            (0, lambda content: gzip.compress(content + bytes(50_000_000))),
+            (1, lambda content: idx_bytes(np.arange(6))),  # 7 images
+            (3, lambda content: idx_bytes(np.array([1, 10, 2]))),
+        ],
+    )
+    def test_a_damaged_file_is_refused(self, tmp_path, number, damage):
+        path = write_idx(tmp_path)[number]
+        path.write_bytes(damage(path.read_bytes()))
+        with peak_of(10_000_000):
+            refused(lambda: load("mnist", tmp_path), "data_dir", path.name, "Download")
 
     def test_a_header_that_promises_too_much(self, tmp_path, monkeypatch):
         monkeypatch.setattr(idx, "_MAX_BYTES", 5_503)
         path = write_idx(tmp_path)[0]
-        refused(lambda: load("mnist", tmp_path), "data_dir", path.name, "at most 5,503 bytes", "shape (7, 28, 28)")
-
-    def test_a_gzip_file_with_more_than_its_header_promises(self, tmp_path):
-        path = write_idx(tmp_path, compress=True)[0]
-        path.write_bytes(gzip.compress(idx_bytes(idx_arrays()[0]) + bytes(50_000_000)))
-        with peak_of(10_000_000):
-            refused(lambda: load("mnist", tmp_path), "data_dir", path.name, "5,504 bytes", "holds more", "Download")
+        refused(lambda: load("mnist", tmp_path), "data_dir", path.name, "Download")
 
     def test_unreadable_file(self, tmp_path, monkeypatch):
         path = write_idx(tmp_path)[0]
@@ -200,7 +147,7 @@ class TestIdx:
             raise PermissionError(13, "Permission denied")
 
         monkeypatch.setattr(Path, "open", denied)  # the tests may run as root, whom no mode bits stop
-        refused(lambda: load("mnist", tmp_path), "data_dir", path.name, "Permission denied", "permissions")
+        refused(lambda: load("mnist", tmp_path), "data_dir", path.name, "permissions")
 
 
 def real(folder):
@@ -253,10 +200,7 @@ class TestRealFiles:
 class TestNames:
     @pytest.mark.parametrize("name", ["MNIST", "imagenet", "", None, 3])
     def test_unknown(self, name):
-        refused(lambda: load(name), "dataset", "digits, mnist, fashion_mnist, cifar10, femnist, imdb", f"got {name!r}")
-
-    def test_cifar10_needs_a_folder(self):
-        refused(lambda: load("cifar10"), "data_dir", "cifar10", "got None", "cifar-10-binary.tar.gz")
+        refused(lambda: load(name), "dataset", *NAMES)
 
     def test_every_line_of_the_table_loads(self):
         table = re.findall(r"^\| ([a-z0-9_, ]+) \| \d", inspect.getdoc(load) or "", re.MULTILINE)

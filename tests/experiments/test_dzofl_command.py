@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import leave_undrawn
-from pinned.data import write
+from made_up_images import write_images
 from run_files import run_lines
 
 from experiments.dzofl import EXPERIMENT
@@ -63,7 +63,7 @@ def finished(tmp_path_factory):
 @pytest.fixture(scope="module")
 def shirts(tmp_path_factory):
     """Arguments for the paper's network, on made-up images."""
-    folder = write(tmp_path_factory.mktemp("data"), "fashion_mnist")["fashion_mnist"]
+    folder = write_images(tmp_path_factory.mktemp("data"))
     return f"--data-dir {folder} --nodes 5"
 
 

@@ -5,7 +5,7 @@ import pytest
 from processes import printed
 
 from jaxfl import graphs
-from jaxfl.graphs.needed_rows import needed_rows
+from jaxfl.graphs.neighbor_lists import needed_rows
 
 ROW = 7 * 4  # bytes
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from helpers import refusals
 
-from jaxfl.core import ArgumentError
 from jaxfl.graphs import TrackingPair, five_agents, five_agents_self_loops
 from jaxfl.graphs.spectral import laplacian, spanning_tree_roots
 from jaxfl.graphs.tracking_conditions import (
@@ -237,6 +237,18 @@ def test_each_term_of_q1_and_q2_can_be_the_smallest():
     np.testing.assert_allclose(of_everyone[-4].required, 0.01 * np.sqrt(3) / (6 * 20 * 2.0))
 
 
+def test_norms_of_both_vectors_stand_where_the_theorem_has_them():
+    # v1 = (3/2, 3/2, 0) of two agents that exchange and one that hears, v2 = (1, 1, 1) of a ring.
+    pair = TrackingPair(np.array([[0, 1, 0], [1, 0, 0], [0, 1, 0]]), np.roll(np.eye(3), 1, axis=0))
+    bases = ExponentialBases(state_noise=0.9, tracker_noise=0.9)
+    required = {c.name.split(": ")[1]: c.required for c in assumption_5(pair, S2, bases, smoothness=2.0)}
+    # r1 = 1, as the eigenvalues of L1 are 1 and 2, and 1 - alpha is larger than |1 - 2 alpha|.
+    np.testing.assert_allclose(required["gamma < Q1 alpha"], 0.1 / (np.sqrt(3) * 2.0) * np.sqrt(1 / 2) / 2)
+    r2 = (1 - abs(1 - 0.01 * (1 - np.exp(2j * np.pi / 3)))) / 0.01
+    on_alpha = "alpha < sqrt(2) (v1 . v2) r2 beta / (12 rho(L1) |v1| L)"
+    np.testing.assert_allclose(required[on_alpha], np.sqrt(2) * 3 * r2 * 0.01 / (12 * 2 * np.sqrt(4.5) * 2.0))
+
+
 def test_fourth_term_of_q2_counts_when_dominance_is_weak():
     bases = ExponentialBases(state_noise=0.9, tracker_noise=0.9)
     strong, weak = (
@@ -259,8 +271,6 @@ def test_rest_is_left_out_where_the_graphs_have_no_common_root():
         assert list(failures(conditions)) == ["agents that are roots in both >= 1"]
         assert not any("alpha <" in condition.name for condition in conditions)
     assert not violated(theorem_4(pair, S1, exponents(0.1, 0.1)))  # privacy does not need it
-    with pytest.raises(ArgumentError, match="must satisfy Assumption 1; Assumption 1: agents that are roots in both"):
-        step_size_bounds(pair, smoothness=1.0)
 
 
 def test_sums_of_weights_bound_the_step_sizes_of_both_theorems():
@@ -275,14 +285,18 @@ def test_sums_of_weights_bound_the_step_sizes_of_both_theorems():
     assert [condition.required for condition in found[-2:]] == [1.0, 0.5]
 
 
-def test_unusable_arguments_are_refused():
-    with pytest.raises(ArgumentError, match=r"both graphs must have the same agents; got shapes \(5, 5\) and \(3, 3\)"):
-        common_roots(TrackingPair(RING.state_weights, LINE.tracker_weights))
-    with pytest.raises(ArgumentError, match="state_mixing: must be positive"):
-        theorem_4(RING, StepSizes(0.0, 0.1, 0.1), exponents(0.1, 0.1))
-    with pytest.raises(ArgumentError, match="smoothness: must be positive"):
-        lemma_2(RING, S1, smoothness=0.0)
-    with pytest.raises(ArgumentError, match="gradient_dominance: must be non-negative"):
-        assumption_5(RING, S2, ExponentialBases(0.9, 0.9), smoothness=1.0, gradient_dominance=-1.0)
-    with pytest.raises(ArgumentError, match="must have at least two agents"):
-        lemma_2(TrackingPair(np.zeros((1, 1)), np.zeros((1, 1))), S1, smoothness=1.0)
+ONE = TrackingPair(np.zeros((1, 1)), np.zeros((1, 1)))
+APART = TrackingPair(LINE.state_weights, LINE.state_weights)  # without a common root
+test_refusals = refusals(
+    [
+        (lambda: common_roots(TrackingPair(RING.state_weights, LINE.tracker_weights)), "pair"),
+        (lambda: theorem_4(RING, StepSizes(0.0, 0.1, 0.1), exponents(0.1, 0.1)), "state_mixing"),
+        (lambda: lemma_2(RING, S1, smoothness=0.0), "smoothness"),
+        (
+            lambda: assumption_5(RING, S2, ExponentialBases(0.9, 0.9), smoothness=1.0, gradient_dominance=-1.0),
+            "gradient_dominance",
+        ),
+        (lambda: lemma_2(ONE, S1, smoothness=1.0), "pair"),
+        (lambda: step_size_bounds(APART, smoothness=1.0), "pair"),
+    ]
+)

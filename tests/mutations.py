@@ -1,0 +1,206 @@
+"""Small faults put into a copy of the code one at a time, and whether the tests beside each notice.
+
+    python tests/mutations.py                 # all rows, some 15 s each on one core
+    python tests/mutations.py graphs channel  # rows whose file's path has one of these words
+    python tests/mutations.py --check         # only that every text is found exactly once
+
+A row that survives says which test is missing. Results: docs/decisions/tests.md.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+COPIED = ("jaxfl", "experiments", "tests", "docs", "pyproject.toml", "README.md")
+FAILED, PASSED = 1, 0  # exit statuses of pytest; any other says that the row itself is wrong
+
+# Arguments of pytest in brackets, and below them what they are for: file: its text => what replaces it.
+ROWS = r"""
+[tests/training/test_secrecy.py]
+jaxfl/core/keys.py: key.shared if purpose in SHARED else key.own => key.shared
+[tests/core/test_tree.py]
+jaxfl/core/tree.py: own / num_nodes, leaf, axes=1 => own / (num_nodes - 1), leaf, axes=1
+[tests/core/test_core.py]
+jaxfl/core/keys.py: fold_in(key, int(purpose)), round_index => key, round_index
+jaxfl/core/check.py: np.isfinite(x) & (x > 0) => np.isfinite(x) & (x >= 0)
+jaxfl/core/tasks.py: jnp.where(labels < 0, logits.shape[-1], labels) => labels
+[tests/core/test_threefry.py]
+jaxfl/core/threefry.py: np.uint32(group + 1) => np.uint32(group)
+[tests/graphs/test_topologies.py]
+jaxfl/graphs/weights.py: np.maximum(count[receiver], count[sender]) => count[receiver]
+jaxfl/graphs/weights.py: 1 / count[sender] => 1 / count[receiver]
+jaxfl/graphs/topologies.py: range((num_nodes - 1).bit_length()) => range(num_nodes.bit_length())
+jaxfl/graphs/topologies.py: other + (other >= receiver) => other + (other > receiver)
+[tests/graphs/test_mixing.py]
+jaxfl/graphs/graph.py: (entries.row - entries.col) % num_nodes => (entries.col - entries.row) % num_nodes
+jaxfl/graphs/mixing.py: (nodes[:, None, None] - offsets) => (nodes[:, None, None] + offsets)
+jaxfl/graphs/mixing.py: leaf.astype(matrix.dtype), axes=1 => leaf.astype(matrix.dtype), axes=(0, 0)
+[tests/graphs/test_lossy_mixing.py]
+jaxfl/graphs/lossy_mixing.py: jnp.where(reached, 0, weights).sum => jnp.where(reached, weights, 0).sum
+jaxfl/graphs/lossy_mixing.py: if kept_by == "sender": => if kept_by == "receiver":
+[tests/graphs/test_sharded_mixing.py -m 'slow or not slow']
+jaxfl/graphs/sharded_mixing.py: (device, (device + step) % num_devices) => (device, (device - step) % num_devices)
+jaxfl/graphs/neighbor_lists.py: counts[0] = 0 => counts[-1] = 0
+[tests/graphs/test_spectral.py]
+jaxfl/graphs/spectral.py: product * root[None, :] / root[:, None] => product * root[:, None] / root[None, :]
+[tests/graphs/test_graph_validation.py]
+jaxfl/graphs/validation.py: (False, received.T) => (False, received)
+[tests/graphs/test_tracking_conditions.py]
+jaxfl/graphs/tracking_conditions.py: q1 = rate_1 / (norm_2 * smoothness) => q1 = rate_1 / (norm_1 * smoothness)
+jaxfl/graphs/tracking_conditions.py: gamma + 2 * beta - 2 * eta => gamma + beta - 2 * eta
+[tests/graphs/test_graph_files.py]
+jaxfl/graphs/files.py: status.st_size != held.offset + held.nbytes => False
+[tests/gradients/test_per_example.py]
+jaxfl/gradients/per_example.py: above = norms > clip_norm => above = norms > 2 * clip_norm
+[tests/gradients/test_saga.py]
+jaxfl/gradients/saga.py: mask.astype(dtype) / chosen.batch_size => mask.astype(dtype) / mask.sum().astype(dtype).clip(1)
+jaxfl/gradients/saga.py: scale = chosen.batch_size / count.astype(dtype) => scale = 1 / count.astype(dtype)
+[tests/gradients/test_samplers.py]
+jaxfl/gradients/samplers.py: geometric.astype(jnp.int32) + 1) - 1 => geometric.astype(jnp.int32) + 1)
+[tests/gradients/test_zero_order_estimates.py]
+jaxfl/gradients/zero_order.py: (size(node_params) / (2 * num_directions)) => (size(node_params) / num_directions)
+[tests/privacy/test_mechanisms.py]
+jaxfl/privacy/mechanisms.py: noise_scale, jax.random.laplace, laplace => noise_scale, jax.random.normal, laplace
+[tests/privacy/gossip/test_sensitivity.py]
+jaxfl/privacy/gossip/proven.py: abs(share - 1 / release.num_entries) => share
+[tests/privacy/test_small_delta.py tests/privacy/tracking/test_laplace_at_delta.py]
+jaxfl/privacy/concentrated.py: math.log(dp_delta * alpha) / excess => math.log(dp_delta) / excess
+[tests/privacy/gossip/test_published.py]
+jaxfl/privacy/gossip/compared.py: dp_delta / (num_rounds * sampling_rate) => dp_delta / num_rounds
+[tests/privacy/tracking/test_tracking_sensitivity.py]
+jaxfl/privacy/tracking/sensitivities.py: state = 1 - schedule.state_mixing => state = 1 + schedule.state_mixing
+[tests/privacy/test_grid_noise.py]
+jaxfl/privacy/grid_noise.py: jnp.where(negative == 1, -found, found) => found
+[tests/channel/test_quantize.py]
+jaxfl/channel/quantize.py: (uniform < scaled - below) => (uniform > scaled - below)
+jaxfl/channel/quantize.py: bias = 2 ** (exponent_bits - 1) - 1 => bias = 2 ** (exponent_bits - 1)
+[tests/channel/test_links.py jaxfl/channel/links.py]
+jaxfl/channel/links.py: num_nodes, (num_nodes,)).T => num_nodes, (num_nodes,))
+[tests/channel/test_wireless.py]
+jaxfl/channel/wireless.py: (radius_m * jnp.sqrt(share)) => (radius_m * share)
+jaxfl/channel/wireless.py: order * at_rim**-order => order * at_rim**order
+[tests/channel/test_ledger.py]
+jaxfl/channel/ledger.py: + 2 * work.backward.operations => + work.backward.operations
+[tests/channel/test_energy.py]
+jaxfl/channel/ledger.py: + 3 * counts.activations * high => + 2 * counts.activations * high
+[tests/channel/test_cost.py]
+jaxfl/channel/cost.py: kernel.size // kernel.shape[params => kernel.size * kernel.shape[params
+[tests/models/test_recurrent.py]
+jaxfl/models/lstm.py: sigmoid(f) * cell + jax.nn.sigmoid(i) => sigmoid(i) * cell + jax.nn.sigmoid(f)
+[tests/models/test_batch_norm.py]
+jaxfl/models/normalization.py: - 0.5 * factor * inverse * scale_error => - factor * inverse * scale_error
+[tests/models/test_scaler.py]
+jaxfl/models/scaler.py: inputs / ratio), {} => inputs * ratio), {}
+[tests/data/test_partition.py]
+jaxfl/data/partition.py: (scaled_log - scaled_log.max()) / alpha => (scaled_log - scaled_log.max()) * alpha
+jaxfl/data/partition.py: spawn_key=(int(stream),) => spawn_key=(0,)
+[tests/data/test_pool.py]
+jaxfl/data/pool.py: row[: len(part)] = part => row[-len(part) :] = part
+jaxfl/data/pool.py: if count.max() > 1: => if count.max() > 2:
+[tests/data/test_sources.py]
+jaxfl/data/sources.py: [::_TEST_STRIDE] => [1::_TEST_STRIDE]
+[tests/data/test_cifar.py]
+jaxfl/data/cifar.py: .transpose(0, 2, 3, 1) => .transpose(0, 3, 2, 1)
+jaxfl/data/cifar.py: .hexdigest() != _PICKLED[path.name] => .hexdigest() == ""
+[tests/data/test_imdb.py]
+jaxfl/data/imdb.py: for word in text.split())][-length:] => for word in text.split())][:length]
+jaxfl/data/imdb.py: 0 <= header.size <= len(content) - first => header.size < 10**20
+[tests/algorithms/test_references.py -k push_sum]
+jaxfl/algorithms/push_sum.py: scale(1.0 / state.push_sum_weight, => scale(state.push_sum_weight,
+[tests/algorithms/test_references.py -k d_psgd]
+jaxfl/algorithms/d_psgd.py: descend(mixed, gamma => descend(state.params, gamma
+[tests/algorithms/test_references.py -k a_dp2]
+jaxfl/algorithms/a_dp2_sgd.py: mean = 0.5 * (old[0] + old[1]) => mean = old[0]
+[tests/algorithms/test_over_links.py]
+jaxfl/algorithms/exchange.py: m + (value - rounded) => m + (rounded - value)
+[tests/algorithms/clients/test_private_updates.py]
+jaxfl/algorithms/fed_avg.py: -leaf / num_active => -leaf / is_active.sum().astype(leaf.dtype)
+[tests/algorithms/test_gradient_tracking.py]
+jaxfl/algorithms/gradient_tracking.py: y + beta * change + (new - old) => y + beta * change + (old - new)
+[tests/test_keys_of_a_round.py tests/test_contract.py -k gradient_tracking]
+jaxfl/algorithms/gradient_tracking.py: Purpose.NOISE, k + 1), pair => Purpose.NOISE, 1), pair
+[tests/algorithms/test_dzofl.py]
+jaxfl/algorithms/dzofl.py: heard * (n / jnp.maximum => heard * (1 / jnp.maximum
+[tests/algorithms/test_ali_dpfl.py]
+jaxfl/algorithms/ali_dpfl.py: step_size**2 * beta * t, gap => step_size * beta * t, gap
+[tests/algorithms/test_output_perturbation.py]
+jaxfl/algorithms/output_perturbation.py: shares.sum(axis=1, keepdims=True) => shares.sum(axis=0, keepdims=True)
+[tests/training/test_evaluation.py]
+jaxfl/training/evaluate.py: jnp.where(batch.counts, value, 0) => value
+jaxfl/training/evaluate.py: values.max() if name => values.min() if name
+[tests/training/test_stationarity.py]
+jaxfl/training/measures.py: jnp.sum(leaf.mean(axis=0) ** 2) => jnp.sum((leaf**2).mean(axis=0))
+[tests/training/test_progress_and_summary.py]
+jaxfl/training/summary.py: known.std(ddof=1) => known.std(ddof=0)
+[tests/experiments/test_frame_request.py]
+experiments/frame/grid.py: itertools.product(*rows) => zip(*rows)
+"""
+
+
+class Row(NamedTuple):
+    file: str
+    text: str
+    replacement: str
+    tests: str  # arguments of pytest
+
+
+def read_rows() -> list[Row]:
+    """The table; it ends the script where a text is not found exactly once."""
+    rows, tests = [], ""
+    for line in ROWS.strip().splitlines():
+        if line.startswith("["):
+            tests = line.strip("[]")
+            continue
+        file, _, change = line.partition(": ")
+        text, _, replacement = change.partition(" => ")
+        if (count := (ROOT / file).read_text().count(text)) != 1:
+            sys.exit(f"{file} has {text!r} {count} times")
+        rows.append(Row(file, text, replacement, tests))
+    return rows
+
+
+def copy(folder: Path) -> None:
+    """The files of the checkout that tests need, in a folder of their own."""
+    for name in COPIED:
+        source, ignored = ROOT / name, shutil.ignore_patterns("__pycache__", "results")
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=ignored)
+        else:
+            shutil.copy(source, folder / name)
+
+
+def outcome(folder: Path, row: Row) -> str:
+    """What the tests say of one fault: "caught", "survived", or how pytest ended otherwise."""
+    path = folder / row.file
+    whole = path.read_text()
+    path.write_text(whole.replace(row.text, row.replacement))
+    command = f"{sys.executable} -m pytest -q -x -n 0 -m 'not slow' -p no:cacheprovider {row.tests}"
+    environment = os.environ | {"PYTHONPATH": str(folder), "JAXFL_TESTS_CACHE": str(folder / "programs")}
+    ran = subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True)
+    path.write_text(whole)
+    names = {FAILED: "caught", PASSED: "survived"}
+    return names.get(ran.returncode) or f"pytest ended with {ran.returncode}: {(ran.stdout or ran.stderr)[-300:]}"
+
+
+def main(words: list[str]) -> int:
+    rows, results = read_rows(), []
+    if words == ["--check"]:
+        return 0
+    with tempfile.TemporaryDirectory() as name:
+        copy(Path(name))
+        for row in rows:
+            if not words or any(word in row.file for word in words):
+                results.append(outcome(Path(name), row))
+                print(f"{results[-1]:9} {row.file}: {row.text} => {row.replacement}", flush=True)
+    caught = results.count("caught")
+    print(f"{caught} of {len(results)} caught")
+    return int(caught < len(results))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -24,8 +24,9 @@ from experiments.bench.setting import KEY, Network, Setting, clients, learner, p
 from jaxfl import gradients, graphs, privacy
 from jaxfl.algorithms import fed_avg, push_sum
 from jaxfl.core import Algorithm
-from jaxfl.models import classification, cnn, convolution_forms, resnet18, resnet20
-from jaxfl.models.windows import geometry
+from jaxfl.models import classification, cnn, resnet18, resnet20
+from jaxfl.models.kernels import forms as gpu_forms
+from jaxfl.models.kernels import geometry
 from jaxfl.training.chunks import rounds_fn
 from jaxfl.training.environment import describe_environment
 
@@ -143,9 +144,9 @@ def convolutions(small: bool) -> Iterator[Number]:
         geom = geometry((size, size), (3, 3))
         forms = {
             "patches": lambda x, k, geom=geom: jnp.matmul(
-                convolution_forms._rows(x, geom), k.reshape(len(k), -1, k.shape[-1])
+                gpu_forms._rows(x, geom), k.reshape(len(k), -1, k.shape[-1])
             ).reshape(x.shape),
-            "grouped": lambda x, k, geom=geom: convolution_forms._grouped(x, k, geom),
+            "grouped": lambda x, k, geom=geom: gpu_forms._grouped(x, k, geom),
             "each": lambda x, k: jax.lax.map(lambda both: _convolution(*both), (x, k)),
         }
         for dtype, (form, fn) in ((dtype, one) for dtype in (jnp.float32, jnp.bfloat16) for one in forms.items()):
@@ -177,13 +178,13 @@ def resnets(small: bool) -> Iterator[Number]:
     setting = Setting(RESNET, 32, samples=390, rounds=10)
     if small:
         setting = setting._replace(num_nodes=2, batch_size=4, samples=8, rounds=2)
-    shipped = dict(convolution_forms._GPU_THRESHOLDS)
+    shipped = dict(gpu_forms._GPU_THRESHOLDS)
     forms = {"shipped": shipped, "patches": dict.fromkeys(shipped, math.inf), "grouped": dict.fromkeys(shipped, 0.0)}
     for form, limits in forms.items():
-        convolution_forms._GPU_THRESHOLDS.update(limits)
+        gpu_forms._GPU_THRESHOLDS.update(limits)
         for dtype in ("float32", "bfloat16"):
             yield chunk(f"resnet20/{form}_{dtype}_n{setting.num_nodes}", averaging(setting, dtype), setting)
-    convolution_forms._GPU_THRESHOLDS.update(shipped)
+    gpu_forms._GPU_THRESHOLDS.update(shipped)
 
 
 def blazefl(small: bool, *, resnet: bool) -> Iterator[Number]:

@@ -17,7 +17,7 @@ from jaxfl.core import ArgumentError, Task, check
 from jaxfl.data import Dataset
 from jaxfl.data.imdb import NUM_TOKENS
 from jaxfl.models import Model
-from jaxfl.models.scaler import scaled
+from jaxfl.models.composite import scaled
 
 RESNETS = ("resnet20", "resnet8")
 

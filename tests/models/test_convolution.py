@@ -10,9 +10,9 @@ from helpers import assert_close, normals, refused
 from jax import lax
 
 from jaxfl.core import over_nodes
-from jaxfl.models import error_windows
-from jaxfl.models.convolution import convolve, kernel_gradient
-from jaxfl.models.windows import geometry, patches
+from jaxfl.models.kernels import error_windows
+from jaxfl.models.kernels.convolution import convolve, kernel_gradient
+from jaxfl.models.kernels.windows import geometry, patches
 
 RNG = np.random.default_rng(0)
 normal = normals(RNG)

@@ -13,11 +13,12 @@ from jax import lax
 from jaxfl.core import over_nodes
 from jaxfl.core.platform import tracing_for
 from jaxfl.core.tracing import canonical_form
-from jaxfl.models import convolution_forms, resnet20
-from jaxfl.models.convolution import convolve, input_gradient, kernel_gradient
-from jaxfl.models.convolution_forms import FORWARD, KERNEL_GRADIENT, form
-from jaxfl.models.residual import conv_without_bias
-from jaxfl.models.windows import Geometry, geometry
+from jaxfl.models import resnet20
+from jaxfl.models.kernels import forms
+from jaxfl.models.kernels.convolution import convolve, input_gradient, kernel_gradient
+from jaxfl.models.kernels.forms import FORWARD, KERNEL_GRADIENT, form
+from jaxfl.models.kernels.windows import Geometry, geometry
+from jaxfl.models.resnet import conv_without_bias
 
 RNG = np.random.default_rng(0)
 normal = normals(RNG)
@@ -65,7 +66,7 @@ def thresholds(monkeypatch):
     """Sets where products are grouped."""
 
     def put(**products):
-        monkeypatch.setattr(convolution_forms, "_GPU_THRESHOLDS", {FORWARD: NEVER, KERNEL_GRADIENT: NEVER, **products})
+        monkeypatch.setattr(forms, "_GPU_THRESHOLDS", {FORWARD: NEVER, KERNEL_GRADIENT: NEVER, **products})
 
     return put
 

@@ -11,7 +11,8 @@ from helpers import normals, refusals
 
 from jaxfl.core import ArgumentError
 from jaxfl.core.platform import tracing_for
-from jaxfl.models import layers, position_sums
+from jaxfl.models import layers
+from jaxfl.models.kernels import position_sums
 
 RNG = np.random.default_rng(0)
 normal = normals(RNG)

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from jaxfl.core import ArgumentError
-from jaxfl.models.pooling import max_pool
+from jaxfl.models.kernels.pooling import max_pool
 
 RNG = np.random.default_rng(0)
 

@@ -14,8 +14,9 @@ from jaxfl.channel import count, total
 from jaxfl.core import ArgumentError
 from jaxfl.core.types import Variables
 from jaxfl.gradients import per_example
-from jaxfl.models import layers, position_sums, sequential
-from jaxfl.models.binary import binary_classification
+from jaxfl.models import layers, sequential
+from jaxfl.models.classification import binary_classification
+from jaxfl.models.kernels import position_sums
 from jaxfl.models.lstm import bidirectional_lstm
 from jaxfl.models.text import bilstm_classifier, embedding
 

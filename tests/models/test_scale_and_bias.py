@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxfl.models.scale_and_bias import factored_scale_and_bias
+from jaxfl.models.normalization import factored_scale_and_bias
 
 
 @pytest.mark.parametrize("far", [1e-7, 1e-5, 1e-3])

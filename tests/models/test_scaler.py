@@ -8,7 +8,7 @@ from helpers import refusals
 
 from jaxfl.core import Variables
 from jaxfl.models import classification, layers, resnet20
-from jaxfl.models.scaler import scaled
+from jaxfl.models.composite import scaled
 
 KEY = jax.random.key(0)
 INPUTS = jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)), jnp.float32)

@@ -15,8 +15,6 @@ XLA_FLAGS. The process of the call leaves the card to its boxes.
 `--small` makes every box small enough for a CPU. A box by itself is `python -m experiments.bench.card BOX`.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os
@@ -79,8 +77,8 @@ def version(package: str) -> str | None:
 def card_state() -> str | None:
     """State of the card now, as nvidia-smi tells it; None where there is none."""
     try:
-        asked = ["nvidia-smi", f"--query-gpu={_STATE}", "--format=csv,noheader"]
-        return subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+        query = ["nvidia-smi", f"--query-gpu={_STATE}", "--format=csv,noheader"]
+        return subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -107,9 +105,8 @@ def run_call(call: int, out: Path, *, small: bool) -> list[Number]:
             continue
         environment = {**os.environ, "XLA_FLAGS": flags, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         command = [sys.executable, "-m", "experiments.bench.card", box.name, *(["--small"] if small else [])]
-        with (out / f"log_{call}.txt").open("a") as log:
+        with (out / f"log_{call}.txt").open("a", buffering=1) as log:
             log.write(f"\n{box}\n")
-            log.flush()
             options: dict[str, Any] = {"stderr": log, "text": True, "env": environment, "start_new_session": True}
             with subprocess.Popen(command, stdout=subprocess.PIPE, **options) as process:
                 timer = threading.Timer(limit, os.killpg, (process.pid, signal.SIGKILL))  # with what it has started

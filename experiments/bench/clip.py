@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments.bench.setting import Network, Setting, descend, node_batches, node_params, perceptron
-from experiments.bench.timing import Measurement, Report, in_turns, runner
+from experiments.bench.timing import Measurement, Report, runner
 from jaxfl.core import Array, PyTree, Task, over_nodes
 from jaxfl.gradients import per_example
 from jaxfl.models import cnn
@@ -80,33 +80,21 @@ def gradients(setting: Setting, task: Task) -> dict[str, Gradient]:
 
 def suite(settings: dict[str, Setting] = SETTINGS) -> dict[str, Measurement]:
     """Measure; see the module's text. About two minutes on two cores, most of it the CNN's per-sample gradients."""
-    measurements = {}
+    measurements = Report("clip/", "")
     for name, setting in settings.items():
-        measurements |= compare(name, setting)
-    return measurements
-
-
-def compare(name: str, setting: Setting) -> dict[str, Measurement]:
-    """The rows of one network."""
-    task = setting.task()
-    functions = gradients(setting, task)
-    rounds = {row: setting.slow_rounds if row in SLOW else setting.rounds for row in functions}
-    repeats = {row: setting.slow_repeats if row in SLOW else setting.repeats for row in functions}
-    arguments = node_params(task.init, setting.num_nodes), *node_batches(setting)
-    rows = {
-        row: runner(descent(one, task.node_loop, rounds[row], setting.step_size), *arguments)
-        for row, one in functions.items()
-    }
-    seconds = in_turns(rows, repeats, rounds)
-    network = f"{setting.network.text}, n = {setting.num_nodes}"
-    report = Report("clip/", f"{network}, batch {setting.batch_size}, node_loop {task.node_loop}")
-    clipped, unclipped = seconds["clipped"], seconds["unclipped"]
-    report.ratio(f"{name}_vs_unclipped", clipped, unclipped, "clipped over unclipped")
-    for row in [row for row in SLOW if row in rows]:
-        report.ratio(f"{name}_speedup_vs_{row}", seconds[row], clipped, f"{row} over clipped")
-    growth = rows["clipped"].temp_bytes / max(1, rows["unclipped"].temp_bytes)
-    report.median(f"{name}_temp_vs_unclipped", growth, "x", "temporary memory, clipped over unclipped")
-    report.times({f"{name}_{row}": times for row, times in seconds.items()})
-    report.memory(rows, f"{name}_")
-    report.compile_times({f"{name}_{row}": one for row, one in rows.items()})
-    return report.measurements
+        task = setting.task()
+        functions = gradients(setting, task)
+        rounds = {row: setting.slow_rounds if row in SLOW else setting.rounds for row in functions}
+        repeats = {row: setting.slow_repeats if row in SLOW else setting.repeats for row in functions}
+        arguments = node_params(task.init, setting.num_nodes), *node_batches(setting)
+        rows = {
+            row: runner(descent(one, task.node_loop, rounds[row], setting.step_size), *arguments)
+            for row, one in functions.items()
+        }
+        report = measurements.on(f"{setting.layers()}, node_loop {task.node_loop}")
+        ratios = {f"{name}_vs_unclipped": ("clipped", "unclipped", "clipped over unclipped")}
+        ratios |= {f"{name}_speedup_vs_{row}": (row, "clipped", f"{row} over clipped") for row in SLOW if row in rows}
+        report.compare(rows, repeats, rounds, ratios, f"{name}_")
+        growth = rows["clipped"].temp_bytes / max(1, rows["unclipped"].temp_bytes)
+        report.median(f"{name}_temp_vs_unclipped", growth, "x", "temporary memory, clipped over unclipped")
+    return measurements.measurements

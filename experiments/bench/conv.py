@@ -30,20 +30,17 @@ def suite(settings: dict[str, Setting] = SETTINGS) -> dict[str, Measurement]:
         {"gemm": steps.repeats, "jaxfl": steps.repeats, "flax": steps.slow_repeats},
         {"gemm": 1, **rounds},
     )
-    in_scan = {name: compiled(row, scan, scan.rounds) for name, row in rows(scan.network.model).items()}
-    scanned = in_turns(in_scan, scan.repeats)
+    loops = {name: compiled(row, scan, scan.rounds) for name, row in rows(scan.network.model).items()}
+    scanned = in_turns(loops, scan.repeats)
     per_sample = sum(flops for _, flops in layer_flops(steps.network).values())
     flops = steps.batch_size * steps.num_nodes * per_sample
     ours, network = seconds["jaxfl"], "the same network of flax nnx layers under vmap"
     loop = f"jaxfl's node_loop {both['jaxfl'].node_loop}"
 
-    report = Report("conv/", steps.images())
-    report.on(f"{steps.images()}; {loop}").ratio(
-        "speedup_vs_flax_vmap", seconds["flax"], ours, f"{network}, in single jitted steps"
-    )
-    report.on(f"{scan.images()}; {loop}").ratio(
-        "speedup_vs_flax_vmap_in_scan", scanned["flax"], scanned["jaxfl"], f"{network}, both in a scan"
-    )
+    report = Report("conv/", f"{steps.images()}; {loop}")
+    report.ratio("speedup_vs_flax_vmap", seconds["flax"], ours, f"{network}, in single jitted steps")
+    in_scan, text = report.on(f"{scan.images()}; {loop}"), f"{network}, both in a scan"
+    in_scan.ratio("speedup_vs_flax_vmap_in_scan", scanned["flax"], scanned["jaxfl"], text)
     yardstick = f"float32 matrix product of size {steps.gemm_size}"
     report.ratio("share_of_gemm", flops * seconds["gemm"], ours, yardstick, "fraction")
     report.median("training_gflops", flops / ours / 1e9, "GFLOP/s")

@@ -12,13 +12,12 @@ Ten clients, batch 75, the CNN of `jaxfl.models.cnn` and one of a third of its w
 
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from experiments.bench.peers import CNN, dp_sgd
-from experiments.bench.setting import Network, Setting, random_data, training
-from experiments.bench.timing import Measurement, Report, in_turns
+from experiments.bench.setting import Network, Setting, clients, random_data, training
+from experiments.bench.timing import Measurement, Report
 from jaxfl import gradients, privacy
-from jaxfl.algorithms import ali_dpfl, fed_avg, local_steps, private_constants, published_constants
+from jaxfl.algorithms import ali_dpfl, fed_avg, private_constants, published_constants
 from jaxfl.core import Algorithm
 from jaxfl.models import cnn
 
@@ -35,23 +34,20 @@ WANTED = {
 }
 
 
-def averaged(setting: Setting, **changes) -> Algorithm:
+def averaged(setting: Setting, **options) -> Algorithm:
     """Federated averaging of all clients."""
-    options = {"batch_size": setting.batch_size, "optimizer": optax.sgd(setting.step_size), **changes}
-    return fed_avg(setting.task(), clients=local_steps(**options), num_active=setting.num_nodes)
+    return fed_avg(setting.task(), clients=clients(setting, **options), num_active=setting.num_nodes)
 
 
 def adaptive(setting: Setting, is_private: bool) -> Algorithm:
     """ALI-DPFL with as many rounds as iterations, and so one step in each."""
-    batch_size, clip_norm = setting.batch_size, setting.clip_norm
-    constants = published_constants(batch_size)
+    constants = published_constants(setting.batch_size)
     if is_private:
-        constants = private_constants(batch_size, clip_norm=clip_norm, loss_bound=1.0, noise_multiplier=5.0)
-    clients = local_steps(
-        MOST_STEPS, batch_size=batch_size, optimizer=optax.sgd(setting.step_size), **_poisson(setting)
-    )
+        private = {"clip_norm": setting.clip_norm, "loss_bound": 1.0, "noise_multiplier": 5.0}
+        constants = private_constants(setting.batch_size, **private)
     budget = {"max_rounds": ROUNDS, "max_iterations": ROUNDS, "step_size": setting.step_size}
-    return ali_dpfl(setting.task(), clients=clients, constants=constants, **budget)
+    steps = clients(setting._replace(num_local_steps=MOST_STEPS), **_poisson(setting))
+    return ali_dpfl(setting.task(), clients=steps, constants=constants, **budget)
 
 
 def _poisson(setting: Setting) -> dict:
@@ -61,12 +57,11 @@ def _poisson(setting: Setting) -> dict:
 
 def algorithms(setting: Setting) -> dict[str, Algorithm]:
     """The rows."""
-    plain = {"max_steps": setting.num_local_steps, "sampler": gradients.uniform, "weighting": "uniform"}
-    poisson = {"max_steps": MOST_STEPS, **_poisson(setting)}
+    most, poisson = setting._replace(num_local_steps=MOST_STEPS), _poisson(setting)
     return {
-        "plain": averaged(setting, **plain),
-        "private": averaged(setting, **{**plain, **dp_sgd(setting)}),
-        **{f"tau{tau}": averaged(setting, num_steps=jnp.int32(tau), **poisson) for tau in (1, 2, 10)},
+        "plain": averaged(setting, sampler=gradients.uniform, weighting="uniform"),
+        "private": averaged(setting, **dp_sgd(setting)),
+        **{f"tau{tau}": averaged(most, num_steps=jnp.int32(tau), **poisson) for tau in (1, 2, 10)},
         "published": adaptive(setting, False),
         "noisy": adaptive(setting, True),
     }
@@ -74,27 +69,18 @@ def algorithms(setting: Setting) -> dict[str, Algorithm]:
 
 def suite(settings: dict[str, Setting] = SETTINGS) -> dict[str, Measurement]:
     """Measure; see the module's text. About ten minutes on two cores."""
-    measurements = {}
+    report = Report("dp_clients/", "")
     for name, setting in settings.items():
-        measurements |= compare(name, setting)
-    return measurements
-
-
-def compare(name: str, setting: Setting) -> dict[str, Measurement]:
-    """The rows of one network."""
-    data = random_data(setting, np.float32)
-    rows = {row: training(algorithm, data, setting.rounds)[0] for row, algorithm in algorithms(setting).items()}
-    seconds = in_turns(rows, setting.repeats, setting.rounds)
-    report = Report("dp_clients/", f"{setting.layers()}, node_loop {setting.task().node_loop}")
-    steps = f"{setting.num_local_steps} local iterations"
-    asked = {
-        "private_vs_plain": ("private", "plain", f"{steps}, by DP-SGD over plain"),
-        "tau2_vs_tau10": ("tau2", "tau10", f"2 over 10 of at most {MOST_STEPS} local iterations"),
-        "published_constants": ("published", "tau1", "1 local iteration with estimates of constants over 1 without"),
-        "noisy_constants": ("noisy", "tau1", "1 local iteration with private estimates of constants over 1 without"),
-    }
-    for label, (top, bottom, text) in asked.items():
-        report.ratio(f"{name}_{label}", seconds[top], seconds[bottom], text)
-    report.times({f"{name}_{row}": times for row, times in seconds.items()})
-    report.compile_times({f"{name}_{row}": one for row, one in rows.items()})
+        data = random_data(setting, np.float32)
+        rows = {row: training(algorithm, data, setting.rounds)[0] for row, algorithm in algorithms(setting).items()}
+        steps, one = f"{setting.num_local_steps} local iterations", "1 local iteration with"
+        ratios = {
+            "private_vs_plain": ("private", "plain", f"{steps}, by DP-SGD over plain"),
+            "tau2_vs_tau10": ("tau2", "tau10", f"2 over 10 of at most {MOST_STEPS} local iterations"),
+            "published_constants": ("published", "tau1", f"{one} estimates of constants over 1 without"),
+            "noisy_constants": ("noisy", "tau1", f"{one} private estimates of constants over 1 without"),
+        }
+        named = {f"{name}_{label}": ratio for label, ratio in ratios.items()}
+        text = f"{setting.layers()}, node_loop {setting.task().node_loop}"
+        report.on(text).compare(rows, setting.repeats, setting.rounds, named, f"{name}_")
     return report.measurements

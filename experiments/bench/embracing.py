@@ -8,43 +8,43 @@ steps, for which a weak client keeps features.
 """
 
 import numpy as np
-import optax
 
-from experiments.bench.setting import Network, Setting, random_data, training
+from experiments.bench.setting import Network, Setting, clients, random_data, training
 from experiments.bench.timing import Measurement, Report, Runner, in_turns
-from jaxfl.algorithms import embracing, local_steps, output_side
-from jaxfl.core import Task
+from jaxfl.algorithms import embracing, output_side
+from jaxfl.core import Algorithm, Task
 from jaxfl.models import classification, resnet20
 
 FIRST_BLOCKS = {"strong": "stem", "moderate": "block_2_1", "weak": "block_3_1"}  # that a class trains
 SETTING = Setting(Network(resnet20(), "ResNet-20", (32, 32, 3)), 6, samples=390, num_local_steps=10, rounds=1)
 
 
-def rounds(setting: Setting, task: Task, counts: dict[str, int]) -> Runner:
-    """A call's rounds of clients by class, all of them active."""
-    optimizer = optax.sgd(setting.step_size)
-    algorithm = embracing(
+def learner(setting: Setting, task: Task, counts: dict[str, int], num_active: int | list[int]) -> Algorithm:
+    """EmbracingFL of so many clients by class; `num_active` of all take part in a round, or so many of each class."""
+    return embracing(
         task,
-        clients=local_steps(setting.num_local_steps, batch_size=setting.batch_size, optimizer=optimizer),
+        clients=clients(setting),
         trained_blocks=[output_side(task.blocks, FIRST_BLOCKS[name]) for name in counts],
         client_class=np.repeat(np.arange(len(counts)), list(counts.values())),
-        num_active=list(counts.values()),
+        num_active=num_active,
     )
+
+
+def rounds(setting: Setting, task: Task, counts: dict[str, int]) -> Runner:
+    """A call's rounds of clients by class, all of them active."""
     data = random_data(setting._replace(num_nodes=sum(counts.values())), np.float32)
-    return training(algorithm, data, setting.rounds)[0]
+    return training(learner(setting, task, counts, list(counts.values())), data, setting.rounds)[0]
 
 
 def suite(setting: Setting = SETTING) -> dict[str, Measurement]:
     """Measure; see the module's text. About seven minutes on two cores."""
     task, everybody, each = setting.task(), setting.num_nodes, setting.num_nodes // len(FIRST_BLOCKS)
-    clients = {"strong": {"strong": everybody}, "mixed": dict.fromkeys(FIRST_BLOCKS, each), "weak": {"weak": everybody}}
-    rows = {name: rounds(setting, task, counts) for name, counts in clients.items()}
+    kinds = {"strong": {"strong": everybody}, "mixed": dict.fromkeys(FIRST_BLOCKS, each), "weak": {"weak": everybody}}
+    rows = {name: rounds(setting, task, counts) for name, counts in kinds.items()}
     seconds = in_turns(rows, setting.repeats, setting.rounds)
     batches = f"steps of batch {setting.batch_size}"
-    shapes = (
-        f"{setting.network.text}, {everybody} clients, {setting.num_local_steps} {batches}, node_loop {task.node_loop}"
-    )
-    report = Report("embracing/", shapes)
+    size = f"{setting.network.text}, {everybody} clients, {setting.num_local_steps} {batches}"
+    report = Report("embracing/", f"{size}, node_loop {task.node_loop}")
     for name, text in {"mixed": f"{each} clients of each class", "weak": "all weak"}.items():
         report.ratio(f"{name}_vs_strong", seconds[name], seconds["strong"], f"{text}, over all strong")
     for name, times in seconds.items():

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments.bench.setting import Network, Setting
-from experiments.bench.timing import Measurement, Report, in_turns, runner
+from experiments.bench.timing import Measurement, Report, runner
 from jaxfl.core import Array
 from jaxfl.graphs import Graph, exponential, mix
 from jaxfl.graphs.mixing import best_structure
@@ -55,14 +55,13 @@ def suite(setting: Setting = SETTING) -> dict[str, Measurement]:
     first, second = (jax.random.normal(jax.random.key(seed), shape, jnp.float32) for seed in range(2))
     rows = {form: runner(mixing(graph, form, rounds), (result, first)) for form in FORMS}
     rows["half_sum"] = runner(half_sums(rounds), result, first, second)
-    seconds = in_turns(rows, setting.repeats, rounds)
-
-    report = Report("mix/", f"{shape[0]} x {shape[1]} float32, exponential graph")
-    against = report.on(f'{report.shapes}; "auto" is {best_structure(graph)}')
-    for form in FORMS[1:]:
-        for rival, text in (("dense", "the dense product"), ("half_sum", "0.5 a + 0.5 b")):
-            against.ratio(f"{form}_vs_{rival}", seconds[form], seconds[rival], f"{form} over {text}")
-    report.times(seconds)
-    report.memory(rows)
-    report.compile_times(rows)
+    arrays = f"{shape[0]} x {shape[1]} float32, exponential graph"
+    report = Report("mix/", f'{arrays}; "auto" is {best_structure(graph)}')
+    rivals = {"dense": "the dense product", "half_sum": "0.5 a + 0.5 b"}
+    ratios = {
+        f"{form}_vs_{rival}": (form, rival, f"{form} over {text}")
+        for form in FORMS[1:]
+        for rival, text in rivals.items()
+    }
+    report.compare(rows, setting.repeats, rounds, ratios)
     return report.measurements

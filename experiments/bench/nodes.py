@@ -6,20 +6,19 @@ is a process of its own, whose peak memory is published; it makes rounds in a sc
 kept. "graph" is the time to build and to check a graph. Over eight devices state and tables of samples lie by node.
 """
 
-import json
 import os
 import re
 import resource
-import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from experiments.bench.setting import KEY, Setting, node_params, perceptron, random_data
@@ -47,7 +46,7 @@ class Sizes(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Measurements that a process prints."""
+    """Measurements of a process."""
 
     seconds: list[float]  # of a round, by call
     distances: list[float]  # consensus distance after each round
@@ -120,15 +119,14 @@ def rounds(learner: Algorithm, count: int, state: Any, data: Any) -> tuple[Any, 
 
 def in_process(graph: str, num_nodes: int, num_devices: int, sizes: Sizes) -> Row:
     """`measure` in a process of its own, on a CPU that has these devices."""
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(num_devices)}
-    options = [f"--{name.replace('_', '-')}" for name in ("hidden", "rounds", "calls")]
-    numbers = [str(number) for number in (sizes.hidden, sizes.rounds, sizes.calls)]
-    pairs = [text for pair in zip(options, numbers, strict=True) for text in pair]
-    command = [sys.executable, "-m", "experiments.bench.nodes", graph, str(num_nodes), *pairs]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with exit code {done.returncode}:\n{done.stderr[-3000:]}")
-    return Row(**json.loads(done.stdout.splitlines()[-1]))
+    before = dict(os.environ)
+    os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(num_devices)}  # which the process begins with
+    try:
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            return pool.submit(measure, graph, num_nodes, sizes).result()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 SIZES = Sizes()
@@ -163,24 +161,17 @@ def plot(measurements: dict[str, Measurement], path: Path) -> None:
     for column, (graph, title) in enumerate(GRAPHS.items()):
         axes = figure.add_subplot(2, 2, column + 1)
         for number, (num_nodes, points) in enumerate(sorted(distances(measurements, graph).items())):
-            ks, values = zip(*sorted(points.items()), strict=True)
-            axes.plot(ks, values, label=f"n = {num_nodes:,}", linewidth=1.8, **line_style(number))
+            axes.plot(*zip(*sorted(points.items()), strict=True), label=f"n = {num_nodes:,}", **_line(number))
         style_axes(axes, Panel("", f"consensus distance, {title}"), "round")
         axes.set_yscale("log")
         axes.legend(frameon=False, fontsize=9)
     for column, (pattern, label) in enumerate({"": "rounds a second", "_memory": "peak memory, MB"}.items()):
         axes = figure.add_subplot(2, 2, 3 + column)
         for number, (graph, title) in enumerate(GRAPHS.items()):
-            named = rf"nodes/{graph}_n(\d+){pattern}"
-            points = [
-                (int(match[1]), one.value) for name, one in measurements.items() if (match := re.fullmatch(named, name))
-            ]
-            axes.plot(*zip(*sorted(points), strict=True), marker="o", linewidth=1.8, label=title, **line_style(number))
-            named = rf"nodes/{graph}_n(\d+)_devices(\d+){pattern}"
-            for name, one in measurements.items():
-                if match := re.fullmatch(named, name):
-                    text = f"{title}, {match[2]} devices"
-                    axes.plot(int(match[1]), one.value, "s", markersize=9, label=text, **line_style(number + 2))
+            points = _points(measurements, rf"{graph}_n(\d+){pattern}")
+            axes.plot(*zip(*points, strict=True), marker="o", label=title, **_line(number))
+            for n, devices, value in _points(measurements, rf"{graph}_n(\d+)_devices(\d+){pattern}"):
+                axes.plot(n, value, "s", markersize=9, label=f"{title}, {devices} devices", **_line(number + 2))
         style_axes(axes, Panel("", label), "nodes n")
         axes.set_xscale("log")
         axes.set_yscale("log")
@@ -188,12 +179,21 @@ def plot(measurements: dict[str, Measurement], path: Path) -> None:
     save_figure(figure, path)
 
 
+def _line(number: int) -> dict[str, Any]:
+    return {"linewidth": 1.8, **line_style(number)}
+
+
+def _points(measurements: dict[str, Measurement], pattern: str) -> list[tuple[Any, ...]]:
+    """(numbers in the name, value) of the measurements of this name."""
+    named = [(re.fullmatch("nodes/" + pattern, name), one.value) for name, one in measurements.items()]
+    return sorted((*map(int, match.groups()), value) for match, value in named if match)
+
+
 def distances(measurements: dict[str, Measurement], graph: str) -> dict[int, dict[int, float]]:
     """Number of nodes -> round -> consensus distance, on one device."""
     curves: dict[int, dict[int, float]] = {}
-    for name, one in measurements.items():
-        if match := re.fullmatch(rf"nodes/{graph}_n(\d+)_distance_(\d+)", name):
-            curves.setdefault(int(match[1]), {})[int(match[2])] = one.value
+    for num_nodes, k, value in _points(measurements, rf"{graph}_n(\d+)_distance_(\d+)"):
+        curves.setdefault(num_nodes, {})[k] = value
     return curves
 
 
@@ -202,19 +202,3 @@ def _publish(report: Report, name: str, row: Row) -> None:
     report.median(name, 1 / np.array(row.seconds[1:]), "rounds/s")
     report.median(f"{name}_memory", row.peak_megabytes, "MB", "peak memory of the process")
     report.median(f"{name}_compile", row.compile_seconds, "s", "tracing and compiling")
-
-
-def main(
-    graph: Annotated[str, tyro.conf.Positional],
-    num_nodes: Annotated[int, tyro.conf.Positional],
-    hidden: int = 32,
-    rounds: int = 8,
-    calls: int = 5,
-) -> None:
-    """Print one row as JSON."""
-    sizes = Sizes(hidden=hidden, rounds=rounds, calls=calls)
-    print(json.dumps(measure(graph, num_nodes, sizes)._asdict()))
-
-
-if __name__ == "__main__":
-    tyro.cli(main)

@@ -17,12 +17,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import optax
 
-from experiments.bench.setting import Network, Setting, learner, random_data, training
+from experiments.bench.setting import Network, Setting, clients, learner, random_data, training
 from experiments.bench.timing import Measurement, Report, Runner, in_turns
 from jaxfl import gradients, privacy
-from jaxfl.algorithms import fed_avg, local_steps
+from jaxfl.algorithms import fed_avg
 from jaxfl.core import Algorithm, ArgumentError, FederatedData
 from jaxfl.core.platform import platform
 from jaxfl.models import cnn, mlp, resnet20
@@ -53,13 +52,8 @@ def method(setting: Setting) -> Algorithm:
     """The algorithm of a row."""
     if setting.method == "push_sum":
         return learner(setting, gradients.mini_batch(sampler=gradients.uniform(setting.batch_size)), noise=False)
-    clients = local_steps(
-        setting.num_local_steps,
-        batch_size=setting.batch_size,
-        optimizer=optax.sgd(setting.step_size),
-        **(dp_sgd(setting) if setting.method == "dp_sgd" else {}),
-    )
-    return fed_avg(setting.task(), clients=clients, num_active=setting.active())
+    options = dp_sgd(setting) if setting.method == "dp_sgd" else {}
+    return fed_avg(setting.task(), clients=clients(setting, **options), num_active=setting.active())
 
 
 def dp_sgd(setting: Setting) -> dict[str, Any]:
@@ -113,11 +107,9 @@ def peer_calls(setting: Setting, data: FederatedData) -> dict[str, tuple[Callabl
 
 def rates(name: str, setting: Setting, ours: Runner, seconds: dict[str, np.ndarray]) -> dict[str, Measurement]:
     """Rates and ratios of the workload `name`; `seconds` of a round are ours under "jaxfl"."""
-    clients = f"{setting.active()} of {setting.num_nodes}, {setting.num_local_steps} steps"
+    active = f"{setting.active()} of {setting.num_nodes}, {setting.num_local_steps} steps, batch {setting.batch_size}"
     num_params = setting.network.num_params()
-    shapes = (
-        f"{setting.method}, {setting.network.text}, {clients}, batch {setting.batch_size}, {num_params:,} parameters"
-    )
+    shapes = f"{setting.method}, {setting.network.text}, {active}, {num_params:,} parameters"
     report = Report("peers/", shapes)
     for row, times in seconds.items():
         library = report.on(f"{row.replace('_', ' ')}, {shapes}")

@@ -31,7 +31,7 @@ class Stage(NamedTuple):
     name: str
     model: Model
     input_shape: tuple[int, ...]  # of one sample
-    flops: int  # as by `layer_flops`
+    flops: int  # as of `layer_flops`
 
 
 def stages(network: Network) -> list[Stage]:
@@ -82,12 +82,9 @@ def suite(settings: dict[str, Setting] = SETTINGS) -> dict[str, Measurement]:
     alone = in_turns(timed, staged.repeats, {name: 1 if name == "gemm" else staged.rounds for name in timed})
 
     network = "the same network of flax nnx layers under vmap on one device, its gradients by a naive kernel there"
-    nodes, loop = whole.images(), f"node_loop {both['jaxfl'].node_loop}"
-    report = Report("resnet/", nodes)
-    report.on(f"{nodes}, {loop}").ratio(
-        "speedup_vs_flax_vmap_in_scan", seconds["flax"], seconds["jaxfl"], f"{network}; both in a scan"
-    )
-    report.on(f"{nodes}; {loop}").median("rounds_per_second", 1 / seconds["jaxfl"], "rounds/s")
+    report, ours = Report("resnet/", f"{whole.images()}; node_loop {both['jaxfl'].node_loop}"), seconds["jaxfl"]
+    report.ratio("speedup_vs_flax_vmap_in_scan", seconds["flax"], ours, f"{network}; both in a scan")
+    report.median("rounds_per_second", 1 / ours, "rounds/s")
     report.median("temp_memory", runners["jaxfl"].temp_bytes / 1e6, "MB")
     for part in parts:
         text = f"of a float32 matrix product of size {staged.gemm_size}; inputs {'x'.join(map(str, part.input_shape))}"

@@ -2,16 +2,18 @@
 
 import math
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from numpy.typing import DTypeLike
 
 from experiments.bench.timing import Runner, runner
 from jaxfl import graphs, privacy
-from jaxfl.algorithms import push_sum
+from jaxfl.algorithms import local_steps, push_sum
+from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.core import Algorithm, Array, FederatedData, PyTree, Task, node_keys, update_over_nodes
 from jaxfl.core.tree import size
 from jaxfl.data import federate
@@ -108,6 +110,12 @@ def learner(setting: Setting, gradient: GradientEstimator, *, noise: bool = True
         noise=privacy.gaussian(setting.noise_std) if noise else None,
         step_size=setting.step_size,
     )
+
+
+def clients(setting: Setting, **options: Any) -> LocalSteps:
+    """Local steps of SGD."""
+    optimizer = optax.sgd(setting.step_size)
+    return local_steps(setting.num_local_steps, batch_size=setting.batch_size, optimizer=optimizer, **options)
 
 
 def layer_flops(network: Network) -> dict[str, tuple[tuple[int, ...], int]]:

@@ -2,16 +2,14 @@
 
 A suite is a module with `suite() -> dict[str, Measurement]`, whose names are "SUITE/NAME". A suite may also have
 
-- `WANTED`, name -> how much is wanted, at least unless the suite says otherwise; `AT_MOST`, the same, at most;
+- `WANTED`, name -> how much is wanted, at least unless the suite says otherwise;
 - `plot(measurements, path)`, which draws a picture;
 - `ALL_CORES = True` where it runs as an experiment does, with a device a core of a CPU. JAX keeps the devices that it
-  began with: beside a suite without it, it runs as that one does;
-- `missing() -> str | None`, which says in a sentence why the suite cannot run here: it is skipped then.
+  began with: beside a suite without it, it runs as that one does.
 
-Written is {"SUITE/NAME": {"value", "unit", "spread", "against"}, ..., "environment": {...}}, with "wanted" or "at_most"
-where it is. Where every suite was skipped, nothing is written. The picture lies beside that file, under its name with
-.png; where several suites draw, the suite's name is added. Machines drift: compare ratios, not seconds of different
-runs.
+Written is {"SUITE/NAME": {"value", "unit", "spread", "against"}, ..., "environment": {...}}, with "wanted" where it is.
+The picture lies beside that file, under its name with .png; where several suites draw, the suite's name is added.
+Machines drift: compare ratios, not seconds of different runs.
 """
 
 import ast
@@ -47,9 +45,6 @@ ON_ALL_CORES = {
     for name, tree in _TREES.items()
     if any(isinstance(node, ast.Assign) and ast.unparse(node) == "ALL_CORES = True" for node in tree.body)
 }
-BOUNDS = {"WANTED": ("wanted", ""), "AT_MOST": ("at_most", "≤ ")}  # name in a suite -> in the file, before the number
-
-
 Suite = tyro.extras.literal_type_from_choices([*SUITES, "all"])
 
 
@@ -81,28 +76,21 @@ def run(
     if against is not None:
         modules["peers"].require_peer(against)
     console, measurements, wanted = Console(), {}, {}
-    for name, module in list(modules.items()):
-        if reason := getattr(module, "missing", lambda: None)():
-            console.print(f"Suite {name} is skipped: {reason}", soft_wrap=True, markup=False, highlight=False)
-            del modules[name]
-            continue
+    for name, module in modules.items():
         with console.status(f"Suite {name} ..."), compilation_cache("off"):  # compile times are those of compiling
             measurements |= module.suite(against=against) if name == "peers" else module.suite()
-        for constant, (key, _) in BOUNDS.items():
-            wanted |= {row: {key: number} for row, number in getattr(module, constant, {}).items()}
-    if not modules:
-        return
+        wanted |= getattr(module, "WANTED", {})
     if json is not None:
-        named = {name: {**one._asdict(), **wanted.get(name, {})} for name, one in measurements.items()}
+        named = {name: one._asdict() for name, one in measurements.items()}
+        for name in named.keys() & wanted:
+            named[name]["wanted"] = wanted[name]
         json.write_text(dumps({**named, "environment": describe_environment()}, indent=2) + "\n")
         plots = {name: module.plot for name, module in modules.items() if hasattr(module, "plot")}
         for name, plot in plots.items():
             plot(measurements, json.with_name(f"{json.stem}{'' if len(plots) == 1 else f'-{name}'}.png"))
-    table = Table(Column("name", no_wrap=True), "value", "spread", title="Median; lowest to highest of the repeats")
-    for column in ("wanted", "against") if wanted else ("against",):
-        table.add_column(column)
-    signs = dict(BOUNDS.values())
+    title = "Median; lowest to highest of the repeats"
+    table = Table(Column("name", no_wrap=True), "value", "spread", "wanted", "against", title=title)
     for name, (value, unit, (low, high), text) in measurements.items():
-        bound = "".join(f"{signs[key]}{number:.3g}" for key, number in wanted.get(name, {}).items())
-        table.add_row(name, f"{value:.3g} {unit}", f"{low:.3g} to {high:.3g}", *([bound] if wanted else []), text)
+        bound = f"{wanted[name]:.3g}" if name in wanted else ""
+        table.add_row(name, f"{value:.3g} {unit}", f"{low:.3g} to {high:.3g}", bound, text)
     console.print(table)

@@ -111,10 +111,32 @@ class Report:
         for name, row in rows.items():
             self.median(f"{group}temp_{name}", row.temp_bytes / 1e6, "MB", "temporary memory")
 
-    def compile_times(self, rows: Mapping[str, Runner]) -> None:
-        """compile_NAME of each row, in seconds."""
+    def compile_times(self, rows: Mapping[str, Runner], group: str = "") -> None:
+        """compile_GROUPNAME of each row, in seconds."""
         for name, row in rows.items():
-            self.median(f"compile_{name}", row.compile_seconds, "s", "tracing and compiling")
+            self.median(f"compile_{group}{name}", row.compile_seconds, "s", "tracing and compiling")
+
+    def compare(
+        self,
+        rows: Mapping[str, Runner],
+        repeats: int | Mapping[str, int],
+        rounds: int | Mapping[str, int],
+        ratios: Mapping[str, tuple[str, str, str]],
+        group: str = "",
+        per: str = "round",
+    ) -> dict[str, np.ndarray]:
+        """Run rows in turns; add ratios (name -> top row, bottom row, text), and each row's time, memory, compile time.
+
+        Returns:
+            Seconds of a round, by row.
+        """
+        seconds = in_turns(rows, repeats, rounds)
+        for name, (top, bottom, text) in ratios.items():
+            self.ratio(name, seconds[top], seconds[bottom], text)
+        self.times({f"{group}{name}": times for name, times in seconds.items()}, per)
+        self.memory(rows, group)
+        self.compile_times(rows, group)
+        return seconds
 
 
 def gemm_call(size: int) -> Callable[[], float]:

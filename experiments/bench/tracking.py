@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments.bench.setting import KEY, Network, Setting, by, descend, random_data, training
-from experiments.bench.timing import Measurement, Report, in_turns, runner
+from experiments.bench.timing import Measurement, Report, runner
 from jaxfl import gradients, graphs
 from jaxfl.algorithms import gradient_tracking
 from jaxfl.core import Algorithm, Array, FederatedData, PyTree, Task, from_functions
@@ -83,13 +83,10 @@ def suite(setting: Setting = SETTING) -> dict[str, Measurement]:
         "unclipped": runner(evaluations(setting, task, clip_norm=None), bare, data),
         "rest": training(rest, data, setting.rounds, infos=True)[0],
     }
-    seconds = in_turns(rows, setting.repeats, setting.rounds)
     network = f"{setting.network.text}, {setting.network.num_params()} parameters"
     shapes = f"n = {setting.num_nodes}, m = {setting.batch_size}, {by(setting.network.sample_shape)}, {network}"
     report = Report("tracking/", shapes)
-    for name in ("gradients", "unclipped"):
-        report.ratio(f"iteration_vs_{name}", seconds["iteration"], seconds[name], f"iteration over {name}")
-    report.times(seconds, "iteration")
-    report.memory({name: rows[name] for name in ("iteration", "gradients")})
-    report.compile_times(rows)
+    rivals = ("gradients", "unclipped")
+    ratios = {f"iteration_vs_{name}": ("iteration", name, f"iteration over {name}") for name in rivals}
+    report.compare(rows, setting.repeats, setting.rounds, ratios, per="iteration")
     return report.measurements

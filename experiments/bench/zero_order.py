@@ -21,7 +21,7 @@ import numpy as np
 from flax import nnx
 
 from experiments.bench.setting import KEY, Network, Setting, loop, perceptron, random_data, training
-from experiments.bench.timing import Measurement, Report, Runner, in_turns, runner
+from experiments.bench.timing import Measurement, Report, Runner, runner
 from jaxfl.algorithms import dzofl
 from jaxfl.channel import float_quantizer
 from jaxfl.channel.links import links
@@ -29,10 +29,9 @@ from jaxfl.core import Algorithm, Array, FederatedData, PyTree, cross_entropy
 from jaxfl.core.tree import num_bytes, replicate
 from jaxfl.models import dzofl_cnn
 
+CNN = Network(dzofl_cnn(), "DZOFL's CNN", num_classes=2)
 SETTINGS = {
-    "rows": Setting(
-        Network(dzofl_cnn(), "DZOFL's CNN", num_classes=2), 50, batch_size=10, samples=60, rounds=4, repeats=9
-    ),
+    "rows": Setting(CNN, 50, batch_size=10, samples=60, rounds=4, repeats=9),
     "memory": Setting(perceptron(3072, 8192, 8192, 1000), 50, batch_size=10, samples=10),
 }
 SMOOTHING = 0.1
@@ -121,19 +120,14 @@ def suite(settings: dict[str, Setting] = SETTINGS) -> dict[str, Measurement]:
     setting, large = settings["rows"], settings["memory"]
     data = random_data(setting, np.float32)
     rows = {"round": training(learner(setting), data, setting.rounds)[0], **forward(setting, data)}
-    seconds = in_turns(rows, setting.repeats, setting.rounds)
     report = Report("zero_order/", f"{setting.layers()}, {setting.network.num_params():,} parameters")
-    asked = {
+    ratios = {
         "batched_vs_replicated": ("replicated", "batched", "a pass of a copy a device over one of shared parameters"),
         "batched_vs_grouped": ("grouped", "batched", "the same, with JAX's own convolution for our layers"),
         "shared_vs_batched": ("shared", "batched", "a pass by vmap over devices that share parameters over one"),
         "round_over_forward": ("round", "forward", "a round over its two passes"),
     }
-    for label, (top, bottom, text) in asked.items():
-        report.ratio(label, seconds[top], seconds[bottom], text)
-    report.times(seconds)
-    report.memory(rows)
-    report.compile_times(rows)
+    report.compare(rows, setting.repeats, setting.rounds, ratios)
     num_params = large.network.num_params()
     text = f"{large.layers()}, {num_params:,} parameters"
     report.on(text).median("copies_100m", copies(large), "x", "memory of a round over that of the parameters")

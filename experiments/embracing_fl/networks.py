@@ -17,7 +17,7 @@ from jaxfl.data.imdb import NUM_TOKENS
 from jaxfl.frame import Choice, choose
 from jaxfl.frame.records import image_shape, with_node_loop
 from jaxfl.models import Model
-from jaxfl.models.scaler import scaled
+from jaxfl.models.composite import scaled
 
 RESNETS = ("resnet20", "resnet8")
 

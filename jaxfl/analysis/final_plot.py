@@ -164,7 +164,7 @@ def _values(ends: Mapping[tuple[str, int], Mapping[str, Any]], variant: str, met
 def _draw_final(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: Settings, axis: str) -> Path:
     """One line a series, with a bar from the smallest to the largest seed."""
     groups = series(settings, axis)
-    figure, all_axes, foot = _figure(run_dir, len(groups))
+    figure, all_axes, foot = _figure(run_dir)
     ends, num_diverged = _ends(run_dir, lines)
     handles: dict[str, Any] = {}
     for axes, panel in zip(all_axes, _PANELS, strict=True):
@@ -223,7 +223,7 @@ def _draw_heat_map(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: 
 
 def _draw_speedup(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: Settings) -> Path:
     """Curves against iterations times nodes: linear speed-up puts them on top of each other."""
-    figure, all_axes, foot = _figure(run_dir, len(settings))
+    figure, all_axes, foot = _figure(run_dir)
     handles: dict[str, Any] = {}
     for axes, panel in zip(all_axes, _PANELS, strict=True):
         for number, (variant, row) in enumerate(settings.items()):
@@ -241,12 +241,10 @@ def _left_out(num_diverged: int) -> list[str]:
     return [f"left out: {num_diverged} runs that diverged"] if num_diverged else []
 
 
-def _figure(run_dir: Path, num_handles: int) -> tuple[Figure, list[Axes], list[str]]:
+def _figure(run_dir: Path) -> tuple[Figure, list[Axes], list[str]]:
     """A figure with a panel each for loss and accuracy, and the lines with the privacy statements for its foot."""
-    foot = wrapped_notes(privacy_notes(run_dir), 10.4)
-    height = 4.4 + 0.25 * -(-num_handles // 3) + 0.17 * len(foot)
-    figure = new_figure(10.4, height, run_title(run_dir / "config.json"))
-    return figure, [figure.add_subplot(1, 2, index + 1) for index in range(2)], foot
+    figure = new_figure(10.4, 4.2, run_title(run_dir / "config.json"))
+    return figure, list(figure.subplots(1, 2)), wrapped_notes(privacy_notes(run_dir), 10.4)
 
 
 def _save(figure: Figure, run_dir: Path, name: str, handles: Mapping[str, Any], notes: Sequence[str]) -> Path:

@@ -153,10 +153,7 @@ def draw_panels(
     variants = list(dict.fromkeys(line["variant"] for line in lines))
     num_columns = min(2, len(panels))
     num_rows = -(-len(panels) // num_columns)
-    legend_rows = -(-len(variants) // 3) if len(variants) <= _MOST_IN_LEGEND else 0
-    foot = wrapped_notes(notes, 5.2 * num_columns)
-    height = 3.5 * num_rows + 0.8 + 0.25 * legend_rows + 0.17 * len(foot)
-    figure, num_seeds = new_figure(5.2 * num_columns, height, title), 1
+    figure, num_seeds = new_figure(5.2 * num_columns, 3.5 * num_rows + 0.6, title), 1
     handles = {}
     for index, panel in enumerate(panels):
         axes = figure.add_subplot(num_rows, num_columns, index + 1)
@@ -170,7 +167,7 @@ def draw_panels(
     band += f"; {x}: mean over seeds at each evaluation" if num_seeds > 1 and axis.totals else ""
     if len(handles) > _MOST_IN_LEGEND:
         handles, band = {}, f"s: {len(variants)}, named in results.csv" + band
-    legend_below(figure, handles, [*foot, "variant" + band])
+    legend_below(figure, handles, [*wrapped_notes(notes, 5.2 * num_columns), "variant" + band])
     return figure
 
 
@@ -183,34 +180,21 @@ def new_figure(width: float, height: float, title: str | None = None) -> Figure:
     return figure
 
 
-# Of a legend: a mean letter, and a line's sample with its gaps, in units of the letters' size; inches of a row.
-_LETTER, _HANDLE, _ROW_INCHES = 0.58, 4.5, 0.21
-_FEW_ROWS = 6  # figures leave room for them
-
-
 def legend_below(
     figure: Figure, handles: Mapping[str, Any], notes: Sequence[str] = (), num_columns: int = 3, **style: Any
 ) -> None:
     """One legend for all axes, below them, under lines of notes; `style` as for `Figure.legend`.
 
-    It has as many columns, up to `num_columns`, as fit side by side. Of many lines the figure grows with it.
+    It has as many columns, up to `num_columns`, as fit side by side. The figure grows by its height.
     """
-    letters = max(map(len, handles), default=0)
-    column_inches = style.get("fontsize", 10) * (_LETTER * letters + _HANDLE) / 72
-    fitting = int(figure.get_figwidth() / column_inches)
-    num_columns = max(1, min(num_columns, len(handles), fitting))
-    rows = -(-len(handles) // num_columns)
-    figure.set_figheight(figure.get_figheight() + _ROW_INCHES * max(0, rows - _FEW_ROWS))
-    figure.legend(
-        handles.values(),
-        handles.keys(),
-        loc="outside lower center",
-        ncols=num_columns,
-        title="\n".join(notes),
-        title_fontsize=8,
-        frameon=False,
-        **style,
-    )
+    style |= {"loc": "outside lower center", "title": "\n".join(notes), "title_fontsize": 8, "frameon": False}
+    columns = max(1, min(num_columns, len(handles)))
+    legend = figure.legend(handles.values(), handles.keys(), ncols=columns, **style)
+    while columns > 1 and legend.get_window_extent().width > figure.bbox.width:
+        legend.remove()
+        columns -= 1
+        legend = figure.legend(handles.values(), handles.keys(), ncols=columns, **style)
+    figure.set_figheight(figure.get_figheight() + legend.get_window_extent().height / figure.dpi)
 
 
 def save_figure(figure: Figure, path: Path) -> Path:

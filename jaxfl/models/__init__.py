@@ -1,9 +1,7 @@
 """Models made of layers, fast with parameters of their own at every node; most have gradients in factored form."""
 
-from jaxfl.models.binary import binary_classification
-from jaxfl.models.classification import Model, classification, sequential
-from jaxfl.models.cnn import cnn, dzofl_cnn, lenet
-from jaxfl.models.mlp import mlp
+from jaxfl.models.classification import Model, binary_classification, classification, sequential
+from jaxfl.models.networks import cnn, dzofl_cnn, lenet, mlp
 from jaxfl.models.resnet import resnet18, resnet20
 from jaxfl.models.text import bilstm_classifier
 

@@ -9,6 +9,7 @@ clipped exceeded its bound by 3.2e-4 of it in an emulation.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple, cast
@@ -20,11 +21,8 @@ from jaxfl.core import check, one_kernel
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.tracing import mark_activation
 from jaxfl.core.types import Array, FactoredLayer, PyTree
-from jaxfl.models import kernel_norms, normalization
-from jaxfl.models.convolution import convolve
-from jaxfl.models.pooling import max_pool as pool
-from jaxfl.models.scale_and_bias import factored_scale_and_bias
-from jaxfl.models.windows import geometry
+from jaxfl.models import kernels, normalization
+from jaxfl.models.kernels import convolve, geometry
 
 
 class Layer(NamedTuple):
@@ -109,8 +107,8 @@ def reshape(sample_shape: tuple[int, ...]) -> Layer:
 
 
 def max_pool(window: tuple[int, int] = (2, 2)) -> Layer:
-    """Maximum over windows that do not overlap; see `jaxfl.models.pooling`."""
-    return Layer(init=None, apply=lambda params, inputs: pool(inputs, window))
+    """Maximum over windows that do not overlap; see `jaxfl.models.kernels.pooling`."""
+    return Layer(init=None, apply=lambda params, inputs: kernels.max_pool(inputs, window))
 
 
 def group_norm(channels: int, num_groups: int) -> Layer:
@@ -123,7 +121,7 @@ def group_norm(channels: int, num_groups: int) -> Layer:
         initial = _scale_and_bias(channels)
         return normalization.group_norm(inputs, initial["scale"], initial["bias"], num_groups)
 
-    factored = factored_scale_and_bias(normalize)
+    factored = normalization.factored_scale_and_bias(normalize)
     return Layer(init=lambda key: _scale_and_bias(channels), apply=apply, factored=factored)
 
 
@@ -246,17 +244,14 @@ def dense(in_features: int, out_features: int) -> Layer:
     def per_sample(inputs, errors):
         return {"kernel": inputs[:, :, None] * errors[:, None, :], "bias": errors}
 
-    def factored(name, input_is_sample):
-        return FactoredLayer(
-            name=name,
-            input_is_sample=input_is_sample,
-            is_outer_product=True,
-            squared_norm=squared_norm,
-            absolute_norm=absolute_norm,
-            weighted_sum=weighted_sum,
-            per_sample=per_sample,
-        )
-
+    factored = functools.partial(
+        FactoredLayer,
+        is_outer_product=True,
+        squared_norm=squared_norm,
+        absolute_norm=absolute_norm,
+        weighted_sum=weighted_sum,
+        per_sample=per_sample,
+    )
     return Layer(init=init, apply=apply, factored=factored)
 
 
@@ -278,7 +273,7 @@ def conv(
         padding: "SAME" or "VALID".
 
     A sample's gradient is a sum over positions of input row times error. How its norms are rounded up is said in
-    `jaxfl.models.kernel_norms`.
+    `jaxfl.models.kernels.norms`.
 
     Guarantees:
         - its factored form agrees with per-sample gradients.
@@ -306,33 +301,21 @@ def conv(
         return mark_activation(_add_bias(convolve(inputs, params["kernel"], of(inputs)), params["bias"]))
 
     def per_sample(inputs, errors):
-        return {"kernel": kernel_norms.per_sample(inputs, errors, of(inputs)), "bias": errors.sum(axis=(1, 2))}
-
-    def squared_norm(inputs, errors):
-        return kernel_norms.squared_norm(inputs, errors, of(inputs))
-
-    def absolute_norm(inputs, errors):
-        return kernel_norms.absolute_norm(inputs, errors, of(inputs))
+        return {"kernel": kernels.norms.per_sample(inputs, errors, of(inputs)), "bias": errors.sum(axis=(1, 2))}
 
     def weighted_sum(inputs, errors, weight):
         weighted = errors * weight[:, None, None, None]
-        return {"kernel": kernel_norms.summed(inputs, weighted, of(inputs)), "bias": weighted.sum(axis=(0, 1, 2))}
+        return {"kernel": kernels.norms.summed(inputs, weighted, of(inputs)), "bias": weighted.sum(axis=(0, 1, 2))}
 
-    def kept(inputs, errors):
-        return kernel_norms.kept(inputs, errors, of(inputs))
-
-    def factored(name, input_is_sample):
-        return FactoredLayer(
-            name=name,
-            input_is_sample=input_is_sample,
-            is_outer_product=False,
-            squared_norm=squared_norm,
-            absolute_norm=absolute_norm,
-            weighted_sum=weighted_sum,
-            per_sample=per_sample,
-            kept=kept,
-        )
-
+    factored = functools.partial(
+        FactoredLayer,
+        is_outer_product=False,
+        squared_norm=lambda inputs, errors: kernels.norms.squared_norm(inputs, errors, of(inputs)),
+        absolute_norm=lambda inputs, errors: kernels.norms.absolute_norm(inputs, errors, of(inputs)),
+        weighted_sum=weighted_sum,
+        per_sample=per_sample,
+        kept=lambda inputs, errors: kernels.norms.kept(inputs, errors, of(inputs)),
+    )
     return Layer(init=init, apply=apply, factored=factored, fills_caches=True)
 
 

@@ -14,7 +14,7 @@ from jaxfl.core.check import ArgumentError
 from jaxfl.core.keys import leaf_keys
 from jaxfl.core.tracing import mark_activation
 from jaxfl.core.types import Array, FactoredLayer
-from jaxfl.models import position_sums
+from jaxfl.models.kernels import position_sums
 from jaxfl.models.layers import Layer
 from jaxfl.models.normalization import at_least_float32
 

@@ -1,19 +1,31 @@
-"""Residual networks for small images."""
+"""Residual networks for small images, and their parts: convolutions without bias, the stem, basic blocks."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
 
 from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
+from jaxfl.core.tracing import mark_activation
 from jaxfl.models import layers
 from jaxfl.models.classification import Model, sequential
-from jaxfl.models.layers import Layer
-from jaxfl.models.residual import MakeNorm, basic_block, stem
-from jaxfl.models.scaler import scaled
+from jaxfl.models.composite import composite, scaled
+from jaxfl.models.kernels import convolve, geometry, patches, suits_gpu, suits_in_place
+from jaxfl.models.layers import Layer, normal_kernel
 
+MakeNorm = Callable[[int], Layer]
+"""number of channels -> a normalization of them."""
 _NORMS = ("batch", "static", "group")
 _SHORTCUTS = ("projection_all", "projection", "padding")
+
+# Channels up to which a CPU convolves with a stride rather than multiply patches. Forward and backward on a core, 32
+# images, 3x3, ms of both: 32x32, 16 to 32 channels 2.5 and 2.7; 64 to 128 32 and 41; 16x16, 128 to 256 25 and 24;
+# 8x8, 256 to 512 28 and 20. With 1x1 patches are always faster.
+_MOST_CHANNELS_IN_PLACE = 128
 
 
 def resnet18(
@@ -100,8 +112,8 @@ def resnet20(
         groups: groups of each group normalization; layers with fewer channels take one group a channel.
         width: share in (0, 1] of the channels of every stage, rounded down; its parameters are leading slices of those
             of the full network, as `jaxfl.width_reduction` takes them.
-        scaler: HeteroFL's: in training, what a convolution puts out is divided by `width` (`jaxfl.models.scaler`). Give
-            it to the full network, too, for the same model state.
+        scaler: HeteroFL's: in training, what a convolution puts out is divided by `width`
+            (`jaxfl.models.composite.scaled`). Give it to the full network, too, for the same model state.
 
     Returns:
         A model for `jaxfl.models.classification`.
@@ -228,3 +240,62 @@ def _check_groups(stage: int, features: int, groups: int, positions: int) -> Non
         found = f"got groups of one channel where stage {stage + 1} has shrunk images to 1x1"
         remedy = "Use fewer groups or fewer stages."
         raise ArgumentError("groups", "must leave more than one number to a group", found, remedy)
+
+
+def conv_without_bias(in_channels: int, out_channels: int, window: int, stride: int = 1) -> Layer:
+    """Convolution with "SAME" padding: (b, height, width, c) -> (b, ceil(height / stride), ..., out_channels)."""
+    shape = (window, window, in_channels, out_channels)
+
+    def apply(params, images):
+        kernel = params["kernel"]
+        geom = geometry((images.shape[1], images.shape[2]), (window, window), (stride, stride))
+        in_place = suits_in_place(geom, out_channels) and out_channels <= _MOST_CHANNELS_IN_PLACE
+        if stride == 1 or (window > 1 and (suits_gpu() or in_place)):
+            return mark_activation(convolve(images, kernel, geom))
+        # Patches times kernel, for a stride leaves few of them.
+        rows = patches(images, geom)
+        batch, positions, taps = rows.shape
+        products = rows.reshape(batch * positions, taps) @ kernel.reshape(taps, out_channels)
+        return mark_activation(products.reshape(batch, *geom.output_size, out_channels))
+
+    # Variance 2 / fan-in keeps the scale through ReLUs (He and others 2015): what the papers start from.
+    return Layer(init=lambda key: {"kernel": normal_kernel(key, shape, 2.0)}, apply=apply, fills_caches=True)
+
+
+def stem(in_channels: int, features: int, make_norm: MakeNorm) -> Layer:
+    """3x3 convolution, normalization, ReLU."""
+    parts = {"conv": conv_without_bias(in_channels, features, 3), "norm": make_norm(features)}
+    return composite(parts, lambda run, images: jax.nn.relu(run("norm", run("conv", images))))
+
+
+def basic_block(in_channels: int, features: int, stride: int, make_norm: MakeNorm, shortcut: str) -> Layer:
+    """relu(norm(conv(relu(norm(conv(x))))) + shortcut(x)).
+
+    Args:
+        in_channels: channels of the input.
+        features: channels of the output.
+        stride: of the first convolution and of the shortcut.
+        make_norm: the normalizations.
+        shortcut: "identity"; "projection", a 1x1 convolution and normalization; "padding", every stride-th row and
+            column, zeros in the channels that are new.
+    """
+    parts = {
+        "conv_1": conv_without_bias(in_channels, features, 3, stride),
+        "conv_2": conv_without_bias(features, features, 3),
+    }
+    if shortcut == "projection":
+        parts["conv_shortcut"] = conv_without_bias(in_channels, features, 1, stride)
+        parts["norm_shortcut"] = make_norm(features)
+    parts |= {"norm_1": make_norm(features), "norm_2": make_norm(features)}
+
+    def forward(run, images):
+        hidden = jax.nn.relu(run("norm_1", run("conv_1", images)))
+        hidden = run("norm_2", run("conv_2", hidden))
+        if shortcut == "projection":
+            images = run("norm_shortcut", run("conv_shortcut", images))
+        elif shortcut == "padding":
+            images = images[:, ::stride, ::stride]
+            images = jnp.pad(images, [(0, 0), (0, 0), (0, 0), (0, features - in_channels)])
+        return jax.nn.relu(hidden + images)
+
+    return composite(parts, forward)

@@ -5,6 +5,8 @@ The embedding's gradients come in factored form.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -12,8 +14,9 @@ from jaxfl.core import check, one_kernel
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.tree import root
 from jaxfl.core.types import FactoredLayer
-from jaxfl.models import layers, position_sums
+from jaxfl.models import layers
 from jaxfl.models.classification import Model, sequential
+from jaxfl.models.kernels import position_sums
 from jaxfl.models.layers import Layer
 from jaxfl.models.lstm import bidirectional_lstm
 from jaxfl.models.normalization import at_least_float32
@@ -94,17 +97,14 @@ def embedding(vocabulary: int, features: int) -> Layer:
         weighted = errors * weight[:, None, None]
         return {"table": add_up(tokens.reshape(-1), weighted.reshape(-1, features))}
 
-    def factored(name, input_is_sample):
-        return FactoredLayer(
-            name=name,
-            input_is_sample=input_is_sample,
-            is_outer_product=False,
-            squared_norm=norms_of(lambda values: root(jnp.sum(values**2, axis=-1)), True),
-            absolute_norm=norms_of(lambda values: jnp.abs(values).sum(axis=-1), False),
-            weighted_sum=weighted_sum,
-            per_sample=lambda tokens, errors: {"table": jax.vmap(add_up)(tokens, errors)},
-        )
-
+    factored = functools.partial(
+        FactoredLayer,
+        is_outer_product=False,
+        squared_norm=norms_of(lambda values: root(jnp.sum(values**2, axis=-1)), True),
+        absolute_norm=norms_of(lambda values: jnp.abs(values).sum(axis=-1), False),
+        weighted_sum=weighted_sum,
+        per_sample=lambda tokens, errors: {"table": jax.vmap(add_up)(tokens, errors)},
+    )
     return Layer(init=init, apply=apply, factored=factored)
 
 

@@ -21,7 +21,7 @@ from jaxfl.core.platform import tracing_for
 from jaxfl.core.tasks import calibrated_state
 from jaxfl.core.tree import size
 from jaxfl.models import classification, layers, sequential
-from jaxfl.models.scaler import scaled
+from jaxfl.models.composite import scaled
 
 KEY = jax.random.key(11)
 SIZES = (7, 3, 9, 1, 6)

@@ -9,7 +9,8 @@ from problems import linear_task, small_task
 
 from jaxfl import ArgumentError, gradients
 from jaxfl.gradients import per_example
-from jaxfl.models import classification, position_sums, sequential
+from jaxfl.models import classification, sequential
+from jaxfl.models.kernels import position_sums
 from jaxfl.models.layers import conv, dense, reshape
 
 

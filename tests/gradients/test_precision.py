@@ -9,10 +9,11 @@ from helpers import assert_close, equations, normals
 from jaxfl.core import from_functions
 from jaxfl.core.platform import tracing_for
 from jaxfl.gradients import per_example
-from jaxfl.models import classification, kernel_norms, layers, sequential
+from jaxfl.models import classification, layers, sequential
+from jaxfl.models.kernels import norms
+from jaxfl.models.kernels.windows import geometry
 from jaxfl.models.lstm import bidirectional_lstm
 from jaxfl.models.text import embedding
-from jaxfl.models.windows import geometry
 
 HIGHEST = jax.lax.Precision.HIGHEST
 normal = normals(np.random.default_rng(0))
@@ -97,9 +98,9 @@ def test_the_sum_over_a_convolutions_samples_is_the_same_on_every_platform(strid
     measured = {}
     for platform in ("cpu", "gpu"):
         with tracing_for(platform):
-            measured[platform] = jax.jit(lambda x, e: kernel_norms.summed(x, e, geom))(inputs, errors)
+            measured[platform] = jax.jit(lambda x, e: norms.summed(x, e, geom))(inputs, errors)
     assert_close(measured["gpu"], measured["cpu"])
-    assert_close(measured["cpu"], kernel_norms.per_sample(inputs, errors, geom).sum(axis=0))
+    assert_close(measured["cpu"], norms.per_sample(inputs, errors, geom).sum(axis=0))
 
 
 def test_so_is_the_sum_of_gradients_without_factors():

@@ -1,52 +1,88 @@
-"""Convolution against lax.conv: value, both gradients, every way of mapping it over nodes."""
+"""Convolution against lax.conv in the forms of a CPU and of a GPU, and which form is traced where; runs on a CPU."""
 
 import re
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_close, normals, refused
+from helpers import assert_close, crossed, normals
 from jax import lax
 
 from jaxfl.core import over_nodes
-from jaxfl.models import error_windows
-from jaxfl.models.convolution import convolve, kernel_gradient
-from jaxfl.models.windows import geometry, patches
+from jaxfl.core.platform import tracing_for
+from jaxfl.core.tracing import canonical_form
+from jaxfl.models import resnet20
+from jaxfl.models.kernels import error_windows, forms
+from jaxfl.models.kernels.convolution import convolve, input_gradient, kernel_gradient
+from jaxfl.models.kernels.forms import FORWARD, KERNEL_GRADIENT, form
+from jaxfl.models.kernels.windows import Geometry, geometry
+from jaxfl.models.resnet import conv_without_bias
 
 RNG = np.random.default_rng(0)
 normal = normals(RNG)
+NODES, BATCH = 2, 3
 
-# (height, width), window, strides, padding, channels in and out: odd sizes, even windows, strides that leave a rest.
+
+class Case(NamedTuple):
+    """A convolution."""
+
+    geom: Geometry
+    channels: int
+    features: int
+
+    def plain(self, inputs, kernel):
+        layout = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(inputs, kernel, self.geom.strides, self.geom.padding, dimension_numbers=layout)
+
+    def ours(self, inputs, kernel):
+        return convolve(inputs, kernel, self.geom)
+
+    def arrays(self, *leading, dtype=jnp.float32):
+        """Inputs, kernels and directions."""
+        inputs = normal(*leading, BATCH, *self.geom.input_size, self.channels)
+        kernel = normal(*leading, *self.geom.window, self.channels, self.features)
+        direction = normal(*leading, BATCH, *self.geom.output_size, self.features)
+        return tuple(array.astype(dtype) for array in (inputs, kernel, direction))
+
+
+# Odd sizes, even windows, strides that leave a rest; how many columns a CPU takes at a time goes by the channels.
 CASES = {
-    "same": ((7, 6), (3, 3), (1, 1), "SAME", 2, 3),
-    "valid": ((7, 6), (3, 2), (1, 1), "VALID", 2, 3),
-    "same, strided": ((7, 8), (3, 3), (2, 3), "SAME", 3, 2),
-    "valid, strided with a rest": ((8, 9), (3, 2), (2, 2), "VALID", 1, 4),
-    "stride beyond the window": ((9, 8), (1, 2), (3, 3), "VALID", 2, 2),
-    "pointwise": ((4, 5), (1, 1), (1, 1), "SAME", 3, 4),
-    "window as large as the image": ((4, 3), (4, 3), (1, 1), "VALID", 2, 3),
-    "one column at a time": ((3, 5), (2, 3), (1, 1), "SAME", 2, 40),
-    "two columns at a time, one left over": ((3, 5), (2, 3), (1, 1), "SAME", 6, 16),
-    "odd channels": ((3, 5), (2, 3), (1, 1), "SAME", 5, 7),
-    "odd channels in": ((4, 5), (3, 3), (1, 1), "VALID", 7, 8),
-    "odd channels out, one column": ((4, 5), (3, 3), (1, 1), "VALID", 6, 33),
-    "many channels, strided": ((7, 8), (3, 3), (2, 3), "SAME", 3, 20),
-    "many channels, strided, even": ((8, 6), (3, 3), (2, 2), "SAME", 2, 16),
-    "many channels, strided with a rest": ((8, 9), (3, 2), (2, 2), "VALID", 1, 18),
-    "many channels, stride beyond the window": ((9, 8), (1, 2), (3, 3), "VALID", 2, 24),
-    "many channels, pointwise, strided": ((5, 6), (1, 1), (2, 2), "SAME", 3, 20),
+    "same": Case(geometry((7, 6), (3, 3)), 2, 3),
+    "valid": Case(geometry((7, 6), (3, 2), padding="VALID"), 2, 3),
+    "same, strided": Case(geometry((7, 8), (3, 3), (2, 3)), 3, 2),
+    "valid, strided with a rest": Case(geometry((8, 9), (3, 2), (2, 2), "VALID"), 1, 4),
+    "stride beyond the window": Case(geometry((9, 8), (1, 2), (3, 3), "VALID"), 2, 2),
+    "pointwise": Case(geometry((4, 5), (1, 1)), 3, 4),
+    "window as large as the image": Case(geometry((4, 3), (4, 3), padding="VALID"), 2, 3),
+    "window beyond the image": Case(geometry((2, 2), (3, 3)), 2, 3),
+    "padding on one side": Case(Geometry((5, 4), (2, 3), (1, 1), ((3, 0), (0, 4))), 2, 3),
+    "one column at a time": Case(geometry((3, 5), (2, 3)), 2, 40),
+    "two columns at a time, one left over": Case(geometry((3, 5), (2, 3)), 6, 16),
+    "odd channels": Case(geometry((3, 5), (2, 3)), 5, 7),
+    "odd channels in": Case(geometry((4, 5), (3, 3), padding="VALID"), 7, 8),
+    "odd channels out, one column": Case(geometry((4, 5), (3, 3), padding="VALID"), 6, 33),
+    "many channels, strided": Case(geometry((7, 8), (3, 3), (2, 3)), 3, 20),
+    "many channels, strided, even": Case(geometry((8, 6), (3, 3), (2, 2)), 2, 16),
+    "many channels, strided with a rest": Case(geometry((8, 9), (3, 2), (2, 2), "VALID"), 1, 18),
+    "many channels, stride beyond the window": Case(geometry((9, 8), (1, 2), (3, 3), "VALID"), 2, 24),
+    "many channels, pointwise, strided": Case(geometry((5, 6), (1, 1), (2, 2)), 3, 20),
 }
-BATCH = 3
+WAYS = {"cpu": None, "gpu, grouped": 0.0, "gpu, patches": float("inf")}  # positions for a channel, to be grouped
 
 
-def plain(inputs, kernel, strides, padding):
-    return lax.conv_general_dilated(inputs, kernel, strides, padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+@pytest.fixture(params=WAYS)
+def traced(request, monkeypatch):
+    """(fn, *args) -> its value as traced for a CPU, or for a GPU by one form alone."""
+    threshold = WAYS[request.param]
+    monkeypatch.setattr(forms, "_GPU_THRESHOLDS", dict.fromkeys((FORWARD, KERNEL_GRADIENT), threshold))
 
+    def run(fn, *args):
+        with tracing_for(request.param[:3]):
+            return jax.jit(fn)(*args)
 
-def arrays(case, *leading):
-    size, window, _, _, in_channels, out_channels = case
-    return normal(*leading, BATCH, *size, in_channels), normal(*leading, *window, in_channels, out_channels)
+    return run
 
 
 def with_gradients(fn):
@@ -59,82 +95,71 @@ def with_gradients(fn):
     return all_three
 
 
-def both_ways(case):
-    size, window, strides, padding, *_ = case
-    geom = geometry(size, window, strides, padding)
-    ours = with_gradients(lambda inputs, kernel: convolve(inputs, kernel, geom))
-    theirs = with_gradients(lambda inputs, kernel: plain(inputs, kernel, strides, padding))
-    return ours, theirs, geom
+def of_gradients(fn):
+    """(inputs, kernel, direction) -> the gradients of a function of value and gradients."""
+    all_three = with_gradients(fn)
+
+    def total(inputs, kernel, direction):
+        return sum(jnp.sum(jnp.sin(leaf)) for leaf in all_three(inputs, kernel, direction))
+
+    return jax.grad(total, argnums=(0, 1, 2))
 
 
-def each_node(fn, *stacked):
+def each_node(fn, stacked):
     """A Python loop over nodes, stacked again."""
     rows = [fn(*(array[node] for array in stacked)) for node in range(stacked[0].shape[0])]
     return tuple(np.stack(parts) for parts in zip(*rows, strict=True))
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-@pytest.mark.quick_cases(5)
-def test_equals_lax_conv_for_every_stride_and_padding_and_node_loop(case):
-    ours, theirs, geom = both_ways(case)
-    inputs, kernel = arrays(case, 2)
-    direction = normal(2, BATCH, *geom.output_size, case[-1])
-    expected = each_node(jax.jit(theirs), inputs, kernel, direction)
+@pytest.mark.quick_cases(12)
+def test_equals_lax_conv_in_every_form_and_node_loop_with_second_derivatives(case, traced):
+    args = case.arrays(NODES)
+    expected = each_node(jax.jit(with_gradients(case.plain)), args)
     for node_loop in ("map", "vmap"):
-        assert_close(jax.jit(over_nodes(ours, node_loop))(inputs, kernel, direction), expected)
+        assert_close(traced(over_nodes(with_gradients(case.ours), node_loop), *args), expected)
+    expected = each_node(jax.jit(of_gradients(case.plain)), args)
+    assert_close(traced(jax.vmap(of_gradients(case.ours)), *args), expected, 1e-4)
 
 
-@pytest.mark.parametrize("mapped", [(0, None), (None, 0)], ids=["shared kernel", "shared inputs"])
-def test_equals_lax_conv_where_one_argument_is_shared(mapped):
+@pytest.mark.parametrize("mapped", [(0, None), (None, 0), (None, None)], ids=["kernel", "inputs", "both"])
+def test_equals_lax_conv_where_nodes_share(mapped, traced):
     case = CASES["same, strided"]
-    ours, theirs, geom = both_ways(case)
-    inputs, kernel = arrays(case, 4)
-    inputs, kernel = (array if axis == 0 else array[0] for array, axis in zip((inputs, kernel), mapped, strict=True))
-    direction = normal(4, BATCH, *geom.output_size, case[-1])
-    actual = jax.jit(jax.vmap(ours, in_axes=(*mapped, 0)))(inputs, kernel, direction)
-    assert_close(actual, jax.jit(jax.vmap(theirs, in_axes=(*mapped, 0)))(inputs, kernel, direction))
+    *both, direction = case.arrays(NODES)
+    shared = [array if axis == 0 else array[0] for array, axis in zip(both, mapped, strict=True)]
+    full = [jnp.broadcast_to(array, stacked.shape) for array, stacked in zip(shared, both, strict=True)]
+    expected = each_node(jax.jit(with_gradients(case.plain)), (*full, direction))
+    assert_close(traced(jax.vmap(with_gradients(case.ours), in_axes=(*mapped, 0)), *shared, direction), expected)
 
 
 @pytest.mark.parametrize("inner", ["map", "vmap"])
-def test_equals_lax_conv_under_two_vmaps(inner):
+def test_equals_lax_conv_under_two_vmaps(inner, traced):
     case = CASES["same"]
-    ours, theirs, geom = both_ways(case)
-    inputs, kernel = arrays(case, 2, 3)
-    direction = normal(2, 3, BATCH, *geom.output_size, case[-1])
-    actual = jax.jit(jax.vmap(over_nodes(ours, inner)))(inputs, kernel, direction)
-    flat = [array.reshape(6, *array.shape[2:]) for array in (inputs, kernel, direction)]
-    expected = each_node(jax.jit(theirs), *flat)
-    assert_close(tuple(leaf.reshape(6, *leaf.shape[2:]) for leaf in actual), expected)
+    args = case.arrays(2, 3)
+    expected = each_node(jax.jit(with_gradients(case.plain)), [leaf.reshape(6, *leaf.shape[2:]) for leaf in args])
+    found = traced(jax.vmap(over_nodes(with_gradients(case.ours), inner)), *args)
+    assert_close(tuple(leaf.reshape(6, *leaf.shape[2:]) for leaf in found), expected)
 
 
-def test_equals_lax_conv_under_grad_of_vmap_of_seeds_sharing_data():
+def test_equals_lax_conv_under_grad_of_vmap_of_seeds_sharing_data(traced):
     case = CASES["same"]
-    geom = geometry(*case[:4])
-    inputs, _ = arrays(case, 3)  # nodes
-    _, kernel = arrays(case, 2, 3)  # seeds, nodes
+    (inputs, *_), (_, kernel, _) = case.arrays(3), case.arrays(2, 3)  # of nodes; of seeds and nodes
 
-    def total(fn):
-        per_node = jax.vmap(lambda x, k: jnp.sum(fn(x, k) ** 2))
-        return jax.jit(jax.grad(lambda k: jax.vmap(per_node, in_axes=(None, 0))(inputs, k).sum()))
+    def gradient(fn):
+        of_nodes = jax.vmap(lambda x, k: jnp.sum(fn(x, k) ** 2))
+        return jax.grad(lambda kernel: jax.vmap(of_nodes, in_axes=(None, 0))(inputs, kernel).sum())
 
-    expected = total(lambda x, k: plain(x, k, *case[2:4]))(kernel)
-    np.testing.assert_allclose(total(lambda x, k: convolve(x, k, geom))(kernel), expected, rtol=1e-5, atol=1e-4)
+    assert_close(traced(gradient(case.ours), kernel), jax.jit(gradient(case.plain))(kernel), 1e-4)
 
 
-@pytest.mark.parametrize("name", ["same", "valid, strided with a rest"])
-def test_second_derivatives_equal_those_of_lax_conv(name):
-    case = CASES[name]
-    ours, theirs, geom = both_ways(case)
-    inputs, kernel = arrays(case)
-    direction = normal(BATCH, *geom.output_size, case[-1])
-
-    def of_gradients(all_three):
-        def size(inputs, kernel):
-            return sum(jnp.sum(jnp.sin(leaf)) for leaf in all_three(inputs, kernel, direction))
-
-        return jax.jit(jax.grad(size, argnums=(0, 1)))
-
-    assert_close(of_gradients(ours)(inputs, kernel), of_gradients(theirs)(inputs, kernel))
+def test_bfloat16_is_near_float32_in_every_form(traced):
+    case = CASES["same"]
+    args = case.arrays(NODES, dtype=jnp.bfloat16)
+    measured = traced(jax.vmap(with_gradients(case.ours)), *args)
+    assert {leaf.dtype for leaf in measured} == {jnp.dtype(jnp.bfloat16)}
+    expected = each_node(with_gradients(case.plain), [array.astype(jnp.float32) for array in args])
+    for actual, exact in zip(measured, expected, strict=True):
+        np.testing.assert_allclose(actual.astype(jnp.float32), exact, rtol=0.02, atol=0.02 * np.abs(exact).max())
 
 
 @pytest.mark.parametrize("name", ["valid", "two columns at a time, one left over"])
@@ -143,11 +168,26 @@ def test_kernel_gradient_in_groups_of_samples(cached_bytes, name, monkeypatch):
     monkeypatch.setattr(error_windows, "_CACHED_BYTES", cached_bytes)
     monkeypatch.setattr(error_windows, "_MIN_GROUP_CHANNELS", 1)
     case = CASES[name]
-    geom = geometry(*case[:4])
-    inputs, _ = arrays(case)
-    error = normal(BATCH, *geom.output_size, case[-1])
-    _, pull_back = jax.vjp(lambda kernel: plain(inputs, kernel, *case[2:4]), normal(*case[1], *case[4:]))
-    np.testing.assert_allclose(kernel_gradient(inputs, error, geom), pull_back(error)[0], rtol=1e-5, atol=1e-5)
+    inputs, kernel, error = case.arrays()
+    expected = with_gradients(case.plain)(inputs, kernel, error)[2]
+    np.testing.assert_allclose(kernel_gradient(inputs, error, case.geom), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("window", "stride"), crossed((1, 3), (1, 2)))
+def test_convolutions_of_residual_networks_are_those_of_a_cpu(window, stride):
+    layer = conv_without_bias(2, 3, window, stride)
+    assert layer.init is not None
+    params, images = jax.vmap(layer.init)(jax.random.split(jax.random.key(0), NODES)), normal(NODES, BATCH, 6, 5, 2)
+
+    def gradients(params, images):
+        return jax.vmap(jax.grad(lambda *args: jnp.sum(jnp.sin(layer.apply(*args))), argnums=(0, 1)))(params, images)
+
+    with tracing_for("gpu"):
+        measured = jax.jit(lambda *args: gradients(*args))(params, images)
+    assert_close(measured, jax.jit(gradients)(params, images))
+
+
+# --- which form is traced where ----------------------------------------------------------------------------------
 
 
 def convolutions(fn, *args):
@@ -155,43 +195,93 @@ def convolutions(fn, *args):
     return re.findall(r"stablehlo\.convolution.*", jax.jit(fn).lower(*args).as_text())
 
 
-@pytest.mark.parametrize("node_loop", ["map", "vmap"])
-def test_mapped_over_nodes_it_makes_no_grouped_convolution_on_a_cpu(node_loop):
+def groups(fn, *args):
+    """The sorted numbers of groups of all convolutions that `fn` lowers to."""
+    pattern = r"batch_group_count = (\d+) : i64, feature_group_count = (\d+)"
+    return sorted(max(map(int, re.findall(pattern, line)[0])) for line in convolutions(fn, *args))
+
+
+def is_canonical(line):
+    return "dim_numbers = [b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]" in line
+
+
+def test_on_a_cpu_no_convolution_is_grouped_and_all_are_in_the_canonical_layout():
     case = CASES["same, strided"]
-    ours, theirs, geom = both_ways(case)
-    args = (*arrays(case, 2), normal(2, BATCH, *geom.output_size, case[-1]))
-    ungrouped = "batch_group_count = 1 : i64, feature_group_count = 1 : i64"
-    mine = convolutions(over_nodes(ours, node_loop), *args)
-    assert all(ungrouped in line for line in mine)
-    assert len(mine) == (4 if node_loop == "map" else 0)  # rows of the inputs a stride of 2 apart are two
-    assert not all(ungrouped in line for line in convolutions(jax.vmap(theirs), *args))  # what this test guards against
+    args = jax.eval_shape(lambda: case.arrays(2))
+    one_by_one = convolutions(over_nodes(with_gradients(case.ours), "map"), *args)
+    assert len(one_by_one) == 4  # rows of the inputs a stride of 2 apart are two
+    assert all(map(is_canonical, one_by_one))
+    assert groups(over_nodes(with_gradients(case.ours), "map"), *args) == [1] * 4
+    assert groups(jax.vmap(with_gradients(case.ours)), *args) == []
+    # JAX's own would be grouped, and its gradients in other layouts.
+    assert max(groups(jax.vmap(with_gradients(case.plain)), *args)) > 1
+    assert not all(map(is_canonical, convolutions(over_nodes(with_gradients(case.plain), "map"), *args)))
 
 
-def test_its_gradients_are_convolutions_in_the_canonical_layout():
-    canonical = "dim_numbers = [b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]"
-    case = CASES["same, strided"]
-    ours, theirs, geom = both_ways(case)
-    args = (*arrays(case), normal(BATCH, *geom.output_size, case[-1]))
-    assert all(canonical in line for line in convolutions(ours, *args))
-    assert not all(canonical in line for line in convolutions(theirs, *args))
+# Positions of a batch, BATCH * 4 * 4, against output channels, and for the gradient to the inputs against input ones.
+SIZED = {
+    "grouped": (Case(geometry((4, 4), (3, 3)), 48, 48), 3),
+    "patches": (Case(geometry((4, 4), (3, 3)), 49, 49), 0),
+    "grouped but for the gradient to the inputs": (Case(geometry((4, 4), (3, 3)), 49, 48), 2),
+    "only the gradient to the inputs grouped": (Case(geometry((4, 4), (3, 3)), 48, 49), 1),
+}
 
 
-def test_patches_times_kernel_is_the_convolution():
-    case = CASES["same, strided"]
-    inputs, kernel = arrays(case)
-    rows = patches(inputs, geometry(*case[:4]))
-    expected = plain(inputs, kernel, *case[2:4])
-    np.testing.assert_allclose(rows @ kernel.reshape(-1, case[-1]), expected.reshape(BATCH, -1, case[-1]), atol=1e-5)
+@pytest.mark.parametrize(("case", "number"), SIZED.values(), ids=SIZED.keys())
+def test_mapped_over_nodes_a_gpu_groups_what_has_many_positions_for_its_channels(case, number):
+    args = jax.eval_shape(lambda: case.arrays(5))
+    run = jax.vmap(with_gradients(case.ours))
+    for name in ("cpu", "tpu"):
+        with tracing_for(name):
+            assert groups(run, *args) == []
+    with tracing_for("gpu"):
+        assert groups(run, *args) == [5] * number
+        with canonical_form():
+            assert groups(run, *args) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [
-        (((4, 4), (5, 3), (1, 1), "VALID"), "window"),
-        (((4, 4), (0, 3), (1, 1), "SAME"), "window"),
-        (((4, 4), (3, 3), (0, 1), "SAME"), "strides"),
-        (((4, 4), (3, 3), (1, 1), "CIRCULAR"), "padding"),
-    ],
-)
-def test_bad_geometry_is_named(arguments, name):
-    refused(lambda: geometry(*arguments), name)
+def test_a_gpu_has_three_grouped_products_for_each_large_convolution_of_a_residual_network():
+    model, images = resnet20((16, 16, 3), widths=(4, 8), blocks=(1, 1), norm="group", groups=2), (NODES, 1, 16, 16, 3)
+    params = jax.eval_shape(lambda key: jax.vmap(model.init)(jax.random.split(key, NODES)), jax.random.key(0))
+    slopes = jax.vmap(jax.grad(lambda params, images: model.apply(params, images).sum()))
+    with tracing_for("gpu"):
+        measured = groups(slopes, params, jax.ShapeDtypeStruct(images, jnp.float32))
+    # The stem has no gradient to its inputs; one with strides is no convolution; a strided shortcut is matrix products.
+    stem, same, shortcut, strided = 2, 3, 3, 2
+    assert measured == [NODES] * (stem + 2 * same + shortcut + strided + same)
+
+
+def test_a_single_node_of_a_gpu_leaves_the_gradient_to_its_kernel_to_the_library():
+    case = Case(geometry((8, 8), (3, 3)), 2, 3)
+    inputs, kernel, error = jax.eval_shape(case.arrays)
+
+    def librarys(inputs, error):
+        return jax.linear_transpose(lambda kernel: case.plain(inputs, kernel), kernel)(error)[0]
+
+    def lines(fn):
+        return convolutions(fn, inputs, error)
+
+    def mine(inputs, error):
+        return kernel_gradient(inputs, error, case.geom)
+
+    with tracing_for("gpu"):
+        assert len(lines(mine)) == 1
+        assert lines(mine) == lines(librarys)
+    assert lines(mine) != lines(librarys)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_elsewhere_products_are_patches(platform):
+    with tracing_for(platform):
+        assert {form(product, 10**6, 1) for product in (FORWARD, KERNEL_GRADIENT)} == {"patches"}
+
+
+def test_a_strided_gradient_to_inputs_writes_no_zeros_on_a_gpu():
+    geom = geometry((8, 8), (3, 3), (2, 2))
+    args = jax.eval_shape(lambda: (jnp.zeros((2, 4, 4, 3)), jnp.zeros((3, 3, 2, 3))))
+
+    def lowered(name):
+        with tracing_for(name):
+            return jax.jit(lambda error, kernel: input_gradient(error, kernel, geom)).lower(*args).as_text()
+
+    assert "stablehlo.convolution" in lowered("cpu")

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxfl import ArgumentError
 from jaxfl.core import Variables
 from jaxfl.models import Model, resnet20, sequential
 from jaxfl.models.layer_outputs import layer_outputs
@@ -64,19 +63,3 @@ def test_the_blocks_of_resnet20():
     found = jax.eval_shape(lambda v, x: layer_outputs(model, v, x, names), variables, images)
     shapes = [(32, 32, 16)] * 3 + [(8, 8, 64)] * 2
     assert [found[name].shape for name in names] == [(2, *shape) for shape in shapes]
-
-
-def test_models_of_many_nodes():
-    params = jax.eval_shape(jax.vmap(PLAIN.init), jax.random.split(jax.random.key(0), 7))
-    found = jax.eval_shape(jax.vmap(lambda own: layer_outputs(PLAIN, own, INPUTS, ["relu", "output"])), params)
-    assert (found["relu"].shape, found["output"].shape) == ((7, 3, 5), (7, 3, 2))
-
-
-def test_bad_arguments():
-    params = PLAIN.init(jax.random.key(0))
-    with pytest.raises(ArgumentError, match=r"^names: must be some of hidden, relu, output; got 'conv'"):
-        layer_outputs(PLAIN, params, INPUTS, ["hidden", "conv"])
-    with pytest.raises(ArgumentError, match=r"^names: must hold at least one layer"):
-        layer_outputs(PLAIN, params, INPUTS, [])
-    with pytest.raises(ArgumentError, match=r"^params: must be Variables.*; got dict"):
-        layer_outputs(WITH_STATE, with_statistics().params, INPUTS, ["norm"])

@@ -6,10 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from helpers import assert_close
 
-from jaxfl import ArgumentError
 from jaxfl.core import Variables
 from jaxfl.models import bilstm_classifier, binary_classification, classification, cnn, layers, sequential
 
@@ -148,9 +146,3 @@ def test_a_part_computes_in_the_tasks_type():
 
     features, losses, new = jax.eval_shape(run, params)
     assert (features.dtype, losses.dtype, new["norm_2"]["var"].dtype) == (jnp.bfloat16, jnp.float32, jnp.float32)
-
-
-@pytest.mark.parametrize(("trained", "found"), [((), "got none"), (("dense_1", "relu_1"), "got 'relu_1'")])
-def test_what_a_part_refuses(trained, found):
-    with pytest.raises(ArgumentError, match=f"^trained: must name blocks of the task; {found}"):
-        part_of(trained)

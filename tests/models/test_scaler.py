@@ -4,11 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import refusals
 
 from jaxfl.core import Variables
 from jaxfl.models import classification, layers, resnet20
-from jaxfl.models.scaler import scaled
+from jaxfl.models.composite import scaled
 
 KEY = jax.random.key(0)
 INPUTS = jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)), jnp.float32)
@@ -68,13 +67,3 @@ def test_networks_of_all_widths_have_one_model_state_when_all_have_the_scaler():
     assert full.init_state is not None
     assert narrow.init_state is not None
     assert jax.tree.structure(full.init_state()) == jax.tree.structure(narrow.init_state())
-
-
-test_bad_ratios_are_refused = refusals(
-    [
-        (lambda: scaled(layers.relu(), 0.0), "ratio"),
-        (lambda: resnet20(width=0.0), "width"),
-        (lambda: resnet20(width=1.5), "width"),
-        (lambda: resnet20(width=0.05), "width"),
-    ]
-)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxfl.channel import count, total
-from jaxfl.models import cnn, lenet, resnet18, resnet20, sequential
+from jaxfl.models import bilstm_classifier, cnn, lenet, resnet18, resnet20, sequential
 from jaxfl.models.layers import Layer, dense, elementwise
 
 IMAGE = (32, 32, 3)
@@ -60,6 +60,18 @@ def test_the_network_for_femnist_has_the_sizes_of_table_1():
 )
 def test_lenet_has_the_sizes_of_lenet_5(shape, padding, sizes):
     assert params(lenet(shape, padding=padding), shape) == sizes
+
+
+def test_resnet18_and_the_text_classifier_have_their_published_sizes():
+    """Table 1 of EmbracingFL leaves the logit out of the activations; weak clients run half of the 256 steps back."""
+    assert [total(count(resnet18(shape), shape)).parameters for shape in (IMAGE, (28, 28, 1))] == [
+        11_173_962,
+        11_173_962 - 2 * 9 * 64,  # one image channel instead of three
+    ]
+    sizes = count(bilstm_classifier(), (256,), dtype=jnp.int32)
+    assert total(sizes).parameters == 3_611_137
+    assert total(sizes, trained_from="lstm").parameters == 1_051_137
+    assert (sizes["embedding"].activations, sizes["lstm"].activations) == (0, 1_310_720)
 
 
 def test_activations_in_functions_that_a_layer_calls_count_too():

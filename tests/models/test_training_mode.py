@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers import assert_close, normals
 
-from jaxfl.core import ArgumentError, Variables, leaf_key
+from jaxfl.core import Variables, leaf_key
 from jaxfl.core.tasks import calibrated_state
 from jaxfl.models import classification, cnn, layers, mlp, resnet20, sequential
 from jaxfl.models.composite import composite
@@ -71,12 +71,6 @@ def test_dropout_changes_nothing_in_evaluation_or_at_rate_0():
     inputs = normal(4, 6)
     np.testing.assert_array_equal(layers.dropout(0.9).apply(Variables(None, {}), inputs), inputs)
     np.testing.assert_array_equal(drop(0.0, inputs)[0], inputs)
-
-
-@pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan")])
-def test_a_rate_outside_0_to_1_is_refused(rate):
-    with pytest.raises(ArgumentError, match=r"^rate: "):
-        layers.dropout(rate)
 
 
 def test_training_is_the_layers_one_after_the_other_with_keys_by_position():
@@ -201,11 +195,6 @@ def _statistic(name, rows):
     return rows.mean(axis=0) if name == "mean" else rows.var(axis=0)
 
 
-def test_calibration_refuses_a_task_without_state():
-    with pytest.raises(ArgumentError, match=r"^task: must have model state"):
-        calibrated_state(classification(mlp((6, 3))), {}, normal(1, 2, 6), jnp.zeros((1, 2)), jnp.ones((1, 2)), KEY)
-
-
 @pytest.mark.parametrize(
     "model",
     [cnn((6, 6, 1), channels=(3,), window=3, hidden=8), resnet20((6, 6, 1), widths=(4,), blocks=(1,))],
@@ -276,8 +265,3 @@ def test_products_of_bfloat16_accumulate_in_float32(layer, shape, terms):
     np.testing.assert_array_equal(outputs.astype(jnp.float32), 1024.0)
     for leaf in gradients.values():
         np.testing.assert_array_equal(leaf.astype(jnp.float32), terms)
-
-
-def test_an_unknown_compute_dtype_is_named():
-    with pytest.raises(ArgumentError, match=r"^compute_dtype: "):
-        classification(mlp((6, 3)), compute_dtype="float16")

@@ -155,24 +155,23 @@ def test_devices_are_asked_for_before_anything_looks_at_them(first, expected, mo
     assert done == expected
 
 
-def test_wrong_requests_are_refused_before_anything_runs(tmp_path, monkeypatch):
-    with pytest.raises(ArgumentError, match="--json: must name a file in an existing folder"):
-        suites.run("conv", tmp_path / "missing" / "bench.json")
-    with pytest.raises(
-        ArgumentError, match=r"suite: must be one of clip, .*saga, .*tracking, zero_order, all; got 'cnov'"
-    ):
-        suites.run("cnov")
-    with pytest.raises(ArgumentError, match=r"--against: is an option of the suite peers; got it with conv\."):
-        suites.run("conv", against="torch")
-    with pytest.raises(ArgumentError, match=r"--against: must be one of torch; got 'flower'\."):
-        suites.run("peers", against="flower")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ArgumentError, match=r"torch is not installed\. Install it \(pip install torch\)"):
-        suites.run("peers", against="torch")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    with pytest.raises(ArgumentError, match=r"JAX runs on gpu\. Set JAX_PLATFORMS=cpu"):
-        suites.run("peers", against="torch")
+@pytest.mark.parametrize(
+    ("option", "request_", "is_installed", "backend"),
+    [
+        ("--json", {"suite": "conv", "json": Path("missing/bench.json")}, True, "cpu"),
+        ("suite", {"suite": "cnov"}, True, "cpu"),
+        ("--against", {"suite": "conv", "against": "torch"}, True, "cpu"),
+        ("--against", {"suite": "peers", "against": "flower"}, True, "cpu"),
+        ("--against", {"suite": "peers", "against": "torch"}, False, "cpu"),
+        ("--against", {"suite": "peers", "against": "torch"}, True, "gpu"),
+    ],
+)
+def test_wrong_requests_are_refused_before_anything_runs(option, request_, is_installed, backend, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if is_installed else None)
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(suites, "use_all_cores", lambda: None)
+    with pytest.raises(ArgumentError, match=f"^{option}:"):
+        suites.run(**request_)
 
 
 def test_compile_seconds_are_apart_from_the_first_run(monkeypatch):

@@ -24,7 +24,7 @@ from jax import lax
 from jaxfl.core.platform import platform
 from jaxfl.core.tracing import is_canonical
 from jaxfl.core.types import Array
-from jaxfl.models.windows import Geometry, patches
+from jaxfl.models.kernels.windows import Geometry, patches
 
 FORWARD, KERNEL_GRADIENT = "forward", "kernel_gradient"
 PATCHES, GROUPED = "patches", "grouped"

@@ -9,7 +9,7 @@ differentiation makes are in other layouts (https://github.com/jax-ml/jax/issues
 So here
 - both gradients are written as NHWC x HWIO -> NHWC convolutions themselves,
 - a mapped axis is folded into the batch where the kernel is shared, into the output channels where the input is shared,
-- where neither is shared, it becomes what `jaxfl.models.convolution_forms` says: on a CPU batched matrix products.
+- where neither is shared, it becomes what `jaxfl.models.kernels.forms` says: on a CPU batched matrix products.
 
 On a GPU the gradient to the kernel is the library's own.
 
@@ -28,10 +28,10 @@ from jax.custom_batching import custom_vmap
 
 from jaxfl.core.tracing import suits_cpu
 from jaxfl.core.types import Array
-from jaxfl.models import convolution_forms, error_windows
-from jaxfl.models.convolution_forms import suits_gpu
-from jaxfl.models.error_windows import canonical
-from jaxfl.models.windows import Geometry
+from jaxfl.models.kernels import error_windows, forms
+from jaxfl.models.kernels.error_windows import canonical
+from jaxfl.models.kernels.forms import suits_gpu
+from jaxfl.models.kernels.windows import Geometry
 
 # Several neighboring columns are computed as channels of one, at most this many channels. Measured on a core, 32
 # images, share of the time taken: 32x32, 3x3, 16 to 16 channels 0.68, 12 to 12 0.42, 3 to 16 0.24; 4 to 8 of 16x16
@@ -104,7 +104,7 @@ def convolve(inputs: Array, kernel: Array, geom: Geometry) -> Array:
         - its gradients are convolutions in the canonical layout.
 
     Example:
-        >>> from jaxfl.models.windows import geometry
+        >>> from jaxfl.models.kernels.windows import geometry
         >>> image, kernel = jnp.ones((1, 3, 3, 1)), jnp.ones((3, 3, 1, 1))
         >>> convolve(image, kernel, geometry((3, 3), (3, 3)))[0, :, :, 0].tolist()
         [[4.0, 6.0, 4.0], [6.0, 9.0, 6.0], [4.0, 6.0, 4.0]]
@@ -123,7 +123,7 @@ def _mapped_convolve(geom: Geometry):
     def rule(axis_size, in_batched, inputs, kernel):
         inputs_mapped, kernel_mapped = in_batched
         if inputs_mapped and kernel_mapped:
-            return convolution_forms.forward(inputs, kernel, geom), True
+            return forms.forward(inputs, kernel, geom), True
         if inputs_mapped:  # a shared kernel: the mapped axis joins the batch
             out = cast(Array, convolve(_join_batch(inputs), kernel, geom))
             return out.reshape(*inputs.shape[:2], *out.shape[1:]), True
@@ -174,7 +174,7 @@ def input_gradient(error: Array, kernel: Array, geom: Geometry) -> Array:
     if geom.strides == (1, 1) and min(map(min, pads)) >= 0:
         return convolve(error, flipped, Geometry(geom.output_size, geom.window, (1, 1), (pads[0], pads[1])))
     if suits_gpu():
-        return convolution_forms.strided_input_gradient(error, kernel, geom)
+        return forms.strided_input_gradient(error, kernel, geom)
     if suits_cpu() and max(geom.strides) > 1:
         return _input_gradient_by_rows(error, kernel, geom)
     spread = lax.pad(
@@ -255,7 +255,7 @@ def _mapped_kernel_gradient(geom):
             inputs = jnp.broadcast_to(inputs, (axis_size, *inputs.shape))
         if not in_batched[1]:
             error = jnp.broadcast_to(error, (axis_size, *error.shape))
-        return convolution_forms.kernel_gradient(inputs, error, geom), True
+        return forms.kernel_gradient(inputs, error, geom), True
 
     return call
 

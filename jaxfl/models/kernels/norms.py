@@ -1,8 +1,8 @@
 """Norms of each sample's gradient to a convolution's kernel and bias.
 
-A sample's gradient is a sum over positions of the window's content times the error. How norms are rounded up where
-these terms cancel is said in `jaxfl.models.position_sums`; the bound needs the norm of each term, which follows from
-sums over windows and not from the windows themselves.
+A sample's gradient is a sum over positions of the window's content times the error. `position_sums` says how norms are
+rounded up where these terms cancel; the bound needs the norm of each term, which follows from sums over windows and not
+from the windows themselves.
 
 On a CPU the samples' kernel gradients are made one after the other, each in the layout that is fast there: for 32
 samples of 14x14, windows of 5x5 and 32 to 64 channels this took 0.3 of the time of one batched product over patches,
@@ -23,9 +23,9 @@ import jax.numpy as jnp
 
 from jaxfl.core.tracing import suits_cpu
 from jaxfl.core.types import Array
-from jaxfl.models import position_sums
-from jaxfl.models.convolution import kernel_gradient
-from jaxfl.models.windows import Geometry, patches
+from jaxfl.models.kernels import position_sums
+from jaxfl.models.kernels.convolution import kernel_gradient
+from jaxfl.models.kernels.windows import Geometry, patches
 
 
 def squared_norm(inputs: Array, errors: Array, geom: Geometry) -> Array:

@@ -22,7 +22,7 @@ from jax import lax
 from jaxfl.core.devices import varying_like
 from jaxfl.core.tracing import suits_cpu
 from jaxfl.core.types import Array
-from jaxfl.models.windows import Geometry
+from jaxfl.models.kernels.windows import Geometry
 
 # The errors of the whole batch are one window. Measured on a core with 1 MB of second-level cache: in groups of samples
 # with 0.2 MB of errors it took 0.4 of the time of one group with 1.6 MB.

@@ -1,0 +1,155 @@
+"""Networks and their tasks: where they start, names and numbers of layers, metrics, node loops, parts in a row."""
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import assert_close, normals
+
+from jaxfl.core import Variables, over_nodes
+from jaxfl.core.tree import size
+from jaxfl.gradients import per_example
+from jaxfl.models import (
+    Model,
+    bilstm_classifier,
+    binary_classification,
+    classification,
+    cnn,
+    mlp,
+    resnet18,
+    resnet20,
+)
+
+RNG = np.random.default_rng(0)
+normal = normals(RNG)
+KEY = jax.random.key(1)
+SHAPE = (7, 6, 3)  # an odd height: strides of 2 then leave a rest
+SMALL: dict[str, Any] = {"widths": (4, 6), "blocks": (1, 1)}
+PLAIN, TRAINED = resnet18(SHAPE, 5, **SMALL, groups=2), resnet20(SHAPE, 5, **SMALL)
+TASK = classification(PLAIN)
+
+
+def samples(*leading):
+    inputs = jnp.asarray(RNG.integers(0, 256, size=(*leading, *SHAPE)), jnp.uint8)
+    return inputs, jnp.asarray(RNG.integers(0, 5, size=leading), jnp.int32)
+
+
+def summed_gradient(params, inputs, labels):
+    return jax.grad(lambda values: TASK.loss(values, inputs, labels).sum())(params)
+
+
+def test_kernels_start_from_keys_of_their_own_and_biases_and_norms_as_identity():
+    params = jax.jit(resnet18((4, 4, 3), widths=(96, 96), blocks=(1, 1)).init)(KEY)
+    assert params["block_2_1"].keys() - params["block_1_1"].keys() == {"conv_shortcut", "norm_shortcut"}
+    kernels = [params[block][conv]["kernel"] for block in ("block_1_1", "block_2_1") for conv in ("conv_1", "conv_2")]
+    for kernel in kernels:  # 82,944 draws: the relative standard error of their variance is about half a percent
+        np.testing.assert_allclose(np.var(kernel), 2 / (9 * 96), rtol=0.03)  # He
+    dense = jax.jit(mlp((96, 96, 96)).init)(KEY)
+    kernels += [layer["kernel"] for layer in dense.values()]
+    np.testing.assert_allclose(np.var(kernels[-1]), 1 / 96, rtol=0.06)  # LeCun
+    flattened = [np.ravel(kernel)[:1000] for kernel in kernels]
+    assert all(np.abs(a - b).max() > 0.01 for i, a in enumerate(flattened) for b in flattened[:i])
+    for norm in (params["stem"]["norm"], params["block_2_1"]["norm_shortcut"]):
+        assert norm["scale"].tolist() == [1.0] * 96
+        assert not norm["bias"].any()
+    assert not dense["dense_1"]["bias"].any()
+
+
+def test_no_kernel_that_draws_parameters_makes_its_key_anew():
+    """A hash has some 22 exclusive ors; LLVM takes seconds for kernels with those of a whole chain of keys."""
+    text = jax.jit(mlp((64, 7, 5, 10)).init).lower(KEY).compile().as_text()
+    assert text is not None
+    assert max(part.count(" xor(") for part in text.split("\n\n")) < 30
+
+
+def test_blocks_are_in_order():
+    assert classification(mlp((4, 3, 2))).blocks == ("dense_1", "dense_2")
+    model = cnn(channels=(4, 8), hidden=None)
+    assert [name for name, _ in model.layers][-3:] == ["pool_2", "flatten", "dense_1"]
+    # By hand: 5x5 kernels 1 to 4 and 4 to 8 and their biases; 7 x 7 x 8 features to 10 classes.
+    sizes = {name: size(layer) for name, layer in jax.eval_shape(model.init, KEY).items()}
+    assert sizes == {"conv_1": 25 * 4 + 4, "conv_2": 100 * 8 + 8, "dense_1": 392 * 10 + 10}
+    trained = classification(resnet20())
+    assert trained.blocks == ("stem", *(f"block_{i}_{j}" for i in (1, 2, 3) for j in (1, 2, 3)), "dense")
+    assert trained.train_loss is not None
+    for task in (trained, TASK):
+        assert (task.layers, task.factors) == ((), None)
+        assert set(task.blocks) == set(jax.eval_shape(task.init, KEY))
+    assert TASK.train_loss is None
+
+
+def test_metrics_are_loss_and_accuracy():
+    task = classification(mlp((18, 10)))
+    inputs, labels = RNG.integers(0, 256, (20, 18), np.uint8), jnp.asarray(RNG.integers(0, 10, 20), jnp.int32)
+    params = task.init(KEY)
+    numbers = task.metrics(params, jnp.asarray(inputs), labels)
+    logits = np.asarray(inputs, np.float32) / 255 @ np.asarray(params["dense_1"]["kernel"])
+    np.testing.assert_array_equal(numbers["accuracy"], logits.argmax(1) == np.asarray(labels))
+    log_sum = np.log(np.exp(logits).sum(1))
+    np.testing.assert_allclose(numbers["loss"], log_sum - logits[np.arange(20), np.asarray(labels)], rtol=1e-4)
+
+
+def test_node_loop_is_decided_when_the_task_is_built(monkeypatch):
+    assert classification(mlp((4, 2))).node_loop == "vmap"
+    assert classification(cnn(), node_loop="chunk:2").node_loop == "chunk:2"
+    for platform, expected in (("cpu", "map"), ("gpu", "vmap")):
+        monkeypatch.setattr(jax, "default_backend", lambda platform=platform: platform)
+        for task in (classification(cnn()), classification(PLAIN), binary_classification(bilstm_classifier())):
+            assert task.node_loop == expected
+
+
+@pytest.mark.parametrize("node_loop", ["map", "vmap"])
+def test_mapped_over_nodes_it_makes_no_grouped_convolution_on_a_cpu(node_loop):
+    params = jax.eval_shape(lambda key: jax.vmap(PLAIN.init)(jax.random.split(key, 2)), KEY)
+    text = jax.jit(over_nodes(summed_gradient, node_loop)).lower(params, *samples(2, 3)).as_text()
+    found = re.findall(r"stablehlo\.convolution.*", text)
+    assert bool(found) == (node_loop == "map")
+    for line in found:
+        assert "batch_group_count = 1 : i64, feature_group_count = 1 : i64" in line
+        assert "dim_numbers = [b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]" in line
+
+
+def test_clipped_gradients_without_factored_form_agree_with_explicit_ones():
+    params = jax.tree.map(lambda leaf: 0.5 * normal(*leaf.shape), jax.eval_shape(PLAIN.init, KEY))
+    inputs, labels = samples(4)
+    each = jax.vmap(lambda image, label: summed_gradient(params, image[None], label[None]))
+    singles = jax.jit(each)(inputs, labels)
+    norms = np.sqrt(sum((np.asarray(leaf) ** 2).reshape(4, -1).sum(axis=1) for leaf in jax.tree.leaves(singles)))
+    clip_norm, weights = float(np.median(norms)), np.asarray([0.5, 1.0, 2.0, 0.0], np.float32)
+    expected = weights * np.minimum(1.0, clip_norm / norms)
+    found = jax.jit(lambda *args: per_example.weighted_sum(TASK, *args, clip_norm=clip_norm))(
+        params, inputs, labels, weights
+    )
+    np.testing.assert_array_equal(found.clipped, norms > clip_norm)
+    assert found.clipped.sum() == 2
+    assert_close(found.gradient, jax.tree.map(lambda leaf: np.tensordot(expected, leaf, axes=1), singles))
+
+
+def initial(model):
+    """(parameters, state), compiled as one program."""
+    return jax.jit(lambda key: (model.init(key), model.init_state()))(KEY)
+
+
+TRAIN = jax.jit(TRAINED.apply_train)
+
+
+def test_layers_in_a_row_are_a_model_and_the_parts_of_a_cut_are_the_whole():
+    (params, state), images, ones = initial(TRAINED), normal(4, *SHAPE), jnp.ones(4)
+    assert [name for name, _ in TRAINED.layers] == ["images", "stem", "block_1_1", "block_2_1", "mean", "dense"]
+    before, after = Model(TRAINED.layers[:3]), Model(TRAINED.layers[3:])
+
+    @jax.jit
+    def in_two(params, state):
+        between, new_state = before.apply_train(params, state, images, ones, KEY)
+        outputs, rest = after.apply_train(params, state, between, ones, KEY)
+        evaluated = after.apply(Variables(params, state), before.apply(Variables(params, state), images))
+        return outputs, {**new_state, **rest}, evaluated
+
+    whole = TRAIN(params, state, images, ones, KEY)
+    assert_close(in_two(params, state), (*whole, jax.jit(TRAINED.apply)(Variables(params, state), images)))
+    assert set(jax.eval_shape(before.init, KEY)) == {"stem", "block_1_1"}
+    static = jax.jit(resnet20(SHAPE, 5, **SMALL, norm="static").apply_train)(params, state, images, ones, KEY)
+    assert_close(static, (whole[0], state))

@@ -10,7 +10,7 @@ import numpy as np
 from experiments.audit.options import Point
 from jaxfl import graphs, privacy
 from jaxfl.algorithms import gradient_tracking
-from jaxfl.privacy import calibration
+from jaxfl.privacy.accountant import smallest_noise
 from jaxfl.privacy.audit import AuditResult
 from jaxfl.privacy.tracking import TrackingAgent, TrackingRelease, TrackingSchedule, gradient_tracking_statements
 from jaxfl.privacy.tracking.forced_audit import forced_audit
@@ -40,7 +40,7 @@ def claimed(point: Point) -> tuple[float, privacy.Statement]:
         assert found is not None
         return found
 
-    noise = calibration.smallest_noise(epsilon_of, claim.target_epsilon, guess=point.learning.clip_norm)
+    noise = smallest_noise(epsilon_of, claim.target_epsilon, guess=point.learning.clip_norm)
     return noise, stated(noise)
 
 

@@ -23,7 +23,7 @@ from experiments.frame import Finished, main
 from experiments.frame.command_line import parse
 from jaxfl.core import ArgumentError
 from jaxfl.privacy import clients as accounting
-from jaxfl.privacy.clients.client_release import WITHOUT_NOISE
+from jaxfl.privacy.clients import WITHOUT_NOISE
 from jaxfl.training import RunDirectory
 
 ALI, PRIVATE, FIXED = "ALI-DPFL, as_published", "ALI-DPFL, private", "DPFL"

@@ -54,7 +54,7 @@ def test_gaussian_epsilon_at_the_ends():
 
 def test_participation_is_the_mean_over_counts():
     mus, chances = np.array([0.5, 1.0, 3.0]), np.array([0.7, 0.25, 0.05])
-    found = pairs.participation_epsilon(mus, chances, 1e-3)
+    found = pairs.mixed_gaussian_epsilon(mus, chances, 1e-3)
     total = sum(p * float(pairs.gaussian_delta(found, mu)) for mu, p in zip(mus, chances, strict=True))
     assert total == pytest.approx(1e-3, rel=1e-6)
     assert total <= 1e-3

@@ -1,13 +1,12 @@
 """Releases of a server's clients, and their cost in privacy: samples of a client, and whole clients."""
 
-from jaxfl.privacy.clients.accounting import epsilon, max_iterations, statements
+from jaxfl.privacy.clients.accounting import WITHOUT_NOISE, ClientRelease, epsilon, max_iterations, statements
 from jaxfl.privacy.clients.client_level import (
     UpdateRelease,
     client_level_epsilon,
     client_level_statements,
     client_noise_multiplier,
 )
-from jaxfl.privacy.clients.client_release import CLIENT_RELATIONS, ESTIMATES, ClientRelease
 from jaxfl.privacy.clients.local_iterations import (
     ORDERS,
     local_iterations_epsilon,
@@ -17,9 +16,8 @@ from jaxfl.privacy.clients.local_iterations import (
 from jaxfl.privacy.clients.sampled_releases import SampledReleases, sampled_epsilon
 
 __all__ = [
-    "CLIENT_RELATIONS",
-    "ESTIMATES",
     "ORDERS",
+    "WITHOUT_NOISE",
     "ClientRelease",
     "SampledReleases",
     "UpdateRelease",

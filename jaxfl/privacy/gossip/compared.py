@@ -13,9 +13,10 @@ import numpy as np
 import scipy.stats
 from dp_accounting.rdp import RdpAccountant
 
+from jaxfl.privacy.accountant import Bound
 from jaxfl.privacy.dominating_pairs import gaussian_epsilon
 from jaxfl.privacy.gossip.accountant import Accountant, Published
-from jaxfl.privacy.gossip.proven import Bound, Release, sensitivities
+from jaxfl.privacy.gossip.proven import Release, sensitivities
 from jaxfl.privacy.statements import AT_EXPECTED_WAKING
 
 _RECONSTRUCTED = "formula reconstructed: the original's could not be retrieved"

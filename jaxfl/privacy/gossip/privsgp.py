@@ -23,8 +23,9 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxfl.core import check
+from jaxfl.privacy.accountant import Bound
 from jaxfl.privacy.gossip.accountant import C2_OF_THE_PAPER, Accountant, Published
-from jaxfl.privacy.gossip.proven import Bound, Release, constant_gradient_epsilon
+from jaxfl.privacy.gossip.proven import Release, constant_gradient_epsilon
 from jaxfl.privacy.statements import REFUTED, rounded_down
 
 

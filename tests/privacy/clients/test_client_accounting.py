@@ -9,6 +9,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from jaxfl import ArgumentError
 from jaxfl.privacy.clients import (
+    WITHOUT_NOISE,
     ClientRelease,
     SampledReleases,
     epsilon,
@@ -18,7 +19,6 @@ from jaxfl.privacy.clients import (
     sampled_epsilon,
     statements,
 )
-from jaxfl.privacy.clients.client_release import WITHOUT_NOISE
 from jaxfl.privacy.statements import rounded_up, statement_text
 
 CIFAR = ClientRelease("poisson", num_samples=5000, batch_size=75, clip_norm=0.1, noise_multiplier=1.1)
@@ -269,7 +269,7 @@ def test_bad_arguments_are_refused():
     with pytest.raises(ArgumentError, match=r"add_or_remove_one\. \|D_i\| and B are public here.* pass zero_out"):
         epsilon(CIFAR, 1, bound="proven", dp_delta=DELTA, neighboring_relation="add_or_remove_one")
     for call in (lambda: statements([], 1, dp_delta=DELTA), lambda: max_iterations([], 0, 1.0, "proven", **BUDGET)):
-        with pytest.raises(ArgumentError, match=r"^releases: must hold one release a client"):
+        with pytest.raises(ArgumentError, match=r"^releases: must hold one release a node"):
             call()
     with pytest.raises(ArgumentError, match=r"^target_epsilon: "):
         max_iterations([CIFAR], 0, 0.0, "proven", **BUDGET)

@@ -14,8 +14,6 @@ from jaxfl.data import Dataset, federate
 from jaxfl.data.partition import iid
 from jaxfl.privacy.audit_mechanism import Mechanism
 
-FORCED = "DP-GT"  # audited by forced transcripts, without real samples
-
 SINGLE = ("ALI-DPFL",)
 """Methods whose run has one node, which holds all samples and canaries."""
 WHOLE_CLIENTS = ("DP-FedAvg",)
@@ -42,9 +40,7 @@ class Samples:
     1."""
 
     def idle(self, options: Mapping[str, Any]) -> set[str]:
-        """Forced transcripts need no samples; a single node is not counted."""
-        if options["method"] == FORCED:
-            return {"dataset", "data_dir", "samples", "canaries"}
+        """A single node is not counted."""
         return {"nodes"} if options["method"] in SINGLE else set()
 
     def load(self) -> Dataset:
@@ -56,10 +52,9 @@ class Samples:
 class Learning:
     """The algorithm."""
 
-    method: Literal["PrivSGP", "PrivSGP-VR", "DP2-SGD", "A(DP)2SGD", "ALI-DPFL", "DP-FedAvg", "DP-GT"] = "PrivSGP"
+    method: Literal["PrivSGP", "PrivSGP-VR", "DP2-SGD", "A(DP)2SGD", "ALI-DPFL", "DP-FedAvg"] = "PrivSGP"
     """Method to audit. For A(DP)2SGD only the sum over nodes is seen: its noise, and little of its signal. ALI-DPFL
-    runs with one client. For DP-FedAvg whole clients are audited. DP-GT, private gradient tracking, is audited by
-    forced transcripts."""
+    runs with one client. For DP-FedAvg whole clients are audited."""
     hidden: tuple[int, ...] = ()
     """Units of the hidden layers of the multilayer perceptron; none for a linear model."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -72,18 +67,7 @@ class Learning:
     step_size: float = 0.1
     """Step size gamma."""
     clip_norm: float = 1.0
-    """Bound on each sample's gradient in the L2 norm, or in the L1 norm with Laplace noise. Of DP-FedAvg, on each
-    client's update."""
-    distribution: Literal["laplace", "gaussian"] = "laplace"
-    """Distribution of DP-GT's noise."""
-
-    def idle(self, options: Mapping[str, Any]) -> set[str]:
-        """Options of the other kind of audit, which have no effect here."""
-        return (
-            {"hidden", "compute_dtype", "sampling_rate", "step_size"}
-            if options["method"] == FORCED
-            else {"distribution"}
-        )
+    """Bound on each sample's gradient in the L2 norm. Of DP-FedAvg, on each client's update."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,11 +88,7 @@ class Claim:
     """Run the claimed iterations times this factor, at least 1: another."""
     sampling_error: float = 1.0
     """Claim the sampling rate divided by this, and the noise of a batch that many times smaller, at the same noise
-    multiplier; at least 1: another. Of DP-GT: claim means over the samples times this factor."""
-
-    def idle(self, options: Mapping[str, Any]) -> set[str]:
-        """Laplace noise is claimed at delta 0."""
-        return {"dp_delta"} if options["method"] == FORCED and options["distribution"] == "laplace" else set()
+    multiplier; at least 1: another."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,8 +196,7 @@ def check_point(point: Point) -> None:
         raise ArgumentError("canary_strength", "must be at least 1", f"got {data.canary_strength}", remedy)
     check.in_float32(clip_norm=learning.clip_norm, step_size=learning.step_size)
     check.in_float32(canary_strength=data.canary_strength * learning.clip_norm)
-    if learning.method != FORCED:
-        _check_canaries(point)
+    _check_canaries(point)
 
 
 def _check_ring(data: Samples) -> None:

@@ -11,7 +11,6 @@ from experiments.audit.methods import METHODS
 from experiments.frame import EXPERIMENTS
 from experiments.frame.experiment import identity, request
 from experiments.frame.options import options
-from jaxfl.core import ArgumentError
 
 WITH_MODEL = [name for name in EXPERIMENTS if "hidden" in options(type(EXPERIMENTS[name].base))]
 KEY = jax.random.key(0)
@@ -66,8 +65,3 @@ def test_both_types_make_two_lines_of_a_grid(name):
     kept = small(EXPERIMENTS[name])
     lines = request(EXPERIMENTS[name], kept, ({"compute_dtype": ("float32", "bfloat16")},)).lines
     assert {line.settings["compute_dtype"] for line in lines.values()} == {"float32", "bfloat16"}
-
-
-def test_forced_transcripts_refuse_it():
-    with pytest.raises(ArgumentError, match=r"^compute_dtype: must change something; got bfloat16 where nothing uses"):
-        request(EXPERIMENTS["audit"], {"method": "DP-GT", "compute_dtype": "bfloat16"})

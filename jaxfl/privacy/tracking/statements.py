@@ -212,7 +212,8 @@ def output_perturbation_statements(
         - as for `gradient_tracking_statements`.
     """
     run = _run(states_only(schedule), num_rounds, release, num_nodes, dp_delta, output=True)
-    return _of_states(run, lambda change: output_sensitivities(run.sent, change), ("one gradient a broadcast",) * 2)
+    accountant = "one gradient a broadcast"
+    return _of_states(run, lambda change: output_sensitivities(run.sent, change), (accountant, accountant))
 
 
 def quantization_statements(

@@ -10,7 +10,6 @@ from jaxfl.privacy.clients.client_level import (
 from jaxfl.privacy.clients.local_iterations import (
     ORDERS,
     local_iterations_epsilon,
-    max_local_iterations,
     renyi_divergences,
 )
 from jaxfl.privacy.clients.sampled_releases import SampledReleases, sampled_epsilon
@@ -27,7 +26,6 @@ __all__ = [
     "epsilon",
     "local_iterations_epsilon",
     "max_iterations",
-    "max_local_iterations",
     "renyi_divergences",
     "sampled_epsilon",
     "statements",

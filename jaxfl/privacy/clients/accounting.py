@@ -39,7 +39,6 @@ References:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -49,7 +48,7 @@ import numpy as np
 from jaxfl.core import ArgumentError, check
 from jaxfl.privacy import accountant as verbs
 from jaxfl.privacy.accountant import Bound, Family
-from jaxfl.privacy.clients.local_iterations import ORDERS, renyi_divergences
+from jaxfl.privacy.clients.local_iterations import converted_epsilon, renyi_divergences
 from jaxfl.privacy.clients.sampled_releases import SampledReleases, sampled_epsilon
 from jaxfl.privacy.statements import Statement, rounded_up
 
@@ -295,17 +294,11 @@ def _cost(case: Case, bound: str, relation: str) -> Bound:
     kinds = [kind for kind in kinds if kind.num_releases]
     if not kinds:
         return verbs.NOTHING
-    what = (
-        "local iterations and estimates"
-        if len(kinds) == 2
-        else "local iterations"
-        if case.num_iterations
-        else "estimates"
-    )
+    counts = {"local iterations": case.num_iterations, "estimates": case.num_estimates}
+    what = " and ".join(name for name, count in counts.items() if count)
     renyi = sum(kind.num_releases * _divergences(kind.sampling_rate, kind.noise_multiplier) for kind in kinds)
-    converted = Bound(
-        float(np.min(renyi - math.log(case.dp_delta) / (ORDERS - 1))), f"Renyi DP of {what}, integer orders 2 to 64"
-    )
+    how = f"Renyi DP of {what}, integer orders 2 to 64"
+    converted = Bound(converted_epsilon(np.asarray(renyi), case.dp_delta), how)
     if bound == "published":
         return converted
     proven, secret = sampled_epsilon(kinds, case.dp_delta, exchange=relation == "replace_one")

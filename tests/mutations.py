@@ -138,7 +138,7 @@ jaxfl/training/measures.py: jnp.sum(leaf.mean(axis=0) ** 2) => jnp.sum((leaf**2)
 [tests/training/test_progress_and_summary.py]
 jaxfl/training/summary.py: known.std(ddof=1) => known.std(ddof=0)
 [tests/experiments/test_frame_request.py]
-experiments/frame/grid.py: itertools.product(*rows) => zip(*rows)
+jaxfl/frame/grid.py: itertools.product(*rows) => zip(*rows)
 """
 
 

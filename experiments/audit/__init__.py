@@ -1,6 +1,6 @@
 """Does a run keep the epsilon that it claims? Its noise, its signal and an attack are held against the claim.
 
-    python -m experiments.audit                                # digits, 5 nodes: three methods keep what they claim
+    python -m experiments.audit                                # digits, 5 nodes: two methods keep what they claim
     python -m experiments.audit --noise-error 1.25             # less noise than is claimed: refused
     python -m experiments.audit --no-clipping                  # gradients that are not clipped: refused
     python -m experiments.audit --rounds-error 2               # twice the iterations: refused
@@ -12,9 +12,9 @@
 Half a minute on two cores. Calibrates each line's noise to `target_epsilon` by the proven bound, runs it, and leaves
 summary.json, results.csv and a picture in the run directory. PrivSGP, PrivSGP-VR, DP2-SGD and A(DP)2SGD run on real
 samples and canaries: their messages tell which canaries took part, how large the noise is, and what a sample adds to
-it. So do ALI-DPFL, and DP-FedAvg, whose canaries are whole clients. DP-GT runs on forced transcripts. Prints what was
-measured against what is claimed, and the smallest error that each check sees. Exit code 0 when no lower bound exceeds
-the claim and no check refuses it, else 1. See docs/audit.md.
+it. So do ALI-DPFL, and DP-FedAvg, whose canaries are whole clients. Prints what was measured against what is claimed,
+and the smallest error that each check sees. Exit code 0 when no lower bound exceeds the claim and no check refuses it,
+else 1. See docs/audit.md.
 
 Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 2023, arXiv:2305.08846. Differences from
 the paper: canaries are gradients of one coordinate each, on few real samples and in few rounds at a high sampling rate,
@@ -30,7 +30,7 @@ EXPERIMENT = Experiment(
     name="audit",
     description="What a run's noise, signal and messages say of the epsilon that it claims.",
     base=Point(),
-    grid=({"method": ("PrivSGP", "PrivSGP-VR", "DP-GT")},),
+    grid=({"method": ("PrivSGP", "PrivSGP-VR")},),
     labels={"method": "{}"},
     aliases={
         "batch_size": "sampling_rate",

@@ -27,9 +27,8 @@ from jaxfl.training import RunDirectory, open_run
 from jaxfl.training.chunks import check_start
 from jaxfl.training.results import write_results
 
-from . import forced
 from .methods import METHODS
-from .options import FORCED, WHOLE_CLIENTS, Point, check_point
+from .options import WHOLE_CLIENTS, Point, check_point
 
 
 class Audited(NamedTuple):
@@ -39,7 +38,7 @@ class Audited(NamedTuple):
     claim: Statement
     noise_std: float  # that is claimed
     result: AuditResult
-    canaries: Canaries | None  # None for forced transcripts
+    canaries: Canaries
     seconds: float
 
     @property
@@ -90,8 +89,7 @@ def run(asked: Request) -> int:
 def _attack(asked: Request, lanes: Mapping[str, Ready], records: RunDirectory) -> int:
     """Measure what is ready, write and tell it; returns the exit code."""
     directory, console = records.path, Console(markup=False)
-    attacked = [line.point for line in asked.lines.values() if line.point.learning.method != FORCED]
-    for description in dict.fromkeys(point.description for point in attacked):
+    for description in dict.fromkeys(line.point.description for line in asked.lines.values()):
         console.print(description)
     claims = [line.point.claim for line in asked.lines.values()]
     errors = dict.fromkeys(claim.noise_error for claim in claims if claim.noise_error != 1)
@@ -110,24 +108,20 @@ def _attack(asked: Request, lanes: Mapping[str, Ready], records: RunDirectory) -
         "A claim that is not refuted is not proven by that. The last column is the least factor, of noise too small or "
         f"of a signal too large, that is seen with probability {POWER:.0%}."
     )
-    attacked = {name: (row, row.canaries) for name, row in audited.items() if row.canaries is not None}
-    picture = f"   Picture: {_plot(attacked, directory / 'plots' / 'scores.png')}" if attacked else ""
-    console.print(f"Run: {directory}   Table: {directory / 'results.csv'}{picture}", soft_wrap=True)
+    picture = _plot(audited, directory / "plots" / "scores.png")
+    console.print(f"Run: {directory}   Table: {directory / 'results.csv'}   Picture: {picture}", soft_wrap=True)
     return int(any(row.violated for row in audited.values()))
 
 
 def ready(line: Line) -> Ready:
     """The claim of one audit; what cannot run is refused, and nothing is run."""
     start, point = time.perf_counter(), line.point
-    if point.learning.method == FORCED:
-        noise_std, statement = forced.claimed(point)
-    else:
-        method = METHODS[point.learning.method]
-        noise_std, statement = method.claimed(point)
-        task, data, _ = method.add_canaries(point, *point.problem())
-        learner = method.learner(point, task, point.used_noise_std(noise_std))
-        start_state = check_start(learner.algorithm, jax.random.key(point.run.seed), data)
-        require_fits("hidden", num_bytes(start_state), {}, remedy="Take a smaller model, or fewer canaries.")
+    method = METHODS[point.learning.method]
+    noise_std, statement = method.claimed(point)
+    task, data, _ = method.add_canaries(point, *point.problem())
+    learner = method.learner(point, task, point.used_noise_std(noise_std))
+    start_state = check_start(learner.algorithm, jax.random.key(point.run.seed), data)
+    require_fits("hidden", num_bytes(start_state), {}, remedy="Take a smaller model, or fewer canaries.")
     return Ready(line, statement, noise_std, time.perf_counter() - start)
 
 
@@ -136,10 +130,6 @@ def measured(lane: Ready, num_audits: int) -> Audited:
     start, (line, statement, noise_std, _) = time.perf_counter() - lane.seconds, lane
     point = line.point
     assert statement.dp_epsilon is not None
-    if point.learning.method == FORCED:
-        share = point.claim.significance / num_audits
-        result = forced.audit_tracking(point, noise_std, statement.dp_epsilon, share)
-        return Audited(line, statement, noise_std, result, None, time.perf_counter() - start)
     method = METHODS[point.learning.method]
     task, data, canaries = method.add_canaries(point, *point.problem())
     learner, silent = (method.learner(point, task, std) for std in (point.used_noise_std(noise_std), 0.0))
@@ -172,22 +162,17 @@ def _summary(audited: Mapping[str, Audited], environment: Any) -> dict[str, Any]
         point = row.line.point
         found = {key: value for key, value in row.result._asdict().items() if key != "scores"}
         found["checks"] = [check._asdict() for check in row.result.checks]
-        attacked = row.canaries is not None
-        used = point.used_noise_std(row.noise_std) if attacked else row.noise_std / point.claim.noise_error
-        canaries, batches = {}, {}
-        if attacked:
-            canaries = {"num_canaries": point.data.canaries}
-            batches = {"batch_size_claimed": point.claimed_batch_size, "batch_size_used": point.batch_size}
         described[name] = {
             "settings": row.line.settings,
             "rounds": point.rounds,
             "rounds_claimed": point.learning.iterations,
             "privacy": [row.claim._asdict()],
             "noise_std_claimed": row.noise_std,
-            "noise_std_used": used,
-            **batches,
+            "noise_std_used": point.used_noise_std(row.noise_std),
+            "batch_size_claimed": point.claimed_batch_size,
+            "batch_size_used": point.batch_size,
             "clip_norm_used": point.used_clip_norm,
-            "audit": {**found, **canaries, "violated": row.violated},
+            "audit": {**found, "num_canaries": point.data.canaries, "violated": row.violated},
         }
     return {
         "experiment": "audit",
@@ -226,7 +211,7 @@ def _table(audited: Mapping[str, Audited]) -> Table:
     for name, row in audited.items():
         claimed, bound, verdict = row.texts
         claim = f"ε = {claimed}, {row.claim.bound},\n{RELATIONS[row.claim.neighboring_relation]}"
-        guesses = "forced" if row.canaries is None else f"{row.result.num_correct} of {row.result.num_guesses}"
+        guesses = f"{row.result.num_correct} of {row.result.num_guesses}"
         table.add_row(name, claim, bound, guesses, verdict)
     return table
 
@@ -248,9 +233,9 @@ def _checks_table(audited: Mapping[str, Audited]) -> Table:
         table.add_column(heading, justify="right" if heading in numbers else "left")
     for name, row in audited.items():
         exceeded = row.result.dp_epsilon_lower_bound / _claimed(row)
-        shown: list[tuple[str, float | None, float, bool, float]] = []
-        if row.canaries is not None:
-            shown.append(("ε of the guesses", None, exceeded, exceeded > 1, row.result.smallest_error))
+        shown: list[tuple[str, float | None, float, bool, float]] = [
+            ("ε of the guesses", None, exceeded, exceeded > 1, row.result.smallest_error)
+        ]
         shown += [(c.name, _ratio(c), c.limit / c.claimed, c.refuted, c.smallest_error) for c in row.result.checks]
         for i, (label, ratio, limit, refuted, smallest) in enumerate(shown):
             bounded = (rounded_up if label.startswith("noise") and limit < 1 else rounded_down)(limit, 3)
@@ -265,13 +250,13 @@ def _claimed(row: Audited) -> float:
     return row.claim.dp_epsilon
 
 
-def _plot(audited: Mapping[str, tuple[Audited, Canaries]], path: Path) -> Path:
+def _plot(audited: Mapping[str, Audited], path: Path) -> Path:
     """Histograms of the scores of included and left-out canaries, a row an audit."""
     figure = Figure(figsize=(7, 0.6 + 2.4 * len(audited)), layout="constrained")
     FigureCanvasAgg(figure)
     rows = np.ravel(figure.subplots(len(audited), 1, squeeze=False))
-    for axes, (name, (row, canaries)) in zip(rows, audited.items(), strict=True):
-        scores, included = row.result.scores, canaries.included
+    for axes, (name, row) in zip(rows, audited.items(), strict=True):
+        scores, included = row.result.scores, row.canaries.included
         bins = np.histogram_bin_edges(scores, 60).tolist()
         for chosen, label, color in ((~included, "left out", "#0072B2"), (included, "included", "#D55E00")):
             axes.hist(scores[chosen], bins, alpha=0.55, color=color, label=f"{label} ({chosen.sum():,})")

@@ -29,7 +29,8 @@ from jaxfl.algorithms import REGISTRY, ali_dpfl, fed_avg
 from jaxfl.algorithms.ali_dpfl import released_gradients
 from jaxfl.algorithms.fed_avg import released_updates
 from jaxfl.core import Algorithm, Array, FederatedData, PyTree, Task
-from jaxfl.privacy import calibration, clients
+from jaxfl.privacy import clients
+from jaxfl.privacy.accountant import calibrate, noise_guess
 from jaxfl.privacy.audit import Canaries, with_canaries
 from jaxfl.privacy.client_audit import with_client_canaries
 
@@ -148,8 +149,8 @@ def _ali_claimed(point: Point) -> tuple[float, privacy.Statement]:
         return clients.epsilon(with_noise, *counts, bound="proven", dp_delta=claim.dp_delta)
 
     rate = release.batch_size / release.num_samples
-    guess = rate * math.sqrt(2 * iterations * math.log(1.25 / claim.dp_delta)) / claim.target_epsilon
-    multiplier = calibration.smallest_noise(epsilon_of, claim.target_epsilon, guess=max(guess, 0.4))
+    guess = noise_guess(rate, iterations, claim.dp_delta, claim.target_epsilon)
+    multiplier = calibrate([epsilon_of], claim.target_epsilon, [guess])
     stated = clients.statements([release._replace(noise_multiplier=multiplier)], *counts, dp_delta=claim.dp_delta)
     (proven,) = (s for s in stated if s.bound == "proven" and s.neighboring_relation == "zero_out")
     return multiplier * learning.clip_norm / release.batch_size, proven

@@ -10,10 +10,8 @@ from jaxfl import models
 from jaxfl.core import ArgumentError, FederatedData, Task, check
 from jaxfl.data import Dataset, federate
 from jaxfl.data.partition import iid
-from jaxfl.frame import Data, unsaved, where
+from jaxfl.frame import Data, unsaved
 from jaxfl.privacy.audit_mechanism import Mechanism
-
-FORCED = "DP-GT"  # audited by forced transcripts, without real samples
 
 SINGLE = ("ALI-DPFL",)
 """Methods whose run has one node, which holds all samples and canaries."""
@@ -49,10 +47,9 @@ class Samples:
 class Learning:
     """The algorithm."""
 
-    method: Literal["PrivSGP", "PrivSGP-VR", "DP2-SGD", "A(DP)2SGD", "ALI-DPFL", "DP-FedAvg", "DP-GT"] = "PrivSGP"
+    method: Literal["PrivSGP", "PrivSGP-VR", "DP2-SGD", "A(DP)2SGD", "ALI-DPFL", "DP-FedAvg"] = "PrivSGP"
     """Method to audit. For A(DP)2SGD only the sum over nodes is seen: its noise, and little of its signal. ALI-DPFL
-    runs with one client. For DP-FedAvg whole clients are audited. DP-GT, private gradient tracking, is audited by
-    forced transcripts."""
+    runs with one client. For DP-FedAvg whole clients are audited."""
     hidden: tuple[int, ...] = ()
     """Units of the hidden layers of the multilayer perceptron; none for a linear model."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -65,10 +62,7 @@ class Learning:
     step_size: float = 0.1
     """Step size gamma."""
     clip_norm: float = 1.0
-    """Bound on each sample's gradient in the L2 norm, or in the L1 norm with Laplace noise. Of DP-FedAvg, on each
-    client's update."""
-    distribution: Literal["laplace", "gaussian"] = "laplace"
-    """Distribution of DP-GT's noise."""
+    """Bound on each sample's gradient in the L2 norm. Of DP-FedAvg, on each client's update."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +83,7 @@ class Claim:
     """Run the claimed iterations times this factor, at least 1: another."""
     sampling_error: float = 1.0
     """Claim the sampling rate divided by this, and the noise of a batch that many times smaller, at the same noise
-    multiplier; at least 1: another. Of DP-GT: claim means over the samples times this factor."""
+    multiplier; at least 1: another."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,17 +100,7 @@ class Run:
 class Point:
     """One audit."""
 
-    COUNTS: ClassVar = (
-        where("method", (FORCED,), "distribution"),
-        dict.fromkeys(
-            ("dataset", "data_dir", "samples", "canaries", "hidden", "compute_dtype", "sampling_rate", "step_size"),
-            lambda options: options["method"] != FORCED,
-        ),
-        {
-            "nodes": lambda options: options["method"] not in SINGLE,
-            "dp_delta": lambda options: options["method"] != FORCED or options["distribution"] != "laplace",
-        },
-    )
+    COUNTS: ClassVar = ({"nodes": lambda options: options["method"] not in SINGLE},)
     data: Samples = Samples()
     learning: Learning = Learning()
     claim: Claim = Claim()
@@ -208,8 +192,7 @@ def check_point(point: Point) -> None:
         raise ArgumentError("canary_strength", "must be at least 1", f"got {data.canary_strength}", remedy)
     check.in_float32(clip_norm=learning.clip_norm, step_size=learning.step_size)
     check.in_float32(canary_strength=data.canary_strength * learning.clip_norm)
-    if learning.method != FORCED:
-        _check_canaries(point)
+    _check_canaries(point)
 
 
 def _check_ring(data: Samples) -> None:
@@ -219,7 +202,7 @@ def _check_ring(data: Samples) -> None:
 
 
 def _check_canaries(point: Point) -> None:
-    """Check the options that forced transcripts do not need."""
+    """Check the options of the data and the canaries."""
     data, learning, nodes = point.data, point.learning, point.num_nodes
     check.at_least(1, nodes=nodes, samples=data.samples, canaries=data.canaries)
     check.positive(step_size=learning.step_size)

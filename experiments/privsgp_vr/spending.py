@@ -12,7 +12,7 @@ from jaxfl import privacy
 from jaxfl.algorithms import theory_step_size
 from jaxfl.core import ArgumentError
 from jaxfl.frame import Line, lay
-from jaxfl.privacy.gossip import ProblemConstants, network_noise_std, network_rounds, optimal_iterations
+from jaxfl.privacy.gossip import ProblemConstants, optimal_iterations
 
 from .options import METHODS, Point
 
@@ -85,7 +85,7 @@ def _noise(point: Point, sizes: Sizes) -> tuple[float, ...]:
     accountant, rounds, options = _accounting(point)
     releases = _releases(point, sizes, (0.0,), assumed=budget.bound == "published")
     return tuple(
-        network_noise_std(accountant, budget.bound, own, rounds, target_epsilon=target, **options)
+        privacy.calibrate_noise_std(accountant, budget.bound, own, rounds, target_epsilon=target, **options)
         for target, own in _with_limits(point, releases)
     )
 
@@ -128,7 +128,8 @@ def rounds_allowed(name: str, asked: Point, point: Point, sizes: Sizes) -> int |
     accountant, rounds, options = _accounting(point)
     releases = _releases(point, sizes, _noise(point, sizes), assumed=budget.bound == "published")
     for target, own in _with_limits(point, releases):
-        rounds = network_rounds(accountant, budget.bound, own, rounds, target_epsilon=target, **options)
+        budgeted = {"target_epsilon": target, "limit": rounds}
+        rounds = privacy.max_rounds(accountant, budget.bound, own, **budgeted, **options)
     if rounds < 1:
         first = max(privacy.epsilon(accountant, budget.bound, release, 1, **options) for release in set(releases))
         cost = f"costs {first:.3g}" if math.isfinite(first) else "has no such bound"

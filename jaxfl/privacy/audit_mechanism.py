@@ -55,7 +55,6 @@ class Check(NamedTuple):
     limit: float  # confidence limit of `measured`, on the side of what is claimed
     refuted: bool
     smallest_error: float  # factor that is seen with probability 0.95; infinite where no factor is
-    largest: float = math.inf  # of noise, which `measured` tells: its upper confidence limit
 
 
 def check_mechanism(
@@ -154,7 +153,7 @@ def noise_check(name: str, sum_of_squares: float, degrees: int, claimed_std: flo
     lower, upper = math.sqrt(sum_of_squares / high), math.sqrt(sum_of_squares / low)
     limit = upper if measured < claimed_std else lower
     refuted = not lower <= claimed_std <= upper
-    return Check(name, measured, claimed_std, limit, refuted, math.sqrt(max(seen / low, high / missed)), upper)
+    return Check(name, measured, claimed_std, limit, refuted, math.sqrt(max(seen / low, high / missed)))
 
 
 def _of_groups(name: str, sums: np.ndarray, groups: Sequence[np.ndarray], claimed_std: float, share: float) -> Check:

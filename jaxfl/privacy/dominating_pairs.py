@@ -78,10 +78,10 @@ def gaussian_epsilon(mu: float, dp_delta: float) -> float:
         >>> round(gaussian_epsilon(1.0, 1e-5), 6)
         4.377178
     """
-    return participation_epsilon(np.array([mu]), np.ones(1), dp_delta)
+    return mixed_gaussian_epsilon(np.array([mu]), np.ones(1), dp_delta)
 
 
-def participation_epsilon(mus: np.ndarray, probabilities: np.ndarray, dp_delta: float) -> float:
+def mixed_gaussian_epsilon(mus: np.ndarray, probabilities: np.ndarray, dp_delta: float) -> float:
     """Smallest epsilon with sum_j probabilities[j] delta_Gauss(epsilon; mus[j]) <= dp_delta, from above.
 
     Args:

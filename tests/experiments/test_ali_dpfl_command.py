@@ -23,7 +23,7 @@ from jaxfl.core import ArgumentError
 from jaxfl.frame import Finished, main
 from jaxfl.frame.command_line import parse
 from jaxfl.privacy import clients as accounting
-from jaxfl.privacy.clients.client_release import WITHOUT_NOISE
+from jaxfl.privacy.clients import WITHOUT_NOISE
 from jaxfl.training import RunDirectory
 from jaxfl.training.pass_directory import PassDirectory
 

@@ -135,35 +135,6 @@ def test_of_a_single_client_there_is_no_number_of_nodes(capsys):
     assert "--nodes: must change something; got 3 where nothing uses it" in capsys.readouterr().err
 
 
-FORCED_MISTAKES = {
-    "none": ([], set()),
-    "noise": (["--noise-error", "1.25"], {"noise of states", "noise of trackers", "epsilon"}),
-    "clipping": (["--no-clipping"], {"sensitivity", "epsilon"}),
-    "rounds": (["--rounds-error", "2"], {"releases", "sensitivity", "epsilon"}),
-    "sampling": (["--sampling-error", "2"], {"sensitivity", "epsilon"}),
-    "Gaussian": (["--distribution", "gaussian", "--noise-error", "2"], {"noise of states", "noise of trackers"}),
-}
-
-
-@pytest.mark.parametrize(("mistake", "names"), FORCED_MISTAKES.values(), ids=FORCED_MISTAKES)
-@pytest.mark.quick_cases(2)
-def test_gradient_tracking_is_audited_by_forced_transcripts(mistake, names, tmp_path, capsys):
-    out = tmp_path / "run"
-    assert main(EXPERIMENT, ["--method", "DP-GT", "--iterations", "4", *mistake, "--out", str(out)]) == bool(mistake)
-    printed = capsys.readouterr().out
-    assert ("VIOLATED" in printed) == bool(mistake)
-    assert "replace one sample" in printed
-    assert "forced" in printed
-    row = json.loads((out / "summary.json").read_text())["variants"]["DP-GT"]
-    (claim,) = row["privacy"]
-    assert 0.99 < claim["dp_epsilon"] <= 1.0
-    assert row["audit"]["violated"] == bool(mistake)
-    refused = {check["name"] for check in row["audit"]["checks"] if check["refuted"]}
-    assert refused >= names if names else not refused
-    (written,) = read_results(out)
-    assert written["violated"] == str(bool(mistake))
-
-
 def test_lines_and_seeds_share_the_significance_and_claims_are_rounded_up(tmp_path, monkeypatch, capsys):
     shares, keys = [], []
 

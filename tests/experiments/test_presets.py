@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from experiments.frame import EXPERIMENTS, flat
-from experiments.frame.experiment import request
-from experiments.frame.options import options
+from experiments import EXPERIMENTS
 from jaxfl.data.sources import NAMES
+from jaxfl.frame import flat
+from jaxfl.frame.experiment import request
+from jaxfl.frame.options import options
 from jaxfl.training.json_files import jsonable
 
 PINS = Path(__file__).parents[1] / "pins" / "presets.json"

@@ -1,25 +1,22 @@
 """Releases of a server's clients, and their cost in privacy: samples of a client, and whole clients."""
 
-from jaxfl.privacy.clients.accounting import epsilon, max_iterations, statements
+from jaxfl.privacy.clients.accounting import WITHOUT_NOISE, ClientRelease, epsilon, max_iterations, statements
 from jaxfl.privacy.clients.client_level import (
     UpdateRelease,
     client_level_epsilon,
     client_level_statements,
     client_noise_multiplier,
 )
-from jaxfl.privacy.clients.client_release import CLIENT_RELATIONS, ESTIMATES, ClientRelease
 from jaxfl.privacy.clients.local_iterations import (
     ORDERS,
     local_iterations_epsilon,
-    max_local_iterations,
     renyi_divergences,
 )
 from jaxfl.privacy.clients.sampled_releases import SampledReleases, sampled_epsilon
 
 __all__ = [
-    "CLIENT_RELATIONS",
-    "ESTIMATES",
     "ORDERS",
+    "WITHOUT_NOISE",
     "ClientRelease",
     "SampledReleases",
     "UpdateRelease",
@@ -29,7 +26,6 @@ __all__ = [
     "epsilon",
     "local_iterations_epsilon",
     "max_iterations",
-    "max_local_iterations",
     "renyi_divergences",
     "sampled_epsilon",
     "statements",

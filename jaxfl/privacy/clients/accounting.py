@@ -39,26 +39,24 @@ References:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxfl.core import ArgumentError, check
-from jaxfl.privacy.calibration import most_rounds
-from jaxfl.privacy.clients.client_release import (
-    CLIENT_RELATIONS,
-    WITHOUT_NOISE,
-    ClientRelease,
-    checked,
-    no_epsilon,
-)
-from jaxfl.privacy.clients.local_iterations import ORDERS, renyi_divergences
+from jaxfl.privacy import accountant as verbs
+from jaxfl.privacy.accountant import Bound, Family
+from jaxfl.privacy.clients.local_iterations import converted_epsilon, renyi_divergences
 from jaxfl.privacy.clients.sampled_releases import SampledReleases, sampled_epsilon
-from jaxfl.privacy.statements import Statement, rounded_up, statement
+from jaxfl.privacy.statements import Statement, rounded_up
 
+ESTIMATES = ("none", "as_published", "private")
+WITHOUT_NOISE = (
+    "The next number of local iterations follows from estimates without noise, and the variance of the models tells it."
+)
+CLIENT_RELATIONS = {"published": ("add_or_remove_one",), "proven": ("zero_out", "replace_one")}
 _SETTING = (
     "it holds against whoever sees all models and estimates that a client sends, and no losses or metrics",
     "each sample joins a batch independently with probability q_i = B / |D_i|, and which do stays secret",
@@ -69,11 +67,27 @@ _SETTING = (
 )
 
 
-class _Bound(NamedTuple):
-    """An epsilon and where it comes from."""
+class ClientRelease(NamedTuple):
+    """Releases of one client: T local iterations of DP-SGD, and estimates."""
 
-    dp_epsilon: float
-    accountant: str
+    sampler: str  # of the batches; "poisson", the only one whose batches are accounted for
+    num_samples: int  # |D_i|
+    batch_size: int  # B, expected, of a Poisson batch
+    clip_norm: float | None  # C, L2 norm of a sample's gradient; None: not clipped
+    noise_multiplier: float  # sigma, standard deviation of the noise on the batch's sum, over C
+    estimate_batch_size: int = 0  # m, expected samples of one private estimate; 0: none
+    estimate_noise_multiplier: float = 0.0  # z_e, of one private estimate
+    estimates: str = "none"  # "none", "as_published" (without noise) or "private"
+
+
+class Case(NamedTuple):
+    """Arguments that can be accounted for, as plain numbers."""
+
+    release: ClientRelease
+    num_iterations: int
+    num_estimates: int
+    dp_delta: float
+    ran: tuple[int, int] | None = None  # iterations and estimates that a run chose, of those of a budget
 
 
 def epsilon(
@@ -108,8 +122,8 @@ def epsilon(
         >>> [round(epsilon(release, 317, bound=bound, dp_delta=1e-5), 3) for bound in ("published", "proven")]
         [2.005, 1.357]
     """
-    release, relation = checked(release, num_iterations, num_estimates, bound, dp_delta, neighboring_relation)
-    return _epsilon(release, bound, relation, num_iterations, num_estimates, float(dp_delta))
+    case, relation = _case(release, num_iterations, num_estimates, dp_delta, bound, neighboring_relation)
+    return verbs.epsilon(_SAMPLES, case, bound, relation)
 
 
 def max_iterations(
@@ -146,25 +160,17 @@ def max_iterations(
         >>> [max_iterations([release] * 10, 50, bound=bound, **budget) for bound in ("published", "proven")]
         [78, 422]
     """
-    check.scalar(target_epsilon=target_epsilon)
-    check.positive(target_epsilon=target_epsilon)
+    target_epsilon = verbs.positive(target_epsilon=target_epsilon)
     check.at_least(0, num_rounds=num_rounds, limit=limit)
-    _refuse_none(releases)
-    dp_delta, most = float(dp_delta), limit
+    verbs.require_any(releases)
+    costs = []
     # Descending rates: the smallest client pays most, but for others with less noise.
-    for given in sorted(set(releases), key=lambda release: release.num_samples):
-        num_estimates = num_rounds if given.estimates != "none" else 0
-        release, relation = checked(given, 0, num_estimates, bound, dp_delta, neighboring_relation)
-
-        def spent(num_iterations: int, release=release, relation=relation, num_estimates=num_estimates) -> float:
-            return _epsilon(release, bound, relation, num_iterations, num_estimates, dp_delta)
-
-        # The limit itself may be too far away to be accounted for in short time.
-        if most and (most == limit or spent(most) > target_epsilon):
-            # Without estimates, which cost next to nothing to account for, it is never less.
-            above = most_rounds(lambda num: spent(num, num_estimates=0), target_epsilon, most)
-            most = above if num_estimates == 0 else _most_below(spent, target_epsilon, above)
-    return most
+    for release in sorted(set(releases), key=lambda release: release.num_samples):
+        num_estimates = num_rounds if release.estimates != "none" else 0
+        case, relation = _case(release, 0, num_estimates, dp_delta, bound, neighboring_relation)
+        # Without estimates, which cost next to nothing to account for, it is never less.
+        costs += [_spent(each, bound, relation) for each in dict.fromkeys((case._replace(num_estimates=0), case))]
+    return verbs.most_rounds(costs, target_epsilon, limit)
 
 
 def statements(
@@ -207,107 +213,97 @@ def statements(
         proven zero_out 3.0
         proven replace_one 5.09
     """
-    _refuse_none(releases)
+    verbs.require_any(releases)
     num_clients = len(releases) if num_clients is None else num_clients
     check.at_least(1, num_clients=num_clients)
-    plain = [checked(release, num_iterations, num_estimates, "proven", dp_delta, None)[0] for release in releases]
-    ran, chosen = (num_iterations, num_estimates), None
+    cases = [_case(release, num_iterations, num_estimates, dp_delta, "proven", None)[0] for release in releases]
+    claims = {bound: [(bound, relation) for relation in relations] for bound, relations in CLIENT_RELATIONS.items()}
+    proven = cases
     if budgeted is not None and num_iterations and all(release.estimates == "private" for release in releases):
-        chosen = f"stated for its budget of {budgeted[0]} local iterations; {num_iterations} ran: the run chose"
-        chosen += f" them by what it released ({budgeted[1]} and {num_estimates} estimates)"
-    return [
-        _stated(plain, bound, relation, *ran, float(dp_delta), num_clients)
-        if chosen is None or bound == "published"
-        else _stated(plain, bound, relation, *budgeted, float(dp_delta), num_clients, chosen)  # pyright: ignore
-        for bound, relations in CLIENT_RELATIONS.items()
-        for relation in relations
-    ]
+        most = {"num_iterations": budgeted[0], "num_estimates": budgeted[1]}
+        proven = [case._replace(ran=(num_iterations, num_estimates), **most) for case in cases]
+    published = verbs.statements(_SAMPLES, cases, claims["published"], num_clients)
+    return published + verbs.statements(_SAMPLES, proven, claims["proven"], num_clients)
 
 
-def _stated(
-    releases: Sequence[ClientRelease],
-    bound: str,
-    relation: str,
-    num_iterations: int,
-    num_estimates: int,
-    dp_delta: float,
-    num_clients: int,
-    chosen: str | None = None,
-) -> Statement:
-    """The statement of the client with the largest epsilon, or of the first that has none."""
-    reasons = [no_epsilon(release, num_iterations, num_estimates) for release in releases]
-    reason = next((reason for reason in reasons if reason is not None), None)
-    bounds = []
-    if reason is None:
-        bounds = [_bound(each, bound, relation, num_iterations, num_estimates, dp_delta) for each in releases]
-    worst = max(bounds, key=lambda each: each.dp_epsilon, default=_Bound(math.inf, "none"))
-    private = next((release for release in releases if release.estimates == "private"), None)
-    notes = []
-    if WITHOUT_NOISE in reasons and set(reasons) <= {None, WITHOUT_NOISE}:
-        fixed = max(_bound(each, bound, relation, num_iterations, 0, dp_delta).dp_epsilon for each in releases)
-        notes.append(f"{num_iterations} local iterations fixed in advance would cost epsilon {rounded_up(fixed, 4)}")
-    if private is not None:
-        sizes = f"{private.estimate_batch_size} samples in expectation"
-        notes.append(
-            f"an estimate of rho, beta and xi has noise of {private.estimate_noise_multiplier:g} times its sensitivity,"
-            f" drawn from {sizes}"
+def _spent(case: Case, bound: str, relation: str) -> Callable[[int], float]:
+    """Number of iterations -> epsilon."""
+    return lambda num: verbs.epsilon(_SAMPLES, case._replace(num_iterations=num), bound, relation)
+
+
+def _case(
+    release: ClientRelease, num_iterations: int, num_estimates: int, dp_delta: Any, bound: str, asked: str | None
+) -> tuple[Case, str]:
+    """A case, and the relation; refuse what cannot be accounted for."""
+    check.one_of(tuple(CLIENT_RELATIONS), bound=bound)
+    check.one_of(ESTIMATES, estimates=release.estimates)
+    if release.sampler != "poisson":
+        remedy = "Draw the clients' batches by jaxfl.gradients.poisson."
+        raise ArgumentError(
+            "sampler", "must be 'poisson': no other is accounted for", f"got {release.sampler!r}", remedy
         )
-    notes += [] if chosen is None else [chosen]
-    norms = sorted({release.clip_norm for release in releases if release.clip_norm is not None})
-    clipped = f"every sample's gradient is clipped to the L2 norm {' or '.join(f'{norm:g}' for norm in norms)}"
-    return statement(
-        bound,
-        relation,
-        dp_epsilon=None if reason else worst.dp_epsilon,
-        dp_delta=dp_delta,
-        accountant=worst.accountant,
-        nodes=num_clients,
-        gradients=clipped if all(release.clip_norm is not None for release in releases) else None,
-        setting=_SETTING,
-        notes=notes,
-        reason=reason,
-        node_epsilons=[each.dp_epsilon for each in bounds],
-    )
+    check.at_least(0, num_iterations=num_iterations, num_estimates=num_estimates)
+    check.at_least(1, num_samples=release.num_samples, batch_size=release.batch_size)
+    least = 1 if release.estimates == "private" else 0
+    check.at_least(least, estimate_batch_size=release.estimate_batch_size)
+    names = ("noise_multiplier", "estimate_noise_multiplier")
+    noise = {name: verbs.number(**{name: getattr(release, name)}) for name in names}
+    dp_delta = verbs.number(dp_delta=dp_delta)
+    check.non_negative(**noise)
+    clip_norm = None if release.clip_norm is None else verbs.positive(clip_norm=release.clip_norm)
+    check.open_unit(dp_delta=dp_delta)
+    for name in ("batch_size", "estimate_batch_size"):
+        if getattr(release, name) > release.num_samples:
+            found, remedy = f"got {getattr(release, name)} of {release.num_samples}", "Pass a smaller batch."
+            raise ArgumentError(name, "must be at most the client's samples", found, remedy)
+    if release.estimates != "private":
+        for name in ("estimate_batch_size", "estimate_noise_multiplier"):
+            if getattr(release, name):
+                requirement, remedy = "must be 0 but for private estimates", "Pass estimates='private'."
+                raise ArgumentError(name, requirement, f"got {getattr(release, name):g}", remedy)
+    if release.estimates == "none" and num_estimates:
+        found, remedy = f"got {num_estimates}", "Say what estimates the release has."
+        raise ArgumentError("num_estimates", "must be 0 without estimates", found, remedy)
+    relation = verbs.chosen_relation(CLIENT_RELATIONS[bound], asked, f"the {bound} bound of clients", "|D_i| and B")
+    release = release._replace(clip_norm=clip_norm, **noise)
+    return Case(release, num_iterations, num_estimates, dp_delta), relation
 
 
-def _refuse_none(releases: Sequence[ClientRelease]) -> None:
-    if not len(releases):
-        raise ArgumentError("releases", "must hold one release a client", "got none", "Pass a non-empty sequence.")
-
-
-def _epsilon(
-    release: ClientRelease, bound: str, relation: str, num_iterations: int, num_estimates: int, dp_delta: float
-) -> float:
-    """Epsilon; infinite where there is none."""
-    if no_epsilon(release, num_iterations, num_estimates) is not None:
-        return math.inf
-    return _bound(release, bound, relation, num_iterations, num_estimates, dp_delta).dp_epsilon
+def _reason(case: Case, _bound: str) -> str | None:
+    """Why there is no epsilon, or None."""
+    release = case.release
+    if case.num_iterations and release.clip_norm is None:
+        return verbs.UNCLIPPED
+    if case.num_iterations and release.noise_multiplier == 0:
+        return verbs.SILENT
+    if case.num_estimates and release.estimates == "as_published":
+        return WITHOUT_NOISE
+    if case.num_estimates and release.estimates == "private" and release.estimate_noise_multiplier == 0:
+        return "No noise is added to the estimates, so they are not private."
+    return None
 
 
 @lru_cache(maxsize=4096)
-def _bound(
-    release: ClientRelease, bound: str, relation: str, num_iterations: int, num_estimates: int, dp_delta: float
-) -> _Bound:
-    """The epsilon of a release; `no_epsilon` of it is None."""
-    kinds = [SampledReleases(release.batch_size / release.num_samples, release.noise_multiplier, num_iterations)]
+def _cost(case: Case, bound: str, relation: str) -> Bound:
+    """The epsilon of a release; `_reason` of it is None."""
+    release = case.release
+    kinds = [SampledReleases(release.batch_size / release.num_samples, release.noise_multiplier, case.num_iterations)]
     if release.estimates == "private":
         rate = release.estimate_batch_size / release.num_samples
-        kinds.append(SampledReleases(rate, release.estimate_noise_multiplier, num_estimates))
+        kinds.append(SampledReleases(rate, release.estimate_noise_multiplier, case.num_estimates))
     kinds = [kind for kind in kinds if kind.num_releases]
     if not kinds:
-        return _Bound(0.0, "nothing was released")
-    what = (
-        "local iterations and estimates" if len(kinds) == 2 else "local iterations" if num_iterations else "estimates"
-    )
+        return verbs.NOTHING
+    counts = {"local iterations": case.num_iterations, "estimates": case.num_estimates}
+    what = " and ".join(name for name, count in counts.items() if count)
     renyi = sum(kind.num_releases * _divergences(kind.sampling_rate, kind.noise_multiplier) for kind in kinds)
-    converted = _Bound(
-        float(np.min(renyi - math.log(dp_delta) / (ORDERS - 1))), f"Renyi DP of {what}, integer orders 2 to 64"
-    )
+    how = f"Renyi DP of {what}, integer orders 2 to 64"
+    converted = Bound(converted_epsilon(np.asarray(renyi), case.dp_delta), how)
     if bound == "published":
         return converted
-    proven, secret = sampled_epsilon(kinds, dp_delta, exchange=relation == "replace_one")
+    proven, secret = sampled_epsilon(kinds, case.dp_delta, exchange=relation == "replace_one")
     how = "Poisson-sampled Gaussian" if secret else "Gaussian"
-    found = _Bound(proven, f"privacy loss distribution of {how} releases: {what}")
+    found = Bound(proven, f"privacy loss distribution of {how} releases: {what}")
     return converted if relation == "zero_out" and converted.dp_epsilon < proven else found
 
 
@@ -316,16 +312,37 @@ def _divergences(sampling_rate: float, noise_multiplier: float) -> np.ndarray:
     return renyi_divergences(sampling_rate=sampling_rate, noise_multiplier=noise_multiplier)
 
 
-def _most_below(epsilon_of: Callable[[int], float], target_epsilon: float, above: int) -> int:
-    """Most iterations in 0 ... above within the target, which are probably not many fewer than `above`."""
-    step, beyond = 1, above + 1
-    within = above
-    while within > 0 and epsilon_of(within) > target_epsilon:
-        within, beyond, step = max(0, within - step), within, 2 * step
-    while beyond - within > 1:
-        middle = (within + beyond) // 2
-        if epsilon_of(middle) <= target_epsilon:
-            within = middle
-        else:
-            beyond = middle
-    return within
+def _words(cases: Sequence[Case], case: Case, bound: str, relation: str, _found: Bound) -> dict[str, Any]:
+    """Arguments of `statement`."""
+    norms = sorted({case.release.clip_norm for case in cases if case.release.clip_norm is not None})
+    clipped = f"every sample's gradient is clipped to the L2 norm {' or '.join(f'{norm:g}' for norm in norms)}"
+    return {
+        "gradients": clipped if all(case.release.clip_norm is not None for case in cases) else None,
+        "setting": _SETTING,
+        "notes": _notes(cases, case, bound, relation),
+    }
+
+
+def _notes(cases: Sequence[Case], case: Case, bound: str, relation: str) -> list[str]:
+    """List the assumptions of a statement that others do not make."""
+    num_iterations, num_estimates, notes = case.num_iterations, case.num_estimates, []
+    reasons = {_reason(each, bound) for each in cases}
+    if WITHOUT_NOISE in reasons and reasons <= {None, WITHOUT_NOISE}:
+        alone = (each._replace(num_estimates=0) for each in cases)
+        fixed = max(verbs.epsilon(_SAMPLES, each, bound, relation) for each in alone)
+        notes.append(f"{num_iterations} local iterations fixed in advance would cost epsilon {rounded_up(fixed, 4)}")
+    private = next((each.release for each in cases if each.release.estimates == "private"), None)
+    if private is not None:
+        notes.append(
+            f"an estimate of rho, beta and xi has noise of {private.estimate_noise_multiplier:g} times its sensitivity,"
+            f" drawn from {private.estimate_batch_size} samples in expectation"
+        )
+    if case.ran is not None:
+        notes.append(
+            f"stated for its budget of {num_iterations} local iterations; {case.ran[0]} ran: the run chose them by what"
+            f" it released ({num_estimates} and {case.ran[1]} estimates)"
+        )
+    return notes
+
+
+_SAMPLES = Family(_reason, _cost, _words)

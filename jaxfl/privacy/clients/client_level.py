@@ -18,13 +18,14 @@ References:
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from jaxfl.core import check
-from jaxfl.privacy.calibration import smallest_noise
+from jaxfl.privacy import accountant as verbs
+from jaxfl.privacy.accountant import Bound, Family
 from jaxfl.privacy.clients.sampled_releases import SampledReleases, sampled_epsilon
-from jaxfl.privacy.statements import Statement, statement
+from jaxfl.privacy.statements import Statement
 
 RELATION = "zero_out_client"
 _SETTING = (
@@ -42,6 +43,14 @@ class UpdateRelease(NamedTuple):
     participation_rate: float  # q, in (0, 1], probability that a client takes part in a round
     clip_norm: float | None  # S, L2 norm of a client's whole update; None: not clipped
     noise_multiplier: float  # z, standard deviation of the noise on the sum, over S
+
+
+class Case(NamedTuple):
+    """Arguments that can be accounted for, as plain numbers."""
+
+    release: UpdateRelease
+    num_rounds: int
+    dp_delta: float
 
 
 def client_level_epsilon(
@@ -69,16 +78,8 @@ def client_level_epsilon(
         >>> round(client_level_epsilon(1000, participation_rate=0.01, noise_multiplier=1.0, dp_delta=1e-5), 2)
         1.83
     """
-    check.at_least(0, num_rounds=num_rounds)
-    check.scalar(participation_rate=participation_rate, noise_multiplier=noise_multiplier, dp_delta=dp_delta)
-    check.positive(participation_rate=participation_rate)
-    check.probability(participation_rate=participation_rate)
-    check.non_negative(noise_multiplier=noise_multiplier)
-    check.open_unit(dp_delta=dp_delta)
-    if num_rounds and noise_multiplier == 0:
-        return math.inf
-    rounds = SampledReleases(float(participation_rate), float(noise_multiplier), num_rounds)
-    return sampled_epsilon([rounds], float(dp_delta))[0]
+    case = _case(UpdateRelease("poisson", participation_rate, 1.0, noise_multiplier), num_rounds, dp_delta)
+    return verbs.epsilon(_CLIENTS, case, "proven", RELATION)
 
 
 def client_noise_multiplier(
@@ -100,18 +101,17 @@ def client_noise_multiplier(
         >>> round(client_noise_multiplier(2.0, 1000, participation_rate=0.01, dp_delta=1e-5), 2)
         0.96
     """
-    check.scalar(target_epsilon=target_epsilon)
-    check.positive(target_epsilon=target_epsilon)
-    settings = {"participation_rate": participation_rate, "dp_delta": dp_delta}
-    client_level_epsilon(num_rounds, noise_multiplier=1.0, **settings)  # refuses what is out of range
+    target_epsilon = verbs.positive(target_epsilon=target_epsilon)
+    case = _case(UpdateRelease("poisson", participation_rate, 1.0, 1.0), num_rounds, dp_delta)
     if num_rounds == 0:
         return 0.0
-    spread = participation_rate * math.sqrt(2 * num_rounds * math.log(1.25 / dp_delta)) / target_epsilon
-    return smallest_noise(
-        lambda noise: client_level_epsilon(num_rounds, noise_multiplier=noise, **settings),
-        float(target_epsilon),
-        guess=max(spread, 0.4),
-    )
+
+    def epsilon_of(noise: float) -> float:
+        noisy = case._replace(release=case.release._replace(noise_multiplier=noise))
+        return verbs.epsilon(_CLIENTS, noisy, "proven", RELATION)
+
+    guess = verbs.noise_guess(participation_rate, num_rounds, case.dp_delta, target_epsilon)
+    return verbs.calibrate([epsilon_of], target_epsilon, [guess])
 
 
 def client_level_statements(
@@ -138,31 +138,28 @@ def client_level_statements(
         >>> stated.neighboring_relation, round(stated.dp_epsilon, 2)
         ('zero_out_client', 1.83)
     """
-    check.one_of(("poisson", "fixed"), sampler=release.sampler)
     check.at_least(1, num_clients=num_clients)
-    check.scalar(clip_norm=release.clip_norm)
-    check.positive(clip_norm=release.clip_norm)
-    rates = {"participation_rate": release.participation_rate, "noise_multiplier": release.noise_multiplier}
-    dp_epsilon = client_level_epsilon(num_rounds, dp_delta=dp_delta, **rates)
-    reason = _reason(release) if num_rounds else None
-    clipped = release.clip_norm is not None
-    accountant = "privacy loss distribution of rounds with Poisson participation"
-    stated = statement(
-        "proven",
-        RELATION,
-        dp_epsilon=None if reason else dp_epsilon,
-        dp_delta=float(dp_delta),
-        accountant=accountant if num_rounds else "nothing was released",
-        nodes=num_clients,
-        gradients=f"every client's whole update is clipped to the L2 norm {release.clip_norm:g}" if clipped else None,
-        setting=_SETTING,
-        reason=reason,
-    )
-    return [stated]
+    return verbs.statements(_CLIENTS, [_case(release, num_rounds, dp_delta)], [("proven", RELATION)], num_clients)
 
 
-def _reason(release: UpdateRelease) -> str | None:
+def _case(release: UpdateRelease, num_rounds: int, dp_delta: Any) -> Case:
+    """Refuse what cannot be accounted for."""
+    check.one_of(("poisson", "fixed"), sampler=release.sampler)
+    check.at_least(0, num_rounds=num_rounds)
+    clip_norm = None if release.clip_norm is None else verbs.positive(clip_norm=release.clip_norm)
+    rate = verbs.positive(participation_rate=release.participation_rate)
+    check.probability(participation_rate=rate)
+    noise, dp_delta = verbs.number(noise_multiplier=release.noise_multiplier), verbs.number(dp_delta=dp_delta)
+    check.non_negative(noise_multiplier=noise)
+    check.open_unit(dp_delta=dp_delta)
+    return Case(UpdateRelease(release.sampler, rate, clip_norm, noise), num_rounds, dp_delta)
+
+
+def _reason(case: Case, _bound: str) -> str | None:
     """Why there is no epsilon, or None."""
+    release = case.release
+    if case.num_rounds == 0:
+        return None
     if release.clip_norm is None:
         return "Updates are not clipped, so one client can change a sum by any amount."
     if release.noise_multiplier == 0:
@@ -173,3 +170,23 @@ def _reason(release: UpdateRelease) -> str | None:
             " independently."
         )
     return None
+
+
+def _cost(case: Case, _bound: str, _relation: str) -> Bound:
+    """The epsilon of every client; `_reason` is None."""
+    if case.num_rounds == 0:
+        return verbs.NOTHING
+    rounds = SampledReleases(case.release.participation_rate, case.release.noise_multiplier, case.num_rounds)
+    return Bound(
+        sampled_epsilon([rounds], case.dp_delta)[0], "privacy loss distribution of rounds with Poisson participation"
+    )
+
+
+def _words(_cases: Sequence[Case], case: Case, _bound: str, _relation: str, _found: Bound) -> dict[str, Any]:
+    """Arguments of `statement`; every client has the same epsilon."""
+    norm = case.release.clip_norm
+    clipped = None if norm is None else f"every client's whole update is clipped to the L2 norm {norm:g}"
+    return {"gradients": clipped, "setting": _SETTING, "node_epsilons": ()}
+
+
+_CLIENTS = Family(_reason, _cost, _words)

@@ -88,53 +88,12 @@ def local_iterations_epsilon(
         1.5504
     """
     check.at_least(0, num_iterations=num_iterations)
-    divergences = renyi_divergences(sampling_rate=sampling_rate, noise_multiplier=noise_multiplier)
-    return _epsilon(num_iterations, divergences, dp_delta)
-
-
-def max_local_iterations(dp_epsilon: float, *, sampling_rate: float, noise_multiplier: float, dp_delta: float) -> int:
-    """The most local iterations whose `local_iterations_epsilon` does not exceed a budget: the paper's R_s.
-
-    Args:
-        dp_epsilon: the budget, positive.
-        sampling_rate, noise_multiplier, dp_delta: as in `local_iterations_epsilon`.
-
-    Returns:
-        T, 0 where not even one iteration fits.
-
-    Raises:
-        ArgumentError: a number outside its range.
-
-    Guarantees:
-        - T iterations are within the budget, T + 1 are not.
-
-    Example:
-        >>> client = {"sampling_rate": 75 / 5000, "noise_multiplier": 1.1, "dp_delta": 1e-5}
-        >>> max_local_iterations(1.55, **client), max_local_iterations(3.75, **client)
-        (78, 1537)
-    """
-    check.positive(dp_epsilon=dp_epsilon)
-    divergences = renyi_divergences(sampling_rate=sampling_rate, noise_multiplier=noise_multiplier)
-    guess = max(0.0, float(np.max((dp_epsilon - _conversion(dp_delta)) / divergences)))
-    # The quotient is rounded. Bisection makes the answer agree with the epsilon that a report prints.
-    within, beyond = math.floor(guess * (1 - 1e-9)), math.floor(guess * (1 + 1e-9)) + 1
-    while beyond - within > 1:
-        middle = (within + beyond) // 2
-        if _epsilon(middle, divergences, dp_delta) <= dp_epsilon:
-            within = middle
-        else:
-            beyond = middle
-    return within
-
-
-def _conversion(dp_delta: float) -> np.ndarray:
-    """log(1 / delta) / (alpha - 1), Definition 5: what turns Renyi DP of each order into (epsilon, delta)."""
     check.positive(dp_delta=dp_delta)
     check.probability(dp_delta=dp_delta)
-    return -math.log(dp_delta) / (ORDERS - 1)
+    divergences = renyi_divergences(sampling_rate=sampling_rate, noise_multiplier=noise_multiplier)
+    return converted_epsilon(num_iterations * divergences, dp_delta) if num_iterations else 0.0
 
 
-def _epsilon(num_iterations: int, divergences: np.ndarray, dp_delta: float) -> float:
-    """The smallest over all orders."""
-    converted = num_iterations * divergences + _conversion(dp_delta)
-    return float(converted.min()) if num_iterations else 0.0
+def converted_epsilon(divergences: np.ndarray, dp_delta: float) -> float:
+    """The smallest R(alpha) + log(1 / delta) / (alpha - 1) over `ORDERS`, Definition 5, for the R(alpha) of a run."""
+    return float(np.min(divergences - math.log(dp_delta) / (ORDERS - 1)))

@@ -8,7 +8,6 @@ from jaxfl.privacy.gossip.accounting import (
     statements,
 )
 from jaxfl.privacy.gossip.compared import A_DP2_SGD, DP2_SGD
-from jaxfl.privacy.gossip.network import network_noise_std, network_rounds
 from jaxfl.privacy.gossip.privsgp import (
     CIFAR10_CONSTANTS,
     PRIVSGP,
@@ -18,7 +17,7 @@ from jaxfl.privacy.gossip.privsgp import (
     optimal_utility_bound,
     utility_bound,
 )
-from jaxfl.privacy.gossip.proven import Bound, Release, Sensitivities, sensitivities
+from jaxfl.privacy.gossip.proven import Release, sensitivities
 
 __all__ = [
     "A_DP2_SGD",
@@ -28,16 +27,12 @@ __all__ = [
     "PRIVSGP",
     "PRIVSGP_VR",
     "Accountant",
-    "Bound",
     "ProblemConstants",
     "Published",
     "Release",
-    "Sensitivities",
     "calibrate_noise_std",
     "epsilon",
     "max_rounds",
-    "network_noise_std",
-    "network_rounds",
     "optimal_iterations",
     "optimal_utility_bound",
     "sensitivities",

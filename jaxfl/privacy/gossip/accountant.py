@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from jaxfl.core import ArgumentError, check
 from jaxfl.privacy import grid_noise
-from jaxfl.privacy.gossip.proven import Bound, Release
+from jaxfl.privacy.accountant import Bound, number, positive
+from jaxfl.privacy.gossip.proven import Release
 
 C2_OF_THE_PAPER = 0.37247  # gives the K = 3,120 that PrivSGP-VR's paper finds from (12) with its CIFAR-10 constants
 
@@ -62,16 +63,24 @@ class Case(NamedTuple):
 
     accountant: Accountant
     release: Release
+    num_rounds: int
     dp_delta: float
     c2: float
     num_nodes: int
 
 
 def checked(
-    accountant: Accountant, release: Release, dp_delta: Any, c2: Any, num_nodes: int | None, bound: str = "proven"
+    accountant: Accountant,
+    release: Release,
+    num_rounds: int,
+    dp_delta: Any,
+    c2: Any,
+    num_nodes: int | None,
+    bound: str = "proven",
 ) -> Case:
     """Refuse what cannot be accounted for."""
     check.one_of(("published", "proven"), bound=bound)
+    check.at_least(0, num_rounds=num_rounds)
     if not isinstance(accountant, Accountant):
         remedy = "Pass jaxfl.privacy.PRIVSGP_VR, say."
         raise ArgumentError("accountant", "must be an Accountant", f"got {accountant!r}", remedy)
@@ -85,7 +94,7 @@ def checked(
         raise ArgumentError("num_nodes", f"must be given for {accountant.label}", "got None", remedy)
     num_nodes = 1 if num_nodes is None else num_nodes
     check.at_least(1, num_nodes=num_nodes)
-    noise_std, dp_delta = _number(noise_std=release.noise_std), _number(dp_delta=dp_delta)
+    noise_std, dp_delta = number(noise_std=release.noise_std), number(dp_delta=dp_delta)
     check.non_negative(noise_std=noise_std)
     check.open_unit(dp_delta=dp_delta)
     clip_norm = None if release.clip_norm is None else positive(clip_norm=release.clip_norm)
@@ -99,20 +108,4 @@ def checked(
         found = f"got {release.entry_size} with mini_batch"
         raise ArgumentError("entry_size", "must be 1 without a table", found, "Count batch_size in samples.")
     release = release._replace(clip_norm=clip_norm, noise_std=noise_std)
-    return Case(accountant, release, dp_delta, positive(c2=c2), num_nodes)
-
-
-def _number(**argument: Any) -> float:
-    """The argument as a Python float, which can be hashed; NumPy's and JAX's numbers are taken too."""
-    ((name, value),) = argument.items()
-    check.scalar(**argument)
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise ArgumentError(name, "must be a single number", f"got {value!r}", "Pass a float.") from None
-
-
-def positive(**argument: Any) -> float:
-    """A `_number` above 0."""
-    check.positive(**{name: _number(**{name: value}) for name, value in argument.items()})
-    return _number(**argument)
+    return Case(accountant, release, num_rounds, dp_delta, positive(c2=c2), num_nodes)

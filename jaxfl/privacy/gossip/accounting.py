@@ -3,27 +3,27 @@
 The epsilon of a paper is "published", or "reconstructed" where its formula could not be had.
 
 In every round a node releases a mean gradient with Gaussian noise. All its messages follow from these releases and from
-what it received, so a node's guarantee is that of its releases composed, whatever the graph. An epsilon never comes
-without its bound, its neighboring relation and its delta.
+what it received, so a node's guarantee is that of its releases composed, whatever the graph.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from jaxfl.core import ArgumentError, check
-from jaxfl.privacy import calibration, grid_noise
+from jaxfl.privacy import accountant as verbs
+from jaxfl.privacy import grid_noise
+from jaxfl.privacy.accountant import Bound, Family
 from jaxfl.privacy.dominating_pairs import unresolved_delta
-from jaxfl.privacy.gossip.accountant import C2_OF_THE_PAPER, Accountant, Case, Published, checked, positive
-from jaxfl.privacy.gossip.proven import PROVEN_RELATIONS, Bound, Release, proven_bound, sensitivities
-from jaxfl.privacy.statements import ASSUMED, RELATIONS, Statement, is_unbounded, statement
+from jaxfl.privacy.gossip.accountant import C2_OF_THE_PAPER, Accountant, Case, Published, checked
+from jaxfl.privacy.gossip.proven import PROVEN_RELATIONS, Release, proven_bound, sensitivities
+from jaxfl.privacy.statements import ASSUMED, Statement, is_unbounded
 
-_UNCLIPPED = "Gradients are not clipped, so one sample can change a release by any amount."
 _ROUNDED_SUM = "A table entry of several samples is rounded to bfloat16 as a sum, which may exceed its bound."
 _SETTING = (
     "all messages of a node are visible and nothing else (no losses, no metrics)",
@@ -71,16 +71,17 @@ def statements(
         proven zero_out 1.1
         proven replace_one 2.3
     """
-    if not len(releases):
-        raise ArgumentError("releases", "must hold one release a node", "got none", "Pass a non-empty sequence.")
-    check.at_least(0, num_rounds=num_rounds)
+    verbs.require_any(releases)
     check.per_node(len(releases), dp_delta=dp_delta)
     num_nodes = len(releases) if num_nodes is None else num_nodes
     deltas = [dp_delta] * len(releases) if np.ndim(dp_delta) == 0 else cast(Sequence[float], dp_delta)
-    cases = [checked(accountant, *pair, c2, num_nodes) for pair in zip(releases, deltas, strict=True)]
-    first = _relation(accountant, "proven", cases[0].release, neighboring_relation)
-    claims = sorted(_claims(accountant, cases[0].release), key=lambda claim: claim[0] == "proven" and claim[1] != first)
-    return [_stated(cases, bound, relation, num_rounds) for bound, relation in claims]
+    cases = [
+        checked(accountant, release, num_rounds, delta, c2, num_nodes)
+        for release, delta in zip(releases, deltas, strict=True)
+    ]
+    first = _relation(cases[0], "proven", neighboring_relation)
+    claims = sorted(_claims(cases[0]), key=lambda claim: claim[0] == "proven" and claim[1] != first)
+    return verbs.statements(_GOSSIP, cases, claims, num_nodes)
 
 
 def epsilon(
@@ -118,16 +119,14 @@ def epsilon(
         >>> round(epsilon(PRIVSGP, "proven", release, 3120, dp_delta=1e-5), 2)
         2.99
     """
-    check.at_least(0, num_rounds=num_rounds)
-    case = checked(accountant, release, dp_delta, c2, num_nodes, bound)
-    relation = _relation(accountant, bound, release, neighboring_relation)
-    return _epsilon(case, bound, relation, num_rounds)
+    case = checked(accountant, release, num_rounds, dp_delta, c2, num_nodes, bound)
+    return verbs.epsilon(_GOSSIP, case, bound, _relation(case, bound, neighboring_relation))
 
 
 def calibrate_noise_std(
     accountant: Accountant,
     bound: str,
-    release: Release,
+    releases: Release | Sequence[Release],
     num_rounds: int,
     *,
     target_epsilon: float,
@@ -136,10 +135,10 @@ def calibrate_noise_std(
     num_nodes: int | None = None,
     neighboring_relation: str | None = None,
 ) -> float:
-    """Smallest noise_std that meets a budget under one neighboring relation, to 0.1 %.
+    """Smallest noise_std with which no node spends more than a budget under one neighboring relation, to 0.1 %.
 
     Args:
-        release: its noise_std is ignored.
+        releases: of one node, or of each or each kind of node; their noise_std is ignored.
         target_epsilon: above 0; the others as for `epsilon`.
 
     Returns:
@@ -149,7 +148,7 @@ def calibrate_noise_std(
         ArgumentError: as for `epsilon`, and where no noise gives this bound.
 
     Guarantees:
-        - never overspends: the epsilon of the result is at most target_epsilon.
+        - never overspends: the epsilon of the result is at most target_epsilon, at every node.
         - tight: 0.1 % less noise overspends.
 
     Example:
@@ -159,39 +158,25 @@ def calibrate_noise_std(
         >>> round(found * 64, 1)
         2.7
     """
-    target_epsilon = positive(target_epsilon=target_epsilon)
-    check.at_least(0, num_rounds=num_rounds)
-    case = checked(accountant, release._replace(noise_std=1.0), dp_delta, c2, num_nodes, bound)
-    relation = _relation(accountant, bound, release, neighboring_relation)
-    if num_rounds == 0:
-        return 0.0
-    reason = _reason(accountant, bound, case.release)
-    if reason is not None:
-        remedies = {_UNCLIPPED: "Clip, or choose another bound.", _ROUNDED_SUM: "Store the table in float32."}
-        remedy = remedies.get(reason, "Take the proven bound.")
-        raise ArgumentError("bound", "must exist for this release", reason.rstrip("."), remedy)
-
-    def epsilon_of(noise_std: float) -> float:
-        noisy = case._replace(release=case.release._replace(noise_std=noise_std))
-        return _epsilon(noisy, bound, relation, num_rounds)
-
-    if bound == "published" and cast(Published, accountant.published).inverse:
-        return epsilon_of(1.0) / target_epsilon * (1 + 1e-12)  # so that rounding does not overspend
-    sampling_rate = min(1.0, release.batch_size / release.num_entries)
-    present = sensitivities(case.release._replace(grid=None), relation).present
-    if bound == "proven" and release.grid is not None:
-        grid_noise.check_rounding(epsilon_of, target_epsilon, present)
-    if bound == "proven" and case.dp_delta <= unresolved_delta(num_rounds) and math.isinf(epsilon_of(1e6 * present)):
-        left_out = f"{unresolved_delta(num_rounds):.1g}, what accounting leaves out in {num_rounds} rounds"
-        raise ArgumentError("dp_delta", f"must be above {left_out}", f"got {case.dp_delta:g}", "Pass a larger one.")
-    spread = sampling_rate * math.sqrt(num_rounds) * math.sqrt(2 * math.log(1.25 / case.dp_delta)) / target_epsilon
-    return calibration.smallest_noise(epsilon_of, target_epsilon, guess=present * max(spread, 0.4))
+    target_epsilon = verbs.positive(target_epsilon=target_epsilon)
+    searches, guesses = [], []
+    for release in _kinds(releases):
+        case = checked(accountant, release._replace(noise_std=1.0), num_rounds, dp_delta, c2, num_nodes, bound)
+        relation = _relation(case, bound, neighboring_relation)
+        if num_rounds:
+            search, guess = _search(case, bound, relation, target_epsilon)
+            searches.append(search)
+            guesses.append(guess)
+    if bound == "published" and num_rounds and cast(Published, accountant.published).inverse:
+        # So that rounding does not overspend.
+        return max(epsilon_of(1.0) for epsilon_of in searches) / target_epsilon * (1 + 1e-12)
+    return verbs.calibrate(searches, target_epsilon, guesses)
 
 
 def max_rounds(
     accountant: Accountant,
     bound: str,
-    release: Release,
+    releases: Release | Sequence[Release],
     *,
     target_epsilon: float,
     dp_delta: float,
@@ -200,9 +185,10 @@ def max_rounds(
     num_nodes: int | None = None,
     neighboring_relation: str | None = None,
 ) -> int:
-    """Most rounds that a budget pays for under one neighboring relation, 0 ... limit.
+    """Most rounds, 0 ... limit, that a budget pays for at every node under one neighboring relation.
 
     Args:
+        releases: of one node, or of each or each kind of node.
         target_epsilon: above 0; the others as for `epsilon`.
         limit: at least 0.
 
@@ -213,7 +199,7 @@ def max_rounds(
         ArgumentError: as for `epsilon`.
 
     Guarantees:
-        - one more round overspends, unless the limit is reached.
+        - one more round overspends at some node, unless the limit is reached.
 
     Example:
         >>> from jaxfl.privacy import PRIVSGP
@@ -221,46 +207,102 @@ def max_rounds(
         >>> max_rounds(PRIVSGP, "proven", release, target_epsilon=3.0, dp_delta=1e-5, limit=100)
         100
     """
-    target_epsilon = positive(target_epsilon=target_epsilon)
+    target_epsilon = verbs.positive(target_epsilon=target_epsilon)
     check.at_least(0, limit=limit)
-    case = checked(accountant, release, dp_delta, c2, num_nodes, bound)
-    relation = _relation(accountant, bound, release, neighboring_relation)
-    return calibration.most_rounds(lambda rounds: _epsilon(case, bound, relation, rounds), target_epsilon, limit)
+    cases = [checked(accountant, release, limit, dp_delta, c2, num_nodes, bound) for release in _kinds(releases)]
+    relation = _relation(cases[0], bound, neighboring_relation)
+
+    def spent(case: Case) -> Callable[[int], float]:
+        return lambda rounds: verbs.epsilon(_GOSSIP, case._replace(num_rounds=rounds), bound, relation)
+
+    return verbs.most_rounds([spent(case) for case in cases], target_epsilon, limit)
 
 
-def _claims(accountant: Accountant, release: Release) -> list[tuple[str, str]]:
+def _kinds(releases: Release | Sequence[Release]) -> list[Release]:
+    """Each kind once, ascending: the smallest node mostly spends most. With a table of batches another one may."""
+    if isinstance(releases, Release):
+        return [releases]
+    verbs.require_any(releases)
+    return sorted(set(releases), key=lambda release: release.num_entries)
+
+
+def _search(case: Case, bound: str, relation: str, target_epsilon: float) -> tuple[Callable[[float], float], float]:
+    """(noise_std -> epsilon, a guess of the noise that meets the target); refused where no noise does."""
+    release, num_rounds = case.release, case.num_rounds
+    reason = _reason(case, bound)
+    if reason is not None:
+        remedies = {verbs.UNCLIPPED: "Clip, or choose another bound.", _ROUNDED_SUM: "Store the table in float32."}
+        remedy = remedies.get(reason, "Take the proven bound.")
+        raise ArgumentError("bound", "must exist for this release", reason.rstrip("."), remedy)
+
+    def epsilon_of(noise_std: float) -> float:
+        return verbs.epsilon(_GOSSIP, case._replace(release=release._replace(noise_std=noise_std)), bound, relation)
+
+    present = sensitivities(release._replace(grid=None), relation).present
+    if bound == "proven" and release.grid is not None:
+        grid_noise.check_rounding(epsilon_of, target_epsilon, present)
+    if bound == "proven" and case.dp_delta <= unresolved_delta(num_rounds) and math.isinf(epsilon_of(1e6 * present)):
+        left_out = f"{unresolved_delta(num_rounds):.1g}, what accounting leaves out in {num_rounds} rounds"
+        raise ArgumentError("dp_delta", f"must be above {left_out}", f"got {case.dp_delta:g}", "Pass a larger one.")
+    sampling_rate = min(1.0, release.batch_size / release.num_entries)
+    spread = sampling_rate * math.sqrt(num_rounds) * math.sqrt(2 * math.log(1.25 / case.dp_delta)) / target_epsilon
+    return epsilon_of, present * max(spread, 0.4)
+
+
+def _claims(case: Case) -> list[tuple[str, str]]:
     """Bounds with their relations: the published one, then the proven ones, the main relation first."""
-    published = accountant.published
-    relation = "replace_one" if isinstance(published, str) else published.relation(release)
+    published = case.accountant.published
+    relation = "replace_one" if isinstance(published, str) else published.relation(case.release)
     return [("published", relation), *(("proven", proven) for proven in PROVEN_RELATIONS)]
 
 
-def _relation(accountant: Accountant, bound: str, release: Release, asked: str | None) -> str:
+def _relation(case: Case, bound: str, asked: str | None) -> str:
     """The relation that is asked for, or the first that the bound is stated for."""
-    known = [relation for name, relation in _claims(accountant, release) if name == bound]
-    if asked is None:
-        return known[0]
-    check.one_of(tuple(RELATIONS), neighboring_relation=asked)
-    if asked not in known:
-        requirement = f"must be {' or '.join(known)} for the {accountant.bound_name(bound)} bound of {accountant.label}"
-        remedy = "Choose another relation or bound."
-        if asked == "add_or_remove_one":
-            remedy = "J and b are public here, so that a missing sample is one whose gradient is 0: pass zero_out."
-        raise ArgumentError("neighboring_relation", requirement, f"got {asked}", remedy)
-    return asked
+    known = [relation for name, relation in _claims(case) if name == bound]
+    whose = f"the {case.accountant.bound_name(bound)} bound of {case.accountant.label}"
+    return verbs.chosen_relation(known, asked, whose, "J and b")
 
 
-def _reason(accountant: Accountant, bound: str, release: Release) -> str | None:
+def _reason(case: Case, bound: str) -> str | None:
     """Why there is no epsilon, or None."""
-    if bound == "published" and isinstance(accountant.published, str):
-        return accountant.published
+    release, published = case.release, case.accountant.published
+    if case.num_rounds == 0:
+        return None
+    if bound == "published" and isinstance(published, str):
+        return published
     if is_unbounded(release, bound):
-        return _UNCLIPPED
+        return verbs.UNCLIPPED
     if release.noise_std == 0:
-        return "No noise is added, so the releases are not private."
+        return verbs.SILENT
     if bound == "published":
-        return cast(Published, accountant.published).reason(release)
+        return cast(Published, published).reason(release)
     return _ROUNDED_SUM if release.entry_size > 1 and release.storage == "bfloat16" else None
+
+
+@lru_cache(maxsize=4096)
+def _cost(case: Case, bound: str, relation: str) -> Bound:
+    """The epsilon of a release; `_reason` of it is None."""
+    accountant, release, num_rounds, dp_delta, c2, num_nodes = case
+    if num_rounds == 0:
+        return verbs.NOTHING
+    if bound == "published":
+        published = cast(Published, accountant.published)
+        return published.bound(release._replace(grid=None), relation, num_rounds, dp_delta, c2)
+    num_releases, failure = num_rounds, 0.0
+    if accountant.waking is not None:
+        num_releases, failure = accountant.waking(num_rounds, num_nodes, dp_delta)
+    return proven_bound(release, relation, num_releases, dp_delta - failure)
+
+
+def _words(_cases: Sequence[Case], case: Case, bound: str, _relation: str, found: Bound) -> dict[str, Any]:
+    """Arguments of `statement`."""
+    return {
+        "bound": case.accountant.bound_name(bound),
+        "gradients": None if is_unbounded(case.release, bound) else _bound_on_gradients(case.release),
+        "setting": _SETTING,
+        "noise": grid_noise.assumption(case.release.grid),
+        "notes": _notes(case, bound, float(found.dp_epsilon)),
+    }
 
 
 def _bound_on_gradients(release: Release) -> str:
@@ -273,31 +315,7 @@ def _bound_on_gradients(release: Release) -> str:
     return f"every sample's gradient is clipped {how}, before it is stored anywhere"
 
 
-def _stated(cases: Sequence[Case], bound: str, relation: str, num_rounds: int) -> Statement:
-    """The statement of the worst case, or of the first that has none."""
-    reasons = [_reason(case.accountant, bound, case.release) if num_rounds else None for case in cases]
-    reason, case = next(((reason, case) for reason, case in zip(reasons, cases, strict=True) if reason), (None, None))
-    worst, bounds = Bound(math.inf, "none"), []
-    if case is None:
-        bounds = [_bound(case, bound, relation, num_rounds) for case in cases]
-        case, worst = max(zip(cases, bounds, strict=True), key=lambda pair: pair[1].dp_epsilon)
-    return statement(
-        case.accountant.bound_name(bound),
-        relation,
-        dp_epsilon=None if reason else worst.dp_epsilon,
-        dp_delta=max(case.dp_delta for case in cases),
-        accountant=worst.accountant,
-        nodes=case.num_nodes,
-        gradients=None if is_unbounded(case.release, bound) else _bound_on_gradients(case.release),
-        setting=_SETTING,
-        noise=grid_noise.assumption(case.release.grid),
-        notes=_notes(case, bound, num_rounds, worst.dp_epsilon),
-        reason=reason,
-        node_epsilons=[each.dp_epsilon for each in bounds],
-    )
-
-
-def _notes(case: Case, bound: str, num_rounds: int, dp_epsilon: float) -> tuple[str, ...]:
+def _notes(case: Case, bound: str, dp_epsilon: float) -> tuple[str, ...]:
     """List the assumptions of a statement that others do not make."""
     published, waking = case.accountant.published, case.accountant.waking
     if bound == "published":
@@ -305,29 +323,11 @@ def _notes(case: Case, bound: str, num_rounds: int, dp_epsilon: float) -> tuple[
             return ()
         stated = dp_epsilon if math.isfinite(dp_epsilon) else None
         rounding = () if case.release.grid is None else (grid_noise.UNCOUNTED,)
-        return (*published.notes(case.release, num_rounds, case.dp_delta, stated), *rounding)
+        return (*published.notes(case.release, case.num_rounds, case.dp_delta, stated), *rounding)
     if waking is None:
         return ()
-    most, failure = waking(num_rounds, case.num_nodes, case.dp_delta)
+    most, failure = waking(case.num_rounds, case.num_nodes, case.dp_delta)
     return (f"a node wakes at most {most} times but for a probability {failure:g}, part of delta",)
 
 
-def _epsilon(case: Case, bound: str, relation: str, num_rounds: int) -> float:
-    """epsilon under a relation that the bound is stated for; infinite where there is none."""
-    if num_rounds and _reason(case.accountant, bound, case.release) is not None:
-        return math.inf
-    return _bound(case, bound, relation, num_rounds).dp_epsilon
-
-
-@lru_cache(maxsize=4096)
-def _bound(case: Case, bound: str, relation: str, num_rounds: int) -> Bound:
-    """The epsilon of a release; `_reason` of it is None."""
-    if num_rounds == 0:
-        return Bound(0.0, "nothing was released")
-    if bound == "published":
-        published, release = cast(Published, case.accountant.published), case.release._replace(grid=None)
-        return published.bound(release, relation, num_rounds, case.dp_delta, case.c2)
-    num_releases, failure = num_rounds, 0.0
-    if case.accountant.waking is not None:
-        num_releases, failure = case.accountant.waking(num_rounds, case.num_nodes, case.dp_delta)
-    return proven_bound(case.release, relation, num_releases, case.dp_delta - failure)
+_GOSSIP = Family(_reason, _cost, _words)

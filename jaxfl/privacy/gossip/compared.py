@@ -13,9 +13,10 @@ import numpy as np
 import scipy.stats
 from dp_accounting.rdp import RdpAccountant
 
+from jaxfl.privacy.accountant import Bound
 from jaxfl.privacy.dominating_pairs import gaussian_epsilon
 from jaxfl.privacy.gossip.accountant import Accountant, Published
-from jaxfl.privacy.gossip.proven import Bound, Release, sensitivities
+from jaxfl.privacy.gossip.proven import Release, sensitivities
 from jaxfl.privacy.statements import AT_EXPECTED_WAKING
 
 _RECONSTRUCTED = "formula reconstructed: the original's could not be retrieved"
@@ -23,7 +24,7 @@ _EXPECTED_WAKING = f"counted {AT_EXPECTED_WAKING}: no bound for a node that wake
 _WAKING_FAILURE = 1e-6  # of A(DP)2SGD: probability that a node wakes more often than is accounted for
 
 
-def basic_composition_epsilon(mu: float, *, sampling_rate: float, num_rounds: int, dp_delta: float) -> float:
+def _basic_composition(release: Release, relation: str, num_rounds: int, dp_delta: float, _c2: float) -> Bound:
     """epsilon by adding up (epsilon, delta) of single releases: how DP2-SGD bounds its privacy loss.
 
     Each release is a Gaussian mechanism amplified by sampling, (log(1 + q (exp(e) - 1)), q d), and K of them cost K
@@ -31,76 +32,36 @@ def basic_composition_epsilon(mu: float, *, sampling_rate: float, num_rounds: in
     retrieved; so each release is given the exact Gaussian curve and the amplification, the strongest reading. It is a
     true bound, if a loose one. (The classical Gaussian bound without amplification asks for sigma = 13,083 G at
     epsilon 3, delta 1e-5, K = 3,120, where this asks for 5.54 G.)
-
-    Args:
-        mu: change of one release over noise_std when the sample is in the batch.
-        sampling_rate: q, probability that it is.
-        num_rounds: K.
-        dp_delta: of the whole run.
     """
+    name = "basic composition of Gaussian releases amplified by sampling"
+    sampling_rate = release.batch_size / release.num_entries
     release_delta = dp_delta / (num_rounds * sampling_rate)
     if release_delta >= 1:
-        return 0.0
-    release = gaussian_epsilon(mu, release_delta)
-    if sampling_rate == 1:
-        return num_rounds * release
-    amplified = np.logaddexp(math.log1p(-sampling_rate), math.log(sampling_rate) + release)
-    return float(num_rounds * max(0.0, amplified))
-
-
-def renyi_epsilon(
-    noise_multiplier: float, *, batch_size: int, num_entries: int, poisson: bool, num_rounds: int, dp_delta: float
-) -> float:
-    """epsilon by Renyi accounting of the sampled Gaussian: how A(DP)2SGD bounds its privacy loss.
-
-    PrivSGP-VR's paper says "in the sense of Renyi differential privacy", and the original's formula could not be
-    retrieved; this is the library's accountant over the expected number of a node's own releases, K.
-
-    Args:
-        noise_multiplier: z = sigma b / G.
-        batch_size: b.
-        num_entries: J.
-        poisson: Poisson sampling under zero_out; else batches of fixed size under replace_one, where the sum
-            of clipped gradients changes by up to 2 G.
-        num_rounds: K.
-        dp_delta: of the whole run.
-    """
-    if poisson:
-        accountant = RdpAccountant()
-        event = dp_accounting.PoissonSampledDpEvent(
-            batch_size / num_entries, dp_accounting.GaussianDpEvent(noise_multiplier)
-        )
-    else:
-        accountant = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
-        event = dp_accounting.SampledWithoutReplacementDpEvent(
-            num_entries, batch_size, dp_accounting.GaussianDpEvent(noise_multiplier / 2)
-        )
-    with np.errstate(all="ignore"):  # orders that overflow count as infinite
-        return float(accountant.compose(event, num_rounds).get_epsilon(dp_delta))
-
-
-def _basic_composition(release: Release, relation: str, num_rounds: int, dp_delta: float, _c2: float) -> Bound:
-    """`basic_composition_epsilon` of a release."""
-    dp_epsilon = basic_composition_epsilon(
-        sensitivities(release, relation).present / release.noise_std,
-        sampling_rate=release.batch_size / release.num_entries,
-        num_rounds=num_rounds,
-        dp_delta=dp_delta,
-    )
-    return Bound(dp_epsilon, "basic composition of Gaussian releases amplified by sampling")
+        return Bound(0.0, name)
+    once = gaussian_epsilon(sensitivities(release, relation).present / release.noise_std, release_delta)
+    if sampling_rate < 1:
+        once = max(0.0, np.logaddexp(math.log1p(-sampling_rate), math.log(sampling_rate) + once))
+    return Bound(float(num_rounds * once), name)
 
 
 def _renyi(release: Release, relation: str, num_rounds: int, dp_delta: float, _c2: float) -> Bound:
-    """`renyi_epsilon` of a release."""
+    """epsilon by Renyi accounting of the sampled Gaussian: how A(DP)2SGD bounds its privacy loss.
+
+    PrivSGP-VR's paper says "in the sense of Renyi differential privacy", and the original's formula could not be
+    retrieved; this is the library's accountant over the expected number of a node's own releases, K. In batches of
+    fixed size under replace_one the sum of clipped gradients changes by up to 2 G.
+    """
     assert release.clip_norm is not None
-    dp_epsilon = renyi_epsilon(
-        release.noise_std * release.batch_size / release.clip_norm,
-        batch_size=release.batch_size,
-        num_entries=release.num_entries,
-        poisson=relation == "zero_out",
-        num_rounds=num_rounds,
-        dp_delta=dp_delta,
-    )
+    multiplier = release.noise_std * release.batch_size / release.clip_norm
+    b, entries, gaussian = release.batch_size, release.num_entries, dp_accounting.GaussianDpEvent
+    if relation == "zero_out":
+        accountant = RdpAccountant()
+        event = dp_accounting.PoissonSampledDpEvent(b / entries, gaussian(multiplier))
+    else:
+        accountant = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
+        event = dp_accounting.SampledWithoutReplacementDpEvent(entries, b, gaussian(multiplier / 2))
+    with np.errstate(all="ignore"):  # orders that overflow count as infinite
+        dp_epsilon = float(accountant.compose(event, num_rounds).get_epsilon(dp_delta))
     return Bound(dp_epsilon, "Renyi accounting of the sampled Gaussian")
 
 

@@ -23,8 +23,9 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxfl.core import check
+from jaxfl.privacy.accountant import Bound
 from jaxfl.privacy.gossip.accountant import C2_OF_THE_PAPER, Accountant, Published
-from jaxfl.privacy.gossip.proven import Bound, Release, constant_gradient_epsilon
+from jaxfl.privacy.gossip.proven import Release, constant_gradient_epsilon
 from jaxfl.privacy.statements import REFUTED, rounded_down
 
 
@@ -56,38 +57,6 @@ CIFAR10_CONSTANTS = ProblemConstants(
     num_samples=3125,
     num_params=11_170_000,
 )
-
-
-def noise_std_published(
-    *,
-    gradient_bound: float,
-    num_samples: int,
-    num_rounds: int,
-    dp_epsilon: float,
-    dp_delta: float,
-    c2: float = C2_OF_THE_PAPER,
-) -> float:
-    """sigma_i of equation (11).
-
-    Example:
-        >>> budget = {"dp_epsilon": 3, "dp_delta": 1e-5}
-        >>> round(noise_std_published(gradient_bound=10, num_samples=3125, num_rounds=3120, **budget), 5)
-        0.2259
-    """
-    return _noise_times_epsilon(gradient_bound, num_samples, num_rounds, dp_delta, c2) / dp_epsilon
-
-
-def epsilon_published(
-    *,
-    gradient_bound: float,
-    num_samples: int,
-    num_rounds: int,
-    noise_std: float,
-    dp_delta: float,
-    c2: float = C2_OF_THE_PAPER,
-) -> float:
-    """Equation (11) solved for epsilon."""
-    return _noise_times_epsilon(gradient_bound, num_samples, num_rounds, dp_delta, c2) / noise_std
 
 
 def optimal_iterations(
@@ -149,11 +118,6 @@ def optimal_utility_bound(
     return 12 * c2 * c.gradient_bound * root / (num_nodes * c.num_samples)
 
 
-def _noise_times_epsilon(gradient_bound: float, num_samples: int, num_rounds: int, dp_delta: float, c2: float) -> float:
-    """sigma eps = 3 c2 G sqrt(K log(1/delta)) / J."""
-    return 3 * c2 * gradient_bound * math.sqrt(num_rounds * math.log(1 / dp_delta)) / num_samples
-
-
 def _sum_over_nodes(dp_epsilon: float | Sequence[float], dp_delta: float | Sequence[float], num_nodes: int) -> float:
     """Sum over nodes of log(1 / delta_i) / eps_i^2."""
     check.at_least(1, num_nodes=num_nodes)
@@ -165,17 +129,10 @@ def _sum_over_nodes(dp_epsilon: float | Sequence[float], dp_delta: float | Seque
 
 
 def _bound(release: Release, _relation: str, num_rounds: int, dp_delta: float, c2: float) -> Bound:
-    """Equation (11) for a release."""
+    """Equation (11) for a release: sigma eps = 3 c2 G sqrt(K log(1/delta)) / J."""
     assert release.clip_norm is not None
-    dp_epsilon = epsilon_published(
-        gradient_bound=release.clip_norm,
-        num_samples=release.num_entries,
-        num_rounds=num_rounds,
-        noise_std=release.noise_std,
-        dp_delta=dp_delta,
-        c2=c2,
-    )
-    return Bound(dp_epsilon, f"PrivSGP-VR, equation (11) with c2 = {c2:g}")
+    product = 3 * c2 * release.clip_norm * math.sqrt(num_rounds * math.log(1 / dp_delta)) / release.num_entries
+    return Bound(product / release.noise_std, f"PrivSGP-VR, equation (11) with c2 = {c2:g}")
 
 
 def _notes(release: Release, num_rounds: int, dp_delta: float, stated: float | None) -> tuple[str, ...]:

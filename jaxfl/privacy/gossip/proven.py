@@ -40,13 +40,14 @@ import numpy as np
 import scipy.stats
 
 from jaxfl.core import ArgumentError, check
+from jaxfl.privacy.accountant import Bound
 from jaxfl.privacy.composition import curve_epsilon, rounding_error, sum_of_draws
 from jaxfl.privacy.dominating_pairs import (
     composed_curves,
     exchanged,
     gaussian_epsilon,
     grid_step,
-    participation_epsilon,
+    mixed_gaussian_epsilon,
     replaced,
     sampled,
     unresolved_delta,
@@ -78,21 +79,14 @@ class Release(NamedTuple):
     grid: Grid | None = None  # that gradient and noise are rounded to; None: they stay in float32
 
 
-class Sensitivities(NamedTuple):
+class Changes(NamedTuple):
     """L2 change of one release, given all draws."""
 
     absent: float  # when the sample is not in the batch
     present: float  # when it is, once
 
 
-class Bound(NamedTuple):
-    """An epsilon and where it comes from."""
-
-    dp_epsilon: float
-    accountant: str
-
-
-def sensitivities(release: Release, neighboring_relation: str) -> Sensitivities:
+def sensitivities(release: Release, neighboring_relation: str) -> Changes:
     """L2 change of one release, given all draws, when the changed sample is not in the batch and when it is, once.
 
     | estimator | zero_out | replace_one |
@@ -108,7 +102,7 @@ def sensitivities(release: Release, neighboring_relation: str) -> Sensitivities:
     check.one_of(PROVEN_RELATIONS, neighboring_relation=neighboring_relation)
     if release.clip_norm is None:
         raise ArgumentError("clip_norm", "must bound each sample's gradient", "got None", "Clip the gradients.")
-    return Sensitivities(*(_change(release, neighboring_relation, count) for count in (0, 1)))
+    return Changes(*(_change(release, neighboring_relation, count) for count in (0, 1)))
 
 
 def _change(release: Release, relation: str, count: int) -> float:
@@ -125,7 +119,7 @@ def _change(release: Release, relation: str, count: int) -> float:
 def constant_gradient_epsilon(release: Release, relation: str, num_releases: int, dp_delta: float) -> float:
     """Compute the epsilon that constant gradients leak, whatever is drawn. No guarantee can be smaller.
 
-    With a table, fresh and stored gradients cancel and every release moves by `Sensitivities.absent`: N(mu, 1) against
+    With a table, fresh and stored gradients cancel and every release moves by `Changes.absent`: N(mu, 1) against
     N(0, 1) with mu = absent sqrt(K) / noise_std. Without one it is 0, which says nothing. Rounding to a grid, which may
     hide as much as it adds, is not counted.
     """
@@ -150,7 +144,7 @@ def proven_bound(release: Release, relation: str, num_releases: int, dp_delta: f
 def _gaussian_bound(release: Release, relation: str, num_releases: int, dp_delta: float) -> Bound:
     """`proven_bound` of Gaussian noise."""
     counts = Bound(
-        _participation_epsilon(release, relation, num_releases, dp_delta),
+        _counts_epsilon(release, relation, num_releases, dp_delta),
         "Gaussian releases given how often a sample is drawn, averaged over that",
     )
     sampled = _sampled_bound(release, relation, num_releases, dp_delta)
@@ -160,7 +154,7 @@ def _gaussian_bound(release: Release, relation: str, num_releases: int, dp_delta
     return sampled
 
 
-def _participation_epsilon(release: Release, relation: str, num_releases: int, dp_delta: float) -> float:
+def _counts_epsilon(release: Release, relation: str, num_releases: int, dp_delta: float) -> float:
     """epsilon from the distribution of how often a sample is drawn, which depends on no data."""
     once = release.sampler != "uniform" or release.batch_size == 1
     counts, chances, missing = _counts_in_a_batch(release)
@@ -182,7 +176,7 @@ def _participation_epsilon(release: Release, relation: str, num_releases: int, d
         missing = missing * num_releases + rounding_error(num_releases)
     slope = float(np.max((squares[1:] - squares[0]) / counts[1:] ** 2))
     mus = np.sqrt(number * slope + num_releases * squares[0]) / release.noise_std
-    return participation_epsilon(mus, probabilities, dp_delta - missing)
+    return mixed_gaussian_epsilon(mus, probabilities, dp_delta - missing)
 
 
 def _likely_counts(num_releases: int, rate: float) -> np.ndarray:

@@ -10,7 +10,6 @@ from jaxfl.privacy.tracking.perturbed_states import (
     quantization_deltas,
     states_only,
 )
-from jaxfl.privacy.tracking.runs import NO_BOUND, TrackingRelease
 from jaxfl.privacy.tracking.schedules import (
     TrackingSchedule,
     exponential_budget,
@@ -32,6 +31,8 @@ from jaxfl.privacy.tracking.sensitivities import (
     published_sensitivities,
 )
 from jaxfl.privacy.tracking.statements import (
+    NO_BOUND,
+    TrackingRelease,
     gradient_tracking_statements,
     output_perturbation_statements,
     perturbed_state_statements,

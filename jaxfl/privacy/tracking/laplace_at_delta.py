@@ -17,13 +17,12 @@ For |S| = n that is at most the sum of the n largest of all sums of the n larges
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import scipy.linalg
 import scipy.stats
 
 from jaxfl.core import check
+from jaxfl.privacy.accountant import Bound
 from jaxfl.privacy.concentrated import concentrated_epsilon
 from jaxfl.privacy.tracking.joint_bound import LARGEST, each_agent
 from jaxfl.privacy.tracking.schedules import PerNode, TrackingSchedule
@@ -76,17 +75,9 @@ def laplace_epsilon_at_delta(
     return each_agent(lambda run, one, size: _sampled(run, one, float(size), dp_delta), schedule, agent, sizes)
 
 
-class NamedBound(NamedTuple):
-    """An epsilon, where it comes from, and what it rests on."""
-
-    dp_epsilon: np.ndarray  # () or (n,), of every agent
-    accountant: str
-    notes: tuple[str, ...]
-
-
 def smallest_at_delta(
     schedule: TrackingSchedule, agent: TrackingAgent, *, dp_delta: float, num_local_samples: PerNode | None = None
-) -> NamedBound:
+) -> Bound:
     """The smallest of all proven bounds at a delta, by the worst agent.
 
     They are added up or concentrated, in all iterations or in those that count.
@@ -97,24 +88,25 @@ def smallest_at_delta(
     Raises:
         ArgumentError: as for `laplace_epsilon_at_delta`.
     """
+    binomial = "a sample is in a binomial number of batches"
     concentrated = "Laplace mechanisms as zero-concentrated DP (eps^2 / 2 each)"
     pure = cumulative_epsilon(schedule, proven_sensitivities(schedule, agent))
     bounds = [
-        NamedBound(pure, "Laplace mechanisms added up", ()),
-        NamedBound(laplace_epsilon_at_delta(schedule, agent, dp_delta=dp_delta), concentrated, ()),
+        Bound(pure, "Laplace mechanisms added up", notes=()),
+        Bound(laplace_epsilon_at_delta(schedule, agent, dp_delta=dp_delta), concentrated, notes=()),
     ]
     if num_local_samples is not None:
         counted = {"dp_delta": dp_delta, "num_local_samples": num_local_samples}
         bounds += [
-            NamedBound(
+            Bound(
                 participation_epsilon(schedule, agent, **counted),
                 "Laplace mechanisms added up, of the iterations in which a sample takes part",
-                (counted_note(dp_delta),),
+                notes=(counted_note(dp_delta),),
             ),
-            NamedBound(
+            Bound(
                 laplace_epsilon_at_delta(schedule, agent, **counted),
                 f"{concentrated}, averaged over how often a sample takes part, of the iterations that cost most",
-                (f"a sample is in a binomial number of batches, whose unlikely values are part of delta {dp_delta:g}",),
+                notes=(f"{binomial}, whose unlikely values are part of delta {dp_delta:g}",),
             ),
         ]
     return min(bounds, key=lambda bound: np.max(bound.dp_epsilon))

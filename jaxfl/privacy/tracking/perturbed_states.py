@@ -69,14 +69,7 @@ def perturbed_state_sensitivities(schedule: TrackingSchedule, gradient_change: f
 def output_sensitivities(schedule: TrackingSchedule, gradient_change: float) -> Sensitivities:
     """d_k of a perturbed output, gamma C / m at every k, for `cumulative_epsilon` of `jaxfl.privacy.tracking`.
 
-    Args:
-        schedule, gradient_change: as for `perturbed_state_sensitivities`.
-
-    Returns:
-        state: (K + 1,), the same for all agents; tracker: zeros.
-
-    Raises:
-        ArgumentError: a change of gradient that is not positive.
+    Arguments, shapes and errors are those of `perturbed_state_sensitivities`.
 
     Guarantees:
         - no gradient exceeds it, and one attains it.

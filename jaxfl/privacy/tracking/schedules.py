@@ -120,15 +120,14 @@ def exponential_schedule(
 def polynomial_budget(num_iterations: float | np.ndarray, exponent: float) -> np.ndarray:
     """psi_1(K) = ln(K + 2) / (K + 1)^exponent of Remark 23: how Scheme (S1)'s budget shrinks with K (Theorem 4).
 
+    Epsilon is at most a constant times it.
+
     Args:
         num_iterations: K, of any shape, at least 0.
         exponent: positive.
 
-    Returns:
-        psi_1 at every K, float64; epsilon is at most a constant times it.
-
     Raises:
-        ArgumentError: a negative K, or an exponent that is not positive.
+        ArgumentError: a number out of range.
     """
     check.non_negative(num_iterations=num_iterations)
     check.positive(exponent=exponent)
@@ -138,14 +137,7 @@ def polynomial_budget(num_iterations: float | np.ndarray, exponent: float) -> np
 def polynomial_budget_turning_point(exponent: float) -> float:
     """The t >= 0 from which `polynomial_budget` decreases: t + 1 = exponent (t + 2) ln(t + 2), or 0.
 
-    Args:
-        exponent: positive.
-
-    Returns:
-        t, in iterations; infinite where it exceeds float64, for exponents below 1 / 709.
-
-    Raises:
-        ArgumentError: an exponent that is not positive.
+    It is infinite where it exceeds float64, for exponents below 1 / 709. Raises ArgumentError as `polynomial_budget`.
 
     Example:
         >>> round(polynomial_budget_turning_point(0.22), 4)
@@ -161,15 +153,14 @@ def polynomial_budget_turning_point(exponent: float) -> float:
 def exponential_budget(num_iterations: float | np.ndarray, base: float) -> np.ndarray:
     """psi_2(K) = K / base^K of Remark 23: how Scheme (S2)'s budget shrinks with K (Theorem 5), base p_m times p.
 
+    Epsilon is at most a constant times it.
+
     Args:
         num_iterations: K, of any shape, at least 0.
         base: positive; the budget shrinks only if it is above 1.
 
-    Returns:
-        psi_2 at every K, float64; epsilon is at most a constant times it.
-
     Raises:
-        ArgumentError: a negative K, or a base that is not positive.
+        ArgumentError: a number out of range.
     """
     check.non_negative(num_iterations=num_iterations)
     check.positive(base=base)
@@ -177,16 +168,7 @@ def exponential_budget(num_iterations: float | np.ndarray, base: float) -> np.nd
 
 
 def exponential_budget_turning_point(base: float) -> float:
-    """The t from which `exponential_budget` decreases: 1 / ln(base), for a base above 1.
-
-    Args:
-        base: p_m times p, above 1.
-
-    Returns:
-        t, in iterations.
-
-    Raises:
-        ArgumentError: a base that is not above 1, or not finite.
+    """The t from which `exponential_budget` decreases, 1 / ln(base); ArgumentError for a base that is not above 1.
 
     Example:
         >>> round(exponential_budget_turning_point(1.0016), 4)

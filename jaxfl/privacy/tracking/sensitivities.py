@@ -55,15 +55,7 @@ class Sensitivities(NamedTuple):
 def published_sensitivities(schedule: TrackingSchedule, agent: TrackingAgent) -> Sensitivities:
     """Lemma 3, by its recursions (311) and (328). Not a bound for Algorithm 1 as printed (see above).
 
-    Args:
-        schedule: the run.
-        agent: whose data change; numbers, or arrays (n,) for all agents at once.
-
-    Returns:
-        Both, (K + 1,) or (n, K + 1), float64.
-
-    Raises:
-        ArgumentError: a change of gradient that is not positive, or a negative weight.
+    Arguments, shapes and errors are those of `impulse_responses`.
     """
     state_factor, tracker_factor, one_gradient = _linear_system(schedule, agent)
     state, tracker = [np.zeros_like(state_factor)], [np.full_like(tracker_factor, one_gradient)]
@@ -98,15 +90,7 @@ def impulse_responses(schedule: TrackingSchedule, agent: TrackingAgent) -> tuple
 def proven_sensitivities(schedule: TrackingSchedule, agent: TrackingAgent) -> Sensitivities:
     """sum_{l <= k} |h[l]|, with h of `impulse_responses`, for gradients taken at the broadcast state.
 
-    Args:
-        schedule: the run.
-        agent: whose data change; numbers, or arrays (n,) for all agents at once.
-
-    Returns:
-        Both, (K + 1,) or (n, K + 1), float64.
-
-    Raises:
-        ArgumentError: a change of gradient that is not positive, or a negative weight.
+    Arguments, shapes and errors are those of `impulse_responses`.
 
     Guarantees:
         - no sequence of gradients exceeds either bound, and for each bound and k one attains it.
@@ -143,14 +127,7 @@ def cumulative_epsilon(schedule: TrackingSchedule, sensitivities: Sensitivities)
 
 
 def cumulative_epsilon_curve(schedule: TrackingSchedule, sensitivities: Sensitivities) -> np.ndarray:
-    """`cumulative_epsilon` of what iterations 0, ..., k broadcast, for every k: (K + 1,) or (n, K + 1), float64.
-
-    Args:
-        schedule, sensitivities: as for `cumulative_epsilon`.
-
-    Raises:
-        ArgumentError: noise that is not positive.
-    """
+    """`cumulative_epsilon` of what iterations 0, ..., k broadcast, for every k: (K + 1,) or (n, K + 1), float64."""
     state_scale, tracker_scale = noise_scales(schedule)
     return np.cumsum(sensitivities.state / state_scale + sensitivities.tracker / tracker_scale, axis=-1)
 

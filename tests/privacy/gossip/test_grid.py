@@ -134,11 +134,3 @@ def test_formulas_of_papers_know_no_grid_and_say_so(accountant, release):
         assert any("9 to 66 %" in text for text in before.assumptions)
         assert not any("9 to 66 %" in text for text in after.assumptions)
         assert any("integers times the noise over 4096" in text for text in after.assumptions)
-
-
-@pytest.mark.parametrize(
-    ("grid", "name"),
-    [(Grid(7, 10), "bits"), (Grid(17, 10), "bits"), (Grid(12, 0), "num_params"), (Grid(12, -1), "num_params")],
-)
-def test_grids_out_of_range_are_refused(grid, name):
-    refused(lambda: spent(PRIVSGP, PLAIN._replace(grid=grid)), name, "must be")

@@ -138,12 +138,3 @@ def test_sampled_delta_against_the_mean_over_participations():
     chances = [math.comb(31, int(n)) * rate**n * (1 - rate) ** (31 - n) for n in counts]
     mean = sum(p * delta(rho) for p, rho in zip(chances, rhos, strict=True))
     assert 0.05 * dp_delta < mean <= dp_delta
-
-
-def test_bad_arguments_are_refused():
-    with pytest.raises(ArgumentError, match=r"^dp_delta: "):
-        laplace_epsilon_at_delta(schedule(3), UNIT, dp_delta=0.0)
-    with pytest.raises(ArgumentError, match=r"^num_local_samples: "):
-        laplace_epsilon_at_delta(schedule(3), UNIT, dp_delta=1e-5, num_local_samples=3)
-    with pytest.raises(ArgumentError, match=r"^state_noise_scale: "):
-        laplace_epsilon_at_delta(schedule(3)._replace(state_noise_scale=np.zeros(4)), UNIT, dp_delta=1e-5)

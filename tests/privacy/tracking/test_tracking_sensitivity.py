@@ -16,7 +16,15 @@ import jaxfl
 from jaxfl.algorithms.perturbed_gossip import perturbed_gossip
 from jaxfl.core import FederatedData
 from jaxfl.privacy import tracking
-from jaxfl.privacy.tracking import TrackingAgent, TrackingSchedule, perturbed_state_sensitivities
+from jaxfl.privacy.dominating_pairs import gaussian_epsilon
+from jaxfl.privacy.tracking import (
+    TrackingAgent,
+    TrackingRelease,
+    TrackingSchedule,
+    gradient_tracking_statements,
+    perturbed_state_sensitivities,
+)
+from jaxfl.privacy.tracking.joint_bound import gram_rows, worst_changes
 
 PAIRS, NODES, SAMPLES, ROUNDS, FEATURES, CLIP = 200, 3, 6, 12, 4, 0.5
 KEY, ROUNDING = jax.random.key(3), 1e-5
@@ -39,14 +47,15 @@ def task():
     return jaxfl.from_functions(lambda key: jnp.array([1.0, 0.0, 0.0, 0.0]), loss)
 
 
-def tracking_algorithm(gradient_at):
+def tracking_algorithm(gradient_at, task_of=task, clip_norm: float | None = CLIP, distribution="laplace"):
     return jaxfl.gradient_tracking(
-        task(),
+        task_of(),
         state_weights=STATE_WEIGHTS,
         tracker_weights=TRACKER_WEIGHTS,
         schedule=SCHEDULE,
-        clip_norm=CLIP,
+        clip_norm=clip_norm,
         gradient_at=gradient_at,
+        distribution=distribution,
     )
 
 
@@ -61,35 +70,34 @@ class Pairs(NamedTuple):
     trackers: np.ndarray  # (PAIRS, ROUNDS, NODES, FEATURES), float32: y~
 
 
+def follow(algorithm, inputs, labels, states, trackers):
+    """x and y of a run on a transcript, (ROUNDS + 1, NODES, d) each."""
+    data = FederatedData(inputs, labels, INDICES, SIZES)
+
+    def body(state, sent):
+        next_state, tracker = sent
+        draws = algorithm.draw(KEY, state, data)._replace(tracker_noise=tracker - state.gradient_tracker)
+        unperturbed, _ = algorithm.update(state, data, draws)
+        # x is the same for every noise on it; with this one x~ is what was chosen.
+        state, _ = algorithm.update(state, data, draws._replace(state_noise=next_state - unperturbed.params))
+        return state, (state.params, state.gradient_tracker)
+
+    first = algorithm.init(KEY, data)
+    _, later = jax.lax.scan(body, first, (states[1:], trackers))
+    start = (first.params, first.gradient_tracker)
+    return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), start, later)
+
+
 @functools.cache
 def follower(gradient_at):
     """(inputs, labels, x~, y~) -> x and y, (PAIRS, ROUNDS + 1, NODES, FEATURES) each."""
-    algorithm = tracking_algorithm(gradient_at)
-
-    def follow(inputs, labels, states, trackers):
-        data = FederatedData(inputs, labels, INDICES, SIZES)
-
-        def body(state, sent):
-            next_state, tracker = sent
-            draws = algorithm.draw(KEY, state, data)._replace(tracker_noise=tracker - state.gradient_tracker)
-            unperturbed, _ = algorithm.update(state, data, draws)
-            # x is the same for every noise on it; with this one x~ is what was chosen.
-            state, _ = algorithm.update(state, data, draws._replace(state_noise=next_state - unperturbed.params))
-            return state, (state.params, state.gradient_tracker)
-
-        first = algorithm.init(KEY, data)
-        _, later = jax.lax.scan(body, first, (states[1:], trackers))
-        start = (first.params, first.gradient_tracker)
-        return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), start, later)
-
-    return jax.jit(jax.vmap(follow))
+    return jax.jit(jax.vmap(functools.partial(follow, tracking_algorithm(gradient_at))))
 
 
 def distances(gradient_at, pairs):
     """L1 changes of node 0's x and y, (PAIRS, ROUNDS + 1) each; nobody else changes."""
-    follow = follower(gradient_at)
-    own = follow(pairs.inputs, pairs.labels, pairs.states, pairs.trackers)
-    other = follow(pairs.other_inputs, pairs.other_labels, pairs.states, pairs.trackers)
+    own = follower(gradient_at)(pairs.inputs, pairs.labels, pairs.states, pairs.trackers)
+    other = follower(gradient_at)(pairs.other_inputs, pairs.other_labels, pairs.states, pairs.trackers)
     found = []
     for a, b in zip(own, other, strict=True):
         change = np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)).sum(axis=-1)
@@ -170,6 +178,51 @@ def test_published_argument_fails_where_gradients_are_taken_at_the_own_state():
     for change, bound in zip(at_broadcast, proven, strict=True):
         assert (change <= bound + ROUNDING).all()
         assert change.max() > 0
+
+
+def turned(pattern):
+    """Gradients y pattern[k] of four clip norms, where the transcript's first coordinate holds k."""
+    table = jnp.asarray(4 * CLIP * pattern, jnp.float32)
+
+    def loss(w, _, y):
+        k = jnp.round(jax.lax.stop_gradient(w[0])).astype(jnp.int32)
+        return y * (table[k] @ w[1:])
+
+    return jaxfl.from_functions(lambda key: jnp.zeros(1 + pattern.shape[1]), loss)
+
+
+@pytest.mark.parametrize("distribution", ["laplace", "gaussian"])
+def test_one_transcript_costs_what_is_stated_and_more_without_clipping(distribution):
+    """The changed sample's gradients are opposite in both data sets, and turned as is worst for all broadcasts at once:
+    with Laplace noise into a coordinate of its own in each round, with Gaussian noise as `worst_changes` says. Such
+    transcripts have a positive density, so that no epsilon can be smaller."""
+    rounds = np.arange(ROUNDS + 1)
+    scales = 1 + 0.1 * rounds, np.where(rounds < ROUNDS, 1.5 + 0.15 * rounds, np.inf)
+    run, pattern = SCHEDULE._replace(state_noise_scale=scales[0], tracker_noise_scale=scales[1]), np.eye(ROUNDS + 1)
+    if distribution == "gaussian":
+        rows = list(gram_rows(run, AGENT))[::-1]
+        lower = np.array([np.pad(row, (0, ROUNDS + 1 - len(row))) for row in rows])
+        pattern = worst_changes(lower + np.tril(lower, -1).T)
+    release = TrackingRelease(clip_norm=CLIP, distribution=distribution)
+    weights = {"state_in_weights": STATE_WEIGHTS.sum(axis=1), "tracker_out_weights": TRACKER_WEIGHTS.sum(axis=0)}
+    stated = gradient_tracking_statements(run, ROUNDS, release, dp_delta=1e-5, **weights)[1].node_epsilons[0]
+    states = np.zeros((ROUNDS + 1, NODES, 1 + pattern.shape[1]), np.float32)
+    states[..., 0] = rounds[:, None]
+    inputs, labels = jnp.zeros((NODES * SAMPLES, 1)), jnp.zeros(NODES * SAMPLES)
+
+    def reached(clip_norm):
+        algorithm = tracking_algorithm("broadcast", lambda: turned(pattern), clip_norm, distribution)
+        path = jax.jit(lambda label: follow(algorithm, inputs, labels.at[0].set(label), states, 0 * states[1:]))
+        order = 1 if distribution == "laplace" else 2
+        changes = [np.asarray(a - b, np.float64)[:, 0] for a, b in zip(path(1.0), path(-1.0), strict=True)]
+        shifts = [np.linalg.norm(c, ord=order, axis=-1) / scale for c, scale in zip(changes, scales, strict=True)]
+        if distribution == "laplace":
+            return float(np.sum(shifts))
+        return gaussian_epsilon(float(np.linalg.norm(shifts)), 1e-5)
+
+    least = 1 - 1e-4 if distribution == "laplace" else 0.99
+    assert least * stated < reached(CLIP) <= (1 + 1e-4) * stated
+    assert reached(None) > 2 * stated
 
 
 def gossip_distances(gradient_at, pairs):

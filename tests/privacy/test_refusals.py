@@ -1,0 +1,245 @@
+"""Arguments that no accountant takes: every call is refused by the name of the argument that is wrong."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import refusals, refused
+
+from jaxfl.privacy import Grid, clients, gossip, tracking
+from jaxfl.privacy.gossip import A_DP2_SGD, DP2_SGD, PRIVSGP, PRIVSGP_VR, Release
+from jaxfl.privacy.tracking import TrackingAgent, TrackingRelease, TrackingSchedule
+
+DELTA: dict[str, Any] = {"dp_delta": 1e-5}
+BUDGET: dict[str, Any] = {"target_epsilon": 3.0, **DELTA}
+SEVERAL: Any = [0.1]  # where one number belongs
+NAME: Any = "PrivSGP"  # where an accountant belongs
+
+PLAIN = Release("mini_batch", "poisson", 16, 1200, clip_norm=2.0, noise_std=0.5)
+TABLE = PLAIN._replace(estimator="saga")
+
+
+def of_table(**changes):
+    return lambda: gossip.statements(PRIVSGP_VR, [TABLE._replace(**changes)], 10, **DELTA)
+
+
+def rounds_of(**changes):
+    """A limit of no rounds excuses no argument."""
+    good = {"accountant": PRIVSGP, "bound": "proven", "releases": PLAIN, "limit": 0, **BUDGET}
+    return lambda: gossip.max_rounds(**{**good, **changes})
+
+
+test_of_gossip = refusals(
+    [
+        (of_table(sampler="random"), "sampler"),
+        (of_table(estimator="svrg"), "estimator"),
+        (of_table(estimator="mini_batch"), "estimator"),
+        (of_table(storage="float16"), "storage"),
+        (of_table(batch_size=4000), "batch_size"),
+        (of_table(batch_size=0), "batch_size"),
+        (of_table(clip_norm=-1.0), "clip_norm"),
+        (of_table(clip_norm=np.ones(2)), "clip_norm"),
+        (of_table(noise_std=-1.0), "noise_std"),
+        (of_table(noise_std=None), "noise_std"),
+        (of_table(entry_size=0), "entry_size"),
+        (of_table(grid=Grid(7, 10)), "bits"),
+        (of_table(grid=Grid(17, 10)), "bits"),
+        (of_table(grid=Grid(12, 0)), "num_params"),
+        (lambda: gossip.statements(PRIVSGP_VR, [], 10, **DELTA), "releases"),
+        (lambda: gossip.statements(PRIVSGP_VR, [TABLE], -1, **DELTA), "num_rounds"),
+        (lambda: gossip.statements(PRIVSGP_VR, [TABLE], 10, dp_delta=[1e-5] * 2), "dp_delta"),
+        (lambda: gossip.statements(PRIVSGP_VR, [TABLE], 10, num_nodes=0, **DELTA), "num_nodes"),
+        (lambda: gossip.statements(PRIVSGP_VR, [TABLE], 10, c2=SEVERAL, **DELTA), "c2"),
+        (lambda: gossip.epsilon(PRIVSGP_VR, "proven", TABLE, 10, dp_delta=SEVERAL), "dp_delta"),
+        (lambda: gossip.epsilon(DP2_SGD, "proven", PLAIN._replace(entry_size=2), 1, **DELTA), "entry_size"),
+        (lambda: gossip.epsilon(A_DP2_SGD, "proven", PLAIN, 10, **DELTA), "num_nodes"),
+        (lambda: gossip.calibrate_noise_std(A_DP2_SGD, "published", PLAIN, 10, **BUDGET), "num_nodes"),
+        (lambda: gossip.calibrate_noise_std(PRIVSGP, "proven", (), 10, **BUDGET), "releases"),
+        (rounds_of(accountant=A_DP2_SGD), "num_nodes"),
+        (rounds_of(accountant=NAME), "accountant"),
+        (rounds_of(bound="guessed"), "bound"),
+        (rounds_of(releases=PLAIN._replace(batch_size=0)), "batch_size"),
+        (rounds_of(dp_delta=1.0), "dp_delta"),
+        (rounds_of(target_epsilon=[1.0, 2.0]), "target_epsilon"),
+        (rounds_of(target_epsilon=0.0), "target_epsilon"),
+        (rounds_of(limit=-1), "limit"),
+        (lambda: gossip.sensitivities(TABLE, "swap"), "neighboring_relation"),
+        (lambda: gossip.sensitivities(TABLE._replace(clip_norm=None), "zero_out"), "clip_norm"),
+    ]
+)
+
+
+def theory(**changes):
+    good = {"dp_epsilon": 3.0, **DELTA, "num_nodes": 3}
+    return lambda: gossip.optimal_iterations(gossip.CIFAR10_CONSTANTS, **{**good, **changes})
+
+
+test_of_the_theory = refusals(
+    [
+        (theory(dp_epsilon=[1.0, 2.0]), "dp_epsilon"),
+        (theory(dp_epsilon=0.0), "dp_epsilon"),
+        (theory(dp_delta=2.0), "dp_delta"),
+        (theory(c2=0.0), "c2"),
+        (theory(num_nodes=0), "num_nodes"),
+    ]
+)
+
+CLIENT = clients.ClientRelease("poisson", num_samples=5000, batch_size=75, clip_norm=0.1, noise_multiplier=1.1)
+PRIVATE: dict[str, Any] = {"estimates": "private", "estimate_batch_size": 5, "estimate_noise_multiplier": 2.0}
+BAD_CLIENTS = [
+    ({"num_samples": 0}, "num_samples"),
+    ({"batch_size": 0}, "batch_size"),
+    ({"batch_size": 5001}, "batch_size"),
+    ({"clip_norm": 0.0}, "clip_norm"),
+    ({"noise_multiplier": -1.0}, "noise_multiplier"),
+    ({"sampler": "fixed"}, "sampler"),
+    ({"estimates": "some"}, "estimates"),
+    ({**PRIVATE, "estimate_batch_size": 0}, "estimate_batch_size"),
+    ({**PRIVATE, "estimate_batch_size": 6000}, "estimate_batch_size"),
+    ({**PRIVATE, "estimate_noise_multiplier": -1.0}, "estimate_noise_multiplier"),
+    ({"estimate_batch_size": 5}, "estimate_batch_size"),
+    ({"estimates": "as_published", "estimate_noise_multiplier": 2.0}, "estimate_noise_multiplier"),
+]
+
+
+@pytest.mark.parametrize(("changes", "argument"), BAD_CLIENTS)
+def test_of_a_clients_release(changes, argument):
+    bad = CLIENT._replace(**changes)
+    refused(lambda: clients.epsilon(bad, 1, bound="proven", **DELTA), argument)
+    refused(lambda: clients.statements([CLIENT, bad], 1, **DELTA), argument)
+    refused(lambda: clients.max_iterations([bad], 0, 1.0, "published", limit=5, **DELTA), argument)
+
+
+def of_client(**changes):
+    return lambda: clients.epsilon(CLIENT, **{"num_iterations": 1, "bound": "proven", **DELTA, **changes})
+
+
+def of_iterations(**changes):
+    good = {"sampling_rate": 0.015, "noise_multiplier": 1.1, **DELTA}
+    return lambda: clients.local_iterations_epsilon(**{"num_iterations": 10, **good, **changes})
+
+
+def of_updates(**changes):
+    release = clients.UpdateRelease("poisson", 0.1, clip_norm=2.0, noise_multiplier=1.2)
+    return lambda: clients.client_level_statements(release._replace(**changes), 3, num_clients=4, **DELTA)
+
+
+UPDATES: dict[str, Any] = {"participation_rate": 0.1, **DELTA}
+test_of_clients = refusals(
+    [
+        (of_client(num_iterations=-1), "num_iterations"),
+        (of_client(num_estimates=3), "num_estimates"),
+        (of_client(bound="tight"), "bound"),
+        (of_client(dp_delta=1.0), "dp_delta"),
+        (of_client(bound="published", neighboring_relation="zero_out"), "neighboring_relation"),
+        (lambda: clients.statements([], 1, **DELTA), "releases"),
+        (lambda: clients.statements([CLIENT], 1, num_clients=0, **DELTA), "num_clients"),
+        (lambda: clients.max_iterations([], 0, 1.0, "proven", limit=5, **DELTA), "releases"),
+        (lambda: clients.max_iterations([CLIENT], 0, 0.0, "proven", limit=5, **DELTA), "target_epsilon"),
+        (lambda: clients.max_iterations([CLIENT], 0, 1.0, "proven", limit=-1, **DELTA), "limit"),
+        (of_iterations(sampling_rate=0.0), "sampling_rate"),
+        (of_iterations(sampling_rate=1.1), "sampling_rate"),
+        (of_iterations(noise_multiplier=0.0), "noise_multiplier"),
+        (of_iterations(dp_delta=0.0), "dp_delta"),
+        (of_iterations(dp_delta=1.5), "dp_delta"),
+        (of_iterations(num_iterations=-1), "num_iterations"),
+        (of_updates(sampler="uniform"), "sampler"),
+        (of_updates(participation_rate=0.0), "participation_rate"),
+        (of_updates(participation_rate=1.1), "participation_rate"),
+        (of_updates(clip_norm=-1.0), "clip_norm"),
+        (of_updates(noise_multiplier=-0.1), "noise_multiplier"),
+        (lambda: clients.client_level_epsilon(-1, noise_multiplier=1.0, **UPDATES), "num_rounds"),
+        (lambda: clients.client_level_epsilon(1, noise_multiplier=1.0, **{**UPDATES, "dp_delta": 0.0}), "dp_delta"),
+        (lambda: clients.client_noise_multiplier(0.0, 3, **UPDATES), "target_epsilon"),
+        (lambda: clients.client_noise_multiplier(1.0, -3, **UPDATES), "num_rounds"),
+        (
+            lambda: clients.client_level_statements(
+                clients.UpdateRelease("poisson", 0.1, 2.0, 1.2), 3, num_clients=0, **DELTA
+            ),
+            "num_clients",
+        ),
+    ]
+)
+
+
+def test_a_sample_that_is_added_or_removed_is_one_whose_gradient_is_0():
+    refused(of_client(neighboring_relation="add_or_remove_one"), "neighboring_relation", "|D_i|", "pass zero_out")
+
+
+K, NODES = 30, 3
+SCHEDULE = TrackingSchedule(0.3, 0.2, 0.25, 4, np.ones((NODES, K + 1)), np.ones((NODES, K + 1)))
+SHORT = TrackingSchedule(0.3, 0.2, 0.25, 4, np.ones(5), np.ones(5))
+UNHEARD = SHORT._replace(state_noise_scale=np.zeros(5))
+UNIT = TrackingAgent(1.0, 1.0, 1.0)
+RELEASE = TrackingRelease(clip_norm=0.75)
+WEIGHTS: dict[str, Any] = {"state_in_weights": np.ones(NODES), "tracker_out_weights": np.ones(NODES)}
+MOVES = tracking.proven_sensitivities(SHORT, UNIT)
+
+
+def tracked(num_rounds=K, schedule=SCHEDULE, options=DELTA, **changes):
+    release = RELEASE._replace(**changes)
+    return lambda: tracking.gradient_tracking_statements(schedule, num_rounds, release, **{**WEIGHTS, **options})
+
+
+def quantized(num_rounds=K, quantization_step=1.0, **changes):
+    release, options = RELEASE._replace(**changes), {"num_nodes": NODES, "quantization_step": quantization_step}
+    return lambda: tracking.quantization_statements(SCHEDULE, num_rounds, release, **options)
+
+
+def scheduled(num_iterations=9, horizon_offset=0, **exponents):
+    noise = {"state_noise_exponent": 0.1, "tracker_noise_exponent": 0.1, **exponents}
+    return lambda: tracking.polynomial_schedule(num_iterations, horizon_offset=horizon_offset, **noise)
+
+
+test_of_tracking = refusals(
+    [
+        (tracked(K + 2), "num_rounds"),
+        (tracked(-1), "num_rounds"),
+        (quantized(-1), "num_rounds"),
+        (tracked(clip_norm=0.0), "clip_norm"),
+        (tracked(gradient_at="tracker"), "gradient_at"),
+        (tracked(distribution="cauchy"), "distribution"),
+        (quantized(distribution="gaussian"), "distribution"),
+        (quantized(quantization_step=0.0), "quantization_step"),
+        (tracked(options={"num_local_samples": [100] * NODES}), "dp_delta"),
+        (tracked(options={}, distribution="gaussian"), "dp_delta"),
+        (tracked(options={"num_local_samples": [100, 3, 100], **DELTA}), "num_local_samples"),
+        (tracked(options={"num_local_samples": [100] * 2, **DELTA}), "num_local_samples"),
+        (tracked(options={"dp_delta": 1.0}), "dp_delta"),
+        (tracked(options={"tracker_out_weights": np.ones(2)}), "state_in_weights"),
+        (tracked(schedule=SCHEDULE._replace(state_noise_scale=np.ones((2, K + 1)))), "state_noise_scale"),
+        (tracked(schedule=SCHEDULE._replace(tracker_noise_scale=-np.ones(K + 1))), "tracker_noise_scale"),
+        (lambda: tracking.perturbed_state_statements(SCHEDULE, K, RELEASE, num_nodes=0), "num_nodes"),
+        (scheduled(0), "num_iterations"),
+        (scheduled(horizon_offset=2), "horizon_offset"),
+        (
+            lambda: tracking.exponential_schedule(9, state_noise_base=0.0, tracker_noise_base=1.0),
+            "state_noise_base",
+        ),
+        (
+            lambda: tracking.published_sensitivities(SHORT, UNIT._replace(gradient_l1_change=0.0)),
+            "gradient_l1_change",
+        ),
+        (lambda: tracking.published_sensitivities(SHORT, UNIT._replace(state_in_weight=-1.0)), "state_in_weight"),
+        (lambda: tracking.participation_epsilon(SHORT, UNIT, num_local_samples=100, dp_delta=0.0), "dp_delta"),
+        (lambda: tracking.participation_epsilon(SHORT, UNIT, num_local_samples=0, **DELTA), "num_local_samples"),
+        (lambda: tracking.cumulative_epsilon(UNHEARD, MOVES), "state_noise_scale"),
+        (lambda: tracking.gaussian_epsilon(SHORT, MOVES, dp_delta=0.0), "dp_delta"),
+        (lambda: tracking.gaussian_epsilon(UNHEARD, MOVES, **DELTA), "state_noise_scale"),
+        (lambda: tracking.joint_gaussian_epsilon(SHORT, UNIT, dp_delta=1.0), "dp_delta"),
+        (lambda: tracking.joint_shift(UNHEARD, UNIT), "state_noise_scale"),
+        (lambda: tracking.joint_shift(SHORT, UNIT._replace(tracker_out_weight=-1.0)), "tracker_out_weight"),
+        (lambda: tracking.laplace_epsilon_at_delta(SHORT, UNIT, dp_delta=0.0), "dp_delta"),
+        (lambda: tracking.laplace_epsilon_at_delta(SHORT, UNIT, num_local_samples=3, **DELTA), "num_local_samples"),
+        (lambda: tracking.laplace_epsilon_at_delta(UNHEARD, UNIT, **DELTA), "state_noise_scale"),
+        (lambda: tracking.perturbed_state_sensitivities(SHORT, 0.0), "gradient_change"),
+        (lambda: tracking.output_sensitivities(SHORT, -1.0), "gradient_change"),
+        (lambda: tracking.quantization_deltas(MOVES, quantization_step=0.0), "quantization_step"),
+        (lambda: tracking.cumulative_delta_curve(np.array([0.5, 1.5])), "deltas"),
+        (lambda: tracking.cumulative_delta_curve(np.zeros(2), composition="max"), "composition"),
+        (lambda: tracking.exponential_budget_turning_point(1.0), "base"),
+        (lambda: tracking.exponential_budget(10, -1.0), "base"),
+        (lambda: tracking.polynomial_budget(10, 0.0), "exponent"),
+        (lambda: tracking.polynomial_budget(-3, 0.5), "num_iterations"),
+    ]
+)

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxfl.channel.ledger import COUNTED, Ledger
 from jaxfl.core import Array, PyTree
-from jaxfl.core.counts import FATAL_COUNTS
+from jaxfl.core.info import fatal
 from jaxfl.training.chunks import Diverged
 from jaxfl.training.evaluate import Scores
 
@@ -78,7 +78,7 @@ def rounds_if_good(
         >>> [int(rounds_if_good(infos, None, jnp.array(runs), jnp.int32(5))) for runs in ([True] * 2, [True, False])]
         [0, 5]
     """
-    good = [values == 0 for name, values in infos.items() if name in FATAL_COUNTS]
+    good = [values == 0 for values in fatal(infos).values()]
     good += [jnp.isfinite(values) for values in infos.values() if jnp.issubdtype(values.dtype, jnp.floating)]
     good += [jnp.isfinite(values) for _, values in _scored(measured or {})]
     of_lanes = [values.reshape(*runs.shape, -1).all(axis=-1) | ~runs for values in good]

@@ -17,7 +17,7 @@ import jax
 
 from jaxfl.core import ArgumentError, Array
 from jaxfl.core.check import at_least, non_negative
-from jaxfl.core.counts import FatalCount
+from jaxfl.core.info import FatalCount
 from jaxfl.privacy.statements import SECRET, SIMULATED
 from jaxfl.training.chunks import Diverged
 from jaxfl.training.grouping import points_of, programs_of, recorded_settings

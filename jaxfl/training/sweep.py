@@ -29,7 +29,7 @@ import jax
 import numpy as np
 
 from jaxfl.core import ArgumentError, PyTree
-from jaxfl.core.counts import FatalCount
+from jaxfl.core.info import FatalCount
 from jaxfl.training.ahead import Ahead, DeviceQueue
 from jaxfl.training.checkpoint import Checkpoints, Restored
 from jaxfl.training.chunks import COSTS, Diverged, add_costs, refuse_bad, rounds_at_once, summarize

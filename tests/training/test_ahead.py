@@ -39,7 +39,7 @@ def spoiled(numbers):
         params = {**new.params, "kernel": kernel + tree.along_nodes(at_node, kernel)}
         distance = jnp.where(broken, jnp.float32(np.nan), info.consensus_distance)
         overflow = info.batch_overflow + (now == numbers["overflow"]).astype(jnp.int32)
-        return new._replace(params=params), info._replace(consensus_distance=distance, batch_overflow=overflow)
+        return new._replace(params=params), info.plus(consensus_distance=distance, batch_overflow=overflow)
 
     def node_params(state):
         bad = jnp.where(state.round_index.astype(jnp.float32) >= numbers["bad_score"], jnp.float32(np.nan), 0.0)

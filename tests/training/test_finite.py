@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from toy_problem import TOY_LEDGER
 
-from jaxfl.core.counts import FatalCount
+from jaxfl.core.info import FatalCount
 from jaxfl.training.chunks import Diverged, refuse_bad
 from jaxfl.training.evaluate import Scores
 from jaxfl.training.finite import refuse_bad_scores, rounds_if_good, stays_finite

@@ -25,8 +25,8 @@ from jaxfl.algorithms import (
     width_reduction,
 )
 from jaxfl.channel.links import links
-from jaxfl.core import Algorithm, ArgumentError, FederatedData, Task, from_flax, from_functions, run_key
-from jaxfl.core.counts import check_info
+from jaxfl.core import Algorithm, ArgumentError, FederatedData, Info, Task, from_flax, from_functions, run_key
+from jaxfl.core.info import check_info
 from jaxfl.data import federate
 from jaxfl.gradients import mini_batch, saga
 from jaxfl.privacy import gaussian, grid_gaussian, laplace
@@ -39,6 +39,7 @@ __all__ = [
     "Algorithm",
     "ArgumentError",
     "FederatedData",
+    "Info",
     "Task",
     "a_dp2_sgd",
     "algorithms",

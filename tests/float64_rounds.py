@@ -103,9 +103,7 @@ def types_of_rounds(algorithm, data, first):
         ],
         "weak": [name for name, ((_, old), _) in zip(names, pairs, strict=True) if old.weak_type],
         "types": {name: str(old.dtype) for name, ((_, old), _) in zip(names, pairs, strict=True)},
-        "wide infos": [
-            name for name, leaf in infos._asdict().items() if leaf is not None and leaf.dtype in ("float64", "int64")
-        ],
+        "wide infos": [name for name, leaf in infos.named().items() if leaf.dtype in ("float64", "int64")],
         "noise": any(getattr(draws, name, None) is not None for name in ("noise", "state_noise", "update_noise")),
     }
 

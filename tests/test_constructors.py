@@ -14,7 +14,7 @@ from problems import linear_task, problem, small_task, uneven_data, with_clients
 import jaxfl
 from jaxfl import ArgumentError, graphs
 from jaxfl.algorithms import REGISTRY
-from jaxfl.core.counts import FatalCount
+from jaxfl.core.info import FatalCount
 from jaxfl.privacy.tracking import TrackingSchedule
 
 KEY = jax.random.key(7)
@@ -214,8 +214,8 @@ def test_an_embedder_is_told_what_train_refuses():
     _, infos = jax.lax.scan(lambda s, _: learner.round(KEY, s, data), state, length=3)
     with pytest.raises(FatalCount, match=r"^batch_overflow: must stay 0; got 3 in all, first 1 at position 0, 1 "):
         jaxfl.check_info(infos)
-    right = infos._replace(batch_overflow=0 * infos.batch_overflow)
+    right = infos.plus(batch_overflow=0 * infos.batch_overflow)
     jaxfl.check_info(right)
     jaxfl.check_info(jax.tree.map(lambda leaf: leaf[0], right))
     with pytest.raises(FatalCount, match=r"^discarded_gradients: must stay 0; got 7 in all. .*labels"):
-        jaxfl.check_info(right._replace(discarded_gradients=jnp.int32(7)))
+        jaxfl.check_info(right.plus(discarded_gradients=jnp.int32(7)))

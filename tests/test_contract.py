@@ -142,6 +142,8 @@ def test_structure_and_dtypes_are_stable_and_nothing_compiles_twice(name, kind):
         assert (before.shape, before.dtype, before.weak_type) == (after.shape, after.dtype, after.weak_type)
     assert int(state.round_index) == 6
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(infos))
+    assert {numbers.dtype for numbers in infos.counts.values()} == {np.dtype("int32")}
+    assert {numbers.dtype for numbers in infos.measurements.values()} == {np.dtype("float32")}
     for field, dtype in COUNTED.items():
         counts = getattr(infos, field)
         assert (counts.shape, counts.dtype) == ((6, c.data.num_nodes), dtype), field

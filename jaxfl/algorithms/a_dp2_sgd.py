@@ -37,6 +37,7 @@ from jaxfl.core import (
     ArgumentError,
     Array,
     FederatedData,
+    Info,
     Purpose,
     PyTree,
     Task,
@@ -48,7 +49,7 @@ from jaxfl.core import (
 )
 from jaxfl.core.algorithm import at_round, check_num_nodes
 from jaxfl.core.tree import consensus_distance, descend, replicate, size
-from jaxfl.gradients import GradientEstimator, GradientInfo, mini_batch
+from jaxfl.gradients import GradientEstimator, mini_batch
 from jaxfl.graphs import Graph, require_strongly_connected, require_undirected
 from jaxfl.privacy import NoiseMechanism
 from jaxfl.privacy.mechanisms import check_types, released
@@ -82,27 +83,6 @@ class Draws(NamedTuple):
     delay: Array  # (n,), int32, in 0 ... max_delay, age in events of the parameters at which the gradient is taken
     gradient: Any  # draws of the gradient estimator, event by event: which samples
     noise: PyTree  # leaves (n, *leaf), of each event, float32, scaled for its waking node, or int32; None without noise
-
-
-class Info(NamedTuple):
-    """Measurements and counts of one round.
-
-    Measurements are means over the events of a node; a node that did not wake shows the mean over all n events, so that
-    the numbers are finite and their mean over nodes is one of gradients that were computed. Counts are sums.
-    """
-
-    loss: Array  # (n,), float32, at the parameters at which the gradient was taken
-    gradient_norm: Array  # (n,), float32, L2, before noise
-    clipped_fraction: Array  # (n,), float32
-    discarded_gradients: Array  # (n,), int32, not finite, and counted as zero under a clip norm
-    consensus_distance: Array  # (), float32, after the round
-    bits_sent: Array  # (n,), float32, parameters both ways in each event
-    bits_received: Array  # (n,), float32, the same
-    gradient_evaluations: Array  # (n,), int32
-    forward_evaluations: Array  # (n,), int32, samples run forward without a backward pass
-    batch_overflow: Array  # (n,), int32, must be 0
-    prefetch_misses: Array  # (n,), int32, must be 0
-    events: Array  # (n,), int32, how often each node woke: its noisy gradients released; sums to n
 
 
 def a_dp2_sgd(
@@ -336,8 +316,12 @@ def _averaged_step(
     return jax.tree.map(write, params, log.params, gradient)
 
 
-def _info(measured: GradientInfo, draws: Draws, params: PyTree) -> Info:
-    """The round's measurements node by node, from those of its events (n,)."""
+def _info(measured: Info, draws: Draws, params: PyTree) -> Info:
+    """The round's numbers node by node, from those of its events (n,).
+
+    Measurements are means over the events of a node; a node that did not wake shows the mean over all n events, so that
+    the numbers are finite and their mean over nodes is one of gradients that were computed. Counts are sums.
+    """
     num_nodes = draws.node.shape[0]
 
     def total(values):
@@ -351,17 +335,12 @@ def _info(measured: GradientInfo, draws: Draws, params: PyTree) -> Info:
 
     exchanged = (draws.node != draws.neighbor).astype(jnp.float32)
     messages = total(exchanged) + jnp.zeros_like(exchanged).at[draws.neighbor].add(exchanged)
-    return Info(
-        loss=mean(measured.loss),
-        gradient_norm=mean(measured.gradient_norm),
-        clipped_fraction=mean(measured.clipped_fraction),
-        discarded_gradients=total(measured.discarded_gradients),
+    bits = messages * jnp.float32(32 * (size(params) // num_nodes))  # parameters both ways in each event
+    means = jax.tree.map(mean, Info(measured.loss, measured.measurements))
+    return means.plus(
+        jax.tree.map(total, measured.counts),
         consensus_distance=consensus_distance(params),
-        bits_sent=messages * jnp.float32(32 * (size(params) // num_nodes)),
-        bits_received=messages * jnp.float32(32 * (size(params) // num_nodes)),
-        gradient_evaluations=total(measured.gradient_evaluations),
-        forward_evaluations=total(measured.forward_evaluations),
-        batch_overflow=total(measured.batch_overflow),
-        prefetch_misses=total(measured.prefetch_misses),
-        events=events,
+        bits_sent=bits,
+        bits_received=bits,
+        events=events,  # how often each node woke: its noisy gradients released; sums to n
     )

@@ -53,6 +53,7 @@ from jaxfl.core.devices import varying_like
 from jaxfl.core.platform import is_cpu
 from jaxfl.core.tree import number_type, replicate, size, weighted_sum
 from jaxfl.gradients.per_example import tree_norm
+from jaxfl.gradients.samplers import BATCH_OVERFLOW
 
 
 class State(NamedTuple):
@@ -70,26 +71,6 @@ class Draws(NamedTuple):
 
     steps: StepDraws  # of all clients
     constants: ConstantsDraws  # for the estimates
-
-
-class Info(NamedTuple):
-    """Measurements and counts of one round."""
-
-    loss: Array  # (), float32, of the steps' batches before each step: mean over steps, p-weighted sum over clients
-    update_norm: Array  # (), float32, L2, of the change of x
-    num_steps: Array  # (), float32, tau of this round, a measurement: its mean is over rounds
-    rho: Array  # (), float32, p-weighted means over clients, as estimated after this round
-    beta: Array  # (), float32
-    xi: Array  # (), float32
-    clipped_fraction: Array  # (n,), float32, of samples' gradients, mean over steps
-    discarded_gradients: Array  # (n,), int32, of samples, not finite and counted as zero
-    batch_overflow: Array  # (n,), int32, above 0 is an error
-    bits_sent: Array  # (n,), float32, params, and what the estimates need
-    bits_received: Array  # (n,), float32, params and the next tau
-    gradient_evaluations: Array  # (n,), int32, of the steps and of the estimates
-    forward_evaluations: Array  # (n,), int32, 0: the estimates take their losses from the passes of their gradients
-    local_iterations: Array  # (), int32, tau
-    estimate_releases: Array  # (), int32, 1 where constants were estimated
 
 
 def ali_dpfl(
@@ -116,7 +97,8 @@ def ali_dpfl(
 
     Returns:
         An `Algorithm`; `node_params` gives the server's model behind a node axis of length 1. The estimates, and what
-        chooses tau, are float32, also where params are float64.
+        chooses tau, are float32, also where params are float64. The loss of its info is (), float32, of the steps'
+        batches before each step: mean over steps, p-weighted sum over clients.
 
     Raises:
         ArgumentError: a number that is not positive, a count that is not whole; clients that neither clip nor add
@@ -219,22 +201,20 @@ def ali_dpfl(
         )
         model, sent = 32.0 * size(params), ran.astype(jnp.float32)
         extra = 96.0 if constants.is_private else model + 64.0
-        info = Info(
-            loss=jnp.sum(shares * measured.loss),
+        counts = clients.counts(steps, draws.steps, k)
+        info = measured._replace(loss=jnp.sum(shares * measured.loss)).plus(
+            counts,
+            {BATCH_OVERFLOW: draws.steps.batch_overflow + draws.constants.batch_overflow},
             update_norm=tree_norm(jax.tree.map(jnp.subtract, params, state.params), 2),
-            num_steps=tau.astype(jnp.float32),
-            rho=rho,
+            num_steps=tau.astype(jnp.float32),  # a measurement: its mean is over rounds
+            rho=rho,  # p-weighted means over clients, as estimated after this round
             beta=beta,
             xi=xi,
-            clipped_fraction=measured.clipped_fraction,
-            discarded_gradients=measured.discarded_gradients,
-            batch_overflow=draws.steps.batch_overflow + draws.constants.batch_overflow,
             bits_sent=jnp.full(n, model + extra, jnp.float32) * sent,
-            bits_received=jnp.full(n, model + 32.0, jnp.float32) * sent,
-            gradient_evaluations=steps.mask.sum(axis=(1, 2), dtype=jnp.int32) + evaluations,
-            forward_evaluations=jnp.zeros(n, jnp.int32),
+            bits_received=jnp.full(n, model + 32.0, jnp.float32) * sent,  # the model and the next tau
+            gradient_evaluations=counts["gradient_evaluations"] + evaluations,  # the estimates' losses come with them
             local_iterations=tau,
-            estimate_releases=ran.astype(jnp.int32),
+            estimate_releases=ran.astype(jnp.int32),  # 1 where constants were estimated
         )
         new_state = State(
             params=params,

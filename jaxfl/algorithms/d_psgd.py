@@ -37,8 +37,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.algorithms.exchange import LinkCounts, exchange
-from jaxfl.algorithms.gossip_info import GossipInfo
+from jaxfl.algorithms.exchange import exchange, message_bits
 from jaxfl.channel import LinkDraws, Links
 from jaxfl.channel.links import changing
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
@@ -47,8 +46,6 @@ from jaxfl.core.tree import consensus_distance, descend, replicate, size
 from jaxfl.gradients import GradientEstimator, mini_batch
 from jaxfl.graphs import (
     Graph,
-    messages_received,
-    messages_sent,
     mix,
     require_doubly_stochastic,
     require_strongly_connected,
@@ -94,7 +91,7 @@ def d_psgd(
         links: `jaxfl.links(...)`, over which messages travel; None loses and rounds nothing.
 
     Returns:
-        An `Algorithm`; the loss of `GossipInfo` is taken at the parameters before the round.
+        An `Algorithm`; the loss of its info is taken at the parameters before the round, the consensus distance after.
 
     Raises:
         ArgumentError: a graph that is not doubly stochastic or not strongly connected, a step size that is not
@@ -148,19 +145,14 @@ def d_psgd(
         estimate, kept, measured = estimator.estimate(task, state.params, state.gradient, data, draws.gradient, k)
         noisy = released(noise, estimate, draws.noise)
         gamma = at_round(step_size, k, state.params)
-        bits, counted = 32.0 if links is None else links.bits, LinkCounts()
+        bits, counted = 32.0 if links is None else links.bits, {}
         if links is None:
             mixed = mix(graph, state.params, k)
         else:
             mixed, counted = exchange(graph, links, draws.links, state.params, k, kept_by="receiver")
         params = descend(mixed, gamma, noisy)
-        info = GossipInfo(
-            **measured._asdict(),
-            consensus_distance=consensus_distance(params),
-            bits_sent=messages_sent(graph, k) * jnp.float32(bits * (size(noisy) // graph.num_nodes)),
-            bits_received=messages_received(graph, k) * jnp.float32(bits * (size(noisy) // graph.num_nodes)),
-            **counted._asdict(),
-        )
+        message = message_bits(graph, k, bits * (size(noisy) // graph.num_nodes))
+        info = measured.plus(message, counted, consensus_distance=consensus_distance(params))
         return State(params=params, gradient=kept, round_index=k + 1), info
 
     return algorithm(init, draw, update, lambda state: state.params, estimator.upkeep(task))

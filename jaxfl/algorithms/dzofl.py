@@ -48,12 +48,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.algorithms.clients.server import server_model
-from jaxfl.channel.links import LinkDraws, Links, links
+from jaxfl.channel.links import LOST_MESSAGES, QUANTIZER_OVERFLOW, LinkDraws, Links, links
 from jaxfl.channel.quantize import Quantizer
 from jaxfl.core import (
     Algorithm,
     ArgumentError,
     Array,
+    Info,
     Purpose,
     PyTree,
     Task,
@@ -68,7 +69,7 @@ from jaxfl.core.tasks import check_sample_losses, check_task, sample_losses
 from jaxfl.gradients import Batch, Sampler, fixed
 from jaxfl.gradients.estimator import gather
 from jaxfl.gradients.per_example import tree_norm
-from jaxfl.gradients.samplers import check_counts, draw_batch
+from jaxfl.gradients.samplers import BATCH_OVERFLOW, check_counts, draw_batch
 from jaxfl.gradients.zero_order import (
     Directions,
     RademacherDirections,
@@ -96,22 +97,6 @@ class Draws(NamedTuple):
     directions: Directions  # the same for all; numbers are made where they are used
     uplink: LinkDraws  # which messages reach the server, and how they are rounded
     downlink: Array | None  # (q,), float32, uniform on [0, 1), by which the server rounds; None without a quantizer
-
-
-class Info(NamedTuple):
-    """Measurements and counts of one round."""
-
-    loss: Array  # (), float32, mean over devices and passes of the batch's loss
-    broadcast: Array  # (), float32, root mean square over directions of Q(Delta), as the server sends it
-    update_norm: Array  # (), float32, L2, of what x moves by
-    bits_sent: Array  # (n,), float32, to the server, whether they arrive or not
-    bits_received: Array  # (n,), float32, from the server
-    gradient_evaluations: Array  # (n,), int32, none
-    forward_evaluations: Array  # (n,), int32, samples run forward
-    lost_messages: Array  # (n,), int32, of those that the device sent
-    quantizer_overflow: Array  # (n,), int32, numbers of the device's message beyond the quantizer's range
-    broadcast_overflow: Array  # (), int32, numbers of the server's message beyond that of its quantizer
-    batch_overflow: Array  # (n,), int32, samples drawn beyond the sampler's capacity; above 0 is an error
 
 
 def dzofl(
@@ -144,7 +129,9 @@ def dzofl(
         sampler: batch size -> how a batch is drawn; `jaxfl.gradients.fixed`, `uniform` or `poisson`.
 
     Returns:
-        An `Algorithm`; `node_params` gives the model behind a node axis of length 1.
+        An `Algorithm`; `node_params` gives the model behind a node axis of length 1. Its info has, each (), the mean
+        loss over devices and passes, the L2 norm of what x moves by, "broadcast", the root mean square over directions
+        of Q(Delta) as the server sends it, and "broadcast_overflow", its numbers beyond the quantizer's range.
 
     Raises:
         ArgumentError: a count below 1, a number that is not positive, an unknown direction, a task with `train_loss`;
@@ -225,18 +212,16 @@ def dzofl(
                 along(draws.directions, jnp.ones_like(coefficients), state.params), 2
             )
         none = jnp.zeros(n, jnp.int32)
-        info = Info(
-            loss=(above + below).sum() / (2 * q * n * batch_size),
+        info = Info(loss=(above + below).sum() / (2 * q * n * batch_size)).plus(
+            {LOST_MESSAGES: 1 - arrived.astype(jnp.int32), QUANTIZER_OVERFLOW: none, **sent.counts},
+            {BATCH_OVERFLOW: batch.overflow},
             broadcast=jnp.sqrt(jnp.mean(broadcast**2)),
             update_norm=update_norm,
             bits_sent=jnp.full(n, q * to_server.bits, jnp.float32),
             bits_received=jnp.full(n, q * (_FLOAT_BITS if downlink is None else downlink.bits), jnp.float32),
             gradient_evaluations=none,
             forward_evaluations=2 * q * batch.mask.sum(axis=1, dtype=jnp.int32),
-            lost_messages=1 - arrived.astype(jnp.int32),
-            quantizer_overflow=none if sent.overflow is None else sent.overflow,
             broadcast_overflow=jnp.int32(0) if downlink is None else downlink.overflows(total),
-            batch_overflow=batch.overflow,
         )
         params = jax.tree.map(jnp.subtract, state.params, moves)
         return State(params=params, round_index=k + 1), info

@@ -51,8 +51,8 @@ from jaxfl.algorithms.clients.blocks import check_blocks, tasks_of_classes, trai
 from jaxfl.algorithms.clients.client_classes import client_classes, in_order
 from jaxfl.algorithms.clients.local_steps import LocalSteps, require_plain
 from jaxfl.algorithms.clients.parts import train_part
-from jaxfl.algorithms.clients.private_updates import Participants, PrivateUpdates
-from jaxfl.algorithms.clients.server import by_client, server_model
+from jaxfl.algorithms.clients.private_updates import DISCARDED_UPDATES, Participants, PrivateUpdates
+from jaxfl.algorithms.clients.server import at_clients, server_model
 from jaxfl.algorithms.clients.steps import StepDraws, num_different
 from jaxfl.core import (
     Algorithm,
@@ -87,24 +87,6 @@ class Draws(NamedTuple):
     is_active: Array | None  # (k,), bool, False for an empty slot; None where k clients are always active
     update_noise: PyTree | None  # like the parameters; None without private updates
     client_overflow: Array | None  # (), int32, 1 if a client that was drawn had no slot, which is an error
-
-
-class Info(NamedTuple):
-    """Measurements and counts of one round. A field is None where its value is always 0."""
-
-    loss: Array  # (), float32, of the steps' batches before each step: mean over steps, weighted mean over clients
-    update_norm: Array  # (), float32, L2, of the change of x
-    active: Array  # (n,), int32, 1 for a client that took part, else 0
-    untrained_blocks: Array  # (), int32, blocks that no active client trained
-    bits_sent: Array  # (n,), float32, params and batch statistics of its blocks from an active client to the server
-    bits_received: Array  # (n,), float32, of the whole model from the server, once
-    gradient_evaluations: Array  # (n,), int32, samples whose gradient by the client's blocks was taken
-    forward_evaluations: (
-        Array  # (n,), int32, samples that ran forward through the blocks in front of the client's first
-    )
-    batch_overflow: Array | None  # (n,), int32, or that of clients at all of them; above 0 is an error
-    clipped_updates: Array | None  # (n,), int32, 1 for a client whose update was scaled down
-    discarded_updates: Array | None  # (n,), int32, 1 for a client whose update was not finite and counted as zero
 
 
 def embracing(
@@ -148,7 +130,8 @@ def embracing(
 
     Returns:
         An `Algorithm`; `node_params` gives the server's model behind a node axis of length 1, as `Variables` where the
-        task has `train_loss`.
+        task has `train_loss`. The loss of its info is (), float32, of the steps' batches before each step: mean over
+        steps, weighted mean over clients.
 
     Raises:
         ArgumentError: a task without `part`, class tasks of other variables, a class without blocks or with unknown
@@ -250,8 +233,8 @@ def embracing(
         common = {"state": state, "data": data, "clients": clients}
 
         def in_common_form(number, results):
-            params, own_state, loss = results
-            return {**state.params, **params}, {**model_state, **own_state}, loss
+            params, own_state, own_info = results
+            return {**state.params, **params}, {**model_state, **own_state}, own_info
 
         of_class = [
             functools.partial(train_drawn, own, **common)
@@ -262,8 +245,9 @@ def embracing(
         own = (active, (trained, steps), is_active, clients.differentiable)
         groups = classes.run(of_class, in_common_form, task.node_loop, *own)
 
-        losses = in_order(groups, [group.results[2] for group in groups], len(active))
-        weights, changes = clients.weigh(data, active).astype(number_type(state.params)), None
+        measured = in_order(groups, [group.results[2] for group in groups], len(active))
+        losses, counted = measured.loss, {}
+        weights = clients.weigh(data, active).astype(number_type(state.params))
         if is_active is not None:
             weights, trained = weights * is_active.astype(weights.dtype), trained & is_active[:, None]
         is_trained = dict(zip(task.blocks, trained.T, strict=True))
@@ -278,34 +262,30 @@ def embracing(
             params, changes = block_means.noisy_mean(
                 updates, of_block, draws.is_active, is_trained, state.params, groups, new, draws.update_noise
             )
-            losses = jnp.where(changes.discarded > 0, 0.0, losses)
+            counted = changes.counts
+            losses = jnp.where(counted[DISCARDED_UPDATES] > 0, 0.0, losses)
             shares, new_model_state = weights / num_expected, model_state  # which is empty
-
-        def of_clients(values):
-            return by_client(active, data.num_nodes, values, is_active)
 
         sizes = jnp.array([size((state.params[block], model_state.get(block))) for block in task.blocks], jnp.int32)
         whole = size((state.params, state.model_state))
-        counts = steps.mask.sum(axis=(1, 2), dtype=jnp.int32)
+        counts = clients.counts(steps, draws.steps, k)
         # What the method needs: clients that run together compute a sample once for each step that holds it.
-        num_entering = counts if frozen_batch_norm == "batch" else num_different(steps)
+        num_entering = counts["gradient_evaluations"] if frozen_batch_norm == "batch" else num_different(steps)
         in_front = jnp.array([part is not None and part.features is not None for part in parts])[classes.of(active)]
-        overflow = of_clients(draws.steps.batch_overflow)
-        if draws.client_overflow is not None:
-            overflow = overflow + draws.client_overflow
-        info = Info(
-            loss=jnp.sum(shares * losses),
-            update_norm=tree_norm(jax.tree.map(jnp.subtract, params, state.params), 2),
-            active=of_clients(jnp.ones_like(counts)),
-            untrained_blocks=jnp.sum(~trained.any(axis=0), dtype=jnp.int32),
-            bits_sent=of_clients(32 * (trained.astype(jnp.int32) @ sizes).astype(jnp.float32)),
-            bits_received=of_clients(jnp.full(active.shape, 32 * whole, jnp.float32)),
-            gradient_evaluations=of_clients(counts),
-            forward_evaluations=of_clients(jnp.where(in_front, num_entering, 0)),
-            batch_overflow=overflow if clients.sampler == "poisson" or updates is not None else None,
-            clipped_updates=None if changes is None else of_clients(changes.clipped),
-            discarded_updates=None if changes is None else of_clients(changes.discarded),
+        of_active = measured._replace(loss=jnp.sum(shares * losses)).plus(
+            counts,  # gradients are those by the client's blocks
+            counted,
+            active=jnp.ones_like(active),  # 1 for a client that took part
+            bits_sent=32 * (trained.astype(jnp.int32) @ sizes).astype(jnp.float32),  # its blocks
+            bits_received=jnp.full(active.shape, 32 * whole, jnp.float32),  # the whole model, once
+            forward_evaluations=jnp.where(in_front, num_entering, 0),  # samples through the blocks in front
         )
+        info = at_clients(of_active, active, data.num_nodes, is_active).plus(
+            update_norm=tree_norm(jax.tree.map(jnp.subtract, params, state.params), 2),
+            untrained_blocks=jnp.sum(~trained.any(axis=0), dtype=jnp.int32),  # that no active client trained
+        )
+        if updates is not None:
+            info = updates.with_overflow(info, draws.client_overflow)
         new_state = State(
             params=params,
             model_state=None if state.model_state is None else new_model_state,

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
+import jax.numpy as jnp
 
 from jaxfl.channel import LinkDraws, Links
+from jaxfl.channel.links import LOST_MESSAGES
 from jaxfl.core import Array, PyTree
-from jaxfl.graphs import Graph, mix
+from jaxfl.graphs import Graph, messages_received, messages_sent, mix
 from jaxfl.graphs.lossy_mixing import lossy_mix, messages_lost
-
-
-class LinkCounts(NamedTuple):
-    """Fields of `GossipInfo`."""
-
-    lost_messages: Array | None = None  # (n,), int32; None where nothing can be lost
-    quantizer_overflow: Array | None = None  # (n,), int32; None without a quantizer
 
 
 def exchange(
     graph: Graph, links: Links, draws: LinkDraws, tree: PyTree, round_index: Array, *, kept_by: str
-) -> tuple[PyTree, LinkCounts]:
+) -> tuple[PyTree, dict[str, Array]]:
     """A mixing step over links: what is sent is quantised, and the weight of a lost message stays with `kept_by`.
 
     With realized matrix A and rounded values q: x_i + sum_j A_ij q_j - q_i. A sum that A preserves is then that of x,
@@ -34,14 +27,27 @@ def exchange(
         tree: leaves (n, *leaf).
 
     Returns:
-        (the mixed tree, what is counted).
+        (the mixed tree, counts (n,) by name: of lost messages where one can be lost, with a quantizer of overflows).
     """
     sent = links.send(tree, draws.rounding)
+    counts = dict(sent.counts)
     if draws.arrived is None:
-        mixed, lost = mix(graph, sent.values, round_index), None
+        mixed = mix(graph, sent.values, round_index)
     else:
         mixed = lossy_mix(graph, sent.values, draws.arrived, round_index, kept_by=kept_by)
-        lost = messages_lost(graph, draws.arrived, round_index)
+        counts[LOST_MESSAGES] = messages_lost(graph, draws.arrived, round_index)
     if links.quantizer is not None:  # a node takes from its own value what it sends, and keeps what rounding took
         mixed = jax.tree.map(lambda m, value, rounded: m + (value - rounded), mixed, tree, sent.values)
-    return mixed, LinkCounts(lost_messages=lost, quantizer_overflow=sent.overflow)
+    return mixed, counts
+
+
+def message_bits(graph: Graph, round_index: Array, bits: float) -> dict[str, Array]:
+    """Count the bits of messages between neighbors by name, (n,), float32; those of lost messages, too.
+
+    Args:
+        bits: of one message.
+    """
+    return {
+        "bits_sent": messages_sent(graph, round_index) * jnp.float32(bits),
+        "bits_received": messages_received(graph, round_index) * jnp.float32(bits),
+    }

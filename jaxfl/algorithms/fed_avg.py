@@ -42,11 +42,11 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl.algorithms.clients.local_steps import LocalSteps
-from jaxfl.algorithms.clients.private_updates import Participants, PrivateUpdates
-from jaxfl.algorithms.clients.server import by_client, check_num_active, draw_active, over_slots, server_model
+from jaxfl.algorithms.clients.private_updates import DISCARDED_UPDATES, Participants, PrivateUpdates
+from jaxfl.algorithms.clients.server import at_clients, check_num_active, draw_active, over_slots, server_model
 from jaxfl.algorithms.clients.steps import StepDraws
 from jaxfl.channel import LinkDraws, Links
-from jaxfl.channel.links import Sent, changing
+from jaxfl.channel.links import LOST_MESSAGES, Sent, changing
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.tree import along_nodes, number_type, size, weighted_sum
 from jaxfl.gradients.per_example import tree_norm
@@ -70,27 +70,6 @@ class Draws(NamedTuple):
     update_noise: PyTree | None  # like the parameters; None without private updates
     client_overflow: Array | None  # (), int32, 1 if a client that was drawn had no slot, which is an error
     links: LinkDraws | None  # of all n clients; None where links change nothing
-
-
-class Info(NamedTuple):
-    """Measurements and counts of one round. A field is None where its value is always 0."""
-
-    loss: Array  # (), float32, of the steps' batches before each step: mean over steps, p-weighted sum over clients
-    pseudo_gradient_norm: Array  # (), float32, L2, of Delta
-    update_norm: Array  # (), float32, L2, of u
-    active: Array  # (n,), int32, 1 for a client that took part, else 0
-    bits_sent: Array  # (n,), float32, params and batch statistics from an active client to the server
-    bits_received: Array  # (n,), float32, the same from the server
-    gradient_evaluations: Array  # (n,), int32
-    forward_evaluations: Array  # (n,), int32, 0: no sample is run forward without a backward pass
-    local_iterations: Array | None  # (), int32, steps of each active client, of private clients
-    clipped_fraction: Array | None  # (n,), float32, of samples' gradients, mean over steps
-    discarded_gradients: Array | None  # (n,), int32, of samples, not finite and counted as zero
-    batch_overflow: Array | None  # (n,), int32, or that of clients at all of them; above 0 is an error
-    clipped_updates: Array | None  # (n,), int32, 1 for a client whose update was scaled down
-    discarded_updates: Array | None  # (n,), int32, 1 for a client whose update was not finite and counted as zero
-    lost_messages: Array | None  # (n,), int32, 1 for an active client whose message did not arrive
-    quantizer_overflow: Array | None  # (n,), int32, numbers of its update beyond the quantizer's range
 
 
 def fed_avg(
@@ -119,7 +98,8 @@ def fed_avg(
 
     Returns:
         An `Algorithm`; `node_params` gives the server's model behind a node axis of length 1, as `Variables` where the
-        task has `train_loss`.
+        task has `train_loss`. Its info has the loss (), float32, of the steps' batches before each step, the p-weighted
+        sum over clients of means over steps; the L2 norms of Delta and u; and the numbers of clients, (n,).
 
     Raises:
         ArgumentError: a count below 1, what private updates refuse; from `init` and `draw`, more active clients than
@@ -130,7 +110,7 @@ def fed_avg(
         - padding never contributes: a client trains on its own samples alone, each at most once in a step.
         - each client is active with probability num_active / n in each round, never twice in one.
         - a client's batches do not depend on who else is active.
-        - cost and memory grow with num_active, not with the number of clients, but for the (n,) fields of `Info`.
+        - cost and memory grow with num_active, not with the number of clients, but for the (n,) numbers of the info.
         - adding or removing one client moves what is released by at most the clip norm, where updates are private.
         - over links the new model is the mean over clients that arrive; where none does the server's state stays.
         - links that lose and round nothing change no bit.
@@ -190,15 +170,18 @@ def fed_avg(
             return clients.run(gradient_of, state.params, state.model_state, own, k)
 
         params, model_state, measured = over_slots(train, task.node_loop)(is_active, steps)
-        changes, losses = None, measured.loss
-        arrived, reached, sent = None, is_active, Sent(None, None)
+        losses = measured.loss
+        counted: dict[str, Array] = {}
+        arrived, reached, sent = None, is_active, Sent(None, {})
         if links is not None:
             if draws.links.arrived is not None:
                 arrived = draws.links.arrived[active]
                 reached = arrived if updates is None else is_active & arrived
+                counted[LOST_MESSAGES] = (~arrived).astype(jnp.int32)
             if links.quantizer is not None:
                 rounding = jax.tree.map(lambda of_all: of_all[active], draws.links.rounding)
                 sent = links.send(_moved(params, state.params), rounding)
+                counted |= sent.counts
         if updates is None:
             weights = clients.weigh(data, active).astype(number_type(state.params))
             shares = weights / weights.sum()
@@ -213,7 +196,8 @@ def fed_avg(
         else:
             shares = is_active.astype(jnp.float32) / num_active
             changes = updates.sum(_moved(params, state.params) if sent.values is None else sent.values, reached)
-            losses = jnp.where(changes.discarded > 0, 0.0, losses)
+            counted |= changes.counts
+            losses = jnp.where(changes.counts[DISCARDED_UPDATES] > 0, 0.0, losses)
             noisy = updates.noise.release(changes.total, draws.update_noise)
             pseudo_gradient = jax.tree.map(lambda leaf: -leaf / num_active, noisy)
             mean_model_state = state.model_state  # which is empty
@@ -223,36 +207,23 @@ def fed_avg(
             moves = jax.tree.map(lambda leaf: jnp.where(anybody, leaf, 0), moves)
             optimizer_state = jax.tree.map(partial(jnp.where, anybody), optimizer_state, state.optimizer)
 
-        def of_clients(values):
-            return by_client(active, data.num_nodes, values, is_active)
-
-        counts = steps.mask.sum(axis=(1, 2), dtype=jnp.int32)
         bits = jnp.full(active.shape, 32 * size((state.params, state.model_state)), jnp.float32)
         bits_up = bits
         if links is not None:
             numbers = links.bits * size(state.params) + 32 * size(state.model_state)
             bits_up = jnp.full(active.shape, numbers, jnp.float32)
-        private, overflow = clients.is_private, of_clients(draws.steps.batch_overflow)
-        if draws.client_overflow is not None:
-            overflow = overflow + draws.client_overflow
-        info = Info(
-            loss=jnp.sum(shares * losses),
-            pseudo_gradient_norm=tree_norm(pseudo_gradient, 2),
-            update_norm=tree_norm(moves, 2),
-            active=of_clients(jnp.ones_like(counts)),
-            bits_sent=of_clients(bits_up),
-            bits_received=of_clients(bits),
-            gradient_evaluations=of_clients(counts),
-            forward_evaluations=jnp.zeros(data.num_nodes, jnp.int32),
-            local_iterations=clients.steps_at(k) if private else None,
-            clipped_fraction=of_clients(measured.clipped_fraction) if private else None,
-            discarded_gradients=of_clients(measured.discarded_gradients) if private else None,
-            batch_overflow=overflow if clients.sampler == "poisson" or updates is not None else None,
-            clipped_updates=None if changes is None else of_clients(changes.clipped),
-            discarded_updates=None if changes is None else of_clients(changes.discarded),
-            lost_messages=None if arrived is None else of_clients((~arrived).astype(jnp.int32)),
-            quantizer_overflow=None if sent.overflow is None else of_clients(sent.overflow),
+        of_active = measured._replace(loss=jnp.sum(shares * losses)).plus(
+            clients.counts(steps, draws.steps, k),
+            counted,
+            active=jnp.ones_like(active),  # 1 for a client that took part
+            bits_sent=bits_up,
+            bits_received=bits,
         )
+        info = at_clients(of_active, active, data.num_nodes, is_active).plus(
+            pseudo_gradient_norm=tree_norm(pseudo_gradient, 2), update_norm=tree_norm(moves, 2)
+        )
+        if updates is not None:
+            info = updates.with_overflow(info, draws.client_overflow)
         new_state = State(
             params=optax.apply_updates(state.params, moves),
             optimizer=optimizer_state,

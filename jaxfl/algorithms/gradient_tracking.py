@@ -40,10 +40,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.algorithms.gossip_info import GossipInfo
 from jaxfl.algorithms.schedules import NOISE, check_noise_scales, check_steps, scale_at
 from jaxfl.channel import LinkDraws, Links
-from jaxfl.channel.links import RoundingValues, Sent, changing
+from jaxfl.channel.links import LOST_MESSAGES, RoundingValues, Sent, changing
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, check_num_nodes
 from jaxfl.core.tree import consensus_distance, copied, replicate, scale, size
@@ -107,7 +106,7 @@ def gradient_tracking(
             the same. None where nodes are numbers. Static.
 
     Returns:
-        An `Algorithm`; `node_params` gives x~ for "broadcast" and x for "state". In `GossipInfo` the loss is that
+        An `Algorithm`; `node_params` gives x~ for "broadcast" and x for "state". In its info the loss is that
         at the point of g^{k+1} and the consensus distance that of x, both after the round; x~ and y~ go to every
         out-neighbor in the graph of each, and count as two messages. The overflow is that of x~^{k+1} and y~^k, which
         the round makes; that of x~^0 is not counted.
@@ -164,7 +163,7 @@ def gradient_tracking(
     num_senders = sum((weights - np.diag(np.diag(weights)) > 0).sum(axis=1) for weights in (received, sent))
 
     def send(tree, rounding):
-        return Sent(tree, None) if links is None else links.send(tree, rounding)
+        return Sent(tree, {}) if links is None else links.send(tree, rounding)
 
     def point(params, broadcast_params):
         return broadcast_params if gradient_at == "broadcast" else params
@@ -238,13 +237,12 @@ def gradient_tracking(
             gradient=gradient,
             round_index=k + 1,
         )
-        info = GossipInfo(
-            **measured._asdict(),
+        info = measured.plus(
+            {} if arrived is None else {LOST_MESSAGES: _lost(received, sent, arrived)},
+            jax.tree.map(jnp.add, sent_params.counts, sent_tracker.counts),
             consensus_distance=consensus_distance(params),
             bits_sent=jnp.asarray(num_receivers, jnp.float32) * (bits * (size(params) // num_nodes)),
             bits_received=jnp.asarray(num_senders, jnp.float32) * (bits * (size(params) // num_nodes)),
-            lost_messages=None if arrived is None else _lost(received, sent, arrived),
-            quantizer_overflow=jax.tree.map(jnp.add, sent_params.overflow, sent_tracker.overflow),
         )
         return new_state, info
 

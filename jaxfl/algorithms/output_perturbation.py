@@ -32,13 +32,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.algorithms.gossip_info import GossipInfo
+from jaxfl.algorithms.exchange import message_bits
 from jaxfl.algorithms.schedules import NOISE, check_noise_scales, check_steps, scale_at
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, check_num_nodes
 from jaxfl.core.tree import consensus_distance, copied, replicate, scale, size
 from jaxfl.gradients import fixed, mini_batch
-from jaxfl.graphs import Graph, messages_received, messages_sent, require_strongly_connected, require_undirected
+from jaxfl.graphs import Graph, require_strongly_connected, require_undirected
 from jaxfl.privacy.mechanisms import check_types
 from jaxfl.privacy.tracking import TrackingSchedule
 
@@ -81,7 +81,7 @@ def output_perturbation(
         distribution: "laplace" or "gaussian".
 
     Returns:
-        An `Algorithm`; the loss of `GossipInfo` is taken at the parameters before the round; o~ goes to every neighbor.
+        An `Algorithm`; the loss of its info is taken at the parameters before the round; o~ goes to every neighbor.
 
     Raises:
         ArgumentError: a graph that changes over time, has an edge without its reverse or is not connected; noise scales
@@ -137,12 +137,8 @@ def output_perturbation(
         gradient, _, measured = estimator.estimate(task, state.params, None, data, draws.gradient, k)
         outputs = jax.tree.map(lambda x, g, noise: x - gamma * g + noise, state.params, gradient, draws.state_noise)
         params = _weighted_average(hears, data.sizes, outputs)
-        info = GossipInfo(
-            **measured._asdict(),
-            consensus_distance=consensus_distance(params),
-            bits_sent=messages_sent(graph, k) * jnp.float32(32 * (size(params) // graph.num_nodes)),
-            bits_received=messages_received(graph, k) * jnp.float32(32 * (size(params) // graph.num_nodes)),
-        )
+        message = message_bits(graph, k, 32 * (size(params) // graph.num_nodes))
+        info = measured.plus(message, consensus_distance=consensus_distance(params))
         return State(params=params, round_index=k + 1), info
 
     return algorithm(init, draw, update, lambda state: state.params)

@@ -63,18 +63,6 @@ class Draws(NamedTuple):
     steps: StepDraws  # of all nodes
 
 
-class Info(NamedTuple):
-    """Measurements and counts of one round."""
-
-    loss: Array  # (n,), float32, of the steps' batches before each step: mean over steps
-    consensus_distance: Array  # (), float32, of all parameters, after the round
-    bits_sent: Array  # (n,), float32, the synchronized part of params and batch statistics
-    bits_received: Array  # (n,), float32, its average
-    gradient_evaluations: Array  # (n,), int32
-    forward_evaluations: Array  # (n,), int32, 0: no sample is run forward without a backward pass
-    batch_overflow: Array | None  # (n,), int32, above 0 is an error; None where batches have a fixed size
-
-
 def partial_averaging(
     task: Task,
     *,
@@ -98,6 +86,8 @@ def partial_averaging(
 
     Returns:
         An `Algorithm`; `node_params` gives every node's model, as `Variables` where the task has `train_loss`.
+        The loss of its info is (n,), float32, of the steps' batches before each step: mean over steps. The consensus
+        distance is that of all parameters after the round.
 
     Raises:
         ArgumentError: an unknown block, a task whose arrays are no slices of the model's, axis groups without such a
@@ -153,14 +143,11 @@ def partial_averaging(
         average = weighted_sum(weights / weights.sum(), jax.vmap(part.take)(own))
         new = jax.vmap(part.put, (0, None))(own, average)
         bits = jnp.full(n, 32 * size(average), jnp.float32)
-        info = Info(
-            loss=measured.loss,
+        info = measured.plus(
+            clients.counts(steps, draws.steps, k),
             consensus_distance=consensus_distance(new.params),
-            bits_sent=bits,
+            bits_sent=bits,  # the synchronized part of params and batch statistics
             bits_received=bits,
-            gradient_evaluations=steps.mask.sum(axis=(1, 2), dtype=jnp.int32),
-            forward_evaluations=jnp.zeros(n, jnp.int32),
-            batch_overflow=draws.steps.batch_overflow if clients.sampler == "poisson" else None,
         )
         return State(params=new.params, model_state=new.model_state, round_index=k + 1), info
 

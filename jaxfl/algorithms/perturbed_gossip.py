@@ -38,18 +38,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.algorithms.gossip_info import GossipInfo
+from jaxfl.algorithms.exchange import message_bits
 from jaxfl.algorithms.schedules import NOISE, check_noise_scales, check_steps, scale_at
 from jaxfl.channel import Quantizer
-from jaxfl.channel.links import overflows
+from jaxfl.channel.links import QUANTIZER_OVERFLOW, overflows
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, node_keys, one_kernel, purpose_key
 from jaxfl.core.algorithm import at_round, check_num_nodes
 from jaxfl.core.tree import consensus_distance, copied, flattener, replicate, scale, size
 from jaxfl.gradients import fixed, mini_batch
 from jaxfl.graphs import (
     Graph,
-    messages_received,
-    messages_sent,
     mix,
     require_doubly_stochastic,
     require_strongly_connected,
@@ -106,7 +104,7 @@ def perturbed_gossip(
             that.
 
     Returns:
-        An `Algorithm`; `node_params` gives x for "state" and x~ for "broadcast". In `GossipInfo` the loss is that
+        An `Algorithm`; `node_params` gives x for "state" and x~ for "broadcast". In its info the loss is that
         at the point of g^k, before the round, and the consensus distance that of x; x~^k goes to every neighbor. Its
         overflow counts numbers of x + zeta of x~^{k+1}, which the round makes; those of x~^0 are not counted.
 
@@ -165,8 +163,8 @@ def perturbed_gossip(
         """x~, and how many numbers of each node lie beyond the quantizer's range."""
         noisy = jax.tree.map(jnp.add, params, noise)
         if quantizer is None:
-            return noisy, None
-        return jax.tree.map(quantizer.apply, noisy, rounding), overflows(quantizer, noisy)
+            return noisy, {}
+        return jax.tree.map(quantizer.apply, noisy, rounding), {QUANTIZER_OVERFLOW: overflows(quantizer, noisy)}
 
     def init(key, data):
         check_num_nodes(graph.num_nodes, data, graph.names)
@@ -191,15 +189,10 @@ def perturbed_gossip(
             mix(graph, state.broadcast_params, k),
             gradient,
         )
-        broadcast, overflow = perturbed(params, draws.state_noise, draws.rounding)
+        broadcast, counted = perturbed(params, draws.state_noise, draws.rounding)
         new_state = State(params=params, broadcast_params=broadcast, round_index=k + 1)
-        info = GossipInfo(
-            **measured._asdict(),
-            consensus_distance=consensus_distance(params),
-            bits_sent=messages_sent(graph, k) * jnp.float32(bits * (size(params) // graph.num_nodes)),
-            bits_received=messages_received(graph, k) * jnp.float32(bits * (size(params) // graph.num_nodes)),
-            quantizer_overflow=overflow,
-        )
+        message = message_bits(graph, k, bits * (size(params) // graph.num_nodes))
+        info = measured.plus(message, counted, consensus_distance=consensus_distance(params))
         return new_state, info
 
     return algorithm(init, draw, update, point)

@@ -48,8 +48,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.algorithms.exchange import LinkCounts, exchange
-from jaxfl.algorithms.gossip_info import GossipInfo
+from jaxfl.algorithms.exchange import exchange, message_bits
 from jaxfl.channel import LinkDraws, Links
 from jaxfl.channel.links import changing
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
@@ -58,8 +57,6 @@ from jaxfl.core.tree import consensus_distance, descend, number_type, replicate,
 from jaxfl.gradients import GradientEstimator, mini_batch
 from jaxfl.graphs import (
     Graph,
-    messages_received,
-    messages_sent,
     mix,
     require_column_stochastic,
     require_strongly_connected,
@@ -109,7 +106,7 @@ def push_sum(
         links: `jaxfl.links(...)`, over which messages travel that are not a node's own; None loses and rounds nothing.
 
     Returns:
-        An `Algorithm`; `node_params` gives the de-biased parameters z. In `GossipInfo` the loss is that at z before
+        An `Algorithm`; `node_params` gives the de-biased parameters z. In its info the loss is that at z before
         the round and the consensus distance that of z after it; parameters and weight go to every out-neighbor. What
         is lost was sent.
 
@@ -174,7 +171,7 @@ def push_sum(
         def half_step(start, gradient):
             return descend(start, gamma, gradient)
 
-        counted, bits = LinkCounts(), 32 * (size(noisy) // graph.num_nodes + 1)
+        counted, bits = {}, 32 * (size(noisy) // graph.num_nodes + 1)
         if links is not None:
             stepped, arrived = half_step(x, noisy), draws.links.arrived
             new_params, counted = exchange(graph, links, draws.links, stepped, k, kept_by="sender")
@@ -192,14 +189,8 @@ def push_sum(
             gradient=estimator_state,
             round_index=k + 1,
         )
-        info = GossipInfo(
-            **measured._asdict(),
-            consensus_distance=consensus_distance(new_state.params, 1.0 / new_state.push_sum_weight),
-            bits_sent=messages_sent(graph, k) * jnp.float32(bits),
-            bits_received=messages_received(graph, k) * jnp.float32(bits),
-            **counted._asdict(),
-        )
-        return new_state, info
+        distance = consensus_distance(new_state.params, 1.0 / new_state.push_sum_weight)
+        return new_state, measured.plus(message_bits(graph, k, bits), counted, consensus_distance=distance)
 
     return algorithm(init, draw, update, debiased_params, estimator.upkeep(task))
 

@@ -42,7 +42,7 @@ import numpy as np
 
 from jaxfl.algorithms.clients.client_classes import client_classes, in_order
 from jaxfl.algorithms.clients.local_steps import LocalSteps, require_plain
-from jaxfl.algorithms.clients.server import by_client, server_model
+from jaxfl.algorithms.clients.server import at_clients, server_model
 from jaxfl.algorithms.clients.slices import AxisGroups, Slices, leading_slices, variable_shapes
 from jaxfl.algorithms.clients.steps import StepDraws, StepLoss, batch_loss, by_backward
 from jaxfl.core import (
@@ -79,19 +79,6 @@ class Draws(NamedTuple):
     widths: Array | None  # (k, tau), int32, the class whose model each step trains; None without ordered dropout
 
 
-class Info(NamedTuple):
-    """Measurements and counts of one round."""
-
-    loss: Array  # (), float32, of each client's model on a step's batch: mean over steps, p-weighted mean over clients
-    update_norm: Array  # (), float32, L2, of the change of x
-    active: Array  # (n,), int32, 1 for a client that took part, else 0
-    bits_sent: Array  # (n,), float32, a client's slice of params and batch statistics, to the server
-    bits_received: Array  # (n,), float32, the same from the server
-    gradient_evaluations: Array  # (n,), int32
-    forward_evaluations: Array  # (n,), int32, 0: no sample is run forward without a backward pass
-    batch_overflow: Array | None  # (n,), int32, above 0 is an error; None where batches have a fixed size
-
-
 def width_reduction(
     tasks: Sequence[Task],
     *,
@@ -124,7 +111,8 @@ def width_reduction(
 
     Returns:
         An `Algorithm`; `node_params` gives the full model behind a node axis of length 1, as `Variables` where the task
-        has `train_loss`.
+        has `train_loss`. The loss of its info is (), float32, of each client's model on a step's batch: mean over
+        steps, p-weighted mean over clients.
 
     Raises:
         ArgumentError: tasks whose arrays are no slices of those before them, a class without a task, a count below 1,
@@ -197,7 +185,7 @@ def width_reduction(
         )
 
     def update(state, data, draws):
-        active, n = draws.active, data.num_nodes
+        active = draws.active
         whole = Variables(state.params, state.model_state)
         steps = clients.steps(data, active, draws.steps)
         losses_of = [batch_loss(task, data, clients.mean) for task in tasks]
@@ -212,7 +200,7 @@ def width_reduction(
                 params, model_state, measured = clients.run(
                     by_backward(step_loss), own.params, own.model_state, each, state.round_index
                 )
-                return Variables(params, model_state), measured.loss
+                return Variables(params, model_state), measured
 
             return train
 
@@ -232,24 +220,21 @@ def width_reduction(
         for group in groups:
             total = weighted_sum(group.take(weights), group.results[0])
             sums.append(total if group.number is None else embedded(group.number, total))
-        losses = in_order(groups, [group.results[1] for group in groups], len(active))
+        measured = in_order(groups, [group.results[1] for group in groups], len(active))
         class_weights = jax.ops.segment_sum(weights, numbers, len(tasks))
         held = [
             embedded(number, jax.tree.map(lambda leaf, weight=weight: jnp.full(leaf.shape, weight, leaf.dtype), shape))
             for number, (shape, weight) in enumerate(zip(shapes, class_weights, strict=True))
         ]
         new = jax.tree.map(_mean_over_holders, whole, _add_up(sums), _add_up(held))
-        counts = steps.mask.sum(axis=(1, 2), dtype=jnp.int32)
-        own_bits = by_client(active, n, jnp.asarray(bits)[numbers])
-        info = Info(
-            loss=jnp.sum(weights * losses) / weights.sum(),
-            update_norm=tree_norm(jax.tree.map(jnp.subtract, new.params, state.params), 2),
-            active=by_client(active, n, jnp.ones_like(counts)),
-            bits_sent=own_bits,
-            bits_received=own_bits,
-            gradient_evaluations=by_client(active, n, counts),
-            forward_evaluations=jnp.zeros(n, jnp.int32),
-            batch_overflow=by_client(active, n, draws.steps.batch_overflow) if clients.sampler == "poisson" else None,
+        of_active = measured._replace(loss=jnp.sum(weights * measured.loss) / weights.sum()).plus(
+            clients.counts(steps, draws.steps, state.round_index),
+            active=jnp.ones_like(active),  # 1 for a client that took part
+            bits_sent=jnp.asarray(bits)[numbers],  # its slice of params and batch statistics
+            bits_received=jnp.asarray(bits)[numbers],
+        )
+        info = at_clients(of_active, active, data.num_nodes).plus(
+            update_norm=tree_norm(jax.tree.map(jnp.subtract, new.params, state.params), 2)
         )
         return State(params=new.params, model_state=new.model_state, round_index=state.round_index + 1), info
 

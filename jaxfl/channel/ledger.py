@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.channel.cost import Counts, total
-from jaxfl.core import ArgumentError, check
+from jaxfl.core import ArgumentError, Info, check
 
 COUNTED = ("bits_sent", "bits_received", "gradient_evaluations", "forward_evaluations")  # each (n,), of an info
 
@@ -72,7 +72,7 @@ class Ledger(NamedTuple):
             - several rounds at once give what each gives alone.
             - NumPy and JAX arrays give the same to rounding.
         """
-        given = counts._asdict() if hasattr(counts, "_asdict") else counts
+        given = counts.named() if isinstance(counts, Info) else counts
         check_counts(given)
         on_device = any(isinstance(given[name], jax.Array) for name in COUNTED)
         lib: Any = jnp if on_device else np

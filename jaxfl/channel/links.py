@@ -21,6 +21,10 @@ from jaxfl.core import Array, Key, Purpose, PyTree, check, leaf_key, node_keys, 
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.tree import copied
 
+LOST_MESSAGES = "lost_messages"
+"""Count of the messages that a node sent and that did not arrive; there where one may be lost."""
+QUANTIZER_OVERFLOW = "quantizer_overflow"
+"""Count of the numbers that a node sent beyond its quantizer's range; there with a quantizer."""
 _FLOAT_BITS = 32.0  # sent per number without a quantizer
 
 
@@ -66,7 +70,7 @@ class Sent(NamedTuple):
     """Messages that nodes send in one round."""
 
     values: PyTree  # leaves (n, *leaf): what a receiver gets
-    overflow: Array | None  # (n,), int32, numbers beyond the quantizer's range; None without a quantizer
+    counts: dict[str, Array]  # with a quantizer, (n,), int32, its overflows: numbers beyond its range
 
 
 class Links(NamedTuple):
@@ -154,10 +158,10 @@ class Links(NamedTuple):
             rounding: of `LinkDraws`, for the same n nodes.
         """
         if self.quantizer is None or rounding is None:
-            return Sent(values=tree, overflow=None)
+            return Sent(values=tree, counts={})
         return Sent(
             values=jax.tree.map(self.quantizer.apply, tree, rounding.draw(tree)),
-            overflow=overflows(self.quantizer, tree),
+            counts={QUANTIZER_OVERFLOW: overflows(self.quantizer, tree)},
         )
 
     def _arrival_numbers(self, key: Key, round_index: int | Array, num_nodes: int, shape: tuple[int, ...]) -> Array:

@@ -2,6 +2,7 @@
 
 from jaxfl.core.algorithm import Algorithm, algorithm
 from jaxfl.core.check import ArgumentError
+from jaxfl.core.info import Info
 from jaxfl.core.keys import Key, Purpose, RunKey, leaf_key, node_keys, purpose_key, run_key
 from jaxfl.core.node_loop import over_nodes, update_over_nodes
 from jaxfl.core.tasks import accuracy, cross_entropy, from_flax, from_functions, scale_images
@@ -15,6 +16,7 @@ __all__ = [
     "FactoredLayer",
     "Factors",
     "FederatedData",
+    "Info",
     "Key",
     "Part",
     "Purpose",

@@ -24,13 +24,13 @@ import jax.numpy as jnp
 from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.devices import on_any_mesh
+from jaxfl.core.info import Info
 from jaxfl.core.keys import Key
 from jaxfl.core.tree import number_type
 from jaxfl.core.types import Array, FederatedData, PyTree
 
 State = Any
 Draws = Any
-Info = Any
 
 
 class Algorithm(NamedTuple):

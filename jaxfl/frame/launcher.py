@@ -246,7 +246,7 @@ def _raise(failed: Mapping[int, Ending], run: RunDirectory, passes: Sequence[Pas
     refused = [ending for ending in failed.values() if ending.how == "refused"]
     if refused:
         if not any((one.path / METRICS).exists() for one in passes) and not run.resumed:
-            shutil.rmtree(run.path / JOBS)
+            shutil.rmtree(run.path / JOBS, ignore_errors=True)
             run.withdraw()
         raise ArgumentError(*refused[0].words)
     number = min(failed)

@@ -1,6 +1,6 @@
 """Gradients of every node: mini-batch means, clipped or not, SAGA tables, and differences of losses."""
 
-from jaxfl.gradients.estimator import GradientEstimator, GradientInfo, mini_batch
+from jaxfl.gradients.estimator import GradientEstimator, mini_batch
 from jaxfl.gradients.saga import SagaDraws, SagaState, saga, table_bytes
 from jaxfl.gradients.samplers import Batch, Sampler, fixed, poisson, poisson_capacity, uniform
 from jaxfl.gradients.zero_order import zero_order
@@ -8,7 +8,6 @@ from jaxfl.gradients.zero_order import zero_order
 __all__ = [
     "Batch",
     "GradientEstimator",
-    "GradientInfo",
     "SagaDraws",
     "SagaState",
     "Sampler",

@@ -8,24 +8,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.core import Array, FederatedData, PyTree, Task, over_nodes
+from jaxfl.core import Array, FederatedData, Info, PyTree, Task, over_nodes
 from jaxfl.core.tasks import check_sample_losses, check_task
 from jaxfl.core.tree import norm, number_type
 from jaxfl.gradients import per_example
-from jaxfl.gradients.samplers import Batch, Sampler, check_counts, draw_batch, uniform
-
-
-class GradientInfo(NamedTuple):
-    """Measurements of one round's gradients, node by node."""
-
-    loss: Array  # (n,), float32, batch sum of losses over batch_size: unbiased for the local mean loss
-    gradient_norm: Array  # (n,), float32, L2 norm of the estimate before noise
-    clipped_fraction: Array  # (n,), float32, batch samples whose gradient was scaled down, over batch_size
-    discarded_gradients: Array  # (n,), int32, not finite, and counted as zero under a clip norm
-    gradient_evaluations: Array  # (n,), int32, per-sample gradients that count (padding excluded)
-    forward_evaluations: Array  # (n,), int32, samples run forward without a backward pass
-    batch_overflow: Array  # (n,), int32, see Batch.overflow
-    prefetch_misses: Array  # (n,), int32, table rows read ahead for another batch than the one used
+from jaxfl.gradients.per_example import DISCARDED
+from jaxfl.gradients.samplers import BATCH_OVERFLOW, Batch, Sampler, check_counts, draw_batch, uniform
 
 
 class GradientEstimator(NamedTuple):
@@ -35,14 +23,14 @@ class GradientEstimator(NamedTuple):
         init: (task, key, params (n, *leaf), data) -> state of the estimator (None when it keeps nothing).
         draw: (key, round_index, data) -> its draws of the round.
         estimate: (task, params (n, *leaf), state, data, draws, round_index) -> (gradient (n, *leaf), state,
-            GradientInfo).
+            `Info` of (n,)).
         refresh: (task, params (n, *leaf), state, data, due () bool) -> state, without the rounding errors that have
             added up, where that is due; None where none do.
     """
 
     init: Callable[[Task, Array, PyTree, FederatedData], Any]
     draw: Callable[[Array, Array, FederatedData], Any]
-    estimate: Callable[[Task, PyTree, Any, FederatedData, Any, Array], tuple[PyTree, Any, GradientInfo]]
+    estimate: Callable[[Task, PyTree, Any, FederatedData, Any, Array], tuple[PyTree, Any, Info]]
     refresh: Callable[[Task, PyTree, Any, FederatedData, Array], Any] | None = None
 
     def upkeep(self, task: Task) -> Callable[[Any, FederatedData, Array], Any] | None:
@@ -117,39 +105,29 @@ def mini_batch(
     return GradientEstimator(init=init, draw=draw, estimate=estimate)
 
 
-class BatchSums(NamedTuple):
-    """Measurements of one batch, at one node () or at all (n,), float32."""
-
-    loss: Array  # over batch_size
-    clipped: Array  # over batch_size
-    discarded: Array  # a number of gradients
-
-
-def batch_sums(measured: Any, weights: Array, mask: Array) -> BatchSums:
-    """Sums over one node's batch (b,) of what a `GradientSum`, or a table's `Rows`, measured."""
-    return BatchSums(
-        loss=jnp.sum(weights * measured.losses),
-        clipped=jnp.sum(weights * measured.clipped),
-        discarded=jnp.sum(jnp.where(mask, measured.discarded, 0.0)),
+def batch_sums(measured: Any, weights: Array, mask: Array) -> Info:
+    """Sums over one node's batch (b,) of what a `GradientSum`, or a table's `Rows`, measured, each ()."""
+    return Info(loss=jnp.sum(weights * measured.losses)).plus(
+        {DISCARDED: jnp.sum(jnp.where(mask, measured.discarded, 0.0)).astype(jnp.int32)},
+        clipped_fraction=jnp.sum(weights * measured.clipped),  # samples whose gradient was scaled down, over b
     )
 
 
-def batch_info(
-    gradient: PyTree,
-    sums: BatchSums,
-    batch: Batch,
-    *,
-    evaluations: Array | None = None,
-    prefetch_misses: Array | None = None,
-) -> GradientInfo:
-    """A round's GradientInfo; evaluations default to the valid slots of the batch, misses to none."""
-    return GradientInfo(
-        loss=sums.loss,
-        gradient_norm=norm(gradient),
-        clipped_fraction=sums.clipped,
-        discarded_gradients=sums.discarded.astype(jnp.int32),
-        gradient_evaluations=jnp.sum(batch.mask, axis=1, dtype=jnp.int32) if evaluations is None else evaluations,
-        forward_evaluations=jnp.zeros_like(batch.overflow),
-        batch_overflow=batch.overflow,
-        prefetch_misses=jnp.zeros_like(batch.overflow) if prefetch_misses is None else prefetch_misses,
-    )
+def batch_info(gradient: PyTree, sums: Info, batch: Batch, **others: Array) -> Info:
+    """Numbers of one round's gradients, node by node (n,), which all estimators name alike.
+
+    Args:
+        gradient: the estimates before noise, leaves (n, *leaf).
+        sums: as of `batch_sums`; the loss is the batch's sum over b: unbiased for the local mean loss.
+        batch: which samples.
+        others: more numbers, or others than the defaults: per-sample gradients of the batch's valid slots, no samples
+            that run forward without a backward pass, no rows read ahead.
+    """
+    none = jnp.zeros_like(batch.overflow)
+    return sums.plus(
+        {BATCH_OVERFLOW: batch.overflow},
+        gradient_norm=norm(gradient),  # L2
+        gradient_evaluations=jnp.sum(batch.mask, axis=1, dtype=jnp.int32),
+        forward_evaluations=none,
+        prefetch_misses=none,
+    ).plus(others)

@@ -37,6 +37,7 @@ import numpy as np
 
 from jaxfl.core import (
     Array,
+    Info,
     Key,
     Purpose,
     PyTree,
@@ -52,8 +53,8 @@ from jaxfl.core.devices import varying_like
 from jaxfl.core.platform import is_cpu
 from jaxfl.core.tasks import check_sample_losses, check_task, sample_losses
 from jaxfl.core.threefry import fold_in
-from jaxfl.core.tree import norm, size
-from jaxfl.gradients.estimator import GradientEstimator, GradientInfo, gather
+from jaxfl.core.tree import size
+from jaxfl.gradients.estimator import GradientEstimator, batch_info, gather
 from jaxfl.gradients.samplers import Batch, Sampler, check_counts, draw_batch, uniform
 
 
@@ -220,7 +221,7 @@ def zero_order(
         sampler: how the batch is drawn; default `uniform(1)`.
 
     Returns:
-        An estimator without state. The loss of its `GradientInfo` is the mean of all passes.
+        An estimator without state. The loss of its `Info` is the mean of all passes.
 
     Raises:
         ArgumentError: a smoothing that is not positive, a number of directions below 1, an unknown direction; from
@@ -274,15 +275,12 @@ def zero_order(
             params, draws.directions, inputs, labels, draws.batch.mask
         )
         none = jnp.zeros_like(draws.batch.overflow)
-        info = GradientInfo(
-            loss=loss,
-            gradient_norm=norm(gradient),
-            clipped_fraction=jnp.zeros_like(loss),
-            discarded_gradients=none,
+        info = batch_info(
+            gradient,
+            Info(loss).plus(clipped_fraction=jnp.zeros_like(loss), discarded_gradients=none),
+            draws.batch,
             gradient_evaluations=none,
             forward_evaluations=2 * num_directions * draws.batch.mask.sum(axis=1, dtype=jnp.int32),
-            batch_overflow=draws.batch.overflow,
-            prefetch_misses=none,
         )
         return gradient, state, info
 

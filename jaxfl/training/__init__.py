@@ -1,6 +1,6 @@
 """Training: variants and measures, one loop for all lanes of a sweep, checkpoints, and what a run leaves on disk."""
 
-from jaxfl.core.counts import FatalCount
+from jaxfl.core.info import FatalCount
 from jaxfl.training.chunks import Diverged
 from jaxfl.training.evaluate import EvaluationSet, evaluation_set
 from jaxfl.training.loop import divide_run, train

@@ -7,9 +7,8 @@ the executable holds a second loop, of static length, for full chunks: for a len
 waits in every round. The compiler may give the two loops other last bits, but a resumed run cuts its rounds into the
 same chunks as one that went through, and so repeats its bits.
 
-An algorithm's info is a NamedTuple of () or (n,) arrays, treated by dtype and not by name: floating fields are
-measurements and are averaged over rounds and nodes, integer fields are counts and are summed. The exceptions are the
-two declared tuples below.
+An algorithm's `Info` holds () or (n,) arrays by name: measurements are averaged over rounds and nodes, counts are
+summed. The exceptions are the costs below and the counts that must stay 0, as who makes them declares.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ import numpy as np
 
 from jaxfl.channel import Costs
 from jaxfl.channel.ledger import COUNTED
-from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, Key, PyTree
-from jaxfl.core.counts import FATAL_COUNTS, FatalCount
+from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, Info, Key, PyTree
+from jaxfl.core.info import FatalCount, fatal
 from jaxfl.core.platform import is_cpu
 from jaxfl.core.types import node_text
 
 COSTS = (*COUNTED, "local_iterations", "estimate_releases", *Costs._fields)
 """What is a cost of the run, summed over rounds and nodes; a metrics line carries it as `total_<name>`.
 
-The first are fields of infos, which may lack any of them. Local iterations, and releases of estimates from the data,
+The first are numbers of infos, which may lack any of them. Local iterations, and releases of estimates from the data,
 are (), int32, what every client does in a round, and count once a round. The last are there with a ledger.
 """
 
@@ -92,10 +91,10 @@ def rounds_fn(algorithm: Algorithm, chunk_rounds: int) -> Callable[..., tuple[Py
 
     Returns:
         (key, state, data, num_rounds () int32) -> (state, buffers): `num_rounds` is at most `chunk_rounds`; buffers are
-        the info with (chunk_rounds, ...) values in each field, zero behind `num_rounds`.
+        the info with (chunk_rounds, ...) values of each name, zero behind `num_rounds`.
 
     Raises:
-        ArgumentError: when traced, if the info is not a NamedTuple of () or (n,) arrays.
+        ArgumentError: when traced, if the round returns no `Info` of () or (n,) arrays.
 
     Guarantees:
         - a chunk equals as many calls of `round`.
@@ -146,11 +145,11 @@ def check_start(algorithm: Algorithm, key: Key, data: FederatedData) -> PyTree:
 
 
 def info_fields(info: Any, num_nodes: int | None = None) -> dict[str, Any]:
-    """The fields of an info by name, without those that are None; given n, anything but () and (n,) is refused."""
-    if not hasattr(info, "_asdict"):
-        remedy = "Return a NamedTuple of arrays as info."
-        raise ArgumentError("info", "must be a NamedTuple", f"the round returned {type(info).__name__}", remedy)
-    fields = {name: value for name, value in info._asdict().items() if value is not None}
+    """The numbers of an info by name; given n, anything but () and (n,) is refused."""
+    if not isinstance(info, Info):
+        remedy = "Return jaxfl.Info(loss).plus(name=number, ...)."
+        raise ArgumentError("info", "must be a jaxfl.Info", f"the round returned {type(info).__name__}", remedy)
+    fields = info.named()
     for name, value in fields.items():
         shape = getattr(value, "shape", None)
         if num_nodes is not None and shape not in ((), (num_nodes,)):
@@ -182,7 +181,7 @@ def refuse_bad(
     Raises:
         Diverged: a floating field is not finite. The earliest round decides which one is named; of several in that
             round the field in which the fewest nodes are bad, and only then a number of the whole network.
-        FatalCount: a field of `FATAL_COUNTS` is above 0.
+        FatalCount: a count that must stay 0 is above it.
 
     Example:
         >>> refuse_bad({"loss": np.array([[1.0, 1.0], [1.0, np.nan]])}, "plain", 0, first_round=11)
@@ -192,11 +191,11 @@ def refuse_bad(
     """
     num_rounds = max((len(values) for values in infos.values()), default=0)
     last_round = first_round + num_rounds - 1
-    for name in FATAL_COUNTS:
-        if name in infos and infos[name].any():
-            rows = infos[name].reshape(num_rounds, -1)
+    for name, values in fatal(infos).items():
+        if values.any():
+            rows = values.reshape(num_rounds, -1)
             row, node = np.argwhere(rows)[0]
-            where = f" at {node_text(node, names)}" if infos[name].ndim > 1 else ""
+            where = f" at {node_text(node, names)}" if values.ndim > 1 else ""
             raise FatalCount(
                 f"{name}: must stay 0; got {int(rows.sum(dtype=np.int64))} in rounds {first_round} to {last_round} of "
                 f"{variant}, seed {seed}, first {rows[row, node]}{where} in round {first_round + row}. The rounds were "

@@ -31,7 +31,7 @@ import jax
 import numpy as np
 
 from jaxfl.core import PyTree
-from jaxfl.core.counts import FatalCount
+from jaxfl.core.info import FatalCount
 from jaxfl.core.platform import is_cpu
 from jaxfl.training.checkpoint import Checkpoints, Restored
 from jaxfl.training.chunks import COSTS, Diverged, add_costs, info_fields, refuse_bad, rounds_at_once, summarize

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxfl.core import ArgumentError, Array
 from jaxfl.core.check import at_least, non_negative
-from jaxfl.core.counts import FatalCount
+from jaxfl.core.info import FatalCount
 from jaxfl.privacy.statements import SECRET, SIMULATED
 from jaxfl.training.chunks import Diverged
 from jaxfl.training.environment import describe_environment, warn_of_changes

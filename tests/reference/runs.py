@@ -10,6 +10,7 @@ from reference.gradients import PlainGradient, batch_entries
 from reference.network import as_float64
 
 from jaxfl.algorithms.fed_avg import Draws as FedAvgDraws
+from jaxfl.core.info import fatal
 
 
 class Run(NamedTuple):
@@ -34,9 +35,7 @@ def one_by_one(algorithm, key, data, num_rounds):
         states.append(state)
         kept.append(draws)
         infos.append(info)
-        for name in ("batch_overflow", "prefetch_misses"):
-            errors = getattr(info, name, None)  # None where there cannot be any
-            assert errors is None or not int(errors.sum())
+        assert not any(np.any(errors) for errors in fatal(info.counts).values())
     return Run(states, kept, infos)
 
 

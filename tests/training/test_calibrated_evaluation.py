@@ -95,10 +95,6 @@ class State(NamedTuple):
     round_index: jax.Array
 
 
-class Info(NamedTuple):
-    loss: jax.Array
-
-
 def growing():
     """One model, whose parameters grow in every round; no training, for nothing but evaluation is looked at."""
 
@@ -109,7 +105,7 @@ def growing():
 
     def update(state, data, draws):
         params = jax.tree.map(lambda leaf: 1.1 * leaf + 0.01, state.params)
-        return State(params, state.model_state, state.round_index + 1), Info(loss=jnp.zeros((), jnp.float32))
+        return State(params, state.model_state, state.round_index + 1), core.Info(loss=jnp.zeros((), jnp.float32))
 
     def node_params(state):
         return jax.tree.map(lambda leaf: leaf[None], core.Variables(state.params, state.model_state))

@@ -1,6 +1,5 @@
 """Chunks of rounds: one executable, the same bits, nothing copied; what infos say."""
 
-import collections
 import functools
 
 import jax
@@ -65,7 +64,6 @@ def test_a_chunk_equals_as_many_calls_of_round():
     np.testing.assert_allclose(state.params["kernel"], expected.params["kernel"], rtol=1e-6, atol=1e-7)
     np.testing.assert_array_equal(state.table, expected.table)
     assert buffers.loss.shape == (8, NUM_NODES)
-    assert buffers.gradient_norm is None
     np.testing.assert_allclose(buffers.loss[:5], np.stack(losses), rtol=1e-6)
     np.testing.assert_array_equal(np.asarray(buffers.loss)[5:], 0)
 
@@ -118,8 +116,8 @@ def test_a_state_that_holds_the_data_themselves_leaves_the_data_whole():
     key = jax.random.key(0)
 
     def update(state, data, draws):
-        fields = _info(loss=jnp.sum(state, dtype=state.dtype).astype(jnp.float32))
-        return state + jnp.ones((), state.dtype), fields
+        info = core.Info(loss=jnp.sum(state, dtype=state.dtype).astype(jnp.float32))
+        return state + jnp.ones((), state.dtype), info
 
     algorithm = core.algorithm(lambda key, data: data.sizes, lambda *_: (), update, lambda state: state)
     state, _ = chunk_fn(algorithm, 3)(key, init_fn(algorithm)(key, data), data, np.int32(3))
@@ -127,20 +125,11 @@ def test_a_state_that_holds_the_data_themselves_leaves_the_data_whole():
     np.testing.assert_array_equal(np.asarray(state), 13)
 
 
-@functools.cache
-def _info_type(*names):
-    return collections.namedtuple("Info", names)
-
-
-def _info(**fields):
-    return _info_type(*fields)(**fields)
-
-
 def test_a_weakly_typed_state_is_made_strong():
     data, _, _ = toy_data()
 
     def update(state, data, draws):
-        return state * 0.5, _info(loss=state)
+        return state * 0.5, core.Info(loss=state)
 
     algorithm = core.algorithm(lambda key, data: jnp.asarray(1.0), lambda *_: (), update, lambda state: state)
     key = jax.random.key(0)
@@ -288,10 +277,10 @@ def test_a_fatal_count_stops_and_names_node_and_round():
 
 
 def test_an_info_of_another_form_is_refused():
-    with pytest.raises(ArgumentError, match="info: must be a NamedTuple; the round returned dict"):
+    with pytest.raises(ArgumentError, match=r"info: must be a jaxfl\.Info; the round returned dict"):
         info_fields({"loss": np.ones(())}, 3)
     with pytest.raises(ArgumentError, match=r"info\.loss: .*got shape \(3, 2\) for 3 nodes"):
-        info_fields(_info(loss=np.ones((3, 2))), 3)
+        info_fields(core.Info(loss=jnp.ones((3, 2))), 3)
 
 
 def test_chunks_between_evaluations_have_equal_lengths():

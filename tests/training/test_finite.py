@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxfl.core.counts import FatalCount
+from jaxfl.core.info import FatalCount
 from jaxfl.training.chunks import Diverged, refuse_bad
 from jaxfl.training.evaluate import Scores
 from jaxfl.training.finite import refuse_bad_scores

@@ -38,18 +38,6 @@ class Draws(NamedTuple):
     batch_indices: jax.Array  # (n,), int32
 
 
-class Info(NamedTuple):
-    loss: jax.Array  # (n,), float32
-    consensus_distance: jax.Array  # (), float32
-    bits_sent: jax.Array  # (n,), float32
-    gradient_evaluations: jax.Array  # (n,), int32
-    batch_overflow: jax.Array  # (n,), int32
-    gradient_norm: jax.Array | None = None
-    local_iterations: jax.Array | None = None  # (), int32
-    bits_received: jax.Array | None = None  # (n,), float32
-    forward_evaluations: jax.Array | None = None  # (n,), int32
-
-
 def _numbers(key, round_index, count):
     """`count` scrambled numbers of (key, round), float32 in [0, 1009): cheap to compile, which counts in tests."""
     seed = jax.random.key_data(key)[-1].astype(jnp.int32)
@@ -150,16 +138,16 @@ def toy_algorithm(
             half=state.half * jnp.bfloat16(1.01),
             round_index=state.round_index + 1,
         )
-        info = Info(
-            loss=losses,
+        bits = jnp.full(data.num_nodes, 32.0 * NUM_FEATURES * NUM_CLASSES, jnp.float32)
+        info = core.Info(loss=losses).plus(
             consensus_distance=tree.consensus_distance(params),
-            bits_sent=jnp.full(data.num_nodes, 32.0 * NUM_FEATURES * NUM_CLASSES, jnp.float32),
+            bits_sent=bits,
             gradient_evaluations=jnp.ones(data.num_nodes, jnp.int32),
             batch_overflow=overflow,
-            local_iterations=1 + draws.batch_indices[0] % 3 if counts else None,
-            bits_received=jnp.full(data.num_nodes, 32.0 * NUM_FEATURES * NUM_CLASSES, jnp.float32) if counts else None,
-            forward_evaluations=1 + draws.batch_indices % 3 if counts else None,
         )
+        if counts:
+            samples = 1 + draws.batch_indices % 3
+            info = info.plus(local_iterations=samples[0], bits_received=bits, forward_evaluations=samples)
         return new, info
 
     return core.algorithm(init, draw, update, lambda state: state.params)

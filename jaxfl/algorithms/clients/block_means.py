@@ -87,8 +87,7 @@ def noisy_mean(
     names = dict.fromkeys(block for own in sums for block in own.total)
     total = ClippedSum(
         total={block: _add_up([own.total[block] for own in sums if block in own.total]) for block in names},
-        clipped=in_order(groups, [own.clipped for own in sums], len(is_active)),
-        discarded=in_order(groups, [own.discarded for own in sums], len(is_active)),
+        counts=in_order(groups, [own.counts for own in sums], len(is_active)),
     )
     noisy = updates.noise.release(total.total, {block: noise[block] for block in names})
     moved = {

@@ -132,7 +132,7 @@ def train_drawn(task, own_blocks, steps, *, state, data, clients):
         clients: how to step.
 
     Returns:
-        (all blocks, all model state, mean loss ()). The values of blocks that it does not train mean nothing.
+        (all blocks, all model state, `Info` of its steps). The values of blocks that it does not train mean nothing.
     """
     is_own = dict(zip(task.blocks, own_blocks, strict=True))
     whole = batch_loss(task, data, clients.mean)
@@ -147,4 +147,4 @@ def train_drawn(task, own_blocks, steps, *, state, data, clients):
     params, model_state, measured = clients.run(
         by_backward(step_loss), state.params, state.model_state, steps, state.round_index
     )
-    return params, {} if model_state is None else model_state, measured.loss
+    return params, {} if model_state is None else model_state, measured

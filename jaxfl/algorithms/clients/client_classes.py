@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.algorithms.clients import server
-from jaxfl.core import ArgumentError, Array, FederatedData, Key, Purpose, check, node_keys, purpose_key
+from jaxfl.core import ArgumentError, Array, FederatedData, Key, Purpose, PyTree, check, node_keys, purpose_key
 from jaxfl.core.devices import varying_like
 from jaxfl.core.platform import is_cpu
 
@@ -51,13 +51,17 @@ class Group(NamedTuple):
         return values.at[self.rows].get(mode="fill", fill_value=0)
 
 
-def in_order(groups: Sequence[Group], values: Sequence[Array], num_active: int) -> Array:
-    """Numbers of the clients of each group (c,) in the order of `Draws.active`, (k,)."""
-    together = jnp.concatenate(values)
-    if all(isinstance(group.rows, slice) for group in groups):
-        return together
-    rows = jnp.concatenate([group.rows for group in groups])  # pyright: ignore[reportArgumentType]
-    return jnp.zeros(num_active, together.dtype).at[rows].set(together, mode="drop")
+def in_order(groups: Sequence[Group], values: Sequence[PyTree], num_active: int) -> PyTree:
+    """Numbers of the clients of each group, leaves (c,), in the order of `Draws.active`, (k,)."""
+
+    def joined(*of_groups):
+        together = jnp.concatenate(of_groups)
+        if all(isinstance(group.rows, slice) for group in groups):
+            return together
+        rows = jnp.concatenate([group.rows for group in groups])  # pyright: ignore[reportArgumentType]
+        return jnp.zeros(num_active, together.dtype).at[rows].set(together, mode="drop")
+
+    return jax.tree.map(joined, *values)
 
 
 class ClientClasses(NamedTuple):

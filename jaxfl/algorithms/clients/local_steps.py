@@ -27,7 +27,6 @@ from jaxfl.algorithms.clients.steps import (
     Step,
     StepDraws,
     StepGradient,
-    StepInfo,
     batch_loss,
     by_backward,
     masked_mean,
@@ -38,6 +37,7 @@ from jaxfl.core import (
     ArgumentError,
     Array,
     FederatedData,
+    Info,
     Purpose,
     PyTree,
     Task,
@@ -50,7 +50,8 @@ from jaxfl.core.platform import is_cpu
 from jaxfl.core.tasks import check_sample_losses, check_task
 from jaxfl.core.tree import number_type
 from jaxfl.gradients import Sampler, fixed, per_example
-from jaxfl.gradients.samplers import check_counts
+from jaxfl.gradients.estimator import batch_sums
+from jaxfl.gradients.samplers import BATCH_OVERFLOW, check_counts
 from jaxfl.privacy.mechanisms import NoiseMechanism, released, require_float_noise
 
 Optimizer = optax.GradientTransformation | Callable[[Array], optax.GradientTransformation]
@@ -76,7 +77,9 @@ class LocalSteps(NamedTuple):
         mean: (losses (c,), mask (c,)) -> the mean loss of a step, ().
         gradient_of: (task, data) -> the gradient of a `Step` by the whole model of a task.
         run: (gradient of a step, params, model state, what each step gets (tau, ...), round index, number of steps or
-            None) -> (params, model state, `StepInfo`) after one client's steps.
+            None) -> (params, model state, `Info`) after one client's steps: means over steps of measurements, sums of
+            counts, each ().
+        counts: (steps, draws, round index) -> counts of the active clients' steps by name, (k,), int32.
         weigh: (data, active (k,)) -> the weights of the active clients, (k,), float32.
     """
 
@@ -94,7 +97,8 @@ class LocalSteps(NamedTuple):
     steps: Callable[[FederatedData, Array, StepDraws], Step]
     mean: Callable[[Array, Array], Array]
     gradient_of: Callable[[Task, FederatedData], GradientOf]
-    run: Callable[..., tuple[PyTree, PyTree, StepInfo]]
+    run: Callable[..., tuple[PyTree, PyTree, Info]]
+    counts: Callable[[Step, StepDraws, Array], dict[str, Array]]
     weigh: Callable[[FederatedData, Array], Array]
 
 
@@ -147,8 +151,7 @@ def local_steps(
 
     Example:
         >>> def gradient_of(x, model_state, target):
-        ...     info = StepInfo(0.5 * (x - target) ** 2, jnp.float32(0.0), jnp.int32(0))
-        ...     return StepGradient(x - target, model_state, info)
+        ...     return StepGradient(x - target, model_state, Info(0.5 * (x - target) ** 2))
         >>> steps = local_steps(2, batch_size=1, optimizer=optax.sgd(0.5, momentum=0.5))
         >>> x, _, info = steps.run(gradient_of, jnp.float32(0.0), None, jnp.ones(2), jnp.int32(0))
         >>> float(x), float(info.loss)  # 0 -> 0.5, then v = 0.5 (-1) - 0.5; losses 1/2 and 1/8
@@ -183,6 +186,9 @@ def local_steps(
 
     def count_at(round_index, count):
         return jnp.clip(jnp.asarray(count(round_index) if callable(count) else count, jnp.int32), 0, max_steps)
+
+    def steps_at(round_index):
+        return jnp.int32(max_steps) if num_steps is None else count_at(round_index, num_steps)
 
     def asked_at(round_index, asked):
         """The number of steps; None where all run."""
@@ -256,12 +262,7 @@ def local_steps(
             total = per_example.weighted_sum(
                 task, params, data.inputs[step.samples], data.labels[step.samples], weights, clip_norm=clip_norm
             )
-            info = StepInfo(
-                loss=jnp.sum(weights * total.losses),
-                clipped_fraction=jnp.sum(weights * total.clipped),
-                discarded_gradients=jnp.sum(jnp.where(step.mask, total.discarded, 0.0)).astype(jnp.int32),
-            )
-            return total.gradient, info
+            return total.gradient, batch_sums(total, weights, step.mask)
 
         def private(params, model_state, step):
             gradient, info = over_used_slots(partial(sums, params), step) if skips else sums(params, step)
@@ -308,6 +309,16 @@ def local_steps(
         steps_taken = jnp.maximum(count, 1).astype(jnp.float32)
         return params, model_state, _summary(infos, lambda values: values.sum() / steps_taken)
 
+    def counts_of(steps, draws, round_index):
+        """Gradients always, clients' overflow where a batch may exceed its slots, and what privacy is paid for."""
+        counts = {"gradient_evaluations": steps.mask.sum(axis=(1, 2), dtype=jnp.int32)}
+        counts["forward_evaluations"] = jnp.zeros_like(counts["gradient_evaluations"])
+        if chosen.name == "poisson":
+            counts[BATCH_OVERFLOW] = draws.batch_overflow
+        if is_private:
+            counts["local_iterations"] = steps_at(round_index)  # (), of each client
+        return counts
+
     def weigh(data, active):
         return data.sizes[active].astype(jnp.float32) if weighting == "data" else jnp.ones(len(active), jnp.float32)
 
@@ -320,13 +331,14 @@ def local_steps(
         sampler=chosen.name,
         optimizer_at=optimizer_at,
         weighting=weighting,
-        steps_at=lambda round_index: jnp.int32(max_steps) if num_steps is None else count_at(round_index, num_steps),
+        steps_at=steps_at,
         check_data=check_data,
         draw=draw,
         steps=steps_of,
         mean=mean,
         gradient_of=gradient_of,
         run=run,
+        counts=counts_of,
         weigh=weigh,
     )
 
@@ -338,10 +350,7 @@ def require_plain(clients: LocalSteps) -> None:
         raise ArgumentError("clients", requirement, "got private local steps", "Leave clip_norm and noise out.")
 
 
-def _summary(infos: StepInfo, mean: Callable[[Array], Array]) -> StepInfo:
+def _summary(infos: Info, mean: Callable[[Array], Array]) -> Info:
     """From the values of all steps, or their sums."""
-    return StepInfo(
-        loss=mean(infos.loss),
-        clipped_fraction=mean(infos.clipped_fraction),
-        discarded_gradients=infos.discarded_gradients.sum(dtype=jnp.int32),
-    )
+    means = jax.tree.map(mean, Info(infos.loss, infos.measurements))
+    return means.plus(jax.tree.map(lambda counts: counts.sum(dtype=jnp.int32), infos.counts))

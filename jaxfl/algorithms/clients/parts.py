@@ -28,7 +28,7 @@ def train_part(part, blocks, frozen_batch_norm, own_blocks, steps, *, state, dat
         clients: how to step.
 
     Returns:
-        (its blocks after the steps, their model state and that of layers that are no block's, mean loss ()).
+        (its blocks after the steps, their model state and that of layers that are no block's, `Info` of its steps).
     """
 
     def features_of_batch(one_step):
@@ -63,7 +63,7 @@ def train_part(part, blocks, frozen_batch_norm, own_blocks, steps, *, state, dat
     return (
         params,
         {name: changed[name] for name in changed if name in part.trained or name not in blocks},
-        measured.loss,
+        measured,
     )
 
 

@@ -21,12 +21,17 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.algorithms.clients.local_steps import LocalSteps
-from jaxfl.core import ArgumentError, Array, Key, Purpose, PyTree, Task, check, purpose_key
+from jaxfl.core import ArgumentError, Array, Info, Key, Purpose, PyTree, Task, check, purpose_key
+from jaxfl.core.info import must_be_zero
 from jaxfl.core.tree import along_nodes, copied, norm
 from jaxfl.gradients import poisson
 from jaxfl.gradients.microbatches import in_blocks
 from jaxfl.gradients.per_example import clip_scale
+from jaxfl.gradients.samplers import BATCH_OVERFLOW
 from jaxfl.privacy.mechanisms import NoiseMechanism, require_float_noise
+
+DISCARDED_UPDATES = must_be_zero("discarded_updates", stops_training=False)
+"""Count of clients whose update was not finite, and counted as zero."""
 
 
 class Participants(NamedTuple):
@@ -41,8 +46,7 @@ class ClippedSum(NamedTuple):
     """The sum of a round's clipped updates."""
 
     total: PyTree  # leaves (*leaf)
-    clipped: Array  # (c,), int32, 1 for an update that was scaled down
-    discarded: Array  # (c,), int32, 1 for an update that was not finite, and counts as zero
+    counts: dict[str, Array]  # (c,), int32: 1 for an update that was scaled down, or not finite and counts as zero
 
 
 class PrivateUpdates(NamedTuple):
@@ -80,6 +84,10 @@ class PrivateUpdates(NamedTuple):
         noise = self.noise.draw(purpose_key(key, Purpose.SERVER_NOISE, round_index), one)
         return jax.tree.map(lambda leaf: leaf[0], noise)
 
+    def with_overflow(self, info: Info, overflow: Array) -> Info:
+        """Count a client that was drawn and had no slot, (), with all clients' batches (n,)."""
+        return info.plus({BATCH_OVERFLOW: info.counts.get(BATCH_OVERFLOW, jnp.zeros_like(info.active)) + overflow})
+
     def sum(self, updates: PyTree, is_active: Array) -> ClippedSum:
         """The sum over the clients that take part.
 
@@ -98,8 +106,10 @@ class PrivateUpdates(NamedTuple):
         clean = jax.tree.map(lambda leaf: jnp.where(along_nodes(kept, leaf), leaf, 0.0), updates)
         return ClippedSum(
             total=in_blocks(total, clean, jnp.where(kept, scale, 0.0))[0],
-            clipped=(kept & (scale < 1)).astype(jnp.int32),
-            discarded=(is_active & ~kept).astype(jnp.int32),
+            counts={
+                "clipped_updates": (kept & (scale < 1)).astype(jnp.int32),
+                DISCARDED_UPDATES: (is_active & ~kept).astype(jnp.int32),
+            },
         )
 
 

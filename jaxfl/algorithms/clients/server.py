@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxfl.core import ArgumentError, Array, Key, Purpose, PyTree, Task, Variables, over_nodes, purpose_key
+from jaxfl.core import ArgumentError, Array, Info, Key, Purpose, PyTree, Task, Variables, over_nodes, purpose_key
 from jaxfl.core.devices import varying_like
 from jaxfl.core.tree import replicate
 
@@ -49,6 +49,11 @@ def by_client(active: Array, num_nodes: int, values: Array, is_active: Array | N
     if is_active is None:
         return everybody.at[active].set(values, unique_indices=True)
     return everybody.at[jnp.where(is_active, active, num_nodes)].set(values, mode="drop")
+
+
+def at_clients(info: Info, active: Array, num_nodes: int, is_active: Array | None = None) -> Info:
+    """Put the numbers of the active clients (k,) at their places, as `by_client` does; a number () stays."""
+    return jax.tree.map(lambda values: by_client(active, num_nodes, values, is_active) if values.ndim else values, info)
 
 
 def over_slots(fn: Callable[..., PyTree], node_loop: str) -> Callable[..., PyTree]:

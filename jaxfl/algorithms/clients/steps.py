@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.core import Array, FederatedData, PyTree, Task
+from jaxfl.core import Array, FederatedData, Info, PyTree, Task
 from jaxfl.core.devices import varying_like
 from jaxfl.core.tasks import of_samples
 from jaxfl.core.tree import add_exactly, number_type
@@ -55,20 +55,12 @@ class Step(NamedTuple):
     noise: NoiseKeys | NoiseValues | None
 
 
-class StepInfo(NamedTuple):
-    """Measurements of one client's steps."""
-
-    loss: Array  # (), float32, mean over steps of the batch's loss before each
-    clipped_fraction: Array  # (), float32, mean over steps of the samples whose gradient was scaled down, over b
-    discarded_gradients: Array  # (), int32, not finite, and counted as zero under a clip norm
-
-
 class StepGradient(NamedTuple):
     """Results of a step's batch at the parameters."""
 
     gradient: PyTree  # like the parameters
     model_state: PyTree  # after the step
-    info: StepInfo
+    info: Info  # of the step, each number (); the loss is that of the batch before it
 
 
 # Slots whose gradients are summed at once where empty ones are left out.
@@ -117,7 +109,7 @@ def by_backward(step_loss: StepLoss) -> GradientOf:
 
     def gradient_of(params, model_state, one_step):
         (loss, model_state), gradient = jax.value_and_grad(step_loss, has_aux=True)(params, model_state, one_step)
-        return StepGradient(gradient, model_state, StepInfo(loss, jnp.float32(0.0), jnp.int32(0)))
+        return StepGradient(gradient, model_state, Info(loss))
 
     return gradient_of
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from processes import interrupted
-from run_files import run_lines
+from run_files import begun, run_lines
 
 from jaxfl import graphs, training
 from jaxfl.algorithms import REGISTRY, examples, fed_avg, local_steps, push_sum
@@ -210,7 +210,7 @@ def runs(out):
     for axis, placement in (("nodes", nodes), ("points", points)):
         mine = trained(out / f"lanes {axis}", seeds=(0, 1, 2), placement=placement)
         measured[f"lanes over {axis}"] = largest_of_lines(mine, several)
-    recorded = training.read_run(out / "lanes nodes").passes[0].begun()["strategy"]
+    recorded = begun(out / "lanes nodes")["strategy"]
     return {**measured, "strategy": recorded}
 
 

@@ -7,10 +7,19 @@ import os
 from pathlib import Path
 from typing import Any
 
+from jaxfl.training import read_run
+
 
 def pass_folders(out: str | os.PathLike[str]) -> list[Path]:
     """Directories of the passes, in their order."""
     return sorted((path for path in Path(out).glob("passes/*") if path.is_dir()), key=lambda path: int(path.name))
+
+
+def begun(out: str | os.PathLike[str], number: int = 0) -> dict[str, Any]:
+    """How the lanes of a pass are computed, as pass.json says."""
+    record = read_run(out).passes[number].begun()
+    assert record is not None
+    return record
 
 
 def run_bytes(out: str | os.PathLike[str]) -> bytes:

@@ -320,7 +320,7 @@ def resume(small: bool) -> Iterator[Number]:
         for name, cache in (("cache_off", "off"), ("cache_on", f"{folder}/cache")):
             one, other = (f"{folder}/{name}_{which}" for which in "ab")
             command = (*VR, *options, "--compilation-cache", cache, "--out")
-            whole, lines = _run(*command, one), Path(other, "metrics.jsonl")
+            whole, lines = _run(*command, one), Path(other, "passes/0/metrics.jsonl")
             silent, words = subprocess.DEVNULL, [sys.executable, "-m", *command, other]
             process = subprocess.Popen(words, stdout=silent, stderr=silent)
             while process.poll() is None and not (lines.exists() and lines.read_text().count("\n") >= 3):
@@ -330,7 +330,11 @@ def resume(small: bool) -> Iterator[Number]:
             again = _run(*command, other, "--resume")
             if whole.returncode or again.returncode:
                 more["error"] = (whole.stderr + again.stderr)[-600:]
-            same = None if "error" in more else lines.read_bytes() == Path(one, "metrics.jsonl").read_bytes()
+            same = (
+                None
+                if "error" in more
+                else lines.read_bytes() == Path(one, "passes/0/metrics.jsonl").read_bytes()
+            )
             yield {"name": f"resume/{name}", "value": same, "unit": "metrics.jsonl has the same bytes", **more}
 
 

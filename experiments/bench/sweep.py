@@ -29,6 +29,7 @@ from jaxfl.training import Variant, open_run, test_scores, train
 from jaxfl.training.checkpoint import Checkpoints
 from jaxfl.training.chunks import first_state, info_fields, rounds_fn, summarize
 from jaxfl.training.evaluate import flatten_scores
+from jaxfl.training.pass_directory import PassDirectory
 
 NOISE_STD = 0.2051  # gave epsilon 8 after 50 rounds by the bound of the first measurement
 ALL_CORES = True
@@ -100,7 +101,7 @@ def _arguments(sweep: Sweep, step_sizes: Sequence[float], seeds: Sequence[int]) 
 
 def _train_one_by_one(variants: dict[str, Variant], folder: Path) -> float:
     """All variants compiled first, then every seed by itself; returns the seconds of the rounds."""
-    run, programs, seconds = open_run(folder, {}), {}, 0.0
+    programs, seconds = {}, 0.0
     for name, variant in variants.items():
         algorithm = variant.algorithm({name: jnp.float32(value) for name, value in variant.numbers.items()})
         key, data = jax.random.key(0), jax.device_put(variant.data(0))
@@ -116,11 +117,12 @@ def _train_one_by_one(variants: dict[str, Variant], folder: Path) -> float:
         init, rounds, evaluate = programs[name]
         for seed in variant.seeds:
             key, data = jax.random.key(seed), jax.device_put(variant.data(seed))
-            checkpoints = Checkpoints(run.lane_directory(name, seed))
+            directory = PassDirectory(folder / f"{name} {seed}", [(name, seed)], "")
+            checkpoints = Checkpoints(directory.path)
             state, infos = init(key, data), []
             for done in range(0, variant.num_rounds + 1, variant.evaluate_every):
                 scores = flatten_scores(jax.device_get(evaluate(state, variant.test)))
-                run.append_metrics([{"variant": name, "seed": seed, "round": done, **scores, **summarize(infos)}])
+                directory.append([{"variant": name, "seed": seed, "round": done, **scores, **summarize(infos)}])
                 if done < variant.num_rounds:
                     began = time.perf_counter()
                     state, buffers = jax.block_until_ready(rounds(key, state, data, np.int32(variant.evaluate_every)))
@@ -128,7 +130,7 @@ def _train_one_by_one(variants: dict[str, Variant], folder: Path) -> float:
                     infos = [info_fields(jax.device_get(buffers))]
             checkpoints.save(variant.num_rounds, state)
             checkpoints.close()
-            run.mark_finished(name, seed, {"round": variant.num_rounds})
+            directory.finish({(name, seed): {"round": variant.num_rounds}})
     return seconds
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple, cast
 import numpy as np
 import pytest
 from helpers import leave_undrawn
+from run_files import run_lines
 
 from experiments.ali_dpfl import EXPERIMENT
 from experiments.ali_dpfl.paper import ACCURACIES
@@ -75,7 +76,7 @@ class Ended(NamedTuple):
         return json.loads((self.folder / "summary.json").read_text())
 
     def lines(self, variant, seed=0):
-        lines = lines_of(self.folder)
+        lines = run_lines(self.folder)
         return [line for line in lines if (line["variant"], line["seed"]) == (variant, seed)]
 
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from processes import at_once, free_port
-from run_files import run_bytes
+from run_files import begun, run_bytes
 
 from jaxfl.training import read_results, read_run
 
@@ -31,7 +31,7 @@ def without_libraries(text):
 def test_process_0_alone_writes_and_tells_and_the_run_goes_on_nowhere_twice(tmp_path):
     ends = both(tmp_path / "run", *EIGHT)
     assert [code for code, _ in ends] == [0, 0], ends
-    assert "their nodes over 4 devices" in read_run(tmp_path / "run").passes[0].begun()["strategy"]
+    assert "their nodes over 4 devices" in begun(tmp_path / "run")["strategy"]
     assert "Run: " in ends[0][1]
     assert without_libraries(ends[1][1]) == ""
     lines = [(line["seed"], line["round"]) for line in read_run(tmp_path / "run").read_metrics()]

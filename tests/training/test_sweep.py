@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from problems import small_task, uneven_data
-from run_files import run_bytes
+from run_files import begun, run_bytes
 from toy_problem import compiled_once, toy_algorithm, toy_data, toy_variant, toy_with_numbers, train_toy
 
 from jaxfl import gradients, graphs
@@ -38,11 +38,6 @@ def points(step_sizes=STEP_SIZES, bad_rounds=None, **fields):
         )
         for step_size in step_sizes
     }
-
-
-def begun(out):
-    """How the lanes of the first pass are computed."""
-    return read_run(out).passes[0].begun()
 
 
 def lines_of(out, name, seed):
@@ -77,7 +72,7 @@ def test_a_point_alone_and_in_a_sweep_has_the_same_bits_one_after_the_other(swep
 @pytest.mark.quick_cases(1)
 def test_strategies_agree_to_1e_6(swept, at_once, text):
     runs = [read_run(swept(size)) for size in (1, at_once)]
-    assert runs[1].passes[0].begun()["strategy"] == text
+    assert begun(runs[1].path)["strategy"] == text
     for line, other in zip(*(run.read_metrics() for run in runs), strict=True):
         assert list(line) == list(other)
         for name, value in line.items():

@@ -20,8 +20,7 @@ from jaxfl.frame.options import text_of
 from jaxfl.frame.run import check_seeds, new_run_directory, saved_options
 from jaxfl.gradients.memory import require_fits
 from jaxfl.privacy.audit import AuditResult, Canaries, audit, require_jax_privacy
-from jaxfl.privacy.audit_groups import noise_of_layers
-from jaxfl.privacy.audit_mechanism import POWER, Check
+from jaxfl.privacy.audit_mechanism import POWER, Check, noise_of_layers
 from jaxfl.privacy.statements import RELATIONS, Statement, rounded_down, rounded_up
 from jaxfl.training import RunDirectory, open_run
 from jaxfl.training.chunks import check_start

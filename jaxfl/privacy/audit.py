@@ -31,8 +31,7 @@ import numpy as np
 
 from jaxfl.core import Algorithm, ArgumentError, Array, FactoredLayer, Factors, FederatedData, PyTree, Task, check
 from jaxfl.core.tasks import check_sample_losses
-from jaxfl.privacy.audit_groups import canary_groups
-from jaxfl.privacy.audit_mechanism import Check, Mechanism, check_mechanism, smallest_guessed_error
+from jaxfl.privacy.audit_mechanism import Check, Mechanism, canary_groups, check_mechanism, smallest_guessed_error
 
 _GUESSED_SHARE = 0.1  # fixed before the scores are seen, so that no correction for choosing it is due
 
@@ -310,7 +309,7 @@ def audit(
             bound, half for the checks.
         neighboring_relation: of the claim, which is what a canary's coin decides.
         num_releases: as for `canary_scores`.
-        of_layers: of `audit_groups.noise_of_layers`; None leaves the model's own layers out.
+        of_layers: of `audit_mechanism.noise_of_layers`; None leaves the model's own layers out.
 
     Returns:
         An `AuditResult`, for the run of `num_rounds` rounds as one release.

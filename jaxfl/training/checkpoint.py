@@ -302,6 +302,7 @@ def _silence_threads() -> None:
             show(unraisable)
 
     sys.unraisablehook = unless_late
+    logging.getLogger("asyncio").addFilter(lambda record: "never retrieved" not in record.getMessage())
 
 
 @contextlib.contextmanager

@@ -16,8 +16,7 @@ from jaxfl import ArgumentError, gradients, graphs
 from jaxfl.algorithms import REGISTRY
 from jaxfl.gradients import per_example
 from jaxfl.privacy.audit import audit, canary_scores, epsilon_lower_bound, with_canaries
-from jaxfl.privacy.audit_groups import noise_of_layers
-from jaxfl.privacy.audit_mechanism import Mechanism, check_mechanism
+from jaxfl.privacy.audit_mechanism import Mechanism, check_mechanism, noise_of_layers
 from jaxfl.privacy.gossip import PRIVSGP, PRIVSGP_VR, Release, calibrate_noise_std
 
 pytest.importorskip("jax_privacy.auditing")

@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-import scipy.integrate
 from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy.stats import norm
 
@@ -13,30 +12,11 @@ from jaxfl.privacy import composition
 from jaxfl.privacy import dominating_pairs as pairs
 from jaxfl.privacy.gossip.proven import Release, proven_bound
 
-X = np.linspace(-16.0, 16.0, 400_001)
-
-
-def mixture(q, shift):
-    return (1 - q) * norm.pdf(X) + q * norm.pdf(X, shift)
-
-
-def hockey_stick(upper, lower, dp_epsilon):
-    return float(scipy.integrate.trapezoid(np.maximum(upper - math.exp(dp_epsilon) * lower, 0.0), X))
-
 
 def composed(q, shift, num_times, step=1e-3):
     curve = composition.compose(pairs.exchanged(q, shift, step), num_times)
     assert curve is not None
     return curve
-
-
-@pytest.mark.parametrize(("q", "shift"), [(0.02, 0.5), (0.1, 1.0), (0.5, 0.3), (0.3, 4.0), (0.9, 2.0)])
-def test_one_release_against_integration(q, shift):
-    curve = composed(q, shift, 1)
-    upper, lower = mixture(q, shift), mixture(q, -shift)
-    for dp_epsilon in (0.0, 0.02, 0.3, 1.0, 3.0):
-        exact, found = hockey_stick(upper, lower, dp_epsilon), composition.curve_delta(curve, dp_epsilon)
-        assert exact - 1e-9 <= found <= exact * (1 + 1e-3) + 1e-6
 
 
 @pytest.mark.parametrize(("q", "shift"), [(0.01, 0.5), (0.3, 4.0), (0.5, 80.0)])
@@ -129,13 +109,6 @@ def test_composed_rounds_against_a_library():
     bound = bound_of_rounds()
     assert least <= bound.dp_epsilon < 1.04 * least, "and an epsilon 5 % lower is refuted"
     assert "one sample or the other" in bound.accountant
-
-
-def test_everyone_sampled_is_a_gaussian():
-    shift, rounds = 0.05, 400
-    exact = pairs.gaussian_epsilon(2 * shift * math.sqrt(rounds), 1e-6)
-    found = float(composition.curve_epsilon(composed(1 - 1e-12, shift, rounds, shift / 20), 1e-6))
-    assert exact <= found <= 1.002 * exact
 
 
 @pytest.mark.parametrize("noise_std", [0.02, 1e-3])

@@ -103,3 +103,24 @@ def test_noise_for_no_rounds():
 def test_no_noise_gives_a_bound_that_does_not_exist(accountant, bound, release, remedy):
     with pytest.raises(ArgumentError, match=rf"bound: must exist .*\. {remedy}\.$"):
         calibrate_noise_std(accountant, bound, release, 10, **BUDGET)
+
+
+NODES = [Release("saga", "poisson", 4, size, clip_norm=1.0, noise_std=1.0) for size in (40, 80)]
+
+
+def largest(rounds, **changes):
+    options = {"dp_delta": 1e-5, "num_nodes": 2}
+    return max(epsilon(PRIVSGP_VR, "proven", node._replace(**changes), rounds, **options) for node in NODES)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_no_node_spends_more_than_its_budget(order):
+    noise = calibrate_noise_std(PRIVSGP_VR, "proven", NODES[::order], 10, num_nodes=2, **BUDGET)
+    assert 2.97 < largest(10, noise_std=noise) <= 3.0
+    assert largest(10, noise_std=0.99 * noise) > 3.0, "less noise must be too little for this to mean something"
+
+
+def test_the_node_that_spends_most_decides_the_rounds():
+    rounds = max_rounds(PRIVSGP_VR, "proven", NODES, limit=500, num_nodes=2, **BUDGET)
+    assert largest(rounds) <= 3.0 < largest(rounds + 1)
+    assert max_rounds(PRIVSGP_VR, "proven", NODES, limit=3, num_nodes=2, **BUDGET) == 3

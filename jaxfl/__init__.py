@@ -32,7 +32,7 @@ from jaxfl.gradients import mini_batch, saga
 from jaxfl.privacy import gaussian, grid_gaussian, laplace
 
 if TYPE_CHECKING:
-    from jaxfl import analysis, training
+    from jaxfl import analysis, frame, training
 
 __version__ = "0.1.0"
 __all__ = [
@@ -56,6 +56,7 @@ __all__ = [
     "embracing",
     "fed_avg",
     "federate",
+    "frame",
     "from_flax",
     "from_functions",
     "gaussian",
@@ -84,7 +85,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`analysis` and `training` on first use: they load matplotlib and orbax, which a round function does not need."""
-    if name in ("analysis", "training"):
+    """`analysis`, `frame` and `training` on first use: what they load a round function does not need."""
+    if name in ("analysis", "frame", "training"):
         return importlib.import_module(f"jaxfl.{name}")
     raise AttributeError(f"module 'jaxfl' has no attribute {name!r}")

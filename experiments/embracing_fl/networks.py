@@ -15,6 +15,7 @@ from jaxfl.core import ArgumentError, Task, check
 from jaxfl.data import Dataset
 from jaxfl.data.imdb import NUM_TOKENS
 from jaxfl.frame import Choice, choose
+from jaxfl.frame.options import UNSAID, since
 from jaxfl.frame.records import image_shape, with_node_loop
 from jaxfl.models import Model
 from jaxfl.models.composite import scaled
@@ -115,7 +116,7 @@ class Network:
     """Loop over clients that run together: vmap (all at once), map (one after the other), chunk:k (k at once), or auto:
     map for convolutions on a CPU, else vmap. devices:map and the like share them out over devices. On a CPU clients of
     several classes under uniform sampling run one after the other whatever it says."""
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    compute_dtype: Literal["float32", "bfloat16"] = since("float32", {"float32": UNSAID})
     """bfloat16 runs the layers on rounded parameters and inputs, faster where the machine multiplies bfloat16.
     Parameters, gradients, losses and statistics of normalizations stay float32."""
 

@@ -29,6 +29,7 @@ from jaxfl.frame import (
     traced,
     where,
 )
+from jaxfl.frame.options import since
 from jaxfl.graphs.files import read_graph
 from jaxfl.privacy.gossip import C2_OF_THE_PAPER
 from jaxfl.privacy.grid_noise import check_bits
@@ -135,7 +136,7 @@ class Learning:
     """Samples of one entry of a per_batch table, which needs it."""
     storage: Literal["float32", "bfloat16"] = "float32"
     """Number format of PrivSGP-VR's gradient table."""
-    refresh_every: int | Literal["auto", "never"] = "auto"
+    refresh_every: int | Literal["auto", "never"] = since("auto", {"auto": 1000})
     """Rounds between exact recomputations of the table's mean. never carries what rounding takes from it. auto is 1000
     on a CPU and never on accelerators, which would wait for their host in every round."""
     max_delay: int = 16

@@ -14,15 +14,12 @@ from typing import Any, NamedTuple
 from jaxfl.core import Algorithm, ArgumentError, Array
 from jaxfl.frame.choose import counted, idle_options, refuse_idle
 from jaxfl.frame.grid import Axis, Grid, points, refuse_many, without
-from jaxfl.frame.options import flat, lay, options, refuse_out_of_range, text_of
+from jaxfl.frame.options import UNSAID, flat, lay, options, refuse_out_of_range, text_of
 from jaxfl.training import RunDirectory, Stop, Variant
 from jaxfl.training.run_directory import slug
 
 UNVARIED = ("seed",)  # what tells lanes of a line apart, and not lines
 _SAME_NUMBERS = (*UNVARIED, "node_loop")  # what decides how a point is computed, and not what
-# Options that came later, with what runs did before: at that value they leave random numbers as they were.
-_SINCE = {"compute_dtype": "float32"}
-_BEFORE = {("refresh_every", "auto"): 1000}  # (option, value) -> what was written for it, which random numbers go by
 
 
 class Layer(NamedTuple):
@@ -297,8 +294,8 @@ def identity(point: Any) -> dict[str, Any]:
     known = options(type(point))
     names = [name for name, option in known.items() if option.in_program and name not in _SAME_NUMBERS]
     values = counted(point, flat(point), names)
-    as_before = {name: old for (name, value), old in _BEFORE.items() if values.get(name) == value}
-    return {name: value for name, value in (values | as_before).items() if name not in _SINCE or value != _SINCE[name]}
+    as_before = {name: known[name].before.get(value, value) for name, value in values.items()}
+    return {name: value for name, value in as_before.items() if value is not UNSAID}
 
 
 def few(texts: Sequence[str], most: int = 12) -> list[str]:

@@ -21,6 +21,7 @@ import tyro
 
 from jaxfl.core import ArgumentError, check
 
+UNSAID = object()
 _WORDS = {int: "an integer", float: "a number", str: "a text", types.NoneType: "None"}
 
 
@@ -32,6 +33,7 @@ class Option(NamedTuple):
     traced: bool  # a number that may differ between points of one compiled program
     saved: bool  # decides the results, and so stands in config.json
     in_program: bool  # decides what is compiled; budgets and deltas do not
+    before: Mapping[Any, Any] = {}  # value -> what random numbers take it for
 
 
 def traced(default: float | str | None) -> Any:
@@ -47,6 +49,16 @@ def unsaved(default: Any) -> Any:
 def stated(default: Any) -> Any:
     """A field that decides statements, stops or pictures of a run, but nothing of what is compiled."""
     return dataclasses.field(default=default, metadata={"in_program": False})
+
+
+def since(default: Any, before: Mapping[Any, Any]) -> Any:
+    """A field that came later: some of its values leave random numbers as they were before.
+
+    Args:
+        default: its default.
+        before: value -> what stood for it then, UNSAID where nothing did.
+    """
+    return dataclasses.field(default=default, metadata={"before": before})
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from jaxfl.data import Dataset, federate, load, only_classes, partition_dataset,
 from jaxfl.frame.choose import Choice, choose, where
 from jaxfl.frame.distributed import PLACE, Distributed
 from jaxfl.frame.launch import Launch
-from jaxfl.frame.options import stated, unsaved
+from jaxfl.frame.options import UNSAID, since, stated, unsaved
 from jaxfl.training import Placement, evaluation_set
 from jaxfl.training.evaluate import EvaluationSet
 from jaxfl.training.processes import several
@@ -177,7 +177,7 @@ class Network:
     """Loop of a round over nodes: vmap (all at once), map (one after the other), chunk:k (k at once), or auto: map for
     convolutions on a CPU, else vmap. Fewer at once take less memory. devices:map and the like share the nodes out over
     devices. Results agree to rounding."""
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    compute_dtype: Literal["float32", "bfloat16"] = since("float32", {"float32": UNSAID})
     """bfloat16 runs the layers on rounded parameters and inputs, faster where the machine multiplies bfloat16.
     Parameters, gradients, losses and statistics of normalizations stay float32."""
 

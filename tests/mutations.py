@@ -57,8 +57,9 @@ jaxfl/graphs/tracking_conditions.py: gamma + 2 * beta - 2 * eta => gamma + beta 
 jaxfl/graphs/files.py: status.st_size != held.offset + held.nbytes => False
 [tests/gradients/test_per_example.py]
 jaxfl/gradients/per_example.py: above = norms > clip_norm => above = norms > 2 * clip_norm
-[tests/gradients/test_saga.py]
+[tests/algorithms/test_references.py -m 'slow or not slow' -k 'push_sum and dense and poisson']
 jaxfl/gradients/saga.py: mask.astype(dtype) / chosen.batch_size => mask.astype(dtype) / mask.sum().astype(dtype).clip(1)
+[tests/algorithms/test_references.py -m 'slow or not slow' -k 'push_sum and factored and fixed']
 jaxfl/gradients/saga.py: scale = chosen.batch_size / count.astype(dtype) => scale = 1 / count.astype(dtype)
 [tests/gradients/test_samplers.py]
 jaxfl/gradients/samplers.py: geometric.astype(jnp.int32) + 1) - 1 => geometric.astype(jnp.int32) + 1)

@@ -59,12 +59,9 @@ def read_idx(path: Path, num_axes: int, remedy: str) -> np.ndarray:
     header = 4 + 4 * num_axes
     start = read_start(path, remedy, header)
     magic = bytes([0, 0, _UNSIGNED_BYTES, num_axes])
-    if start[:4] != magic:
-        found = f"its first bytes are 0x{start[:4].hex()}" if start else "it is empty"
-        raise bad_file(path, f"begin with the IDX magic number 0x{magic.hex()}", found, remedy)
-    if len(start) < header:
-        found = f"it ends after {len(start)}"
-        raise bad_file(path, f"begin with an IDX header of {header} bytes", found, remedy)
+    if start[:4] != magic or len(start) < header:
+        found = f"its first bytes are 0x{start[:4].hex()}, of {len(start)}" if start else "it is empty"
+        raise bad_file(path, f"begin with an IDX header of {header} bytes, 0x{magic.hex()} first", found, remedy)
     shape = tuple(int(length) for length in np.frombuffer(start, ">u4", num_axes, offset=4))
     expected = header + math.prod(shape)
     if math.prod(shape) == 0:

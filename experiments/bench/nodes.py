@@ -22,10 +22,10 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from experiments.bench.setting import KEY, Setting, node_params, perceptron, random_data
-from experiments.bench.timing import Measurement, Report
+from experiments.bench.timing import Measurement, Report, curve, finish, points
 from jaxfl import graphs
 from jaxfl.algorithms import push_sum
-from jaxfl.analysis.plots import Panel, line_style, new_figure, save_figure, style_axes
+from jaxfl.analysis.plots import new_figure, save_figure
 from jaxfl.core import Algorithm
 from jaxfl.core.devices import NODES, by_node
 from jaxfl.gradients import mini_batch, uniform
@@ -160,39 +160,24 @@ def plot(measurements: dict[str, Measurement], path: Path) -> None:
     figure = new_figure(11, 7.4, "Push-sum of networks with 2,410 parameters: agreement, speed and memory by nodes n")
     for column, (graph, title) in enumerate(GRAPHS.items()):
         axes = figure.add_subplot(2, 2, column + 1)
-        for number, (num_nodes, points) in enumerate(sorted(distances(measurements, graph).items())):
-            axes.plot(*zip(*sorted(points.items()), strict=True), label=f"n = {num_nodes:,}", **_line(number))
-        style_axes(axes, Panel("", f"consensus distance, {title}"), "round")
-        axes.set_yscale("log")
-        axes.legend(frameon=False, fontsize=9)
+        for number, (num_nodes, reached) in enumerate(sorted(distances(measurements, graph).items())):
+            curve(axes, sorted(reached.items()), number, label=f"n = {num_nodes:,}")
+        finish(axes, f"consensus distance, {title}", "round", is_size=False)
     for column, (pattern, label) in enumerate({"": "rounds a second", "_memory": "peak memory, MB"}.items()):
         axes = figure.add_subplot(2, 2, 3 + column)
         for number, (graph, title) in enumerate(GRAPHS.items()):
-            points = _points(measurements, rf"{graph}_n(\d+){pattern}")
-            axes.plot(*zip(*points, strict=True), marker="o", label=title, **_line(number))
-            for n, devices, value in _points(measurements, rf"{graph}_n(\d+)_devices(\d+){pattern}"):
-                axes.plot(n, value, "s", markersize=9, label=f"{title}, {devices} devices", **_line(number + 2))
-        style_axes(axes, Panel("", label), "nodes n")
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.legend(frameon=False, fontsize=9)
+            curve(axes, points(measurements, rf"nodes/{graph}_n(\d+){pattern}"), number, marker="o", label=title)
+            for n, devices, value in points(measurements, rf"nodes/{graph}_n(\d+)_devices(\d+){pattern}"):
+                text = f"{title}, {devices} devices"
+                curve(axes, [(n, value)], number + 2, marker="s", markersize=9, label=text)
+        finish(axes, label, "nodes n")
     save_figure(figure, path)
-
-
-def _line(number: int) -> dict[str, Any]:
-    return {"linewidth": 1.8, **line_style(number)}
-
-
-def _points(measurements: dict[str, Measurement], pattern: str) -> list[tuple[Any, ...]]:
-    """(numbers in the name, value) of the measurements of this name."""
-    named = [(re.fullmatch("nodes/" + pattern, name), one.value) for name, one in measurements.items()]
-    return sorted((*map(int, match.groups()), value) for match, value in named if match)
 
 
 def distances(measurements: dict[str, Measurement], graph: str) -> dict[int, dict[int, float]]:
     """Number of nodes -> round -> consensus distance, on one device."""
     curves: dict[int, dict[int, float]] = {}
-    for num_nodes, k, value in _points(measurements, rf"{graph}_n(\d+)_distance_(\d+)"):
+    for num_nodes, k, value in points(measurements, rf"nodes/{graph}_n(\d+)_distance_(\d+)"):
         curves.setdefault(num_nodes, {})[k] = value
     return curves
 

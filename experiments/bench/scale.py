@@ -5,14 +5,13 @@ PrivSGP over the exponential graph, one hidden layer, batch 32 of fixed size, cl
 donated. Memory is what the compiled loop holds: state, data and temporaries, by the compiler's own account.
 """
 
-import re
 from pathlib import Path
 
 from experiments.bench.round import private
 from experiments.bench.setting import Setting, perceptron, random_data, training
-from experiments.bench.timing import Measurement, Report, in_turns
+from experiments.bench.timing import Measurement, Report, curve, finish, in_turns, points
 from jaxfl import gradients
-from jaxfl.analysis.plots import Panel, line_style, new_figure, save_figure, style_axes
+from jaxfl.analysis.plots import new_figure, save_figure
 from jaxfl.core.tree import num_bytes
 
 GIBIBYTES = 24  # of a large desktop machine: the largest number of nodes that it holds is stated
@@ -59,19 +58,6 @@ def plot(measurements: dict[str, Measurement], path: Path) -> None:
     for row, (kind, label) in enumerate({"time": "ms a round", "memory": "MB"}.items()):
         for column, axis in enumerate(LABELS):
             axes = figure.add_subplot(2, 2, 2 * row + column + 1)
-            sizes, values = series(measurements, kind, axis)
-            axes.plot(sizes, values, marker="o", linewidth=1.8, **line_style(0))
-            style_axes(axes, Panel("", label), LABELS[axis])
-            axes.set_xscale("log")
-            axes.set_yscale("log")
+            curve(axes, points(measurements, rf"scale/{kind}_{axis}(\d+)"), 0, marker="o")
+            finish(axes, label, LABELS[axis])
     save_figure(figure, path)
-
-
-def series(measurements: dict[str, Measurement], kind: str, axis: str) -> tuple[list[int], list[float]]:
-    """Sizes and values of one curve: kind "time" or "memory", axis "n" or "d"."""
-    points = sorted(
-        (int(match[1]), one.value)
-        for name, one in measurements.items()
-        if (match := re.fullmatch(rf"scale/{kind}_{axis}(\d+)", name))
-    )
-    return [size for size, _ in points], [value for _, value in points]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from matplotlib.axes import Axes
 
+from jaxfl.analysis.plots import Panel, line_style, style_axes
 from jaxfl.core import PyTree
 from jaxfl.core.platform import is_cpu
 
@@ -137,6 +140,27 @@ class Report:
         self.memory(rows, group)
         self.compile_times(rows, group)
         return seconds
+
+
+def points(measurements: Mapping[str, Measurement], pattern: str) -> list[tuple[Any, ...]]:
+    """(numbers in the name ..., value) of the measurements whose whole name fits the pattern, ascending."""
+    fitting = [(re.fullmatch(pattern, name), one.value) for name, one in measurements.items()]
+    return sorted((*map(int, match.groups()), value) for match, value in fitting if match)
+
+
+def curve(axes: Axes, places: Sequence[tuple[Any, ...]], number: int, **style: Any) -> None:
+    """Draw (x, y) pairs as the line with this number."""
+    axes.plot(*zip(*places, strict=True), linewidth=1.8, **line_style(number), **style)
+
+
+def finish(axes: Axes, label: str, x_label: str, *, is_size: bool = True) -> None:
+    """Labels, logarithmic axes, of x where it is a size, and a legend where lines have names."""
+    style_axes(axes, Panel("", label), x_label)
+    axes.set_yscale("log")
+    if is_size:
+        axes.set_xscale("log")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=9)
 
 
 def gemm_call(size: int) -> Callable[[], float]:

@@ -224,12 +224,6 @@ def by_vmap(module: Any, clip_norm: float) -> Step:
     return mean_gradient
 
 
-def _weighted(inputs: Tensor, errors: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """A dense layer's gradient, of kernel and bias."""
-    weighted = errors * weights[:, None]
-    return weighted.T @ inputs, weighted.sum(dim=0)
-
-
 def by_ghost_norms(module: Any, clip_norm: float) -> Step:
     """The same from layer inputs and errors, without a dense layer's gradients of single samples.
 
@@ -261,7 +255,10 @@ def by_ghost_norms(module: Any, clip_norm: float) -> Step:
                 combine[name] = lambda weights, each=each: [torch.tensordot(weights, one, dims=1) for one in each]
             else:
                 squared += (values.square().sum(dim=1) + 1.0) * error.square().sum(dim=1)
-                combine[name] = partial(_weighted, values, error)
+                combine[name] = lambda weights, values=values, error=error: (
+                    (error * weights[:, None]).T @ values,
+                    weights @ error,
+                )
         weights, gradient = (clip_norm / squared.sqrt()).clamp(max=1.0) / len(labels), {}
         for name, layer in kept.items():
             kernel, bias = combine[name](weights)

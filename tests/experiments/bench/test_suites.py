@@ -94,8 +94,8 @@ def test_every_suite_measures_what_is_published(name, monkeypatch, tmp_path):
         held = [report[f"clip/mlp32_temp_{row}"].value for row in ("clipped", "unclipped")]
         assert report["clip/mlp32_temp_vs_unclipped"].value == pytest.approx(held[0] / held[1])
     if name == "scale":
-        assert scale.series(report, "time", "n")[0] == [2, 4]
-        assert scale.series(report, "memory", "d")[0] == [67, 83]
+        assert [n for n, _ in timing.points(report, r"scale/time_n(\d+)")] == [2, 4]
+        assert [d for d, _ in timing.points(report, r"scale/memory_d(\d+)")] == [67, 83]
         one_more = (report["scale/memory_n4"].value - report["scale/memory_n2"].value) / 2 * 1e6
         assert report["scale/bytes_per_node"].value == pytest.approx(one_more)
         assert report["scale/largest_n"].value == pytest.approx(24 * 2**30 / one_more, rel=1e-3)
@@ -114,7 +114,7 @@ def test_runs_are_written_drawn_and_printed(tmp_path, monkeypatch, capsys):
     assert written["scale/largest_n"] == {"value": 2.0, "unit": "x", "spread": [1.0, 3.0], "against": "y"}
     assert written["scale/time_n4"] == {**written["scale/largest_n"], "wanted": 1.5}
     assert (tmp_path / "numbers.png").read_bytes().startswith(b"\x89PNG")
-    assert scale.series(measurements, "time", "d") == ([4, 16], [2.0, 2.0])
+    assert timing.points(measurements, r"scale/time_d(\d+)") == [(4, 2.0), (16, 2.0)]
     printed = capsys.readouterr().out
     assert all(name in printed for name in measurements)
     assert "1.5" in printed

@@ -330,11 +330,7 @@ def resume(small: bool) -> Iterator[Number]:
             again = _run(*command, other, "--resume")
             if whole.returncode or again.returncode:
                 more["error"] = (whole.stderr + again.stderr)[-600:]
-            same = (
-                None
-                if "error" in more
-                else lines.read_bytes() == Path(one, "passes/0/metrics.jsonl").read_bytes()
-            )
+            same = None if "error" in more else lines.read_bytes() == Path(one, "passes/0/metrics.jsonl").read_bytes()
             yield {"name": f"resume/{name}", "value": same, "unit": "metrics.jsonl has the same bytes", **more}
 
 

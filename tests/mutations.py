@@ -91,12 +91,12 @@ jaxfl/channel/ledger.py: + 2 * work.backward.operations => + work.backward.opera
 jaxfl/channel/ledger.py: + 3 * counts.activations * high => + 2 * counts.activations * high
 [tests/channel/test_cost.py]
 jaxfl/channel/cost.py: kernel.size // kernel.shape[params => kernel.size * kernel.shape[params
-[tests/models/test_recurrent.py]
+[tests/models/test_flax.py]
 jaxfl/models/lstm.py: sigmoid(f) * cell + jax.nn.sigmoid(i) => sigmoid(i) * cell + jax.nn.sigmoid(f)
-[tests/models/test_batch_norm.py]
+[tests/models/test_normalization.py]
 jaxfl/models/normalization.py: - 0.5 * factor * inverse * scale_error => - factor * inverse * scale_error
 [tests/models/test_scaler.py]
-jaxfl/models/scaler.py: inputs / ratio), {} => inputs * ratio), {}
+jaxfl/models/composite.py: inputs / ratio), {} => inputs * ratio), {}
 [tests/data/test_partition.py]
 jaxfl/data/partition.py: (scaled_log - scaled_log.max()) / alpha => (scaled_log - scaled_log.max()) * alpha
 jaxfl/data/partition.py: spawn_key=(int(stream),) => spawn_key=(0,)
@@ -138,7 +138,7 @@ jaxfl/training/evaluate.py: values.max() if name => values.min() if name
 jaxfl/training/measures.py: jnp.sum(leaf.mean(axis=0) ** 2) => jnp.sum((leaf**2).mean(axis=0))
 [tests/training/test_progress_and_summary.py]
 jaxfl/training/summary.py: known.std(ddof=1) => known.std(ddof=0)
-[tests/experiments/test_frame_request.py]
+[tests/frame/test_frame_request.py]
 jaxfl/frame/grid.py: itertools.product(*rows) => zip(*rows)
 """
 

@@ -22,6 +22,7 @@ from jaxfl.algorithms import (
     private_updates,
     published_constants,
     push_sum,
+    uplink,
     width_reduction,
 )
 from jaxfl.channel.links import links
@@ -80,6 +81,7 @@ __all__ = [
     "run_key",
     "saga",
     "training",
+    "uplink",
     "width_reduction",
 ]
 

@@ -28,6 +28,7 @@ import jaxfl
 from jaxfl import ArgumentError
 from jaxfl.algorithms import REGISTRY, client_sgd
 from jaxfl.algorithms.clients.bound_constants import private_constants
+from jaxfl.algorithms.examples import LOSSY
 from jaxfl.core.tree import size
 from jaxfl.gradients import fixed, saga, uniform
 from jaxfl.models import classification, layers, sequential
@@ -59,8 +60,8 @@ def kinds(name, row, example):
     by_kind = {"noise": {"clip_norm": jnp.float64(0.7), "noise_scale": jnp.float64(0.02)}} if row.noise_draws else {}
     if row.special_case_of is None:
         by_kind["plain"] = silent
-        if example.links is not None:
-            by_kind["links"] = {**silent, "links": example.links}
+        if example.over is not None:
+            by_kind["links"] = {**silent, **example.over(LOSSY)}
     if name == next(other for other, one in REGISTRY.items() if one.stateful_gradient):
         for storage in ("float32", "bfloat16", "float64"):
             for store, options in STORES.items():
@@ -104,7 +105,11 @@ def types_of_rounds(algorithm, data, first):
         "weak": [name for name, ((_, old), _) in zip(names, pairs, strict=True) if old.weak_type],
         "types": {name: str(old.dtype) for name, ((_, old), _) in zip(names, pairs, strict=True)},
         "wide infos": [name for name, leaf in infos.named().items() if leaf.dtype in ("float64", "int64")],
-        "noise": any(getattr(draws, name, None) is not None for name in ("noise", "state_noise", "update_noise")),
+        "noise": any(
+            getattr(part, name, None) is not None
+            for part in (draws, getattr(draws, "uplink", None))
+            for name in ("noise", "state_noise")
+        ),
     }
 
 
@@ -160,7 +165,9 @@ def clients_types(dtype):
         "clipped steps": jaxfl.fed_avg(task, clients=clients(clip_norm=jnp.float64(1.0), **poisson), num_active=3),
         "counted steps": jaxfl.fed_avg(task, clients=clients(num_steps=jnp.int32(1)), num_active=3),
         "noisy steps": jaxfl.fed_avg(task, clients=clients(clip_norm=1.0, noise=noise), num_active=3),
-        "noisy updates": jaxfl.fed_avg(task, clients=clients(weighting="uniform"), num_active=3, updates=updates),
+        "noisy updates": jaxfl.fed_avg(
+            task, clients=clients(weighting="uniform"), num_active=3, uplink=jaxfl.uplink(updates=updates)
+        ),
         "noisy constants": jaxfl.ali_dpfl(
             task,
             clients=clients(clip_norm=1.0, optimizer=optax.sgd(jnp.float64(0.2)), **poisson),

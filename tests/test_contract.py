@@ -14,6 +14,7 @@ from reference.runs import assert_same, by_node
 
 import jaxfl
 from jaxfl.algorithms import REGISTRY
+from jaxfl.algorithms.examples import LOSSY
 from jaxfl.core import Purpose, purpose_key
 from jaxfl.core.tree import squared_norm
 from jaxfl.gradients import fixed, mini_batch, poisson, saga, uniform
@@ -31,7 +32,7 @@ NAMES = [name for name in REGISTRY if name not in SPECIAL_CASES]
 CASES = [(name, kind) for name in NAMES for kind in KINDS if kind == "mini_batch" or name == NAMES[0]]
 # A mini-batch over links that lose and round messages. What is conserved over them has tests of its own.
 LINKS = "over links"
-OVER_LINKS = [(name, LINKS) for name in NAMES if problem(name).example.links is not None]
+OVER_LINKS = [(name, LINKS) for name in NAMES if problem(name).example.over is not None]
 INTRICATE = [(name, "saga factored") for name in NAMES[1:] if REGISTRY[name].stateful_gradient]
 # Over links the others are slow, too: tests/algorithms/test_over_links.py follows their messages. With the compiler's
 # full optimizations, with which the gate runs some of these tests, they are not.
@@ -59,7 +60,8 @@ class Case:
     def __init__(self, name, kind):
         self.problem = problem(name)
         self.row, self.data = self.problem.row, self.problem.data
-        options = {"links": self.problem.example.links} if kind == LINKS else {}
+        over = self.problem.example.over
+        options = over(LOSSY) if kind == LINKS and over else {}
         gradient = KINDS["mini_batch" if kind == LINKS else kind]
         self.build = functools.partial(self.problem.algorithm, gradient=gradient, step_size=STEP_SIZE, **options)
         self.algorithm = self.build(clip_norm=CLIP_NORM, noise_scale=NOISE_SCALE)

@@ -13,6 +13,7 @@ from problems import problem
 import jaxfl
 from jaxfl.algorithms import REGISTRY
 from jaxfl.algorithms.clients.local_steps import local_steps
+from jaxfl.algorithms.examples import LOSSY
 from jaxfl.core import keys
 from jaxfl.gradients import poisson, saga
 
@@ -28,17 +29,16 @@ PRIVATE = local_steps(
 )
 UNIFORM = local_steps(2, batch_size=2, optimizer=optax.sgd(0.1), weighting="uniform")
 UPDATES = jaxfl.private_updates(clip_norm=1.0, noise=jaxfl.gaussian(0.1), num_rounds=10)
+PRIVATELY = jaxfl.uplink(updates=UPDATES)
 CONSTANTS = jaxfl.private_constants(3, clip_norm=1.0, loss_bound=1.0, noise_multiplier=1.0)
 COMPONENTS = [
     ("push_sum", {"gradient": lambda **options: saga(sampler=poisson(2), **options)}),
-    ("fed_avg", {"clients": PRIVATE, "updates": UPDATES}),
-    ("embracing", {"clients": UNIFORM, "updates": UPDATES}),
+    ("fed_avg", {"clients": PRIVATE, "uplink": PRIVATELY}),
+    ("embracing", {"clients": UNIFORM, "uplink": PRIVATELY}),
     ("ali_dpfl", {"constants": CONSTANTS}),
 ]
 CASES = [(name, {}) for name in REGISTRY] + COMPONENTS
-CASES += [
-    (name, {"links": problem(name).example.links}) for name in REGISTRY if problem(name).example.links is not None
-]
+CASES += [(name, over(LOSSY)) for name in REGISTRY if (over := problem(name).example.over) is not None]
 
 
 def asked_for(algorithm, state, data, monkeypatch):

@@ -14,7 +14,7 @@ import jaxfl
 from jaxfl import gradients
 from jaxfl.algorithms.clients.bound_constants import BoundConstants
 from jaxfl.algorithms.clients.local_steps import LocalSteps
-from jaxfl.algorithms.clients.private_updates import PrivateUpdates
+from jaxfl.algorithms.clients.uplink import Uplink
 from jaxfl.core import Algorithm, ArgumentError, Task, check
 from jaxfl.frame import Choice, Clients, Costs, Data, Network, Run, choose, flat, stated, traced, where
 
@@ -173,7 +173,7 @@ class Point:
         )
         return jnp.clip(most - steps * round_index, 0, steps)
 
-    def updates(self) -> PrivateUpdates | None:
+    def uplink(self) -> Uplink | None:
         """Private release of whole clients' updates; None for all methods but DP-FedAvg."""
         learning = self.learning
         if learning.method != UPDATES:
@@ -181,14 +181,15 @@ class Point:
         assert not isinstance(learning.rounds, str)
         norm, noise = learning.update_clip_norm, learning.update_noise_multiplier
         assert not isinstance(noise, str)
-        return jaxfl.private_updates(clip_norm=norm, noise=jaxfl.gaussian(noise * norm), num_rounds=learning.rounds)
+        noise, rounds = jaxfl.gaussian(noise * norm), learning.rounds
+        return jaxfl.uplink(updates=jaxfl.private_updates(clip_norm=norm, noise=noise, num_rounds=rounds))
 
     def algorithm(self) -> Algorithm:
         """The algorithm, once rounds, iterations and noise are numbers."""
         learning, most = self.learning, self.budget.max_iterations
         if learning.method != ALI:
             num_active = learning.num_active if learning.method == UPDATES else self.clients.nodes
-            return jaxfl.fed_avg(self.task(), clients=self.local_steps(), num_active=num_active, updates=self.updates())
+            return jaxfl.fed_avg(self.task(), clients=self.local_steps(), num_active=num_active, uplink=self.uplink())
         assert not isinstance(most, str)
         assert not isinstance(learning.rounds, str)
         return jaxfl.ali_dpfl(

@@ -205,7 +205,7 @@ def _fed_avg_learner(point: Point, task: Task, noise_std: float) -> Learner:
     clip_norm = _NO_CLIPPING if point.used_clip_norm is None else point.used_clip_norm
     of_sum = privacy.gaussian(noise_std * point.batch_size)
     updates = jaxfl.private_updates(clip_norm=clip_norm, noise=of_sum, num_rounds=point.rounds)
-    algorithm = fed_avg(task, clients=steps, num_active=point.batch_size, updates=updates)
+    algorithm = fed_avg(task, clients=steps, num_active=point.batch_size, uplink=jaxfl.uplink(updates=updates))
     return Learner(algorithm, released_updates, point.rounds)
 
 

@@ -156,7 +156,9 @@ class Point:
         if learning.method == FED_AVG:
             optimizer = optax.sgd(learning.sgd_step_size)
             clients = jaxfl.local_steps(1, batch_size=learning.batch_size, optimizer=optimizer)
-            return jaxfl.fed_avg(self.task(), clients=clients, num_active=self.clients.nodes, links=uplink)
+            return jaxfl.fed_avg(
+                self.task(), clients=clients, num_active=self.clients.nodes, uplink=jaxfl.uplink(links=uplink)
+            )
         step_size, smoothing = decaying_schedules(
             learning.step_size,
             learning.smoothing,

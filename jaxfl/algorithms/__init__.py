@@ -8,6 +8,7 @@ from jaxfl.algorithms.clients.capacity import capacity, training_bytes
 from jaxfl.algorithms.clients.client_sgd import client_sgd
 from jaxfl.algorithms.clients.local_steps import local_steps
 from jaxfl.algorithms.clients.private_updates import private_updates
+from jaxfl.algorithms.clients.uplink import uplink
 from jaxfl.algorithms.d_psgd import d_psgd, dp2_sgd
 from jaxfl.algorithms.dzofl import decaying_schedules, dzofl
 from jaxfl.algorithms.embracing import embracing
@@ -47,5 +48,6 @@ __all__ = [
     "push_sum",
     "theory_step_size",
     "training_bytes",
+    "uplink",
     "width_reduction",
 ]

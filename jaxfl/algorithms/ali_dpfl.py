@@ -48,10 +48,23 @@ import numpy as np
 from jaxfl.algorithms.clients.bound_constants import Aggregation, BoundConstants, Constants, ConstantsDraws
 from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.algorithms.clients.steps import StepDraws
-from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, over_nodes, purpose_key
+from jaxfl.algorithms.clients.uplink import PLAIN, Uplink, UplinkDraws, of_whole_models
+from jaxfl.core import (
+    Algorithm,
+    ArgumentError,
+    Array,
+    Purpose,
+    PyTree,
+    Task,
+    Variables,
+    algorithm,
+    check,
+    over_nodes,
+    purpose_key,
+)
 from jaxfl.core.devices import varying_like
 from jaxfl.core.platform import is_cpu
-from jaxfl.core.tree import number_type, replicate, size, weighted_sum
+from jaxfl.core.tree import number_type, replicate, size
 from jaxfl.gradients.per_example import tree_norm
 from jaxfl.gradients.samplers import BATCH_OVERFLOW
 
@@ -71,6 +84,7 @@ class Draws(NamedTuple):
 
     steps: StepDraws  # of all clients
     constants: ConstantsDraws  # for the estimates
+    uplink: UplinkDraws  # what arrives
 
 
 def ali_dpfl(
@@ -82,6 +96,7 @@ def ali_dpfl(
     max_rounds: int | Array,
     max_iterations: int | Array,
     kappa: float | Array = 1.0,
+    uplink: Uplink | None = None,
 ) -> Algorithm:
     """DP federated averaging with adaptive local iterations.
 
@@ -94,6 +109,8 @@ def ali_dpfl(
         max_iterations: the local iterations of a client that the privacy budget allows
             (`jaxfl.privacy.clients.max_iterations`); may be traced.
         kappa: phi lambda^2, positive; a larger value leaves room for a larger tau; may be traced.
+        uplink: `jaxfl.uplink(links=...)`, links over which what clients changed reaches the server; the numbers for the
+            estimates always arrive. None loses and rounds nothing.
 
     Returns:
         An `Algorithm`; `node_params` gives the server's model behind a node axis of length 1. The estimates, and what
@@ -131,6 +148,10 @@ def ali_dpfl(
     check.positive(step_size=step_size, max_rounds=max_rounds, max_iterations=max_iterations, kappa=kappa)
     check.whole(max_rounds=max_rounds, max_iterations=max_iterations)
     _check_clients(clients, step_size)
+    way = PLAIN if uplink is None else uplink
+    if way.is_private:
+        found, remedy = "got private updates", "Pass links alone: the clients' own steps are private."
+        raise ArgumentError("uplink", "must leave updates as they are", found, remedy)
 
     def limits():
         return jnp.asarray(max_rounds, jnp.int32), jnp.asarray(max_iterations, jnp.int32)
@@ -149,9 +170,11 @@ def ali_dpfl(
 
     def draw(key, state, data):
         k = state.round_index
+        active, of_way = way.draw(key, k, state.params, data.num_nodes, data.num_nodes, lambda: _everybody(data))
         return Draws(
-            steps=clients.draw(key, k, _everybody(data), data, task, state.num_steps),
+            steps=clients.draw(key, k, active, data, task, state.num_steps),
             constants=constants.draw(key, k, data),
+            uplink=of_way,
         )
 
     def update(state, data, draws):
@@ -164,17 +187,18 @@ def ali_dpfl(
             return clients.run(gradient_of, state.params, None, own, k, tau)
 
         client_params, _, measured = over_nodes(one_client, task.node_loop)(steps)
-        shares = clients.weigh(data, everybody).astype(number_type(state.params))
-        shares = shares / shares.sum()
+        weights = clients.weigh(data, everybody).astype(number_type(state.params))
+        shares, before = weights / weights.sum(), Variables(state.params, None)
+        models = of_whole_models(before, Variables(client_params, None), n)
+        received = way.send(draws.uplink, everybody, weights, measured.loss, before, models)
         # A mean of equal models need not have their bits.
-        params = jax.tree.map(
-            lambda new, old: jnp.where(ran, new, old), weighted_sum(shares, client_params), state.params
-        )
+        params = jax.tree.map(lambda new, old: jnp.where(ran, new, old), received.model.params, state.params)
         aggregation = Aggregation(
             before=state.params,
             client_params=client_params,
             after=params,
             shares=shares,
+            received=received.shares,
             num_steps=tau,
             step_size=jnp.asarray(step_size, jnp.float32),
             noise_std=jnp.asarray(clients.noise_std, jnp.float32),
@@ -202,15 +226,16 @@ def ali_dpfl(
         model, sent = 32.0 * size(params), ran.astype(jnp.float32)
         extra = 96.0 if constants.is_private else model + 64.0
         counts = clients.counts(steps, draws.steps, k)
-        info = measured._replace(loss=jnp.sum(shares * measured.loss)).plus(
+        info = measured._replace(loss=received.loss).plus(
             counts,
+            jax.tree.map(lambda count: jnp.where(ran, count, 0), received.counts),
             {BATCH_OVERFLOW: draws.steps.batch_overflow + draws.constants.batch_overflow},
             update_norm=tree_norm(jax.tree.map(jnp.subtract, params, state.params), 2),
             num_steps=tau.astype(jnp.float32),  # a measurement: its mean is over rounds
             rho=rho,  # p-weighted means over clients, as estimated after this round
             beta=beta,
             xi=xi,
-            bits_sent=jnp.full(n, model + extra, jnp.float32) * sent,
+            bits_sent=jnp.full(n, way.bits * size(params) + extra, jnp.float32) * sent,
             bits_received=jnp.full(n, model + 32.0, jnp.float32) * sent,  # the model and the next tau
             gradient_evaluations=counts["gradient_evaluations"] + evaluations,  # the estimates' losses come with them
             local_iterations=tau,

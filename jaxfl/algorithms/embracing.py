@@ -12,10 +12,10 @@ and for each block b the server takes the mean over the clients that trained it,
 
 A block that no active client trained stays as it is. The model state of a block (batch statistics) likewise.
 
-With `updates` whole clients are hidden: S is drawn client by client, Delta_i is what client i changed of its blocks, 0
-in the others, and for each block (see `clients.private_updates`)
+Over an `uplink` what client i changed of its blocks, Delta_i, 0 in the others, may be lost and rounded. With private
+updates whole clients are hidden: S is drawn client by client, and for each block (see `clients.uplink`)
 
-    x_b <- x_b + (sum_{i in S} Delta_ib min(1, S_0 / |Delta_i|_2) + noise) / E_b,   S_0: `updates.clip_norm`
+    x_b <- x_b + (sum_{i in S} Delta_ib min(1, S_0 / |Delta_i|_2) + noise) / E_b,   S_0: the clip norm
 
 where E_b is a public constant, how many clients are expected to train b in a round: k / n times those whose class names
 it; a client that draws m of L blocks counts m / L. Where no client is of a class that trains b, it stays.
@@ -51,16 +51,16 @@ from jaxfl.algorithms.clients.blocks import check_blocks, tasks_of_classes, trai
 from jaxfl.algorithms.clients.client_classes import client_classes, in_order
 from jaxfl.algorithms.clients.local_steps import LocalSteps, require_plain
 from jaxfl.algorithms.clients.parts import train_part
-from jaxfl.algorithms.clients.private_updates import DISCARDED_UPDATES, Participants, PrivateUpdates
-from jaxfl.algorithms.clients.server import at_clients, server_model
+from jaxfl.algorithms.clients.server import server_model
 from jaxfl.algorithms.clients.steps import StepDraws, num_different
+from jaxfl.algorithms.clients.uplink import PLAIN, Uplink, UplinkDraws, info_at_clients
 from jaxfl.core import (
     Algorithm,
-    ArgumentError,
     Array,
     Purpose,
     PyTree,
     Task,
+    Variables,
     algorithm,
     check,
     node_keys,
@@ -84,9 +84,7 @@ class Draws(NamedTuple):
     active: Array  # (k,), int32, different clients; ascending, or class after class if stratified
     steps: StepDraws  # of the active clients
     trained: Array | None  # (k, L), bool, the blocks that each trains; None where all classes name theirs
-    is_active: Array | None  # (k,), bool, False for an empty slot; None where k clients are always active
-    update_noise: PyTree | None  # like the parameters; None without private updates
-    client_overflow: Array | None  # (), int32, 1 if a client that was drawn had no slot, which is an error
+    uplink: UplinkDraws  # which slots hold a client, what arrives, and noise
 
 
 def embracing(
@@ -98,7 +96,7 @@ def embracing(
     num_active: int | Sequence[int],
     frozen_batch_norm: str = "running",
     class_tasks: Sequence[Task] | None = None,
-    updates: PrivateUpdates | None = None,
+    uplink: Uplink | None = None,
 ) -> Algorithm:
     """Layer-wise partial training.
 
@@ -125,8 +123,9 @@ def embracing(
         class_tasks: the task as the clients of each class train it, for a class that cuts inside a block, as
             `jaxfl.models.bilstm_classifier(frozen_words=128)` does: of the same blocks and parameters; the `node_loop`
             is that of `task`. Default: `task` for all.
-        updates: `jaxfl.private_updates`, for privacy of whole clients; None for none. An int of active clients is then
-            how many are expected, each drawn independently, and p_ib is replaced, see above.
+        uplink: `jaxfl.uplink(...)`, the way of what clients changed to the server. None loses, rounds and hides
+            nothing. With private updates an int of active clients is how many are expected, each drawn independently,
+            and p_ib is replaced, see above.
 
     Returns:
         An `Algorithm`; `node_params` gives the server's model behind a node axis of length 1, as `Variables` where the
@@ -177,11 +176,9 @@ def embracing(
     # All have `part`, which the type checker does not see.
     parts = [own.part(blocks) if own.part and blocks else None for own, blocks in zip(tasks, named, strict=True)]
     classes = client_classes(client_class, num_active, len(named))
-    if updates is not None:
-        updates.check(task, clients)
-        if not isinstance(classes.num_active, int):
-            requirement, found = "must be one int for all classes where updates are private", f"got {num_active}"
-            raise ArgumentError("num_active", requirement, found, "Pass how many clients are expected.")
+    way = PLAIN if uplink is None else uplink
+    way.check(task, clients)
+    classes.check_expected(way.is_private)
     # (classes, L): the blocks of each class that names them.
     table = np.array([[block in blocks for block in task.blocks] for blocks in named])
     any_drawn = bool(np.any(drawn_counts[classes.of_client] > 0))
@@ -193,8 +190,7 @@ def embracing(
         classes.check_data(data)
         clients.check_data(task, data)
         params = task.init(purpose_key(key, Purpose.INIT))
-        if updates is not None:
-            jax.eval_shape(updates.draw_noise, key, 0, params)  # which refuses params that are not float32
+        way.init(key, params)
         return State(
             params=params,
             model_state=None if task.init_state is None else task.init_state(),
@@ -203,30 +199,21 @@ def embracing(
 
     def draw(key, state, data):
         classes.check_data(data)
-        k = state.round_index
-        if updates is None:
-            who = Participants(active=classes.draw_active(key, k), is_active=None, overflow=None)
-        else:
-            who = updates.draw(key, k, num_expected, data.num_nodes)
-        active, trained = who.active, None
+        n, k = data.num_nodes, state.round_index
+        choose = functools.partial(classes.draw_active, key, k)
+        active, of_way = way.draw(key, k, state.params, n, num_expected, choose)
+        trained = None
         if any_drawn:
-            keys = node_keys(purpose_key(key, Purpose.PART, k), data.num_nodes)[active]
+            keys = node_keys(purpose_key(key, Purpose.PART, k), n)[active]
             places = jnp.arange(len(task.blocks), dtype=jnp.int32)
             ranks = jax.vmap(lambda client_key: jax.random.permutation(client_key, places))(keys)
             own = classes.of(active)
             # Of a class that names its blocks the count is 0.
             trained = jnp.asarray(table)[own] | (ranks < jnp.asarray(drawn_counts)[own][:, None])
-        return Draws(
-            active=active,
-            steps=clients.draw(key, k, active, data, task),
-            trained=trained,
-            is_active=who.is_active,
-            update_noise=None if updates is None else updates.draw_noise(key, k, state.params),
-            client_overflow=who.overflow,
-        )
+        return Draws(active=active, steps=clients.draw(key, k, active, data, task), trained=trained, uplink=of_way)
 
     def update(state, data, draws):
-        k, active, is_active = state.round_index, draws.active, draws.is_active
+        k, active, is_active = state.round_index, draws.active, draws.uplink.is_active
         steps = clients.steps(data, active, draws.steps)
         trained = jnp.asarray(table)[classes.of(active)] if draws.trained is None else draws.trained
         model_state = {} if state.model_state is None else state.model_state
@@ -246,49 +233,37 @@ def embracing(
         groups = classes.run(of_class, in_common_form, task.node_loop, *own)
 
         measured = in_order(groups, [group.results[2] for group in groups], len(active))
-        losses, counted = measured.loss, {}
         weights = clients.weigh(data, active).astype(number_type(state.params))
         if is_active is not None:
             weights, trained = weights * is_active.astype(weights.dtype), trained & is_active[:, None]
-        is_trained = dict(zip(task.blocks, trained.T, strict=True))
-        if updates is None:
-            shares = weights / weights.sum()
-            mean = functools.partial(block_means.mean, weights, is_trained)
-            params = mean(state.params, [(group, group.results[0]) for group in groups])
-            new_model_state = mean(model_state, [(group, group.results[1]) for group in groups])
-        else:
-            of_block = dict(zip(task.blocks, expected, strict=True))
-            new = [group.results[0] for group in groups]
-            params, changes = block_means.noisy_mean(
-                updates, of_block, draws.is_active, is_trained, state.params, groups, new, draws.update_noise
-            )
-            counted = changes.counts
-            losses = jnp.where(counted[DISCARDED_UPDATES] > 0, 0.0, losses)
-            shares, new_model_state = weights / num_expected, model_state  # which is empty
+        before = Variables(state.params, model_state)
+        is_trained, of_block = (dict(zip(task.blocks, each, strict=True)) for each in (trained.T, expected))
+        models = block_means.models(before, groups, is_trained, of_block, num_expected)
+        received = way.send(draws.uplink, active, weights, measured.loss, before, models)
 
         sizes = jnp.array([size((state.params[block], model_state.get(block))) for block in task.blocks], jnp.int32)
+        in_params = jnp.array([size(state.params[block]) for block in task.blocks], jnp.int32)
+        numbers, of_params = ((trained.astype(jnp.int32) @ each).astype(jnp.float32) for each in (sizes, in_params))
         whole = size((state.params, state.model_state))
         counts = clients.counts(steps, draws.steps, k)
         # What the method needs: clients that run together compute a sample once for each step that holds it.
         num_entering = counts["gradient_evaluations"] if frozen_batch_norm == "batch" else num_different(steps)
         in_front = jnp.array([part is not None and part.features is not None for part in parts])[classes.of(active)]
-        of_active = measured._replace(loss=jnp.sum(shares * losses)).plus(
+        of_active = measured._replace(loss=received.loss).plus(
             counts,  # gradients are those by the client's blocks
-            counted,
+            received.counts,
             active=jnp.ones_like(active),  # 1 for a client that took part
-            bits_sent=32 * (trained.astype(jnp.int32) @ sizes).astype(jnp.float32),  # its blocks
+            bits_sent=32 * numbers + (way.bits - 32) * of_params,  # its blocks
             bits_received=jnp.full(active.shape, 32 * whole, jnp.float32),  # the whole model, once
             forward_evaluations=jnp.where(in_front, num_entering, 0),  # samples through the blocks in front
         )
-        info = at_clients(of_active, active, data.num_nodes, is_active).plus(
-            update_norm=tree_norm(jax.tree.map(jnp.subtract, params, state.params), 2),
+        info = info_at_clients(of_active, draws.uplink, active, data.num_nodes).plus(
+            update_norm=tree_norm(jax.tree.map(jnp.subtract, received.model.params, state.params), 2),
             untrained_blocks=jnp.sum(~trained.any(axis=0), dtype=jnp.int32),  # that no active client trained
         )
-        if updates is not None:
-            info = updates.with_overflow(info, draws.client_overflow)
         new_state = State(
-            params=params,
-            model_state=None if state.model_state is None else new_model_state,
+            params=received.model.params,
+            model_state=None if state.model_state is None else received.model.model_state,
             round_index=k + 1,
         )
         return new_state, info

@@ -17,6 +17,7 @@ import numpy as np
 from jaxfl import graphs
 from jaxfl.algorithms.clients.client_sgd import client_sgd
 from jaxfl.algorithms.clients.local_steps import local_steps
+from jaxfl.algorithms.clients.uplink import uplink
 from jaxfl.channel import LinkDraws, Links, uniform_quantizer
 from jaxfl.core import Array, PyTree, Task
 from jaxfl.gradients import GradientEstimator, fixed, mini_batch
@@ -49,13 +50,13 @@ class Numbers(NamedTuple):
 def relabeled_nodes(order: np.ndarray, state: Any, draws: Any) -> tuple[PyTree, PyTree]:
     """Reorder the nodes of a state and its draws.
 
-    All arrays have the node axis first, and arrays of arrivals have it twice.
+    All arrays have the node axis first, and arrays of arrivals between nodes have it twice.
     """
 
     def relabeled(leaf):
         if isinstance(leaf, LinkDraws):
             return LinkDraws(
-                arrived=jax.tree.map(lambda pairs: pairs[order][:, order], leaf.arrived),
+                arrived=jax.tree.map(lambda a: a[order][:, order] if a.ndim == 2 else a[order], leaf.arrived),
                 rounding=relabeled_nodes(order, leaf.rounding, ())[0],
             )
         return leaf if leaf.ndim == 0 else leaf[order]
@@ -81,7 +82,7 @@ class Example(NamedTuple):
             round is no single step of all nodes.
         permuted: order (n,) -> what changes in `topology` where new node i is old node order[i].
         relabeled: (order, state, draws) -> (state, draws) of the new nodes.
-        links: links that lose and round messages, where the algorithm takes such.
+        over: links -> the arguments by which the algorithm's messages travel over them; None where it takes no links.
     """
 
     tasks: Arguments
@@ -92,7 +93,17 @@ class Example(NamedTuple):
     conserved: Callable[[np.ndarray], np.ndarray] | None = None
     permuted: Callable[[np.ndarray], Arguments] = lambda order: {}
     relabeled: Callable[[np.ndarray, Any, Any], tuple[PyTree, PyTree]] = relabeled_nodes
-    links: Links | None = None
+    over: Callable[[Links | None], Arguments] | None = None
+
+
+def over_links(links: Links | None) -> Arguments:
+    """Make the argument of algorithms whose nodes exchange messages."""
+    return {"links": links}
+
+
+def over_uplink(links: Links | None) -> Arguments:
+    """Make the argument of algorithms whose clients send updates."""
+    return {"uplink": uplink(links=links)}
 
 
 def exchange(make_task: MakeTask, graph: Graph, refused: Refused = (), **changes: Any) -> Example:
@@ -107,9 +118,7 @@ def exchange(make_task: MakeTask, graph: Graph, refused: Refused = (), **changes
     return Example(tasks={"task": make_task(5)}, refused=refused, **{**fields, **changes})
 
 
-def clients(
-    tasks: Arguments, refused: Refused, *, classes: bool = True, links: Links | None = None, **topology: Any
-) -> Example:
+def clients(tasks: Arguments, refused: Refused, *, classes: bool = True, **topology: Any) -> Example:
     """Three of five clients of a server, of two classes or of none."""
     of_class = {"client_class": _WEAK} if classes else {}
     return Example(
@@ -124,15 +133,13 @@ def clients(
         permuted=lambda order: {name: value[order] for name, value in of_class.items()},
         # What the server holds has no node axis; the draws name the clients.
         relabeled=_renamed_clients,
-        links=links,
+        over=over_uplink,
     )
 
 
 def _renamed_clients(order: np.ndarray, state: Any, draws: Any) -> tuple[PyTree, PyTree]:
-    changes = {"active": renamed(order, draws.active)}
-    if getattr(draws, "links", None) is not None:
-        changes["links"] = jax.tree.map(lambda leaf: leaf[order], draws.links)
-    return state, draws._replace(**changes)
+    links = jax.tree.map(lambda leaf: leaf[order], draws.uplink.links)
+    return state, draws._replace(active=renamed(order, draws.active), uplink=draws.uplink._replace(links=links))
 
 
 CLASSES_REFUSED: Refused = (

@@ -17,14 +17,9 @@ Data", AISTATS 2017, arXiv:1602.05629, Algorithm 1. The server optimizer: Reddi 
 Optimization", ICLR 2021, arXiv:2003.00295, Algorithm 1.
 
 With clients that clip samples' gradients and add noise it is DP-SGD at every client (Algorithm 1 of ALI-DPFL, with tau
-fixed). With `updates` whole clients are hidden (DP-FedAvg): S is drawn client by client, and Delta is made of clipped
-updates with noise, see `clients.private_updates`.
-
-Over `links` an update x_i - x may be lost on its way to the server, and rounded: Delta is minus the mean of Q(x_i - x)
-over the active clients that it hears from, p_i renormalized among them. Updates are rounded, not parameters, for many
-quantizers are finer near 0. Where the server hears from none its state stays. With private updates a lost one counts as
-zero and E stays, noise is added in every round, and what arrives is clipped after rounding, so that the clip norm
-bounds it. Losses and rounding do not depend on the data: statements without links hold.
+fixed). `uplink` says what happens to the updates x_i - x: links may lose and round them, and private updates hide whole
+clients (DP-FedAvg), S being drawn client by client. Delta is minus what `clients.uplink` says is added to x. Where the
+server hears from none its state stays.
 
 Differences from the papers: links; every client makes the same number of steps whatever it holds, instead of epochs; a
 step's batch is drawn anew, without repetition in it, so that two steps may share samples.
@@ -42,13 +37,11 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl.algorithms.clients.local_steps import LocalSteps
-from jaxfl.algorithms.clients.private_updates import DISCARDED_UPDATES, Participants, PrivateUpdates
-from jaxfl.algorithms.clients.server import at_clients, check_num_active, draw_active, over_slots, server_model
+from jaxfl.algorithms.clients.server import check_num_active, draw_active, over_slots, server_model
 from jaxfl.algorithms.clients.steps import StepDraws
-from jaxfl.channel import LinkDraws, Links
-from jaxfl.channel.links import LOST_MESSAGES, Sent, changing
-from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
-from jaxfl.core.tree import along_nodes, number_type, size, weighted_sum
+from jaxfl.algorithms.clients.uplink import PLAIN, Uplink, UplinkDraws, info_at_clients, of_whole_models
+from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, Variables, algorithm, check, purpose_key
+from jaxfl.core.tree import number_type, size
 from jaxfl.gradients.per_example import tree_norm
 
 
@@ -66,10 +59,7 @@ class Draws(NamedTuple):
 
     active: Array  # (k,), int32, different clients; drawn in ascending order
     steps: StepDraws  # of the active clients
-    is_active: Array | None  # (k,), bool, False for an empty slot; None where k clients are always active
-    update_noise: PyTree | None  # like the parameters; None without private updates
-    client_overflow: Array | None  # (), int32, 1 if a client that was drawn had no slot, which is an error
-    links: LinkDraws | None  # of all n clients; None where links change nothing
+    uplink: UplinkDraws  # which slots hold a client, what arrives, and noise
 
 
 def fed_avg(
@@ -78,8 +68,7 @@ def fed_avg(
     clients: LocalSteps,
     num_active: int,
     server_optimizer: optax.GradientTransformation | None = None,
-    updates: PrivateUpdates | None = None,
-    links: Links | None = None,
+    uplink: Uplink | None = None,
 ) -> Algorithm:
     """Federated averaging.
 
@@ -92,9 +81,8 @@ def fed_avg(
             expected, each drawn independently.
         server_optimizer: any optax transformation, of the pseudo-gradient; default `optax.sgd(1.0)`, with which the
             new model is the average of the clients'.
-        updates: `jaxfl.private_updates`, for privacy of whole clients; None for none.
-        links: `jaxfl.links(...)`, over which clients' updates x_i - x reach the server, quantised; batch statistics
-            travel with them in 32 bits. What the server sends always arrives. None loses and rounds nothing.
+        uplink: `jaxfl.uplink(...)`, the way of clients' updates x_i - x to the server: links, privacy of whole clients.
+            None loses, rounds and hides nothing.
 
     Returns:
         An `Algorithm`; `node_params` gives the server's model behind a node axis of length 1, as `Variables` where the
@@ -127,17 +115,15 @@ def fed_avg(
         ([5, 10], [64.0, 64.0])
     """
     check.at_least(1, num_active=num_active)
-    if updates is not None:
-        updates.check(task, clients)
+    way = PLAIN if uplink is None else uplink
+    way.check(task, clients)
     optimizer = optax.sgd(1.0) if server_optimizer is None else server_optimizer
-    links = changing(links)
 
     def init(key, data):
         check_num_active(num_active, data.num_nodes)
         clients.check_data(task, data)
         params = task.init(purpose_key(key, Purpose.INIT))
-        if updates is not None:
-            jax.eval_shape(updates.draw_noise, key, 0, params)  # which refuses params that are not float32
+        way.init(key, params)
         return State(
             params=params,
             optimizer=optimizer.init(params),
@@ -148,106 +134,47 @@ def fed_avg(
     def draw(key, state, data):
         n, k = data.num_nodes, state.round_index
         check_num_active(num_active, n)
-        if updates is None:
-            who = Participants(active=draw_active(key, k, num_active, n), is_active=None, overflow=None)
-        else:
-            who = updates.draw(key, k, num_active, n)
-        return Draws(
-            active=who.active,
-            steps=clients.draw(key, k, who.active, data, task),
-            is_active=who.is_active,
-            update_noise=None if updates is None else updates.draw_noise(key, k, state.params),
-            client_overflow=who.overflow,
-            links=None if links is None else links.draw_to_server(key, k, n),
-        )
+        choose = partial(draw_active, key, k, num_active, n)
+        active, of_way = way.draw(key, k, state.params, n, num_active, choose)
+        return Draws(active=active, steps=clients.draw(key, k, active, data, task), uplink=of_way)
 
     def update(state, data, draws):
-        k, active, is_active = state.round_index, draws.active, draws.is_active
+        k, active = state.round_index, draws.active
         steps = clients.steps(data, active, draws.steps)
         gradient_of = clients.gradient_of(task, data)
 
         def train(own):
             return clients.run(gradient_of, state.params, state.model_state, own, k)
 
-        params, model_state, measured = over_slots(train, task.node_loop)(is_active, steps)
-        losses = measured.loss
-        counted: dict[str, Array] = {}
-        arrived, reached, sent = None, is_active, Sent(None, {})
-        if links is not None:
-            if draws.links.arrived is not None:
-                arrived = draws.links.arrived[active]
-                reached = arrived if updates is None else is_active & arrived
-                counted[LOST_MESSAGES] = (~arrived).astype(jnp.int32)
-            if links.quantizer is not None:
-                rounding = jax.tree.map(lambda of_all: of_all[active], draws.links.rounding)
-                sent = links.send(_moved(params, state.params), rounding)
-                counted |= sent.counts
-        if updates is None:
-            weights = clients.weigh(data, active).astype(number_type(state.params))
-            shares = weights / weights.sum()
-            values, before = (params, model_state), (state.params, state.model_state)
-            if sent.values is not None:  # the mean of updates: in that of x + update a zero would become rounding
-                values, before = (sent.values, model_state), (jax.tree.map(jnp.zeros_like, before[0]), before[1])
-            if arrived is None:
-                mean_params, mean_model_state = weighted_sum(shares, values)
-            else:
-                mean_params, mean_model_state = _mean_of_arrived(weights, arrived, values, before)
-            pseudo_gradient = jax.tree.map(jnp.subtract, before[0], mean_params)
-        else:
-            shares = is_active.astype(jnp.float32) / num_active
-            changes = updates.sum(_moved(params, state.params) if sent.values is None else sent.values, reached)
-            counted |= changes.counts
-            losses = jnp.where(changes.counts[DISCARDED_UPDATES] > 0, 0.0, losses)
-            noisy = updates.noise.release(changes.total, draws.update_noise)
-            pseudo_gradient = jax.tree.map(lambda leaf: -leaf / num_active, noisy)
-            mean_model_state = state.model_state  # which is empty
-        moves, optimizer_state = optimizer.update(pseudo_gradient, state.optimizer, state.params)
-        if arrived is not None and updates is None:
-            anybody = arrived.any()
-            moves = jax.tree.map(lambda leaf: jnp.where(anybody, leaf, 0), moves)
-            optimizer_state = jax.tree.map(partial(jnp.where, anybody), optimizer_state, state.optimizer)
+        params, model_state, measured = over_slots(train, task.node_loop)(draws.uplink.is_active, steps)
+        before = Variables(state.params, state.model_state)
+        models = of_whole_models(before, Variables(params, model_state), num_active)
+        weights = clients.weigh(data, active).astype(number_type(state.params))
+        received = way.send(draws.uplink, active, weights, measured.loss, before, models)
 
-        bits = jnp.full(active.shape, 32 * size((state.params, state.model_state)), jnp.float32)
-        bits_up = bits
-        if links is not None:
-            numbers = links.bits * size(state.params) + 32 * size(state.model_state)
-            bits_up = jnp.full(active.shape, numbers, jnp.float32)
-        of_active = measured._replace(loss=jnp.sum(shares * losses)).plus(
-            clients.counts(steps, draws.steps, k),
-            counted,
-            active=jnp.ones_like(active),  # 1 for a client that took part
-            bits_sent=bits_up,
-            bits_received=bits,
-        )
-        info = at_clients(of_active, active, data.num_nodes, is_active).plus(
-            pseudo_gradient_norm=tree_norm(pseudo_gradient, 2), update_norm=tree_norm(moves, 2)
-        )
-        if updates is not None:
-            info = updates.with_overflow(info, draws.client_overflow)
+        pseudo_gradient = jax.tree.map(jnp.negative, received.change)
+        moves, new_optimizer = optimizer.update(pseudo_gradient, state.optimizer, state.params)
+        # Where the server hears from none its state stays.
+        moves = jax.tree.map(lambda leaf: jnp.where(received.is_heard, leaf, 0), moves)
         new_state = State(
             params=optax.apply_updates(state.params, moves),
-            optimizer=optimizer_state,
-            model_state=mean_model_state,
+            optimizer=jax.tree.map(partial(jnp.where, received.is_heard), new_optimizer, state.optimizer),
+            model_state=received.model.model_state,
             round_index=k + 1,
         )
-        return new_state, info
+
+        numbers, statistics = size(state.params), size(state.model_state)
+        of_active = measured._replace(loss=received.loss).plus(
+            clients.counts(steps, draws.steps, k),
+            received.counts,
+            active=jnp.ones_like(active),  # 1 for a client that took part
+            bits_sent=jnp.full(active.shape, way.bits * numbers + 32 * statistics, jnp.float32),
+            bits_received=jnp.full(active.shape, 32 * (numbers + statistics), jnp.float32),
+        )
+        info = info_at_clients(of_active, draws.uplink, active, data.num_nodes)
+        return new_state, info.plus(pseudo_gradient_norm=tree_norm(pseudo_gradient, 2), update_norm=tree_norm(moves, 2))
 
     return algorithm(init, draw, update, server_model(task))
-
-
-def _moved(params: PyTree, before: PyTree) -> PyTree:
-    """The clients' updates x_i - x, leaves (k, *leaf)."""
-    return jax.tree.map(lambda after, start: after - start[None], params, before)
-
-
-def _mean_of_arrived(weights: Array, arrived: Array, values: PyTree, before: PyTree) -> PyTree:
-    """The weighted mean over clients that arrive, of leaves (k, *leaf); where none does what was before."""
-    reaching = jnp.where(arrived, weights, 0)
-    anybody = arrived.any()
-    shares = reaching / jnp.where(anybody, reaching.sum(), 1)
-    # A product with 0 would keep what is not finite.
-    clean = jax.tree.map(lambda leaf: jnp.where(along_nodes(arrived, leaf), leaf, 0), values)
-    return jax.tree.map(partial(jnp.where, anybody), weighted_sum(shares, clean), before)
 
 
 def released_updates(before: State, after: State) -> PyTree:

@@ -34,6 +34,7 @@ import jax.numpy as jnp
 from jaxfl.algorithms.clients.local_steps import LocalSteps, require_plain
 from jaxfl.algorithms.clients.slices import AxisGroups, Slices, leading_slices, variable_shapes
 from jaxfl.algorithms.clients.steps import StepDraws
+from jaxfl.algorithms.clients.uplink import PLAIN, Uplink, UplinkDraws, of_whole_models
 from jaxfl.core import (
     Algorithm,
     ArgumentError,
@@ -46,7 +47,7 @@ from jaxfl.core import (
     over_nodes,
     purpose_key,
 )
-from jaxfl.core.tree import consensus_distance, number_type, replicate, size, weighted_sum
+from jaxfl.core.tree import consensus_distance, number_type, replicate, size
 
 
 class State(NamedTuple):
@@ -61,6 +62,7 @@ class Draws(NamedTuple):
     """The random numbers of one round."""
 
     steps: StepDraws  # of all nodes
+    uplink: UplinkDraws  # what arrives, and noise
 
 
 def partial_averaging(
@@ -69,6 +71,7 @@ def partial_averaging(
     clients: LocalSteps,
     synchronized: Sequence[str] | str | Task,
     axis_groups: AxisGroups | None = None,
+    uplink: Uplink | None = None,
 ) -> Algorithm:
     """Local SGD at all nodes, and the average of a part.
 
@@ -83,6 +86,9 @@ def partial_averaging(
             makes them with `width=0.5` for the first half of the channels of every layer.
         axis_groups: where `synchronized` is a task, axes that hold several runs of channels one after the other, as for
             `jaxfl.algorithms.width_reduction`.
+        uplink: `jaxfl.uplink(...)`, the way of what nodes changed of the part to where it is averaged. None loses,
+            rounds and hides nothing. With private updates every node takes part, and the part moves by their noisy sum
+            over their number; what a node keeps to itself is not released.
 
     Returns:
         An `Algorithm`; `node_params` gives every node's model, as `Variables` where the task has `train_loss`.
@@ -116,18 +122,25 @@ def partial_averaging(
     """
     require_plain(clients)
     part = _part(task, synchronized, axis_groups)
+    way = PLAIN if uplink is None or synchronized in ((), []) else uplink
+    way.check(task, clients)
 
     def init(key, data):
         n = data.num_nodes
         clients.check_data(task, data)
+        params = task.init(purpose_key(key, Purpose.INIT))
+        way.init(key, params)
         return State(
-            params=replicate(task.init(purpose_key(key, Purpose.INIT)), n),
+            params=replicate(params, n),
             model_state=None if task.init_state is None else replicate(task.init_state(), n),
             round_index=jnp.int32(0),
         )
 
     def draw(key, state, data):
-        return Draws(steps=clients.draw(key, state.round_index, _everybody(data.num_nodes), data, task))
+        n, k = data.num_nodes, state.round_index
+        model = jax.tree.map(lambda leaf: leaf[0], Variables(state.params, state.model_state))
+        active, of_way = way.draw(key, k, part.take(model).params, n, n, lambda: _everybody(n))
+        return Draws(steps=clients.draw(key, k, active, data, task), uplink=of_way)
 
     def update(state, data, draws):
         k, n = state.round_index, data.num_nodes
@@ -140,14 +153,17 @@ def partial_averaging(
         params, model_state, measured = over_nodes(one_node, task.node_loop)(state.params, state.model_state, steps)
         own = Variables(params=params, model_state=model_state)
         weights = clients.weigh(data, _everybody(n)).astype(number_type(params))
-        average = weighted_sum(weights / weights.sum(), jax.vmap(part.take)(own))
-        new = jax.vmap(part.put, (0, None))(own, average)
-        bits = jnp.full(n, 32 * size(average), jnp.float32)
+        before = jax.tree.map(lambda leaf: leaf[0], Variables(state.params, state.model_state))  # the part is common
+        models = of_whole_models(part.take(before), jax.vmap(part.take)(own), n)
+        received = way.send(draws.uplink, _everybody(n), weights, measured.loss, part.take(before), models)
+        new = jax.vmap(part.put, (0, None))(own, received.model)
+        bits = 32 * size(received.model)
         info = measured.plus(
             clients.counts(steps, draws.steps, k),
+            received.counts,
             consensus_distance=consensus_distance(new.params),
-            bits_sent=bits,  # the synchronized part of params and batch statistics
-            bits_received=bits,
+            bits_sent=jnp.full(n, bits + (way.bits - 32) * size(received.model.params), jnp.float32),
+            bits_received=jnp.full(n, bits, jnp.float32),  # the synchronized part of params and batch statistics
         )
         return State(params=new.params, model_state=new.model_state, round_index=k + 1), info
 

@@ -68,13 +68,13 @@ def _changing(weights: str) -> graphs.Graph:
 def _push_sum(make_task: MakeTask) -> Example:
     rows_alone = graphs.from_matrix([[0.9, 0.1], [0.2, 0.8]])
     return examples.exchange(
-        make_task, _changing("uniform"), [({"graph": rows_alone}, "graph: .*column")], links=examples.LOSSY
+        make_task, _changing("uniform"), [({"graph": rows_alone}, "graph: .*column")], over=examples.over_links
     )
 
 
 def _d_psgd(make_task: MakeTask) -> Example:
     refused = examples.not_doubly_stochastic_refused()
-    return examples.exchange(make_task, _changing("metropolis"), refused, links=examples.LOSSY)
+    return examples.exchange(make_task, _changing("metropolis"), refused, over=examples.over_links)
 
 
 def _dp2_sgd(make_task: MakeTask) -> Example:
@@ -155,6 +155,7 @@ def _partial_averaging(make_task: MakeTask) -> Example:
         topology={"synchronized": task.blocks[-1:]},
         arguments=examples.steps_of_clients,
         centralized={nodes: {"synchronized": "all", "num_local_steps": 1} for nodes in examples.ALL},
+        over=examples.over_uplink,
     )
 
 
@@ -172,6 +173,7 @@ def _ali_dpfl(make_task: MakeTask) -> Example:
         centralized={nodes: {"max_rounds": 99, "max_iterations": 99} for nodes in examples.ALL},  # one step a round
         refused=[({"max_rounds": 0}, "max_rounds: must be positive"), ({"kappa": 0.0}, "kappa: must be positive")],
         relabeled=relabeled,
+        over=examples.over_uplink,
     )
 
 
@@ -237,7 +239,7 @@ REGISTRY: dict[str, Row] = {
     ),
     "fed_avg": Row(
         fed_avg,
-        lambda make_task: examples.clients({"task": make_task(5)}, (), classes=False, links=examples.LOSSY),
+        lambda make_task: examples.clients({"task": make_task(5)}, (), classes=False),
         sends="params and batch statistics, to the server",
     ),
     "ali_dpfl": Row(ali_dpfl, _ali_dpfl, sends="params, a gradient and two numbers, to the server"),

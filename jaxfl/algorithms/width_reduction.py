@@ -28,12 +28,13 @@ HeteroFL's running statistics, where the model tracks any, are one set for all w
 scaler and static normalization belong to the model (`jaxfl.models.resnet20`) and to evaluation
 (`calibration_samples` of `jaxfl.training.train`).
 
-Does not claim: privacy; that the full model, which no narrow client sees, is better than the narrow ones.
+Does not claim: an epsilon; that the full model, which no narrow client sees, is better than the narrow ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -42,9 +43,10 @@ import numpy as np
 
 from jaxfl.algorithms.clients.client_classes import client_classes, in_order
 from jaxfl.algorithms.clients.local_steps import LocalSteps, require_plain
-from jaxfl.algorithms.clients.server import at_clients, server_model
+from jaxfl.algorithms.clients.server import server_model
 from jaxfl.algorithms.clients.slices import AxisGroups, Slices, leading_slices, variable_shapes
 from jaxfl.algorithms.clients.steps import StepDraws, StepLoss, batch_loss, by_backward
+from jaxfl.algorithms.clients.uplink import PLAIN, Updates, Uplink, UplinkDraws, changed, info_at_clients
 from jaxfl.core import (
     Algorithm,
     ArgumentError,
@@ -77,6 +79,7 @@ class Draws(NamedTuple):
     active: Array  # (k,), int32, different clients; drawn in ascending order, or class after class if stratified
     steps: StepDraws  # of the active clients
     widths: Array | None  # (k, tau), int32, the class whose model each step trains; None without ordered dropout
+    uplink: UplinkDraws  # which slots hold a client, what arrives, and noise
 
 
 def width_reduction(
@@ -87,6 +90,7 @@ def width_reduction(
     num_active: int | Sequence[int],
     ordered_dropout: bool = False,
     axis_groups: AxisGroups | None = None,
+    uplink: Uplink | None = None,
 ) -> Algorithm:
     """HeteroFL, and with `ordered_dropout` FjORD.
 
@@ -108,6 +112,9 @@ def width_reduction(
         ordered_dropout: each step trains a width drawn among the client's own and all narrower ones, all equally
             likely. With `node_loop` "vmap" every step computes all of them. Batch statistics are those of the width.
         axis_groups: path of a parameter, or of a part of the model state -> axis -> number of equal runs of channels.
+        uplink: `jaxfl.uplink(...)`, the way of what clients changed of their slices to the server. None loses, rounds
+            and hides nothing. With private updates `num_active` is an int, how many clients are expected, and an
+            element moves by the noisy sum over how many of them are expected to hold it.
 
     Returns:
         An `Algorithm`; `node_params` gives the full model behind a node axis of length 1, as `Variables` where the task
@@ -158,30 +165,41 @@ def width_reduction(
         of_params = {path: groups for path, groups in (axis_groups or {}).items() if path in _paths(shapes[0].params)}
         slices = _all_slices(shapes, of_params)
     bits = np.array([32 * size(shape) for shape in shapes], np.float32)
+    sizes = np.array([size(shape.params) for shape in shapes], np.float32)
+    way = PLAIN if uplink is None else uplink
+    way.check(tasks[0], clients)
+    classes.check_expected(way.is_private)
+    num_expected = int(np.sum(classes.num_active))
+    members = np.bincount(classes.of_client, minlength=len(tasks))
+    expected = (num_expected * members / members.sum()).astype(np.float32)  # active clients of each class
 
     def init(key, data):
         classes.check_data(data)
         clients.check_data(tasks[0], data)
+        params = tasks[0].init(purpose_key(key, Purpose.INIT))
+        way.init(key, params)
         return State(
-            params=tasks[0].init(purpose_key(key, Purpose.INIT)),
+            params=params,
             model_state=tuple(_init_state(task) for task in tasks) if by_width else _init_state(tasks[0]),
             round_index=jnp.int32(0),
         )
 
     def draw(key, state, data):
         classes.check_data(data)
-        k = state.round_index
-        active = classes.draw_active(key, k)
+        n, k = data.num_nodes, state.round_index
+        choose = partial(classes.draw_active, key, k)
+        active, of_way = way.draw(key, k, state.params, n, num_expected, choose)
 
         def client_widths(client_key, number):
             step_keys = node_keys(client_key, clients.max_steps)
             return jax.vmap(lambda step_key: jax.random.randint(step_key, (), number, len(tasks), jnp.int32))(step_keys)
 
-        client_keys = node_keys(purpose_key(key, Purpose.PART, k), data.num_nodes)[active]
+        client_keys = node_keys(purpose_key(key, Purpose.PART, k), n)[active]
         return Draws(
             active=active,
             steps=clients.draw(key, k, active, data, tasks[0]),
             widths=jax.vmap(client_widths)(client_keys, classes.of(active)) if ordered_dropout else None,
+            uplink=of_way,
         )
 
     def update(state, data, draws):
@@ -207,33 +225,63 @@ def width_reduction(
         def embedded(number, variables):
             return slices[0][number].put(jax.tree.map(jnp.zeros_like, whole), variables)
 
+        def held_by(class_weights):
+            """The sum of class weights over the classes that hold an element, in the form of the model."""
+            return _add_up(
+                [
+                    embedded(
+                        number,
+                        jax.tree.map(lambda leaf, weight=weight: jnp.full(leaf.shape, weight, leaf.dtype), shape),
+                    )
+                    for number, (shape, weight) in enumerate(zip(shapes, class_weights, strict=True))
+                ]
+            )
+
         groups = classes.run(
             [client_of(number) for number in range(len(tasks))],
             lambda number, result: (embedded(number, result[0]), result[1]),
             tasks[0].node_loop,
             active,
             (draws.widths, steps),
+            draws.uplink.is_active,
             differentiable=clients.differentiable,
         )
-        weights, numbers = clients.weigh(data, active).astype(number_type(state.params)), classes.of(active)
-        sums = []
-        for group in groups:
-            total = weighted_sum(group.take(weights), group.results[0])
-            sums.append(total if group.number is None else embedded(group.number, total))
         measured = in_order(groups, [group.results[1] for group in groups], len(active))
-        class_weights = jax.ops.segment_sum(weights, numbers, len(tasks))
-        held = [
-            embedded(number, jax.tree.map(lambda leaf, weight=weight: jnp.full(leaf.shape, weight, leaf.dtype), shape))
-            for number, (shape, weight) in enumerate(zip(shapes, class_weights, strict=True))
-        ]
-        new = jax.tree.map(_mean_over_holders, whole, _add_up(sums), _add_up(held))
-        of_active = measured._replace(loss=jnp.sum(weights * measured.loss) / weights.sum()).plus(
+        weights, numbers = clients.weigh(data, active).astype(number_type(state.params)), classes.of(active)
+
+        def holders(weights):
+            class_weights = jax.ops.segment_sum(weights, numbers, len(tasks))
+            return held_by(class_weights.astype(weights.dtype))
+
+        def mean(weights):
+            sums = []
+            for group in groups:
+                total = weighted_sum(group.take(weights), group.results[0])
+                sums.append(total if group.number is None else embedded(group.number, total))
+            return jax.tree.map(_mean_over_holders, whole, _add_up(sums), holders(weights))
+
+        def changes():
+            wide = [
+                group.results[0]
+                if group.number is None
+                else jax.vmap(partial(embedded, group.number))(group.results[0])
+                for group in groups
+            ]
+            moved = changed(whole, in_order(groups, wide, len(active)))
+            is_held = jax.vmap(held_by)(jax.nn.one_hot(numbers, len(tasks), dtype=jnp.float32))
+            return jax.tree.map(lambda change, held: jnp.where(held > 0, change, 0), moved, is_held)
+
+        models = Updates(mean, changes, holders, held_by(jnp.asarray(expected)).params, sum(expected))
+        received = way.send(draws.uplink, active, weights, measured.loss, whole, models)
+        new = received.model
+        of_active = measured._replace(loss=jnp.sum(received.weights * received.losses) / received.total).plus(
             clients.counts(steps, draws.steps, state.round_index),
+            received.counts,
             active=jnp.ones_like(active),  # 1 for a client that took part
-            bits_sent=jnp.asarray(bits)[numbers],  # its slice of params and batch statistics
+            bits_sent=jnp.asarray(bits + (way.bits - 32) * sizes)[numbers],  # its slice of params and batch statistics
             bits_received=jnp.asarray(bits)[numbers],
         )
-        info = at_clients(of_active, active, data.num_nodes).plus(
+        info = info_at_clients(of_active, draws.uplink, active, data.num_nodes).plus(
             update_norm=tree_norm(jax.tree.map(jnp.subtract, new.params, state.params), 2)
         )
         return State(params=new.params, model_state=new.model_state, round_index=state.round_index + 1), info

@@ -191,7 +191,7 @@ def links(
             number, or a symmetric matrix.
 
     Returns:
-        `Links`, for the argument `links` of an algorithm.
+        `Links`, for the argument `links` of an algorithm, or for `jaxfl.uplink`.
 
     Raises:
         ArgumentError: probabilities outside [0, 1] or of another shape; with `symmetric`, by sender or not symmetric.

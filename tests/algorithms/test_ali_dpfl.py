@@ -315,7 +315,9 @@ def test_a_client_whose_model_equals_the_aggregate_keeps_its_rho_and_beta():
     before = Constants(*(jnp.full(5, value, jnp.float32) for value in (7.0, 8.0, 9.0)))
     shares = jnp.asarray(np.array(SIZES) / sum(SIZES), jnp.float32)
     for constants in (jaxfl.published_constants(), jaxfl.private_constants(4, **PRIVATE)):
-        aggregation = Aggregation(params, apart, params, shares, jnp.int32(1), jnp.float32(0.5), jnp.float32(0.0))
+        aggregation = Aggregation(
+            params, apart, params, shares, shares, jnp.int32(1), jnp.float32(0.5), jnp.float32(0.0)
+        )
         draws = constants.draw(KEY, jnp.int32(0), data)
         estimated, evaluations = constants.estimate(task, data, draws, aggregation, before)
         assert (float(estimated.rho[0]), float(estimated.beta[0])) == (7.0, 8.0)
@@ -329,7 +331,8 @@ def test_one_sample_moves_the_three_numbers_by_at_most_the_stated_bounds():
     constants = jaxfl.private_constants(3, **PRIVATE)
     params = task.init(KEY)
     other = jax.tree.map(lambda leaf: jnp.stack([leaf + 0.5, leaf - 0.5]), params)
-    aggregation = Aggregation(params, other, params, jnp.full(2, 0.5), jnp.int32(1), jnp.float32(0.5), jnp.float32(0.0))
+    half, one = jnp.full(2, 0.5), jnp.int32(1)
+    aggregation = Aggregation(params, other, params, half, half, one, jnp.float32(0.5), jnp.float32(0.0))
     distance = np.linalg.norm(np.concatenate([np.full(leaf.size, 0.5) for leaf in jax.tree.leaves(params)]))
 
     @jax.jit

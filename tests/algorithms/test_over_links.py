@@ -80,7 +80,13 @@ def tracking(links, noise_scale: Any = 0.0):
 def averaging(links, **changes):
     """Federated averaging, three of five clients."""
     options = {"num_active": 3, "num_local_steps": 2, "batch_size": 4, "step_size": 0.2, **changes}
-    return jaxfl.fed_avg(small_task(), **with_clients(**options), links=links)
+    way = jaxfl.uplink(links=links, updates=options.pop("updates", None))
+    return jaxfl.fed_avg(small_task(), **with_clients(**options), uplink=way)
+
+
+def over(p, links):
+    """The arguments by which messages of a registry's example travel over links."""
+    return {"links": links} if p.example.over is None else p.example.over(links)
 
 
 @functools.cache
@@ -304,9 +310,9 @@ def test_federated_averaging_follows_the_loop(kind):
         done = one_by_one(algorithm, KEY, data, ROUNDS)
     rounds, nobody = [], 0
     for before, draws, after, info in zip(done.states[:-1], done.draws, done.states[1:], done.infos, strict=True):
-        arrived = np.ones(NODES, bool) if draws.links.arrived is None else np.asarray(draws.links.arrived)
+        arrived = np.ones(NODES, bool) if draws.uplink.links.arrived is None else np.asarray(draws.uplink.links.arrived)
         of_one = jax.tree.map(lambda leaf: jnp.zeros((NODES, *leaf.shape), leaf.dtype), before.params)
-        numbers = numbers_of(draws.links.rounding, of_one)
+        numbers = numbers_of(draws.uplink.links.rounding, of_one)
         batches = client_batches(np.asarray(draws.active), np.asarray(draws.steps.batch_indices), sizes)
         rounds.append([(i, steps, arrived[i], numbers[i]) for i, steps in batches])
         is_active = np.isin(np.arange(NODES), draws.active)
@@ -331,7 +337,7 @@ def test_a_lost_model_that_is_not_finite_does_not_count():
     algorithm = averaging(jaxfl.links(0.5), num_active=5)
     state = start(algorithm, KEY, data)
     draws = jax.jit(algorithm.draw)(KEY, state, data)
-    lost = ~np.asarray(draws.links.arrived)
+    lost = ~np.asarray(draws.uplink.links.arrived)
     assert 0 < lost.sum() < NODES
     inputs = np.array(data.inputs)
     for node in np.flatnonzero(lost):
@@ -370,7 +376,7 @@ def test_links_that_lose_and_round_nothing_change_no_bit(name):
     for changes in ({}, {"graph": graphs.exponential(NODES)} if name in ("push_sum", "d_psgd") else {}):
         texts = []
         for links in (jaxfl.links(), None):
-            algorithm = p.algorithm(links=links, **changes)
+            algorithm = p.algorithm(**over(p, links), **changes)
             first = jax.eval_shape(lambda key, a=algorithm: a.init(key, p.data), KEY)
             texts.append(str(jax.make_jaxpr(algorithm.round)(KEY, first, p.data)))
         assert texts[0] == texts[1]
@@ -381,7 +387,7 @@ def test_links_that_lose_and_round_nothing_change_no_bit(name):
 @pytest.mark.slow  # the test of traced numbers below takes the same way
 def test_a_traced_success_of_1_gives_what_no_links_give(name):
     p = problem(name)
-    traced = jax.jit(lambda success: run(p.algorithm(links=jaxfl.links(success)), KEY, p.data, 6))
+    traced = jax.jit(lambda success: run(p.algorithm(**over(p, jaxfl.links(success))), KEY, p.data, 6))
     state, infos = traced(jnp.float32(1.0))
     assert_same(state, run(p.algorithm(), KEY, p.data, 6)[0], rtol=1e-5, atol=1e-6)
     assert not np.any(infos.lost_messages)
@@ -392,7 +398,7 @@ def test_a_traced_success_of_1_gives_what_no_links_give(name):
 def test_without_success_nothing_is_shared(name):
     """Each node goes on alone, as one on a graph without edges would; the server's model stays."""
     p = problem(name)
-    algorithm = p.algorithm(links=jaxfl.links(0.0))
+    algorithm = p.algorithm(**over(p, jaxfl.links(0.0)))
     first = start(algorithm, KEY, p.data)
     state, infos = run(algorithm, KEY, p.data, 6, first)
     if name == "fed_avg":
@@ -424,7 +430,7 @@ def test_a_traced_success_compiles_once_and_is_batched(name):
     def last(success):
         nonlocal traces
         traces += 1
-        state, infos = run(p.algorithm(links=jaxfl.links(success)), KEY, p.data, 4)
+        state, infos = run(p.algorithm(**over(p, jaxfl.links(success))), KEY, p.data, 4)
         return state.params, infos.lost_messages
 
     rates = jnp.array([0.3, 0.8])
@@ -444,7 +450,7 @@ def test_overflow_is_counted_at_every_node(name):
         bits=1.0, apply=lambda values, uniform: values, overflows=lambda values: jnp.int32(values.size)
     )
     p = problem(name)
-    _, infos = run(p.algorithm(links=jaxfl.links(quantizer=everything)), KEY, p.data, 2)
+    _, infos = run(p.algorithm(**over(p, jaxfl.links(quantizer=everything))), KEY, p.data, 2)
     messages = 2 if name == "gradient_tracking" else 1  # a state and a tracker
     took_part = getattr(infos, "active", np.ones((2, NODES), int))
     np.testing.assert_array_equal(infos.quantizer_overflow, took_part * messages * NUM_PARAMETERS)

@@ -15,6 +15,7 @@ from reference.width_reduction import width_reduction as reference_width_reducti
 import jaxfl
 from jaxfl import ArgumentError
 from jaxfl.algorithms.clients.steps import StepDraws
+from jaxfl.algorithms.clients.uplink import UplinkDraws
 from jaxfl.algorithms.width_reduction import Draws, State, width_reduction
 from jaxfl.core import Variables
 from jaxfl.core.platform import tracing_for
@@ -76,6 +77,7 @@ def chosen(active, *, widths=None, keys=False, seed=0):
         active=jnp.asarray(active, jnp.int32),
         steps=step_draws(jnp.asarray(batches), jax.random.split(KEY, (len(active), 3)) if keys else None),
         widths=None if widths is None else jnp.asarray(widths, jnp.int32),
+        uplink=UplinkDraws(),
     )
 
 
@@ -210,7 +212,9 @@ def test_padding_never_contributes(ordered_dropout):
     batches = jnp.broadcast_to(jnp.arange(12, dtype=jnp.int32), (1, 3, 12))  # everything; the rest is padding
     widths = jnp.ones((1, 3), jnp.int32) if ordered_dropout else None
     for client in range(len(SIZES)):
-        draws = Draws(active=jnp.array([client], jnp.int32), steps=step_draws(batches), widths=widths)
+        draws = Draws(
+            active=jnp.array([client], jnp.int32), steps=step_draws(batches), widths=widths, uplink=UplinkDraws()
+        )
         check_own_samples_alone_train(lambda data, d=draws: update(state, data, d), data, client, 3, 1e-4)
 
 

@@ -55,7 +55,7 @@ def summed(kind, values):
         constants = private_constants(None, clip_norm=1.0, loss_bound=1.0, noise_multiplier=1.0)
         one, zeros = jnp.ones(1), jnp.zeros((1, 1))
         draws = ConstantsDraws(None, jnp.zeros(1, jnp.int32), noise=jnp.zeros((1, 3)))
-        aggregation = Aggregation(zeros[0], zeros, zeros[0], one, jnp.int32(1), jnp.float32(1.0), jnp.float32(0.0))
+        aggregation = Aggregation(zeros[0], zeros, zeros[0], one, one, jnp.int32(1), jnp.float32(1.0), jnp.float32(0.0))
         estimate = jax.jit(lambda data: constants.estimate(LINEAR, data, draws, aggregation, Constants(one, one, one)))
         return estimate(data)[0].xi * len(values)
     if kind == "mean of the table":

@@ -35,7 +35,9 @@ def client_canaries(strength=8.0, seed=0, task=None):
 def averaging(task, num_active=CLIENTS, noise_std=0.0, clip_norm=CLIP_NORM, **changes):
     options = {"batch_size": 4, "optimizer": optax.sgd(STEP_SIZE), "weighting": "uniform", **changes}
     updates = jaxfl.private_updates(clip_norm=clip_norm, noise=jaxfl.gaussian(noise_std), num_rounds=50)
-    return jaxfl.fed_avg(task, clients=jaxfl.local_steps(STEPS, **options), num_active=num_active, updates=updates)
+    return jaxfl.fed_avg(
+        task, clients=jaxfl.local_steps(STEPS, **options), num_active=num_active, uplink=jaxfl.uplink(updates=updates)
+    )
 
 
 @functools.cache
@@ -81,11 +83,11 @@ def test_real_clients_keep_their_samples_and_sizes_do_not_depend_on_coins():
 def test_what_the_server_releases_equals_the_pseudo_gradient_of_the_round():
     """Minus the sum of clipped updates with its noise, over the clients expected."""
     canaries, draws, released = one_round(noise_std=0.3)
-    expected = (CLIP_NORM * canaries.included - draws.update_noise["canary"]) / CLIENTS
+    expected = (CLIP_NORM * canaries.included - draws.uplink.noise["canary"]) / CLIENTS
     np.testing.assert_allclose(released["canary"][0], expected, rtol=1e-4, atol=1e-7)
     _, _, plain = one_round()
     for name, leaf in plain.items():
-        noise = jax.tree.map(lambda drawn: -drawn / CLIENTS, draws.update_noise[name])
+        noise = jax.tree.map(lambda drawn: -drawn / CLIENTS, draws.uplink.noise[name])
         jax.tree.map(
             lambda mine, own, added: np.testing.assert_allclose(mine[0], own[0] + added, atol=1e-6),
             released[name],

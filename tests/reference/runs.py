@@ -9,6 +9,7 @@ from problems import start
 from reference.gradients import PlainGradient, batch_entries
 from reference.network import as_float64
 
+from jaxfl.algorithms.clients.uplink import UplinkDraws
 from jaxfl.algorithms.fed_avg import Draws as FedAvgDraws
 from jaxfl.core.info import fatal
 
@@ -126,9 +127,13 @@ def with_batches(draws, batch_indices):
 
 def draws_of_fed_avg(draws):
     """The draws of federated averaging with the same clients and steps."""
-    return FedAvgDraws(
-        active=draws.active, steps=draws.steps, is_active=None, update_noise=None, client_overflow=None, links=None
-    )
+    return FedAvgDraws(active=draws.active, steps=draws.steps, uplink=UplinkDraws())
+
+
+def without_slot(draws, slot):
+    """Draws in which nobody is in this slot."""
+    is_active = draws.uplink.is_active.at[slot].set(False)
+    return draws._replace(uplink=draws.uplink._replace(is_active=is_active))
 
 
 def check_own_samples_alone_train(update, data, client, num_steps, least):

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.algorithms.clients.client_classes import Group, in_order
-from jaxfl.algorithms.clients.private_updates import ClippedSum, PrivateUpdates
-from jaxfl.core import Array, PyTree
-from jaxfl.core.tree import along_nodes, weighted_sum
+from jaxfl.algorithms.clients.uplink import Updates, changed
+from jaxfl.core import Array, PyTree, Variables
+from jaxfl.core.tree import along_nodes, replicate, weighted_sum
 
 
 def mean(
@@ -42,59 +42,65 @@ def mean(
     return new
 
 
-def noisy_mean(
-    updates: PrivateUpdates,
-    expected: Mapping[str, float],
-    is_active: Array,
-    is_trained: Mapping[str, Array],
-    old: PyTree,
+def models(
+    before: Variables,
     groups: Sequence[Group],
-    values: Sequence[PyTree],
-    noise: PyTree,
-) -> tuple[PyTree, ClippedSum]:
-    """The old blocks, moved by the noisy sum of the clients' clipped changes over how many are expected to train each.
-
-    A client's changes of all its blocks are clipped together, and count as zero in the others.
+    is_trained: Mapping[str, Array],
+    expected: Mapping[str, float],
+    num_expected: int,
+) -> Updates:
+    """The models of clients that trained blocks.
 
     Args:
-        updates: how to clip.
-        expected: block -> how many clients are expected to train it, public; one that none can train stays.
-        is_active: (c,), bool, False for an empty slot.
-        is_trained: block -> (c,), bool, whether the client trains it.
-        old: block -> leaves (*leaf).
-        groups: in which clients ran.
-        values: of each group block -> leaves (clients, *leaf), after each client's steps; blocks that none of them
-            trains may be absent.
-        noise: block -> leaves (*leaf), on the sum.
-
-    Returns:
-        (in the form of `old`, the sum).
+        before: the server's, layer name -> leaves (*leaf).
+        groups: of which a result begins with (parameters, model state), layer name -> leaves (clients, *leaf); layers
+            that a group did not train may be absent.
+        is_trained: block -> (k,), bool, whether the client trained it; a layer that is no block counts as trained.
+        expected: block -> how many clients are expected to train it, public.
+        num_expected: how many clients are expected in all.
     """
 
-    def changes_of(group, new):
-        def change(own, after, before):
-            return jnp.where(along_nodes(own, after), after - before[None], 0.0)
+    def all_changes(group, old, new):
+        """The changes of a group's clients of all layers, 0 in those that a client did not train."""
+        num_clients = len(jax.tree.leaves(group.results)[0])
 
-        return {
-            block: jax.tree.map(functools.partial(change, group.take(is_trained[block])), new[block], old[block])
-            for block in new
-            if expected[block] > 0
-        }
+        def of_layer(name):
+            if name not in new:
+                return replicate(jax.tree.map(jnp.zeros_like, old[name]), num_clients)
+            moved = changed(old[name], new[name])
+            return _where(group.take(is_trained[name]), moved) if name in is_trained else moved
 
-    sums = [
-        updates.sum(changes_of(group, new), group.take(is_active)) for group, new in zip(groups, values, strict=True)
-    ]
-    names = dict.fromkeys(block for own in sums for block in own.total)
-    total = ClippedSum(
-        total={block: _add_up([own.total[block] for own in sums if block in own.total]) for block in names},
-        counts=in_order(groups, [own.counts for own in sums], len(is_active)),
-    )
-    noisy = updates.noise.release(total.total, {block: noise[block] for block in names})
-    moved = {
-        block: jax.tree.map(lambda x, u, count=expected[block]: x + u / count, old[block], noisy[block])
-        for block in names
-    }
-    return {**old, **moved}, total
+        return {name: of_layer(name) for name in old}
+
+    def changes():
+        of_groups = [
+            Variables(*(all_changes(group, old, group.results[place]) for place, old in enumerate(before)))
+            for group in groups
+        ]
+        return in_order(groups, of_groups, len(next(iter(is_trained.values()))))
+
+    def holders(weights):
+        def of_layer(name, layer):
+            own = weights * is_trained[name].astype(weights.dtype) if name in is_trained else weights
+            return jax.tree.map(lambda _: own.sum(), layer)
+
+        return Variables(*({name: of_layer(name, layer) for name, layer in part.items()} for part in before))
+
+    def means(weights):
+        return Variables(
+            *(
+                mean(weights, is_trained, old, [(group, group.results[place]) for group in groups])
+                for place, old in enumerate(before)
+            )
+        )
+
+    counts = {name: jax.tree.map(lambda _, name=name: expected[name], layer) for name, layer in before.params.items()}
+    return Updates(means, changes, holders, counts, num_expected)
+
+
+def _where(own: Array, tree: PyTree) -> PyTree:
+    """The clients' leaves (c, *leaf) where `own` (c,) is True, else 0."""
+    return jax.tree.map(lambda leaf: jnp.where(along_nodes(own, leaf), leaf, 0), tree)
 
 
 def _add_up(trees: Sequence[PyTree]) -> PyTree:

@@ -68,6 +68,7 @@ class Aggregation(NamedTuple):
     client_params: PyTree  # w_i, leaves (n, *leaf)
     after: PyTree  # w, leaves (*leaf)
     shares: Array  # p_i, (n,), float32
+    received: Array  # the shares by which w is the mean of the w_i, (n,), float32; p_i where nothing is lost
     num_steps: Array  # tau, (), int32
     step_size: Array  # gamma, (), float32
     noise_std: Array  # s, (), float32
@@ -170,7 +171,7 @@ def private_constants(
         bounds = jnp.stack([of_loss, 2 * of_gradient, of_gradient])
         std = multiplier * math.sqrt(3) * bounds[None] / divisors[:, None]
         values = values + std * draws.noise
-        noise_in_mean = size(w) * jnp.square(aggregation.noise_std) * jnp.sum(jnp.square(aggregation.shares)) / tau
+        noise_in_mean = size(w) * jnp.square(aggregation.noise_std) * jnp.sum(jnp.square(aggregation.received)) / tau
         change, apart = jnp.maximum(values[:, 1], 0.0), jnp.maximum(values[:, 2], 0.0)
         xi = jnp.sqrt(jnp.maximum(jnp.square(apart) - noise_in_mean, 0.0))
         return _over_distance(aggregation, jnp.abs(values[:, 0]), change, xi, before), _evaluations(mask)

@@ -59,7 +59,7 @@ def in_order(groups: Sequence[Group], values: Sequence[PyTree], num_active: int)
         if all(isinstance(group.rows, slice) for group in groups):
             return together
         rows = jnp.concatenate([group.rows for group in groups])  # pyright: ignore[reportArgumentType]
-        return jnp.zeros(num_active, together.dtype).at[rows].set(together, mode="drop")
+        return jnp.zeros((num_active, *together.shape[1:]), together.dtype).at[rows].set(together, mode="drop")
 
     return jax.tree.map(joined, *values)
 
@@ -83,6 +83,12 @@ class ClientClasses(NamedTuple):
         if data.num_nodes != n:
             found = f"got {n} for data of {data.num_nodes}"
             raise ArgumentError("client_class", "must hold the class of each client", found, "Pass one class a client.")
+
+    def check_expected(self, is_private: bool) -> None:
+        """Refuse a count for each class where clients are drawn independently."""
+        if is_private and not isinstance(self.num_active, int):
+            requirement, found = "must be one int for all classes where updates are private", f"got {self.num_active}"
+            raise ArgumentError("num_active", requirement, found, "Pass how many clients are expected.")
 
     def draw_active(self, key: Key, round_index: Array) -> Array:
         """The clients of one round, without replacement, uniform among all or among those of each class.

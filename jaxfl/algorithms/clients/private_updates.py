@@ -21,13 +21,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.algorithms.clients.local_steps import LocalSteps
-from jaxfl.core import ArgumentError, Array, Info, Key, Purpose, PyTree, Task, check, purpose_key
+from jaxfl.core import ArgumentError, Array, Key, Purpose, PyTree, Task, check, purpose_key
 from jaxfl.core.info import must_be_zero
 from jaxfl.core.tree import along_nodes, copied, norm
 from jaxfl.gradients import poisson
 from jaxfl.gradients.microbatches import in_blocks
 from jaxfl.gradients.per_example import clip_scale
-from jaxfl.gradients.samplers import BATCH_OVERFLOW
 from jaxfl.privacy.mechanisms import NoiseMechanism, require_float_noise
 
 DISCARDED_UPDATES = must_be_zero("discarded_updates", stops_training=False)
@@ -84,10 +83,6 @@ class PrivateUpdates(NamedTuple):
         noise = self.noise.draw(purpose_key(key, Purpose.SERVER_NOISE, round_index), one)
         return jax.tree.map(lambda leaf: leaf[0], noise)
 
-    def with_overflow(self, info: Info, overflow: Array) -> Info:
-        """Count a client that was drawn and had no slot, (), with all clients' batches (n,)."""
-        return info.plus({BATCH_OVERFLOW: info.counts.get(BATCH_OVERFLOW, jnp.zeros_like(info.active)) + overflow})
-
     def sum(self, updates: PyTree, is_active: Array) -> ClippedSum:
         """The sum over the clients that take part.
 
@@ -114,7 +109,7 @@ class PrivateUpdates(NamedTuple):
 
 
 def private_updates(*, clip_norm: float | Array, noise: NoiseMechanism, num_rounds: int = 10**6) -> PrivateUpdates:
-    """Clipped updates of clients drawn independently, and noise on their sum.
+    """Clipped updates of clients drawn independently, and noise on their sum: for `jaxfl.uplink`.
 
     Args:
         clip_norm: S, bound on the L2 norm of a client's update, positive; may be traced.

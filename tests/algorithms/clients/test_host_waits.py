@@ -28,7 +28,7 @@ def embracing(steps=3, **options):
 
 
 def private():
-    return jaxfl.private_updates(clip_norm=1.0, noise=jaxfl.gaussian(0.1))
+    return jaxfl.uplink(updates=jaxfl.private_updates(clip_norm=1.0, noise=jaxfl.gaussian(0.1)))
 
 
 def fed_avg(node_loop=None, **options):
@@ -54,7 +54,7 @@ ROUNDS = {
     "embracing": embracing,
     "embracing, few samples": lambda: embracing(steps=4),
     "embracing, batch statistics": lambda: embracing(frozen_batch_norm="batch"),
-    "embracing, private": lambda: embracing(updates=private()),
+    "embracing, private": lambda: embracing(uplink=private()),
     "width_reduction": width,
     "fed_avg": fed_avg,
     "fed_avg, private steps": lambda: fed_avg(**NOISY),

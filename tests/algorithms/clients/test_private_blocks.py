@@ -10,7 +10,7 @@ import pytest
 from helpers import crossed, refusals, refused
 from problems import run, small_task, start, statistics_task, uneven_data
 from reference.dp_clients import dp_embracing
-from reference.runs import assert_same, check_noise, flat, node_samples, one_by_one
+from reference.runs import assert_same, check_noise, flat, node_samples, one_by_one, without_slot
 
 import jaxfl
 from jaxfl.core.platform import tracing_for
@@ -41,7 +41,9 @@ def steps(**changes):
 def learner(task=None, **changes):
     """Three of seven clients of four classes expected."""
     options = {"trained_blocks": CLASSES, "client_class": CLIENT_CLASS, "num_active": EXPECTED, "clients": steps()}
-    return jaxfl.embracing(small_task() if task is None else task, **{**options, "updates": private(), **changes})
+    updates = changes.pop("updates", private())
+    way = None if updates is None else jaxfl.uplink(updates=updates)
+    return jaxfl.embracing(small_task() if task is None else task, **{**options, "uplink": way, **changes})
 
 
 def as_float64(tree):
@@ -54,12 +56,12 @@ def check_rounds(algorithm, of_client, expected, count=20):
     outcome, rounds = one_by_one(algorithm, KEY, data, count), []
     first = as_float64(outcome.states[0].params)
     for draws in outcome.draws:
-        there, active = np.asarray(draws.is_active), []
+        there, active = np.asarray(draws.uplink.is_active), []
         drawn = np.zeros((len(there), 2), bool) if draws.trained is None else np.asarray(draws.trained)
         for c in np.flatnonzero(there):
             client = int(draws.active[c])
             active.append((client, of_client(client, drawn[c]), np.asarray(draws.steps.batch_indices[c])))
-        rounds.append((active, as_float64(draws.update_noise)))
+        rounds.append((active, as_float64(draws.uplink.noise)))
     x, losses = dp_embracing(first, node_samples(data), rounds, clip_norm=CLIP_NORM, expected=expected, **LOCAL)
     found = flat(outcome.states[-1].params)
     assert np.linalg.norm(found - flat(x)) < 1e-5 * np.linalg.norm(flat(x))
@@ -136,7 +138,7 @@ def test_one_client_moves_what_is_released_by_at_most_the_clip_norm(case):
     expected = {"several classes": (4, 5), "drawn blocks": (3.5, 3.5), "all blocks": (7, 7)}[case]
     whole = update(state, data, draws)[0].params
     for client in range(7):
-        without, info = update(state, data, draws._replace(is_active=draws.is_active.at[client].set(False)))
+        without, info = update(state, data, without_slot(draws, client))
         assert int(info.active[client]) == int(info.gradient_evaluations[client]) == 0
         parts = [
             count * (flat(without.params[block]) - flat(whole[block]))
@@ -163,7 +165,7 @@ def test_an_update_that_is_not_finite_counts_as_zero(case):
     data = uneven_data(SIZES)
     broken = data._replace(inputs=data.inputs.at[data.indices[2, : SIZES[2]]].set(np.nan))
     found, info = update(state, broken, draws)
-    expected, clean = update(state, data, draws._replace(is_active=draws.is_active.at[2].set(False)))
+    expected, clean = update(state, data, without_slot(draws, 2))
     assert_same(found.params, expected.params)
     np.testing.assert_array_equal(info.loss, clean.loss)
     np.testing.assert_array_equal(info.discarded_updates, np.arange(7) == 2)
@@ -175,7 +177,7 @@ def test_if_all_clients_train_all_blocks_a_round_is_that_of_fed_avg(node_loop, n
     """With private updates, noise and clipping, on the same draws."""
     task, data = small_task()._replace(node_loop=node_loop), uneven_data(SIZES)
     algorithm = learner(task, client_class=np.zeros(7, int), num_active=num_active)
-    average = jaxfl.fed_avg(task, clients=steps(), num_active=num_active, updates=private())
+    average = jaxfl.fed_avg(task, clients=steps(), num_active=num_active, uplink=jaxfl.uplink(updates=private()))
     (state, info), (expected, expected_info) = (run(one, KEY, data, 6) for one in (algorithm, average))
     assert_same(state.params, expected.params, rtol=1e-5, atol=1e-6)
     numbers, expected_numbers = info.named(), expected_info.named()
@@ -247,7 +249,7 @@ def test_clients_without_a_slot_are_an_error():
     draws = jax.jit(algorithm.draw)(KEY, state, data)
     update = jax.jit(algorithm.update)
     assert not np.asarray(update(state, data, draws)[1].batch_overflow).any()
-    found = update(state, data, draws._replace(client_overflow=jnp.int32(1)))[1].batch_overflow
+    found = update(state, data, draws._replace(uplink=draws.uplink._replace(overflow=jnp.int32(1))))[1].batch_overflow
     assert np.all(np.asarray(found) == 1)
 
 

@@ -131,13 +131,13 @@ def test_no_key_is_used_twice(monkeypatch):
     server = NoiseMechanism("gaussian", 1.0, show)
     clients = steps(sampler=showing, weighting="uniform")
     updates = jaxfl.private_updates(clip_norm=1.0, noise=server)
-    algorithm = jaxfl.fed_avg(small_task(), clients=clients, num_active=3, updates=updates)
+    algorithm = jaxfl.fed_avg(small_task(), clients=clients, num_active=3, uplink=jaxfl.uplink(updates=updates))
     state, used = jax.eval_shape(algorithm.init, KEY, data), []
     state = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), state)
     shown.clear()  # of a draw that `init` only traced
     for r in range(6):
         draws = algorithm.draw(KEY, state._replace(round_index=jnp.int32(r)), data)
-        there = np.asarray(draws.is_active)
+        there = np.asarray(draws.uplink.is_active)
         batches = jax.lax.bitcast_convert_type(draws.steps.batch_indices[there], jnp.uint32)
         used += np.asarray(batches).reshape(-1, 2).tolist() + words(draws.steps.noise.keys[there])
         # The mechanism draws a client's noise from the first key of a node.

@@ -10,7 +10,7 @@ import pytest
 from helpers import refusals, refused
 from problems import run, small_task, start, statistics_task, uneven_data
 from reference.dp_clients import dp_fed_avg
-from reference.runs import assert_same, check_noise, client_batches, flat, node_samples, one_by_one
+from reference.runs import assert_same, check_noise, client_batches, flat, node_samples, one_by_one, without_slot
 
 import jaxfl
 from jaxfl.models import classification, layers, sequential
@@ -34,7 +34,7 @@ def learner(task=None, num_active=EXPECTED, server_optimizer=None, **changes):
         small_task() if task is None else task,
         clients=jaxfl.local_steps(3, **options),
         num_active=num_active,
-        updates=updates,
+        uplink=None if updates is None else jaxfl.uplink(updates=updates),
         server_optimizer=server_optimizer,
     )
 
@@ -51,7 +51,7 @@ def drawn(count=2000, num_active=EXPECTED):
     draw = jax.jit(jax.vmap(lambda r: algorithm.draw(KEY, state._replace(round_index=r), data)))
     draws = draw(jnp.arange(count, dtype=jnp.int32))
     takes_part = np.zeros((count, len(SIZES)), int)
-    for r, (active, there) in enumerate(zip(np.asarray(draws.active), np.asarray(draws.is_active), strict=True)):
+    for r, (active, there) in enumerate(zip(np.asarray(draws.active), np.asarray(draws.uplink.is_active), strict=True)):
         np.add.at(takes_part[r], active[there], 1)
     return takes_part, draws
 
@@ -68,10 +68,10 @@ def test_follows_the_papers_lines(kind):
     first, rounds = as_float64(outcome.states[0].params), []
     zero = jax.tree.map(np.zeros_like, first)
     for draws in outcome.draws:
-        there = np.asarray(draws.is_active)
+        there = np.asarray(draws.uplink.is_active)
         batches = np.asarray(draws.steps.batch_indices)[there]
         active = client_batches(np.asarray(draws.active)[there], batches, SIZES)
-        rounds.append(([(*one, [zero] * 3) for one in active], as_float64(draws.update_noise)))
+        rounds.append(([(*one, [zero] * 3) for one in active], as_float64(draws.uplink.noise)))
     local = {"step_size": 0.3, "batch_size": BATCH, "clip_norm": KINDS[kind].get("clip_norm", np.inf)}
     x, losses, fractions, scaled = dp_fed_avg(first, node_samples(data), rounds, updates=(CLIP_NORM, EXPECTED), **local)
     found = flat(outcome.states[-1].params)
@@ -94,7 +94,7 @@ def test_each_client_takes_part_independently_with_probability_num_active_over_n
     """Each, and each pair, within 4 standard errors; there are slots enough."""
     takes_part, draws = drawn()
     assert takes_part.max() == 1
-    assert not np.asarray(draws.client_overflow).any()
+    assert not np.asarray(draws.uplink.overflow).any()
     rounds, rate = len(takes_part), EXPECTED / len(SIZES)
     together = takes_part.T @ takes_part / rounds
     expected = np.where(np.eye(len(SIZES), dtype=bool), rate, rate**2)
@@ -116,7 +116,7 @@ def test_clients_without_a_slot_are_an_error():
     state = start(algorithm, KEY, data)
     draws = jax.jit(algorithm.draw)(KEY, state, data)
     assert draws.active.shape[0] < 40
-    full = draws._replace(client_overflow=jnp.int32(1))
+    full = draws._replace(uplink=draws.uplink._replace(overflow=jnp.int32(1)))
     update = jax.jit(algorithm.update)
     assert int(update(state, data, draws)[1].batch_overflow.sum()) == 0
     assert np.all(np.asarray(update(state, data, full)[1].batch_overflow) == 1)
@@ -138,7 +138,7 @@ def test_one_client_moves_what_is_released_by_at_most_the_clip_norm(node_loop):
     update = jax.jit(algorithm.update)
     whole, moved = flat(update(state, data, draws)[0].params), []
     for client in range(len(SIZES)):
-        without, info = update(state, data, draws._replace(is_active=draws.is_active.at[client].set(False)))
+        without, info = update(state, data, without_slot(draws, client))
         moved.append(len(SIZES) * np.linalg.norm(flat(without.params) - whole))
         assert int(info.active[client]) == int(info.gradient_evaluations[client]) == 0
     assert max(moved) <= CLIP_NORM * (1 + 1e-4)
@@ -155,7 +155,7 @@ def test_an_update_that_is_not_finite_counts_as_zero(node_loop):
     state, draws = first_round(algorithm, data)
     update = jax.jit(algorithm.update)
     found, info = update(state, broken, draws)
-    expected, clean = update(state, data, draws._replace(is_active=draws.is_active.at[2].set(False)))
+    expected, clean = update(state, data, without_slot(draws, 2))
     assert_same(found.params, expected.params)
     np.testing.assert_array_equal(info.loss, clean.loss)
     np.testing.assert_array_equal(info.discarded_updates, np.arange(len(SIZES)) == 2)
@@ -182,7 +182,7 @@ def test_one_client_changes_the_sum_by_at_most_clip_norm():
 def test_noise_has_the_scale_of_the_mechanism_and_is_independent_over_rounds():
     algorithm, data = learner(small_task(hidden=200)), uneven_data(SIZES)
     state = start(algorithm, KEY, data)
-    draw = jax.jit(jax.vmap(lambda r: algorithm.draw(KEY, state._replace(round_index=r), data).update_noise))
+    draw = jax.jit(jax.vmap(lambda r: algorithm.draw(KEY, state._replace(round_index=r), data).uplink.noise))
     noise = draw(jnp.arange(40, dtype=jnp.int32))
     rows = np.concatenate([np.asarray(leaf).reshape(40, 1, -1) for leaf in jax.tree.leaves(noise)], axis=2)
     assert rows.shape[2] == 6 * 200 + 200 + 200 * 3 + 3

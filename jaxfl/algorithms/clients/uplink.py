@@ -1,0 +1,214 @@
+"""The way of clients' updates to their server: lost and rounded on links, clipped, averaged, released with noise.
+
+Client i of the active ones changes what it holds of the server's model x by Delta_i, and weighs p_i. For each element e
+the server adds
+
+    plain                   sum p_i Delta_i[e] / sum p_i           over the active clients that hold e
+    over links              the same with Q(Delta_i), over those of them that arrive; 0 where none does
+    private updates         (sum clipped Q(Delta_i)[e] + noise) / E_e,    E_e: how many are expected to hold e, public
+
+Updates are rounded, not parameters, for many quantizers are finer near 0. A model state travels with its update in 32
+bits. With private updates a lost one counts as zero and E stays, noise is added in every round, and what arrives is
+clipped after rounding, so that the clip norm bounds it. Losses and rounding do not depend on the data: statements
+without links hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.algorithms.clients.local_steps import LocalSteps
+from jaxfl.algorithms.clients.private_updates import DISCARDED_UPDATES, PrivateUpdates
+from jaxfl.algorithms.clients.server import at_clients
+from jaxfl.channel.links import LOST_MESSAGES, LinkDraws, Links, changing
+from jaxfl.core import Array, Info, Key, PyTree, Task, Variables
+from jaxfl.core.tree import along_nodes, weighted_sum
+from jaxfl.gradients.samplers import BATCH_OVERFLOW
+
+
+class UplinkDraws(NamedTuple):
+    """The random numbers of one round's way to the server; c slots of active clients."""
+
+    is_active: Array | None = None  # (c,), bool, False for an empty slot; None where all are filled
+    overflow: Array | None = None  # (), int32, 1 if a client that was drawn had no slot, which is an error
+    links: LinkDraws | None = None  # of all n clients; None where links change nothing
+    noise: PyTree | None = None  # like the parameters; None without private updates
+
+
+class Updates(NamedTuple):
+    """The active clients' models after their steps, as they make up the server's.
+
+    Attributes:
+        mean: weights (c,) -> the mean model over those that hold an element; what was before where none does.
+        changes: () -> changes of the whole model, leaves (c, *leaf), 0 where the client holds nothing.
+        holders: weights (c,) -> their sum over those that hold an element, in the structure of the model.
+        expected: how many clients are expected to hold an element, in the structure of the parameters.
+        num_expected: how many clients are expected in all.
+    """
+
+    mean: Callable[[Array], Variables]
+    changes: Callable[[], Variables]
+    holders: Callable[[Array], Variables]
+    expected: PyTree
+    num_expected: float
+
+
+class Received(NamedTuple):
+    """What the server makes of a round's updates."""
+
+    model: Variables  # x with what is added, leaves (*leaf), and the model state
+    change: PyTree  # what is added to the parameters, leaves (*leaf)
+    is_heard: Array  # (), bool, False where all updates were lost
+    shares: Array  # (c,), float32, what each update weighs in the change
+    losses: Array  # (c,), float32, 0 for an update that was discarded
+    weights: Array  # (c,), float32, of the losses
+    total: Array  # (), float32, what the weights are taken over
+    counts: dict[str, Array]  # (c,), int32
+
+    @property
+    def loss(self) -> Array:
+        """Weighted mean of the clients' losses, ()."""
+        return jnp.sum(self.weights / self.total * self.losses)
+
+
+class Uplink(NamedTuple):
+    """The way of clients' updates to their server, made by `uplink`.
+
+    Attributes:
+        is_private: whether updates are clipped and released with noise, and clients drawn independently.
+        bits: of a number of an update; of a number of the model state they are 32.
+        check: (task, clients) -> None; raises what private updates do not hide.
+        init: (key, params) -> None; raises for params that are not of the noise's type.
+        draw: (key, round index, params, number of clients, number of active ones, () -> active clients (k,) where
+            they are not drawn independently) -> (active (c,), `UplinkDraws`).
+        send: (draws, active (c,), weights (c,), losses (c,), the server's `Variables`, `Updates`) -> `Received`.
+    """
+
+    is_private: bool
+    bits: float
+    check: Callable[[Task, LocalSteps], None]
+    init: Callable[[Key, PyTree], None]
+    draw: Callable[..., tuple[Array, UplinkDraws]]
+    send: Callable[[Any, Array, Array, Array, Variables, Updates], Received]
+
+
+def uplink(*, links: Links | None = None, updates: PrivateUpdates | None = None) -> Uplink:
+    """The way of clients' updates to their server.
+
+    Args:
+        links: `jaxfl.links(...)`, over which updates travel, quantised; what the server sends always arrives. None
+            loses and rounds nothing.
+        updates: `jaxfl.private_updates(...)`, for privacy of whole clients; None for none.
+
+    Returns:
+        The argument `uplink` of algorithms with a server.
+
+    Guarantees:
+        - links that lose and round nothing change no bit.
+        - an update that is lost and not finite does not count.
+        - adding or removing one client moves what is released by at most the clip norm, where updates are private.
+
+    Example:
+        >>> uplink(links=Links(success=0.5, quantizer=None, symmetric=False)).bits
+        32.0
+    """
+    links = changing(links)
+
+    def check(task, clients):
+        if updates is not None:
+            updates.check(task, clients)
+
+    def init(key, params):
+        if updates is not None:
+            jax.eval_shape(updates.draw_noise, key, 0, params)  # which refuses params that are not float32
+
+    def draw(key, round_index, params, num_nodes, num_active, choose):
+        of_links = None if links is None else links.draw_to_server(key, round_index, num_nodes)
+        if updates is None:
+            return choose(), UplinkDraws(links=of_links)
+        who = updates.draw(key, round_index, num_active, num_nodes)
+        noise = updates.draw_noise(key, round_index, params)
+        return who.active, UplinkDraws(is_active=who.is_active, overflow=who.overflow, links=of_links, noise=noise)
+
+    def send(draws: Any, active, weights, losses, before, clients):
+        shares, counts, heard = weights / weights.sum(), {}, jnp.bool_(True)
+        if links is None and updates is None:
+            model = clients.mean(weights)
+            change = jax.tree.map(jnp.subtract, model.params, before.params)
+            return Received(model, change, heard, shares, losses, weights, weights.sum(), counts)
+        changes = clients.changes()
+        there = jnp.ones(len(active), bool) if draws.is_active is None else draws.is_active
+        reached = there
+        if links is not None:
+            if draws.links.arrived is not None:
+                arrived = draws.links.arrived[active]
+                reached, counts = reached & arrived, {LOST_MESSAGES: (~arrived).astype(jnp.int32)}
+            sent = links.send(changes.params, jax.tree.map(lambda of_all: of_all[active], draws.links.rounding))
+            changes, counts = Variables(sent.values, changes.model_state), counts | sent.counts
+        if updates is None:
+            own = jnp.where(reached, weights, 0)
+            # A product with 0 would keep what is not finite.
+            clean = jax.tree.map(lambda leaf: jnp.where(along_nodes(reached, leaf), leaf, 0), changes)
+            added = jax.tree.map(_quotient, weighted_sum(own, clean), clients.holders(own))
+            model, shares, heard = jax.tree.map(jnp.add, before, added), _quotient(own, own.sum()), reached.any()
+            return Received(model, added.params, heard, shares, losses, weights, weights.sum(), counts)
+        summed = updates.sum(changes.params, reached)
+        added = jax.tree.map(_quotient, updates.noise.release(summed.total, draws.noise), clients.expected)
+        return Received(
+            model=Variables(jax.tree.map(jnp.add, before.params, added), before.model_state),  # which is empty
+            change=added,
+            is_heard=heard,
+            shares=reached.astype(jnp.float32) / clients.num_expected,
+            losses=jnp.where(summed.counts[DISCARDED_UPDATES] > 0, 0.0, losses),
+            weights=there.astype(jnp.float32),
+            total=jnp.float32(clients.num_expected),
+            counts=counts | summed.counts,
+        )
+
+    bits = 32.0 if links is None else links.bits
+    return Uplink(updates is not None, bits, check, init, draw, send)
+
+
+PLAIN = uplink()
+"""The way on which everything arrives as it was sent."""
+
+
+def of_whole_models(before: Variables, after: Variables, num_expected: float) -> Updates:
+    """The updates of clients that all hold the whole model.
+
+    Args:
+        before: the server's.
+        after: the active clients', leaves (c, *leaf).
+        num_expected: how many active clients are expected.
+    """
+    return Updates(
+        mean=lambda weights: weighted_sum(weights / weights.sum(), after),
+        changes=lambda: changed(before, after),
+        holders=lambda weights: jax.tree.map(lambda _: weights.sum(), before),
+        expected=jax.tree.map(lambda _: float(num_expected), before.params),
+        num_expected=num_expected,
+    )
+
+
+def changed(before: PyTree, after: PyTree) -> PyTree:
+    """The changes of clients' models, leaves (c, *leaf)."""
+    return jax.tree.map(lambda new, old: new - old[None], after, before)
+
+
+def info_at_clients(info: Info, draws: UplinkDraws, active: Array, num_nodes: int) -> Info:
+    """Put the numbers of the active clients (c,) at their places (n,), and count clients that had no slot at all."""
+    placed = at_clients(info, active, num_nodes, draws.is_active)
+    if draws.overflow is None:
+        return placed
+    batches = placed.counts.get(BATCH_OVERFLOW, jnp.zeros(num_nodes, jnp.int32))
+    return placed.plus({BATCH_OVERFLOW: batches + draws.overflow})
+
+
+def _quotient(total: Array, count: Array | float) -> Array:
+    """total / count, 0 where the count is."""
+    holds = jnp.asarray(count) > 0
+    return jnp.where(holds, total / jnp.where(holds, count, 1), 0)

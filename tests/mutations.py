@@ -120,7 +120,7 @@ jaxfl/algorithms/a_dp2_sgd.py: mean = 0.5 * (old[0] + old[1]) => mean = old[0]
 [tests/algorithms/test_over_links.py]
 jaxfl/algorithms/exchange.py: m + (value - rounded) => m + (rounded - value)
 [tests/algorithms/clients/test_private_updates.py]
-jaxfl/algorithms/fed_avg.py: -leaf / num_active => -leaf / is_active.sum().astype(leaf.dtype)
+jaxfl/algorithms/clients/uplink.py: lambda _: float(num_expected) => lambda _: float(num_expected + 1)
 [tests/algorithms/test_gradient_tracking.py]
 jaxfl/algorithms/gradient_tracking.py: y + beta * change + (new - old) => y + beta * change + (old - new)
 [tests/test_keys_of_a_round.py tests/test_contract.py -k gradient_tracking]

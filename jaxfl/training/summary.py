@@ -85,8 +85,9 @@ def summarize_run(
         Per variant: "rounds" (most over seeds) and "rounds_per_seed"; as `spread` gives them every metric of each
         seed's last line, every count summed over its lines, and "costs"; "privacy"; "status" of each seed and, where
         one is not finished, "reason". A seed that diverged or was stopped has no metrics.
-        "seconds": compile, run (rounds alone, without evaluation and checkpoints), and per_round = run divided by the
-        rounds that were timed, each lane's for itself; rounds_a_call: the least and the most rounds of a compiled call.
+        "seconds": compile, run (rounds, with an evaluation where the device did it between two of their chunks;
+        without checkpoints), and per_round = run divided by the rounds that were timed, each lane's for itself;
+        rounds_a_call: the least and the most rounds of a compiled call.
     """
     one_of(STATUSES, status=status)
     last = {(line["variant"], line["seed"]): line for line in lines}

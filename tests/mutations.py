@@ -131,6 +131,18 @@ jaxfl/algorithms/dzofl.py: heard * (n / jnp.maximum => heard * (1 / jnp.maximum
 jaxfl/algorithms/ali_dpfl.py: step_size**2 * beta * t, gap => step_size * beta * t, gap
 [tests/algorithms/test_output_perturbation.py]
 jaxfl/algorithms/output_perturbation.py: shares.sum(axis=1, keepdims=True) => shares.sum(axis=0, keepdims=True)
+[tests/training/test_checkpoint.py]
+jaxfl/training/checkpoint.py: if value != found => if False
+jaxfl/training/checkpoint.py: max_to_keep=keep => max_to_keep=None
+[tests/training/test_pass_directory.py]
+jaxfl/training/pass_directory.py: zlib.crc32(memoryview(content)[:size]) != checksum => False
+[tests/training/test_resume.py]
+jaxfl/training/lockstep.py: self._directory.keep_lines(record["metrics"]) => pass
+jaxfl/training/lane_record.py: self.totals, self.last_line => _, self.last_line
+[tests/training/test_lane_record.py]
+jaxfl/training/lockstep.py: self._most - since) => self._most)
+[tests/training/test_passes.py]
+jaxfl/training/loop.py: v.budgets for v in variants => False for v in variants
 [tests/training/test_evaluation.py]
 jaxfl/training/evaluate.py: jnp.where(batch.counts, value, 0) => value
 jaxfl/training/evaluate.py: values.max() if name => values.min() if name

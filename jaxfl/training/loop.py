@@ -111,6 +111,9 @@ def train(
         at_least(1, lanes_at_once=lanes_at_once)
     if checkpoint_minutes is not None:
         non_negative(checkpoint_minutes=checkpoint_minutes)
+    if only is not None and only not in range(len(run.passes)):
+        found, remedy = f"got {only}, and the run has {len(run.passes)}", "Divide the run by divide_run first."
+        raise ArgumentError("only", "must be the number of a pass of the run", found, remedy)
     check_variants(variants)
     _refuse_alone(variants)
     points = points_of(variants, key)

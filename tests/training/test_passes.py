@@ -93,6 +93,16 @@ def test_a_pass_has_one_process_at_a_time(tmp_path):
         train(variants, run=run, quiet=True, only=1)
 
 
+@pytest.mark.parametrize("only", [-1, 2, 0.5])
+def test_a_pass_that_is_not_there_is_refused(only, tmp_path):
+    variants, run = grid(), open_run(tmp_path, CONFIG)
+    with pytest.raises(ArgumentError, match=r"^only: "):
+        train(variants, run=run, quiet=True, only=0)
+    divide_run(variants, 2, run=run)
+    with pytest.raises(ArgumentError, match=r"^only: "):
+        train(variants, run=run, quiet=True, only=only)
+
+
 @pytest.mark.parametrize(
     "passes",
     [[[["plain", 0]]], [[["plain", 0], ["plain", 0]]], [[["plain", 0], ["step 0.1", 0]]], [[["other", 0]]]],

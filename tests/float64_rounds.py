@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from examples import LOSSY
 from problems import Problem, irregular_graph, small_task, statistics_task, uneven_data
 from reference.dzofl import dzofl as reference_dzofl
 from reference.embracing import embracing as reference_embracing
@@ -23,12 +24,12 @@ from reference.partial_averaging import partial_averaging as reference_partial_a
 from reference.push_sum import push_sum as reference_push_sum
 from reference.runs import client_batches, each, entries, flat, node_samples, one_by_one, plain_gradients, stacked
 from reference.width_reduction import width_reduction as reference_width_reduction
+from registry import REGISTRY
 
 import jaxfl
 from jaxfl import ArgumentError
-from jaxfl.algorithms import REGISTRY, client_sgd
+from jaxfl.algorithms import client_sgd
 from jaxfl.algorithms.clients.bound_constants import private_constants
-from jaxfl.algorithms.examples import LOSSY
 from jaxfl.core.tree import size
 from jaxfl.gradients import fixed, saga, uniform
 from jaxfl.models import classification, layers, sequential

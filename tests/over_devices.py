@@ -8,16 +8,18 @@ import re
 import sys
 from pathlib import Path
 
+import examples
 import jax
 import jax.numpy as jnp
 import numpy as np
+from examples import Numbers
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from processes import interrupted
+from registry import REGISTRY
 from run_files import begun, run_lines
 
 from jaxfl import graphs, training
-from jaxfl.algorithms import REGISTRY, examples, fed_avg, local_steps, push_sum
-from jaxfl.algorithms.examples import Numbers
+from jaxfl.algorithms import fed_avg, local_steps, push_sum
 from jaxfl.core import tree
 from jaxfl.core.devices import NODES
 from jaxfl.data import federate

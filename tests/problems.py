@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from examples import Example, Numbers
+from registry import REGISTRY, Row
 
 import jaxfl
 from jaxfl import graphs
-from jaxfl.algorithms.examples import Example, Numbers
-from jaxfl.algorithms.registry import REGISTRY, Row
 from jaxfl.models import classification, mlp
 
 UNEVEN_SIZES = (7, 4, 9, 5, 6)

@@ -10,10 +10,10 @@ import numpy as np
 import optax
 import pytest
 from problems import linear_task, problem, small_task, uneven_data, with_clients
+from registry import REGISTRY
 
 import jaxfl
 from jaxfl import ArgumentError, graphs
-from jaxfl.algorithms import REGISTRY
 from jaxfl.core.info import FatalCount
 from jaxfl.privacy.tracking import TrackingSchedule
 

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from examples import LOSSY
 from problems import problem, small_task, uneven_data
 from reference.runs import assert_same, by_node
+from registry import REGISTRY
 
 import jaxfl
-from jaxfl.algorithms import REGISTRY
-from jaxfl.algorithms.examples import LOSSY
 from jaxfl.core import Purpose, purpose_key
 from jaxfl.core.tree import squared_norm
 from jaxfl.gradients import fixed, mini_batch, poisson, saga, uniform

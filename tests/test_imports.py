@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from registry import REGISTRY
 
 import jaxfl
-from jaxfl.algorithms import REGISTRY
 
 ROOT = Path(__file__).parent.parent
 FLOORS = {  # a room imports from rooms of a lower floor, and from itself

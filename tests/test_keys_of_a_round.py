@@ -8,12 +8,12 @@ import jax.core
 import numpy as np
 import optax
 import pytest
+from examples import LOSSY
 from problems import problem
+from registry import REGISTRY
 
 import jaxfl
-from jaxfl.algorithms import REGISTRY
 from jaxfl.algorithms.clients.local_steps import local_steps
-from jaxfl.algorithms.examples import LOSSY
 from jaxfl.core import keys
 from jaxfl.gradients import poisson, saga
 

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from problems import problem
+from registry import REGISTRY
 
 from jaxfl import privacy
-from jaxfl.algorithms import REGISTRY
 from jaxfl.gradients import mini_batch, poisson
 from jaxfl.privacy import clients, tracking
 from jaxfl.training.environment import describe_environment

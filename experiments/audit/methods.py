@@ -25,9 +25,15 @@ import optax
 
 import jaxfl
 from jaxfl import gradients, graphs, privacy
-from jaxfl.algorithms import REGISTRY, ali_dpfl, fed_avg
+from jaxfl.algorithms import ali_dpfl, fed_avg
+from jaxfl.algorithms.a_dp2_sgd import a_dp2_sgd
+from jaxfl.algorithms.a_dp2_sgd import released_gradients as released_by_a_dp2_sgd
 from jaxfl.algorithms.ali_dpfl import released_gradients
+from jaxfl.algorithms.d_psgd import dp2_sgd
+from jaxfl.algorithms.d_psgd import released_gradients as released_by_d_psgd
 from jaxfl.algorithms.fed_avg import released_updates
+from jaxfl.algorithms.push_sum import push_sum
+from jaxfl.algorithms.push_sum import released_gradients as released_by_push_sum
 from jaxfl.core import Algorithm, Array, FederatedData, PyTree, Task
 from jaxfl.privacy import clients
 from jaxfl.privacy.accountant import calibrate, noise_guess
@@ -87,9 +93,16 @@ def _as_clients(point: Point, task: Task, data: FederatedData) -> WithCanaries:
     return with_client_canaries(task, data, point.data.canaries, strength=strength, seed=point.run.seed)
 
 
-def _gossip(accountant: privacy.Accountant, estimator: str, name: str, topology: Callable[[int], Any]) -> Method:
-    """A row of the registry whose messages tell noisy gradients."""
-    row = REGISTRY[name]
+def _gossip(
+    accountant: privacy.Accountant,
+    estimator: str,
+    constructor: Callable[..., Algorithm],
+    released: Callable[..., PyTree],
+    topology: Callable[[int], Any],
+    *,
+    releases_total: bool = False,
+) -> Method:
+    """An algorithm whose messages tell noisy gradients."""
     table = {"table": "factored"} if estimator == "saga" else {}
 
     def claimed(point):
@@ -113,15 +126,14 @@ def _gossip(accountant: privacy.Accountant, estimator: str, name: str, topology:
 
     def learner(point, task, noise_std):
         graph, step_size = topology(point.data.nodes), point.learning.step_size
-        assert row.released is not None, "an audit needs to know what messages tell"
         sampler = gradients.poisson(point.batch_size, num_draws=point.data.nodes * point.rounds)
         gradient = getattr(gradients, estimator)(sampler=sampler, clip_norm=point.used_clip_norm, **table)
         noise = privacy.gaussian(noise_std)
-        algorithm = row.constructor(task, graph=graph, step_size=step_size, gradient=gradient, noise=noise)
-        return Learner(algorithm, functools.partial(row.released, graph, step_size), point.rounds)
+        algorithm = constructor(task, graph=graph, step_size=step_size, gradient=gradient, noise=noise)
+        return Learner(algorithm, functools.partial(released, graph, step_size), point.rounds)
 
-    add_canaries = functools.partial(_among_samples, shared_coordinates=not row.releases_total)
-    return Method(claimed, learner, add_canaries, row.releases_total)
+    add_canaries = functools.partial(_among_samples, shared_coordinates=not releases_total)
+    return Method(claimed, learner, add_canaries, releases_total)
 
 
 def _ali_rounds(iterations: int) -> int:
@@ -210,10 +222,12 @@ def _fed_avg_learner(point: Point, task: Task, noise_std: float) -> Learner:
 
 
 METHODS = {
-    "PrivSGP": _gossip(privacy.PRIVSGP, "mini_batch", "push_sum", graphs.directed_ring),
-    "PrivSGP-VR": _gossip(privacy.PRIVSGP_VR, "saga", "push_sum", graphs.directed_ring),
-    "DP2-SGD": _gossip(privacy.DP2_SGD, "mini_batch", "dp2_sgd", graphs.ring),
-    "A(DP)2SGD": _gossip(privacy.A_DP2_SGD, "mini_batch", "a_dp2_sgd", graphs.ring),
+    "PrivSGP": _gossip(privacy.PRIVSGP, "mini_batch", push_sum, released_by_push_sum, graphs.directed_ring),
+    "PrivSGP-VR": _gossip(privacy.PRIVSGP_VR, "saga", push_sum, released_by_push_sum, graphs.directed_ring),
+    "DP2-SGD": _gossip(privacy.DP2_SGD, "mini_batch", dp2_sgd, released_by_d_psgd, graphs.ring),
+    "A(DP)2SGD": _gossip(
+        privacy.A_DP2_SGD, "mini_batch", a_dp2_sgd, released_by_a_dp2_sgd, graphs.ring, releases_total=True
+    ),
     "ALI-DPFL": Method(_ali_claimed, _ali_learner, _among_samples),
     "DP-FedAvg": Method(_fed_avg_claimed, _fed_avg_learner, _as_clients),
 }

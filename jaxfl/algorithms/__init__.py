@@ -1,4 +1,4 @@
-"""The algorithms, one file each, and their registry."""
+"""The algorithms, one file each."""
 
 from jaxfl.algorithms.a_dp2_sgd import a_dp2_sgd
 from jaxfl.algorithms.ali_dpfl import ali_dpfl
@@ -18,12 +18,9 @@ from jaxfl.algorithms.output_perturbation import output_perturbation
 from jaxfl.algorithms.partial_averaging import partial_averaging
 from jaxfl.algorithms.perturbed_gossip import perturbed_gossip
 from jaxfl.algorithms.push_sum import debiased_params, push_sum, theory_step_size
-from jaxfl.algorithms.registry import REGISTRY, Row
 from jaxfl.algorithms.width_reduction import width_reduction
 
 __all__ = [
-    "REGISTRY",
-    "Row",
     "a_dp2_sgd",
     "ali_dpfl",
     "capacity",

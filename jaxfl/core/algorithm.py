@@ -47,7 +47,7 @@ class Algorithm(NamedTuple):
             add up. `jaxfl.training` asks for it every 100,000 rounds on accelerators, between calls: inside of a round
             the host would wait to know whether it is due.
 
-    Guarantees (tests/test_contract.py runs them for every algorithm of the registry, the last
+    Guarantees (tests/test_contract.py runs them for every row of tests/registry.py, the last
     tests/algorithms/test_float64.py):
         - state in and state out have the same structure, shapes and dtypes.
         - a round is a function of (key, round index, state, data) alone.

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from jaxfl.algorithms import REGISTRY
+from registry import REGISTRY
 
 pytestmark = pytest.mark.slow
 TESTS = Path(__file__).parents[1]

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from problems import problem, small_task, start
+from registry import REGISTRY
 
 from jaxfl import ArgumentError, graphs
-from jaxfl.algorithms import REGISTRY
 from jaxfl.algorithms.push_sum import released_gradients as released_by_push_sum
 from jaxfl.gradients import mini_batch
 

@@ -3,9 +3,9 @@
 import jax
 import pytest
 from problems import problem, uneven_data
+from registry import REGISTRY
 
 from jaxfl import ArgumentError, gradients
-from jaxfl.algorithms import REGISTRY
 from jaxfl.models import classification, layers, sequential
 
 KEY = jax.random.key(0)

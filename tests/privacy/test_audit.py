@@ -10,10 +10,10 @@ import pytest
 import scipy.optimize
 import scipy.stats
 from problems import linear_task, small_task, uneven_data
+from registry import REGISTRY
 
 import jaxfl
 from jaxfl import ArgumentError, gradients, graphs
-from jaxfl.algorithms import REGISTRY
 from jaxfl.gradients import per_example
 from jaxfl.privacy.audit import audit, canary_scores, epsilon_lower_bound, with_canaries
 from jaxfl.privacy.audit_mechanism import Mechanism, check_mechanism, noise_of_layers

@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import examples
 import jax.numpy as jnp
 import numpy as np
+from examples import Example, MakeTask
 
 from jaxfl import graphs
-from jaxfl.algorithms import examples
 from jaxfl.algorithms.a_dp2_sgd import a_dp2_sgd
 from jaxfl.algorithms.a_dp2_sgd import released_gradients as released_by_a_dp2_sgd
 from jaxfl.algorithms.ali_dpfl import ali_dpfl
@@ -19,7 +20,6 @@ from jaxfl.algorithms.d_psgd import d_psgd, dp2_sgd
 from jaxfl.algorithms.d_psgd import released_gradients as released_by_d_psgd
 from jaxfl.algorithms.dzofl import dzofl
 from jaxfl.algorithms.embracing import embracing
-from jaxfl.algorithms.examples import Example, MakeTask
 from jaxfl.algorithms.fed_avg import fed_avg
 from jaxfl.algorithms.gradient_tracking import gradient_tracking
 from jaxfl.algorithms.output_perturbation import output_perturbation

@@ -30,11 +30,9 @@ from typing import Any, NamedTuple
 import jax
 import tyro
 
+from experiments.bench.timing import BUFFERS, Number
 from jaxfl.core import ArgumentError
 
-Number = dict[str, Any]
-"""name, value and unit; low and high, the extremes of the repeats; whatever else explains it."""
-BUFFERS = "--xla_gpu_enable_command_buffer="
 SECONDS_A_CALL = 540
 MARK = "NUMBER "  # begins a line of a box that is a number
 _PACKAGES = ("jax", "jaxlib", "flax", "jax-cuda13-plugin", "nvidia-cudnn-cu13")

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.bench import dp_clients, embracing, tracking, zero_order
-from experiments.bench.card import BUFFERS, Number
 from experiments.bench.setting import KEY, Network, Setting, clients, learner, perceptron, random_data
+from experiments.bench.timing import BUFFERS, Number
 from jaxfl import gradients, graphs, privacy
 from jaxfl.algorithms import fed_avg, push_sum
 from jaxfl.core import Algorithm

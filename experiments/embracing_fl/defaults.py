@@ -51,7 +51,8 @@ def _count(number: int, options: Options, told: Told) -> int:
 
 def _num_active(options: Options, told: Told) -> int:
     total = sum(counts_of(options["method"], *(options[name] for name in CLASSES)))
-    return max(1, round((options["participation_rate"] or 0) * total))
+    rate = options["participation_rate"] or 0
+    return max(1, round(rate * total)) if rate <= 1 else total  # a larger rate is refused later
 
 
 def _decay_rounds(options: Options, told: Told) -> tuple[int, ...]:

@@ -91,6 +91,17 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, kind):
     assert passed_over >= 3
 
 
+def test_whole_arrays_of_another_checkpoint_are_noticed_by_their_checksums(tmp_path):
+    """orbax reads them without a word."""
+    fill(tmp_path)
+    shutil.rmtree(tmp_path / "20" / "arrays")
+    shutil.copytree(tmp_path / "10" / "arrays", tmp_path / "20" / "arrays")
+    with pytest.warns(DamagedCheckpoint, match="round 20 .* is altered"):
+        round_index, state = restore(tmp_path, toy_state(10))
+    assert round_index == 10
+    assert_same(state, toy_state(10))
+
+
 def test_after_a_damaged_checkpoint_its_round_can_be_saved_again(tmp_path):
     fill(tmp_path)
     for path in (tmp_path / "20").rglob("*"):

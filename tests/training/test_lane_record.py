@@ -105,6 +105,15 @@ def test_a_call_makes_rounds_for_half_a_minute_and_how_many_shows_in_no_byte(tmp
         assert kept["rounds_a_call"] == [length, length]
 
 
+def test_a_call_ends_where_budgets_are_looked_at(tmp_path, monkeypatch):
+    """Every 75 rounds of 150 between two lines, whatever a call takes."""
+    variant = toy_variant(toy_that_counts, seeds=(0,), num_rounds=150, evaluate_every=150)
+    with compiled_once():
+        lengths = lengths_of_calls(tmp_path, variant, monkeypatch, 10.0)
+    assert max(lengths) == 3
+    assert {75, 150} <= set(np.cumsum(lengths).tolist())
+
+
 @pytest.mark.parametrize("killed_at", [None, 3, 9, 13])
 def test_where_a_budget_ends_a_lane_never_hangs_on_what_a_call_takes(tmp_path, monkeypatch, killed_at):
     """It is looked at at every tenth round, an evaluation, whatever was saved before; one is spent at round 4."""

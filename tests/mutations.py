@@ -188,7 +188,7 @@ def copy(folder: Path) -> None:
 
 
 def outcome(folder: Path, row: Row) -> str:
-    """What the tests say of one fault: "caught", "survived", or how pytest ended otherwise."""
+    """Run the tests of one fault: "caught", "survived", or how pytest ended otherwise."""
     path = folder / row.file
     whole = path.read_text()
     path.write_text(whole.replace(row.text, row.replacement))

@@ -1,4 +1,4 @@
-"""What a run has left on disk, for comparisons."""
+"""Files that a run has left on disk, for comparisons."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def pass_folders(out: str | os.PathLike[str]) -> list[Path]:
 
 
 def begun(out: str | os.PathLike[str], number: int = 0) -> dict[str, Any]:
-    """How the lanes of a pass are computed, as pass.json says."""
+    """Content of a pass's pass.json."""
     record = read_run(out).passes[number].begun()
     assert record is not None
     return record

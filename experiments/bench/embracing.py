@@ -20,7 +20,7 @@ SETTING = Setting(Network(resnet20(), "ResNet-20", (32, 32, 3)), 6, samples=390,
 
 
 def learner(setting: Setting, task: Task, counts: dict[str, int], num_active: int | list[int]) -> Algorithm:
-    """EmbracingFL of so many clients by class; `num_active` of all take part in a round, or so many of each class."""
+    """EmbracingFL with these numbers of clients by class. `num_active` take part in a round, in all or by class."""
     return embracing(
         task,
         clients=clients(setting),

@@ -154,7 +154,7 @@ def fed_avg(
 
         pseudo_gradient = jax.tree.map(jnp.negative, received.change)
         moves, new_optimizer = optimizer.update(pseudo_gradient, state.optimizer, state.params)
-        # Where the server hears from none its state stays.
+        # A server that hears from none keeps its state.
         moves = jax.tree.map(lambda leaf: jnp.where(received.is_heard, leaf, 0), moves)
         new_state = State(
             params=optax.apply_updates(state.params, moves),

@@ -44,7 +44,7 @@ _LINE_BREAK = re.compile(r"<br\s*/?>", re.IGNORECASE)
 
 _FOLDERS = tuple(f"{split}/{label}" for split in ("train", "test") for label in ("neg", "pos"))
 _REVIEW = re.compile(r"(?:.*/)?((?:train|test)/(?:neg|pos))/(\d+)_\d+\.txt")
-# What nothing like the published files exceeds: a review there has at most 14 kB, the archive 0.3 GB unpacked.
+# Limits above anything like the published files: a review there has at most 14 kB, the archive 0.3 GB unpacked.
 _MAX_REVIEW, _MAX_ARCHIVE = 1 << 20, 1 << 30
 _MAX_DIGITS = 9
 _REMEDY = "Download https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz into this folder, packed or not."

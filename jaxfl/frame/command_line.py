@@ -55,7 +55,7 @@ class EveryExperiment:
     sample: tuple[str, ...] = ()
     """OPTION=LOW:HIGH ...: draw values at random, OPTION=log:LOW:HIGH in the logarithm."""
     num_samples: int = 10
-    """How many points --sample draws."""
+    """Number of points that --sample draws."""
     seeds: tuple[int, ...] = ()
     """Short for --grid seed=SEED,SEED,..."""
     set: tuple[str, ...] = ()

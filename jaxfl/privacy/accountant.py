@@ -39,7 +39,7 @@ NOTHING = Bound(0.0, "nothing was released")
 
 
 class Family(NamedTuple):
-    """What tells the accounting of one family of algorithms from that of others, as functions of a case.
+    """Facts of one family of algorithms that its accounting needs, as functions of a case.
 
     Attributes:
         reason: (case, bound) -> why there is no epsilon; None where there is one, or where nothing was released.
@@ -231,8 +231,8 @@ def most_rounds(epsilons_of: Sequence[Callable[[int], float]], target_epsilon: f
     for index, epsilon_of in enumerate(epsilons_of):
         enough, too_many, step = 0, most + 1, 1
         while enough + 1 < too_many:
-            # Of the first node from below, for few rounds are much cheaper to account for than many. Of others from
-            # what the earlier ones are paid for.
+            # The first node is searched from below: few rounds are much cheaper to account for than many. Others are
+            # searched from the rounds that the earlier ones are paid for.
             if index == 0 and too_many > most:
                 rounds = min(step, most)
             elif index and enough == 0:

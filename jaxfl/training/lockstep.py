@@ -108,7 +108,7 @@ class Lockstep:
         self._most = program.variant.rounds_per_call
         # A first round tells how many make a call, unless that was asked for.
         self._at_once = None if program.variant.chunk_rounds is None else self._most
-        # Of devices of a CPU that share its threads, collectives of two programs would wait for each other.
+        # Devices of a CPU share its threads: collectives of two programs would wait for each other.
         in_turn = several() or (is_cpu() and len(compiled.rounds.input_shardings[0][3].device_set) > 1)
         self._reads_at_once = in_turn or any(point.variant.budgets for point in points)
         self._saved = self._read = time.perf_counter()

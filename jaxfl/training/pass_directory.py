@@ -84,7 +84,7 @@ class PassDirectory:
 
     @on_first
     def end(self) -> dict[Label, dict[str, Any]] | None:
-        """How each lane ended; None where they have not.
+        """Return the end of each lane; None where the pass is not over.
 
         Raises:
             ArgumentError: end.json or metrics.jsonl is not what was written.

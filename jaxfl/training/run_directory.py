@@ -122,7 +122,7 @@ class RunDirectory:
         return [line for one in self.passes for line in one.lines()]
 
     def ended(self) -> dict[Label, dict[str, Any]]:
-        """How the lanes of each pass that is over have ended."""
+        """Return the end of each lane of the passes that are over."""
         return {label: record for one in self.passes for label, record in (one.end() or {}).items()}
 
     @on_first

@@ -17,7 +17,7 @@ def received(
     expected: Any = None,
     noise: Any = None,
 ):
-    """What the server adds to its model, (d,).
+    """Change of the server's model, (d,).
 
     Args:
         changes: (c, d), of each client.

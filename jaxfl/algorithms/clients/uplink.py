@@ -58,7 +58,7 @@ class Updates(NamedTuple):
 
 
 class Received(NamedTuple):
-    """What the server makes of a round's updates."""
+    """Result of a round's updates at the server."""
 
     model: Variables  # x with what is added, leaves (*leaf), and the model state
     change: PyTree  # what is added to the parameters, leaves (*leaf)

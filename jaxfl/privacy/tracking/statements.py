@@ -38,7 +38,7 @@ from jaxfl.privacy.tracking.sensitivities import (
     published_sensitivities,
 )
 
-# How the assumption of a published epsilon reads that is no bound, word for word.
+# Words of the assumption of a published epsilon that is no bound.
 NO_BOUND = (
     "no bound: gradients are taken at the un-noised state, which differs between neighboring runs, so that all samples'"
     " gradients change and not one's alone; and the state that is returned carries no noise"

@@ -106,7 +106,7 @@ def test_what_a_server_receives_follows_the_loop(name, kind):
 @pytest.mark.parametrize("name", ["fed_avg", "embracing", "width_reduction", "partial_averaging"])
 @pytest.mark.quick_cases(2)
 def test_the_public_constant_is_how_many_hold_an_element_on_average(name):
-    """Where all clients take part: how many there are; with fewer it is smaller in proportion."""
+    """All clients take part: E is their number. With fewer it is smaller in proportion."""
     way, everybody = jaxfl.uplink(updates=UPDATES), {} if name == "partial_averaging" else {"num_active": 5}
     _, _, (_, active, _, _, before, clients), _, _ = sent_in_a_round(name, way, **everybody)
     count = len(active)

@@ -142,7 +142,7 @@ jaxfl/training/lane_record.py: self.totals, self.last_line => _, self.last_line
 [tests/training/test_lane_record.py]
 jaxfl/training/lockstep.py: self._most - since) => self._most)
 [tests/training/test_passes.py]
-jaxfl/training/loop.py: v.budgets for v in variants => False for v in variants
+jaxfl/training/loop.py: v.budgets for v in cases => False for v in cases
 [tests/training/test_evaluation.py]
 jaxfl/training/evaluate.py: jnp.where(batch.counts, value, 0) => value
 jaxfl/training/evaluate.py: values.max() if name => values.min() if name

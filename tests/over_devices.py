@@ -182,12 +182,12 @@ def trained(out, *, placement=None, seeds=(0,), interrupt_after=None, resume=Fal
     run = training.open_run(out, {}, experiment="devices", resume=resume)
     test = training.evaluation_set(np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32), np.arange(20) % 3)
     measures = {"stationary": training.stationarity(task, 3)}
-    variant = training.Variant(
+    case = training.Case(
         lambda numbers: algorithm, task, test, lambda seed: data, seeds, 4, 2, measures=measures, placement=placement
     )
     try:
         with interrupted(interrupt_after):
-            training.train({"push_sum": variant}, run=run, quiet=True, checkpoint_every=1)
+            training.train({"push_sum": case}, run=run, quiet=True, checkpoint_every=1)
         assert interrupt_after is None, "it was not interrupted"
     except KeyboardInterrupt:
         assert interrupt_after is not None
@@ -201,7 +201,7 @@ def largest_of_lines(mine, other):
 
 def runs(out):
     """Compare runs of the training loop: on one device, on eight, interrupted there, and gone on with on two."""
-    nodes, fewer, points = training.Placement(DEVICES), training.Placement(2), training.Placement(3, "points")
+    nodes, fewer, lanes = training.Placement(DEVICES), training.Placement(2), training.Placement(3, "lanes")
     alone, shared = trained(out / "alone"), trained(out / "nodes", placement=nodes)
     measured = {"nodes": largest_of_lines(shared, alone)}
     trained(out / "halves", placement=nodes, interrupt_after=2)
@@ -209,9 +209,9 @@ def runs(out):
     trained(out / "moved", placement=nodes, interrupt_after=2)
     measured["resumed on two"] = largest_of_lines(trained(out / "moved", placement=fewer, resume=True), alone)
     several = trained(out / "lanes", seeds=(0, 1, 2))
-    for axis, placement in (("nodes", nodes), ("points", points)):
+    for axis, placement in (("nodes", nodes), ("lanes", lanes)):
         mine = trained(out / f"lanes {axis}", seeds=(0, 1, 2), placement=placement)
-        measured[f"lanes over {axis}"] = largest_of_lines(mine, several)
+        measured[f"several over {axis}"] = largest_of_lines(mine, several)
     recorded = begun(out / "lanes nodes")["strategy"]
     return {**measured, "strategy": recorded}
 

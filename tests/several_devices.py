@@ -80,10 +80,10 @@ def trained(out, data, *, name="fed_avg", node_loop=None, interrupt_after=None, 
     run = training.open_run(out, {}, experiment="devices", resume=resume)
     test = training.evaluation_set(np.zeros((4, 8, 8, 1), np.uint8), np.arange(4) % 3)
     algorithm = learners(task, data.num_nodes)[name]
-    variant = training.Variant(lambda numbers: algorithm, task, test, lambda seed: data, (0,), 6, evaluate_every=2)
+    case = training.Case(lambda numbers: algorithm, task, test, lambda seed: data, (0,), 6, evaluate_every=2)
     try:
         with interrupted(interrupt_after):
-            training.train({name: variant}, run=run, quiet=True, checkpoint_every=1)
+            training.train({name: case}, run=run, quiet=True, checkpoint_every=1)
         assert interrupt_after is None, "it was not interrupted"
     except KeyboardInterrupt:
         assert interrupt_after is not None

@@ -41,9 +41,9 @@ def test_the_experiment_of_the_skeleton_takes_grids():
 
     experiment = names_of("new_algorithm.md")["EXPERIMENT"]
     asked, _ = parse(experiment, ["--grid", "step_size=0.1,0.2", "--seeds", "0", "1", "--num-train", "200"])
-    prepared = experiment.prepare(asked.lines)
-    assert [dict(variant.numbers) for variant in prepared.variants.values()] == [{"step_size": 0.1}, {"step_size": 0.2}]
-    assert len({variant.algorithm for variant in prepared.variants.values()}) == 1
+    prepared = experiment.prepare(asked.rows)
+    assert [dict(case.numbers) for case in prepared.cases.values()] == [{"step_size": 0.1}, {"step_size": 0.2}]
+    assert len({case.algorithm for case in prepared.cases.values()}) == 1
 
 
 def test_the_sweep_in_python_leaves_a_row_a_point_and_seed():

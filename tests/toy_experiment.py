@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar, Literal
 
-from jaxfl.frame import Choice, Experiment, Layer, Preset, Run, stated, traced
+from jaxfl.frame import Choice, Experiment, Overlay, Preset, Run, stated, traced
 from jaxfl.frame.command_line import parse
 
 SHAPES = Choice(
@@ -60,7 +60,7 @@ class Learning:
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
+class Configuration:
     """One drawing."""
 
     drawing: Drawing = Drawing()
@@ -71,10 +71,13 @@ class Point:
 EXPERIMENT = Experiment(
     name="toy",
     description="A toy.",
-    base=Point(),
+    base=Configuration(),
     run=lambda asked: 0,
     grid=({"shape": ("circle", "square")},),
-    datasets={"digits": Layer({"side": 2.0}), "other": Layer({"side": 3.0, "rounds": 20}, ({"fast": (False, True)},))},
+    datasets={
+        "digits": Overlay({"side": 2.0}),
+        "other": Overlay({"side": 3.0, "rounds": 20}, ({"fast": (False, True)},)),
+    },
     presets={
         "figure_1": Preset("the first figure", "3 s on two cores", {"rounds": 7, "widths": (1, 2)}),
         "figure_2": Preset("on other data", "4 s", {"dataset": "mnist"}, ({"step_size": (0.1, 0.2)},)),

@@ -72,7 +72,7 @@ def main(port, num_processes, index, out, killed_after):
 
     mock.patch.object(PassDirectory, "append", deadly).start()
     told: dict[str, Any] = {"exchanged": exchanged(index)} if num_processes > 1 and not killed_after else {}
-    for shard in ("nodes", "points"):
+    for shard in ("nodes", "lanes"):
         placement = Placement(jax.device_count(), shard)
         told[shard] = trained(out / shard, placement=placement, seeds=(0, 1, 2), resume=True)
     try:

@@ -9,9 +9,9 @@ Ling, Fu, Wang, Liu, Chen, "ALI-DPFL: Differentially Private Federated Learning 
 arXiv:2308.10457.
 """
 
-from jaxfl.frame import Experiment, Layer
+from jaxfl.frame import Experiment, Overlay
 
-from .options import Point
+from .options import Configuration
 from .pictures import finish
 from .prepare import prepare
 from .presets import ESTIMATES, IMAGES, PRESETS
@@ -19,15 +19,15 @@ from .presets import ESTIMATES, IMAGES, PRESETS
 EXPERIMENT = Experiment(
     name="ali_dpfl",
     description="ALI-DPFL against fixed numbers of local iterations, with each run's epsilon.",
-    base=Point(),
+    base=Configuration(),
     prepare=prepare,
     grid=({"method": ("ALI-DPFL", "DPFL")}, {"constants": ("private", "as_published")}),
     datasets={
-        "digits": Layer(
+        "digits": Overlay(
             {"batch_size": 20, "clip_norm": 1.0, "target_epsilon": 8.0, "kappa": 30.0},
             ({"local_steps": (1, 2, 5, 10)}, {"seed": (0, 1, 2)}),
         ),
-        "other": Layer({**IMAGES, **ESTIMATES}, ({"local_steps": (1, 2, 5, 10)},)),
+        "other": Overlay({**IMAGES, **ESTIMATES}, ({"local_steps": (1, 2, 5, 10)},)),
     },
     presets=PRESETS,
     derived={"evaluate_every": lambda options, told: 0},  # until the rounds are known

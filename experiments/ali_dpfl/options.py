@@ -128,7 +128,7 @@ class Budget:
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
+class Configuration:
     """One training run of experiments.ali_dpfl."""
 
     data: Data = Data()
@@ -203,16 +203,16 @@ class Point:
         )
 
 
-def check_point(point: Point) -> None:
+def check_config(config: Configuration) -> None:
     """Refuse what building the algorithm does not, before any work."""
-    learning, budget = point.learning, point.budget
+    learning, budget = config.learning, config.budget
     check.at_least(1, max_steps=learning.max_steps, local_steps=learning.local_steps, batch_size=learning.batch_size)
     check.at_least(1, num_active=learning.num_active)
     counts = {"rounds": learning.rounds, "max_iterations": budget.max_iterations}
     counts |= {"constants_batch": learning.constants_batch, "accounted_samples": budget.accounted_samples}
     check.at_least(1, **{name: count for name, count in counts.items() if isinstance(count, int)})
-    if point.run.evaluate_every:  # 0 until the rounds are known
-        check.at_least(1, evaluate_every=point.run.evaluate_every)
+    if config.run.evaluate_every:  # 0 until the rounds are known
+        check.at_least(1, evaluate_every=config.run.evaluate_every)
     check.positive(round_ratio=learning.round_ratio, target_epsilon=budget.target_epsilon)
     check.positive(constants_noise=learning.constants_noise, constants_loss_bound=learning.constants_loss_bound)
     check.positive(clip_norm=budget.clip_norm, update_clip_norm=learning.update_clip_norm)

@@ -26,7 +26,7 @@ from jaxfl.analysis.plots import (
 )
 from jaxfl.frame import Finished
 
-from .options import ALI, FIXED, Point
+from .options import ALI, FIXED, Configuration
 from .paper import ACCURACIES
 
 _MOST_LINES = 28  # that look different
@@ -44,28 +44,28 @@ def finish(finished: Finished) -> Sequence[Path]:
 
 
 def write_paper(finished: Finished) -> None:
-    """paper.csv: for each line that a table of the paper has, its accuracy there and here."""
+    """paper.csv: for each case that a table of the paper has, its accuracy there and here."""
     rows = []
-    for name, line in finished.lines.items():
-        theirs = ACCURACIES.get(_place(line.point))
+    for name, row in finished.rows.items():
+        theirs = ACCURACIES.get(_place(row.config))
         if theirs is not None:
-            ours = finished.summary["variants"][name]["test_accuracy"]
+            ours = finished.summary["cases"][name]["test_accuracy"]
             rows.append([name, theirs / 100, ours["mean"], ours["std"]])
     if rows:
         with open(finished.run.path / PAPER, "w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([("variant", "paper", "test_accuracy", "std_over_seeds"), *rows])
+            csv.writer(file).writerows([("case", "paper", "test_accuracy", "std_over_seeds"), *rows])
 
 
-def _place(point: Point) -> tuple[Any, ...]:
-    """Position of this point in the paper's tables."""
-    learning, fixed = point.learning, point.learning.method == FIXED
+def _place(config: Configuration) -> tuple[Any, ...]:
+    """Position of this configuration in the paper's tables."""
+    learning, fixed = config.learning, config.learning.method == FIXED
     steps = learning.local_steps if fixed else 0 if learning.method == ALI else None
-    return point.data.dataset, learning.round_ratio, point.budget.target_epsilon, steps
+    return config.data.dataset, learning.round_ratio, config.budget.target_epsilon, steps
 
 
 def _plot_iterations(folder: Path, lines: Sequence[Mapping[str, Any]]) -> list[Path]:
     """τ against rounds, of what chooses it, and accuracy against the local iterations that a client has made."""
-    names = list(dict.fromkeys(line["variant"] for line in lines))
+    names = list(dict.fromkeys(line["case"] for line in lines))
     if len(names) > _MOST_LINES:
         return []
     notes = wrapped_notes(privacy_notes(folder), 10.4)
@@ -73,7 +73,7 @@ def _plot_iterations(folder: Path, lines: Sequence[Mapping[str, Any]]) -> list[P
     left, right = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
     handles = {}
     for number, name in enumerate(names):
-        own, style = [line for line in lines if line["variant"] == name], line_style(number)
+        own, style = [line for line in lines if line["case"] == name], line_style(number)
         steps = seeds_curve([line for line in own if line["round"]], _STEPS.metric)
         if steps.x.size:
             draw_curve(left, steps, style)
@@ -92,28 +92,28 @@ def _plot_fixed(finished: Finished) -> list[Path]:
     """Final accuracy against a fixed τ, a curve for each value of all else that varies; ALI-DPFL's as level lines."""
     curves: dict[str, dict[int, str]] = {}
     levels: dict[str, list[str]] = {}
-    for name, line in finished.lines.items():
-        rest = [f"{key.replace('_', ' ')} {value:g}" for key, value in line.settings.items() if key in _SHARED]
-        label, learning = ", ".join([FIXED, *rest]), line.point.learning
+    for name, row in finished.rows.items():
+        rest = [f"{key.replace('_', ' ')} {value:g}" for key, value in row.settings.items() if key in _SHARED]
+        label, learning = ", ".join([FIXED, *rest]), row.config.learning
         if learning.method == FIXED:
             curves.setdefault(label, {})[learning.local_steps] = name
         elif learning.method == ALI:
             levels.setdefault(label, []).append(name)
     curves = {label: names for label, names in curves.items() if len(names) > 1}
-    if not curves or len(finished.lines) > _MOST_LINES:
+    if not curves or len(finished.rows) > _MOST_LINES:
         return []
-    folder, variants = finished.run.path, finished.summary["variants"]
+    folder, cases = finished.run.path, finished.summary["cases"]
     notes = wrapped_notes(privacy_notes(folder), 7.0)
     figure = new_figure(7.0, 5.0 + 0.17 * len(notes), run_title(folder / "config.json"))
     axes, handles = figure.add_subplot(), {}
     for number, (label, names) in enumerate(curves.items()):
         taus, style = sorted(names), line_style(number)
-        rows = [variants[names[tau]]["test_accuracy"]["per_seed"] for tau in taus]
+        rows = [cases[names[tau]]["test_accuracy"]["per_seed"] for tau in taus]
         mean, low, high = (np.array([function(row) for row in rows]) for function in (np.mean, np.min, np.max))
         handles[label] = draw_curve(axes, Curve(np.array(taus), mean, low, high, max(map(len, rows))), style)
         for place, name in enumerate(levels.get(label, ())):
             own = line_style(place + 1) if len(curves) == 1 else {**line_style(place + 1), "color": style["color"]}
-            handles[name] = axes.axhline(variants[name]["test_accuracy"]["mean"], linewidth=1.0, **own)
+            handles[name] = axes.axhline(cases[name]["test_accuracy"]["mean"], linewidth=1.0, **own)
     style_axes(axes, _ACCURACY, "fixed number of local iterations τ (level: ALI-DPFL)")
     legend_below(figure, handles, notes, 2)
     return [save_figure(figure, folder / "plots" / "tau.png")]

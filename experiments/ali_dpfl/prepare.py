@@ -1,4 +1,4 @@
-"""From lines of experiments.ali_dpfl to variants: checks, budgets, statements, and what is told before the run."""
+"""From options of experiments.ali_dpfl to cases: checks, budgets, statements, and what is told before the run."""
 
 from __future__ import annotations
 
@@ -10,74 +10,74 @@ import numpy as np
 
 from jaxfl.core import ArgumentError
 from jaxfl.core.tree import size
-from jaxfl.frame import Line, Prepared, few, variants_of
+from jaxfl.frame import Prepared, Row, cases_of, few
 from jaxfl.frame.options import text_of
 from jaxfl.training.chunks import check_start
 
-from .options import ALI, FIXED, PRIVATE_STEPS, UPDATES, Point, check_point
+from .options import ALI, FIXED, PRIVATE_STEPS, UPDATES, Configuration, check_config
 from .spending import privacy_of, released, rounds_of, settled
 
 
-def prepare(lines: Mapping[str, Line]) -> Prepared:
-    """The variants of all lines; what cannot run is refused before any work."""
-    sizes = {name: _sizes(line) for name, line in lines.items()}
-    for name, line in lines.items():
-        check_point(line.point)
-        _check_sizes(line.point, min(sizes[name]))
-    ready = {name: line._replace(point=settled(line.point, sizes[name])) for name, line in lines.items()}
+def prepare(rows: Mapping[str, Row]) -> Prepared:
+    """The cases of all cases; what cannot run is refused before any work."""
+    sizes = {name: _sizes(row) for name, row in rows.items()}
+    for name, row in rows.items():
+        check_config(row.config)
+        _check_sizes(row.config, min(sizes[name]))
+    ready = {name: row._replace(config=settled(row.config, sizes[name])) for name, row in rows.items()}
 
-    def of_line(name: str, line: Line) -> dict[str, Any]:
-        point: Point = line.point
-        method, last = point.learning.method, rounds_of(point)
+    def of_row(name: str, row: Row) -> dict[str, Any]:
+        config: Configuration = row.config
+        method, last = config.learning.method, rounds_of(config)
         return {
-            "data": point.clients.data(point.data),
+            "data": config.clients.data(config.data),
             # A budget ends FedAvg's rounds, too, but spends nothing there.
-            "num_rounds": point.learning.rounds if method in PRIVATE_STEPS else last,
-            "privacy": privacy_of(point, sizes[name]),
-            "released": released(point),
-            "covered": method in (FIXED, UPDATES) or (method == ALI and point.learning.constants == "private"),
+            "num_rounds": config.learning.rounds if method in PRIVATE_STEPS else last,
+            "privacy": privacy_of(config, sizes[name]),
+            "released": released(config),
+            "covered": method in (FIXED, UPDATES) or (method == ALI and config.learning.constants == "private"),
             "max_rounds": last,
-            "budgets": {"local_iterations": point.budget.max_iterations} if method == ALI else {},
+            "budgets": {"local_iterations": config.budget.max_iterations} if method == ALI else {},
         }
 
-    variants = variants_of(ready, Point.algorithm, of_line)
-    for name in variants:
-        point, seeds, _ = ready[name]
+    cases = cases_of(ready, Configuration.algorithm, of_row)
+    for name in cases:
+        config, seeds, _ = ready[name]
         for seed in seeds:
-            check_start(point.algorithm(), jax.random.key(seed), point.clients.data(point.data)(seed))
-    counts = {name: _counts(line.point) for name, line in ready.items()}
-    return Prepared(variants, _description(ready, sizes), {"variants": counts})
+            check_start(config.algorithm(), jax.random.key(seed), config.clients.data(config.data)(seed))
+    counts = {name: _counts(row.config) for name, row in ready.items()}
+    return Prepared(cases, _description(ready, sizes), {"settled": counts})
 
 
-def _sizes(line: Line) -> list[int]:
+def _sizes(row: Row) -> list[int]:
     """Samples of every client, over all seeds."""
-    data_of = line.point.clients.data(line.point.data)
-    return np.concatenate([np.asarray(data_of(seed).sizes) for seed in line.seeds]).tolist()
+    data_of = row.config.clients.data(row.config.data)
+    return np.concatenate([np.asarray(data_of(seed).sizes) for seed in row.seeds]).tolist()
 
 
-def _check_sizes(point: Point, least: int) -> None:
+def _check_sizes(config: Configuration, least: int) -> None:
     """Refuse batches that the smallest client cannot draw."""
-    learning = point.learning
+    learning = config.learning
     private = learning.method == ALI and learning.constants == "private"
     sizes = {"batch_size": learning.batch_size, "constants_batch": (learning.constants_batch or 0) if private else 0}
     for name, wanted in sizes.items():
         if wanted > least:
             requirement = f"must be at most the samples of the smallest client, {least}"
             raise ArgumentError(name, requirement, f"got {wanted}", "Pass a smaller one, or use fewer clients.")
-    if learning.method == UPDATES and learning.num_active > point.clients.nodes:
+    if learning.method == UPDATES and learning.num_active > config.clients.nodes:
         found, remedy = f"got {learning.num_active}", "Pass fewer."
-        raise ArgumentError("num_active", f"must be at most all {point.clients.nodes} clients", found, remedy)
+        raise ArgumentError("num_active", f"must be at most all {config.clients.nodes} clients", found, remedy)
 
 
-def _counts(point: Point) -> dict[str, object]:
+def _counts(config: Configuration) -> dict[str, object]:
     """Rounds and iterations that follow from the budget."""
-    return {"rounds": point.learning.rounds, "max_iterations": point.budget.max_iterations}
+    return {"rounds": config.learning.rounds, "max_iterations": config.budget.max_iterations}
 
 
-def _description(lines: Mapping[str, Line], sizes: Mapping[str, list[int]]) -> list[str]:
-    """Describe the run: what all lines share, and one row per line."""
-    name, line = next(iter(lines.items()))
-    first: Point = line.point
+def _description(rows: Mapping[str, Row], sizes: Mapping[str, list[int]]) -> list[str]:
+    """Describe the run: what all cases share, and one row per case."""
+    name, row = next(iter(rows.items()))
+    first: Configuration = row.config
     dataset, task, here = first.data.load(), first.task(), sizes[name]
     num_params = size(jax.eval_shape(task.init, jax.random.key(0)))
     samples = text_of(min(here)) if min(here) == max(here) else f"{min(here)} to {max(here)}"
@@ -86,29 +86,31 @@ def _description(lines: Mapping[str, Line], sizes: Mapping[str, list[int]]) -> l
         f"({first.clients.partition}, {samples} each), model {first.network.model} with {num_params} parameters, node "
         f"loop {task.node_loop}"
     ]
-    rows = []
-    for name, line in lines.items():
-        learning, budget = line.point.learning, line.point.budget
+    texts = []
+    for name, row in rows.items():
+        learning, budget = row.config.learning, row.config.budget
         steps = "chosen" if learning.method == ALI else text_of(learning.local_steps)
-        rows.append(
+        texts.append(
             f"{name}: R_s = {learning.rounds} rounds, T = {budget.max_iterations} local iterations, tau {steps}, step "
             f"size {learning.step_size:.4g}"
         )
-    return [*told, *few(rows), *_remarks(lines, sizes)]
+    return [*told, *few(texts), *_remarks(rows, sizes)]
 
 
-def _remarks(lines: Mapping[str, Line], sizes: Mapping[str, list[int]]) -> list[str]:
-    """Warn of lines for which the privacy budget does not hold."""
-    points = {name: line.point for name, line in lines.items()}
+def _remarks(rows: Mapping[str, Row], sizes: Mapping[str, list[int]]) -> list[str]:
+    """Warn of cases for which the privacy budget does not hold."""
+    configs = {name: row.config for name, row in rows.items()}
     told = []
-    accounted = {name: point.budget.accounted_samples or 0 for name, point in points.items()}
-    over = [name for name in lines if accounted[name] > min(sizes[name])]
+    accounted = {name: config.budget.accounted_samples or 0 for name, config in configs.items()}
+    over = [name for name in rows if accounted[name] > min(sizes[name])]
     if over:
         least = min(min(sizes[name]) for name in over)
         told.append(
             f"The budget counts {max(accounted.values())} samples a client, and the smallest has {least}: it is "
             "overspent. Statements count each client's own."
         )
-    if any(point.learning.method == ALI and point.learning.constants == "as_published" for point in points.values()):
+    if any(
+        config.learning.method == ALI and config.learning.constants == "as_published" for config in configs.values()
+    ):
         told.append("ALI-DPFL as published takes its next tau from estimates without noise: it has no epsilon.")
     return told

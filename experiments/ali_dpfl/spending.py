@@ -12,14 +12,14 @@ from jaxfl.frame import lay
 from jaxfl.privacy import clients as accounting
 from jaxfl.privacy.clients import ClientRelease, UpdateRelease
 
-from .options import ALI, PRIVATE_STEPS, UPDATES, Point
+from .options import ALI, PRIVATE_STEPS, UPDATES, Configuration
 
 MOST_ITERATIONS = 10**5  # that a budget is asked for
 
 
-def release_of(point: Point, num_samples: int, *, with_estimates: bool = True) -> ClientRelease:
+def release_of(config: Configuration, num_samples: int, *, with_estimates: bool = True) -> ClientRelease:
     """Describe what a client with this many samples releases."""
-    learning, budget = point.learning, point.budget
+    learning, budget = config.learning, config.budget
     estimates = learning.constants if learning.method == ALI and with_estimates else "none"
     release = ClientRelease("poisson", num_samples, learning.batch_size, budget.clip_norm, budget.noise_multiplier)
     if estimates == "private":
@@ -28,11 +28,11 @@ def release_of(point: Point, num_samples: int, *, with_estimates: bool = True) -
     return release._replace(estimates=estimates)
 
 
-def settled(point: Point, sizes: Sequence[int]) -> Point:
-    """The point with rounds, iterations, noise and evaluations as numbers; sizes are all clients', of all seeds."""
-    learning, budget = point.learning, point.budget
+def settled(config: Configuration, sizes: Sequence[int]) -> Configuration:
+    """The configuration with rounds, iterations, noise and evaluations as numbers; sizes of all clients and seeds."""
+    learning, budget = config.learning, config.budget
     rounds, iterations, noise = learning.rounds, budget.max_iterations, learning.update_noise_multiplier
-    paid = _iterations(point, sizes, 0) if iterations == "auto" else iterations  # R_c
+    paid = _iterations(config, sizes, 0) if iterations == "auto" else iterations  # R_c
     if rounds == "auto":
         if learning.round_ratio * paid >= 2**31:
             found, remedy = f"got {learning.round_ratio:g} for {paid} iterations", "Pass a smaller one."
@@ -40,25 +40,25 @@ def settled(point: Point, sizes: Sequence[int]) -> Point:
         rounds = max(1, math.ceil(round(learning.round_ratio * paid, 9)))  # 0.7 times 10 is 7
     if iterations == "auto":
         charged = learning.method == ALI and learning.constants == "private"
-        iterations = _iterations(point, sizes, rounds) if charged else paid
+        iterations = _iterations(config, sizes, rounds) if charged else paid
         # Updates spend a budget of their own, which their noise is calibrated to.
         iterations = rounds * learning.local_steps if learning.method == UPDATES else iterations
     if learning.method == ALI and learning.constants == "private" and budget.max_iterations != "auto":
-        _refuse_overspent(point, sizes, rounds, iterations)
+        _refuse_overspent(config, sizes, rounds, iterations)
     if learning.method == UPDATES and noise == "calibrated":
-        rates = {"participation_rate": learning.num_active / point.clients.nodes, "dp_delta": budget.dp_delta}
+        rates = {"participation_rate": learning.num_active / config.clients.nodes, "dp_delta": budget.dp_delta}
         ran = min(rounds, -(-iterations // learning.local_steps))
         noise = accounting.client_noise_multiplier(budget.target_epsilon, ran, **rates)
-    every = point.run.evaluate_every or max(1, rounds // 20)
+    every = config.run.evaluate_every or max(1, rounds // 20)
     numbers = {"rounds": rounds, "max_iterations": iterations, "update_noise_multiplier": noise}
-    return lay(point, {**numbers, "evaluate_every": every})
+    return lay(config, {**numbers, "evaluate_every": every})
 
 
-def _iterations(point: Point, sizes: Sequence[int], num_estimates: int) -> int:
+def _iterations(config: Configuration, sizes: Sequence[int], num_estimates: int) -> int:
     """Local iterations that the budget pays for beside this many estimates; none is refused."""
-    budget = point.budget
+    budget = config.budget
     accounted = sizes if budget.accounted_samples is None else [budget.accounted_samples]
-    releases = [release_of(point, size, with_estimates=num_estimates > 0) for size in accounted]
+    releases = [release_of(config, size, with_estimates=num_estimates > 0) for size in accounted]
     settings = {"dp_delta": budget.dp_delta, "limit": MOST_ITERATIONS}
     most = accounting.max_iterations(releases, num_estimates, budget.target_epsilon, budget.bound, **settings)
     if most < 1:
@@ -69,14 +69,14 @@ def _iterations(point: Point, sizes: Sequence[int], num_estimates: int) -> int:
     return most
 
 
-def _refuse_overspent(point: Point, sizes: Sequence[int], rounds: int, iterations: int) -> None:
+def _refuse_overspent(config: Configuration, sizes: Sequence[int], rounds: int, iterations: int) -> None:
     """Refuse estimates that overspend the budget beside iterations that it pays for."""
-    budget, accounted = point.budget, point.budget.accounted_samples
+    budget, accounted = config.budget, config.budget.accounted_samples
     settings = {"bound": budget.bound, "dp_delta": budget.dp_delta}
 
     def spent(with_estimates: bool) -> float:
         releases = {
-            release_of(point, size, with_estimates=with_estimates) for size in ([accounted] if accounted else sizes)
+            release_of(config, size, with_estimates=with_estimates) for size in ([accounted] if accounted else sizes)
         }
         return max(accounting.epsilon(one, iterations, rounds * with_estimates, **settings) for one in releases)
 
@@ -86,35 +86,35 @@ def _refuse_overspent(point: Point, sizes: Sequence[int], rounds: int, iteration
     both = spent(True)
     if both > budget.target_epsilon:
         requirement = f"must leave {rounds} estimates within target_epsilon, {budget.target_epsilon:g}"
-        found = f"got {point.learning.constants_noise:g}, with which they and {iterations} iterations cost {both:.4g}"
+        found = f"got {config.learning.constants_noise:g}, with which they and {iterations} iterations cost {both:.4g}"
         raise ArgumentError("constants_noise", requirement, found, "Pass more, or fewer max_iterations.")
 
 
-def rounds_of(point: Point) -> int:
-    """Rounds in which a fixed tau spends all iterations, or those that there are; the point is settled."""
-    learning, most = point.learning, point.budget.max_iterations
+def rounds_of(config: Configuration) -> int:
+    """Rounds in which a fixed tau spends all iterations, or those that there are; the configuration is settled."""
+    learning, most = config.learning, config.budget.max_iterations
     assert not isinstance(learning.rounds, str)
     assert not isinstance(most, str)
     return learning.rounds if learning.method == ALI else min(learning.rounds, -(-most // learning.local_steps))
 
 
-def released(point: Point) -> tuple[str, ...]:
+def released(config: Configuration) -> tuple[str, ...]:
     """Totals of a run that statements depend on."""
-    names = ("local_iterations", "estimate_releases") if point.learning.method == ALI else ("local_iterations",)
-    return names if point.learning.method in PRIVATE_STEPS else ()
+    names = ("local_iterations", "estimate_releases") if config.learning.method == ALI else ("local_iterations",)
+    return names if config.learning.method in PRIVATE_STEPS else ()
 
 
-def privacy_of(point: Point, sizes: Sequence[int]) -> Callable[..., list[dict[str, Any]]] | None:
-    """Function from the rounds and totals that really ran to the statements of summary.json; the point is settled."""
-    learning, nodes, dp_delta = point.learning, point.clients.nodes, point.budget.dp_delta
+def privacy_of(config: Configuration, sizes: Sequence[int]) -> Callable[..., list[dict[str, Any]]] | None:
+    """Function from the rounds and totals that really ran to the statements of summary.json; `config` is settled."""
+    learning, nodes, dp_delta = config.learning, config.clients.nodes, config.budget.dp_delta
     if learning.method == "FedAvg":
         return None
-    releases, most = [release_of(point, size) for size in sizes], None
+    releases, most = [release_of(config, size) for size in sizes], None
     if learning.method == ALI:
         assert not isinstance(learning.rounds, str)
-        assert not isinstance(point.budget.max_iterations, str)
+        assert not isinstance(config.budget.max_iterations, str)
         # How many iterations it takes follows from what it releases.
-        most = point.budget.max_iterations, learning.rounds
+        most = config.budget.max_iterations, learning.rounds
 
     @functools.cache
     def stated(rounds: int, local_iterations: int = 0, estimate_releases: int = 0) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@
     python -m experiments.audit --method DP-FedAvg             # a server: whole clients
     python -m experiments.audit --grid noise_error=1,1.25,2,4  # how large a mistake has to be
 
-Half a minute on two cores. Calibrates each line's noise to `target_epsilon` by the proven bound, runs it, and leaves
+Half a minute on two cores. Calibrates each case's noise to `target_epsilon` by the proven bound, runs it, and leaves
 summary.json, results.csv and a picture in the run directory. PrivSGP, PrivSGP-VR, DP2-SGD and A(DP)2SGD run on real
 samples and canaries: their messages tell which canaries took part, how large the noise is, and what a sample adds to
 it. So do ALI-DPFL, and DP-FedAvg, whose canaries are whole clients. Prints what was measured against what is claimed,
@@ -24,12 +24,12 @@ where what is proven is nearly what an attack can see.
 from jaxfl.frame import Experiment
 
 from .attack import run
-from .options import Point
+from .options import Configuration
 
 EXPERIMENT = Experiment(
     name="audit",
     description="What a run's noise, signal and messages say of the epsilon that it claims.",
-    base=Point(),
+    base=Configuration(),
     grid=({"method": ("PrivSGP", "PrivSGP-VR")},),
     labels={"method": "{}"},
     aliases={

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxfl.core.tree import num_bytes
-from jaxfl.frame import Line, Request, lay
+from jaxfl.frame import Request, Row, lay
 from jaxfl.frame.options import text_of
 from jaxfl.frame.run import check_seeds, new_run_directory, saved_options
 from jaxfl.gradients.memory import require_fits
@@ -27,13 +27,13 @@ from jaxfl.training.chunks import check_start
 from jaxfl.training.results import write_results
 
 from .methods import METHODS
-from .options import WHOLE_CLIENTS, Point, check_point
+from .options import WHOLE_CLIENTS, Configuration, check_config
 
 
 class Audited(NamedTuple):
     """A claim and what the audit says of it."""
 
-    line: Line  # its point with the seed
+    row: Row  # its configuration with the seed
     claim: Statement
     noise_std: float  # that is claimed
     result: AuditResult
@@ -58,24 +58,24 @@ class Audited(NamedTuple):
 class Ready(NamedTuple):
     """A claim that is about to be audited."""
 
-    line: Line  # its point with the seed
+    row: Row  # its configuration with the seed
     claim: Statement
     noise_std: float  # that is claimed
     seconds: float  # that the claim took
 
 
 def run(asked: Request) -> int:
-    """Audit all lines and seeds; returns the exit code: 1 for a violation."""
+    """Audit all cases and seeds; returns the exit code: 1 for a violation."""
     check_seeds(asked)
-    for line in asked.lines.values():
-        check_point(line.point)
+    for row in asked.rows.values():
+        check_config(row.config)
     require_jax_privacy()
-    where: Point = asked.point
+    where: Configuration = asked.config
     lanes = {}
-    for name, line in asked.lines.items():
-        for seed in line.seeds:
-            label = name if len(line.seeds) == 1 else f"{name}, seed {seed}"
-            lanes[label] = ready(line._replace(point=lay(line.point, {"seed": seed})))
+    for name, row in asked.rows.items():
+        for seed in row.seeds:
+            label = name if len(row.seeds) == 1 else f"{name}, seed {seed}"
+            lanes[label] = ready(row._replace(config=lay(row.config, {"seed": seed})))
     directory = new_run_directory(where.run.out, "audit", where.data.dataset, resume=False)
     records = open_run(directory, saved_options(asked), experiment="audit", can_resume=False)
     try:
@@ -88,9 +88,9 @@ def run(asked: Request) -> int:
 def _attack(asked: Request, lanes: Mapping[str, Ready], records: RunDirectory) -> int:
     """Measure what is ready, write and tell it; returns the exit code."""
     directory, console = records.path, Console(markup=False)
-    for description in dict.fromkeys(line.point.description for line in asked.lines.values()):
+    for description in dict.fromkeys(row.config.description for row in asked.rows.values()):
         console.print(description)
-    claims = [line.point.claim for line in asked.lines.values()]
+    claims = [row.config.claim for row in asked.rows.values()]
     errors = dict.fromkeys(claim.noise_error for claim in claims if claim.noise_error != 1)
     mistakes = [f"noise divided by {' or '.join(map(text_of, errors))}"] if errors else []
     mistakes += ["no clipping"] if any(claim.no_clipping for claim in claims) else []
@@ -112,29 +112,29 @@ def _attack(asked: Request, lanes: Mapping[str, Ready], records: RunDirectory) -
     return int(any(row.violated for row in audited.values()))
 
 
-def ready(line: Line) -> Ready:
+def ready(row: Row) -> Ready:
     """The claim of one audit; what cannot run is refused, and nothing is run."""
-    start, point = time.perf_counter(), line.point
-    method = METHODS[point.learning.method]
-    noise_std, statement = method.claimed(point)
-    task, data, _ = method.add_canaries(point, *point.problem())
-    learner = method.learner(point, task, point.used_noise_std(noise_std))
-    start_state = check_start(learner.algorithm, jax.random.key(point.run.seed), data)
+    start, config = time.perf_counter(), row.config
+    method = METHODS[config.learning.method]
+    noise_std, statement = method.claimed(config)
+    task, data, _ = method.add_canaries(config, *config.problem())
+    learner = method.learner(config, task, config.used_noise_std(noise_std))
+    start_state = check_start(learner.algorithm, jax.random.key(config.run.seed), data)
     require_fits("hidden", num_bytes(start_state), {}, remedy="Take a smaller model, or fewer canaries.")
-    return Ready(line, statement, noise_std, time.perf_counter() - start)
+    return Ready(row, statement, noise_std, time.perf_counter() - start)
 
 
 def measured(lane: Ready, num_audits: int) -> Audited:
     """Run and attack; the significance is shared, so that any violation at all is as unlikely as asked for."""
-    start, (line, statement, noise_std, _) = time.perf_counter() - lane.seconds, lane
-    point = line.point
+    start, (row, statement, noise_std, _) = time.perf_counter() - lane.seconds, lane
+    config = row.config
     assert statement.dp_epsilon is not None
-    method = METHODS[point.learning.method]
-    task, data, canaries = method.add_canaries(point, *point.problem())
-    learner, silent = (method.learner(point, task, std) for std in (point.used_noise_std(noise_std), 0.0))
-    key = jax.random.key(point.run.seed)
+    method = METHODS[config.learning.method]
+    task, data, canaries = method.add_canaries(config, *config.problem())
+    learner, silent = (method.learner(config, task, std) for std in (config.used_noise_std(noise_std), 0.0))
+    key = jax.random.key(config.run.seed)
     # The states of A(DP)2SGD and of a server show one release, in every row.
-    rows = slice(0, 1) if method.releases_total or point.learning.method in WHOLE_CLIENTS else slice(None)
+    rows = slice(0, 1) if method.releases_total or config.learning.method in WHOLE_CLIENTS else slice(None)
     of_layers = noise_of_layers(learner.algorithm, silent.algorithm, learner.released, data, key, rows)
     result = audit(
         learner.algorithm,
@@ -143,43 +143,43 @@ def measured(lane: Ready, num_audits: int) -> Audited:
         canaries,
         key,
         learner.num_rounds,
-        point.claim.dp_delta,
+        config.claim.dp_delta,
         dp_epsilon=statement.dp_epsilon,
-        claimed=point.mechanism(noise_std, point.data.nodes if method.releases_total else 1),
-        significance=point.claim.significance / num_audits,
+        claimed=config.mechanism(noise_std, config.data.nodes if method.releases_total else 1),
+        significance=config.claim.significance / num_audits,
         neighboring_relation=statement.neighboring_relation,
         num_releases=learner.num_releases,
         of_layers=of_layers,
     )
-    return Audited(line, statement, noise_std, result, canaries, time.perf_counter() - start)
+    return Audited(row, statement, noise_std, result, canaries, time.perf_counter() - start)
 
 
 def _summary(audited: Mapping[str, Audited], environment: Any) -> dict[str, Any]:
     """Content of summary.json."""
     described = {}
-    for name, row in audited.items():
-        point = row.line.point
-        found = {key: value for key, value in row.result._asdict().items() if key != "scores"}
-        found["checks"] = [check._asdict() for check in row.result.checks]
+    for name, one in audited.items():
+        config = one.row.config
+        found = {key: value for key, value in one.result._asdict().items() if key != "scores"}
+        found["checks"] = [check._asdict() for check in one.result.checks]
         described[name] = {
-            "settings": row.line.settings,
-            "rounds": point.rounds,
-            "rounds_claimed": point.learning.iterations,
-            "privacy": [row.claim._asdict()],
-            "noise_std_claimed": row.noise_std,
-            "noise_std_used": point.used_noise_std(row.noise_std),
-            "batch_size_claimed": point.claimed_batch_size,
-            "batch_size_used": point.batch_size,
-            "clip_norm_used": point.used_clip_norm,
-            "audit": {**found, "num_canaries": point.data.canaries, "violated": row.violated},
+            "settings": one.row.settings,
+            "rounds": config.rounds,
+            "rounds_claimed": config.learning.iterations,
+            "privacy": [one.claim._asdict()],
+            "noise_std_claimed": one.noise_std,
+            "noise_std_used": config.used_noise_std(one.noise_std),
+            "batch_size_claimed": config.claimed_batch_size,
+            "batch_size_used": config.batch_size,
+            "clip_norm_used": config.used_clip_norm,
+            "audit": {**found, "num_canaries": config.data.canaries, "violated": one.violated},
         }
     return {
         "experiment": "audit",
         "preset": None,
         "status": "finished",
-        "seeds": list(dict.fromkeys(row.line.point.run.seed for row in audited.values())),
-        "variants": described,
-        "seconds": {name: row.seconds for name, row in audited.items()},
+        "seeds": list(dict.fromkeys(one.row.config.run.seed for one in audited.values())),
+        "cases": described,
+        "seconds": {name: one.seconds for name, one in audited.items()},
         "environment": environment,
     }
 
@@ -187,30 +187,30 @@ def _summary(audited: Mapping[str, Audited], environment: Any) -> dict[str, Any]
 def _write_results(audited: Mapping[str, Audited], path: Path) -> None:
     """A row an audit: the options that vary, the lower bound, the claim."""
     lanes, lines = {}, []
-    for name, row in audited.items():
-        lane = {"variant": name, "seed": row.line.point.run.seed, "round": row.line.point.rounds}
-        status = {"status": "finished", "until": lane["round"], "reason": None, "seconds": {"run": row.seconds}}
+    for name, one in audited.items():
+        lane = {"case": name, "seed": one.row.config.run.seed, "round": one.row.config.rounds}
+        status = {"status": "finished", "until": lane["round"], "reason": None, "seconds": {"run": one.seconds}}
         lanes[name, lane["seed"]] = status
-        found = {key: getattr(row.result, key) for key in ("dp_epsilon_lower_bound", "num_correct", "num_guesses")}
-        ratios = {f"{check.name}, measured over claimed": _ratio(check) for check in row.result.checks}
-        lines.append({**lane, **found, **ratios, "violated": row.violated})
-    claims = {name: lambda _, claim=row.claim: [claim._asdict()] for name, row in audited.items()}
-    write_results(path, lanes, lines, {name: row.line.settings for name, row in audited.items()}, claims)
+        found = {key: getattr(one.result, key) for key in ("dp_epsilon_lower_bound", "num_correct", "num_guesses")}
+        ratios = {f"{check.name}, measured over claimed": _ratio(check) for check in one.result.checks}
+        lines.append({**lane, **found, **ratios, "violated": one.violated})
+    claims = {name: lambda _, claim=one.claim: [claim._asdict()] for name, one in audited.items()}
+    write_results(path, lanes, lines, {name: one.row.settings for name, one in audited.items()}, claims)
 
 
 def _table(audited: Mapping[str, Audited]) -> Table:
     """The closing table."""
-    claims = [row.line.point.claim for row in audited.values()]
-    deltas = ", ".join(f"{delta:g}" for delta in dict.fromkeys(row.claim.dp_delta for row in audited.values()))
+    claims = [one.row.config.claim for one in audited.values()]
+    deltas = ", ".join(f"{delta:g}" for delta in dict.fromkeys(one.claim.dp_delta for one in audited.values()))
     confidence = 1 - max(claim.significance for claim in claims)
     caption = f"δ = {deltas}; all lower bounds hold with confidence {confidence:.0%}"
     table, numbers = Table(title="audit", caption=caption), ("audit:\nε ≥", "right\nguesses")
-    for heading in ("line", "claim", *numbers, "verdict"):
+    for heading in ("case", "claim", *numbers, "verdict"):
         table.add_column(heading, justify="right" if heading in numbers else "left")
-    for name, row in audited.items():
-        claimed, bound, verdict = row.texts
-        claim = f"ε = {claimed}, {row.claim.bound},\n{RELATIONS[row.claim.neighboring_relation]}"
-        guesses = f"{row.result.num_correct} of {row.result.num_guesses}"
+    for name, one in audited.items():
+        claimed, bound, verdict = one.texts
+        claim = f"ε = {claimed}, {one.claim.bound},\n{RELATIONS[one.claim.neighboring_relation]}"
+        guesses = f"{one.result.num_correct} of {one.result.num_guesses}"
         table.add_row(name, claim, bound, guesses, verdict)
     return table
 
@@ -228,14 +228,14 @@ def _checks_table(audited: Mapping[str, Audited]) -> Table:
     caption += " the limit lies above 1"
     table = Table(title="mechanism: measured over claimed", caption=caption)
     numbers = ("measured /\nclaimed", "limit", "smallest\nerror seen")
-    for heading in ("line", "check", *numbers[:2], "verdict", numbers[2]):
+    for heading in ("case", "check", *numbers[:2], "verdict", numbers[2]):
         table.add_column(heading, justify="right" if heading in numbers else "left")
-    for name, row in audited.items():
-        exceeded = row.result.dp_epsilon_lower_bound / _claimed(row)
+    for name, one in audited.items():
+        exceeded = one.result.dp_epsilon_lower_bound / _claimed(one)
         shown: list[tuple[str, float | None, float, bool, float]] = [
-            ("ε of the guesses", None, exceeded, exceeded > 1, row.result.smallest_error)
+            ("ε of the guesses", None, exceeded, exceeded > 1, one.result.smallest_error)
         ]
-        shown += [(c.name, _ratio(c), c.limit / c.claimed, c.refuted, c.smallest_error) for c in row.result.checks]
+        shown += [(c.name, _ratio(c), c.limit / c.claimed, c.refuted, c.smallest_error) for c in one.result.checks]
         for i, (label, ratio, limit, refuted, smallest) in enumerate(shown):
             bounded = (rounded_up if label.startswith("noise") and limit < 1 else rounded_down)(limit, 3)
             cells = ("" if ratio is None else f"{ratio:.3f}", bounded, "REFUTED" if refuted else "passed")
@@ -243,10 +243,10 @@ def _checks_table(audited: Mapping[str, Audited]) -> Table:
     return table
 
 
-def _claimed(row: Audited) -> float:
+def _claimed(one: Audited) -> float:
     """The claimed epsilon."""
-    assert row.claim.dp_epsilon is not None
-    return row.claim.dp_epsilon
+    assert one.claim.dp_epsilon is not None
+    return one.claim.dp_epsilon
 
 
 def _plot(audited: Mapping[str, Audited], path: Path) -> Path:
@@ -254,14 +254,14 @@ def _plot(audited: Mapping[str, Audited], path: Path) -> Path:
     figure = Figure(figsize=(7, 0.6 + 2.4 * len(audited)), layout="constrained")
     FigureCanvasAgg(figure)
     rows = np.ravel(figure.subplots(len(audited), 1, squeeze=False))
-    for axes, (name, row) in zip(rows, audited.items(), strict=True):
-        scores, included = row.result.scores, row.canaries.included
+    for axes, (name, one) in zip(rows, audited.items(), strict=True):
+        scores, included = one.result.scores, one.canaries.included
         bins = np.histogram_bin_edges(scores, 60).tolist()
         for chosen, label, color in ((~included, "left out", "#0072B2"), (included, "included", "#D55E00")):
             axes.hist(scores[chosen], bins, alpha=0.55, color=color, label=f"{label} ({chosen.sum():,})")
-        claimed, bound, verdict = row.texts
+        claimed, bound, verdict = one.texts
         axes.set_title(f"{name}: claimed ε = {claimed}, audit ε ≥ {bound}, {verdict}", fontsize=10, loc="left")
-        for edge in np.median(scores) + row.result.guess_threshold * np.array([-1, 1]):
+        for edge in np.median(scores) + one.result.guess_threshold * np.array([-1, 1]):
             axes.axvline(edge, color="0.3", linewidth=1, linestyle="--")
         axes.set_ylabel("canaries")
         axes.spines[["top", "right"]].set_visible(False)

@@ -40,7 +40,7 @@ from jaxfl.privacy.accountant import calibrate, noise_guess
 from jaxfl.privacy.audit import Canaries, with_canaries
 from jaxfl.privacy.client_audit import with_client_canaries
 
-from .options import Point
+from .options import Configuration
 
 _LOCAL_STEPS, _LOCAL_BATCH = 2, 8  # of DP-FedAvg's clients; a claim for whole clients does not depend on them
 _ITERATIONS_A_ROUND = 3  # of ALI-DPFL, on average, but for the first round, whose tau is 1
@@ -64,33 +64,35 @@ class Method(NamedTuple):
     """One method.
 
     Attributes:
-        claimed: point -> (noise standard deviation of one release, statement), calibrated to the target.
-        learner: (point, task, noise standard deviation) -> what is run.
-        add_canaries: (point, task, data) -> the two with canaries.
+        claimed: configuration -> (noise standard deviation of one release, statement), calibrated to the target.
+        learner: (configuration, task, noise standard deviation) -> what is run.
+        add_canaries: (configuration, task, data) -> the two with canaries.
         releases_total: a release is the sum over nodes, with the noise of all.
     """
 
-    claimed: Callable[[Point], tuple[float, privacy.Statement]]
-    learner: Callable[[Point, Task, float], Learner]
-    add_canaries: Callable[[Point, Task, FederatedData], WithCanaries]
+    claimed: Callable[[Configuration], tuple[float, privacy.Statement]]
+    learner: Callable[[Configuration, Task, float], Learner]
+    add_canaries: Callable[[Configuration, Task, FederatedData], WithCanaries]
     releases_total: bool = False
 
 
-def _among_samples(point: Point, task: Task, data: FederatedData, *, shared_coordinates: bool = True) -> WithCanaries:
+def _among_samples(
+    config: Configuration, task: Task, data: FederatedData, *, shared_coordinates: bool = True
+) -> WithCanaries:
     """Canaries that are samples: told apart by their node, or by a coordinate of their own."""
-    strength = point.data.canary_strength * point.learning.clip_norm
-    options = {"strength": strength, "seed": point.run.seed, "shared_coordinates": shared_coordinates}
-    return with_canaries(task, data, point.data.canaries, **options)
+    strength = config.data.canary_strength * config.learning.clip_norm
+    options = {"strength": strength, "seed": config.run.seed, "shared_coordinates": shared_coordinates}
+    return with_canaries(task, data, config.data.canaries, **options)
 
 
-def _as_clients(point: Point, task: Task, data: FederatedData) -> WithCanaries:
+def _as_clients(config: Configuration, task: Task, data: FederatedData) -> WithCanaries:
     """Canaries that are clients: their gradients make updates of `canary_strength` clip norms."""
-    learning = point.learning
-    strength = point.data.canary_strength * learning.clip_norm / (learning.step_size * _LOCAL_STEPS)
+    learning = config.learning
+    strength = config.data.canary_strength * learning.clip_norm / (learning.step_size * _LOCAL_STEPS)
     # Each has a coordinate, and each client a model. With 5,000 canaries, all clients at once take 9.3 GB and 14.6 s a
     # round on two processor cores; one after the other 0.8 GB and 0.7 s.
     task = task._replace(node_loop="map")
-    return with_client_canaries(task, data, point.data.canaries, strength=strength, seed=point.run.seed)
+    return with_client_canaries(task, data, config.data.canaries, strength=strength, seed=config.run.seed)
 
 
 def _gossip(
@@ -105,17 +107,17 @@ def _gossip(
     """An algorithm whose messages tell noisy gradients."""
     table = {"table": "factored"} if estimator == "saga" else {}
 
-    def claimed(point):
-        rounds, nodes = point.learning.iterations, point.data.nodes
+    def claimed(config):
+        rounds, nodes = config.learning.iterations, config.data.nodes
         release = privacy.Release(
             estimator=estimator,
             sampler="poisson",
-            batch_size=point.claimed_batch_size,
-            num_entries=point.entries,
-            clip_norm=point.learning.clip_norm,
+            batch_size=config.claimed_batch_size,
+            num_entries=config.entries,
+            clip_norm=config.learning.clip_norm,
             noise_std=0.0,
         )
-        target, dp_delta = point.claim.target_epsilon, point.claim.dp_delta
+        target, dp_delta = config.claim.target_epsilon, config.claim.dp_delta
         noise_std = privacy.calibrate_noise_std(
             accountant, "proven", release, rounds, target_epsilon=target, dp_delta=dp_delta, num_nodes=nodes
         )
@@ -124,13 +126,13 @@ def _gossip(
         (claim,) = (s for s in stated if s.bound == "proven" and s.neighboring_relation != "replace_one")
         return noise_std, claim
 
-    def learner(point, task, noise_std):
-        graph, step_size = topology(point.data.nodes), point.learning.step_size
-        sampler = gradients.poisson(point.batch_size, num_draws=point.data.nodes * point.rounds)
-        gradient = getattr(gradients, estimator)(sampler=sampler, clip_norm=point.used_clip_norm, **table)
+    def learner(config, task, noise_std):
+        graph, step_size = topology(config.data.nodes), config.learning.step_size
+        sampler = gradients.poisson(config.batch_size, num_draws=config.data.nodes * config.rounds)
+        gradient = getattr(gradients, estimator)(sampler=sampler, clip_norm=config.used_clip_norm, **table)
         noise = privacy.gaussian(noise_std)
         algorithm = constructor(task, graph=graph, step_size=step_size, gradient=gradient, noise=noise)
-        return Learner(algorithm, functools.partial(released, graph, step_size), point.rounds)
+        return Learner(algorithm, functools.partial(released, graph, step_size), config.rounds)
 
     add_canaries = functools.partial(_among_samples, shared_coordinates=not releases_total)
     return Method(claimed, learner, add_canaries, releases_total)
@@ -141,13 +143,13 @@ def _ali_rounds(iterations: int) -> int:
     return 1 + math.ceil(iterations / _ITERATIONS_A_ROUND)
 
 
-def _ali_claimed(point: Point) -> tuple[float, privacy.Statement]:
+def _ali_claimed(config: Configuration) -> tuple[float, privacy.Statement]:
     """For all local iterations and estimates that the budget allows."""
-    iterations, learning, claim = point.learning.iterations, point.learning, point.claim
+    iterations, learning, claim = config.learning.iterations, config.learning, config.claim
     release = clients.ClientRelease(
         sampler="poisson",
-        num_samples=point.entries,
-        batch_size=point.claimed_batch_size,
+        num_samples=config.entries,
+        batch_size=config.claimed_batch_size,
         clip_norm=learning.clip_norm,
         noise_multiplier=0.0,
         estimates="private",
@@ -168,57 +170,57 @@ def _ali_claimed(point: Point) -> tuple[float, privacy.Statement]:
     return multiplier * learning.clip_norm / release.batch_size, proven
 
 
-def _ali_learner(point: Point, task: Task, noise_std: float) -> Learner:
+def _ali_learner(config: Configuration, task: Task, noise_std: float) -> Learner:
     """One client, whose aggregate is its message."""
-    step_size, num_rounds = point.learning.step_size, _ali_rounds(point.rounds)
+    step_size, num_rounds = config.learning.step_size, _ali_rounds(config.rounds)
     steps = jaxfl.local_steps(
-        point.rounds,
-        batch_size=point.batch_size,
+        config.rounds,
+        batch_size=config.batch_size,
         optimizer=optax.sgd(step_size),
-        sampler=functools.partial(gradients.poisson, num_draws=point.rounds),
-        clip_norm=point.used_clip_norm,
+        sampler=functools.partial(gradients.poisson, num_draws=config.rounds),
+        clip_norm=config.used_clip_norm,
         noise=privacy.gaussian(noise_std),
     )
-    bounds = {"clip_norm": point.learning.clip_norm, "loss_bound": 1.0, "noise_multiplier": _CONSTANTS_NOISE}
+    bounds = {"clip_norm": config.learning.clip_norm, "loss_bound": 1.0, "noise_multiplier": _CONSTANTS_NOISE}
     algorithm = ali_dpfl(
         task,
         clients=steps,
         constants=jaxfl.private_constants(_CONSTANTS_BATCH, **bounds),
         step_size=step_size,
         max_rounds=num_rounds,
-        max_iterations=point.rounds,
+        max_iterations=config.rounds,
         kappa=_KAPPA,
     )
     released = functools.partial(released_gradients, step_size)
     return Learner(algorithm, released, num_rounds, lambda before, after: after.iterations - before.iterations)
 
 
-def _fed_avg_claimed(point: Point) -> tuple[float, privacy.Statement]:
+def _fed_avg_claimed(config: Configuration) -> tuple[float, privacy.Statement]:
     """For whole clients; the noise is that of the mean that is released."""
-    rounds, clip_norm, claim = point.learning.iterations, point.learning.clip_norm, point.claim
-    expected, dp_delta = point.claimed_batch_size, point.claim.dp_delta
-    rate = expected / point.entries
+    rounds, clip_norm, claim = config.learning.iterations, config.learning.clip_norm, config.claim
+    expected, dp_delta = config.claimed_batch_size, config.claim.dp_delta
+    rate = expected / config.entries
     multiplier = clients.client_noise_multiplier(
         claim.target_epsilon, rounds, participation_rate=rate, dp_delta=dp_delta
     )
     release = clients.UpdateRelease("poisson", rate, clip_norm, multiplier)
-    (proven,) = clients.client_level_statements(release, rounds, num_clients=point.entries, dp_delta=dp_delta)
+    (proven,) = clients.client_level_statements(release, rounds, num_clients=config.entries, dp_delta=dp_delta)
     return multiplier * clip_norm / expected, proven
 
 
-def _fed_avg_learner(point: Point, task: Task, noise_std: float) -> Learner:
+def _fed_avg_learner(config: Configuration, task: Task, noise_std: float) -> Learner:
     """Clients that each take part independently, with clipped updates."""
     steps = jaxfl.local_steps(
         _LOCAL_STEPS,
         batch_size=_LOCAL_BATCH,
-        optimizer=optax.sgd(point.learning.step_size),
+        optimizer=optax.sgd(config.learning.step_size),
         weighting="uniform",
     )
-    clip_norm = _NO_CLIPPING if point.used_clip_norm is None else point.used_clip_norm
-    of_sum = privacy.gaussian(noise_std * point.batch_size)
-    updates = jaxfl.private_updates(clip_norm=clip_norm, noise=of_sum, num_rounds=point.rounds)
-    algorithm = fed_avg(task, clients=steps, num_active=point.batch_size, uplink=jaxfl.uplink(updates=updates))
-    return Learner(algorithm, released_updates, point.rounds)
+    clip_norm = _NO_CLIPPING if config.used_clip_norm is None else config.used_clip_norm
+    of_sum = privacy.gaussian(noise_std * config.batch_size)
+    updates = jaxfl.private_updates(clip_norm=clip_norm, noise=of_sum, num_rounds=config.rounds)
+    algorithm = fed_avg(task, clients=steps, num_active=config.batch_size, uplink=jaxfl.uplink(updates=updates))
+    return Learner(algorithm, released_updates, config.rounds)
 
 
 METHODS = {

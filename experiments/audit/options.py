@@ -97,7 +97,7 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
+class Configuration:
     """One audit."""
 
     COUNTS: ClassVar = ({"nodes": lambda options: options["method"] not in SINGLE},)
@@ -175,9 +175,9 @@ class Point:
         return noise_std * self.claimed_batch_size / self.batch_size / self.claim.noise_error
 
 
-def check_point(point: Point) -> None:
+def check_config(config: Configuration) -> None:
     """Say what is wrong with an option before any work."""
-    data, learning, claim = point.data, point.learning, point.claim
+    data, learning, claim = config.data, config.learning, config.claim
     check.at_least(1, iterations=learning.iterations)
     check.positive(clip_norm=learning.clip_norm)
     check.positive(target_epsilon=claim.target_epsilon, noise_error=claim.noise_error)
@@ -192,7 +192,7 @@ def check_point(point: Point) -> None:
         raise ArgumentError("canary_strength", "must be at least 1", f"got {data.canary_strength}", remedy)
     check.in_float32(clip_norm=learning.clip_norm, step_size=learning.step_size)
     check.in_float32(canary_strength=data.canary_strength * learning.clip_norm)
-    _check_canaries(point)
+    _check_canaries(config)
 
 
 def _check_ring(data: Samples) -> None:
@@ -201,9 +201,9 @@ def _check_ring(data: Samples) -> None:
         raise ArgumentError("nodes", "must be odd and at least 3", f"got {data.nodes}", "Pass e.g. 5.")
 
 
-def _check_canaries(point: Point) -> None:
+def _check_canaries(config: Configuration) -> None:
     """Check the options of the data and the canaries."""
-    data, learning, nodes = point.data, point.learning, point.num_nodes
+    data, learning, nodes = config.data, config.learning, config.num_nodes
     check.at_least(1, nodes=nodes, samples=data.samples, canaries=data.canaries)
     check.positive(step_size=learning.step_size)
     if data.canaries % nodes and learning.method not in WHOLE_CLIENTS:

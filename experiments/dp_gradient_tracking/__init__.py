@@ -5,7 +5,7 @@
     python -m experiments.dp_gradient_tracking --preset fig4 --data-dir DIR      # a figure of the paper
     python -m experiments.dp_gradient_tracking --grid noise_gain=0.003,0.03,0.3  # one program a scheme
 
-Before a run it names every condition of the paper's theorems that a line breaks, with the number that breaks it;
+Before a run it names every condition of the paper's theorems that a case breaks, with the number that breaks it;
 --strict refuses such a run. conditions.json holds the same. Pictures show |grad F|^2 and consensus distance against
 iterations, and the cumulative budgets.
 
@@ -13,9 +13,9 @@ Chen, Wang, Zhang, "Differentially Private Gradient-Tracking-Based Distributed S
 Graphs".
 """
 
-from jaxfl.frame import Experiment, Layer
+from jaxfl.frame import Experiment, Overlay
 
-from .options import DERIVED, Point
+from .options import DERIVED, Configuration
 from .pictures import finish
 from .prepare import prepare
 from .presets import PRESETS
@@ -23,12 +23,12 @@ from .presets import PRESETS
 EXPERIMENT = Experiment(
     name="dp_gradient_tracking",
     description="DP gradient tracking over two directed graphs, and the methods that it is compared with.",
-    base=Point(),
+    base=Configuration(),
     prepare=prepare,
     grid=({"scheme": ("S1", "S2")},),
     datasets={
-        "digits": Layer({"iterations": 400, "batch_size": 32, "noise_gain": 0.003}, ({"seed": (0, 1, 2)},)),
-        "other": Layer({"iterations": 2000, "noise_gain": 0.01, "model": "cnn"}),
+        "digits": Overlay({"iterations": 400, "batch_size": 32, "noise_gain": 0.003}, ({"seed": (0, 1, 2)},)),
+        "other": Overlay({"iterations": 2000, "noise_gain": 0.01, "model": "cnn"}),
     },
     presets=PRESETS,
     derived=DERIVED,

@@ -1,4 +1,4 @@
-"""Privacy spending in experiments.dp_gradient_tracking, and the theorems' conditions that a line breaks."""
+"""Privacy spending in experiments.dp_gradient_tracking, and the theorems' conditions that a case breaks."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from jaxfl.graphs import tracking_conditions as theory
 from jaxfl.privacy import tracking
 from jaxfl.privacy.tracking import Sensitivities, TrackingAgent, TrackingRelease, TrackingSchedule
 
-from .options import QUANTIZED, Point, tracking_pair
+from .options import QUANTIZED, Configuration, tracking_pair
 
 
-def privacy_of(point: Point, sizes: Sequence[int]) -> Callable[[int], list[dict[str, Any]]]:
+def privacy_of(config: Configuration, sizes: Sequence[int]) -> Callable[[int], list[dict[str, Any]]]:
     """Function from the rounds that really ran to the statements of summary.json.
 
     Sizes are every agent's samples, of several seeds the smallest, with which a sample takes part most often.
     """
-    learning, noise, nodes = point.learning, point.noise, point.agents.nodes
-    schedule = point.schedule()
+    learning, noise, nodes = config.learning, config.noise, config.agents.nodes
+    schedule = config.schedule()
     release = TrackingRelease(
         clip_norm=learning.clip_norm,
         assumed=learning.assume_bounded,
@@ -31,7 +31,7 @@ def privacy_of(point: Point, sizes: Sequence[int]) -> Callable[[int], list[dict[
     def stated(rounds: int) -> list[dict[str, Any]]:
         run, settings = (schedule, rounds, release), {"num_nodes": nodes, "dp_delta": noise.dp_delta}
         if learning.method == "DP-GT":
-            pair = tracking_pair(point.weights.graph, nodes)
+            pair = tracking_pair(config.weights.graph, nodes)
             statements = tracking.gradient_tracking_statements(
                 *run,
                 state_in_weights=pair.state_weights.sum(axis=1),
@@ -42,7 +42,7 @@ def privacy_of(point: Point, sizes: Sequence[int]) -> Callable[[int], list[dict[
         elif learning.method == "noisy-outputs":
             statements = tracking.output_perturbation_statements(*run, **settings)
         elif learning.method in QUANTIZED:
-            step = _quantization_step(point)
+            step = _quantization_step(config)
             statements = tracking.quantization_statements(*run, num_nodes=nodes, quantization_step=step)
         else:
             statements = tracking.perturbed_state_statements(*run, **settings)
@@ -51,48 +51,50 @@ def privacy_of(point: Point, sizes: Sequence[int]) -> Callable[[int], list[dict[
     return stated
 
 
-def _quantization_step(point: Point) -> float:
+def _quantization_step(config: Configuration) -> float:
     """Distance of the values that are sent."""
-    learning = point.learning
+    learning = config.learning
     return learning.ternary_threshold if learning.method == "ternary-states" else learning.quantization_step
 
 
-def broken_conditions(point: Point, smoothness: float) -> list[theory.Condition]:
-    """Those conditions of the paper's theorems that a line of DP-GT does not meet: on convergence, and on a finite
+def broken_conditions(config: Configuration, smoothness: float) -> list[theory.Condition]:
+    """Those conditions of the paper's theorems that a case of DP-GT does not meet: on convergence, and on a finite
     budget where noise is Laplace's, as there."""
-    learning, noise = point.learning, point.agent_noise()
-    pair = tracking_pair(point.weights.graph, point.agents.nodes)
+    learning, noise = config.learning, config.agent_noise()
+    pair = tracking_pair(config.weights.graph, config.agents.nodes)
     steps = theory.StepSizes(learning.state_mixing, learning.tracker_mixing, learning.step_size)
-    laplace = point.noise.distribution == "laplace"
+    laplace = config.noise.distribution == "laplace"
     if learning.scheme == "S1":
         exponents = theory.PolynomialExponents(state_noise=noise, tracker_noise=noise)
         conditions = theory.assumption_4(pair, steps, exponents, smoothness=smoothness)
         return theory.violated([*conditions, *(theory.theorem_4(pair, steps, exponents) if laplace else ())])
-    bases, mu = theory.ExponentialBases(state_noise=noise, tracker_noise=noise), point.theory.gradient_dominance
+    bases, mu = theory.ExponentialBases(state_noise=noise, tracker_noise=noise), config.theory.gradient_dominance
     conditions = theory.assumption_5(pair, steps, bases, smoothness=smoothness, gradient_dominance=mu)
     return theory.violated([*conditions, *(theory.theorem_5(pair, steps, bases) if laplace else ())])
 
 
-def has_epsilon(point: Point) -> bool:
+def has_epsilon(config: Configuration) -> bool:
     """True if all that is broadcast has Laplace noise. False under S2 when p^K underflows to 0."""
-    laplace = point.is_noisy and point.noise.distribution == "laplace"
-    return laplace and bool(np.all(point.schedule().state_noise_scale > 0))
+    laplace = config.is_noisy and config.noise.distribution == "laplace"
+    return laplace and bool(np.all(config.schedule().state_noise_scale > 0))
 
 
-def published(point: Point) -> np.ndarray:
+def published(config: Configuration) -> np.ndarray:
     """(K + 1,): the published epsilon of what has been broadcast up to iteration k, of the worst agent."""
-    return _curve(point, tracking.published_sensitivities)
+    return _curve(config, tracking.published_sensitivities)
 
 
-def proven(point: Point) -> np.ndarray:
+def proven(config: Configuration) -> np.ndarray:
     """(K + 1,): the epsilon that is proven where gradients are taken at the broadcast state."""
-    return _curve(point, tracking.proven_sensitivities)
+    return _curve(config, tracking.proven_sensitivities)
 
 
-def _curve(point: Point, of_tracking: Callable[[TrackingSchedule, TrackingAgent], Sensitivities]) -> np.ndarray:
-    change, schedule, method = 2 * point.learning.clip_norm, point.schedule(), point.learning.method
+def _curve(
+    config: Configuration, of_tracking: Callable[[TrackingSchedule, TrackingAgent], Sensitivities]
+) -> np.ndarray:
+    change, schedule, method = 2 * config.learning.clip_norm, config.schedule(), config.learning.method
     if method == "DP-GT":
-        pair = tracking_pair(point.weights.graph, point.agents.nodes)
+        pair = tracking_pair(config.weights.graph, config.agents.nodes)
         agents = TrackingAgent(change, pair.state_weights.sum(axis=1), pair.tracker_weights.sum(axis=0))
         sensitivities = of_tracking(schedule, agents)
     else:
@@ -103,8 +105,8 @@ def _curve(point: Point, of_tracking: Callable[[TrackingSchedule, TrackingAgent]
     return tracking.cumulative_epsilon_curve(schedule, sensitivities).max(axis=0)
 
 
-def deltas(point: Point) -> np.ndarray:
+def deltas(config: Configuration) -> np.ndarray:
     """(K + 1,): the delta, added up, of states that are only quantized."""
-    sensitivities = tracking.perturbed_state_sensitivities(point.schedule(), 2 * point.learning.clip_norm)
-    step = _quantization_step(point)
+    sensitivities = tracking.perturbed_state_sensitivities(config.schedule(), 2 * config.learning.clip_norm)
+    step = _quantization_step(config)
     return tracking.cumulative_delta_curve(tracking.quantization_deltas(sensitivities, quantization_step=step))

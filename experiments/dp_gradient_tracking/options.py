@@ -88,7 +88,7 @@ class Learning:
     batch_size: int = 32
     """m_K, samples of each gradient; the scheme's by default, but for digits."""
     gradient_at: Literal["broadcast", "state"] = "broadcast"
-    """Point at which gradients are taken: the broadcast state, which has a proven epsilon, or the agent's own state, as
+    """State at which gradients are taken: the broadcast one, which has a proven epsilon, or the agent's own, as
     published, which has none."""
     clip_norm: float = traced(10.0)
     """Bound on each sample's gradient, in L1 norm with Laplace noise, in L2 norm with Gaussian noise (1); C of the
@@ -139,7 +139,7 @@ class Theory:
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
+class Configuration:
     """One training run of experiments.dp_gradient_tracking."""
 
     COUNTS: ClassVar = (
@@ -188,8 +188,8 @@ class Point:
     def _share(self) -> np.ndarray:
         return np.arange(1, self.agents.nodes + 1) / self.agents.nodes
 
-    def settled(self) -> Point:
-        """The point with the last agent's p^K of Scheme (S2) in its noise_gain: float32 would lose digits of it."""
+    def settled(self) -> Configuration:
+        """This with the last agent's p^K of Scheme (S2) in its noise_gain: float32 would lose digits of it."""
         if not self.is_noisy:
             return lay(self, {"noise_gain": 0.0})
         if self.learning.scheme == "S1":
@@ -203,7 +203,7 @@ class Point:
         return self.settled()._schedule()
 
     def _schedule(self) -> TrackingSchedule:
-        """The same of a settled point, whose numbers may be traced."""
+        """The same of a settled configuration, whose numbers may be traced."""
         noise, scheme, rounds = self.noise, self.learning.scheme, self.learning.iterations
         numbers = (noise.noise_exponent, noise.noise_base, noise.noise_gain)
         lib = jnp if any(map(is_traced, numbers)) else np
@@ -219,7 +219,7 @@ class Point:
         return TrackingSchedule(**numbers, state_noise_scale=scales, tracker_noise_scale=scales)
 
     def algorithm(self) -> Algorithm:
-        """The algorithm of a settled point."""
+        """The algorithm of a settled configuration."""
         learning, weights, task, nodes = self.learning, self.weights, self.task(), self.agents.nodes
         shared: dict[str, Any] = {
             "schedule": self._schedule(),
@@ -236,18 +236,18 @@ class Point:
         return perturbed_gossip(task, graph=graph, **shared, gradient_at=learning.gradient_at, quantizer=quantizer)
 
 
-def check_point(point: Point) -> None:
+def check_config(config: Configuration) -> None:
     """Refuse what building the algorithm does not."""
-    learning, noise, theory = point.learning, point.noise, point.theory
-    check.at_least(2, nodes=point.agents.nodes)
-    check.at_least(1, iterations=learning.iterations, evaluate_every=point.run.evaluate_every)
+    learning, noise, theory = config.learning, config.noise, config.theory
+    check.at_least(2, nodes=config.agents.nodes)
+    check.at_least(1, iterations=learning.iterations, evaluate_every=config.run.evaluate_every)
     check.positive(noise_base=noise.noise_base)
     check.non_negative(noise_gain=noise.noise_gain, gradient_dominance=theory.gradient_dominance)
     check.open_unit(dp_delta=noise.dp_delta)
     check.positive(smoothness=None if theory.smoothness == "estimated" else theory.smoothness)
-    _require_scales(point.agents.nodes, learning.iterations)
+    _require_scales(config.agents.nodes, learning.iterations)
     with np.errstate(over="ignore", invalid="ignore"):
-        finite = np.isfinite(point.schedule().state_noise_scale).all()
+        finite = np.isfinite(config.schedule().state_noise_scale).all()
     if not finite:
         name = "noise_exponent" if learning.scheme == "S1" else "noise_base"
         found = f"got {getattr(noise, name):g} for {learning.iterations} iterations"

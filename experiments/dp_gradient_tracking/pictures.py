@@ -13,7 +13,7 @@ from jaxfl.frame import Finished, lay
 from jaxfl.training.json_files import write_json
 
 from .budgets import deltas, has_epsilon, proven, published
-from .options import STEPS, Point, scheme_steps
+from .options import STEPS, Configuration, scheme_steps
 
 _HORIZONS = 60  # maximum iteration numbers K at which the budget of a whole run is computed
 _MOST_LINES = 28  # that look different
@@ -30,12 +30,12 @@ def finish(finished: Finished) -> Sequence[Path]:
     folder = finished.run.path
     # Not in config.json: an estimated L has other last digits on another machine, which may resume the run.
     write_json(folder / "conditions.json", {name: list(map(str, rows)) for name, rows in finished.context.items()})
-    lines, x = plots.read_lines(folder), next(iter(finished.lines.values())).point.run.x
+    lines, x = plots.read_lines(folder), next(iter(finished.rows.values())).config.run.x
     convergence = plots.plot_panels(folder, lines, _PANELS, "convergence.png", x)
-    return [convergence, *plot_budgets(folder, {name: line.point for name, line in finished.lines.items()})]
+    return [convergence, *plot_budgets(folder, {name: row.config for name, row in finished.rows.items()})]
 
 
-def plot_budgets(run_dir: Path, points: Mapping[str, Point]) -> list[Path]:
+def plot_budgets(run_dir: Path, configs: Mapping[str, Configuration]) -> list[Path]:
     """Draw the budget spent after k iterations, published and proven, and that of a whole run of K iterations.
 
     Epsilon is that of the agent who has spent most. The last panel is the published budget against the maximum
@@ -43,30 +43,30 @@ def plot_budgets(run_dir: Path, points: Mapping[str, Point]) -> list[Path]:
     Gaussian noise, and runs with none, have no such curves: where nothing else runs there is no picture, nor is there
     of more lines than can be told apart.
     """
-    noisy = {name: point for name, point in points.items() if has_epsilon(point)}
-    quantized = {name: point for name, point in points.items() if not point.is_noisy}
-    panels: list[tuple[str, str, Mapping[str, Point], Callable[[Point], tuple]]] = []
-    assumed = any(point.learning.assume_bounded for point in points.values())
+    noisy = {name: config for name, config in configs.items() if has_epsilon(config)}
+    quantized = {name: config for name, config in configs.items() if not config.is_noisy}
+    panels: list[tuple[str, str, Mapping[str, Configuration], Callable[[Configuration], tuple]]] = []
+    assumed = any(config.learning.assume_bounded for config in configs.values())
     formula = "published formula" + (", C assumed" if assumed else "")
     if noisy:
-        panels.append((f"ε so far, {formula}", "iteration k", noisy, lambda point: _from(0, published(point))))
+        panels.append((f"ε so far, {formula}", "iteration k", noisy, lambda config: _from(0, published(config))))
         if not assumed:
             label = "ε so far, proven (gradients at broadcast states)"
-            panels.append((label, "iteration k", noisy, lambda point: _from(0, proven(point))))
+            panels.append((label, "iteration k", noisy, lambda config: _from(0, proven(config))))
         panels.append((f"ε of a whole run, {formula}", "maximum iteration number K", noisy, _whole_runs))
     if quantized:
         label = f"δ so far, ε = 0, {formula}"
-        panels.append((label, "broadcasts k + 1", quantized, lambda point: _from(1, deltas(point))))
-    if not panels or len(points) > _MOST_LINES:
+        panels.append((label, "broadcasts k + 1", quantized, lambda config: _from(1, deltas(config))))
+    if not panels or len(configs) > _MOST_LINES:
         return []
     figure = new_figure(5.2 * len(panels), 5.0, run_title(run_dir / "config.json"))
-    styles = {name: line_style(number) for number, name in enumerate(points)}
+    styles = {name: line_style(number) for number, name in enumerate(configs)}
     handles = {}
     for number, (label, x_label, drawn, curve) in enumerate(panels, start=1):
         axes = figure.add_subplot(1, len(panels), number)
         style_axes(axes, Panel("", label), x_label)
-        for name, point in drawn.items():
-            (handles[name],) = axes.plot(*curve(point), linewidth=1.8, **styles[name])
+        for name, config in drawn.items():
+            (handles[name],) = axes.plot(*curve(config), linewidth=1.8, **styles[name])
         (axes.set_xscale if drawn is quantized else axes.set_yscale)("log")
     legend_below(figure, handles)
     return [save_figure(figure, run_dir / "plots" / "budgets.png")]
@@ -76,9 +76,9 @@ def _from(first: int, curve: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.arange(first, first + len(curve)), curve
 
 
-def _whole_runs(point: Point) -> tuple[np.ndarray, list[float]]:
+def _whole_runs(config: Configuration) -> tuple[np.ndarray, list[float]]:
     """Published budgets of whole runs: what is the scheme's follows K, what was given stays."""
-    learning = point.learning
+    learning = config.learning
     here, horizons = scheme_steps(learning.scheme, learning.iterations), min(10, learning.iterations)
     horizons = np.unique(np.geomspace(horizons, learning.iterations, _HORIZONS).round().astype(int))
     spent = []
@@ -86,5 +86,5 @@ def _whole_runs(point: Point) -> tuple[np.ndarray, list[float]]:
         there = scheme_steps(learning.scheme, count)
         rows = [(option, getattr(learning, option), getattr(here, name), name) for option, name in STEPS.items()]
         followed = {option: getattr(there, name) for option, given, default, name in rows if given == default}
-        spent.append(published(lay(point, {"iterations": count, **followed}))[-1])
+        spent.append(published(lay(config, {"iterations": count, **followed}))[-1])
     return horizons, spent

@@ -7,9 +7,9 @@
 Mhanna, Assaad, "Communication and Energy Efficient Federated Learning using Zero-Order Optimization Technique", 2024.
 """
 
-from jaxfl.frame import Experiment, Layer
+from jaxfl.frame import Experiment, Overlay
 
-from .options import DZOFL, FED_AVG, Point
+from .options import DZOFL, FED_AVG, Configuration
 from .pictures import finish
 from .prepare import prepare
 from .presets import PRESETS, SHIRTS, rounds
@@ -17,10 +17,10 @@ from .presets import PRESETS, SHIRTS, rounds
 EXPERIMENT = Experiment(
     name="dzofl",
     description="DZOFL against FedAvg: accuracy, bits, seconds and joules over the same links.",
-    base=Point(),
+    base=Configuration(),
     prepare=prepare,
     grid=({"method": (DZOFL, FED_AVG)},),
-    datasets={"digits": Layer({"classes": (3, 8)}), "fashion_mnist": SHIRTS},
+    datasets={"digits": Overlay({"classes": (3, 8)}), "fashion_mnist": SHIRTS},
     presets=PRESETS,
     derived={
         "rounds": rounds,

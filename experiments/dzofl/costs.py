@@ -23,7 +23,7 @@ from jaxfl.frame import Finished, choose
 from jaxfl.frame.records import NETWORKS, image_shape
 from jaxfl.training.summary import with_prefix
 
-from .options import DZOFL, FED_AVG, Point
+from .options import DZOFL, FED_AVG, Configuration
 
 READINGS = ("counted", "published")
 _D, _M, _T, _FIRST_ORDER_T = 4e5, 16, 10_000, 100  # section III: parameters, bits, rounds of DZOFL and of FedAvg
@@ -45,15 +45,15 @@ class RoundCost(NamedTuple):
         return self.computing_joules + self.sending_joules
 
 
-def published_ledger(point: Point) -> Ledger:
-    """The point's ledger as the paper charges it."""
-    dataset, model, batch = point.data.load(), point.costs.energy_model(), point.learning.batch_size
-    names = DZOFL_COUNTED if point.network.model == "dzofl_cnn" else None  # the paper's O_c has these layers' outputs
-    network = choose(NETWORKS, vars(point.network))(dataset)
+def published_ledger(config: Configuration) -> Ledger:
+    """The configuration's ledger as the paper charges it."""
+    dataset, model, batch = config.data.load(), config.costs.energy_model(), config.learning.batch_size
+    names = DZOFL_COUNTED if config.network.model == "dzofl_cnn" else None  # the paper's O_c has these layers' outputs
+    network = choose(NETWORKS, vars(config.network))(dataset)
     counts = total(count(network, image_shape(dataset), counted=names))
     charged = counts._replace(activations=batch * counts.activations)
     forward, backward = forward_energy(charged, model), backward_energy(charged, model)
-    book, seconds = point.ledger(), counts.operations / point.costs.operations_per_second
+    book, seconds = config.ledger(), counts.operations / config.costs.operations_per_second
     return book._replace(
         forward=book.forward._replace(joules=forward / (2 * batch), simulated_seconds=seconds / (2 * batch)),
         gradient=book.gradient._replace(joules=(forward + backward) / batch, simulated_seconds=0.0),
@@ -61,15 +61,15 @@ def published_ledger(point: Point) -> Ledger:
     )
 
 
-def round_costs(point: Point, row: Mapping[str, Any]) -> dict[str, RoundCost]:
-    """Reading -> the cost of a round; `row` is the summary's of the variant. All devices and rounds count alike."""
-    num_nodes = point.clients.nodes
+def round_costs(config: Configuration, entry: Mapping[str, Any]) -> dict[str, RoundCost]:
+    """Reading -> the cost of a round; `entry` is the summary's of the case. All devices and rounds count alike."""
+    num_nodes = config.clients.nodes
     counts = {
-        name: np.full(num_nodes, row["costs"][name]["mean"] / (num_nodes * row["rounds"]))
+        name: np.full(num_nodes, entry["costs"][name]["mean"] / (num_nodes * entry["rounds"]))
         for name in ("bits_sent", "bits_received", "gradient_evaluations", "forward_evaluations")
     }
     costs = {}
-    for reading, book in zip(READINGS, (point.ledger(), published_ledger(point)), strict=True):
+    for reading, book in zip(READINGS, (config.ledger(), published_ledger(config)), strict=True):
         of_round, unsent = book.of_round(counts), book.of_round({**counts, "bits_sent": np.zeros(num_nodes)})
         computing, joules = float(unsent.joules), float(of_round.joules)
         bits, seconds = float(counts["bits_sent"][0]), float(of_round.simulated_seconds)
@@ -80,14 +80,14 @@ def round_costs(point: Point, row: Mapping[str, Any]) -> dict[str, RoundCost]:
 def write_costs(finished: Finished) -> None:
     """costs.csv, and a table: bits, seconds and joules of a round and of the run, in both readings."""
     rows, texts = [], []
-    for name, line in finished.lines.items():
-        row = finished.summary["variants"][name]
-        for reading, cost in (round_costs(line.point, row) if row["rounds"] else {}).items():
-            seconds, joules = row["rounds"] * cost.seconds, row["rounds"] * cost.joules
-            rows.append([name, reading, row["test_accuracy"]["mean"], row["rounds"], *cost, seconds, joules])
+    for name, row in finished.rows.items():
+        entry = finished.summary["cases"][name]
+        for reading, cost in (round_costs(row.config, entry) if entry["rounds"] else {}).items():
+            seconds, joules = entry["rounds"] * cost.seconds, entry["rounds"] * cost.joules
+            rows.append([name, reading, entry["test_accuracy"]["mean"], entry["rounds"], *cost, seconds, joules])
             of_round = [with_prefix(number, unit) for number, unit in zip(cost, ("bit", "J", "J", "s"), strict=True)]
             texts.append([name, reading, *of_round, with_prefix(seconds, "s"), with_prefix(joules, "J")])
-    heads = ["variant", "reading", "test_accuracy", "rounds", *RoundCost._fields, "run_seconds", "run_joules"]
+    heads = ["case", "reading", "test_accuracy", "rounds", *RoundCost._fields, "run_seconds", "run_joules"]
     _write(finished.run.path / "costs.csv", [heads, *rows])
     heads = ["", "reading", "a device sends", "computing", "sending", "time", "run: time", "energy"]
     _print("Costs of a round, all devices", [heads, *texts[:_MOST_TOLD]])
@@ -97,8 +97,8 @@ def write_section3(finished: Finished) -> Sequence[Path]:
     """section3.csv, and a table: the paper's example, its arithmetic put right, and what this run counts."""
     write_costs(finished)
     here = {
-        line.point.learning.method: round_costs(line.point, finished.summary["variants"][name])
-        for name, line in finished.lines.items()
+        row.config.learning.method: round_costs(row.config, finished.summary["cases"][name])
+        for name, row in finished.rows.items()
     }
     zero, first = here[DZOFL]["counted"], here[FED_AVG]["counted"]
     bits, counted = (_FIRST_ORDER_T * _D * _M, _T * _M), (_FIRST_ORDER_T * first.bits, _T * zero.bits)

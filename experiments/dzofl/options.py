@@ -112,7 +112,7 @@ class RadioCosts(Costs):
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
+class Configuration:
     """One training run of experiments.dzofl."""
 
     data: Data = Data()
@@ -184,16 +184,16 @@ class Point:
         return book._replace(uplink_bits_per_second=self.costs.uplink_bits_per_second * np.asarray(self.success()))
 
 
-def check_point(point: Point) -> None:
+def check_config(config: Configuration) -> None:
     """Refuse what building the algorithm does not, before any work."""
-    learning, links = point.learning, point.channel
-    check.at_least(1, rounds=learning.rounds, batch_size=learning.batch_size, evaluate_every=point.run.evaluate_every)
+    learning, links = config.learning, config.channel
+    check.at_least(1, rounds=learning.rounds, batch_size=learning.batch_size, evaluate_every=config.run.evaluate_every)
     check.positive(sgd_step_size=learning.sgd_step_size, radius_m=links.radius_m)
     check.probability(success=links.success)
     check.at_least(0, placement_seed=links.placement_seed)
     if links.radius_m > LARGEST_M:
         raise ArgumentError("radius_m", f"must be at most {LARGEST_M:g}", f"got {links.radius_m}", "Pass 500.")
-    if point.resends and not np.all(np.asarray(point.success()) > 0):
+    if config.resends and not np.all(np.asarray(config.success()) > 0):
         name = "success" if links.links == "given" else "uplink_bits_per_second"
         found, remedy = "got a device whose messages never arrive", "Pass another, or --lost drop."
         raise ArgumentError(name, "must let each message arrive in the end", found, remedy)

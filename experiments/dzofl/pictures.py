@@ -32,8 +32,8 @@ _OF_READING = {"counted": "as counted", "published": "as the paper charges"}
 def finish(finished: Finished, costs: Sequence[str] = ("joules", "seconds")) -> Sequence[Path]:
     """Write and print what rounds cost; draw accuracy against joules, seconds or both, a column for each reading."""
     write_costs(finished)
-    folder, variants = finished.run.path, finished.summary["variants"]
-    names = [name for name in finished.lines if variants[name]["rounds"]]
+    folder, cases = finished.run.path, finished.summary["cases"]
+    names = [name for name in finished.rows if cases[name]["rounds"]]
     if not names or len(names) > _MOST_LINES:
         return []
     lines = read_lines(folder)
@@ -42,8 +42,8 @@ def finish(finished: Finished, costs: Sequence[str] = ("joules", "seconds")) -> 
     for place, (cost, reading) in enumerate([(cost, reading) for cost in costs for reading in READINGS]):
         axes = figure.add_subplot(len(costs), len(READINGS), place + 1)
         for number, name in enumerate(names):
-            of_round = getattr(round_costs(finished.lines[name].point, variants[name])[reading], cost)
-            curve = seeds_curve([line for line in lines if line["variant"] == name and line["round"]], "test_accuracy")
+            of_round = getattr(round_costs(finished.rows[name].config, cases[name])[reading], cost)
+            curve = seeds_curve([line for line in lines if line["case"] == name and line["round"]], "test_accuracy")
             handles[name] = draw_curve(axes, curve._replace(x=of_round * curve.x), line_style(number))
         axes.set_xscale("log")
         axes.xaxis.set_minor_formatter(NullFormatter())  # over less than two decades its labels would overlap

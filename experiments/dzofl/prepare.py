@@ -1,4 +1,4 @@
-"""From lines of experiments.dzofl to variants: checks, ledgers, and what is told before the run."""
+"""From options of experiments.dzofl to cases: checks, ledgers, and what is told before the run."""
 
 from __future__ import annotations
 
@@ -9,49 +9,49 @@ import jax
 import numpy as np
 
 from jaxfl.core.tree import size
-from jaxfl.frame import Line, Prepared, variants_of
+from jaxfl.frame import Prepared, Row, cases_of
 from jaxfl.training.chunks import check_start
 
-from .options import FED_AVG, Point, check_point
+from .options import FED_AVG, Configuration, check_config
 
 
-def prepare(lines: Mapping[str, Line]) -> Prepared:
-    """The variants of all lines; what cannot run is refused before any work."""
-    for line in lines.values():
-        line.point.clients.data(line.point.data)(line.seeds[0])  # refuses more devices than there are samples
-        check_point(line.point)
+def prepare(rows: Mapping[str, Row]) -> Prepared:
+    """The cases of all cases; what cannot run is refused before any work."""
+    for row in rows.values():
+        row.config.clients.data(row.config.data)(row.seeds[0])  # refuses more devices than there are samples
+        check_config(row.config)
 
-    def of_line(name: str, line: Line) -> dict[str, Any]:
-        point: Point = line.point
-        data_of = point.clients.data(point.data)
-        for seed in line.seeds:
-            check_start(point.algorithm(), jax.random.key(seed), data_of(seed))
-        return {"data": data_of, "num_rounds": point.learning.rounds, "ledger": point.ledger()}
+    def of_row(name: str, row: Row) -> dict[str, Any]:
+        config: Configuration = row.config
+        data_of = config.clients.data(config.data)
+        for seed in row.seeds:
+            check_start(config.algorithm(), jax.random.key(seed), data_of(seed))
+        return {"data": data_of, "num_rounds": config.learning.rounds, "ledger": config.ledger()}
 
-    variants = variants_of(lines, Point.algorithm, of_line)
-    return Prepared(variants, [_shared(next(iter(lines.values())).point), *_links(lines)])
+    cases = cases_of(rows, Configuration.algorithm, of_row)
+    return Prepared(cases, [_shared(next(iter(rows.values())).config), *_links(rows)])
 
 
-def _shared(point: Point) -> str:
-    """Describe the data and the model of the first line, which all lines share."""
-    dataset, clients = point.data.load(), point.clients
-    num_params = size(jax.eval_shape(point.task().init, jax.random.key(0)))
+def _shared(config: Configuration) -> str:
+    """Describe the data and the model of the first case, which all cases share."""
+    dataset, clients = config.data.load(), config.clients
+    num_params = size(jax.eval_shape(config.task().init, jax.random.key(0)))
     return (
         f"{dataset.name}: {len(dataset.train_labels)} samples of {dataset.num_classes} classes over {clients.nodes} "
-        f"devices ({clients.partition}), model {point.network.model} with d = {num_params} parameters; quantizer "
-        f"{point.channel.quantizer}"
+        f"devices ({clients.partition}), model {config.network.model} with d = {num_params} parameters; quantizer "
+        f"{config.channel.quantizer}"
     )
 
 
-def _links(lines: Mapping[str, Line]) -> list[str]:
+def _links(rows: Mapping[str, Row]) -> list[str]:
     """Describe links that lose messages: how often, and what happens then."""
     told = {}
-    for line in lines.values():
-        point, success = line.point, np.asarray(line.point.success())
-        then = "sent again" if point.resends else "lost"
+    for row in rows.values():
+        config, success = row.config, np.asarray(row.config.success())
+        then = "sent again" if config.resends else "lost"
         if success.min() < 1:
             spread = f"{success.min():.3f} to {success.max():.3f}, mean {success.mean():.3f}"
-            text = f"{point.learning.method}: a message arrives with probability {spread}, or is {then}"
-            biased = point.learning.method != FED_AVG and success.min() < success.max()
+            text = f"{config.learning.method}: a message arrives with probability {spread}, or is {then}"
+            biased = config.learning.method != FED_AVG and success.min() < success.max()
             told[text + ("; the sum over devices is biased towards near ones" if biased else "")] = None
     return list(told)

@@ -6,13 +6,13 @@ import functools
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from jaxfl.frame import Layer, Preset
+from jaxfl.frame import Overlay, Preset
 
 from .costs import write_section3
 from .options import DZOFL, FED_AVG
 from .pictures import finish
 
-SHIRTS = Layer({"classes": (6, 7), "model": "dzofl_cnn", "nodes": 50, "step_size": 2.0, "sgd_step_size": 0.03})
+SHIRTS = Overlay({"classes": (6, 7), "model": "dzofl_cnn", "nodes": 50, "step_size": 2.0, "sgd_step_size": 0.03})
 _METHODS = ({"method": (DZOFL, FED_AVG)},)
 _COST = "about 8 minutes on two cores that six processes shared; one seed"
 

@@ -19,14 +19,14 @@ from jaxfl.frame import Experiment
 
 from .defaults import DATASETS, DERIVED, name_of
 from .methods import CLASSES
-from .options import Point
+from .options import Configuration
 from .prepare import finish, prepare, run_or_report
 from .presets import PRESETS
 
 EXPERIMENT = Experiment(
     name="embracing_fl",
     description="Weak clients train the output side of a model (EmbracingFL); against width reduction and FedAvg.",
-    base=Point(),
+    base=Configuration(),
     prepare=prepare,
     grid=({"method": ("embracing", "width_reduction", "fed_avg")},),
     datasets=DATASETS,

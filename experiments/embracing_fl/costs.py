@@ -15,7 +15,7 @@ from . import paper
 from .defaults import OF_MODEL
 from .methods import CLASSES
 from .networks import RESNETS, Form, Problem
-from .options import Point
+from .options import Configuration
 from .phone import ONEPLUS_9_PRO, RoundSeconds, partial_work, round_seconds
 
 DEVICE = "OnePlus 9 Pro"
@@ -33,18 +33,18 @@ class ClassCost(NamedTuple):
     seconds: RoundSeconds  # of a round
 
 
-def class_costs(point: Point, problem: Problem) -> list[ClassCost]:
+def class_costs(config: Configuration, problem: Problem) -> list[ClassCost]:
     """Costs of a strong, a moderate and a weak client.
 
     Capacity is EmbracingFL's (2 p_w + 2 a_w) / (2 p + 2 a). Activations are those of a batch for resnets, of one sample
     for the other models: so the paper counts them. Where a client's first block is not followed by its own blocks
     alone (first_half, random_blocks), those behind it are differentiated, too, and their activations count.
     """
-    network, steps = point.network, point.steps
+    network, steps = config.network, config.steps
     whole, blocks = channel.total(network.counts(problem)), network.task(problem).blocks
     samples = steps.batch_size if network.model in RESNETS else 1
     costs, firsts = [], []
-    for label, count, share in zip(CLASSES, point.counts, point.shares(problem), strict=True):
+    for label, count, share in zip(CLASSES, config.counts, config.shares(problem), strict=True):
         own = blocks if isinstance(share.blocks, int) else share.blocks
         firsts.append(own[0])
         # Activations are stored in front of its first block, and where a stronger class begins.
@@ -83,7 +83,7 @@ def two_digits(share: float) -> str:
 
 
 def described(costs: Sequence[ClassCost]) -> dict[str, Any]:
-    """Entries of summary.json on a line's clients."""
+    """Entries of summary.json on a case's clients."""
     present = [row for row in costs if row.clients]
     return {
         "clients": {row.label: row.clients for row in costs},
@@ -93,10 +93,10 @@ def described(costs: Sequence[ClassCost]) -> dict[str, Any]:
     }
 
 
-def cost_lines(name: str, point: Point, costs: Sequence[ClassCost]) -> list[str]:
-    """A line's clients and what they cost, for people."""
-    each = f" ({' + '.join(map(str, point.num_active))})" if isinstance(point.num_active, tuple) else ""
-    active = f"{point.participation.num_active} of {sum(point.counts)}{each} active a round"
+def cost_lines(name: str, config: Configuration, costs: Sequence[ClassCost]) -> list[str]:
+    """A case's clients and what they cost, for people."""
+    each = f" ({' + '.join(map(str, config.num_active))})" if isinstance(config.num_active, tuple) else ""
+    active = f"{config.participation.num_active} of {sum(config.counts)}{each} active a round"
     present = [row for row in costs if row.clients]
     shares = ", ".join(f"{row.clients} {row.label} (capacity {two_digits(row.capacity)})" for row in present)
     seconds = ", ".join(f"{row.label} {_seconds_text(row.seconds)}" for row in present)
@@ -146,9 +146,9 @@ def _table(title: str, first: str, *numbers: str) -> Table:
     return table
 
 
-def paper_setting(model: str, **changes: Any) -> tuple[Point, Problem]:
+def paper_setting(model: str, **changes: Any) -> tuple[Configuration, Problem]:
     """One of the paper's models on its data set."""
-    point = lay(Point(), {"model": model, **changes})
+    config = lay(Configuration(), {"model": model, **changes})
     for name, rule in OF_MODEL.items():
-        point = lay(point, {name: rule(flat(point))})
-    return point, Problem(*_SHAPES[model])
+        config = lay(config, {name: rule(flat(config))})
+    return config, Problem(*_SHAPES[model])

@@ -1,4 +1,4 @@
-"""Derived options, checks and names of lines in experiments.embracing_fl."""
+"""Derived options, checks and names of cases in experiments.embracing_fl."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Collection, Mapping
 from typing import Any, TypeAlias
 
 from jaxfl.core import ArgumentError, check
-from jaxfl.frame import Layer, flat
+from jaxfl.frame import Overlay, flat
 from jaxfl.frame.options import text_of
 
 from . import paper
 from .methods import CLASSES, NARROW, counts_of, label_of
 from .networks import RESNETS, narrow
-from .options import Point
+from .options import Configuration
 
 _SEEDS = {"seed": (0, 1, 2)}
 DATASETS = {
     # With alpha 0.1 its two strong clients know a class or two.
-    "digits": Layer({"nodes": 16, "model": "mlp", "rounds": 150, "step_size": 0.1, "alpha": 0.5}, (_SEEDS,)),
-    "cifar10": Layer({"model": "resnet20", "rounds": 1000, "step_size": 0.4}),
-    "imdb": Layer({"model": "bilstm", "rounds": 400, "step_size": 0.1}),
-    "femnist": Layer({"partition": "writers"}),
+    "digits": Overlay({"nodes": 16, "model": "mlp", "rounds": 150, "step_size": 0.1, "alpha": 0.5}, (_SEEDS,)),
+    "cifar10": Overlay({"model": "resnet20", "rounds": 1000, "step_size": 0.4}),
+    "imdb": Overlay({"model": "bilstm", "rounds": 400, "step_size": 0.1}),
+    "femnist": Overlay({"partition": "writers"}),
 }
 _DECAYS = {"cifar10": (0.8, 0.9), "imdb": (0.5, 0.75)}  # shares of all rounds
 _OF_MODEL: dict[str, dict[str, Any]] = {
@@ -91,47 +91,47 @@ def name_of(options: Options, varied: Collection[str]) -> str:
     return ", ".join(parts)
 
 
-def check_point(point: Point) -> None:
+def check_config(config: Configuration) -> None:
     """Refuse values out of range and what does not go together, before any work."""
-    learning, steps = point.learning, point.steps
+    learning, steps = config.learning, config.steps
     steps.check()
-    check.at_least(1, nodes=point.clients.nodes, evaluate_every=point.run.evaluate_every)
+    check.at_least(1, nodes=config.clients.nodes, evaluate_every=config.run.evaluate_every)
     check.at_least(1, calibration_samples=learning.calibration_samples)
     check.at_least(0, frozen_words=learning.frozen_words)
     check.positive(step_size=steps.step_size)
-    point.network.check()
+    config.network.check()
     for name in ("participation_rate", "width_moderate", "width_weak", "target_accuracy"):
-        value = flat(point)[name]
+        value = flat(config)[name]
         if value is not None and not 0 < value <= 1:
             raise ArgumentError(name, "must lie in (0, 1]", f"got {value}", "Pass a share, 0.25 for instance.")
-    _check_clients(point)
+    _check_clients(config)
     decays = steps.decay_rounds
     if list(decays) != sorted(set(decays)) or any(not 0 < number < steps.rounds for number in decays):
         requirement = f"must be ascending and above 0, below the {steps.rounds} rounds"
         raise ArgumentError("decay_rounds", requirement, f"got {list(decays)}", "Leave it out, or change the rounds.")
-    if point.clients.partition == "writers" and point.data.num_train is not None:
-        requirement, found = "must be left out where whole writers are dealt", f"got {point.data.num_train}"
+    if config.clients.partition == "writers" and config.data.num_train is not None:
+        requirement, found = "must be left out where whole writers are dealt", f"got {config.data.num_train}"
         raise ArgumentError("num_train", requirement, found, "Leave it out, or take fewer nodes.")
     if learning.method in NARROW:
         if learning.width_weak > learning.width_moderate:
             found = f"got {learning.width_weak} beside {learning.width_moderate}"
             raise ArgumentError("width_weak", "must not exceed the moderate clients' width", found, "Exchange the two.")
         for name in ("width_moderate", "width_weak"):
-            layers, width = point.network.widths(), getattr(learning, name)
+            layers, width = config.network.widths(), getattr(learning, name)
             if 0 in narrow(layers, width):
                 found = f"got {width} of {min(layers)}"
                 raise ArgumentError(name, "must leave every layer a channel", found, "Pass more.")
-    if point.is_static and learning.method == "first_half":
+    if config.is_static and learning.method == "first_half":
         found = "got static for first_half, whose last blocks evaluate"
         raise ArgumentError("batch_norm", "must have statistics where blocks evaluate", found, "Pass global.")
-    if point.is_static and learning.method == "embracing" and learning.frozen_batch_norm == "running":
+    if config.is_static and learning.method == "embracing" and learning.frozen_batch_norm == "running":
         requirement = "must be batch without running statistics"
         raise ArgumentError("frozen_batch_norm", requirement, "got running with static", "Pass batch.")
 
 
-def _check_clients(point: Point) -> None:
+def _check_clients(config: Configuration) -> None:
     """Refuse cases and counts that the nodes do not make."""
-    chosen, nodes, counts = point.participation, point.clients.nodes, point.counts
+    chosen, nodes, counts = config.participation, config.clients.nodes, config.counts
     if chosen.case is not None:
         check.one_of(tuple(paper.CASES), case=chosen.case)
         if any(count * nodes % paper.NUM_CLIENTS for count in paper.CASES[chosen.case]):
@@ -149,5 +149,5 @@ def _check_clients(point: Point) -> None:
         raise ArgumentError("method", "must have strong clients for fed_avg", found, "Leave fed_avg out.")
     check.at_least(1, num_active=chosen.num_active)
     if chosen.num_active > sum(counts):
-        found = f"got {chosen.num_active}, and {label_of(None, counts)} {point.learning.method} has {sum(counts)}"
+        found = f"got {chosen.num_active}, and {label_of(None, counts)} {config.learning.method} has {sum(counts)}"
         raise ArgumentError("num_active", "must be at most the clients", found, "Pass fewer, or a rate.")

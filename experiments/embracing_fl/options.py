@@ -187,7 +187,7 @@ class Report:
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
+class Configuration:
     """One training run of experiments.embracing_fl."""
 
     data: Data = Data()

@@ -48,14 +48,14 @@ _BY_CASE = "39 (case 1) to 16 (case 7) seconds a round on two CPU cores; predict
 _BY_NARROW_CASE = "25 (case 2) to 13 (case 7) seconds a round on two CPU cores; predicted: 21 to 11 hours a case"
 _CNN_CASES = "14 (case 1) to 5.3 (case 7) seconds a round on two CPU cores; predicted: 2.3 to 0.9 hours a case"
 _LSTM_CASES = "163 (case 1) to 110 (case 7) seconds a round on two CPU cores; predicted: 54 to 37 hours a case"
-_TO_TARGET = "13 to 39 seconds a round on two CPU cores, as table3 and table6; predicted: 300 hours for all 14 variants"
+_TO_TARGET = "13 to 39 seconds a round on two CPU cores, as table3 and table6; predicted: 300 hours for all 14 cases"
 _ADDED_COST = (
     "with 128 clients 68 (embracing) and 51 (width_reduction) seconds a round on two CPU cores; "
-    "predicted with 16: 17; 290 hours for all ten variants"
+    "predicted with 16: 17; 290 hours for all ten cases"
 )
 _BOTH_NORMS = (
     "68 (global) and 91 (static) seconds a round of embracing, 48 and 51 of width_reduction on two CPU cores; "
-    "predicted: 215 hours for the four variants"
+    "predicted: 215 hours for the four cases"
 )
 
 PRESETS = {
@@ -95,7 +95,7 @@ PRESETS = {
     ),
     "table2_small": Preset(
         "table2 reduced: 4 strong and 0 to 28 weak of 32 clients, all active",
-        "23 minutes on one core, 0.32 seconds a round over its ten variants",
+        "23 minutes on one core, 0.32 seconds a round over its ten cases",
         {**_SMALL, "participation_rate": 1.0},
         _added(4, 0, 4, 8, 16, 28),
     ),
@@ -112,7 +112,7 @@ PRESETS = {
     ),
     "table9_small": Preset(
         "table9 reduced: case 7 with a quarter of the clients active",
-        "7.4 minutes on one core, 0.21 seconds a round over its four variants",
+        "7.4 minutes on one core, 0.21 seconds a round over its four cases",
         {**_SMALL, "case": 7},
         (_BOTH, _NORMS, _SEEDS),
     ),

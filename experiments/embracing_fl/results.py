@@ -14,12 +14,12 @@ from jaxfl.training import read_run
 from .methods import CLASSES, NARROW, counts_of, label_of
 
 METRIC = "test_accuracy"
-# Options in which compared lines may differ.
+# Options in which compared cases may differ.
 COMPARED = ("method", "case", *CLASSES, "participation_rate", "num_active", "batch_norm", "target_accuracy", "nodes")
 
 
 class Result(NamedTuple):
-    """One evaluated line of one run."""
+    """One evaluated case of one run."""
 
     name: str
     method: str
@@ -80,10 +80,10 @@ def gaps(first: Result, second: Result) -> np.ndarray:
 
 
 def read_results(directories: Sequence[str]) -> list[Result]:
-    """The lines of run directories, in their order; of one that is in several, the last.
+    """The cases of run directories, in their order; of one that is in several, the last.
 
     Raises:
-        ArgumentError: a directory holds no run, one of another experiment, one of lines that differ in what is not
+        ArgumentError: a directory holds no run, one of another experiment, one of cases that differ in what is not
             compared here, or one that has not been evaluated yet; or the runs are of different data sets.
     """
 
@@ -101,13 +101,13 @@ def read_results(directories: Sequence[str]) -> list[Result]:
             raise refuse("must be readable", f"{path}: {(error.strerror or str(error)).lower()}") from None
         if run.config["experiment"] != "embracing_fl":
             raise refuse("must be runs of embracing_fl", f"{path} is one of {run.config['experiment']}")
-        summary = run.read_summary()["variants"] if (path / "summary.json").exists() else {}
+        summary = run.read_summary()["cases"] if (path / "summary.json").exists() else {}
         metrics, config = run.read_metrics(), run.config["config"]
         of_run = {}
-        if "lines" not in config:
+        if "cases" not in config:
             raise refuse("must be runs of this version", f"{path} is older")
-        for name, changes in config["lines"].items():
-            lines = tuple(line for line in metrics if line["variant"] == name)
+        for name, changes in config["cases"].items():
+            lines = tuple(line for line in metrics if line["case"] == name)
             if not lines:
                 continue
             result = result_of(name, {**config, **changes}, lines, summary.get(name, {}))
@@ -125,7 +125,7 @@ def read_results(directories: Sequence[str]) -> list[Result]:
 
 
 def result_of(name: str, options: Mapping[str, Any], lines: Sequence[dict[str, Any]], row: Mapping[str, Any]) -> Result:
-    """A line by its options, its metrics (at least one) and its row of the summary."""
+    """A case by its options, its metrics (at least one) and its row of the summary."""
     is_part = options["method"] == "fed_avg" and options["case"] != 1  # it has the strong clients of a case alone
     seeds = sorted({line["seed"] for line in lines})
     of_seeds = [[line for line in lines if line["seed"] == seed] for seed in seeds]

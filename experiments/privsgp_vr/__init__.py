@@ -9,21 +9,21 @@ Zhu, Huang, Wang, Xu, "PrivSGP-VR: Differentially Private Variance-Reduced Stoch
 Bounds", IJCAI 2024, arXiv:2405.02638.
 """
 
-from jaxfl.frame import Experiment, Layer
+from jaxfl.frame import Experiment, Overlay
 
-from .options import DERIVED, RIVALS, Point
+from .options import DERIVED, RIVALS, Configuration
 from .prepare import finish, prepare
 from .presets import PRESETS
 
 EXPERIMENT = Experiment(
     name="privsgp_vr",
     description="PrivSGP-VR against PrivSGP, DP2-SGD and A(DP)2SGD: private learning with its epsilon.",
-    base=Point(),
+    base=Configuration(),
     prepare=prepare,
     grid=({"method": ("PrivSGP-VR", "PrivSGP")},),
     datasets={
-        "digits": Layer({"nodes": 16, "iterations": 400}, ({"seed": (0, 1, 2)},)),
-        "other": Layer({"nodes": 50, "iterations": 2000}, ({"batch_size": (1, 32)},)),
+        "digits": Overlay({"nodes": 16, "iterations": 400}, ({"seed": (0, 1, 2)},)),
+        "other": Overlay({"nodes": 50, "iterations": 2000}, ({"batch_size": (1, 32)},)),
     },
     presets=PRESETS,
     derived=DERIVED,

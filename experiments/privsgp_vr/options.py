@@ -223,7 +223,7 @@ class Budget:
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
+class Configuration:
     """One training run of experiments.privsgp_vr."""
 
     data: Data = Data()
@@ -271,17 +271,17 @@ def _num_params(network: Network, data: Data) -> int:
     return size(jax.eval_shape(network.task(data).init, jax.random.key(0)))
 
 
-def check_point(point: Point) -> None:
+def check_config(config: Configuration) -> None:
     """Refuse what building the algorithm does not, before any work."""
-    budget, automatic = point.budget, point.learning.iterations == "auto"
+    budget, automatic = config.budget, config.learning.iterations == "auto"
     if not automatic:
-        check.at_least(1, iterations=point.learning.iterations)
-    elif point.publication.publish is not None:
+        check.at_least(1, iterations=config.learning.iterations)
+    elif config.publication.publish is not None:
         requirement = "must be a number where parameters are published"
         found = "got auto, which is chosen by the data without noise"
         raise ArgumentError("iterations", requirement, found, "Pass the number of rounds.")
-    if not automatic or point.run.evaluate_every:  # 0 until K is known
-        check.at_least(1, evaluate_every=point.run.evaluate_every)
+    if not automatic or config.run.evaluate_every:  # 0 until K is known
+        check.at_least(1, evaluate_every=config.run.evaluate_every)
     check.open_unit(dp_delta=budget.dp_delta)
     check.positive(c2=budget.c2, gradient_bound=budget.gradient_bound)
     if budget.noise == "grid_gaussian":
@@ -291,7 +291,7 @@ def check_point(point: Point) -> None:
         raise ArgumentError("neighboring_relation", "must name one for the proven bound", "got as_published", remedy)
     for name in ("node_epsilons", "node_noise"):
         if getattr(budget, name):
-            check.per_node(point.clients.nodes, **{name: getattr(budget, name)})
+            check.per_node(config.clients.nodes, **{name: getattr(budget, name)})
     check.non_negative(node_noise=np.array(budget.node_noise))
     if budget.limits:
         check.positive(node_epsilons=np.array(budget.node_epsilons))

@@ -11,22 +11,22 @@ from typing import Any
 from jaxfl import privacy
 from jaxfl.algorithms import theory_step_size
 from jaxfl.core import ArgumentError
-from jaxfl.frame import Line, lay
+from jaxfl.frame import Row, lay
 from jaxfl.privacy.gossip import ProblemConstants, optimal_iterations
 
-from .options import METHODS, Point
+from .options import METHODS, Configuration
 
 Sizes = Sequence[int]  # samples of every node; of several seeds with different partitions, of each seed's nodes
 
 
-def release_of(point: Point, num_samples: int, noise_std: float, *, assumed: bool = False) -> privacy.Release:
+def release_of(config: Configuration, num_samples: int, noise_std: float, *, assumed: bool = False) -> privacy.Release:
     """Describe what a node with this many samples releases in every round.
 
     `assumed` takes `gradient_bound` for the bound on unclipped gradients, as the paper's formula does.
     """
-    learning, entry_size = point.learning, point.learning.entry_size or 1
+    learning, entry_size = config.learning, config.learning.entry_size or 1
     assumed = assumed and learning.clip_norm is None
-    bound = point.budget.gradient_bound if assumed else learning.clip_norm
+    bound = config.budget.gradient_bound if assumed else learning.clip_norm
     entries, batch_size = num_samples, learning.samples_per_batch
     if learning.has_table and learning.table == "per_batch":
         entries, batch_size = -(-num_samples // entry_size), learning.batch_size
@@ -41,93 +41,95 @@ def release_of(point: Point, num_samples: int, noise_std: float, *, assumed: boo
         entry_size=entry_size if learning.has_table else 1,
         storage=learning.storage,
         assumed=assumed,
-        grid=point.grid(),
+        grid=config.grid(),
     )
 
 
 def settled(
-    lines: Mapping[str, Line], sizes: Mapping[str, Sizes], constants: Callable[[Point], ProblemConstants]
-) -> dict[str, Line]:
-    """The lines with iterations, step size and noise as numbers; a budget that no noise meets is refused.
+    rows: Mapping[str, Row], sizes: Mapping[str, Sizes], constants: Callable[[Configuration], ProblemConstants]
+) -> dict[str, Row]:
+    """The cases with iterations, step size and noise as numbers; a budget that no noise meets is refused.
 
-    The problem's constants at a point are asked for with `--iterations auto` only.
+    The problem's constants at a configuration are asked for with `--iterations auto` only.
     """
-    known = {name: line._replace(point=_with_iterations(line.point, constants)) for name, line in lines.items()}
+    known = {name: row._replace(config=_with_iterations(row.config, constants)) for name, row in rows.items()}
     result = {}
-    for name, line in known.items():
-        std = _noise(line.point, sizes[name])
-        of_each = {"node_noise": std} if line.point.budget.node_noise or line.point.budget.node_epsilons else {}
-        result[name] = line._replace(point=lay(line.point, {"noise_std": max(std), **of_each}))
+    for name, row in known.items():
+        std = _noise(row.config, sizes[name])
+        of_each = {"node_noise": std} if row.config.budget.node_noise or row.config.budget.node_epsilons else {}
+        result[name] = row._replace(config=lay(row.config, {"noise_std": max(std), **of_each}))
     return result
 
 
-def _with_iterations(point: Point, constants: Callable[[Point], ProblemConstants]) -> Point:
-    budget, num_nodes, rounds = point.budget, point.clients.nodes, point.learning.iterations
+def _with_iterations(config: Configuration, constants: Callable[[Configuration], ProblemConstants]) -> Configuration:
+    budget, num_nodes, rounds = config.budget, config.clients.nodes, config.learning.iterations
     if rounds == "auto":
         target = budget.node_epsilons or budget.target_epsilon
         options = {"dp_epsilon": target, "dp_delta": budget.dp_delta, "c2": budget.c2, "num_nodes": num_nodes}
-        rounds = max(1, round(optimal_iterations(constants(point), **options)))
+        rounds = max(1, round(optimal_iterations(constants(config), **options)))
     changes: dict[str, Any] = {"iterations": rounds}
-    if point.run.evaluate_every == 0:
+    if config.run.evaluate_every == 0:
         changes["evaluate_every"] = max(1, rounds // 40)
-    if point.learning.step_size == "theory":
+    if config.learning.step_size == "theory":
         changes["step_size"] = theory_step_size(num_nodes, rounds)
-    return lay(point, changes)
+    return lay(config, changes)
 
 
-def _noise(point: Point, sizes: Sizes) -> tuple[float, ...]:
+def _noise(config: Configuration, sizes: Sizes) -> tuple[float, ...]:
     """The noise that was asked for, or the least that meets the budget: of all nodes, or of each."""
-    budget = point.budget
+    budget = config.budget
     if budget.node_noise:
         return budget.node_noise
     if budget.noise_std != "calibrated":
         return (float(budget.noise_std),)
-    accountant, rounds, options = _accounting(point)
-    releases = _releases(point, sizes, (0.0,), assumed=budget.bound == "published")
+    accountant, rounds, options = _accounting(config)
+    releases = _releases(config, sizes, (0.0,), assumed=budget.bound == "published")
     return tuple(
         privacy.calibrate_noise_std(accountant, budget.bound, own, rounds, target_epsilon=target, **options)
-        for target, own in _with_limits(point, releases)
+        for target, own in _with_limits(config, releases)
     )
 
 
-def _releases(point: Point, sizes: Sizes, noise: tuple[float, ...], *, assumed: bool) -> tuple[privacy.Release, ...]:
+def _releases(
+    config: Configuration, sizes: Sizes, noise: tuple[float, ...], *, assumed: bool
+) -> tuple[privacy.Release, ...]:
     """Releases of every node, over all seeds; `noise` of all nodes, or of each."""
     pairs = zip(sizes, itertools.cycle(noise))  # node after node, seed after seed
-    return tuple(release_of(point, size, std, assumed=assumed) for size, std in pairs)
+    return tuple(release_of(config, size, std, assumed=assumed) for size, std in pairs)
 
 
 def _with_limits(
-    point: Point, releases: tuple[privacy.Release, ...]
+    config: Configuration, releases: tuple[privacy.Release, ...]
 ) -> Iterator[tuple[float, tuple[privacy.Release, ...]]]:
     """Every budget with the releases, over all seeds, of the nodes that it is for."""
-    limits = point.budget.limits
+    limits = config.budget.limits
     for node, limit in enumerate(limits):
         yield limit, releases if len(limits) == 1 else releases[node :: len(limits)]
 
 
-def _accounting(point: Point) -> tuple[privacy.Accountant, int, dict[str, Any]]:
+def _accounting(config: Configuration) -> tuple[privacy.Accountant, int, dict[str, Any]]:
     """Arguments of every call of the accountant: itself, the rounds, and its options."""
-    relation = point.budget.neighboring_relation
+    relation = config.budget.neighboring_relation
     options = {
-        "dp_delta": point.budget.dp_delta,
-        "c2": point.budget.c2,
-        "num_nodes": point.clients.nodes,
+        "dp_delta": config.budget.dp_delta,
+        "c2": config.budget.c2,
+        "num_nodes": config.clients.nodes,
         "neighboring_relation": None if relation == "as_published" else relation,
     }
-    return METHODS[point.learning.method].accountant, int(point.learning.iterations), options
+    return METHODS[config.learning.method].accountant, int(config.learning.iterations), options
 
 
-def rounds_allowed(name: str, asked: Point, point: Point, sizes: Sizes) -> int | None:
+def rounds_allowed(name: str, asked: Configuration, config: Configuration, sizes: Sizes) -> int | None:
     """Most rounds that the budget pays for at every node, where both noise and budget are given; else None.
 
-    A budget that does not pay for one round is refused; the error names the line. `point` is `asked`, settled.
+    A budget that does not pay for one round is refused; the error names the case. `configuration` is `asked`, settled.
     """
-    budget = point.budget
+    budget = config.budget
     if asked.budget.noise_std == "calibrated" or not budget.limits:
         return None
-    accountant, rounds, options = _accounting(point)
-    releases = _releases(point, sizes, _noise(point, sizes), assumed=budget.bound == "published")
-    for target, own in _with_limits(point, releases):
+    accountant, rounds, options = _accounting(config)
+    releases = _releases(config, sizes, _noise(config, sizes), assumed=budget.bound == "published")
+    for target, own in _with_limits(config, releases):
         budgeted = {"target_epsilon": target, "limit": rounds}
         rounds = privacy.max_rounds(accountant, budget.bound, own, **budgeted, **options)
     if rounds < 1:
@@ -139,13 +141,13 @@ def rounds_allowed(name: str, asked: Point, point: Point, sizes: Sizes) -> int |
     return rounds
 
 
-def privacy_of(point: Point, sizes: Sizes) -> Callable[[int], list[dict[str, Any]]]:
-    """Function from the rounds that really ran to the statements of summary.json; the point is settled."""
-    accountant, _, options = _accounting(point)
-    if point.budget.bound == "published":
+def privacy_of(config: Configuration, sizes: Sizes) -> Callable[[int], list[dict[str, Any]]]:
+    """Function from the rounds that really ran to the statements of summary.json; the configuration is settled."""
+    accountant, _, options = _accounting(config)
+    if config.budget.bound == "published":
         options["neighboring_relation"] = None  # of the budget's formula alone
-    assumed = point.learning.clip_norm is None and point.budget.gradient_bound is not None
-    releases = _releases(point, sizes, _noise(point, sizes), assumed=assumed)
+    assumed = config.learning.clip_norm is None and config.budget.gradient_bound is not None
+    releases = _releases(config, sizes, _noise(config, sizes), assumed=assumed)
 
     @functools.cache
     def stated(rounds: int) -> list[dict[str, Any]]:

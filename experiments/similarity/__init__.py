@@ -20,11 +20,11 @@ from typing import Any
 
 import jax
 
-from experiments.embracing_fl.prepare import variants_of_clients
+from experiments.embracing_fl.prepare import cases_of_clients
 from jaxfl.core.tree import size
-from jaxfl.frame import Experiment, Layer, Line, Prepared, Preset
+from jaxfl.frame import Experiment, Overlay, Prepared, Preset, Row
 
-from .options import DERIVED, Point, check_point
+from .options import DERIVED, Configuration, check_config
 from .pictures import finish
 
 # Conv 1, 3, 7, 15, 19: a block ends behind its second convolution.
@@ -56,30 +56,31 @@ PRESETS = {
 }
 
 
-def prepare(lines: Mapping[str, Line]) -> Prepared:
-    """The variants of all lines; what cannot run is refused."""
-    for line in lines.values():
-        check_point(line.point)
-    point = next(iter(lines.values())).point
+def prepare(rows: Mapping[str, Row]) -> Prepared:
+    """The cases of all cases; what cannot run is refused."""
+    for row in rows.values():
+        check_config(row.config)
+    config = next(iter(rows.values())).config
     told = (
-        f"{point.data.dataset}: {len(point.data.load().train_labels)} samples over {point.clients.nodes} clients "
-        f"({point.clients.partition} {point.clients.alpha:g}), {point.network.model} of "
-        f"{size(jax.eval_shape(point.task().init, jax.random.key(0)))} parameters; compared: {' '.join(point.layers())}"
+        f"{config.data.dataset}: {len(config.data.load().train_labels)} samples over {config.clients.nodes} clients "
+        f"({config.clients.partition} {config.clients.alpha:g}), {config.network.model} of "
+        f"{size(jax.eval_shape(config.task().init, jax.random.key(0)))} parameters; "
+        f"compared: {' '.join(config.layers())}"
     )
-    return Prepared(variants_of_clients(lines, Point.algorithm), [told])
+    return Prepared(cases_of_clients(rows, Configuration.algorithm), [told])
 
 
 EXPERIMENT = Experiment(
     name="similarity",
     description="How alike the layers of clients' models stay (SVCCA) when nothing or a part of them is averaged.",
-    base=Point(),
+    base=Configuration(),
     prepare=prepare,
     grid=({"scheme": ("nothing", "output_side", "channels", "input_side")},),
     datasets={
-        "digits": Layer(),
-        "imdb": Layer({"model": "bilstm"}),
-        "femnist": Layer({"model": "femnist_cnn", "partition": "writers"}),
-        "other": Layer({"model": "resnet20"}),
+        "digits": Overlay(),
+        "imdb": Overlay({"model": "bilstm"}),
+        "femnist": Overlay({"model": "femnist_cnn", "partition": "writers"}),
+        "other": Overlay({"model": "resnet20"}),
     },
     presets=PRESETS,
     derived=DERIVED,

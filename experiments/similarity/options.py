@@ -84,7 +84,7 @@ class Comparison:
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
+class Configuration:
     """One training run of experiments.similarity."""
 
     data: Data = Data()
@@ -164,22 +164,22 @@ def _svcca(data: Data, network: Network, comparison: Comparison, layers: tuple[s
     return Measure(compute=compute, prepare=lambda key, data: compared)
 
 
-def check_point(point: Point) -> None:
+def check_config(config: Configuration) -> None:
     """Refuse values out of range before any work."""
-    compared, share = point.comparison, point.sharing.channel_share
-    check.at_least(2, nodes=point.clients.nodes)
-    point.steps.check()
-    check.at_least(1, evaluate_every=point.run.evaluate_every)
+    compared, share = config.comparison, config.sharing.channel_share
+    check.at_least(2, nodes=config.clients.nodes)
+    config.steps.check()
+    check.at_least(1, evaluate_every=config.run.evaluate_every)
     check.at_least(1, num_directions=compared.num_directions, similarity_batches=compared.similarity_batches)
-    point.network.check()
+    config.network.check()
     if compared.num_directions >= compared.similarity_batch_size - 1:
         requirement = f"must be below similarity_batch_size - 1, which is {compared.similarity_batch_size - 1}"
         remedy = "Pass fewer: of as many directions any two subspaces are equal."
         raise ArgumentError("num_directions", requirement, f"got {compared.num_directions}", remedy)
     if not 0 < share < 1:
         raise ArgumentError("channel_share", "must lie in (0, 1)", f"got {share}", "Pass a share, 0.5 for instance.")
-    if point.sharing.scheme == "channels" and 0 in narrow(point.network.widths(), share):
-        found = f"got {share} of {min(point.network.widths())}"
+    if config.sharing.scheme == "channels" and 0 in narrow(config.network.widths(), share):
+        found = f"got {share} of {min(config.network.widths())}"
         raise ArgumentError("channel_share", "must leave every layer a channel", found, "Pass more.")
 
 

@@ -24,11 +24,11 @@ def finish(finished: Finished) -> list[Path]:
 
     The upper row is the maximum over pairs, which is the paper's measure, the lower one the mean. Nothing of a sweep.
     """
-    if {name for line in finished.lines.values() for name in line.settings} - {"scheme"}:
+    if {name for row in finished.rows.values() for name in row.settings} - {"scheme"}:
         return []
-    directory, first = finished.run.path, next(iter(finished.lines.values())).point
-    words = {name: f"{name.replace('_', ' ')} averaged" for name in finished.lines} | {"nothing": "independent"}
-    names = {name: words[name] for name in finished.lines}
+    directory, first = finished.run.path, next(iter(finished.rows.values())).config
+    words = {name: f"{name.replace('_', ' ')} averaged" for name in finished.rows} | {"nothing": "independent"}
+    names = {name: words[name] for name in finished.rows}
     forms: dict[str, dict[str, Curves]] = {
         "layers": {shown: {layer: (name, layer) for layer in first.layers()} for name, shown in names.items()}
     }
@@ -53,8 +53,8 @@ def _drawn(
         for column, (heading, curves) in enumerate(panels.items()):
             axes = figure.add_subplot(len(STATISTICS), len(panels), row * len(panels) + column + 1)
             for number, (shown, (name, layer)) in enumerate(curves.items()):
-                of_line = [line for line in lines if line["variant"] == name]
-                curve = seeds_curve(of_line, metric_name(statistic, layer))
+                own = [line for line in lines if line["case"] == name]
+                curve = seeds_curve(own, metric_name(statistic, layer))
                 handles[shown] = draw_curve(axes, curve, line_style(number), x_unit=local_steps)
             style_axes(axes, Panel("", f"SVCCA, {statistic} over pairs" if column == 0 else ""), "iteration")
             axes.set_ylim(0, 1.02)

@@ -100,21 +100,21 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
+class Configuration:
     """One picture."""
 
     run: Run = Run()
 
 
 def run(asked: Request) -> int:
-    """Run all three, print their errors and draw them; a picture a line."""
-    for line in asked.lines.values():
-        check.at_least(1, num_rounds=line.point.run.num_rounds)
-    folder = Path(asked.point.run.out).expanduser()
+    """Run all three, print their errors and draw them; a picture a case."""
+    for row in asked.rows.values():
+        check.at_least(1, num_rounds=row.config.run.num_rounds)
+    folder = Path(asked.config.run.out).expanduser()
     make_writable(folder)
-    for name, line in asked.lines.items():
-        errors = compare(line.point.run.num_rounds)
-        picture = folder / (f"spanning_tree-{slug(name)}.png" if len(asked.lines) > 1 else "spanning_tree.png")
+    for name, row in asked.rows.items():
+        errors = compare(row.config.run.num_rounds)
+        picture = folder / (f"spanning_tree-{slug(name)}.png" if len(asked.rows) > 1 else "spanning_tree.png")
         draw(errors, picture)
         for method, values in errors.items():
             text = f"{method}: squared distance to the optimum {values[0]:.3g} at first, {values[-1]:.3g} at the end"
@@ -148,7 +148,7 @@ def draw(errors: dict[str, np.ndarray], path: Path) -> None:
 EXPERIMENT = Experiment(
     name="spanning_tree",
     description="Gradient tracking against plain distributed SGD where graphs have only spanning trees.",
-    base=Point(),
+    base=Configuration(),
     labels={"num_rounds": "{} rounds"},
     run=run,
 )

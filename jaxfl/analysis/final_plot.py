@@ -1,4 +1,4 @@
-"""Pictures of where variants end: a final metric against the numbers in which they differ, over seeds."""
+"""Pictures of where cases end: a final metric against the numbers in which they differ, over seeds."""
 
 from __future__ import annotations
 
@@ -54,23 +54,23 @@ Settings = Mapping[str, Mapping[str, Any]]
 
 
 class Point(NamedTuple):
-    """Final point of one variant."""
+    """Final point of one case."""
 
     x: float
     values: np.ndarray  # (seeds,), float64
 
 
 def plot_final(run_dir: str | os.PathLike[str], settings: Settings) -> list[Path]:
-    """Draw final loss and accuracy against what the variants differ in, into `<run_dir>/plots`.
+    """Draw final loss and accuracy against what the cases differ in, into `<run_dir>/plots`.
 
     Args:
         run_dir: a run directory whose run has ended.
-        settings: variant -> the options that vary, as far as it has them.
+        settings: case -> the options that vary, as far as it has them.
 
     Returns:
         plots/heat_map.png where exactly two numbers vary and every pair of their values ran; else plots/final.png where
         some series of a number has three points or more. plots/speedup.png (test loss and accuracy against iterations
-        times nodes) where the variants differ in their number of nodes. What diverged is left out and counted.
+        times nodes) where the cases differ in their number of nodes. What diverged is left out and counted.
     """
     run_dir = Path(run_dir)
     lines = read_lines(run_dir)
@@ -86,7 +86,7 @@ def plot_final(run_dir: str | os.PathLike[str], settings: Settings) -> list[Path
 
 
 def _numbers(settings: Settings) -> dict[str, list[Any]]:
-    """Option -> its values, of those that every variant has and that are numbers; known ones first."""
+    """Option -> its values, of those that every case has and that are numbers; known ones first."""
     names = dict.fromkeys([*_X, *(name for row in settings.values() for name in row)])
     values = {name: sorted({row[name] for row in settings.values() if name in row}, key=str) for name in names}
     return {
@@ -114,7 +114,7 @@ def _pair(settings: Settings) -> tuple[str, str] | None:
 
 
 def series(settings: Settings, *axes: str) -> dict[str, list[str]]:
-    """Label -> the variants that belong together: those that differ in nothing but the axes.
+    """Label -> the cases that belong together: those that differ in nothing but the axes.
 
     Iterations that go with one value of the axis alone (K chosen for each epsilon) are one line, too.
 
@@ -130,7 +130,7 @@ def series(settings: Settings, *axes: str) -> dict[str, list[str]]:
     for row in settings.values():
         places.setdefault(row.get("iterations"), set()).add(row[axes[0]])
     groups: dict[str, list[str]] = {}
-    for variant, row in settings.items():
+    for case, row in settings.items():
         matched = axes[0] == "target_epsilon" and len(places[row.get("iterations")]) == 1
         parts = [
             _MATCHED
@@ -139,25 +139,23 @@ def series(settings: Settings, *axes: str) -> dict[str, list[str]]:
             for name in differing
             if row.get(name) is not None
         ]
-        groups.setdefault(", ".join(parts) or str(row.get("method", "all")), []).append(variant)
+        groups.setdefault(", ".join(parts) or str(row.get("method", "all")), []).append(case)
     return groups
 
 
 def _ends(run_dir: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[dict[tuple[str, int], Mapping[str, Any]], int]:
-    """(variant, seed) -> last line of what did not diverge, and how many did."""
-    last = {(line["variant"], line["seed"]): line for line in lines}
+    """(case, seed) -> last line of what did not diverge, and how many did."""
+    last = {(line["case"], line["seed"]): line for line in lines}
     path, diverged = run_dir / "results.csv", set()
     if path.exists():
         with open(path, newline="", encoding="utf-8") as rows:
-            diverged = {
-                (row["variant"], int(row["seed"])) for row in csv.DictReader(rows) if row["status"] == "diverged"
-            }
+            diverged = {(row["case"], int(row["seed"])) for row in csv.DictReader(rows) if row["status"] == "diverged"}
     return {part: line for part, line in last.items() if part not in diverged}, len(diverged)
 
 
-def _values(ends: Mapping[tuple[str, int], Mapping[str, Any]], variant: str, metric: str) -> np.ndarray:
-    """(seeds,), float64: where the seeds of a variant ended."""
-    values = [line.get(metric) for (name, _), line in ends.items() if name == variant]
+def _values(ends: Mapping[tuple[str, int], Mapping[str, Any]], case: str, metric: str) -> np.ndarray:
+    """(seeds,), float64: where the seeds of a case ended."""
+    values = [line.get(metric) for (name, _), line in ends.items() if name == case]
     return np.array([value for value in values if value is not None], dtype=np.float64)
 
 
@@ -168,8 +166,8 @@ def _draw_final(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: Set
     ends, num_diverged = _ends(run_dir, lines)
     handles: dict[str, Any] = {}
     for axes, panel in zip(all_axes, _PANELS, strict=True):
-        for number, (label, variants) in enumerate(groups.items()):
-            points = [Point(float(settings[name][axis]), _values(ends, name, panel.metric)) for name in variants]
+        for number, (label, cases) in enumerate(groups.items()):
+            points = [Point(float(settings[name][axis]), _values(ends, name, panel.metric)) for name in cases]
             points = sorted((point for point in points if point.values.size), key=lambda point: point.x)
             mean = np.array([point.values.mean() for point in points])
             spread = [
@@ -198,10 +196,10 @@ def _draw_heat_map(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: 
     figure = new_figure(11.0, 4.0 * len(groups) + 0.17 * len(foot), run_title(run_dir / "config.json"))
     columns, rows = (sorted({row[name] for row in settings.values()}) for name in (x, y))
     all_axes = figure.subplots(len(groups), 2, squeeze=False)
-    for (label, variants), row_axes in zip(groups.items(), all_axes, strict=True):
+    for (label, cases), row_axes in zip(groups.items(), all_axes, strict=True):
         for axes, panel in zip(row_axes, _PANELS, strict=True):
             cells = np.full((len(rows), len(columns)), np.nan)
-            for name in variants:
+            for name in cases:
                 values = _values(ends, name, panel.metric)
                 if values.size:
                     cells[rows.index(settings[name][y]), columns.index(settings[name][x])] = values.mean()
@@ -226,9 +224,9 @@ def _draw_speedup(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: S
     figure, all_axes, foot = _figure(run_dir)
     handles: dict[str, Any] = {}
     for axes, panel in zip(all_axes, _PANELS, strict=True):
-        for number, (variant, row) in enumerate(settings.items()):
-            curve = seeds_curve([line for line in lines if line["variant"] == variant], panel.metric)
-            handles[variant] = draw_curve(axes, curve, line_style(number), x_unit=row["nodes"])
+        for number, (case, row) in enumerate(settings.items()):
+            curve = seeds_curve([line for line in lines if line["case"] == case], panel.metric)
+            handles[case] = draw_curve(axes, curve, line_style(number), x_unit=row["nodes"])
         style_axes(axes, panel._replace(label=panel.label.removesuffix(" at the end")), "iterations times nodes")
     return _save(figure, run_dir, "speedup.png", handles, [*foot, "mean over seeds; band: smallest to largest seed"])
 

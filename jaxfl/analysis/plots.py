@@ -62,7 +62,7 @@ X_AXES = {
 
 
 class Curve(NamedTuple):
-    """One variant's metric over seeds, against rounds or a cost."""
+    """One case's metric over seeds, against rounds or a cost."""
 
     x: np.ndarray  # (r,), int64, rounds, ascending; or float64, a cost up to these rounds, mean over seeds
     mean: np.ndarray  # (r,), float64
@@ -72,7 +72,7 @@ class Curve(NamedTuple):
 
 
 def plot_run(run_dir: str | os.PathLike[str], x: str = "rounds") -> list[Path]:
-    """Draw loss and accuracy against rounds or a cost, a line a variant, into `<run_dir>/plots`.
+    """Draw loss and accuracy against rounds or a cost, a line a case, into `<run_dir>/plots`.
 
     Lines are means over seeds, bands reach from the smallest to the largest seed. A run that is still going on or was
     interrupted is drawn as far as it came.
@@ -115,12 +115,12 @@ def plot_panels(
 
 
 def privacy_notes(run_dir: Path) -> list[str]:
-    """Which epsilon the run's variants have, on what ground: lines for a caption; none before the run has ended."""
+    """Which epsilon the run's cases have, on what ground: lines for a caption; none before the run has ended."""
     path = run_dir / "summary.json"
     if not path.exists():
         return []
-    variants = json.loads(path.read_bytes())["variants"]
-    return caption({name: row.get("privacy", []) for name, row in variants.items()})
+    cases = json.loads(path.read_bytes())["cases"]
+    return caption({name: row.get("privacy", []) for name, row in cases.items()})
 
 
 def draw_panels(
@@ -150,24 +150,24 @@ def draw_panels(
     if not any(all(total in line for total in axis.totals) for line in lines):
         remedy = "Draw against rounds, or train with a ledger."
         raise ArgumentError("x", "must be what the run counts", f"no line has {' and '.join(axis.totals)}", remedy)
-    variants = list(dict.fromkeys(line["variant"] for line in lines))
+    cases = list(dict.fromkeys(line["case"] for line in lines))
     num_columns = min(2, len(panels))
     num_rows = -(-len(panels) // num_columns)
     figure, num_seeds = new_figure(5.2 * num_columns, 3.5 * num_rows + 0.6, title), 1
     handles = {}
     for index, panel in enumerate(panels):
         axes = figure.add_subplot(num_rows, num_columns, index + 1)
-        for number, variant in enumerate(variants):
-            curve = seeds_curve([line for line in lines if line["variant"] == variant], panel.metric, axis.totals)
+        for number, case in enumerate(cases):
+            curve = seeds_curve([line for line in lines if line["case"] == case], panel.metric, axis.totals)
             if curve.x.size:
                 num_seeds = max(num_seeds, curve.num_seeds)
-                handles[variant] = draw_curve(axes, curve, line_style(number))
+                handles[case] = draw_curve(axes, curve, line_style(number))
         _finish_axes(axes, panel, axis)
     band = f"; line: mean over {num_seeds} seeds, band: smallest to largest seed" if num_seeds > 1 else "; one seed"
     band += f"; {x}: mean over seeds at each evaluation" if num_seeds > 1 and axis.totals else ""
     if len(handles) > _MOST_IN_LEGEND:
-        handles, band = {}, f"s: {len(variants)}, named in results.csv" + band
-    legend_below(figure, handles, [*wrapped_notes(notes, 5.2 * num_columns), "variant" + band])
+        handles, band = {}, f"s: {len(cases)}, named in results.csv" + band
+    legend_below(figure, handles, [*wrapped_notes(notes, 5.2 * num_columns), "case" + band])
     return figure
 
 
@@ -222,7 +222,7 @@ def seeds_curve(lines: Sequence[Mapping[str, Any]], metric: str, totals: Sequenc
     """Mean, smallest and largest value over seeds at each round where the metric was measured.
 
     Args:
-        lines: of one variant.
+        lines: of one case.
         metric: its name; lines without it, or with null, are passed over.
         totals: entries of a line whose sum is x; lines without them are passed over. Default: x is the round.
 

@@ -7,15 +7,15 @@ from jaxfl.frame.command_line import main
 from jaxfl.frame.experiment import (
     Experiment,
     Finished,
-    Layer,
-    Line,
+    Overlay,
     Prepared,
     Preset,
     Request,
+    Row,
+    cases_of,
     few,
     identity,
     programs,
-    variants_of,
 )
 from jaxfl.frame.options import flat, lay, stated, traced, unsaved
 from jaxfl.frame.records import Clients, Costs, Data, Network, Publication, Run
@@ -27,14 +27,15 @@ __all__ = [
     "Data",
     "Experiment",
     "Finished",
-    "Layer",
-    "Line",
     "Network",
+    "Overlay",
     "Prepared",
     "Preset",
     "Publication",
     "Request",
+    "Row",
     "Run",
+    "cases_of",
     "choose",
     "few",
     "flat",
@@ -45,6 +46,5 @@ __all__ = [
     "stated",
     "traced",
     "unsaved",
-    "variants_of",
     "where",
 ]

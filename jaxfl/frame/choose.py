@@ -1,8 +1,8 @@
-"""Which options count at a point, and choices by name: a function's keyword-only parameters are its options.
+"""Which options count at a configuration, and choices by name: a function's keyword-only parameters are its options.
 
-A record lists in its class variable COUNTS mappings from options to conditions on the flat options, and a point lists
-those on several of its records. An option counts where all its conditions hold. An option that does not count is idle:
-given on the command line it is refused, in a grid it makes no further points.
+A record lists in its class variable COUNTS mappings from options to conditions on the flat options, and a configuration
+lists those on several of its records. An option counts where all its conditions hold. An option that does not count is
+idle: given on the command line it is refused, in a grid it makes no further configurations.
 """
 
 from __future__ import annotations
@@ -91,21 +91,21 @@ def choose(choice: Choice, options: Mapping[str, Any]) -> Callable[..., Any]:
     return functools.partial(function, **bound)
 
 
-def conditions(point: Any) -> Iterator[tuple[str, Callable[[Mapping[str, Any]], bool]]]:
-    """All conditions of a point and its records, each with the option that it is about."""
-    for holder in (point, *vars(point).values()):
+def conditions(config: Any) -> Iterator[tuple[str, Callable[[Mapping[str, Any]], bool]]]:
+    """All conditions of a configuration and its records, each with the option that it is about."""
+    for holder in (config, *vars(config).values()):
         for table in getattr(type(holder), "COUNTS", ()):
             yield from table.items()
 
 
-def idle_options(point: Any, options: Mapping[str, Any]) -> set[str]:
-    """The options that change nothing at this point."""
-    return {name for name, holds in conditions(point) if not holds(options)}
+def idle_options(config: Any, options: Mapping[str, Any]) -> set[str]:
+    """The options that change nothing at this configuration."""
+    return {name for name, holds in conditions(config) if not holds(options)}
 
 
-def refuse_idle(point: Any, option: str, options: Mapping[str, Any]) -> None:
-    """Raise for an option that was given and does not count at this point."""
-    broken = next(holds for name, holds in conditions(point) if name == option and not holds(options))
+def refuse_idle(config: Any, option: str, options: Mapping[str, Any]) -> None:
+    """Raise for an option that was given and does not count at this configuration."""
+    broken = next(holds for name, holds in conditions(config) if name == option and not holds(options))
     value = options[option]
     text = " ".join(map(str, value)) if isinstance(value, tuple) else value
     if not isinstance(broken, Where):
@@ -115,9 +115,9 @@ def refuse_idle(point: Any, option: str, options: Mapping[str, Any]) -> None:
     raise ArgumentError(option, f"belongs to {', '.join(owners)}", f"got {text} without it", remedy)
 
 
-def counted(point: Any, options: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Those of the named options that count at this point, with their values."""
-    idle = idle_options(point, options)
+def counted(config: Any, options: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Those of the named options that count at this configuration, with their values."""
+    idle = idle_options(config, options)
     return {name: options[name] for name in names if name not in idle}
 
 

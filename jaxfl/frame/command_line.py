@@ -1,6 +1,6 @@
 """Command line of every experiment: options, presets, grids, one-sentence errors, exit codes.
 
-Exit code 0 for a finished run, also where points of a grid diverged and are recorded; 2 for a bad argument; 1 for a run
+Exit code 0 for a finished run, also where cases of a grid diverged and are recorded; 2 for a bad argument; 1 for a run
 that stopped (a lone run diverged, memory or disk full), or where what was asked for could not be shown; 130 when
 interrupted, 143 when terminated. A run that is asked to terminate finishes its chunk of rounds and saves; before the
 first round it ends at once and leaves nothing behind. A run goes on when its standard output is full or read no longer:
@@ -51,11 +51,11 @@ class EveryExperiment:
     """OPTION=VALUE,VALUE,... [OPTION=...]: vary options, together value by value within one --grid, independently over
     several."""
     grid_file: str = ""
-    """A .csv or .jsonl FILE with a row a point."""
+    """A .csv or .jsonl FILE with a row a configuration."""
     sample: tuple[str, ...] = ()
     """OPTION=LOW:HIGH ...: draw values at random, OPTION=log:LOW:HIGH in the logarithm."""
     num_samples: int = 10
-    """Number of points that --sample draws."""
+    """Number of configurations that --sample draws."""
     seeds: tuple[int, ...] = ()
     """Short for --grid seed=SEED,SEED,..."""
     set: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
                 output.flush()
                 return int(output.is_lost)
             asked, cache = parse(experiment, arguments)
-            where: Any = getattr(asked.point, "run", None)
+            where: Any = getattr(asked.config, "run", None)
             if getattr(where, "has_jobs", False):
                 leave_accelerators()
             if getattr(where, "distributed", False):
@@ -95,7 +95,7 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
                 use_all_cores()
                 where.join()
             else:
-                use_all_cores(flat(asked.point).get("devices") or 1)
+                use_all_cores(flat(asked.config).get("devices") or 1)
             with (
                 silent_but_first(),
                 compilation_cache(cache),
@@ -124,7 +124,7 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
 
 
 def parse(experiment: Experiment, arguments: Sequence[str]) -> tuple[Request, str]:
-    """The lines that the arguments ask for, and where compiled programs are kept."""
+    """The cases that the arguments ask for, and where compiled programs are kept."""
     known = options(type(experiment.base))
     kinds = {name: option.kind for name, option in known.items()} | _KINDS
     given: dict[str, Any] = {}
@@ -172,7 +172,7 @@ def parse(experiment: Experiment, arguments: Sequence[str]) -> tuple[Request, st
 
 
 def _refuse_repeats(axes: Sequence[Axis]) -> None:
-    """Refuse an option on two axes, and the same point twice on one."""
+    """Refuse an option on two axes, and the same configuration twice on one."""
     names: set[str] = set()
     for part in axes:
         for name in part:

@@ -1,4 +1,4 @@
-"""Grids: lists of points, from the command line, a file, given ranges, or Python.
+"""Grids: lists of configurations, from the command line, a file, given ranges, or Python.
 
 An axis is a mapping from options to equally many values, which go together value by value. A grid is the product of its
 axes; the first varies slowest.
@@ -20,7 +20,7 @@ from jaxfl.frame.options import Option, unknown, value_of
 
 Axis = Mapping[str, Sequence[Any]]
 Grid = Sequence[Axis]
-MOST_POINTS = 10_000  # of one command: each is checked and compared before the first one trains
+MOST_CONFIGURATIONS = 10_000  # of one command: each is checked and compared before the first one trains
 _WRITE = "Write for example --grid step_size=0.1,0.2, or nodes=25,50 iterations=200,100 for values that go together."
 
 
@@ -60,13 +60,16 @@ def parse_axis(tokens: Sequence[str], options: Mapping[str, Option]) -> Axis:
 
 
 def read_axis(path: str, options: Mapping[str, Option]) -> Axis:
-    """The axis in a file: a row a point, CSV with a heading of options, or one JSON object a line.
+    """The axis in a file: a row a configuration, CSV with a heading of options, or one JSON object a line.
 
     Raises:
         ArgumentError: the file cannot be read, is empty, or its rows name different options.
     """
     file = Path(path).expanduser()
-    requirement, remedy = "must be a .csv or .jsonl file with a row a point", "Name the options in the first row."
+    requirement, remedy = (
+        "must be a .csv or .jsonl file with a row a configuration",
+        "Name the options in the first row.",
+    )
     try:
         if file.suffix == ".jsonl":
             rows = [json.loads(line) for line in file.read_text("utf-8").splitlines() if line.strip()]
@@ -106,8 +109,8 @@ def sample_axis(ranges: Sequence[str], count: int, seed: int, options: Mapping[s
 
     Args:
         ranges: one an option; of an option of integers the bounds count, too.
-        count: points.
-        seed: the same seed draws the same points; more points begin with the same ones.
+        count: configurations.
+        seed: the same seed draws the same configurations; more configurations begin with the same ones.
         options: of the experiment.
 
     Raises:
@@ -138,9 +141,11 @@ def sample_axis(ranges: Sequence[str], count: int, seed: int, options: Mapping[s
 
 
 def refuse_many(count: int, name: str = "--grid") -> None:
-    """Refuse more points than one command can prepare."""
-    if count > MOST_POINTS:
-        raise ArgumentError(name, f"must ask for at most {MOST_POINTS:,} points", f"got {count:,}", "Ask for fewer.")
+    """Refuse more configurations than one command can prepare."""
+    if count > MOST_CONFIGURATIONS:
+        raise ArgumentError(
+            name, f"must ask for at most {MOST_CONFIGURATIONS:,} configurations", f"got {count:,}", "Ask for fewer."
+        )
 
 
 def without(grid: Grid, names: Collection[str]) -> list[Axis]:
@@ -149,8 +154,8 @@ def without(grid: Grid, names: Collection[str]) -> list[Axis]:
     return [part for part in rest if part]
 
 
-def points(grid: Grid) -> Iterator[dict[str, Any]]:
-    """The changes of every point, the first axis slowest; one point without changes where there is no axis."""
+def configs(grid: Grid) -> Iterator[dict[str, Any]]:
+    """The changes of every configuration, the first axis slowest; one without changes where there is no axis."""
     rows = [[dict(zip(part, row, strict=True)) for row in zip(*part.values(), strict=True)] for part in grid]
     for changes in itertools.product(*rows):
         yield {name: value for change in changes for name, value in change.items()}

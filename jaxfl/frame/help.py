@@ -27,7 +27,7 @@ def print_help(asked: Request, of_frame: Any, last: Collection[str]) -> None:
     """
     groups: dict[str, Any] = {}
     texts = {"jobs_and_devices": "Processes and devices that compute, and the compiled programs that are kept."}
-    for name, record in {**vars(asked.point), "every_experiment": of_frame}.items():
+    for name, record in {**vars(asked.config), "every_experiment": of_frame}.items():
         kinds, of_fields = get_type_hints(type(record)), _texts(type(record))
         texts[name] = " ".join(str(type(record).__doc__).split())
         for field in dataclasses.fields(record):

@@ -13,7 +13,7 @@ from jaxfl.frame.choose import where
 from jaxfl.frame.options import unsaved
 
 _FOREVER = 10 * 365 * 24 * 60  # minutes: submitit ends a local job after two unless it is told otherwise
-_MOST = {"jobs": 10_000, "gpus": 1_000}  # no grid has more points, and no machine more GPUs
+_MOST = {"jobs": 10_000, "gpus": 1_000}  # no grid has more configurations, and no machine more GPUs
 _BOTH = ("local", "slurm")
 _SLURM = ("slurm_partition", "slurm_account", "slurm_minutes", "slurm_cpus", "slurm_memory_gb")
 
@@ -25,7 +25,7 @@ class Launch:
     COUNTS: ClassVar = (where("launcher", _BOTH, "jobs", "retries", "gpus"), where("launcher", ("slurm",), *_SLURM))
     launcher: Literal["inline", "local", "slurm"] = unsaved("inline")
     """inline: in this process. local: in processes of this machine. slurm: in jobs of a cluster. A job has one program,
-    or a share of its points."""
+    or a share of its configurations."""
     jobs: int = unsaved(4)
     """Most jobs at once."""
     retries: int = unsaved(3)

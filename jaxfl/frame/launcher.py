@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from jaxfl.core import ArgumentError, Array
 from jaxfl.frame.launch import Launch
-from jaxfl.training import RunDirectory, Stop, Stopped, Variant, divide_run
+from jaxfl.training import Case, RunDirectory, Stop, Stopped, divide_run
 from jaxfl.training.lock import held
 from jaxfl.training.pass_directory import METRICS, PassDirectory
 
@@ -98,7 +98,7 @@ class Job:
 def run_in_jobs(
     work: Work,
     run: RunDirectory,
-    variants: Mapping[str, Variant],
+    cases: Mapping[str, Case],
     launch: Launch,
     *,
     key: Array | None = None,
@@ -110,7 +110,7 @@ def run_in_jobs(
     Args:
         work: what a job does.
         run: from `open_run`. Of a resumed one, passes that have ended are not submitted.
-        variants: as `jaxfl.training.train` takes them.
+        cases: as `jaxfl.training.train` takes them.
         launch: which jobs, and how many at once.
         key: as `train` takes it.
         stop: through which a signal asks to stop: the jobs save then.
@@ -131,7 +131,7 @@ def run_in_jobs(
     stop = Stop() if stop is None else stop
     with run.held():
         try:
-            divide_run(variants, launch.jobs, run=run, key=key)
+            divide_run(cases, launch.jobs, run=run, key=key)
         except ArgumentError:
             run.withdraw()
             raise

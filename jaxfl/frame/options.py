@@ -1,7 +1,7 @@
 """Options: fields of records, flat on the command line, each with its value.
 
-A record is a frozen dataclass whose fields are options; a point is a frozen dataclass of records. Names of options are
-unique in a point, so that a flat mapping says as much as the nested one.
+A record is a frozen dataclass whose fields are options; a configuration is a frozen dataclass of records. Names of
+options are unique in a configuration, so that a flat mapping says as much as the nested one.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _WORDS = {int: "an integer", float: "a number", str: "a text", types.NoneType: "
 class Option(NamedTuple):
     """One option of an experiment."""
 
-    record: str  # field of the point that holds it
+    record: str  # field of the configuration that holds it
     kind: Any  # type of its value
-    traced: bool  # a number that may differ between points of one compiled program
+    traced: bool  # a number that may differ between configurations of one compiled program
     saved: bool  # decides the results, and so stands in config.json
     in_program: bool  # decides what is compiled; budgets and deltas do not
     before: Mapping[Any, Any] = {}  # value -> what random numbers take it for
@@ -76,21 +76,21 @@ def options(point_type: type) -> dict[str, Option]:
     return result
 
 
-def flat(point: Any) -> dict[str, Any]:
+def flat(config: Any) -> dict[str, Any]:
     """Name -> value of every option."""
-    return {name: getattr(getattr(point, option.record), name) for name, option in options(type(point)).items()}
+    return {name: getattr(getattr(config, option.record), name) for name, option in options(type(config)).items()}
 
 
-def lay(point: Any, changes: Mapping[str, Any]) -> Any:
-    """The point with other values of some options; a name that is none is refused."""
-    known = options(type(point))
+def lay(config: Any, changes: Mapping[str, Any]) -> Any:
+    """The configuration with other values of some options; a name that is none is refused."""
+    known = options(type(config))
     of_record: dict[str, dict[str, Any]] = {}
     for name, value in changes.items():
         if name not in known:
             raise unknown(name)
         of_record.setdefault(known[name].record, {})[name] = value
-    records = {name: dataclasses.replace(getattr(point, name), **values) for name, values in of_record.items()}
-    return dataclasses.replace(point, **records)
+    records = {name: dataclasses.replace(getattr(config, name), **values) for name, values in of_record.items()}
+    return dataclasses.replace(config, **records)
 
 
 def unknown(name: str, remedy: str = "See --help.") -> ArgumentError:

@@ -1,4 +1,4 @@
-"""Records that all experiments share; each builds what it describes. What is built once serves all points alike."""
+"""Records that all experiments share; each builds what it describes. A thing built once serves all configurations."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ class Run(Launch, Distributed):
     )
     seed: int = 0
     """Seed of model, partition, batches and noise; --seeds runs several. Batches and noise also depend on all options
-    that decide what is computed, so that no two points share them."""
+    that decide what is computed, so that no two configurations share them."""
     evaluate_every: int = stated(10)
     """Rounds between evaluations."""
     checkpoint_every: int = unsaved(10)
@@ -288,14 +288,14 @@ class Run(Launch, Distributed):
     """No progress."""
     devices: int | None = unsaved(None)
     """Devices that share the run: GPUs, or parts of a CPU. By default an accelerator computes alone, and the cores of a
-    CPU share the points of a sweep, or convolutions. Results agree to rounding, random numbers bit for bit."""
-    shard: Literal["nodes", "points"] = unsaved("nodes")
-    """Work that --devices share: the nodes of every network, whose number they must divide, or the points and seeds of
-    a sweep."""
+    CPU share the lanes of a sweep, or convolutions. Results agree to rounding, random numbers bit for bit."""
+    shard: Literal["nodes", "lanes"] = unsaved("nodes")
+    """Work that --devices share: the nodes of every network, whose number they must divide, or the lanes of a
+    sweep: configurations with a seed each."""
 
     lanes_at_once: int | None = unsaved(None)
-    """Points and seeds of one program that a device computes side by side. By default 1 on a CPU, and elsewhere as many
-    as memory holds. Results agree to rounding."""
+    """Lanes of one program, configurations with a seed each, that a device computes side by side. By default 1 on a
+    CPU, and elsewhere as many as memory holds. Results agree to rounding."""
 
     def placement(self) -> Placement | None:
         """The devices that are asked for; those of all processes where several train."""

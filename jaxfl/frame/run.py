@@ -1,4 +1,4 @@
-"""From lines to a run directory: train, tell, draw."""
+"""From rows to a run directory: train, tell, draw."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from jaxfl.analysis.plots import X_AXES, plot_run
 from jaxfl.channel import Costs
 from jaxfl.core import ArgumentError, check
 from jaxfl.core.platform import tracing_for
-from jaxfl.frame.experiment import Finished, Line, Prepared, Request
+from jaxfl.frame.experiment import Finished, Prepared, Request, Row
 from jaxfl.frame.launcher import run_in_jobs
 from jaxfl.frame.options import flat, options
 from jaxfl.frame.records import Publication
 from jaxfl.privacy.statements import statement_text
-from jaxfl.training import RunDirectory, Stop, Variant, open_run, publish, read_run, secret_key, summary_table, train
+from jaxfl.training import Case, RunDirectory, Stop, open_run, publish, read_run, secret_key, summary_table, train
 from jaxfl.training.compilation_cache import compilation_cache
 from jaxfl.training.processes import of_first, on_first, together
 
@@ -51,9 +51,9 @@ def leave_accelerators() -> None:
 
 
 def run(asked: Request) -> int:
-    """Train all lines; returns the exit code."""
+    """Train all rows; returns the exit code."""
     experiment, console = asked.experiment, Console(markup=False)
-    where = asked.point.run
+    where = asked.config.run
     where.check()
     check.at_least(1, checkpoint_every=where.checkpoint_every)
     if where.lanes_at_once is not None:
@@ -61,11 +61,11 @@ def run(asked: Request) -> int:
     if where.checkpoint_minutes is not None:
         check.non_negative(checkpoint_minutes=where.checkpoint_minutes)
     check_seeds(asked)
-    secrecy = getattr(asked.point, "publication", Publication())
+    secrecy = getattr(asked.config, "publication", Publication())
     secrecy.check()
     with tracing_for("gpu") if where.gpus else contextlib.nullcontext():  # as the jobs will, which have some
-        prepared, variants, saved = together(prepare, asked)
-    dataset = flat(asked.point).get("dataset", "default")
+        prepared, cases, saved = together(prepare, asked)
+    dataset = flat(asked.config).get("dataset", "default")
     name = asked.preset or dataset
     directory = of_first(lambda: new_run_directory(where.out, experiment.name, name, resume=where.resume))
     records = open_run(directory, saved, experiment=experiment.name, preset=asked.preset, resume=where.resume)
@@ -77,9 +77,9 @@ def run(asked: Request) -> int:
     if where.has_jobs:
         work = partial(run_pass, asked._replace(stop=None), records.path.absolute())
         tell = _tell_nobody if where.quiet else partial(console.print, soft_wrap=True, highlight=False)
-        run_in_jobs(work, records, variants, where, key=key, stop=asked.stop, tell=tell)
+        run_in_jobs(work, records, cases, where, key=key, stop=asked.stop, tell=tell)
     summary = train(
-        variants,
+        cases,
         run=records,
         checkpoint_every=where.checkpoint_every,
         checkpoint_minutes=where.checkpoint_minutes,
@@ -88,63 +88,63 @@ def run(asked: Request) -> int:
         stop=asked.stop,
         lanes_at_once=where.lanes_at_once,
     )
-    return _tell(asked, prepared, variants, records, summary)
+    return _tell(asked, prepared, cases, records, summary)
 
 
 @on_first
 def _tell(
-    asked: Request, prepared: Prepared, variants: Mapping[str, Variant], records: RunDirectory, summary: dict[str, Any]
+    asked: Request, prepared: Prepared, cases: Mapping[str, Case], records: RunDirectory, summary: dict[str, Any]
 ) -> int:
     """Print and draw what a run gave, and publish what is covered; returns the exit code."""
     experiment, console, directory = asked.experiment, Console(markup=False), records.path
-    where, secrecy = asked.point.run, getattr(asked.point, "publication", Publication())
+    where, secrecy = asked.config.run, getattr(asked.config, "publication", Publication())
     trouble = _lone_trouble(summary) if where.has_jobs else None
     if trouble is not None:
         status, reason = trouble
         records.write_summary({**summary, "status": status})
         print(f"stopped: {reason}", file=sys.stderr)
         return 1
-    finished = Finished(records, summary, asked.lines, prepared.context)
+    finished = Finished(records, summary, asked.rows, prepared.context)
     preset = experiment.presets.get(asked.preset or "")
     drawn = preset.pictures if preset is not None and preset.pictures is not None else experiment.finish
     added = [] if drawn is None else list(drawn(finished))
     records.write_summary(summary)
-    metrics = dict.fromkeys(name for row in summary["variants"].values() for name in row)
+    metrics = dict.fromkeys(name for row in summary["cases"].values() for name in row)
     columns = [name for pattern in experiment.columns for name in fnmatch.filter(metrics, pattern)]
     console.print(summary_table(summary, columns))
-    for name, row in summary["variants"].items():
-        if "budget_spent" in row.get("status", ()):
-            rounds = max(row["rounds_per_seed"])
-            is_proven = flat(asked.lines[name].point).get("bound", "proven") == "proven"
-            held = next(stated for stated in row["privacy"] if (stated["bound"] == "proven") == is_proven)
+    for name, entry in summary["cases"].items():
+        if "budget_spent" in entry.get("status", ()):
+            rounds = max(entry["rounds_per_seed"])
+            is_proven = flat(asked.rows[name].config).get("bound", "proven") == "proven"
+            held = next(stated for stated in entry["privacy"] if (stated["bound"] == "proven") == is_proven)
             what = "privacy budget was" if held["dp_epsilon"] is not None else "iterations that a budget pays for were"
             spent = f"{name}: the {what} spent after {rounds} rounds, and the run stopped there"
             console.print(f"{spent}: {statement_text(held)}")
-    settings = {name: line.settings for name, line in asked.lines.items()}
+    settings = {name: row.settings for name, row in asked.rows.items()}
     shown = ", ".join(map(str, [*plot_run(directory, where.x), *plot_final(directory, settings), *added]))
     if secrecy.publish is not None:
-        publish(records, variants, secrecy.publish)
+        publish(records, cases, secrecy.publish)
         console.print(f"Published: {secrecy.publish}", soft_wrap=True)
     console.print(f"Run: {directory}   Table: {directory / 'results.csv'}   Pictures: {shown}", soft_wrap=True)
     return 0
 
 
-def prepare(asked: Request) -> tuple[Prepared, dict[str, Variant], dict[str, Any]]:
-    """Prepare the lines: returns them as prepared, the variants to train, and what config.json keeps."""
+def prepare(asked: Request) -> tuple[Prepared, dict[str, Case], dict[str, Any]]:
+    """Prepare the rows: returns them as prepared, the cases to train, and what config.json keeps."""
     assert asked.experiment.prepare is not None
-    prepared = asked.experiment.prepare(asked.lines)
-    variants = with_ledgers(prepared.variants, asked.lines, asked.point.run.x)
-    placement = asked.point.run.placement()
-    variants = {name: variant._replace(placement=placement) for name, variant in variants.items()}
-    task = next(iter(variants.values())).task
+    prepared = asked.experiment.prepare(asked.rows)
+    cases = with_ledgers(prepared.cases, asked.rows, asked.config.run.x)
+    placement = asked.config.run.placement()
+    cases = {name: case._replace(placement=placement) for name, case in cases.items()}
+    task = next(iter(cases.values())).task
     # What auto stands for, since another node loop gives other last bits.
-    return prepared, variants, {**saved_options(asked), "node_loop": task.node_loop, **prepared.saved}
+    return prepared, cases, {**saved_options(asked), "node_loop": task.node_loop, **prepared.saved}
 
 
 def run_pass(asked: Request, path: Path, number: int, stop: Stop) -> None:
     """Train a pass of a run, from where it stands: the work of a job.
 
-    All lines are prepared, for what they have in common decides what is compiled.
+    All rows are prepared, for what they have in common decides what is compiled.
 
     Args:
         asked: the request of the whole run.
@@ -155,7 +155,7 @@ def run_pass(asked: Request, path: Path, number: int, stop: Stop) -> None:
     Raises:
         ArgumentError: as `train` says; or the job has other devices than it asked for.
     """
-    where = asked.point.run
+    where = asked.config.run
     use_all_cores(where.devices or 1)
     if not where.gpus:
         leave_accelerators()
@@ -163,11 +163,11 @@ def run_pass(asked: Request, path: Path, number: int, stop: Stop) -> None:
         found = f"the job has {jax.local_device_count()} of {jax.default_backend()}"
         raise ArgumentError("gpus", "must be there for every job", found, "Ask for fewer, or mend the installation.")
     with compilation_cache(asked.cache):
-        _, variants, _ = prepare(asked)
+        _, cases, _ = prepare(asked)
         records = read_run(path)
-        has_secret = getattr(asked.point, "publication", Publication()).seed_from_os
+        has_secret = getattr(asked.config, "publication", Publication()).seed_from_os
         train(
-            variants,
+            cases,
             run=records,
             checkpoint_every=where.checkpoint_every,
             checkpoint_minutes=where.checkpoint_minutes,
@@ -181,7 +181,7 @@ def run_pass(asked: Request, path: Path, number: int, stop: Stop) -> None:
 
 def _lone_trouble(summary: Mapping[str, Any]) -> tuple[str, str] | None:
     """Status and reason of a run of a single lane that did not finish: what `train` in this process would raise."""
-    ends = [(status, row) for row in summary["variants"].values() for status in row["status"]]
+    ends = [(status, row) for row in summary["cases"].values() for status in row["status"]]
     if len(ends) > 1 or ends[0][0] not in ("diverged", "stopped"):
         return None
     return ends[0][0], ends[0][1]["reason"][0]
@@ -191,45 +191,45 @@ def _tell_nobody(text: str) -> None:
     """In place of a console."""
 
 
-def with_ledgers(variants: Mapping[str, Variant], lines: Mapping[str, Line], x: str) -> dict[str, Variant]:
-    """The variants, with a ledger where their line's point says what nodes cost and what a sample takes them.
+def with_ledgers(cases: Mapping[str, Case], rows: Mapping[str, Row], x: str) -> dict[str, Case]:
+    """The cases, with a ledger where their row's configuration says what nodes cost and what a sample takes them.
 
-    A point has `costs`, and `work()`, or a network and data that tell the work. A batch goes through the model at once.
-    A variant that brings a ledger keeps it.
+    A configuration has `costs`, and `work()`, or a network and data that tell the work. A batch goes through the model
+    at once. A case that brings a ledger keeps it.
 
     Raises:
         ArgumentError: an option of costs out of range, or curves against what is not counted.
     """
     with_costs = {}
-    for name, variant in variants.items():
-        point, values = lines[name].point, flat(lines[name].point)
-        if variant.ledger is not None:
+    for name, case in cases.items():
+        config, values = rows[name].config, flat(rows[name].config)
+        if case.ledger is not None:
             pass
-        elif hasattr(point, "costs"):
-            work = point.work() if hasattr(point, "work") else point.network.work(point.data)
+        elif hasattr(config, "costs"):
+            work = config.work() if hasattr(config, "work") else config.network.work(config.data)
             batch_size = values["batch_size"] * (values.get("entry_size") or 1)
-            variant = variant._replace(ledger=point.costs.ledger(work, batch_size))
+            case = case._replace(ledger=config.costs.ledger(work, batch_size))
         elif {total.removeprefix("total_") for total in X_AXES[x].totals} & {*Costs._fields}:
             remedy = "Draw against rounds, bits or evaluations."
             raise ArgumentError("x", "must be what the run counts", f"got {x} without a model of layers", remedy)
-        with_costs[name] = variant
+        with_costs[name] = case
     return with_costs
 
 
 def saved_options(asked: Request) -> dict[str, Any]:
-    """Options that decide the results: the first line's, and of each line its differences and its seeds."""
-    known = options(type(asked.point))
-    first = {name: value for name, value in flat(asked.point).items() if known[name].saved}
-    lines = {}
-    for name, line in asked.lines.items():
-        values = {key: value for key, value in flat(line.point).items() if known[key].saved and value != first[key]}
-        lines[name] = {**values, "seeds": line.seeds}
-    return {**first, "lines": lines}
+    """Options that decide the results: the first row's, and of each row its differences and its seeds."""
+    known = options(type(asked.config))
+    first = {name: value for name, value in flat(asked.config).items() if known[name].saved}
+    cases = {}
+    for name, row in asked.rows.items():
+        values = {key: value for key, value in flat(row.config).items() if known[key].saved and value != first[key]}
+        cases[name] = {**values, "seeds": row.seeds}
+    return {**first, "cases": cases}
 
 
 def check_seeds(asked: Request) -> None:
     """Refuse seeds that lose bits or that no key takes."""
-    for seed in sorted({seed for line in asked.lines.values() for seed in line.seeds}):
+    for seed in sorted({seed for row in asked.rows.values() for seed in row.seeds}):
         if not 0 <= seed < 2**32:  # a larger seed would lose its upper bits
             raise ArgumentError("seed", "must lie in [0, 2^32)", f"got {seed}", "Pass e.g. --seeds 0 1 2.")
 

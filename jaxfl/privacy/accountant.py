@@ -3,7 +3,7 @@ statements.
 
 A family of algorithms says which curve its releases have under a neighboring relation: a Gaussian, a pair of
 distributions on a grid (`jaxfl.privacy.dominating_pairs`), Renyi divergences, or pure bounds that add up. It brings a
-`Family` and cases: the releases of one node in a whole run, checked. Gossip, samples of clients, whole clients and
+`Family` and accounts: the releases of one node in a whole run, checked. Gossip, samples of clients, whole clients and
 gradient tracking are such families. An epsilon never comes without its bound, its neighboring relation and its delta.
 """
 
@@ -28,10 +28,10 @@ _MAX_DOUBLINGS = 100
 class Bound(NamedTuple):
     """An epsilon and where it comes from."""
 
-    dp_epsilon: Any  # of one node, or (n,) of nodes that are one case
+    dp_epsilon: Any  # of one node, or (n,) of nodes that are one account
     accountant: str
-    dp_delta: float | None = None  # where it is another one than that of the case
-    notes: tuple[str, ...] | None = None  # what it rests on, in place of what the case rests on
+    dp_delta: float | None = None  # where it is another one than that of the account
+    notes: tuple[str, ...] | None = None  # what it rests on, in place of what the account rests on
     reason: str | None = None  # why it is infinite
 
 
@@ -39,13 +39,14 @@ NOTHING = Bound(0.0, "nothing was released")
 
 
 class Family(NamedTuple):
-    """Facts of one family of algorithms that its accounting needs, as functions of a case.
+    """Facts of one family of algorithms that its accounting needs, as functions of an account.
 
     Attributes:
-        reason: (case, bound) -> why there is no epsilon; None where there is one, or where nothing was released.
-        cost: (case, bound, relation) -> its bound; `reason` is None.
-        words: (cases, case, bound, relation, found) -> arguments of `jaxfl.privacy.statements.statement`: "gradients",
-            "setting" and others that depend on the family. `case` is the one that decides a statement on all `cases`.
+        reason: (account, bound) -> why there is no epsilon; None where there is one, or where nothing was released.
+        cost: (account, bound, relation) -> its bound; `reason` is None.
+        words: (accounts, account, bound, relation, found) -> arguments of `jaxfl.privacy.statements.statement`:
+            "gradients", "setting" and others that depend on the family. `account` decides a statement on all
+            `accounts`.
     """
 
     reason: Callable[[Any, str], str | None]
@@ -53,21 +54,21 @@ class Family(NamedTuple):
     words: Callable[[Sequence[Any], Any, str, str, Bound], dict[str, Any]]
 
 
-def epsilon(family: Family, case: Any, bound: str, relation: str) -> float:
-    """epsilon of a case, of its worst node; infinite where there is none."""
-    if family.reason(case, bound) is not None:
+def epsilon(family: Family, account: Any, bound: str, relation: str) -> float:
+    """epsilon of an account, of its worst node; infinite where there is none."""
+    if family.reason(account, bound) is not None:
         return math.inf
-    return float(np.max(family.cost(case, bound, relation).dp_epsilon))
+    return float(np.max(family.cost(account, bound, relation).dp_epsilon))
 
 
 def statements(
-    family: Family, cases: Sequence[Any], claims: Iterable[tuple[str, str]], num_nodes: int
+    family: Family, accounts: Sequence[Any], claims: Iterable[tuple[str, str]], num_nodes: int
 ) -> list[Statement]:
     """List a statement for each claim, on the worst node, or on the first that has no epsilon.
 
     Args:
-        family: of the cases.
-        cases: of each node, or of the nodes of several runs.
+        family: of the accounts.
+        accounts: of each node, or of the nodes of several runs.
         claims: (bound, relation) of each.
         num_nodes: n of one run.
 
@@ -78,19 +79,21 @@ def statements(
         - dp_epsilon is that of the worst node, node_epsilons those of all, dp_delta the largest.
     """
     check.at_least(1, num_nodes=num_nodes)
-    return [_stated(family, cases, bound, relation, num_nodes) for bound, relation in claims]
+    return [_stated(family, accounts, bound, relation, num_nodes) for bound, relation in claims]
 
 
-def _stated(family: Family, cases: Sequence[Any], bound: str, relation: str, num_nodes: int) -> Statement:
+def _stated(family: Family, accounts: Sequence[Any], bound: str, relation: str, num_nodes: int) -> Statement:
     found, each = Bound(math.inf, "none"), []
-    case, reason = next(((case, why) for case in cases if (why := family.reason(case, bound))), (None, None))
-    if case is None:
-        each = [family.cost(case, bound, relation) for case in cases]
-        case, found = max(zip(cases, each, strict=True), key=lambda pair: float(np.max(pair[1].dp_epsilon)))
+    account, reason = next(
+        ((account, why) for account in accounts if (why := family.reason(account, bound))), (None, None)
+    )
+    if account is None:
+        each = [family.cost(account, bound, relation) for account in accounts]
+        account, found = max(zip(accounts, each, strict=True), key=lambda pair: float(np.max(pair[1].dp_epsilon)))
         reason = found.reason
     arguments = {
         "bound": bound,
-        "dp_delta": max(case.dp_delta for case in cases) if found.dp_delta is None else found.dp_delta,
+        "dp_delta": max(account.dp_delta for account in accounts) if found.dp_delta is None else found.dp_delta,
         "notes": found.notes or (),
         "node_epsilons": [float(value) for one in each for value in np.atleast_1d(one.dp_epsilon)],
     }
@@ -100,7 +103,7 @@ def _stated(family: Family, cases: Sequence[Any], bound: str, relation: str, num
         accountant=found.accountant,
         nodes=num_nodes,
         reason=reason,
-        **{**arguments, **family.words(cases, case, bound, relation, found)},
+        **{**arguments, **family.words(accounts, account, bound, relation, found)},
     )
 
 

@@ -142,10 +142,10 @@ def statement_text(statement: Mapping[str, Any]) -> str:
 
 
 def caption(privacy: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
-    """One line for each bound, relation and delta, with the epsilon of every variant, for the foot of a picture.
+    """One line for each bound, relation and delta, with the epsilon of every case, for the foot of a picture.
 
     Args:
-        privacy: variant -> statements.
+        privacy: case -> statements.
 
     Guarantees:
         - every epsilon is rounded up.
@@ -158,9 +158,9 @@ def caption(privacy: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
         ['proven (zero out one sample, δ = 1e-05): VR: ε = 2.5 | plain: ε = 1']
     """
     groups: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for variant, statements in privacy.items():
+    for case, statements in privacy.items():
         for stated in statements:
-            groups.setdefault(f"{stated['bound']} ({_ground(stated)})", {})[variant] = stated
+            groups.setdefault(f"{stated['bound']} ({_ground(stated)})", {})[case] = stated
     stated = [f"{key}: {_epsilons(group)}{_remarked(group)}" for key, group in groups.items()]
     return stated + simulation(privacy)
 
@@ -169,7 +169,7 @@ def simulation(privacy: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     """A line that marks statements of a simulation; none without any.
 
     Args:
-        privacy: variant -> statements.
+        privacy: case -> statements.
     """
     texts = (text for stated in privacy.values() for each in stated for text in each.get("assumptions", ()))
     return [_SIMULATION] if any(text == SIMULATED for text in texts) else []
@@ -212,25 +212,25 @@ def _remarks(statement: Mapping[str, Any]) -> list[str]:
 
 
 def _remarked(group: Mapping[str, Mapping[str, Any]]) -> str:
-    """The remarks of a line, with the variants that they are on unless these are all."""
+    """The remarks of a line, with the cases that they are on unless these are all."""
     text = ""
     for remark in (*REMARKS.values(), _NO_PROTECTION):
         names = [name for name, statement in group.items() if remark in _remarks(statement)]
         if names:
-            some = ", ".join(names) if len(names) <= 4 else f"{len(names)} variants"
+            some = ", ".join(names) if len(names) <= 4 else f"{len(names)} cases"
             text += f"; {remark}" + ("" if len(names) == len(group) else f": {some}")
     return text
 
 
 def _epsilons(group: Mapping[str, Mapping[str, Any]]) -> str:
-    """Every variant's epsilon; of many variants the range, of equal ones the value."""
+    """Every case's epsilon; of many cases the range, of equal ones the value."""
     values = {name: statement["dp_epsilon"] for name, statement in group.items()}
     known = [value for value in values.values() if value is not None]
     if not known:
         return "no ε"
     texts = sorted({rounded_up(value, 3) for value in known}, key=float)
     if len(values) > 1 and len(texts) == 1 and len(known) == len(values):
-        return f"ε = {texts[0]} for each variant"
+        return f"ε = {texts[0]} for each case"
     if len(values) > 4:
         without = "" if len(known) == len(values) else f" ({len(values) - len(known)} without)"
         return (f"ε = {texts[0]}" if len(texts) == 1 else f"ε from {texts[0]} to {texts[-1]}") + without

@@ -1,6 +1,7 @@
-"""Training: variants and measures, one loop for all lanes of a sweep, checkpoints, and what a run leaves on disk."""
+"""Training: cases and measures, one loop for all lanes of a sweep, checkpoints, and what a run leaves on disk."""
 
 from jaxfl.core.info import FatalCount
+from jaxfl.training.case import Case, Measure
 from jaxfl.training.chunks import Diverged
 from jaxfl.training.evaluate import EvaluationSet, evaluation_set
 from jaxfl.training.loop import divide_run, train
@@ -13,9 +14,9 @@ from jaxfl.training.secret_key import secret_key
 from jaxfl.training.sharding import Placement
 from jaxfl.training.signals import Stop, Stopped, stop_at_sigterm
 from jaxfl.training.summary import summary_table
-from jaxfl.training.variant import Measure, Variant
 
 __all__ = [
+    "Case",
     "Diverged",
     "EvaluationSet",
     "FatalCount",
@@ -24,7 +25,6 @@ __all__ = [
     "RunDirectory",
     "Stop",
     "Stopped",
-    "Variant",
     "calibrated_scores",
     "divide_run",
     "evaluation_set",

@@ -46,7 +46,7 @@ class Diverged(ArithmeticError):
     """A measurement became infinite or NaN.
 
     Attributes:
-        variant, seed: which run of the experiment.
+        case, seed: which run of the experiment.
         metric: name of the info field or of the evaluation metric.
         rounds: (first, last) round of the stretch in which it was noticed, counted from 1.
         first_round: first round with a non-finite value.
@@ -57,7 +57,7 @@ class Diverged(ArithmeticError):
 
     def __init__(
         self,
-        variant: str,
+        case: str,
         seed: int,
         metric: str,
         *,
@@ -68,7 +68,7 @@ class Diverged(ArithmeticError):
         node_of_params: int | None = None,
         names: Sequence[str] | None = None,
     ):
-        self.variant, self.seed, self.metric = variant, seed, metric
+        self.case, self.seed, self.metric = case, seed, metric
         self.rounds, self.first_round, self.node = rounds, first_round, node_of_params if node is None else node
         whose = "all nodes" if self.node is None else node_text(self.node, names)
         where = "" if node is None else f" at {whose}"
@@ -76,7 +76,7 @@ class Diverged(ArithmeticError):
         steps, data = "Use a smaller step size, or clip the gradients", f"the samples and labels of {whose}"
         super().__init__(
             f"{metric}: must stay finite; got {value}{where} in round {first_round} (rounds {rounds[0]} to {rounds[1]} "
-            f"of {variant}, seed {seed}){after}. "
+            f"of {case}, seed {seed}){after}. "
             # No step was taken before the losses and gradients of round 1.
             + (f"Check {data}." if first_round == 1 and node is not None else f"{steps}; if it stays, check {data}.")
         )
@@ -162,7 +162,7 @@ def info_fields(info: Any, num_nodes: int | None = None) -> dict[str, Any]:
 
 def refuse_bad(
     infos: Infos,
-    variant: str,
+    case: str,
     seed: int,
     first_round: int,
     params: Callable[[], PyTree] | None = None,
@@ -172,7 +172,7 @@ def refuse_bad(
 
     Args:
         infos: field -> (r, ...) values of r rounds.
-        variant, seed: named in the error.
+        case, seed: named in the error.
         first_round: the round, counted from 1, of the first row.
         params: gives the parameters after the last round, leaves (n, *leaf): where to look for the node when a number
             of the whole network is not finite.
@@ -198,7 +198,7 @@ def refuse_bad(
             where = f" at {node_text(node, names)}" if values.ndim > 1 else ""
             raise FatalCount(
                 f"{name}: must stay 0; got {int(rows.sum(dtype=np.int64))} in rounds {first_round} to {last_round} of "
-                f"{variant}, seed {seed}, first {rows[row, node]}{where} in round {first_round + row}. The rounds were "
+                f"{case}, seed {seed}, first {rows[row, node]}{where} in round {first_round + row}. The rounds were "
                 "not those that the algorithm's guarantees assume: give it more room for them, and run again.",
                 (first_round, last_round),
             )
@@ -209,7 +209,7 @@ def refuse_bad(
         nodes = np.flatnonzero(~np.isfinite(values)).tolist()
         has_nodes = infos[name].ndim > 1
         raise Diverged(
-            variant,
+            case,
             seed,
             name,
             rounds=(first_round, last_round),

@@ -14,7 +14,7 @@ from jaxfl.training.evaluate import Scores
 
 def refuse_bad_scores(
     measured: Mapping[str, PyTree],
-    variant: str,
+    case: str,
     seed: int,
     since: int,
     round_index: int,
@@ -24,7 +24,7 @@ def refuse_bad_scores(
 
     Args:
         measured: measure -> what it computed for one lane.
-        variant, seed: named in the error.
+        case, seed: named in the error.
         since: round of the lane's last line.
         round_index: of the evaluation.
         names: (n,), of the nodes; None where they are numbers.
@@ -36,7 +36,7 @@ def refuse_bad_scores(
         bad = np.flatnonzero(~np.isfinite(values))
         if bad.size:
             raise Diverged(
-                variant,
+                case,
                 seed,
                 name,
                 rounds=(min(since + 1, round_index), round_index),

@@ -12,81 +12,81 @@ import numpy as np
 from jaxfl.channel import Costs, Ledger
 from jaxfl.core import Array
 from jaxfl.core.keys import digest
-from jaxfl.training.lanes import Point, Uploads
+from jaxfl.training.case import Case
+from jaxfl.training.lanes import Lane, Uploads
 from jaxfl.training.program import Program
-from jaxfl.training.variant import Variant
 
 
-def points_of(variants: Mapping[str, Variant], key: Array | None = None) -> list[Point]:
-    """Every variant with each of its seeds, in the order of results.csv."""
+def lanes_of(cases: Mapping[str, Case], key: Array | None = None) -> list[Lane]:
+    """Every case with each of its seeds, in the order of results.csv."""
     digests: dict[tuple[int, int], tuple[str, tuple[str, ...] | None]] = {}
-    for variant in variants.values():
-        for seed in variant.seeds:
-            if (id(variant.data), seed) not in digests:
-                data = variant.data(seed)
-                digests[id(variant.data), seed] = digest(data), data.names
+    for case in cases.values():
+        for seed in case.seeds:
+            if (id(case.data), seed) not in digests:
+                data = case.data(seed)
+                digests[id(case.data), seed] = digest(data), data.names
     return [
-        Point(name, variant, seed, *digests[id(variant.data), seed], key)
-        for name, variant in variants.items()
-        for seed in variant.seeds
+        Lane(name, case, seed, *digests[id(case.data), seed], key)
+        for name, case in cases.items()
+        for seed in case.seeds
     ]
 
 
-def programs_of(points: Sequence[Point]) -> list[Program]:
-    """The programs that points make, checked on the host; nothing is compiled.
+def programs_of(lanes: Sequence[Lane]) -> list[Program]:
+    """The programs that lanes make, checked on the host; nothing is compiled.
 
     Args:
-        points: of one run. Those whose variants differ in numbers alone, and whose data have the same shapes, share a
+        lanes: of one run. Those whose cases differ in numbers alone, and whose data have the same shapes, share a
             program.
 
     Raises:
         ArgumentError: an algorithm cannot run on its data.
     """
     uploads = Uploads()
-    groups: dict[Any, list[Point]] = {}
-    for point in points:
-        shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(uploads.of(point)))
-        groups.setdefault((_identity(point.variant), shapes), []).append(point)
+    groups: dict[Any, list[Lane]] = {}
+    for lane in lanes:
+        shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(uploads.of(lane)))
+        groups.setdefault((_identity(lane.case), shapes), []).append(lane)
     programs = [Program(group, uploads) for group in groups.values()]
     for program in programs:
         program.check()
     return programs
 
 
-def recorded_settings(points: Sequence[Point]) -> dict[str, Any]:
+def recorded_settings(lanes: Sequence[Lane]) -> dict[str, Any]:
     """Collect the settings of the training loop for config.json, which a resumed run must have, too."""
-    tests = {id(point.variant.test): point.variant.test for point in points}
+    tests = {id(lane.case.test): lane.case.test for lane in lanes}
     of_tests = {number: digest(test) for number, test in tests.items()}
     settings: dict[str, Any] = {}
-    for name, variant, seed, data_digest, *_ in points:
+    for name, case, seed, data_digest, *_ in lanes:
         if name not in settings:
-            settings[name] = {**_settings(variant), "data": {"test": of_tests[id(variant.test)]}}
+            settings[name] = {**_settings(case), "data": {"test": of_tests[id(case.test)]}}
         settings[name]["data"][str(seed)] = data_digest
-    return {"variants": settings}
+    return {"cases": settings}
 
 
-def _identity(variant: Variant) -> Any:
-    """Return the objects and settings that variants of one program have in common."""
-    objects = (variant.algorithm, variant.data, variant.task, variant.test)
-    rounds = (variant.num_rounds, variant.evaluate_every, variant.chunk_rounds, variant.placement)
-    return tuple(map(id, objects)), rounds, tuple(variant.measures.items()), tuple(sorted(variant.numbers))
+def _identity(case: Case) -> Any:
+    """Return the objects and settings that cases of one program have in common."""
+    objects = (case.algorithm, case.data, case.task, case.test)
+    rounds = (case.num_rounds, case.evaluate_every, case.chunk_rounds, case.placement)
+    return tuple(map(id, objects)), rounds, tuple(case.measures.items()), tuple(sorted(case.numbers))
 
 
-def _settings(variant: Variant) -> dict[str, Any]:
-    """Collect the settings of a variant for config.json, which a resumed run must have, too."""
+def _settings(case: Case) -> dict[str, Any]:
+    """Collect the settings of a case for config.json, which a resumed run must have, too."""
     return {
-        "seeds": variant.seeds,
-        "num_rounds": variant.num_rounds,
-        "max_rounds": variant.max_rounds,
-        "evaluate_every": variant.evaluate_every,
-        "chunk_rounds": variant.rounds_per_call,
-        "numbers": dict(variant.numbers),
-        "budgets": dict(variant.budgets),
-        **({"released": variant.released} if variant.released else {}),
-        **({"ledger": _ledger_facts(variant.ledger)} if variant.ledger is not None else {}),
-        "measures": list(variant.measures),
-        "test": list(variant.test.counts.shape),
-        "node_loop": variant.task.node_loop,
+        "seeds": case.seeds,
+        "num_rounds": case.num_rounds,
+        "max_rounds": case.max_rounds,
+        "evaluate_every": case.evaluate_every,
+        "chunk_rounds": case.rounds_per_call,
+        "numbers": dict(case.numbers),
+        "budgets": dict(case.budgets),
+        **({"released": case.released} if case.released else {}),
+        **({"ledger": _ledger_facts(case.ledger)} if case.ledger is not None else {}),
+        "measures": list(case.measures),
+        "test": list(case.test.counts.shape),
+        "node_loop": case.task.node_loop,
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxfl.training.chunks import Infos, add_costs
-from jaxfl.training.lanes import Point
+from jaxfl.training.lanes import Lane
 
 
 @dataclass
@@ -17,7 +17,7 @@ class LaneRecord:
     """Record of one lane on the host."""
 
     index: int
-    point: Point
+    lane: Lane
     totals: dict[str, float | int]
     stretch: list[Infos] = field(default_factory=list)  # infos since its last line, chunk by chunk
     last_line: int | None = None  # its round
@@ -27,14 +27,14 @@ class LaneRecord:
 
     def add(self, infos: Infos) -> Infos:
         """Append a chunk's infos to the stretch, with what the ledger makes of them, and return these."""
-        if self.point.variant.ledger is not None:
-            infos = infos | self.point.variant.ledger.of_round(infos)._asdict()
+        if self.lane.case.ledger is not None:
+            infos = infos | self.lane.case.ledger.of_round(infos)._asdict()
         self.stretch.append(infos)
         return infos
 
     def spent(self) -> str | None:
         """Which budget is reached, by the rounds since the last line, too; None without any."""
-        budgets = self.point.variant.budgets
+        budgets = self.lane.case.budgets
         totals = add_costs(self.totals, self.stretch) if budgets else {}
         return next(
             (f"{name} reached {totals[name]:g}" for name, most in budgets.items() if totals[name] >= most), None
@@ -42,7 +42,7 @@ class LaneRecord:
 
     def released(self) -> dict[str, dict[str, float | int]]:
         """Return the part for statements in the record of its end: "released", the totals of all rounds that ran."""
-        names, totals = self.point.variant.released, add_costs(self.totals, self.stretch)
+        names, totals = self.lane.case.released, add_costs(self.totals, self.stretch)
         return {"released": {name: totals[name] for name in names}} if names else {}
 
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

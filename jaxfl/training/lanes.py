@@ -13,16 +13,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxfl.core import Array, FederatedData, PyTree, RunKey, run_key
 from jaxfl.core.threefry import fold_in
+from jaxfl.training.case import Case
 from jaxfl.training.processes import fetched
-from jaxfl.training.sharding import POINTS, place_data
-from jaxfl.training.variant import Variant
+from jaxfl.training.sharding import LANES, place_data
 
 
-class Point(NamedTuple):
-    """One variant with one seed."""
+class Lane(NamedTuple):
+    """One case with one seed."""
 
     name: str
-    variant: Variant
+    case: Case
     seed: int
     data_digest: str  # of its training data
     node_names: tuple[str, ...] | None = None  # (n,), of its training data
@@ -30,29 +30,29 @@ class Point(NamedTuple):
 
     @property
     def base(self) -> Array:
-        """The base key of its seed, which all variants have in common."""
+        """The base key of its seed, which all cases have in common."""
         return jax.random.key(self.seed) if self.secret is None else fold_in(self.secret, self.seed)
 
     @property
     def key(self) -> RunKey:
-        """The key of its rounds; initial parameters are those of every variant."""
-        variant = self.variant
+        """The key of its rounds; initial parameters are those of every case."""
+        case = self.case
         default = {
             "name": self.name,
-            "settings": variant.settings,
-            "numbers": variant.numbers,
-            "rounds": variant.num_rounds,
+            "settings": case.settings,
+            "numbers": case.numbers,
+            "rounds": case.num_rounds,
         }
-        return run_key(self.base, variant.identity or default, self.data_digest)
+        return run_key(self.base, case.identity or default, self.data_digest)
 
     @property
     def label(self) -> tuple[str, int]:
-        """Name of the point in metrics.jsonl and config.json."""
+        """Name of the lane in metrics.jsonl and config.json."""
         return self.name, self.seed
 
 
-class Lane(NamedTuple):
-    """Lane-specific values under trace, of one lane or of all lanes with their axis first."""
+class LaneValues(NamedTuple):
+    """Values of a lane under trace, of one lane or of all lanes with their axis first."""
 
     key: RunKey
     row: Array  # (), int32, of its seed in the leaves of `Tables` that carry a seed axis
@@ -87,7 +87,7 @@ class Strategy(NamedTuple):
     @property
     def mesh(self) -> Mesh:
         """The devices that share the lanes."""
-        return Mesh(np.array(jax.devices()[: self.num_devices]), (POINTS,))
+        return Mesh(np.array(jax.devices()[: self.num_devices]), (LANES,))
 
     def sharding(self, *axes: str) -> NamedSharding:
         """Over these axes of the mesh; whole on every device without one."""
@@ -102,22 +102,22 @@ class Uploads:
         self._shares = 1
         self._held: dict[int, FederatedData] = {}
 
-    def of(self, point: Point) -> FederatedData:
-        """The data of a variant and seed."""
-        shares = point.variant.num_node_shares
-        if self._source is not point.variant.data or self._shares != shares:
+    def of(self, lane: Lane) -> FederatedData:
+        """The data of a case and seed."""
+        shares = lane.case.num_node_shares
+        if self._source is not lane.case.data or self._shares != shares:
             self._held = {}  # frees the device's memory first
-            self._source, self._shares = point.variant.data, shares
-        if point.seed not in self._held:
-            data = self._source(point.seed)
-            if point.variant.placement is not None:
-                point.variant.placement.check(data.num_nodes)
+            self._source, self._shares = lane.case.data, shares
+        if lane.seed not in self._held:
+            data = self._source(lane.seed)
+            if lane.case.placement is not None:
+                lane.case.placement.check(data.num_nodes)
             data = place_data(data, shares)
             for other in list(self._held.values())[:1]:
                 pairs = zip(jax.tree.leaves(other), jax.tree.leaves(data), strict=True)
                 data = jax.tree.unflatten(jax.tree.structure(data), [_first_if_equal(*pair) for pair in pairs])
-            self._held[point.seed] = data
-        return self._held[point.seed]
+            self._held[lane.seed] = data
+        return self._held[lane.seed]
 
 
 def over_lanes(fn: Callable[[PyTree], PyTree], lanes: PyTree, at_once: int) -> PyTree:
@@ -131,8 +131,8 @@ def over_lanes(fn: Callable[[PyTree], PyTree], lanes: PyTree, at_once: int) -> P
 
 
 def update_lanes(
-    fn: Callable[[Lane, list[Array]], tuple[list[Array], list[Array], PyTree]],
-    lanes: Lane,
+    fn: Callable[[LaneValues, list[Array]], tuple[list[Array], list[Array], PyTree]],
+    lanes: LaneValues,
     parts: list[Array],
     at_once: int,
 ) -> tuple[list[Array], list[Array], PyTree]:

@@ -3,7 +3,7 @@
 Chunks of rounds alternate with evaluations. After an evaluation the lines of all lanes are flushed to disk together,
 then the checkpoint is begun: whatever checkpoint a later process finds, the lines up to it are there. A lane that
 diverges, or spends a budget, ends with its reason, and the others go on. What is computed of it later is thrown away.
-Whether a lane has spent a budget is looked at at evaluations and, between two of them, every `Variant.rounds_per_call`
+Whether a lane has spent a budget is looked at at evaluations and, between two of them, every `Case.rounds_per_call`
 rounds, where all others stop with it.
 
 The next chunk is dispatched before the infos of the last one are read, unless the host needs the state between the two,
@@ -33,18 +33,18 @@ import numpy as np
 from jaxfl.core import PyTree
 from jaxfl.core.info import FatalCount
 from jaxfl.core.platform import is_cpu
+from jaxfl.training.case import costs_of
 from jaxfl.training.checkpoint import Checkpoints, Restored
 from jaxfl.training.chunks import COSTS, Diverged, add_costs, info_fields, refuse_bad, rounds_at_once, summarize
 from jaxfl.training.evaluate import Scores, flatten_scores
 from jaxfl.training.finite import refuse_bad_scores
 from jaxfl.training.lane_record import LaneRecord
-from jaxfl.training.lanes import Point
+from jaxfl.training.lanes import Lane
 from jaxfl.training.pass_directory import CHECKPOINTS, ENDED, Label, PassDirectory
 from jaxfl.training.processes import any_process, of_first, several
 from jaxfl.training.program import Compiled, Program
 from jaxfl.training.progress import ProgressReport
 from jaxfl.training.signals import Stop, Stopped
-from jaxfl.training.variant import costs_of
 
 
 class SaveTimes(NamedTuple):
@@ -70,7 +70,7 @@ class Lockstep:
 
     Args:
         program, compiled: what runs.
-        points: the lanes, at most as many as the program has slots.
+        lanes: the lanes, at most as many as the program has slots.
         directory: of the pass.
         saves: when states are saved.
         stop: asks to save at the end of a chunk, and to leave.
@@ -83,7 +83,7 @@ class Lockstep:
         self,
         program: Program,
         compiled: Compiled,
-        points: Sequence[Point],
+        lanes: Sequence[Lane],
         *,
         directory: PassDirectory,
         saves: SaveTimes,
@@ -96,28 +96,28 @@ class Lockstep:
         self._saves, self._stop, self._compile_seconds, self._raises = saves, stop, compile_seconds, raises
         self._strategy = compiled.strategy
         self._batched = self._strategy.num_slots > 1
-        self._lanes = [
-            LaneRecord(index, point, {name: 0 for name in COSTS if name in costs_of(point.variant, compiled.fields)})
-            for index, point in enumerate(points)
+        self._records = [
+            LaneRecord(index, lane, {name: 0 for name in COSTS if name in costs_of(lane.case, compiled.fields)})
+            for index, lane in enumerate(lanes)
         ]
-        self._every = program.variant.evaluate_every
-        self._ends = [point.variant.last_round for point in points]
+        self._every = program.case.evaluate_every
+        self._ends = [lane.case.last_round for lane in lanes]
         self._last = max(self._ends)
-        self._arguments = program.lanes(points, self._strategy)
-        self._tables = program.tables(points, self._strategy)
-        self._most = program.variant.rounds_per_call
+        self._arguments = program.lane_values(lanes, self._strategy)
+        self._tables = program.tables(lanes, self._strategy)
+        self._most = program.case.rounds_per_call
         # A first round tells how many make a call, unless that was asked for.
-        self._at_once = None if program.variant.chunk_rounds is None else self._most
+        self._at_once = None if program.case.chunk_rounds is None else self._most
         # Devices of a CPU share its threads: collectives of two programs would wait for each other.
         in_turn = several() or (is_cpu() and len(compiled.rounds.input_shardings[0][3].device_set) > 1)
-        self._reads_at_once = in_turn or any(point.variant.budgets for point in points)
+        self._reads_at_once = in_turn or any(lane.case.budgets for lane in lanes)
         self._saved = self._read = time.perf_counter()
 
     def run(self) -> dict[Label, dict[str, Any]]:
         """Go from the newest checkpoint, or the beginning, to the end.
 
         Returns:
-            (variant, seed) -> its record: "round" of its last line, "until", the round at which it ended, "status",
+            (case, seed) -> its record: "round" of its last line, "until", the round at which it ended, "status",
             "reason" or None, "seconds" and, where statements depend on totals, "released", these up to "until".
 
         Raises:
@@ -129,13 +129,13 @@ class Lockstep:
             self._checkpoints.wait()
         finally:
             self._checkpoints.close()
-        records = {lane.point.label: lane.ended for lane in self._lanes if lane.ended is not None}
+        records = {record.lane.label: record.ended for record in self._records if record.ended is not None}
         self._directory.finish(records)
         return records
 
     def released(self) -> dict[str, dict[str, float | int]]:
         """The entry "released" of a single lane that ended by an error."""
-        return self._lanes[0].released()
+        return self._records[0].released()
 
     def _go(self) -> None:
         self._begin()
@@ -151,11 +151,11 @@ class Lockstep:
                 self._keep_state()
         if self._running():
             self._save()
-        for lane in self._running():
-            self._end(lane)
+        for record in self._running():
+            self._end(record)
 
     def _running(self) -> list[LaneRecord]:
-        return [lane for lane in self._lanes if lane.ended is None]
+        return [record for record in self._records if record.ended is None]
 
     def _begin(self) -> None:
         had_checkpoints = bool(self._checkpoints.rounds())
@@ -166,22 +166,22 @@ class Lockstep:
             self._go_on(restored)
             return
         if had_checkpoints:
-            name, seed = self._lanes[0].point.label
-            whose = f"{name}, seed {seed}" + (f" and {len(self._lanes) - 1} more" if self._lanes[1:] else "")
+            name, seed = self._records[0].lane.label
+            whose = f"{name}, seed {seed}" + (f" and {len(self._records) - 1} more" if self._records[1:] else "")
             warnings.warn(f"no readable checkpoint of {whose}: beginning again.", stacklevel=5)
         self._directory.keep_lines()
         self._round, self._state = 0, self._compiled.init(self._arguments, self._tables.data)
-        self._write_lines(self._lanes, self._evaluated())
+        self._write_lines(self._records, self._evaluated())
 
     def _go_on(self, restored: Restored) -> None:
         """Take up a checkpoint, and the lines up to it."""
-        record = restored.record
-        self._directory.check_lines(record["metrics"])
-        self._directory.keep_lines(record["metrics"])
-        self._round, self._state, self._at_once = restored.round_index, restored.state, record["rounds_a_call"]
-        for lane, saved in zip(self._lanes, record["lanes"], strict=True):
-            lane.restore(saved, restored.beside)
-            self._progress.skip(lane.point.variant.last_round if lane.ended else self._round)
+        content = restored.record
+        self._directory.check_lines(content["metrics"])
+        self._directory.keep_lines(content["metrics"])
+        self._round, self._state, self._at_once = restored.round_index, restored.state, content["rounds_a_call"]
+        for record, saved in zip(self._records, content["lanes"], strict=True):
+            record.restore(saved, restored.beside)
+            self._progress.skip(record.lane.case.last_round if record.ended else self._round)
 
     def _on_grid(self, round_index: int) -> bool:
         """Whether all lanes have a line there."""
@@ -229,42 +229,44 @@ class Lockstep:
         if self._at_once is None:
             self._at_once = of_first(lambda: rounds_at_once(seconds / chunk.num_rounds, self._most))
         count, first = chunk.num_rounds, chunk.end - chunk.num_rounds + 1
-        for lane in running:
+        for record in running:
             # Sliced on the host: a slice on the device would compile once per length.
-            own = {name: (values[lane.index] if self._batched else values)[:count] for name, values in buffers.items()}
-            own = lane.add(own)
-            lane.seconds, lane.timed_rounds = lane.seconds + seconds / len(running), lane.timed_rounds + count
-            params = partial(self._node_params, lane) if chunk.end == self._round else None
+            own = {
+                name: (values[record.index] if self._batched else values)[:count] for name, values in buffers.items()
+            }
+            own = record.add(own)
+            record.seconds, record.timed_rounds = record.seconds + seconds / len(running), record.timed_rounds + count
+            params = partial(self._node_params, record) if chunk.end == self._round else None
             self._guard(
-                lane, chunk.end, partial(refuse_bad, own, *lane.point.label, first, params, lane.point.node_names)
+                record, chunk.end, partial(refuse_bad, own, *record.lane.label, first, params, record.lane.node_names)
             )
         looked_at = chunk.scores is not None or chunk.end % self._every % self._most == 0
-        spent = [lane for lane in self._running() if looked_at and lane.spent()]
+        spent = [record for record in self._running() if looked_at and record.spent()]
         due = [
-            lane
-            for lane in self._running()
-            if self._on_grid(chunk.end) or chunk.end == lane.point.variant.last_round or lane in spent
+            record
+            for record in self._running()
+            if self._on_grid(chunk.end) or chunk.end == record.lane.case.last_round or record in spent
         ]
         if due:
             self._write_lines(due, self._evaluated() if chunk.scores is None else chunk.scores, chunk.end)
-        for lane in self._running():
-            if lane in spent:
-                self._end(lane, "budget_spent", lane.spent())
-            elif chunk.end == lane.point.variant.last_round < self._last:
-                self._end(lane)
+        for record in self._running():
+            if record in spent:
+                self._end(record, "budget_spent", record.spent())
+            elif chunk.end == record.lane.case.last_round < self._last:
+                self._end(record)
         self._progress.advance(count * len(running))  # behind the note of what was measured
 
-    def _node_params(self, lane: LaneRecord) -> PyTree:
-        return self._program.node_params(self._state, self._strategy, lane.index, lane.point)
+    def _node_params(self, record: LaneRecord) -> PyTree:
+        return self._program.node_params(self._state, self._strategy, record.index, record.lane)
 
-    def _guard(self, lane: LaneRecord, round_index: int, check: Callable[[], object]) -> None:
+    def _guard(self, record: LaneRecord, round_index: int, check: Callable[[], object]) -> None:
         """End the lane if the check fails."""
         try:
             check()
         except (Diverged, FatalCount) as error:
             if self._raises:
                 raise
-            self._end(lane, "diverged" if isinstance(error, Diverged) else "stopped", str(error), until=round_index)
+            self._end(record, "diverged" if isinstance(error, Diverged) else "stopped", str(error), until=round_index)
 
     def _is_save_due(self) -> bool:
         minutes = self._saves.minutes
@@ -283,66 +285,66 @@ class Lockstep:
     def _save(self) -> None:
         if self._round in self._checkpoints.rounds():
             return
-        saved = [lane.saved() for lane in self._lanes]
-        record = {
-            "lanes": [record for record, _ in saved],
+        saved = [record.saved() for record in self._records]
+        content = {
+            "lanes": [own for own, _ in saved],
             "metrics": list(self._directory.mark()),
             "rounds_a_call": self._at_once,
         }
         stretches = {name: values for _, own in saved for name, values in own.items()}
-        self._checkpoints.save(self._round, self._state, record, stretches)
+        self._checkpoints.save(self._round, self._state, content, stretches)
         self._saved = time.perf_counter()
 
-    def _end(self, lane: LaneRecord, status: str = "finished", reason: str | None = None, until: int = 0) -> None:
+    def _end(self, record: LaneRecord, status: str = "finished", reason: str | None = None, until: int = 0) -> None:
         """Record the end of a lane, and save its state where it ends well before the others."""
-        variant, until = lane.point.variant, until or self._round
-        if status == "finished" and variant.last_round < variant.num_rounds:
-            status, reason = "budget_spent", f"the privacy budget pays for {variant.last_round} rounds"
+        case, until = record.lane.case, until or self._round
+        if status == "finished" and case.last_round < case.num_rounds:
+            status, reason = "budget_spent", f"the privacy budget pays for {case.last_round} rounds"
         if status in ("finished", "budget_spent") and self._round not in self._checkpoints.rounds():
-            own = Checkpoints(self._directory.path / ENDED / str(lane.index), 1, self._directory.owner)
+            own = Checkpoints(self._directory.path / ENDED / str(record.index), 1, self._directory.owner)
             if self._round not in own.rounds():  # of a process that died behind it
-                own.save(self._round, self._program.lane_state(self._state, self._strategy, lane.index))
+                own.save(self._round, self._program.lane_state(self._state, self._strategy, record.index))
             own.close()
-        lane.ended = {
-            "round": lane.last_line,
+        record.ended = {
+            "round": record.last_line,
             "until": until,
             "status": status,
             "reason": reason,
             "seconds": {
-                "compile": self._compile_seconds if lane.index == 0 else 0.0,
-                "run": lane.seconds,
-                "timed_rounds": lane.timed_rounds,
+                "compile": self._compile_seconds if record.index == 0 else 0.0,
+                "run": record.seconds,
+                "timed_rounds": record.timed_rounds,
                 "rounds_a_call": self._at_once or 1,
             },
-            **lane.released(),
+            **record.released(),
         }
-        self._progress.skip(variant.last_round - until)
+        self._progress.skip(case.last_round - until)
 
     def _write_lines(self, due: Sequence[LaneRecord], scores: Any, round_index: int = 0) -> None:
         """Write the lines of these lanes; one whose scores are not finite ends without."""
         measured, lines = jax.device_get(scores), []
-        for lane in due:
-            own = jax.tree.map(lambda leaf, i=lane.index: leaf[i], measured) if self._batched else measured
-            since, names = lane.last_line or 0, lane.point.node_names
-            check = partial(refuse_bad_scores, own, *lane.point.label, since, round_index, names)
-            self._guard(lane, round_index, check)
-            if lane.ended is None:
-                lines.append(self._line(lane, own, round_index))
+        for record in due:
+            own = jax.tree.map(lambda leaf, i=record.index: leaf[i], measured) if self._batched else measured
+            since, names = record.last_line or 0, record.lane.node_names
+            check = partial(refuse_bad_scores, own, *record.lane.label, since, round_index, names)
+            self._guard(record, round_index, check)
+            if record.ended is None:
+                lines.append(self._line(record, own, round_index))
         self._directory.append(lines)
         shown = [name for name in ("test_accuracy", "test_loss") if lines and name in lines[-1]]
         self._progress.note(", ".join(f"{name.replace('_', ' ')} {lines[-1][name]:.4g}" for name in shown))
 
-    def _line(self, lane: LaneRecord, measured: Mapping[str, PyTree], round_index: int) -> dict[str, Any]:
+    def _line(self, record: LaneRecord, measured: Mapping[str, PyTree], round_index: int) -> dict[str, Any]:
         """A line of metrics.jsonl, with which the lane's next stretch begins."""
-        lane.totals = add_costs(lane.totals, lane.stretch)
-        summary = summarize(lane.stretch)
+        record.totals = add_costs(record.totals, record.stretch)
+        summary = summarize(record.stretch)
         infos = {name: summary.get(name) for name in self._compiled.fields}  # null in round 0
-        lane.stretch, lane.last_line = [], round_index
-        line = {"variant": lane.point.name, "seed": lane.point.seed, "round": round_index}
+        record.stretch, record.last_line = [], round_index
+        line = {"case": record.lane.name, "seed": record.lane.seed, "round": round_index}
         if "loss" in infos:
             line["train_loss"] = infos.pop("loss")
         for name in self._program.measures:
             values = measured[name]
             flat = flatten_scores(values, name) if isinstance(values, Scores) else values
             line |= {name: float(value) for name, value in flat.items()}
-        return line | infos | {f"total_{name}": total for name, total in lane.totals.items()}
+        return line | infos | {f"total_{name}": total for name, total in record.totals.items()}

@@ -1,4 +1,4 @@
-"""The training loop: variants and seeds become lanes, lanes that may share a program share it, passes run in turn.
+"""The training loop: cases and seeds become lanes, lanes that may share a program share it, passes run in turn.
 
 A run killed at any moment and resumed ends with the same lines, results.csv (but for its seconds) and the same
 parameters as one that was never interrupted (on the same machine and versions).
@@ -21,11 +21,12 @@ from jaxfl.core import ArgumentError, Array
 from jaxfl.core.check import at_least, non_negative
 from jaxfl.core.info import FatalCount
 from jaxfl.privacy.statements import SECRET, SIMULATED
+from jaxfl.training.case import Case, check_cases
 from jaxfl.training.chunks import Diverged
 from jaxfl.training.environment import describe_environment, warn_of_changes
-from jaxfl.training.grouping import points_of, programs_of, recorded_settings
+from jaxfl.training.grouping import lanes_of, programs_of, recorded_settings
 from jaxfl.training.json_files import jsonable
-from jaxfl.training.lanes import Point, Strategy
+from jaxfl.training.lanes import Lane, Strategy
 from jaxfl.training.lockstep import Lockstep, SaveTimes
 from jaxfl.training.pass_directory import Label, PassDirectory
 from jaxfl.training.preflight import peak_text, require_memory
@@ -37,13 +38,12 @@ from jaxfl.training.run_directory import RunDirectory
 from jaxfl.training.signals import Stop, Stopped
 from jaxfl.training.strategy import as_recorded, by_platform, fitted
 from jaxfl.training.summary import every_node, summarize_run
-from jaxfl.training.variant import Variant, check_variants
 
 Records = dict[Label, dict[str, Any]]
 
 
 def train(
-    variants: Mapping[str, Variant],
+    cases: Mapping[str, Case],
     *,
     run: RunDirectory,
     checkpoint_every: int = 10,
@@ -55,13 +55,13 @@ def train(
     lanes_at_once: int | None = None,
     only: int | None = None,
 ) -> dict[str, Any]:
-    """Train every variant with every seed and leave a complete run directory behind.
+    """Train every case with every seed and leave a complete run directory behind.
 
     All programs are compiled before the first is run, so that one that needs more memory than is free is refused while
     nothing is lost; nothing is compiled twice.
 
     Args:
-        variants: name -> what to train. Those that differ in numbers and seeds alone share one compiled program and run
+        cases: name -> what to train. Those that differ in numbers and seeds alone share one compiled program and run
             in lockstep.
         run: from `open_run`; a resumed run continues from its newest checkpoints and skips what has ended.
         checkpoint_every: evaluations between checkpoints; the last state is always saved.
@@ -71,7 +71,7 @@ def train(
         quiet: show no progress.
         key: typed key, (), that stays secret: every seed's base key is made of it. Default: seed s has the base key
             `jax.random.key(s)`, which whoever reads the seed can make; statements of privacy are then marked as those
-            of a simulation. Batches and noise also depend on `Variant.identity`, initial parameters do not.
+            of a simulation. Batches and noise also depend on `Case.identity`, initial parameters do not.
         stop: through which another thread, or a signal, may ask to stop: see `stop_at_sigterm`. No handler is installed
             here.
         lanes_at_once: lanes of one program that a device computes side by side. Default: 1 on a CPU, where a lane's
@@ -84,11 +84,11 @@ def train(
         The content of summary.json; empty where `only` one pass is trained.
 
     Raises:
-        ArgumentError: an argument cannot be used, or differs from the run that is resumed, or a variant does not fit
+        ArgumentError: an argument cannot be used, or differs from the run that is resumed, or a case does not fit
             in memory; another process is at work in the directory; its files were altered; several processes train
-            (docs/devices.md) and a variant has no placement. A new run that is refused
+            (docs/devices.md) and a case has no placement. A new run that is refused
             before its first round leaves nothing behind, and one that is resumed stays as it is.
-        Diverged: of a single variant and seed a measurement or metric is not finite. Lines written so far stay, the
+        Diverged: of a single case and seed a measurement or metric is not finite. Lines written so far stay, the
             summary says "diverged". Of several, and in a pass by itself, that one ends, its status says so, and the
             others go on.
         FatalCount: the rounds were not those that the algorithm assumes; "stopped" in place of "diverged".
@@ -100,11 +100,11 @@ def train(
         - rounds are compiled once per program.
         - what has ended is skipped on resume.
         - a checkpoint between two evaluations changes no line.
-        - no variant runs more rounds than max_rounds.
-        - a variant that does not fit is refused before any variant is trained.
+        - no case runs more rounds than max_rounds.
+        - a case that does not fit is refused before any case is trained.
         - a lane that diverges leaves the others' bytes as they are.
         - counts after the last line of a lane that diverges are counted.
-        - variants have independent batches and noise, and common initial parameters.
+        - cases have independent batches and noise, and common initial parameters.
     """
     at_least(1, checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints)
     if lanes_at_once is not None:
@@ -114,20 +114,20 @@ def train(
     if only is not None and only not in range(len(run.passes)):
         found, remedy = f"got {only}, and the run has {len(run.passes)}", "Divide the run by divide_run first."
         raise ArgumentError("only", "must be the number of a pass of the run", found, remedy)
-    check_variants(variants)
-    _refuse_alone(variants)
-    points = points_of(variants, key)
+    check_cases(cases)
+    _refuse_alone(cases)
+    lanes = lanes_of(cases, key)
     ended: Records = {}
-    conclude = partial(_conclude, run, points, variants, key)
-    alone, stop = len(points) == 1 and only is None, Stop() if stop is None else stop
+    conclude = partial(_conclude, run, lanes, cases, key)
+    alone, stop = len(lanes) == 1 and only is None, Stop() if stop is None else stop
     quiet = quiet or not is_first()
     with (
         run.held() if only is None else run.passes[only].held(),
-        ProgressReport(sum(point.variant.last_round for point in points), quiet=quiet) as progress,
+        ProgressReport(sum(lane.case.last_round for lane in lanes), quiet=quiet) as progress,
     ):
         stop.undo_until_heeded(run.withdraw)
         try:
-            passes = _prepare(points, run, progress, lanes_at_once, only)
+            passes = _prepare(lanes, run, progress, lanes_at_once, only)
         except ArgumentError:
             run.withdraw()
             raise
@@ -135,19 +135,19 @@ def train(
             run.drop_summary()
         saves = SaveTimes(checkpoint_every, checkpoint_minutes, keep_checkpoints)
         for one in passes:
-            num_rounds = sum(point.variant.last_round for point in one.points)
+            num_rounds = sum(lane.case.last_round for lane in one.lanes)
             if one.compiled is None:
                 ended |= one.ended
                 progress.skip(num_rounds)
                 continue
-            name, seed = one.points[0].label
-            progress.begin(f"{name}, seed {seed}" if len(one.points) == 1 else f"{len(one.points)} runs", num_rounds)
+            name, seed = one.lanes[0].label
+            progress.begin(f"{name}, seed {seed}" if len(one.lanes) == 1 else f"{len(one.lanes)} runs", num_rounds)
             with one.directory.held() if only is None else contextlib.nullcontext():
                 _note_begin(one)
                 lockstep = Lockstep(
                     one.program,
                     one.compiled,
-                    one.points,
+                    one.lanes,
                     directory=one.directory,
                     saves=saves,
                     stop=stop,
@@ -161,22 +161,22 @@ def train(
                 except (Diverged, FatalCount) as error:
                     status = "diverged" if isinstance(error, Diverged) else "stopped"
                     end = {"until": (error.rounds or (0, 0))[1], "status": status, "reason": str(error)}
-                    conclude(status, {points[0].label: {**_UNRECORDED, **end, **lockstep.released()}})
+                    conclude(status, {lanes[0].label: {**_UNRECORDED, **end, **lockstep.released()}})
                     raise
             progress.end()
             if any_process(stop.requested):
-                raise Stopped(max(ended[point.label]["until"] for point in one.points))
+                raise Stopped(max(ended[lane.label]["until"] for lane in one.lanes))
         if only is not None:
             return {}
         spent = any(record["status"] == "budget_spent" for record in ended.values())
         return conclude("budget_spent" if spent else "finished", ended)
 
 
-def divide_run(variants: Mapping[str, Variant], at_once: int, *, run: RunDirectory, key: Array | None = None) -> int:
+def divide_run(cases: Mapping[str, Case], at_once: int, *, run: RunDirectory, key: Array | None = None) -> int:
     """Divide the lanes of a run into passes of which about `at_once` can be trained at any time, by `train(only=)`.
 
     Args:
-        variants: as `train` takes them.
+        cases: as `train` takes them.
         at_once: passes that can run at the same time: jobs, or devices; at least 1.
         run: from `open_run`. One that is divided already stays as it is.
         key: as `train` takes it.
@@ -187,37 +187,37 @@ def divide_run(variants: Mapping[str, Variant], at_once: int, *, run: RunDirecto
         whole: an end divides the chunks of all lanes.
 
     Raises:
-        ArgumentError: variants that cannot be trained, or that differ from those of a run that is resumed.
+        ArgumentError: cases that cannot be trained, or that differ from those of a run that is resumed.
 
     Guarantees:
         - every lane is in one pass.
         - a program whose lanes may end apart stays whole.
     """
     at_least(1, at_once=at_once)
-    check_variants(variants)
-    points = points_of(variants, key)
-    programs = programs_of(points)
-    run.record_training(recorded_settings(points))
+    check_cases(cases)
+    lanes = lanes_of(cases, key)
+    programs = programs_of(lanes)
+    run.record_training(recorded_settings(lanes))
     if not run.passes:
-        shares, lanes = -(-at_once // len(programs)), []
+        shares, divided = -(-at_once // len(programs)), []
         for program in programs:
-            labels = [point.label for point in program.points]
+            labels = [lane.label for lane in program.lanes]
             count = min(shares, len(labels)) if _end_together(program) else 1
-            lanes += [[labels[index] for index in part] for part in np.array_split(np.arange(len(labels)), count)]
-        run.record_passes(lanes)
+            divided += [[labels[index] for index in part] for part in np.array_split(np.arange(len(labels)), count)]
+        run.record_passes(divided)
     return len(run.passes)
 
 
 def _end_together(program: Program) -> bool:
     """Whether no lane can end before another but by diverging."""
-    variants: Sequence[Variant] = [point.variant for point in program.points]
-    return len({variant.last_round for variant in variants}) == 1 and not any(v.budgets for v in variants)
+    cases: Sequence[Case] = [lane.case for lane in program.lanes]
+    return len({case.last_round for case in cases}) == 1 and not any(v.budgets for v in cases)
 
 
 def _conclude(
     run: RunDirectory,
-    points: Sequence[Point],
-    variants: Mapping[str, Variant],
+    lanes: Sequence[Lane],
+    cases: Mapping[str, Case],
     key: Array | None,
     status: str,
     records: Records,
@@ -226,30 +226,30 @@ def _conclude(
     lines = run.read_metrics()
     facts = {
         name: {
-            "seeds": variant.seeds,
-            "settings": variant.settings,
-            "privacy": variant.privacy and cache(partial(_with_key, variant.privacy, key)),
-            "released": variant.released,
+            "seeds": case.seeds,
+            "settings": case.settings,
+            "privacy": case.privacy and cache(partial(_with_key, case.privacy, key)),
+            "released": case.released,
         }
-        for name, variant in variants.items()
+        for name, case in cases.items()
     }
-    in_order = {point.label: records[point.label] for point in points if point.label in records}
+    in_order = {lane.label: records[lane.label] for lane in lanes if lane.label in records}
     content = summarize_run(lines, in_order, facts, config=run.config, status=status)
-    names = {point.name: point.node_names for point in reversed(points)}  # of the first seed
-    run.write_privacy(every_node(content["variants"], names))
+    names = {lane.name: lane.node_names for lane in reversed(lanes)}  # of the first seed
+    run.write_privacy(every_node(content["cases"], names))
     run.write_summary(content)
-    settings = {name: variant.settings for name, variant in variants.items()}
+    settings = {name: case.settings for name, case in cases.items()}
     privacy = {name: fact["privacy"] for name, fact in facts.items() if fact["privacy"]}
     of_first(lambda: write_results(run.path / RESULTS, in_order, lines, settings, privacy))
     return jsonable(content, "summary")
 
 
-def _refuse_alone(variants: Mapping[str, Variant]) -> None:
+def _refuse_alone(cases: Mapping[str, Case]) -> None:
     """Refuse several processes where each would train everything by itself."""
-    for name, variant in variants.items():
-        if several() and variant.placement is None:
+    for name, case in cases.items():
+        if several() and case.placement is None:
             requirement, found = "must say what several processes share", f"{name} has none"
-            remedy = f"Pass Placement({jax.device_count()}), or Placement({jax.device_count()}, 'points')."
+            remedy = f"Pass Placement({jax.device_count()}), or Placement({jax.device_count()}, 'lanes')."
             raise ArgumentError("placement", requirement, found, remedy)
 
 
@@ -266,7 +266,7 @@ class _Pass(NamedTuple):
 
     directory: PassDirectory
     program: Program
-    points: tuple[Point, ...]
+    lanes: tuple[Lane, ...]
     ended: Records
     strategy: Strategy | None = None  # None where all lanes have ended
     is_begun: bool = False  # its strategy stays
@@ -278,11 +278,11 @@ _UNRECORDED = {"round": None, "seconds": {"compile": 0.0, "run": 0.0, "timed_rou
 
 
 def _prepare(
-    points: Sequence[Point], run: RunDirectory, progress: ProgressReport, lanes_at_once: int | None, only: int | None
+    lanes: Sequence[Lane], run: RunDirectory, progress: ProgressReport, lanes_at_once: int | None, only: int | None
 ) -> list[_Pass]:
     """Say what is wrong with any program before one of them runs, and compile those with something left to run."""
-    programs = programs_of(points)
-    run.record_training(recorded_settings(points))
+    programs = programs_of(lanes)
+    run.record_training(recorded_settings(lanes))
     passes = _recorded(run, programs, lanes_at_once, only)
     choices = [(one.program, one.strategy, one.is_begun) for one in passes if one.strategy is not None]
     if not run.passes:
@@ -297,7 +297,7 @@ def _prepare(
     for program, strategy, is_begun in dict.fromkeys(choices):
         fit = compiled[program, strategy]
         if is_begun:  # other slots would not fit its checkpoints, and lanes side by side may have other last bits
-            together(require_memory, program.label, fit.peak, program.structure, program.variant.task)
+            together(require_memory, program.label, fit.peak, program.structure, program.case.task)
         else:
             fit = compiled[program, strategy] = fitted(program, fit, divided=bool(run.passes))
         peaks[program.label] = fit.peak
@@ -319,15 +319,15 @@ def _prepare(
 
 def _divided(program: Program, compiled: Compiled) -> list[list[Label]]:
     """The lanes of each pass of a program."""
-    labels, lanes = [point.label for point in program.points], compiled.strategy.num_slots
-    return [labels[first : first + lanes] for first in range(0, len(labels), lanes)]
+    labels, num_slots = [lane.label for lane in program.lanes], compiled.strategy.num_slots
+    return [labels[first : first + num_slots] for first in range(0, len(labels), num_slots)]
 
 
 def _recorded(
     run: RunDirectory, programs: Sequence[Program], lanes_at_once: int | None, only: int | None
 ) -> list[_Pass]:
     """The passes of a run that has been divided, each with how it ended, or how it is computed."""
-    directories, of_label = run.passes, {point.label: program for program in programs for point in program.points}
+    directories, of_label = run.passes, {lane.label: program for program in programs for lane in program.lanes}
     whole = sorted(label for one in directories for label in one.lanes) == sorted(of_label)
     if directories and not (whole and all(len({of_label[label] for label in one.lanes}) == 1 for one in directories)):
         found, remedy = "its training.passes do not", "Restore the file, or start again with another out."
@@ -335,7 +335,7 @@ def _recorded(
     passes = []
     for directory in directories if only is None else [directories[only]]:
         program, ended, begun = of_label[directory.lanes[0]], directory.end(), directory.begun()
-        points = tuple(point for point in program.points if point.label in directory.lanes)
+        lanes = tuple(lane for lane in program.lanes if lane.label in directory.lanes)
         strategy = None
         if ended is None and begun is not None:
             strategy = as_recorded(program, begun)
@@ -344,7 +344,7 @@ def _recorded(
             same = [one for one in directories if of_label[one.lanes[0]] is program]
             most = max(len(one.lanes) for one in (same if only is None else [directory]))
             strategy = by_platform(program, lanes_at_once, most)
-        passes.append(_Pass(directory, program, points, ended or {}, strategy, begun is not None))
+        passes.append(_Pass(directory, program, lanes, ended or {}, strategy, begun is not None))
     return passes
 
 
@@ -363,7 +363,7 @@ def _note_begin(one: _Pass) -> None:
 
 def _announce(program: Program, passes: Sequence[_Pass], progress: ProgressReport) -> None:
     """Say how a program's lanes are computed."""
-    if len(program.points) > 1:
+    if len(program.lanes) > 1:
         text = next(one.compiled.strategy.text for one in passes if one.compiled)
-        text = f"{len(program.points)} runs of {program.label} share one program, computed {text}"
+        text = f"{len(program.lanes)} runs of {program.label} share one program, computed {text}"
         progress.announce(text + (f", in {len(passes)} passes" if len(passes) > 1 else ""))

@@ -29,8 +29,8 @@ from jaxfl.core import (
 )
 from jaxfl.core.check import at_least
 from jaxfl.core.tasks import calibrated_state, sample_losses, sample_metrics
+from jaxfl.training.case import Measure
 from jaxfl.training.evaluate import EvaluationSet, Scores, average_model, model_scores
-from jaxfl.training.variant import Measure
 
 
 def test_scores(task: Task, test: EvaluationSet) -> Measure:

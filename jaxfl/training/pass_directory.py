@@ -30,11 +30,11 @@ from jaxfl.training.processes import of_first, on_first
 METRICS, BEGUN, END = "metrics.jsonl", "pass.json", "end.json"
 CHECKPOINTS, ENDED = "checkpoints", "ended"
 _RESTORE = "Restore the file, or start again with another out."
-_FIELDS = {"variant": str, "seed": int, "round": int}
+_FIELDS = {"case": str, "seed": int, "round": int}
 _BEGUN_FORM = {"slots": int, "at_once": int, "strategy": str, "environment": dict}
 
 Label = tuple[str, int]
-"""(variant, seed) of a lane."""
+"""(case, seed) of a lane."""
 
 
 class Mark(NamedTuple):
@@ -49,7 +49,7 @@ class PassDirectory:
 
     Args:
         path: of the directory, which need not exist yet.
-        lanes: (variant, seed) of each, in their order.
+        lanes: (case, seed) of each, in their order.
         run: `RunDirectory.fingerprint`.
 
     Attributes:
@@ -204,7 +204,7 @@ def parse_lines(path: Path, content: bytes) -> list[dict[str, Any]]:
         if not isinstance(line, dict) or any(type(line.get(name)) is not kind for name, kind in _FIELDS.items()):
             requirement = f"{path} must hold JSON lines with {', '.join(_FIELDS)}"
             raise ArgumentError("out", requirement, f"line {number} is not", _RESTORE)
-        lane = line["variant"], line["seed"]
+        lane = line["case"], line["seed"]
         if line["round"] <= rounds.get(lane, -1):
             requirement = f"{path} must hold every line once, in the order of its rounds"
             found = f"line {number} has round {line['round']} of {lane[0]}, seed {lane[1]}, after {rounds[lane]}"

@@ -72,11 +72,11 @@ def _working_bytes(program: Compiled) -> int:
     return found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
 
 
-def require_memory(variant: str, peak: PeakMemory, state: PyTree, task: Task) -> None:
-    """Refuse a variant that cannot fit.
+def require_memory(case: str, peak: PeakMemory, state: PyTree, task: Task) -> None:
+    """Refuse a case that cannot fit.
 
     Args:
-        variant: its name.
+        case: its name.
         peak: its prediction, the inputs of which are on the device already.
         state: the state of one lane, or its shapes; its largest leaf is named.
         task: whose `node_loop` says what there is to choose.
@@ -90,21 +90,21 @@ def require_memory(variant: str, peak: PeakMemory, state: PyTree, task: Task) ->
     largest = f", most in {'.'.join(map(str, path))}" if path else ""
     parts = f"{bytes_text(peak.state)} of state{largest}; {bytes_text(peak.working)} to compute and save it"
     memory.require_fits(
-        "variants",
+        "cases",
         peak.state + peak.working,
         {},
-        what=f"{variant} ({parts})",
+        what=f"{case} ({parts})",
         remedy=f"Take {', '.join(remedies[:-1])} or {remedies[-1]}.",
     )
 
 
 def peak_text(peaks: dict[str, PeakMemory]) -> str:
-    """One line for people: of all variants the largest prediction, and what is free, the inputs counted as free.
+    """One line for people: of all cases the largest prediction, and what is free, the inputs counted as free.
 
     Args:
-        peaks: variant -> its prediction; at least one.
+        peaks: case -> its prediction; at least one.
     """
-    variant, largest = max(peaks.items(), key=lambda item: item[1].total)
+    case, largest = max(peaks.items(), key=lambda item: item[1].total)
     free = bytes_text(memory.available_bytes() + largest.inputs)
-    whose = f" ({variant})" if len(peaks) > 1 else ""
+    whose = f" ({case})" if len(peaks) > 1 else ""
     return f"predicted peak memory {bytes_text(largest.total)} of {free} free{whose}"

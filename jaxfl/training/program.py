@@ -1,10 +1,10 @@
-"""Compiled program of the lanes of a sweep: one for all variants and seeds that differ in numbers alone.
+"""Compiled program of the lanes of a sweep: one for all cases and seeds that differ in numbers alone.
 
-A lane is one variant with one seed. The state of all lanes is stacked on a leading axis. Only `round_index` is shared,
+A lane is one case with one seed. The state of all lanes is stacked on a leading axis. Only `round_index` is shared,
 so that a branch on it stays a branch. Inside the one executable the lanes are computed side by side (`vmap`), in
 groups, or one after the other. The loop over groups lies outside the loop over rounds: a group's tables are taken out
 and put back once a call, never once a round. A single lane runs unbatched. Where a CPU has several devices, each takes
-a share of the lanes. Where the variants say so, devices share the lanes, or the nodes of every lane, on any platform.
+a share of the lanes. Where the cases say so, devices share the lanes, or the nodes of every lane, on any platform.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from jax.stages import Compiled as Executable
 from jaxfl.core import Algorithm, Array, FederatedData, PyTree, RunKey
 from jaxfl.core.node_loop import replicated
 from jaxfl.core.platform import is_cpu
+from jaxfl.training.case import Case, Measure, check_counted
 from jaxfl.training.chunks import check_start, first_state, info_fields, rounds_fn
-from jaxfl.training.lanes import Lane, Point, Strategy, Tables, Uploads, over_lanes, stack_seeds, update_lanes
+from jaxfl.training.lanes import Lane, LaneValues, Strategy, Tables, Uploads, over_lanes, stack_seeds, update_lanes
 from jaxfl.training.measures import test_scores
 from jaxfl.training.preflight import PeakMemory, predicted_peak
 from jaxfl.training.processes import fetched, put, several
-from jaxfl.training.sharding import POINTS, node_mesh, node_shardings, share_shapes, tracing_over
-from jaxfl.training.variant import Measure, Variant, check_counted
+from jaxfl.training.sharding import LANES, node_mesh, node_shardings, share_shapes, tracing_over
 
 
 class Compiled(NamedTuple):
@@ -47,42 +47,42 @@ class Program:
     """The lanes that share one compiled program.
 
     Args:
-        points: the lanes. Their variants differ in nothing that is compiled, and their data have the same shapes.
+        lanes: the lanes. Their cases differ in nothing that is compiled, and their data have the same shapes.
         uploads: where the data come from.
 
     Guarantees:
-        - a point alone and in a sweep: the same bits one after the other, the same numbers to rounding in groups.
+        - a lane alone and in a sweep: the same bits one after the other, the same numbers to rounding in groups.
         - no copy of a table in a round.
         - a branch on the round number stays a branch.
     """
 
-    def __init__(self, points: Sequence[Point], uploads: Uploads):
-        self.points = tuple(points)
-        self.variant = points[0].variant
-        standard = test_scores(self.variant.task, self.variant.test)
-        self.measures: Mapping[str, Measure] = {"test": standard, **self.variant.measures}
+    def __init__(self, lanes: Sequence[Lane], uploads: Uploads):
+        self.lanes = tuple(lanes)
+        self.case = lanes[0].case
+        standard = test_scores(self.case.task, self.case.test)
+        self.measures: Mapping[str, Measure] = {"test": standard, **self.case.measures}
         self._uploads = uploads
-        spread = replicated(self.variant.task.node_loop)
-        self._replicated = spread if self.variant.num_node_shares == 1 else None
+        spread = replicated(self.case.task.node_loop)
+        self._replicated = spread if self.case.num_node_shares == 1 else None
         self._with_seeds: dict[str, list[bool]] = {}  # field of Tables -> which of its leaves carry a seed axis
 
     def check(self) -> None:
         """Make every check that constructors and `init` make on the host; computes nothing."""
-        for variant in {point.name: point.variant for point in self.points}.values():
-            variant.algorithm(_concrete_numbers(variant))
+        for case in {lane.name: lane.case for lane in self.lanes}.values():
+            case.algorithm(_concrete_numbers(case))
         checked = set()
-        for point in self.points:
-            data = self._uploads.of(point)
+        for lane in self.lanes:
+            data = self._uploads.of(lane)
             data = data._replace(sizes=fetched(data.sizes))
             sizes = np.asarray(data.sizes).tobytes()
             if sizes not in checked:
                 checked.add(sizes)
-                check_start(self._algorithm(self._lane(point)), point.key, data)
+                check_start(self._algorithm(self._values(lane)), lane.key, data)
 
     @property
     def label(self) -> str:
-        """The variants, for people."""
-        names = list(dict.fromkeys(point.name for point in self.points))
+        """The cases, for people."""
+        names = list(dict.fromkeys(lane.name for lane in self.lanes))
         return names[0] + (f" and {len(names) - 1} more" if names[1:] else "")
 
     @property
@@ -91,27 +91,27 @@ class Program:
 
         Without a placement 1 where each lane uses all of them by itself, and on accelerators.
         """
-        placement = self.variant.placement
+        placement = self.case.placement
         if placement is not None:
-            num_devices = placement.num_devices if placement.shard == POINTS else 1
-            return num_devices if several() else min(num_devices, len(self.points))
-        if len(self.points) == 1 or not is_cpu() or self.variant.task.node_loop.startswith("devices:"):
+            num_devices = placement.num_devices if placement.shard == LANES else 1
+            return num_devices if several() else min(num_devices, len(self.lanes))
+        if len(self.lanes) == 1 or not is_cpu() or self.case.task.node_loop.startswith("devices:"):
             return 1
-        return min(jax.local_device_count(), len(self.points))
+        return min(jax.local_device_count(), len(self.lanes))
 
     @cached_property
     def structure(self) -> PyTree:
         """Shapes and dtypes of one lane's state."""
-        lane, data = self._lane(self.points[0]), self._uploads.of(self.points[0])
+        lane, data = self._values(self.lanes[0]), self._uploads.of(self.lanes[0])
         return jax.eval_shape(lambda lane, data: first_state(self._algorithm(lane), lane.key, data), lane, data)
 
-    def tables(self, points: Sequence[Point], strategy: Strategy) -> Tables:
+    def tables(self, lanes: Sequence[Lane], strategy: Strategy) -> Tables:
         """Make the tables of these lanes as the compiled functions take them: of all seeds, or of a single lane's."""
-        seeds = {point.seed: point for point in (points if strategy.num_slots == 1 else self.points)}
-        data = [self._uploads.of(point) for point in seeds.values()]
+        seeds = {lane.seed: lane for lane in (lanes if strategy.num_slots == 1 else self.lanes)}
+        data = [self._uploads.of(lane) for lane in seeds.values()]
         arrays = [
-            {name: measure.prepare(point.base, own) for name, measure in self.measures.items()}
-            for point, own in zip(seeds.values(), data, strict=True)
+            {name: measure.prepare(lane.base, own) for name, measure in self.measures.items()}
+            for lane, own in zip(seeds.values(), data, strict=True)
         ]
         (data, self._with_seeds["data"]), (arrays, self._with_seeds["arrays"]) = stack_seeds(data), stack_seeds(arrays)
         tables = Tables(data, arrays)
@@ -121,7 +121,7 @@ class Program:
 
     def _spread(self, field: str, tree: PyTree, strategy: Strategy) -> PyTree:
         """Tables over the devices that share the nodes: what carries the nodes by them, a pool by its owners."""
-        mesh, nodes = node_mesh(strategy.num_node_shares), self._uploads.of(self.points[0]).num_nodes
+        mesh, nodes = node_mesh(strategy.num_node_shares), self._uploads.of(self.lanes[0]).num_nodes
         pools = {id(tree.inputs), id(tree.labels)} if isinstance(tree, FederatedData) else set()
 
         def spread(leaf, stacked):
@@ -131,30 +131,30 @@ class Program:
         leaves, structure = jax.tree.flatten(tree)
         return jax.tree.unflatten(structure, list(map(spread, leaves, self._with_seeds[field])))
 
-    def lanes(self, points: Sequence[Point], strategy: Strategy) -> Lane:
+    def lane_values(self, lanes: Sequence[Lane], strategy: Strategy) -> LaneValues:
         """The lanes of one pass, padded by the first, or one lane without an axis."""
         if strategy.num_slots == 1:
-            return self._everywhere(self._lane(points[0]), strategy)
-        rows = {seed: row for row, seed in enumerate(dict.fromkeys(point.seed for point in self.points))}
-        padded = [*points, *[points[0]] * (strategy.num_slots - len(points))]
-        halves = zip(*(map(jax.random.key_data, point.key) for point in padded), strict=True)
-        values = {name: [point.variant.numbers[name] for point in padded] for name in self.variant.numbers}
-        lanes = Lane(
+            return self._everywhere(self._values(lanes[0]), strategy)
+        rows = {seed: row for row, seed in enumerate(dict.fromkeys(lane.seed for lane in self.lanes))}
+        padded = [*lanes, *[lanes[0]] * (strategy.num_slots - len(lanes))]
+        halves = zip(*(map(jax.random.key_data, lane.key) for lane in padded), strict=True)
+        columns = {name: [lane.case.numbers[name] for lane in padded] for name in self.case.numbers}
+        values = LaneValues(
             key=RunKey(*(jax.random.wrap_key_data(jnp.asarray(np.stack(half))) for half in halves)),
-            row=jnp.asarray([rows[point.seed] for point in padded], jnp.int32),
-            numbers={name: jnp.asarray(column, jnp.float32) for name, column in values.items()},
+            row=jnp.asarray([rows[lane.seed] for lane in padded], jnp.int32),
+            numbers={name: jnp.asarray(column, jnp.float32) for name, column in columns.items()},
         )
-        lanes = self._everywhere(lanes, strategy)
+        values = self._everywhere(values, strategy)
         if strategy.num_devices == 1:
-            return lanes
-        return jax.tree.map(partial(put, sharding=strategy.sharding(POINTS)), lanes)
+            return values
+        return jax.tree.map(partial(put, sharding=strategy.sharding(LANES)), values)
 
-    def _everywhere(self, lanes: Lane, strategy: Strategy) -> Lane:
+    def _everywhere(self, values: LaneValues, strategy: Strategy) -> LaneValues:
         """Place the lanes' own values on each of the devices that share their nodes."""
         if strategy.num_node_shares == 1:
-            return lanes
+            return values
         everywhere = NamedSharding(node_mesh(strategy.num_node_shares), PartitionSpec())
-        return jax.tree.map(partial(put, sharding=everywhere), lanes)
+        return jax.tree.map(partial(put, sharding=everywhere), values)
 
     def slots_structure(self, num_slots: int) -> PyTree:
         """Shapes and dtypes of the state of this many lanes; a lane alone has no axis."""
@@ -169,9 +169,9 @@ class Program:
             return state
         return self.map_lanes(lambda leaf: np.asarray(np.asarray(leaf)[index]), state)
 
-    def node_params(self, state: PyTree, strategy: Strategy, index: int, point: Point) -> PyTree:
+    def node_params(self, state: PyTree, strategy: Strategy, index: int, lane: Lane) -> PyTree:
         """One lane's parameters, leaves (n, *leaf)."""
-        return self._algorithm(self._lane(point)).node_params(self.lane_state(state, strategy, index))
+        return self._algorithm(self._values(lane)).node_params(self.lane_state(state, strategy, index))
 
     def map_lanes(self, fn: Callable[[Any], Any], state: PyTree) -> PyTree:
         """`fn` of every leaf but `round_index`."""
@@ -189,8 +189,8 @@ class Program:
         A part is compiled while the next one is traced: LLVM does not hold the interpreter's lock. What the program
         will take is predicted, not compared with what is free.
         """
-        points = self.points[: strategy.num_slots]
-        lanes, tables = self.lanes(points, strategy), self.tables(points, strategy)
+        lanes = self.lanes[: strategy.num_slots]
+        values, tables = self.lane_values(lanes, strategy), self.tables(lanes, strategy)
         state = self.slots_structure(strategy.num_slots)
         shardings = self.shardings(strategy)
         init, rounds, evaluate = self._functions(strategy)
@@ -200,15 +200,15 @@ class Program:
         taken, given = ((None, shardings), (shardings, told)) if shardings is not None else ((None, None), None)
         jitted = jax.jit(rounds, donate_argnums=1, in_shardings=(*taken, None, None), out_shardings=given)
         with tracing_over(strategy.num_node_shares):
-            lowered = jitted.lower(lanes, state, tables.data, np.int32(0))
+            lowered = jitted.lower(values, state, tables.data, np.int32(0))
             fields = tuple(info_fields(lowered.out_info[1]))
-            for variant in {point.name: point.variant for point in self.points}.values():
-                check_counted(variant, fields, self._uploads.of(self.points[0]).num_nodes)
+            for case in {lane.name: lane.case for lane in self.lanes}.values():
+                check_counted(case, fields, self._uploads.of(self.lanes[0]).num_nodes)
             parts = [pool.submit(lowered.compile)]  # the one that takes longest first
-            lowered = jax.jit(init, out_shardings=shardings).lower(lanes, tables.data)
+            lowered = jax.jit(init, out_shardings=shardings).lower(values, tables.data)
             parts.append(pool.submit(lowered.compile))
             jitted = jax.jit(evaluate, in_shardings=(*taken, None), out_shardings=told)
-            parts.append(pool.submit(jitted.lower(lanes, state, tables.arrays).compile))
+            parts.append(pool.submit(jitted.lower(values, state, tables.arrays).compile))
         copies, divided = strategy.num_devices if is_cpu() else 1, strategy.num_devices > 1
         if self._replicated is not None and is_cpu():  # a CPU's devices share one memory
             copies = jax.device_count()
@@ -227,16 +227,16 @@ class Program:
 
     def _functions(self, strategy: Strategy) -> tuple[Callable, Callable, Callable]:
         """`Compiled`'s three functions before they are compiled."""
-        chunk_rounds = self.variant.rounds_per_call
+        chunk_rounds = self.case.rounds_per_call
 
-        def init(lane: Lane, data: FederatedData) -> PyTree:
+        def init(lane: LaneValues, data: FederatedData) -> PyTree:
             return first_state(self._algorithm(lane), lane.key, self._of_seed("data", data, lane.row))
 
-        def rounds(lane: Lane, state: PyTree, data: FederatedData, num_rounds: Array):
+        def rounds(lane: LaneValues, state: PyTree, data: FederatedData, num_rounds: Array):
             run = rounds_fn(self._algorithm(lane), chunk_rounds)
             return run(lane.key, state, self._of_seed("data", data, lane.row), num_rounds)
 
-        def evaluate(lane: Lane, state: PyTree, arrays: dict[str, PyTree]) -> dict[str, Any]:
+        def evaluate(lane: LaneValues, state: PyTree, arrays: dict[str, PyTree]) -> dict[str, Any]:
             params, own = self._algorithm(lane).node_params(state), self._of_seed("arrays", arrays, lane.row)
             return {name: measure.compute(params, own[name]) for name, measure in self.measures.items()}
 
@@ -267,7 +267,7 @@ class Program:
 
         if strategy.num_devices == 1:
             return init_all, rounds_all, evaluate_all
-        each, whole = PartitionSpec(POINTS), PartitionSpec()
+        each, whole = PartitionSpec(LANES), PartitionSpec()
         held = self.map_lanes(lambda leaf: each, jax.tree.map(lambda leaf: whole, self.structure))
         spread = partial(jax.shard_map, mesh=strategy.mesh, check_vma=False)
         return (
@@ -276,11 +276,11 @@ class Program:
             spread(evaluate_all, in_specs=(each, held, whole), out_specs=each),
         )
 
-    def _algorithm(self, lane: Lane) -> Algorithm:
-        return self.variant.algorithm(lane.numbers)
+    def _algorithm(self, lane: LaneValues) -> Algorithm:
+        return self.case.algorithm(lane.numbers)
 
-    def _lane(self, point: Point) -> Lane:
-        return Lane(point.key, jnp.int32(0), _concrete_numbers(point.variant))
+    def _values(self, lane: Lane) -> LaneValues:
+        return LaneValues(lane.key, jnp.int32(0), _concrete_numbers(lane.case))
 
     def _of_seed(self, field: str, tree: PyTree, row: Array) -> PyTree:
         """Select one seed's part of a field of the tables."""
@@ -316,14 +316,14 @@ class Program:
     def shardings(self, strategy: Strategy) -> PyTree | None:
         """Return the tree of a state's shardings, or None where one device does all."""
         if strategy.num_node_shares > 1:
-            mesh, nodes = node_mesh(strategy.num_node_shares), self._uploads.of(self.points[0]).num_nodes
+            mesh, nodes = node_mesh(strategy.num_node_shares), self._uploads.of(self.lanes[0]).num_nodes
             # `round_index`, which lanes share, is a scalar and lies on every device with one axis in front or without.
             return node_shardings(mesh, self.slots_structure(strategy.num_slots), nodes, int(strategy.num_slots > 1))
         if strategy.num_devices > 1:
             whole = jax.tree.map(lambda leaf: strategy.sharding(), self.structure)
-            return self.map_lanes(lambda leaf: strategy.sharding(POINTS), whole)
+            return self.map_lanes(lambda leaf: strategy.sharding(LANES), whole)
         return self._replicated and jax.tree.map(lambda leaf: self._replicated, self.structure)
 
 
-def _concrete_numbers(variant: Variant) -> dict[str, Array]:
-    return {name: jnp.float32(value) for name, value in variant.numbers.items()}
+def _concrete_numbers(case: Case) -> dict[str, Array]:
+    return {name: jnp.float32(value) for name, value in case.numbers.items()}

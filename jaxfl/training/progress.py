@@ -20,7 +20,7 @@ class ProgressReport:
 
     Guarantees:
         - quiet writes nothing.
-        - without a terminal, plain lines name the variant and the seed.
+        - without a terminal, plain lines name the case and the seed.
     """
 
     def __init__(self, total_rounds: int, *, quiet: bool = False, console: rich.console.Console | None = None):

@@ -6,21 +6,21 @@ import operator
 from pathlib import Path
 
 from jaxfl.core import ArgumentError, PyTree
+from jaxfl.training.case import Case
 from jaxfl.training.checkpoint import Checkpoints, Restored
-from jaxfl.training.lanes import Point, Uploads
+from jaxfl.training.lanes import Lane, Uploads
 from jaxfl.training.pass_directory import CHECKPOINTS, ENDED
 from jaxfl.training.program import Program
 from jaxfl.training.run_directory import RunDirectory
-from jaxfl.training.variant import Variant
 
 
-def restore_state(run: RunDirectory, name: str, variant: Variant, seed: int) -> tuple[int, PyTree]:
-    """The newest saved state of one variant and seed; of one that ended before others, the state at its end.
+def restore_state(run: RunDirectory, name: str, case: Case, seed: int) -> tuple[int, PyTree]:
+    """The newest saved state of one case and seed; of one that ended before others, the state at its end.
 
     Args:
         run: from `open_run` or `read_run`.
-        name: of the variant.
-        variant: as it was trained.
+        name: of the case.
+        case: as it was trained.
         seed: its seed.
 
     Returns:
@@ -34,7 +34,7 @@ def restore_state(run: RunDirectory, name: str, variant: Variant, seed: int) -> 
     Guarantees:
         - reading a state changes nothing.
     """
-    program = Program([Point(name, variant, seed, "")], Uploads())  # no key is made of it
+    program = Program([Lane(name, case, seed, "")], Uploads())  # no key is made of it
     for one in run.passes:
         begun = one.begun() if (name, seed) in one.lanes else None
         if begun is not None:
@@ -48,8 +48,8 @@ def restore_state(run: RunDirectory, name: str, variant: Variant, seed: int) -> 
                 return restored.round_index, state if slots == 1 else program.map_lanes(
                     operator.itemgetter(lane), state
                 )
-    found, remedy = f"{name}, seed {seed}, has none in {run.path}", "Name a variant and seed of this run."
-    raise ArgumentError("variant", "must have a readable checkpoint", found, remedy)
+    found, remedy = f"{name}, seed {seed}, has none in {run.path}", "Name a case and seed of this run."
+    raise ArgumentError("case", "must have a readable checkpoint", found, remedy)
 
 
 def _restored(directory: Path, structure: PyTree, owner: str) -> Restored | None:

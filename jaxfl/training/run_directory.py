@@ -70,7 +70,7 @@ class RunDirectory:
         self._rewrite({"environment": dict(environment)})
 
     def record_passes(self, lanes: Sequence[Sequence[Label]]) -> None:
-        """Divide the lanes into passes: (variant, seed) of each lane of each pass, in their order."""
+        """Divide the lanes into passes: (case, seed) of each lane of each pass, in their order."""
         self._rewrite({"training": {**self.config["training"], PASSES: jsonable(lanes, PASSES)}})
 
     def _rewrite(self, changes: Mapping[str, Any]) -> None:
@@ -227,7 +227,7 @@ def make_writable(path: Path) -> list[Path]:
 
 
 def slug(name: str) -> str:
-    """A variant's name as a directory name.
+    """A case's name as a directory name.
 
     Example:
         >>> slug("PrivSGP-VR (b = 32)")
@@ -244,7 +244,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         lanes = [lane for one in content["training"][PASSES] for lane in (one if isinstance(one, list) else [one])]
         if any(not isinstance(lane, list) or [*map(type, lane)] != [str, int] for lane in lanes):
             found, remedy = "it does not", "Restore the file, or start again with another out."
-            requirement = f"{path / CONFIG} must hold training.{PASSES} as lists of [variant, seed]"
+            requirement = f"{path / CONFIG} must hold training.{PASSES} as lists of [case, seed]"
             raise ArgumentError("out", requirement, found, remedy)
     return content
 

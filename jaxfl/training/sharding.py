@@ -20,9 +20,9 @@ from jaxfl.core.devices import NODES, node_mesh, on_one_device
 from jaxfl.core.types import PoolParts
 from jaxfl.training.processes import put, several
 
-POINTS = "points"
+LANES = "lanes"
 """The axis of a mesh over which the lanes of a sweep lie."""
-AXES = (NODES, POINTS)
+AXES = (NODES, LANES)
 
 
 class Placement(NamedTuple):
@@ -30,8 +30,8 @@ class Placement(NamedTuple):
 
     Attributes:
         num_devices: the first devices of JAX, those of all processes counted.
-        shard: "nodes", so that each device holds a share of every network, or "points", so that each computes some of
-            the variants and seeds that share a program.
+        shard: "nodes", so that each device holds a share of every network, or "lanes", so that each computes some of
+            the cases and seeds that share a program.
     """
 
     num_devices: int

@@ -24,8 +24,8 @@ def by_platform(program: Program, lanes_at_once: int | None = None, lanes_a_pass
         lanes_a_pass: where the lanes were divided before.
     """
     share = 1 + CHECKPOINT_SHARE if is_cpu() else 1.0
-    total = len(program.points)
-    each = num_bytes(program.structure) / (1 if is_cpu() else program.variant.num_node_shares)  # on a device
+    total = len(program.lanes)
+    each = num_bytes(program.structure) / (1 if is_cpu() else program.case.num_node_shares)  # on a device
     fitting = int(_free_bytes() / max(1.0, share * each))
     lanes = lanes_a_pass or -(-total // -(-total // min(total, max(1, fitting))))
     at_once = lanes_at_once or (1 if is_cpu() else lanes)
@@ -38,7 +38,7 @@ def as_recorded(program: Program, begun: Mapping[str, Any]) -> Strategy:
     Raises:
         ArgumentError: processes have together a number of devices that does not divide the slots.
     """
-    slots, shares = begun["slots"], program.variant.num_node_shares
+    slots, shares = begun["slots"], program.case.num_node_shares
     devices = max(number for number in range(1, program.max_devices + 1) if slots % number == 0) if slots > 1 else 1
     if several() and devices < program.max_devices and shares == 1:
         found, remedy = f"the run has {slots} slots for {program.max_devices} devices", "Resume with as many devices."
@@ -50,7 +50,7 @@ def as_recorded(program: Program, begun: Mapping[str, Any]) -> Strategy:
 
 def _strategy(program: Program, lanes: int, at_once: int) -> Strategy:
     """`lanes` in a pass, in balanced groups of at most `at_once`."""
-    shares = program.variant.num_node_shares
+    shares = program.case.num_node_shares
     if lanes == 1:
         return Strategy(num_slots=1, at_once=1, num_node_shares=shares)
     devices = program.max_devices if several() else min(program.max_devices, lanes)
@@ -73,14 +73,14 @@ def fitted(program: Program, compiled: Compiled, *, divided: bool = False) -> Co
     """
     while True:
         strategy, peak = compiled.strategy, compiled.peak
-        free, lanes, at_once = _free_bytes(), min(strategy.num_slots, len(program.points)), strategy.at_once
+        free, lanes, at_once = _free_bytes(), min(strategy.num_slots, len(program.lanes)), strategy.at_once
         fits = peak.state + peak.working <= free
         if not fits and at_once > 1 and peak.state < free:
             at_once = min(at_once // 2, max(1, int(at_once * (free - peak.state) / peak.working)))
         elif not fits and lanes > 1 and not divided:
             lanes = -(-lanes // 2)
         else:
-            together(require_memory, program.label, peak, program.structure, program.variant.task)
+            together(require_memory, program.label, peak, program.structure, program.case.task)
             return compiled
         compiled = program.compile(_strategy(program, lanes, at_once))
 

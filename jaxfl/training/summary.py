@@ -16,9 +16,9 @@ from jaxfl.training.chunks import COSTS
 
 STATUSES = ("finished", "budget_spent", "diverged", "stopped")
 
-_MOST_STATED = 6  # variants, each with its statements below the table; of more the range of each epsilon
+_MOST_STATED = 6  # cases, each with its statements below the table; of more the range of each epsilon
 _TOTALS = {name: f"total_{name}" for name in COSTS}
-_NOT_METRICS = ("variant", "seed", "round", *_TOTALS.values())
+_NOT_METRICS = ("case", "seed", "round", *_TOTALS.values())
 
 
 def spread(values: Sequence[float | None]) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def rounds_to_target(
     """The first evaluated round of each seed at which a metric reaches a target; None where it never does.
 
     Args:
-        lines: of metrics.jsonl, of one variant.
+        lines: of metrics.jsonl, of one case.
         seeds: whose rounds are wanted.
         target: the metric's smallest value that counts as reached.
         metric: its name.
@@ -66,7 +66,7 @@ def rounds_to_target(
 def summarize_run(
     lines: Sequence[Mapping[str, Any]],
     ended: Mapping[tuple[str, int], Mapping[str, Any]],
-    variants: Mapping[str, Mapping[str, Any]],
+    cases: Mapping[str, Mapping[str, Any]],
     *,
     config: Mapping[str, Any],
     status: str,
@@ -75,14 +75,14 @@ def summarize_run(
 
     Args:
         lines: of metrics.jsonl.
-        ended: (variant, seed) -> how it ended, as `sweep.Lockstep.run` gives it; one that did not end is missing.
-        variants: name -> "seeds", "settings", "privacy", a function from rounds and totals to statements, and
+        ended: (case, seed) -> how it ended, as `sweep.Lockstep.run` gives it; one that did not end is missing.
+        cases: name -> "seeds", "settings", "privacy", a function from rounds and totals to statements, and
             "released", the names of these totals; in their order.
         config: content of config.json.
         status: "finished", "budget_spent", "diverged" or "stopped" (by a fatal count).
 
     Returns:
-        Per variant: "rounds" (most over seeds) and "rounds_per_seed"; as `spread` gives them every metric of each
+        Per case: "rounds" (most over seeds) and "rounds_per_seed"; as `spread` gives them every metric of each
         seed's last line, every count summed over its lines, and "costs"; "privacy"; "status" of each seed and, where
         one is not finished, "reason". A seed that diverged or was stopped has no metrics.
         "seconds": compile, run (rounds, with an evaluation where the device did it between two of their chunks;
@@ -90,22 +90,22 @@ def summarize_run(
         rounds_a_call: the least and the most rounds of a compiled call.
     """
     one_of(STATUSES, status=status)
-    last = {(line["variant"], line["seed"]): line for line in lines}
+    last = {(line["case"], line["seed"]): line for line in lines}
     described = {}
-    for variant, facts in variants.items():
-        records = [ended.get((variant, seed), {}) for seed in facts["seeds"]]
+    for case, facts in cases.items():
+        records = [ended.get((case, seed), {}) for seed in facts["seeds"]]
         whole = [
-            last.get((variant, seed)) if record.get("status") in ("finished", "budget_spent") else None
+            last.get((case, seed)) if record.get("status") in ("finished", "budget_spent") else None
             for seed, record in zip(facts["seeds"], records, strict=True)
         ]
-        own = [line for line in lines if line["variant"] == variant]
+        own = [line for line in lines if line["case"] == case]
         present = dict.fromkeys(name for line in own for name in line)
         names = [name for name in present if name not in _NOT_METRICS]
         counts = {name for name in names if any(isinstance(line.get(name), int) for line in own)}
-        rounds = [last[variant, seed]["round"] if (variant, seed) in last else 0 for seed in facts["seeds"]]
+        rounds = [last[case, seed]["round"] if (case, seed) in last else 0 for seed in facts["seeds"]]
         ran = max(*rounds, *(record.get("until", 0) for record in records), 0)
-        totals = {name: _most(last, records, variant, facts["seeds"], name) for name in facts.get("released", ())}
-        described[variant] = {
+        totals = {name: _most(last, records, case, facts["seeds"], name) for name in facts.get("released", ())}
+        described[case] = {
             "rounds": max(rounds),
             "rounds_per_seed": rounds,
             **({"settings": dict(facts["settings"])} if facts.get("settings") else {}),
@@ -128,8 +128,8 @@ def summarize_run(
         "experiment": config["experiment"],
         "preset": config["preset"],
         "status": status,
-        "seeds": list(dict.fromkeys(seed for facts in variants.values() for seed in facts["seeds"])),
-        "variants": described,
+        "seeds": list(dict.fromkeys(seed for facts in cases.values() for seed in facts["seeds"])),
+        "cases": described,
         "seconds": {
             "compile": sum(record["compile"] for record in seconds),
             "run": run,
@@ -143,30 +143,30 @@ def summarize_run(
 def _most(
     last: Mapping[tuple[str, int], Mapping[str, Any]],
     records: Sequence[Mapping[str, Any]],
-    variant: str,
+    case: str,
     seeds: Sequence[int],
     name: str,
 ) -> int:
     """A total over all rounds that ran, the largest over seeds; 0 without any."""
-    in_lines = [last[variant, seed][f"total_{name}"] for seed in seeds if (variant, seed) in last]
+    in_lines = [last[case, seed][f"total_{name}"] for seed in seeds if (case, seed) in last]
     return max(*in_lines, *(record["released"][name] for record in records if record), 0, 0)
 
 
 def every_node(
-    variants: Mapping[str, Mapping[str, Any]], names: Mapping[str, Sequence[str] | None]
+    cases: Mapping[str, Mapping[str, Any]], names: Mapping[str, Sequence[str] | None]
 ) -> dict[str, list[dict[str, Any]]]:
     """Take the epsilon of every node out of the statements of a summary, and leave their median.
 
     Args:
-        variants: as `summarize_run` gives them; changed in place.
-        names: variant -> what its nodes are called; None where they are numbers.
+        cases: as `summarize_run` gives them; changed in place.
+        names: case -> what its nodes are called; None where they are numbers.
 
     Returns:
-        Variant -> a row for each statement with an epsilon: what it is, and "node_epsilons", a list for each partition
+        Case -> a row for each statement with an epsilon: what it is, and "node_epsilons", a list for each partition
         of the data, of each node; "nodes" has their names where they have any.
     """
     content: dict[str, list[dict[str, Any]]] = {}
-    for name, row in variants.items():
+    for name, row in cases.items():
         for stated in row["privacy"]:
             own = list(stated.pop("node_epsilons", ()))
             if own:
@@ -198,35 +198,35 @@ def summary_table(
     ),
     most_rows: int = 20,
 ) -> rich.table.Table:
-    """The closing table: a row a variant, mean ± standard deviation over seeds.
+    """The closing table: a row a case, mean ± standard deviation over seeds.
 
     Args:
         summary: content of summary.json.
-        metrics: columns; those that no variant has are left out.
-        most_rows: of many variants the first ones are shown, and how many more there are.
+        metrics: columns; those that no case has are left out.
+        most_rows: of many cases the first ones are shown, and how many more there are.
 
     Returns:
         A table for `rich.console.Console.print`. Its last column says what all nodes sent and, with a ledger, the
         simulated time and the energy of the whole run. Its caption says how lanes ended that did not finish, and which
-        epsilon every variant has, on what ground: bound, neighboring relation and delta; of many variants the range.
+        epsilon every case has, on what ground: bound, neighboring relation and delta; of many cases the range.
     """
-    variants = dict(list(summary["variants"].items())[:most_rows])
-    shown = [name for name in metrics if any(name in row for row in variants.values())]
+    cases = dict(list(summary["cases"].items())[:most_rows])
+    shown = [name for name in metrics if any(name in row for row in cases.values())]
     count = len(summary["seeds"])
     caption = f"mean ± standard deviation over {count} seeds" if count > 1 else f"seed {summary['seeds'][0]}"
     lines = [f"{caption}, {summary['status'].replace('_', ' ')}"]
-    if len(variants) < len(summary["variants"]):
-        lines.append(f"{len(summary['variants']) - len(variants)} more variants in results.csv")
-    stated = {name: row.get("privacy", ()) for name, row in summary["variants"].items()}
+    if len(cases) < len(summary["cases"]):
+        lines.append(f"{len(summary['cases']) - len(cases)} more cases in results.csv")
+    stated = {name: row.get("privacy", ()) for name, row in summary["cases"].items()}
     if len(stated) > _MOST_STATED:
         lines += statements_in_short(stated)
     else:
         lines += [f"{name}: {statement_text(each)}" for name, statements in stated.items() for each in statements]
         lines += simulation(stated)
-    costs = {name: _costs_text(row.get("costs", {})) for name, row in variants.items()}
-    troubled = any(_trouble(row) for row in variants.values())
+    costs = {name: _costs_text(row.get("costs", {})) for name, row in cases.items()}
+    troubled = any(_trouble(row) for row in cases.values())
     table = rich.table.Table(title=summary["experiment"], caption="\n".join(lines), caption_justify="left")
-    table.add_column("variant", overflow="fold")  # names alike in their first letters must stay apart
+    table.add_column("case", overflow="fold")  # names alike in their first letters must stay apart
     table.add_column("rounds", justify="right")
     for name in shown:
         unit = " (%)" if _is_share(name) else ""
@@ -235,10 +235,10 @@ def summary_table(
         table.add_column("sent, time, energy", justify="right")
     if troubled:
         table.add_column("status", overflow="fold")
-    for variant, row in variants.items():
+    for case, row in cases.items():
         cells = [format_spread(name, row.get(name)) for name in shown]
-        cells += [costs[variant]] if any(costs.values()) else []
-        table.add_row(variant, str(row["rounds"]), *cells, *([_trouble(row)] if troubled else []))
+        cells += [costs[case]] if any(costs.values()) else []
+        table.add_row(case, str(row["rounds"]), *cells, *([_trouble(row)] if troubled else []))
     return table
 
 

@@ -1,4 +1,4 @@
-"""Final values of variants, against the setting in which they differ."""
+"""Final values of cases, against the setting in which they differ."""
 
 import json
 
@@ -13,23 +13,23 @@ PROVEN = {"bound": "proven", "dp_epsilon": 3.0, "dp_delta": 1e-5, "neighboring_r
 
 
 def write_run(folder, settings):
-    """A finished run of two seeds, in which variant v and seed s end with loss v + s / 10."""
+    """A finished run of two seeds, in which case v and seed s end with loss v + s / 10."""
     lines = [
-        {"variant": name, "seed": seed, "round": k, "test_loss": index + seed / 10 + k, "test_accuracy": index / 10}
+        {"case": name, "seed": seed, "round": k, "test_loss": index + seed / 10 + k, "test_accuracy": index / 10}
         for index, name in enumerate(settings)
         for seed in (0, 1)
         for k in (5, 0)  # the last line counts, whatever its round
     ]
     (folder / "passes" / "0").mkdir(parents=True, exist_ok=True)
     (folder / "passes" / "0" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "summary.json").write_text(json.dumps({"variants": {name: {"privacy": [PROVEN]} for name in settings}}))
+    (folder / "summary.json").write_text(json.dumps({"cases": {name: {"privacy": [PROVEN]} for name in settings}}))
 
 
 def setting(iterations, *, target_epsilon=None, nodes=4, method="VR"):
     return {"method": method, "nodes": nodes, "iterations": iterations, "target_epsilon": target_epsilon}
 
 
-def test_variants_that_differ_in_nothing_but_the_axis_are_one_line():
+def test_cases_that_differ_in_nothing_but_the_axis_are_one_line():
     settings = {
         "a": setting(10, method="VR"),
         "b": setting(20, method="VR"),
@@ -53,7 +53,7 @@ def test_the_points_are_the_seeds_mean_smallest_and_largest(tmp_path, monkeypatc
     assert path == tmp_path / "plots" / "final.png"
     assert matplotlib.image.imread(path).shape[2] == 4
     x, mean, bars = drawn[0]
-    assert x == [10, 20, 30]  # in order, though the variants are not
+    assert x == [10, 20, 30]  # in order, though the cases are not
     np.testing.assert_allclose(mean, [1.05, 2.05, 0.05])
     np.testing.assert_allclose(bars, np.full((2, 3), 0.05))
 
@@ -90,7 +90,7 @@ def test_two_numbers_of_which_all_pairs_ran_are_a_heat_map_without_what_diverged
     settings = {f"{step} {clip}": {"step_size": step, "clip_norm": clip} for step, clip in pairs}
     write_run(tmp_path, settings)
     rows = [f"{name},{seed},{'diverged' if name == '0.2 2.0' else 'finished'}" for name in settings for seed in (0, 1)]
-    (tmp_path / "results.csv").write_text("\n".join(["variant,seed,status", *rows]) + "\n")
+    (tmp_path / "results.csv").write_text("\n".join(["case,seed,status", *rows]) + "\n")
     drawn, imshow = [], final_plot.Axes.imshow
 
     def recorded(self, cells, **style):

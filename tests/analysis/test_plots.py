@@ -15,10 +15,10 @@ from jaxfl.analysis.plots import _COLORS, Panel, draw_panels, legend_below, new_
 PANEL = Panel("train_loss", "training loss")
 
 
-def _lines(variants=("A", "B"), seeds=(0, 1, 2), rounds=(0, 10, 20), scale=1.0):
+def _lines(cases=("A", "B"), seeds=(0, 1, 2), rounds=(0, 10, 20), scale=1.0):
     return [
         {
-            "variant": variant,
+            "case": case,
             "seed": seed,
             "round": number,
             "train_loss": None if number == 0 else scale * (1 + seed) / number,
@@ -26,7 +26,7 @@ def _lines(variants=("A", "B"), seeds=(0, 1, 2), rounds=(0, 10, 20), scale=1.0):
             "test_accuracy": number / 25,
             "test_accuracy_worst_node": number / 30,
         }
-        for variant in variants
+        for case in cases
         for seed in seeds
         for number in rounds
     ]
@@ -116,9 +116,9 @@ def test_costs_that_no_line_has_are_refused(tmp_path):
         refused(lambda x=x: plot_run(tmp_path, x), "x")
 
 
-def test_a_variant_without_the_cost_is_left_out():
-    lines = [{**line, "total_joules": 1.0 * line["round"]} for line in _lines() if line["variant"] == "A"]
-    figure = draw_panels([*lines, *_lines(variants=("B",))], [PANEL], "", x="joules")
+def test_a_case_without_the_cost_is_left_out():
+    lines = [{**line, "total_joules": 1.0 * line["round"]} for line in _lines() if line["case"] == "A"]
+    figure = draw_panels([*lines, *_lines(cases=("B",))], [PANEL], "", x="joules")
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A"]
 
 
@@ -128,9 +128,9 @@ def test_one_seed_has_no_band():
     assert "one seed" in figure.legends[0].get_title().get_text()
 
 
-def test_variants_differ_in_color_and_dashes():
-    variants = [f"v{number}" for number in range(9)]
-    figure = draw_panels(_lines(variants=variants), [PANEL], "")
+def test_cases_differ_in_color_and_dashes():
+    cases = [f"v{number}" for number in range(9)]
+    figure = draw_panels(_lines(cases=cases), [PANEL], "")
     # `get_linestyle` says "--" for every kind of dashes.
     styles = [(line.get_color(), getattr(line, "_dash_pattern")) for line in figure.axes[0].lines]  # noqa: B009
     assert len(set(map(str, styles))) == 9
@@ -140,7 +140,7 @@ def test_variants_differ_in_color_and_dashes():
 @pytest.mark.parametrize(("values", "scale"), [((1.0, 0.5), "linear"), ((1.0, 1e-3), "log"), ((1.0, 0.0), "linear")])
 def test_log_scale_only_where_a_positive_loss_spans_much(values, scale):
     lines = [
-        {"variant": "A", "seed": 0, "round": number, "train_loss": value, "test_accuracy": value}
+        {"case": "A", "seed": 0, "round": number, "train_loss": value, "test_accuracy": value}
         for number, value in enumerate(values)
     ]
     figure = draw_panels(lines, [PANEL, Panel("test_accuracy", "accuracy", is_accuracy=True)], "")
@@ -151,18 +151,18 @@ def test_an_interrupted_run_is_drawn_as_far_as_it_came(tmp_path):
     lines = _lines()[:-2]  # the last seed of B has but its first line
     _write(tmp_path, lines)
     with open(tmp_path / "passes" / "0" / "metrics.jsonl", "a") as file:
-        file.write('{"variant": "B", "se')
+        file.write('{"case": "B", "se')
     assert plot_run(tmp_path)[0].exists()
-    curve = seeds_curve([line for line in lines if line["variant"] == "B"], "train_loss")
+    curve = seeds_curve([line for line in lines if line["case"] == "B"], "train_loss")
     np.testing.assert_allclose(curve.mean, [0.15, 0.075])
     assert seeds_curve(lines, "absent").x.size == 0
 
 
-def test_a_variant_without_a_metric_and_a_single_evaluation_are_drawn(tmp_path):
-    lines = _lines(variants=("A",), rounds=(0,))
+def test_a_case_without_a_metric_and_a_single_evaluation_are_drawn(tmp_path):
+    lines = _lines(cases=("A",), rounds=(0,))
     _write(tmp_path, lines)
     assert plot_run(tmp_path)[0].exists()
-    figure = draw_panels([*_lines(variants=("A",)), {"variant": "B", "seed": 0, "round": 5}], [PANEL], "")
+    figure = draw_panels([*_lines(cases=("A",)), {"case": "B", "seed": 0, "round": 5}], [PANEL], "")
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A"]
 
 
@@ -191,5 +191,5 @@ def test_the_title_comes_from_the_configuration(tmp_path):
 
 def test_a_directory_without_metrics_is_refused(tmp_path):
     refused(lambda: plot_run(tmp_path), "run_dir")
-    _write(tmp_path, [{"variant": "A", "seed": 0, "round": 0}])
+    _write(tmp_path, [{"case": "A", "seed": 0, "round": 0}])
     refused(lambda: plot_run(tmp_path), "run_dir")

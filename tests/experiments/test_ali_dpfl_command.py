@@ -41,31 +41,31 @@ ONE = f"{SMALL} --method ALI-DPFL --constants as_published --seed 0"
 
 def lines_of(arguments):
     """The lines that a command line asks for."""
-    return parse(EXPERIMENT, shlex.split(arguments))[0].lines
+    return parse(EXPERIMENT, shlex.split(arguments))[0].rows
 
 
 def settle(arguments, sizes):
-    """Line -> point with numbers, for clients of these sizes."""
-    return {name: settled(line.point, sizes) for name, line in lines_of(arguments).items()}
+    """Name -> configuration with numbers, for clients of these sizes."""
+    return {name: settled(line.config, sizes) for name, line in lines_of(arguments).items()}
 
 
-def numbers(point):
+def numbers(config):
     """T and R_s of a point with numbers."""
-    most, rounds = point.budget.max_iterations, point.learning.rounds
+    most, rounds = config.budget.max_iterations, config.learning.rounds
     assert isinstance(most, int)
     assert isinstance(rounds, int)
     return most, rounds
 
 
-def spent_by(point, size, iterations, estimates=0, bound="proven"):
+def spent_by(config, size, iterations, estimates=0, bound="proven"):
     """Epsilon of a client with this many samples."""
-    return accounting.epsilon(release_of(point, size), iterations, estimates, bound=bound, dp_delta=1e-5)
+    return accounting.epsilon(release_of(config, size), iterations, estimates, bound=bound, dp_delta=1e-5)
 
 
 def counts(arguments, sizes):
     """Epsilon and ratio -> (T, R_s)."""
-    points = settle(arguments, sizes).values()
-    return {(point.budget.target_epsilon, point.learning.round_ratio): numbers(point) for point in points}
+    configs = settle(arguments, sizes).values()
+    return {(config.budget.target_epsilon, config.learning.round_ratio): numbers(config) for config in configs}
 
 
 class Ended(NamedTuple):
@@ -75,9 +75,9 @@ class Ended(NamedTuple):
     def summary(self):
         return json.loads((self.folder / "summary.json").read_text())
 
-    def lines(self, variant, seed=0):
+    def lines(self, case, seed=0):
         lines = run_lines(self.folder)
-        return [line for line in lines if (line["variant"], line["seed"]) == (variant, seed)]
+        return [line for line in lines if (line["case"], line["seed"]) == (case, seed)]
 
 
 @pytest.fixture(scope="module")
@@ -123,10 +123,10 @@ class TestBudget:
 
     def test_every_accuracy_of_the_paper_has_a_line(self):
         places = {
-            (point.learning.round_ratio, point.budget.target_epsilon, steps)
+            (config.learning.round_ratio, config.budget.target_epsilon, steps)
             for preset in ("table2", "table3", "table4")
-            for point in (line.point for line in lines_of(f"--preset {preset}").values())
-            for steps in [0 if point.learning.method == "ALI-DPFL" else point.learning.local_steps]
+            for config in (line.config for line in lines_of(f"--preset {preset}").values())
+            for steps in [0 if config.learning.method == "ALI-DPFL" else config.learning.local_steps]
         }
         assert {place[1:] for place in ACCURACIES} == places
         assert len(ACCURACIES) == 2 * len(places) == 144
@@ -137,9 +137,9 @@ class TestBudget:
         allowed = []
         for bound in ("published", "proven"):
             arguments = f"--method DPFL --local-steps 5 --dataset mnist --bound {bound}"
-            (point,) = settle(arguments, [5000, 2000, 3000]).values()
-            most = numbers(point)[0]
-            spent = [spent_by(point, 2000, count, bound=bound) for count in (most, most + 1)]
+            (config,) = settle(arguments, [5000, 2000, 3000]).values()
+            most = numbers(config)[0]
+            spent = [spent_by(config, 2000, count, bound=bound) for count in (most, most + 1)]
             assert spent[0] <= 2.0 < spent[1]
             allowed.append(most)
         assert allowed[0] < allowed[1]
@@ -147,12 +147,12 @@ class TestBudget:
     def test_private_estimates_are_charged(self):
         arguments = "--dataset mnist --method ALI-DPFL --constants"
         private = f"{arguments} private --constants-batch 300 --constants-noise 5"
-        (point,) = settle(private, [6000] * 10).values()
+        (config,) = settle(private, [6000] * 10).values()
         (free,) = settle(f"{arguments} as_published", [6000] * 10).values()
-        (most, rounds), (most_free, rounds_free) = numbers(point), numbers(free)
+        (most, rounds), (most_free, rounds_free) = numbers(config), numbers(free)
         assert rounds == rounds_free
         assert most < most_free
-        spent = [spent_by(point, 6000, count, rounds) for count in (most, most + 1)]
+        spent = [spent_by(config, 6000, count, rounds) for count in (most, most + 1)]
         assert spent[0] <= 2.0 < spent[1]
 
     def test_private_estimates_stay_within_the_budget_that_was_asked_for(self):
@@ -165,30 +165,30 @@ class TestBudget:
     def test_updates_of_whole_clients_run_all_rounds_and_spend_their_own_budget(self):
         """Not the iterations that another mechanism would pay for."""
         arguments = "--method DP-FedAvg --rounds 200 --num-active 3 --local-steps 5 --target-epsilon 3"
-        (point,) = settle(arguments, [144] * 10).values()
-        assert rounds_of(point) == 200
-        assert [int(point.steps_at(k)) for k in (0, 199)] == [5, 5]
-        noise = point.learning.update_noise_multiplier
+        (config,) = settle(arguments, [144] * 10).values()
+        assert rounds_of(config) == 200
+        assert [int(config.steps_at(k)) for k in (0, 199)] == [5, 5]
+        noise = config.learning.update_noise_multiplier
         rates = {"participation_rate": 0.3, "noise_multiplier": noise, "dp_delta": 1e-5}
         assert 2.99 < accounting.client_level_epsilon(200, **rates) <= 3.0
 
     def test_the_last_round_is_shortened(self):
-        (point,) = settle("--method DPFL --local-steps 5 --max-iterations 12 --rounds 9", [100]).values()
-        assert [int(point.steps_at(k)) for k in range(4)] == [5, 5, 2, 0]
-        assert rounds_of(point) == 3
+        (config,) = settle("--method DPFL --local-steps 5 --max-iterations 12 --rounds 9", [100]).values()
+        assert [int(config.steps_at(k)) for k in range(4)] == [5, 5, 2, 0]
+        assert rounds_of(config) == 3
 
     def test_a_share_of_the_iterations_is_rounded_up(self):
         for ratio, rounds in (("0.7", 7), ("0.71", 8)):
             arguments = f"--method DPFL --local-steps 5 --max-iterations 10 --round-ratio {ratio}"
-            (point,) = settle(arguments, [100]).values()
-            assert point.learning.rounds == rounds
+            (config,) = settle(arguments, [100]).values()
+            assert config.learning.rounds == rounds
 
     def test_fixed_taus_of_as_many_rounds_share_a_program(self):
         arguments = f"{SMALL} --rounds 8 --max-iterations 12 --method DPFL --grid local_steps=1,2,4"
-        variants = prepare(lines_of(arguments)).variants.values()
-        assert len({id(variant.algorithm) for variant in variants}) == 1
-        assert [(variant.num_rounds, variant.last_round) for variant in variants] == [(8, 8), (8, 6), (8, 3)]
-        assert [variant.numbers for variant in variants] == [{"local_steps": float(tau)} for tau in (1, 2, 4)]
+        cases = prepare(lines_of(arguments)).cases.values()
+        assert len({id(case.algorithm) for case in cases}) == 1
+        assert [(case.num_rounds, case.last_round) for case in cases] == [(8, 8), (8, 6), (8, 3)]
+        assert [case.numbers for case in cases] == [{"local_steps": float(tau)} for tau in (1, 2, 4)]
 
 
 class TestStatements:
@@ -205,38 +205,38 @@ class TestStatements:
             ran = [
                 max(end.get(f"total_{what}", 0) for end in ends) for what in ("local_iterations", "estimate_releases")
             ]
-            point = settled(line.point, sizes)
-            counts = {"published": ran, "proven": ran if name == FIXED else numbers(point)}
-            for stated, whole in zip(summary["variants"][name]["privacy"], privacy[name], strict=True):
+            config = settled(line.config, sizes)
+            counts = {"published": ran, "proven": ran if name == FIXED else numbers(config)}
+            for stated, whole in zip(summary["cases"][name]["privacy"], privacy[name], strict=True):
                 asked = {"bound": stated["bound"], "neighboring_relation": stated["neighboring_relation"]}
                 most = counts[stated["bound"]]
-                each = [accounting.epsilon(release_of(point, size), *most, dp_delta=1e-5, **asked) for size in sizes]
+                each = [accounting.epsilon(release_of(config, size), *most, dp_delta=1e-5, **asked) for size in sizes]
                 assert stated["dp_epsilon"] == pytest.approx(max(each), rel=1e-12)
                 np.testing.assert_allclose(np.ravel(whole["node_epsilons"]), each)
 
     def test_no_budget_is_overspent(self, finished):
         for name in (PRIVATE, FIXED):
-            proven = next(row for row in finished.summary()["variants"][name]["privacy"] if row["bound"] == "proven")
+            proven = next(row for row in finished.summary()["cases"][name]["privacy"] if row["bound"] == "proven")
             assert 0 < proven["dp_epsilon"] <= 4.0
-            (point,) = (settled(line.point, _sizes(line)) for label, line in lines_of(RUN).items() if label == name)
+            (config,) = (settled(line.config, _sizes(line)) for label, line in lines_of(RUN).items() if label == name)
             ends = [finished.lines(name, seed)[-1] for seed in (0, 1)]
-            assert all(end["total_local_iterations"] <= point.budget.max_iterations for end in ends)
+            assert all(end["total_local_iterations"] <= config.budget.max_iterations for end in ends)
             if name == FIXED:
-                assert {end["total_local_iterations"] for end in ends} == {point.budget.max_iterations}
+                assert {end["total_local_iterations"] for end in ends} == {config.budget.max_iterations}
 
     def test_a_run_with_estimates_without_noise_has_no_epsilon(self, finished):
         """Neither in table and summary nor in pictures' captions."""
         table = " ".join(finished.printed.split()).split("budget was spent")[0]
         assert len(re.findall(rf"{ALI}: no (?:published|proven) ε", table)) == 3
         assert len(re.findall(rf"{PRIVATE}: ε = ", table)) == 3
-        for name, row in finished.summary()["variants"].items():
+        for name, row in finished.summary()["cases"].items():
             stated = [(one["dp_epsilon"] is None, one["reason"] == WITHOUT_NOISE) for one in row["privacy"]]
             assert stated == [(name == ALI, name == ALI)] * 3
 
     def test_parameters_are_covered_where_all_has_noise(self):
         methods = "ALI-DPFL,DPFL,FedAvg,DP-FedAvg"
         arguments = f"{BUDGET} --rounds 2 --grid method={methods} --local-steps 4 --grid constants=as_published,private"
-        covered = {name: variant.covered for name, variant in prepare(lines_of(arguments)).variants.items()}
+        covered = {name: case.covered for name, case in prepare(lines_of(arguments)).cases.items()}
         assert covered == {ALI: False, PRIVATE: True, FIXED: True, "FedAvg": False, "DP-FedAvg": True}
 
     @pytest.mark.slow
@@ -259,20 +259,20 @@ class TestStatements:
 
     def test_updates_of_whole_clients_have_a_statement_of_their_own(self):
         arguments = f"{BUDGET} --rounds 3 --num-active 2 --local-steps 2 --grid method=DP-FedAvg,FedAvg --seed 0"
-        variants = prepare(lines_of(arguments)).variants
-        privacy = variants["DP-FedAvg"].privacy
+        cases = prepare(lines_of(arguments)).cases
+        privacy = cases["DP-FedAvg"].privacy
         assert privacy is not None
         (stated,) = privacy(3)
         assert stated["neighboring_relation"] == "zero_out_client"
         assert 3.9 < stated["dp_epsilon"] <= 4.0
-        assert variants["FedAvg"].privacy is None
+        assert cases["FedAvg"].privacy is None
 
     @pytest.mark.slow
     def test_updates_of_whole_clients_run(self, tmp_path, undrawn):
         arguments = f"{BUDGET} --rounds 3 --num-active 2 --local-steps 2 --grid method=DP-FedAvg,FedAvg --seed 0"
-        variants = run(arguments, tmp_path / "run").summary()["variants"]
-        assert [row["rounds"] for row in variants.values()] == [3, 3]
-        assert [len(row["privacy"]) for row in variants.values()] == [1, 0]
+        cases = run(arguments, tmp_path / "run").summary()["cases"]
+        assert [row["rounds"] for row in cases.values()] == [3, 3]
+        assert [len(row["privacy"]) for row in cases.values()] == [1, 0]
 
 
 class TestSteps:
@@ -301,7 +301,7 @@ class TestSteps:
 
 
 def _sizes(line):
-    data_of = line.point.clients.data(line.point.data)
+    data_of = line.config.clients.data(line.config.data)
     return np.concatenate([data_of(seed).sizes for seed in line.seeds]).tolist()
 
 
@@ -312,5 +312,5 @@ def test_the_papers_accuracies_stand_beside_those_of_a_run(finished, tmp_path, m
     write_paper(Finished(place, finished.summary(), lines_of(RUN), None))
     with open(tmp_path / "paper.csv", encoding="utf-8") as file:
         (row,) = csv.DictReader(file)
-    assert (row["variant"], float(row["paper"])) == (FIXED, 0.125)
-    assert float(row["test_accuracy"]) == finished.summary()["variants"][FIXED]["test_accuracy"]["mean"]
+    assert (row["case"], float(row["paper"])) == (FIXED, 0.125)
+    assert float(row["test_accuracy"]) == finished.summary()["cases"][FIXED]["test_accuracy"]["mean"]

@@ -37,7 +37,7 @@ def test_exit_code_table_and_files_say_whether_the_claim_is_violated(mistake, na
     assert verdict in printed
     assert "zero out one sample" in printed
     assert ("Run with a mistake" in printed) == bool(mistake)
-    row = json.loads((out / "summary.json").read_text())["variants"]["PrivSGP"]
+    row = json.loads((out / "summary.json").read_text())["cases"]["PrivSGP"]
     (claim,) = row["privacy"]
     assert claim["bound"] == "proven"
     assert claim["neighboring_relation"] == "zero_out"
@@ -66,7 +66,7 @@ def test_a_table_of_gradients_hides_neither(mistake, tmp_path):
     options, names = MISTAKES[mistake]
     out = tmp_path / "run"
     assert main(EXPERIMENT, [*TINY, "--method", "PrivSGP-VR", *options, "--out", str(out)]) == 1
-    checks = json.loads((out / "summary.json").read_text())["variants"]["PrivSGP-VR"]["audit"]["checks"]
+    checks = json.loads((out / "summary.json").read_text())["cases"]["PrivSGP-VR"]["audit"]["checks"]
     assert {check["name"] for check in checks if check["refuted"]} >= names
 
 
@@ -96,7 +96,7 @@ def test_methods_with_a_server_are_audited(method, mistake, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert ("VIOLATED" in printed) == bool(mistake)
     assert relation in printed
-    row = json.loads((out / "summary.json").read_text())["variants"][method]
+    row = json.loads((out / "summary.json").read_text())["cases"][method]
     (claim,) = row["privacy"]
     assert 0.99 < claim["dp_epsilon"] <= 1.0
     assert claim["neighboring_relation"] == row["audit"]["neighboring_relation"]
@@ -162,9 +162,9 @@ def test_lines_and_seeds_share_the_significance_and_claims_are_rounded_up(tmp_pa
         (method, error, seed) for method in ("PrivSGP", "DP2-SGD") for error in (1, 2) for seed in (0, 1)
     ]
     assert all(row["dp_epsilon_lower_bound"] == 0.9999 > row["proven_dp_epsilon"] - 0.001 for row in rows)
-    variants = json.loads((out / "summary.json").read_text())["variants"]
-    assert list(variants) == [row["variant"] for row in rows]
-    assert "DP2-SGD, noise error 2, seed 1" in variants
+    cases = json.loads((out / "summary.json").read_text())["cases"]
+    assert list(cases) == [row["case"] for row in rows]
+    assert "DP2-SGD, noise error 2, seed 1" in cases
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()])

@@ -54,7 +54,7 @@ class TestExitCodes:
     def test_finished(self):
         requests = []
         assert toy(lambda asked: requests.append(asked) or 0, "--rounds", "2", "--preset", "figure_1") == 0
-        assert (requests[0].preset, requests[0].point.learning.rounds) == ("figure_1", 2)
+        assert (requests[0].preset, requests[0].config.learning.rounds) == ("figure_1", 2)
 
     @pytest.mark.parametrize(
         ("error", "code", "line"),

@@ -17,23 +17,23 @@ KEY = jax.random.key(0)
 
 
 def asked(name, **changes):
-    """The first line's point of a small run."""
+    """The first row's configuration of a small run."""
     return request(EXPERIMENTS[name], {**small(EXPERIMENTS[name]), **changes})
 
 
 def round_of(name, dtype):
     """The lowered program of a round of the first line."""
-    lines = asked(name, compute_dtype=dtype).lines
+    lines = asked(name, compute_dtype=dtype).rows
     prepare = EXPERIMENTS[name].prepare
     if prepare is None:
-        point = next(iter(lines.values())).point
-        method = METHODS[point.learning.method]
-        task, data, _ = method.add_canaries(point, *point.problem())
-        algorithm = method.learner(point, task, 1.0).algorithm
+        config = next(iter(lines.values())).config
+        method = METHODS[config.learning.method]
+        task, data, _ = method.add_canaries(config, *config.problem())
+        algorithm = method.learner(config, task, 1.0).algorithm
     else:
-        variant = next(iter(prepare(lines).variants.values()))
-        algorithm = variant.algorithm({number: jnp.float32(value) for number, value in variant.numbers.items()})
-        data = variant.data(variant.seeds[0])
+        case = next(iter(prepare(lines).cases.values()))
+        algorithm = case.algorithm({number: jnp.float32(value) for number, value in case.numbers.items()})
+        data = case.data(case.seeds[0])
     state = jax.eval_shape(algorithm.init, KEY, data)
     return jax.jit(algorithm.round).lower(KEY, state, data).as_text()
 
@@ -55,7 +55,7 @@ def test_it_reaches_the_program(name):
 @pytest.mark.parametrize("name", [name for name in WITH_MODEL if EXPERIMENTS[name].prepare is not None])
 def test_random_numbers_are_those_of_before_in_float32_and_others_in_bfloat16(name):
     """A difference of two published runs with the same noise would tell gradients without noise."""
-    before, after = (identity(asked(name, compute_dtype=dtype).point) for dtype in ("float32", "bfloat16"))
+    before, after = (identity(asked(name, compute_dtype=dtype).config) for dtype in ("float32", "bfloat16"))
     assert "compute_dtype" not in before
     assert after == {**before, "compute_dtype": "bfloat16"}
 
@@ -63,5 +63,5 @@ def test_random_numbers_are_those_of_before_in_float32_and_others_in_bfloat16(na
 @pytest.mark.parametrize("name", WITH_MODEL)
 def test_both_types_make_two_lines_of_a_grid(name):
     kept = small(EXPERIMENTS[name])
-    lines = request(EXPERIMENTS[name], kept, ({"compute_dtype": ("float32", "bfloat16")},)).lines
+    lines = request(EXPERIMENTS[name], kept, ({"compute_dtype": ("float32", "bfloat16")},)).rows
     assert {line.settings["compute_dtype"] for line in lines.values()} == {"float32", "bfloat16"}

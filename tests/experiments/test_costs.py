@@ -93,8 +93,8 @@ def test_totals_are_those_of_the_devices_and_links_of_the_options(finished, tmp_
 def test_costs_that_nothing_counts_are_refused():
     """The point has no devices and links."""
     line = EXPERIMENTS["spanning_tree"].base
-    lines, variants = {"A": type("Line", (), {"point": line})}, {"A": SimpleNamespace(ledger=None)}
+    lines, cases = {"A": type("Row", (), {"config": line})}, {"A": SimpleNamespace(ledger=None)}
     for x in ("seconds", "joules", "operations"):
         with pytest.raises(ArgumentError, match=rf"^x: must be what the run counts; got {x} without"):
-            with_ledgers(variants, lines, x)  # pyright: ignore
-    assert with_ledgers(variants, lines, "bits") == variants  # pyright: ignore
+            with_ledgers(cases, lines, x)  # pyright: ignore
+    assert with_ledgers(cases, lines, "bits") == cases  # pyright: ignore

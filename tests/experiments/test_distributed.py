@@ -39,7 +39,7 @@ def test_process_0_alone_writes_and_tells_and_the_run_goes_on_nowhere_twice(tmp_
     assert [row["status"] for row in read_results(tmp_path / "run")] == ["finished"] * 2
     assert (tmp_path / "run" / "plots" / "training.png").exists()
     before = run_bytes(tmp_path / "run")
-    assert [code for code, _ in both(tmp_path / "run", *EIGHT, "--resume", "--shard", "points")] == [0, 0]
+    assert [code for code, _ in both(tmp_path / "run", *EIGHT, "--resume", "--shard", "lanes")] == [0, 0]
     assert run_bytes(tmp_path / "run") == before
 
 

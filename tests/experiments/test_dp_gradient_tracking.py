@@ -43,7 +43,7 @@ STRICT |= {"distribution": "gaussian", "assume_bounded": True}
 def prepared(changes, **axes):
     """Prepare a run from options and axes of one option each."""
     grid = tuple({name: values} for name, values in axes.items())
-    return prepare(request(EXPERIMENT, changes, grid).lines)
+    return prepare(request(EXPERIMENT, changes, grid).rows)
 
 
 def schedule_of(scheme, num_rounds=6):
@@ -73,7 +73,7 @@ def finished(tmp_path_factory):
 class TestFinishedRun:
     def test_measures_what_the_theory_bounds(self, finished):
         lines = run_lines(finished[0])
-        assert {line["variant"] for line in lines} == set(SCHEMES)
+        assert {line["case"] for line in lines} == set(SCHEMES)
         for line in lines:
             assert line["gradient_norm_squared_average_model"] > 0
             assert 0 <= line["train_accuracy_average_model"] <= 1
@@ -93,11 +93,11 @@ class TestFinishedRun:
 
         unsent = np.where(np.arange(7) < 6, schedule.tracker_noise_scale, np.inf)  # y~_6 is not sent
         sent = schedule._replace(tracker_noise_scale=unsent)
-        line = request(EXPERIMENT, TINY, ({"seed": (0, 1)},)).lines[scheme]
-        sizes = np.min([line.point.agents.data(line.point.data)(seed).sizes for seed in (0, 1)], axis=0)
+        line = request(EXPERIMENT, TINY, ({"seed": (0, 1)},)).rows[scheme]
+        sizes = np.min([line.config.agents.data(line.config.data)(seed).sizes for seed in (0, 1)], axis=0)
         bounds = (participation_epsilon, laplace_epsilon_at_delta)
         counted = min(bound(sent, agents, num_local_samples=sizes, dp_delta=1e-5).max() for bound in bounds)
-        rows = json.loads((finished[0] / "summary.json").read_text())["variants"][scheme]["privacy"]
+        rows = json.loads((finished[0] / "summary.json").read_text())["cases"][scheme]["privacy"]
         assert [(row["bound"], row["dp_delta"]) for row in rows] == [("published", 0), ("proven", 0), ("proven", 1e-5)]
         assert rows[0]["dp_epsilon"] == pytest.approx(spent(published_sensitivities(schedule, agents)), rel=1e-9)
         assert rows[1]["dp_epsilon"] == pytest.approx(spent(proven_sensitivities(schedule, agents)), rel=1e-9)
@@ -176,15 +176,15 @@ class TestStrict:
         assert (broken.found, broken.required) == (0.001, pytest.approx(0.000521, rel=1e-3))
 
     def test_assumed_bounds_give_no_epsilon_and_no_clipping(self, tmp_path):
-        variant = prepared(STRICT, seed=(0,)).variants["DP-GT"]
-        assert variant.privacy is not None
-        published, proven = variant.privacy(6)
+        case = prepared(STRICT, seed=(0,)).cases["DP-GT"]
+        assert case.privacy is not None
+        published, proven = case.privacy(6)
         assert published["dp_epsilon"] is proven["dp_epsilon"] is None
         assert published["reason"] == "This budget is that of Laplace noise."
         assert proven["reason"].startswith("Gradients are not clipped")
-        points = {name: line.point for name, line in request(EXPERIMENT, STRICT).lines.items()}
-        assert plot_budgets(tmp_path, points) == []
-        data, key, learner = variant.data(0), jax.random.key(0), variant.algorithm({})
+        configs = {name: line.config for name, line in request(EXPERIMENT, STRICT).rows.items()}
+        assert plot_budgets(tmp_path, configs) == []
+        data, key, learner = case.data(0), jax.random.key(0), case.algorithm({})
         state = start(learner, key, data)
         assert not jax.jit(learner.round)(key, state, data)[1].clipped_fraction.any()
 
@@ -201,15 +201,15 @@ class TestPrograms:
             {**TINY, "iterations": 2000, "scheme": scheme},
             (levels, {"noise_gain": (0.1, 1.0)}, {"step_size": (0.01, 0.1)}),
         )
-        made = prepare(asked.lines)
-        assert len(made.variants) == 8
-        assert len({variant.algorithm for variant in made.variants.values()}) == 1
-        first = asked.point.settled()
+        made = prepare(asked.rows)
+        assert len(made.cases) == 8
+        assert len({case.algorithm for case in made.cases.values()}) == 1
+        first = asked.config.settled()
         scales = jax.jit(lambda numbers: lay(first, numbers)._schedule().state_noise_scale)
-        for name, variant in made.variants.items():
-            assert set(variant.numbers) == {*levels, "noise_gain", "step_size"}
-            numbers = {key: jnp.float32(value) for key, value in variant.numbers.items()}
-            exact = asked.lines[name].point.schedule().state_noise_scale
+        for name, case in made.cases.items():
+            assert set(case.numbers) == {*levels, "noise_gain", "step_size"}
+            numbers = {key: jnp.float32(value) for key, value in case.numbers.items()}
+            exact = asked.rows[name].config.schedule().state_noise_scale
             np.testing.assert_allclose(scales(numbers), exact, rtol=2e-6)
 
     def test_what_a_method_does_not_use_makes_no_lines(self):
@@ -221,16 +221,16 @@ class TestPrograms:
             "graph": ("five_agents", "ring"),
         }
         grid = tuple({name: values} for name, values in axes.items())
-        lines = request(EXPERIMENT, {"scheme": "S2"}, grid).lines
-        counts = [sum(line.point.learning.method == method for line in lines.values()) for method in axes["method"]]
+        lines = request(EXPERIMENT, {"scheme": "S2"}, grid).rows
+        counts = [sum(line.config.learning.method == method for line in lines.values()) for method in axes["method"]]
         assert counts == [16, 8, 2, 4]  # all; without graph; without noise; without graph and point
         assert "DP-GT, p = 0.999, noise x 0.1, gradient at state, five_agents" in lines
         assert {"ternary-states, gradient at state", "noisy-outputs, p = 0.9999, noise x 0.2"} < set(lines)
 
     def test_schemes_have_noise_of_their_own(self):
-        lines = request(EXPERIMENT, {}, ({"noise_exponent": (0.1, 0.2)},)).lines
+        lines = request(EXPERIMENT, {}, ({"noise_exponent": (0.1, 0.2)},)).rows
         assert list(lines) == ["DP-GT, S1, p = 0.1", "DP-GT, S2", "DP-GT, S1, p = 0.2"]
-        assert list(request(EXPERIMENT, {"scheme": "S1"}).lines) == ["DP-GT"]
+        assert list(request(EXPERIMENT, {"scheme": "S1"}).rows) == ["DP-GT"]
 
 
 METHODS = ("noisy-states", "noisy-quantized-states", "ternary-states", "quantized-states", "noisy-outputs")
@@ -247,9 +247,9 @@ class TestEveryMethod:
     """Scheme (S2) with K = 4, gradients at the agents' own states: what would be stated after all K + 1 broadcasts."""
 
     def test_gradients_at_the_own_state_have_a_reconstructed_epsilon_alone(self, made):
-        assert {variant.num_rounds for variant in made.variants.values()} == {5}
-        for method, variant in made.variants.items():
-            published, *proven = variant.privacy(5)
+        assert {case.num_rounds for case in made.cases.values()} == {5}
+        for method, case in made.cases.items():
+            published, *proven = case.privacy(5)
             assert published["bound"] == "reconstructed"
             if method == "noisy-outputs":  # its own state is known to all
                 assert published["dp_epsilon"] == proven[0]["dp_epsilon"] > 0
@@ -260,7 +260,7 @@ class TestEveryMethod:
 
     def test_epsilons_of_perturbed_states_and_outputs(self, made):
         """d_{k+1} = 0.9 d_k + 0.1 C / m and d_k = 0.1 C / m with C / m = 10, over scales 0.003 p^4, k = 0, ..., 4."""
-        spent = {name: variant.privacy(5)[0]["dp_epsilon"] for name, variant in made.variants.items()}
+        spent = {name: case.privacy(5)[0]["dp_epsilon"] for name, case in made.cases.items()}
         scale = 0.003 * (0.99959 + 0.00001) ** 4  # of agent 0, the smallest
         changes = [0.0]
         for _ in range(4):
@@ -272,7 +272,7 @@ class TestEveryMethod:
     def test_quantization_alone_gives_a_delta(self, made):
         """A change of 1 in x^1 is beyond a step of 0.5 and of 1."""
         for name in ("ternary-states", "quantized-states"):
-            published = made.variants[name].privacy(5)[0]
+            published = made.cases[name].privacy(5)[0]
             assert (published["dp_epsilon"], published["dp_delta"]) == (None, 1.0)
             assert "delta reaches 1 with broadcast 1" in published["reason"]
 
@@ -282,8 +282,8 @@ class TestEveryMethod:
         assert not any("beta" in text for text in made.description)
 
     def test_budgets_are_drawn(self, tmp_path):
-        lines = request(EXPERIMENT, OWN, ({"method": METHODS},)).lines
-        (path,) = plot_budgets(tmp_path, {name: line.point for name, line in lines.items()})
+        lines = request(EXPERIMENT, OWN, ({"method": METHODS},)).rows
+        (path,) = plot_budgets(tmp_path, {name: line.config for name, line in lines.items()})
         assert path.stat().st_size > 5000
 
 

@@ -18,7 +18,7 @@ from run_files import run_lines
 
 from experiments.dzofl import EXPERIMENT
 from experiments.dzofl.costs import published_ledger
-from experiments.dzofl.options import Point
+from experiments.dzofl.options import Configuration
 from jaxfl import channel
 from jaxfl.frame import main, programs
 from jaxfl.frame.command_line import parse
@@ -30,9 +30,9 @@ RUN = f"{SMALL} --rounds 4 --seeds 0 1 --radius-m 900"
 MICRO, SLOT = 1e6, 0.125e-3
 
 
-def points(arguments: str) -> dict[str, Point]:
-    """The points that a command line asks for."""
-    return {name: line.point for name, line in parse(EXPERIMENT, shlex.split(arguments))[0].lines.items()}
+def configs(arguments: str) -> dict[str, Configuration]:
+    """The configurations that a command line asks for."""
+    return {name: line.config for name, line in parse(EXPERIMENT, shlex.split(arguments))[0].rows.items()}
 
 
 class Ended(NamedTuple):
@@ -77,7 +77,7 @@ def assert_near(costs, published, counted):
 class TestCosts:
     def test_published_reading_is_the_papers_energy_and_counted_that_of_two_passes_over_a_batch(self, shirts):
         """23.46685 and 89.93295 uJ; of a batch 201.369 and 881.141 uJ; 10,564,722 operations a sample."""
-        zero, first = points(f"{shirts} --dataset fashion_mnist").values()
+        zero, first = configs(f"{shirts} --dataset fashion_mnist").values()
         counts = {"gradient_evaluations": [0] * 5, "forward_evaluations": [20] * 5}
         nothing = {"bits_sent": np.zeros(5), "bits_received": np.zeros(5)}
         passes = {name: np.array(values) for name, values in counts.items()}
@@ -93,7 +93,7 @@ class TestCosts:
 
     def test_a_lost_update_is_sent_again_at_the_cost_of_airtime(self, finished):
         """1 / p times as long in the mean; the joules are those of sending for so long."""
-        zero, first = points(RUN).values()
+        zero, first = configs(RUN).values()
         radio, success = channel.Radio(), first.success()
         num_params = 64 * 4 + 4 + 5 * 2
         airtime = channel.airtime_seconds(16 * num_params, success, radio)
@@ -104,16 +104,16 @@ class TestCosts:
         assert float(of_first.joules) == pytest.approx(joules, abs=5 * 0.2 * SLOT)
         of_zero = zero.ledger().of_round({**counts, "bits_sent": np.full(5, 16.0)})
         assert float(of_zero.simulated_seconds) == pytest.approx(SLOT)  # never sent again
-        rows = {row["variant"]: row for row in finished.table("costs.csv") if row["reading"] == "counted"}
+        rows = {row["case"]: row for row in finished.table("costs.csv") if row["reading"] == "counted"}
         assert float(rows["FedAvg"]["sending_joules"]) == pytest.approx(float(of_first.joules), rel=1e-6)
         assert [float(rows[name]["bits"]) for name in METHODS] == [16, 16 * num_params]
 
     def test_costs_of_rounds_add_up_to_the_runs(self, finished):
-        totals = {row["variant"]: row for row in read_results(finished.folder)}
+        totals = {row["case"]: row for row in read_results(finished.folder)}
         for row in finished.table("costs.csv"):
             if row["reading"] == "counted":
-                assert float(row["run_joules"]) == pytest.approx(totals[row["variant"]]["total_joules"], rel=1e-6)
-                seconds = totals[row["variant"]]["total_simulated_seconds"]
+                assert float(row["run_joules"]) == pytest.approx(totals[row["case"]]["total_joules"], rel=1e-6)
+                seconds = totals[row["case"]]["total_simulated_seconds"]
                 assert float(row["run_seconds"]) == pytest.approx(seconds, rel=1e-6)
         assert "costs.png" in finished.printed
 
@@ -137,13 +137,13 @@ class TestCosts:
 
 class TestLinks:
     def test_a_device_arrives_as_often_as_its_distance_says(self):
-        (point,) = points("--method DZOFL --uplink-bits-per-second 8e6 --transmit-dbm 20 --placement-seed 3").values()
+        (config,) = configs("--method DZOFL --uplink-bits-per-second 8e6 --transmit-dbm 20 --placement-seed 3").values()
         places = channel.disc_positions(jax.random.key(3), 10)
         radio = channel.Radio(bits_per_second=8e6, power_dbm=20.0)
         expected = channel.success_probability(jnp.linalg.norm(places, axis=1), radio)
-        np.testing.assert_array_equal(point.success(), expected)
-        data = point.clients.data(point.data)(0)
-        algorithm, key = point.algorithm(), jax.random.key(0)
+        np.testing.assert_array_equal(config.success(), expected)
+        data = config.clients.data(config.data)(0)
+        algorithm, key = config.algorithm(), jax.random.key(0)
         state = algorithm.init(key, data)
 
         @jax.jit
@@ -169,8 +169,8 @@ class TestLinks:
     @pytest.mark.quick_cases(1)
     def test_quantizers_send_their_bits_both_ways(self, quantizer, bits):
         own = "--quantizer-bits 6 --quantizer-limit 2" if quantizer == "dithered" else ""
-        (point,) = points(f"--method DZOFL --quantizer {quantizer} {own} --num-directions 3").values()
-        data, algorithm, key = point.clients.data(point.data)(0), point.algorithm(), jax.random.key(0)
+        (config,) = configs(f"--method DZOFL --quantizer {quantizer} {own} --num-directions 3").values()
+        data, algorithm, key = config.clients.data(config.data)(0), config.algorithm(), jax.random.key(0)
         info = jax.jit(algorithm.round)(key, algorithm.init(key, data), data)[1]
         assert info.bits_sent.tolist() == info.bits_received.tolist() == [3 * bits] * 10
 
@@ -181,10 +181,10 @@ def test_numbers_that_may_be_traced_share_a_program():
         "noise_dbm_per_hz=-174,-170 path_loss_db=120,130 path_loss_exponent=3,4 uplink_bits_per_second=2e6,3e6"
     )
     asked, _ = parse(EXPERIMENT, shlex.split(f"--method DZOFL --quantizer dithered --grid {axes}"))
-    (first, numbers), (second, _) = programs(asked.lines, Point.algorithm).values()
+    (first, numbers), (second, _) = programs(asked.rows, Configuration.algorithm).values()
     assert first is second
     assert set(numbers) == {pair.partition("=")[0] for pair in axes.split()}
-    (left, right) = (line.point for line in asked.lines.values())
+    (left, right) = (line.config for line in asked.rows.values())
     assert not np.allclose(left.success(), right.success())
 
 

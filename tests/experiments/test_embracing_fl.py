@@ -12,14 +12,14 @@ from helpers import leave_undrawn
 from run_files import run_lines
 
 from experiments.embracing_fl import EXPERIMENT, methods, networks, options
-from experiments.embracing_fl.options import Point
+from experiments.embracing_fl.options import Configuration
 from experiments.embracing_fl.prepare import prepare
 from jaxfl.data import from_arrays
 from jaxfl.frame import main
 from jaxfl.frame.command_line import parse
 
 TINY = "--rounds 4 --evaluate-every 2 --hidden 6 5 --local-steps 2 --batch-size 4 --quiet".split()
-VARIANTS = ("case 9 embracing", "case 9 width_reduction", "2 strong fed_avg")
+CASES = ("case 9 embracing", "case 9 width_reduction", "2 strong fed_avg")
 
 
 def run(arguments):
@@ -30,13 +30,13 @@ def run(arguments):
     return code, printed.getvalue()
 
 
-def points(arguments):
-    """Line -> point."""
-    return {name: line.point for name, line in parse(EXPERIMENT, arguments.split())[0].lines.items()}
+def configs(arguments):
+    """Name -> configuration."""
+    return {name: line.config for name, line in parse(EXPERIMENT, arguments.split())[0].rows.items()}
 
 
 def summary_of(folder):
-    return json.loads((folder / "summary.json").read_text())["variants"]
+    return json.loads((folder / "summary.json").read_text())["cases"]
 
 
 @pytest.fixture(scope="module")
@@ -50,17 +50,17 @@ def finished(tmp_path_factory):
 
 class TestFinishedRun:
     def test_summary_has_what_clients_cost(self, finished):
-        variants = summary_of(finished[0])
-        assert tuple(variants) == VARIANTS
+        cases = summary_of(finished[0])
+        assert tuple(cases) == CASES
         strong, whole, last = 64 * 6 + 6 + 6 * 5 + 5 + 5 * 10 + 10, 6 + 5 + 10, 5 * 10 + 10
-        row = variants["case 9 embracing"]
+        row = cases["case 9 embracing"]
         assert row["clients"] == {"strong": 2, "moderate": 4, "weak": 10}
         assert row["trained_params"] == {"strong": strong, "moderate": 95, "weak": last}
         assert row["capacity"]["weak"] == pytest.approx((last + 10) / (strong + whole), rel=1e-12)
         assert row["capacity"]["average"] == pytest.approx((2 * 1.0 + 4 * 0.22 + 10 * 0.14) / 16, rel=1e-12)
         assert set(row["device_seconds_per_round"]["weak"]) == {"forward", "backward", "io", "communication"}
-        assert variants["2 strong fed_avg"]["clients"] == {"strong": 2, "moderate": 0, "weak": 0}
-        assert list(variants["2 strong fed_avg"]["trained_params"]) == ["strong"]
+        assert cases["2 strong fed_avg"]["clients"] == {"strong": 2, "moderate": 0, "weak": 0}
+        assert list(cases["2 strong fed_avg"]["trained_params"]) == ["strong"]
 
     def test_summary_has_bits_of_the_whole_model_down_and_of_blocks_up(self, finished):
         costs = summary_of(finished[0])["case 9 embracing"]["costs"]
@@ -72,7 +72,7 @@ class TestFinishedRun:
         for name, row in summary_of(finished[0]).items():
             assert row["target_accuracy"] == 0.05
             for seed, reached in enumerate(row["rounds_to_target"]["per_seed"]):
-                of_lane = [line for line in lines if (line["variant"], line["seed"]) == (name, seed)]
+                of_lane = [line for line in lines if (line["case"], line["seed"]) == (name, seed)]
                 before = [line for line in of_lane if reached is None or line["round"] < reached]
                 assert all(line["test_accuracy"] < 0.05 for line in before)
                 assert reached is None or of_lane[len(before)]["test_accuracy"] >= 0.05
@@ -111,23 +111,23 @@ class TestFinishedRun:
 @pytest.mark.quick_cases(1)
 def test_methods_build_with_models(method, model, monkeypatch):
     """Traced, not compiled: a round keeps the state's structure, and the full task evaluates it."""
-    (point,) = points(f"--method {method} --model {model}").values()
+    (config,) = configs(f"--method {method} --model {model}").values()
     inputs = np.zeros((64, 12), np.int32) if "bilstm" in model else np.zeros((64, 8, 8, 1), np.float32)
     dataset = from_arrays(inputs, np.arange(64) % 2, inputs[:2], [0, 1])
-    monkeypatch.setattr(Point, "problem", lambda self: networks.problem_of(dataset, self.network.model))
-    indices = jnp.arange(64).reshape(16, 4)[: sum(point.counts)]
-    data = point.clients.data(point.data, sum(point.counts), (0,))(0)
+    monkeypatch.setattr(Configuration, "problem", lambda self: networks.problem_of(dataset, self.network.model))
+    indices = jnp.arange(64).reshape(16, 4)[: sum(config.counts)]
+    data = config.clients.data(config.data, sum(config.counts), (0,))(0)
     data = data._replace(
         inputs=jnp.asarray(inputs), labels=jnp.arange(64) % 2, indices=indices, sizes=data.sizes * 0 + 4
     )
-    algorithm, key = point.algorithm(), jax.eval_shape(lambda: jax.random.key(0))
+    algorithm, key = config.algorithm(), jax.eval_shape(lambda: jax.random.key(0))
     before = jax.eval_shape(lambda k: algorithm.init(k, data), key)
     after, _ = jax.eval_shape(algorithm.round, key, before, data)
     assert jax.tree.map(lambda leaf: leaf.shape, after) == jax.tree.map(lambda leaf: leaf.shape, before)
     node = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), jax.eval_shape(algorithm.node_params, before)
     )
-    assert set(jax.eval_shape(point.task().metrics, node, inputs[:2], np.array([0, 1]))) == {"loss", "accuracy"}
+    assert set(jax.eval_shape(config.task().metrics, node, inputs[:2], np.array([0, 1]))) == {"loss", "accuracy"}
 
 
 @pytest.mark.slow
@@ -135,10 +135,10 @@ def test_weak_clients_of_the_lstm_train_a_task_of_their_own(monkeypatch):
     """Both tasks have the same losses, with other gradients of the LSTM; moderate clients train the common one."""
     given = {}
     monkeypatch.setattr(options, "embracing", lambda task, **options: given.update(options, task=task))
-    monkeypatch.setattr(Point, "problem", lambda self: networks.Problem((12,), 2))
+    monkeypatch.setattr(Configuration, "problem", lambda self: networks.Problem((12,), 2))
     small = "--frozen-words 5 --embedding-features 3 --units 2 --dropout 0"
-    (point,) = points(f"--model bilstm --method embracing {small}").values()
-    point.algorithm()
+    (config,) = configs(f"--model bilstm --method embracing {small}").values()
+    config.algorithm()
     common, moderate, weak = given["class_tasks"]
     assert common is moderate is given["task"]
     params = common.init(jax.random.key(0))
@@ -154,34 +154,32 @@ def test_static_statistics_are_measured_on_training_samples():
     """Only lines without tracked statistics measure them."""
     widths = "--model resnet8 --resnet-widths 5 6 7 --calibration-samples 70"
     grids = "--grid method=embracing,width_reduction --grid batch_norm=static,global"
-    lines = parse(EXPERIMENT, f"{widths} {grids}".split())[0].lines
-    for name, variant in prepare(lines).variants.items():
-        assert list(variant.measures) == (["test"] if name.endswith(", static") else [])
-        for measure in variant.measures.values():
-            _, calibration = measure.prepare(jax.random.key(0), variant.data(0))
+    lines = parse(EXPERIMENT, f"{widths} {grids}".split())[0].rows
+    for name, case in prepare(lines).cases.items():
+        assert list(case.measures) == (["test"] if name.endswith(", static") else [])
+        for measure in case.measures.values():
+            _, calibration = measure.prepare(jax.random.key(0), case.data(0))
             assert int(calibration.weights.sum()) == 70
 
 
 def test_step_sizes_share_a_program_and_cases_do_not():
-    prepared = prepare(
-        parse(EXPERIMENT, "--method embracing --grid case=7,9 --grid step_size=0.1,0.2".split())[0].lines
-    )
-    variants = list(prepared.variants.values())
-    assert [variant.numbers for variant in variants] == [{"step_size": 0.1}, {"step_size": 0.2}] * 2
-    assert variants[0].algorithm is variants[1].algorithm is not variants[2].algorithm
+    prepared = prepare(parse(EXPERIMENT, "--method embracing --grid case=7,9 --grid step_size=0.1,0.2".split())[0].rows)
+    cases = list(prepared.cases.values())
+    assert [case.numbers for case in cases] == [{"step_size": 0.1}, {"step_size": 0.2}] * 2
+    assert cases[0].algorithm is cases[1].algorithm is not cases[2].algorithm
     for name in ("data", "task", "test"):
-        assert getattr(variants[0], name) is getattr(variants[1], name)
+        assert getattr(cases[0], name) is getattr(cases[1], name)
 
 
 def test_all_seeds_run_the_same_programs():
     """Index tables of different partitions are padded to one length; sizes stay their own."""
-    lines = parse(EXPERIMENT, [])[0].lines
-    variants = prepare(lines).variants
-    first, second = (variants["case 9 embracing"].data(seed) for seed in (0, 1))
+    lines = parse(EXPERIMENT, [])[0].rows
+    cases = prepare(lines).cases
+    first, second = (cases["case 9 embracing"].data(seed) for seed in (0, 1))
     assert first.indices.shape == second.indices.shape
     assert first.sizes.tolist() != second.sizes.tolist()
-    assert variants["2 strong fed_avg"].data(0).sizes.tolist() == first.sizes[:2].tolist()
-    assert variants["case 9 embracing"].data is variants["case 9 width_reduction"].data
+    assert cases["2 strong fed_avg"].data(0).sizes.tolist() == first.sizes[:2].tolist()
+    assert cases["case 9 embracing"].data is cases["case 9 width_reduction"].data
 
 
 def test_the_step_size_falls_after_its_rounds():

@@ -13,9 +13,9 @@ from jaxfl.frame import flat, main
 from jaxfl.frame.command_line import parse
 
 
-def points(arguments):
-    """Line -> point."""
-    return {name: line.point for name, line in parse(EXPERIMENT, arguments.split())[0].lines.items()}
+def configs(arguments):
+    """Name -> configuration."""
+    return {name: line.config for name, line in parse(EXPERIMENT, arguments.split())[0].rows.items()}
 
 
 def made_result(method, case, accuracies, *, batch_norm="global", counts=None, active=8, target=None):
@@ -39,8 +39,8 @@ class TestWork:
 
     def of_clients(self, method):
         """Operations of each client's gradients, of what is differentiated, and of forward evaluations."""
-        (point,) = points(self.CLIENTS + method).values()
-        return [tuple(counts.macs + counts.other_operations for counts in one) for one in point.work()]
+        (config,) = configs(self.CLIENTS + method).values()
+        return [tuple(counts.macs + counts.other_operations for counts in one) for one in config.work()]
 
     def test_embracing(self):
         whole = self.FRONT + self.MIDDLE + self.LAST
@@ -66,10 +66,10 @@ class TestWork:
         arguments = (
             "--model bilstm --embedding-features 8 --units 6 --strong 1 --moderate 0 --weak 1 --frozen-words 128"
         )
-        point = next(iter(points(f"{arguments} --method embracing").values()))
+        config = next(iter(configs(f"{arguments} --method embracing").values()))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(point), "problem", lambda self: Problem((256,), 2))
-            strong, weak = point.work()
+            patch.setattr(type(config), "problem", lambda self: Problem((256,), 2))
+            strong, weak = config.work()
         assert weak.gradient.macs == strong.gradient.macs
         assert weak.forward.macs == 0, "an embedding is a table"
         np.testing.assert_allclose(weak.backward.macs, strong.backward.macs / 2, rtol=0.01)
@@ -157,10 +157,10 @@ class TestTables:
 class TestCases:
     @pytest.mark.parametrize("case", paper.CASES)
     def test_clients_of_table_3(self, case):
-        (point,) = points(f"--dataset cifar10 --method embracing --case {case}").values()
-        assert point.counts == paper.CASES[case]
-        assert sum(point.counts) == 128
-        (reduced,) = points(f"--method embracing --case {case} --nodes 32").values()
+        (config,) = configs(f"--dataset cifar10 --method embracing --case {case}").values()
+        assert config.counts == paper.CASES[case]
+        assert sum(config.counts) == 128
+        (reduced,) = configs(f"--method embracing --case {case} --nodes 32").values()
         assert tuple(4 * count for count in reduced.counts) == paper.CASES[case]
 
     @pytest.mark.parametrize(("dataset", "published"), paper.CAPACITY.items())
@@ -180,8 +180,8 @@ class TestCases:
         assert 0.45 < weak.seconds.backward / moderate.seconds.backward < 0.55
 
     def test_counts_in_place_of_cases(self):
-        compared = points("--nodes 32 --strong 4 --grid weak=0,28")
-        assert {name: point.counts for name, point in compared.items()} == {
+        compared = configs("--nodes 32 --strong 4 --grid weak=0,28")
+        assert {name: config.counts for name, config in compared.items()} == {
             "4 strong embracing": (4, 0, 0),
             "4 strong width_reduction": (4, 0, 0),
             "4 strong fed_avg": (4, 0, 0),
@@ -190,16 +190,16 @@ class TestCases:
         }
 
     def test_stratified_counts_add_up(self):
-        (point,) = points("--method embracing --sampling stratified --num-active 5").values()
-        assert point.num_active == (1, 1, 3)  # of 0.625, 1.25 and 3.125
+        (config,) = configs("--method embracing --sampling stratified --num-active 5").values()
+        assert config.num_active == (1, 1, 3)  # of 0.625, 1.25 and 3.125
 
     def test_options_win_over_those_of_a_preset_that_they_replace(self):
-        (point, _) = points("--preset table2_small --case 7 --num-active 3").values()
-        chosen = point.participation
-        assert (chosen.case, point.counts, chosen.participation_rate) == (7, (4, 0, 28), None)
+        (config, _) = configs("--preset table2_small --case 7 --num-active 3").values()
+        chosen = config.participation
+        assert (chosen.case, config.counts, chosen.participation_rate) == (7, (4, 0, 28), None)
 
     def test_targets_of_a_preset_tell_lines_of_one_case_apart(self):
-        names = list(points("--preset table7 --case 3 --method embracing"))
+        names = list(configs("--preset table7 --case 3 --method embracing"))
         assert names[0] == "case 3 embracing, target accuracy 0.8"
         assert len(names) == 7
 
@@ -214,8 +214,8 @@ class TestCosts:
             assert abs(here.capacity - there[2]) <= 0.005
 
     def test_a_client_that_trains_the_input_side_keeps_what_is_behind_it(self):
-        compared = points("--grid method=first_half,random_blocks --hidden 6 5").values()
-        half, drawn = (costs.class_costs(point, Problem((8, 8, 1), 10)) for point in compared)
+        compared = configs("--grid method=first_half,random_blocks --hidden 6 5").values()
+        half, drawn = (costs.class_costs(config, Problem((8, 8, 1), 10)) for config in compared)
         whole = 485 + 21
         assert [entry.capacity for entry in half] == pytest.approx([1.0, (390 + 35 + 21) / whole, (390 + 21) / whole])
         assert [entry.params for entry in drawn] == [485, round(485 * 2 / 3), round(485 / 3)]
@@ -233,18 +233,18 @@ class TestCosts:
 
 
 def test_a_few_rounds_of_a_preset_have_the_decays_that_fit():
-    (point,) = points("--preset table3 --case 1 --rounds 6").values()
-    assert point.steps.decay_rounds == (5,)
-    (point,) = points("--preset table3 --case 1 --rounds 1").values()
-    assert point.steps.decay_rounds == ()
+    (config,) = configs("--preset table3 --case 1 --rounds 6").values()
+    assert config.steps.decay_rounds == (5,)
+    (config,) = configs("--preset table3 --case 1 --rounds 1").values()
+    assert config.steps.decay_rounds == ()
 
 
 def made_run(folder, dataset, name="embracing_fl", evaluated=True, **changes):
     """The files of a run that has just begun."""
-    options = flat(next(iter(points("--method embracing --case 7 --rounds 5").values())))
+    options = flat(next(iter(configs("--method embracing --case 7 --rounds 5").values())))
     lines = {"case 7 embracing": {**changes, "seeds": [0]}}
     folder.mkdir()
-    content = {**options, "dataset": dataset, "lines": lines}
+    content = {**options, "dataset": dataset, "cases": lines}
     (folder / "config.json").write_text(
         json.dumps(
             {
@@ -257,7 +257,7 @@ def made_run(folder, dataset, name="embracing_fl", evaluated=True, **changes):
         )
     )
     if evaluated:
-        line = {"variant": "case 7 embracing", "seed": 0, "round": 0, "test_accuracy": 0.1}
+        line = {"case": "case 7 embracing", "seed": 0, "round": 0, "test_accuracy": 0.1}
         (folder / "passes" / "0").mkdir(parents=True)
         (folder / "passes" / "0" / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     return str(folder)

@@ -140,35 +140,35 @@ class TestFinishedRun:
         written = json.loads((finished.folder / "config.json").read_text())
         known, asked = options(type(EXPERIMENTS[finished.name].base)), finished.asked()
         saved = {name for name, option in known.items() if option.saved}
-        assert set(saved_options(asked)) == saved | {"lines"} <= set(written["config"])
+        assert set(saved_options(asked)) == saved | {"cases"} <= set(written["config"])
         assert not {name for name, option in known.items() if not option.saved} & set(written["config"])
-        lines = written["config"]["lines"]
-        assert list(lines) == list(asked.lines)
-        for name, line in asked.lines.items():
+        lines = written["config"]["cases"]
+        assert list(lines) == list(asked.rows)
+        for name, line in asked.rows.items():
             again = {**written["config"], **lines[name]}
-            expected = jsonable({key: value for key, value in flat(line.point).items() if key in saved}, "point")
+            expected = jsonable({key: value for key, value in flat(line.config).items() if key in saved}, "config")
             assert {key for key in saved if again[key] != expected[key]} <= {"node_loop"}  # what auto stands for
             assert tuple(lines[name]["seeds"]) == line.seeds
         assert (written["experiment"], written["preset"]) == (finished.name, None)
         assert {"jax", "platform", "device_kind", "git_revision"} <= set(written["environment"])
 
     def test_a_line_per_evaluation(self, finished):
-        places = [(line["variant"], line["seed"], line["round"]) for line in finished.lines()]
+        places = [(line["case"], line["seed"], line["round"]) for line in finished.lines()]
         lanes = {place[:2] for place in places}
-        assert lanes == {(name, seed) for name, line in finished.asked().lines.items() for seed in line.seeds}
+        assert lanes == {(name, seed) for name, line in finished.asked().rows.items() for seed in line.seeds}
         for lane in lanes:
             assert [place[2] for place in places if place[:2] == lane] == [0, 2, 4]
 
     def test_summary_has_the_documented_fields(self, finished):
         summary, lines = finished.summary(), finished.lines()
-        assert set(summary) >= {"experiment", "preset", "status", "seeds", "variants", "seconds", "environment"}
+        assert set(summary) >= {"experiment", "preset", "status", "seeds", "cases", "seconds", "environment"}
         assert (summary["experiment"], summary["status"], summary["seeds"]) == (finished.name, "finished", [0, 1])
-        assert list(summary["variants"]) == list(finished.asked().lines)
+        assert list(summary["cases"]) == list(finished.asked().rows)
         assert set(summary["seconds"]) == {"compile", "run", "per_round", "rounds_a_call"}
-        for name, row in summary["variants"].items():
+        for name, row in summary["cases"].items():
             assert (row["rounds"], row["rounds_per_seed"], row["status"]) == (4, [4, 4], ["finished"] * 2)
-            assert row["settings"] == jsonable(finished.asked().lines[name].settings, "settings")
-            last = [line for line in lines if (line["variant"], line["round"]) == (name, 4)]
+            assert row["settings"] == jsonable(finished.asked().rows[name].settings, "settings")
+            last = [line for line in lines if (line["case"], line["round"]) == (name, 4)]
             for cost in ("operations", "simulated_seconds", "joules"):
                 assert row["costs"][cost]["per_seed"] == [line[f"total_{cost}"] for line in last]
                 assert min(row["costs"][cost]["per_seed"]) > 0
@@ -177,23 +177,23 @@ class TestFinishedRun:
             for metric in metrics:
                 values = [line[metric] for line in last]
                 if isinstance(values[0], int):  # a count, of all rounds
-                    of_line = [line for line in lines if line["variant"] == name]
+                    of_line = [line for line in lines if line["case"] == name]
                     values = [sum(line.get(metric) or 0 for line in of_line if line["seed"] == seed) for seed in (0, 1)]
                 assert row[metric]["per_seed"] == values
                 np.testing.assert_allclose(row[metric]["mean"], np.mean(row[metric]["per_seed"]), rtol=1e-9)
                 np.testing.assert_allclose(row[metric]["std"], np.std(row[metric]["per_seed"], ddof=1), rtol=1e-9)
 
-    def test_results_have_a_row_a_variant_and_seed(self, finished):
+    def test_results_have_a_row_a_case_and_seed(self, finished):
         rows = read_results(finished.folder)
-        lines = {(line["variant"], line["seed"]): line for line in finished.lines()}  # the last ones
-        assert [(row["variant"], row["seed"]) for row in rows] == [
-            (name, seed) for name in finished.asked().lines for seed in (0, 1)
+        lines = {(line["case"], line["seed"]): line for line in finished.lines()}  # the last ones
+        assert [(row["case"], row["seed"]) for row in rows] == [
+            (name, seed) for name in finished.asked().rows for seed in (0, 1)
         ]
         for row in rows:
-            settings = finished.asked().lines[row["variant"]].settings
+            settings = finished.asked().rows[row["case"]].settings
             assert {name: str(row[name]) for name in settings} == {name: str(settings[name]) for name in settings}
             assert (row["status"], row["rounds"], row["reason"]) == ("finished", 4, None)
-            line = lines[row["variant"], row["seed"]]
+            line = lines[row["case"], row["seed"]]
             assert {name: row[name] for name in list(line)[3:]} == {name: line[name] for name in list(line)[3:]}
 
     def test_pictures(self, finished):
@@ -209,7 +209,7 @@ class TestFinishedRun:
         assert f"Run: {finished.folder}" in printed
         assert "mean ± standard deviation over 2 seeds, finished" in printed
         assert re.search(r"[\d.]+[kMG]?bit [\d.]+[mµ]?s [\d.]+[mµ]?J", printed)
-        assert all(name in printed for name in finished.asked().lines)
+        assert all(name in printed for name in finished.asked().rows)
 
 
 @pytest.fixture
@@ -320,8 +320,8 @@ class TestCommandLine:
             texts = {re.split("[ ,]", entry)[0]: without_boxes(entry) for entry in entries}
             changes = {"dataset": "mnist"} if arguments[:1] == ["--dataset"] else {}
             preset = arguments[1] if arguments[:1] == ["--preset"] else None
-            point = request(experiment, changes, (), preset).point
-            for option, value in flat(point).items():
+            config = request(experiment, changes, (), preset).config
+            for option, value in flat(config).items():
                 shown = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
                 assert re.search(rf" [A-Za-z].* \(default: {re.escape(shown)}\)", texts[flag(option)]), "what it does"
 
@@ -351,8 +351,10 @@ class TestCommandLine:
 
     def test_every_option_is_read(self, name):
         """An attribute, a key of flat options, or a keyword of a function that a choice names."""
-        point = EXPERIMENTS[name].base
-        modules = {type(getattr(point, record)).__module__ for record in vars(point)} | {f"experiments.{name}.options"}
+        config = EXPERIMENTS[name].base
+        modules = {type(getattr(config, record)).__module__ for record in vars(config)} | {
+            f"experiments.{name}.options"
+        }
         folders = {Path(str(sys.modules[module].__file__)).parent for module in modules if module in sys.modules}
         tables = [value for module in modules if module in sys.modules for value in vars(sys.modules[module]).values()]
         reads = {keyword for choice in tables if isinstance(choice, Choice) for keyword in choice.counts}
@@ -362,9 +364,9 @@ class TestCommandLine:
                     reads.add(node.attr)
                 elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
                     reads.add(str(node.slice.value))
-        records = {record: type(getattr(point, record)).__module__ for record in vars(point)}
+        records = {record: type(getattr(config, record)).__module__ for record in vars(config)}
         shared = {record for record, module in records.items() if module == "jaxfl.frame.records"}
-        known = options(type(point))  # what the frame's own records read is the frame's
+        known = options(type(config))  # what the frame's own records read is the frame's
         assert {option for option in known if known[option].record not in shared} <= reads
 
 
@@ -376,16 +378,16 @@ def test_every_preset_gives_lines_in_which_all_that_it_says_counts(name, preset)
     experiment = EXPERIMENTS[name]
     row = experiment.presets[preset]
     asked = request(experiment, {}, (), preset)
-    points = [line.point for line in asked.lines.values()]
-    flats = [flat(point) for point in points]
+    configs = [line.config for line in asked.rows.values()]
+    flats = [flat(config) for config in configs]
     varied = {option for axis in row.grid for option in axis}
-    idle = set.intersection(*(idle_options(point, values) for point, values in zip(points, flats, strict=True)))
+    idle = set.intersection(*(idle_options(config, values) for config, values in zip(configs, flats, strict=True)))
     assert not {*row.changes, *varied} & idle
     for option, value in row.changes.items():
         assert option in varied or {values[option] for values in flats} == {value}
     for option, values in ((option, values) for axis in row.grid for option, values in axis.items()):
-        known = {seed for line in asked.lines.values() for seed in line.seeds} if option == "seed" else {
-            values[option] for values in flats if option not in idle_options(points[0], values)
+        known = {seed for line in asked.rows.values() for seed in line.seeds} if option == "seed" else {
+            values[option] for values in flats if option not in idle_options(configs[0], values)
         }  # fmt: skip
         assert known <= set(values)
         assert known == set(values) or option != "seed"

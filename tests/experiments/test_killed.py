@@ -65,10 +65,10 @@ def same_end(arguments, whole, other):
     tables = [[{**row, "seconds": 0} for row in read_results(out)] for out in (whole, other)]
     assert tables[0] == tables[1]
     assert EXPERIMENT.prepare is not None
-    for name, variant in EXPERIMENT.prepare(parse(EXPERIMENT, arguments)[0].lines).variants.items():
-        for seed in variant.seeds:
-            rounds, state = restore_state(read_run(whole), name, variant, seed)
-            rounds_again, again = restore_state(read_run(other), name, variant, seed)
+    for name, case in EXPERIMENT.prepare(parse(EXPERIMENT, arguments)[0].rows).cases.items():
+        for seed in case.seeds:
+            rounds, state = restore_state(read_run(whole), name, case, seed)
+            rounds_again, again = restore_state(read_run(other), name, case, seed)
             assert rounds == rounds_again == 600
             for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(again), strict=True):
                 np.testing.assert_array_equal(a, b)

@@ -85,7 +85,7 @@ def same_end(out, whole):
         [line.rpartition(",")[0] for line in (path / "results.csv").read_text().splitlines()] for path in (out, whole)
     ]
     assert tables[0] == tables[1]
-    assert read_run(out).read_summary()["variants"] == read_run(whole).read_summary()["variants"]
+    assert read_run(out).read_summary()["cases"] == read_run(whole).read_summary()["cases"]
 
 
 def test_a_grid_in_jobs_leaves_the_same_metrics_and_results_as_in_one_process(inline, here, tmp_path):
@@ -126,10 +126,10 @@ def test_a_run_is_divided_once(inline, here, tmp_path):
 def test_a_job_that_fails_stops_no_other(here, tmp_path, monkeypatch, capsys):
     train = frame_run.train
 
-    def failing(variants, **rest):
+    def failing(cases, **rest):
         if rest.get("only") == 0:
             raise OSError("the disk is away")
-        return train(variants, **rest)
+        return train(cases, **rest)
 
     monkeypatch.setattr(frame_run, "train", failing)
     command = [*SHORT, "--out", str(tmp_path / "run"), "--launcher", "local", "--jobs", "4"]
@@ -139,12 +139,12 @@ def test_a_job_that_fails_stops_no_other(here, tmp_path, monkeypatch, capsys):
 
 
 def test_what_jobs_refuse_is_refused_and_leaves_nothing(here, tmp_path, monkeypatch, capsys):
-    def refusing(variants, **rest):
-        raise ArgumentError("variants", "must fit in memory", "they do not", "Take fewer nodes.")
+    def refusing(cases, **rest):
+        raise ArgumentError("cases", "must fit in memory", "they do not", "Take fewer nodes.")
 
     monkeypatch.setattr(frame_run, "train", refusing)
     assert main(EXPERIMENT, [*SHORT, "--out", str(tmp_path / "run"), *JOBS]) == 2
-    assert capsys.readouterr().err == "error: variants: must fit in memory; they do not. Take fewer nodes.\n"
+    assert capsys.readouterr().err == "error: cases: must fit in memory; they do not. Take fewer nodes.\n"
     assert not (tmp_path / "run").exists()
 
 

@@ -30,11 +30,11 @@ def checksums(name: str) -> dict[str, str]:
     wanted += [({"dataset": dataset}, None) for dataset in NAMES if has_data]
     for changes, preset in wanted:
         try:
-            lines = request(experiment, changes, (), preset).lines
+            lines = request(experiment, changes, (), preset).rows
         except ValueError:  # a data set that the experiment does not take
             continue
         for line_name, line in lines.items():
-            row = {"name of a line": line_name, "seeds": list(line.seeds), **flat(line.point)}
+            row = {"name of a line": line_name, "seeds": list(line.seeds), **flat(line.config)}
             for option, value in row.items():
                 values.setdefault(option, []).append([preset, changes, jsonable(value, option)])
     return {option: f"{zlib.crc32(json.dumps(each).encode()):08x}" for option, each in values.items()}

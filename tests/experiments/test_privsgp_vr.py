@@ -23,21 +23,21 @@ from jaxfl.training.pass_directory import PassDirectory
 
 def lines_of(arguments):
     """The lines that a command line asks for."""
-    return parse(EXPERIMENT, shlex.split(arguments))[0].lines
+    return parse(EXPERIMENT, shlex.split(arguments))[0].rows
 
 
 def settle(arguments, sizes):
-    """Line -> point with numbers, for nodes of these sizes."""
+    """Name -> configuration with numbers, for nodes of these sizes."""
     lines = lines_of(arguments)
-    ready = settled(lines, {name: sizes for name in lines}, lambda point: CIFAR10_CONSTANTS)
-    return {name: line.point for name, line in ready.items()}
+    ready = settled(lines, {name: sizes for name in lines}, lambda config: CIFAR10_CONSTANTS)
+    return {name: line.config for name, line in ready.items()}
 
 
-def epsilon_of(point, size, rounds):
+def epsilon_of(config, size, rounds):
     """The proven epsilon of a node with this many samples."""
-    release = release_of(point, size, point.budget.noise_std)
-    accountant = METHODS[point.learning.method].accountant
-    return privacy.epsilon(accountant, "proven", release, rounds, dp_delta=1e-5, num_nodes=point.clients.nodes)
+    release = release_of(config, size, config.budget.noise_std)
+    accountant = METHODS[config.learning.method].accountant
+    return privacy.epsilon(accountant, "proven", release, rounds, dp_delta=1e-5, num_nodes=config.clients.nodes)
 
 
 def proven(statements):
@@ -51,39 +51,39 @@ TWO = "--grid method=PrivSGP-VR,PrivSGP"
 
 class TestSpending:
     def test_noise_is_calibrated_to_the_budget(self):
-        points = settle(f"--nodes 4 {TWO} --target-epsilon 2 --iterations 50", [359, 360])
-        noise = {name: point.budget.noise_std for name, point in points.items()}
-        for point in points.values():
-            assert 1.98 < epsilon_of(point, 359, 50) <= 2.0
+        configs = settle(f"--nodes 4 {TWO} --target-epsilon 2 --iterations 50", [359, 360])
+        noise = {name: config.budget.noise_std for name, config in configs.items()}
+        for config in configs.values():
+            assert 1.98 < epsilon_of(config, 359, 50) <= 2.0
         assert 0 < noise["PrivSGP"] < noise["PrivSGP-VR"]
 
     def test_noise_on_a_grid_is_calibrated_for_its_rounding(self):
         """Noise, stop and statements count the rounding, and the released steps are those of the option."""
         axis = "--grid noise=gaussian,grid_gaussian,grid_gaussian grid_bits=12,12,14"
         asked = f"--nodes 4 --method PrivSGP-VR {axis} --iterations 50"
-        points = settle(f"{asked} --target-epsilon 2", [359]).values()
-        assert [point.grid() for point in points] == [None, privacy.Grid(12, 2410), privacy.Grid(14, 2410)]
-        for point in points:
-            assert 1.98 < epsilon_of(point, 359, 50) <= 2.0
-        plain, coarse, fine = (point.budget.noise_std for point in points)
+        configs = settle(f"{asked} --target-epsilon 2", [359]).values()
+        assert [config.grid() for config in configs] == [None, privacy.Grid(12, 2410), privacy.Grid(14, 2410)]
+        for config in configs:
+            assert 1.98 < epsilon_of(config, 359, 50) <= 2.0
+        plain, coarse, fine = (config.budget.noise_std for config in configs)
         assert plain < fine < coarse
         fixed = lines_of(f"{asked} --target-epsilon 2 --noise-std {plain}")
-        rounds = [rounds_allowed(name, line.point, line.point, [359]) or 0 for name, line in fixed.items()]
+        rounds = [rounds_allowed(name, line.config, line.config, [359]) or 0 for name, line in fixed.items()]
         assert rounds[0] == 50 > rounds[2] > rounds[1] > 0
-        stated = [proven(privacy_of(line.point, [359])(50))["dp_epsilon"] for line in fixed.values()]
+        stated = [proven(privacy_of(line.config, [359])(50))["dp_epsilon"] for line in fixed.values()]
         assert stated[0] < stated[2] < stated[1]
 
     def test_automatic_iterations_follow_equation_12(self):
         automatic = "--iterations auto --method PrivSGP-VR --bound published --step-size theory"
-        points = settle(f"{automatic} --grid target_epsilon=3,1.5", [3125]).values()
-        assert [point.learning.iterations for point in points] == [3120, 780]
-        assert [point.learning.step_size for point in points] == [(16 / 3120) ** 0.5, (16 / 780) ** 0.5]
-        assert [point.run.evaluate_every for point in points] == [78, 19]
+        configs = settle(f"{automatic} --grid target_epsilon=3,1.5", [3125]).values()
+        assert [config.learning.iterations for config in configs] == [3120, 780]
+        assert [config.learning.step_size for config in configs] == [(16 / 3120) ** 0.5, (16 / 780) ** 0.5]
+        assert [config.run.evaluate_every for config in configs] == [78, 19]
 
     def test_a_table_of_batches_is_accounted_by_its_entries(self):
         """Each sample adds its share of the entry: clip norm times entries over samples."""
-        points = settle(f"--nodes 4 --table per_batch --entry-size 10 --batch-size 2 --noise-std 0.1 {TWO}", [355])
-        vr, plain = (release_of(point, 355, 0.1) for point in points.values())
+        configs = settle(f"--nodes 4 --table per_batch --entry-size 10 --batch-size 2 --noise-std 0.1 {TWO}", [355])
+        vr, plain = (release_of(config, 355, 0.1) for config in configs.values())
         assert (vr.estimator, vr.batch_size, vr.num_entries, vr.entry_size) == ("saga", 2, 36, 10)
         assert vr.clip_norm == pytest.approx(2.0 * 36 / 355)
         assert (plain.estimator, plain.batch_size, plain.num_entries, plain.clip_norm) == ("mini_batch", 20, 355, 2.0)
@@ -96,19 +96,19 @@ class TestSpending:
         """Uneven nodes, three seeds, every method; with a table of batches the smallest node is not the worst one."""
         sizes = [287, 288, 328, 329, 400] * 3
         options = f"{options} --nodes 5 --batch-size 2 --iterations 20 --target-epsilon 2"
-        for point in settle(options, sizes).values():
-            main_statement = proven(privacy_of(point, sizes)(20))
+        for config in settle(options, sizes).values():
+            main_statement = proven(privacy_of(config, sizes)(20))
             assert 1.9 < main_statement["dp_epsilon"] <= 2.0
             assert main_statement["nodes"] == 5
         for name, line in lines_of(f"{options} --noise-std 1.5").items():
-            rounds = rounds_allowed(name, line.point, line.point, sizes)
+            rounds = rounds_allowed(name, line.config, line.config, sizes)
             assert rounds is not None
-            assert proven(privacy_of(line.point, sizes)(rounds))["dp_epsilon"] <= 2.0
+            assert proven(privacy_of(line.config, sizes)(rounds))["dp_epsilon"] <= 2.0
 
     def test_an_assumed_bound_enters_the_published_epsilon_only(self):
         options = "--nodes 4 --clip-norm None --gradient-bound 10 --noise-std 0.5 --batch-size 4 --method PrivSGP-VR"
-        ((_, point),) = settle(options, [359] * 4).items()
-        published, *others = privacy_of(point, [359] * 4)(50)
+        ((_, config),) = settle(options, [359] * 4).items()
+        published, *others = privacy_of(config, [359] * 4)(50)
         assert published["bound"] == "published"
         assert published["dp_epsilon"] > 0
         assert any("assumed, not enforced" in text for text in published["assumptions"])
@@ -120,10 +120,10 @@ class TestPrepare:
         lines = lines_of(
             "--nodes 4 --hidden 4 --noise-std 0.1 --method PrivSGP --batch-size 2 --grid step_size=0.1,0.2"
         )
-        first, second = prepare(lines).variants.values()
+        first, second = prepare(lines).cases.values()
         for name in ("algorithm", "task", "test", "data"):
             assert getattr(first, name) is getattr(second, name)
-        assert [dict(variant.numbers) for variant in (first, second)] == [{"step_size": 0.1}, {"step_size": 0.2}]
+        assert [dict(case.numbers) for case in (first, second)] == [{"step_size": 0.1}, {"step_size": 0.2}]
 
     def test_a_graph_file_is_recorded_by_its_content(self, tmp_path):
         saved = []
@@ -148,14 +148,14 @@ def test_stops_when_the_budget_is_spent_and_counts_on_when_resumed(tmp_path, mon
     assert main(EXPERIMENT, [*options, "--out", str(tmp_path / "whole")]) == 0
     summary = json.loads((tmp_path / "whole" / "summary.json").read_text())
     assert summary["status"] == "budget_spent"
-    ((name, row),) = summary["variants"].items()
+    ((name, row),) = summary["cases"].items()
     rounds = row["rounds"]
     printed = " ".join(capsys.readouterr().out.split())
     stopped = f"{name}: the privacy budget was spent after {rounds} rounds, and the run stopped there"
     assert f"{stopped}: {statement_text(proven(row['privacy']))}" in printed
-    ((_, point),) = settle(" ".join(options), [359]).items()
+    ((_, config),) = settle(" ".join(options), [359]).items()
     assert 0 < rounds < 400
-    assert proven(row["privacy"])["dp_epsilon"] <= 0.5 < epsilon_of(point, 359, rounds + 1)
+    assert proven(row["privacy"])["dp_epsilon"] <= 0.5 < epsilon_of(config, 359, rounds + 1)
 
     append = PassDirectory.append
 
@@ -170,7 +170,7 @@ def test_stops_when_the_budget_is_spent_and_counts_on_when_resumed(tmp_path, mon
     monkeypatch.setattr(PassDirectory, "append", append)
     assert main(EXPERIMENT, [*resumed, "--resume"]) == 0
     again = json.loads((tmp_path / "resumed" / "summary.json").read_text())
-    assert (again["variants"], again["status"]) == (summary["variants"], "budget_spent")
+    assert (again["cases"], again["status"]) == (summary["cases"], "budget_spent")
 
 
 def test_a_run_accounted_by_another_theorem_is_not_resumed(tmp_path, capsys):
@@ -179,7 +179,7 @@ def test_a_run_accounted_by_another_theorem_is_not_resumed(tmp_path, capsys):
     assert main(EXPERIMENT, command) == 0
     path = tmp_path / "config.json"
     content = json.loads(path.read_text())
-    (kept,) = content["config"]["variants"].values()
+    (kept,) = content["config"]["settled"].values()
     theorem = kept.pop("table_theorem")
     path.write_text(json.dumps(content))
     assert main(EXPERIMENT, [*command, "--resume"]) == 2
@@ -199,9 +199,9 @@ def test_every_epsilon_has_its_bound_relation_and_delta(tmp_path, capsys, monkey
     command = [*options.split(), "--batch-size", "4", "--out", str(tmp_path / "run")]
     assert main(EXPERIMENT, command) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    variants = json.loads((tmp_path / "run" / "summary.json").read_text())["variants"]
-    assert list(variants) == list(METHODS)
-    first = {name: proven(row["privacy"])["dp_epsilon"] for name, row in variants.items()}
+    cases = json.loads((tmp_path / "run" / "summary.json").read_text())["cases"]
+    assert list(cases) == list(METHODS)
+    first = {name: proven(row["privacy"])["dp_epsilon"] for name, row in cases.items()}
     assert first["PrivSGP"] == first["DP2-SGD"] < first["A(DP)2SGD"]
     required = {
         "bound",
@@ -213,24 +213,24 @@ def test_every_epsilon_has_its_bound_relation_and_delta(tmp_path, capsys, monkey
         "assumptions",
         "reason",
     }
-    for name, point in settle(options + " --batch-size 4", [287]).items():
-        assert first[name] == pytest.approx(epsilon_of(point, 287, 4), rel=1e-9)
-        for statement in variants[name]["privacy"]:
+    for name, config in settle(options + " --batch-size 4", [287]).items():
+        assert first[name] == pytest.approx(epsilon_of(config, 287, 4), rel=1e-9)
+        for statement in cases[name]["privacy"]:
             assert set(statement) == required | ({"dp_epsilon_median_node"} if statement["dp_epsilon"] else set())
             assert statement["nodes"] == 5
             assert (statement["dp_epsilon"] is None) == (statement["reason"] is not None)
             assert f"{name}: {statement_text(statement)}" in printed
     *notes, mark = privacy_notes(tmp_path / "run")
     assert mark == "simulation: its seed is public"
-    every = [statement for row in variants.values() for statement in row["privacy"]]
+    every = [statement for row in cases.values() for statement in row["privacy"]]
     assert len(notes) == len({(s["bound"], s["neighboring_relation"]) for s in every})
     assert all("δ = 1e-05" in note and "ε" in note for note in notes)
 
 
-def start_of(point):
+def start_of(config):
     """(key, first state, data) of a settled point."""
-    key, data = jax.random.key(0), point.clients.data(point.data)(0)
-    return key, point.algorithm().init(key, data), data
+    key, data = jax.random.key(0), config.clients.data(config.data)(0)
+    return key, config.algorithm().init(key, data), data
 
 
 @pytest.mark.slow
@@ -249,14 +249,14 @@ class TestPersonalizedBudgets:
     SIZES = (287, 359, 359, 360)
     BUDGETS = (1.0, 2.0, 4.0, 8.0)
 
-    def stated(self, point, rounds):
+    def stated(self, config, rounds):
         """The first proven statement."""
-        return proven(privacy_of(point, self.SIZES)(rounds))
+        return proven(privacy_of(config, self.SIZES)(rounds))
 
     def test_noise_meets_every_nodes_own_budget(self):
         options = f"--nodes 4 {TWO} --node-epsilons 1 2 4 8 --iterations 50"
-        for point in settle(options, list(self.SIZES)).values():
-            found = self.stated(point, 50)
+        for config in settle(options, list(self.SIZES)).values():
+            found = self.stated(config, 50)
             assert found["dp_epsilon"] == max(found["node_epsilons"])
             for epsilon, budget in zip(found["node_epsilons"], self.BUDGETS, strict=True):
                 assert 0.99 * budget < epsilon <= budget
@@ -264,9 +264,11 @@ class TestPersonalizedBudgets:
     @pytest.mark.statistical
     def test_the_noise_of_each_node_is_that_of_its_option(self):
         """2,410 coordinates: a standard deviation is known to 1.4 %."""
-        (point,) = settle("--nodes 4 --node-noise 0.1 0.2 0.4 0.8 --method PrivSGP --iterations 5", self.SIZES).values()
-        key, state, data = start_of(point)
-        drawn = rows_of(point.algorithm().draw(key, state, data).noise)
+        (config,) = settle(
+            "--nodes 4 --node-noise 0.1 0.2 0.4 0.8 --method PrivSGP --iterations 5", self.SIZES
+        ).values()
+        key, state, data = start_of(config)
+        drawn = rows_of(config.algorithm().draw(key, state, data).noise)
         np.testing.assert_allclose(drawn.std(axis=1), [0.1, 0.2, 0.4, 0.8], rtol=0.07)
 
     def test_the_run_stops_when_the_first_budget_is_spent(self):
@@ -274,10 +276,10 @@ class TestPersonalizedBudgets:
         options = f"--nodes 4 --method PrivSGP --node-noise {noise} --iterations 500"
         asked = lines_of(f"{options} --node-epsilons {' '.join(map(str, budgets))}")
         (name,) = asked
-        point = settled(asked, {name: self.SIZES}, lambda point: CIFAR10_CONSTANTS)[name].point
-        rounds = rounds_allowed(name, asked[name].point, point, self.SIZES)
+        config = settled(asked, {name: self.SIZES}, lambda config: CIFAR10_CONSTANTS)[name].config
+        rounds = rounds_allowed(name, asked[name].config, config, self.SIZES)
         assert rounds is not None
         assert 0 < rounds < 500
-        within, beyond = (self.stated(point, ran)["node_epsilons"] for ran in (rounds, rounds + 1))
+        within, beyond = (self.stated(config, ran)["node_epsilons"] for ran in (rounds, rounds + 1))
         assert (np.array(within) <= budgets).all()
         assert (np.array(beyond) > budgets).any()

@@ -13,7 +13,7 @@ from run_files import run_lines
 
 from experiments.embracing_fl.networks import Problem
 from experiments.similarity import EXPERIMENT
-from experiments.similarity.options import SCHEME, Point, blocks_of
+from experiments.similarity.options import SCHEME, Configuration, blocks_of
 from jaxfl.analysis.svcca import svcca
 from jaxfl.core import Task
 from jaxfl.frame import choose, flat, main
@@ -28,14 +28,14 @@ LAYERS = ("dense_1", "dense_4")
 IMAGES = Problem((32, 32, 3), 10)
 
 
-def points(arguments):
-    """Line -> point."""
-    return {name: line.point for name, line in parse(EXPERIMENT, arguments.split())[0].lines.items()}
+def configs(arguments):
+    """Name -> configuration."""
+    return {name: line.config for name, line in parse(EXPERIMENT, arguments.split())[0].rows.items()}
 
 
-def averaged(point, scheme, problem=IMAGES):
+def averaged(config, scheme, problem=IMAGES):
     """Part of the model that a scheme averages."""
-    return choose(SCHEME, {**flat(point), "scheme": scheme})(point.network, problem)
+    return choose(SCHEME, {**flat(config), "scheme": scheme})(config.network, problem)
 
 
 @pytest.fixture(scope="module")
@@ -55,21 +55,21 @@ def finished(tmp_path_factory):
 
 def test_all_start_alike_and_what_is_averaged_stays_so(finished):
     _, lines, _ = finished
-    assert {line["variant"] for line in lines} == {"nothing", "input_side"}
+    assert {line["case"] for line in lines} == {"nothing", "input_side"}
     for line in lines:
-        started, shares = line["round"] > 0, line["variant"] == "input_side"
+        started, shares = line["round"] > 0, line["case"] == "input_side"
         for layer in LAYERS:
             largest, mean = (line[f"svcca_{statistic}_{layer}"] for statistic in ("maximum", "mean"))
             assert 0 < mean <= largest + 1e-6 <= 1 + 2e-6  # the mean of equal numbers is rounded
-            assert (mean > 0.999) == ((shares and layer == "dense_1") or not started), (line["variant"], layer)
+            assert (mean > 0.999) == ((shares and layer == "dense_1") or not started), (line["case"], layer)
         # Of three clients the parameters of the first two layers.
         assert line["total_bits_sent"] == 32 * 3 * line["round"] * (65 * 7 + 8 * 6) * shares
 
 
 def test_what_a_run_leaves(finished):
     folder, lines, printed = finished
-    row = json.loads((folder / "summary.json").read_text())["variants"]["nothing"]
-    last = [line for line in lines if line["variant"] == "nothing"][-1]
+    row = json.loads((folder / "summary.json").read_text())["cases"]["nothing"]
+    last = [line for line in lines if line["case"] == "nothing"][-1]
     assert row["svcca_maximum_dense_4"]["per_seed"] == [last["svcca_maximum_dense_4"]]
     assert {path.name for path in (folder / "plots").iterdir()} >= {"layers.png", "schemes.png", "training.png"}
     assert "60 samples over 3 clients (dirichlet 0.1), mlp of 598 parameters; compared: dense_1 dense_4" in printed
@@ -78,10 +78,10 @@ def test_what_a_run_leaves(finished):
 
 def test_the_measure_is_svcca_of_each_pair_on_test_samples():
     """Pair by pair and batch by batch; the mean over batches comes before the maximum over pairs."""
-    (point,) = points(f"{SIZES} --scheme nothing").values()
-    model, data = point.network.build(point.problem()), point.clients.data(point.data, 3, (0,))(0)
+    (config,) = configs(f"{SIZES} --scheme nothing").values()
+    model, data = config.network.build(config.problem()), config.clients.data(config.data, 3, (0,))(0)
     clients = [model.init(jax.random.key(number)) for number in range(3)]
-    measure, key = point.measures()["svcca"], jax.random.key(0)
+    measure, key = config.measures()["svcca"], jax.random.key(0)
     compared = measure.prepare(key, data)
     assert compared is measure.prepare(jax.random.key(1), data), "one array for all seeds"
     numbers = jax.jit(measure.compute)(jax.tree.map(lambda *leaves: jnp.stack(leaves), *clients), compared)
@@ -89,7 +89,7 @@ def test_the_measure_is_svcca_of_each_pair_on_test_samples():
     for layer in LAYERS:
         pairs = np.zeros((2, 3))
         for batch in range(2):
-            inputs = jnp.asarray(point.data.load().test_inputs[16 * batch : 16 * (batch + 1)])
+            inputs = jnp.asarray(config.data.load().test_inputs[16 * batch : 16 * (batch + 1)])
             outputs = [layer_outputs(model, client, inputs, [layer])[layer] for client in clients]
             pairs[batch] = [svcca(outputs[i], outputs[j]) for i, j in ((0, 1), (0, 2), (1, 2))]
         mean = pairs.mean(axis=0)
@@ -99,14 +99,14 @@ def test_the_measure_is_svcca_of_each_pair_on_test_samples():
 
 
 def test_the_papers_presets_compare_its_layers_and_share_halves(monkeypatch):
-    monkeypatch.setattr(Point, "problem", lambda self: IMAGES)
-    point = next(iter(points("--preset fig3").values()))
-    assert point.layers() == ("stem", "block_1_1", "block_1_3", "block_3_1", "block_3_3")
-    assert averaged(point, "input_side") == ("stem", "block_1_1", "block_1_2", "block_1_3", "block_2_1")
+    monkeypatch.setattr(Configuration, "problem", lambda self: IMAGES)
+    config = next(iter(configs("--preset fig3").values()))
+    assert config.layers() == ("stem", "block_1_1", "block_1_3", "block_3_1", "block_3_3")
+    assert averaged(config, "input_side") == ("stem", "block_1_1", "block_1_2", "block_1_3", "block_2_1")
     outputs = ("block_2_2", "block_2_3", "block_3_1", "block_3_2", "block_3_3", "dense")
-    assert averaged(point, "output_side") == outputs
-    assert (averaged(point, "nothing"), averaged(point, "everything")) == ((), "all")
-    part = averaged(point, "channels")
+    assert averaged(config, "output_side") == outputs
+    assert (averaged(config, "nothing"), averaged(config, "everything")) == ((), "all")
+    part = averaged(config, "channels")
     assert isinstance(part, Task)
     narrow = jax.eval_shape(part.init, jax.random.key(0))
     assert narrow["block_3_3"]["conv_2"]["kernel"].shape == (3, 3, 32, 32)
@@ -115,14 +115,14 @@ def test_the_papers_presets_compare_its_layers_and_share_halves(monkeypatch):
 @pytest.mark.parametrize("model", ["mlp", "femnist_cnn", "bilstm", "resnet20", "resnet8 --resnet-blocks 2 1 1"])
 def test_defaults_name_the_blocks_of_the_model(model, monkeypatch):
     problem = Problem((12,), 2) if model == "bilstm" else IMAGES
-    monkeypatch.setattr(Point, "problem", lambda self: problem)
-    (point,) = points(f"--model {model} --scheme channels").values()
-    blocks = point.network.task(problem).blocks
-    assert blocks_of(flat(point)) == blocks
-    assert point.sharing.first_shared == blocks[max(len(blocks) // 2, 1)]
-    ends = tuple(f"block_{stage}_{count}" for stage, count in enumerate(point.network.resnet_blocks, start=1))
-    assert point.layers() == (("stem", *ends) if model.startswith("resnet") else blocks)
-    data = point.clients.data(point.data, 8, (0,))(0)
+    monkeypatch.setattr(Configuration, "problem", lambda self: problem)
+    (config,) = configs(f"--model {model} --scheme channels").values()
+    blocks = config.network.task(problem).blocks
+    assert blocks_of(flat(config)) == blocks
+    assert config.sharing.first_shared == blocks[max(len(blocks) // 2, 1)]
+    ends = tuple(f"block_{stage}_{count}" for stage, count in enumerate(config.network.resnet_blocks, start=1))
+    assert config.layers() == (("stem", *ends) if model.startswith("resnet") else blocks)
+    data = config.clients.data(config.data, 8, (0,))(0)
     inputs = np.zeros((len(data.labels), *problem.sample_shape), np.int32 if model == "bilstm" else np.float32)
     data = data._replace(inputs=jnp.asarray(inputs), labels=jnp.zeros_like(data.labels))  # as the model takes them
-    jax.eval_shape(lambda key: point.algorithm().init(key, data), jax.random.key(0))  # its part is slices of the model
+    jax.eval_shape(lambda key: config.algorithm().init(key, data), jax.random.key(0))  # its part is slices of the model

@@ -21,15 +21,15 @@ from jaxfl.privacy.tracking import (
 )
 
 
-def point_of(**changes):
-    """One line's point; tiny runs of Scheme (S2) where nothing else is said."""
+def config_of(**changes):
+    """One row's configuration; tiny runs of Scheme (S2) where nothing else is said."""
     settings = {"iterations": 6, "batch_size": 2, "scheme": "S2", **changes}
-    return request(EXPERIMENT, settings).point
+    return request(EXPERIMENT, settings).config
 
 
 def statements(num_rounds=6, sizes=(287,) * 5, **changes):
     """Statements that the summary would hold."""
-    return privacy_of(point_of(**changes), sizes)(num_rounds)
+    return privacy_of(config_of(**changes), sizes)(num_rounds)
 
 
 class TestStatements:
@@ -49,7 +49,7 @@ class TestStatements:
             None,
             "This budget is that of Laplace noise.",
         )
-        schedule, pair = point_of(**changes).schedule(), five_agents()
+        schedule, pair = config_of(**changes).schedule(), five_agents()
         agents = TrackingAgent(2.0, pair.state_weights.sum(axis=1), pair.tracker_weights.sum(axis=0))
         scale = schedule.tracker_noise_scale
         sent = schedule._replace(tracker_noise_scale=np.where(np.arange(7) < 6, scale, np.inf))  # y~_6 is not sent
@@ -75,7 +75,7 @@ class TestStatements:
     def test_no_noise_no_epsilon_and_no_picture(self, changes, tmp_path):
         """1e-5 to the power of 100 is 0 in float64."""
         assert all(row["dp_epsilon"] is None and "no noise" in row["reason"] for row in statements(**changes))
-        assert plot_budgets(tmp_path, {"DP-GT": point_of(**changes)}) == []
+        assert plot_budgets(tmp_path, {"DP-GT": config_of(**changes)}) == []
 
     def test_self_loops_lower_epsilon(self):
         plain, loops = (statements(graph=graph)[0] for graph in ("five_agents", "five_agents_self_loops"))
@@ -85,21 +85,21 @@ class TestStatements:
 @pytest.mark.parametrize("scheme", ["S1", "S2"])
 def test_curves_end_where_the_schedule_does(scheme):
     """At k = K, with y~_K, which a run with gradients at the broadcast state does not send any more."""
-    point = point_of(scheme=scheme)
-    curve = published(point)
+    config = config_of(scheme=scheme)
+    curve = published(config)
     assert curve.shape == (7,)
     whole = statements(7, scheme=scheme, gradient_at="state")[0]
     assert curve[-1] == pytest.approx(whole["dp_epsilon"], rel=1e-9)
-    assert (proven(point) <= curve).all()
+    assert (proven(config) <= curve).all()
 
 
 def test_whole_runs_follow_the_scheme_but_for_what_was_given():
-    horizons, spent = _whole_runs(point_of(scheme="S1", iterations=40))
+    horizons, spent = _whole_runs(config_of(scheme="S1", iterations=40))
     assert (horizons[0], horizons[-1]) == (10, 40)
     for count, epsilon in ((10, spent[0]), (40, spent[-1])):
-        assert epsilon == pytest.approx(published(point_of(scheme="S1", iterations=count))[-1], rel=1e-12)
-    _, fixed = _whole_runs(point_of(scheme="S1", iterations=40, step_size=0.5))
-    alone = point_of(scheme="S1", iterations=10, step_size=0.5)
+        assert epsilon == pytest.approx(published(config_of(scheme="S1", iterations=count))[-1], rel=1e-12)
+    _, fixed = _whole_runs(config_of(scheme="S1", iterations=40, step_size=0.5))
+    alone = config_of(scheme="S1", iterations=10, step_size=0.5)
     assert fixed[0] == pytest.approx(published(alone)[-1], rel=1e-12)
 
 
@@ -115,27 +115,27 @@ def test_whole_runs_follow_the_scheme_but_for_what_was_given():
 )
 def test_rounds_until_all_is_broadcast(method, gradient_at, rounds):
     at = {} if method == "noisy-outputs" else {"gradient_at": gradient_at}
-    assert point_of(method=method, **at).num_rounds == rounds
+    assert config_of(method=method, **at).num_rounds == rounds
 
 
 @pytest.mark.parametrize("name", list(EXPERIMENT.presets))
 def test_steps_and_conditions_of_presets_are_the_papers(name):
     """Section 4.1: alpha 0.04, beta 0.005, gamma 0.05, m 53; 0.1, 0.01, 0.1, 55."""
-    for line in request(EXPERIMENT, {}, (), name).lines.values():
-        learning, noise = line.point.learning, line.point.noise
+    for line in request(EXPERIMENT, {}, (), name).rows.values():
+        learning, noise = line.config.learning, line.config.noise
         steps = (learning.state_mixing, learning.tracker_mixing, learning.step_size, learning.batch_size)
         paper = (0.04, 0.005, 0.05, 53) if learning.scheme == "S1" else (0.1, 0.01, 0.1, 55)
         assert steps == pytest.approx(paper, rel=0.01)
         if learning.method == "DP-GT":
             # With L = 1 the paper's own runs break some, but for the middle one of the levels of noise of (S1).
-            broken = broken_conditions(line.point, 1.0)
+            broken = broken_conditions(line.config, 1.0)
             assert bool(broken) == (learning.scheme == "S2" or noise.noise_exponent != 0.09)
 
 
 def test_steps_of_a_scheme_are_those_of_its_iterations():
-    assert point_of(iterations=6).learning.state_mixing == scheme_steps("S2", 6).state_mixing == 0.1
-    assert point_of(scheme="S1", iterations=50).learning.step_size == scheme_steps("S1", 50).step_size
-    assert point_of(scheme="S1", step_size=0.3).learning.step_size == 0.3
+    assert config_of(iterations=6).learning.state_mixing == scheme_steps("S2", 6).state_mixing == 0.1
+    assert config_of(scheme="S1", iterations=50).learning.step_size == scheme_steps("S1", 50).step_size
+    assert config_of(scheme="S1", step_size=0.3).learning.step_size == 0.3
 
 
 CHAIN = np.eye(4, k=-1)  # agent i hears i - 1: agent 0 reaches all
@@ -173,7 +173,7 @@ class TestPairs:
             return perturbed_gossip(task, graph=graph, **options)
 
         monkeypatch.setattr(options, "perturbed_gossip", build)
-        point_of(method="noisy-states", baseline_graph=name, nodes=4).settled().algorithm()
+        config_of(method="noisy-states", baseline_graph=name, nodes=4).settled().algorithm()
         (graph,) = taken
         matrix, named = graph.mixing_matrix(0), getattr(graphs, name)(4)
         np.testing.assert_allclose([matrix.sum(axis=0), matrix.sum(axis=1)], 1.0, atol=1e-12)

@@ -1,15 +1,15 @@
 """Options of the frame: words to values, choices by signature, grids from words, files and ranges."""
 
 import pytest
-from toy_experiment import EXPERIMENT, SHAPES, Point, ask
+from toy_experiment import EXPERIMENT, SHAPES, Configuration, ask
 
 from jaxfl.core import ArgumentError
 from jaxfl.frame import choose, flat
 from jaxfl.frame.experiment import request
-from jaxfl.frame.grid import points, sample_axis
+from jaxfl.frame.grid import configs, sample_axis
 from jaxfl.frame.options import options
 
-KNOWN = options(Point)
+KNOWN = options(Configuration)
 
 
 class TestWords:
@@ -33,8 +33,8 @@ class TestWords:
         ],
     )
     def test_values(self, arguments, expected):
-        derived = {"evaluate_every": flat(ask(arguments).point)["evaluate_every"]}
-        assert flat(ask(arguments).point) == {**flat(ask("").point), **derived, **expected}
+        derived = {"evaluate_every": flat(ask(arguments).config)["evaluate_every"]}
+        assert flat(ask(arguments).config) == {**flat(ask("").config), **derived, **expected}
 
 
 class TestChoose:
@@ -57,12 +57,12 @@ class TestChoose:
         assert says in str(caught.value)
 
     def test_an_option_that_counts_somewhere_is_taken(self):
-        lines = ask("--grid shape=square,star --corners 6").lines
-        assert [line.point.drawing.corners for line in lines.values()] == [6, 6]
+        lines = ask("--grid shape=square,star --corners 6").rows
+        assert [line.config.drawing.corners for line in lines.values()] == [6, 6]
 
 
 def values_of(request_, *names):
-    return [tuple(flat(line.point)[name] for name in names) for line in request_.lines.values()]
+    return [tuple(flat(line.config)[name] for name in names) for line in request_.rows.values()]
 
 
 class TestGrids:
@@ -108,16 +108,16 @@ class TestGrids:
         assert sample_axis(ranges, 200, 0, KNOWN) == drawn != sample_axis(ranges, 200, 1, KNOWN)
         first = sample_axis(ranges, 50, 0, KNOWN)
         assert first == {name: values[:50] for name, values in drawn.items()}
-        assert len({*ask(["--shape", "circle", "--sample", *ranges, "--num-samples", "7"]).lines}) == 7
-        assert len(ask(["--shape", "circle", "--sample", *ranges]).lines) == 10
+        assert len({*ask(["--shape", "circle", "--sample", *ranges, "--num-samples", "7"]).rows}) == 7
+        assert len(ask(["--shape", "circle", "--sample", *ranges]).rows) == 10
 
     def test_seeds_are_lanes_of_a_line(self):
         for arguments in ("--seeds 2 0", "--grid seed=2,0"):
-            lines = ask(f"{arguments} --grid rounds=1,2 --shape circle").lines
-            assert [(line.seeds, line.point.run.seed) for line in lines.values()] == [((2, 0), 2)] * 2
+            lines = ask(f"{arguments} --grid rounds=1,2 --shape circle").rows
+            assert [(line.seeds, line.config.run.seed) for line in lines.values()] == [((2, 0), 2)] * 2
 
     def test_from_python_as_from_the_command_line(self):
         grid = ({"step_size": (0.1, 0.2)}, {"rounds": (1, 2), "seed": (3, 4)})
         asked = request(EXPERIMENT, {"shape": "circle"}, grid)
-        assert asked.lines == ask("--shape circle --grid step_size=0.1,0.2 --grid rounds=1,2 seed=3,4").lines
-        assert list(points(grid))[1] == {"step_size": 0.1, "rounds": 2, "seed": 4}
+        assert asked.rows == ask("--shape circle --grid step_size=0.1,0.2 --grid rounds=1,2 seed=3,4").rows
+        assert list(configs(grid))[1] == {"step_size": 0.1, "rounds": 2, "seed": 4}

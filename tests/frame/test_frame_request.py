@@ -3,10 +3,10 @@
 from typing import cast
 
 import pytest
-from toy_experiment import EXPERIMENT, Point, ask
+from toy_experiment import EXPERIMENT, Configuration, ask
 
 from jaxfl.core import ArgumentError
-from jaxfl.frame import Line, flat, lay, programs
+from jaxfl.frame import Row, flat, lay, programs
 from jaxfl.frame.experiment import request
 
 
@@ -35,7 +35,7 @@ class TestLayers:
         ],
     )
     def test_a_later_layer_goes_before_an_earlier_one(self, arguments, names, expected):
-        flats = [flat(line.point) for line in ask(arguments).lines.values()]
+        flats = [flat(line.config) for line in ask(arguments).rows.values()]
         assert [tuple(values[name] for name in names) for values in flats] == expected
 
     def test_an_unknown_name_from_python_is_refused(self):
@@ -46,31 +46,31 @@ class TestLayers:
 class TestLines:
     def test_points_that_differ_in_idle_options_are_one_line(self):
         asked = ask("--grid shape=circle,square --grid side=1,2 --grid seed=0,1")
-        assert {name: line.seeds for name, line in asked.lines.items()} == {
+        assert {name: line.seeds for name, line in asked.rows.items()} == {
             "circle": (0, 1), "square, side 1": (0, 1), "square, side 2": (0, 1)
         }  # fmt: skip
-        assert [line.settings for line in asked.lines.values()] == [
+        assert [line.settings for line in asked.rows.values()] == [
             {"shape": "circle"}, {"shape": "square", "side": 1.0}, {"shape": "square", "side": 2.0}
         ]  # fmt: skip
 
     def test_names_hold_what_varies_in_the_form_of_the_labels(self):
-        names = list(ask(["--shape", "square", "--grid", "widths=8 4,16", "step_size=theory,0.25"]).lines)
+        names = list(ask(["--shape", "square", "--grid", "widths=8 4,16", "step_size=theory,0.25"]).rows)
         assert names == ["square, step theory, widths 8 4", "square, step 0.25, widths 16"]
         own = EXPERIMENT._replace(name_of=lambda values, varied: f"{values['rounds']} of {' '.join(varied)}")
-        assert list(request(own, {"shape": "circle"}, ({"rounds": (1, 2)},)).lines) == ["1 of rounds", "2 of rounds"]
+        assert list(request(own, {"shape": "circle"}, ({"rounds": (1, 2)},)).rows) == ["1 of rounds", "2 of rounds"]
 
     def test_what_varies_is_a_setting_and_nothing_else(self):
-        (line,) = ask("--shape circle --grid rounds=5").lines.values()
+        (line,) = ask("--shape circle --grid rounds=5").rows.values()
         assert line.settings == {}
 
     def test_a_setting_that_decides_no_result_makes_no_line(self):
-        assert list(ask("--shape circle --grid quiet=true,false").lines) == ["circle"]
+        assert list(ask("--shape circle --grid quiet=true,false").rows) == ["circle"]
 
 
 class TestPrograms:
     def groups(self, arguments):
         """The lines of each program, and the numbers of each line."""
-        built = programs(ask(arguments).lines, lambda point: point)  # the "algorithm" shows what it was built from
+        built = programs(ask(arguments).rows, lambda config: config)  # the "algorithm" shows what it was built from
         together: dict = {}
         for name, (build, numbers) in built.items():
             together.setdefault(id(build), {})[name] = (numbers, build(cast("dict", numbers)))
@@ -81,8 +81,8 @@ class TestPrograms:
         assert [numbers for numbers, _ in group.values()] == [
             {"step_size": step, "clip_norm": clip} for step in (0.1, 0.2) for clip in (1.0, 2.0)
         ]
-        for numbers, point in group.values():
-            assert (point.learning.step_size, point.learning.clip_norm) == tuple(numbers.values())
+        for numbers, config in group.values():
+            assert (config.learning.step_size, config.learning.clip_norm) == tuple(numbers.values())
 
     def test_a_number_that_all_share_is_a_constant(self):
         (group,) = self.groups("--shape circle --clip-norm 3 --grid step_size=0.1,0.2")
@@ -100,5 +100,5 @@ class TestPrograms:
         assert len(self.groups(f"{shape}--grid {axis}")) == programs_
 
     def test_a_number_that_counts_at_no_line_is_none(self):
-        idle = {name: Line(lay(Point(), {"shape": "square", "side": 1.0}), (0,), {}) for name in ("a", "b")}
-        assert [numbers for _, numbers in programs(idle, lambda point: point).values()] == [{}, {}]
+        idle = {name: Row(lay(Configuration(), {"shape": "square", "side": 1.0}), (0,), {}) for name in ("a", "b")}
+        assert [numbers for _, numbers in programs(idle, lambda config: config).values()] == [{}, {}]

@@ -66,11 +66,11 @@ def test_what_has_no_epsilon_has_a_reason_and_no_remark():
     assert caption({"VR": [without]}) == [f"{KEY}: no ε"]
 
 
-def test_a_remark_names_the_variants_it_is_on():
+def test_a_remark_names_the_cases_it_is_on():
     assert caption({"A": [ASSUMED], "B": [NONE]}) == [f"{KEY}: A: ε = 2.5 | B: no ε; assumed bound: A"]
-    assert caption({"A": [ASSUMED], "B": [PROVEN]}) == [f"{KEY}: ε = 2.5 for each variant; assumed bound: A"]
+    assert caption({"A": [ASSUMED], "B": [PROVEN]}) == [f"{KEY}: ε = 2.5 for each case; assumed bound: A"]
     many = {f"v{i}": [REFUTED if i else PROVEN] for i in range(6)}
-    assert caption(many) == [f"{KEY}: ε = 2.5 for each variant; refuted at this noise: 5 variants"]
+    assert caption(many) == [f"{KEY}: ε = 2.5 for each case; refuted at this noise: 5 cases"]
 
 
 def test_one_line_for_each_bound_relation_and_delta():
@@ -78,13 +78,13 @@ def test_one_line_for_each_bound_relation_and_delta():
     found = caption({"A": [published, PROVEN, replaced], "B": [PROVEN, {**PROVEN, "dp_delta": 1e-6}]})
     assert found == [
         "published (zero out one sample, δ = 1e-05): A: ε = 2.5",
-        f"{KEY}: ε = 2.5 for each variant",
+        f"{KEY}: ε = 2.5 for each case",
         "proven (replace one sample, δ = 1e-05): A: ε = 2.5",
         "proven (zero out one sample, δ = 1e-06): B: ε = 2.5",
     ]
 
 
-def test_of_many_variants_the_range():
+def test_of_many_cases_the_range():
     many = {f"v{i}": [{**PROVEN, "dp_epsilon": 1 + i / 1000}] for i in range(5)}
     assert caption(many) == [f"{KEY}: ε from 1 to 1.01"]
     assert caption({**many, "none": [NONE]}) == [f"{KEY}: ε from 1 to 1.01 (1 without)"]

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import orbax.checkpoint
 from run_files import run_bytes
-from toy_problem import NUM_NODES, TOY_LEDGER, toy_statements, toy_that_counts, toy_variant, train_toy
+from toy_problem import NUM_NODES, TOY_LEDGER, toy_case, toy_statements, toy_that_counts, train_toy
 
 from jaxfl.training import Stopped, stop_at_sigterm
 from jaxfl.training.signals import TERMINATED
@@ -43,19 +43,19 @@ def sweep(num_rounds: int = 63) -> dict:
     Those of the program have statements of the local iterations that they made.
     """
     numbers, half = {"step_size": 0.2, "bad_round": 1e6}, num_rounds // 2
-    fast = toy_variant(toy_that_counts, numbers=numbers, num_rounds=num_rounds, **SETTINGS)
+    fast = toy_case(toy_that_counts, numbers=numbers, num_rounds=num_rounds, **SETTINGS)
     budgets = {"gradient_evaluations": (half + 2) * NUM_NODES}
     return {
         "Toy (fast)": fast,
         "Wild": fast._replace(numbers={**numbers, "bad_round": float(half)}),
         "Poor": fast._replace(numbers={**numbers, "step_size": 0.1}, budgets=budgets),
-        "Alone": toy_variant(seeds=(4,), num_rounds=20),
+        "Alone": toy_case(seeds=(4,), num_rounds=20),
     }
 
 
-def train(out: str | Path, variants: dict | None = None, **settings) -> dict:
+def train(out: str | Path, cases: dict | None = None, **settings) -> dict:
     """The run that is killed and resumed; also called in the test's own process for the uninterrupted one."""
-    return train_toy(out, variants or sweep(), resume=True, checkpoint_every=2, **settings)
+    return train_toy(out, cases or sweep(), resume=True, checkpoint_every=2, **settings)
 
 
 def _num_lines(path: Path) -> int:

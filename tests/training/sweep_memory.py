@@ -9,7 +9,7 @@ import threading
 import time
 
 import psutil
-from toy_problem import TASK, toy_algorithm, toy_variant, train_toy
+from toy_problem import TASK, toy_algorithm, toy_case, train_toy
 
 from jaxfl.training import loop
 
@@ -28,7 +28,7 @@ def main(out):
         return text(all_peaks)
 
     loop.peak_text = noted
-    small, large = (toy_variant(toy_algorithm(TASK, table_width=n), seeds=tuple(range(12))) for n in (2, 250_000))
+    small, large = (toy_case(toy_algorithm(TASK, table_width=n), seeds=tuple(range(12))) for n in (2, 250_000))
     train_toy(f"{out}/warm", {"A": small})
     predictions.clear()
     before = process.memory_info().rss

@@ -115,12 +115,12 @@ def growing():
 
 ALGORITHM = growing()
 TEST = evaluation_set(TEST_INPUTS, TEST_LABELS, 4)
-A = training.Variant(lambda numbers: ALGORITHM, TASK, TEST, lambda seed: DATA, (0, 1), 3, evaluate_every=2)
+A = training.Case(lambda numbers: ALGORITHM, TASK, TEST, lambda seed: DATA, (0, 1), 3, evaluate_every=2)
 
 
-def train_growing(out, variants, resume=False):
+def train_growing(out, cases, resume=False):
     run = training.open_run(out, {}, experiment="growing", resume=resume)
-    training.train(variants, run=run, quiet=True)
+    training.train(cases, run=run, quiet=True)
     return run
 
 
@@ -130,15 +130,15 @@ def test_a_run_evaluates_with_samples_drawn_once_per_seed(tmp_path):
         "test": calibrated_scores(TASK, TEST, 10),
         "stationarity": training.stationarity(TASK, 9, calibration=(10, 4)),
     }
-    variants = {"A": A._replace(measures=measures)}
-    run = train_growing(tmp_path, variants)
+    cases = {"A": A._replace(measures=measures)}
+    run = train_growing(tmp_path, cases)
     lines = run.read_metrics()
     drawn = {seed: calibration_set(jax.random.key(seed), DATA, 10, 4) for seed in (0, 1)}
     assert positions(drawn[0]) != positions(drawn[1])
     parts = [np.asarray(row)[:size] for row, size in zip(DATA.indices, DATA.sizes, strict=True)]
     for seed in (0, 1):
         last = [line for line in lines if line["seed"] == seed][-1]
-        rounds, state = training.restore_state(run, "A", variants["A"], seed)
+        rounds, state = training.restore_state(run, "A", cases["A"], seed)
         assert (rounds, last["round"]) == (3, 3)
         np.testing.assert_array_equal(state.model_state["norm"]["mean"], np.zeros(3))  # none is tracked
         expected = by_hand(state.params, drawn[seed], TEST_INPUTS, TEST_LABELS)
@@ -148,10 +148,10 @@ def test_a_run_evaluates_with_samples_drawn_once_per_seed(tmp_path):
 
 
 @pytest.mark.slow
-def test_each_variant_may_be_calibrated_or_not(tmp_path):
+def test_each_case_may_be_calibrated_or_not(tmp_path):
     static = A._replace(seeds=(0,), measures={"test": calibrated_scores(TASK, TEST, 10)})
     run = train_growing(tmp_path, {"static": static, "global": A._replace(seeds=(0,))})
-    last = {line["variant"]: line for line in run.read_metrics()}
+    last = {line["case"]: line for line in run.read_metrics()}
     _, state = training.restore_state(run, "static", static, 0)
     calibrated = by_hand(state.params, calibration_set(jax.random.key(0), DATA, 10, 4), TEST_INPUTS, TEST_LABELS)
     np.testing.assert_allclose(last["static"]["test_loss"], calibrated, rtol=1e-5)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
 from run_files import run_bytes
-from toy_problem import toy_variant, train_toy
+from toy_problem import toy_case, train_toy
 
 from jaxfl.training import compilation_cache as cache
 from jaxfl.training.compilation_cache import compilation_cache
@@ -218,7 +218,7 @@ class TestPrograms:
         """Without a cache, and begun with an empty one, interrupted and resumed with a full one: the same lines."""
 
         def run(name, **options):
-            train_toy(tmp_path / name, {"a": toy_variant(seeds=(0,), num_rounds=6, evaluate_every=2)}, **options)
+            train_toy(tmp_path / name, {"a": toy_case(seeds=(0,), num_rounds=6, evaluate_every=2)}, **options)
 
         run("without")
         expected = run_bytes(tmp_path / "without")

@@ -10,9 +10,9 @@ from toy_problem import (
     TOY_LEDGER,
     compiled_once,
     toy_algorithm,
+    toy_case,
     toy_that_counts,
     toy_training_data,
-    toy_variant,
     train_toy,
 )
 
@@ -20,7 +20,7 @@ from jaxfl.core import ArgumentError, RunKey
 from jaxfl.training import lanes, read_results, read_run
 
 COSTS = ("operations", "simulated_seconds", "joules")
-VARIANT = toy_variant(toy_that_counts, ledger=TOY_LEDGER, chunk_rounds=4)
+CASE = toy_case(toy_that_counts, ledger=TOY_LEDGER, chunk_rounds=4)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,7 +33,7 @@ def _compile_once():
 def whole(tmp_path_factory):
     """(directory, summary) of a run with a ledger."""
     out = tmp_path_factory.mktemp("whole")
-    return out, train_toy(out, {"A": VARIANT})
+    return out, train_toy(out, {"A": CASE})
 
 
 def by_hand(rounds, seed):
@@ -54,7 +54,7 @@ def by_hand(rounds, seed):
 
 def test_lines_hold_the_sums_over_rounds(whole, tmp_path, monkeypatch):
     monkeypatch.setattr(lanes, "run_key", lambda key, settings, data: RunKey(key, key))  # the seed's own batches
-    train_toy(tmp_path, {"A": VARIANT})
+    train_toy(tmp_path, {"A": CASE})
     lines = read_run(tmp_path).read_metrics()
     assert {(line["seed"], line["round"]) for line in lines} == set(itertools.product((0, 1), (0, 10, 20, 25)))
     for line in lines:
@@ -68,15 +68,15 @@ def test_table_and_summary_hold_the_totals(whole):
     for name in COSTS:
         values = [line[f"total_{name}"] for line in last]
         assert [row[f"total_{name}"] for row in read_results(out)] == values
-        assert summary["variants"]["A"]["costs"][name]["per_seed"] == values
-    assert set(summary["variants"]["A"]["costs"]) == {
+        assert summary["cases"]["A"]["costs"][name]["per_seed"] == values
+    assert set(summary["cases"]["A"]["costs"]) == {
         *("bits_sent", "bits_received", "gradient_evaluations", "forward_evaluations", "local_iterations"),
         *COSTS,
     }
 
 
 def test_without_a_ledger_all_else_is_the_same(whole, tmp_path):
-    train_toy(tmp_path, {"A": VARIANT._replace(ledger=None)})
+    train_toy(tmp_path, {"A": CASE._replace(ledger=None)})
     expected = [
         {name: value for name, value in line.items() if name.removeprefix("total_") not in COSTS}
         for line in read_run(whole[0]).read_metrics()
@@ -89,18 +89,18 @@ def test_without_a_ledger_all_else_is_the_same(whole, tmp_path):
 def test_a_spent_budget_of_it_ends_a_lane_at_the_end_of_the_chunk(whole, tmp_path, cost):
     """In round 14, behind round 10 by a chunk, where it is reached in round 11; resumed it stays ended."""
     least = 1.1 * next(line for line in read_run(whole[0]).read_metrics() if line["round"] == 10)[f"total_{cost}"]
-    variants = {"A": VARIANT._replace(budgets={cost: least}, seeds=(0,))}
-    summary = train_toy(tmp_path, variants)
-    row = summary["variants"]["A"]
+    cases = {"A": CASE._replace(budgets={cost: least}, seeds=(0,))}
+    summary = train_toy(tmp_path, cases)
+    row = summary["cases"]["A"]
     assert (row["status"], row["rounds_per_seed"]) == (["budget_spent"], [14])
     assert row["reason"][0].startswith(f"{cost} reached")
     assert row["costs"][cost]["per_seed"][0] >= least
-    assert train_toy(tmp_path, variants, resume=True) == summary
+    assert train_toy(tmp_path, cases, resume=True) == summary
 
 
 def test_another_ledger_is_refused_on_resume(whole):
     gradient = TOY_LEDGER.gradient._replace(simulated_seconds=np.array([0.3, 0.1, 0.7, 0.2]))
     changes = {"gradient.simulated_seconds": {"gradient": gradient}, "transmit_watts": {"transmit_watts": 0.8}}
     for name, change in changes.items():
-        with pytest.raises(ArgumentError, match=f"^variants.A.ledger.{name}: must be as in the run"):
-            train_toy(whole[0], {"A": VARIANT._replace(ledger=TOY_LEDGER._replace(**change))}, resume=True)
+        with pytest.raises(ArgumentError, match=f"^cases.A.ledger.{name}: must be as in the run"):
+            train_toy(whole[0], {"A": CASE._replace(ledger=TOY_LEDGER._replace(**change))}, resume=True)

@@ -6,22 +6,22 @@ import json
 import numpy as np
 import pytest
 from run_files import run_bytes
-from toy_problem import NUM_NODES, TOY_LEDGER, compiled_once, toy_that_counts, toy_variant, train_toy
+from toy_problem import NUM_NODES, TOY_LEDGER, compiled_once, toy_case, toy_that_counts, train_toy
 
 from jaxfl.core import ArgumentError
 from jaxfl.training import Stop, Stopped, open_run, train
 from jaxfl.training.chunks import rounds_at_once
 from jaxfl.training.lane_record import LaneRecord
-from jaxfl.training.lanes import Point
+from jaxfl.training.lanes import Lane
 from jaxfl.training.lockstep import Lockstep
 
 FIELDS = ("loss", "bits_sent", "bits_received", "gradient_evaluations", "forward_evaluations")
 
 
 def _lanes():
-    plain = toy_variant(toy_that_counts)
-    variants = [plain, plain._replace(ledger=TOY_LEDGER), plain]
-    return [LaneRecord(index, Point("A", variant, index, ""), {}) for index, variant in enumerate(variants)]
+    plain = toy_case(toy_that_counts)
+    cases = [plain, plain._replace(ledger=TOY_LEDGER), plain]
+    return [LaneRecord(index, Lane("A", case, index, ""), {}) for index, case in enumerate(cases)]
 
 
 def test_stretches_come_back_bit_for_bit_as_if_of_one_chunk():
@@ -62,19 +62,19 @@ def test_a_checkpoint_is_due_after_so_many_minutes(tmp_path, monkeypatch, minute
         return chunk
 
     monkeypatch.setattr(Lockstep, "_dispatch", slow)
-    variants = {"A": toy_variant(seeds=(0,), chunk_rounds=4)}
+    cases = {"A": toy_case(seeds=(0,), chunk_rounds=4)}
     options = {"checkpoint_every": 100, "keep_checkpoints": 100, "checkpoint_minutes": minutes}
-    train_toy(tmp_path, variants, **options)
+    train_toy(tmp_path, cases, **options)
     assert sorted(int(path.name) for path in tmp_path.glob("passes/0/checkpoints/*")) == rounds
 
 
 @pytest.mark.parametrize("minutes", [-1.0, float("nan"), float("inf")])
 def test_minutes_below_0_are_refused(tmp_path, minutes):
     with pytest.raises(ArgumentError, match=r"^checkpoint_minutes: must be non-negative"):
-        train({"A": toy_variant()}, run=open_run(tmp_path, {}), checkpoint_minutes=minutes)
+        train({"A": toy_case()}, run=open_run(tmp_path, {}), checkpoint_minutes=minutes)
 
 
-def lengths_of_calls(out, variant, monkeypatch, seconds, **options):
+def lengths_of_calls(out, case, monkeypatch, seconds, **options):
     """Number of rounds of each call, where a round takes so many seconds."""
     lengths, dispatch = [], Lockstep._dispatch
 
@@ -86,19 +86,19 @@ def lengths_of_calls(out, variant, monkeypatch, seconds, **options):
     with monkeypatch.context() as patch:
         patch.setattr(Lockstep, "_dispatch", noted)
         patch.setattr("jaxfl.training.lockstep.rounds_at_once", lambda _, most: rounds_at_once(seconds, most))
-        train_toy(out, {"A": variant}, **options)
+        train_toy(out, {"A": case}, **options)
     return lengths
 
 
 def test_a_call_makes_rounds_for_half_a_minute_and_how_many_shows_in_no_byte(tmp_path, monkeypatch):
     """The first call of a run of 25 rounds, with a line after every ten, sets the number once; costs are floats."""
-    variant = toy_variant(toy_that_counts, ledger=TOY_LEDGER, seeds=(0,))
+    case = toy_case(toy_that_counts, ledger=TOY_LEDGER, seeds=(0,))
     with compiled_once():
         for seconds, lengths in ((0.1, [1, 9, 10, 5]), (8.0, [1, 3, 3, 3, 3, 3, 3, 1, 3, 2]), (1e4, [1] * 25)):
-            assert lengths_of_calls(tmp_path / str(seconds), variant, monkeypatch, seconds) == lengths
+            assert lengths_of_calls(tmp_path / str(seconds), case, monkeypatch, seconds) == lengths
         lines = [run_bytes(tmp_path / str(seconds)) for seconds in (0.1, 8.0, 1e4)]
         assert lines[0] == lines[1] == lines[2]
-        asked = lengths_of_calls(tmp_path / "asked", variant._replace(chunk_rounds=4), monkeypatch, 1e4)
+        asked = lengths_of_calls(tmp_path / "asked", case._replace(chunk_rounds=4), monkeypatch, 1e4)
         assert asked == [4, 4, 2, 4, 4, 2, 4, 1]
     for name, length in ((str(seconds), chosen) for seconds, chosen in ((0.1, 10), (8.0, 3), (1e4, 1))):
         kept = json.loads((tmp_path / name / "summary.json").read_text())["seconds"]
@@ -107,9 +107,9 @@ def test_a_call_makes_rounds_for_half_a_minute_and_how_many_shows_in_no_byte(tmp
 
 def test_a_call_ends_where_budgets_are_looked_at(tmp_path, monkeypatch):
     """Every 75 rounds of 150 between two lines, whatever a call takes."""
-    variant = toy_variant(toy_that_counts, seeds=(0,), num_rounds=150, evaluate_every=150)
+    case = toy_case(toy_that_counts, seeds=(0,), num_rounds=150, evaluate_every=150)
     with compiled_once():
-        lengths = lengths_of_calls(tmp_path, variant, monkeypatch, 10.0)
+        lengths = lengths_of_calls(tmp_path, case, monkeypatch, 10.0)
     assert max(lengths) == 3
     assert {75, 150} <= set(np.cumsum(lengths).tolist())
 
@@ -139,14 +139,14 @@ def test_where_a_budget_ends_a_lane_never_hangs_on_what_a_call_takes(tmp_path, m
 
 def lines_with_budgets(out, monkeypatch, seconds, budgets, **options):
     """The lines of a run whose calls take so long."""
-    variant = toy_variant(toy_that_counts, ledger=TOY_LEDGER, seeds=(0,), budgets=budgets)
+    case = toy_case(toy_that_counts, ledger=TOY_LEDGER, seeds=(0,), budgets=budgets)
     with compiled_once():
-        lengths_of_calls(out, variant, monkeypatch, seconds, **options)
+        lengths_of_calls(out, case, monkeypatch, seconds, **options)
     return run_bytes(out).decode().splitlines()
 
 
 def test_a_resumed_run_keeps_how_many_rounds_a_call_makes(tmp_path, monkeypatch):
-    variant = toy_variant(toy_that_counts, ledger=TOY_LEDGER, seeds=(0,))
+    case = toy_case(toy_that_counts, ledger=TOY_LEDGER, seeds=(0,))
     stop, save = Stop(), Lockstep._save
 
     def save_and_stop(self):
@@ -157,6 +157,6 @@ def test_a_resumed_run_keeps_how_many_rounds_a_call_makes(tmp_path, monkeypatch)
     with compiled_once():
         monkeypatch.setattr(Lockstep, "_save", save_and_stop)
         with pytest.raises(Stopped):
-            lengths_of_calls(tmp_path, variant, monkeypatch, 8.0, checkpoint_minutes=0.0, stop=stop)
+            lengths_of_calls(tmp_path, case, monkeypatch, 8.0, checkpoint_minutes=0.0, stop=stop)
         monkeypatch.undo()
-        assert lengths_of_calls(tmp_path, variant, monkeypatch, 0.1, resume=True)[0] == 3
+        assert lengths_of_calls(tmp_path, case, monkeypatch, 0.1, resume=True)[0] == 3

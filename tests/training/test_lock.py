@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from toy_problem import toy_variant, train_toy
+from toy_problem import toy_case, train_toy
 
 from jaxfl.core import ArgumentError
 from jaxfl.training import open_run
@@ -25,21 +25,21 @@ with held(pathlib.Path(sys.argv[1])):
 
 
 def test_the_second_process_is_refused_and_a_killed_one_keeps_nobody_out(tmp_path):
-    variants = {"Toy": toy_variant(num_rounds=10)}
-    train_toy(tmp_path, variants)
+    cases = {"Toy": toy_case(num_rounds=10)}
+    train_toy(tmp_path, cases)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     child = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     assert child.stdout.readline() == "held\n"
     with pytest.raises(ArgumentError, match=rf"^out: .* one process at a time; process {child.pid} is at work there\."):
-        train_toy(tmp_path, variants, resume=True)
+        train_toy(tmp_path, cases, resume=True)
     child.send_signal(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
     child.stdout.close()
     assert (tmp_path / "lock").exists()  # without its holder
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "lock"}
     assert after == before
-    train_toy(tmp_path, variants, resume=True)
+    train_toy(tmp_path, cases, resume=True)
     assert not (tmp_path / "lock").exists()
 
 

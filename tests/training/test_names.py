@@ -7,7 +7,7 @@ import networkx as nx
 import numpy as np
 import pytest
 from problems import small_task
-from toy_problem import toy_data, toy_statements, toy_variant, train_toy
+from toy_problem import toy_case, toy_data, toy_statements, train_toy
 
 import jaxfl
 from jaxfl import ArgumentError, graphs
@@ -96,9 +96,9 @@ def test_messages_tell_the_name_of_a_node():
 
 
 def test_a_run_that_diverges_tells_the_name_of_the_node(tmp_path):
-    variant = toy_variant(data=named_toy_data, seeds=(0,), numbers={"bad_round": 12.0})
+    case = toy_case(data=named_toy_data, seeds=(0,), numbers={"bad_round": 12.0})
     with pytest.raises(Diverged, match=r"at node 2 \('S02'\) in round 13"):
-        train_toy(tmp_path, {"A": variant})
+        train_toy(tmp_path, {"A": case})
 
 
 def test_names_are_those_that_are_given_and_numbers_need_none():
@@ -136,8 +136,8 @@ def named_toy_data(seed):
 def test_files_and_pictures_show_names(tmp_path, monkeypatch):
     data = named_toy_data(0)
     names = list(data.names or ())
-    variant = toy_variant(data=named_toy_data, seeds=(0,), privacy=toy_statements)
-    train_toy(tmp_path, {"A": variant})
+    case = toy_case(data=named_toy_data, seeds=(0,), privacy=toy_statements)
+    train_toy(tmp_path, {"A": case})
     (stated,) = json.loads((tmp_path / "privacy.json").read_text())["A"]
     assert stated["nodes"] == names
     assert [len(part) for part in stated["node_epsilons"]] == [4]

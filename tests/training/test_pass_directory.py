@@ -13,8 +13,8 @@ END = {"round": 20, "until": 20, "status": "finished", "reason": None}
 END |= {"seconds": {"compile": 1.5, "run": 2, "timed_rounds": 20, "rounds_a_call": 5}}
 
 
-def _line(variant, seed, round_index):
-    return {"variant": variant, "seed": seed, "round": round_index, "test_loss": 1.0 / 3}
+def _line(case, seed, round_index):
+    return {"case": case, "seed": seed, "round": round_index, "test_loss": 1.0 / 3}
 
 
 def directory(tmp_path):
@@ -38,7 +38,7 @@ def test_lines_are_read_back_and_a_half_written_one_is_left_out(written, tmp_pat
     assert len(directory(tmp_path).lines()) == 5
     for damaged in (whole[:30] + whole[40:], b"{}\n" + whole, b"[" * 10**5 + b"\n" + whole, b"[1]\n" + whole):
         (tmp_path / "metrics.jsonl").write_bytes(damaged)
-        with pytest.raises(ArgumentError, match=r"^out: .* must hold JSON lines with variant, seed, round; line 1 is"):
+        with pytest.raises(ArgumentError, match=r"^out: .* must hold JSON lines with case, seed, round; line 1 is"):
             directory(tmp_path).lines()
 
 
@@ -55,7 +55,7 @@ def test_exactly_the_lines_up_to_the_checkpoint_remain(kept, written, tmp_path):
     """Half a line behind them goes, too; and where all go, a copy stays."""
     path, whole = tmp_path / "metrics.jsonl", written[1]
     expected = b"".join(whole.splitlines(keepends=True)[:kept])
-    path.write_bytes(whole + b'{"variant": "A", "se')
+    path.write_bytes(whole + b'{"case": "A", "se')
     one = directory(tmp_path)
     one.keep_lines([len(expected), zlib.crc32(expected)])
     assert path.read_bytes() == expected

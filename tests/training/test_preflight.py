@@ -11,7 +11,7 @@ import pytest
 import rich.console
 from processes import printed
 from run_files import run_bytes
-from toy_problem import TASK, compiled_once, toy_algorithm, toy_task, toy_variant, train_toy
+from toy_problem import TASK, compiled_once, toy_algorithm, toy_case, toy_task, train_toy
 
 from jaxfl.core import ArgumentError
 from jaxfl.gradients import memory
@@ -117,7 +117,7 @@ class TestPrediction:
         costly = compiled(lambda: jnp.sort(jnp.sin(jnp.arange(10.0**6, dtype=jnp.float32)))[: 250 * 1000])
         assert predicted_peak(INPUTS, STATE, costly, []).working >= 4 * MEGABYTE
 
-    def test_the_line_names_the_largest_variant_and_counts_inputs_as_free(self, monkeypatch):
+    def test_the_line_names_the_largest_case_and_counts_inputs_as_free(self, monkeypatch):
         monkeypatch.setattr(memory, "available_bytes", lambda: 7 * MEGABYTE)
         small, large = PeakMemory(MEGABYTE, MEGABYTE, 0), PeakMemory(MEGABYTE, MEGABYTE, MEGABYTE // 2)
         assert peak_text({"A": large}) == "predicted peak memory 2.5 MB of 8.0 MB free"
@@ -131,7 +131,7 @@ class TestPrediction:
         with pytest.raises(ArgumentError) as caught:
             require_memory("A", PeakMemory(0, MEGABYTE, MEGABYTE + 1), {"small": None, "rows": (STATE,)}, task)
         error = caught.value
-        assert (error.argument, error.requirement) == ("variants", "must fit in memory")
+        assert (error.argument, error.requirement) == ("cases", "must fit in memory")
         assert (
             error.found
             == "A (1.0 MB of state, most in rows.0; 1.0 MB to compute and save it) needs 2.0 MB and 2.0 MB are free"
@@ -146,20 +146,18 @@ def files(folder):
 
 
 class TestTraining:
-    def test_a_variant_that_does_not_fit_is_refused_before_any_is_trained(self, tmp_path, monkeypatch):
+    def test_a_case_that_does_not_fit_is_refused_before_any_is_trained(self, tmp_path, monkeypatch):
         algorithms = {"Small": toy_algorithm(TASK), "Large": toy_algorithm(TASK, table_width=100_000)}
-        variants = {name: toy_variant(algorithm) for name, algorithm in algorithms.items()}
+        cases = {name: toy_case(algorithm) for name, algorithm in algorithms.items()}
         monkeypatch.setattr(memory, "available_bytes", lambda: MEGABYTE)
         monkeypatch.setattr(loop, "Lockstep", lambda *arguments, **options: pytest.fail("nothing is trained"))
-        with pytest.raises(
-            ArgumentError, match=r"^variants: .*; Large \(8\.0 MB of state, most in table; .* Take node_"
-        ):
-            train_toy(tmp_path / "run", variants)
+        with pytest.raises(ArgumentError, match=r"^cases: .*; Large \(8\.0 MB of state, most in table; .* Take node_"):
+            train_toy(tmp_path / "run", cases)
         assert not (tmp_path / "run").exists(), "the same --out can be used again"
 
     @compiled_once()
     def test_a_resumed_run_that_no_longer_fits_loses_nothing(self, tmp_path, monkeypatch):
-        variants = {"A": toy_variant(seeds=(0,))}
+        cases = {"A": toy_case(seeds=(0,))}
         append = PassDirectory.append
 
         def interrupted(self, lines):
@@ -170,28 +168,28 @@ class TestTraining:
         with monkeypatch.context() as patch:
             patch.setattr(PassDirectory, "append", interrupted)
             with pytest.raises(KeyboardInterrupt):
-                train_toy(tmp_path, variants)
+                train_toy(tmp_path, cases)
         before = files(tmp_path)
         with monkeypatch.context() as patch:
             patch.setattr(memory, "available_bytes", lambda: 100)
-            with pytest.raises(ArgumentError, match=r"^variants: must fit in memory; A .* 100 B are free"):
-                train_toy(tmp_path, variants, resume=True)
+            with pytest.raises(ArgumentError, match=r"^cases: must fit in memory; A .* 100 B are free"):
+                train_toy(tmp_path, cases, resume=True)
         assert files(tmp_path) == before
 
     def test_lanes_that_do_not_fit_together_run_in_passes_of_one_program(self, tmp_path, monkeypatch):
         # A state is 400 kB; with what writing a checkpoint takes, two fit at once.
-        made = toy_variant(toy_algorithm(TASK, table_width=5000), num_rounds=5)
-        variants = {name: made._replace(seeds=seeds) for name, seeds in (("A", (0, 1)), ("B", (2, 3, 4)))}
-        train_toy(tmp_path / "together", variants)
-        monkeypatch.setattr(memory, "available_bytes", lambda: 2.8 * MEGABYTE)
-        train_toy(tmp_path / "passes", variants)
+        made = toy_case(toy_algorithm(TASK, table_width=5000), num_rounds=5)
+        cases = {name: made._replace(seeds=seeds) for name, seeds in (("A", (0, 1)), ("B", (2, 3, 4)))}
+        train_toy(tmp_path / "together", cases)
+        monkeypatch.setattr(memory, "available_bytes", lambda: 3.0 * MEGABYTE)
+        train_toy(tmp_path / "passes", cases)
         passes = read_run(tmp_path / "passes").passes
         assert [len(one.lanes) for one in passes] == [2, 2, 1]
         together, passes = (run_bytes(tmp_path / out).decode() for out in ("together", "passes"))
         assert sorted(together.splitlines()) == sorted(passes.splitlines())
         for name, seed in (("A", 1), ("B", 4)):
             states = [
-                restore_state(read_run(tmp_path / out), name, variants[name], seed) for out in ("together", "passes")
+                restore_state(read_run(tmp_path / out), name, cases[name], seed) for out in ("together", "passes")
             ]
             chex.assert_trees_all_equal(*states)
 
@@ -202,10 +200,10 @@ class TestTraining:
         monkeypatch.setattr(
             loop, "ProgressReport", lambda total, quiet: ProgressReport(total, quiet=quiet, console=console)
         )
-        variants = {"A": toy_variant(num_rounds=5)}
-        train_toy(tmp_path / "quiet", variants)
+        cases = {"A": toy_case(num_rounds=5)}
+        train_toy(tmp_path / "quiet", cases)
         assert shown.getvalue() == ""
-        summary = train_toy(tmp_path / "shown", variants, quiet=False)
+        summary = train_toy(tmp_path / "shown", cases, quiet=False)
         lines = shown.getvalue().splitlines()
         assert lines[0].startswith("predicted peak memory ")
         assert lines[1] == "2 runs of A share one program, computed one after the other"

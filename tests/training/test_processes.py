@@ -74,7 +74,7 @@ def test_two_processes_give_the_numbers_of_one(ran, tmp_path):
     ((code, text),) = trained(tmp_path, num_processes=1)
     assert code == 0
     alone = json.loads(text.splitlines()[-1])
-    for shard in ("nodes", "points"):
+    for shard in ("nodes", "lanes"):
         for mine, other in zip(ran[1][0][shard], alone[shard], strict=True):
             assert mine == {
                 name: pytest.approx(value, abs=1e-5) if isinstance(value, float) else value
@@ -87,7 +87,7 @@ def test_two_processes_give_the_numbers_of_one(ran, tmp_path):
 @pytest.mark.slow
 def test_process_0_alone_writes_and_all_know_the_lines(ran):
     assert ran[1][0]["nodes"] == ran[1][1]["nodes"]
-    for shard in ("nodes", "points"):
+    for shard in ("nodes", "lanes"):
         lines = run_bytes(ran[0] / shard).decode().splitlines()
         assert list(map(json.loads, lines)) == ran[1][0][shard], "each line once"
         config = json.loads((ran[0] / shard / "config.json").read_text())
@@ -100,5 +100,5 @@ def test_killed_and_resumed_equals_uninterrupted(ran, tmp_path, killed_after):
     """In the first run, of nodes in shares, behind a checkpoint; and in the second before there is one."""
     assert {code for code, _ in trained(tmp_path, killed_after)} == {-signal.SIGKILL}
     assert [code for code, _ in trained(tmp_path)] == [0] * TWO
-    for shard in ("nodes", "points"):
+    for shard in ("nodes", "lanes"):
         assert run_bytes(tmp_path / shard) == run_bytes(ran[0] / shard)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import rich.console
-from toy_problem import toy_variant, train_toy
+from toy_problem import toy_case, train_toy
 
 from jaxfl.core import ArgumentError
 from jaxfl.training import read_run, summary_table
@@ -34,7 +34,7 @@ def _run(console, *, quiet=False):
     return _written(console)
 
 
-def test_without_a_terminal_plain_lines_name_the_variant_and_the_seed():
+def test_without_a_terminal_plain_lines_name_the_case_and_the_seed():
     text = _run(_console(terminal=False))
     lines = text.splitlines()
     assert len(lines) == 2
@@ -61,7 +61,7 @@ def test_a_long_part_says_something_now_and_then(monkeypatch):
 def test_a_line_behind_an_evaluation_shows_its_metric(tmp_path, monkeypatch, capsys):
     """Not that of the evaluation before."""
     monkeypatch.setattr("jaxfl.training.progress._SECONDS_BETWEEN_LINES", -1.0)
-    train_toy(tmp_path, {"A": toy_variant(seeds=(1,), chunk_rounds=5)}, quiet=False)
+    train_toy(tmp_path, {"A": toy_case(seeds=(1,), chunk_rounds=5)}, quiet=False)
     measured = {line["round"]: f"{line['test_accuracy']:.4g}" for line in read_run(tmp_path).read_metrics()}
     shown = re.findall(r"^A, seed 1: round (\d+)/25, test accuracy ([\d.]+), ", capsys.readouterr().out, flags=re.M)
     assert [int(round_index) for round_index, _ in shown] == [5, 10, 15, 20, 25, 25]
@@ -88,14 +88,14 @@ def _summary():
         "experiment": "toy",
         "status": "finished",
         "seeds": [0, 1],
-        "variants": {
+        "cases": {
             "A": {"rounds": 20, "test_accuracy": spread([0.5, 0.7]), "train_loss": spread([0.25, 0.75])},
             "B": {"rounds": 10, "test_accuracy": spread([None, None])},
         },
     }
 
 
-def test_the_closing_table_has_a_row_per_variant():
+def test_the_closing_table_has_a_row_per_case():
     console = _console(terminal=False)
     console.print(summary_table(_summary()))
     text = _written(console).replace("\xa0", " ")
@@ -104,12 +104,12 @@ def test_the_closing_table_has_a_row_per_variant():
     assert "0.5 ± 0.354" in rows["A"]
     assert rows["B"].count(" - ") == 2
     assert "mean ± standard deviation over 2 seeds, finished" in text
-    assert "worst" not in text  # no variant has it
+    assert "worst" not in text  # no case has it
 
 
 def test_the_closing_table_says_what_a_run_costs():
     summary = _summary()
-    summary["variants"]["A"]["costs"] = {
+    summary["cases"]["A"]["costs"] = {
         "bits_sent": spread([1e6, 2e6]),
         "bits_received": spread([7.0, 7.0]),
         "simulated_seconds": spread([4000.0, 5000.0]),
@@ -121,7 +121,7 @@ def test_the_closing_table_says_what_a_run_costs():
         line.split("│")[1].strip(): line for line in _written(console).replace("\xa0", " ").splitlines() if "│" in line
     }
     assert "1.5Mbit 4.5ks 1.5mJ" in rows["A"]
-    summary["variants"]["A"]["costs"] = {"bits_sent": spread([1e6, 2e6])}
+    summary["cases"]["A"]["costs"] = {"bits_sent": spread([1e6, 2e6])}
     console = _console(terminal=False)
     console.print(summary_table(summary))
     assert "│ 1.5Mbit │" in " ".join(_written(console).split())
@@ -131,7 +131,7 @@ def test_the_closing_table_says_which_epsilon_on_what_ground():
     summary = _summary()
     proven = {"bound": "proven", "dp_epsilon": 2.5, "dp_delta": 1e-5, "neighboring_relation": "zero_out"}
     none = {**proven, "bound": "published", "dp_epsilon": None, "reason": "Nothing was published."}
-    summary["variants"]["A"]["privacy"] = [proven, none]
+    summary["cases"]["A"]["privacy"] = [proven, none]
     console = _console(terminal=False)
     console.print(summary_table(summary))
     text = " ".join(_written(console).split())
@@ -148,9 +148,9 @@ def test_spreads():
 
 def test_a_count_is_summed_over_its_lines_and_a_metric_taken_from_the_last():
     lines = [
-        {"variant": "A", "seed": 0, "round": 0, "train_loss": None, "dropped": None},
-        {"variant": "A", "seed": 0, "round": 5, "train_loss": 3.0, "dropped": 4},
-        {"variant": "A", "seed": 0, "round": 10, "train_loss": 1.0, "dropped": 2},
+        {"case": "A", "seed": 0, "round": 0, "train_loss": None, "dropped": None},
+        {"case": "A", "seed": 0, "round": 5, "train_loss": 3.0, "dropped": 4},
+        {"case": "A", "seed": 0, "round": 10, "train_loss": 1.0, "dropped": 2},
     ]
     record = {
         "until": 10,
@@ -158,32 +158,32 @@ def test_a_count_is_summed_over_its_lines_and_a_metric_taken_from_the_last():
         "seconds": {"compile": 1.0, "run": 4.0, "timed_rounds": 8, "rounds_a_call": 4},
     }
     config = {"experiment": "toy", "preset": None, "environment": {}}
-    variants = {"A": {"seeds": [0], "settings": {"step_size": 0.1}}}
-    summary = summarize_run(lines, {("A", 0): record}, variants, config=config, status="finished")
-    row = summary["variants"]["A"]
+    cases = {"A": {"seeds": [0], "settings": {"step_size": 0.1}}}
+    summary = summarize_run(lines, {("A", 0): record}, cases, config=config, status="finished")
+    row = summary["cases"]["A"]
     assert row["dropped"]["per_seed"] == [6]
     assert row["train_loss"]["per_seed"] == [1.0]
     assert (row["settings"], row["status"]) == ({"step_size": 0.1}, ["finished"])
     assert summary["seconds"] == {"compile": 1.0, "run": 4.0, "per_round": 0.5, "rounds_a_call": [4, 4]}
     for ended in ({}, {("A", 0): {**record, "status": "diverged"}}):
-        row = summarize_run(lines, ended, variants, config=config, status="diverged")["variants"]["A"]
+        row = summarize_run(lines, ended, cases, config=config, status="diverged")["cases"]["A"]
         assert row["train_loss"]["per_seed"] == [None]
         assert row["rounds"] == 10
     with pytest.raises(ArgumentError, match="status: must be one of finished, budget_spent, diverged, stopped"):
-        summarize_run(lines, {}, variants, config=config, status="done")
+        summarize_run(lines, {}, cases, config=config, status="done")
 
 
-def test_the_closing_table_of_many_variants_is_short_and_says_what_failed():
+def test_the_closing_table_of_many_cases_is_short_and_says_what_failed():
     summary = _summary()
     proven = {"bound": "proven", "dp_epsilon": 2.5, "dp_delta": 1e-5, "neighboring_relation": "zero_out"}
-    summary["variants"]["A"]["privacy"] = [proven]
+    summary["cases"]["A"]["privacy"] = [proven]
     ended = {"status": ["finished", "diverged"], "rounds": 20, "test_accuracy": spread([0.5, None])}
-    summary["variants"] = {f"point {index}": ended if index == 3 else summary["variants"]["A"] for index in range(48)}
+    summary["cases"] = {f"point {index}": ended if index == 3 else summary["cases"]["A"] for index in range(48)}
     console = _console(terminal=False)
     console.print(summary_table(summary))
     text = _written(console)
     rows = [line for line in text.splitlines() if line.startswith("│ point")]
     assert len(rows) == 20
     assert [("1 of 2 diverged" in row, "point 3 " in row) for row in rows].count((True, True)) == 1
-    assert "28 more variants in results.csv" in text
-    assert "proven (zero out one sample, δ = 1e-05): ε = 2.5 for each variant" in " ".join(text.split())
+    assert "28 more cases in results.csv" in text
+    assert "proven (zero out one sample, δ = 1e-05): ε = 2.5 for each case" in " ".join(text.split())

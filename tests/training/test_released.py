@@ -4,7 +4,7 @@ import json
 
 import pytest
 from run_files import run_bytes
-from toy_problem import compiled_once, toy_statements, toy_that_counts, toy_variant, train_toy
+from toy_problem import compiled_once, toy_case, toy_statements, toy_that_counts, train_toy
 
 from jaxfl.core import ArgumentError
 from jaxfl.training import Diverged, read_results, read_run
@@ -16,11 +16,9 @@ RELEASED = {"privacy": toy_statements, "released": ("local_iterations",)}
 
 
 def counting(bad_round=1e6, **fields):
-    """A variant that counts its local iterations, as many in each as in another."""
+    """A case that counts its local iterations, as many in each as in another."""
     numbers = {**NUMBERS, "bad_round": bad_round}
-    return toy_variant(
-        toy_that_counts, numbers=numbers, **{**RELEASED, "chunk_rounds": 5, **fields}, identity={"same": 1}
-    )
+    return toy_case(toy_that_counts, numbers=numbers, **{**RELEASED, "chunk_rounds": 5, **fields}, identity={"same": 1})
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -48,7 +46,7 @@ def test_statements_are_of_the_counts_that_ran_the_largest_over_seeds_and_a_rows
     assert 25 < min(ends) < max(ends) < 75
     last = {line["seed"]: line for line in read_run(tmp_path).read_metrics()}
     assert [last[seed]["total_local_iterations"] for seed in (0, 1)] == ends
-    row = summary["variants"]["A"]
+    row = summary["cases"]["A"]
     assert row["costs"]["local_iterations"]["per_seed"] == ends
     (stated,) = row["privacy"]
     assert (stated["rounds"], stated["local_iterations"]) == (25, max(ends))
@@ -78,7 +76,7 @@ def test_counts_after_the_last_line_of_a_run_that_diverges_are_counted(totals, t
         train_toy(tmp_path, bad)
     run = read_run(tmp_path)
     assert [line["round"] for line in run.read_metrics()] == [0, 10]
-    (stated,) = run.read_summary()["variants"]["A"]["privacy"]
+    (stated,) = run.read_summary()["cases"]["A"]["privacy"]
     assert (stated["rounds"], stated["local_iterations"]) == (20, totals[0, 20])
     assert totals[0, 20] > totals[0, 17] > totals[0, 10]
     (row,) = read_results(tmp_path)
@@ -87,22 +85,22 @@ def test_counts_after_the_last_line_of_a_run_that_diverges_are_counted(totals, t
 
 
 def test_counts_after_the_last_line_of_a_lane_that_diverges_are_counted(totals, tmp_path):
-    variants = {"Bad": counting(bad_round=12.0), "Good": counting()}
-    summary = train_toy(tmp_path, variants)
-    stated = {name: row["privacy"][0] for name, row in summary["variants"].items()}
-    assert summary["variants"]["Bad"]["status"] == ["diverged"] * 2
+    cases = {"Bad": counting(bad_round=12.0), "Good": counting()}
+    summary = train_toy(tmp_path, cases)
+    stated = {name: row["privacy"][0] for name, row in summary["cases"].items()}
+    assert summary["cases"]["Bad"]["status"] == ["diverged"] * 2
     for name, rounds in (("Bad", 15), ("Good", 25)):
         ends = [totals[seed, rounds] for seed in (0, 1)]
         assert (stated[name]["rounds"], stated[name]["local_iterations"]) == (rounds, max(ends))
-        epsilons = [row["proven_dp_epsilon"] for row in read_results(tmp_path) if row["variant"] == name]
+        epsilons = [row["proven_dp_epsilon"] for row in read_results(tmp_path) if row["case"] == name]
         assert epsilons == [toy_statements(rounds, local_iterations=end)[0]["dp_epsilon"] for end in ends]
-    assert train_toy(tmp_path, variants, resume=True) == summary
+    assert train_toy(tmp_path, cases, resume=True) == summary
 
 
 def lines_of(out, name):
-    """Raw lines of one variant."""
+    """Raw lines of one case."""
     lines = run_bytes(out).splitlines()
-    return [line for line in lines if json.loads(line)["variant"] == name]
+    return [line for line in lines if json.loads(line)["case"] == name]
 
 
 def test_a_lane_ends_at_the_end_of_the_chunk_in_which_a_budget_is_reached(totals, tmp_path, monkeypatch):
@@ -111,16 +109,16 @@ def test_a_lane_ends_at_the_end_of_the_chunk_in_which_a_budget_is_reached(totals
     reached = [min(r for r in range(41) if totals[seed, r] >= most) for seed in (0, 1)]
     ends = [-(-r // 5) * 5 for r in reached]
     assert 15 in ends, "not an evaluation"
-    variants = {"Poor": counting(budgets={"local_iterations": most}), "Rich": counting()}
-    summary = train_toy(tmp_path / "whole", variants)
-    row = summary["variants"]["Poor"]
+    cases = {"Poor": counting(budgets={"local_iterations": most}), "Rich": counting()}
+    summary = train_toy(tmp_path / "whole", cases)
+    row = summary["cases"]["Poor"]
     assert (summary["status"], row["status"]) == ("budget_spent", ["budget_spent"] * 2)
     assert row["rounds_per_seed"] == ends
     counted = [totals[seed, end] for seed, end in enumerate(ends)]
     assert row["reason"] == [f"local_iterations reached {count}" for count in counted]
     assert row["costs"]["local_iterations"]["per_seed"] == counted
     assert (row["privacy"][0]["rounds"], row["privacy"][0]["local_iterations"]) == (max(ends), max(counted))
-    assert summary["variants"]["Rich"]["rounds_per_seed"] == [25, 25]
+    assert summary["cases"]["Rich"]["rounds_per_seed"] == [25, 25]
     train_toy(tmp_path / "rich", {"Poor": counting(), "Rich": counting()})
     assert lines_of(tmp_path / "whole", "Rich") == lines_of(tmp_path / "rich", "Rich")
 
@@ -148,16 +146,16 @@ def test_a_lane_ends_at_the_end_of_the_chunk_in_which_a_budget_is_reached(totals
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, dying)
             with pytest.raises(KeyboardInterrupt):
-                train_toy(out, variants)
-        resumed = train_toy(out, variants, resume=True)
+                train_toy(out, cases)
+        resumed = train_toy(out, cases, resume=True)
         assert run_bytes(out) == lines
-        assert resumed["variants"] == summary["variants"]
+        assert resumed["cases"] == summary["cases"]
 
 
 def test_a_lane_by_itself_that_spends_its_budget_resumes_at_its_end(totals, tmp_path, monkeypatch):
-    variants = {"Poor": counting(budgets={"local_iterations": totals[0, 13]}, seeds=(0,))}
-    summary = train_toy(tmp_path / "whole", variants)
-    assert summary["variants"]["Poor"]["rounds_per_seed"] == [15]
+    cases = {"Poor": counting(budgets={"local_iterations": totals[0, 13]}, seeds=(0,))}
+    summary = train_toy(tmp_path / "whole", cases)
+    assert summary["cases"]["Poor"]["rounds_per_seed"] == [15]
 
     def dying(self, *arguments):
         raise KeyboardInterrupt
@@ -165,8 +163,8 @@ def test_a_lane_by_itself_that_spends_its_budget_resumes_at_its_end(totals, tmp_
     with monkeypatch.context() as patch:
         patch.setattr(PassDirectory, "finish", dying)
         with pytest.raises(KeyboardInterrupt):
-            train_toy(tmp_path / "killed", variants)
-    assert train_toy(tmp_path / "killed", variants, resume=True)["variants"] == summary["variants"]
+            train_toy(tmp_path / "killed", cases)
+    assert train_toy(tmp_path / "killed", cases, resume=True)["cases"] == summary["cases"]
     runs = [run_bytes(tmp_path / name) for name in ("whole", "killed")]
     assert runs[0] == runs[1]
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from run_files import pass_folders, run_bytes
 from run_until_killed import sweep, train
-from toy_problem import compiled_once, toy_variant, train_toy
+from toy_problem import compiled_once, toy_case, train_toy
 
 from jaxfl.core import ArgumentError
 from jaxfl.training import RunDirectory, read_run, restore_state
@@ -29,18 +29,18 @@ def _results(out):
         return [row[:-1] for row in csv.reader(file)]
 
 
-def _ends(out, variants):
+def _ends(out, cases):
     """(rounds, state) in which every lane ended."""
     run, ended = read_run(out), read_run(out).ended()
-    lanes = [(name, variant, seed) for name, variant in variants.items() for seed in variant.seeds]
+    lanes = [(name, case, seed) for name, case in cases.items() for seed in case.seeds]
     return [restore_state(run, *lane) for lane in lanes if ended[lane[0], lane[2]]["status"] != "diverged"]
 
 
-def _assert_same_runs(whole, other, variants, ends=None):
+def _assert_same_runs(whole, other, cases, ends=None):
     """Lines and results byte for byte, and the state in which every lane ended."""
     assert run_bytes(whole) == run_bytes(other)
     assert _results(whole) == _results(other)
-    chex.assert_trees_all_equal(_ends(whole, variants) if ends is None else ends, _ends(other, variants))
+    chex.assert_trees_all_equal(_ends(whole, cases) if ends is None else ends, _ends(other, cases))
 
 
 @pytest.mark.slow
@@ -48,7 +48,7 @@ def test_killed_at_20_random_moments_and_resumed_equals_uninterrupted(tmp_path):
     """Six lanes of one program, four of them end early, and one by itself."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     summary = train(whole, checkpoint_minutes=None)
-    statuses = {name: row["status"] for name, row in summary["variants"].items()}
+    statuses = {name: row["status"] for name, row in summary["cases"].items()}
     assert statuses["Wild"] == ["diverged"] * 2
     assert statuses["Poor"] == ["budget_spent"] * 2
     assert statuses["Alone"] == ["finished"]
@@ -69,7 +69,7 @@ def test_killed_at_20_random_moments_and_resumed_equals_uninterrupted(tmp_path):
     done = _child(tmp_path, killed, 0, 0)
     assert (done.returncode, done.stdout, _own_words(done.stderr)) == (0, "", [])
     _assert_same_runs(whole, killed, sweep())
-    assert read_run(killed).read_summary()["variants"] == summary["variants"]
+    assert read_run(killed).read_summary()["cases"] == summary["cases"]
 
 
 def _own_words(errors):
@@ -105,13 +105,13 @@ def _child(tmp_path, *arguments):
 @pytest.mark.slow
 def test_killed_before_any_operation_on_files_and_resumed_equals_uninterrupted(tmp_path):
     """A spread of moments in each kind of operation, with a checkpoint at the end of every chunk."""
-    whole, variants = tmp_path / "whole", sweep(num_rounds=13)
+    whole, cases = tmp_path / "whole", sweep(num_rounds=13)
     done = _child(tmp_path, whole, "count", 0)
     assert done.returncode == 0, done.stderr
     counts = json.loads(done.stdout)
     assert set(counts) >= {"open", "os.rename", "os.fsync", "os.mkdir", "orbax.save"}
     assert {"os.remove", "os.rmdir", "shutil.rmtree"} & set(counts)
-    ends, rng = _ends(whole, variants), np.random.default_rng(3)
+    ends, rng = _ends(whole, cases), np.random.default_rng(3)
     for kind, count in sorted(counts.items()):
         for number in sorted({1 + int(rng.integers(count)), count}):
             killed = tmp_path / f"{kind} {number}"
@@ -119,8 +119,8 @@ def test_killed_before_any_operation_on_files_and_resumed_equals_uninterrupted(t
             assert done.returncode == -signal.SIGKILL, (kind, number, done.stderr)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DamagedCheckpoint)
-                train(killed, variants)
-            _assert_same_runs(whole, killed, variants, ends)
+                train(killed, cases)
+            _assert_same_runs(whole, killed, cases, ends)
             assert not list(killed.rglob("*.tmp")), (kind, number)
 
 
@@ -149,7 +149,7 @@ def _compile_once():
         yield
 
 
-LONE = {"A": toy_variant(seeds=(0,), chunk_rounds=4)}
+LONE = {"A": toy_case(seeds=(0,), chunk_rounds=4)}
 
 
 class _Killed(BaseException):
@@ -158,14 +158,14 @@ class _Killed(BaseException):
 
 @pytest.fixture(scope="module", params=["one lane", "a sweep"])
 def whole(request, tmp_path_factory):
-    """(directory, variants, ends) of an uninterrupted run: of one lane, or of lanes that do not all end together."""
-    variants = LONE if request.param == "one lane" else sweep(num_rounds=13)
+    """(directory, cases, ends) of an uninterrupted run: of one lane, or of lanes that do not all end together."""
+    cases = LONE if request.param == "one lane" else sweep(num_rounds=13)
     out = tmp_path_factory.mktemp("whole")
-    train_toy(out, variants)
-    return out, variants, _ends(out, variants)
+    train_toy(out, cases)
+    return out, cases, _ends(out, cases)
 
 
-def _interrupt(monkeypatch, out, variants, owner, method, call, *, after, minutes=None):
+def _interrupt(monkeypatch, out, cases, owner, method, call, *, after, minutes=None):
     """Run until the given call of a method, and die before or after it; False if there are fewer calls."""
     original = getattr(owner, method)
     calls = []
@@ -182,7 +182,7 @@ def _interrupt(monkeypatch, out, variants, owner, method, call, *, after, minute
     with monkeypatch.context() as patch:
         patch.setattr(owner, method, dying)
         try:
-            train_toy(out, variants, checkpoint_minutes=minutes)
+            train_toy(out, cases, checkpoint_minutes=minutes)
         except _Killed:
             return True
     return False
@@ -204,18 +204,18 @@ def _interrupt(monkeypatch, out, variants, owner, method, call, *, after, minute
 )
 @pytest.mark.quick_cases(3)
 def test_no_line_is_lost_or_doubled_between_any_two_steps(whole, tmp_path, monkeypatch, owner, method, calls, after):
-    expected, variants, ends = whole
+    expected, cases, ends = whole
     for number, call in enumerate(calls):
         out = tmp_path / str(call)
-        if not _interrupt(monkeypatch, out, variants, owner, method, call, after=after):
+        if not _interrupt(monkeypatch, out, cases, owner, method, call, after=after):
             assert number > 0, "it must die somewhere"
-            assert len(variants) == 1, "one lane has fewer steps"
+            assert len(cases) == 1, "one lane has fewer steps"
             break
         if method == "append":
             with open(pass_folders(out)[-1] / "metrics.jsonl", "ab") as file:
-                file.write(b'{"variant": "A", "se')
-        train_toy(out, variants, resume=True)
-        _assert_same_runs(expected, out, variants, ends)
+                file.write(b'{"case": "A", "se')
+        train_toy(out, cases, resume=True)
+        _assert_same_runs(expected, out, cases, ends)
 
 
 @pytest.mark.parametrize(
@@ -231,15 +231,15 @@ def test_no_line_is_lost_or_doubled_between_any_two_steps(whole, tmp_path, monke
 def test_a_checkpoint_between_two_evaluations_changes_no_line(
     whole, tmp_path, monkeypatch, owner, method, calls, after
 ):
-    expected, variants, ends = whole
+    expected, cases, ends = whole
     for number, call in enumerate(calls):
         out = tmp_path / str(call)
-        if not _interrupt(monkeypatch, out, variants, owner, method, call, after=after, minutes=0):
+        if not _interrupt(monkeypatch, out, cases, owner, method, call, after=after, minutes=0):
             assert number > 0, "it must die somewhere"
-            assert len(variants) == 1, "one lane has fewer steps"
+            assert len(cases) == 1, "one lane has fewer steps"
             break
-        train_toy(out, variants, resume=True)
-        _assert_same_runs(expected, out, variants, ends)
+        train_toy(out, cases, resume=True)
+        _assert_same_runs(expected, out, cases, ends)
 
 
 def _empty_checkpoint(out, round_index):
@@ -267,19 +267,19 @@ def test_a_truncated_newest_checkpoint_falls_back_to_the_one_before_it_or_the_be
 
 
 def test_resume_with_other_settings_is_refused_and_without_effect_ones_pass(whole):
-    out, variants, _ = whole
+    out, cases, _ = whole
     before = run_bytes(out)
-    name, first = next(iter(variants.items()))
-    longer = {**variants, name: first._replace(num_rounds=first.num_rounds + 5)}
-    with pytest.raises(ArgumentError, match=r"^variants\..*\.num_rounds: .* this call has"):
+    name, first = next(iter(cases.items()))
+    longer = {**cases, name: first._replace(num_rounds=first.num_rounds + 5)}
+    with pytest.raises(ArgumentError, match=r"^cases\..*\.num_rounds: .* this call has"):
         train_toy(out, longer, resume=True)
     with pytest.raises(ArgumentError, match=r"^step_size: .* has 0\.2, this call has 0\.5"):
-        train_toy(out, variants, resume=True, config={"step_size": 0.5})
-    train_toy(out, variants, resume=True, keep_checkpoints=5, checkpoint_every=3)
+        train_toy(out, cases, resume=True, config={"step_size": 0.5})
+    train_toy(out, cases, resume=True, keep_checkpoints=5, checkpoint_every=3)
     assert run_bytes(out) == before
 
 
 def test_a_missing_checkpoint_is_named(whole):
-    out, variants, _ = whole
-    with pytest.raises(ArgumentError, match="variant: must have a readable checkpoint"):
-        restore_state(read_run(out), "Other", next(iter(variants.values())), 5)
+    out, cases, _ = whole
+    with pytest.raises(ArgumentError, match="case: must have a readable checkpoint"):
+        restore_state(read_run(out), "Other", next(iter(cases.values())), 5)

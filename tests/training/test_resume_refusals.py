@@ -8,14 +8,14 @@ import warnings
 import numpy as np
 import pytest
 from run_files import run_bytes
-from toy_problem import compiled_once, toy_variant, train_toy
+from toy_problem import compiled_once, toy_case, train_toy
 
 from jaxfl.core import ArgumentError
 from jaxfl.training import read_run, restore_state
 from jaxfl.training.checkpoint import Checkpoints, DamagedCheckpoint
 from jaxfl.training.pass_directory import PassDirectory
 
-LONE = {"A": toy_variant(seeds=(0,))}
+LONE = {"A": toy_case(seeds=(0,))}
 
 
 class _Killed(BaseException):
@@ -78,11 +78,11 @@ def test_a_file_that_cannot_be_read_stops_a_resumed_run_and_changes_nothing(run,
 def test_a_checkpoint_or_a_pass_of_another_seed_or_run_is_refused(run, tmp_path):
     expected, out = run
     own = out / "passes" / "0"
-    for other, variants, config in [
-        ("seed", {"A": toy_variant(seeds=(3,))}, {"step_size": 0.2}),
+    for other, cases, config in [
+        ("seed", {"A": toy_case(seeds=(3,))}, {"step_size": 0.2}),
         ("config", LONE, {"step_size": 0.3}),
     ]:
-        train_toy(tmp_path / other, variants, config=config, keep_checkpoints=3)
+        train_toy(tmp_path / other, cases, config=config, keep_checkpoints=3)
         foreign, moved = tmp_path / other / "passes" / "0", tmp_path / f"before {other}"
         own.rename(moved)
         shutil.copytree(moved, own)
@@ -107,13 +107,13 @@ def _assert_refused(out, what):
 
 def test_a_checkpoint_of_another_lane_of_the_run_is_refused(tmp_path):
     """Two programs of one run, whose states have the same form."""
-    variants = {"A": toy_variant(seeds=(0,)), "B": toy_variant(seeds=(0,))}
-    train_toy(tmp_path, variants)
+    cases = {"A": toy_case(seeds=(0,)), "B": toy_case(seeds=(0,))}
+    train_toy(tmp_path, cases)
     first, other = (tmp_path / "passes" / number / "checkpoints" / "25" for number in "01")
     shutil.rmtree(other)
     shutil.copytree(first, other)
     with pytest.raises(ArgumentError, match="25 is of other lanes"):
-        restore_state(read_run(tmp_path), "B", variants["B"], 0)
+        restore_state(read_run(tmp_path), "B", cases["B"], 0)
 
 
 def test_where_lines_are_dropped_the_file_of_before_stays(run):

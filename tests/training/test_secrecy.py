@@ -40,20 +40,18 @@ def algorithm_of(numbers):
     )
 
 
-def variant(noise_std, **fields):
+def case(noise_std, **fields):
     """Rounds of nothing but noise."""
     settings = {"settings": {"noise_std": noise_std}, "privacy": lambda rounds: [STATEMENT], "covered": True}
     shared = {"task": TASK, "test": toy_test(), "data": data_of, "num_rounds": 2, "evaluate_every": 2, "seeds": (0,)}
-    return training.Variant(
-        algorithm=algorithm_of, numbers={"noise_std": noise_std}, **{**shared, **settings, **fields}
-    )
+    return training.Case(algorithm=algorithm_of, numbers={"noise_std": noise_std}, **{**shared, **settings, **fields})
 
 
-def trained(out, variants, **options):
-    """(run directory, variant -> what noise added to the first node's parameters, in units of it)."""
+def trained(out, cases, **options):
+    """(run directory, case -> what noise added to the first node's parameters, in units of it)."""
     run = open_run(out, {})
-    train(variants, run=run, quiet=True, **options)
-    return run, {name: noise_of(run, name, variants[name]) for name in variants}
+    train(cases, run=run, quiet=True, **options)
+    return run, {name: noise_of(run, name, cases[name]) for name in cases}
 
 
 def noise_of(run, name, of, seed=0):
@@ -69,7 +67,7 @@ def correlated(first, second):
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
-    return trained(tmp_path_factory.mktemp("both"), {"A": variant(0.1), "B": variant(0.2)})
+    return trained(tmp_path_factory.mktemp("both"), {"A": case(0.1), "B": case(0.2)})
 
 
 def test_points_of_one_program_have_independent_noise_and_the_same_start(both):
@@ -81,16 +79,16 @@ def test_points_of_one_program_have_independent_noise_and_the_same_start(both):
 
 
 def test_points_of_several_runs_have_independent_noise(both, tmp_path):
-    other = trained(tmp_path / "C", {"C": variant(0.4)})[1]["C"]
+    other = trained(tmp_path / "C", {"C": case(0.4)})[1]["C"]
     assert not any(correlated(other, row) for row in both[1].values())
-    again = trained(tmp_path / "A", {"A": variant(0.1)})[1]["A"]
+    again = trained(tmp_path / "A", {"A": case(0.1)})[1]["A"]
     np.testing.assert_array_equal(again, both[1]["A"])  # alone as in company
 
 
 def test_an_identity_goes_before_the_name(tmp_path):
-    same = trained(tmp_path / "same", {"first": variant(0.1, identity={"point": 1})})[1]["first"]
-    assert correlated(same, trained(tmp_path / "again", {"second": variant(0.1, identity={"point": 1})})[1]["second"])
-    other = trained(tmp_path / "other", {"first": variant(0.1, identity={"point": 2})})[1]["first"]
+    same = trained(tmp_path / "same", {"first": case(0.1, identity={"point": 1})})[1]["first"]
+    assert correlated(same, trained(tmp_path / "again", {"second": case(0.1, identity={"point": 1})})[1]["second"])
+    other = trained(tmp_path / "other", {"first": case(0.1, identity={"point": 2})})[1]["first"]
     assert not correlated(same, other)
 
 
@@ -102,7 +100,7 @@ def erased(seed):
 
 def test_runs_on_data_that_differ_in_one_sample_have_independent_noise(both, tmp_path):
     """Their difference would tell the sample."""
-    other = trained(tmp_path / "erased", {"A": variant(0.1, data=erased)})[1]["A"]
+    other = trained(tmp_path / "erased", {"A": case(0.1, data=erased)})[1]["A"]
     assert not correlated(other, both[1]["A"])
 
 
@@ -116,12 +114,12 @@ def test_runs_on_data_that_differ_in_one_sample_have_independent_noise(both, tmp
 )
 def test_a_resume_on_other_data_is_refused(tmp_path, changes, name):
     """Pool, partition and test set; nothing of the run changes."""
-    trained(tmp_path / "run", {"A": variant(0.1)})
+    trained(tmp_path / "run", {"A": case(0.1)})
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     run = open_run(tmp_path / "run", {}, resume=True)
     refused(
-        lambda: train({"A": variant(0.1, **changes)}, run=run, quiet=True),
-        f"variants.A.{name}",
+        lambda: train({"A": case(0.1, **changes)}, run=run, quiet=True),
+        f"cases.A.{name}",
         "as in the run that is resumed",
     )
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
@@ -130,7 +128,7 @@ def test_a_resume_on_other_data_is_refused(tmp_path, changes, name):
 def test_batches_of_two_points_are_independent():
     """Share of batches of 3 of 6 samples that two points draw alike: 1 in 20 where they are independent."""
     learner, data = algorithm_of({"noise_std": 0.1}), data_of(0)
-    keys = [lanes.Point(name, variant(0.1), 0, "").key for name in "AB"]
+    keys = [lanes.Lane(name, case(0.1), 0, "").key for name in "AB"]
     state = learner.init(keys[0], data)
 
     @jax.jit
@@ -205,7 +203,7 @@ class TestSecretKey:
         path = tmp_path / "run" / "private" / "key"
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-        trained_with = {"A": variant(0.1)}
+        trained_with = {"A": case(0.1)}
         train(trained_with, run=run, quiet=True, key=key)
         text = path.read_text().strip()
         others = [file for file in (tmp_path / "run").rglob("*") if file.is_file() and file != path]
@@ -243,9 +241,9 @@ class TestSecretKey:
 
 class TestPublish:
     def test_nothing_but_parameters_statements_and_options_that_vary_is_written(self, tmp_path):
-        run, variants = open_run(tmp_path / "run", {}), {"A": variant(0.1, seeds=(0, 1)), "B": variant(0.2)}
-        train(variants, run=run, quiet=True, key=secret_key(run))
-        publish(run, variants, tmp_path / "out")
+        run, cases = open_run(tmp_path / "run", {}), {"A": case(0.1, seeds=(0, 1)), "B": case(0.2)}
+        train(cases, run=run, quiet=True, key=secret_key(run))
+        publish(run, cases, tmp_path / "out")
         files = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
         parameters = {f"parameters/{name}.npz" for name in ("a/seed_0", "a/seed_1", "b/seed_0")}
         assert files == {"privacy.json", *parameters}
@@ -253,11 +251,11 @@ class TestPublish:
         (total,) = published["total"]  # of two seeds of A and one of B
         assert (total["neighboring_relation"], total["dp_epsilon"], total["runs"]) == ("zero_out", 3 * 1.5, 3)
         assert total["dp_delta"] == pytest.approx(3e-5)
-        content = published["variants"]
+        content = published["cases"]
         assert set(content["A"]) == {"settings", "rounds_per_seed", "privacy"}
         assert SECRET in content["A"]["privacy"][0]["assumptions"]
         with np.load(tmp_path / "out" / "parameters" / "a" / "seed_1.npz") as held:
-            state = restore_state(run, "A", variants["A"], 1)[1]
+            state = restore_state(run, "A", cases["A"], 1)[1]
             np.testing.assert_array_equal(held["params"], algorithm_of({"noise_std": 0.1}).node_params(state))
 
     def test_nodes_with_budgets_of_their_own_are_added_up_one_by_one(self, tmp_path):
@@ -272,15 +270,15 @@ class TestPublish:
             own = {"dp_epsilon": max(epsilons), "nodes": 2, "node_epsilons": epsilons}
             return lambda rounds: [{**STATEMENT, **own}]
 
-        def total(name, data, **of_variants):
+        def total(name, data, **of_cases):
             run = open_run(tmp_path / name, {})
             shared = {"seeds": (0, 1), "data": data}
-            variants = {label: variant(0.1, privacy=of, **shared) for label, of in of_variants.items()}
-            train(variants, run=run, quiet=True, key=secret_key(run))
-            publish(run, variants, tmp_path / f"{name}_out")
+            cases = {label: case(0.1, privacy=of, **shared) for label, of in of_cases.items()}
+            train(cases, run=run, quiet=True, key=secret_key(run))
+            publish(run, cases, tmp_path / f"{name}_out")
             published = json.loads((tmp_path / f"{name}_out" / "privacy.json").read_text())
             own = json.loads((run.path / "privacy.json").read_text())
-            assert {label: row["node_epsilons"] for label, row in published["variants"].items()} == own
+            assert {label: row["node_epsilons"] for label, row in published["cases"].items()} == own
             return published["total"][0]
 
         same = total("same", named, A=stated(1.0, 4.0))
@@ -294,22 +292,22 @@ class TestPublish:
         assert (other["dp_epsilon"], other["runs"], "node_epsilons" in other) == (18.0, 4, False)
 
     def test_a_run_that_is_not_covered_is_refused(self, both, tmp_path):
-        run, variants = open_run(tmp_path / "run", {}), {"A": variant(0.1)}
-        train(variants, run=run, quiet=True, key=secret_key(run))
-        refused(lambda: publish(both[0], {"A": variant(0.1)}, tmp_path / "out"), "publish", "public seed")
-        uncovered = {"A": variant(0.1, covered=False)}
+        run, cases = open_run(tmp_path / "run", {}), {"A": case(0.1)}
+        train(cases, run=run, quiet=True, key=secret_key(run))
+        refused(lambda: publish(both[0], {"A": case(0.1)}, tmp_path / "out"), "publish", "public seed")
+        uncovered = {"A": case(0.1, covered=False)}
         refused(lambda: publish(run, uncovered, tmp_path / "out"), "publish", "no statement covers")
         summary = run.read_summary()
-        summary["variants"]["A"]["privacy"][0]["dp_epsilon"] = None
+        summary["cases"]["A"]["privacy"][0]["dp_epsilon"] = None
         run.write_summary(summary)
-        refused(lambda: publish(run, variants, tmp_path / "out"), "publish", "no proven epsilon")
+        refused(lambda: publish(run, cases, tmp_path / "out"), "publish", "no proven epsilon")
         assert not (tmp_path / "out").exists()
         (tmp_path / "file").write_text("")
-        refused(lambda: publish(run, variants, tmp_path), "publish", "empty folder")
+        refused(lambda: publish(run, cases, tmp_path), "publish", "empty folder")
 
 
 def test_a_simulation_is_marked(both):
-    row = read_run(both[0].path).read_summary()["variants"]["A"]
+    row = read_run(both[0].path).read_summary()["cases"]["A"]
     assert SIMULATED in row["privacy"][0]["assumptions"]
     assert caption({"A": row["privacy"]})[-1] == "simulation: its seed is public"
     assert len(caption({"A": [STATEMENT]})) == 1
@@ -319,11 +317,11 @@ def test_the_epsilon_of_every_node_is_in_a_file_and_their_median_in_the_summary(
     """Two nodes in each of two partitions of the data have epsilons of their own."""
     own = {**STATEMENT, "dp_epsilon": 4.0, "nodes": 2, "node_epsilons": (1.0, 2.0, 3.0, 4.0)}
     none = {**STATEMENT, "bound": "published", "dp_epsilon": None, "nodes": 2, "node_epsilons": ()}
-    run = trained(tmp_path / "run", {"A": variant(0.1, privacy=lambda rounds: [none, own])})[0]
+    run = trained(tmp_path / "run", {"A": case(0.1, privacy=lambda rounds: [none, own])})[0]
     content = json.loads((run.path / "privacy.json").read_text())
     grounds = {"bound": "proven", "neighboring_relation": "zero_out", "dp_delta": 1e-5}
     assert content == {"A": [{**grounds, "node_epsilons": [[1.0, 2.0], [3.0, 4.0]]}]}
-    published, proven = run.read_summary()["variants"]["A"]["privacy"]
+    published, proven = run.read_summary()["cases"]["A"]["privacy"]
     assert (proven["dp_epsilon"], proven["dp_epsilon_median_node"]) == (4.0, 2.5)
     assert not {"node_epsilons", "dp_epsilon_median_node"} & set(published)
     assert "node_epsilons" not in proven

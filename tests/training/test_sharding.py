@@ -105,6 +105,6 @@ def test_rounds_can_be_embedded_in_a_shard_map_with_checks_and_on_explicit_meshe
 def test_runs_over_devices_equal_those_on_one_and_go_on_with_any_number(found):
     runs = found["runs"]
     assert runs["resumed alike"]
-    for name in ("nodes", "resumed on two", "lanes over nodes", "lanes over points"):
+    for name in ("nodes", "resumed on two", "several over nodes", "several over lanes"):
         assert runs[name] < 1e-5, name
     assert runs["strategy"] == "one after the other, their nodes over 8 devices"

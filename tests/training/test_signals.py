@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from run_files import run_bytes
 from run_until_killed import sweep
-from toy_problem import compiled_once, toy_variant, toy_with_numbers, train_toy
+from toy_problem import compiled_once, toy_case, toy_with_numbers, train_toy
 
 from jaxfl.training import Stop, Stopped, open_run, stop_at_sigterm
 from jaxfl.training.lockstep import Lockstep
@@ -26,13 +26,13 @@ def _compile_once():
 
 @pytest.fixture(scope="module", params=["one lane", "a sweep"])
 def whole(request, tmp_path_factory):
-    """(lines, variants, rounds of each chunk) of an uninterrupted run."""
-    variants = {"A": toy_variant(seeds=(0,), chunk_rounds=4)} if request.param == "one lane" else sweep(num_rounds=13)
+    """(lines, cases, rounds of each chunk) of an uninterrupted run."""
+    cases = {"A": toy_case(seeds=(0,), chunk_rounds=4)} if request.param == "one lane" else sweep(num_rounds=13)
     out = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
         ran = _count_chunks(patch)
-        train_toy(out, variants)
-    return run_bytes(out), variants, ran
+        train_toy(out, cases)
+    return run_bytes(out), cases, ran
 
 
 def _count_chunks(patch, stop: Stop | None = None, last=0):
@@ -54,18 +54,18 @@ def _count_chunks(patch, stop: Stop | None = None, last=0):
 @pytest.mark.quick_cases(4)
 def test_train_finishes_the_chunk_saves_and_raises_stopped(whole, tmp_path, monkeypatch, chunks):
     """Also between two evaluations; and the resumed run has the same chunks and lines."""
-    expected, variants, all_chunks = whole
+    expected, cases, all_chunks = whole
     stop = Stop()
     with monkeypatch.context() as patch:
         ran = _count_chunks(patch, stop, chunks)
         with pytest.raises(Stopped) as caught:
-            train_toy(tmp_path, variants, stop=stop, checkpoint_every=100, checkpoint_minutes=None)
+            train_toy(tmp_path, cases, stop=stop, checkpoint_every=100, checkpoint_minutes=None)
     assert ran == all_chunks[:chunks]
     assert run_bytes(tmp_path) != expected
     assert list(tmp_path.glob(f"passes/*/checkpoints/{caught.value.round_index}"))
     with monkeypatch.context() as patch:
         ran = _count_chunks(patch)
-        train_toy(tmp_path, variants, resume=True, stop=Stop())
+        train_toy(tmp_path, cases, resume=True, stop=Stop())
     assert ran == all_chunks[chunks:]
     assert run_bytes(tmp_path) == expected
 
@@ -74,27 +74,27 @@ def test_a_lane_that_diverged_leaves_the_others_chunks_as_they_are(tmp_path):
     """It would have ended in a round of its own, in which a run that went through begins a chunk."""
     numbers = {"step_size": 0.2, "bad_round": 1e6}
     settings = {"numbers": numbers, "num_rounds": 10, "evaluate_every": 5, "chunk_rounds": 3, "seeds": (0,)}
-    good = toy_variant(toy_with_numbers, **settings)
-    variants = {"Good": good, "Bad": good._replace(numbers={**numbers, "bad_round": 1.0}, max_rounds=4)}
+    good = toy_case(toy_with_numbers, **settings)
+    cases = {"Good": good, "Bad": good._replace(numbers={**numbers, "bad_round": 1.0}, max_rounds=4)}
     stop = Stop()
     with pytest.MonkeyPatch.context() as patch:
         ran = _count_chunks(patch, stop, 1)
         with pytest.raises(Stopped):
-            train_toy(tmp_path, variants, stop=stop)
-        train_toy(tmp_path, variants, resume=True)
+            train_toy(tmp_path, cases, stop=stop)
+        train_toy(tmp_path, cases, resume=True)
     assert ran == [3, 1, 1, 3, 2]
 
 
 def test_a_stop_that_is_asked_for_in_the_last_chunk_loses_nothing(whole, tmp_path, monkeypatch):
-    expected, variants, _ = whole
+    expected, cases, _ = whole
     stop, advance = Stop(), ProgressReport.end
     monkeypatch.setattr(ProgressReport, "end", lambda self: (stop.request(), advance(self)))
     with pytest.raises(Stopped):
-        train_toy(tmp_path, variants, stop=stop)
+        train_toy(tmp_path, cases, stop=stop)
     while True:
         stop = Stop()
         try:
-            train_toy(tmp_path, variants, resume=True, stop=stop)
+            train_toy(tmp_path, cases, resume=True, stop=stop)
         except Stopped:
             continue
         break
@@ -152,7 +152,7 @@ def test_train_installs_no_handler(tmp_path, monkeypatch):
     monkeypatch.setattr(
         Lockstep, "_dispatch", lambda self: (handlers.append(signal.getsignal(signal.SIGTERM)), dispatch(self))[1]
     )
-    train_toy(tmp_path, {"A": toy_variant(seeds=(0,), num_rounds=5, chunk_rounds=5)})
+    train_toy(tmp_path, {"A": toy_case(seeds=(0,), num_rounds=5, chunk_rounds=5)})
     assert handlers == [signal.SIG_DFL]
 
 
@@ -203,7 +203,7 @@ def test_a_new_run_that_ends_before_its_first_round_leaves_nothing(tmp_path, mon
     """As one that is refused; a run that has begun, or was there before, stays."""
     stop, undone = Stop(), []
     out = tmp_path / "run"
-    variants = {"A": toy_variant(seeds=(0,), num_rounds=5)}
+    cases = {"A": toy_case(seeds=(0,), num_rounds=5)}
 
     def ends(program):
         del program
@@ -215,13 +215,13 @@ def test_a_new_run_that_ends_before_its_first_round_leaves_nothing(tmp_path, mon
         patch.setattr("jaxfl.training.loop.Program.check", ends)
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
-                train_toy(out, variants, stop=stop, resume=True)
+                train_toy(out, cases, stop=stop, resume=True)
     assert undone == [False, False]
     run = open_run(out, {"step_size": 0.2}, experiment="toy")
     assert run.path.exists()
-    train_toy(out, variants, resume=True)
+    train_toy(out, cases, resume=True)
     with monkeypatch.context() as patch:
         patch.setattr("jaxfl.training.loop.Program.check", ends)
         with pytest.raises(KeyboardInterrupt):
-            train_toy(out, variants, stop=Stop(), resume=True)
+            train_toy(out, cases, stop=Stop(), resume=True)
     assert undone[2]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from run_files import run_bytes
-from toy_problem import TASK, toy_variant, train_toy
+from toy_problem import TASK, toy_case, train_toy
 
 from jaxfl import core
 from jaxfl.core import ArgumentError, Variables
@@ -97,9 +97,9 @@ def test_samples_are_evenly_spaced_and_padding_has_weight_0(most, seen):
 
 
 def test_a_run_writes_them_and_resumes_with_them(tmp_path):
-    variant = toy_variant(num_rounds=4, evaluate_every=2, seeds=(0,), measures={"stationarity": stationarity(TASK, 3)})
-    train_toy(tmp_path, {"A": variant})
+    case = toy_case(num_rounds=4, evaluate_every=2, seeds=(0,), measures={"stationarity": stationarity(TASK, 3)})
+    train_toy(tmp_path, {"A": case})
     lines = run_bytes(tmp_path).decode()
     assert lines.count("gradient_norm_squared_average_model") == lines.count("train_accuracy_average_model") == 3
     with pytest.raises(ArgumentError, match="measures"):
-        train_toy(tmp_path, {"A": variant._replace(measures={})}, resume=True)
+        train_toy(tmp_path, {"A": case._replace(measures={})}, resume=True)

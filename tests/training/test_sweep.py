@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from problems import small_task, uneven_data
 from run_files import begun, run_bytes
-from toy_problem import compiled_once, toy_algorithm, toy_data, toy_variant, toy_with_numbers, train_toy
+from toy_problem import compiled_once, toy_algorithm, toy_case, toy_data, toy_with_numbers, train_toy
 
 from jaxfl import gradients, graphs
 from jaxfl.algorithms import push_sum
 from jaxfl.core import ArgumentError, tree
 from jaxfl.training import evaluation_set, read_results, read_run, restore_state
-from jaxfl.training.lanes import Point, Strategy, Uploads
+from jaxfl.training.lanes import Lane, Strategy, Uploads
 from jaxfl.training.pass_directory import PassDirectory
 from jaxfl.training.program import Program
 
@@ -26,10 +26,10 @@ STEP_SIZES = (0.05, 0.1, 0.2)
 NEVER = 1e6
 
 
-def points(step_sizes=STEP_SIZES, bad_rounds=None, **fields):
-    """A variant a step size, all of one program."""
+def cases_of(step_sizes=STEP_SIZES, bad_rounds=None, **fields):
+    """A case a step size, all of one program."""
     return {
-        f"step {step_size:g}": toy_variant(
+        f"step {step_size:g}": toy_case(
             toy_with_numbers,
             numbers={"step_size": step_size, "bad_round": (bad_rounds or {}).get(step_size, NEVER)},
             settings={"step_size": step_size},
@@ -43,7 +43,7 @@ def points(step_sizes=STEP_SIZES, bad_rounds=None, **fields):
 def lines_of(out, name, seed):
     """Raw lines of one lane."""
     lines = run_bytes(out).splitlines()
-    return [line for line in lines if line.startswith(b'{"variant": "%s", "seed": %d,' % (name.encode(), seed))]
+    return [line for line in lines if line.startswith(b'{"case": "%s", "seed": %d,' % (name.encode(), seed))]
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +53,14 @@ def swept(tmp_path_factory):
     @functools.cache
     def run(at_once):
         out = tmp_path_factory.mktemp(f"at_once_{at_once}")
-        train_toy(out, points(), lanes_at_once=at_once)
+        train_toy(out, cases_of(), lanes_at_once=at_once)
         return out
 
     return run
 
 
 def test_a_point_alone_and_in_a_sweep_has_the_same_bits_one_after_the_other(swept, tmp_path):
-    alone = points((0.1,), seeds=(1,))
+    alone = cases_of((0.1,), seeds=(1,))
     train_toy(tmp_path, alone)
     assert begun(swept(1))["strategy"] == "one after the other"
     assert lines_of(swept(1), "step 0.1", 1) == lines_of(tmp_path, "step 0.1", 1)
@@ -77,23 +77,23 @@ def test_strategies_agree_to_1e_6(swept, at_once, text):
         assert list(line) == list(other)
         for name, value in line.items():
             assert other[name] == (pytest.approx(value, rel=1e-6) if isinstance(value, float) else value), name
-    variant = points()["step 0.2"]
-    states = [restore_state(run, "step 0.2", variant, 0)[1] for run in runs]
+    case = cases_of()["step 0.2"]
+    states = [restore_state(run, "step 0.2", case, 0)[1] for run in runs]
     chex.assert_trees_all_close(*(state.params for state in states), rtol=1e-5, atol=1e-6)
     chex.assert_trees_all_equal(*(state._replace(params=None) for state in states))
 
 
-def test_results_have_a_row_a_variant_and_seed(swept):
+def test_results_have_a_row_a_case_and_seed(swept):
     rows = read_results(swept(1))
-    assert [(row["variant"], row["seed"], row["step_size"]) for row in rows] == [
+    assert [(row["case"], row["seed"], row["step_size"]) for row in rows] == [
         (f"step {step_size:g}", seed, step_size) for step_size in STEP_SIZES for seed in (0, 1)
     ]
-    last = {(line["variant"], line["seed"]): line for line in read_run(swept(1)).read_metrics()}
+    last = {(line["case"], line["seed"]): line for line in read_run(swept(1)).read_metrics()}
     for row in rows:
-        line = last[row["variant"], row["seed"]]
+        line = last[row["case"], row["seed"]]
         assert (row["status"], row["rounds"], row["reason"]) == ("finished", 25, None)
         assert {**row, "round": 25} == {**row, **line}
-    assert list(rows[0])[:5] == ["variant", "seed", "step_size", "status", "rounds"]
+    assert list(rows[0])[:5] == ["case", "seed", "step_size", "status", "rounds"]
     assert list(rows[0])[-1] == "seconds"
     assert all(row["seconds"] >= 0 for row in rows)
 
@@ -104,7 +104,7 @@ def test_results_say_which_epsilon_on_what_ground(tmp_path):
         published = {"bound": "published", "dp_epsilon": None, **facts}
         return [{"bound": "proven", "dp_epsilon": 0.1 * rounds, **facts}, published]
 
-    train_toy(tmp_path, {"A": toy_variant(num_rounds=5, seeds=(0,), privacy=statements)})
+    train_toy(tmp_path, {"A": toy_case(num_rounds=5, seeds=(0,), privacy=statements)})
     (row,) = read_results(tmp_path / "results.csv")
     assert (row["proven_dp_epsilon"], row["proven_dp_delta"]) == (0.5, 1e-5)
     assert row["proven_neighboring_relation"] == "zero_out"
@@ -120,7 +120,7 @@ def test_six_step_sizes_and_two_seeds_are_one_compile(tmp_path):
 
     jax.monitoring.register_event_duration_secs_listener(listener)
     try:
-        train_toy(tmp_path, points((0.01, 0.02, 0.03, 0.04, 0.05, 0.06), num_rounds=12))
+        train_toy(tmp_path, cases_of((0.01, 0.02, 0.03, 0.04, 0.05, 0.06), num_rounds=12))
     finally:
         jax.monitoring.unregister_event_duration_listener(listener)
     assert sum("rounds" in name for name in compiled) == 1
@@ -131,9 +131,9 @@ def test_six_step_sizes_and_two_seeds_are_one_compile(tmp_path):
 @pytest.mark.quick_cases(1)
 def test_no_copy_of_a_table_in_a_round(at_once):
     """A group's tables are taken out once a call; a copy a round would be a second one beside them."""
-    algorithm = toy_algorithm(toy_variant().task, table_width=3000)
-    variant = toy_variant(algorithm, data=lambda seed: toy_data(num_samples=400)[0], seeds=tuple(range(6)))
-    program = Program([Point("A", variant, seed, "") for seed in variant.seeds], Uploads())
+    algorithm = toy_algorithm(toy_case().task, table_width=3000)
+    case = toy_case(algorithm, data=lambda seed: toy_data(num_samples=400)[0], seeds=tuple(range(6)))
+    program = Program([Lane("A", case, seed, "") for seed in case.seeds], Uploads())
     compiled = program.compile(Strategy(6, at_once))
     table = tree.num_bytes(program.structure.table)
     assert table > 2_000_000
@@ -153,8 +153,8 @@ def test_a_branch_on_the_round_number_stays_a_branch():
         table = gradients.saga(sampler=gradients.fixed(2), clip_norm=0.5)
         return push_sum(task, graph=graphs.exponential(5), gradient=table, step_size=numbers["step_size"])
 
-    variant = toy_variant(algorithm, task=task, test=test, data=lambda seed: data, numbers={"step_size": 0.1})
-    program = Program([Point("A", variant, seed, "") for seed in (0, 1)], Uploads())
+    case = toy_case(algorithm, task=task, test=test, data=lambda seed: data, numbers={"step_size": 0.1})
+    program = Program([Lane("A", case, seed, "") for seed in (0, 1)], Uploads())
     compiled = program.compile(Strategy(2, at_once=2))
     assert " conditional(" in str(compiled.rounds.as_text())
 
@@ -162,43 +162,43 @@ def test_a_branch_on_the_round_number_stays_a_branch():
 @pytest.mark.parametrize("at_once", [1, 6])
 @pytest.mark.quick_cases(1)
 def test_a_lane_that_diverges_leaves_the_others_bytes_as_they_are(swept, tmp_path, at_once):
-    variants = points(bad_rounds={0.1: 13.0})
-    summary = train_toy(tmp_path, variants, lanes_at_once=at_once)
+    cases = cases_of(bad_rounds={0.1: 13.0})
+    summary = train_toy(tmp_path, cases, lanes_at_once=at_once)
     assert summary["status"] == "finished"
-    bad = summary["variants"]["step 0.1"]
+    bad = summary["cases"]["step 0.1"]
     assert (bad["status"], bad["rounds_per_seed"]) == (["diverged"] * 2, [10, 10])
     where = "got nan at node 2 in round 14 (rounds 11 to 20 of step 0.1, seed 1)"
     assert f"loss: must stay finite; {where}" in bad["reason"][1]
     assert bad["test_accuracy"]["per_seed"] == [None, None]
-    for name, variant in variants.items():
+    for name, case in cases.items():
         for seed in (0, 1):
             mine, others = lines_of(tmp_path, name, seed), lines_of(swept(at_once), name, seed)
             assert mine == (others[:2] if name == "step 0.1" else others)
             if name == "step 0.1":
                 with pytest.raises(ArgumentError, match="must have a readable checkpoint"):
-                    restore_state(read_run(tmp_path), name, variant, seed)
+                    restore_state(read_run(tmp_path), name, case, seed)
                 continue
-            rounds, state = restore_state(read_run(tmp_path), name, variant, seed)
+            rounds, state = restore_state(read_run(tmp_path), name, case, seed)
             assert rounds == 25
-            chex.assert_trees_all_equal(state, restore_state(read_run(swept(at_once)), name, variant, seed)[1])
-    rows = {(row["variant"], row["seed"]): row for row in read_results(tmp_path)}
+            chex.assert_trees_all_equal(state, restore_state(read_run(swept(at_once)), name, case, seed)[1])
+    rows = {(row["case"], row["seed"]): row for row in read_results(tmp_path)}
     assert (rows["step 0.1", 0]["status"], rows["step 0.1", 0]["rounds"]) == ("diverged", 20)
     assert rows["step 0.1", 0]["reason"] == bad["reason"][0]
 
 
 @compiled_once()
 def test_where_all_diverge_the_program_ends_early(tmp_path):
-    variants = points((0.1, 0.2), bad_rounds={0.1: 3.0, 0.2: 12.0}, num_rounds=1000)
-    summary = train_toy(tmp_path, variants)
-    assert [row["rounds"] for row in summary["variants"].values()] == [0, 10]
-    assert all(row["status"] == ["diverged"] * 2 for row in summary["variants"].values())
-    assert train_toy(tmp_path, variants, resume=True) == summary
+    cases = cases_of((0.1, 0.2), bad_rounds={0.1: 3.0, 0.2: 12.0}, num_rounds=1000)
+    summary = train_toy(tmp_path, cases)
+    assert [row["rounds"] for row in summary["cases"].values()] == [0, 10]
+    assert all(row["status"] == ["diverged"] * 2 for row in summary["cases"].values())
+    assert train_toy(tmp_path, cases, resume=True) == summary
 
 
 @compiled_once()
 def test_lanes_at_once_are_recorded_and_kept(tmp_path, monkeypatch):
     """A resumed run computes its lanes as it began, whatever is asked for then."""
-    variants, append = points(num_rounds=30), PassDirectory.append
+    cases, append = cases_of(num_rounds=30), PassDirectory.append
 
     def interrupted(self, lines):
         if lines[0]["round"] == 20:
@@ -208,22 +208,22 @@ def test_lanes_at_once_are_recorded_and_kept(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(PassDirectory, "append", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            train_toy(tmp_path, variants, lanes_at_once=3)
+            train_toy(tmp_path, cases, lanes_at_once=3)
     recorded = begun(tmp_path)
     assert (recorded["strategy"], recorded["at_once"]) == ("in groups of 3", 3)
-    train_toy(tmp_path, variants, resume=True, lanes_at_once=1)
+    train_toy(tmp_path, cases, resume=True, lanes_at_once=1)
     assert begun(tmp_path) == recorded
     with pytest.raises(ArgumentError, match="lanes_at_once: must be an integer of at least 1"):
-        train_toy(tmp_path / "none", variants, lanes_at_once=0)
+        train_toy(tmp_path / "none", cases, lanes_at_once=0)
 
 
 @pytest.mark.slow
 def test_lanes_on_two_devices_have_the_same_bytes_as_on_one(tmp_path):
     """Five lanes, which two devices cannot share evenly; interrupted and resumed."""
     script = (
-        "import sys; from test_sweep import points; from toy_problem import train_toy\n"
-        "variants = points((0.05, 0.1), seeds=(0, 1)) | points((0.2,), seeds=(0,))\n"
-        "train_toy(sys.argv[1], variants, resume=True)"
+        "import sys; from test_sweep import cases_of; from toy_problem import train_toy\n"
+        "cases = cases_of((0.05, 0.1), seeds=(0, 1)) | cases_of((0.2,), seeds=(0,))\n"
+        "train_toy(sys.argv[1], cases, resume=True)"
     )
     folder = Path(__file__).parent
     lines, texts = [], []

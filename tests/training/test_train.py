@@ -13,10 +13,10 @@ from toy_problem import (
     TOY_LEDGER,
     compiled_once,
     toy_algorithm,
+    toy_case,
     toy_data,
     toy_that_counts,
     toy_training_data,
-    toy_variant,
     train_toy,
 )
 
@@ -41,7 +41,7 @@ def marked(rounds):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """(directory, summary, variants) of two variants that cannot share a program, and two seeds."""
+    """(directory, summary, cases) of two cases that cannot share a program, and two seeds."""
     out = tmp_path_factory.mktemp("run")
     chex.clear_trace_counter()
 
@@ -51,18 +51,18 @@ def run(tmp_path_factory):
         return core.algorithm(algorithm.init, algorithm.draw, update, algorithm.node_params)
 
     algorithms = {"Slow": counted(toy_algorithm(TASK, step_size=0.05)), "Fast": counted(toy_algorithm(TASK))}
-    variants = {name: toy_variant(algorithm, chunk_rounds=4) for name, algorithm in algorithms.items()}
-    variants["Slow"] = variants["Slow"]._replace(privacy=stated)
-    return out, train_toy(out, variants), variants
+    cases = {name: toy_case(algorithm, chunk_rounds=4) for name, algorithm in algorithms.items()}
+    cases["Slow"] = cases["Slow"]._replace(privacy=stated)
+    return out, train_toy(out, cases), cases
 
 
 def test_a_line_is_written_at_round_zero_every_evaluation_and_the_last_round(run):
     out, *_ = run
     lines = read_run(out).read_metrics()
     expected = [(v, s, r) for v in ("Slow", "Fast") for r in (0, 10, 20, 25) for s in (0, 1)]
-    assert [(line["variant"], line["seed"], line["round"]) for line in lines] == expected
+    assert [(line["case"], line["seed"], line["round"]) for line in lines] == expected
     assert len({tuple(line) for line in lines}) == 1  # the same names in the same order in every line
-    assert list(lines[0])[:5] == ["variant", "seed", "round", "train_loss", "test_accuracy"]
+    assert list(lines[0])[:5] == ["case", "seed", "round", "train_loss", "test_accuracy"]
     assert lines[0]["train_loss"] is None
     assert lines[2]["gradient_evaluations"] == 10 * NUM_NODES
     assert lines[6]["gradient_evaluations"] == 5 * NUM_NODES
@@ -74,9 +74,9 @@ def test_a_line_is_written_at_round_zero_every_evaluation_and_the_last_round(run
 
 
 def test_lines_hold_no_times_and_a_second_run_writes_the_same_bytes(run, tmp_path):
-    out, _, variants = run
+    out, _, cases = run
     chex.clear_trace_counter()
-    train_toy(tmp_path, {"Slow": variants["Slow"]})
+    train_toy(tmp_path, {"Slow": cases["Slow"]})
     again = run_bytes(tmp_path)
     assert again.count(b"\n") == 8
     assert run_bytes(out).startswith(again)
@@ -86,16 +86,16 @@ def test_the_summary_has_the_form_of_the_design(run):
     out, summary, _ = run
     assert read_run(out).read_summary() == summary
     assert json.loads(json.dumps(summary)) == summary
-    keys = ("experiment", "preset", "status", "seeds", "variants", "seconds", "environment")
+    keys = ("experiment", "preset", "status", "seeds", "cases", "seconds", "environment")
     assert tuple(summary) == keys
     assert (summary["experiment"], summary["status"], summary["seeds"]) == ("toy", "finished", [0, 1])
-    assert list(summary["variants"]) == ["Slow", "Fast"]
-    slow = summary["variants"]["Slow"]
+    assert list(summary["cases"]) == ["Slow", "Fast"]
+    slow = summary["cases"]["Slow"]
     assert (slow["rounds"], slow["rounds_per_seed"], slow["privacy"]) == (25, [25, 25], marked(25))
     assert slow["status"] == ["finished", "finished"]
     assert "reason" not in slow
-    assert summary["variants"]["Fast"]["privacy"] == []
-    last = {line["seed"]: line for line in read_run(out).read_metrics() if line["variant"] == "Slow"}
+    assert summary["cases"]["Fast"]["privacy"] == []
+    last = {line["seed"]: line for line in read_run(out).read_metrics() if line["case"] == "Slow"}
     for name in ("test_accuracy", "train_loss", "test_loss_worst_node", "consensus_distance"):
         values = [last[0][name], last[1][name]]
         assert slow[name]["per_seed"] == values
@@ -120,7 +120,7 @@ def test_rounds_are_compiled_once_per_program(run):
 
 
 def test_what_has_ended_is_skipped_on_resume(run):
-    out, summary, variants = run
+    out, summary, cases = run
     files = {name: (out / name).read_bytes() for name in ("passes/0/metrics.jsonl", "results.csv", "config.json")}
     chex.clear_trace_counter()
 
@@ -128,11 +128,11 @@ def test_what_has_ended_is_skipped_on_resume(run):
     def untraced(*arguments):
         raise AssertionError("no round is traced")
 
-    for name, variant in variants.items():
-        algorithm = variant.algorithm({})
+    for name, case in cases.items():
+        algorithm = case.algorithm({})
         broken = core.algorithm(algorithm.init, algorithm.draw, untraced, algorithm.node_params)
-        variants = {**variants, name: variant._replace(algorithm=lambda numbers, broken=broken: broken)}
-    assert train_toy(out, variants, resume=True) == summary
+        cases = {**cases, name: case._replace(algorithm=lambda numbers, broken=broken: broken)}
+    assert train_toy(out, cases, resume=True) == summary
     assert {name: (out / name).read_bytes() for name in files} == files
 
 
@@ -143,26 +143,26 @@ def test_data_may_depend_on_the_seed_in_values_and_shapes(tmp_path):
         asked.append(seed)
         return toy_data(seed, num_samples=40 if seed == 0 else 60)[0]
 
-    summary = train_toy(tmp_path, {"A": toy_variant(data=data, num_rounds=10)})
+    summary = train_toy(tmp_path, {"A": toy_case(data=data, num_rounds=10)})
     assert asked == [0, 1, 0, 1]  # for their digests, and to be uploaded
-    assert summary["variants"]["A"]["rounds_per_seed"] == [10, 10]
+    assert summary["cases"]["A"]["rounds_per_seed"] == [10, 10]
     assert [len(one.lanes) for one in read_run(tmp_path).passes] == [1, 1]
 
 
 @compiled_once()
 def test_a_bad_loss_stops_a_single_run_at_the_end_of_the_chunk(tmp_path):
     """The statement counts what the run released until then."""
-    bad = toy_variant(toy_algorithm(TASK, bad_round=16), chunk_rounds=5, num_rounds=40, seeds=(0,), privacy=stated)
+    bad = toy_case(toy_algorithm(TASK, bad_round=16), chunk_rounds=5, num_rounds=40, seeds=(0,), privacy=stated)
     with pytest.raises(Diverged) as caught:
         train_toy(tmp_path, {"Bad": bad})
     error = caught.value
-    assert (error.variant, error.seed, error.metric, error.node) == ("Bad", 0, "loss", 2)
+    assert (error.case, error.seed, error.metric, error.node) == ("Bad", 0, "loss", 2)
     assert (error.first_round, error.rounds) == (17, (16, 20))
     run = read_run(tmp_path)
     assert [line["round"] for line in run.read_metrics()] == [0, 10]
     summary = run.read_summary()
     assert summary["status"] == "diverged"
-    row = summary["variants"]["Bad"]
+    row = summary["cases"]["Bad"]
     assert (row["rounds_per_seed"], row["status"], row["reason"]) == ([10], ["diverged"], [str(error)])
     assert row["test_accuracy"] == {"mean": None, "std": None, "per_seed": [None]}
     assert row["privacy"] == marked(20)
@@ -180,72 +180,72 @@ def test_a_bad_test_metric_stops_the_run(tmp_path):
 
     spoiled = toy_algorithm(TASK)._replace(node_params=node_params)
     with pytest.raises(Diverged) as caught:
-        train_toy(tmp_path, {"A": toy_variant(spoiled, seeds=(0,))})
+        train_toy(tmp_path, {"A": toy_case(spoiled, seeds=(0,))})
     error = caught.value
     assert (error.metric, error.node, error.first_round, error.rounds) == ("test_loss", 3, 20, (11, 20))
     assert [line["round"] for line in read_run(tmp_path).read_metrics()] == [0, 10]
 
 
 def test_a_batch_overflow_stops_the_run(tmp_path):
-    private = toy_variant(toy_algorithm(TASK, overflow_round=12), seeds=(0,), privacy=stated)
+    private = toy_case(toy_algorithm(TASK, overflow_round=12), seeds=(0,), privacy=stated)
     with pytest.raises(FatalCount, match=r"batch_overflow: .* got 3 in rounds 11 to 20 of Private, seed 0, .* node 1"):
         train_toy(tmp_path, {"Private": private})
     summary = read_run(tmp_path).read_summary()
     assert summary["status"] == "stopped"
-    assert summary["variants"]["Private"]["privacy"] == marked(20)
+    assert summary["cases"]["Private"]["privacy"] == marked(20)
 
 
 @compiled_once()
 def test_a_spent_budget_ends_a_lane_at_the_end_of_the_chunk(tmp_path):
-    variants = {"A": toy_variant(num_rounds=60, budgets={"gradient_evaluations": 19 * NUM_NODES}, chunk_rounds=4)}
-    summary = train_toy(tmp_path, variants)
+    cases = {"A": toy_case(num_rounds=60, budgets={"gradient_evaluations": 19 * NUM_NODES}, chunk_rounds=4)}
+    summary = train_toy(tmp_path, cases)
     assert summary["status"] == "budget_spent"
-    row = summary["variants"]["A"]
+    row = summary["cases"]["A"]
     assert (row["rounds_per_seed"], row["status"]) == ([20, 20], ["budget_spent"] * 2)
     assert row["reason"] == ["gradient_evaluations reached 80"] * 2
     assert row["costs"]["gradient_evaluations"]["per_seed"] == [80, 80]
-    assert train_toy(tmp_path, variants, resume=True) == summary
+    assert train_toy(tmp_path, cases, resume=True) == summary
 
 
 @compiled_once()
-def test_no_variant_runs_more_rounds_than_max_rounds(tmp_path, monkeypatch):
+def test_no_case_runs_more_rounds_than_max_rounds(tmp_path, monkeypatch):
     """Nor does one that is interrupted and resumed: it counts on from its checkpoint."""
-    dear = toy_variant(max_rounds=13, privacy=stated)
-    variants = {"Cheap": toy_variant(max_rounds=25), "Dear": dear, "Alone": dear._replace(seeds=(0,))}
-    summary = train_toy(tmp_path / "whole", variants)
+    dear = toy_case(max_rounds=13, privacy=stated)
+    cases = {"Cheap": toy_case(max_rounds=25), "Dear": dear, "Alone": dear._replace(seeds=(0,))}
+    summary = train_toy(tmp_path / "whole", cases)
     assert summary["status"] == "budget_spent"
-    assert [summary["variants"][name]["rounds_per_seed"] for name in variants] == [[25, 25], [13, 13], [13]]
-    assert summary["variants"]["Cheap"]["status"] == ["finished"] * 2
-    assert summary["variants"]["Dear"]["reason"] == ["the privacy budget pays for 13 rounds"] * 2
-    assert summary["variants"]["Dear"]["privacy"] == marked(13)
+    assert [summary["cases"][name]["rounds_per_seed"] for name in cases] == [[25, 25], [13, 13], [13]]
+    assert summary["cases"]["Cheap"]["status"] == ["finished"] * 2
+    assert summary["cases"]["Dear"]["reason"] == ["the privacy budget pays for 13 rounds"] * 2
+    assert summary["cases"]["Dear"]["privacy"] == marked(13)
     lines = run_bytes(tmp_path / "whole")
     assert b'"total_gradient_evaluations": %d' % (13 * NUM_NODES) in lines.splitlines()[-1]
 
     append = PassDirectory.append
 
     def interrupted(self, lines):
-        if any(line["variant"] != "Cheap" and line["round"] == 13 for line in lines):
+        if any(line["case"] != "Cheap" and line["round"] == 13 for line in lines):
             raise KeyboardInterrupt
         append(self, lines)
 
     monkeypatch.setattr(PassDirectory, "append", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        train_toy(tmp_path / "resumed", variants)
+        train_toy(tmp_path / "resumed", cases)
     monkeypatch.setattr(PassDirectory, "append", append)
-    resumed = train_toy(tmp_path / "resumed", variants, resume=True)
+    resumed = train_toy(tmp_path / "resumed", cases, resume=True)
     assert run_bytes(tmp_path / "resumed") == lines
-    assert resumed["variants"] == summary["variants"]
+    assert resumed["cases"] == summary["cases"]
 
 
-def test_rounds_seeds_and_data_may_differ_by_variant(tmp_path):
-    variants = {
-        "A": toy_variant(num_rounds=5, evaluate_every=5, seeds=(0,)),
-        "B": toy_variant(num_rounds=12, seeds=(3,), data=lambda seed: toy_data(seed, num_samples=60)[0]),
+def test_rounds_seeds_and_data_may_differ_by_case(tmp_path):
+    cases = {
+        "A": toy_case(num_rounds=5, evaluate_every=5, seeds=(0,)),
+        "B": toy_case(num_rounds=12, seeds=(3,), data=lambda seed: toy_data(seed, num_samples=60)[0]),
     }
-    summary = train_toy(tmp_path, variants)
-    assert [summary["variants"][name]["rounds"] for name in variants] == [5, 12]
+    summary = train_toy(tmp_path, cases)
+    assert [summary["cases"][name]["rounds"] for name in cases] == [5, 12]
     assert summary["seeds"] == [0, 3]
-    assert [(line["variant"], line["round"]) for line in read_run(tmp_path).read_metrics()] == [
+    assert [(line["case"], line["round"]) for line in read_run(tmp_path).read_metrics()] == [
         *[("A", k) for k in (0, 5)],
         *[("B", k) for k in (0, 10, 12)],
     ]
@@ -258,13 +258,13 @@ def test_a_measure_of_ones_own_is_in_every_line_and_in_the_table(tmp_path):
         return {"kernel_norm": jnp.sqrt(jnp.sum(node_params["kernel"] ** 2)), "largest_input": largest}
 
     own = Measure(compute, lambda key, data: jnp.abs(data.inputs).max())
-    summary = train_toy(tmp_path, {"A": toy_variant(measures={"size": own}, num_rounds=10)})
+    summary = train_toy(tmp_path, {"A": toy_case(measures={"size": own}, num_rounds=10)})
     lines = read_run(tmp_path).read_metrics()
     largest = np.abs(np.asarray(toy_training_data(0).inputs)).max()
     assert [line["largest_input"] for line in lines] == [float(largest)] * 4
     assert lines[-1]["kernel_norm"] > lines[0]["kernel_norm"] > 0
     assert list(lines[0]).index("kernel_norm") == list(lines[0]).index("test_loss_average_model") + 1
-    assert summary["variants"]["A"]["kernel_norm"]["per_seed"] == [line["kernel_norm"] for line in lines[2:]]
+    assert summary["cases"]["A"]["kernel_norm"]["per_seed"] == [line["kernel_norm"] for line in lines[2:]]
 
 
 @pytest.mark.parametrize(
@@ -299,23 +299,23 @@ def test_a_measure_of_ones_own_is_in_every_line_and_in_the_table(tmp_path):
         ({"measures": {"mine": len}}, r"^measures\.mine: must be a Measure"),
     ],
 )
-def test_unusable_variants_are_named(tmp_path, change, message):
+def test_unusable_cases_are_named(tmp_path, change, message):
     with pytest.raises(ArgumentError, match=message):
-        train_toy(tmp_path, {"A": toy_variant(**change)})
+        train_toy(tmp_path, {"A": toy_case(**change)})
     assert not (tmp_path / "passes").exists()
 
 
 @pytest.mark.parametrize(
     ("names", "settings", "message"),
     [
-        ((), {}, "^variants: must hold at least one"),
-        (("A b", "a-B"), {}, "^variants: .* got 'a-B' beside 'A b'"),
-        (("-",), {}, "^variants: "),
+        ((), {}, "^cases: must hold at least one"),
+        (("A b", "a-B"), {}, "^cases: .* got 'a-B' beside 'A b'"),
+        (("-",), {}, "^cases: "),
         (("A",), {"checkpoint_every": 0}, "^checkpoint_every: "),
         (("A",), {"keep_checkpoints": 0}, "^keep_checkpoints: "),
     ],
 )
 def test_unusable_arguments_are_named(tmp_path, names, settings, message):
     with pytest.raises(ArgumentError, match=message):
-        train_toy(tmp_path, dict.fromkeys(names, toy_variant()), **settings)
+        train_toy(tmp_path, dict.fromkeys(names, toy_case()), **settings)
     assert not (tmp_path / "passes").exists()

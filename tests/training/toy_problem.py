@@ -154,7 +154,7 @@ def toy_algorithm(
 
 
 TASK = toy_task()
-"""Shared, as the test set is: variants with other objects have programs of their own."""
+"""Shared, as the test set is: cases with other objects have programs of their own."""
 
 
 @functools.cache
@@ -199,32 +199,30 @@ def toy_statements(rounds: int, **totals: int) -> list[dict[str, Any]]:
     return [{**facts, "nodes": NUM_NODES, "node_epsilons": epsilons, "rounds": rounds, **totals}]
 
 
-def toy_variant(algorithm: Any = None, **fields: Any) -> training.Variant:
-    """A variant of the toy problem; `algorithm` may be an `Algorithm`."""
+def toy_case(algorithm: Any = None, **fields: Any) -> training.Case:
+    """A case of the toy problem; `algorithm` may be an `Algorithm`."""
     made: Any = algorithm if callable(algorithm) else (lambda numbers: algorithm or toy_algorithm(TASK, **numbers))
     defaults = {"task": TASK, "test": toy_test(), "data": toy_training_data, "seeds": (0, 1)}
-    return training.Variant(algorithm=made, **{**defaults, "num_rounds": 25, "evaluate_every": 10, **fields})
+    return training.Case(algorithm=made, **{**defaults, "num_rounds": 25, "evaluate_every": 10, **fields})
 
 
-def train_toy(
-    out: Any, variants: Mapping[str, training.Variant], *, resume: bool = False, config: Any = None, **settings
-):
+def train_toy(out: Any, cases: Mapping[str, training.Case], *, resume: bool = False, config: Any = None, **settings):
     """`training.train` with small defaults."""
     run = training.open_run(out, config or {"step_size": 0.2}, experiment="toy", resume=resume)
-    return training.train(variants, run=run, **{"checkpoint_every": 1, "quiet": True, **settings})
+    return training.train(cases, run=run, **{"checkpoint_every": 1, "quiet": True, **settings})
 
 
 @contextlib.contextmanager
 def compiled_once():
-    """Runs of the same variants share their executables; a run that goes on after a kill is a new process elsewhere."""
+    """Runs of the same cases share their executables; a run that goes on after a kill is a new process elsewhere."""
     made, begin = {}, Program.begin_compiling
 
     def cached(program, strategy, pool):
-        points = [(p.name, p.seed, p.variant.algorithm, tuple(p.variant.numbers.items())) for p in program.points]
+        points = [(p.name, p.seed, p.case.algorithm, tuple(p.case.numbers.items())) for p in program.lanes]
         key = (tuple(points), strategy)
         if key not in made:
             made[key] = begin(program, strategy, pool)()
-        program.tables(program.points, strategy)  # as tracing does: which of them carry a seed axis
+        program.tables(program.lanes, strategy)  # as tracing does: which of them carry a seed axis
         return lambda: made[key]
 
     with pytest.MonkeyPatch.context() as patch:

@@ -80,7 +80,7 @@ class ClientRelease(NamedTuple):
     estimates: str = "none"  # "none", "as_published" (without noise) or "private"
 
 
-class Case(NamedTuple):
+class Account(NamedTuple):
     """Arguments that can be accounted for, as plain numbers."""
 
     release: ClientRelease
@@ -122,8 +122,8 @@ def epsilon(
         >>> [round(epsilon(release, 317, bound=bound, dp_delta=1e-5), 3) for bound in ("published", "proven")]
         [2.005, 1.357]
     """
-    case, relation = _case(release, num_iterations, num_estimates, dp_delta, bound, neighboring_relation)
-    return verbs.epsilon(_SAMPLES, case, bound, relation)
+    account, relation = _account(release, num_iterations, num_estimates, dp_delta, bound, neighboring_relation)
+    return verbs.epsilon(_SAMPLES, account, bound, relation)
 
 
 def max_iterations(
@@ -167,9 +167,9 @@ def max_iterations(
     # Descending rates: the smallest client pays most, but for others with less noise.
     for release in sorted(set(releases), key=lambda release: release.num_samples):
         num_estimates = num_rounds if release.estimates != "none" else 0
-        case, relation = _case(release, 0, num_estimates, dp_delta, bound, neighboring_relation)
+        account, relation = _account(release, 0, num_estimates, dp_delta, bound, neighboring_relation)
         # Without estimates, which cost next to nothing to account for, it is never less.
-        costs += [_spent(each, bound, relation) for each in dict.fromkeys((case._replace(num_estimates=0), case))]
+        costs += [_spent(each, bound, relation) for each in dict.fromkeys((account._replace(num_estimates=0), account))]
     return verbs.most_rounds(costs, target_epsilon, limit)
 
 
@@ -216,25 +216,25 @@ def statements(
     verbs.require_any(releases)
     num_clients = len(releases) if num_clients is None else num_clients
     check.at_least(1, num_clients=num_clients)
-    cases = [_case(release, num_iterations, num_estimates, dp_delta, "proven", None)[0] for release in releases]
+    accounts = [_account(release, num_iterations, num_estimates, dp_delta, "proven", None)[0] for release in releases]
     claims = {bound: [(bound, relation) for relation in relations] for bound, relations in CLIENT_RELATIONS.items()}
-    proven = cases
+    proven = accounts
     if budgeted is not None and num_iterations and all(release.estimates == "private" for release in releases):
         most = {"num_iterations": budgeted[0], "num_estimates": budgeted[1]}
-        proven = [case._replace(ran=(num_iterations, num_estimates), **most) for case in cases]
-    published = verbs.statements(_SAMPLES, cases, claims["published"], num_clients)
+        proven = [account._replace(ran=(num_iterations, num_estimates), **most) for account in accounts]
+    published = verbs.statements(_SAMPLES, accounts, claims["published"], num_clients)
     return published + verbs.statements(_SAMPLES, proven, claims["proven"], num_clients)
 
 
-def _spent(case: Case, bound: str, relation: str) -> Callable[[int], float]:
+def _spent(account: Account, bound: str, relation: str) -> Callable[[int], float]:
     """Number of iterations -> epsilon."""
-    return lambda num: verbs.epsilon(_SAMPLES, case._replace(num_iterations=num), bound, relation)
+    return lambda num: verbs.epsilon(_SAMPLES, account._replace(num_iterations=num), bound, relation)
 
 
-def _case(
+def _account(
     release: ClientRelease, num_iterations: int, num_estimates: int, dp_delta: Any, bound: str, asked: str | None
-) -> tuple[Case, str]:
-    """A case, and the relation; refuse what cannot be accounted for."""
+) -> tuple[Account, str]:
+    """An account, and the relation; refuse what cannot be accounted for."""
     check.one_of(tuple(CLIENT_RELATIONS), bound=bound)
     check.one_of(ESTIMATES, estimates=release.estimates)
     if release.sampler != "poisson":
@@ -266,42 +266,44 @@ def _case(
         raise ArgumentError("num_estimates", "must be 0 without estimates", found, remedy)
     relation = verbs.chosen_relation(CLIENT_RELATIONS[bound], asked, f"the {bound} bound of clients", "|D_i| and B")
     release = release._replace(clip_norm=clip_norm, **noise)
-    return Case(release, num_iterations, num_estimates, dp_delta), relation
+    return Account(release, num_iterations, num_estimates, dp_delta), relation
 
 
-def _reason(case: Case, _bound: str) -> str | None:
+def _reason(account: Account, _bound: str) -> str | None:
     """Why there is no epsilon, or None."""
-    release = case.release
-    if case.num_iterations and release.clip_norm is None:
+    release = account.release
+    if account.num_iterations and release.clip_norm is None:
         return verbs.UNCLIPPED
-    if case.num_iterations and release.noise_multiplier == 0:
+    if account.num_iterations and release.noise_multiplier == 0:
         return verbs.SILENT
-    if case.num_estimates and release.estimates == "as_published":
+    if account.num_estimates and release.estimates == "as_published":
         return WITHOUT_NOISE
-    if case.num_estimates and release.estimates == "private" and release.estimate_noise_multiplier == 0:
+    if account.num_estimates and release.estimates == "private" and release.estimate_noise_multiplier == 0:
         return "No noise is added to the estimates, so they are not private."
     return None
 
 
 @lru_cache(maxsize=4096)
-def _cost(case: Case, bound: str, relation: str) -> Bound:
+def _cost(account: Account, bound: str, relation: str) -> Bound:
     """The epsilon of a release; `_reason` of it is None."""
-    release = case.release
-    kinds = [SampledReleases(release.batch_size / release.num_samples, release.noise_multiplier, case.num_iterations)]
+    release = account.release
+    kinds = [
+        SampledReleases(release.batch_size / release.num_samples, release.noise_multiplier, account.num_iterations)
+    ]
     if release.estimates == "private":
         rate = release.estimate_batch_size / release.num_samples
-        kinds.append(SampledReleases(rate, release.estimate_noise_multiplier, case.num_estimates))
+        kinds.append(SampledReleases(rate, release.estimate_noise_multiplier, account.num_estimates))
     kinds = [kind for kind in kinds if kind.num_releases]
     if not kinds:
         return verbs.NOTHING
-    counts = {"local iterations": case.num_iterations, "estimates": case.num_estimates}
+    counts = {"local iterations": account.num_iterations, "estimates": account.num_estimates}
     what = " and ".join(name for name, count in counts.items() if count)
     renyi = sum(kind.num_releases * _divergences(kind.sampling_rate, kind.noise_multiplier) for kind in kinds)
     how = f"Renyi DP of {what}, integer orders 2 to 64"
-    converted = Bound(converted_epsilon(np.asarray(renyi), case.dp_delta), how)
+    converted = Bound(converted_epsilon(np.asarray(renyi), account.dp_delta), how)
     if bound == "published":
         return converted
-    proven, secret = sampled_epsilon(kinds, case.dp_delta, exchange=relation == "replace_one")
+    proven, secret = sampled_epsilon(kinds, account.dp_delta, exchange=relation == "replace_one")
     how = "Poisson-sampled Gaussian" if secret else "Gaussian"
     found = Bound(proven, f"privacy loss distribution of {how} releases: {what}")
     return converted if relation == "zero_out" and converted.dp_epsilon < proven else found
@@ -312,35 +314,35 @@ def _divergences(sampling_rate: float, noise_multiplier: float) -> np.ndarray:
     return renyi_divergences(sampling_rate=sampling_rate, noise_multiplier=noise_multiplier)
 
 
-def _words(cases: Sequence[Case], case: Case, bound: str, relation: str, _found: Bound) -> dict[str, Any]:
+def _words(accounts: Sequence[Account], account: Account, bound: str, relation: str, _found: Bound) -> dict[str, Any]:
     """Arguments of `statement`."""
-    norms = sorted({case.release.clip_norm for case in cases if case.release.clip_norm is not None})
+    norms = sorted({account.release.clip_norm for account in accounts if account.release.clip_norm is not None})
     clipped = f"every sample's gradient is clipped to the L2 norm {' or '.join(f'{norm:g}' for norm in norms)}"
     return {
-        "gradients": clipped if all(case.release.clip_norm is not None for case in cases) else None,
+        "gradients": clipped if all(account.release.clip_norm is not None for account in accounts) else None,
         "setting": _SETTING,
-        "notes": _notes(cases, case, bound, relation),
+        "notes": _notes(accounts, account, bound, relation),
     }
 
 
-def _notes(cases: Sequence[Case], case: Case, bound: str, relation: str) -> list[str]:
+def _notes(accounts: Sequence[Account], account: Account, bound: str, relation: str) -> list[str]:
     """List the assumptions of a statement that others do not make."""
-    num_iterations, num_estimates, notes = case.num_iterations, case.num_estimates, []
-    reasons = {_reason(each, bound) for each in cases}
+    num_iterations, num_estimates, notes = account.num_iterations, account.num_estimates, []
+    reasons = {_reason(each, bound) for each in accounts}
     if WITHOUT_NOISE in reasons and reasons <= {None, WITHOUT_NOISE}:
-        alone = (each._replace(num_estimates=0) for each in cases)
+        alone = (each._replace(num_estimates=0) for each in accounts)
         fixed = max(verbs.epsilon(_SAMPLES, each, bound, relation) for each in alone)
         notes.append(f"{num_iterations} local iterations fixed in advance would cost epsilon {rounded_up(fixed, 4)}")
-    private = next((each.release for each in cases if each.release.estimates == "private"), None)
+    private = next((each.release for each in accounts if each.release.estimates == "private"), None)
     if private is not None:
         notes.append(
             f"an estimate of rho, beta and xi has noise of {private.estimate_noise_multiplier:g} times its sensitivity,"
             f" drawn from {private.estimate_batch_size} samples in expectation"
         )
-    if case.ran is not None:
+    if account.ran is not None:
         notes.append(
-            f"stated for its budget of {num_iterations} local iterations; {case.ran[0]} ran: the run chose them by what"
-            f" it released ({num_estimates} and {case.ran[1]} estimates)"
+            f"stated for its budget of {num_iterations} local iterations; {account.ran[0]} ran: the run chose them by"
+            f" what it released ({num_estimates} and {account.ran[1]} estimates)"
         )
     return notes
 

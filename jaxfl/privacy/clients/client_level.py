@@ -45,7 +45,7 @@ class UpdateRelease(NamedTuple):
     noise_multiplier: float  # z, standard deviation of the noise on the sum, over S
 
 
-class Case(NamedTuple):
+class Account(NamedTuple):
     """Arguments that can be accounted for, as plain numbers."""
 
     release: UpdateRelease
@@ -78,8 +78,8 @@ def client_level_epsilon(
         >>> round(client_level_epsilon(1000, participation_rate=0.01, noise_multiplier=1.0, dp_delta=1e-5), 2)
         1.83
     """
-    case = _case(UpdateRelease("poisson", participation_rate, 1.0, noise_multiplier), num_rounds, dp_delta)
-    return verbs.epsilon(_CLIENTS, case, "proven", RELATION)
+    account = _account(UpdateRelease("poisson", participation_rate, 1.0, noise_multiplier), num_rounds, dp_delta)
+    return verbs.epsilon(_CLIENTS, account, "proven", RELATION)
 
 
 def client_noise_multiplier(
@@ -102,15 +102,15 @@ def client_noise_multiplier(
         0.96
     """
     target_epsilon = verbs.positive(target_epsilon=target_epsilon)
-    case = _case(UpdateRelease("poisson", participation_rate, 1.0, 1.0), num_rounds, dp_delta)
+    account = _account(UpdateRelease("poisson", participation_rate, 1.0, 1.0), num_rounds, dp_delta)
     if num_rounds == 0:
         return 0.0
 
     def epsilon_of(noise: float) -> float:
-        noisy = case._replace(release=case.release._replace(noise_multiplier=noise))
+        noisy = account._replace(release=account.release._replace(noise_multiplier=noise))
         return verbs.epsilon(_CLIENTS, noisy, "proven", RELATION)
 
-    guess = verbs.noise_guess(participation_rate, num_rounds, case.dp_delta, target_epsilon)
+    guess = verbs.noise_guess(participation_rate, num_rounds, account.dp_delta, target_epsilon)
     return verbs.calibrate([epsilon_of], target_epsilon, [guess])
 
 
@@ -139,10 +139,10 @@ def client_level_statements(
         ('zero_out_client', 1.83)
     """
     check.at_least(1, num_clients=num_clients)
-    return verbs.statements(_CLIENTS, [_case(release, num_rounds, dp_delta)], [("proven", RELATION)], num_clients)
+    return verbs.statements(_CLIENTS, [_account(release, num_rounds, dp_delta)], [("proven", RELATION)], num_clients)
 
 
-def _case(release: UpdateRelease, num_rounds: int, dp_delta: Any) -> Case:
+def _account(release: UpdateRelease, num_rounds: int, dp_delta: Any) -> Account:
     """Refuse what cannot be accounted for."""
     check.one_of(("poisson", "fixed"), sampler=release.sampler)
     check.at_least(0, num_rounds=num_rounds)
@@ -152,13 +152,13 @@ def _case(release: UpdateRelease, num_rounds: int, dp_delta: Any) -> Case:
     noise, dp_delta = verbs.number(noise_multiplier=release.noise_multiplier), verbs.number(dp_delta=dp_delta)
     check.non_negative(noise_multiplier=noise)
     check.open_unit(dp_delta=dp_delta)
-    return Case(UpdateRelease(release.sampler, rate, clip_norm, noise), num_rounds, dp_delta)
+    return Account(UpdateRelease(release.sampler, rate, clip_norm, noise), num_rounds, dp_delta)
 
 
-def _reason(case: Case, _bound: str) -> str | None:
+def _reason(account: Account, _bound: str) -> str | None:
     """Why there is no epsilon, or None."""
-    release = case.release
-    if case.num_rounds == 0:
+    release = account.release
+    if account.num_rounds == 0:
         return None
     if release.clip_norm is None:
         return "Updates are not clipped, so one client can change a sum by any amount."
@@ -172,19 +172,21 @@ def _reason(case: Case, _bound: str) -> str | None:
     return None
 
 
-def _cost(case: Case, _bound: str, _relation: str) -> Bound:
+def _cost(account: Account, _bound: str, _relation: str) -> Bound:
     """The epsilon of every client; `_reason` is None."""
-    if case.num_rounds == 0:
+    if account.num_rounds == 0:
         return verbs.NOTHING
-    rounds = SampledReleases(case.release.participation_rate, case.release.noise_multiplier, case.num_rounds)
+    rounds = SampledReleases(account.release.participation_rate, account.release.noise_multiplier, account.num_rounds)
     return Bound(
-        sampled_epsilon([rounds], case.dp_delta)[0], "privacy loss distribution of rounds with Poisson participation"
+        sampled_epsilon([rounds], account.dp_delta)[0], "privacy loss distribution of rounds with Poisson participation"
     )
 
 
-def _words(_cases: Sequence[Case], case: Case, _bound: str, _relation: str, _found: Bound) -> dict[str, Any]:
+def _words(
+    _accounts: Sequence[Account], account: Account, _bound: str, _relation: str, _found: Bound
+) -> dict[str, Any]:
     """Arguments of `statement`; every client has the same epsilon."""
-    norm = case.release.clip_norm
+    norm = account.release.clip_norm
     clipped = None if norm is None else f"every client's whole update is clipped to the L2 norm {norm:g}"
     return {"gradients": clipped, "setting": _SETTING, "node_epsilons": ()}
 

@@ -1,4 +1,4 @@
-"""Properties that distinguish the accounting of one algorithm, and one case for it: checked, plain numbers."""
+"""Properties that distinguish the accounting of one algorithm, and one account for it: checked, plain numbers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Accountant(NamedTuple):
         return self.published.bound_name if bound == "published" and isinstance(self.published, Published) else bound
 
 
-class Case(NamedTuple):
+class Account(NamedTuple):
     """Arguments that can be accounted for, as plain numbers."""
 
     accountant: Accountant
@@ -77,7 +77,7 @@ def checked(
     c2: Any,
     num_nodes: int | None,
     bound: str = "proven",
-) -> Case:
+) -> Account:
     """Refuse what cannot be accounted for."""
     check.one_of(("published", "proven"), bound=bound)
     check.at_least(0, num_rounds=num_rounds)
@@ -108,4 +108,4 @@ def checked(
         found = f"got {release.entry_size} with mini_batch"
         raise ArgumentError("entry_size", "must be 1 without a table", found, "Count batch_size in samples.")
     release = release._replace(clip_norm=clip_norm, noise_std=noise_std)
-    return Case(accountant, release, num_rounds, dp_delta, positive(c2=c2), num_nodes)
+    return Account(accountant, release, num_rounds, dp_delta, positive(c2=c2), num_nodes)

@@ -20,7 +20,7 @@ from jaxfl.privacy import accountant as verbs
 from jaxfl.privacy import grid_noise
 from jaxfl.privacy.accountant import Bound, Family
 from jaxfl.privacy.dominating_pairs import unresolved_delta
-from jaxfl.privacy.gossip.accountant import C2_OF_THE_PAPER, Accountant, Case, Published, checked
+from jaxfl.privacy.gossip.accountant import C2_OF_THE_PAPER, Account, Accountant, Published, checked
 from jaxfl.privacy.gossip.proven import PROVEN_RELATIONS, Release, proven_bound, sensitivities
 from jaxfl.privacy.statements import ASSUMED, Statement, is_unbounded
 
@@ -75,13 +75,13 @@ def statements(
     check.per_node(len(releases), dp_delta=dp_delta)
     num_nodes = len(releases) if num_nodes is None else num_nodes
     deltas = [dp_delta] * len(releases) if np.ndim(dp_delta) == 0 else cast(Sequence[float], dp_delta)
-    cases = [
+    accounts = [
         checked(accountant, release, num_rounds, delta, c2, num_nodes)
         for release, delta in zip(releases, deltas, strict=True)
     ]
-    first = _relation(cases[0], "proven", neighboring_relation)
-    claims = sorted(_claims(cases[0]), key=lambda claim: claim[0] == "proven" and claim[1] != first)
-    return verbs.statements(_GOSSIP, cases, claims, num_nodes)
+    first = _relation(accounts[0], "proven", neighboring_relation)
+    claims = sorted(_claims(accounts[0]), key=lambda claim: claim[0] == "proven" and claim[1] != first)
+    return verbs.statements(_GOSSIP, accounts, claims, num_nodes)
 
 
 def epsilon(
@@ -119,8 +119,8 @@ def epsilon(
         >>> round(epsilon(PRIVSGP, "proven", release, 3120, dp_delta=1e-5), 2)
         2.99
     """
-    case = checked(accountant, release, num_rounds, dp_delta, c2, num_nodes, bound)
-    return verbs.epsilon(_GOSSIP, case, bound, _relation(case, bound, neighboring_relation))
+    account = checked(accountant, release, num_rounds, dp_delta, c2, num_nodes, bound)
+    return verbs.epsilon(_GOSSIP, account, bound, _relation(account, bound, neighboring_relation))
 
 
 def calibrate_noise_std(
@@ -161,10 +161,10 @@ def calibrate_noise_std(
     target_epsilon = verbs.positive(target_epsilon=target_epsilon)
     searches, guesses = [], []
     for release in _kinds(releases):
-        case = checked(accountant, release._replace(noise_std=1.0), num_rounds, dp_delta, c2, num_nodes, bound)
-        relation = _relation(case, bound, neighboring_relation)
+        account = checked(accountant, release._replace(noise_std=1.0), num_rounds, dp_delta, c2, num_nodes, bound)
+        relation = _relation(account, bound, neighboring_relation)
         if num_rounds:
-            search, guess = _search(case, bound, relation, target_epsilon)
+            search, guess = _search(account, bound, relation, target_epsilon)
             searches.append(search)
             guesses.append(guess)
     if bound == "published" and num_rounds and cast(Published, accountant.published).inverse:
@@ -209,13 +209,13 @@ def max_rounds(
     """
     target_epsilon = verbs.positive(target_epsilon=target_epsilon)
     check.at_least(0, limit=limit)
-    cases = [checked(accountant, release, limit, dp_delta, c2, num_nodes, bound) for release in _kinds(releases)]
-    relation = _relation(cases[0], bound, neighboring_relation)
+    accounts = [checked(accountant, release, limit, dp_delta, c2, num_nodes, bound) for release in _kinds(releases)]
+    relation = _relation(accounts[0], bound, neighboring_relation)
 
-    def spent(case: Case) -> Callable[[int], float]:
-        return lambda rounds: verbs.epsilon(_GOSSIP, case._replace(num_rounds=rounds), bound, relation)
+    def spent(account: Account) -> Callable[[int], float]:
+        return lambda rounds: verbs.epsilon(_GOSSIP, account._replace(num_rounds=rounds), bound, relation)
 
-    return verbs.most_rounds([spent(case) for case in cases], target_epsilon, limit)
+    return verbs.most_rounds([spent(account) for account in accounts], target_epsilon, limit)
 
 
 def _kinds(releases: Release | Sequence[Release]) -> list[Release]:
@@ -226,47 +226,49 @@ def _kinds(releases: Release | Sequence[Release]) -> list[Release]:
     return sorted(set(releases), key=lambda release: release.num_entries)
 
 
-def _search(case: Case, bound: str, relation: str, target_epsilon: float) -> tuple[Callable[[float], float], float]:
+def _search(
+    account: Account, bound: str, relation: str, target_epsilon: float
+) -> tuple[Callable[[float], float], float]:
     """(noise_std -> epsilon, a guess of the noise that meets the target); refused where no noise does."""
-    release, num_rounds = case.release, case.num_rounds
-    reason = _reason(case, bound)
+    release, num_rounds = account.release, account.num_rounds
+    reason = _reason(account, bound)
     if reason is not None:
         remedies = {verbs.UNCLIPPED: "Clip, or choose another bound.", _ROUNDED_SUM: "Store the table in float32."}
         remedy = remedies.get(reason, "Take the proven bound.")
         raise ArgumentError("bound", "must exist for this release", reason.rstrip("."), remedy)
 
     def epsilon_of(noise_std: float) -> float:
-        return verbs.epsilon(_GOSSIP, case._replace(release=release._replace(noise_std=noise_std)), bound, relation)
+        return verbs.epsilon(_GOSSIP, account._replace(release=release._replace(noise_std=noise_std)), bound, relation)
 
     present = sensitivities(release._replace(grid=None), relation).present
     if bound == "proven" and release.grid is not None:
         grid_noise.check_rounding(epsilon_of, target_epsilon, present)
-    if bound == "proven" and case.dp_delta <= unresolved_delta(num_rounds) and math.isinf(epsilon_of(1e6 * present)):
+    if bound == "proven" and account.dp_delta <= unresolved_delta(num_rounds) and math.isinf(epsilon_of(1e6 * present)):
         left_out = f"{unresolved_delta(num_rounds):.1g}, what accounting leaves out in {num_rounds} rounds"
-        raise ArgumentError("dp_delta", f"must be above {left_out}", f"got {case.dp_delta:g}", "Pass a larger one.")
+        raise ArgumentError("dp_delta", f"must be above {left_out}", f"got {account.dp_delta:g}", "Pass a larger one.")
     sampling_rate = min(1.0, release.batch_size / release.num_entries)
-    spread = sampling_rate * math.sqrt(num_rounds) * math.sqrt(2 * math.log(1.25 / case.dp_delta)) / target_epsilon
+    spread = sampling_rate * math.sqrt(num_rounds) * math.sqrt(2 * math.log(1.25 / account.dp_delta)) / target_epsilon
     return epsilon_of, present * max(spread, 0.4)
 
 
-def _claims(case: Case) -> list[tuple[str, str]]:
+def _claims(account: Account) -> list[tuple[str, str]]:
     """Bounds with their relations: the published one, then the proven ones, the main relation first."""
-    published = case.accountant.published
-    relation = "replace_one" if isinstance(published, str) else published.relation(case.release)
+    published = account.accountant.published
+    relation = "replace_one" if isinstance(published, str) else published.relation(account.release)
     return [("published", relation), *(("proven", proven) for proven in PROVEN_RELATIONS)]
 
 
-def _relation(case: Case, bound: str, asked: str | None) -> str:
+def _relation(account: Account, bound: str, asked: str | None) -> str:
     """The relation that is asked for, or the first that the bound is stated for."""
-    known = [relation for name, relation in _claims(case) if name == bound]
-    whose = f"the {case.accountant.bound_name(bound)} bound of {case.accountant.label}"
+    known = [relation for name, relation in _claims(account) if name == bound]
+    whose = f"the {account.accountant.bound_name(bound)} bound of {account.accountant.label}"
     return verbs.chosen_relation(known, asked, whose, "J and b")
 
 
-def _reason(case: Case, bound: str) -> str | None:
+def _reason(account: Account, bound: str) -> str | None:
     """Why there is no epsilon, or None."""
-    release, published = case.release, case.accountant.published
-    if case.num_rounds == 0:
+    release, published = account.release, account.accountant.published
+    if account.num_rounds == 0:
         return None
     if bound == "published" and isinstance(published, str):
         return published
@@ -280,9 +282,9 @@ def _reason(case: Case, bound: str) -> str | None:
 
 
 @lru_cache(maxsize=4096)
-def _cost(case: Case, bound: str, relation: str) -> Bound:
+def _cost(account: Account, bound: str, relation: str) -> Bound:
     """The epsilon of a release; `_reason` of it is None."""
-    accountant, release, num_rounds, dp_delta, c2, num_nodes = case
+    accountant, release, num_rounds, dp_delta, c2, num_nodes = account
     if num_rounds == 0:
         return verbs.NOTHING
     if bound == "published":
@@ -294,14 +296,14 @@ def _cost(case: Case, bound: str, relation: str) -> Bound:
     return proven_bound(release, relation, num_releases, dp_delta - failure)
 
 
-def _words(_cases: Sequence[Case], case: Case, bound: str, _relation: str, found: Bound) -> dict[str, Any]:
+def _words(_accounts: Sequence[Account], account: Account, bound: str, _relation: str, found: Bound) -> dict[str, Any]:
     """Arguments of `statement`."""
     return {
-        "bound": case.accountant.bound_name(bound),
-        "gradients": None if is_unbounded(case.release, bound) else _bound_on_gradients(case.release),
+        "bound": account.accountant.bound_name(bound),
+        "gradients": None if is_unbounded(account.release, bound) else _bound_on_gradients(account.release),
         "setting": _SETTING,
-        "noise": grid_noise.assumption(case.release.grid),
-        "notes": _notes(case, bound, float(found.dp_epsilon)),
+        "noise": grid_noise.assumption(account.release.grid),
+        "notes": _notes(account, bound, float(found.dp_epsilon)),
     }
 
 
@@ -315,18 +317,18 @@ def _bound_on_gradients(release: Release) -> str:
     return f"every sample's gradient is clipped {how}, before it is stored anywhere"
 
 
-def _notes(case: Case, bound: str, dp_epsilon: float) -> tuple[str, ...]:
+def _notes(account: Account, bound: str, dp_epsilon: float) -> tuple[str, ...]:
     """List the assumptions of a statement that others do not make."""
-    published, waking = case.accountant.published, case.accountant.waking
+    published, waking = account.accountant.published, account.accountant.waking
     if bound == "published":
         if isinstance(published, str):
             return ()
         stated = dp_epsilon if math.isfinite(dp_epsilon) else None
-        rounding = () if case.release.grid is None else (grid_noise.UNCOUNTED,)
-        return (*published.notes(case.release, case.num_rounds, case.dp_delta, stated), *rounding)
+        rounding = () if account.release.grid is None else (grid_noise.UNCOUNTED,)
+        return (*published.notes(account.release, account.num_rounds, account.dp_delta, stated), *rounding)
     if waking is None:
         return ()
-    most, failure = waking(case.num_rounds, case.num_nodes, case.dp_delta)
+    most, failure = waking(account.num_rounds, account.num_nodes, account.dp_delta)
     return (f"a node wakes at most {most} times but for a probability {failure:g}, part of delta",)
 
 

@@ -23,7 +23,7 @@ class Measure(NamedTuple):
 
     Attributes:
         compute: (node_params with leaves (n, *leaf), arrays) -> name -> () float, entries of the metrics line; or, for
-            the entry "test" of `Variant.measures`, `Scores`. Pure and traced.
+            the entry "test" of `Case.measures`, `Scores`. Pure and traced.
         prepare: (base key (), data on the device) -> arrays, a pytree, once a seed. What it returns is an argument of
             the compiled program, never a constant of it. A leaf that is the same object for all seeds is held once.
     """
@@ -32,10 +32,10 @@ class Measure(NamedTuple):
     prepare: Callable[[Array, FederatedData], PyTree]
 
 
-class Variant(NamedTuple):
+class Case(NamedTuple):
     """One line of a comparison.
 
-    Variants with the same objects `algorithm`, `data`, `task` and `test`, the same measures, rounds and names of
+    Cases with the same objects `algorithm`, `data`, `task` and `test`, the same measures, rounds and names of
     numbers share one compiled program, in which each seed of each of them is a lane.
 
     Attributes:
@@ -46,11 +46,11 @@ class Variant(NamedTuple):
         seeds: distinct; each has a base key and training data of its own.
         num_rounds: rounds of each seed.
         evaluate_every: rounds between evaluations; round 0 and the last round are always evaluated.
-        numbers: name -> finite number: what variants of one program may differ in.
+        numbers: name -> finite number: what cases of one program may differ in.
         settings: name -> value of the options that vary: columns of results.csv and "settings" of the summary.
-        identity: name -> everything that tells this point from all others that see the same data, as `run_key` takes
+        identity: name -> everything that tells this lane from all others that see the same data, as `run_key` takes
             it: batches and noise depend on it, initial parameters do not. Default: name, settings, numbers and rounds,
-            so that points of different runs need different names.
+            so that lanes of different runs need different names.
         measures: name -> what is measured besides the standard evaluation. An entry "test" takes the place of that.
         privacy: rounds that really ran -> statements of the summary; None for none. Called with the totals of
             `released` by name, too, as in privacy(12, local_iterations=40).
@@ -106,36 +106,36 @@ class Variant(NamedTuple):
         return chunk if self.chunk_rounds is None else self.chunk_rounds
 
 
-def check_variants(variants: Mapping[str, Variant]) -> None:
-    """Refuse variants that cannot label or steer a run.
+def check_cases(cases: Mapping[str, Case]) -> None:
+    """Refuse cases that cannot label or steer a run.
 
     Raises:
         ArgumentError: names that give the same directory, seeds or rounds out of range, numbers that are not finite.
     """
-    if not variants:
-        raise ArgumentError("variants", "must hold at least one variant", "got none", "Pass {name: Variant(...)}.")
+    if not cases:
+        raise ArgumentError("cases", "must hold at least one case", "got none", "Pass {name: Case(...)}.")
     slugs: dict[str, str] = {}
-    for name, variant in variants.items():
+    for name, case in cases.items():
         if not slug(name) or slug(name) in slugs:
             found = f"got {name!r}" + (f" beside {slugs[slug(name)]!r}" if slug(name) else "")
             remedy = "Choose names that differ in letters or digits."
-            raise ArgumentError("variants", "must have names that give distinct directory names", found, remedy)
+            raise ArgumentError("cases", "must have names that give distinct directory names", found, remedy)
         slugs[slug(name)] = name
-        _check(name, variant)
+        _check(name, case)
 
 
-def costs_of(variant: Variant, fields: Sequence[str]) -> tuple[str, ...]:
+def costs_of(case: Case, fields: Sequence[str]) -> tuple[str, ...]:
     """List the counted quantities: the fields of the algorithm's info, and the results of a ledger from them."""
-    return tuple(fields) if variant.ledger is None else (*fields, *Costs._fields)
+    return tuple(fields) if case.ledger is None else (*fields, *Costs._fields)
 
 
-def check_counted(variant: Variant, fields: Sequence[str], num_nodes: int) -> None:
+def check_counted(case: Case, fields: Sequence[str], num_nodes: int) -> None:
     """Refuse totals of what the algorithm does not count; `fields` are those of its info."""
-    if variant.ledger is not None:
+    if case.ledger is not None:
         check_counts(fields)
-        variant.ledger.of_round(dict.fromkeys(COUNTED, np.zeros(num_nodes)))  # refuses another number of nodes
-    counted = costs_of(variant, fields)
-    for argument, names in (("released", variant.released), ("budgets", variant.budgets)):
+        case.ledger.of_round(dict.fromkeys(COUNTED, np.zeros(num_nodes)))  # refuses another number of nodes
+    counted = costs_of(case, fields)
+    for argument, names in (("released", case.released), ("budgets", case.budgets)):
         for cost in names:
             if cost not in counted:
                 found = f"{cost} is none of {', '.join(counted)}"
@@ -143,29 +143,29 @@ def check_counted(variant: Variant, fields: Sequence[str], num_nodes: int) -> No
                 raise ArgumentError(argument, "must name what the algorithm counts", found, remedy)
 
 
-def _check(name: str, variant: Variant) -> None:
-    at_least(1, num_rounds=variant.num_rounds, evaluate_every=variant.evaluate_every)
-    at_least(1, max_rounds=variant.last_round, chunk_rounds=variant.rounds_per_call)
-    if variant.num_rounds >= 2**31:  # an int32 counts them
-        found, remedy = f"got {variant.num_rounds}", "Train in several runs."
+def _check(name: str, case: Case) -> None:
+    at_least(1, num_rounds=case.num_rounds, evaluate_every=case.evaluate_every)
+    at_least(1, max_rounds=case.last_round, chunk_rounds=case.rounds_per_call)
+    if case.num_rounds >= 2**31:  # an int32 counts them
+        found, remedy = f"got {case.num_rounds}", "Train in several runs."
         raise ArgumentError("num_rounds", "must be below 2^31", found, remedy)
-    seeds = variant.seeds
+    seeds = case.seeds
     if not seeds or len(set(seeds)) != len(seeds):
         raise ArgumentError("seeds", "must be distinct and at least one", f"got {list(seeds)}", "Pass e.g. 0 1 2.")
     for seed in seeds:
         at_least(0, seeds=seed)
         if seed >= 2**32:  # a larger seed would lose its upper bits
             raise ArgumentError("seeds", "must lie in [0, 2^32)", f"got {seed}", "Pass e.g. 0 1 2.")
-    for number, value in variant.numbers.items():
+    for number, value in case.numbers.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             remedy = "Build what is no number into the algorithm."
             raise ArgumentError(f"numbers.{number}", "must be a finite number", f"{name} has {value!r}", remedy)
-    for measure, value in variant.measures.items():
+    for measure, value in case.measures.items():
         if not isinstance(value, Measure):
             found = f"{name} has a {type(value).__name__}"
             raise ArgumentError(f"measures.{measure}", "must be a Measure", found, "Pass Measure(compute, prepare).")
-    for cost in variant.released:
+    for cost in case.released:
         one_of(COSTS, released=cost)
-    for cost, most in variant.budgets.items():
+    for cost, most in case.budgets.items():
         one_of(COSTS, budgets=cost)
         positive(**{f"budgets.{cost}": most})

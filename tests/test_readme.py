@@ -70,6 +70,7 @@ def test_the_files_that_the_readme_names_exist():
 def test_commands_in_texts_are_understood(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("cases.csv").write_text("step_size,nodes\n0.1,8\n0.2,16\n")
+    Path("patients.csv").write_text("age,hospital,ill\n" + "1,Oslo,yes\n2,Lund,no\n" * 9)
     for name, arguments in re.findall(r"python -m experiments\.(\w+)([^`#\n]*)", path.read_text()):
         if name in EXPERIMENTS and "--help" not in arguments:
             assert parse(EXPERIMENTS[name], shlex.split(arguments.replace("<name>", "x")))[0].rows

@@ -52,7 +52,8 @@ def problem_of(dataset: Dataset, model: str) -> Problem:
     if (model == "bilstm") != is_text or (model == "bilstm" and dataset.num_classes != 2):
         requirement = "must read what the data set holds: bilstm reviews of two kinds, all others images"
         raise ArgumentError("model", requirement, f"got {model} for {dataset.name}", "Choose another one.")
-    return Problem(dataset.train_inputs.shape[1:] if is_text else image_shape(dataset), dataset.num_classes)
+    takes_any = is_text or (model == "mlp" and dataset.train_inputs.ndim == 2)
+    return Problem(dataset.train_inputs.shape[1:] if takes_any else image_shape(dataset), dataset.num_classes)
 
 
 def narrow(numbers: tuple[int, ...], width: float) -> tuple[int, ...]:

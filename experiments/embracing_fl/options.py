@@ -29,7 +29,7 @@ class Data(Images):
     """Data set to learn from."""
 
     dataset: str = "digits"
-    """digits, mnist, fashion_mnist, cifar10, femnist or imdb."""
+    """digits, mnist, fashion_mnist, cifar10, femnist, imdb, or a FILE.csv or FILE.npz of your own."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Partition:
     COUNTS: ClassVar = (WRITERS.counts,)
     nodes: int = 128
     """Clients over which the data are partitioned. Those beyond the counts take no part."""
-    partition: Literal["dirichlet", "iid", "writers"] = "dirichlet"
-    """dirichlet (by label), iid or writers."""
+    partition: Literal["dirichlet", "iid", "writers", "sites"] = "dirichlet"
+    """dirichlet (by label), iid, writers, or sites: a client for each site of the data set."""
     alpha: float = 0.1
     """Concentration of the dirichlet partition."""
     writers_per_node: int = 2

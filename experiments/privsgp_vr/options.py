@@ -56,19 +56,20 @@ class Topology:
 
     COUNTS: ClassVar = (GRAPHS.counts,)
     graph: str = "exponential"
-    """exponential, directed_ring, ring, complete, star, random (a random strongly connected digraph), or a .npy file
-    with a column-stochastic mixing matrix of shape (n, n), or (period, n, n) for a time-varying graph; entry (i, j) is
-    the share of j's value that i receives. DP2-SGD and A(DP)2SGD need an undirected one."""
+    """exponential, directed_ring, ring, complete, star, random (a random strongly connected digraph), or a FILE.csv
+    with an edge a row, sender and receiver by the names of sites; or a FILE.npy with a column-stochastic mixing matrix
+    of shape (n, n), or (period, n, n) for a time-varying graph; entry (i, j) is the share of j's value that i receives.
+    DP2-SGD and A(DP)2SGD need an undirected one."""
     edge_probability: float = 0.2
     """Edge probability of the random graph."""
 
     def build(self, num_nodes: int) -> graphs.Graph:
         """The graph over this many nodes."""
-        if self.graph.endswith(".npy"):
+        if self.graph.endswith((".npy", ".csv")):
             return read_graph(self.graph, num_nodes)
         if self.graph not in GRAPHS.functions:
-            requirement = f"must be one of {', '.join(GRAPHS.functions)}, or a .npy file"
-            raise ArgumentError("graph", requirement, f"got {self.graph!r}", "Choose one, or write a .npy file.")
+            requirement = f"must be one of {', '.join(GRAPHS.functions)}, or a .npy or .csv file"
+            raise ArgumentError("graph", requirement, f"got {self.graph!r}", "Choose one, or write a file.")
         return choose(GRAPHS, dataclasses.asdict(self))(num_nodes)
 
 

@@ -56,7 +56,9 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
     cases = cases_of(ready, Configuration.algorithm, of_row)
     configs = [row.config for row in ready.values()]
     saved: dict[str, Any] = {"settled": {name: _kept(row.config) for name, row in ready.items()}}
-    files = {config.topology: config.clients.nodes for config in configs if config.topology.graph.endswith(".npy")}
+    files = {
+        config.topology: config.clients.nodes for config in configs if config.topology.graph.endswith((".npy", ".csv"))
+    }
     if files:  # another matrix may come by the same name
         matrices = [topology.build(nodes).mixing_matrices.tobytes() for topology, nodes in files.items()]
         saved["graph_crc32"] = [zlib.crc32(matrix) for matrix in matrices]

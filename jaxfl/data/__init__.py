@@ -4,6 +4,7 @@ from jaxfl.data.partition import by_owner, dirichlet, iid, label_counts, label_s
 from jaxfl.data.pool import federate, partition_dataset
 from jaxfl.data.sources import Dataset, from_arrays, load
 from jaxfl.data.subset import only_classes, shrunk, subset
+from jaxfl.data.tables import load_file
 
 __all__ = [
     "Dataset",
@@ -15,6 +16,7 @@ __all__ = [
     "label_counts",
     "label_shards",
     "load",
+    "load_file",
     "only_classes",
     "partition_dataset",
     "shrunk",

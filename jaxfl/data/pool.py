@@ -12,10 +12,10 @@ import numpy as np
 from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.types import FederatedData, NodeNames, node_text
-from jaxfl.data.partition import dirichlet, iid, label_shards, whole_writers
+from jaxfl.data.partition import by_owner, dirichlet, iid, label_shards, whole_writers
 from jaxfl.data.sources import Dataset
 
-SCHEMES = ("iid", "dirichlet", "shards", "writers")
+SCHEMES = ("iid", "dirichlet", "shards", "writers", "sites")
 
 
 def federate(inputs: Any, labels: Any, parts: Sequence[Any], *, names: Sequence[str] | None = None) -> FederatedData:
@@ -97,8 +97,8 @@ def partition_dataset(
 
     Args:
         dataset: what to split.
-        scheme: "iid", "dirichlet" (needs `alpha`), "shards" (needs `shards_per_node`) or "writers" (needs
-            `writers_per_node`, and a data set whose writers are known).
+        scheme: "iid", "dirichlet" (needs `alpha`), "shards" (needs `shards_per_node`), "writers" (needs
+            `writers_per_node`, and a data set whose writers are known) or "sites" (a node for each writer).
         num_nodes: n.
         seed: non-negative integer.
         alpha: see `dirichlet`; refused by other schemes.
@@ -109,8 +109,8 @@ def partition_dataset(
         n index arrays, int32.
 
     Raises:
-        ArgumentError: the scheme is unknown, its number is missing, another scheme's number is given, or the data set
-            has no writers.
+        ArgumentError: the scheme is unknown, its number is missing, another scheme's number is given, the data set
+            has no writers, or the sites are not as many as the nodes.
 
     Example:
         >>> from jaxfl.data.sources import load
@@ -136,16 +136,29 @@ def partition_dataset(
     if shards_per_node is not None:
         return label_shards(dataset.train_labels, num_nodes, shards_per_node, seed)
     if writers_per_node is not None:
-        return whole_writers(_writers_of(dataset), num_nodes, writers_per_node, seed)
+        return whole_writers(writers_of(dataset), num_nodes, writers_per_node, seed)
+    if scheme == "sites":
+        return _sites(dataset, num_nodes)
     return iid(len(dataset.train_labels), num_nodes, seed)
 
 
-def _writers_of(dataset: Dataset) -> np.ndarray:
+def _sites(dataset: Dataset, num_nodes: int) -> list[np.ndarray]:
+    """A node for each writer, with their names where they have some."""
+    parts, names = by_owner(writers_of(dataset)), dataset.writer_names
+    if names is not None:
+        parts.names = tuple(names[int(writer)] for writer in parts.names)
+    if len(parts) != num_nodes:
+        requirement = f"must be {len(parts)}, the sites of {dataset.name}"
+        raise ArgumentError("num_nodes", requirement, f"got {num_nodes}", f"Pass {len(parts)}, or leave it out.")
+    return parts
+
+
+def writers_of(dataset: Dataset) -> np.ndarray:
     """The writers of a data set, one a training sample."""
     writers = dataset.train_writers
     if writers is None or len(writers) != len(dataset.train_labels):
         found = f"{dataset.name} has {'none' if writers is None else f'{len(writers)} for {len(dataset.train_labels)}'}"
-        remedy = "Choose femnist, or pass train_writers to from_arrays."
+        remedy = "Choose femnist or a file with sites (site_column), or pass train_writers to from_arrays."
         raise ArgumentError("dataset", "must have the writer of each training sample", found, remedy)
     return writers
 

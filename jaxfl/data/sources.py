@@ -30,6 +30,7 @@ class Dataset(NamedTuple):
     test_labels: np.ndarray  # (N_test,), int32, in [0, num_classes)
     num_classes: int
     train_writers: np.ndarray | None = None  # (N,), int32, who made each training sample, where that is known
+    writer_names: tuple[str, ...] | None = None  # the sites of a file of one's own, by their numbers in train_writers
 
 
 def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:

@@ -102,9 +102,9 @@ def shrunk(dataset: Dataset, shrink: int) -> Dataset:
         return dataset
 
     def averaged(images: np.ndarray) -> np.ndarray:
-        size, height, width = images.shape[:3]
-        if images.dtype != np.uint8 or height % shrink or width % shrink:
-            given = f"got {shrink} for {images.dtype} images of {height}x{width}"
+        size, height, width = (*images.shape, 1, 1)[:3]
+        if images.dtype != np.uint8 or images.ndim < 3 or height % shrink or width % shrink:
+            given = f"got {shrink} for {images.dtype} samples of {height}x{width}"
             remedy = "Pass a factor of both sides, or leave it out."
             raise ArgumentError("shrink", "must divide the sides of uint8 images", given, remedy)
         blocks = images.reshape(size, height // shrink, shrink, width // shrink, shrink, *images.shape[3:])

@@ -12,7 +12,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jaxfl.core import Algorithm, ArgumentError, Array
+from jaxfl.data.pool import writers_of
+from jaxfl.data.tables import is_file
 from jaxfl.frame.choose import counted, idle_options, refuse_idle
 from jaxfl.frame.grid import Axis, Grid, configs, refuse_many, without
 from jaxfl.frame.options import UNSAID, flat, lay, options, refuse_out_of_range, text_of
@@ -75,7 +79,7 @@ class Experiment(NamedTuple):
         base: the base configuration.
         prepare: rows -> cases; says what is wrong with them before any work. None where `run` takes its place.
         grid: the axes that the base compares.
-        datasets: data set -> its overlay; "other" for those that are not listed.
+        datasets: data set -> its overlay; "other" for those that are not listed. A file of one's own has none.
         presets: name -> preset.
         derived: option -> (flat options, names that were given) -> its value where it was not given; in this order.
         rivals: pairs of groups of options that exclude each other; a later overlay drops the other group.
@@ -184,6 +188,8 @@ def _overlays(
             raise ArgumentError(name, "excludes the other", found, "Leave one of the two out.")
 
     def of_dataset(dataset: str | None) -> Overlay:
+        if is_file(dataset or ""):
+            return Overlay()
         return experiment.datasets.get(dataset or "", experiment.datasets.get("other", Overlay()))
 
     known = options(type(experiment.base))
@@ -202,6 +208,7 @@ def _overlays(
         laid = {**of_dataset(dataset).changes, **below[2].changes, **below[3].changes, **values}
         for name in _rivals(experiment, {*below[2].changes, *below[3].changes, *values}):
             laid.pop(name, None)
+        laid |= _of_sites(lay(experiment.base, laid), {**below[2].changes, **below[3].changes, **values})
         told = frozenset(laid)
         config = lay(experiment.base, laid)
         for name, value in laid.items():
@@ -212,6 +219,18 @@ def _overlays(
         return config
 
     return axes, config_of
+
+
+def _of_sites(config: Any, given: Collection[str]) -> dict[str, Any]:
+    """What follows from a column of sites where nobody said otherwise: each site is a node."""
+    values, changes = flat(config), {}
+    if not is_file(values.get("dataset", "")):
+        return changes
+    if values.get("site_column") and "partition" in values and "partition" not in given:
+        changes["partition"] = "sites"
+    if {**values, **changes}.get("partition") == "sites" and "nodes" not in given:
+        changes["nodes"] = len(np.unique(writers_of(config.data.load())))
+    return changes
 
 
 def _rivals(experiment: Experiment, names: Collection[str]) -> set[str]:

@@ -12,7 +12,8 @@ import numpy as np
 
 from jaxfl import channel, models
 from jaxfl.core import ArgumentError, FederatedData, Task, check, over_nodes
-from jaxfl.data import Dataset, federate, load, only_classes, partition_dataset, shrunk, subset
+from jaxfl.data import Dataset, federate, load, load_file, only_classes, partition_dataset, shrunk, subset
+from jaxfl.data.tables import is_file
 from jaxfl.frame.choose import Choice, choose, where
 from jaxfl.frame.distributed import PLACE, Distributed
 from jaxfl.frame.launch import Launch
@@ -28,6 +29,7 @@ JOBS = (  # options of jobs and machines, a group of its own in --help
 )
 LARGEST_DBM = 300  # 1e27 W, which float32 holds
 
+
 _keep_few, _keep = functools.lru_cache(maxsize=8), functools.lru_cache(maxsize=64)  # by the values of frozen records
 
 
@@ -36,9 +38,20 @@ class Data:
     """Data set to learn from."""
 
     # All classes are no choice, so that runs from before there was one keep their random numbers.
-    COUNTS: ClassVar = ({"classes": lambda options: options["classes"] is not None},)
+    COUNTS: ClassVar = (
+        {"classes": lambda options: options["classes"] is not None},
+        dict.fromkeys(("label_column", "site_column"), lambda options: options["dataset"].endswith(".csv")),
+        {"test_split": lambda options: is_file(options["dataset"])},
+        {"data_dir": lambda options: not is_file(options["dataset"])},
+    )
     dataset: str = "digits"
-    """digits, mnist, fashion_mnist or cifar10."""
+    """digits, mnist, fashion_mnist, cifar10, or a FILE.csv or FILE.npz of your own (docs/own_data.md)."""
+    label_column: str = "label"
+    """Column of the labels of a .csv file; the others hold numbers."""
+    site_column: str | None = None
+    """Column of a .csv file that says where a sample lies. Each site is then a node, unless told otherwise."""
+    test_split: float = 0.2
+    """Share of a file's samples that test, evenly from each site and label, where the file is not split."""
     data_dir: str | None = unsaved(None)
     """Folder with the data set's files as their authors publish them."""
     classes: tuple[int, ...] | None = None
@@ -53,7 +66,12 @@ class Data:
     @_keep_few
     def load(self) -> Dataset:
         """The data set, cut and shrunk; the same arrays in every call."""
-        whole = only_classes(load(self.dataset, self.data_dir), self.classes)
+        if is_file(self.dataset):
+            table = {"label_column": self.label_column, "site_column": self.site_column}
+            whole = load_file(self.dataset, **table, test_split=self.test_split)
+        else:
+            whole = load(self.dataset, self.data_dir)
+        whole = only_classes(whole, self.classes)
         return shrunk(subset(whole, self.num_train, self.num_test), self.shrink)
 
     @_keep_few
@@ -71,9 +89,10 @@ _CUTS: dict[str, Callable[..., list[np.ndarray]]] = {  # (data set, nodes, seed)
     "writers": lambda dataset, *asked, writers_per_node: partition_dataset(
         dataset, "writers", *asked, writers_per_node=writers_per_node
     ),
+    "sites": lambda dataset, *asked: partition_dataset(dataset, "sites", *asked),
 }
-PARTITION = Choice("partition", {name: _CUTS[name] for name in ("iid", "dirichlet", "shards")})
-WRITERS = Choice("partition", {name: _CUTS[name] for name in ("dirichlet", "iid", "writers")})
+PARTITION = Choice("partition", {name: _CUTS[name] for name in ("iid", "dirichlet", "shards", "sites")})
+WRITERS = Choice("partition", {name: _CUTS[name] for name in ("dirichlet", "iid", "writers", "sites")})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +103,8 @@ class Clients:
     COUNTS: ClassVar = (PARTITION.counts,)
     nodes: int = 16
     """Nodes n."""
-    partition: Literal["iid", "dirichlet", "shards"] = "iid"
-    """iid, dirichlet (by label) or shards."""
+    partition: Literal["iid", "dirichlet", "shards", "sites"] = "iid"
+    """iid, dirichlet (by label), shards, or sites: a node for each site of the data set."""
     alpha: float | None = None
     """Concentration of the dirichlet partition, which needs it."""
     shards_per_node: int | None = None
@@ -191,7 +210,9 @@ class Network:
     def work(self, data: Data) -> channel.Work:
         """Work of one sample."""
         dataset = data.load()
-        return channel.node_work(channel.count(choose(NETWORKS, vars(self))(dataset), image_shape(dataset)))
+        shape = dataset.train_inputs.shape[1:]
+        shape = image_shape(dataset) if len(shape) > 1 else shape
+        return channel.node_work(channel.count(choose(NETWORKS, vars(self))(dataset), shape))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -335,6 +356,9 @@ class Publication:
 
 def image_shape(dataset: Dataset) -> tuple[int, int, int]:
     """(height, width, channels) of a sample."""
+    if dataset.train_inputs.ndim == 2:
+        found = f"{dataset.name} has {dataset.train_inputs.shape[1]} numbers a sample"
+        raise ArgumentError("model", "must be mlp where samples are no images", found, "Pass --model mlp.")
     height, width, *channels = dataset.train_inputs.shape[1:]
     return height, width, channels[0] if channels else 1
 

@@ -1,5 +1,6 @@
 """Who talks to whom, and the mixing step x <- P x."""
 
+from jaxfl.graphs.files import read_graph
 from jaxfl.graphs.graph import Graph
 from jaxfl.graphs.mixing import best_structure, messages_received, messages_sent, mix
 from jaxfl.graphs.spectral import is_strongly_connected_over_period, spectral_gap
@@ -44,6 +45,7 @@ __all__ = [
     "mix",
     "permute",
     "random_digraph",
+    "read_graph",
     "require_column_stochastic",
     "require_doubly_stochastic",
     "require_row_stochastic",

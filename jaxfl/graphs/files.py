@@ -1,18 +1,20 @@
-"""Matrices and graphs from .npy files."""
+"""Matrices and graphs from .npy files, and edges by name from .csv files."""
 
 from __future__ import annotations
 
+import csv
 import os
 import stat
 import warnings
 import zipfile
 from pathlib import Path
 
+import networkx as nx
 import numpy as np
 
 from jaxfl.core import ArgumentError
 from jaxfl.graphs.graph import Graph
-from jaxfl.graphs.topologies import TrackingPair, from_matrix
+from jaxfl.graphs.topologies import TrackingPair, from_matrix, from_networkx
 
 
 def read_matrices(path: str, requirement: str, remedy: str) -> np.ndarray:
@@ -59,15 +61,23 @@ def read_matrices(path: str, requirement: str, remedy: str) -> np.ndarray:
 
 
 def read_graph(path: str, num_nodes: int) -> Graph:
-    """The graph whose mixing matrix, or periodic sequence of them, is in a .npy file.
+    """The graph in a file.
 
     Args:
-        path: the file, an array (n, n) or (period, n, n); entry (i, j) is the share of j's value that i receives.
+        path: a .npy file, an array (n, n) or (period, n, n); entry (i, j) is the share of j's value that i receives. Or
+            a .csv file with a row an edge below a heading: the names of the sender and of the receiver, as
+            `jaxfl.data.load_file` names sites. Weights are then metropolis where every edge has its reverse, else
+            uniform.
         num_nodes: n, the number of nodes that the run has.
 
     Raises:
-        ArgumentError: the file cannot be read, is for another number of nodes, or holds no mixing matrix.
+        ArgumentError: the file cannot be read, is for another number of nodes, or holds no mixing matrix or edges.
+
+    Guarantees:
+        - nodes are in ascending order of their names, as sites are.
     """
+    if path.endswith(".csv"):
+        return _of_edges(path, num_nodes)
     requirement = "must be a .npy file with a mixing matrix"
     remedy = "Write it by numpy.save, shape (n, n), or (period, n, n) for a time-varying graph."
     matrices = read_matrices(path, requirement, remedy)
@@ -81,6 +91,31 @@ def read_graph(path: str, num_nodes: int) -> Graph:
         return from_matrix(matrices, name=path)
     except ArgumentError as error:
         raise ArgumentError("graph", error.requirement, f"in {path} {error.found}", error.remedy) from None
+
+
+def _of_edges(path: str, num_nodes: int) -> Graph:
+    requirement, remedy = (
+        "must be a .csv file with an edge a row",
+        "Write a heading, then a sender and a receiver a row.",
+    )
+    try:
+        with Path(path).expanduser().open(newline="", encoding="utf-8-sig") as lines:
+            rows = [row for row in list(csv.reader(lines))[1:] if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        found = f"{path}: {getattr(error, 'strerror', None) or error}"
+        raise ArgumentError("graph", requirement, found, remedy) from None
+    odd = next((row for row in rows if len(row) != 2), None)
+    if odd is not None or not rows:
+        found = f"{path} has " + (f"a row of {len(odd)}: {', '.join(odd)[:80]}" if odd else "none")
+        raise ArgumentError("graph", requirement, found, remedy)
+    names = {name for row in rows for name in row}
+    order = sorted(names, key=int if all(name.isdecimal() for name in names) else None)
+    if len(order) != num_nodes:
+        found = f"{path} names {len(order)}: {', '.join(order)[:80]}"
+        raise ArgumentError("graph", f"must have edges of the run's {num_nodes} nodes", found, "Name each node.")
+    graph = nx.DiGraph(rows, name=path)
+    both_ways = all(graph.has_edge(receiver, sender) for sender, receiver in graph.edges)
+    return from_networkx(graph, weights="metropolis" if both_ways else "uniform", names=order)
 
 
 def read_pair(path: str, num_nodes: int) -> TrackingPair:

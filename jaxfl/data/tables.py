@@ -1,0 +1,147 @@
+"""A data set of your own in a file: a table (.csv) or arrays (.npz), with the site of each sample where it is known.
+
+    .csv    a row a sample below a heading: a column of labels, perhaps one of sites, and numbers in all others
+    .npz    `inputs`, `labels` and perhaps `sites`; or, split by yourself, `train_inputs`, `train_labels`,
+            `test_inputs`, `test_labels` and perhaps `train_sites`
+
+Labels and sites are integers or text. Their distinct values, in ascending order, are the classes 0, 1, ... and the
+names of the sites. Numbers are taken as they are: bring them to about [-1, 1] by constants that are public, or the
+scale tells what the sites hold.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxfl.core import ArgumentError
+from jaxfl.data.sources import Dataset, from_arrays
+
+_SPLIT = ("train_inputs", "train_labels", "test_inputs", "test_labels")
+
+
+def is_file(dataset: str) -> bool:
+    """Tell a file of one's own from a data set's name."""
+    return dataset.endswith((".csv", ".npz"))
+
+
+def load_file(
+    path: str, *, label_column: str = "label", site_column: str | None = None, test_split: float = 0.2
+) -> Dataset:
+    """A data set from a .csv or .npz file.
+
+    Args:
+        path: the file; `~` is expanded.
+        label_column, site_column: headings of a .csv file. None: no column says the site.
+        test_split: share of the samples that test, in (0, 1), where the file is not split. They are taken evenly from
+            each site and label, in the order of the file, the same ones each time.
+
+    Returns:
+        The data set; sites are its `train_writers`, with names. A test sample's site is forgotten.
+
+    Raises:
+        ArgumentError: the file cannot be read, lacks a column or an array, or holds what is no number.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "patients.csv"
+        >>> _ = path.write_text("age,site,label\\n" + "".join(f"0.{k},{'AB'[k % 2]},{k % 3}\\n" for k in range(60)))
+        >>> data = load_file(str(path), site_column="site")
+        >>> data.train_inputs.shape, data.test_inputs.shape, data.num_classes, data.writer_names
+        ((48, 1), (12, 1), 3, ('A', 'B'))
+    """
+    if not 0 < test_split < 1:
+        raise ArgumentError("test_split", "must lie between 0 and 1", f"got {test_split}", "Pass 0.2, for instance.")
+    file = Path(path).expanduser()
+    try:
+        if file.suffix == ".csv":
+            arrays = _of_table(file, label_column, site_column)
+        else:
+            with np.load(file, allow_pickle=False) as content:
+                arrays = dict(content)
+    except ArgumentError:
+        raise
+    except (OSError, UnicodeDecodeError, csv.Error, zipfile.BadZipFile, ValueError, EOFError) as error:
+        found = f"{path}: {getattr(error, 'strerror', None) or error}"
+        raise ArgumentError("dataset", "must be a readable .csv or .npz file", found, "Check the path.") from None
+    if not {*_SPLIT} <= {*arrays}:
+        arrays = _split(path, arrays, test_split)
+    labels, sites = np.concatenate([arrays["train_labels"], arrays["test_labels"]]), arrays.get("train_sites")
+    classes, numbers = np.unique(labels, return_inverse=True)
+    names, writers = (None, None) if sites is None else np.unique(sites, return_inverse=True)
+    count = len(arrays["train_labels"])
+    dataset = from_arrays(
+        _inputs(arrays["train_inputs"]),
+        numbers[:count],
+        _inputs(arrays["test_inputs"]),
+        numbers[count:],
+        num_classes=len(classes),
+        name=path,
+        train_writers=writers,
+    )
+    return dataset if names is None else dataset._replace(writer_names=tuple(map(str, names.tolist())))
+
+
+def _of_table(file: Path, label_column: str, site_column: str | None) -> dict[str, np.ndarray]:
+    """The arrays `inputs`, `labels` and `sites` of a table."""
+    with file.open(newline="", encoding="utf-8-sig") as lines:
+        heading, *rows = list(csv.reader(lines)) or [[]]
+    rows = [row for row in rows if row]
+    for argument, column in (("label_column", label_column), ("site_column", site_column)):
+        if column is not None and column not in heading:
+            found = f"{file} has {', '.join(heading[:9])}" + (" and more" if len(heading) > 9 else "")
+            raise ArgumentError(argument, f"must be a column; {column} is none", found, "Name one of them.")
+    for number, row in enumerate(rows, start=2):
+        if len(row) != len(heading):
+            found = f"row {number} of {file} has {len(row)} of {len(heading)}"
+            raise ArgumentError("dataset", "must have a value in each column", found, "Repair this row.")
+    columns = dict(zip(heading, zip(*rows, strict=True), strict=True)) if rows else {}
+    labels, sites = columns.pop(label_column, ()), columns.pop(site_column, None) if site_column else None
+    numbers = [_numbers(file, name, values) for name, values in columns.items()]
+    arrays = {"inputs": np.array(numbers, np.float32).T, "labels": _kinds(labels)}
+    return arrays if sites is None else {**arrays, "sites": _kinds(sites)}
+
+
+def _kinds(texts: Sequence[str]) -> np.ndarray:
+    """Integers where all are, else text: their order is that of classes and nodes."""
+    return np.array(texts, np.int64 if all(text.isdecimal() for text in texts) else np.str_)
+
+
+def _numbers(file: Path, name: str, values: tuple[str, ...]) -> list[float]:
+    numbers = []
+    for number, text in enumerate(values, start=2):
+        try:
+            numbers.append(float(text))
+        except ValueError:
+            numbers.append(math.nan)
+        if not math.isfinite(numbers[-1]):
+            found = f"row {number} of {file} has {text!r} in column {name}"
+            remedy = "Fill or drop such rows; write kinds as columns of 0 and 1; name the columns of labels and sites."
+            raise ArgumentError("dataset", "must hold finite numbers besides labels and sites", found, remedy)
+    return numbers
+
+
+def _split(path: str, arrays: dict[str, np.ndarray], test_split: float) -> dict[str, Any]:
+    """Whole arrays, cut into a part to train on and one to test on, each with its share of all sites and labels."""
+    if not {"inputs", "labels"} <= {*arrays} or len({len(array) for array in arrays.values() if array.ndim}) > 1:
+        found = f"{path} has " + (", ".join(f"{name} {array.shape}" for name, array in arrays.items()) or "none")
+        requirement = f"must hold inputs and labels of equal length, or {', '.join(_SPLIT)}"
+        raise ArgumentError("dataset", requirement, found, "Write it by numpy.savez.")
+    inputs, labels, sites = arrays["inputs"], arrays["labels"], arrays.get("sites")
+    order = np.lexsort((labels,) if sites is None else (labels, sites))  # stable
+    steps = np.floor(np.arange(len(labels) + 1) * test_split)
+    tests = np.zeros(len(labels), bool)
+    tests[order] = steps[1:] > steps[:-1]
+    parts = dict(zip(_SPLIT, (inputs[~tests], labels[~tests], inputs[tests], labels[tests]), strict=True))
+    return parts if sites is None else {**parts, "train_sites": sites[~tests]}
+
+
+def _inputs(array: np.ndarray) -> np.ndarray:
+    """Images as they are, all other numbers as float32."""
+    return array if array.dtype in (np.uint8, np.int32) else array.astype(np.float32)

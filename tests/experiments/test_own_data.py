@@ -1,0 +1,66 @@
+"""A table of one's own in every experiment: each site is a node with its name, in data, graph, tables and pictures."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from helpers import refused
+
+from experiments import EXPERIMENTS
+from jaxfl.frame import flat, main
+from jaxfl.frame.experiment import request
+
+SITES = ("Ghent", "Lund", "Oslo", "Porto", "Riga")
+TAKE_TABLES = sorted(name for name, one in EXPERIMENTS.items() if {"partition", "site_column"} <= {*flat(one.base)})
+OWN = {"label_column": "ill", "site_column": "town"}
+
+
+@pytest.fixture
+def table(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [f"{a:.3f},{SITES[k % 5]},{b:.3f},{int(a > b)}" for k, (a, b) in enumerate(rng.normal(size=(200, 2)))]
+    (tmp_path / "patients.csv").write_text("\n".join(["age,town,dose,ill", *rows]) + "\n")
+    return str(tmp_path / "patients.csv")
+
+
+def test_all_experiments_with_a_partition_take_tables():
+    assert {"ali_dpfl", "dp_gradient_tracking", "dzofl", "embracing_fl", "privsgp_vr"} <= {*TAKE_TABLES}
+
+
+@pytest.mark.parametrize("name", [name for name in TAKE_TABLES if name != "similarity"])
+def test_each_site_is_a_node(name, table):
+    asked = request(EXPERIMENTS[name], {"dataset": table, "model": "mlp", **OWN})
+    config, values = asked.config, flat(asked.config)
+    assert (values["nodes"], values["partition"]) == (5, "sites")
+    own = config.agents if name == "dp_gradient_tracking" else config.clients
+    of_seed = own.data(config.data, 5, (0,)) if name == "embracing_fl" else own.data(config.data)
+    assert of_seed(0).names == SITES
+    assert of_seed(0).sizes.tolist() == [32] * 5
+    jax.eval_shape(config.task().init, jax.random.key(0))
+
+
+def test_what_is_said_goes_before_what_follows(table):
+    asked = request(EXPERIMENTS["privsgp_vr"], {"dataset": table, "partition": "iid", "nodes": 4, **OWN})
+    assert (asked.config.clients.nodes, asked.config.clients.partition) == (4, "iid")
+    four = request(EXPERIMENTS["privsgp_vr"], {"dataset": table, "nodes": 4, **OWN}).config
+    refused(lambda: four.clients.data(four.data)(0), "num_nodes", "5")
+    refused(lambda: request(EXPERIMENTS["privsgp_vr"], {"site_column": "town"}), "site_column")
+    refused(lambda: request(EXPERIMENTS["privsgp_vr"], {"dataset": table, "data_dir": "x", **OWN}), "data_dir")
+    network = request(EXPERIMENTS["privsgp_vr"], {"dataset": table, "model": "cnn", **OWN}).config
+    refused(network.task, "model", "mlp")
+
+
+def test_a_run_on_sites_and_their_edges(table, tmp_path, capsys):
+    edges = tmp_path / "roads.csv"
+    edges.write_text("from,to\n" + "".join(f"{a},{b}\n" for a, b in zip(SITES, SITES[1:] + SITES[:1], strict=True)))
+    words = f"--dataset {table} --label-column ill --site-column town --graph {edges} --method PrivSGP --batch-size 8"
+    out = tmp_path / "run"
+    budget = "--iterations 4 --target-epsilon 8 --evaluate-every 4 --quiet"
+    assert main(EXPERIMENTS["privsgp_vr"], [*f"{words} {budget}".split(), "--out", str(out)]) == 0, capsys.readouterr()
+    assert "5 nodes (sites)" in capsys.readouterr().out
+    nodes = json.loads((out / "privacy.json").read_text())["PrivSGP"]
+    assert "Porto" in json.dumps(nodes)
+    edges.write_text(edges.read_text().replace("Oslo", "Bergen"))
+    assert main(EXPERIMENTS["privsgp_vr"], [*f"{words} {budget}".split(), "--out", str(tmp_path / "other")]) == 2
+    assert "Bergen" in capsys.readouterr().err

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import os
 import re
 import signal
 import sys
@@ -80,6 +81,8 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
     kept = f"{_GOES_ON} the last checkpoint" if resumes else "nothing was kept"
     try:
         _catch_interrupts()
+        if sys.stdout is None or not sys.stdout.isatty():
+            os.environ.setdefault("COLUMNS", "120")  # rich takes 80, which breaks names
         with steady_output() as output, warnings.catch_warnings():
             warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
             if "--list-presets" in arguments or set(arguments) & {"--help", "-h"}:

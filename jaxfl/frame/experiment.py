@@ -116,6 +116,7 @@ class Request(NamedTuple):
     rows: Mapping[str, Row]
     grid: Grid  # all axes that were laid
     stop: Stop | None = None  # through which a signal asks to stop
+    changes: Mapping[str, Any] = {}  # as given, without what varies
     cache: str = "default"  # where jobs keep compiled programs, as --compilation-cache says it
 
     @property
@@ -168,7 +169,7 @@ def request(experiment: Experiment, changes: Mapping[str, Any], grid: Grid = (),
             requirement = "must differ in six digits, and by more than a sign"
             raise ArgumentError(clash, requirement, values, "Compare values further apart.")
         named[name] = Row(config, tuple(seeds), settings)
-    return Request(experiment, preset, named, axes)
+    return Request(experiment, preset, named, axes, changes=changes)
 
 
 def _overlays(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import os
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,15 @@ from jaxfl.core import ArgumentError, check
 from jaxfl.core.platform import tracing_for
 from jaxfl.frame.experiment import Finished, Prepared, Request, Row
 from jaxfl.frame.launcher import run_in_jobs
-from jaxfl.frame.options import flat, options
+from jaxfl.frame.options import flag, flat, options, text_of
 from jaxfl.frame.records import Publication
 from jaxfl.privacy.statements import statement_text
 from jaxfl.training import Case, RunDirectory, Stop, open_run, publish, read_run, secret_key, summary_table, train
 from jaxfl.training.compilation_cache import compilation_cache
 from jaxfl.training.processes import of_first, on_first, together
+from jaxfl.training.summary import format_spread, ranking
 
+_FEWEST_RANKED = 5  # cases of which the best is told
 _MOST_DEVICES = 8  # of a CPU: each holds a copy of what is not shared out
 
 
@@ -112,6 +115,8 @@ def _tell(
     metrics = dict.fromkeys(name for row in summary["cases"].values() for name in row)
     columns = [name for pattern in experiment.columns for name in fnmatch.filter(metrics, pattern)]
     console.print(summary_table(summary, columns))
+    if len(summary["cases"]) >= _FEWEST_RANKED and columns:
+        console.print(_winner(asked, summary, columns), soft_wrap=True)
     for name, entry in summary["cases"].items():
         if "budget_spent" in entry.get("status", ()):
             rounds = max(entry["rounds_per_seed"])
@@ -189,6 +194,23 @@ def _lone_trouble(summary: Mapping[str, Any]) -> tuple[str, str] | None:
 
 def _tell_nobody(text: str) -> None:
     """In place of a console."""
+
+
+def _winner(asked: Request, summary: Mapping[str, Any], columns: Sequence[str]) -> str:
+    """The best case, as a command."""
+    best = ranking(summary, columns)[0]
+    row, metric = asked.rows[best], next(column for column in columns if column in summary["cases"][best])
+    known = options(type(asked.config))
+    own = {name: value for name, value in asked.changes.items() if known[name].saved or name == "data_dir"}
+    words = [] if asked.preset is None else ["--preset", asked.preset]
+    for option, value in (own | row.settings).items():
+        words += [flag(option), *text_of(value).split()]
+    if row.seeds != (0,):
+        words += ["--seeds", *map(str, row.seeds)]
+    command = shlex.join(["python", "-m", f"experiments.{asked.experiment.name}", *words])
+    value = format_spread(metric, summary["cases"][best][metric])
+    told = f"Best of {len(summary['cases'])} by {metric.replace('_', ' ')}: {best} ({value}), to be had by"
+    return f"{told}\n  {command}\nNo ε covers the choice among cases, which looks at their test results."
 
 
 def with_ledgers(cases: Mapping[str, Case], rows: Mapping[str, Row], x: str) -> dict[str, Case]:

@@ -188,6 +188,28 @@ def _values(lines: Sequence[Mapping[str, Any] | None], name: str) -> list[float 
     return [None if line is None else line.get(name) for line in lines]
 
 
+def ranking(summary: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
+    """The cases from best to worst.
+
+    Args:
+        summary: content of summary.json.
+        metrics: the first one that some case has decides, by its mean over seeds: the least of a loss, else the most.
+
+    Returns:
+        Names. A case that has no such number is last.
+
+    Example:
+        >>> rows = {name: {"test_accuracy": {"mean": mean}} for name, mean in (("A", 0.2), ("B", None), ("C", 0.9))}
+        >>> ranking({"cases": rows}, ["test_accuracy"])
+        ['C', 'A', 'B']
+    """
+    cases = summary["cases"]
+    metric = next((name for name in metrics if any(name in row for row in cases.values())), "")
+    means = {case: (row.get(metric) or {}).get("mean") for case, row in cases.items()}
+    sign = 1 if "loss" in metric else -1
+    return sorted(cases, key=lambda case: math.inf if means[case] is None else sign * means[case])
+
+
 def summary_table(
     summary: Mapping[str, Any],
     metrics: Sequence[str] = (
@@ -203,20 +225,23 @@ def summary_table(
     Args:
         summary: content of summary.json.
         metrics: columns; those that no case has are left out.
-        most_rows: of many cases the first ones are shown, and how many more there are.
+        most_rows: of more cases the best half as many are shown, and the last (`ranking`).
 
     Returns:
         A table for `rich.console.Console.print`. Its last column says what all nodes sent and, with a ledger, the
         simulated time and the energy of the whole run. Its caption says how lanes ended that did not finish, and which
         epsilon every case has, on what ground: bound, neighboring relation and delta; of many cases the range.
     """
-    cases = dict(list(summary["cases"].items())[:most_rows])
+    cases, half = summary["cases"], most_rows // 2
+    if len(cases) > most_rows:
+        ranked = ranking(summary, metrics)
+        cases = {name: cases[name] for name in (*ranked[:half], ranked[-1])}
     shown = [name for name in metrics if any(name in row for row in cases.values())]
     count = len(summary["seeds"])
     caption = f"mean ± standard deviation over {count} seeds" if count > 1 else f"seed {summary['seeds'][0]}"
     lines = [f"{caption}, {summary['status'].replace('_', ' ')}"]
     if len(cases) < len(summary["cases"]):
-        lines.append(f"{len(summary['cases']) - len(cases)} more cases in results.csv")
+        lines.append(f"the best {half} of {len(summary['cases'])} cases and the last; all are in results.csv")
     stated = {name: row.get("privacy", ()) for name, row in summary["cases"].items()}
     if len(stated) > _MOST_STATED:
         lines += statements_in_short(stated)

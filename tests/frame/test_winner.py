@@ -1,0 +1,44 @@
+"""What a sweep tells at its end: the best cases first, and the best one as a command that asks for it again."""
+
+import re
+import shlex
+
+from toy_experiment import EXPERIMENT, ask
+
+from jaxfl.frame.command_line import parse
+from jaxfl.frame.run import _winner
+from jaxfl.training import summary_table
+from jaxfl.training.summary import ranking
+
+
+def summary_of(asked, means):
+    rows = {
+        name: {"rounds": 3, "test_accuracy": {"mean": mean, "std": None}}
+        for name, mean in zip(asked.rows, means, strict=True)
+    }
+    return {"experiment": "toy", "seeds": [0], "status": "finished", "cases": rows}
+
+
+def test_the_command_asks_for_the_best_case():
+    asked = ask("--shape circle --grid step_size=0.1,0.2,0.4 --grid rounds=5,7 --grid fast=true,false --seeds 2 0")
+    means = [0.5] * len(asked.rows)
+    means[7] = 0.9
+    text = _winner(asked, summary_of(asked, means), ["test_accuracy"])
+    best = list(asked.rows)[7]
+    assert f"Best of {len(means)} by test accuracy: {best} (90.0)" in text
+    command = shlex.split(re.search(r"python -m experiments\.\w+ (.*)", text).group(1))
+    (again,) = parse(EXPERIMENT, command)[0].rows.values()
+    assert (again.config, again.seeds) == (asked.rows[best].config, (2, 0))
+
+
+def test_the_best_of_many_are_shown_and_the_last():
+    asked = ask(["--shape", "circle", "--grid", "rounds=" + ",".join(map(str, range(1, 31)))])
+    means = [None if index == 11 else index / 30 for index in range(30)]
+    summary = summary_of(asked, means)
+    ranked = ranking(summary, ["missing", "test_accuracy"])
+    order = sorted(range(30), key=lambda index: -1.0 if means[index] is None else means[index], reverse=True)
+    assert ranked == [list(asked.rows)[index] for index in order]
+    shown = list(summary_table(summary, ["test_accuracy"]).columns[0].cells)
+    assert shown == [*ranked[:10], ranked[-1]]
+    losses = {"cases": {name: {"test_loss": {"mean": mean}} for name, mean in zip("ABC", (2.0, 1.0, 3.0), strict=True)}}
+    assert ranking(losses, ["test_loss"]) == ["B", "A", "C"]

@@ -68,6 +68,26 @@ class EveryExperiment:
 _GOES_ON = "the same command with --resume goes on from"
 _KINDS = get_type_hints(EveryExperiment)  # of the options that every experiment has
 _MOST_SHOWN = 400  # letters of what was found; a longer one is shown by its two ends
+_CALLED_ELSEWHERE = {  # names that other libraries and papers have for an option, and ours, the first that there is
+    "epsilon": ("target_epsilon",),
+    "eps": ("target_epsilon",),
+    "delta": ("dp_delta",),
+    "noise_multiplier": ("noise_multiplier", "noise_std", "target_epsilon"),
+    "lr": ("step_size",),
+    "learning_rate": ("step_size",),
+    "epochs": ("local_steps", "rounds", "iterations"),
+    "local_epochs": ("local_steps",),
+    "rounds": ("iterations", "evaluate_every"),
+    "iterations": ("rounds",),
+    "steps": ("iterations", "rounds"),
+    "clients": ("nodes",),
+    "num_clients": ("nodes",),
+    "agents": ("nodes",),
+    "workers": ("nodes",),
+    "data": ("dataset",),
+    "output": ("out",),
+    "gpu": ("gpus", "devices"),
+}
 
 
 def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
@@ -145,7 +165,10 @@ def parse(experiment: Experiment, arguments: Sequence[str]) -> tuple[Request, st
         elif written.startswith("--") and name not in kinds and kinds.get(switch) is bool and not words:
             name, words = switch, ["false"]
         elif not written.startswith("--") or name not in kinds:
-            near = [f"Did you mean {flag(key)}? " for key in difflib.get_close_matches(name.lstrip("_"), kinds, n=1)]
+            plain = name.lstrip("_")
+            meant = [key for key in _CALLED_ELSEWHERE.get(plain, ()) if key in kinds]
+            meant = meant[:1] or difflib.get_close_matches(plain, kinds, n=1)
+            near = [f"Did you mean {flag(key)}? " for key in meant]
             raise unknown(written.replace("_", "-") or "''", "".join([*near, "See --help for all options."]))
         if name == "grid":
             axes.append(parse_axis(words, known))

@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from helpers import refused
 from toy_experiment import EXPERIMENT
 
 from experiments import EXPERIMENTS
@@ -293,3 +294,17 @@ class TestListing:
         assert listing.main([argument]) == 2
         said = f"error: arguments: python -m experiments takes none; got {argument!r}. {remedy}\n"
         assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("experiment", "written", "meant"),
+    [
+        ("privsgp_vr", "--epsilon", "--target-epsilon"),
+        ("privsgp_vr", "--lr", "--step-size"),
+        ("privsgp_vr", "--rounds", "--iterations"),
+        ("ali_dpfl", "--clients", "--nodes"),
+        ("embracing_fl", "--local-epochs", "--local-steps"),
+    ],
+)
+def test_a_name_from_elsewhere_points_to_ours(experiment, written, meant):
+    refused(lambda: command_line.parse(EXPERIMENTS[experiment], [written, "3"]), written, f"Did you mean {meant}?")

@@ -47,7 +47,7 @@ from jaxfl.core import (
     one_kernel,
     purpose_key,
 )
-from jaxfl.core.algorithm import at_round, check_num_nodes
+from jaxfl.core.algorithm import at_round, check_num_nodes, constructor
 from jaxfl.core.tree import consensus_distance, descend, replicate, size
 from jaxfl.gradients import GradientEstimator, mini_batch
 from jaxfl.graphs import Graph, require_strongly_connected, require_undirected
@@ -85,6 +85,7 @@ class Draws(NamedTuple):
     noise: PyTree  # leaves (n, *leaf), of each event, float32, scaled for its waking node, or int32; None without noise
 
 
+@constructor
 def a_dp2_sgd(
     task: Task,
     *,

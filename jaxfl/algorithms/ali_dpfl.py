@@ -62,6 +62,7 @@ from jaxfl.core import (
     over_nodes,
     purpose_key,
 )
+from jaxfl.core.algorithm import constructor
 from jaxfl.core.devices import varying_like
 from jaxfl.core.platform import is_cpu
 from jaxfl.core.tree import number_type, replicate, size
@@ -87,6 +88,7 @@ class Draws(NamedTuple):
     uplink: UplinkDraws  # what arrives
 
 
+@constructor
 def ali_dpfl(
     task: Task,
     *,

@@ -41,7 +41,7 @@ from jaxfl.algorithms.exchange import exchange, message_bits
 from jaxfl.channel import LinkDraws, Links
 from jaxfl.channel.links import changing
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
-from jaxfl.core.algorithm import at_round, check_num_nodes
+from jaxfl.core.algorithm import at_round, check_num_nodes, constructor
 from jaxfl.core.tree import consensus_distance, descend, replicate, size
 from jaxfl.gradients import GradientEstimator, mini_batch
 from jaxfl.graphs import (
@@ -71,6 +71,7 @@ class Draws(NamedTuple):
     links: LinkDraws | None  # which messages arrive, and how they are rounded; None where links change nothing
 
 
+@constructor
 def d_psgd(
     task: Task,
     *,
@@ -158,6 +159,7 @@ def d_psgd(
     return algorithm(init, draw, update, lambda state: state.params, estimator.upkeep(task))
 
 
+@constructor
 def dp2_sgd(
     task: Task,
     *,

@@ -64,7 +64,7 @@ from jaxfl.core import (
     over_nodes,
     purpose_key,
 )
-from jaxfl.core.algorithm import at_round
+from jaxfl.core.algorithm import at_round, constructor
 from jaxfl.core.tasks import check_sample_losses, check_task, sample_losses
 from jaxfl.gradients import Batch, Sampler, fixed
 from jaxfl.gradients.estimator import gather
@@ -99,6 +99,7 @@ class Draws(NamedTuple):
     downlink: Array | None  # (q,), float32, uniform on [0, 1), by which the server rounds; None without a quantizer
 
 
+@constructor
 def dzofl(
     task: Task,
     *,

@@ -66,6 +66,7 @@ from jaxfl.core import (
     node_keys,
     purpose_key,
 )
+from jaxfl.core.algorithm import constructor
 from jaxfl.core.tree import number_type, size
 from jaxfl.gradients.per_example import tree_norm
 
@@ -87,6 +88,7 @@ class Draws(NamedTuple):
     uplink: UplinkDraws  # which slots hold a client, what arrives, and noise
 
 
+@constructor
 def embracing(
     task: Task,
     *,

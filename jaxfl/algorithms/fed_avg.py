@@ -41,6 +41,7 @@ from jaxfl.algorithms.clients.server import check_num_active, draw_active, over_
 from jaxfl.algorithms.clients.steps import StepDraws
 from jaxfl.algorithms.clients.uplink import PLAIN, Uplink, UplinkDraws, info_at_clients, of_whole_models
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, Variables, algorithm, check, purpose_key
+from jaxfl.core.algorithm import constructor
 from jaxfl.core.tree import number_type, size
 from jaxfl.gradients.per_example import tree_norm
 
@@ -62,6 +63,7 @@ class Draws(NamedTuple):
     uplink: UplinkDraws  # which slots hold a client, what arrives, and noise
 
 
+@constructor
 def fed_avg(
     task: Task,
     *,

@@ -44,7 +44,7 @@ from jaxfl.algorithms.schedules import NOISE, check_noise_scales, check_steps, s
 from jaxfl.channel import LinkDraws, Links
 from jaxfl.channel.links import LOST_MESSAGES, RoundingValues, Sent, changing
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
-from jaxfl.core.algorithm import at_round, check_num_nodes
+from jaxfl.core.algorithm import at_round, check_num_nodes, constructor
 from jaxfl.core.tree import consensus_distance, copied, replicate, scale, size
 from jaxfl.gradients import fixed, mini_batch
 from jaxfl.graphs.spectral import spanning_tree_roots
@@ -70,6 +70,7 @@ class Draws(NamedTuple):
     links: LinkDraws | None  # arrival of x~^k, y~^k, rounding of x~^{k+1}, y~^k; None where links change nothing
 
 
+@constructor
 def gradient_tracking(
     task: Task,
     *,

@@ -35,7 +35,7 @@ import numpy as np
 from jaxfl.algorithms.exchange import message_bits
 from jaxfl.algorithms.schedules import NOISE, check_noise_scales, check_steps, scale_at
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
-from jaxfl.core.algorithm import at_round, check_num_nodes
+from jaxfl.core.algorithm import at_round, check_num_nodes, constructor
 from jaxfl.core.tree import consensus_distance, copied, replicate, scale, size
 from jaxfl.gradients import fixed, mini_batch
 from jaxfl.graphs import Graph, require_strongly_connected, require_undirected
@@ -57,6 +57,7 @@ class Draws(NamedTuple):
     state_noise: PyTree  # zeta^k, leaves (n, *leaf), float32, already scaled
 
 
+@constructor
 def output_perturbation(
     task: Task,
     *,

@@ -47,6 +47,7 @@ from jaxfl.core import (
     over_nodes,
     purpose_key,
 )
+from jaxfl.core.algorithm import constructor
 from jaxfl.core.tree import consensus_distance, number_type, replicate, size
 
 
@@ -65,6 +66,7 @@ class Draws(NamedTuple):
     uplink: UplinkDraws  # what arrives, and noise
 
 
+@constructor
 def partial_averaging(
     task: Task,
     *,

@@ -43,7 +43,7 @@ from jaxfl.algorithms.schedules import NOISE, check_noise_scales, check_steps, s
 from jaxfl.channel import Quantizer
 from jaxfl.channel.links import QUANTIZER_OVERFLOW, overflows
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, node_keys, one_kernel, purpose_key
-from jaxfl.core.algorithm import at_round, check_num_nodes
+from jaxfl.core.algorithm import at_round, check_num_nodes, constructor
 from jaxfl.core.tree import consensus_distance, copied, flattener, replicate, scale, size
 from jaxfl.gradients import fixed, mini_batch
 from jaxfl.graphs import (
@@ -72,6 +72,7 @@ class Draws(NamedTuple):
     rounding: PyTree  # how x~^{k+1} is rounded, leaves (n, *leaf), float32, in [0, 1); None without a quantiser
 
 
+@constructor
 def perturbed_gossip(
     task: Task,
     *,

@@ -52,7 +52,7 @@ from jaxfl.algorithms.exchange import exchange, message_bits
 from jaxfl.channel import LinkDraws, Links
 from jaxfl.channel.links import changing
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
-from jaxfl.core.algorithm import at_round, check_num_nodes
+from jaxfl.core.algorithm import at_round, check_num_nodes, constructor
 from jaxfl.core.tree import consensus_distance, descend, number_type, replicate, scale, size
 from jaxfl.gradients import GradientEstimator, mini_batch
 from jaxfl.graphs import (
@@ -86,6 +86,7 @@ class Draws(NamedTuple):
     links: LinkDraws | None  # which messages arrive, and how they are rounded; None where links change nothing
 
 
+@constructor
 def push_sum(
     task: Task,
     *,

@@ -59,6 +59,7 @@ from jaxfl.core import (
     node_keys,
     purpose_key,
 )
+from jaxfl.core.algorithm import constructor
 from jaxfl.core.tree import number_type, size, weighted_sum
 from jaxfl.gradients.per_example import tree_norm
 
@@ -82,6 +83,7 @@ class Draws(NamedTuple):
     uplink: UplinkDraws  # which slots hold a client, what arrives, and noise
 
 
+@constructor
 def width_reduction(
     tasks: Sequence[Task],
     *,

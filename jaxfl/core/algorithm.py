@@ -16,8 +16,12 @@ refuse such params: the noise is float32.
 
 from __future__ import annotations
 
+import functools
+import inspect
+import types
+import typing
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax.numpy as jnp
 
@@ -31,6 +35,19 @@ from jaxfl.core.types import Array, FederatedData, PyTree
 
 State = Any
 Draws = Any
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_REMEDIES = {  # kind of an argument -> how to get one
+    "Graph": "Pass jaxfl.graphs.from_networkx(graph), from_matrix(matrix) or ring(n), for instance.",
+    "GradientEstimator": "Pass jaxfl.mini_batch() or jaxfl.saga(), called.",
+    "Links": "Pass jaxfl.links(...).",
+    "LocalSteps": "Pass jaxfl.local_steps(...).",
+    "NoiseMechanism": "Pass jaxfl.gaussian(0.1), for instance.",
+    "Quantizer": "Pass a quantizer of jaxfl.channel.",
+    "Sampler": "Pass jaxfl.gradients.fixed(32), for instance.",
+    "Task": "Pass jaxfl.models.classification(model), jaxfl.from_flax(...) or jaxfl.from_functions(...).",
+    "Uplink": "Pass jaxfl.uplink(...).",
+}
 
 
 class Algorithm(NamedTuple):
@@ -61,6 +78,31 @@ class Algorithm(NamedTuple):
     round: Callable[[Key, State, FederatedData], tuple[State, Info]]
     node_params: Callable[[State], PyTree]
     upkeep: Callable[[State, FederatedData, Array], State] | None = None
+
+
+def constructor(build: Callable[_P, _T]) -> Callable[_P, _T]:
+    """A function that refuses an argument of another kind than its annotation says, where `_REMEDIES` has that kind."""
+
+    @functools.cache
+    def kinds() -> dict[str, tuple[type, ...]]:
+        hints = typing.get_type_hints(build).items()  # X or X | None
+        found = {name: typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,) for name, hint in hints}
+        return {name: kind for name, kind in found.items() if getattr(kind[0], "__name__", "") in _REMEDIES}
+
+    signature = inspect.signature(build)
+
+    @functools.wraps(build)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        given = signature.bind(*args, **kwargs).arguments
+        for name, kind in kinds().items():
+            if name in given and not isinstance(given[name], kind):
+                wanted, found = kind[0].__name__, type(given[name]).__name__
+                shown = repr(given[name]).partition("\n")[0][:40]
+                shown = "a function" if inspect.isfunction(given[name]) else f"{shown}, of type {found}"
+                raise ArgumentError(name, f"must be of type {wanted}", f"got {shown}", _REMEDIES[wanted])
+        return build(*args, **kwargs)
+
+    return checked
 
 
 def algorithm(init, draw, update, node_params, upkeep=None) -> Algorithm:

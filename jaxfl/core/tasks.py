@@ -29,6 +29,9 @@ def cross_entropy(logits: Array, labels: Array) -> Array:
 
     A label that is no class, negative or too large, gives NaN.
     """
+    if not jnp.issubdtype(labels.dtype, jnp.integer) or labels.ndim != logits.ndim - 1:
+        found = f"got {labels.dtype} of shape {labels.shape} for outputs of shape {logits.shape}"
+        raise ArgumentError("labels", "must be one integer a sample, its class", found, "Pass labels.argmax(axis=-1).")
     # JAX counts a negative index from the end: class -1 would be the last class.
     classes = jnp.where(labels < 0, logits.shape[-1], labels)
     return optax.losses.softmax_cross_entropy_with_integer_labels(logits, classes)
@@ -137,13 +140,19 @@ def from_flax(
         ['bias', 'kernel']
     """
     chosen = {"accuracy": accuracy} if metrics is None else metrics
+    is_linen = hasattr(make_module, "init") and hasattr(make_module, "apply")
+    if isinstance(make_module, nnx.Module) or is_linen:
+        found = f"got a module of {'flax.linen' if is_linen else 'nnx'}, {type(make_module).__name__}"
+        remedy = "Pass lambda rngs: MyModule(..., rngs=rngs)"
+        remedy = "Pass its init and apply to from_functions." if is_linen else f"{remedy}, which draws parameters anew."
+        raise ArgumentError("make_module", "must be a function that makes an nnx module", found, remedy)
     structure, _, rest = nnx.split(nnx.eval_shape(lambda: make_module(nnx.Rngs(0))), nnx.Param, ...)
     if jax.tree.leaves(rest):
-        kinds = sorted({type(variable).__name__ for _, variable in nnx.to_flat_state(rest)})
+        kinds = {".".join(map(str, path)): type(variable).__name__ for path, variable in nnx.to_flat_state(rest)}
         raise ArgumentError(
             "make_module",
             "must hold nnx.Param variables only",
-            f"found {', '.join(kinds)}",
+            f"found {', '.join(f'{kind} at {path}' for path, kind in list(kinds.items())[:3])}",
             "Use GroupNorm and leave dropout out, or build the network of jaxfl.models.layers, where padding does not"
             " count in batch statistics.",
         )

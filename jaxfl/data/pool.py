@@ -45,8 +45,12 @@ def federate(inputs: Any, labels: Any, parts: Sequence[Any], *, names: Sequence[
         >>> data.indices.tolist(), data.sizes.tolist()
         ([[4, 1], [3, 0]], [2, 1])
     """
-    pool = inputs if isinstance(inputs, jax.Array) else np.asarray(inputs)
-    targets = labels if isinstance(labels, jax.Array) else np.asarray(labels)
+    pool, targets = _one_array("inputs", inputs), _one_array("labels", labels)
+    if not hasattr(parts, "__len__") or isinstance(parts, str):
+        remedy = "Pass jaxfl.data.iid(num_samples, num_nodes, seed), for instance."
+        raise ArgumentError(
+            "parts", "must be a list with the sample indices of each node", f"got {parts!r:.40}", remedy
+        )
     # Only what JAX keeps unchanged: without x64 it would make float32 of float64 silently.
     floats = ["float32", "float64"] if jnp.result_type(float) == np.float64 else ["float32"]
     _check_dtype("inputs", pool.dtype.name, ["uint8", "int32", *floats])
@@ -70,6 +74,18 @@ def federate(inputs: Any, labels: Any, parts: Sequence[Any], *, names: Sequence[
         sizes=jnp.asarray(sizes),
         node_names=node_names,
     )
+
+
+def _one_array(argument: str, values: Any) -> np.ndarray | jax.Array:
+    """The values as one array; a list of arrays of different lengths is refused."""
+    try:
+        return values if isinstance(values, jax.Array) else np.asarray(values)
+    except ValueError:
+        found, remedy = (
+            "got a list of arrays of different shapes",
+            "Concatenate them, and pass who holds which as parts.",
+        )
+        raise ArgumentError(argument, "must be one array with a row a sample", found, remedy) from None
 
 
 def _names(names: Sequence[str] | None, num_nodes: int) -> NodeNames | None:

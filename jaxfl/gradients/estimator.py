@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.core import Array, FederatedData, Info, PyTree, Task, over_nodes
+from jaxfl.core.algorithm import constructor
 from jaxfl.core.tasks import check_sample_losses, check_task
 from jaxfl.core.tree import norm, number_type
 from jaxfl.gradients import per_example
@@ -62,6 +63,7 @@ def gather(data: FederatedData, positions: Array) -> tuple[Array, Array]:
     return taken(data.inputs), taken(data.labels)
 
 
+@constructor
 def mini_batch(
     *, sampler: Sampler | None = None, clip_norm: float | Array | None = None, clip_order: int = 2
 ) -> GradientEstimator:

@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.core import ArgumentError, Array, FederatedData, Key, PyTree, Task, check, over_nodes
+from jaxfl.core.algorithm import constructor
 from jaxfl.core.devices import on_shares, varying_like
 from jaxfl.core.info import must_be_zero
 from jaxfl.core.platform import is_cpu
@@ -62,6 +63,7 @@ class SagaDraws(NamedTuple):
     next_batch: Batch
 
 
+@constructor
 def saga(
     *,
     sampler: Sampler | None = None,

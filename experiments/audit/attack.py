@@ -42,7 +42,7 @@ class Audited(NamedTuple):
 
     @property
     def violated(self) -> bool:
-        """Whether the audit's lower bound exceeds the claimed epsilon, or a check of the mechanism refuses it."""
+        """True where the audit's lower bound exceeds the claimed epsilon, or a check of the mechanism refuses it."""
         assert self.claim.dp_epsilon is not None
         exceeded = self.result.dp_epsilon_lower_bound > self.claim.dp_epsilon
         return exceeded or any(check.refuted for check in self.result.checks)

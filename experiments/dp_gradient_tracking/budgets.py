@@ -58,8 +58,7 @@ def _quantization_step(config: Configuration) -> float:
 
 
 def broken_conditions(config: Configuration, smoothness: float) -> list[theory.Condition]:
-    """Those conditions of the paper's theorems that a case of DP-GT does not meet: on convergence, and on a finite
-    budget where noise is Laplace's, as there."""
+    """List the paper's conditions that a case of DP-GT breaks; those on a budget count with Laplace noise alone."""
     learning, noise = config.learning, config.agent_noise()
     pair = tracking_pair(config.weights.graph, config.agents.nodes)
     steps = theory.StepSizes(learning.state_mixing, learning.tracker_mixing, learning.step_size)

@@ -171,7 +171,7 @@ class Configuration:
 
     @property
     def is_noisy(self) -> bool:
-        """Whether what is broadcast carries noise."""
+        """True where broadcasts carry noise."""
         return self.learning.method not in QUANTIZED
 
     @property

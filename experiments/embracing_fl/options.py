@@ -214,7 +214,7 @@ class Configuration:
 
     @property
     def is_static(self) -> bool:
-        """Whether the model has batch normalization that tracks no statistics."""
+        """True where the model has batch normalization that tracks no statistics."""
         return self.network.model in RESNETS and self.learning.batch_norm == "static"
 
     def problem(self) -> Problem:

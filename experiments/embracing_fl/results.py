@@ -50,7 +50,7 @@ class Result(NamedTuple):
 
     @property
     def has_all(self) -> bool:
-        """Whether all clients that hold data take part."""
+        """True where all clients that hold data take part."""
         return sum(self.counts) == self.nodes
 
 

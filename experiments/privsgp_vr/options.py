@@ -101,7 +101,7 @@ NOISE = Choice("noise", {"gaussian": _gaussian, "grid_gaussian": _grid_gaussian}
 
 
 def _has_table(method: str) -> bool:
-    """Whether the method keeps gradients."""
+    """True where the method keeps gradients."""
     return METHODS[method].accountant.estimator == "saga"
 
 
@@ -144,7 +144,7 @@ class Learning:
 
     @property
     def has_table(self) -> bool:
-        """Whether the method keeps gradients."""
+        """True where the method keeps gradients."""
         return _has_table(self.method)
 
     @property

@@ -89,7 +89,7 @@ class Links(NamedTuple):
 
     @property
     def may_lose(self) -> bool:
-        """Whether a message may be lost: False for a success of 1 that is not traced."""
+        """True where a message may be lost. False for a success of 1 that is not traced."""
         return check.is_traced(self.success) or bool(np.any(np.asarray(self.success) != 1))
 
     def draw_to_server(self, key: Key, round_index: int | Array, num_nodes: int) -> LinkDraws:

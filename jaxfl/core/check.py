@@ -43,7 +43,7 @@ class ArgumentError(ValueError):
 
 
 def is_traced(value: Any) -> bool:
-    """Whether `value` is abstract, so that its numbers cannot be looked at."""
+    """True for an abstract value, whose numbers cannot be read."""
     return isinstance(value, jax.core.Tracer)
 
 

@@ -64,7 +64,7 @@ def on_one_device() -> AbstractContextManager[None]:
 
 
 def may_be_shared() -> bool:
-    """Whether a caller's shardings may share out nodes that no mesh in the context does."""
+    """True where a caller's shardings may share out nodes without a mesh in the context."""
     return jax.device_count() > 1 and not _on_one_device.value
 
 

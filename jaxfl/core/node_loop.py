@@ -155,7 +155,7 @@ def _divided(run: Callable[..., Any], node_loop: str) -> Callable[..., Any]:
 
 
 def _devices_are_free(args: PyTree) -> bool:
-    """Whether no mesh of the caller holds the devices: the context has none, and types of arguments none but ours."""
+    """True where no mesh of the caller holds the devices, by the context and the types of the arguments."""
     typed = [typed.sharding.mesh for typed in map(jax.typeof, jax.tree.leaves(args))]
     ours = [mesh.empty or (mesh.axis_names, mesh.axis_types) == ((NODES,), (AxisType.Auto,)) for mesh in typed]
     return jax.sharding.get_abstract_mesh().empty and all(ours)

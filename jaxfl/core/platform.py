@@ -31,7 +31,7 @@ def platform() -> str:
 
 
 def is_cpu() -> bool:
-    """Whether programs are traced for a CPU."""
+    """True where programs are traced for a CPU."""
     return platform() == "cpu"
 
 

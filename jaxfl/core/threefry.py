@@ -71,7 +71,7 @@ def fold_in(key: Array, data: int | Array) -> Array:
 
 
 def is_threefry(key: Array) -> bool:
-    """Whether a typed key is of JAX's default generator."""
+    """True for a typed key of JAX's default generator."""
     return jax.random.key_impl(key) == _DEFAULT
 
 

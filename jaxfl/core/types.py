@@ -131,7 +131,7 @@ class Task(NamedTuple):
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class PoolParts:
-    """That a pool is cut by owner: static, and no array."""
+    """Mark of a pool that is cut by owner: static, and no array."""
 
     count: int
     """Equal parts of the pool, and equal groups of nodes, both in order. Each node's samples lie in the part of its

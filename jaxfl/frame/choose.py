@@ -25,7 +25,7 @@ class Where(NamedTuple):
     values: Collection[Any]
 
     def __call__(self, options: Mapping[str, Any]) -> bool:
-        """Whether it has."""
+        """True where the condition holds."""
         return options[self.option] in self.values
 
 
@@ -116,7 +116,7 @@ def refuse_idle(config: Any, option: str, options: Mapping[str, Any]) -> None:
 
 
 def counted(config: Any, options: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Those of the named options that count at this configuration, with their values."""
+    """Select the named options that count at this configuration, with their values."""
     idle = idle_options(config, options)
     return {name: options[name] for name in names if name not in idle}
 

@@ -305,5 +305,5 @@ def few(texts: Sequence[str], most: int = 12) -> list[str]:
 
 
 def _is_on(value: Any) -> bool:
-    """Whether a traced option holds a number that does not switch anything off."""
+    """True where a traced option holds a number that does not switch anything off."""
     return isinstance(value, int | float) and value != 0 and abs(value) != float("inf") and value == value

@@ -118,9 +118,9 @@ def messages_received(graph: Graph, round_index: Array) -> Array:
 
 
 def keeps_ones(graph: Graph) -> bool:
-    """Whether mixing takes ones at all nodes to exactly ones in float32, so that push-sum weights stay one.
+    """True where mixing keeps push-sum weights of one exactly, in float32.
 
-    True where every row sums to one and all weights are multiples of 2^-20, so that no sum of them is rounded.
+    Then every row sums to one, and all weights are multiples of 2^-20, so that no sum of them is rounded.
 
     Example:
         >>> from jaxfl.graphs import directed_ring, exponential, static_exponential

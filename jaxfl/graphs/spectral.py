@@ -18,7 +18,7 @@ from jaxfl.graphs.validation import require_strongly_connected, sums_to_one, unr
 
 
 def is_strongly_connected_over_period(graph: Graph) -> bool:
-    """Whether the union of the edges of one period is strongly connected.
+    """True where the union of the edges of one period is strongly connected.
 
     Example:
         >>> from jaxfl.graphs import exponential, from_matrix

@@ -83,7 +83,7 @@ class ExponentialBases(NamedTuple):
 
 
 def violated(conditions: list[Condition]) -> list[Condition]:
-    """Those that do not hold.
+    """Select the conditions that do not hold.
 
     Example:
         >>> from jaxfl.graphs import five_agents

@@ -95,7 +95,7 @@ def unreachable_pair(graph: Graph) -> tuple[int, int] | None:
 
 
 def sums_to_one(graph: Graph, line: str) -> bool:
-    """Whether every "row" or every "column" of every round sums to 1 within the tolerance."""
+    """True where every "row", or every "column", of every round sums to 1 within the tolerance."""
     return abs(_worst_sum(graph, line)[2] - 1) <= TOLERANCE
 
 

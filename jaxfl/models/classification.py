@@ -40,7 +40,7 @@ class Model(NamedTuple):
 
     @property
     def has_training_mode(self) -> bool:
-        """Whether a layer trains otherwise than it evaluates: batch normalization or dropout."""
+        """True where a layer differs in training and evaluation: batch normalization or dropout."""
         return any(layer.train is not None for _, layer in self.layers)
 
     def init(self, key: Array) -> dict[str, PyTree]:

@@ -61,6 +61,6 @@ def client_sgd(
 
 
 def _may_act(value: float | Array | Callable[[Array], Array]) -> bool:
-    """Whether a hyper-parameter is traced, scheduled or not zero: what is known to be 0 costs no memory."""
+    """False for a hyper-parameter that is known to be 0, which costs no memory."""
     # By NumPy, for JAX would trace the comparison inside of a round.
     return callable(value) or check.is_traced(value) or bool(np.asarray(value) != 0)

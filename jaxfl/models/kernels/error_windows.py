@@ -48,7 +48,7 @@ def canonical(inputs: Array, kernel: Array, strides: tuple[int, int], padding, d
 
 
 def suits_in_place(geom: Geometry, features: int) -> bool:
-    """Whether the kernel's gradient is made in place, where strides cost nothing.
+    """True where the kernel's gradient is made in place, where strides cost nothing.
 
     Args:
         geom: the geometry of the forward convolution.

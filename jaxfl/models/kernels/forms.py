@@ -37,7 +37,7 @@ _GPU_THRESHOLDS = {FORWARD: 1.0, KERNEL_GRADIENT: 1.0}
 
 
 def suits_gpu() -> bool:
-    """Whether a layer should take the form that is meant for a GPU."""
+    """True where a layer should take the form that is meant for a GPU."""
     return platform() == "gpu" and not is_canonical()
 
 

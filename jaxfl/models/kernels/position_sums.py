@@ -34,7 +34,7 @@ _MAX_GRAM_POSITIONS = 64
 
 
 def uses_gram(num_positions: int, row_size: int, column_size: int) -> bool:
-    """Whether `squared_norm` multiplies pairs of positions rather than form each sample's gradient."""
+    """True where `squared_norm` multiplies pairs of positions instead of forming each sample's gradient."""
     cheaper = num_positions * (row_size + column_size) < row_size * column_size
     return cheaper and num_positions <= _MAX_GRAM_POSITIONS
 

@@ -61,7 +61,7 @@ def run(
         against: "torch" to have peers run the same in PyTorch beside ours; it must be installed.
 
     Raises:
-        ArgumentError: there is no such suite or library, it is not installed, or the file cannot be written.
+        ArgumentError: no such suite or library, a library that is not installed, or a file that cannot be written.
     """
     check.one_of((*SUITES, "all"), suite=suite)
     names = tuple(SUITES) if suite == "all" else (suite,)

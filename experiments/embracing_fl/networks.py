@@ -46,7 +46,7 @@ def problem_of(dataset: Dataset, model: str) -> Problem:
     """The shapes of a data set.
 
     Raises:
-        ArgumentError: the model reads text and the samples are none, or the other way round.
+        ArgumentError: a model of text on other samples, or another model on text.
     """
     is_text = dataset.train_inputs.dtype.kind == "i"
     if (model == "bilstm") != is_text or (model == "bilstm" and dataset.num_classes != 2):

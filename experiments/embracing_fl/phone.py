@@ -77,7 +77,7 @@ def partial_work(layers: Mapping[str, Counts], cuts: tuple[str, ...] = ()) -> Cl
             activations; the client trains from the last one on. Empty where it trains all that it runs, as in FedAvg.
 
     Raises:
-        ArgumentError: no layer with parameters behind the first has such a name, or cuts are not in order.
+        ArgumentError: cuts out of order, or without a layer with parameters behind the first.
     """
     names = [name for name, counts in layers.items() if counts.parameters][1:]
     if [name for name in names if name in cuts] != [*cuts]:

@@ -32,7 +32,7 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
     """The cases of all cases, and what their clients cost.
 
     Raises:
-        ArgumentError: what cannot run.
+        ArgumentError: the case cannot run.
     """
     for row in rows.values():
         check_config(row.config)
@@ -50,7 +50,7 @@ def cases_of_clients(rows: Mapping[str, Row], algorithm: Callable[[Any], Algorit
     """Cases to train, of configurations that say their own counts of clients and measures.
 
     Raises:
-        ArgumentError: what an algorithm refuses when it is built or begins.
+        ArgumentError: the algorithm refuses the case.
     """
 
     def of_row(name: str, row: Row) -> dict[str, Any]:

@@ -83,8 +83,7 @@ def read_results(directories: Sequence[str]) -> list[Result]:
     """The cases of run directories, in their order; of one that is in several, the last.
 
     Raises:
-        ArgumentError: a directory holds no run, one of another experiment, one of cases that differ in what is not
-            compared here, or one that has not been evaluated yet; or the runs are of different data sets.
+        ArgumentError: a directory without an evaluated run of this comparison, or runs of different data sets.
     """
 
     def refuse(requirement: str, found: str, remedy: str = "Name other directories.") -> ArgumentError:

@@ -110,9 +110,7 @@ def a_dp2_sgd(
         An `Algorithm`.
 
     Raises:
-        ArgumentError: a graph that changes, is directed or not connected, a step size that is not positive, a delay
-            that is not a static integer of at least 0, noise for another number of nodes, or with a scale per node and
-            no way to rescale it; from `init`, an estimator that keeps state.
+        ArgumentError: an unusable graph, number or noise; from `init`, an estimator that keeps state.
 
     Guarantees:
         - node sum preserved by averaging: in a round it moves by minus step_size times the sum of the noisy gradients.

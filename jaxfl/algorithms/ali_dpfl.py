@@ -118,9 +118,7 @@ def ali_dpfl(
         batches before each step: mean over steps, p-weighted sum over clients.
 
     Raises:
-        ArgumentError: a number that is not positive, a count that is not whole; clients that neither clip nor add
-            noise, have a number of steps of their own, add noise to batches that are not Poisson, or make other steps
-            than SGD with this step size; from `init`, what the clients refuse of the data.
+        ArgumentError: a number out of range, or clients other than private SGD of this step size; from `init`, unusable data.
 
     Guarantees:
         - no client makes more than max_iterations local iterations, and no more than max_rounds rounds count.

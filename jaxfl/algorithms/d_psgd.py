@@ -94,8 +94,7 @@ def d_psgd(
         An `Algorithm`; the loss of its info is taken at the parameters before the round, the consensus distance after.
 
     Raises:
-        ArgumentError: a graph that is not doubly stochastic or not strongly connected, a step size that is not
-            positive, noise for another number of nodes.
+        ArgumentError: a graph that does not qualify, a step size out of range, or noise of another size.
 
     Guarantees:
         - node mean preserved by mixing: it moves by minus step_size times the mean noisy gradient.
@@ -178,7 +177,7 @@ def dp2_sgd(
         An `Algorithm`.
 
     Raises:
-        ArgumentError: a graph that changes over time or is not symmetric, no noise, and what `d_psgd` refuses.
+        ArgumentError: a graph that changes or is not symmetric, no noise, or as `d_psgd`.
 
     Guarantees:
         - the same rounds as d_psgd with the same arguments.

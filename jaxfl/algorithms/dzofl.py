@@ -134,8 +134,7 @@ def dzofl(
         of Q(Delta) as the server sends it, and "broadcast_overflow", its numbers beyond the quantizer's range.
 
     Raises:
-        ArgumentError: a count below 1, a number that is not positive, an unknown direction, a task with `train_loss`;
-            from `init`, a batch larger than a device's data, or links that are for pairs of nodes or other devices.
+        ArgumentError: a number out of range, or a task with `train_loss`; from `init`, data or links that do not fit.
 
     Guarantees:
         - no losses and no quantizers give two-point descent.
@@ -254,7 +253,7 @@ def decaying_schedules(
         (step_size, smoothing): functions of the round index.
 
     Raises:
-        ArgumentError: numbers that are not positive, or exponents that break a condition, which is named.
+        ArgumentError: a number that is not positive, or exponents that break a condition.
 
     Example:
         >>> step_size, smoothing = decaying_schedules(2.0, 0.1, step_exponent=0.5, smoothing_exponent=0.25)

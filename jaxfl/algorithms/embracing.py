@@ -133,9 +133,7 @@ def embracing(
         steps, weighted mean over clients.
 
     Raises:
-        ArgumentError: a task without `part`, class tasks of other variables, a class without blocks or with unknown
-            ones, a client of no class, more active clients than there are, private local steps, what private updates
-            refuse, with them a count for each class; from `init` and `draw`, other data.
+        ArgumentError: tasks, classes, clients or updates that do not fit; from `init` and `draw`, other data.
 
     Guarantees:
         - cached features equal those recomputed in every step.

@@ -90,8 +90,7 @@ def fed_avg(
         sum over clients of means over steps; the L2 norms of Delta and u; and the numbers of clients, (n,).
 
     Raises:
-        ArgumentError: a count below 1, what private updates refuse; from `init` and `draw`, more active clients than
-            there are, or what the clients refuse of the data.
+        ArgumentError: a count out of range, or clients that do not fit the updates; from `init`, unusable data.
 
     Guarantees:
         - all clients, one local step, full batches and data weights give gradient descent on the pooled data.

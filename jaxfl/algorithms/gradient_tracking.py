@@ -112,11 +112,7 @@ def gradient_tracking(
         the round makes; that of x~^0 is not counted.
 
     Raises:
-        ArgumentError: weights that are negative, not finite or not two square matrices of one size; graphs of which no
-            node is a root common to R and to the transpose of C; noise scales of unequal length; names or noise scales
-            for another number of nodes; a step size or clip norm that is not positive; links that may lose messages
-            beside noise scales that may not be 0; from `init`, more samples than a node has, or data whose nodes have
-            other names.
+        ArgumentError: unusable weights, schedule or names, or links that lose messages beside noise; from `init`, unusable data.
 
     Guarantees:
         - without tracker noise the trackers sum to the gradients, sum_i y_i = sum_i g_i, after every round.

@@ -84,9 +84,7 @@ def output_perturbation(
         An `Algorithm`; the loss of its info is taken at the parameters before the round; o~ goes to every neighbor.
 
     Raises:
-        ArgumentError: a graph that changes over time, has an edge without its reverse or is not connected; noise scales
-            for another number of nodes; a step size or clip norm that is not positive; from `init`, more samples than a
-            node has.
+        ArgumentError: a graph that does not qualify, or a number out of range; from `init`, data with too few samples.
 
     Guarantees:
         - on the complete graph every node holds the average of all outputs, weighted by data.

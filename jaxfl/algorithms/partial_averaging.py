@@ -96,8 +96,7 @@ def partial_averaging(
         distance is that of all parameters after the round.
 
     Raises:
-        ArgumentError: an unknown block, a task whose arrays are no slices of the model's, axis groups without such a
-            task, private local steps; from `init`, what the clients refuse of the data.
+        ArgumentError: a part that does not fit the task, or private local steps; from `init`, unusable data.
 
     Guarantees:
         - what is synchronized is the same at all nodes after each round, bit for bit.

@@ -109,9 +109,7 @@ def perturbed_gossip(
         overflow counts numbers of x + zeta of x~^{k+1}, which the round makes; those of x~^0 are not counted.
 
     Raises:
-        ArgumentError: a graph that changes over time, has an edge without its reverse, is not doubly stochastic or not
-            connected; noise scales for another number of nodes; a step size or clip norm that is not positive; from
-            `init`, more samples than a node has.
+        ArgumentError: a graph that does not qualify, or a number out of range; from `init`, data with too few samples.
 
     Guarantees:
         - without noise and quantiser, alpha 1 gives the rounds of d_psgd.

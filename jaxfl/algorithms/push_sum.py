@@ -111,8 +111,7 @@ def push_sum(
         is lost was sent.
 
     Raises:
-        ArgumentError: a graph that is not column-stochastic or not strongly connected, a step size that is not
-            positive, noise for another number of nodes.
+        ArgumentError: a graph that does not qualify, a step size out of range, or noise of another size.
 
     Guarantees:
         - total mass preserved: the push-sum weights sum to n after every round.
@@ -222,7 +221,7 @@ def released_gradients(
         Leaves (n, *leaf), float32, off by the rounding of x times the condition number of P^k, divided by gamma.
 
     Raises:
-        ArgumentError: a mixing matrix that is singular or has a condition number above 1e4.
+        ArgumentError: a mixing matrix that is singular or ill-conditioned.
 
     Guarantees:
         - equals the gradient plus the noise of the round.

@@ -122,9 +122,7 @@ def width_reduction(
         steps, p-weighted mean over clients.
 
     Raises:
-        ArgumentError: tasks whose arrays are no slices of those before them, a class without a task, a count below 1,
-            private local steps, more active clients than there are; from `init` and `draw`, data of another number of
-            clients.
+        ArgumentError: tasks, classes or clients that do not fit; from `init` and `draw`, data of other clients.
 
     Guarantees:
         - one class is fed_avg.

@@ -85,7 +85,7 @@ def plot_run(run_dir: str | os.PathLike[str], x: str = "rounds") -> list[Path]:
         Paths of the pictures: plots/training.png.
 
     Raises:
-        ArgumentError: there are no lines, or they hold none of the metrics drawn, or not the costs.
+        ArgumentError: no lines, or lines without the metrics or the costs.
     """
     run_dir = Path(run_dir)
     lines = read_lines(run_dir)

@@ -106,8 +106,7 @@ def estimate_constants(
         `initial_norm_squared`; `num_samples` J of the smallest node, the one with the largest noise; `num_params`.
 
     Raises:
-        ArgumentError: a task with `train_loss`, an argument out of range, a probing run that ends higher than it began
-            or is not finite (a step too large, or data that are not finite), or a loss below `loss_lower_bound`.
+        ArgumentError: a task with `train_loss`, an argument out of range, or a probing run that does not descend.
 
     Guarantees:
         - on a quadratic the estimates are right, and L is never above the largest eigenvalue, float32 rounding apart.

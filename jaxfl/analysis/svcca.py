@@ -68,7 +68,7 @@ def svcca(first: Outputs, second: Outputs, num_directions: int = 4) -> Array:
         (), float32, in [0, 1]. 0 where a model gives every sample the same output; NaN where an output is not finite.
 
     Raises:
-        ArgumentError: shapes or types do not fit, or there are too few samples.
+        ArgumentError: shapes or types that do not fit, or too few samples.
 
     Guarantees:
         - invariant to orthogonal transforms and isotropic scaling of the features, and to translation.
@@ -107,7 +107,7 @@ def svcca_of_pairs(activations: Outputs, num_directions: int = 4) -> Array:
         (m (m - 1) / 2,), float32: pairs (0, 1), (0, 2), ..., (m - 2, m - 1), the order of `numpy.triu_indices(m, 1)`.
 
     Raises:
-        ArgumentError: shapes or types do not fit, or there are too few models or samples.
+        ArgumentError: shapes or types that do not fit, or too few models or samples.
 
     Guarantees:
         - equals `svcca` of each pair.
@@ -137,7 +137,7 @@ def svcca_over_batches(batches: Iterable[Outputs], num_directions: int = 4) -> P
         Mean over batches of each pair, and the largest of these means.
 
     Raises:
-        ArgumentError: as `svcca_of_pairs`, or there is no batch, or batches have different numbers of models.
+        ArgumentError: as `svcca_of_pairs`, no batch, or batches of different numbers of models.
 
     Guarantees:
         - the mean over batches comes before the maximum over pairs.

@@ -59,8 +59,7 @@ def count(
         counted: names of layers whose activations count, or outputs where they mark none. Default: what layers mark.
 
     Raises:
-        ArgumentError: no layer has a name of `counted`; a layer refuses the shape that reaches it; the number of
-            operations is known only when the program runs.
+        ArgumentError: an unknown layer in `counted`, or a layer whose operations cannot be counted.
 
     Guarantees:
         - the counts of EmbracingFL's Tables 1 and 10, and of DZOFL's network.
@@ -98,7 +97,7 @@ def total(layers: Mapping[str, Counts], *, trained_from: str | None = None) -> C
     """Sums over the layers of `count`, from the one named `trained_from` on; over all where it is None.
 
     Raises:
-        ArgumentError: no layer has that name.
+        ArgumentError: an unknown layer.
     """
     names, chosen = tuple(layers), tuple(layers.values())
     if trained_from is not None:

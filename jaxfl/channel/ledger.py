@@ -66,7 +66,7 @@ class Ledger(NamedTuple):
             Costs, () or (rounds,): float64 of NumPy arrays, float32 of JAX arrays, under trace, too.
 
         Raises:
-            ArgumentError: an info that lacks a count, or a ledger for another number of nodes.
+            ArgumentError: a missing count, or a ledger for another number of nodes.
 
         Guarantees:
             - several rounds at once give what each gives alone.
@@ -118,7 +118,7 @@ def forward_energy(counts: Counts, model: EnergyModel) -> float:
         model: the device.
 
     Raises:
-        ArgumentError: a negative count, or a number of the device that is not positive.
+        ArgumentError: a number out of range.
 
     Example:
         >>> ten = Counts(macs=10_560_000, other_operations=0, activations=250_420, parameters=45_362, inputs=784)
@@ -164,7 +164,7 @@ def node_work(layers: Mapping[str, Counts], trained_from: str | None = None) -> 
             there, on features, and a forward evaluation makes a sample's features, as `jaxfl.embracing` counts it.
 
     Raises:
-        ArgumentError: no layer has that name.
+        ArgumentError: an unknown layer.
 
     Example:
         >>> from jaxfl.channel import count
@@ -203,7 +203,7 @@ def ledger(
         downlink_watts: power at the base station, and at the node, while the node is sent to. Default: not charged.
 
     Raises:
-        ArgumentError: no node, a number that is not positive, or a slot or downlink power that is negative.
+        ArgumentError: no node, or a number out of range.
 
     Guarantees:
         - a gradient takes three times the operations of a forward evaluation, where the whole model is trained.

@@ -101,7 +101,7 @@ class Links(NamedTuple):
             num_nodes: n, of all clients, whether they send or not.
 
         Raises:
-            ArgumentError: a success probability for pairs of nodes, or for another number of them.
+            ArgumentError: `success` is not () or (n,).
 
         Guarantees:
             - a client's losses and rounding do not depend on the number of clients.
@@ -126,7 +126,7 @@ class Links(NamedTuple):
             num_nodes: n.
 
         Raises:
-            ArgumentError: success probabilities for another number of nodes.
+            ArgumentError: `success` is for another number of nodes.
 
         Guarantees:
             - a pair's losses and a node's rounding do not depend on the number of nodes.
@@ -194,7 +194,7 @@ def links(
         `Links`, for the argument `links` of an algorithm, or for `jaxfl.uplink`.
 
     Raises:
-        ArgumentError: probabilities outside [0, 1] or of another shape; with `symmetric`, by sender or not symmetric.
+        ArgumentError: `success` is out of range or of another shape; with `symmetric`, by sender or not symmetric.
 
     Guarantees:
         - success 1 loses nothing, success 0 everything; a success of 1 that is not traced draws nothing for it.

@@ -30,8 +30,7 @@ class Quantizer(NamedTuple):
     """A way to round numbers at random.
 
     Raises:
-        ArgumentError: a step, threshold or limit that is not one positive number; levels or bits that are not static
-            integers in their range; on use of a `float_quantizer`, values of another dtype than float32 and float64.
+        ArgumentError: a number out of range; on use of a `float_quantizer`, values neither float32 nor float64.
 
     Guarantees:
         - unbiased for values in the range, up to the resolution of the uniform numbers.

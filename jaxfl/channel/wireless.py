@@ -62,7 +62,7 @@ def disc_positions(key: Key, num_nodes: int, radius_m: float | Array = RADIUS_M)
         (n, 2), float32, meters. `jnp.linalg.norm(positions, axis=1)` are the distances to a server in the middle.
 
     Raises:
-        ArgumentError: fewer than 1 node, or a radius that is not positive.
+        ArgumentError: a number out of range.
 
     Guarantees:
         - a node's place does not depend on the number of nodes.
@@ -92,7 +92,7 @@ def mean_snr(distance_m: float | Array, radio: Radio) -> Array:
         The ratio, without unit (not in dB), in the shape of the distances; infinite at 0 m.
 
     Raises:
-        ArgumentError: a negative distance; a rate, bandwidth, exponent or slot that is not positive.
+        ArgumentError: a number out of range.
 
     Example:
         >>> round(float(mean_snr(500.0, Radio())), 3)
@@ -127,7 +127,7 @@ def success_probability(distance_m: float | Array, radio: Radio) -> Array:
         float32 in [0, 1], in the shape of the distances, as `jaxfl.links(success=...)` takes it.
 
     Raises:
-        ArgumentError: as `mean_snr`.
+        ArgumentError: a number out of range.
 
     Guarantees:
         - the share of drawn fadings under which the channel carries the rate.
@@ -151,7 +151,7 @@ def mean_success(radio: Radio, radius_m: float | Array = RADIUS_M) -> Array:
         (), float32, in [0, 1].
 
     Raises:
-        ArgumentError: as `mean_snr`, or a radius that is not positive.
+        ArgumentError: a number out of range.
 
     Guarantees:
         - the mean of `success_probability` over `disc_positions`.
@@ -179,7 +179,7 @@ def airtime_seconds(bits: float | Array, success: float | Array, radio: Radio) -
         max(bits / R, slot) / p, float32 seconds; infinite where p is 0, and 0 where there are no bits.
 
     Raises:
-        ArgumentError: negative bits, a success outside [0, 1], or a radio as `mean_snr` refuses it.
+        ArgumentError: a number out of range.
 
     Example:
         >>> radio, d = Radio(), 45_362
@@ -205,7 +205,7 @@ def transmit_joules(seconds: float | Array, radio: Radio) -> Array:
         float32 joules, in the shape of the seconds.
 
     Raises:
-        ArgumentError: negative seconds, or a radio as `mean_snr` refuses it.
+        ArgumentError: a number out of range.
 
     Example:
         >>> round(1e3 * float(transmit_joules(0.0725792, Radio())), 2)  # a model of 45,362 numbers of 16 bits: 14.48 mJ

@@ -87,7 +87,7 @@ def at_round(
         (), float32, or float64 where `params` hold float64.
 
     Raises:
-        ArgumentError: a schedule that gives more than one number, or, where it is not traced, a negative one.
+        ArgumentError: a schedule that gives several numbers, or a negative one.
     """
     if callable(value):
         value = value(round_index)

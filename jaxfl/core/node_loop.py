@@ -59,7 +59,7 @@ def over_nodes(fn: Callable[..., Any], node_loop: str = "vmap") -> Callable[...,
         The function over nodes.
 
     Raises:
-        ArgumentError: `node_loop` is none of these.
+        ArgumentError: an unknown `node_loop`.
 
     Guarantees:
         - strategies agree to rounding.
@@ -87,7 +87,7 @@ def update_over_nodes(fn: Callable[..., PyTree], node_loop: str = "vmap") -> Cal
         The function over nodes.
 
     Raises:
-        ArgumentError: `node_loop` is none of these.
+        ArgumentError: an unknown `node_loop`.
 
     Guarantees:
         - equals over_nodes.

@@ -45,7 +45,7 @@ def tracing_for(platform: str) -> AbstractContextManager[None]:
         platform: "cpu", "gpu" or "tpu".
 
     Raises:
-        ArgumentError: another name.
+        ArgumentError: an unknown name.
 
     Guarantees:
         - a function that was traced for another platform is traced anew.

@@ -84,7 +84,7 @@ def from_functions(
         node_loop: see `jaxfl.core.node_loop`.
 
     Raises:
-        ArgumentError: when the task is used, a loss or a metric that is not one number a sample.
+        ArgumentError: on use, a loss or a metric that is not one number a sample.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -126,8 +126,7 @@ def from_flax(
         A task whose params are plain nested dicts.
 
     Raises:
-        ArgumentError: the module keeps state other than parameters (batch statistics, dropout streams); when the task
-            is used, a loss or a metric that is not one number a sample.
+        ArgumentError: a module with state beside parameters; on use, a loss or metric that is not one number a sample.
 
     Example:
         >>> import jax
@@ -193,8 +192,7 @@ def check_task(task: Task, data: FederatedData) -> None:
         data: where its arrays are traced the loss is not looked at.
 
     Raises:
-        ArgumentError: parameters that are neither float32 nor float64; a label that is none of the task's classes; a
-            sample's loss in a batch differs from its loss alone.
+        ArgumentError: parameters of another type, an unknown label, or a loss that mixes samples.
     """
     shapes = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)))
     for path, leaf in jax.tree.leaves_with_path(shapes):

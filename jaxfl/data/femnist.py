@@ -51,8 +51,7 @@ def load_femnist(data_dir: str | os.PathLike[str] | None) -> tuple[np.ndarray, .
         order and lie together.
 
     Raises:
-        ArgumentError: a folder or file is missing or unusable, a count differs from what is there, a number is text or
-            a truth value, or a writer is twice in one folder.
+        ArgumentError: a folder or file is missing or unusable.
 
     Guarantees:
         - the numbers come back as they are in the files, in float32.

@@ -49,7 +49,7 @@ def check_folder(data_dir: str | os.PathLike[str] | None, requirement: str, reme
         remedy: how to get the files.
 
     Raises:
-        ArgumentError: nothing was passed, or there is no folder of that name.
+        ArgumentError: None, or no folder of that name.
     """
     if data_dir is None:
         raise ArgumentError("data_dir", f"must be {requirement}", "got None", remedy)
@@ -65,11 +65,7 @@ def check_folder(data_dir: str | os.PathLike[str] | None, requirement: str, reme
 
 
 def find_file(folder: Path, names: Sequence[str], remedy: str) -> Path:
-    """The first of `names` that `folder` holds.
-
-    Raises:
-        ArgumentError: it holds none; the sentence says what was looked for and what is there.
-    """
+    """The first of `names` that `folder` holds; an error where it holds none."""
     for name in names:
         if os.path.isfile(folder / name):
             return folder / name
@@ -99,8 +95,7 @@ def read_bytes(path: Path, remedy: str, max_bytes: int, requirement: str | None 
         requirement: what a file with more bytes is told, completing "must ..."; by default, how many it may hold.
 
     Raises:
-        ArgumentError: the path is no regular file, the file cannot be read or holds more than `max_bytes`, or its gzip
-            stream is cut off or corrupt.
+        ArgumentError: a file that is not regular, cannot be read, is too large, or has a corrupt gzip stream.
 
     Guarantees:
         - at most a step more than `max_bytes` is ever held.

@@ -47,7 +47,7 @@ def read_idx(path: Path, num_axes: int, remedy: str) -> np.ndarray:
         An array of `num_axes` axes, uint8.
 
     Raises:
-        ArgumentError: the file is unreadable, of another kind, cut off, too long or empty.
+        ArgumentError: a file that is unusable or empty.
 
     Example:
         >>> import tempfile

@@ -65,8 +65,7 @@ def load_imdb(
         0 for negative and 1 for positive.
 
     Raises:
-        ArgumentError: a folder, an archive or a review is missing or unusable, or the four folders have different
-            numbers of reviews.
+        ArgumentError: a folder, an archive or a review is missing or unusable.
 
     Guarantees:
         - an archive gives what its folder gives.

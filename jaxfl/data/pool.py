@@ -34,8 +34,7 @@ def federate(inputs: Any, labels: Any, parts: Sequence[Any], *, names: Sequence[
         The data, with n nodes.
 
     Raises:
-        ArgumentError: lengths or dtypes do not fit, a node is empty, an index is out of range or held twice, or the
-            names are not one a node.
+        ArgumentError: lengths or dtypes that do not fit, an empty node, or indices out of range or held twice.
 
     Guarantees:
         - row i of `indices` begins with node i's part, in its order, and ends with zeros.
@@ -109,8 +108,7 @@ def partition_dataset(
         n index arrays, int32.
 
     Raises:
-        ArgumentError: the scheme is unknown, its number is missing, another scheme's number is given, or the data set
-            has no writers.
+        ArgumentError: an unknown scheme, its number missing, another scheme's number, or no writers to partition by.
 
     Example:
         >>> from jaxfl.data.sources import load

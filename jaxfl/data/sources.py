@@ -55,8 +55,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
         The data set.
 
     Raises:
-        ArgumentError: the name is unknown, or a file is missing, cut off, corrupt or of another kind. The sentence
-            names `data_dir`, the file, what was expected and found, and where to get it.
+        ArgumentError: an unknown name, or a file that is missing or unusable.
 
     Guarantees:
         - the digits split is stratified: per class a fifth of the samples, to within one.
@@ -123,7 +122,7 @@ def from_arrays(
         The data set; inputs are not copied.
 
     Raises:
-        ArgumentError: lengths, shapes or dtypes do not fit, a label is out of range or an input is not finite.
+        ArgumentError: lengths, shapes or dtypes that do not fit, a label out of range, or inputs that are not finite.
 
     Example:
         >>> inputs = np.zeros((4, 2), np.float32)

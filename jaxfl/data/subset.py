@@ -57,7 +57,7 @@ def only_classes(dataset: Dataset, classes: Sequence[int] | None) -> Dataset:
         classes: labels that stay, at least two different ones; None keeps all as they are.
 
     Raises:
-        ArgumentError: fewer than two classes, one that is named twice, or one that the data set does not have.
+        ArgumentError: fewer than two classes, a repeated one, or an unknown one.
 
     Example:
         >>> from jaxfl.data import load

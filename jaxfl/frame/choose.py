@@ -67,7 +67,7 @@ def choose(choice: Choice, options: Mapping[str, Any]) -> Callable[..., Any]:
         options: flat; those that the function does not take are passed over.
 
     Raises:
-        ArgumentError: a name that is not in the table, or an option that the function needs and that is None.
+        ArgumentError: an unknown name, or an option of the function that is None without a default.
 
     Example:
         >>> shapes = Choice("shape", {"circle": lambda *, radius: 3 * radius**2, "square": lambda *, side: side**2})

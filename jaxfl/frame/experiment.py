@@ -126,8 +126,7 @@ def request(experiment: Experiment, changes: Mapping[str, Any], grid: Grid = (),
     Configurations that differ in idle options alone are one row.
 
     Raises:
-        ArgumentError: an unknown option, an idle one, one that is given and varied, a number that none of its kind
-            can be, or two rows of one name.
+        ArgumentError: an option that is unknown, idle, repeated or out of range, or two rows of one name.
 
     Guarantees:
         - an option that counts at no configuration is refused.

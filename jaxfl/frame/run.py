@@ -153,7 +153,7 @@ def run_pass(asked: Request, path: Path, number: int, stop: Stop) -> None:
         stop: as `train` takes it.
 
     Raises:
-        ArgumentError: as `train` says; or the job has other devices than it asked for.
+        ArgumentError: as `train`, or a job with other devices.
     """
     where = asked.config.run
     use_all_cores(where.devices or 1)

@@ -73,8 +73,7 @@ def mini_batch(
         clip_order: 2 for the L2 norm, 1 for the L1 norm.
 
     Raises:
-        ArgumentError: a clip norm that is not positive; from `init`, a batch larger than a node's data, or a task with
-            `train_loss`.
+        ArgumentError: a clip norm out of range; from `init`, too large a batch, or a task with `train_loss`.
 
     Guarantees:
         - unbiased for the mean of the clipped local gradients under every sampler.

@@ -96,9 +96,7 @@ def saga(
             "never" elsewhere, as `init` decides.
 
     Raises:
-        ArgumentError: an argument out of range; from `init`, a storage for params of another type, a table that does
-            not fit in memory, a batch larger than a node's entries, a factored table for a task without layers, one in
-            bfloat16 of clipped gradients for a task with convolutions, or a task with `train_loss`.
+        ArgumentError: an argument out of range; from `init`, an unusable task, data or storage, or too little memory.
 
     Guarantees:
         - unbiased for the mean of the clipped local gradients, given the table.

@@ -224,8 +224,7 @@ def zero_order(
         An estimator without state. The loss of its `Info` is the mean of all passes.
 
     Raises:
-        ArgumentError: a smoothing that is not positive, a number of directions below 1, an unknown direction; from
-            `init`, a batch larger than a node's data, or a task with `train_loss`.
+        ArgumentError: a number out of range; from `init`, too large a batch, or a task with `train_loss`.
 
     Guarantees:
         - unbiased for the gradient of a quadratic under every sampler, for both kinds of directions.

@@ -19,7 +19,7 @@ def read_matrices(path: str, requirement: str, remedy: str) -> np.ndarray:
     """The array of numbers in a .npy file.
 
     Raises:
-        ArgumentError: the file cannot be read, or holds something else.
+        ArgumentError: a file that cannot be read, or holds something else.
 
     Guarantees:
         - nothing is allocated that the file does not hold.
@@ -66,7 +66,7 @@ def read_graph(path: str, num_nodes: int) -> Graph:
         num_nodes: n, the number of nodes that the run has.
 
     Raises:
-        ArgumentError: the file cannot be read, is for another number of nodes, or holds no mixing matrix.
+        ArgumentError: a file that cannot be read, or holds no mixing matrix for these nodes.
     """
     requirement = "must be a .npy file with a mixing matrix"
     remedy = "Write it by numpy.save, shape (n, n), or (period, n, n) for a time-varying graph."
@@ -87,7 +87,7 @@ def read_pair(path: str, num_nodes: int) -> TrackingPair:
     """The weights R and C of gradient tracking in a .npy file, an array (2, n, n).
 
     Raises:
-        ArgumentError: the file cannot be read, or holds something else.
+        ArgumentError: a file that cannot be read, or holds something else.
     """
     requirement = f"must be a .npy file with R and C, shape (2, {num_nodes}, {num_nodes})"
     remedy = "Write it by numpy.save(FILE, numpy.stack([R, C]))."

@@ -64,7 +64,7 @@ def lossy_mix(
         A tree of the same structure, shapes and dtypes.
 
     Raises:
-        ArgumentError: what `mix` refuses; `arrived` of another shape or dtype.
+        ArgumentError: as `mix`, or `arrived` of another shape or dtype.
 
     Guarantees:
         - where everything arrives it is mix, to 1e-6 relative.

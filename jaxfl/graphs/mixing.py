@@ -44,8 +44,7 @@ def mix(graph: Graph, tree: PyTree, round_index: int | Array, structure: str = "
         A tree of the same structure, shapes and dtypes.
 
     Raises:
-        ArgumentError: a leaf without the node axis or not floating point, a round_index that is not an integer scalar,
-            or a circulant structure for a graph that is not.
+        ArgumentError: a leaf that cannot be mixed, an unusable `round_index`, or a structure that the graph lacks.
 
     Guarantees:
         - all structures agree to 1e-6 relative.

@@ -45,7 +45,7 @@ def spectral_gap(graph: Graph) -> float:
         1 - s.
 
     Raises:
-        ArgumentError: the graph is not strongly connected, or neither all columns nor all rows sum to 1.
+        ArgumentError: a graph that is not strongly connected, or not stochastic.
 
     Guarantees:
         - one period contracts by at least 1 - gap: with m = sum(x), |D^(-1/2) (Q x - m v)| <= s |D^(-1/2) (x - m v)|.
@@ -76,7 +76,7 @@ def laplacian(weights: Any) -> np.ndarray:
         weights: array-like, (n, n), finite and non-negative.
 
     Raises:
-        ArgumentError: anything else.
+        ArgumentError: unusable weights.
 
     Example:
         >>> laplacian([[0, 2], [3, 5]]).tolist()
@@ -90,7 +90,7 @@ def laplacian_eigenvalues(weights: Any) -> np.ndarray:
     """Eigenvalues of `laplacian(weights)` by ascending modulus, (n,) complex128; the first is 0 up to rounding.
 
     Raises:
-        ArgumentError: weights that are not a square matrix, finite and non-negative.
+        ArgumentError: unusable weights.
 
     Guarantees:
         - the others have positive real parts exactly when the graph has a spanning tree (Lemma 1 (i)).
@@ -107,7 +107,7 @@ def spanning_tree_roots(weights: Any) -> tuple[int, ...]:
     """The nodes whose values reach every other node, ascending; empty when the graph has no spanning tree.
 
     Raises:
-        ArgumentError: weights that are not a square matrix, finite and non-negative.
+        ArgumentError: unusable weights.
 
     Example:
         >>> spanning_tree_roots([[0, 1, 0], [1, 0, 0], [0, 1, 0]])  # 0 and 1 exchange, 2 hears from 1
@@ -127,8 +127,7 @@ def consensus_weights(weights: Any) -> np.ndarray:
     It is v1 for W = R and v2 for W = C^T; positive at the roots of spanning trees and 0 elsewhere, up to rounding.
 
     Raises:
-        ArgumentError: weights that are not a square matrix, finite and non-negative, or a graph without a spanning
-            tree, which has no unique v.
+        ArgumentError: unusable weights, or a graph without a spanning tree, which has no unique v.
 
     Example:
         >>> consensus_weights([[0, 1, 0], [2, 0, 0], [0, 1, 0]]).round(6).tolist()

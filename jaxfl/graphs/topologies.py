@@ -237,8 +237,7 @@ def from_networkx(graph: nx.Graph, *, weights: str = "uniform", names: Sequence[
         names: (n,), the labels as text, in the order of the nodes: `data.names`, for instance.
 
     Raises:
-        ArgumentError: no nodes, a multigraph, other names than the labels, or metropolis with an edge that has no
-            reverse (it is named).
+        ArgumentError: no nodes, a multigraph, names other than the labels, or metropolis on a directed graph.
 
     Example:
         >>> path = from_networkx(nx.path_graph(3), weights="metropolis")
@@ -281,8 +280,7 @@ def from_matrix(mixing_matrices: Any, *, name: str | None = None) -> Graph:
         name: for messages and records.
 
     Raises:
-        ArgumentError: an entry is negative or not finite, a node is not its own in-neighbor, or in some round neither
-            the columns nor the rows sum to 1 (tolerance 1e-6).
+        ArgumentError: matrices that are no mixing matrices.
 
     Example:
         >>> from_matrix([[0.5, 0.25], [0.5, 0.75]])

@@ -100,7 +100,7 @@ def common_roots(pair: TrackingPair) -> tuple[int, ...]:
     """The agents that root a spanning tree both of G_R and of G_{C^T}, ascending.
 
     Raises:
-        ArgumentError: weights that are not square, finite, non-negative and of one size.
+        ArgumentError: unusable weights.
 
     Example:
         >>> from jaxfl.graphs import five_agents
@@ -116,7 +116,7 @@ def step_size_bounds(pair: TrackingPair, *, smoothness: float) -> StepSizes:
     """Compute the limits below which Lemma 2 needs alpha_K, beta_K and gamma_K. Lemma 1 needs the first two, too.
 
     Raises:
-        ArgumentError: a pair that does not satisfy Assumption 1 or has one agent, or a smoothness that is not positive.
+        ArgumentError: a pair that does not satisfy Assumption 1, one agent, or a smoothness out of range.
 
     Guarantees:
         - the first two are at most 1/2.
@@ -144,7 +144,7 @@ def assumption_1(pair: TrackingPair) -> list[Condition]:
     """G_R and G_{C^T} have spanning trees, with a common root. Everything but Theorems 4 and 5 needs it.
 
     Raises:
-        ArgumentError: weights that are not square, finite, non-negative and of one size.
+        ArgumentError: unusable weights.
     """
     _check_pair(pair)
     found = {
@@ -161,7 +161,7 @@ def lemma_2(pair: TrackingPair, steps: StepSizes, *, smoothness: float) -> list[
     Where Assumption 1 fails the rest is not defined and left out; so it is in `assumption_4` and `assumption_5`.
 
     Raises:
-        ArgumentError: unusable weights, fewer than two agents, or a number that is not positive.
+        ArgumentError: unusable weights, fewer than two agents, or a number out of range.
     """
     return _step_size_conditions("Lemma 2", pair, steps, smoothness)
 
@@ -172,7 +172,7 @@ def assumption_4(
     """Convergence under Scheme (S1) (Theorems 1 and 2), with alpha_K, beta_K, gamma_K in the place of a1, a2, a3.
 
     Raises:
-        ArgumentError: unusable weights, fewer than two agents, or a number that is not positive.
+        ArgumentError: unusable weights, fewer than two agents, or a number out of range.
     """
     label, p = "Assumption 4", exponents
     zeta, eta = (max(float(np.max(noise)), 0.0) for noise in (p.state_noise, p.tracker_noise))
@@ -201,7 +201,7 @@ def assumption_5(
     """Convergence under Scheme (S2) (Theorems 1 and 3).
 
     Raises:
-        ArgumentError: unusable weights, fewer than two agents, a number that is not positive, or a negative mu.
+        ArgumentError: unusable weights, fewer than two agents, or a number out of range.
     """
     check.positive(smoothness=smoothness)
     check.non_negative(gradient_dominance=gradient_dominance)

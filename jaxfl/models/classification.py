@@ -119,7 +119,7 @@ def sequential(layers: Sequence[tuple[str, Layer]]) -> Model:
         layers: (name, layer) pairs, input side first.
 
     Raises:
-        ArgumentError: two layers have the same name, or no layer has parameters.
+        ArgumentError: a repeated name, or no layer with parameters.
 
     Example:
         >>> from jaxfl.models.layers import dense, relu

@@ -26,7 +26,7 @@ def layer_outputs(model: Model, params: PyTree, inputs: Array, names: Sequence[s
         Name -> (b, ...) outputs.
 
     Raises:
-        ArgumentError: a layer has no such name, none is named, or `Variables` are needed.
+        ArgumentError: no name, an unknown one, or params that are not `Variables` though the model has a training mode.
 
     Guarantees:
         - the outputs of the last layer are those of `Model.apply`.

@@ -56,8 +56,7 @@ def bidirectional_lstm(
             there: truncated back-propagation. The values stay the same. With it there is no factored form.
 
     Raises:
-        ArgumentError: a size below 1, negative `frozen_steps`; from `apply`, sequences of another width, or so short
-            that no step is left to train.
+        ArgumentError: a number out of range; from `apply`, sequences of another width or too short.
 
     Guarantees:
         - equals flax's LSTM cells run in both directions, in value and in every gradient.

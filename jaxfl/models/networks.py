@@ -21,7 +21,7 @@ def mlp(widths: tuple[int, ...] = (784, 32, 10), activation: str = "relu") -> Mo
         A model for `jaxfl.models.classification`.
 
     Raises:
-        ArgumentError: fewer than two widths, a width below 1 or an unknown activation.
+        ArgumentError: a number or activation out of range.
 
     Example:
         >>> import jax
@@ -70,7 +70,7 @@ def cnn(
         A model for `jaxfl.models.classification`.
 
     Raises:
-        ArgumentError: a number below 1, an unknown activation, or more poolings than the image size allows.
+        ArgumentError: a number or activation out of range, or too many poolings.
 
     Example:
         >>> import jax
@@ -128,7 +128,7 @@ def lenet(sample_shape: tuple[int, int, int] = (28, 28, 1), num_classes: int = 1
         A model for `jaxfl.models.classification`.
 
     Raises:
-        ArgumentError: a number below 1, unknown padding, or an image too small for the windows.
+        ArgumentError: a number or padding out of range, or an image too small for the windows.
 
     Example:
         >>> import jax

@@ -60,9 +60,7 @@ def resnet18(
         A model for `jaxfl.models.classification`.
 
     Raises:
-        ArgumentError: a number below 1, an unknown normalization, different numbers of stages; with group
-            normalization, channels that the groups do not divide, or images so small that a group holds a single
-            number, which normalization would erase.
+        ArgumentError: a number or normalization out of range, or groups that do not fit the channels or images.
 
     Guarantees:
         - equals the same network of flax layers in value and in gradient.
@@ -119,8 +117,7 @@ def resnet20(
         A model for `jaxfl.models.classification`.
 
     Raises:
-        ArgumentError: as for `resnet18`; an unknown shortcut; stages that grow narrower, which "padding" cannot follow;
-            a width outside of (0, 1], or one that leaves a stage without channels.
+        ArgumentError: as for `resnet18`; a shortcut or a width that does not fit.
 
     Guarantees:
         - equals the same network of flax layers in value and in gradient.

@@ -137,7 +137,7 @@ def bilstm_classifier(
         A model of int32 tokens (b, length).
 
     Raises:
-        ArgumentError: a number below 1, a dropout rate outside of [0, 1), or `frozen_words` that leave none.
+        ArgumentError: a number out of range.
 
     Guarantees:
         - 3,611,137 parameters by default.

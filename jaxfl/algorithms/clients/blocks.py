@@ -63,7 +63,7 @@ def check_blocks(
         (each class's blocks, none where it draws them; how many it draws, (classes,), int32, 0 where it names them).
 
     Raises:
-        ArgumentError: no class, a class with no block, with an unknown one, or with more than there are.
+        ArgumentError: a class without blocks, with an unknown one, or with more than there are.
     """
     if not trained_blocks:
         remedy = "Pass a tuple of blocks for each class."
@@ -98,7 +98,7 @@ def tasks_of_classes(task: Task, class_tasks: Sequence[Task] | None, num_classes
         num_classes: how many classes there are.
 
     Raises:
-        ArgumentError: another number of tasks, one without `part`, or one of other blocks, parameters or model state.
+        ArgumentError: another number of tasks, one without `part`, or one of other variables.
     """
     tasks = [task] * num_classes if class_tasks is None else list(class_tasks)
     if len(tasks) != num_classes:

@@ -249,8 +249,7 @@ def client_classes(
         num_classes: how many classes there are.
 
     Raises:
-        ArgumentError: a class that is none of these, other counts than one a class, or more active clients than there
-            are.
+        ArgumentError: an unknown class, or counts that do not fit the classes.
 
     Example:
         >>> classes = client_classes([0, 1, 1, 0], num_active=(1, 2), num_classes=2)

@@ -138,10 +138,7 @@ def local_steps(
         weighting: "data", by the clients' numbers of samples, or "uniform".
 
     Raises:
-        ArgumentError: a count below 1, steps that are no whole number up to `max_steps`, a clip norm that is not
-            positive, noise with a scale for each client or on a grid, an optimizer's constructor, an unknown weighting;
-            from `check_data`, a client with too few samples, a loss that mixes samples, or batch statistics where one
-            sample's gradient is clipped or noise is added.
+        ArgumentError: an unusable number, optimizer, noise or weighting; from `check_data`, an unusable task or data.
 
     Guarantees:
         - a number of steps equals that many steps.

@@ -117,8 +117,7 @@ def private_updates(*, clip_norm: float | Array, noise: NoiseMechanism, num_roun
         num_rounds: rounds of the run; slots of active clients suffice in all with probability 1 - 1e-9.
 
     Raises:
-        ArgumentError: a clip norm that is not positive, noise of several scales or on a grid, a count below 1; from
-            `check`, a task with batch statistics, or clients that are weighed by their data.
+        ArgumentError: a number out of range, or noise of several scales or on a grid.
 
     Guarantees:
         - adding or removing one client changes the sum by at most clip_norm.

@@ -45,8 +45,7 @@ def leading_slices(wide: Variables, narrow: Variables, axis_groups: AxisGroups) 
         The slices.
 
     Raises:
-        ArgumentError: the trees differ otherwise than in size, the narrow one has a larger axis, a path names no leaf,
-            or an axis is no whole number of runs.
+        ArgumentError: trees that differ in more than size, a larger axis, an unknown path, or runs that do not fit.
 
     Guarantees:
         - what is put is taken back, and all else stays bit for bit.

@@ -20,10 +20,6 @@ def check_types(task: Task, data: FederatedData, noise: NoiseMechanism | None) -
         data: all clients'.
         noise: of each step.
 
-    Raises:
-        ArgumentError: params that are not float32, where there is noise; a model state in float32 that becomes float64
-            in a step, for params are float64.
-
     Example:
         >>> import jaxfl, numpy as np
         >>> from jaxfl.models import classification, mlp

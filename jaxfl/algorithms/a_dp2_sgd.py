@@ -106,9 +106,6 @@ def a_dp2_sgd(
         max_delay: largest age in events of the parameters at which a gradient is taken, at least 0; the state keeps
             2 max(2, max_delay + 1) rows of parameters for it.
 
-    Returns:
-        An `Algorithm`.
-
     Raises:
         ArgumentError: an unusable graph, number or noise; from `init`, an estimator that keeps state.
 

@@ -118,7 +118,7 @@ def ali_dpfl(
         batches before each step: mean over steps, p-weighted sum over clients.
 
     Raises:
-        ArgumentError: a number out of range, or clients other than private SGD of this step size; from `init`, unusable data.
+        ArgumentError: a number out of range, or clients other than private SGD; from `init`, unusable data.
 
     Guarantees:
         - no client makes more than max_iterations local iterations, and no more than max_rounds rounds count.

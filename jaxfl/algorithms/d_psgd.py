@@ -173,9 +173,6 @@ def dp2_sgd(
         graph: one symmetric, doubly stochastic mixing matrix for all rounds, connected.
         noise: added to every node's gradient in every round.
 
-    Returns:
-        An `Algorithm`.
-
     Raises:
         ArgumentError: a graph that changes or is not symmetric, no noise, or as `d_psgd`.
 

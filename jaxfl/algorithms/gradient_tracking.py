@@ -112,7 +112,7 @@ def gradient_tracking(
         the round makes; that of x~^0 is not counted.
 
     Raises:
-        ArgumentError: unusable weights, schedule or names, or links that lose messages beside noise; from `init`, unusable data.
+        ArgumentError: unusable weights, schedule or names, or losses beside noise; from `init`, unusable data.
 
     Guarantees:
         - without tracker noise the trackers sum to the gradients, sum_i y_i = sum_i g_i, after every round.

@@ -36,9 +36,6 @@ def plot_partition(
         num_classes: number of rows.
         path: the file to write; missing folders are made.
 
-    Returns:
-        The path written.
-
     Raises:
         ArgumentError: the file cannot be written, or a label is out of range.
     """

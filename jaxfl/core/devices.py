@@ -87,7 +87,7 @@ def on_each_device(body: Callable[..., PyTree], results: PartitionSpec, *args: t
         args: each argument, with how it lies; one that lies otherwise is brought there.
 
     Returns:
-        What `body` gives, put together.
+        The results of `body`, put together.
 
     Guarantees:
         - works on Auto and on Explicit meshes, and inside a shard_map over another axis.

@@ -55,9 +55,6 @@ def over_nodes(fn: Callable[..., Any], node_loop: str = "vmap") -> Callable[...,
         fn: any traceable function of pytrees.
         node_loop: "vmap", "map" or "chunk:k" with k at least 1, or one of these behind "devices:".
 
-    Returns:
-        The function over nodes.
-
     Raises:
         ArgumentError: an unknown `node_loop`.
 
@@ -82,9 +79,6 @@ def update_over_nodes(fn: Callable[..., PyTree], node_loop: str = "vmap") -> Cal
         fn: (values, *args) -> values of the same structure, shapes and types; all leaves of the function over nodes
             carry the node axis first.
         node_loop: as for `over_nodes`.
-
-    Returns:
-        The function over nodes.
 
     Raises:
         ArgumentError: an unknown `node_loop`.

@@ -30,9 +30,6 @@ def federate(inputs: Any, labels: Any, parts: Sequence[Any], *, names: Sequence[
         names: (n,), distinct, what the nodes are called: a graph with names must have the same in the same order.
             Default: those of `by_owner`, else none.
 
-    Returns:
-        The data, with n nodes.
-
     Raises:
         ArgumentError: lengths or dtypes that do not fit, an empty node, or indices out of range or held twice.
 

@@ -51,9 +51,6 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
         name: one of digits, mnist, fashion_mnist, cifar10, femnist, imdb.
         data_dir: the folder with the files; `~` is expanded. Must be left out for digits.
 
-    Returns:
-        The data set.
-
     Raises:
         ArgumentError: an unknown name, or a file that is missing or unusable.
 

@@ -203,9 +203,6 @@ def weighted_sum(
         clip_norm: bound on each sample's gradient norm over all parameters; None does not clip.
         clip_order: 2 for the L2 norm, 1 for the L1 norm.
 
-    Returns:
-        A `GradientSum`.
-
     Guarantees:
         - each sample contributes a gradient of norm at most clip_norm.
         - under a clip norm a gradient that is not finite counts as zero, and is counted.

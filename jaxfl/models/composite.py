@@ -92,9 +92,6 @@ def scaled(layer: Layer, ratio: float) -> Layer:
             it now trains otherwise than it evaluates.
         ratio: share of the channels that are there, above 0.
 
-    Returns:
-        The layer, without factored form.
-
     Raises:
         ArgumentError: a ratio that is not positive.
 

@@ -17,9 +17,6 @@ def mlp(widths: tuple[int, ...] = (784, 32, 10), activation: str = "relu") -> Mo
         widths: numbers in a sample, units of each hidden layer, classes.
         activation: "relu" or "tanh".
 
-    Returns:
-        A model for `jaxfl.models.classification`.
-
     Raises:
         ArgumentError: a number or activation out of range.
 
@@ -65,9 +62,6 @@ def cnn(
         hidden: units of the dense layer before the output; None for no such layer.
         num_classes: number of logits.
         activation: "relu" or "tanh".
-
-    Returns:
-        A model for `jaxfl.models.classification`.
 
     Raises:
         ArgumentError: a number or activation out of range, or too many poolings.
@@ -123,9 +117,6 @@ def lenet(sample_shape: tuple[int, int, int] = (28, 28, 1), num_classes: int = 1
         num_classes: number of logits.
         padding: of the first convolution. "SAME" for digits of 28x28, which the original widened to 32x32; "VALID" for
             images of 32x32. The second convolution has none.
-
-    Returns:
-        A model for `jaxfl.models.classification`.
 
     Raises:
         ArgumentError: a number or padding out of range, or an image too small for the windows.
@@ -184,9 +175,6 @@ def dzofl_cnn(
         num_classes: number of logits.
         channels: output channels of each convolution.
         window: height and width of each kernel.
-
-    Returns:
-        A model for `jaxfl.models.classification`.
 
     Raises:
         ArgumentError: a number below 1, or an image too small for the windows.

@@ -56,9 +56,6 @@ def resnet18(
         blocks: basic blocks of each stage.
         groups: groups of each group normalization; layers with fewer channels take one group a channel.
 
-    Returns:
-        A model for `jaxfl.models.classification`.
-
     Raises:
         ArgumentError: a number or normalization out of range, or groups that do not fit the channels or images.
 
@@ -112,9 +109,6 @@ def resnet20(
             of the full network, as `jaxfl.width_reduction` takes them.
         scaler: HeteroFL's: in training, what a convolution puts out is divided by `width`
             (`jaxfl.models.composite.scaled`). Give it to the full network, too, for the same model state.
-
-    Returns:
-        A model for `jaxfl.models.classification`.
 
     Raises:
         ArgumentError: as for `resnet18`; a shortcut or a width that does not fit.

@@ -137,9 +137,6 @@ class ClientClasses(NamedTuple):
             differentiable: whether the results have a reverse derivative on accelerators, too: a class then has one
                 wave, with slots for all that may come.
 
-        Returns:
-            The results, in groups.
-
         Guarantees:
             - waves of slots and clients one after the other give the same.
             - what an empty slot computes changes nothing.

@@ -41,9 +41,6 @@ def leading_slices(wide: Variables, narrow: Variables, axis_groups: AxisGroups) 
         narrow: of the narrower; the same trees, each leaf at most as large along every axis.
         axis_groups: see `AxisGroups`.
 
-    Returns:
-        The slices.
-
     Raises:
         ArgumentError: trees that differ in more than size, a larger axis, an unknown path, or runs that do not fit.
 

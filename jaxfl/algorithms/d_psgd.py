@@ -141,18 +141,18 @@ def d_psgd(
 
     def update(state, data, draws):
         k = state.round_index
-        estimate, kept, measured = estimator.estimate(task, state.params, state.gradient, data, draws.gradient, k)
+        estimate, memory, info = estimator.estimate(task, state.params, state.gradient, data, draws.gradient, k)
         noisy = released(noise, estimate, draws.noise)
         gamma = at_round(step_size, k, state.params)
-        bits, counted = 32.0 if links is None else links.bits, {}
+        bits, counts = 32.0 if links is None else links.bits, {}
         if links is None:
-            mixed = mix(graph, state.params, k)
+            mixture = mix(graph, state.params, k)
         else:
-            mixed, counted = exchange(graph, links, draws.links, state.params, k, kept_by="receiver")
-        params = descend(mixed, gamma, noisy)
+            mixture, counts = exchange(graph, links, draws.links, state.params, k, kept_by="receiver")
+        params = descend(mixture, gamma, noisy)
         message = message_bits(graph, k, bits * (size(noisy) // graph.num_nodes))
-        info = measured.plus(message, counted, consensus_distance=consensus_distance(params))
-        return State(params=params, gradient=kept, round_index=k + 1), info
+        info = info.plus(message, counts, consensus_distance=consensus_distance(params))
+        return State(params=params, gradient=memory, round_index=k + 1), info
 
     return algorithm(init, draw, update, lambda state: state.params, estimator.upkeep(task))
 
@@ -212,5 +212,5 @@ def released_gradients(
         - equals the gradient plus the noise of the round.
     """
     gamma = at_round(step_size, before.round_index, before.params)
-    mixed = mix(graph, before.params, before.round_index)
-    return jax.tree.map(lambda old, new: (old - new) / gamma, mixed, after.params)
+    mixture = mix(graph, before.params, before.round_index)
+    return jax.tree.map(lambda old, new: (old - new) / gamma, mixture, after.params)

@@ -163,11 +163,11 @@ def dzofl(
     check_directions(num_directions, direction, smoothing)
     check_sample_losses(task)
     to_server = links() if uplink is None else uplink
-    chosen, q = sampler(batch_size), num_directions
+    batches, q = sampler(batch_size), num_directions
 
     def init(key, data):
         check_task(task, data)
-        check_counts(chosen, data.sizes, data.names)
+        check_counts(batches, data.sizes, data.names)
         jax.eval_shape(lambda: to_server.draw_to_server(key, 0, data.num_nodes))  # which refuses links that do not fit
         return State(params=task.init(purpose_key(key, Purpose.INIT)), round_index=jnp.int32(0))
 
@@ -175,7 +175,7 @@ def dzofl(
         n, k = data.num_nodes, state.round_index
         server_key = leaf_key(purpose_key(key, Purpose.MESSAGE_ROUNDING, k), _SERVER)
         return Draws(
-            batch=draw_batch(chosen, key, k, data.sizes),
+            batch=draw_batch(batches, key, k, data.sizes),
             directions=shared_directions(direction, key, k),
             uplink=to_server.draw_to_server(key, k, n),
             downlink=None if downlink is None else jax.random.uniform(server_key, (q,), jnp.float32),
@@ -194,10 +194,10 @@ def dzofl(
 
         above, below = losses_along(losses, state.params, draws.directions, q, gamma)
         differences = (above - below).sum(axis=2).T / batch_size
-        sent = to_server.send(differences, draws.uplink.rounding)
+        messages = to_server.send(differences, draws.uplink.rounding)
         arrived = jnp.ones(n, bool) if draws.uplink.arrived is None else draws.uplink.arrived
-        heard = jnp.where(arrived[:, None], sent.values, 0.0).sum(axis=0)
-        total = heard * (n / jnp.maximum(arrived.sum(), 1).astype(heard.dtype))
+        arrivals = jnp.where(arrived[:, None], messages.values, 0.0).sum(axis=0)
+        total = arrivals * (n / jnp.maximum(arrived.sum(), 1).astype(arrivals.dtype))
         broadcast = total if downlink is None else downlink.apply(total, draws.downlink)
 
         coefficients = (alpha / q) * broadcast
@@ -212,7 +212,7 @@ def dzofl(
             )
         none = jnp.zeros(n, jnp.int32)
         info = Info(loss=(above + below).sum() / (2 * q * n * batch_size)).plus(
-            {LOST_MESSAGES: 1 - arrived.astype(jnp.int32), QUANTIZER_OVERFLOW: none, **sent.counts},
+            {LOST_MESSAGES: 1 - arrived.astype(jnp.int32), QUANTIZER_OVERFLOW: none, **messages.counts},
             {BATCH_OVERFLOW: batch.overflow},
             broadcast=jnp.sqrt(jnp.mean(broadcast**2)),
             update_norm=update_norm,

@@ -170,15 +170,15 @@ def embracing(
     require_plain(clients)
     check.one_of(("running", "batch"), frozen_batch_norm=frozen_batch_norm)
     tasks = tasks_of_classes(task, class_tasks, len(trained_blocks))
-    named, drawn_counts = check_blocks(task.blocks, trained_blocks)
+    block_names, drawn_counts = check_blocks(task.blocks, trained_blocks)
     # All have `part`, which the type checker does not see.
-    parts = [own.part(blocks) if own.part and blocks else None for own, blocks in zip(tasks, named, strict=True)]
-    classes = client_classes(client_class, num_active, len(named))
+    parts = [own.part(blocks) if own.part and blocks else None for own, blocks in zip(tasks, block_names, strict=True)]
+    classes = client_classes(client_class, num_active, len(block_names))
     way = PLAIN if uplink is None else uplink
     way.check(task, clients)
     classes.check_expected(way.is_private)
     # (classes, L): the blocks of each class that names them.
-    table = np.array([[block in blocks for block in task.blocks] for blocks in named])
+    table = np.array([[block in blocks for block in task.blocks] for blocks in block_names])
     any_drawn = bool(np.any(drawn_counts[classes.of_client] > 0))
     num_expected = int(np.sum(classes.num_active))
     rates = np.where(drawn_counts[:, None] > 0, drawn_counts[:, None] / len(task.blocks), table)
@@ -205,9 +205,9 @@ def embracing(
             keys = node_keys(purpose_key(key, Purpose.PART, k), n)[active]
             places = jnp.arange(len(task.blocks), dtype=jnp.int32)
             ranks = jax.vmap(lambda client_key: jax.random.permutation(client_key, places))(keys)
-            own = classes.of(active)
+            numbers = classes.of(active)
             # Of a class that names its blocks the count is 0.
-            trained = jnp.asarray(table)[own] | (ranks < jnp.asarray(drawn_counts)[own][:, None])
+            trained = jnp.asarray(table)[numbers] | (ranks < jnp.asarray(drawn_counts)[numbers][:, None])
         return Draws(active=active, steps=clients.draw(key, k, active, data, task), trained=trained, uplink=of_way)
 
     def update(state, data, draws):
@@ -218,8 +218,8 @@ def embracing(
         common = {"state": state, "data": data, "clients": clients}
 
         def in_common_form(number, results):
-            params, own_state, own_info = results
-            return {**state.params, **params}, {**model_state, **own_state}, own_info
+            params, own_state, client_info = results
+            return {**state.params, **params}, {**model_state, **own_state}, client_info
 
         of_class = [
             functools.partial(train_drawn, own, **common)
@@ -230,14 +230,14 @@ def embracing(
         own = (active, (trained, steps), is_active, clients.differentiable)
         groups = classes.run(of_class, in_common_form, task.node_loop, *own)
 
-        measured = in_order(groups, [group.results[2] for group in groups], len(active))
+        client_info = in_order(groups, [group.results[2] for group in groups], len(active))
         weights = clients.weigh(data, active).astype(number_type(state.params))
         if is_active is not None:
             weights, trained = weights * is_active.astype(weights.dtype), trained & is_active[:, None]
         before = Variables(state.params, model_state)
         is_trained, of_block = (dict(zip(task.blocks, each, strict=True)) for each in (trained.T, expected))
         models = block_means.models(before, groups, is_trained, of_block, num_expected)
-        received = way.send(draws.uplink, active, weights, measured.loss, before, models)
+        received = way.send(draws.uplink, active, weights, client_info.loss, before, models)
 
         sizes = jnp.array([size((state.params[block], model_state.get(block))) for block in task.blocks], jnp.int32)
         in_params = jnp.array([size(state.params[block]) for block in task.blocks], jnp.int32)
@@ -247,7 +247,7 @@ def embracing(
         # What the method needs: clients that run together compute a sample once for each step that holds it.
         num_entering = counts["gradient_evaluations"] if frozen_batch_norm == "batch" else num_different(steps)
         in_front = jnp.array([part is not None and part.features is not None for part in parts])[classes.of(active)]
-        of_active = measured._replace(loss=received.loss).plus(
+        of_active = client_info._replace(loss=received.loss).plus(
             counts,  # gradients are those by the client's blocks
             received.counts,
             active=jnp.ones_like(active),  # 1 for a client that took part

@@ -29,16 +29,16 @@ def exchange(
     Returns:
         (the mixed tree, counts (n,) by name: of lost messages where one can be lost, with a quantizer of overflows).
     """
-    sent = links.send(tree, draws.rounding)
-    counts = dict(sent.counts)
+    messages = links.send(tree, draws.rounding)
+    counts = dict(messages.counts)
     if draws.arrived is None:
-        mixed = mix(graph, sent.values, round_index)
+        result = mix(graph, messages.values, round_index)
     else:
-        mixed = lossy_mix(graph, sent.values, draws.arrived, round_index, kept_by=kept_by)
+        result = lossy_mix(graph, messages.values, draws.arrived, round_index, kept_by=kept_by)
         counts[LOST_MESSAGES] = messages_lost(graph, draws.arrived, round_index)
     if links.quantizer is not None:  # a node takes from its own value what it sends, and keeps what rounding took
-        mixed = jax.tree.map(lambda m, value, rounded: m + (value - rounded), mixed, tree, sent.values)
-    return mixed, counts
+        result = jax.tree.map(lambda m, value, rounded: m + (value - rounded), result, tree, messages.values)
+    return result, counts
 
 
 def message_bits(graph: Graph, round_index: Array, bits: float) -> dict[str, Array]:

@@ -142,14 +142,14 @@ def fed_avg(
         steps = clients.steps(data, active, draws.steps)
         gradient_of = clients.gradient_of(task, data)
 
-        def train(own):
-            return clients.run(gradient_of, state.params, state.model_state, own, k)
+        def train(client_steps):
+            return clients.run(gradient_of, state.params, state.model_state, client_steps, k)
 
-        params, model_state, measured = over_slots(train, task.node_loop)(draws.uplink.is_active, steps)
+        params, model_state, client_info = over_slots(train, task.node_loop)(draws.uplink.is_active, steps)
         before = Variables(state.params, state.model_state)
         models = of_whole_models(before, Variables(params, model_state), num_active)
         weights = clients.weigh(data, active).astype(number_type(state.params))
-        received = way.send(draws.uplink, active, weights, measured.loss, before, models)
+        received = way.send(draws.uplink, active, weights, client_info.loss, before, models)
 
         pseudo_gradient = jax.tree.map(jnp.negative, received.change)
         moves, new_optimizer = optimizer.update(pseudo_gradient, state.optimizer, state.params)
@@ -163,7 +163,7 @@ def fed_avg(
         )
 
         numbers, statistics = size(state.params), size(state.model_state)
-        of_active = measured._replace(loss=received.loss).plus(
+        of_active = client_info._replace(loss=received.loss).plus(
             clients.counts(steps, draws.steps, k),
             received.counts,
             active=jnp.ones_like(active),  # 1 for a client that took part

@@ -132,11 +132,11 @@ def output_perturbation(
     def update(state, data, draws):
         k = state.round_index
         gamma = at_round(schedule.step_size, k)
-        gradient, _, measured = estimator.estimate(task, state.params, None, data, draws.gradient, k)
+        gradient, _, info = estimator.estimate(task, state.params, None, data, draws.gradient, k)
         outputs = jax.tree.map(lambda x, g, noise: x - gamma * g + noise, state.params, gradient, draws.state_noise)
         params = _weighted_average(hears, data.sizes, outputs)
         message = message_bits(graph, k, 32 * (size(params) // graph.num_nodes))
-        info = measured.plus(message, consensus_distance=consensus_distance(params))
+        info = info.plus(message, consensus_distance=consensus_distance(params))
         return State(params=params, round_index=k + 1), info
 
     return algorithm(init, draw, update, lambda state: state.params)

@@ -149,15 +149,15 @@ def partial_averaging(
         def one_node(params, model_state, own_steps):
             return clients.run(gradient_of, params, model_state, own_steps, k)
 
-        params, model_state, measured = over_nodes(one_node, task.node_loop)(state.params, state.model_state, steps)
-        own = Variables(params=params, model_state=model_state)
+        params, model_state, info = over_nodes(one_node, task.node_loop)(state.params, state.model_state, steps)
+        node_models = Variables(params=params, model_state=model_state)
         weights = clients.weigh(data, _everybody(n)).astype(number_type(params))
         before = jax.tree.map(lambda leaf: leaf[0], Variables(state.params, state.model_state))  # the part is common
-        models = of_whole_models(part.take(before), jax.vmap(part.take)(own), n)
-        received = way.send(draws.uplink, _everybody(n), weights, measured.loss, part.take(before), models)
-        new = jax.vmap(part.put, (0, None))(own, received.model)
+        models = of_whole_models(part.take(before), jax.vmap(part.take)(node_models), n)
+        received = way.send(draws.uplink, _everybody(n), weights, info.loss, part.take(before), models)
+        new = jax.vmap(part.put, (0, None))(node_models, received.model)
         bits = 32 * size(received.model)
-        info = measured.plus(
+        info = info.plus(
             clients.counts(steps, draws.steps, k),
             received.counts,
             consensus_distance=consensus_distance(new.params),
@@ -201,21 +201,19 @@ def _part(task: Task, synchronized: Sequence[str] | str | Task, axis_groups: Axi
         )
         raise ArgumentError("synchronized", "must hold blocks of the task, or be 'all' or a task", found, remedy)
 
-    def chosen(layers):
+    def selection(layers):
         return None if layers is None else {name: layers[name] for name in synchronized if name in layers}
 
-    def replaced(layers, average):
+    def join(layers, average):
         # Without blocks the parameters need not be a dict.
         return {**layers, **average} if average else layers
 
     def take(whole):
         if not synchronized:
             return Variables(params={}, model_state=None)
-        return Variables(params=chosen(whole.params), model_state=chosen(whole.model_state))
+        return Variables(params=selection(whole.params), model_state=selection(whole.model_state))
 
     def put(whole, average):
-        return Variables(
-            params=replaced(whole.params, average.params), model_state=replaced(whole.model_state, average.model_state)
-        )
+        return Variables(join(whole.params, average.params), join(whole.model_state, average.model_state))
 
     return Slices(take=take, put=put)

@@ -157,7 +157,7 @@ def perturbed_gossip(
         )
         return noise, None if quantizer is None else _uniform(purpose_key(key, Purpose.ROUNDING, k), params)
 
-    def perturbed(params, noise, rounding):
+    def perturb(params, noise, rounding):
         """x~, and how many numbers of each node lie beyond the quantizer's range."""
         noisy = jax.tree.map(jnp.add, params, noise)
         if quantizer is None:
@@ -168,7 +168,7 @@ def perturbed_gossip(
         check_num_nodes(graph.num_nodes, data, graph.names)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)
         estimator.init(task, key, params, data)  # keeps nothing, but refuses more samples than a node has
-        broadcast, _ = perturbed(params, *perturbation(key, 0, params))
+        broadcast, _ = perturb(params, *perturbation(key, 0, params))
         return State(params=params, broadcast_params=broadcast, round_index=jnp.int32(0))
 
     # x~^{k+1} is made in round k, from the keys of k + 1, so that the state after it holds what may be returned.
@@ -180,17 +180,17 @@ def perturbed_gossip(
     def update(state, data, draws):
         k = state.round_index
         alpha, gamma = at_round(schedule.state_mixing, k), at_round(schedule.step_size, k)
-        gradient, _, measured = estimator.estimate(task, point(state), None, data, draws.gradient, k)
+        gradient, _, info = estimator.estimate(task, point(state), None, data, draws.gradient, k)
         params = jax.tree.map(
             lambda x, received, g: (1 - alpha) * x + alpha * received - gamma * g,
             state.params,
             mix(graph, state.broadcast_params, k),
             gradient,
         )
-        broadcast, counted = perturbed(params, draws.state_noise, draws.rounding)
+        broadcast, counts = perturb(params, draws.state_noise, draws.rounding)
         new_state = State(params=params, broadcast_params=broadcast, round_index=k + 1)
         message = message_bits(graph, k, bits * (size(params) // graph.num_nodes))
-        info = measured.plus(message, counted, consensus_distance=consensus_distance(params))
+        info = info.plus(message, counts, consensus_distance=consensus_distance(params))
         return new_state, info
 
     return algorithm(init, draw, update, point)

@@ -163,17 +163,17 @@ def push_sum(
 
     def update(state, data, draws):
         k, x, w, z = state.round_index, state.params, state.push_sum_weight, debiased_params(state)
-        estimate, estimator_state, measured = estimator.estimate(task, z, state.gradient, data, draws.gradient, k)
+        estimate, estimator_state, info = estimator.estimate(task, z, state.gradient, data, draws.gradient, k)
         noisy = released(noise, estimate, draws.noise)
         gamma = at_round(step_size, k, x)
 
         def half_step(start, gradient):
             return descend(start, gamma, gradient)
 
-        counted, bits = {}, 32 * (size(noisy) // graph.num_nodes + 1)
+        counts, bits = {}, 32 * (size(noisy) // graph.num_nodes + 1)
         if links is not None:
-            stepped, arrived = half_step(x, noisy), draws.links.arrived
-            new_params, counted = exchange(graph, links, draws.links, stepped, k, kept_by="sender")
+            half_steps, arrived = half_step(x, noisy), draws.links.arrived
+            new_params, counts = exchange(graph, links, draws.links, half_steps, k, kept_by="sender")
             new_weight = mix(graph, w, k) if arrived is None else lossy_mix(graph, w, arrived, k, kept_by="sender")
             bits = links.bits * (size(noisy) // graph.num_nodes) + 32  # the weight is not quantised
         elif weights_stay_one:
@@ -189,7 +189,7 @@ def push_sum(
             round_index=k + 1,
         )
         distance = consensus_distance(new_state.params, 1.0 / new_state.push_sum_weight)
-        return new_state, measured.plus(message_bits(graph, k, bits), counted, consensus_distance=distance)
+        return new_state, info.plus(message_bits(graph, k, bits), counts, consensus_distance=distance)
 
     return algorithm(init, draw, update, debiased_params, estimator.upkeep(task))
 
@@ -245,9 +245,9 @@ def released_gradients(
     inverse = jnp.asarray(np.linalg.inv(graph.mixing_matrices).astype(dtype))[k % graph.period]
     gamma = at_round(step_size, k, before.params)
 
-    def solve(mixed, new):
+    def solve(mixture, new):
         # The difference is small, so the inverse multiplies little rounding beyond that of the states.
-        return jnp.tensordot(inverse, (mixed - new) / gamma, axes=1, precision=jax.lax.Precision.HIGHEST)
+        return jnp.tensordot(inverse, (mixture - new) / gamma, axes=1, precision=jax.lax.Precision.HIGHEST)
 
     return jax.tree.map(solve, mix(graph, before.params, k), after.params)
 

@@ -68,25 +68,25 @@ def check_blocks(
     if not trained_blocks:
         remedy = "Pass a tuple of blocks for each class."
         raise ArgumentError("trained_blocks", "must hold the blocks of each class", "got none", remedy)
-    named, counts = [], []
-    for number, chosen in enumerate(trained_blocks):
+    names, counts = [], []
+    for number, choice in enumerate(trained_blocks):
         argument = f"trained_blocks[{number}]"
-        if isinstance(chosen, int):
-            check.at_least(1, **{argument: chosen})
-            if chosen > len(blocks):
-                found = f"got {chosen} of {len(blocks)}"
+        if isinstance(choice, int):
+            check.at_least(1, **{argument: choice})
+            if choice > len(blocks):
+                found = f"got {choice} of {len(blocks)}"
                 raise ArgumentError(argument, "must be at most the number of blocks", found, "Pass fewer.")
-            named.append(())
-            counts.append(chosen)
+            names.append(())
+            counts.append(choice)
             continue
-        wrong = [name for name in chosen if name not in blocks]
-        if isinstance(chosen, str) or wrong or not chosen:
-            found = f"got {wrong[0]!r}" if wrong and not isinstance(chosen, str) else f"got {chosen!r}"
+        wrong = [name for name in choice if name not in blocks]
+        if isinstance(choice, str) or wrong or not choice:
+            found = f"got {wrong[0]!r}" if wrong and not isinstance(choice, str) else f"got {choice!r}"
             remedy = f"Choose among {', '.join(blocks)}."
             raise ArgumentError(argument, "must be a tuple of blocks of the task, or a number of them", found, remedy)
-        named.append(tuple(chosen))
+        names.append(tuple(choice))
         counts.append(0)
-    return named, np.array(counts, np.int32)
+    return names, np.array(counts, np.int32)
 
 
 def tasks_of_classes(task: Task, class_tasks: Sequence[Task] | None, num_classes: int) -> list[Task]:
@@ -104,11 +104,11 @@ def tasks_of_classes(task: Task, class_tasks: Sequence[Task] | None, num_classes
     if len(tasks) != num_classes:
         found = f"got {len(tasks)} for {num_classes}"
         raise ArgumentError("class_tasks", "must hold the task of each class", found, "Pass one a class.")
-    for name, own in {"task": task, **{f"class_tasks[{number}]": own for number, own in enumerate(tasks)}}.items():
-        if own.part is None:
+    for name, one in {"task": task, **{f"class_tasks[{number}]": one for number, one in enumerate(tasks)}}.items():
+        if one.part is None:
             found = "got one without `part`"
             raise ArgumentError(name, "must know how to train a part of it", found, "Use jaxfl.models.classification.")
-        if own is not task and _variables_of(own) != _variables_of(task):
+        if one is not task and _variables_of(one) != _variables_of(task):
             requirement = "must have the blocks, parameters and model state of `task`"
             raise ArgumentError(name, requirement, "got others", "Build both models alike.")
     return tasks
@@ -138,13 +138,13 @@ def train_drawn(task, own_blocks, steps, *, state, data, clients):
     whole = batch_loss(task, data, clients.mean)
 
     def step_loss(params, model_state, one_step):
-        held = {
+        block_params = {
             name: jax.tree.map(functools.partial(jnp.where, is_own[name]), values, state.params[name])
             for name, values in params.items()
         }
-        return whole(held, model_state, one_step)
+        return whole(block_params, model_state, one_step)
 
-    params, model_state, measured = clients.run(
+    params, model_state, info = clients.run(
         by_backward(step_loss), state.params, state.model_state, steps, state.round_index
     )
-    return params, {} if model_state is None else model_state, measured
+    return params, {} if model_state is None else model_state, info

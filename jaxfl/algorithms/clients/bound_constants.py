@@ -164,8 +164,8 @@ def private_constants(
             change = jax.tree.map(lambda a, b: (a - b) / divisor, gradient, new_gradient)
             apart = jax.tree.map(lambda total, v: total / divisor - v, new_gradient, mean_gradient)
             change_of_loss = losses - new_losses
-            clipped = jnp.where(jnp.isfinite(change_of_loss), jnp.clip(change_of_loss, -of_loss, of_loss), 0.0)
-            return jnp.stack([clipped.sum() / divisor, tree_norm(change, 2), tree_norm(apart, 2)])
+            changes = jnp.where(jnp.isfinite(change_of_loss), jnp.clip(change_of_loss, -of_loss, of_loss), 0.0)
+            return jnp.stack([changes.sum() / divisor, tree_norm(change, 2), tree_norm(apart, 2)])
 
         values = over_nodes(one_client, task.node_loop)(aggregation.client_params, divisors, places, mask)
         bounds = jnp.stack([of_loss, 2 * of_gradient, of_gradient])
@@ -217,7 +217,7 @@ def _gradient_sum(
 ) -> tuple[Array, PyTree]:
     """Losses (groups, samples at once) and the sum of all (clipped) gradients of one client."""
 
-    def group(held, one):
+    def group(carry, one):
         own_places, own_mask = one
         result = per_example.weighted_sum(
             task,
@@ -227,7 +227,7 @@ def _gradient_sum(
             own_mask.astype(jnp.float32),
             clip_norm=clip_norm,
         )
-        total, rounding = held
+        total, rounding = carry
         return add_exactly(total, rounding, result.gradient), jnp.where(own_mask, result.losses, 0.0)
 
     nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params)
@@ -245,10 +245,10 @@ def _over_distance(aggregation: Aggregation, losses: Array, changes: Array, xi: 
     """The quotients; those of before for a client whose model is the aggregate."""
     apart = jax.tree.map(lambda own, mean: own - mean[None], aggregation.client_params, aggregation.after)
     distance = norm(apart)
-    moved = distance > 0
-    divisor = jnp.where(moved, distance, 1.0)
+    is_apart = distance > 0
+    divisor = jnp.where(is_apart, distance, 1.0)
     return Constants(
-        rho=jnp.where(moved, (losses / divisor).astype(jnp.float32), before.rho),
-        beta=jnp.where(moved, (changes / divisor).astype(jnp.float32), before.beta),
+        rho=jnp.where(is_apart, (losses / divisor).astype(jnp.float32), before.rho),
+        beta=jnp.where(is_apart, (changes / divisor).astype(jnp.float32), before.beta),
         xi=xi.astype(jnp.float32),
     )

@@ -174,8 +174,8 @@ def local_steps(
             raise ArgumentError(
                 "optimizer", requirement, "got a constructor", "Call it: optax.sgd(0.1), not optax.sgd."
             )
-    chosen, is_private = sampler(batch_size), clip_norm is not None or noise is not None
-    by_count = chosen.name == "fixed" and not is_private  # a mean over the samples that a small client has
+    batches, is_private = sampler(batch_size), clip_norm is not None or noise is not None
+    by_count = batches.name == "fixed" and not is_private  # a mean over the samples that a small client has
 
     def optimizer_at(round_index):
         # A transformation is a tuple, a function of the round is none.
@@ -187,9 +187,9 @@ def local_steps(
     def steps_at(round_index):
         return jnp.int32(max_steps) if num_steps is None else count_at(round_index, num_steps)
 
-    def asked_at(round_index, asked):
+    def count_or_none(round_index, override):
         """The number of steps; None where all run."""
-        count = num_steps if asked is None else asked
+        count = num_steps if override is None else override
         return None if count is None else count_at(round_index, count)
 
     def check_data(task, data):
@@ -197,11 +197,11 @@ def local_steps(
             check_sample_losses(task)
         check_task(task, data)
         if not by_count:
-            check_counts(chosen, data.sizes, data.names)
+            check_counts(batches, data.sizes, data.names)
         check_types(task, data, noise)
 
-    def draw(key, round_index, active, data, task, asked=None):
-        sizes, count = data.sizes[active], asked_at(round_index, asked)
+    def draw(key, round_index, active, data, task, override=None):
+        sizes, count = data.sizes[active], count_or_none(round_index, override)
 
         def step_keys(purpose):
             """(k, tau): one key for each local step of the active clients, by the client's own number."""
@@ -210,7 +210,7 @@ def local_steps(
             return jax.vmap(lambda client: node_keys(client, max_steps))(clients)
 
         def batch(step_key, size):
-            indices, mask, overflow = chosen.draw_node(step_key, size)
+            indices, mask, overflow = batches.draw_node(step_key, size)
             # By the sampler `fixed`, a slot without a sample of its own gets its own position, at least `size`.
             return jnp.where(mask, indices, size), overflow
 
@@ -223,11 +223,11 @@ def local_steps(
                 overflow = jnp.where(runs[None], overflow, 0)
         else:
             k = len(active)
-            empty = jnp.broadcast_to(sizes[:, None, None], (k, max_steps, chosen.capacity))
+            empty = jnp.broadcast_to(sizes[:, None, None], (k, max_steps, batches.capacity))
 
-            def one_step(t, drawn):
+            def one_step(t, carry):
                 indices, overflow = jax.vmap(batch)(keys[:, t], sizes)
-                return drawn[0].at[:, t].set(indices), drawn[1].at[:, t].set(overflow)
+                return carry[0].at[:, t].set(indices), carry[1].at[:, t].set(overflow)
 
             zero = jnp.zeros((k, max_steps), jnp.int32)
             indices, overflow = jax.lax.fori_loop(0, count, one_step, varying_like((empty, zero), keys, sizes))
@@ -251,7 +251,7 @@ def local_steps(
 
         # Poisson batches leave about half of their slots empty; one node after the other need not compute them.
         # An accelerator's host would wait for how many there are.
-        may_skip = chosen.name == "poisson" and not differentiable and is_cpu()
+        may_skip = batches.name == "poisson" and not differentiable and is_cpu()
         skips = may_skip and task.node_loop.removeprefix("devices:") == "map"
 
         def sums(params, step):
@@ -263,19 +263,19 @@ def local_steps(
 
         def private(params, model_state, step):
             gradient, info = over_used_slots(partial(sums, params), step) if skips else sums(params, step)
-            drawn = None if step.noise is None else step.noise.draw(noise, gradient)  # pyright: ignore
-            return StepGradient(released(noise, gradient, drawn), model_state, info)
+            noise_draw = None if step.noise is None else step.noise.draw(noise, gradient)  # pyright: ignore
+            return StepGradient(released(noise, gradient, noise_draw), model_state, info)
 
         return private
 
-    def run(gradient, params, model_state, steps, round_index, asked=None):
-        rule, count = optimizer_at(round_index), asked_at(round_index, asked)
+    def run(gradient, params, model_state, steps, round_index, override=None):
+        rule, count = optimizer_at(round_index), count_or_none(round_index, override)
 
         def step(carry, one_step):
             x, state, memory = carry
-            computed = gradient(x, state, one_step)
-            updates, memory = rule.update(computed.gradient, memory, x)
-            return (optax.apply_updates(x, updates), computed.model_state, memory), computed.info
+            result = gradient(x, state, one_step)
+            updates, memory = rule.update(result.gradient, memory, x)
+            return (optax.apply_updates(x, updates), result.model_state, memory), result.info
 
         # Over devices, optax's zeros_like of an earlier round's parameters asks for a sharding that fails here. Copies
         # have none. They cost nothing: the compiled program has no copy.
@@ -288,8 +288,8 @@ def local_steps(
         nothing = varying_like(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form), start, steps)
         if differentiable:
 
-            def masked(carry, numbered):
-                number, one_step = numbered
+            def masked(carry, item):
+                number, one_step = item
                 # A step that is not taken has no derivative, not even one of 0 times infinity.
                 return jax.lax.cond(number < count, step, lambda carry, _: (carry, nothing), carry, one_step)
 
@@ -310,7 +310,7 @@ def local_steps(
         """Gradients always, clients' overflow where a batch may exceed its slots, and what privacy is paid for."""
         counts = {"gradient_evaluations": steps.mask.sum(axis=(1, 2), dtype=jnp.int32)}
         counts["forward_evaluations"] = jnp.zeros_like(counts["gradient_evaluations"])
-        if chosen.name == "poisson":
+        if batches.name == "poisson":
             counts[BATCH_OVERFLOW] = draws.batch_overflow
         if is_private:
             counts["local_iterations"] = steps_at(round_index)  # (), of each client
@@ -325,7 +325,7 @@ def local_steps(
         noise_std=0.0 if noise is None else noise.noise_scale,
         num_steps=num_steps,
         differentiable=differentiable,
-        sampler=chosen.name,
+        sampler=batches.name,
         optimizer_at=optimizer_at,
         weighting=weighting,
         steps_at=steps_at,

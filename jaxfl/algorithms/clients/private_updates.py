@@ -91,19 +91,19 @@ class PrivateUpdates(NamedTuple):
             is_active: (c,), bool.
         """
         norms = norm(updates)
-        kept = is_active & jnp.isfinite(norms)
+        is_valid = is_active & jnp.isfinite(norms)
         scale = clip_scale(norms, self.clip_norm)
 
         def total(leaves, weights):
             return jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, axes=1, precision="highest"), leaves), ()
 
         # A product with 0 would keep what is not finite.
-        clean = jax.tree.map(lambda leaf: jnp.where(along_nodes(kept, leaf), leaf, 0.0), updates)
+        clean = jax.tree.map(lambda leaf: jnp.where(along_nodes(is_valid, leaf), leaf, 0.0), updates)
         return ClippedSum(
-            total=in_blocks(total, clean, jnp.where(kept, scale, 0.0))[0],
+            total=in_blocks(total, clean, jnp.where(is_valid, scale, 0.0))[0],
             counts={
-                "clipped_updates": (kept & (scale < 1)).astype(jnp.int32),
-                DISCARDED_UPDATES: (is_active & ~kept).astype(jnp.int32),
+                "clipped_updates": (is_valid & (scale < 1)).astype(jnp.int32),
+                DISCARDED_UPDATES: (is_active & ~is_valid).astype(jnp.int32),
             },
         )
 

@@ -77,15 +77,15 @@ def over_slots(fn: Callable[..., PyTree], node_loop: str) -> Callable[..., PyTre
         [0.5, 0.0]
     """
 
-    def one_slot(is_active, *own):
+    def one_slot(is_active, *args):
         if is_active is None:
-            return fn(*own)
+            return fn(*args)
         # Under `vmap` a conditional becomes a choice all the same, and copies for each slot what its branches share.
         if node_loop.rpartition(":")[2] != "map":
-            return jax.tree.map(lambda leaf: jnp.where(is_active, leaf, jnp.zeros_like(leaf)), fn(*own))
-        form = jax.eval_shape(fn, *own)
-        idle = varying_like(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form), own)
-        return jax.lax.cond(is_active, fn, lambda *_: idle, *own)
+            return jax.tree.map(lambda leaf: jnp.where(is_active, leaf, jnp.zeros_like(leaf)), fn(*args))
+        form = jax.eval_shape(fn, *args)
+        idle = varying_like(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form), args)
+        return jax.lax.cond(is_active, fn, lambda *_: idle, *args)
 
     return over_nodes(one_slot, node_loop)
 

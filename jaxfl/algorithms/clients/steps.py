@@ -99,8 +99,8 @@ def num_different(steps: Step) -> Array:
         >>> num_different(Step(samples, mask, None, None)).tolist()  # 4 and 7
         [2]
     """
-    ordered = jnp.sort(jnp.where(steps.mask, steps.samples, -1).reshape(len(steps.mask), -1), axis=1)
-    is_new = jnp.diff(ordered, axis=1, prepend=-1) > 0  # -1: an empty slot
+    in_order = jnp.sort(jnp.where(steps.mask, steps.samples, -1).reshape(len(steps.mask), -1), axis=1)
+    is_new = jnp.diff(in_order, axis=1, prepend=-1) > 0  # -1: an empty slot
     return is_new.sum(axis=1, dtype=jnp.int32)
 
 
@@ -157,18 +157,18 @@ def over_used_slots(sums: Callable[[Step], tuple[PyTree, PyTree]], step: Step) -
         part = (jax.lax.dynamic_slice_in_dim(values, number * at_once, at_once) for values in (samples, mask))
         return sums(Step(*part, dropout_key=step.dropout_key, noise=step.noise))
 
-    def add(number, held):
-        return jax.tree.map(jnp.add, held, group(number))
+    def add(number, carry):
+        return jax.tree.map(jnp.add, carry, group(number))
 
-    def add_block(number, held):
-        (total, measured), rounding = held
-        part, new = jax.lax.fori_loop(number * groups, jnp.minimum((number + 1) * groups, needed), add, start)
+    def add_block(number, carry):
+        (total, info), rounding = carry
+        part, new = jax.lax.fori_loop(number * groups, jnp.minimum((number + 1) * groups, num_groups), add, start)
         total, rounding = add_exactly(total, rounding, part)
-        return (total, jax.tree.map(jnp.add, measured, new)), rounding
+        return (total, jax.tree.map(jnp.add, info, new)), rounding
 
     nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(group, jnp.int32(0)))
-    needed, start, groups = (last + at_once - 1) // at_once, varying_like(nothing, step), BLOCK // at_once
-    return jax.lax.fori_loop(0, (needed + groups - 1) // groups, add_block, (start, start[0]))[0]
+    num_groups, start, groups = (last + at_once - 1) // at_once, varying_like(nothing, step), BLOCK // at_once
+    return jax.lax.fori_loop(0, (num_groups + groups - 1) // groups, add_block, (start, start[0]))[0]
 
 
 def masked_mean(losses: Array, mask: Array) -> Array:

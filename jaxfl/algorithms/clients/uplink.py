@@ -135,38 +135,38 @@ def uplink(*, links: Links | None = None, updates: PrivateUpdates | None = None)
         return who.active, UplinkDraws(is_active=who.is_active, overflow=who.overflow, links=of_links, noise=noise)
 
     def send(draws: Any, active, weights, losses, before, clients):
-        shares, counts, heard = weights / weights.sum(), {}, jnp.bool_(True)
+        shares, counts, is_heard = weights / weights.sum(), {}, jnp.bool_(True)
         if links is None and updates is None:
             model = clients.mean(weights)
             change = jax.tree.map(jnp.subtract, model.params, before.params)
-            return Received(model, change, heard, shares, losses, weights, weights.sum(), counts)
+            return Received(model, change, is_heard, shares, losses, weights, weights.sum(), counts)
         changes = clients.changes()
-        there = jnp.ones(len(active), bool) if draws.is_active is None else draws.is_active
-        reached = there
+        is_present = jnp.ones(len(active), bool) if draws.is_active is None else draws.is_active
+        counts_now = is_present
         if links is not None:
             if draws.links.arrived is not None:
                 arrived = draws.links.arrived[active]
-                reached, counts = reached & arrived, {LOST_MESSAGES: (~arrived).astype(jnp.int32)}
-            sent = links.send(changes.params, jax.tree.map(lambda of_all: of_all[active], draws.links.rounding))
-            changes, counts = Variables(sent.values, changes.model_state), counts | sent.counts
+                counts_now, counts = counts_now & arrived, {LOST_MESSAGES: (~arrived).astype(jnp.int32)}
+            messages = links.send(changes.params, jax.tree.map(lambda of_all: of_all[active], draws.links.rounding))
+            changes, counts = Variables(messages.values, changes.model_state), counts | messages.counts
         if updates is None:
-            own = jnp.where(reached, weights, 0)
+            masses = jnp.where(counts_now, weights, 0)
             # A product with 0 would keep what is not finite.
-            clean = jax.tree.map(lambda leaf: jnp.where(along_nodes(reached, leaf), leaf, 0), changes)
-            added = jax.tree.map(_quotient, weighted_sum(own, clean), clients.holders(own))
-            model, shares, heard = jax.tree.map(jnp.add, before, added), _quotient(own, own.sum()), reached.any()
-            return Received(model, added.params, heard, shares, losses, weights, weights.sum(), counts)
-        summed = updates.sum(changes.params, reached)
-        added = jax.tree.map(_quotient, updates.noise.release(summed.total, draws.noise), clients.expected)
+            clean = jax.tree.map(lambda leaf: jnp.where(along_nodes(counts_now, leaf), leaf, 0), changes)
+            addition = jax.tree.map(_quotient, weighted_sum(masses, clean), clients.holders(masses))
+            model, shares = jax.tree.map(jnp.add, before, addition), _quotient(masses, masses.sum())
+            return Received(model, addition.params, counts_now.any(), shares, losses, weights, weights.sum(), counts)
+        clipped_sum = updates.sum(changes.params, counts_now)
+        addition = jax.tree.map(_quotient, updates.noise.release(clipped_sum.total, draws.noise), clients.expected)
         return Received(
-            model=Variables(jax.tree.map(jnp.add, before.params, added), before.model_state),  # which is empty
-            change=added,
-            is_heard=heard,
-            shares=reached.astype(jnp.float32) / clients.num_expected,
-            losses=jnp.where(summed.counts[DISCARDED_UPDATES] > 0, 0.0, losses),
-            weights=there.astype(jnp.float32),
+            model=Variables(jax.tree.map(jnp.add, before.params, addition), before.model_state),  # which is empty
+            change=addition,
+            is_heard=is_heard,
+            shares=counts_now.astype(jnp.float32) / clients.num_expected,
+            losses=jnp.where(clipped_sum.counts[DISCARDED_UPDATES] > 0, 0.0, losses),
+            weights=is_present.astype(jnp.float32),
             total=jnp.float32(clients.num_expected),
-            counts=counts | summed.counts,
+            counts=counts | clipped_sum.counts,
         )
 
     bits = 32.0 if links is None else links.bits
@@ -201,11 +201,11 @@ def changed(before: PyTree, after: PyTree) -> PyTree:
 
 def info_at_clients(info: Info, draws: UplinkDraws, active: Array, num_nodes: int) -> Info:
     """Put the numbers of the active clients (c,) at their places (n,), and count clients that had no slot at all."""
-    placed = at_clients(info, active, num_nodes, draws.is_active)
+    of_clients = at_clients(info, active, num_nodes, draws.is_active)
     if draws.overflow is None:
-        return placed
-    batches = placed.counts.get(BATCH_OVERFLOW, jnp.zeros(num_nodes, jnp.int32))
-    return placed.plus({BATCH_OVERFLOW: batches + draws.overflow})
+        return of_clients
+    batches = of_clients.counts.get(BATCH_OVERFLOW, jnp.zeros(num_nodes, jnp.int32))
+    return of_clients.plus({BATCH_OVERFLOW: batches + draws.overflow})
 
 
 def _quotient(total: Array, count: Array | float) -> Array:

@@ -72,25 +72,25 @@ class Ledger(NamedTuple):
             - several rounds at once give what each gives alone.
             - NumPy and JAX arrays give the same to rounding.
         """
-        given = counts.named() if isinstance(counts, Info) else counts
-        check_counts(given)
-        on_device = any(isinstance(given[name], jax.Array) for name in COUNTED)
+        values = counts.named() if isinstance(counts, Info) else counts
+        check_counts(values)
+        on_device = any(isinstance(values[name], jax.Array) for name in COUNTED)
         lib: Any = jnp if on_device else np
         dtype = jnp.float32 if on_device else np.float64
-        sent, received, gradients, forwards = (lib.asarray(given[name]).astype(dtype) for name in COUNTED)
+        up_bits, down_bits, gradients, forwards = (lib.asarray(values[name]).astype(dtype) for name in COUNTED)
         numbers = jax.tree.map(lambda number: lib.asarray(number, dtype), self)
-        wrong = [number.shape for number in jax.tree.leaves(numbers) if number.shape not in ((), sent.shape[-1:])]
+        wrong = [number.shape for number in jax.tree.leaves(numbers) if number.shape not in ((), up_bits.shape[-1:])]
         if wrong:
-            requirement = f"must be for the {sent.shape[-1]} nodes that the info counts"
+            requirement = f"must be for the {up_bits.shape[-1]} nodes that the info counts"
             raise ArgumentError("ledger", requirement, f"got one for {wrong[0][0]}", "Pass the work of each node.")
-        book = jax.tree.map(lambda number: lib.broadcast_to(number, sent.shape) if number.ndim else number, numbers)
+        book = jax.tree.map(lambda number: lib.broadcast_to(number, up_bits.shape) if number.ndim else number, numbers)
 
         def airtime(bits, bits_per_second):
             takes_time = (bits > 0) & (bits_per_second < math.inf)
             return lib.where(takes_time, lib.maximum(bits / bits_per_second, book.slot_seconds), 0.0)
 
         operations, seconds, joules = (gradients * a + forwards * b for a, b in zip(*book[:2], strict=True))
-        up, down = airtime(sent, book.uplink_bits_per_second), airtime(received, book.downlink_bits_per_second)
+        up, down = airtime(up_bits, book.uplink_bits_per_second), airtime(down_bits, book.downlink_bits_per_second)
         seconds, joules = (
             (seconds + up).max(axis=-1) + down.max(axis=-1),
             joules + book.transmit_watts * up + book.downlink_watts * down,
@@ -172,9 +172,9 @@ def node_work(layers: Mapping[str, Counts], trained_from: str | None = None) -> 
         >>> [counts.macs for counts in node_work(count(mlp((64, 32, 10)), (8, 8)), "dense_2")]
         [320, 320, 2048]
     """
-    whole, trained = total(layers), total(layers, trained_from=trained_from)
-    front = Counts(*(a - b for a, b in zip(whole, trained, strict=True)))._replace(inputs=whole.inputs)
-    return Work(gradient=trained, backward=trained, forward=whole if trained_from is None else front)
+    whole, part = total(layers), total(layers, trained_from=trained_from)
+    front = Counts(*(a - b for a, b in zip(whole, part, strict=True)))._replace(inputs=whole.inputs)
+    return Work(gradient=part, backward=part, forward=whole if trained_from is None else front)
 
 
 def ledger(

@@ -140,8 +140,8 @@ def float_quantizer(exponent_bits: int, mantissa_bits: int) -> Quantizer:
         exponent = lax.bitcast_convert_type(jnp.maximum(size, 2.0 ** (1 - bias)), f"uint{info.bits}") >> info.nmant
         power = lax.bitcast_convert_type(exponent << info.nmant, values.dtype)
         twice_inverse = lax.bitcast_convert_type((2 * info.maxexp - 1 - exponent) << info.nmant, values.dtype)
-        rounded = power * (_round(size * twice_inverse * 2.0 ** (mantissa_bits - 1), uniform) * 2.0**-mantissa_bits)
-        return jnp.where(jnp.isfinite(values), jnp.copysign(rounded, values), values)
+        magnitude = power * (_round(size * twice_inverse * 2.0 ** (mantissa_bits - 1), uniform) * 2.0**-mantissa_bits)
+        return jnp.where(jnp.isfinite(values), jnp.copysign(magnitude, values), values)
 
     return Quantizer(1.0 + exponent_bits + mantissa_bits, apply, overflows=partial(_num_beyond, largest, -1, 1))
 
@@ -149,14 +149,14 @@ def float_quantizer(exponent_bits: int, mantissa_bits: int) -> Quantizer:
 def _to_grid(parts: int, unit: float | Array, lowest: float, highest: float, values: Array, uniform: Array) -> Array:
     """Stochastic rounding to the multiples of unit / parts, from lowest * unit to highest * unit."""
     width = jnp.asarray(unit, values.dtype)
-    scaled = jnp.clip(values / width, lowest, highest) * parts
-    return width * (_round(scaled, uniform) / parts)
+    multiple = jnp.clip(values / width, lowest, highest) * parts
+    return width * (_round(multiple, uniform) / parts)
 
 
-def _round(scaled: Array, uniform: Array) -> Array:
+def _round(multiple: Array, uniform: Array) -> Array:
     """The integer below, or the one above it with the probability of the distance to the one below."""
-    below = jnp.floor(scaled)
-    return below + (uniform < scaled - below).astype(scaled.dtype)
+    below = jnp.floor(multiple)
+    return below + (uniform < multiple - below).astype(multiple.dtype)
 
 
 def _num_beyond(unit: float | Array, lowest: float, highest: float, values: Array) -> Array:

@@ -27,35 +27,35 @@ def read_matrices(path: str, requirement: str, remedy: str) -> np.ndarray:
     """
     file = Path(os.path.expanduser(path))
 
-    def refused(found: str) -> ArgumentError:
+    def refusal(found: str) -> ArgumentError:
         return ArgumentError("graph", requirement, f"{file} {found}", remedy)
 
     try:
         status = file.stat()
         if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-            raise refused("is a pipe, a socket or a device")
+            raise refusal("is a pipe, a socket or a device")
         with file.open("rb"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a header by Python 2, which is read
-            held = np.lib.format.open_memmap(file, mode="r")  # maps the file's own bytes, and never unpickles
+            array = np.lib.format.open_memmap(file, mode="r")  # maps the file's own bytes, and never unpickles
     except OSError as error:
-        raise refused((error.strerror or str(error)).lower()) from None
+        raise refusal((error.strerror or str(error)).lower()) from None
     except ArgumentError:
         raise
     # A header is text that goes through Python's tokenizer and parser and the constructor of a dtype: damaged, it can
     # raise nearly anything, from SyntaxError to MemoryError.
     except Exception:
         several = zipfile.is_zipfile(file)
-        raise refused(
+        raise refusal(
             f"{'is an archive of several arrays' if several else 'holds no whole array of numbers'}"
         ) from None
-    if held.dtype.kind not in "biuf":
-        raise refused(f"has entries of type {held.dtype.name}")
-    if status.st_size != held.offset + held.nbytes:
-        raise refused(f"holds {status.st_size:,} bytes, which do not fill the shape {held.shape} of its header")
+    if array.dtype.kind not in "biuf":
+        raise refusal(f"has entries of type {array.dtype.name}")
+    if status.st_size != array.offset + array.nbytes:
+        raise refusal(f"holds {status.st_size:,} bytes, which do not fill the shape {array.shape} of its header")
     try:
-        return np.array(held)
+        return np.array(array)
     except MemoryError:
-        raise refused("is larger than the memory") from None
+        raise refusal("is larger than the memory") from None
 
 
 def read_graph(path: str, num_nodes: int) -> Graph:

@@ -89,12 +89,12 @@ def mix_result(
         [2.0, 1.0, 3.0]
     """
     check_leaves(graph, jax.eval_shape(fn, *operands))
-    chosen, slot = chosen_structure(graph, structure), slot_of(graph, round_index)
+    form, slot = chosen_structure(graph, structure), slot_of(graph, round_index)
     if num_shares(graph.num_nodes) > 1:
-        return sharded_mixing.mix_over_devices(graph, fn, operands, slot, chosen)
-    if chosen == "circulant":
+        return sharded_mixing.mix_over_devices(graph, fn, operands, slot, form)
+    if form == "circulant":
         return _circulant(graph, fn, operands, round_index if slot is None else slot)
-    mix_leaf = _dense if chosen == "dense" else _neighbors
+    mix_leaf = _dense if form == "dense" else _neighbors
     return jax.tree.map(lambda leaf: mix_leaf(graph, leaf, slot), fn(*operands))
 
 
@@ -196,8 +196,8 @@ def _dense(graph: Graph, leaf: Array, slot: Array | None) -> Array:
 def matrix_sum(matrix: Array, leaf: Array) -> Array:
     """The matrix (n, n), in the dtype of the leaf's sums, times the leaf."""
     # Accelerators multiply float32 in fewer bits by default; mass would then not be conserved.
-    mixed = jnp.tensordot(matrix, leaf.astype(matrix.dtype), axes=1, precision=jax.lax.Precision.HIGHEST)
-    return mixed.astype(leaf.dtype)
+    product = jnp.tensordot(matrix, leaf.astype(matrix.dtype), axes=1, precision=jax.lax.Precision.HIGHEST)
+    return product.astype(leaf.dtype)
 
 
 def _circulant(graph: Graph, fn: Callable[..., PyTree], operands: tuple[PyTree, ...], index: int | Array) -> PyTree:
@@ -232,18 +232,18 @@ def _looked_up_sum(graph: Graph, slot: int | Array, tree: PyTree) -> PyTree:
     nodes = np.arange(graph.num_nodes)
     senders = jnp.asarray((nodes[:, None, None] - offsets) % graph.num_nodes, jnp.int32)[:, slot]
 
-    def mixed(leaf):
+    def one(leaf):
         values = leaf.astype(sum_dtype(leaf))
         terms = []
         for position, column in enumerate(weights.T):
             weight = float(column[0]) if (column == column[0]).all() else jnp.asarray(column, values.dtype)[slot]
-            moved = (
+            copy = (
                 values.at[senders[:, position]].get(mode="promise_in_bounds") if offsets[:, position].any() else values
             )
-            terms.append(weight * moved)
+            terms.append(weight * copy)
         return sum(terms[1:], start=terms[0]).astype(leaf.dtype)
 
-    return jax.tree.map(mixed, tree)
+    return jax.tree.map(one, tree)
 
 
 def shifted_sum(shifts: Sequence[tuple[int, float | Array]], tree: PyTree) -> PyTree:

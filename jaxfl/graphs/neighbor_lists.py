@@ -40,11 +40,11 @@ def gathered_sum(own: Array, senders: Array, weights: Array, leaf: Array) -> Arr
 
     def add(total, neighbor):
         sender, weight = neighbor
-        gathered = values.at[sender].get(mode="promise_in_bounds")
-        return total + weight.reshape(column) * gathered, None
+        neighbor_values = values.at[sender].get(mode="promise_in_bounds")
+        return total + weight.reshape(column) * neighbor_values, None
 
-    mixed, _ = jax.lax.scan(add, own.reshape(column) * values[: len(own)], (senders, weights), unroll=FUSED_NEIGHBORS)
-    return mixed.astype(leaf.dtype)
+    sums, _ = jax.lax.scan(add, own.reshape(column) * values[: len(own)], (senders, weights), unroll=FUSED_NEIGHBORS)
+    return sums.astype(leaf.dtype)
 
 
 @functools.lru_cache(maxsize=64)
@@ -123,10 +123,10 @@ def needed_rows(graph: Graph, num_shares: int) -> Plan:
         own = group_of // (graph.period * num_shares) == step
         tables[step][group_of[own] % (graph.period * num_shares), position[own]] = messages[own] % share
     starts = share + np.cumsum(counts) - counts
-    received = starts[steps] + position[message_of.reshape(senders.shape)]
-    used = tuple(int(step) for step in np.flatnonzero(counts))
+    remote = starts[steps] + position[message_of.reshape(senders.shape)]
+    sending_steps = tuple(int(step) for step in np.flatnonzero(counts))
     return Plan(
-        steps=used,
-        sent=tuple(tables[step].reshape(graph.period, num_shares, -1) for step in used),
-        senders=np.where(steps == 0, places, received).astype(np.int32),
+        steps=sending_steps,
+        sent=tuple(tables[step].reshape(graph.period, num_shares, -1) for step in sending_steps),
+        senders=np.where(steps == 0, places, remote).astype(np.int32),
     )

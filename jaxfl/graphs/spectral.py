@@ -175,7 +175,7 @@ def _contraction_by_svd(graph: Graph, by_columns: bool) -> float:
         product = product.T
     num_nodes = graph.num_nodes
     system = np.concatenate([product - np.eye(num_nodes), np.ones((1, num_nodes))])
-    fixed = np.linalg.lstsq(system, np.append(np.zeros(num_nodes), 1.0), rcond=None)[0]
-    assert (fixed > 0).all(), "strong connectivity and self-loops make the fixed vector positive"
-    root = np.sqrt(fixed)
+    fixed_vector = np.linalg.lstsq(system, np.append(np.zeros(num_nodes), 1.0), rcond=None)[0]
+    assert (fixed_vector > 0).all(), "strong connectivity and self-loops make the fixed vector positive"
+    root = np.sqrt(fixed_vector)
     return float(np.linalg.svd(product * root[None, :] / root[:, None], compute_uv=False)[1])

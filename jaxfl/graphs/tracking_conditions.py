@@ -127,9 +127,9 @@ def step_size_bounds(pair: TrackingPair, *, smoothness: float) -> StepSizes:
         [0.4, 0.4, 0.2]
     """
     check.positive(smoothness=smoothness)
-    failed = violated(assumption_1(pair))
-    if failed:
-        raise ArgumentError("pair", "must satisfy Assumption 1", str(failed[0]), "Add edges that make a common root.")
+    failures = violated(assumption_1(pair))
+    if failures:
+        raise ArgumentError("pair", "must satisfy Assumption 1", str(failures[0]), "Add edges that make a common root.")
     spectrum = _spectrum(pair)
     return StepSizes(
         state_mixing=min(_inverse_largest_sum(pair.state_weights), _eigenvalue_bound(spectrum.state_eigenvalues)),
@@ -147,12 +147,12 @@ def assumption_1(pair: TrackingPair) -> list[Condition]:
         ArgumentError: unusable weights.
     """
     _check_pair(pair)
-    found = {
+    root_sets = {
         "roots of spanning trees of G_R": spanning_tree_roots(pair.state_weights),
         "roots of spanning trees of G_{C^T}": spanning_tree_roots(pair.tracker_weights.T),
         "agents that are roots in both": common_roots(pair),
     }
-    return _conditions("Assumption 1", *((f"{name} >= 1", len(roots), 1) for name, roots in found.items()))
+    return _conditions("Assumption 1", *((f"{name} >= 1", len(roots), 1) for name, roots in root_sets.items()))
 
 
 def lemma_2(pair: TrackingPair, steps: StepSizes, *, smoothness: float) -> list[Condition]:

@@ -71,10 +71,10 @@ def unreachable_pair(graph: Graph) -> tuple[int, int] | None:
     Guarantees:
         - finds a pair exactly when one exists: all nodes reach each other when node 0 reaches all and all reach it.
     """
-    received = sum(graph.rounds[1:], start=graph.rounds[0])  # weights are positive, so nothing cancels
-    for reversed_, edges in ((False, received.T), (True, received)):
-        reached = breadth_first_order(edges.tocsr(), 0, directed=True, return_predecessors=False)
-        missing = np.setdiff1d(np.arange(graph.num_nodes), reached)
+    adjacency = sum(graph.rounds[1:], start=graph.rounds[0])  # weights are positive, so nothing cancels
+    for reversed_, edges in ((False, adjacency.T), (True, adjacency)):
+        reachable = breadth_first_order(edges.tocsr(), 0, directed=True, return_predecessors=False)
+        missing = np.setdiff1d(np.arange(graph.num_nodes), reachable)
         if missing.size:
             return (int(missing[0]), 0) if reversed_ else (0, int(missing[0]))
     return None
@@ -152,14 +152,14 @@ def _as_stack(matrices: Any, argument: str) -> np.ndarray:
     remedy = "Pass shape (n, n), or (period, n, n) for a time-varying graph, with n and period at least 1."
     requirement = "must hold square matrices of real numbers"
     try:
-        given = np.asarray(matrices)
+        array = np.asarray(matrices)
     except (TypeError, ValueError) as error:
         raise ArgumentError(argument, requirement, f"got {type(matrices).__name__} ({error})", remedy) from None
-    if given.dtype.kind not in "biuf":
-        raise ArgumentError(argument, requirement, f"got entries of type {given.dtype}", remedy)
-    values = given[None].astype(np.float64) if given.ndim == 2 else given.astype(np.float64)
+    if array.dtype.kind not in "biuf":
+        raise ArgumentError(argument, requirement, f"got entries of type {array.dtype}", remedy)
+    values = array[None].astype(np.float64) if array.ndim == 2 else array.astype(np.float64)
     if values.ndim != 3 or values.shape[1] != values.shape[2] or 0 in values.shape:
-        raise ArgumentError(argument, requirement, f"got shape {given.shape}", remedy)
+        raise ArgumentError(argument, requirement, f"got shape {array.shape}", remedy)
     return values
 
 

@@ -54,8 +54,8 @@ def mixing_matrix(received: csr_array, weights: str) -> csr_array:
     off_diagonal = receiver != sender
     receiver, sender = receiver[off_diagonal], sender[off_diagonal]
     shares = 1 / np.maximum(count[receiver], count[sender])
-    kept = 1 - np.bincount(receiver, weights=shares, minlength=num_nodes)
+    diagonal = 1 - np.bincount(receiver, weights=shares, minlength=num_nodes)
     nodes = np.arange(num_nodes)
-    data = np.concatenate([shares, kept])
+    data = np.concatenate([shares, diagonal])
     coordinates = (np.concatenate([receiver, nodes]), np.concatenate([sender, nodes]))
     return csr_array((data, coordinates), shape=(num_nodes, num_nodes))

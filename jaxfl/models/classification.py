@@ -181,13 +181,13 @@ def classification(
         fills_caches = any(layer.fills_caches for _, layer in model.layers)
         node_loop = automatic(fills_caches)
     with_params = [(name, layer) for name, layer in model.layers if layer.init is not None]
-    factored = [
+    factored_layers = [
         layer.factored(name, position == 0)
         for position, (name, layer) in enumerate(with_params)
         if layer.factored is not None
     ]
     has_mode = model.has_training_mode
-    has_factors = len(factored) == len(with_params) and not has_mode
+    has_factors = len(factored_layers) == len(with_params) and not has_mode
 
     def narrow(tree):
         """In the type to compute in."""
@@ -198,8 +198,8 @@ def classification(
         return _cast(tree, jnp.float32) if compute_dtype == "bfloat16" else tree
 
     def logits_of(variables, inputs):
-        narrowed = Variables(narrow(variables.params), variables.model_state) if has_mode else narrow(variables)
-        return widen(model.apply(narrowed, narrow(preprocess(inputs))))
+        narrow_variables = Variables(narrow(variables.params), variables.model_state) if has_mode else narrow(variables)
+        return widen(model.apply(narrow_variables, narrow(preprocess(inputs))))
 
     def loss(variables, inputs, labels):
         return cross_entropy(logits_of(variables, inputs), labels)
@@ -214,11 +214,11 @@ def classification(
         return cross_entropy(widen(logits), labels), new_state
 
     def factors(params, inputs, labels):
-        narrowed, ready = narrow(params), narrow(preprocess(inputs))
-        shapes = jax.eval_shape(lambda: model.apply_tapped(narrowed, ready, None)[2])
+        narrow_params, ready = narrow(params), narrow(preprocess(inputs))
+        shapes = jax.eval_shape(lambda: model.apply_tapped(narrow_params, ready, None)[2])
 
         def summed_loss(taps):
-            logits, layer_inputs, _, is_finite = model.apply_tapped(narrowed, ready, taps)
+            logits, layer_inputs, _, is_finite = model.apply_tapped(narrow_params, ready, taps)
             losses = cross_entropy(widen(logits), labels)
             return losses.sum(), (jnp.where(is_finite, losses, jnp.nan), layer_inputs)
 
@@ -236,7 +236,7 @@ def classification(
         loss=loss,
         metrics=metrics,
         blocks=tuple(name for name, _ in with_params),
-        layers=tuple(factored) if has_factors else (),
+        layers=tuple(factored_layers) if has_factors else (),
         factors=factors if has_factors else None,
         node_loop=node_loop,
         init_state=model.init_state if has_mode else None,
@@ -318,14 +318,14 @@ def _part(
     front = Model(tuple((name, layer if i < cut else elsewhere) for i, (name, layer) in enumerate(model.layers)))
     rest = Model(
         tuple(
-            (name, elsewhere if i < cut else layer if name in trained or layer.init is None else _held(layer))
+            (name, elsewhere if i < cut else layer if name in trained or layer.init is None else _evaluating(layer))
             for i, (name, layer) in enumerate(model.layers)
         )
     )
 
     def features(params, model_state, inputs):
-        narrowed = narrow(params)
-        return front.apply(Variables(narrowed, model_state) if front.has_training_mode else narrowed, ready(inputs))
+        values = narrow(params)
+        return front.apply(Variables(values, model_state) if front.has_training_mode else values, ready(inputs))
 
     def features_train(params, model_state, inputs, weights, key):
         return front.apply_train(narrow(params), model_state, ready(inputs), weights, key)[0]
@@ -344,7 +344,7 @@ def _part(
     )
 
 
-def _held(layer: Layer) -> Layer:
+def _evaluating(layer: Layer) -> Layer:
     """A layer that evaluates, and keeps its state, where others train."""
     if layer.train is None:
         return layer

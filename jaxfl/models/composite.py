@@ -42,7 +42,7 @@ def composite(parts: Mapping[str, Layer], forward: Callable[[Run, Array], Array]
 
     def init(key):
         keys = leaf_keys(key, len(with_params))
-        return {name: init_part(own) for own, (name, init_part) in zip(keys, with_params, strict=True)}
+        return {name: init_part(part_key) for part_key, (name, init_part) in zip(keys, with_params, strict=True)}
 
     def init_state():
         return {name: init_part() for name, init_part in with_state}
@@ -52,8 +52,8 @@ def composite(parts: Mapping[str, Layer], forward: Callable[[Run, Array], Array]
 
         def run(name, values):
             part = parts[name]
-            own = params[name] if part.init is not None else None
-            return part.apply(own if part.train is None else Variables(own, state[name]), values)
+            tree = params[name] if part.init is not None else None
+            return part.apply(tree if part.train is None else Variables(tree, state[name]), values)
 
         return forward(run, inputs)
 
@@ -62,11 +62,11 @@ def composite(parts: Mapping[str, Layer], forward: Callable[[Run, Array], Array]
 
         def run(name, values):
             part = parts[name]
-            own = params[name] if part.init is not None else None
+            tree = params[name] if part.init is not None else None
             if part.train is None:
-                return part.apply(own, values)
+                return part.apply(tree, values)
             own_state = None if state is None else state[name]
-            outputs, new_state[name] = part.train(own, own_state, values, weights, leaf_key(key, positions[name]))
+            outputs, new_state[name] = part.train(tree, own_state, values, weights, leaf_key(key, positions[name]))
             return outputs
 
         return forward(run, inputs), new_state

@@ -40,20 +40,20 @@ def layer_outputs(model: Model, params: PyTree, inputs: Array, names: Sequence[s
         >>> bool((jax.nn.relu(found["dense_1"]) == found["relu_1"]).all()), found["relu_1"].shape
         (True, (5, 3))
     """
-    known = [name for name, _ in model.layers]
+    layers = [name for name, _ in model.layers]
     for name in names:
-        if name not in known:
-            raise ArgumentError("names", f"must be some of {', '.join(known)}", f"got {name!r}", "Name layers of it.")
+        if name not in layers:
+            raise ArgumentError("names", f"must be some of {', '.join(layers)}", f"got {name!r}", "Name layers of it.")
     if not names:
-        raise ArgumentError("names", "must hold at least one layer", "got none", f"Choose among {', '.join(known)}.")
+        raise ArgumentError("names", "must hold at least one layer", "got none", f"Choose among {', '.join(layers)}.")
     if model.has_training_mode and not isinstance(params, Variables):
         requirement = "must be Variables, for the model has batch normalization or dropout"
         found = f"got {type(params).__name__}"
         raise ArgumentError("params", requirement, found, "Pass Variables(params=..., model_state=...).")
     own_params, states = (params.params, params.model_state) if isinstance(params, Variables) else (params, {})
     outputs = {}
-    for name, layer in model.layers[: max(map(known.index, names)) + 1]:
-        own = own_params[name] if layer.init is not None else None
-        inputs = layer.apply(own if layer.train is None else Variables(own, states[name]), inputs)
+    for name, layer in model.layers[: max(map(layers.index, names)) + 1]:
+        layer_params = own_params[name] if layer.init is not None else None
+        inputs = layer.apply(layer_params if layer.train is None else Variables(layer_params, states[name]), inputs)
         outputs[name] = inputs
     return {name: outputs[name] for name in names}

@@ -169,8 +169,8 @@ def batch_norm(channels: int, *, momentum: float = 0.9, tracked: bool = True, ep
 
     def train(params, state, inputs, weights, key):
         otherwise = init_state() if state is None else state
-        found = normalization.normalize_batch(inputs, weights, params["scale"], params["bias"], otherwise, eps)
-        outputs, statistics = cast(tuple[Array, PyTree], found)  # the type checker knows nothing of a custom_vjp's
+        results = normalization.normalize_batch(inputs, weights, params["scale"], params["bias"], otherwise, eps)
+        outputs, statistics = cast(tuple[Array, PyTree], results)  # the type checker knows nothing of a custom_vjp's
         if state is None:
             return outputs, statistics
         if not tracked:
@@ -198,8 +198,8 @@ def dropout(rate: float) -> Layer:
         raise ArgumentError("rate", "must be at least 0 and below 1", f"got {rate}", "Pass 0 to drop nothing.")
 
     def train(params, state, inputs, weights, key):
-        kept = jax.random.bernoulli(one_kernel(key), jnp.float32(1.0 - rate), inputs.shape)
-        return jnp.where(kept, inputs / (1.0 - rate), jnp.zeros((), inputs.dtype)), {}
+        mask = jax.random.bernoulli(one_kernel(key), jnp.float32(1.0 - rate), inputs.shape)
+        return jnp.where(mask, inputs / (1.0 - rate), jnp.zeros((), inputs.dtype)), {}
 
     return Layer(init=None, apply=lambda variables, inputs: inputs, init_state=dict, train=train)
 
@@ -238,8 +238,8 @@ def dense(in_features: int, out_features: int) -> Layer:
         return (jnp.sum(jnp.abs(inputs), axis=1) + 1.0) * jnp.sum(jnp.abs(errors), axis=1)
 
     def weighted_sum(inputs, errors, weight):
-        weighted = errors * weight[:, None]
-        return {"kernel": jnp.matmul(inputs.T, weighted, precision="highest"), "bias": weighted.sum(axis=0)}
+        products = errors * weight[:, None]
+        return {"kernel": jnp.matmul(inputs.T, products, precision="highest"), "bias": products.sum(axis=0)}
 
     def per_sample(inputs, errors):
         return {"kernel": inputs[:, :, None] * errors[:, None, :], "bias": errors}
@@ -304,8 +304,8 @@ def conv(
         return {"kernel": kernels.norms.per_sample(inputs, errors, of(inputs)), "bias": errors.sum(axis=(1, 2))}
 
     def weighted_sum(inputs, errors, weight):
-        weighted = errors * weight[:, None, None, None]
-        return {"kernel": kernels.norms.summed(inputs, weighted, of(inputs)), "bias": weighted.sum(axis=(0, 1, 2))}
+        products = errors * weight[:, None, None, None]
+        return {"kernel": kernels.norms.summed(inputs, products, of(inputs)), "bias": products.sum(axis=(0, 1, 2))}
 
     factored = functools.partial(
         FactoredLayer,

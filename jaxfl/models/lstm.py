@@ -122,9 +122,9 @@ def bidirectional_lstm(
         if frozen_steps >= inputs.shape[1]:
             requirement = f"must be longer than the {frozen_steps} frozen steps"
             raise ArgumentError("inputs", requirement, f"got {inputs.shape[1]}", "Freeze fewer steps.")
-        held, held_inputs = jax.lax.stop_gradient((params, inputs))
-        projections = project(held, held_inputs, 0, frozen_steps)
-        before, cells, _ = _states(projections, held["recurrent_kernel"], _zeros(projections, units))
+        constants, constant_inputs = jax.lax.stop_gradient((params, inputs))
+        projections = project(constants, constant_inputs, 0, frozen_steps)
+        before, cells, _ = _states(projections, constants["recurrent_kernel"], _zeros(projections, units))
         projections = project(params, inputs, frozen_steps)
         hidden = _run(projections, params["recurrent_kernel"], (before[-1], cells[-1]))
         return outputs_of(jnp.concatenate([before, hidden]) if whole_sequence else hidden)
@@ -165,11 +165,11 @@ def bidirectional_lstm(
 
     def weighted_sum(factor_input, errors, weight):
         inputs, entering = split(factor_input)
-        weighted = errors * weight[:, None, None, None]
+        products = errors * weight[:, None, None, None]
         return {
-            "kernel": jnp.einsum("bti,btdv->div", inputs, weighted, precision="highest"),
-            "recurrent_kernel": jnp.einsum("btdu,btdv->duv", entering, weighted, precision="highest"),
-            "bias": weighted.sum(axis=(0, 1)),
+            "kernel": jnp.einsum("bti,btdv->div", inputs, products, precision="highest"),
+            "recurrent_kernel": jnp.einsum("btdu,btdv->duv", entering, products, precision="highest"),
+            "bias": products.sum(axis=(0, 1)),
         }
 
     def per_sample(factor_input, errors):
@@ -254,14 +254,14 @@ def _run_forward(projections, kernel, start):
     return hidden, (hidden, cells, gates, kernel, start)
 
 
-def _run_backward(saved, cotangent):
-    hidden, cells, gates, kernel, start = saved
+def _run_backward(residuals, cotangent):
+    hidden, cells, gates, kernel, start = residuals
 
     def step(errors_at_state, here):
         error_at_hidden, error_at_cell = errors_at_state
-        wanted, cell, gates = here
+        output_error, cell, gates = here
         _, pull_back = jax.vjp(_step, cell, gates)
-        error_at_cell, error = pull_back((error_at_cell, error_at_hidden + wanted))
+        error_at_cell, error = pull_back((error_at_cell, error_at_hidden + output_error))
         return (jnp.matmul(error, jnp.swapaxes(kernel, -1, -2)), error_at_cell), error
 
     zeros = jnp.zeros_like(hidden[0])

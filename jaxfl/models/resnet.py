@@ -178,7 +178,7 @@ def _network(
     shortcut: str,
 ) -> Model:
     """Stem, stages of basic blocks, mean over positions, dense layer."""
-    named = [("images", layers.reshape(sample_shape)), ("stem", stem(sample_shape[2], widths[0], make_norm))]
+    parts = [("images", layers.reshape(sample_shape)), ("stem", stem(sample_shape[2], widths[0], make_norm))]
     previous = widths[0]
     for stage, (features, count) in enumerate(zip(widths, blocks, strict=True), start=1):
         for position in range(1, count + 1):
@@ -187,13 +187,13 @@ def _network(
             if stride > 1 or features != previous or (shortcut == "projection_all" and position == 1):
                 kind = "padding" if shortcut == "padding" else "projection"
             block = basic_block(previous, features, stride, make_norm, kind)
-            named.append((f"block_{stage}_{position}", block))
+            parts.append((f"block_{stage}_{position}", block))
             previous = features
-    named += [
+    parts += [
         ("mean", layers.elementwise(lambda images: images.mean(axis=(1, 2)))),
         ("dense", layers.dense(previous, num_classes)),
     ]
-    return sequential(named)
+    return sequential(parts)
 
 
 def _check_sizes(

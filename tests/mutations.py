@@ -24,7 +24,7 @@ ROWS = r"""
 [tests/training/test_secrecy.py]
 jaxfl/core/keys.py: key.shared if purpose in SHARED else key.own => key.shared
 [tests/core/test_tree.py]
-jaxfl/core/tree.py: own / num_nodes, leaf, axes=1 => own / (num_nodes - 1), leaf, axes=1
+jaxfl/core/tree.py: node_factors / num_nodes, leaf, axes=1 => node_factors / (num_nodes - 1), leaf, axes=1
 [tests/core/test_core.py]
 jaxfl/core/keys.py: fold_in(key, int(purpose)), round_index => key, round_index
 jaxfl/core/check.py: np.isfinite(x) & (x > 0) => np.isfinite(x) & (x >= 0)
@@ -58,9 +58,9 @@ jaxfl/graphs/files.py: status.st_size != array.offset + array.nbytes => False
 [tests/gradients/test_per_example.py]
 jaxfl/gradients/per_example.py: above = norms > clip_norm => above = norms > 2 * clip_norm
 [tests/algorithms/test_references.py -m 'slow or not slow' -k 'push_sum and dense and poisson']
-jaxfl/gradients/saga.py: mask.astype(dtype) / chosen.batch_size => mask.astype(dtype) / mask.sum().astype(dtype).clip(1)
+jaxfl/gradients/saga.py: mask.astype(dtype) / scheme.batch_size => mask.astype(dtype) / mask.sum().astype(dtype).clip(1)
 [tests/algorithms/test_references.py -m 'slow or not slow' -k 'push_sum and factored and fixed']
-jaxfl/gradients/saga.py: scale = chosen.batch_size / count.astype(dtype) => scale = 1 / count.astype(dtype)
+jaxfl/gradients/saga.py: scale = scheme.batch_size / count.astype(dtype) => scale = 1 / count.astype(dtype)
 [tests/gradients/test_samplers.py]
 jaxfl/gradients/samplers.py: geometric.astype(jnp.int32) + 1) - 1 => geometric.astype(jnp.int32) + 1)
 [tests/gradients/test_zero_order_estimates.py]

@@ -163,11 +163,11 @@ def dzofl(
     check_directions(num_directions, direction, smoothing)
     check_sample_losses(task)
     to_server = links() if uplink is None else uplink
-    batches, q = sampler(batch_size), num_directions
+    scheme, q = sampler(batch_size), num_directions
 
     def init(key, data):
         check_task(task, data)
-        check_counts(batches, data.sizes, data.names)
+        check_counts(scheme, data.sizes, data.names)
         jax.eval_shape(lambda: to_server.draw_to_server(key, 0, data.num_nodes))  # which refuses links that do not fit
         return State(params=task.init(purpose_key(key, Purpose.INIT)), round_index=jnp.int32(0))
 
@@ -175,7 +175,7 @@ def dzofl(
         n, k = data.num_nodes, state.round_index
         server_key = leaf_key(purpose_key(key, Purpose.MESSAGE_ROUNDING, k), _SERVER)
         return Draws(
-            batch=draw_batch(batches, key, k, data.sizes),
+            batch=draw_batch(scheme, key, k, data.sizes),
             directions=shared_directions(direction, key, k),
             uplink=to_server.draw_to_server(key, k, n),
             downlink=None if downlink is None else jax.random.uniform(server_key, (q,), jnp.float32),

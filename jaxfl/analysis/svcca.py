@@ -85,7 +85,7 @@ def svcca(first: Outputs, second: Outputs, num_directions: int = 4) -> Array:
         >>> bool(svcca(outputs, other, num_directions=2) < 0.5)
         True
     """
-    matrices = [_flattened(name, values, 1) for name, values in (("first", first), ("second", second))]
+    matrices = [_flatten(name, values, 1) for name, values in (("first", first), ("second", second))]
     if first.shape[:-1] != second.shape[:-1]:
         found = f"got shapes {first.shape} and {second.shape}"
         raise ArgumentError("second", "must come from the samples of first", found, "Pass outputs on one batch.")
@@ -118,7 +118,7 @@ def svcca_of_pairs(activations: Outputs, num_directions: int = 4) -> Array:
         >>> similarity.round(5).tolist()  # 0 with 1, 0 with 2, 1 with 2
         [1.0, 0.0, 0.0]
     """
-    matrices = _flattened("activations", activations, 2)
+    matrices = _flatten("activations", activations, 2)
     if matrices.shape[0] < 2:
         raise ArgumentError("activations", "must hold at least two models", "got one", "Pass (m, samples, features).")
     _check_directions(num_directions, matrices.shape[1])
@@ -144,8 +144,8 @@ def svcca_over_batches(batches: Iterable[Outputs], num_directions: int = 4) -> P
 
     Example:
         >>> batches = jax.random.normal(jax.random.key(0), (2, 3, 50, 6))  # 2 batches, 3 models
-        >>> found = svcca_over_batches(batches)
-        >>> found.mean.shape, bool(found.maximum == found.mean.max())
+        >>> similarity = svcca_over_batches(batches)
+        >>> similarity.mean.shape, bool(similarity.maximum == similarity.mean.max())
         ((3,), True)
     """
     total, count = None, 0
@@ -223,7 +223,7 @@ def _mean_correlation(product: Array, rank: Array) -> Array:
     return (correlations.sum() / jnp.maximum(rank, 1).astype(product.dtype)).astype(jnp.float32)
 
 
-def _flattened(name: str, values: Outputs, leading: int) -> Outputs:
+def _flatten(name: str, values: Outputs, leading: int) -> Outputs:
     """(..., samples, features): all axes but the last behind the models are samples."""
     if not jnp.issubdtype(values.dtype, jnp.floating) or values.ndim < leading + 1:
         text = "(m, samples, ..., features)" if leading == 2 else "(samples, ..., features)"

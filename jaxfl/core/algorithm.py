@@ -108,7 +108,7 @@ def check_num_nodes(num_nodes: int, data: FederatedData, names: Sequence[str] | 
         found = f"the graph has {num_nodes} nodes and the data {data.num_nodes}"
         raise ArgumentError("data", "must hold one row of indices per node of the graph", found, "Partition them anew.")
     if names is not None and data.names is not None and tuple(names) != data.names:
-        node = next(i for i, (own, other) in enumerate(zip(names, data.names, strict=True)) if own != other)
+        node = next(i for i, (one, other) in enumerate(zip(names, data.names, strict=True)) if one != other)
         found = f"node {node} is {names[node]!r} in the graph and {data.names[node]!r} in the data"
         remedy = "Pass jaxfl.graphs.from_networkx(graph, names=data.names)."
         raise ArgumentError("data", "must name the nodes as the graph does, in its order", found, remedy)

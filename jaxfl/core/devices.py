@@ -117,12 +117,12 @@ def on_shares(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     nodes = PartitionSpec(NODES)
 
-    def shared_out(*args):
+    def over_shares(*args):
         if num_shares(jax.tree.leaves(args)[0].shape[0]) == 1:
             return fn(*args)
         return on_each_device(fn, nodes, *((arg, nodes) for arg in args))
 
-    return shared_out
+    return over_shares
 
 
 def on_any_mesh(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -141,7 +141,7 @@ def on_any_mesh(fn: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(fn)
-    def traced(*args):
+    def wrapper(*args):
         args = varying_like(args, *args)
         mesh = _mesh_of(args)
         explicit = tuple(name for name, kind in _kinds(mesh).items() if kind == AxisType.Explicit)
@@ -158,7 +158,7 @@ def on_any_mesh(fn: Callable[..., Any]) -> Callable[..., Any]:
             specs = jax.tree.map(spec, jax.eval_shape(auto(out_sharding=PartitionSpec()), *args))
             return varying_like(auto(out_sharding=specs)(*args), *args)
 
-    return traced
+    return wrapper
 
 
 def varying_like(values: PyTree, *others: PyTree) -> PyTree:
@@ -189,9 +189,9 @@ def varying_like(values: PyTree, *others: PyTree) -> PyTree:
 
 def _varying(leaf: Any) -> frozenset[str]:
     """The axes of an enclosing shard_map over which an array varies."""
-    typed = jax.typeof(leaf)
-    named = getattr(typed, "manual_axis_type", None)  # jax from 0.10
-    return frozenset(named.varying if named is not None else getattr(typed, "vma", ()))
+    aval = jax.typeof(leaf)
+    axes = getattr(aval, "manual_axis_type", None)  # jax from 0.10
+    return frozenset(axes.varying if axes is not None else getattr(aval, "vma", ()))
 
 
 def _kinds(mesh: AbstractMesh) -> dict[str, AxisType]:
@@ -203,5 +203,5 @@ def _mesh_of(args: Any) -> AbstractMesh:
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty:
         return mesh
-    typed = (getattr(jax.typeof(leaf), "sharding", None) for leaf in jax.tree.leaves(args))
-    return next((own.mesh for own in typed if own is not None and not own.mesh.empty), mesh)
+    shardings = (getattr(jax.typeof(leaf), "sharding", None) for leaf in jax.tree.leaves(args))
+    return next((sharding.mesh for sharding in shardings if sharding is not None and not sharding.mesh.empty), mesh)

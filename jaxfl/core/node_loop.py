@@ -64,9 +64,9 @@ def over_nodes(fn: Callable[..., Any], node_loop: str = "vmap") -> Callable[...,
     """
     size = _nodes_at_once(node_loop)
     if size is None:
-        return _divided(jax.vmap(fn), node_loop)
+        return _over_devices(jax.vmap(fn), node_loop)
     batch_size = None if size == 1 else size
-    return _divided(lambda *args: jax.lax.map(lambda one: fn(*one), args, batch_size=batch_size), node_loop)
+    return _over_devices(lambda *args: jax.lax.map(lambda one: fn(*one), args, batch_size=batch_size), node_loop)
 
 
 def update_over_nodes(fn: Callable[..., PyTree], node_loop: str = "vmap") -> Callable[..., PyTree]:
@@ -94,29 +94,29 @@ def update_over_nodes(fn: Callable[..., PyTree], node_loop: str = "vmap") -> Cal
     """
     size = _nodes_at_once(node_loop)
     if size is None:
-        return _divided(jax.vmap(fn), node_loop)
+        return _over_devices(jax.vmap(fn), node_loop)
 
     def update(values: PyTree, *args: PyTree) -> PyTree:
         num_nodes = jax.tree.leaves(values)[0].shape[0]
 
-        def group(first, count, held):
+        def group(first, count, carry):
             def take(leaf):
                 return jax.lax.dynamic_slice_in_dim(leaf, first, count)
 
             def put(leaf, rows):
                 return jax.lax.dynamic_update_slice_in_dim(leaf, rows, first, axis=0)
 
-            rows = jax.tree.map(take, (held, *args))
+            rows = jax.tree.map(take, (carry, *args))
             one = jax.tree.map(lambda leaf: leaf[0], rows)
             new = jax.vmap(fn)(*rows) if count > 1 else jax.tree.map(lambda leaf: leaf[None], fn(*one))
-            return jax.tree.map(put, held, new)
+            return jax.tree.map(put, carry, new)
 
         whole, rest = divmod(num_nodes, size)
         if whole:
-            values = jax.lax.fori_loop(0, whole, lambda index, held: group(index * size, size, held), values)
+            values = jax.lax.fori_loop(0, whole, lambda index, carry: group(index * size, size, carry), values)
         return group(num_nodes - rest, rest, values) if rest else values
 
-    return _divided(update, node_loop)
+    return _over_devices(update, node_loop)
 
 
 def replicated(node_loop: str) -> NamedSharding | None:
@@ -130,10 +130,10 @@ def replicated(node_loop: str) -> NamedSharding | None:
     return NamedSharding(node_mesh(jax.device_count()), PartitionSpec())
 
 
-def _divided(run: Callable[..., Any], node_loop: str) -> Callable[..., Any]:
+def _over_devices(run: Callable[..., Any], node_loop: str) -> Callable[..., Any]:
     """A function over nodes, run with a share of the nodes on each device that the context or the strategy names."""
 
-    def divided(*args: PyTree) -> PyTree:
+    def over_devices(*args: PyTree) -> PyTree:
         num_devices = axis_size()
         if num_devices > 1:
             return _in_shares(_by_compiler(run) if _nodes_at_once(node_loop) is None else _over_axis(run), num_devices)(
@@ -145,13 +145,13 @@ def _divided(run: Callable[..., Any], node_loop: str) -> Callable[..., Any]:
             return _in_shares(spread, jax.device_count())(*args)
         return run(*args)
 
-    return on_any_mesh(divided)
+    return on_any_mesh(over_devices)
 
 
 def _devices_are_free(args: PyTree) -> bool:
     """True where no mesh of the caller holds the devices, by the context and the types of the arguments."""
-    typed = [typed.sharding.mesh for typed in map(jax.typeof, jax.tree.leaves(args))]
-    ours = [mesh.empty or (mesh.axis_names, mesh.axis_types) == ((NODES,), (AxisType.Auto,)) for mesh in typed]
+    meshes = [aval.sharding.mesh for aval in map(jax.typeof, jax.tree.leaves(args))]
+    ours = [mesh.empty or (mesh.axis_names, mesh.axis_types) == ((NODES,), (AxisType.Auto,)) for mesh in meshes]
     return jax.sharding.get_abstract_mesh().empty and all(ours)
 
 
@@ -168,14 +168,14 @@ def _over_axis(run: Callable[..., Any]) -> Callable[..., Any]:
         def share(leaf):
             return jax.ShapeDtypeStruct((leaf.shape[0] // shares, *leaf.shape[1:]), leaf.dtype)
 
-        traced, form = jax.make_jaxpr(run, return_shape=True)(*jax.tree.map(share, args))
+        body, form = jax.make_jaxpr(run, return_shape=True)(*jax.tree.map(share, args))
         nodes, whole = PartitionSpec(NODES), PartitionSpec()
 
-        def of_device(held, leaves):
-            return jaxpr_as_fun(traced.replace(consts=held))(*leaves)
+        def of_device(constants, leaves):
+            return jaxpr_as_fun(body.replace(consts=constants))(*leaves)
 
-        given = jax.shard_map(of_device, in_specs=(whole, nodes), out_specs=nodes, axis_names={NODES}, check_vma=False)
-        return jax.tree.unflatten(jax.tree.structure(form), given(traced.consts, jax.tree.leaves(args)))
+        on_all = jax.shard_map(of_device, in_specs=(whole, nodes), out_specs=nodes, axis_names={NODES}, check_vma=False)
+        return jax.tree.unflatten(jax.tree.structure(form), on_all(body.consts, jax.tree.leaves(args)))
 
     return spread
 
@@ -183,10 +183,10 @@ def _over_axis(run: Callable[..., Any]) -> Callable[..., Any]:
 def _by_compiler(run: Callable[..., Any]) -> Callable[..., Any]:
     """`run` of all nodes at once, divided by the compiler: arrays that `run` closes over stay in their shares, too."""
 
-    def placed(tree: PyTree) -> PyTree:
+    def place(tree: PyTree) -> PyTree:
         return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, PartitionSpec(NODES)), tree)
 
-    return lambda *args: placed(run(*placed(args)))
+    return lambda *args: place(run(*place(args)))
 
 
 def _in_shares(spread: Callable[..., Any], num_devices: int) -> Callable[..., Any]:

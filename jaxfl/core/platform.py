@@ -60,7 +60,7 @@ def tracing_for(platform: str) -> AbstractContextManager[None]:
 
 
 def _default_platform() -> str:
-    chosen = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-    if chosen is None:
+    device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    if device is None:
         return jax.default_backend()
-    return chosen if isinstance(chosen, str) else chosen.platform
+    return device if isinstance(device, str) else device.platform

@@ -59,8 +59,8 @@ def sample_losses(task: Task, params: PyTree, inputs: Array, labels: Array) -> A
 
 def sample_metrics(task: Task, params: PyTree, inputs: Array, labels: Array) -> dict[str, Array]:
     """`task.metrics` of a batch, (b,) each; ArgumentError when traced, if one is anything but a number a sample."""
-    named = task.metrics(params, inputs, labels)
-    return {name: of_samples(f"task.metrics[{name!r}]", values, inputs) for name, values in named.items()}
+    numbers = task.metrics(params, inputs, labels)
+    return {name: of_samples(f"task.metrics[{name!r}]", values, inputs) for name, values in numbers.items()}
 
 
 def accuracy(logits: Array, labels: Array) -> Array:
@@ -97,9 +97,9 @@ def from_functions(
         return of_samples("loss", loss(params, inputs, labels), inputs)
 
     def all_metrics(params, inputs, labels):
-        named = {} if metrics is None else metrics(params, inputs, labels)
-        checked = {name: of_samples(f"metrics[{name!r}]", values, inputs) for name, values in named.items()}
-        return {"loss": losses(params, inputs, labels), **checked}
+        numbers = {} if metrics is None else metrics(params, inputs, labels)
+        by_sample = {name: of_samples(f"metrics[{name!r}]", values, inputs) for name, values in numbers.items()}
+        return {"loss": losses(params, inputs, labels), **by_sample}
 
     return Task(init=init, loss=losses, metrics=all_metrics, node_loop=node_loop)
 
@@ -135,7 +135,7 @@ def from_flax(
         >>> sorted(task.init(jax.random.key(0)))
         ['bias', 'kernel']
     """
-    chosen = {"accuracy": accuracy} if metrics is None else metrics
+    fns = {"accuracy": accuracy} if metrics is None else metrics
     structure, _, rest = nnx.split(nnx.eval_shape(lambda: make_module(nnx.Rngs(0))), nnx.Param, ...)
     if jax.tree.leaves(rest):
         kinds = sorted({type(variable).__name__ for _, variable in nnx.to_flat_state(rest)})
@@ -158,8 +158,8 @@ def from_flax(
 
     def all_metrics(params, inputs, labels):
         outputs = apply(params, inputs)
-        named = {name: of_samples(f"metrics[{name!r}]", fn(outputs, labels), inputs) for name, fn in chosen.items()}
-        return {"loss": of_samples("loss", loss(outputs, labels), inputs), **named}
+        numbers = {name: of_samples(f"metrics[{name!r}]", fn(outputs, labels), inputs) for name, fn in fns.items()}
+        return {"loss": of_samples("loss", loss(outputs, labels), inputs), **numbers}
 
     logits = apply if loss is cross_entropy else None
     return Task(init=init, loss=losses, metrics=all_metrics, node_loop=node_loop, logits=logits)
@@ -210,7 +210,7 @@ def check_task(task: Task, data: FederatedData) -> None:
         start = task.init(jax.random.key(0))
         if any(map(is_traced, jax.tree.leaves(start))):
             return
-        params = jax.tree.map(_moved, start)  # at zero a loss may depend on no sample at all
+        params = jax.tree.map(_displace, start)  # at zero a loss may depend on no sample at all
         last = len(data.inputs) - 1
         batches = [np.array(rows) for rows in ([0, last], [0], [last])]
         losses = [sample_losses(task, params, data.inputs[rows], data.labels[rows]) for rows in batches]
@@ -235,7 +235,7 @@ def _check_labels(task: Task, logits: Callable[[PyTree, Array], Array], params: 
         raise ArgumentError("labels", "must be classes from 0 to the number of logits less 1", found, remedy)
 
 
-def _moved(leaf: Array) -> Array:
+def _displace(leaf: Array) -> Array:
     """Parameters a little away from their start."""
     return leaf + 0.1 * np.cos(np.arange(leaf.size)).reshape(leaf.shape).astype(leaf.dtype)
 

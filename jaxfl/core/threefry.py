@@ -67,7 +67,7 @@ def fold_in(key: Array, data: int | Array) -> Array:
     if not is_threefry(key) or jnp.ndim(key) or jnp.ndim(data):
         return jax.random.fold_in(key, data)  # which refuses what is no scalar
     word = np.uint32(data) if isinstance(data, int) else jnp.uint32(data)
-    return jax.random.wrap_key_data(_folded(jax.random.key_data(key), word), impl=jax.random.key_impl(key))
+    return jax.random.wrap_key_data(_fold(jax.random.key_data(key), word), impl=jax.random.key_impl(key))
 
 
 def is_threefry(key: Array) -> bool:
@@ -111,7 +111,7 @@ def _fold_in(key: Array, data: int | Array) -> Array:
     return jnp.stack(_hash(key, jnp.uint32(0), jnp.uint32(data)))
 
 
-_folded = jax.jit(_fold_in, inline=True)  # one call where nothing else is compiled, and part of the caller elsewhere
+_fold = jax.jit(_fold_in, inline=True)  # one call where nothing else is compiled, and part of the caller elsewhere
 
 
 def _seed(seed: Array) -> Array:

@@ -25,8 +25,8 @@ def on_one_line(text: str) -> str:
         >>> on_one_line("f01\\n\\x1b[2J")
         'f01??[2J'
     """
-    shown = "".join(letter if letter.isprintable() else "?" for letter in text[: _MAX_SHOWN + 1])
-    return shown if len(shown) <= _MAX_SHOWN else shown[:_MAX_SHOWN] + " and more"
+    line = "".join(letter if letter.isprintable() else "?" for letter in text[: _MAX_SHOWN + 1])
+    return line if len(line) <= _MAX_SHOWN else line[:_MAX_SHOWN] + " and more"
 
 
 def bad_file(path: Path, requirement: str, found: str, remedy: str) -> ArgumentError:
@@ -58,8 +58,8 @@ def check_folder(data_dir: str | os.PathLike[str] | None, requirement: str, reme
     # These of os.path are False where those of Path raise: a name that is too long, a folder that is not to be entered.
     folder = Path(os.path.expanduser(data_dir))
     if not os.path.isdir(folder):
-        shown = on_one_line(str(folder))
-        found = f"{shown} is a file" if os.path.exists(folder) else f"there is no folder {shown}"
+        name = on_one_line(str(folder))
+        found = f"{name} is a file" if os.path.exists(folder) else f"there is no folder {name}"
         raise ArgumentError("data_dir", f"must be {requirement}", found, remedy)
     return folder
 
@@ -79,8 +79,8 @@ def contents(folder: Path) -> str:
     except OSError as error:
         return f"files that cannot be listed ({error.strerror})"
     rest = len(names) - _MAX_LISTED
-    listed = on_one_line(", ".join(names[:_MAX_LISTED])) or "nothing"
-    return listed + (f" and {rest} more" if rest > 0 else "")
+    text = on_one_line(", ".join(names[:_MAX_LISTED])) or "nothing"
+    return text + (f" and {rest} more" if rest > 0 else "")
 
 
 def read_bytes(path: Path, remedy: str, max_bytes: int, requirement: str | None = None) -> bytes:

@@ -130,20 +130,20 @@ def from_arrays(
         ...
         jaxfl.core.check.ArgumentError: train_labels: must hold one label per sample; got 3 labels for 4 samples. ...
     """
-    train_inputs = _checked_inputs("train_inputs", train_inputs)
-    test_inputs = _checked_inputs("test_inputs", test_inputs)
+    train_inputs = _input_array("train_inputs", train_inputs)
+    test_inputs = _input_array("test_inputs", test_inputs)
     train, test = ((array.shape[1:], array.dtype) for array in (train_inputs, test_inputs))
     if train != test:
         found = f"got {test[1]} {test[0]} against {train[1]} {train[0]}"
         remedy = "Prepare both with the same code."
         raise ArgumentError("test_inputs", "must have the sample shape and dtype of train_inputs", found, remedy)
-    train_labels = _checked_labels("train_labels", train_labels, len(train_inputs))
-    test_labels = _checked_labels("test_labels", test_labels, len(test_inputs))
+    train_labels = _label_array("train_labels", train_labels, len(train_inputs))
+    test_labels = _label_array("test_labels", test_labels, len(test_inputs))
     if num_classes is None:
         num_classes = int(max(train_labels.max(), test_labels.max())) + 1
     check.at_least(1, num_classes=num_classes)
     check.below(num_classes, train_labels=train_labels, test_labels=test_labels)
-    writers = None if train_writers is None else _checked_labels("train_writers", train_writers, len(train_inputs))
+    writers = None if train_writers is None else _label_array("train_writers", train_writers, len(train_inputs))
     return Dataset(
         name=name,
         train_inputs=train_inputs,
@@ -155,7 +155,7 @@ def from_arrays(
     )
 
 
-def _checked_inputs(argument: str, inputs: Any) -> np.ndarray:
+def _input_array(argument: str, inputs: Any) -> np.ndarray:
     """`inputs` as an array that can be trained on."""
     array = np.asarray(inputs)
     if array.dtype.name not in _INPUT_DTYPES:
@@ -170,7 +170,7 @@ def _checked_inputs(argument: str, inputs: Any) -> np.ndarray:
     return array
 
 
-def _checked_labels(argument: str, labels: Any, num_samples: int) -> np.ndarray:
+def _label_array(argument: str, labels: Any, num_samples: int) -> np.ndarray:
     """`labels` as an integer vector of the right length."""
     array = np.asarray(labels)
     check.integers(**{argument: array})

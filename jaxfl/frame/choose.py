@@ -80,15 +80,15 @@ def choose(choice: Choice, options: Mapping[str, Any]) -> Callable[..., Any]:
     """
     name = options[choice.option]
     if name not in choice.functions:
-        known = ", ".join(choice.functions)
-        raise ArgumentError(choice.option, f"must be one of {known}", f"got {name!r}", "Choose one of these.")
+        names = ", ".join(choice.functions)
+        raise ArgumentError(choice.option, f"must be one of {names}", f"got {name!r}", "Choose one of these.")
     function = choice.functions[name]
-    bound = {key: options[key] for key in _keywords(function)}
+    arguments = {key: options[key] for key in _keywords(function)}
     for key, default in _keywords(function).items():
-        if bound[key] is None and default is _REQUIRED:
+        if arguments[key] is None and default is _REQUIRED:
             remedy = f"Pass it, or choose another {choice.option.replace('_', ' ')}."
             raise ArgumentError(key, f"is needed by {name}", "got none", remedy)
-    return functools.partial(function, **bound)
+    return functools.partial(function, **arguments)
 
 
 def conditions(config: Any) -> Iterator[tuple[str, Callable[[Mapping[str, Any]], bool]]]:
@@ -105,13 +105,13 @@ def idle_options(config: Any, options: Mapping[str, Any]) -> set[str]:
 
 def refuse_idle(config: Any, option: str, options: Mapping[str, Any]) -> None:
     """Raise for an option that was given and does not count at this configuration."""
-    broken = next(holds for name, holds in conditions(config) if name == option and not holds(options))
+    condition = next(holds for name, holds in conditions(config) if name == option and not holds(options))
     value = options[option]
     text = " ".join(map(str, value)) if isinstance(value, tuple) else value
-    if not isinstance(broken, Where):
+    if not isinstance(condition, Where):
         raise ArgumentError(option, "must change something", f"got {text} where nothing uses it", "Leave it out.")
-    owners = [broken.option if value is True else str(value) for value in broken.values]
-    remedy = f"Leave it out, or pass {flag(broken.option)}{'' if True in broken.values else f' {owners[0]}'}."
+    owners = [condition.option if value is True else str(value) for value in condition.values]
+    remedy = f"Leave it out, or pass {flag(condition.option)}{'' if True in condition.values else f' {owners[0]}'}."
     raise ArgumentError(option, f"belongs to {', '.join(owners)}", f"got {text} without it", remedy)
 
 

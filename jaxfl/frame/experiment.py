@@ -134,36 +134,36 @@ def request(experiment: Experiment, changes: Mapping[str, Any], grid: Grid = (),
     """
     axes, config_of = _overlays(experiment, changes, grid, preset)
     refuse_many(math.prod(len(next(iter(part.values()))) for part in axes))
-    chosen = [config_of(values) for values in configs(axes)]
-    given = dict.fromkeys([*changes, *(name for part in grid for name in part)])
-    flats = [flat(config) for config in chosen]
-    idle = [idle_options(config, values) for config, values in zip(chosen, flats, strict=True)]
+    points = [config_of(values) for values in configs(axes)]
+    of_request = dict.fromkeys([*changes, *(name for part in grid for name in part)])
+    flats = [flat(config) for config in points]
+    idle = [idle_options(config, values) for config, values in zip(points, flats, strict=True)]
     known = options(type(experiment.base))
-    for name in given:
+    for name in of_request:
         if all(name in names for names in idle):
-            refuse_idle(chosen[0], name, flats[0])
+            refuse_idle(points[0], name, flats[0])
     results = [name for name, option in known.items() if option.saved and name not in UNVARIED]
     rows: dict[Any, tuple[Any, list[int]]] = {}
-    for config, values in zip(chosen, flats, strict=True):
+    for config, values in zip(points, flats, strict=True):
         key = tuple(counted(config, values, results).items())
         seeds = rows.setdefault(key, (config, []))[1]
         if values.get("seed", 0) not in seeds:
             seeds.append(values.get("seed", 0))
-    varied = _varied(axes, [dict(key) for key in rows])
-    named: dict[str, Row] = {}
+    varying = _varying(axes, [dict(key) for key in rows])
+    result: dict[str, Row] = {}
     slugs: dict[str, dict[str, Any]] = {}  # name of a folder -> settings of its row
     for key, (config, seeds) in rows.items():
-        settings = {name: value for name, value in dict(key).items() if name in varied}
-        name = _name(experiment, dict(key), varied)
+        settings = {name: value for name, value in dict(key).items() if name in varying}
+        name = _name(experiment, dict(key), varying)
         other = slugs.setdefault(slug(name), settings)
         if other is not settings:
-            differing = (option for option in varied if other.get(option) != settings.get(option))
+            differing = (option for option in varying if other.get(option) != settings.get(option))
             clash = next(differing, next(option for part in axes for option in part))
             values = f"got {text_of(other.get(clash))} and {text_of(settings.get(clash))}"
             requirement = "must differ in six digits, and by more than a sign"
             raise ArgumentError(clash, requirement, values, "Compare values further apart.")
-        named[name] = Row(config, tuple(seeds), settings)
-    return Request(experiment, preset, named, axes)
+        result[name] = Row(config, tuple(seeds), settings)
+    return Request(experiment, preset, result, axes)
 
 
 def _overlays(
@@ -198,16 +198,16 @@ def _overlays(
 
     def config_of(values: Mapping[str, Any]) -> Any:
         dataset = {**first, **values}.get("dataset")
-        laid = {**of_dataset(dataset).changes, **below[2].changes, **below[3].changes, **values}
+        layer = {**of_dataset(dataset).changes, **below[2].changes, **below[3].changes, **values}
         for name in _rivals(experiment, {*below[2].changes, *below[3].changes, *values}):
-            laid.pop(name, None)
-        told = frozenset(laid)
-        config = lay(experiment.base, laid)
-        for name, value in laid.items():
+            layer.pop(name, None)
+        names = frozenset(layer)
+        config = lay(experiment.base, layer)
+        for name, value in layer.items():
             refuse_out_of_range(name, value, known[name])
         for name, rule in experiment.derived.items():
-            if name not in told:
-                config = lay(config, {name: rule(flat(config), told)})
+            if name not in names:
+                config = lay(config, {name: rule(flat(config), names)})
         return config
 
     return axes, config_of
@@ -219,19 +219,19 @@ def _rivals(experiment: Experiment, names: Collection[str]) -> set[str]:
     return {name for group, other in both_ways if {*group} & {*names} for name in other}
 
 
-def _varied(axes: Grid, keys: Sequence[Mapping[str, Any]]) -> list[str]:
+def _varying(axes: Grid, keys: Sequence[Mapping[str, Any]]) -> list[str]:
     """The options of the axes that take several values among the rows where they count."""
     names = dict.fromkeys(name for part in axes for name in part if name not in UNVARIED)
     return [name for name in names if len({key[name] for key in keys if name in key}) > 1]
 
 
-def _name(experiment: Experiment, values: Mapping[str, Any], varied: Collection[str]) -> str:
+def _name(experiment: Experiment, values: Mapping[str, Any], varying: Collection[str]) -> str:
     """A row's name: what tells it apart."""
     if experiment.name_of is not None:
-        return experiment.name_of(values, varied)
-    shown = [name for number, name in enumerate(experiment.labels) if number == 0 or name in varied]
-    shown += [name for name in varied if name not in experiment.labels]
-    labels = {name: experiment.labels.get(name, name.replace("_", " ") + " {}") for name in shown if name in values}
+        return experiment.name_of(values, varying)
+    names = [name for number, name in enumerate(experiment.labels) if number == 0 or name in varying]
+    names += [name for name in varying if name not in experiment.labels]
+    labels = {name: experiment.labels.get(name, name.replace("_", " ") + " {}") for name in names if name in values}
     return ", ".join(label.format(text_of(values[name])) for name, label in labels.items()) or experiment.name
 
 
@@ -253,12 +253,12 @@ def programs(
     groups: dict[Any, dict[str, dict[str, float]]] = {}  # what is compiled -> row -> its numbers
     for name, row in rows.items():
         known = options(type(row.config))
-        compiled = [option for option, facts in known.items() if facts.in_program and option not in UNVARIED]
-        values = counted(row.config, flat(row.config), compiled)
+        in_program = [option for option, facts in known.items() if facts.in_program and option not in UNVARIED]
+        values = counted(row.config, flat(row.config), in_program)
         numbers = {option: value for option, value in values.items() if known[option].traced and _is_on(value)}
         constants = tuple((option, value) for option, value in values.items() if option not in numbers)
         groups.setdefault((constants, tuple(numbers)), {})[name] = numbers
-    built = {}
+    results = {}
     for numbers in groups.values():
         first = next(iter(numbers))
         differing = [option for option in numbers[first] if len({each[option] for each in numbers.values()}) > 1]
@@ -267,8 +267,8 @@ def programs(
             return algorithm(lay(config, values))
 
         for name, each in numbers.items():
-            built[name] = build, {option: float(each[option]) for option in differing}
-    return {name: built[name] for name in rows}
+            results[name] = build, {option: float(each[option]) for option in differing}
+    return {name: results[name] for name in rows}
 
 
 def cases_of(
@@ -283,9 +283,9 @@ def cases_of(
     cases = {}
     for name, (build, numbers) in programs(rows, algorithm).items():
         config, seeds, settings = rows[name]
-        shared: dict[str, Any] = {"algorithm": build, "numbers": numbers, "seeds": seeds, "settings": settings}
-        shared |= {"task": config.task(), "test": config.data.test_set(), "evaluate_every": config.run.evaluate_every}
-        cases[name] = Case(**shared, identity=identity(config), **of_row(name, rows[name]))
+        fields: dict[str, Any] = {"algorithm": build, "numbers": numbers, "seeds": seeds, "settings": settings}
+        fields |= {"task": config.task(), "test": config.data.test_set(), "evaluate_every": config.run.evaluate_every}
+        cases[name] = Case(**fields, identity=identity(config), **of_row(name, rows[name]))
     return cases
 
 

@@ -111,7 +111,7 @@ def value_of(name: str, kind: Any, tokens: Sequence[str]) -> Any:
             raise ArgumentError(name, "takes no value", found, f"Write {flag(name)} alone, or leave it out.")
         return list(tokens) not in (["false"], ["False"])
     try:
-        return _parsed(kind, tuple(tokens))
+        return _parse(kind, tuple(tokens))
     except (SystemExit, ValueError):  # ValueError: an integer of thousands of digits
         remedy = "Pass another, or leave it out for the default."
         raise ArgumentError(name, f"must be {_in_words(kind)}", found, remedy) from None
@@ -152,14 +152,14 @@ def refuse_out_of_range(name: str, value: Any, option: Option) -> None:
 
 
 @functools.cache
-def _parsed(kind: Any, tokens: tuple[str, ...]) -> Any:
+def _parse(kind: Any, tokens: tuple[str, ...]) -> Any:
     """Words as a value, by tyro; SystemExit where they are none."""
     holder = dataclasses.make_dataclass("Value", [("value", kind)])
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
-        parsed, rest = tyro.cli(holder, args=["--value", *tokens], return_unknown_args=True)
+        result, rest = tyro.cli(holder, args=["--value", *tokens], return_unknown_args=True)
     if rest or (not tokens and not any(typing.get_origin(part) is tuple for part in alternatives(kind))):
         raise SystemExit(2)
-    return parsed.value
+    return result.value
 
 
 def flag(name: str) -> str:

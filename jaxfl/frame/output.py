@@ -59,11 +59,11 @@ def steady_output() -> Iterator[Output]:
         - afterwards standard output is as before, but for what was lost.
     """
     before, error_stream = sys.stdout, sys.stderr
-    with contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as stack:
         # None where whoever started the process has closed it.
-        stream = opened.enter_context(open(os.devnull, "w", encoding="utf-8")) if before is None else before
-        opened.enter_context(_never_strict(stream, "replace"))
-        opened.enter_context(_never_strict(error_stream, "backslashreplace"))
+        stream = stack.enter_context(open(os.devnull, "w", encoding="utf-8")) if before is None else before
+        stack.enter_context(_never_strict(stream, "replace"))
+        stack.enter_context(_never_strict(error_stream, "backslashreplace"))
         output = Output(stream)
         sys.stdout = output
         try:

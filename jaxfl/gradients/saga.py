@@ -106,7 +106,7 @@ def saga(
         - rows read for another batch make the node's gradient NaN and are counted.
         - no copy of the table in a round.
     """
-    chosen = uniform(1) if sampler is None else sampler
+    scheme = uniform(1) if sampler is None else sampler
     check.one_of(("dense", "factored", "per_batch"), table=table)
     check.one_of(tuple(_BYTES), storage=storage)
     if isinstance(refresh_every, str):
@@ -125,7 +125,7 @@ def saga(
         check_sample_losses(task)
         check_task(task, data)
         counts = _entry_counts(data, samples)
-        check_counts(chosen, counts, data.names)
+        check_counts(scheme, counts, data.names)
         _check_storage(storage, params)
         if storage not in _storages(task, table, clip_norm):
             layer = next(layer.name for layer in task.layers if not layer.is_outer_product)
@@ -136,15 +136,15 @@ def saga(
                 'Rounded factors can exceed the clip norm: pass "float32", or table="dense" or "per_batch".',
             )
         params = varying_like(params, params, key, data)  # gradients to what devices share would be sums over them
-        _preflight(task, params, data, chosen, table, samples, storage, clip_norm)
+        _preflight(task, params, data, scheme, table, samples, storage, clip_norm)
         store = make_store(task, params, data, table=table, entry_size=samples, **clipping)
         carries_rounding = refresh_every == "never" or (refresh_every == "auto" and not is_cpu())
-        return jax.jit(partial(_build, store, task, chosen, samples, storage, carries_rounding))(key, params, data)
+        return jax.jit(partial(_build, store, task, scheme, samples, storage, carries_rounding))(key, params, data)
 
     def draw(key, round_index, data):
         counts = _entry_counts(data, samples)
         rounds = jnp.stack([round_index, round_index + 1])
-        both = jax.vmap(lambda index: draw_batch(chosen, key, index, counts))(rounds)
+        both = jax.vmap(lambda index: draw_batch(scheme, key, index, counts))(rounds)
         this, coming = (jax.tree.map(lambda leaf, i=i: leaf[i], both) for i in range(2))
         return SagaDraws(batch=this, next_batch=coming)
 
@@ -154,8 +154,8 @@ def saga(
         counts = _entry_counts(data, samples)
         inputs, labels, weights = _entry_samples(data, counts, batch.indices, batch.mask, samples, dtype)
         # A repeated entry has one gradient, so the mean of the table may count its change only once.
-        repeats = chosen.may_repeat and batch.mask.shape[1] > 1
-        changed = first_occurrence(batch) if repeats else batch.mask
+        repeats = scheme.may_repeat and batch.mask.shape[1] > 1
+        counts_change = first_occurrence(batch) if repeats else batch.mask
         exact = storage != "bfloat16" and not repeats
         misses = jnp.sum((state.row_indices != batch.indices) & batch.mask, axis=1, dtype=jnp.int32)
 
@@ -163,17 +163,17 @@ def saga(
             node_params, node_inputs, node_labels, node_weights, old, mask, change, count, mean, rounding, num_misses
         ):
             new = store.compute(node_params, node_inputs, node_labels, node_weights)
-            kept = decode(encode(new.rows, storage), storage)
-            share = mask.astype(dtype) / chosen.batch_size
+            rounded_rows = decode(encode(new.rows, storage), storage)
+            share = mask.astype(dtype) / scheme.batch_size
             old = jnp.where(num_misses > 0, jnp.nan, decode(old, storage))
             difference = store.difference(new.sample_inputs, new.rows, old, share)
             gradient = jax.tree.map(jnp.add, difference, mean)
             if exact:
-                scale = chosen.batch_size / count.astype(dtype)
+                scale = scheme.batch_size / count.astype(dtype)
                 drift = jax.tree.map(lambda leaf: scale * leaf, difference)
             else:
                 shift = change.astype(dtype) / count.astype(dtype)
-                drift = store.difference(new.sample_inputs, kept, old, shift)
+                drift = store.difference(new.sample_inputs, rounded_rows, old, shift)
             if rounding is None:
                 mean = jax.tree.map(jnp.add, mean, drift)
             else:
@@ -182,25 +182,25 @@ def saga(
 
         old_means = state.table_mean, state.mean_rounding
         gradient, mean, rounding, new_rows, sums = over_nodes(one_node, task.node_loop)(
-            params, inputs, labels, weights, state.rows, batch.mask, changed, counts, *old_means, misses
+            params, inputs, labels, weights, state.rows, batch.mask, counts_change, counts, *old_means, misses
         )
-        written = _write(state.table, batch, new_rows)
+        new_table = _write(state.table, batch, new_rows)
         if rounding is None:
             period = _REFRESH_EVERY if isinstance(refresh_every, str) else refresh_every
             mean = jax.lax.cond(
                 (round_index + 1) % period == 0,
                 lambda values, old_mean: _exact_mean(store, task, samples, storage, values, params, data),
                 lambda values, old_mean: old_mean,
-                written,
+                new_table,
                 mean,
             )
         evaluations = jnp.sum(weights > 0, axis=1, dtype=jnp.int32)
         info = batch_info(gradient, sums, batch, gradient_evaluations=evaluations, **{PREFETCH_MISSES: misses})
         new_state = SagaState(
-            table=written,
+            table=new_table,
             table_mean=mean,
             mean_rounding=rounding,
-            rows=_read(written, draws.next_batch),
+            rows=_read(new_table, draws.next_batch),
             row_indices=draws.next_batch.indices,
         )
         return gradient, new_state, info
@@ -210,8 +210,8 @@ def saga(
             return state
         store, mean = make_store(task, params, data, table=table, entry_size=samples, **clipping), state.table_mean
         exact = partial(_exact_mean, store, task, samples, storage, state.table, params, data)
-        kept = jax.tree.map(lambda leaf: jnp.where(due, jnp.zeros_like(leaf), leaf), state.mean_rounding)
-        return state._replace(table_mean=jax.lax.cond(due, exact, lambda: mean), mean_rounding=kept)
+        mean_rounding = jax.tree.map(lambda leaf: jnp.where(due, jnp.zeros_like(leaf), leaf), state.mean_rounding)
+        return state._replace(table_mean=jax.lax.cond(due, exact, lambda: mean), mean_rounding=mean_rounding)
 
     return GradientEstimator(init, draw, estimate, refresh if isinstance(refresh_every, str) else None)
 
@@ -357,12 +357,12 @@ def _exact_mean(
     def one_node(node_params, inputs, labels, rows, weights):
         return store.combine(store.sample_inputs(node_params, inputs, labels), decode(rows, storage), weights)
 
-    def add(chunk, held):
+    def add(chunk, carry):
         start, rows, valid, fresh = _chunk_entries(chunk, size, entries, counts)
         inputs, labels, _ = _entry_samples(data, counts, jnp.where(valid, rows, 0), valid, entry_size, dtype)
         weights = (valid & fresh[None, :]).astype(dtype) / counts.astype(dtype)[:, None]
         part = jax.lax.dynamic_slice_in_dim(table, start, size, axis=1)
-        total, rounding = held
+        total, rounding = carry
         share = over_nodes(one_node, task.node_loop)(params, inputs, labels, part, weights)
         return add_exactly(total, rounding, share)
 
@@ -391,4 +391,4 @@ def _preflight(
     others[f'table="per_batch" with entry_size={batch}'] = size(table="per_batch", entry_size=batch, storage=storage)
     if storage == "float32" and "bfloat16" in _storages(task, table, clip_norm):
         others['storage="bfloat16"'] = size(table=table, entry_size=entry_size, storage="bfloat16")
-    memory.require_fits("table", needed, {name: taken for name, taken in others.items() if taken < needed})
+    memory.require_fits("table", needed, {name: cost for name, cost in others.items() if cost < needed})

@@ -129,10 +129,10 @@ def along(directions: Directions, coefficients: Array, params: PyTree) -> PyTree
         params: leaves (*leaf); their shapes and dtypes alone matter.
     """
     leaves, structure = jax.tree.flatten(params)
-    scaled = coefficients / math.sqrt(size(params))
+    scales = coefficients / math.sqrt(size(params))
 
     def of_direction(index):
-        factor = scaled[index]
+        factor = scales[index]
         return [factor.astype(leaf.dtype) * directions.numbers(index, i, leaf) for i, leaf in enumerate(leaves)]
 
     if len(coefficients) == 1:
@@ -170,7 +170,7 @@ def losses_along(
     leaves, structure = jax.tree.flatten(params)
     step = smoothing / math.sqrt(size(params))
 
-    def moved(sign, index):
+    def move(sign, index):
         factors = [jnp.asarray(sign * step, leaf.dtype) for leaf in leaves]
         return [
             leaf + factor * directions.numbers(index, number, leaf)
@@ -182,9 +182,9 @@ def losses_along(
         # knows, it would hold both moved copies, or the direction that they share. And what a branch gives is stored:
         # else each activation would have its bias moved anew, which took as long as the passes themselves.
         if is_cpu():
-            flat = jax.lax.cond(number & 1 == 0, lambda r: moved(1.0, r), lambda r: moved(-1.0, r), number >> 1)
+            flat = jax.lax.cond(number & 1 == 0, lambda r: move(1.0, r), lambda r: move(-1.0, r), number >> 1)
         else:  # an accelerator's host would wait to choose a branch
-            flat = jax.lax.optimization_barrier(moved(jnp.where(number & 1 == 0, 1.0, -1.0), number >> 1))
+            flat = jax.lax.optimization_barrier(move(jnp.where(number & 1 == 0, 1.0, -1.0), number >> 1))
         return carry, losses(structure.unflatten(flat))
 
     _, all_losses = jax.lax.scan(one_pass, None, jnp.arange(2 * num_directions, dtype=jnp.int32))
@@ -243,16 +243,16 @@ def zero_order(
         ([0, 0], [8, 8])
     """
     check_directions(num_directions, direction, smoothing)
-    chosen = uniform(1) if sampler is None else sampler
+    scheme = uniform(1) if sampler is None else sampler
 
     def init(task, key, params, data):
         check_sample_losses(task)
         check_task(task, data)
-        check_counts(chosen, data.sizes, data.names)
+        check_counts(scheme, data.sizes, data.names)
 
     def draw(key, round_index, data):
         return ZeroOrderDraws(
-            batch=draw_batch(chosen, key, round_index, data.sizes),
+            batch=draw_batch(scheme, key, round_index, data.sizes),
             directions=node_directions(direction, key, round_index, data.num_nodes),
         )
 
@@ -260,13 +260,13 @@ def zero_order(
         gamma = at_round(smoothing, round_index, params)
 
         def one_node(node_params, directions, inputs, labels, mask):
-            def losses(moved):
-                return jnp.where(mask, sample_losses(task, moved, inputs, labels), 0.0)
+            def losses(values):
+                return jnp.where(mask, sample_losses(task, values, inputs, labels), 0.0)
 
             above, below = losses_along(losses, node_params, directions, num_directions, gamma)
-            differences = jnp.sum(above - below, axis=1) / chosen.batch_size
+            differences = jnp.sum(above - below, axis=1) / scheme.batch_size
             slopes = differences * (size(node_params) / (2 * num_directions)) / gamma
-            loss = jnp.sum(above + below) / (2 * num_directions * chosen.batch_size)
+            loss = jnp.sum(above + below) / (2 * num_directions * scheme.batch_size)
             return along(directions, slopes, node_params), loss
 
         inputs, labels = gather(data, draws.batch.indices)

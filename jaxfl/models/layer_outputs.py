@@ -36,8 +36,8 @@ def layer_outputs(model: Model, params: PyTree, inputs: Array, names: Sequence[s
         >>> import jax, jax.numpy as jnp
         >>> from jaxfl.models import mlp
         >>> model = mlp((4, 3, 2))
-        >>> found = layer_outputs(model, model.init(jax.random.key(0)), jnp.ones((5, 4)), ["dense_1", "relu_1"])
-        >>> bool((jax.nn.relu(found["dense_1"]) == found["relu_1"]).all()), found["relu_1"].shape
+        >>> outputs = layer_outputs(model, model.init(jax.random.key(0)), jnp.ones((5, 4)), ["dense_1", "relu_1"])
+        >>> bool((jax.nn.relu(outputs["dense_1"]) == outputs["relu_1"]).all()), outputs["relu_1"].shape
         (True, (5, 3))
     """
     layers = [name for name, _ in model.layers]

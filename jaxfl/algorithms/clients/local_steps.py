@@ -174,8 +174,8 @@ def local_steps(
             raise ArgumentError(
                 "optimizer", requirement, "got a constructor", "Call it: optax.sgd(0.1), not optax.sgd."
             )
-    batches, is_private = sampler(batch_size), clip_norm is not None or noise is not None
-    by_count = batches.name == "fixed" and not is_private  # a mean over the samples that a small client has
+    scheme, is_private = sampler(batch_size), clip_norm is not None or noise is not None
+    by_count = scheme.name == "fixed" and not is_private  # a mean over the samples that a small client has
 
     def optimizer_at(round_index):
         # A transformation is a tuple, a function of the round is none.
@@ -197,7 +197,7 @@ def local_steps(
             check_sample_losses(task)
         check_task(task, data)
         if not by_count:
-            check_counts(batches, data.sizes, data.names)
+            check_counts(scheme, data.sizes, data.names)
         check_types(task, data, noise)
 
     def draw(key, round_index, active, data, task, override=None):
@@ -210,7 +210,7 @@ def local_steps(
             return jax.vmap(lambda client: node_keys(client, max_steps))(clients)
 
         def batch(step_key, size):
-            indices, mask, overflow = batches.draw_node(step_key, size)
+            indices, mask, overflow = scheme.draw_node(step_key, size)
             # By the sampler `fixed`, a slot without a sample of its own gets its own position, at least `size`.
             return jnp.where(mask, indices, size), overflow
 
@@ -223,7 +223,7 @@ def local_steps(
                 overflow = jnp.where(runs[None], overflow, 0)
         else:
             k = len(active)
-            empty = jnp.broadcast_to(sizes[:, None, None], (k, max_steps, batches.capacity))
+            empty = jnp.broadcast_to(sizes[:, None, None], (k, max_steps, scheme.capacity))
 
             def one_step(t, carry):
                 indices, overflow = jax.vmap(batch)(keys[:, t], sizes)
@@ -251,7 +251,7 @@ def local_steps(
 
         # Poisson batches leave about half of their slots empty; one node after the other need not compute them.
         # An accelerator's host would wait for how many there are.
-        may_skip = batches.name == "poisson" and not differentiable and is_cpu()
+        may_skip = scheme.name == "poisson" and not differentiable and is_cpu()
         skips = may_skip and task.node_loop.removeprefix("devices:") == "map"
 
         def sums(params, step):
@@ -310,7 +310,7 @@ def local_steps(
         """Gradients always, clients' overflow where a batch may exceed its slots, and what privacy is paid for."""
         counts = {"gradient_evaluations": steps.mask.sum(axis=(1, 2), dtype=jnp.int32)}
         counts["forward_evaluations"] = jnp.zeros_like(counts["gradient_evaluations"])
-        if batches.name == "poisson":
+        if scheme.name == "poisson":
             counts[BATCH_OVERFLOW] = draws.batch_overflow
         if is_private:
             counts["local_iterations"] = steps_at(round_index)  # (), of each client
@@ -325,7 +325,7 @@ def local_steps(
         noise_std=0.0 if noise is None else noise.noise_scale,
         num_steps=num_steps,
         differentiable=differentiable,
-        sampler=batches.name,
+        sampler=scheme.name,
         optimizer_at=optimizer_at,
         weighting=weighting,
         steps_at=steps_at,

@@ -68,9 +68,9 @@ def dp_sgd(setting: Setting) -> dict[str, Any]:
 
 def require_peer(peer: str) -> None:
     """Refuse, by an ArgumentError, a peer that is unknown, not installed, or would run on another device than we."""
-    known, backend = ", ".join(PEERS), platform()
+    names, backend = ", ".join(PEERS), platform()
     for fits, requirement, found, remedy in (
-        (peer in PEERS, f"must be one of {known}", f"got {peer!r}", "Choose one of these."),
+        (peer in PEERS, f"must be one of {names}", f"got {peer!r}", "Choose one of these."),
         (
             importlib.util.find_spec(peer) is not None,
             "must name an installed library",

@@ -169,8 +169,8 @@ def _model(network: Network, problem: Problem, form: Form) -> Model:
         return model
     # What follows every hidden layer: relu(x / r) = relu(x) / r, and dropout(x / r) = dropout(x) / r.
     behind = ("relu", "dropout")
-    named = [(name, scaled(layer, form.divisor) if name.startswith(behind) else layer) for name, layer in model.layers]
-    return Model(tuple(named))
+    layers = [(name, scaled(layer, form.divisor) if name.startswith(behind) else layer) for name, layer in model.layers]
+    return Model(tuple(layers))
 
 
 @functools.lru_cache(maxsize=64)

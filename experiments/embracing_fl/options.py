@@ -203,8 +203,8 @@ class Configuration:
     @property
     def counts(self) -> tuple[int, int, int]:
         """Strong, moderate and weak clients that take part."""
-        chosen = self.participation
-        return counts_of(self.learning.method, chosen.strong, chosen.moderate, chosen.weak)
+        clients = self.participation
+        return counts_of(self.learning.method, clients.strong, clients.moderate, clients.weak)
 
     @property
     def num_active(self) -> int | tuple[int, ...]:

@@ -56,12 +56,12 @@ class Result(NamedTuple):
 
 def usual(results: Iterable[Result]) -> list[Result]:
     """One result for each method and comparison: of two kinds of batch normalization the one that suits it."""
-    chosen: dict[object, Result] = {}
+    by_case: dict[object, Result] = {}
     for result in results:
         key = result.method, result.comparison, result.nodes
-        if key not in chosen or result.batch_norm == ("static" if result.method in NARROW else "global"):
-            chosen[key] = result
-    return list(chosen.values())
+        if key not in by_case or result.batch_norm == ("static" if result.method in NARROW else "global"):
+            by_case[key] = result
+    return list(by_case.values())
 
 
 def grouped(results: Iterable[Result]) -> dict[Any, dict[str, Result]]:

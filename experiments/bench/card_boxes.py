@@ -146,7 +146,7 @@ def convolutions(small: bool) -> Iterator[Number]:
             "patches": lambda x, k, geom=geom: jnp.matmul(
                 gpu_forms._rows(x, geom), k.reshape(len(k), -1, k.shape[-1])
             ).reshape(x.shape),
-            "grouped": lambda x, k, geom=geom: gpu_forms._grouped(x, k, geom),
+            "grouped": lambda x, k, geom=geom: gpu_forms._group_convolution(x, k, geom),
             "each": lambda x, k: jax.lax.map(lambda both: _convolution(*both), (x, k)),
         }
         for dtype, (form, fn) in ((dtype, one) for dtype in (jnp.float32, jnp.bfloat16) for one in forms.items()):

@@ -80,7 +80,7 @@ def _refuse_overspent(config: Configuration, sizes: Sequence[int], rounds: int, 
         }
         return max(accounting.epsilon(one, iterations, rounds * with_estimates, **settings) for one in releases)
 
-    # Where no budget is looked for nothing was asked to pay for so many; their price alone takes minutes.
+    # No budget can pay for more iterations than the search allows; their price alone takes minutes.
     if iterations > MOST_ITERATIONS or cost(False) > budget.target_epsilon:
         return
     both = cost(True)
@@ -113,7 +113,7 @@ def privacy_of(config: Configuration, sizes: Sequence[int]) -> Callable[..., lis
     if learning.method == ALI:
         assert not isinstance(learning.rounds, str)
         assert not isinstance(config.budget.max_iterations, str)
-        # How many iterations it takes follows from what it releases.
+        # Its number of iterations follows from its releases.
         most = config.budget.max_iterations, learning.rounds
 
     @functools.cache

@@ -44,7 +44,7 @@ SETTINGS = {
     "w5": Setting(RESNET, 4, method="fed_avg", num_local_steps=2, rounds=2),
 }
 
-# What is asked of our rate over that of the peer's fastest row.
+# The least ratio of our rate to the rate of the peer's fastest row.
 WANTED = {f"peers/{name}_vs_torch": 1.0 if name in ("w2", "w5") else 1.3 for name in SETTINGS}
 
 

@@ -167,7 +167,7 @@ def _model(network: Network, problem: Problem, form: Form) -> Model:
     model = choose(MODEL, vars(network))(problem, form)
     if form.divisor is None or network.model in RESNETS:
         return model
-    # What follows every hidden layer: relu(x / r) = relu(x) / r, and dropout(x / r) = dropout(x) / r.
+    # Layers behind every hidden layer: relu(x / r) = relu(x) / r, and dropout(x / r) = dropout(x) / r.
     behind = ("relu", "dropout")
     layers = [(name, scaled(layer, form.divisor) if name.startswith(behind) else layer) for name, layer in model.layers]
     return Model(tuple(layers))

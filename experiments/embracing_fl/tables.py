@@ -52,7 +52,7 @@ def _cases(results: Sequence[Result]) -> str:
     heads = ["", *CLASSES, "active", "average capacity", *(h for m in methods for h in (TITLES[m], "paper"))]
     body = []
     for (case, counts, num_active), row in rows.items():
-        # Of the two methods' nearly equal capacities the paper gives EmbracingFL's.
+        # The two methods' capacities are nearly equal; the paper gives EmbracingFL's.
         first = row.get("embracing") or next(iter(row.values()))
         capacity = "" if first.average_capacity is None else two_digits(first.average_capacity)
         capacity += f" ({capacities[case]:.2f})" if case in capacities else ""

@@ -64,10 +64,7 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
 
 
 def _facts(config: Configuration) -> dict[str, Any]:
-    """Entries of config.json on a settled line: its numbers, and the theorem by which a table is accounted for.
-
-    The theorem comes first, so that it is what a resumed run is refused for where another one gave its noise.
-    """
+    """Facts of a settled row for config.json: the theorem of a table, first to be refused by a resume, and numbers."""
     is_amplified = config.learning.has_table and config.learning.sampler == "poisson"
     theorem = {"table_theorem": THEOREM} if is_amplified else {}
     return {**theorem, **{key: flat(config)[key] for key in _OPEN}}

@@ -16,11 +16,11 @@ TPAMI 2021, arXiv:2008.09246; without noise Lian, Zhang, Zhang, Liu, "Asynchrono
 Gradient Descent", ICML 2018, arXiv:1710.06952, Algorithm 1, where the averaging matrix of an event is that of one pair.
 
 Differences from the papers: time is simulated. A round is n events, so that it costs the gradient evaluations of one
-synchronous iteration. Nodes are equally fast, delays do not depend on who waits for what, and what is older than the
-run is the first parameters.
+synchronous iteration. Nodes are equally fast. Delays do not depend on who waits for whom. A delay that reaches back
+before the run gives the first parameters.
 
-Does not claim: a privacy guarantee. The noise is what it is told to be, and how often a node releases is random: count
-`Info.events`.
+Does not claim: a privacy guarantee. The noise has the scale that the caller passes. How often a node releases is
+random: count `Info.events`.
 """
 
 from __future__ import annotations
@@ -58,9 +58,7 @@ from jaxfl.privacy.mechanisms import check_types, released
 class EventLog(NamedTuple):
     """Ring buffer of the last s = max(2, max_delay + 1) events: their nodes, and the parameters that they overwrote.
 
-    Event t is kept in slot t mod s.
-
-    An event changes two nodes, so two rows an event say what any node's parameters were some events ago.
+    Event t is kept in slot t mod s. Two rows an event suffice: no other node's parameters change.
     """
 
     nodes: Array  # (s, 2), int32, who woke and its neighbor; -1 where no event has been yet
@@ -97,7 +95,7 @@ def a_dp2_sgd(
     """Asynchronous decentralised SGD; a round is n events.
 
     Args:
-        task: what is learned.
+        task: the learning task.
         graph: who may average with whom: fixed, undirected and connected. Its weights are not used.
         step_size: gamma: a number, a traced scalar, or a schedule of the round index (any optax schedule).
         noise: added to the gradient of every event, at the scale of the waking node; None adds nothing (AD-PSGD).
@@ -206,8 +204,8 @@ def released_gradients(
     """Compute the sum of a round's noisy gradients over its n events: all that two successive states reveal of them.
 
     Averaging keeps the sum over nodes, so sum_i (x_i^k - x_i^{k+1}) / gamma is the sum of all noisy gradients of the
-    round. This is weaker than what the synchronous algorithms' functions return: who woke, and what a single gradient
-    was, cannot be told from the states at the ends of a round, though an observer of every message sees more.
+    round. The functions of synchronous algorithms return more. The states at the ends of a round tell neither who woke
+    nor any single gradient. An observer of every message sees more.
 
     Args:
         graph: not needed; the algorithms' functions share one signature.
@@ -248,7 +246,7 @@ def _neighbor_table(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _at_nodes(noise: NoiseMechanism, nodes: Array) -> NoiseMechanism:
-    """The mechanism whose row e has the scale of node `nodes[e]`; that of one node where `nodes` is ()."""
+    """Give row e of the mechanism the scale of node `nodes[e]`. A scalar `nodes` gives one node's mechanism."""
     if jnp.ndim(noise.noise_scale) == 0:
         return noise
     assert noise.rescaled is not None
@@ -261,7 +259,7 @@ def _one_row(tree: PyTree) -> PyTree:
 
 
 def _data_of(data: FederatedData, nodes: Array) -> FederatedData:
-    """The data of a network whose node e holds what node `nodes[e]` does; nodes (m,)."""
+    """Select nodes (m,): node e of the result holds the data of node `nodes[e]`."""
     return FederatedData(inputs=data.inputs, labels=data.labels, indices=data.indices[nodes], sizes=data.sizes[nodes])
 
 
@@ -298,7 +296,7 @@ def _params_before(log: EventLog, slot: Array, node: Array, delay: Array) -> PyT
 def _params_after(
     params: PyTree, log: EventLog, slot: Array, node: Array, neighbor: Array, gamma: Array, gradient: PyTree
 ) -> PyTree:
-    """The parameters after the event whose old rows are in the log's slot."""
+    """Apply the event in the log's slot: average its two nodes, then step the waking one."""
 
     def write(leaf, buffer, change):
         # Read from the log, not from `leaf`: what reads a buffer beside its writer makes XLA copy all nodes.
@@ -312,10 +310,10 @@ def _params_after(
 
 
 def _info(infos: Info, draws: Draws, params: PyTree) -> Info:
-    """The round's numbers node by node, from those of its events (n,).
+    """Turn numbers of a round's events (n,) into numbers of its nodes (n,).
 
-    Measurements are means over the events of a node; a node that did not wake shows the mean over all n events, so that
-    the numbers are finite and their mean over nodes is one of gradients that were computed. Counts are sums.
+    Measurements are means over the events of a node. A node that did not wake shows the mean over all n events, so that
+    its numbers are finite. Counts are sums.
     """
     num_nodes = draws.node.shape[0]
 

@@ -101,10 +101,10 @@ def ali_dpfl(
     """DP federated averaging with adaptive local iterations.
 
     Args:
-        task: what is learned, each sample with a loss of its own.
+        task: the learning task, each sample with a loss of its own.
         clients: `jaxfl.local_steps(tau_max, ...)` with the step size below, a clip norm and noise.
         constants: `jaxfl.published_constants` or `jaxfl.private_constants`.
-        step_size: gamma of the bound, which is made for plain SGD: that of the clients' optimizer.
+        step_size: gamma, the step size of the clients' optimizer. The bound is made for plain SGD.
         max_rounds: R_s, the rounds that communication allows; may be traced.
         max_iterations: the local iterations of a client that the privacy budget allows
             (`jaxfl.privacy.clients.max_iterations`); may be traced.
@@ -252,7 +252,7 @@ def ali_dpfl(
 
 
 def released_gradients(step_size: float | Array, before: State, after: State) -> PyTree:
-    """The noisy gradients of one round, added up over its tau iterations, as the aggregate tells them: (x - w) / gamma.
+    """Recover the sum of a round's noisy gradients over its tau iterations from the aggregate: (x - w) / gamma.
 
     With several clients it is the sum of their p-weighted means. With one client it is all that the client's message
     tells: the aggregate is its model.
@@ -349,7 +349,7 @@ def next_num_steps(
 
 
 def _check_clients(clients: LocalSteps, step_size: float | Array) -> None:
-    """Refuse clients that the accountant or the bound does not know; what is traced passes."""
+    """Refuse clients that the accountant or the bound does not know; traced numbers pass."""
     remedy = "Pass clip_norm and noise to local_steps, and no num_steps."
     if not clients.is_private or clients.num_steps is not None:
         found = "got clients without either" if not clients.is_private else "got clients with num_steps"
@@ -374,10 +374,7 @@ def _check_clients(clients: LocalSteps, step_size: float | Array) -> None:
 
 
 def _where(ran: Array, compute: Callable[[], PyTree], otherwise: PyTree, like: PyTree) -> PyTree:
-    """Select the result of `compute` if `ran` (), bool, is True, else `otherwise`. A CPU runs `compute` only if needed.
-
-    Both vary over a caller's devices as `like` does.
-    """
+    """`compute()` where `ran`, (), bool, else `otherwise`; both vary over a caller's devices as `like` does."""
     otherwise = varying_like(otherwise, like)
     if is_cpu():
         return jax.lax.cond(ran, lambda: varying_like(compute(), like), lambda: otherwise)

@@ -20,13 +20,13 @@ a node takes from its own value what it gives of its rounded one:
     x_i^{k+1} = x_i^k + sum_{j: arrived} W_ij (q_j^k - q_i^k) - gamma (g_i^k + N_i^k)
 
 Rows sum to 1 in every round. Columns do where W is symmetric and losses are (`jaxfl.links(..., symmetric=True)`): both
-directions of an edge fail together. Otherwise the mean of the nodes moves with what is lost. What an observer of all
-messages learns is as private as without links, for the reasons in `push_sum`.
+directions of an edge fail together. Otherwise lost messages move the mean of the nodes. Links take nothing from the
+privacy of the messages, for the reasons in `push_sum`.
 
 Differences from the papers: links; any gradient estimator; for D-PSGD optional noise and any sequence of doubly
 stochastic matrices. How DP2-SGD chooses its noise (basic composition) is left to the accountant.
 
-Does not claim: a privacy guarantee. The noise is what it is told to be.
+Does not claim: a privacy guarantee. The noise has the scale that the caller passes.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def d_psgd(
     """Decentralised parallel SGD.
 
     Args:
-        task: what is learned.
+        task: the learning task.
         graph: a doubly stochastic mixing matrix or a periodic sequence of them, strongly connected over its period.
         step_size: gamma: a number, a traced scalar, or a schedule of the round index (any optax schedule).
         gradient: how each node estimates its gradient; default `mini_batch()`, one uniform sample.
@@ -196,9 +196,9 @@ def dp2_sgd(
 def released_gradients(
     graph: Graph, step_size: float | Array | Callable[[Array], Array], before: State, after: State
 ) -> PyTree:
-    """Every node's noisy gradient of one round, as an observer of all messages finds it: (W x^k - x^{k+1}) / gamma.
+    """Recover every node's noisy gradient of one round, as an observer of all messages can: (W x^k - x^{k+1}) / gamma.
 
-    Over links that lose or round messages the states alone do not tell it.
+    The states do not suffice over links that lose or round messages.
 
     Args:
         graph: as given to the algorithm; static under jit.

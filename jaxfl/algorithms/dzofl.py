@@ -9,7 +9,7 @@ The server receives Q(Delta_i) from the devices of a set S, and sends back
     Q(Delta),  Delta = n / |S| sum_{i in S} Q(Delta_i), or 0 where S is empty
     x <- x - alpha_k Q(Delta) Phi_k
 
-With q directions a message holds q differences, and x moves by the mean over them of what each would do.
+With q directions a message holds q differences, and x moves by the mean of their steps.
 
 | symbol | here |
 |---|---|
@@ -116,7 +116,7 @@ def dzofl(
     Devices' batches run forward as `task.node_loop` says, twice for each direction.
 
     Args:
-        task: what is learned, without batch statistics and dropout.
+        task: the learning task, without batch statistics and dropout.
         batch_size: b, samples of a device in a round.
         step_size: alpha: a number, a traced scalar, or a schedule of the round index. Along the gradient of the mean
             loss a round steps by 2 n alpha gamma / d.

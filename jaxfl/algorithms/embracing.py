@@ -102,11 +102,10 @@ def embracing(
 
     Blocks behind a client's first that it does not train are part of every step, held as they are, and evaluate
     (running statistics). A class that draws its blocks runs, and differentiates, the whole model in training mode and
-    keeps of it what the client's blocks became: it saves neither time nor memory, and normalizes by batch statistics
-    throughout.
+    keeps the client's blocks alone. It saves neither time nor memory, and normalizes by batch statistics throughout.
 
     Args:
-        task: what is learned, with `part`: of `jaxfl.models.classification` or `binary_classification`.
+        task: the learning task, with `part`: of `jaxfl.models.classification` or `binary_classification`.
         clients: what an active client does, see `jaxfl.local_steps`; it neither clips nor adds noise. Its optimizer
             has the blocks that the client trains; its weighting is among the clients that trained a block.
         trained_blocks: what each capacity class trains: names of `task.blocks`, for instance all of them for a strong
@@ -123,9 +122,9 @@ def embracing(
         class_tasks: the task as the clients of each class train it, for a class that cuts inside a block, as
             `jaxfl.models.bilstm_classifier(frozen_words=128)` does: of the same blocks and parameters; the `node_loop`
             is that of `task`. Default: `task` for all.
-        uplink: `jaxfl.uplink(...)`, the way of what clients changed to the server. None loses, rounds and hides
-            nothing. With private updates an int of active clients is how many are expected, each drawn independently,
-            and p_ib is replaced, see above.
+        uplink: `jaxfl.uplink(...)`, the way of clients' changes to the server. None loses, rounds and hides nothing.
+            With private updates an int of active clients is how many are expected, each drawn independently, and p_ib
+            is replaced, see above.
 
     Returns:
         An `Algorithm`; `node_params` gives the server's model behind a node axis of length 1, as `Variables` where the
@@ -206,7 +205,7 @@ def embracing(
             places = jnp.arange(len(task.blocks), dtype=jnp.int32)
             ranks = jax.vmap(lambda client_key: jax.random.permutation(client_key, places))(keys)
             numbers = classes.of(active)
-            # Of a class that names its blocks the count is 0.
+            # A class that names its blocks has count 0.
             trained = jnp.asarray(table)[numbers] | (ranks < jnp.asarray(drawn_counts)[numbers][:, None])
         return Draws(active=active, steps=clients.draw(key, k, active, data, task), trained=trained, uplink=of_way)
 
@@ -244,7 +243,7 @@ def embracing(
         numbers, of_params = ((trained.astype(jnp.int32) @ each).astype(jnp.float32) for each in (sizes, in_params))
         whole = size((state.params, state.model_state))
         counts = clients.counts(steps, draws.steps, k)
-        # What the method needs: clients that run together compute a sample once for each step that holds it.
+        # The least that the method needs: clients that run together compute a sample once for each step that holds it.
         num_entering = counts["gradient_evaluations"] if frozen_batch_norm == "batch" else num_different(steps)
         in_front = jnp.array([part is not None and part.features is not None for part in parts])[classes.of(active)]
         of_active = client_info._replace(loss=received.loss).plus(

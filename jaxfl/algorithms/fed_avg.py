@@ -17,9 +17,9 @@ Data", AISTATS 2017, arXiv:1602.05629, Algorithm 1. The server optimizer: Reddi 
 Optimization", ICLR 2021, arXiv:2003.00295, Algorithm 1.
 
 With clients that clip samples' gradients and add noise it is DP-SGD at every client (Algorithm 1 of ALI-DPFL, with tau
-fixed). `uplink` says what happens to the updates x_i - x: links may lose and round them, and private updates hide whole
-clients (DP-FedAvg), S being drawn client by client. Delta is minus what `clients.uplink` says is added to x. Where the
-server hears from none its state stays.
+fixed). `uplink` is the way of the updates x_i - x: links may lose and round them, and private updates hide whole
+clients (DP-FedAvg), S being drawn client by client. Delta is minus the change of x by `clients.uplink`. A server that
+hears from nobody keeps its state.
 
 Differences from the papers: links; every client makes the same number of steps whatever it holds, instead of epochs; a
 step's batch is drawn anew, without repetition in it, so that two steps may share samples.
@@ -73,9 +73,9 @@ def fed_avg(
     """Federated averaging.
 
     Args:
-        task: what is learned; batch normalization and dropout are welcome. Private clients refuse both, private updates
-            batch normalization. Statistics are averaged like parameters, and a client's local steps start from the
-            server's.
+        task: the learning task; batch normalization and dropout are welcome. Private clients refuse both, private
+            updates batch normalization. Statistics are averaged like parameters, and a client's local steps start from
+            the server's.
         clients: what an active client does, see `jaxfl.local_steps`.
         num_active: clients in a round, uniform without replacement, at most all. With private updates: how many are
             expected, each drawn independently.

@@ -21,14 +21,15 @@ returns, because only for this is a privacy budget proven; `gradient_at="state"`
 clipped per sample. Noise may be Gaussian. Equation (6) prints C_ji for what i receives; equation (8) and the
 conservation of the trackers' sum need C_ij. All nodes start from the same parameters.
 
-Over `links` sums run over what arrived: receivers do without the states that they miss, senders keep the trackers that
-are lost, so that the trackers' sum stays that of the gradients. What is broadcast may be rounded, after the noise; a
-node takes its rounded y~_i less eta_i from its tracker.
+Over `links` sums run over the messages that arrive. Receivers do without lost states. Senders keep lost trackers, so
+that the trackers still sum to the gradients. Broadcasts may be rounded, after the noise; a node takes its rounded y~_i
+less eta_i from its tracker.
 
-Does not claim: a privacy guarantee. The noise is what it is told to be. The budget of `jaxfl.privacy.tracking` needs
-the same sums of R and C in every round: what x_i^k changed lives on in x_i^{k+1} by the factor 1 - alpha sum_j R_ij,
-which is larger where messages are lost, so that it lives longer than the budget says. Links that lose messages are
-therefore refused beside noise. Rounding costs no budget: what is rounded is covered by noise before.
+Does not claim: a privacy guarantee. The noise has the scale that the caller passes. The budget of
+`jaxfl.privacy.tracking` needs the same sums of R and C in every round: a change of x_i^k lives on in x_i^{k+1} by the
+factor 1 - alpha sum_j R_ij. The factor is larger where messages are lost, so that the change lives longer than the
+budget assumes. Links that lose messages are therefore refused beside noise. Rounding costs no budget: it comes after
+the noise.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def gradient_tracking(
     round that nobody accounts for passes for one; after K + 1 rounds this is x~^{K+1}, which Algorithm 1 never sends.
 
     Args:
-        task: what is learned.
+        task: the learning task.
         state_weights: R, (n, n), at least 0; R[i, j] > 0 where i receives j's state. Static.
         tracker_weights: C, (n, n), at least 0; C[i, j] > 0 where i receives j's tracker. Static. In both, self-loops
             may be present or not, and a fixed graph's weights are `graph.mixing_matrix(0)`.
@@ -165,8 +166,8 @@ def gradient_tracking(
     def point(params, broadcast_params):
         return broadcast_params if gradient_at == "broadcast" else params
 
-    # What belongs to iteration k + 1, the samples of g and the noise of x~, is drawn in round k, from the keys of
-    # k + 1; the keys of 0 are for `init`.
+    # The samples of g and the noise of x~ of iteration k + 1 are drawn in round k, from the keys of k + 1; the keys of
+    # 0 are for `init`.
     def init(key, data):
         check_num_nodes(num_nodes, data, names)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), num_nodes)

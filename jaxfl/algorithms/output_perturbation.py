@@ -20,8 +20,9 @@ before, o_j^k depends on the data through gamma g_j^k alone. The sizes D_j are p
 Differences from the paper: the mechanism is implemented as the comparison names it, not from the cited paper's own
 lines. Gradients are clipped per sample. Noise may be Gaussian. All nodes start from the same parameters.
 
-Does not claim: a privacy guarantee, as the noise is what it is told to be; nor, on graphs that are not complete, that
-all nodes' samples count the same: the averaging preserves sum_i D_i S_i x_i, where S_i = sum_l D_l around node i.
+Does not claim: a privacy guarantee, as the noise has the scale that the caller passes; nor, on graphs that are not
+complete, that all nodes' samples count the same: the averaging preserves sum_i D_i S_i x_i, where S_i = sum_l D_l
+around node i.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def output_perturbation(
     to K - 1. Behind the schedule's end the noise is NaN, so that no round that nobody accounts for passes for one.
 
     Args:
-        task: what is learned.
+        task: the learning task.
         graph: the same in all rounds, undirected and connected. Its edges count, its weights do not.
         schedule: all numbers of the run; mixing weights and those of the tracker are not used. The step size may be
             traced, and so may noise scales, which are at least 0: the scale b of Laplace noise, the standard deviation

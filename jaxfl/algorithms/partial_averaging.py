@@ -76,9 +76,9 @@ def partial_averaging(
     """Local SGD at all nodes, and the average of a part.
 
     Args:
-        task: what is learned; batch normalization and dropout are welcome.
-        clients: what each node does in a round, see `jaxfl.local_steps`; it neither clips nor adds noise. What it
-            weighs is its share of the average.
+        task: the learning task; batch normalization and dropout are welcome.
+        clients: what each node does in a round, see `jaxfl.local_steps`; it neither clips nor adds noise. Its weight is
+            its share of the average.
         synchronized: the part that is averaged in each round. Names of `task.blocks`, for instance
             `output_side(task.blocks, "block_2_2")` or `first_half(task.blocks)`; none of them, (), for independent
             training; "all" for the whole model. Or a task of the same network with fewer channels: its parameters are
@@ -86,14 +86,14 @@ def partial_averaging(
             makes them with `width=0.5` for the first half of the channels of every layer.
         axis_groups: where `synchronized` is a task, axes that hold several runs of channels one after the other, as for
             `jaxfl.algorithms.width_reduction`.
-        uplink: `jaxfl.uplink(...)`, the way of what nodes changed of the part to where it is averaged. None loses,
-            rounds and hides nothing. With private updates every node takes part, and the part moves by their noisy sum
-            over their number; what a node keeps to itself is not released.
+        uplink: `jaxfl.uplink(...)`, the way of the nodes' changes of the part to the average. None loses, rounds and
+            hides nothing. With private updates every node takes part, and the part moves by their noisy sum over their
+            number. The rest of a node's model is not released.
 
     Returns:
         An `Algorithm`; `node_params` gives every node's model, as `Variables` where the task has `train_loss`.
         The loss of its info is (n,), float32, of the steps' batches before each step: mean over steps. The consensus
-        distance is that of all parameters after the round.
+        distance counts all parameters after the round.
 
     Raises:
         ArgumentError: a part that does not fit the task, or private local steps; from `init`, unusable data.

@@ -26,8 +26,8 @@ Differences from the papers: the mechanisms are implemented as the comparison na
 own lines. Step sizes and sample sizes are those of a whole run of K iterations, as the comparison sets them; in [46]
 they vary with k. Gradients are clipped per sample. Noise may be Gaussian. All nodes start from the same parameters.
 
-Does not claim: a privacy guarantee. Noise and quantisation are what they are told to be. With gradients at x_i^k, as
-published, neighboring data sets make the points at which gradients are taken differ, and what is returned was never
+Does not claim: a privacy guarantee. Noise and quantisation are the caller's choice. With gradients at x_i^k, as
+published, neighboring data sets make the points at which gradients are taken differ, and the returned state was never
 perturbed; with gradients at x~_i^k, given all that was broadcast, x_i depends on the data linearly through g_i alone.
 """
 
@@ -90,7 +90,7 @@ def perturbed_gossip(
     passes for one.
 
     Args:
-        task: what is learned.
+        task: the learning task.
         graph: one doubly stochastic mixing matrix for all rounds, whose edges go both ways, connected. By its own
             weight a node receives its own x~, too.
         schedule: all numbers of the run; those of the tracker are not used. Step sizes may be traced, and so may noise
@@ -99,7 +99,7 @@ def perturbed_gossip(
         clip_norm: bound on each sample's gradient norm, L1 for Laplace noise and L2 for Gaussian noise; None does not
             clip.
         distribution: "laplace" or "gaussian".
-        quantizer: what is applied to x + zeta before it is sent; None sends 32 bits a number.
+        quantizer: rounds x + zeta before it is sent; None sends 32 bits a number.
         gradient_at: "state" takes gradients at x and returns it, as published; "broadcast" takes them at x~ and returns
             that.
 

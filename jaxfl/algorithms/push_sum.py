@@ -28,15 +28,15 @@ Consensus via Exchange of Running Sums", IEEE Transactions on Automatic Control 
 message holds the sum of all that was ever sent, and a receiver remembers the last; mass waits on the edge meanwhile.
 A round of minimization on top of it is not covered by either.
 
-What an observer of all messages learns is a function of the noisy gradients and of random numbers that do not depend on
-the data, with links as without: x_j^{k+1/2} is made of earlier noisy gradients, losses and rounding. So a statement
-about all noisy gradients, each at a point that may depend on earlier ones, covers it as well.
+An observer of all messages learns a function of the noisy gradients and of random numbers that do not depend on the
+data, with links as without: x_j^{k+1/2} is made of earlier noisy gradients, losses and rounding. So a statement about
+all noisy gradients, each at a point that may depend on earlier ones, covers it as well.
 
 Differences from the paper: gradients may be clipped per sample, batches may hold more than one sample, the step size
 may follow a schedule; links. All nodes start from the same parameters.
 
-Does not claim: a privacy guarantee. The noise is what it is told to be. Nor that fewer messages tell less: no statement
-is smaller over links.
+Does not claim: a privacy guarantee. The noise has the scale that the caller passes. Nor that fewer messages tell less:
+no statement is smaller over links.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def push_sum(
     """PrivSGP or PrivSGP-VR, by the choice of `gradient`.
 
     Args:
-        task: what is learned.
+        task: the learning task.
         graph: a column-stochastic mixing matrix or a periodic sequence of them, strongly connected over its period.
         step_size: gamma: a number, a traced scalar, or a schedule of the round index (any optax schedule).
         gradient: `mini_batch(...)` (PrivSGP; the default, one uniform sample) or `saga(...)` (PrivSGP-VR).
@@ -107,8 +107,8 @@ def push_sum(
 
     Returns:
         An `Algorithm`; `node_params` gives the de-biased parameters z. In its info the loss is that at z before
-        the round and the consensus distance that of z after it; parameters and weight go to every out-neighbor. What
-        is lost was sent.
+        the round and the consensus distance that of z after it; parameters and weight go to every out-neighbor. Lost
+        messages count as sent.
 
     Raises:
         ArgumentError: a graph that does not qualify, a step size out of range, or noise of another size.
@@ -207,7 +207,7 @@ def debiased_params(state: State) -> PyTree:
 def released_gradients(
     graph: Graph, step_size: float | Array | Callable[[Array], Array], before: State, after: State
 ) -> PyTree:
-    """Every node's noisy gradient of one round, as an observer of all messages finds it.
+    """Recover every node's noisy gradient of one round, as an observer of all messages can.
 
     A message of node j holds x_j^{k+1/2} up to a known weight. From the states around a round the same follows by
     solving x^{k+1} = P^k (x^k - gamma g) for g, unless links lose or round messages.

@@ -112,9 +112,9 @@ def width_reduction(
         ordered_dropout: each step trains a width drawn among the client's own and all narrower ones, all equally
             likely. With `node_loop` "vmap" every step computes all of them. Batch statistics are those of the width.
         axis_groups: path of a parameter, or of a part of the model state -> axis -> number of equal runs of channels.
-        uplink: `jaxfl.uplink(...)`, the way of what clients changed of their slices to the server. None loses, rounds
-            and hides nothing. With private updates `num_active` is an int, how many clients are expected, and an
-            element moves by the noisy sum over how many of them are expected to hold it.
+        uplink: `jaxfl.uplink(...)`, the way of clients' changes of their slices to the server. None loses, rounds and
+            hides nothing. With private updates `num_active` is an int, how many clients are expected, and an element
+            moves by the noisy sum over how many of them are expected to hold it.
 
     Returns:
         An `Algorithm`; `node_params` gives the full model behind a node axis of length 1, as `Variables` where the task
@@ -299,10 +299,7 @@ def _paths(params: PyTree) -> list[str]:
 
 
 def _with_state_of_each_width(shapes: Sequence[Variables]) -> list[Variables]:
-    """The shapes of each class's variables with the model states of all widths, those of wider ones being empty.
-
-    Of an empty array a slice takes nothing, and nobody holds an element of it.
-    """
+    """Shapes of each class's variables with the model states of all widths; states of wider classes are empty."""
 
     def empty(state):
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((0,) * leaf.ndim, leaf.dtype), state)
@@ -323,17 +320,7 @@ def _all_slices(shapes: Sequence[Variables], axis_groups: AxisGroups) -> list[di
 
 
 def _ordered_loss(number: int, losses_of: Sequence[StepLoss], slices: Mapping[int, Slices], by_width: bool) -> StepLoss:
-    """The loss of a step that trains a slice of a client's model.
-
-    Args:
-        number: the client's class.
-        losses_of: of this class's task and all later ones.
-        slices: class -> its slice of the client's model.
-        by_width: whether the model state is a tuple, of each class's model.
-
-    Returns:
-        A `StepLoss` of steps (class whose model is trained, what that class's loss gets).
-    """
+    """The loss of a step (class, batch) that trains that class's slice of the model of a client of class `number`."""
 
     def branch(later, loss_of):
         def run(params, model_state, batch):

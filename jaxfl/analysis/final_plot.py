@@ -98,8 +98,7 @@ def _numbers(settings: Settings) -> dict[str, list[Any]]:
 
 
 def _horizontal(settings: Settings) -> str | None:
-    """The setting for the horizontal axis: the first that takes three values or more; nodes have a picture of their
-    own."""
+    """The setting for the horizontal axis: the first with three values or more; nodes have a picture of their own."""
     return next((name for name, values in _numbers(settings).items() if name != "nodes" and len(values) >= 3), None)
 
 

@@ -115,7 +115,7 @@ def plot_panels(
 
 
 def privacy_notes(run_dir: Path) -> list[str]:
-    """Which epsilon the run's cases have, on what ground: lines for a caption; none before the run has ended."""
+    """Lines for a caption: the epsilon of each case, and its ground; none before the run has ended."""
     path = run_dir / "summary.json"
     if not path.exists():
         return []

@@ -93,7 +93,7 @@ def estimate_constants(
 
     Args:
         key: the run's base key: x^0 is the start of every algorithm with this key.
-        task: what is learned.
+        task: the learning task.
         data: the nodes' samples.
         num_probes: points of the probing run, at least 1.
         step_size: of the probing run; below 2 / L, or it diverges.

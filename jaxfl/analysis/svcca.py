@@ -37,7 +37,7 @@ from jaxfl.core import ArgumentError, Array, check
 
 Outputs = Array | np.ndarray
 
-# Of the variance: directions come from squares, in float32, and to within 1e-4 they are right down to here.
+# A share of the variance: directions come from squares, in float32, and are right to within 1e-4 down to here.
 _LEAST_SHARE = 1e-5
 
 
@@ -186,7 +186,7 @@ def _leading_subspace(num_directions: int, outputs: Array) -> _Subspace:
     # To numbers of at most 1, so that no square overflows; 0 stays 0.
     largest = jnp.max(jnp.abs(values))
     values = values / jnp.where(largest == 0, jnp.ones_like(largest), largest)
-    # What the rounded mean of equal numbers leaves must not look like a direction; it was up to 3 roundings.
+    # The rest that the rounded mean of equal numbers leaves must not look like a direction; it was up to 3 roundings.
     rounding = 8.0 * jnp.finfo(values.dtype).eps * jnp.linalg.norm(values)
     values = values - values.mean(axis=0, keepdims=True)
     # Eigenvectors of the smaller of A^T A and A A^T; those of A itself took 7 to 17 times as long on one core.

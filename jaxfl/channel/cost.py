@@ -4,8 +4,8 @@ Each layer is traced for one sample, not computed, in the form of all platforms 
 
 - Parameters: all that `init` makes, but no model state, such as moving statistics.
 - Activations: outputs of convolutions and dense layers, which layers mark (`jaxfl.core.tracing.mark_activation`), as
-  EmbracingFL counts them; or those of the layers that `count` is told.
-- Multiply-accumulates: those of convolutions and matrix products. Taps of a window that lie on padding count.
+  EmbracingFL counts them; or outputs of the layers in `counted`.
+- Multiply-accumulates: of convolutions and matrix products. Taps of a window that lie on padding count.
 - Other operations: one for each number that arithmetic gives, and for each that a pooling or a sum reads. Additions and
   multiplications by numbers that do not depend on the sample, in a row, are one operation: a bias, a normalization with
   given statistics, or the last step of a mean, which belongs to its sum. Any other addend of a product is where its
@@ -106,8 +106,8 @@ def total(layers: Mapping[str, Counts], *, trained_from: str | None = None) -> C
     return Counts(*map(sum, zip(*selection, strict=True)))._replace(inputs=selection[0].inputs)
 
 
-# What an array that depends on the sample is, as far as it decides whether the next operation counts: of a convolution
-# or a matrix product; a sum, or scaled and shifted by numbers that do not depend on the sample; anything else.
+# Kinds of arrays that depend on the sample, as far as they decide whether the next operation counts: a convolution or a
+# matrix product; a sum, or scaled and shifted by numbers that do not depend on the sample; anything else.
 _Kind = Enum("_Kind", "PRODUCT SCALED OTHER")
 _Kinds = list[_Kind | None]  # None: does not depend on the sample
 _MOVEMENTS = (
@@ -128,7 +128,8 @@ def _walk(program: Any, entering: _Kinds, repeats: int, work: Counter[str]) -> _
             requirement = "must do the same work for every sample, to be counted"
             raise ArgumentError("model", requirement, f"a layer has a {name}", "Trace a model without it.")
         if name == "scan":
-            # What it runs over or stacks has an axis less in its body. (JAX 0.12 gives the counts under other names.)
+            # Arrays that it runs over or stacks have an axis less in its body. (JAX 0.12 gives the counts under other
+            # names.)
             pairs = (equation.invars, bodies[0].invars), (equation.outvars, bodies[0].outvars)
             until, num_carry = (sum(a.aval.ndim == b.aval.ndim for a, b in zip(*pair, strict=True)) for pair in pairs)
             for _ in range(num_carry):  # a step may pass the sample on to one more of what it carries

@@ -8,14 +8,14 @@ Every algorithm counts, node by node, `bits_sent`, `bits_received`, `gradient_ev
     joules              sum_i (gradients_i * E_G + forwards_i * E_F + transmit power * airtime of the bits that i sent
                                + downlink power * airtime of the bits that i received)
 
-- Operations are those of `jaxfl.channel.count`. A gradient is a forward and a backward pass, and a backward pass takes
-  twice the operations of the forward pass of what it differentiates, for derivatives of inputs and of parameters. So
-  G = 3 F where the whole model is differentiated. Clipping and noise are not charged.
-- Seconds are those of a synchronous round: all nodes begin together, and the slowest ends it. All that is sent goes up
-  to a base station and down from it, at each link's rate, a slot at least. An infinite downlink rate leaves the way
-  down out, as of messages that go straight to a neighbor. Events of an asynchronous round take place at once.
-- Joules are those of DZOFL's energy model for passes over a batch, shared out over its samples, and those of sending.
-  Energy of the way down, which DZOFL's section III-C counts too, is charged where a downlink power is given.
+- Operations are counted by `jaxfl.channel.count`. A gradient is a forward and a backward pass. A backward pass takes
+  twice the operations of the forward pass through the differentiated layers, for derivatives of inputs and of
+  parameters. So G = 3 F where the whole model is differentiated. Clipping and noise are not charged.
+- Seconds belong to a synchronous round: all nodes begin together, and the slowest ends it. Messages go up to a base
+  station and down from it, at each link's rate, a slot at least. An infinite downlink rate leaves the way down out, as
+  of messages that go straight to a neighbor. Events of an asynchronous round take place at once.
+- Joules follow DZOFL's energy model for passes over a batch, shared out over its samples, plus sending. Energy of the
+  way down, which DZOFL's section III-C counts too, is charged where a downlink power is given.
 
 Reference: DZOFL (`jaxfl.dzofl`), section III (16 million operations in 4 ms at 4 GHz) and equations (5) to (10).
 """
@@ -114,7 +114,7 @@ def forward_energy(counts: Counts, model: EnergyModel) -> float:
     """DZOFL's equations (5) to (9): joules of a forward pass at `bits`, for computing, weights, activations and DRAM.
 
     Args:
-        counts: of what is charged. DZOFL's N_c, O_c, d and x_in are operations, activations, parameters and inputs.
+        counts: of the charged layers. DZOFL's N_c, O_c, d and x_in are operations, activations, parameters and inputs.
         model: the device.
 
     Raises:
@@ -134,14 +134,14 @@ def forward_energy(counts: Counts, model: EnergyModel) -> float:
 
 
 def backward_energy(counts: Counts, model: EnergyModel) -> float:
-    """DZOFL's equation (10): joules of a backward pass, at `max_bits`; arguments as those of `forward_energy`."""
+    """DZOFL's equation (10): joules of a backward pass, at `max_bits`; arguments as for `forward_energy`."""
     spilled_bits = _spilled_bits(model.max_bits, counts, model)
     operations = 2 * counts.operations * (1 + math.sqrt(1 / model.mac_units)) + 2 * counts.activations
     return model.mac_joules * (operations + counts.parameters + 2 * model.dram_factor * spilled_bits)
 
 
 def _spilled_bits(bits: float, counts: Counts, model: EnergyModel) -> float:
-    """Checks the arguments of a pass; of parameters and activations, what does not fit into the device's SRAM."""
+    """Check the arguments of a pass, and count the bits of parameters and activations that exceed the device's SRAM."""
     check.non_negative(**counts._asdict())
     check.positive(**model._asdict())
     return max(bits * (counts.parameters + counts.activations) - model.sram_bits, 0)
@@ -196,9 +196,9 @@ def ledger(
         batch_size: samples that go through the model at once. Reading the parameters is charged once for all of them; a
             batch with fewer samples is charged its share.
         energy: of passes; default DZOFL's device.
-        operations_per_second: of a node. Default: an operation a cycle at 4 GHz.
+        operations_per_second: of a node; 4e9 is one per cycle at 4 GHz.
         uplink_bits_per_second, downlink_bits_per_second: of a node's link. An infinite rate takes no time.
-        slot_seconds: the least airtime of what is sent, as in `airtime_seconds`. Default: that of 5G.
+        slot_seconds: the least airtime of a message, as in `airtime_seconds`. Default: a slot of 5G.
         transmit_dbm: power while sending, in dBm. Default 0.2 W, the most of a 5G handset of power class 3.
         downlink_watts: power at the base station, and at the node, while the node is sent to. Default: not charged.
 

@@ -154,7 +154,7 @@ def _to_grid(parts: int, unit: float | Array, lowest: float, highest: float, val
 
 
 def _round(multiple: Array, uniform: Array) -> Array:
-    """The integer below, or the one above it with the probability of the distance to the one below."""
+    """Round to the integer above with a probability equal to the distance from the integer below, else to that one."""
     below = jnp.floor(multiple)
     return below + (uniform < multiple - below).astype(multiple.dtype)
 

@@ -1,4 +1,5 @@
-"""Wireless links of devices in a cell: how often a message arrives, how long it is on the air, what sending it takes.
+"""Wireless links of devices in a cell: how often a message arrives, how long it is on the air, and the energy of
+sending it.
 
 With P the transmit power, N_0 the noise in a hertz, W the bandwidth of a device, R its rate and r its distance:
 
@@ -13,10 +14,10 @@ Sent again in parts or as a whole, a message is on the air equally long in the m
 Farther devices arrive less often. A server that weights what arrives by N / |S| takes one p for all: with success
 probabilities of these distances its sum is biased towards the devices nearby.
 
-What is whose: the paper gives a disc of 500 m, 2 MHz a device, -173 dBm/Hz and Rayleigh fading, and in the example of
-section III 10 Mbit/s and a slot of 0.125 ms. The law of path loss (3GPP TR 36.814, annex A: a large cell at 2 GHz) and
-the power of 23 dBm, that of LTE phones, are chosen here: the paper says "a standard channel model". At 10 Mbit/s p is
-0.476 on the rim and 0.791 in the mean of the disc.
+Sources of the numbers: the paper gives a disc of 500 m, 2 MHz a device, -173 dBm/Hz and Rayleigh fading, and in the
+example of section III 10 Mbit/s and a slot of 0.125 ms. The law of path loss (3GPP TR 36.814, annex A: a large cell at
+2 GHz) and the power of 23 dBm, that of LTE phones, are chosen here: the paper says "a standard channel model". At 10
+Mbit/s p is 0.476 on the rim and 0.791 in the mean of the disc.
 
 References:
     E. Mhanna, M. Assaad, "Communication and Energy Efficient Federated Learning using Zero-Order Optimization
@@ -223,7 +224,7 @@ def _threshold(radio: Radio) -> Array:
 
 
 def _float32(radio: Radio) -> Radio:
-    """Its numbers as arrays; refuses what is no radio, where powers in dBm may have any sign."""
+    """Check a radio's numbers, and return them as arrays; powers in dBm may have any sign."""
     powers = ("power_dbm", "noise_dbm_per_hz", "path_loss_db")
     check.scalar(**radio._asdict())
     check.positive(**{name: value for name, value in radio._asdict().items() if name not in powers})

@@ -1,4 +1,4 @@
-"""Over which devices the nodes lie, as the mesh of the context says.
+"""Devices over which the nodes lie, as the mesh of the context says.
 
 `jax.set_mesh(mesh)` around the tracing and the calls of a round names the devices. The nodes lie over its axis "nodes",
 in equal shares and in order: of n nodes on s devices, device k holds those from k n / s on. What is traced outside any

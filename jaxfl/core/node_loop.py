@@ -156,10 +156,10 @@ def _devices_are_free(args: PyTree) -> bool:
 
 
 def _over_axis(run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run` on each device's share, one loop a device: of a loop over all nodes each would take part in every step.
+    """`run` on each device's share, one loop a device: in a loop over all nodes each would take part in every step.
 
-    What `run` closes over goes in as arguments, whole on every device: arrays whose types name the caller's mesh cannot
-    be indexed where a device is by itself.
+    Constants of `run` go in as arguments, whole on every device: arrays whose types name the caller's mesh cannot be
+    indexed where a device is by itself.
     """
 
     def spread(*args: PyTree) -> PyTree:

@@ -1,4 +1,4 @@
-"""Which node holds which samples: partitions of a pool, on the host and from an integer seed.
+"""Partitions of a pool over nodes, on the host and from an integer seed.
 
 A partition is a list with one int32 array of sample indices a node. The order inside a node is random (but for
 `by_owner`), so that consecutive samples make fair batches.

@@ -1,4 +1,4 @@
-"""Which options count at a configuration, and choices by name: a function's keyword-only parameters are its options.
+"""Options that count at a configuration, and choices by name: a function's keyword-only parameters are its options.
 
 A record lists in its class variable COUNTS mappings from options to conditions on the flat options, and a configuration
 lists those on several of its records. An option counts where all its conditions hold. An option that does not count is
@@ -42,7 +42,7 @@ def where(option: str, values: Collection[Any], *names: str) -> dict[str, Where]
 class Choice:
     """An option whose value names a function; keyword-only parameters of the functions are options.
 
-    Positional ones are what the caller gives.
+    The caller passes positional ones.
 
     Attributes:
         option: its name.

@@ -138,7 +138,7 @@ def prepare(request: Request) -> tuple[Prepared, dict[str, Case], dict[str, Any]
     placement = request.config.run.placement()
     cases = {name: case._replace(placement=placement) for name, case in cases.items()}
     task = next(iter(cases.values())).task
-    # What auto stands for, since another node loop gives other last bits.
+    # The loop that auto stands for, since another one gives other last bits.
     return prepared, cases, {**saved_options(request), "node_loop": task.node_loop, **prepared.saved}
 
 

@@ -27,7 +27,7 @@ def size_of(task: Task, params: PyTree, inputs: Array, labels: Array) -> int:
     """Compute the number of samples whose gradients one node makes at once. It is static, and 1 on a CPU.
 
     Args:
-        task: what is learned.
+        task: the learning task.
         params: one node's parameters, leaves (*leaf), or their shapes.
         inputs: (b, *sample).
         labels: (b, ...).

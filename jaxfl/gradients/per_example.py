@@ -195,7 +195,7 @@ def weighted_sum(
     """Sum over the batch of weight times per-sample gradient, each clipped first.
 
     Args:
-        task: what is learned.
+        task: the learning task.
         params: one node's parameters, leaves (*leaf).
         inputs: (b, *sample).
         labels: (b, ...).

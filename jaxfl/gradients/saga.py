@@ -222,7 +222,7 @@ def table_bytes(
     """Bytes of a gradient table, without building it.
 
     Args:
-        task: what is learned.
+        task: the learning task.
         params: arrays or shapes with leaves (n, *leaf).
         data: the nodes' samples.
         table, entry_size, storage: as for `saga`.

@@ -1,4 +1,4 @@
-"""Which samples a node uses in a round: uniform, fixed or Poisson, each at a cost that does not grow with J.
+"""Batches of a node in a round: uniform, fixed or Poisson, each at a cost that does not grow with J.
 
 Every sampler returns a batch of static capacity with a mask, and every estimate divides by `batch_size`, the expected
 number of samples and a public constant, never by the number that was realised.

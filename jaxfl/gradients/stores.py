@@ -72,7 +72,7 @@ def make_store(
     """The store of a kind for a task.
 
     Args:
-        task: what is learned.
+        task: the learning task.
         params: arrays or shapes, leaves (n, *leaf).
         data: read for the shape of a sample only.
         table: "dense", "factored" or "per_batch".

@@ -59,7 +59,7 @@ def read_matrices(path: str, requirement: str, remedy: str) -> np.ndarray:
 
 
 def read_graph(path: str, num_nodes: int) -> Graph:
-    """The graph whose mixing matrix, or periodic sequence of them, is in a .npy file.
+    """Read a graph, a mixing matrix or a periodic sequence of them, from a .npy file.
 
     Args:
         path: the file, an array (n, n) or (period, n, n); entry (i, j) is the share of j's value that i receives.

@@ -2,8 +2,8 @@
 
     A_ij = P_ij where the message from j reached i, else 0;   A_ii = P_ii + the weights that were not handed over
 
-A weight that is not handed over stays with its sender, P_mi of the messages that i sent in vain, or with its receiver,
-P_ij of those that i waited for in vain. With its sender, columns sum to what those of P do; with its receiver, rows.
+A weight that is not handed over stays with its sender (P_mi for a lost message from i to m) or with its receiver (P_ij
+for a lost message from j to i). With the sender, A keeps the column sums of P; with the receiver, its row sums.
 
 References:
     D. Kempe, A. Dobra, J. Gehrke, "Gossip-Based Computation of Aggregate Information", FOCS 2003: mass conservation.
@@ -48,8 +48,8 @@ def lossy_mix(
     """`mix` over links that lose messages.
 
     It costs what `mix` costs, and reads as many entries of `arrived` as there are edges (1,000 nodes on two CPU cores:
-    no difference in time; drawing 1,000,000 arrivals takes 2 ms). A value that is not finite reaches
-    all receivers, those whose message was lost too, for it is multiplied by 0.
+    no difference in time; drawing 1,000,000 arrivals takes 2 ms). A value that is not finite also reaches receivers
+    whose message was lost, for it is multiplied by 0.
 
     Args:
         graph: static; its matrix `round_index mod period` is used.
@@ -122,7 +122,7 @@ def _check_arrived(graph: Graph, arrived: Array) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _transpose(graph: Graph) -> Graph:
-    """The graph whose senders are the receivers of this one, with the same weights."""
+    """The graph with senders and receivers exchanged, with the same weights."""
     return Graph(
         f"reversed {graph.name}", graph.num_nodes, tuple(csr_array(matrix.T) for matrix in graph.rounds), graph.names
     )

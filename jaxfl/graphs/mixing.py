@@ -31,7 +31,7 @@ NODES_PER_NEIGHBOR = 8
 
 
 def mix(graph: Graph, tree: PyTree, round_index: int | Array, structure: str = "auto") -> PyTree:
-    """Every leaf of the tree mixed by the round's matrix: new value of i = sum over j of P[i, j] times value of j.
+    """Mix every leaf of the tree by the round's matrix: new value of i = sum over j of P[i, j] times value of j.
 
     Args:
         graph: static; its matrix `round_index mod period` is used.
@@ -68,7 +68,7 @@ def mix_result(
     round_index: int | Array,
     structure: str = "auto",
 ) -> PyTree:
-    """`mix` of the tree that `fn(*operands)` is, elementwise functions computed where they are mixed.
+    """`mix` of the tree `fn(*operands)`; elementwise functions are computed while mixing.
 
     A switch over rounds ("circulant", where the matrix changes, but not on an accelerator) keeps the compiler from
     doing this: everything that enters it is written to memory first.
@@ -202,13 +202,13 @@ def matrix_sum(matrix: Array, leaf: Array) -> Array:
 
 def _circulant(graph: Graph, fn: Callable[..., PyTree], operands: tuple[PyTree, ...], index: int | Array) -> PyTree:
     assert graph.shifts is not None
-    # What leaves a switch is in memory; without one XLA's CPU backend finishes the sum anew for each of its readers, so
+    # Results of a switch are in memory; without one XLA's CPU backend finishes the sum anew for each of its readers, so
     # that there even a single matrix gets one, of two equal branches (0.7 of the time of a push-sum iteration on a
     # directed ring, without noise). Static shifts, a branch a round, become neighbor exchanges when a user shards the
     # node axis of a CPU without a mesh in the context. Elsewhere two branches that look the round's shifts up do: a
     # branch a round took 0.7 s more to compile (16 nodes, a network of four leaves, of 4.2 s for a round of PrivSGP-VR)
-    # and no less time to run.
-    # An accelerator gets no switch: its host waits for the number of the branch, which is on the device.
+    # and no less time to run. An accelerator gets no switch: its host waits for the number of the branch, which is on
+    # the device.
     on_cpu, same_count = is_cpu(), len({len(shifts) for shifts in graph.shifts}) == 1
     if graph.period > 1 and not on_cpu:
         return _looked_up_sum(graph, index % graph.period, fn(*operands))

@@ -1,4 +1,4 @@
-"""In-neighbors as lists, which mixing on sparse graphs reads, and what of them devices send each other."""
+"""Lists of in-neighbors, which mixing on sparse graphs reads, and the rows that devices send each other."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def lists_of_round(graph: Graph, slot: Array | None, dtype: np.dtype) -> tuple[A
 
 
 def gathered_sum(own: Array, senders: Array, weights: Array, leaf: Array) -> Array:
-    """Each node's own weight (n,) times its value, and those of its k senders (k, n) times theirs.
+    """Sum each node's value times its own weight (n,), and its k senders' values times their weights (k, n).
 
-    The leaf may go on after the n nodes with values that are only sent: those of other nodes.
+    Behind the n nodes the leaf may hold values of other nodes, which are only read.
     """
     values = leaf.astype(own.dtype)
     column = (len(own),) + (1,) * (leaf.ndim - 1)
@@ -71,7 +71,7 @@ def neighbor_lists(graph: Graph) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 class Plan(NamedTuple):
-    """Which rows travel between devices in a round, and their places at the receiver: behind its own m, step by step.
+    """Rows that travel between devices in a round, and their places at the receiver: behind its own m, step by step.
 
     The n nodes lie over s devices in order, m = n / s on each. In step k = 1, ..., s - 1 every device p sends to device
     p + k (mod s) the rows that some node there hears from. Devices send equally many in a step: the most that any of

@@ -1,13 +1,14 @@
 """The mixing step where nodes lie over devices (see `jaxfl.core.devices`): every device sends what others need.
 
-A tree is made one buffer on every device, (n / s, d) for the s devices and each type of its leaves. Of it travel
+A tree is made one buffer on every device, (n / s, d) for the s devices and each type of its leaves. These parts of it
+travel:
 
 - "circulant": the first and the last rows of a share, of as many as some shift takes to another device;
 - "neighbors": the rows that some node of the receiving device hears from, each once (see `needed_rows`);
 - "dense": sums. Each device multiplies its columns of the matrix with its rows; a reduce-scatter adds the products.
 
-Numbers are those of a single device to rounding. Values travel in the type of their leaf. The weights may be numbers of
-the round, as they are over links that lose messages.
+Results equal a single device's, to rounding. Values travel in the type of their leaf. The weights may be numbers of the
+round, as they are over links that lose messages.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from jaxfl.core.types import Array, PyTree
 from jaxfl.graphs.graph import Graph
 from jaxfl.graphs.neighbor_lists import gathered_sum, lists_of_round, needed_rows, sum_dtype
 
-# Where a sparse graph makes devices send more than half of all rows, the matrix product is taken up to this size:
-# it sends as much in one collective instead of s - 1. At 512 nodes of in-degree 18 on 8 devices, the product and the
+# The matrix product is taken up to this size where a sparse graph makes devices send more than half of all rows: it
+# sends as much in one collective instead of s - 1. At 512 nodes of in-degree 18 on 8 devices, the product and the
 # gathers both take as long as reading 20 rows a node does; the product's share grows with n.
 DENSE_NODES = 512
 _BY_NODE, _COLUMNS = PartitionSpec(NODES), PartitionSpec(None, NODES)
@@ -92,7 +93,7 @@ def shifted_sum(shifts: Sequence[tuple[int, float | Array]], tree: PyTree) -> Py
 
 
 def neighbors_sum(graph: Graph, slot: Array | None, own: Array, weights: Array, tree: PyTree) -> PyTree:
-    """Each node's own weight times its value, and those of its in-neighbors times theirs.
+    """Sum each node's value times its own weight, and its in-neighbors' values times their weights.
 
     Args:
         graph: its in-neighbors, in the order of `neighbor_lists`.

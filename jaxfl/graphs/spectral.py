@@ -1,4 +1,4 @@
-"""Rate at which mixing forgets initial values, and the Laplacian of a directed graph with any weights.
+"""The rate at which mixing forgets initial values, and the Laplacian of a directed graph with any weights.
 
 The Laplacian's functions take weights W, (n, n), with W[i, j] > 0 exactly when i receives from j: they need neither
 stochastic weights nor self-loops. For the graph of gradient tracking's trackers, pass the transpose of C (G_{C^T}).
@@ -145,7 +145,7 @@ def consensus_weights(weights: Any) -> np.ndarray:
 
 
 def _weights(weights: Any) -> np.ndarray:
-    """As (n, n) float64, refused unless square, finite and non-negative."""
+    """Check that weights are square, finite and non-negative; return them as (n, n) float64."""
     values = np.asarray(weights, dtype=np.float64)
     if values.ndim != 2 or values.shape[0] != values.shape[1] or values.size == 0:
         remedy = "Pass entry (i, j) > 0 where i receives from j."

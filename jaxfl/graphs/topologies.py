@@ -205,7 +205,7 @@ def random_digraph(num_nodes: int, edge_probability: float, key: Array | int) ->
 def _edges_by_gaps(num_nodes: int, edge_probability: float, key: Array) -> csr_array:
     """(n, n) bool with a full diagonal, every other entry True with a probability, independently.
 
-    Of a row of coins the gaps between heads are geometric (Batagelj, Brandes 2005, Phys. Rev. E 71, 036113).
+    The gaps between heads in a row of coins are geometric (Batagelj, Brandes 2005, Phys. Rev. E 71, 036113).
     """
     nodes = np.arange(num_nodes)
     words = np.asarray(jax.random.key_data(key)).astype(np.uint64).reshape(-1)
@@ -367,8 +367,8 @@ def five_agents() -> TrackingPair:
 def five_agents_self_loops() -> TrackingPair:
     """`five_agents` with a self-loop of weight 1 at every agent, in both graphs: rows of R and columns of C sum to 2.
 
-    The Laplacians are those without self-loops. Only the broadcast noise, of which an agent now receives its own, and
-    what a and b of the privacy bounds are (alpha and beta times these sums) change (Remark 24).
+    The Laplacians are those without self-loops. Two things change (Remark 24): an agent receives its own broadcast
+    noise, too, and a and b of the privacy bounds are alpha and beta times these sums.
 
     Example:
         >>> (five_agents_self_loops().state_weights - five_agents().state_weights).tolist() == np.eye(5).tolist()

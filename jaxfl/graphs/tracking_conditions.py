@@ -64,7 +64,7 @@ class StepSizes(NamedTuple):
 
 
 class PolynomialExponents(NamedTuple):
-    """Exponents of Scheme (S1); the defaults are those of section 4.1."""
+    """Exponents of Scheme (S1); the defaults stand in section 4.1."""
 
     state_noise: PerNode  # p_zeta
     tracker_noise: PerNode  # p_eta
@@ -75,7 +75,7 @@ class PolynomialExponents(NamedTuple):
 
 
 class ExponentialBases(NamedTuple):
-    """Bases of Scheme (S2); the default is that of section 4.1."""
+    """Bases of Scheme (S2); the default stands in section 4.1."""
 
     state_noise: PerNode  # p_zeta
     tracker_noise: PerNode  # p_eta

@@ -49,7 +49,7 @@ class Model(NamedTuple):
         return {} if init is None else init(key)
 
     def init_state(self) -> dict[str, PyTree]:
-        """Layer name -> what it keeps beside parameters; layers without a training mode have no entry."""
+        """Layer name -> its state beside parameters; layers without a training mode have no entry."""
         init_state = self.as_layer.init_state
         return {} if init_state is None else init_state()
 
@@ -92,7 +92,7 @@ class Model(NamedTuple):
 
         Returns:
             (outputs of the last layer, factor inputs and tapped values of each layer with parameters, is_finite (b,)).
-            Factor inputs are finite: what is not counts as 0 from there on, and the sample's is_finite says so.
+            Factor inputs are finite: other numbers count as 0 from there on, and the sample's is_finite is False.
         """
         layer_inputs, layer_outputs, is_finite = [], [], jnp.ones(inputs.shape[0], bool)
         for name, layer in self.layers:
@@ -297,7 +297,7 @@ def _part(
     narrow: Callable[[PyTree], PyTree],
     widen: Callable[[PyTree], PyTree],
 ) -> Part:
-    """Training the blocks named `trained`; `ready` makes inputs what the first layer takes."""
+    """Make the `Part` that trains the blocks named `trained`; `ready` prepares inputs for the first layer."""
     blocks = [position for position, (_, layer) in enumerate(model.layers) if layer.init is not None]
     names = [model.layers[position][0] for position in blocks]
     unknown = [name for name in trained if name not in names]
@@ -308,8 +308,8 @@ def _part(
     in_front = [position for position in blocks if position < first]
     cut = 0
     if in_front:
-        # What has no parameters goes to the frozen side, where pooling leaves less to store; but for dropout, which
-        # draws anew in each step, and what follows it.
+        # Layers without parameters go to the frozen side, where pooling leaves less to store; but not dropout, which
+        # draws anew in each step, nor layers behind it.
         between = range(in_front[-1] + 1, first)
         cut = next((position for position in between if model.layers[position][1].train is not None), first)
 
@@ -356,7 +356,7 @@ def _evaluating(layer: Layer) -> Layer:
 
 
 def _finite(inputs: Array, is_finite: Array) -> tuple[Array, Array]:
-    """Zeros for what is not finite, and which samples have been finite up to here.
+    """Replace numbers that are not finite by 0, and mark samples that have been finite up to here.
 
     Done where a layer's input is made, it fuses with that; on stored factors it would copy each of them.
     """

@@ -84,12 +84,12 @@ def scaled(layer: Layer, ratio: float) -> Layer:
     """A layer that in training gets its inputs divided by `ratio`.
 
     A model that keeps the first channels of every layer adds up fewer terms than the full one, in which its parameters
-    are averaged with others and evaluated. HeteroFL therefore divides what a convolution puts out by the share of
-    channels that are there, before normalization, in training alone.
+    are averaged with others and evaluated. HeteroFL therefore divides a convolution's outputs by the share of channels
+    that are there, before normalization, in training alone.
 
     Args:
         layer: any; its parameters keep their names, and so does its state. One without state gets an empty one, since
-            it now trains otherwise than it evaluates.
+            training and evaluation now differ.
         ratio: share of the channels that are there, above 0.
 
     Raises:

@@ -12,9 +12,9 @@ from jaxfl.models.classification import Model
 def layer_outputs(model: Model, params: PyTree, inputs: Array, names: Sequence[str]) -> dict[str, Array]:
     """The outputs of named layers in evaluation, in one pass that ends behind the last of them.
 
-    For parameters of many nodes, `jax.vmap` over them. In `jaxfl.models.resnet20` the output of "stem" is that of the
-    paper's Conv 1, and behind Conv 3, 7, 15 and 19 come the outputs of "block_1_1", "block_1_3", "block_3_1" and
-    "block_3_3": a block ends with the sum and the ReLU behind its second convolution.
+    For parameters of many nodes, `jax.vmap` over them. In `jaxfl.models.resnet20` the output of "stem" is the paper's
+    Conv 1, and behind Conv 3, 7, 15 and 19 come the outputs of "block_1_1", "block_1_3", "block_3_1" and "block_3_3": a
+    block ends with the sum and the ReLU behind its second convolution.
 
     Args:
         model: any.

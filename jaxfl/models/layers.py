@@ -2,9 +2,9 @@
 
 A layer is a `Layer`; a model is an ordered list of named ones (`jaxfl.models.classification`). The factored form
 (`jaxfl.core.FactoredLayer`) gives norms and weighted sums of per-sample gradients from the layer's inputs and the
-errors at its outputs, without forming a gradient for each sample. Products in them
-are of the highest precision. By default accelerators round their factors to fewer bits, with which a gradient that was
-clipped exceeded its bound by 3.2e-4 of it in an emulation.
+errors at its outputs, without forming a gradient for each sample. Their products have the highest precision. By default
+accelerators round the factors of products to fewer bits, with which a clipped gradient exceeded its bound by 3.2e-4 of
+it in an emulation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jaxfl.models.kernels import convolve, geometry
 class Layer(NamedTuple):
     """One layer of a model.
 
-    Batch normalization and dropout train otherwise than they evaluate: such a layer has `init_state` and `train`.
+    Batch normalization and dropout differ in training and evaluation: such a layer has `init_state` and `train`.
 
     Attributes:
         init: key -> parameters, for most {"kernel": ..., "bias": ...}; None for a layer without parameters.
@@ -36,7 +36,7 @@ class Layer(NamedTuple):
             the first argument is `Variables` of its parameters and state.
         factored: (name, input_is_sample) -> FactoredLayer; None for a layer without parameters or without such a form.
         fills_caches: whether one node fills a CPU's caches, so that nodes are best run one after the other there.
-        init_state: () -> what it keeps beside parameters, empty for dropout; None without `train`.
+        init_state: () -> its state beside parameters, empty for dropout; None without `train`.
         train: (params or None, state, inputs (b, ...), weights (b,), key) -> (outputs, new state). Samples of weight 0
             are padding. Without a state (None) the new one is made of this batch alone. None where training is `apply`.
         tapped: (params, inputs, tap or None) -> (outputs, factor inputs, pre-activations): `apply` with a tap added to

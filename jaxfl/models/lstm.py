@@ -1,7 +1,7 @@
 """LSTMs that read a sequence in both directions.
 
-Gradients come in factored form: they are sums over time of outer products, of what enters the gates at a step (input,
-previous hidden state, 1) and the error at their pre-activations. The layer hands these out by `Layer.tapped`.
+Gradients come in factored form: they are sums over time of outer products. The factors are the inputs of the gates at a
+step (input, previous hidden state, 1) and the error at their pre-activations. `Layer.tapped` returns them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxfl.models.kernels import position_sums
 from jaxfl.models.layers import Layer
 from jaxfl.models.normalization import at_least_float32
 
-# What Keras starts from: Glorot uniform for inputs, orthogonal for states.
+# Initial values of Keras: Glorot uniform for inputs, orthogonal for states.
 _initial_kernel = jax.nn.initializers.glorot_uniform()
 _initial_recurrent_kernel = jax.nn.initializers.orthogonal()
 
@@ -191,7 +191,7 @@ def bidirectional_lstm(
             per_sample=per_sample,
         )
 
-    # Of 4 and 8 nodes one after the other, gradients took 0.6 to 0.7 of the processor's time of all at once, and an
+    # With 4 and 8 nodes one after the other, gradients took 0.6 to 0.7 of the processor's time of all at once, and an
     # eighth to a quarter of the memory (two cores, 64 steps, 64 and 256 units): one fills the caches, as a convolution.
     if frozen_steps:
         return Layer(init=init, apply=apply, fills_caches=True)

@@ -1,4 +1,4 @@
-"""Normalization: of groups of channels, one sample at a time, and of channels, over the samples of a batch.
+"""Normalization of groups of channels, one sample at a time, and of channels, over the samples of a batch.
 
 Group normalization leaves every sample a gradient of its own. Batch normalization mixes the samples of a batch, so that
 a sample's gradient, and with it a bound on one sample's influence, does not exist.
@@ -209,7 +209,7 @@ def _normalize_batch_backward(eps, residuals, errors):
     deviations = wide - _along_channels(statistics["mean"], wide)
     bias_error = _sum_by_channel(error, ones)
     scale_error = inverse * _sum_by_channel(error * deviations, ones)
-    # Of the mean and the variance. That the mean acts on the variance counts nothing: deviations from it sum to zero.
+    # Errors at the mean and the variance. The mean does not act on the variance: deviations from it sum to zero.
     mean_error = statistics_error["mean"] - factor * bias_error
     var_error = statistics_error["var"] - 0.5 * factor * inverse * scale_error
     through_statistics = _along_channels(mean_error, wide) + 2.0 * deviations * _along_channels(var_error, wide)

@@ -107,7 +107,7 @@ def resnet20(
         groups: groups of each group normalization; layers with fewer channels take one group a channel.
         width: share in (0, 1] of the channels of every stage, rounded down; its parameters are leading slices of those
             of the full network, as `jaxfl.width_reduction` takes them.
-        scaler: HeteroFL's: in training, what a convolution puts out is divided by `width`
+        scaler: HeteroFL's: in training, a convolution's outputs are divided by `width`
             (`jaxfl.models.composite.scaled`). Give it to the full network, too, for the same model state.
 
     Raises:
@@ -203,7 +203,7 @@ def _check_sizes(
     blocks: tuple[int, ...],
     groups: int | None,
 ) -> None:
-    """Refuse what no network can be made of; groups are None without group normalization."""
+    """Refuse sizes that make no network; groups are None without group normalization."""
     if len(sample_shape) != 3:
         found = f"got {sample_shape}"
         raise ArgumentError("sample_shape", "must be (height, width, channels)", found, "Pass three integers.")
@@ -249,7 +249,7 @@ def conv_without_bias(in_channels: int, out_channels: int, window: int, stride: 
         products = rows.reshape(batch * positions, taps) @ kernel.reshape(taps, out_channels)
         return mark_activation(products.reshape(batch, *geom.output_size, out_channels))
 
-    # Variance 2 / fan-in keeps the scale through ReLUs (He and others 2015): what the papers start from.
+    # Variance 2 / fan-in keeps the scale through ReLUs (He and others 2015); the papers start from it.
     return Layer(init=lambda key: {"kernel": normal_kernel(key, shape, 2.0)}, apply=apply, fills_caches=True)
 
 

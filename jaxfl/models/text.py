@@ -21,7 +21,7 @@ from jaxfl.models.layers import Layer
 from jaxfl.models.lstm import bidirectional_lstm
 from jaxfl.models.normalization import at_least_float32
 
-# What Keras starts from: uniform in (-0.05, 0.05).
+# Initial values of Keras: uniform in (-0.05, 0.05).
 _EMBEDDING_BOUND = 0.05
 
 
@@ -75,7 +75,7 @@ def embedding(vocabulary: int, features: int) -> Layer:
         return table.at[tokens].add(errors, mode="drop", wrap_negative_indices=False)
 
     def norms_of(norm_of_row, is_squared):
-        """The norm of the table's gradient from those of its rows."""
+        """The norm of the table's gradient from the norms of its rows."""
 
         def of_group(tokens, errors):
             # Entry (p, q) is 1 where p is the first position of the token at q, so that each sum appears once.

@@ -1,5 +1,4 @@
-"""Which blocks of a model a client trains, and as which task: the choices that are compared, their check, and steps on
-blocks that are drawn."""
+"""Blocks that a client trains: named choices, their checks, and steps on blocks drawn at random."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from jaxfl.core import ArgumentError, PyTree, Task, check
 
 
 def output_side(blocks: Sequence[str], first: str) -> tuple[str, ...]:
-    """The blocks from `first` on: what EmbracingFL's weaker clients train.
+    """The blocks from `first` on, which EmbracingFL's weaker clients train.
 
     Example:
         >>> output_side(("stem", "block_1", "block_2", "dense"), "block_2")
@@ -25,7 +24,7 @@ def output_side(blocks: Sequence[str], first: str) -> tuple[str, ...]:
 
 
 def first_half(blocks: Sequence[str], last: str | None = None, *, classifier: bool = False) -> tuple[str, ...]:
-    """The blocks of the input side: what EmbracingFL's figure 3.b compares with the output side.
+    """The blocks of the input side, which EmbracingFL's figure 3.b compares with the output side.
 
     Args:
         blocks: of the task, input side first.
@@ -53,7 +52,7 @@ def _position(blocks: Sequence[str], argument: str, name: str) -> int:
 def check_blocks(
     blocks: tuple[str, ...], trained_blocks: Sequence[Sequence[str] | int]
 ) -> tuple[list[tuple[str, ...]], np.ndarray]:
-    """Check what each class trains.
+    """Check the blocks of each class.
 
     Args:
         blocks: of the task, input side first.
@@ -115,7 +114,7 @@ def tasks_of_classes(task: Task, class_tasks: Sequence[Task] | None, num_classes
 
 
 def _variables_of(task: Task) -> PyTree:
-    """Names and shapes of what a task trains."""
+    """Names and shapes of a task's variables."""
     state = None if task.init_state is None else jax.eval_shape(task.init_state)
     return task.blocks, jax.eval_shape(task.init, jax.random.key(0)), state
 
@@ -124,7 +123,7 @@ def train_drawn(task, own_blocks, steps, *, state, data, clients):
     """One client's steps on the blocks where `own_blocks` is True.
 
     Args:
-        task: what it learns.
+        task: the learning task.
         own_blocks: (L,), bool.
         steps: `Step` with leaves (tau, ...).
         state: the server's, with `params`, `model_state` and `round_index`.

@@ -14,12 +14,12 @@ scaling of a gradient to L2 norm C at most, m the expected size of a Poisson sam
     b_i = |(1/m) sum_s (clip_C g_s(w_i) - clip_C g_s(w))|
     c_i = |(1/m) sum_s clip_C g_s(w) - v|
 
-w_i, w and v are functions of what has been released with noise. Taking one sample away moves a_i by at most L / m,
-b_i by at most 2 C / m and c_i by at most C / m, because a norm changes by no more than its vector. Each number gets
-noise of z sqrt(3) times its own bound: together they are one Gaussian mechanism of noise multiplier z, on a Poisson
-sample of rate m / J_i. The denominators are public. v is (x - w) / (gamma tau), the mean of the round's noisy gradients
-by plain SGD. Its own noise has the expected squared norm d s^2 sum_i p_i^2 / tau, s the noise of a step on one
-coordinate, which is taken off c_i^2.
+w_i, w and v are functions of earlier releases with noise. Taking one sample away moves a_i by at most L / m, b_i by at
+most 2 C / m and c_i by at most C / m, because a norm changes by no more than its vector. Each number gets noise of z
+sqrt(3) times its own bound: together they are one Gaussian mechanism of noise multiplier z, on a Poisson sample of rate
+m / J_i. The denominators are public. v is (x - w) / (gamma tau), the mean of the round's noisy gradients by plain SGD.
+Its own noise has the expected squared norm d s^2 sum_i p_i^2 / tau, s the noise of a step on one coordinate, which is
+taken off c_i^2.
 
 Ling, Fu, Wang, Liu, Chen, "ALI-DPFL: Differentially Private Federated Learning with Adaptive Local Iterations",
 arXiv:2308.10457, Definition 2 and section IV-B.
@@ -242,7 +242,7 @@ def _evaluations(mask: Array) -> Array:
 
 
 def _over_distance(aggregation: Aggregation, losses: Array, changes: Array, xi: Array, before: Constants) -> Constants:
-    """The quotients; those of before for a client whose model is the aggregate."""
+    """Divide by each client's distance from the aggregate; at distance 0 keep the constants of before."""
     apart = jax.tree.map(lambda own, mean: own - mean[None], aggregation.client_params, aggregation.after)
     distance = norm(apart)
     is_apart = distance > 0

@@ -52,7 +52,7 @@ class Group(NamedTuple):
 
 
 def in_order(groups: Sequence[Group], values: Sequence[PyTree], num_active: int) -> PyTree:
-    """Numbers of the clients of each group, leaves (c,), in the order of `Draws.active`, (k,)."""
+    """Put numbers of each group's clients, leaves (c,), in the order of `Draws.active`, (k,)."""
 
     def joined(*of_groups):
         together = jnp.concatenate(of_groups)
@@ -91,7 +91,7 @@ class ClientClasses(NamedTuple):
             raise ArgumentError("num_active", requirement, found, "Pass how many clients are expected.")
 
     def draw_active(self, key: Key, round_index: Array) -> Array:
-        """The clients of one round, without replacement, uniform among all or among those of each class.
+        """Draw the clients of one round, uniformly without replacement, among all or class by class.
 
         Args:
             key: the run's base key.
@@ -124,7 +124,7 @@ class ClientClasses(NamedTuple):
         is_active: Array | None = None,
         differentiable: bool = False,
     ) -> list[Group]:
-        """Every active client's function of its class.
+        """Run every active client's function, by its class.
 
         Args:
             clients: each class's function of one client's arguments.
@@ -201,18 +201,7 @@ def slots_at_once(share: float, num_active: int) -> int:
 
 
 def _in_waves(over_class: Callable[..., Any], rows: Array, slots: int, k: int, arguments: tuple[Any, ...]) -> Any:
-    """Run the clients of one class in waves, as many as its active clients fill.
-
-    Args:
-        over_class: `server.over_slots` of the class's function.
-        rows: (most,), int32, the places of the class's clients among the active ones, and k for an empty slot.
-        slots: clients of a wave, at most `most`.
-        k: active clients of all classes.
-        arguments: leaves (k, ...).
-
-    Returns:
-        Leaves (most, ...), zeros for empty slots.
-    """
+    """Run a class's clients, `rows` (most,) of the k active ones and k for an empty slot, in waves of some slots."""
     most = len(rows)
 
     def wave(start):

@@ -1,12 +1,12 @@
-"""Local steps: what a client does between two meetings with its server.
+"""Local steps of a client between two exchanges with its server.
 
 A client starts from (x, s), parameters and model state, and a fresh optimizer. For t = 1, ..., tau
 
     g <- the gradient of the step's batch at x, x <- x + u, s <- the new model state,    u: the optimizer's update for g
 
-The gradient is that of the batch's mean loss. With `clip_norm` it is (1/b) (sum of every sample's gradient, clipped),
-and with `noise` it is released with noise: DP-SGD. What a step trains (the whole model, some blocks, a narrower model)
-the algorithm says.
+g is the gradient of the batch's mean loss. With `clip_norm` it is (1/b) (sum of every sample's gradient, clipped), and
+with `noise` it is released with noise: DP-SGD. The algorithm says what a step trains: the whole model, some blocks, or
+a narrower model.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class LocalSteps(NamedTuple):
         max_steps: tau, the most steps of a round.
         is_private: whether samples' gradients are clipped, or noise is added to a step's.
         noise_std: standard deviation of the noise of one step on one coordinate, () or 0.
-        num_steps: as `local_steps` was told.
-        differentiable: whether a round has a reverse derivative, as `local_steps` was told.
+        num_steps: the argument of `local_steps`.
+        differentiable: whether a round has a reverse derivative.
         sampler: "fixed", "uniform" or "poisson", how batches are drawn; a Poisson batch may exceed its slots.
         optimizer_at: round index () -> the optax optimizer of that round.
-        weighting: "data" or "uniform", what `weigh` goes by.
+        weighting: "data" or "uniform", the rule of `weigh`.
         steps_at: round index () -> the steps that run in it, (), int32.
-        check_data: (task, data) -> None; raises what `init` must refuse.
+        check_data: (task, data) -> None; raises for data that `init` must refuse.
         draw: (key, round index, active (k,), data, task, number of steps or None) -> `StepDraws`. A client's draws do
             not depend on who else is active.
         steps: (data, active (k,), draws) -> `Step` with leaves (k, tau, ...).
@@ -126,8 +126,8 @@ def local_steps(
             sum over b, and no client may hold fewer samples.
         clip_norm: bound on the L2 norm of each sample's gradient; the mean is then the sum over b, and no client may
             hold fewer samples than b. May be traced.
-        noise: what is added to each step's mean gradient, of one scale for all clients: `jaxfl.gaussian(sigma C / b)`
-            is DP-SGD with noise multiplier sigma.
+        noise: added to each step's mean gradient, of one scale for all clients: `jaxfl.gaussian(sigma C / b)` is DP-SGD
+            with noise multiplier sigma.
         num_steps: the steps that run, at most `max_steps`: a number, a traced scalar or a function of the round index.
             Default: all. A traced number is no reason to compile anew.
         differentiable: whether a number of steps is run under a mask, so that a round has a reverse derivative, whose

@@ -38,7 +38,7 @@ def train_part(part, blocks, frozen_batch_norm, own_blocks, steps, *, state, dat
     def features_of(samples):
         return part.features(state.params, state.model_state, data.inputs[samples])
 
-    # Each step's share of what is stored, and how it becomes what enters the first of the client's blocks.
+    # Each step's stored share, and the function that turns it into the input of the first of the client's blocks.
     if part.features is None:
         # Inputs are gathered in each step: they would be larger if they were stored, ready for the first block.
         shares, entering_of = steps.samples, lambda samples: data.inputs[samples]
@@ -68,18 +68,10 @@ def train_part(part, blocks, frozen_batch_norm, own_blocks, steps, *, state, dat
 
 
 def _features_once(features_of, samples, max_distinct):
-    """Features in evaluation mode, where samples do not meet, of each different sample once.
+    """Features of each distinct sample (tau, b) once, in evaluation: (shares of steps, share -> its features (b, ...)).
 
     On an accelerator a group without a sample is computed, too: to ask whether it holds one would make the host wait.
     Where the client may hold more samples than its steps have slots, each slot's features are then computed there.
-
-    Args:
-        features_of: samples (m,) -> features (m, ...).
-        samples: (tau, b), int32; many come again, as steps draw independently.
-        max_distinct: how many can be different, at most.
-
-    Returns:
-        (what each step gets, leaves (tau, ...); the function of a step's share that gives its features (b, ...)).
     """
     if not is_cpu() and samples.size <= max_distinct:
         return jax.lax.map(features_of, samples), lambda features: features

@@ -1,12 +1,12 @@
 """Client-level privacy: clipped updates of clients that take part at random, and noise at the server.
 
-Client i takes part in a round with probability q, independently of the others. What it changes, Delta_i, counts with
+Client i takes part in a round with probability q, independently of the others. Its update Delta_i counts with
 
     Delta_i min(1, S / |Delta_i|_2),    and the server releases (1 / E) (sum over those that take part + z),
 
 where z is Gaussian noise of standard deviation `noise.noise_scale` on every coordinate, and E is a public constant:
-how many clients are expected to count. Whether a client is there moves the sum by at most S. All that the server
-releases follows from these sums: rounds of the Poisson-sampled Gaussian mechanism with noise multiplier noise_scale / S
+how many clients are expected to count. One client moves the sum by at most S. All releases of the server follow from
+these sums: rounds of the Poisson-sampled Gaussian mechanism with noise multiplier noise_scale / S
 (`jaxfl.privacy.clients` states its epsilon).
 
 McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018,
@@ -56,7 +56,7 @@ class PrivateUpdates(NamedTuple):
     num_rounds: int  # of the run, whose slots must suffice
 
     def check(self, task: Task, clients: LocalSteps) -> None:
-        """Refuse what one client's clipped update would not hide."""
+        """Refuse tasks and clients that clipped updates would not hide."""
         # Dropout alone has a model state without arrays.
         if task.init_state is not None and jax.tree.leaves(jax.eval_shape(task.init_state)):
             found, remedy = "got one with batch statistics", "Use group normalization."
@@ -67,7 +67,7 @@ class PrivateUpdates(NamedTuple):
             raise ArgumentError("clients", requirement, found, "Pass weighting='uniform' to local_steps.")
 
     def draw(self, key: Key, round_index: Array, num_active: int, num_nodes: int) -> Participants:
-        """Each client independently, `num_active` of them expected; all of them where that is their number."""
+        """Draw each client independently, `num_active` of them expected; all of them where that is their number."""
         if num_active == num_nodes:
             everybody = jnp.arange(num_nodes, dtype=jnp.int32)
             return Participants(everybody, jnp.ones(num_nodes, bool), jnp.int32(0))

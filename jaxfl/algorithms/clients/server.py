@@ -22,7 +22,7 @@ def check_num_active(num_active: int, num_nodes: int) -> None:
 
 
 def draw_active(key: Key, round_index: Array, num_active: int, num_nodes: int) -> Array:
-    """The clients of one round, uniform without replacement.
+    """Draw the clients of one round, uniformly without replacement.
 
     Args:
         key: the run's base key.
@@ -41,10 +41,7 @@ def draw_active(key: Key, round_index: Array, num_active: int, num_nodes: int) -
 
 
 def by_client(active: Array, num_nodes: int, values: Array, is_active: Array | None = None) -> Array:
-    """Numbers of the active clients (k,) at their places among all, (n,); 0 for the others.
-
-    Where `is_active` (k,) is False nobody is meant.
-    """
+    """Put numbers of the active clients (k,) at their places among all, (n,); 0 for others, as for empty slots."""
     everybody = jnp.zeros(num_nodes, values.dtype)
     if is_active is None:
         return everybody.at[active].set(values, unique_indices=True)

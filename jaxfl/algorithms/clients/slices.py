@@ -1,4 +1,4 @@
-"""Leading slices of a model's parameters: what a narrower model with the same layers keeps of a wider one."""
+"""Leading slices of a model's parameters, which a narrower model with the same layers shares with a wider one."""
 
 from __future__ import annotations
 

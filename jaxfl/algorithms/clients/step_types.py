@@ -1,4 +1,4 @@
-"""Which types of parameters and of model state local steps keep."""
+"""Types of parameters and model state that local steps keep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steps of clients: what is drawn for them, what each gets, and the gradient that it takes."""
+"""Steps of clients: their random numbers, their inputs, and their gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxfl.privacy.mechanisms import NoiseMechanism
 
 
 class NoiseKeys(NamedTuple):
-    """Noise that is drawn when a step needs it: of all steps it would not fit in memory."""
+    """Noise that is drawn when a step needs it. The noise of all steps would not fit in memory."""
 
     keys: Array  # typed, (k, tau), one for each step of each active client
 
@@ -67,10 +67,10 @@ class StepGradient(NamedTuple):
 _SLOTS_AT_ONCE = 32
 
 StepLoss = Callable[[PyTree, PyTree, Any], tuple[Array, PyTree]]
-"""(params, model state, what one step gets) -> (mean loss (), new model state)."""
+"""(params, model state, input of one step) -> (mean loss (), new model state)."""
 
 GradientOf = Callable[[PyTree, PyTree, Any], StepGradient]
-"""(params, model state, what one step gets) -> what it says."""
+"""(params, model state, input of one step) -> its `StepGradient`."""
 
 
 def samples_of(data: FederatedData, active: Array, batch_indices: Array) -> tuple[Array, Array]:
@@ -118,7 +118,7 @@ def batch_loss(task: Task, data: FederatedData, mean: Callable[[Array, Array], A
     """The mean loss of a batch of the pool, of the whole task.
 
     Args:
-        task: what is learned.
+        task: the learning task.
         data: whose pool the samples are in.
         mean: (losses (c,), mask (c,)) -> mean loss, as `LocalSteps.mean`.
 

@@ -1,16 +1,15 @@
 """The way of clients' updates to their server: lost and rounded on links, clipped, averaged, released with noise.
 
-Client i of the active ones changes what it holds of the server's model x by Delta_i, and weighs p_i. For each element e
-the server adds
+Active client i changes its part of the server's model x by Delta_i, and weighs p_i. For each element e the server adds
 
     plain                   sum p_i Delta_i[e] / sum p_i           over the active clients that hold e
     over links              the same with Q(Delta_i), over those of them that arrive; 0 where none does
     private updates         (sum clipped Q(Delta_i)[e] + noise) / E_e,    E_e: how many are expected to hold e, public
 
 Updates are rounded, not parameters, for many quantizers are finer near 0. A model state travels with its update in 32
-bits. With private updates a lost one counts as zero and E stays, noise is added in every round, and what arrives is
-clipped after rounding, so that the clip norm bounds it. Losses and rounding do not depend on the data: statements
-without links hold.
+bits. With private updates a lost one counts as zero and E stays. Noise is added in every round. Updates are clipped
+after rounding, so that the clip norm bounds them. Losses and rounding do not depend on the data: statements without
+links hold.
 """
 
 from __future__ import annotations
@@ -60,8 +59,8 @@ class Updates(NamedTuple):
 class Received(NamedTuple):
     """Result of a round's updates at the server."""
 
-    model: Variables  # x with what is added, leaves (*leaf), and the model state
-    change: PyTree  # what is added to the parameters, leaves (*leaf)
+    model: Variables  # x after the change, leaves (*leaf), and the model state
+    change: PyTree  # of the parameters, leaves (*leaf)
     is_heard: Array  # (), bool, False where all updates were lost
     shares: Array  # (c,), float32, what each update weighs in the change
     losses: Array  # (c,), float32, 0 for an update that was discarded
@@ -81,7 +80,7 @@ class Uplink(NamedTuple):
     Attributes:
         is_private: whether updates are clipped and released with noise, and clients drawn independently.
         bits: of a number of an update; of a number of the model state they are 32.
-        check: (task, clients) -> None; raises what private updates do not hide.
+        check: (task, clients) -> None; raises for a task or clients that private updates do not hide.
         init: (key, params) -> None; raises for params that are not of the noise's type.
         draw: (key, round index, params, number of clients, number of active ones, () -> active clients (k,) where
             they are not drawn independently) -> (active (c,), `UplinkDraws`).
@@ -174,7 +173,7 @@ def uplink(*, links: Links | None = None, updates: PrivateUpdates | None = None)
 
 
 PLAIN = uplink()
-"""The way on which everything arrives as it was sent."""
+"""The way without links and privacy: updates arrive as they were sent."""
 
 
 def of_whole_models(before: Variables, after: Variables, num_expected: float) -> Updates:

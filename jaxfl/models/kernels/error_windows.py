@@ -92,7 +92,7 @@ def kernel_gradient(inputs: Array, error: Array, geom: Geometry) -> Array:
 def _sum_over_groups(fn: Callable[[Array, Array], Array], inputs: Array, error: Array, size: int) -> Array:
     """The sum of `fn(inputs, error)` over groups of `size` samples, in a loop.
 
-    In a loop the inputs are an array. Written out, each group would compute them anew from those of the normalization.
+    A loop makes the inputs an array. Written out, each group would compute the normalization anew.
     """
     whole = inputs.shape[0] // size
     groups = tuple(array[: whole * size].reshape(whole, size, *array.shape[1:]) for array in (inputs, error))

@@ -6,7 +6,7 @@ from the windows themselves.
 
 On a CPU the samples' kernel gradients are made one after the other, each in the layout that is fast there: for 32
 samples of 14x14, windows of 5x5 and 32 to 64 channels this took 0.3 of the time of one batched product over patches,
-and as long as the gradient of the batch. Where those of a batch are small, `kept` keeps them until their weights are
+and as long as the gradient of the batch. Where a batch's gradients are small, `kept` keeps them until their weights are
 known: for 75 samples a clipped sum took 10.6 ms in place of 17.5 (a core; without clipping 8.1). Otherwise their norms
 alone are kept. Elsewhere they are that product, in groups.
 """
@@ -51,7 +51,7 @@ def squared_norm(inputs: Array, errors: Array, geom: Geometry) -> Array:
 
 
 def kept(inputs: Array, errors: Array, geom: Geometry) -> tuple[Array, dict[str, Array]] | None:
-    """`squared_norm` and the gradients that it is of, zeros where it is not finite, if a CPU can keep those of a batch.
+    """`squared_norm` and each sample's gradient, zeros where the norm is not finite, if a CPU can keep a batch of them.
 
     Args:
         inputs, errors, geom: as of `squared_norm`.
@@ -84,7 +84,7 @@ def kept(inputs: Array, errors: Array, geom: Geometry) -> tuple[Array, dict[str,
 
 
 def _upper_bound(kernel_part: Array, inputs: Array, errors: Array, geom: Geometry) -> Array:
-    """Squared norms (b,) from those of the kernels, bias included, with what rounding can have taken."""
+    """Squared norms (b,) from the kernels' squared norms: bias included, and rounded up by the rounding errors."""
     content = _window_sums(jnp.sum(inputs**2, axis=3), geom)
     terms = jnp.sqrt((content + 1.0) * jnp.sum(errors**2, axis=3)).sum(axis=(1, 2))
     squares = kernel_part + jnp.sum(errors.sum(axis=(1, 2)) ** 2, axis=1)

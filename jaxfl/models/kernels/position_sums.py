@@ -89,7 +89,7 @@ def absolute_norm(rows: Array, columns: Array) -> Array:
 
 
 def summation_error(terms: Array, num_positions: int | Array) -> Array:
-    """By how much two float32 sums over positions can differ in norm, given the sum of the terms' norms."""
+    """Bound the difference in norm of two float32 sums over positions, given the sum of the terms' norms."""
     # Measured on a CPU, two sums together are off by up to a third of this. No part of the derivative.
     return jax.lax.stop_gradient(_ROUNDOFF * jnp.sqrt(jnp.asarray(num_positions, jnp.float32)) * terms)
 

@@ -1,4 +1,4 @@
-"""From options of experiments.ali_dpfl to cases: checks, budgets, statements, and what is told before the run."""
+"""Cases from options of experiments.ali_dpfl: checks, budgets, statements, and the description of the run."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def run(request: Request) -> int:
 
 
 def _attack(request: Request, lanes: Mapping[str, Ready], records: RunDirectory) -> int:
-    """Measure what is ready, write and tell it; returns the exit code."""
+    """Run the audits, write and print their results; returns the exit code."""
     directory, console = records.path, Console(markup=False)
     for description in dict.fromkeys(row.config.description for row in request.rows.values()):
         console.print(description)

@@ -1,4 +1,4 @@
-"""Options of experiments.audit: what is claimed, and what is really run."""
+"""Options of experiments.audit: the claim, and the real run."""
 
 from __future__ import annotations
 

@@ -335,13 +335,13 @@ def resume(small: bool) -> Iterator[Number]:
 
 
 def fails(small: bool) -> Iterator[Number]:
-    """For the harness."""
+    """A benchmark that does so, for tests of the harness."""
     yield {"name": "fails", "value": 1, "unit": "before it fails"}
     raise RuntimeError("on purpose")
 
 
 def hangs(small: bool) -> Iterator[Number]:
-    """For the harness."""
+    """A benchmark that does so, for tests of the harness."""
     yield {"name": "hangs", "value": 1, "unit": "before it hangs"}
     time.sleep(1000)
 

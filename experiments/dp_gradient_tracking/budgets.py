@@ -52,7 +52,7 @@ def privacy_of(config: Configuration, sizes: Sequence[int]) -> Callable[[int], l
 
 
 def _quantization_step(config: Configuration) -> float:
-    """Distance of the values that are sent."""
+    """Distance of neighboring values in messages."""
     learning = config.learning
     return learning.ternary_threshold if learning.method == "ternary-states" else learning.quantization_step
 

@@ -101,7 +101,7 @@ class Learning:
     """Distance of the values that noisy-quantized-states and quantized-states send."""
 
     def quantizer(self) -> channel.Quantizer | None:
-        """Quantizer of what is sent, where the method has one."""
+        """Quantizer of messages, where the method has one."""
         if self.method == "ternary-states":
             return channel.ternary_quantizer(self.ternary_threshold)
         return channel.uniform_quantizer(self.quantization_step) if self.method in _ROUNDED else None
@@ -265,7 +265,7 @@ def _require_scales(nodes: int, iterations: int) -> None:
 
 @functools.lru_cache(maxsize=64)
 def scheme_steps(scheme: str, iterations: int) -> TrackingSchedule:
-    """Steps and samples of a scheme; its noise is that of no agent."""
+    """Steps and samples of a scheme; its noise belongs to no agent."""
     _require_scales(1, iterations)
     if scheme == "S1":
         return polynomial_schedule(iterations, state_noise_exponent=0.0, tracker_noise_exponent=0.0, horizon_offset=0)

@@ -36,9 +36,9 @@ def finish(finished: Finished) -> Sequence[Path]:
 
 
 def plot_budgets(run_dir: Path, configs: Mapping[str, Configuration]) -> list[Path]:
-    """Draw the budget spent after k iterations, published and proven, and that of a whole run of K iterations.
+    """Draw the budget spent after k iterations, published and proven, and the budget of a whole run of K iterations.
 
-    Epsilon is that of the agent who has spent most. The last panel is the published budget against the maximum
+    Epsilon belongs to the agent who has spent most. The last panel is the published budget against the maximum
     iteration number, which fixes steps and samples; where states are only quantized it is their delta against k + 1.
     Gaussian noise, and runs with none, have no such curves: where nothing else runs there is no picture, nor is there
     of more lines than can be told apart.
@@ -77,7 +77,7 @@ def _from(first: int, curve: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _whole_runs(config: Configuration) -> tuple[np.ndarray, list[float]]:
-    """Published budgets of whole runs: what is the scheme's follows K, what was given stays."""
+    """Published budgets of whole runs: the scheme's numbers follow K, the user's stay."""
     learning = config.learning
     here, horizons = scheme_steps(learning.scheme, learning.iterations), min(10, learning.iterations)
     horizons = np.unique(np.geomspace(horizons, learning.iterations, _HORIZONS).round().astype(int))

@@ -1,4 +1,5 @@
-"""From options of experiments.dp_gradient_tracking to cases: checks, conditions, statements, and what is told."""
+"""Cases from options of experiments.dp_gradient_tracking: checks, conditions, statements, and the description of the
+run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From options of experiments.dzofl to cases: checks, ledgers, and what is told before the run."""
+"""Cases from options of experiments.dzofl: checks, ledgers, and the description of the run."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def shared_out(num_active: int, counts: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def label_of(case: int | None, counts: tuple[int, ...], joint: str = " ") -> str:
-    """Who takes part, in words.
+    """The participants in words.
 
     Example:
         >>> label_of(7, (4, 0, 28)), label_of(None, (4, 0, 28))

@@ -1,4 +1,4 @@
-"""From options of experiments.embracing_fl to cases, what runs add to their summary, and reports in place of a run."""
+"""Cases from options of experiments.embracing_fl, additions to the summary of runs, and reports in place of a run."""
 
 from __future__ import annotations
 

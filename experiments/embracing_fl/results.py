@@ -73,7 +73,7 @@ def grouped(results: Iterable[Result]) -> dict[Any, dict[str, Result]]:
 
 
 def gaps(first: Result, second: Result) -> np.ndarray:
-    """(seeds,), accuracy of the first less that of the second, in points, seed by seed where both have the same."""
+    """(seeds,), accuracy of the first less the second's, in points, seed by seed where both have the same."""
     if first.seeds == second.seeds:
         return first.last - second.last
     return np.array([first.last.mean() - second.last.mean()])

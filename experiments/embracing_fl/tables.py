@@ -137,7 +137,7 @@ def _cells(*pairs: Pair) -> list[str]:
 
 
 def _gap_cells(first: Pair, second: Pair) -> list[str]:
-    """By how much the first is ahead of the second, here and in the paper."""
+    """Lead of the first over the second, here and in the paper."""
     (result, published), (other, of_other) = first, second
     here = "" if result is None or other is None else _spread(gaps(result, other), "+")
     there = "" if published is None or of_other is None else f"{published[0] - of_other[0]:+.1f}"
@@ -149,7 +149,7 @@ def _spread(values: np.ndarray, sign: str = "") -> str:
 
 
 def _table(title: str, heads: Sequence[str], body: Sequence[Sequence[str]], optional: Sequence[str] = ()) -> str:
-    """In Markdown; nothing without rows. Columns with these optional heads are left out where they are empty."""
+    """A Markdown table; nothing without rows. Columns with these optional heads are left out where they are empty."""
     is_column = [head not in optional or any(row[number] for row in body) for number, head in enumerate(heads)]
     rows = [list(itertools.compress(cells, is_column)) for cells in (heads, ["---"] * len(heads), *body)]
     return "\n".join([f"### {title}", "", *(f"| {' | '.join(cells)} |" for cells in rows)]) if body else ""

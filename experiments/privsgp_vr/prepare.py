@@ -1,4 +1,4 @@
-"""From options of experiments.privsgp_vr to cases: checks, noise, statements, and what is told before the run."""
+"""Cases from options of experiments.privsgp_vr: checks, noise, statements, and the description of the run."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _sizes(row: Row) -> list[int]:
 
 
 def _refuse_impossible(rows: Mapping[str, Row]) -> None:
-    """Say what is wrong with any case and seed before noise is calibrated; computes and writes nothing."""
+    """Refuse cases and seeds that cannot run before noise is calibrated; computes and writes nothing."""
     trial = {}  # with numbers for what is not known yet, which decides nothing of what is checked here
     for name, row in rows.items():
         values = flat(row.config)

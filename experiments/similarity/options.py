@@ -1,4 +1,4 @@
-"""Options of experiments.similarity: what is averaged, and which layers are compared."""
+"""Options of experiments.similarity: the averaged part, and the compared layers."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ Zhu, Huang, Wang, Xu, "PrivSGP-VR: Differentially Private Variance-Reduced Stoch
 Bounds", IJCAI 2024, arXiv:2405.02638, Assumptions 3 and 5 and section 5.1, which takes its L and b^2 from the method of
 Wang et al. 2019, arXiv:1804.05271: differences of gradients along a run, as here.
 
-Does not claim: bounds. What was seen is a lower bound of what there is, L above all: Assumption 3 asks it of every
-sample's loss, and a node's mean is smoother. Nor privacy: the data are read without noise.
+Does not claim: bounds. The estimates are lower bounds, L above all: Assumption 3 asks it of every sample's loss, and a
+node's mean is smoother. Nor privacy: the data are read without noise.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def estimate_constants(
 
 
 def _samples(data: FederatedData, most: int | None) -> _Samples:
-    """At most a number of samples of each node, evenly spaced in its list (which may be sorted)."""
+    """Pick at most a number of samples of each node, evenly spaced in its list (which may be sorted)."""
     sizes = np.asarray(data.sizes, np.int64)
     counts = sizes if most is None else np.minimum(sizes, most)
     slots = np.arange(counts.max())

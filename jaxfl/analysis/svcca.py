@@ -189,7 +189,7 @@ def _leading_subspace(num_directions: int, outputs: Array) -> _Subspace:
     # The rest that the rounded mean of equal numbers leaves must not look like a direction; it was up to 3 roundings.
     rounding = 8.0 * jnp.finfo(values.dtype).eps * jnp.linalg.norm(values)
     values = values - values.mean(axis=0, keepdims=True)
-    # Eigenvectors of the smaller of A^T A and A A^T; those of A itself took 7 to 17 times as long on one core.
+    # Eigenvectors of the smaller of A^T A and A A^T: singular vectors of A took 7 to 17 times as long on one core.
     is_tall = values.shape[0] > values.shape[1]
     square = _product(values.T, values) if is_tall else _product(values, values.T)
     variances, vectors = jnp.linalg.eigh(square)

@@ -9,8 +9,8 @@
 private runs on the same data each takes a key of its own, made by `run_key`: runs that share their noise give each
 other's gradients away.
 
-Comments of states and infos say float32. With JAX_ENABLE_X64 a task may begin with params in float64. What is computed
-from them is float64 then. What is drawn stays float32, and a message counts 32 bits a number. Algorithms with noise
+Comments of states and infos say float32. With JAX_ENABLE_X64 a task may begin with params in float64. Results from them
+are float64 then. Random numbers stay float32, and a message counts 32 bits a number. Algorithms with noise
 refuse such params: the noise is float32.
 """
 

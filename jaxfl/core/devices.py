@@ -1,8 +1,8 @@
 """Devices over which the nodes lie, as the mesh of the context says.
 
 `jax.set_mesh(mesh)` around the tracing and the calls of a round names the devices. The nodes lie over its axis "nodes",
-in equal shares and in order: of n nodes on s devices, device k holds those from k n / s on. What is traced outside any
-mesh, or where "nodes" is an axis of an enclosing `shard_map`, is told that one device holds all nodes.
+in equal shares and in order: of n nodes on s devices, device k holds those from k n / s on. Outside any mesh, and where
+"nodes" is an axis of an enclosing `shard_map`, one device holds all nodes.
 
 Where the nodes lie changes how a round is computed, and never what it computes.
 """
@@ -83,7 +83,7 @@ def on_each_device(body: Callable[..., PyTree], results: PartitionSpec, *args: t
 
     Args:
         body: of arrays, in which `NODES` is the axis of collectives; it may be differentiated and vmapped.
-        results: how what it gives lies over the devices.
+        results: how its results lie over the devices.
         args: each argument, with how it lies; one that lies otherwise is brought there.
 
     Returns:
@@ -106,10 +106,10 @@ def on_shares(fn: Callable[..., Any]) -> Callable[..., Any]:
     """`fn` computed by each device on its own nodes, where nodes lie over devices; else `fn` itself.
 
     For indexing above all: with the nodes among the indices XLA does not know that they stay on their devices, and
-    sends what is read to all.
+    sends all rows to all.
 
     Args:
-        fn: of arrays with the node axis first, and to such. What it gives for a node depends on that node alone.
+        fn: of arrays with the node axis first, and to such. Its result for a node depends on that node alone.
 
     Guarantees:
         - equals the function.
@@ -199,7 +199,7 @@ def _kinds(mesh: AbstractMesh) -> dict[str, AxisType]:
 
 
 def _mesh_of(args: Any) -> AbstractMesh:
-    """The mesh of the context; without one that of an argument whose type tells it."""
+    """The mesh of the context; without one, the mesh in the type of an argument."""
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty:
         return mesh

@@ -92,7 +92,7 @@ def fatal(numbers: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def check_info(info: Info) -> None:
-    """Refuse an info whose rounds did not do what was asked: `training.train` looks by itself, an embedder by this.
+    """Refuse an info with a count that must be 0 and is not: `training.train` looks by itself, an embedder by this.
 
     Args:
         info: of `Algorithm.round`, or of several rounds, stacked by `jax.lax.scan`. It is fetched from the device.

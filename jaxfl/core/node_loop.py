@@ -8,13 +8,13 @@ them, one, k.
 `devices:vmap`, `devices:map` and `devices:chunk:k` divide the nodes over all devices first. A CPU has as many as
 JAX_NUM_CPU_DEVICES says, one by default, and a loop over nodes keeps few cores busy there: with two
 devices on two cores, rounds of federated averaging took 0.63 of the time (convolutional network) and 0.79 (ResNet-20).
-Every device holds the whole state and data, and computes what is not done node by node. (Data that were placed on
+Every device holds the whole state and data, and does all work that is not done node by node. (Data that were placed on
 devices by hand cannot be used in such a round: leave them where `jaxfl.federate` puts them, or name the mesh by
 `jax.set_mesh`. A state that is donated should lie where `replicated` says.)
 
 Where the mesh of the context has an axis "nodes" (`jaxfl.core.devices`), every strategy divides the nodes over that,
 and results stay on the devices that computed them. On any other mesh, and inside a `shard_map` of the caller, the
-devices are the caller's: nothing is divided. Which of these holds is found out when a function is traced.
+devices are the caller's: nothing is divided. This is decided when a function is traced.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Adapters that turn a user's model into a `Task`: plain functions, or a flax (nnx) module with a loss.
 
-And what a task with batch statistics needs: to be refused where each sample must have a loss, and to be calibrated.
+Also checks that refuse a task with batch statistics where each sample must have a loss, and its calibration.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def from_flax(
 
     Args:
         make_module: rngs -> module, called as `module(inputs (b, *sample)) -> outputs (b, ...)`. Its `nnx.Param`s are
-            what is trained.
+            trained.
         loss: (outputs, labels) -> (b,) losses.
         metrics: name -> (outputs, labels) -> (b,). Default: {"accuracy": accuracy}.
         preprocess: applied to the raw inputs first.

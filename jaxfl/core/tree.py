@@ -15,7 +15,7 @@ from jaxfl.core.types import Array, PyTree
 
 
 def number_type(tree: PyTree) -> np.dtype:
-    """The type of numbers that multiply a tree's leaves: that of its widest floating leaf, and float32 at least.
+    """The type of numbers that multiply a tree's leaves: the type of its widest floating leaf, and float32 at least.
 
     Args:
         tree: arrays or shapes.
@@ -176,7 +176,7 @@ def flattener(tree: PyTree) -> tuple[Callable[[PyTree], Array], Callable[[Array]
 
 
 def add_exactly(total: PyTree, rounding: PyTree, change: PyTree) -> tuple[PyTree, PyTree]:
-    """total + rounding + change as (what is nearest to it, what that lacks); Knuth's two-sum."""
+    """total + rounding + change as (the nearest number, its rounding error); Knuth's two-sum."""
 
     def add(total, rounding, change):
         change = change + rounding

@@ -1,4 +1,4 @@
-"""Finding and reading data files, with one sentence for whatever is wrong with them."""
+"""Data files: finding and reading them, with one sentence for each fault."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def check_folder(data_dir: str | os.PathLike[str] | None, requirement: str, reme
     """`data_dir` as the path of an existing folder, `~` expanded.
 
     Args:
-        data_dir: what the caller passed.
-        requirement: what the folder is for, completing "must be ...".
+        data_dir: the caller's argument.
+        requirement: purpose of the folder, completing "must be ...".
         remedy: how to get the files.
 
     Raises:
@@ -55,7 +55,7 @@ def check_folder(data_dir: str | os.PathLike[str] | None, requirement: str, reme
         raise ArgumentError("data_dir", f"must be {requirement}", "got None", remedy)
     if not isinstance(data_dir, str | os.PathLike):
         raise ArgumentError("data_dir", f"must be {requirement}", f"got {data_dir!r}", remedy)
-    # These of os.path are False where those of Path raise: a name that is too long, a folder that is not to be entered.
+    # Tests of os.path are False where Path raises: a name that is too long, a folder that is not to be entered.
     folder = Path(os.path.expanduser(data_dir))
     if not os.path.isdir(folder):
         name = on_one_line(str(folder))
@@ -91,8 +91,8 @@ def read_bytes(path: Path, remedy: str, max_bytes: int, requirement: str | None 
     Args:
         path: the file.
         remedy: how to get a good copy.
-        max_bytes: what a whole file of its kind holds at most, decompressed. A gzip file of 1 MB can hold 1 GB.
-        requirement: what a file with more bytes is told, completing "must ..."; by default, how many it may hold.
+        max_bytes: most bytes of a whole file of its kind, decompressed. A gzip file of 1 MB can hold 1 GB.
+        requirement: of a file with more bytes, completing "must ..."; by default, how many it may hold.
 
     Raises:
         ArgumentError: a file that is not regular, cannot be read, is too large, or has a corrupt gzip stream.
@@ -108,7 +108,7 @@ def read_bytes(path: Path, remedy: str, max_bytes: int, requirement: str | None 
 
 
 def read_start(path: Path, remedy: str, num_bytes: int) -> bytes:
-    """The first `num_bytes` of what `read_bytes` gives, or all of a file with fewer; it refuses what that refuses."""
+    """The first `num_bytes` of a file as `read_bytes` reads it, or all of a file with fewer; the same are refused."""
     size = 0
     try:
         size = _regular_size(path)
@@ -136,7 +136,7 @@ def _regular_size(path: Path) -> int:
 
 
 def _steps(file: io.BufferedIOBase, num_bytes: int) -> bytes:
-    """At most `num_bytes` of a file, read step by step, so that no more is held than there is."""
+    """Read at most `num_bytes` of a file, step by step, so that no more is held than there is."""
     content = io.BytesIO()
     while (rest := num_bytes - content.tell()) > 0 and (step := file.read(min(rest, _STEP))):
         content.write(step)

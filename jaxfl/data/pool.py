@@ -1,4 +1,4 @@
-"""From a data set to the data that algorithms take: a partition by name, and the pool with its index table."""
+"""The data that algorithms take, from a data set: a partition by name, and the pool with its index table."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Experiment(NamedTuple):
         labels: option -> how its value stands in the name of a row; the first one always does.
         name_of: (flat options, names that vary) -> name, in place of labels.
         aliases: argument of the library -> the option that it comes from.
-        finish: what it adds to the summary, and its pictures besides those of the curves and the grid.
+        finish: adds to the summary, and draws pictures besides the curves and the grid.
         columns: metrics of the closing table, or patterns of their names, svcca_*.
         run: (request) -> exit code, for an experiment that trains by itself.
     """
@@ -226,7 +226,7 @@ def _varying(axes: Grid, keys: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _name(experiment: Experiment, values: Mapping[str, Any], varying: Collection[str]) -> str:
-    """A row's name: what tells it apart."""
+    """A row's name: the options that tell it apart."""
     if experiment.name_of is not None:
         return experiment.name_of(values, varying)
     names = [name for number, name in enumerate(experiment.labels) if number == 0 or name in varying]
@@ -238,7 +238,7 @@ def _name(experiment: Experiment, values: Mapping[str, Any], varying: Collection
 def programs(
     rows: Mapping[str, Row], algorithm: Callable[[Any], Algorithm]
 ) -> dict[str, tuple[Callable[[Mapping[str, Array]], Algorithm], dict[str, float]]]:
-    """For each row how its algorithm is built under trace, and from which numbers.
+    """Make each row's function that builds its algorithm under trace, and the numbers that it takes.
 
     Lines that differ in traced options alone share one function, and with it one compiled program. A number that every
     row shares is a constant of the program, and so is one that switches a part off (0, None, infinity).

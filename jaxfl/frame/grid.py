@@ -149,7 +149,7 @@ def refuse_many(count: int, name: str = "--grid") -> None:
 
 
 def without(grid: Grid, names: Collection[str]) -> list[Axis]:
-    """The grid less some options: what a later layer gives goes before what an earlier one varies."""
+    """The grid less some options: an option that a later overlay gives no longer varies."""
     rest = [{name: values for name, values in part.items() if name not in names} for part in grid]
     return [part for part in rest if part]
 

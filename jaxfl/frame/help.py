@@ -18,7 +18,7 @@ from jaxfl.frame.options import text_of
 
 
 def print_help(request: Request, of_frame: Any, last: Collection[str]) -> None:
-    """Print the options with the values that were laid, and what is compared.
+    """Print the options with their values, and the options that vary.
 
     Args:
         asked: the request that the arguments beside --help make.

@@ -42,12 +42,12 @@ def traced(default: float | str | None) -> Any:
 
 
 def unsaved(default: Any) -> Any:
-    """A field that decides no result: where files lie, what is shown."""
+    """A field that decides no result, such as a folder or the output."""
     return dataclasses.field(default=default, metadata={"saved": False, "in_program": False})
 
 
 def stated(default: Any) -> Any:
-    """A field that decides statements, stops or pictures of a run, but nothing of what is compiled."""
+    """A field that decides statements, stops or pictures of a run, but not its program."""
     return dataclasses.field(default=default, metadata={"in_program": False})
 
 

@@ -12,7 +12,7 @@ from typing import Any
 class Output:
     """A text stream that is given up with one warning when it cannot be written, while the run goes on.
 
-    What a run leaves lies in its directory, so that nothing is lost but what was told on the way.
+    The results of a run lie in its directory, so that nothing is lost but its messages.
 
     Attributes:
         is_lost: whether it was given up.
@@ -33,7 +33,7 @@ class Output:
             return len(text)
 
     def flush(self) -> None:
-        """Write what is held back, or give up."""
+        """Write the buffer, or give up."""
         try:
             self._stream.flush()
         except OSError as error:

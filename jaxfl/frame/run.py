@@ -1,4 +1,4 @@
-"""From rows to a run directory: train, tell, draw."""
+"""The way from rows to a run directory: train, tell, draw."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def run(request: Request) -> int:
 def _tell(
     request: Request, prepared: Prepared, cases: Mapping[str, Case], records: RunDirectory, summary: dict[str, Any]
 ) -> int:
-    """Print and draw what a run gave, and publish what is covered; returns the exit code."""
+    """Print and draw a run's results, and publish the covered ones; returns the exit code."""
     experiment, console, directory = request.experiment, Console(markup=False), records.path
     where, secrecy = request.config.run, getattr(request.config, "publication", Publication())
     trouble = _lone_trouble(summary) if where.has_jobs else None
@@ -145,7 +145,7 @@ def prepare(request: Request) -> tuple[Prepared, dict[str, Case], dict[str, Any]
 def run_pass(request: Request, path: Path, number: int, stop: Stop) -> None:
     """Train a pass of a run, from where it stands: the work of a job.
 
-    All rows are prepared, for what they have in common decides what is compiled.
+    All rows are prepared, for their common options decide the compiled program.
 
     Args:
         asked: the request of the whole run.
@@ -189,7 +189,7 @@ def _lone_trouble(summary: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def _tell_nobody(text: str) -> None:
-    """In place of a console."""
+    """A console for nobody."""
 
 
 def with_ledgers(cases: Mapping[str, Case], rows: Mapping[str, Row], x: str) -> dict[str, Case]:
@@ -199,7 +199,7 @@ def with_ledgers(cases: Mapping[str, Case], rows: Mapping[str, Row], x: str) -> 
     at once. A case that brings a ledger keeps it.
 
     Raises:
-        ArgumentError: an option of costs out of range, or curves against what is not counted.
+        ArgumentError: an option of costs out of range, or curves against a cost that the run does not count.
     """
     with_costs = {}
     for name, case in cases.items():

@@ -105,7 +105,7 @@ def mini_batch(
 
 
 def batch_sums(measured: Any, weights: Array, mask: Array) -> Info:
-    """Sums over one node's batch (b,) of what a `GradientSum`, or a table's `Rows`, measured, each ()."""
+    """Sum the measurements of a `GradientSum`, or of a table's `Rows`, over one node's batch (b,), each to ()."""
     return Info(loss=jnp.sum(weights * measured.losses)).plus(
         {DISCARDED: jnp.sum(jnp.where(mask, measured.discarded, 0.0)).astype(jnp.int32)},
         clipped_fraction=jnp.sum(weights * measured.clipped),  # samples whose gradient was scaled down, over b

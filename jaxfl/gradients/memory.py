@@ -1,4 +1,4 @@
-"""The memory preflight: what cannot fit is refused before anything is allocated."""
+"""The memory preflight: too large arrays are refused before anything is allocated."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ def require_fits(
     what: str = "it",
     remedy: str = "Take a smaller model, or fewer nodes.",
 ) -> None:
-    """Refuse what does not fit, naming the alternatives with their size.
+    """Refuse an array that does not fit, naming the alternatives with their size.
 
     Args:
         argument: name of the argument that asks for the memory.
         needed: bytes it would take.
         alternatives: what to write instead -> bytes it would take; those that fit are named, all if none does.
-        what: that which needs the memory.
+        what: name of the thing that needs the memory.
         remedy: said where there are no alternatives whose size is known.
 
     Raises:

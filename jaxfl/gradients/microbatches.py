@@ -42,7 +42,7 @@ def size_of(task: Task, params: PyTree, inputs: Array, labels: Array) -> int:
     if is_cpu():
         return 1
     bytes_of_one = sample_bytes(task, params, inputs, labels)
-    # Not of what is free, which is another number in each process: a resumed run adds up in the same groups.
+    # Not of free memory, which is another number in each process: a resumed run adds up in the same groups.
     fitting = max(1, memory.total_bytes() // _SHARES // bytes_of_one)
     num_groups = -(-len(inputs) // fitting)
     return -(-len(inputs) // num_groups)

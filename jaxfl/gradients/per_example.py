@@ -118,7 +118,7 @@ def _norms_and_scale(task: Task, losses: Array, factors: Factors, clip_norm, cli
 
 
 def _scale_errors(factors: Factors, norms: Array, scale: Array) -> Factors:
-    """Errors of clipped gradients, zeros for what is discarded."""
+    """Errors of clipped gradients, zeros for discarded ones."""
     errors = tuple(_or_zero(norms, error * _along(scale, error)) for error in factors.errors)
     return Factors(inputs=factors.inputs, errors=errors)
 

@@ -76,14 +76,14 @@ def saga(
 
     Args:
         sampler: how each round's entries are drawn; default `uniform(1)`, the paper's.
-        table: what is kept. "dense": the gradient of every sample, d numbers a row. "factored": the layer inputs and
+        table: content of a row. "dense": the gradient of every sample, d numbers. "factored": the layer inputs and
             output errors that it is the product of (exact; for tasks with `layers`; the sample itself is not stored).
             "per_batch": the local data in fixed batches of `entry_size`, one gradient a batch; `sampler` then draws
             batches.
         entry_size: samples of one entry, for "per_batch" only.
         storage: "float32", or "bfloat16" rounded toward zero, so that no stored gradient exceeds the clip norm. A
-            rounded table makes no bias: the mean that is added back is that of the rounded entries. It adds variance:
-            a stored number (in a factored table each of the two factors) is off by less than 2^-7 of itself. Clipped
+            rounded table makes no bias: the estimate adds back the mean of the rounded entries. It adds variance: a
+            stored number (in a factored table each of the two factors) is off by less than 2^-7 of itself. Clipped
             gradients of convolutions, being sums of products, would grow by rounding the factors where the products
             cancel, so for them a factored table is float32. Params in float64 take "float64", and others do not.
         clip_norm: bound on each sample's gradient norm, applied before storing; None does not clip. May be traced.
@@ -91,7 +91,7 @@ def saga(
         refresh_every: rounds after which the mean, else updated by differences, is recomputed from the table, which
             removes the accumulated float32 rounding. (Under `jax.vmap` over states it is computed in every round, and
             an accelerator's host waits in every round to know whether it is due.) "never" carries the mean's rounding
-            in one more array of the parameters' size; only that of differences accumulates, and on accelerators
+            in one more array of the parameters' size; only the rounding of differences accumulates, and on accelerators
             `jaxfl.training` recomputes the mean every 100,000 rounds (`Algorithm.upkeep`). "auto" is 1000 on a CPU and
             "never" elsewhere, as `init` decides.
 

@@ -97,9 +97,9 @@ def fixed(batch_size: int) -> Sampler:
 def _shuffle(swap_with: Array) -> Array:
     """The first b entries of 0, 1, 2, ... after step t = 0, ..., b - 1 swapped t with `swap_with[t]` >= t, (b,) int32.
 
-    Step t chooses what lies at s[t] and puts there what lay at t. What lies at a position was put there by the latest
-    step that swapped with it, or else is the position's own number; so chains of steps lead to numbers. Pointers that
-    jump twice as far each time follow all chains at once. A loop of b steps is b times as many launches on a GPU.
+    Step t takes the number at s[t] and puts there the number at t. The latest step that swapped with a position put its
+    number there; without one it is the position's own. So chains of steps lead to numbers. Pointers that jump twice as
+    far each time follow all chains at once. A loop of b steps is b times as many launches on a GPU.
     """
     num_steps = len(swap_with)
     step = jnp.arange(num_steps, dtype=jnp.int32)
@@ -170,7 +170,7 @@ def poisson_capacity(batch_size: int, num_draws: int, failure_probability: float
         (17, 89)
     """
 
-    # By the survival function itself: scipy's inverse goes through 1 - p, which is 1 for the tails wanted here.
+    # The survival function itself: scipy's inverse goes through 1 - p, which is 1 for such tails.
     def is_enough(capacity: int) -> bool:
         return bool(scipy.stats.poisson.sf(capacity, batch_size) * num_draws < failure_probability)
 

@@ -59,7 +59,7 @@ from jaxfl.gradients.samplers import Batch, Sampler, check_counts, draw_batch, u
 
 
 class RademacherDirections(NamedTuple):
-    """Directions of +1 and -1, made when a pass needs them: `numbers` gives those of one leaf."""
+    """Directions of +1 and -1, made when a pass needs them: `numbers` gives one leaf's."""
 
     words: Array  # (2,), uint32, of a threefry key; or (n, 2), one key for each node
 
@@ -179,8 +179,8 @@ def losses_along(
 
     def one_pass(carry, number):
         # One pass in a loop, its direction counted by the loop: written twice, or with a direction that the compiler
-        # knows, it would hold both moved copies, or the direction that they share. And what a branch gives is stored:
-        # else each activation would have its bias moved anew, which took as long as the passes themselves.
+        # knows, it would hold both moved copies, or the direction that they share. And the result of a branch is
+        # stored: else each activation would have its bias moved anew, which took as long as the passes themselves.
         if is_cpu():
             flat = jax.lax.cond(number & 1 == 0, lambda r: move(1.0, r), lambda r: move(-1.0, r), number >> 1)
         else:  # an accelerator's host would wait to choose a branch

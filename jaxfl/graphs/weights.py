@@ -1,4 +1,4 @@
-"""From who-receives-from-whom to mixing matrices, on the host.
+"""Mixing matrices from adjacencies, on the host.
 
 "uniform" splits each node's mass equally over itself and its out-neighbors; "metropolis" gives the edge (i, j) of an
 undirected graph the weight 1 / (1 + max(degree i, degree j)) and leaves the rest of each row on the diagonal.

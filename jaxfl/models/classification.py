@@ -190,11 +190,11 @@ def classification(
     has_factors = len(factored_layers) == len(with_params) and not has_mode
 
     def narrow(tree):
-        """In the type to compute in."""
+        """Cast to the type to compute in."""
         return _cast(tree, jnp.bfloat16) if compute_dtype == "bfloat16" else tree
 
     def widen(tree):
-        """Back in float32."""
+        """Cast back to float32."""
         return _cast(tree, jnp.float32) if compute_dtype == "bfloat16" else tree
 
     def logits_of(variables, inputs):

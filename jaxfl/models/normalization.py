@@ -261,19 +261,19 @@ def factored_scale_and_bias(normalize: Callable[[Array], Array]) -> Callable[[st
     def per_sample(inputs, errors):
         return {name: terms.sum(axis=1) for name, terms in terms_of(inputs, errors).items()}
 
-    def rounded_up(inputs, errors):
-        """At least the absolute values of the gradients, (b, channels) each."""
+    def upper_bounds(inputs, errors):
+        """Upper bounds of the gradients' absolute values, (b, channels) each."""
         return [
             jnp.abs(terms.sum(axis=1)) + position_sums.summation_error(jnp.abs(terms).sum(axis=1), terms.shape[1])
             for terms in terms_of(inputs, errors).values()
         ]
 
     def squared_norm(inputs, errors):
-        scale, bias = rounded_up(inputs, errors)
+        scale, bias = upper_bounds(inputs, errors)
         return jnp.sum(scale**2 + bias**2, axis=1)
 
     def absolute_norm(inputs, errors):
-        scale, bias = rounded_up(inputs, errors)
+        scale, bias = upper_bounds(inputs, errors)
         return jnp.sum(scale + bias, axis=1)
 
     def weighted_sum(inputs, errors, weight):

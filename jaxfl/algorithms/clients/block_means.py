@@ -17,7 +17,7 @@ from jaxfl.core.tree import along_nodes, replicate, weighted_sum
 def mean(
     weights: Array, is_trained: Mapping[str, Array], old: PyTree, groups: Sequence[tuple[Group, PyTree]]
 ) -> PyTree:
-    """For each layer the weighted mean over the clients that trained it, the old values where none did.
+    """Average each layer, weighted, over the clients that trained it; keep the old values where none did.
 
     Args:
         weights: (k,), float32 or float64, of the active clients.

@@ -45,7 +45,7 @@ def client_sgd(
 
     def at(round_index):
         def rule(tree):
-            """With numbers in the type of the parameters, or of their gradient."""
+            """SGD with numbers in the type of the parameters, or of their gradient."""
             velocity = at_round(momentum, round_index, tree) if _may_act(momentum) else None
             plain = optax.sgd(at_round(step_size, round_index, tree), velocity)  # pyright: ignore[reportArgumentType]
             if not _may_act(weight_decay):

@@ -348,6 +348,6 @@ def require_plain(clients: LocalSteps) -> None:
 
 
 def _summary(infos: Info, mean: Callable[[Array], Array]) -> Info:
-    """From the values of all steps, or their sums."""
+    """Summarize the values of all steps, or their sums."""
     means = jax.tree.map(mean, Info(infos.loss, infos.measurements))
     return means.plus(jax.tree.map(lambda counts: counts.sum(dtype=jnp.int32), infos.counts))

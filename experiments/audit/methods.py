@@ -165,8 +165,8 @@ def _ali_claimed(config: Configuration) -> tuple[float, privacy.Statement]:
     rate = release.batch_size / release.num_samples
     guess = noise_guess(rate, iterations, claim.dp_delta, claim.target_epsilon)
     multiplier = calibrate([epsilon_of], claim.target_epsilon, [guess])
-    stated = clients.statements([release._replace(noise_multiplier=multiplier)], *counts, dp_delta=claim.dp_delta)
-    (proven,) = (s for s in stated if s.bound == "proven" and s.neighboring_relation == "zero_out")
+    statements = clients.statements([release._replace(noise_multiplier=multiplier)], *counts, dp_delta=claim.dp_delta)
+    (proven,) = (s for s in statements if s.bound == "proven" and s.neighboring_relation == "zero_out")
     return multiplier * learning.clip_norm / release.batch_size, proven
 
 

@@ -125,8 +125,8 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
 
 def parse(experiment: Experiment, arguments: Sequence[str]) -> tuple[Request, str]:
     """The cases that the arguments ask for, and where compiled programs are kept."""
-    known = options(type(experiment.base))
-    kinds = {name: option.kind for name, option in known.items()} | _KINDS
+    table = options(type(experiment.base))
+    kinds = {name: option.kind for name, option in table.items()} | _KINDS
     changes: dict[str, Any] = {}
     axes: list[Axis] = []
     for word, words in _by_option(arguments):
@@ -136,8 +136,8 @@ def parse(experiment: Experiment, arguments: Sequence[str]) -> tuple[Request, st
             text = " ".join(words)
             key, equals, value = text.partition("=")
             name, words = key.strip().replace("-", "_"), value.split()
-            if not equals or name not in known:
-                remedy = f"Keys: {', '.join(known)}."
+            if not equals or name not in table:
+                remedy = f"Keys: {', '.join(table)}."
                 raise ArgumentError("--set", "must be KEY=VALUE with a known key", f"got {text!r}", remedy)
         elif word.startswith("--") and name not in kinds and kinds.get(switch) is bool and not words:
             name, words = switch, ["false"]
@@ -145,7 +145,7 @@ def parse(experiment: Experiment, arguments: Sequence[str]) -> tuple[Request, st
             near = [f"Did you mean {flag(key)}? " for key in difflib.get_close_matches(name.lstrip("_"), kinds, n=1)]
             raise unknown(word.replace("_", "-") or "''", "".join([*near, "See --help for all options."]))
         if name == "grid":
-            axes.append(parse_axis(words, known))
+            axes.append(parse_axis(words, table))
             continue
         if name in changes:
             raise ArgumentError(name, "must be given once", f"got {' '.join(words)!r} as well", "Remove one of them.")
@@ -154,13 +154,13 @@ def parse(experiment: Experiment, arguments: Sequence[str]) -> tuple[Request, st
         changes[name] = value_of(name, kinds[name], words)
     frame = {name: changes.pop(name) for name in _KINDS if name in changes}
     if "seeds" in frame:
-        if "seed" not in known:
+        if "seed" not in table:
             raise ArgumentError("--seeds", "must be left out", "nothing is random here", "Leave it out.")
-        axes.append(axis(known, seed=frame["seeds"]))
+        axes.append(axis(table, seed=frame["seeds"]))
     if "grid_file" in frame:
-        axes.append(read_axis(frame["grid_file"], known))
+        axes.append(read_axis(frame["grid_file"], table))
     if "sample" in frame:
-        axes.append(sample_axis(frame["sample"], frame.get("num_samples", EveryExperiment.num_samples), 0, known))
+        axes.append(sample_axis(frame["sample"], frame.get("num_samples", EveryExperiment.num_samples), 0, table))
     elif "num_samples" in frame:
         raise ArgumentError("--num-samples", "belongs to --sample", "got it without", "Pass --sample OPTION=LOW:HIGH.")
     _refuse_repeats(axes)

@@ -138,11 +138,11 @@ def request(experiment: Experiment, changes: Mapping[str, Any], grid: Grid = (),
     of_request = dict.fromkeys([*changes, *(name for part in grid for name in part)])
     flats = [flat(config) for config in points]
     idle = [idle_options(config, values) for config, values in zip(points, flats, strict=True)]
-    known = options(type(experiment.base))
+    table = options(type(experiment.base))
     for name in of_request:
         if all(name in names for names in idle):
             refuse_idle(points[0], name, flats[0])
-    results = [name for name, option in known.items() if option.saved and name not in UNVARIED]
+    results = [name for name, option in table.items() if option.saved and name not in UNVARIED]
     rows: dict[Any, tuple[Any, list[int]]] = {}
     for config, values in zip(points, flats, strict=True):
         key = tuple(counted(config, values, results).items())
@@ -171,21 +171,21 @@ def _overlays(
 ) -> tuple[list[Axis], Callable[[Mapping[str, Any]], Any]]:
     """All axes, and the function from a configuration's values on them to the configuration."""
     of_preset = experiment.presets[preset] if preset is not None else Overlay()
-    given = {*changes, *(name for part in grid for name in part)}
+    explicit = {*changes, *(name for part in grid for name in part)}
     for name in changes:
         if any(name in part for part in grid):
             found = f"got {text_of(changes[name])} beside --grid"
             raise ArgumentError(name, "must be given once", found, "Remove one of them.")
     for left, right in experiment.rivals:
-        if set(left) & given and set(right) & given:
-            name, other = sorted(set(left) & given)[0], sorted(set(right) & given)[0]
+        if set(left) & explicit and set(right) & explicit:
+            name, other = sorted(set(left) & explicit)[0], sorted(set(right) & explicit)[0]
             found = f"got --{other.replace('_', '-')} beside it"
             raise ArgumentError(name, "excludes the other", found, "Leave one of the two out.")
 
     def of_dataset(dataset: str | None) -> Overlay:
         return experiment.datasets.get(dataset or "", experiment.datasets.get("other", Overlay()))
 
-    known = options(type(experiment.base))
+    table = options(type(experiment.base))
     first = {**flat(experiment.base), **of_preset.changes, **changes, **next(configs(grid))}
     axes: list[Axis] = []
     below: list[Overlay] = []
@@ -204,7 +204,7 @@ def _overlays(
         names = frozenset(layer)
         config = lay(experiment.base, layer)
         for name, value in layer.items():
-            refuse_out_of_range(name, value, known[name])
+            refuse_out_of_range(name, value, table[name])
         for name, rule in experiment.derived.items():
             if name not in names:
                 config = lay(config, {name: rule(flat(config), names)})
@@ -252,10 +252,10 @@ def programs(
     """
     groups: dict[Any, dict[str, dict[str, float]]] = {}  # what is compiled -> row -> its numbers
     for name, row in rows.items():
-        known = options(type(row.config))
-        in_program = [option for option, facts in known.items() if facts.in_program and option not in UNVARIED]
+        table = options(type(row.config))
+        in_program = [option for option, facts in table.items() if facts.in_program and option not in UNVARIED]
         values = counted(row.config, flat(row.config), in_program)
-        numbers = {option: value for option, value in values.items() if known[option].traced and _is_on(value)}
+        numbers = {option: value for option, value in values.items() if table[option].traced and _is_on(value)}
         constants = tuple((option, value) for option, value in values.items() if option not in numbers)
         groups.setdefault((constants, tuple(numbers)), {})[name] = numbers
     results = {}
@@ -291,10 +291,10 @@ def cases_of(
 
 def identity(config: Any) -> dict[str, Any]:
     """Values that tell a settled configuration from all others on the same data, as `Case.identity` takes them."""
-    known = options(type(config))
-    names = [name for name, option in known.items() if option.in_program and name not in _SAME_NUMBERS]
+    table = options(type(config))
+    names = [name for name, option in table.items() if option.in_program and name not in _SAME_NUMBERS]
     values = counted(config, flat(config), names)
-    as_before = {name: known[name].before.get(value, value) for name, value in values.items()}
+    as_before = {name: table[name].before.get(value, value) for name, value in values.items()}
     return {name: value for name, value in as_before.items() if value is not UNSAID}
 
 

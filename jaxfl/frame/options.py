@@ -83,12 +83,12 @@ def flat(config: Any) -> dict[str, Any]:
 
 def lay(config: Any, changes: Mapping[str, Any]) -> Any:
     """The configuration with other values of some options; a name that is none is refused."""
-    known = options(type(config))
+    table = options(type(config))
     of_record: dict[str, dict[str, Any]] = {}
     for name, value in changes.items():
-        if name not in known:
+        if name not in table:
             raise unknown(name)
-        of_record.setdefault(known[name].record, {})[name] = value
+        of_record.setdefault(table[name].record, {})[name] = value
     records = {name: dataclasses.replace(getattr(config, name), **values) for name, values in of_record.items()}
     return dataclasses.replace(config, **records)
 

@@ -245,13 +245,13 @@ def new_run_directory(out: str | None, experiment: str, name: str, *, resume: bo
             raise ArgumentError("out", "must name a directory", f"got {out!r}", "Name one, or leave it out.")
         return Path(out).expanduser()
     base = Path("runs") / experiment
-    taken = [base / name] if (base / name).exists() else []
-    while (base / f"{name}-{len(taken) + 1}").exists() and taken:
-        taken.append(base / f"{name}-{len(taken) + 1}")
+    runs = [base / name] if (base / name).exists() else []
+    while (base / f"{name}-{len(runs) + 1}").exists() and runs:
+        runs.append(base / f"{name}-{len(runs) + 1}")
     if resume:
-        if not taken:
+        if not runs:
             raise ArgumentError(
                 "resume", "needs a run to go on with", f"there is no {base / name}", "Name the run by --out."
             )
-        return taken[-1]
-    return base / (name if not taken else f"{name}-{len(taken) + 1}")
+        return runs[-1]
+    return base / (name if not runs else f"{name}-{len(runs) + 1}")

@@ -32,8 +32,8 @@ def _bytes_within_limits() -> list[int]:
 
     usage = psutil.Process().memory_info()
     limits = ((resource.RLIMIT_AS, usage.vms), (resource.RLIMIT_DATA, getattr(usage, "data", usage.rss)))
-    soft = ((resource.getrlimit(limit)[0], used) for limit, used in limits)
-    return [most - used for most, used in soft if most != resource.RLIM_INFINITY]
+    soft = ((resource.getrlimit(limit)[0], size) for limit, size in limits)
+    return [most - size for most, size in soft if most != resource.RLIM_INFINITY]
 
 
 def left_by_control_groups(root: Path = Path("/")) -> list[int]:

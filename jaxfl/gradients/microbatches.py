@@ -74,8 +74,8 @@ def grouped(samples: PyTree, size: int) -> PyTree:
 
     def of_leaf(leaf):
         missing = -leaf.shape[0] % size
-        padded = jnp.pad(leaf, [(0, missing), *[(0, 0)] * (leaf.ndim - 1)], mode="edge") if missing else leaf
-        return padded.reshape(-1, size, *leaf.shape[1:])
+        whole = jnp.pad(leaf, [(0, missing), *[(0, 0)] * (leaf.ndim - 1)], mode="edge") if missing else leaf
+        return whole.reshape(-1, size, *leaf.shape[1:])
 
     return jax.tree.map(of_leaf, samples)
 

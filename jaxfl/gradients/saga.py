@@ -383,7 +383,7 @@ def _preflight(
     """Refuse a table that does not fit, with the stores that take less."""
     size = partial(table_bytes, task, params, data)
     rows = -(-data.max_size // entry_size)
-    needed = size(table=table, entry_size=entry_size, storage=storage) * (rows + sampler.capacity) // rows
+    num_bytes = size(table=table, entry_size=entry_size, storage=storage) * (rows + sampler.capacity) // rows
     others = {}
     if task.factors is not None and storage in _storages(task, "factored", clip_norm):
         others['table="factored"'] = size(table="factored", storage=storage)
@@ -391,4 +391,4 @@ def _preflight(
     others[f'table="per_batch" with entry_size={batch}'] = size(table="per_batch", entry_size=batch, storage=storage)
     if storage == "float32" and "bfloat16" in _storages(task, table, clip_norm):
         others['storage="bfloat16"'] = size(table=table, entry_size=entry_size, storage="bfloat16")
-    memory.require_fits("table", needed, {name: cost for name, cost in others.items() if cost < needed})
+    memory.require_fits("table", num_bytes, {name: cost for name, cost in others.items() if cost < num_bytes})

@@ -24,7 +24,7 @@ ROWS = r"""
 [tests/training/test_secrecy.py]
 jaxfl/core/keys.py: key.shared if purpose in SHARED else key.own => key.shared
 [tests/core/test_tree.py]
-jaxfl/core/tree.py: own / num_nodes, leaf, axes=1 => own / (num_nodes - 1), leaf, axes=1
+jaxfl/core/tree.py: node_factors / num_nodes, leaf, axes=1 => node_factors / (num_nodes - 1), leaf, axes=1
 [tests/core/test_core.py]
 jaxfl/core/keys.py: fold_in(key, int(purpose)), round_index => key, round_index
 jaxfl/core/check.py: np.isfinite(x) & (x > 0) => np.isfinite(x) & (x >= 0)
@@ -41,7 +41,7 @@ jaxfl/graphs/graph.py: (entries.row - entries.col) % num_nodes => (entries.col -
 jaxfl/graphs/mixing.py: (nodes[:, None, None] - offsets) => (nodes[:, None, None] + offsets)
 jaxfl/graphs/mixing.py: leaf.astype(matrix.dtype), axes=1 => leaf.astype(matrix.dtype), axes=(0, 0)
 [tests/graphs/test_lossy_mixing.py]
-jaxfl/graphs/lossy_mixing.py: jnp.where(reached, 0, weights).sum => jnp.where(reached, weights, 0).sum
+jaxfl/graphs/lossy_mixing.py: jnp.where(arrivals, 0, weights).sum => jnp.where(arrivals, weights, 0).sum
 jaxfl/graphs/lossy_mixing.py: if kept_by == "sender": => if kept_by == "receiver":
 [tests/graphs/test_sharded_mixing.py -m 'slow or not slow']
 jaxfl/graphs/sharded_mixing.py: (device, (device + step) % num_devices) => (device, (device - step) % num_devices)
@@ -49,18 +49,18 @@ jaxfl/graphs/neighbor_lists.py: counts[0] = 0 => counts[-1] = 0
 [tests/graphs/test_spectral.py]
 jaxfl/graphs/spectral.py: product * root[None, :] / root[:, None] => product * root[:, None] / root[None, :]
 [tests/graphs/test_graph_validation.py]
-jaxfl/graphs/validation.py: (False, received.T) => (False, received)
+jaxfl/graphs/validation.py: (False, adjacency.T) => (False, adjacency)
 [tests/graphs/test_tracking_conditions.py]
 jaxfl/graphs/tracking_conditions.py: q1 = rate_1 / (norm_2 * smoothness) => q1 = rate_1 / (norm_1 * smoothness)
 jaxfl/graphs/tracking_conditions.py: gamma + 2 * beta - 2 * eta => gamma + beta - 2 * eta
 [tests/graphs/test_graph_files.py]
-jaxfl/graphs/files.py: status.st_size != held.offset + held.nbytes => False
+jaxfl/graphs/files.py: status.st_size != array.offset + array.nbytes => False
 [tests/gradients/test_per_example.py]
 jaxfl/gradients/per_example.py: above = norms > clip_norm => above = norms > 2 * clip_norm
 [tests/algorithms/test_references.py -m 'slow or not slow' -k 'push_sum and dense and poisson']
-jaxfl/gradients/saga.py: mask.astype(dtype) / chosen.batch_size => mask.astype(dtype) / mask.sum().astype(dtype).clip(1)
+jaxfl/gradients/saga.py: mask.astype(dtype) / scheme.batch_size => mask.astype(dtype) / mask.sum().astype(dtype).clip(1)
 [tests/algorithms/test_references.py -m 'slow or not slow' -k 'push_sum and factored and fixed']
-jaxfl/gradients/saga.py: scale = chosen.batch_size / count.astype(dtype) => scale = 1 / count.astype(dtype)
+jaxfl/gradients/saga.py: scale = scheme.batch_size / count.astype(dtype) => scale = 1 / count.astype(dtype)
 [tests/gradients/test_samplers.py]
 jaxfl/gradients/samplers.py: geometric.astype(jnp.int32) + 1) - 1 => geometric.astype(jnp.int32) + 1)
 [tests/gradients/test_zero_order_estimates.py]
@@ -78,7 +78,7 @@ jaxfl/privacy/tracking/sensitivities.py: state = 1 - schedule.state_mixing => st
 [tests/privacy/test_grid_noise.py]
 jaxfl/privacy/grid_noise.py: jnp.where(negative == 1, -found, found) => found
 [tests/channel/test_quantize.py]
-jaxfl/channel/quantize.py: (uniform < scaled - below) => (uniform > scaled - below)
+jaxfl/channel/quantize.py: (uniform < multiple - below) => (uniform > multiple - below)
 jaxfl/channel/quantize.py: bias = 2 ** (exponent_bits - 1) - 1 => bias = 2 ** (exponent_bits - 1)
 [tests/channel/test_links.py jaxfl/channel/links.py]
 jaxfl/channel/links.py: num_nodes, (num_nodes,)).T => num_nodes, (num_nodes,))
@@ -114,7 +114,7 @@ jaxfl/data/imdb.py: 0 <= header.size <= len(content) - first => header.size < 10
 [tests/algorithms/test_references.py -k push_sum]
 jaxfl/algorithms/push_sum.py: scale(1.0 / state.push_sum_weight, => scale(state.push_sum_weight,
 [tests/algorithms/test_references.py -k d_psgd]
-jaxfl/algorithms/d_psgd.py: descend(mixed, gamma => descend(state.params, gamma
+jaxfl/algorithms/d_psgd.py: descend(mixture, gamma => descend(state.params, gamma
 [tests/algorithms/test_references.py -k a_dp2]
 jaxfl/algorithms/a_dp2_sgd.py: mean = 0.5 * (old[0] + old[1]) => mean = old[0]
 [tests/algorithms/test_over_links.py]
@@ -126,7 +126,7 @@ jaxfl/algorithms/gradient_tracking.py: y + beta * change + (new - old) => y + be
 [tests/test_keys_of_a_round.py tests/test_contract.py -k gradient_tracking]
 jaxfl/algorithms/gradient_tracking.py: Purpose.NOISE, k + 1), pair => Purpose.NOISE, 1), pair
 [tests/algorithms/test_dzofl.py]
-jaxfl/algorithms/dzofl.py: heard * (n / jnp.maximum => heard * (1 / jnp.maximum
+jaxfl/algorithms/dzofl.py: arrivals * (n / jnp.maximum => arrivals * (1 / jnp.maximum
 [tests/algorithms/test_ali_dpfl.py]
 jaxfl/algorithms/ali_dpfl.py: step_size**2 * beta * t, gap => step_size * beta * t, gap
 [tests/algorithms/test_output_perturbation.py]

@@ -30,7 +30,7 @@ EXPERIMENT = Experiment(
         "other": Overlay({**IMAGES, **ESTIMATES}, ({"local_steps": (1, 2, 5, 10)},)),
     },
     presets=PRESETS,
-    derived={"evaluate_every": lambda options, told: 0},  # until the rounds are known
+    derived={"evaluate_every": lambda options, names: 0},  # until the rounds are known
     labels={
         "method": "{}",
         "local_steps": "τ = {}",

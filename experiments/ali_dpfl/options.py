@@ -84,12 +84,12 @@ class Learning:
 
 
 def _spends(options: Mapping[str, Any]) -> bool:
-    """Whether iterations follow from the budget."""
+    """True where iterations follow from the budget."""
     return options["max_iterations"] == "auto"
 
 
 def _is_charged(options: Mapping[str, Any]) -> bool:
-    """Whether a budget pays for something beside the iterations."""
+    """True where a budget pays for something beside the iterations."""
     name = {ALI: "constants", UPDATES: "update_noise_multiplier"}.get(options["method"])
     return name is not None and options[name] in ("private", "calibrated")
 

@@ -58,8 +58,8 @@ def write_paper(finished: Finished) -> None:
 
 def _place(config: Configuration) -> tuple[Any, ...]:
     """Position of this configuration in the paper's tables."""
-    learning, fixed = config.learning, config.learning.method == FIXED
-    steps = learning.local_steps if fixed else 0 if learning.method == ALI else None
+    learning, is_fixed = config.learning, config.learning.method == FIXED
+    steps = learning.local_steps if is_fixed else 0 if learning.method == ALI else None
     return config.data.dataset, learning.round_ratio, config.budget.target_epsilon, steps
 
 

@@ -1,4 +1,4 @@
-"""From options of experiments.ali_dpfl to cases: checks, budgets, statements, and what is told before the run."""
+"""Cases from options of experiments.ali_dpfl: checks, budgets, statements, and the description of the run."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def _check_sizes(config: Configuration, least: int) -> None:
     learning = config.learning
     private = learning.method == ALI and learning.constants == "private"
     sizes = {"batch_size": learning.batch_size, "constants_batch": (learning.constants_batch or 0) if private else 0}
-    for name, wanted in sizes.items():
-        if wanted > least:
+    for name, count in sizes.items():
+        if count > least:
             requirement = f"must be at most the samples of the smallest client, {least}"
-            raise ArgumentError(name, requirement, f"got {wanted}", "Pass a smaller one, or use fewer clients.")
+            raise ArgumentError(name, requirement, f"got {count}", "Pass a smaller one, or use fewer clients.")
     if learning.method == UPDATES and learning.num_active > config.clients.nodes:
         found, remedy = f"got {learning.num_active}", "Pass fewer."
         raise ArgumentError("num_active", f"must be at most all {config.clients.nodes} clients", found, remedy)
@@ -81,7 +81,7 @@ def _description(rows: Mapping[str, Row], sizes: Mapping[str, list[int]]) -> lis
     dataset, task, here = first.data.load(), first.task(), sizes[name]
     num_params = size(jax.eval_shape(task.init, jax.random.key(0)))
     samples = text_of(min(here)) if min(here) == max(here) else f"{min(here)} to {max(here)}"
-    told = [
+    lines = [
         f"{dataset.name}: {len(dataset.train_labels)} samples over {first.clients.nodes} clients "
         f"({first.clients.partition}, {samples} each), model {first.network.model} with {num_params} parameters, node "
         f"loop {task.node_loop}"
@@ -94,23 +94,23 @@ def _description(rows: Mapping[str, Row], sizes: Mapping[str, list[int]]) -> lis
             f"{name}: R_s = {learning.rounds} rounds, T = {budget.max_iterations} local iterations, tau {steps}, step "
             f"size {learning.step_size:.4g}"
         )
-    return [*told, *few(texts), *_remarks(rows, sizes)]
+    return [*lines, *few(texts), *_remarks(rows, sizes)]
 
 
 def _remarks(rows: Mapping[str, Row], sizes: Mapping[str, list[int]]) -> list[str]:
     """Warn of cases for which the privacy budget does not hold."""
     configs = {name: row.config for name, row in rows.items()}
-    told = []
-    accounted = {name: config.budget.accounted_samples or 0 for name, config in configs.items()}
-    over = [name for name in rows if accounted[name] > min(sizes[name])]
+    lines = []
+    samples = {name: config.budget.accounted_samples or 0 for name, config in configs.items()}
+    over = [name for name in rows if samples[name] > min(sizes[name])]
     if over:
         least = min(min(sizes[name]) for name in over)
-        told.append(
-            f"The budget counts {max(accounted.values())} samples a client, and the smallest has {least}: it is "
+        lines.append(
+            f"The budget counts {max(samples.values())} samples a client, and the smallest has {least}: it is "
             "overspent. Statements count each client's own."
         )
     if any(
         config.learning.method == ALI and config.learning.constants == "as_published" for config in configs.values()
     ):
-        told.append("ALI-DPFL as published takes its next tau from estimates without noise: it has no epsilon.")
-    return told
+        lines.append("ALI-DPFL as published takes its next tau from estimates without noise: it has no epsilon.")
+    return lines

@@ -32,15 +32,15 @@ def settled(config: Configuration, sizes: Sequence[int]) -> Configuration:
     """The configuration with rounds, iterations, noise and evaluations as numbers; sizes of all clients and seeds."""
     learning, budget = config.learning, config.budget
     rounds, iterations, noise = learning.rounds, budget.max_iterations, learning.update_noise_multiplier
-    paid = _iterations(config, sizes, 0) if iterations == "auto" else iterations  # R_c
+    price = _iterations(config, sizes, 0) if iterations == "auto" else iterations  # R_c
     if rounds == "auto":
-        if learning.round_ratio * paid >= 2**31:
-            found, remedy = f"got {learning.round_ratio:g} for {paid} iterations", "Pass a smaller one."
+        if learning.round_ratio * price >= 2**31:
+            found, remedy = f"got {learning.round_ratio:g} for {price} iterations", "Pass a smaller one."
             raise ArgumentError("round_ratio", "must give fewer than 2^31 rounds", found, remedy)
-        rounds = max(1, math.ceil(round(learning.round_ratio * paid, 9)))  # 0.7 times 10 is 7
+        rounds = max(1, math.ceil(round(learning.round_ratio * price, 9)))  # 0.7 times 10 is 7
     if iterations == "auto":
-        charged = learning.method == ALI and learning.constants == "private"
-        iterations = _iterations(config, sizes, rounds) if charged else paid
+        pays_estimates = learning.method == ALI and learning.constants == "private"
+        iterations = _iterations(config, sizes, rounds) if pays_estimates else price
         # Updates spend a budget of their own, which their noise is calibrated to.
         iterations = rounds * learning.local_steps if learning.method == UPDATES else iterations
     if learning.method == ALI and learning.constants == "private" and budget.max_iterations != "auto":
@@ -57,8 +57,8 @@ def settled(config: Configuration, sizes: Sequence[int]) -> Configuration:
 def _iterations(config: Configuration, sizes: Sequence[int], num_estimates: int) -> int:
     """Local iterations that the budget pays for beside this many estimates; none is refused."""
     budget = config.budget
-    accounted = sizes if budget.accounted_samples is None else [budget.accounted_samples]
-    releases = [release_of(config, size, with_estimates=num_estimates > 0) for size in accounted]
+    samples = sizes if budget.accounted_samples is None else [budget.accounted_samples]
+    releases = [release_of(config, size, with_estimates=num_estimates > 0) for size in samples]
     settings = {"dp_delta": budget.dp_delta, "limit": MOST_ITERATIONS}
     most = accounting.max_iterations(releases, num_estimates, budget.target_epsilon, budget.bound, **settings)
     if most < 1:
@@ -71,19 +71,19 @@ def _iterations(config: Configuration, sizes: Sequence[int], num_estimates: int)
 
 def _refuse_overspent(config: Configuration, sizes: Sequence[int], rounds: int, iterations: int) -> None:
     """Refuse estimates that overspend the budget beside iterations that it pays for."""
-    budget, accounted = config.budget, config.budget.accounted_samples
+    budget, samples = config.budget, config.budget.accounted_samples
     settings = {"bound": budget.bound, "dp_delta": budget.dp_delta}
 
-    def spent(with_estimates: bool) -> float:
+    def cost(with_estimates: bool) -> float:
         releases = {
-            release_of(config, size, with_estimates=with_estimates) for size in ([accounted] if accounted else sizes)
+            release_of(config, size, with_estimates=with_estimates) for size in ([samples] if samples else sizes)
         }
         return max(accounting.epsilon(one, iterations, rounds * with_estimates, **settings) for one in releases)
 
-    # Where no budget is looked for nothing was asked to pay for so many; their price alone takes minutes.
-    if iterations > MOST_ITERATIONS or spent(False) > budget.target_epsilon:
+    # No budget can pay for more iterations than the search allows; their price alone takes minutes.
+    if iterations > MOST_ITERATIONS or cost(False) > budget.target_epsilon:
         return
-    both = spent(True)
+    both = cost(True)
     if both > budget.target_epsilon:
         requirement = f"must leave {rounds} estimates within target_epsilon, {budget.target_epsilon:g}"
         found = f"got {config.learning.constants_noise:g}, with which they and {iterations} iterations cost {both:.4g}"
@@ -113,7 +113,7 @@ def privacy_of(config: Configuration, sizes: Sequence[int]) -> Callable[..., lis
     if learning.method == ALI:
         assert not isinstance(learning.rounds, str)
         assert not isinstance(config.budget.max_iterations, str)
-        # How many iterations it takes follows from what it releases.
+        # Its number of iterations follows from its releases.
         most = config.budget.max_iterations, learning.rounds
 
     @functools.cache

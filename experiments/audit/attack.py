@@ -42,7 +42,7 @@ class Audited(NamedTuple):
 
     @property
     def violated(self) -> bool:
-        """Whether the audit's lower bound exceeds the claimed epsilon, or a check of the mechanism refuses it."""
+        """True where the audit's lower bound exceeds the claimed epsilon, or a check of the mechanism refuses it."""
         assert self.claim.dp_epsilon is not None
         exceeded = self.result.dp_epsilon_lower_bound > self.claim.dp_epsilon
         return exceeded or any(check.refuted for check in self.result.checks)
@@ -64,33 +64,33 @@ class Ready(NamedTuple):
     seconds: float  # that the claim took
 
 
-def run(asked: Request) -> int:
+def run(request: Request) -> int:
     """Audit all cases and seeds; returns the exit code: 1 for a violation."""
-    check_seeds(asked)
-    for row in asked.rows.values():
+    check_seeds(request)
+    for row in request.rows.values():
         check_config(row.config)
     require_jax_privacy()
-    where: Configuration = asked.config
+    where: Configuration = request.config
     lanes = {}
-    for name, row in asked.rows.items():
+    for name, row in request.rows.items():
         for seed in row.seeds:
             label = name if len(row.seeds) == 1 else f"{name}, seed {seed}"
             lanes[label] = ready(row._replace(config=lay(row.config, {"seed": seed})))
     directory = new_run_directory(where.run.out, "audit", where.data.dataset, resume=False)
-    records = open_run(directory, saved_options(asked), experiment="audit", can_resume=False)
+    records = open_run(directory, saved_options(request), experiment="audit", can_resume=False)
     try:
-        return _attack(asked, lanes, records)
+        return _attack(request, lanes, records)
     except BaseException:
         records.withdraw()
         raise
 
 
-def _attack(asked: Request, lanes: Mapping[str, Ready], records: RunDirectory) -> int:
-    """Measure what is ready, write and tell it; returns the exit code."""
+def _attack(request: Request, lanes: Mapping[str, Ready], records: RunDirectory) -> int:
+    """Run the audits, write and print their results; returns the exit code."""
     directory, console = records.path, Console(markup=False)
-    for description in dict.fromkeys(row.config.description for row in asked.rows.values()):
+    for description in dict.fromkeys(row.config.description for row in request.rows.values()):
         console.print(description)
-    claims = [row.config.claim for row in asked.rows.values()]
+    claims = [row.config.claim for row in request.rows.values()]
     errors = dict.fromkeys(claim.noise_error for claim in claims if claim.noise_error != 1)
     mistakes = [f"noise divided by {' or '.join(map(text_of, errors))}"] if errors else []
     mistakes += ["no clipping"] if any(claim.no_clipping for claim in claims) else []
@@ -98,18 +98,18 @@ def _attack(asked: Request, lanes: Mapping[str, Ready], records: RunDirectory) -
     mistakes += ["a larger sampling rate"] if any(claim.sampling_error != 1 for claim in claims) else []
     if mistakes:
         console.print(f"Run with a mistake that the claim does not know of: {', '.join(mistakes)}.")
-    audited = {name: measured(lane, len(lanes)) for name, lane in lanes.items()}
-    records.write_summary(_summary(audited, records.config["environment"]))
-    _write_results(audited, directory / "results.csv")
-    console.print(_table(audited))
-    console.print(_checks_table(audited))
+    audits = {name: measured(lane, len(lanes)) for name, lane in lanes.items()}
+    records.write_summary(_summary(audits, records.config["environment"]))
+    _write_results(audits, directory / "results.csv")
+    console.print(_table(audits))
+    console.print(_checks_table(audits))
     console.print(
         "A claim that is not refuted is not proven by that. The last column is the least factor, of noise too small or "
         f"of a signal too large, that is seen with probability {POWER:.0%}."
     )
-    picture = _plot(audited, directory / "plots" / "scores.png")
+    picture = _plot(audits, directory / "plots" / "scores.png")
     console.print(f"Run: {directory}   Table: {directory / 'results.csv'}   Picture: {picture}", soft_wrap=True)
-    return int(any(row.violated for row in audited.values()))
+    return int(any(row.violated for row in audits.values()))
 
 
 def ready(row: Row) -> Ready:
@@ -154,14 +154,14 @@ def measured(lane: Ready, num_audits: int) -> Audited:
     return Audited(row, statement, noise_std, result, canaries, time.perf_counter() - start)
 
 
-def _summary(audited: Mapping[str, Audited], environment: Any) -> dict[str, Any]:
+def _summary(audits: Mapping[str, Audited], environment: Any) -> dict[str, Any]:
     """Content of summary.json."""
-    described = {}
-    for name, one in audited.items():
+    cases = {}
+    for name, one in audits.items():
         config = one.row.config
-        found = {key: value for key, value in one.result._asdict().items() if key != "scores"}
-        found["checks"] = [check._asdict() for check in one.result.checks]
-        described[name] = {
+        result = {key: value for key, value in one.result._asdict().items() if key != "scores"}
+        result["checks"] = [check._asdict() for check in one.result.checks]
+        cases[name] = {
             "settings": one.row.settings,
             "rounds": config.rounds,
             "rounds_claimed": config.learning.iterations,
@@ -171,45 +171,45 @@ def _summary(audited: Mapping[str, Audited], environment: Any) -> dict[str, Any]
             "batch_size_claimed": config.claimed_batch_size,
             "batch_size_used": config.batch_size,
             "clip_norm_used": config.used_clip_norm,
-            "audit": {**found, "num_canaries": config.data.canaries, "violated": one.violated},
+            "audit": {**result, "num_canaries": config.data.canaries, "violated": one.violated},
         }
     return {
         "experiment": "audit",
         "preset": None,
         "status": "finished",
-        "seeds": list(dict.fromkeys(one.row.config.run.seed for one in audited.values())),
-        "cases": described,
-        "seconds": {name: one.seconds for name, one in audited.items()},
+        "seeds": list(dict.fromkeys(one.row.config.run.seed for one in audits.values())),
+        "cases": cases,
+        "seconds": {name: one.seconds for name, one in audits.items()},
         "environment": environment,
     }
 
 
-def _write_results(audited: Mapping[str, Audited], path: Path) -> None:
+def _write_results(audits: Mapping[str, Audited], path: Path) -> None:
     """A row an audit: the options that vary, the lower bound, the claim."""
     lanes, lines = {}, []
-    for name, one in audited.items():
+    for name, one in audits.items():
         lane = {"case": name, "seed": one.row.config.run.seed, "round": one.row.config.rounds}
         status = {"status": "finished", "until": lane["round"], "reason": None, "seconds": {"run": one.seconds}}
         lanes[name, lane["seed"]] = status
-        found = {key: getattr(one.result, key) for key in ("dp_epsilon_lower_bound", "num_correct", "num_guesses")}
+        numbers = {key: getattr(one.result, key) for key in ("dp_epsilon_lower_bound", "num_correct", "num_guesses")}
         ratios = {f"{check.name}, measured over claimed": _ratio(check) for check in one.result.checks}
-        lines.append({**lane, **found, **ratios, "violated": one.violated})
-    claims = {name: lambda _, claim=one.claim: [claim._asdict()] for name, one in audited.items()}
-    write_results(path, lanes, lines, {name: one.row.settings for name, one in audited.items()}, claims)
+        lines.append({**lane, **numbers, **ratios, "violated": one.violated})
+    claims = {name: lambda _, claim=one.claim: [claim._asdict()] for name, one in audits.items()}
+    write_results(path, lanes, lines, {name: one.row.settings for name, one in audits.items()}, claims)
 
 
-def _table(audited: Mapping[str, Audited]) -> Table:
+def _table(audits: Mapping[str, Audited]) -> Table:
     """The closing table."""
-    claims = [one.row.config.claim for one in audited.values()]
-    deltas = ", ".join(f"{delta:g}" for delta in dict.fromkeys(one.claim.dp_delta for one in audited.values()))
+    claims = [one.row.config.claim for one in audits.values()]
+    deltas = ", ".join(f"{delta:g}" for delta in dict.fromkeys(one.claim.dp_delta for one in audits.values()))
     confidence = 1 - max(claim.significance for claim in claims)
     caption = f"δ = {deltas}; all lower bounds hold with confidence {confidence:.0%}"
     table, numbers = Table(title="audit", caption=caption), ("audit:\nε ≥", "right\nguesses")
     for heading in ("case", "claim", *numbers, "verdict"):
         table.add_column(heading, justify="right" if heading in numbers else "left")
-    for name, one in audited.items():
-        claimed, bound, verdict = one.texts
-        claim = f"ε = {claimed}, {one.claim.bound},\n{RELATIONS[one.claim.neighboring_relation]}"
+    for name, one in audits.items():
+        epsilon, bound, verdict = one.texts
+        claim = f"ε = {epsilon}, {one.claim.bound},\n{RELATIONS[one.claim.neighboring_relation]}"
         guesses = f"{one.result.num_correct} of {one.result.num_guesses}"
         table.add_row(name, claim, bound, guesses, verdict)
     return table
@@ -220,7 +220,7 @@ def _ratio(check: Check) -> float:
     return check.measured / check.claimed
 
 
-def _checks_table(audited: Mapping[str, Audited]) -> Table:
+def _checks_table(audits: Mapping[str, Audited]) -> Table:
     """Table of each mechanism's measured values, and of the smallest error that would have been seen."""
     caption = (
         "limit: of the confidence interval, on the side of 1; noise is refuted where 1 lies outside, all else where"
@@ -230,37 +230,37 @@ def _checks_table(audited: Mapping[str, Audited]) -> Table:
     numbers = ("measured /\nclaimed", "limit", "smallest\nerror seen")
     for heading in ("case", "check", *numbers[:2], "verdict", numbers[2]):
         table.add_column(heading, justify="right" if heading in numbers else "left")
-    for name, one in audited.items():
-        exceeded = one.result.dp_epsilon_lower_bound / _claimed(one)
-        shown: list[tuple[str, float | None, float, bool, float]] = [
-            ("ε of the guesses", None, exceeded, exceeded > 1, one.result.smallest_error)
+    for name, one in audits.items():
+        excess = one.result.dp_epsilon_lower_bound / _claimed_epsilon(one)
+        rows: list[tuple[str, float | None, float, bool, float]] = [
+            ("ε of the guesses", None, excess, excess > 1, one.result.smallest_error)
         ]
-        shown += [(c.name, _ratio(c), c.limit / c.claimed, c.refuted, c.smallest_error) for c in one.result.checks]
-        for i, (label, ratio, limit, refuted, smallest) in enumerate(shown):
-            bounded = (rounded_up if label.startswith("noise") and limit < 1 else rounded_down)(limit, 3)
-            cells = ("" if ratio is None else f"{ratio:.3f}", bounded, "REFUTED" if refuted else "passed")
+        rows += [(c.name, _ratio(c), c.limit / c.claimed, c.refuted, c.smallest_error) for c in one.result.checks]
+        for i, (label, ratio, limit, fails, smallest) in enumerate(rows):
+            limit_text = (rounded_up if label.startswith("noise") and limit < 1 else rounded_down)(limit, 3)
+            cells = ("" if ratio is None else f"{ratio:.3f}", limit_text, "REFUTED" if fails else "passed")
             table.add_row(name if i == 0 else "", label, *cells, rounded_up(smallest, 3) if smallest < 100 else "none")
     return table
 
 
-def _claimed(one: Audited) -> float:
+def _claimed_epsilon(one: Audited) -> float:
     """The claimed epsilon."""
     assert one.claim.dp_epsilon is not None
     return one.claim.dp_epsilon
 
 
-def _plot(audited: Mapping[str, Audited], path: Path) -> Path:
+def _plot(audits: Mapping[str, Audited], path: Path) -> Path:
     """Histograms of the scores of included and left-out canaries, a row an audit."""
-    figure = Figure(figsize=(7, 0.6 + 2.4 * len(audited)), layout="constrained")
+    figure = Figure(figsize=(7, 0.6 + 2.4 * len(audits)), layout="constrained")
     FigureCanvasAgg(figure)
-    rows = np.ravel(figure.subplots(len(audited), 1, squeeze=False))
-    for axes, (name, one) in zip(rows, audited.items(), strict=True):
-        scores, included = one.result.scores, one.canaries.included
+    rows = np.ravel(figure.subplots(len(audits), 1, squeeze=False))
+    for axes, (name, one) in zip(rows, audits.items(), strict=True):
+        scores, is_included = one.result.scores, one.canaries.included
         bins = np.histogram_bin_edges(scores, 60).tolist()
-        for chosen, label, color in ((~included, "left out", "#0072B2"), (included, "included", "#D55E00")):
-            axes.hist(scores[chosen], bins, alpha=0.55, color=color, label=f"{label} ({chosen.sum():,})")
-        claimed, bound, verdict = one.texts
-        axes.set_title(f"{name}: claimed ε = {claimed}, audit ε ≥ {bound}, {verdict}", fontsize=10, loc="left")
+        for mask, label, color in ((~is_included, "left out", "#0072B2"), (is_included, "included", "#D55E00")):
+            axes.hist(scores[mask], bins, alpha=0.55, color=color, label=f"{label} ({mask.sum():,})")
+        epsilon, bound, verdict = one.texts
+        axes.set_title(f"{name}: claimed ε = {epsilon}, audit ε ≥ {bound}, {verdict}", fontsize=10, loc="left")
         for edge in np.median(scores) + one.result.guess_threshold * np.array([-1, 1]):
             axes.axvline(edge, color="0.3", linewidth=1, linestyle="--")
         axes.set_ylabel("canaries")

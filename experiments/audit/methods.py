@@ -65,7 +65,7 @@ class Method(NamedTuple):
 
     Attributes:
         claimed: configuration -> (noise standard deviation of one release, statement), calibrated to the target.
-        learner: (configuration, task, noise standard deviation) -> what is run.
+        learner: (configuration, task, noise standard deviation) -> `Learner`.
         add_canaries: (configuration, task, data) -> the two with canaries.
         releases_total: a release is the sum over nodes, with the noise of all.
     """
@@ -144,7 +144,7 @@ def _ali_rounds(iterations: int) -> int:
 
 
 def _ali_claimed(config: Configuration) -> tuple[float, privacy.Statement]:
-    """For all local iterations and estimates that the budget allows."""
+    """Claim for all local iterations and estimates that the budget allows."""
     iterations, learning, claim = config.learning.iterations, config.learning, config.claim
     release = clients.ClientRelease(
         sampler="poisson",
@@ -165,8 +165,8 @@ def _ali_claimed(config: Configuration) -> tuple[float, privacy.Statement]:
     rate = release.batch_size / release.num_samples
     guess = noise_guess(rate, iterations, claim.dp_delta, claim.target_epsilon)
     multiplier = calibrate([epsilon_of], claim.target_epsilon, [guess])
-    stated = clients.statements([release._replace(noise_multiplier=multiplier)], *counts, dp_delta=claim.dp_delta)
-    (proven,) = (s for s in stated if s.bound == "proven" and s.neighboring_relation == "zero_out")
+    statements = clients.statements([release._replace(noise_multiplier=multiplier)], *counts, dp_delta=claim.dp_delta)
+    (proven,) = (s for s in statements if s.bound == "proven" and s.neighboring_relation == "zero_out")
     return multiplier * learning.clip_norm / release.batch_size, proven
 
 
@@ -196,7 +196,7 @@ def _ali_learner(config: Configuration, task: Task, noise_std: float) -> Learner
 
 
 def _fed_avg_claimed(config: Configuration) -> tuple[float, privacy.Statement]:
-    """For whole clients; the noise is that of the mean that is released."""
+    """Claim for whole clients; the noise is on the released mean."""
     rounds, clip_norm, claim = config.learning.iterations, config.learning.clip_norm, config.claim
     expected, dp_delta = config.claimed_batch_size, config.claim.dp_delta
     rate = expected / config.entries

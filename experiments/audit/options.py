@@ -1,4 +1,4 @@
-"""Options of experiments.audit: what is claimed, and what is really run."""
+"""Options of experiments.audit: the claim, and the real run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Samples:
 
     def load(self) -> Dataset:
         """The data set; the same arrays in every call."""
-        return Data(self.dataset, self.data_dir).load()
+        return Data(dataset=self.dataset, data_dir=self.data_dir).load()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,9 +209,9 @@ def _check_canaries(config: Configuration) -> None:
     if data.canaries % nodes and learning.method not in WHOLE_CLIENTS:
         requirement = f"must be a multiple of the {nodes} nodes, so that all have the same claim"
         raise ArgumentError("canaries", requirement, f"got {data.canaries}", "Pass e.g. 1000 for each node.")
-    available, needed = len(data.load().train_labels), nodes * data.samples
-    if needed > available:
-        found = f"{nodes} node{'s' * (nodes > 1)} with {data.samples} need {needed:,} of {available:,}"
+    available, demand = len(data.load().train_labels), nodes * data.samples
+    if demand > available:
+        found = f"{nodes} node{'s' * (nodes > 1)} with {data.samples} need {demand:,} of {available:,}"
         raise ArgumentError("samples", "must be there in the data set", found, "Pass fewer.")
     check.open_unit(sampling_rate=learning.sampling_rate)
     for units in learning.hidden:

@@ -91,8 +91,8 @@ def run_call(call: int, out: Path, *, small: bool) -> list[Number]:
         numbers.append(one)
         path.with_suffix(".tmp").write_text(json.dumps(numbers, indent=1) + "\n")
         path.with_suffix(".tmp").replace(path)
-        shown = one.get("error") or f"{one['value']} {one['unit']}"
-        print(f"{one['name']}: {shown}"[:150], flush=True)
+        text = one.get("error") or f"{one['value']} {one['unit']}"
+        print(f"{one['name']}: {text}"[:150], flush=True)
 
     for box in CALLS[call]:
         limit = min(box.seconds, SECONDS_A_CALL - (time.monotonic() - began))

@@ -146,7 +146,7 @@ def convolutions(small: bool) -> Iterator[Number]:
             "patches": lambda x, k, geom=geom: jnp.matmul(
                 gpu_forms._rows(x, geom), k.reshape(len(k), -1, k.shape[-1])
             ).reshape(x.shape),
-            "grouped": lambda x, k, geom=geom: gpu_forms._grouped(x, k, geom),
+            "grouped": lambda x, k, geom=geom: gpu_forms._group_convolution(x, k, geom),
             "each": lambda x, k: jax.lax.map(lambda both: _convolution(*both), (x, k)),
         }
         for dtype, (form, fn) in ((dtype, one) for dtype in (jnp.float32, jnp.bfloat16) for one in forms.items()):
@@ -335,13 +335,13 @@ def resume(small: bool) -> Iterator[Number]:
 
 
 def fails(small: bool) -> Iterator[Number]:
-    """For the harness."""
+    """A benchmark that does so, for tests of the harness."""
     yield {"name": "fails", "value": 1, "unit": "before it fails"}
     raise RuntimeError("on purpose")
 
 
 def hangs(small: bool) -> Iterator[Number]:
-    """For the harness."""
+    """A benchmark that does so, for tests of the harness."""
     yield {"name": "hangs", "value": 1, "unit": "before it hangs"}
     time.sleep(1000)
 

@@ -80,7 +80,7 @@ def suite(settings: dict[str, Setting] = SETTINGS) -> dict[str, Measurement]:
             "published_constants": ("published", "tau1", f"{one} estimates of constants over 1 without"),
             "noisy_constants": ("noisy", "tau1", f"{one} private estimates of constants over 1 without"),
         }
-        named = {f"{name}_{label}": ratio for label, ratio in ratios.items()}
+        by_name = {f"{name}_{label}": ratio for label, ratio in ratios.items()}
         text = f"{setting.layers()}, node_loop {setting.task().node_loop}"
-        report.on(text).compare(rows, setting.repeats, setting.rounds, named, f"{name}_")
+        report.on(text).compare(rows, setting.repeats, setting.rounds, by_name, f"{name}_")
     return report.measurements

@@ -78,14 +78,14 @@ def measure(graph: str, num_nodes: int, sizes: Sizes) -> Row:
     mesh = jax.make_mesh((jax.device_count(),), (NODES,), axis_types=(AxisType.Auto,))
     with jax.set_mesh(mesh):
         whole, shares = NamedSharding(mesh, PartitionSpec()), by_node(mesh)
-        held = jax.tree.map(lambda leaf: shares if leaf.ndim else whole, state)
+        places = jax.tree.map(lambda leaf: shares if leaf.ndim else whole, state)
         tables = jax.tree.map(lambda _: whole, data)._replace(indices=shares, sizes=shares)
-        state, data = jax.device_put((state, data), (held, tables))
+        state, data = jax.device_put((state, data), (places, tables))
         start = time.perf_counter()
         run = jax.jit(
             lambda state, data: rounds(learner, sizes.rounds, state, data),
-            in_shardings=(held, tables),
-            out_shardings=(held, whole),
+            in_shardings=(places, tables),
+            out_shardings=(places, whole),
             donate_argnums=0,
         )
         compiled = run.lower(state, data).compile()

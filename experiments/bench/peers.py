@@ -44,7 +44,7 @@ SETTINGS = {
     "w5": Setting(RESNET, 4, method="fed_avg", num_local_steps=2, rounds=2),
 }
 
-# What is asked of our rate over that of the peer's fastest row.
+# The least ratio of our rate to the rate of the peer's fastest row.
 WANTED = {f"peers/{name}_vs_torch": 1.0 if name in ("w2", "w5") else 1.3 for name in SETTINGS}
 
 
@@ -68,9 +68,9 @@ def dp_sgd(setting: Setting) -> dict[str, Any]:
 
 def require_peer(peer: str) -> None:
     """Refuse, by an ArgumentError, a peer that is unknown, not installed, or would run on another device than we."""
-    known, backend = ", ".join(PEERS), platform()
+    names, backend = ", ".join(PEERS), platform()
     for fits, requirement, found, remedy in (
-        (peer in PEERS, f"must be one of {known}", f"got {peer!r}", "Choose one of these."),
+        (peer in PEERS, f"must be one of {names}", f"got {peer!r}", "Choose one of these."),
         (
             importlib.util.find_spec(peer) is not None,
             "must name an installed library",

@@ -59,7 +59,7 @@ def parts(setting: Setting, sampler: Sampler, data: FederatedData, params: PyTre
     inputs, labels = gather(data, batch.indices)
     floats = inputs.astype(jnp.float32) / 255
     kernels = {name: {"kernel": layer["kernel"]} for name, layer in params.items()}
-    clipped = descent(as_jaxfl(task, setting.clip_norm), task.node_loop, rounds, setting.step_size)
+    clip = descent(as_jaxfl(task, setting.clip_norm), task.node_loop, rounds, setting.step_size)
 
     def repeat(one):
         return lambda state, *args: jax.lax.fori_loop(0, rounds, lambda k, held: one(k, held, *args), state)
@@ -73,7 +73,7 @@ def parts(setting: Setting, sampler: Sampler, data: FederatedData, params: PyTre
 
     return {
         "products": runner(descent(linear_gradient, "vmap", rounds, 1e-6), kernels, floats, labels),
-        "gradients": runner(clipped, params, inputs, labels),
+        "gradients": runner(clip, params, inputs, labels),
         "noise": runner(repeat(add_noise), params),
         "drawing": runner(repeat(lambda k, _, sizes: draw_batch(sampler, KEY, k, sizes)), batch, data.sizes),
         "gathering": runner(repeat(collect), (inputs, labels), data, batch.indices),

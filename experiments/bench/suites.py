@@ -61,7 +61,7 @@ def run(
         against: "torch" to have peers run the same in PyTorch beside ours; it must be installed.
 
     Raises:
-        ArgumentError: there is no such suite or library, it is not installed, or the file cannot be written.
+        ArgumentError: no such suite or library, a library that is not installed, or a file that cannot be written.
     """
     check.one_of((*SUITES, "all"), suite=suite)
     names = tuple(SUITES) if suite == "all" else (suite,)
@@ -75,22 +75,22 @@ def run(
     modules = {name: importlib.import_module(f"{__package__}.{name}") for name in names}
     if against is not None:
         modules["peers"].require_peer(against)
-    console, measurements, wanted = Console(), {}, {}
+    console, measurements, targets = Console(), {}, {}
     for name, module in modules.items():
         with console.status(f"Suite {name} ..."), compilation_cache("off"):  # compile times are those of compiling
             measurements |= module.suite(against=against) if name == "peers" else module.suite()
-        wanted |= getattr(module, "WANTED", {})
+        targets |= getattr(module, "WANTED", {})
     if json is not None:
-        named = {name: one._asdict() for name, one in measurements.items()}
-        for name in named.keys() & wanted:
-            named[name]["wanted"] = wanted[name]
-        json.write_text(dumps({**named, "environment": describe_environment()}, indent=2) + "\n")
+        results = {name: one._asdict() for name, one in measurements.items()}
+        for name in results.keys() & targets:
+            results[name]["wanted"] = targets[name]
+        json.write_text(dumps({**results, "environment": describe_environment()}, indent=2) + "\n")
         plots = {name: module.plot for name, module in modules.items() if hasattr(module, "plot")}
         for name, plot in plots.items():
             plot(measurements, json.with_name(f"{json.stem}{'' if len(plots) == 1 else f'-{name}'}.png"))
     title = "Median; lowest to highest of the repeats"
     table = Table(Column("name", no_wrap=True), "value", "spread", "wanted", "against", title=title)
     for name, (value, unit, (low, high), text) in measurements.items():
-        bound = f"{wanted[name]:.3g}" if name in wanted else ""
+        bound = f"{targets[name]:.3g}" if name in targets else ""
         table.add_row(name, f"{value:.3g} {unit}", f"{low:.3g} to {high:.3g}", bound, text)
     console.print(table)

@@ -47,18 +47,18 @@ def runner(fn: Callable[..., PyTree], state: PyTree, *args: PyTree) -> Runner:
 
     Each call goes on from the result of the one before; `args` stay.
     """
-    held = jax.tree.map(jnp.copy, state)
+    carry = jax.tree.map(jnp.copy, state)
     start = time.perf_counter()
-    compiled = jax.jit(fn, donate_argnums=0).lower(held, *args).compile()
+    compiled = jax.jit(fn, donate_argnums=0).lower(carry, *args).compile()
     compile_seconds = time.perf_counter() - start
     memory = compiled.memory_analysis()  # of one device, and a CPU's devices share one memory
-    devices = max((len(held.device_set) for held in jax.tree.leaves(compiled.input_shardings)), default=1)
+    devices = max((len(sharding.device_set) for sharding in jax.tree.leaves(compiled.input_shardings)), default=1)
     copies = devices if is_cpu() else 1
 
     def call():
-        nonlocal held
+        nonlocal carry
         start = time.perf_counter()
-        held = jax.block_until_ready(compiled(held, *args))
+        carry = jax.block_until_ready(compiled(carry, *args))
         return time.perf_counter() - start
 
     call()

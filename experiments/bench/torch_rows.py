@@ -89,14 +89,14 @@ def rivals(setting: Setting, params: PyTree, data: FederatedData) -> dict[str, R
 
 def as_torch(params: PyTree) -> Tensors:
     """One node's parameters by PyTorch's names and axes: "dense_1.weight" is the transposed kernel."""
-    named = {}
+    tensors = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         *layer, kind = (entry.key for entry in path)
         values = np.array(leaf)
         if kind == "kernel":
             values = values.transpose(3, 2, 0, 1) if values.ndim == 4 else values.T
-        named[".".join([*layer, "bias" if kind == "bias" else "weight"])] = torch.from_numpy(values)
-    return named
+        tensors[".".join([*layer, "bias" if kind == "bias" else "weight"])] = torch.from_numpy(values)
+    return tensors
 
 
 class Flatten(nn.Module):

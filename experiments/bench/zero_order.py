@@ -87,8 +87,8 @@ def plain_losses(params: PyTree, images: Array, labels: Array) -> Array:
         layer, layout = params[name], ("NHWC", "HWIO", "NHWC")
         hidden = jax.lax.conv_general_dilated(hidden, layer["kernel"], (1, 1), "VALID", dimension_numbers=layout)
         hidden = jax.nn.relu(hidden + layer["bias"][None, None, None])
-    pooled = nnx.max_pool(hidden, (2, 2), (2, 2)).reshape(len(images), -1)
-    return cross_entropy(pooled @ params["dense_1"]["kernel"] + params["dense_1"]["bias"][None], labels)
+    pixels = nnx.max_pool(hidden, (2, 2), (2, 2)).reshape(len(images), -1)
+    return cross_entropy(pixels @ params["dense_1"]["kernel"] + params["dense_1"]["bias"][None], labels)
 
 
 def _chained(losses: Callable[..., Array], passes: int) -> Callable[..., PyTree]:
@@ -109,9 +109,9 @@ def copies(setting: Setting) -> float:
     algorithm, data = learner(setting), random_data(setting, np.float32)
     state = jax.eval_shape(lambda: algorithm.init(KEY, data))
     compiled = jax.jit(loop(algorithm, 1), donate_argnums=0).lower(state, data).compile()
-    held = compiled.memory_analysis()
-    assert held is not None
-    total = held.temp_size_in_bytes + held.output_size_in_bytes - held.alias_size_in_bytes
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    total = memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     return total / num_bytes(state.params)
 
 

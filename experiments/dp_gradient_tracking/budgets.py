@@ -52,14 +52,13 @@ def privacy_of(config: Configuration, sizes: Sequence[int]) -> Callable[[int], l
 
 
 def _quantization_step(config: Configuration) -> float:
-    """Distance of the values that are sent."""
+    """Distance of neighboring values in messages."""
     learning = config.learning
     return learning.ternary_threshold if learning.method == "ternary-states" else learning.quantization_step
 
 
 def broken_conditions(config: Configuration, smoothness: float) -> list[theory.Condition]:
-    """Those conditions of the paper's theorems that a case of DP-GT does not meet: on convergence, and on a finite
-    budget where noise is Laplace's, as there."""
+    """List the paper's conditions that a case of DP-GT breaks; those on a budget count with Laplace noise alone."""
     learning, noise = config.learning, config.agent_noise()
     pair = tracking_pair(config.weights.graph, config.agents.nodes)
     steps = theory.StepSizes(learning.state_mixing, learning.tracker_mixing, learning.step_size)

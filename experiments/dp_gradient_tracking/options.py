@@ -35,9 +35,9 @@ def tracking_pair(graph: str, nodes: int) -> TrackingPair:
     if graph.endswith(".npy"):
         return read_pair(graph, nodes)
     if graph not in GRAPHS:
-        known = ", ".join((*NAMED_PAIRS, *GRAPHS))
+        names = ", ".join((*NAMED_PAIRS, *GRAPHS))
         remedy = "Choose one of these, or name a .npy file with R and C."
-        raise ArgumentError("graph", f"must be one of {known}", f"got {graph!r}", remedy)
+        raise ArgumentError("graph", f"must be one of {names}", f"got {graph!r}", remedy)
     matrix = getattr(graphs, graph)(nodes).mixing_matrices.mean(axis=0)  # of a period, where there is one
     return TrackingPair(state_weights=matrix, tracker_weights=matrix)
 
@@ -101,7 +101,7 @@ class Learning:
     """Distance of the values that noisy-quantized-states and quantized-states send."""
 
     def quantizer(self) -> channel.Quantizer | None:
-        """Quantizer of what is sent, where the method has one."""
+        """Quantizer of messages, where the method has one."""
         if self.method == "ternary-states":
             return channel.ternary_quantizer(self.ternary_threshold)
         return channel.uniform_quantizer(self.quantization_step) if self.method in _ROUNDED else None
@@ -171,7 +171,7 @@ class Configuration:
 
     @property
     def is_noisy(self) -> bool:
-        """Whether what is broadcast carries noise."""
+        """True where broadcasts carry noise."""
         return self.learning.method not in QUANTIZED
 
     @property
@@ -259,13 +259,13 @@ def check_config(config: Configuration) -> None:
 
 def _require_scales(nodes: int, iterations: int) -> None:
     """Refuse more noise scales than memory holds."""
-    taken = _NUMBERS_A_SCALE * np.dtype(float).itemsize * nodes * (iterations + 1)
-    require_fits("iterations", taken, {}, what="the noise of all iterations", remedy="Take fewer iterations.")
+    num_bytes = _NUMBERS_A_SCALE * np.dtype(float).itemsize * nodes * (iterations + 1)
+    require_fits("iterations", num_bytes, {}, what="the noise of all iterations", remedy="Take fewer iterations.")
 
 
 @functools.lru_cache(maxsize=64)
 def scheme_steps(scheme: str, iterations: int) -> TrackingSchedule:
-    """Steps and samples of a scheme; its noise is that of no agent."""
+    """Steps and samples of a scheme; its noise belongs to no agent."""
     _require_scales(1, iterations)
     if scheme == "S1":
         return polynomial_schedule(iterations, state_noise_exponent=0.0, tracker_noise_exponent=0.0, horizon_offset=0)
@@ -274,11 +274,11 @@ def scheme_steps(scheme: str, iterations: int) -> TrackingSchedule:
 
 DERIVED = {
     **{
-        option: lambda options, told, name=name: getattr(scheme_steps(options["scheme"], options["iterations"]), name)
+        option: lambda options, names, name=name: getattr(scheme_steps(options["scheme"], options["iterations"]), name)
         for option, name in STEPS.items()
     },
-    "clip_norm": lambda options, told: (
+    "clip_norm": lambda options, names: (
         1.0 if options["distribution"] == "gaussian" else 10.0 if options["dataset"] == "digits" else 20.0
     ),
-    "evaluate_every": lambda options, told: max(1, options["iterations"] // 20),
+    "evaluate_every": lambda options, names: max(1, options["iterations"] // 20),
 }

@@ -36,38 +36,38 @@ def finish(finished: Finished) -> Sequence[Path]:
 
 
 def plot_budgets(run_dir: Path, configs: Mapping[str, Configuration]) -> list[Path]:
-    """Draw the budget spent after k iterations, published and proven, and that of a whole run of K iterations.
+    """Draw the budget spent after k iterations, published and proven, and the budget of a whole run of K iterations.
 
-    Epsilon is that of the agent who has spent most. The last panel is the published budget against the maximum
+    Epsilon belongs to the agent who has spent most. The last panel is the published budget against the maximum
     iteration number, which fixes steps and samples; where states are only quantized it is their delta against k + 1.
     Gaussian noise, and runs with none, have no such curves: where nothing else runs there is no picture, nor is there
     of more lines than can be told apart.
     """
     noisy = {name: config for name, config in configs.items() if has_epsilon(config)}
-    quantized = {name: config for name, config in configs.items() if not config.is_noisy}
+    without_noise = {name: config for name, config in configs.items() if not config.is_noisy}
     panels: list[tuple[str, str, Mapping[str, Configuration], Callable[[Configuration], tuple]]] = []
-    assumed = any(config.learning.assume_bounded for config in configs.values())
-    formula = "published formula" + (", C assumed" if assumed else "")
+    is_assumed = any(config.learning.assume_bounded for config in configs.values())
+    formula = "published formula" + (", C assumed" if is_assumed else "")
     if noisy:
         panels.append((f"ε so far, {formula}", "iteration k", noisy, lambda config: _from(0, published(config))))
-        if not assumed:
+        if not is_assumed:
             label = "ε so far, proven (gradients at broadcast states)"
             panels.append((label, "iteration k", noisy, lambda config: _from(0, proven(config))))
         panels.append((f"ε of a whole run, {formula}", "maximum iteration number K", noisy, _whole_runs))
-    if quantized:
+    if without_noise:
         label = f"δ so far, ε = 0, {formula}"
-        panels.append((label, "broadcasts k + 1", quantized, lambda config: _from(1, deltas(config))))
+        panels.append((label, "broadcasts k + 1", without_noise, lambda config: _from(1, deltas(config))))
     if not panels or len(configs) > _MOST_LINES:
         return []
     figure = new_figure(5.2 * len(panels), 5.0, run_title(run_dir / "config.json"))
     styles = {name: line_style(number) for number, name in enumerate(configs)}
     handles = {}
-    for number, (label, x_label, drawn, curve) in enumerate(panels, start=1):
+    for number, (label, x_label, lines, curve) in enumerate(panels, start=1):
         axes = figure.add_subplot(1, len(panels), number)
         style_axes(axes, Panel("", label), x_label)
-        for name, config in drawn.items():
+        for name, config in lines.items():
             (handles[name],) = axes.plot(*curve(config), linewidth=1.8, **styles[name])
-        (axes.set_xscale if drawn is quantized else axes.set_yscale)("log")
+        (axes.set_xscale if lines is without_noise else axes.set_yscale)("log")
     legend_below(figure, handles)
     return [save_figure(figure, run_dir / "plots" / "budgets.png")]
 
@@ -77,14 +77,14 @@ def _from(first: int, curve: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _whole_runs(config: Configuration) -> tuple[np.ndarray, list[float]]:
-    """Published budgets of whole runs: what is the scheme's follows K, what was given stays."""
+    """Published budgets of whole runs: the scheme's numbers follow K, the user's stay."""
     learning = config.learning
     here, horizons = scheme_steps(learning.scheme, learning.iterations), min(10, learning.iterations)
     horizons = np.unique(np.geomspace(horizons, learning.iterations, _HORIZONS).round().astype(int))
-    spent = []
+    budgets = []
     for count in horizons.tolist():
         there = scheme_steps(learning.scheme, count)
         rows = [(option, getattr(learning, option), getattr(here, name), name) for option, name in STEPS.items()]
-        followed = {option: getattr(there, name) for option, given, default, name in rows if given == default}
-        spent.append(published(lay(config, {"iterations": count, **followed}))[-1])
-    return horizons, spent
+        changes = {option: getattr(there, name) for option, value, default, name in rows if value == default}
+        budgets.append(published(lay(config, {"iterations": count, **changes}))[-1])
+    return horizons, budgets

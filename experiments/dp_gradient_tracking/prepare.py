@@ -1,4 +1,5 @@
-"""From options of experiments.dp_gradient_tracking to cases: checks, conditions, statements, and what is told."""
+"""Cases from options of experiments.dp_gradient_tracking: checks, conditions, statements, and the description of the
+run."""
 
 from __future__ import annotations
 
@@ -48,12 +49,12 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
         }
 
     cases = cases_of(ready, Configuration.algorithm, of_row)
-    broken, told = _conditions(rows)
-    told += [*_description(rows, sizes), *few([f"{name}: {_row(row.config)}" for name, row in rows.items()])]
+    failures, lines = _conditions(rows)
+    lines += [*_description(rows, sizes), *few([f"{name}: {_row(row.config)}" for name, row in rows.items()])]
     graphs = {(row.config.weights.graph, row.config.agents.nodes) for row in rows.values()}
     files = sorted(file for file in graphs if file[0].endswith(".npy"))  # other weights may come by the same name
     checksums = [zlib.crc32(np.stack(tracking_pair(*file)).tobytes()) for file in files]
-    return Prepared(cases, told, {"graph_crc32": checksums} if files else {}, broken)
+    return Prepared(cases, lines, {"graph_crc32": checksums} if files else {}, failures)
 
 
 def _sizes(name: str, row: Row) -> list[int]:
@@ -70,7 +71,7 @@ def _sizes(name: str, row: Row) -> list[int]:
 
 def _conditions(rows: Mapping[str, Row]) -> tuple[dict[str, list[Condition]], list[str]]:
     """Conditions of the theorems that each case of gradient tracking breaks, and the same in sentences."""
-    broken: dict[str, list[Condition]] = {}
+    failures: dict[str, list[Condition]] = {}
     estimates: dict[tuple, float] = {}
     by_text: dict[str, list[str]] = {}
     for name, (config, *_) in rows.items():
@@ -80,22 +81,22 @@ def _conditions(rows: Mapping[str, Row]) -> tuple[dict[str, list[Condition]], li
         if smoothness == "estimated":
             problem = (config.data, config.agents, config.network)
             if problem not in estimates:
-                estimates[problem] = _estimated_smoothness(config)
+                estimates[problem] = _estimate_smoothness(config)
             smoothness = estimates[problem]
-        broken[name] = broken_conditions(config, smoothness)
-        if config.theory.strict and broken[name]:
-            found = f"{name}: " + "; ".join(map(str, broken[name]))
+        failures[name] = broken_conditions(config, smoothness)
+        if config.theory.strict and failures[name]:
+            found = f"{name}: " + "; ".join(map(str, failures[name]))
             remedy = "Change steps, noise or graph, or leave --strict out."
             raise ArgumentError("strict", "every condition of the theorems must hold", found, remedy)
-        for condition in broken[name]:
+        for condition in failures[name]:
             by_text.setdefault(str(condition), []).append(name)
-    told = [f"L = {value:.3g}, estimated by a probing run (a lower bound)" for value in estimates.values()]
-    of_all = len(broken) if len(broken) > 1 else None
+    lines = [f"L = {value:.3g}, estimated by a probing run (a lower bound)" for value in estimates.values()]
+    of_all = len(failures) if len(failures) > 1 else None
     texts = {text: "all cases" if len(names) == of_all else ", ".join(names) for text, names in by_text.items()}
-    return broken, told + few([f"warning: {text} ({names})" for text, names in texts.items()])
+    return failures, lines + few([f"warning: {text} ({names})" for text, names in texts.items()])
 
 
-def _estimated_smoothness(config: Configuration) -> float:
+def _estimate_smoothness(config: Configuration) -> float:
     try:
         seed, data_of = config.run.seed, config.agents.data(config.data)
         return estimate_constants(jax.random.key(seed), config.task(), data_of(seed), **PROBING).smoothness

@@ -24,7 +24,7 @@ EXPERIMENT = Experiment(
     presets=PRESETS,
     derived={
         "rounds": rounds,
-        "evaluate_every": lambda options, told: max(1, options["rounds"] // 20),
+        "evaluate_every": lambda options, names: max(1, options["rounds"] // 20),
     },
     labels={"method": "{}"},
     finish=finish,

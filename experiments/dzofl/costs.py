@@ -51,8 +51,8 @@ def published_ledger(config: Configuration) -> Ledger:
     names = DZOFL_COUNTED if config.network.model == "dzofl_cnn" else None  # the paper's O_c has these layers' outputs
     network = choose(NETWORKS, vars(config.network))(dataset)
     counts = total(count(network, image_shape(dataset), counted=names))
-    charged = counts._replace(activations=batch * counts.activations)
-    forward, backward = forward_energy(charged, model), backward_energy(charged, model)
+    batch_counts = counts._replace(activations=batch * counts.activations)
+    forward, backward = forward_energy(batch_counts, model), backward_energy(batch_counts, model)
     book, seconds = config.ledger(), counts.operations / config.costs.operations_per_second
     return book._replace(
         forward=book.forward._replace(joules=forward / (2 * batch), simulated_seconds=seconds / (2 * batch)),
@@ -101,11 +101,11 @@ def write_section3(finished: Finished) -> Sequence[Path]:
         for name, row in finished.rows.items()
     }
     zero, first = here[DZOFL]["counted"], here[FED_AVG]["counted"]
-    bits, counted = (_FIRST_ORDER_T * _D * _M, _T * _M), (_FIRST_ORDER_T * first.bits, _T * zero.bits)
+    bits, counts = (_FIRST_ORDER_T * _D * _M, _T * _M), (_FIRST_ORDER_T * first.bits, _T * zero.bits)
     rows = [
-        ["FedAvg: bits of a device", 64e7, bits[0], counted[0]],
-        ["DZOFL: bits of a device", 16e3, bits[1], counted[1]],
-        ["ratio of the two", 40_000, bits[0] / bits[1], counted[0] / counted[1]],
+        ["FedAvg: bits of a device", 64e7, bits[0], counts[0]],
+        ["DZOFL: bits of a device", 16e3, bits[1], counts[1]],
+        ["ratio of the two", 40_000, bits[0] / bits[1], counts[0] / counts[1]],
         ["FedAvg: seconds of sending", 64, bits[0] / _RATE, _FIRST_ORDER_T * here[FED_AVG]["published"].seconds],
         ["FedAvg: seconds of sending and computing", None, None, _FIRST_ORDER_T * first.seconds],
         ["DZOFL: seconds, one pass a round", 41.25, _T * (_SLOT + _PASS), _T * here[DZOFL]["published"].seconds],

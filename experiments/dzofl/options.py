@@ -146,7 +146,7 @@ class Configuration:
 
     @property
     def resends(self) -> bool:
-        """Whether what is lost is sent again."""
+        """True where lost messages are sent again."""
         return self.learning.method == FED_AVG and self.channel.lost == "resend"
 
     def algorithm(self) -> Algorithm:

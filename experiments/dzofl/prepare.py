@@ -1,4 +1,4 @@
-"""From options of experiments.dzofl to cases: checks, ledgers, and what is told before the run."""
+"""Cases from options of experiments.dzofl: checks, ledgers, and the description of the run."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
         return {"data": data_of, "num_rounds": config.learning.rounds, "ledger": config.ledger()}
 
     cases = cases_of(rows, Configuration.algorithm, of_row)
-    return Prepared(cases, [_shared(next(iter(rows.values())).config), *_links(rows)])
+    return Prepared(cases, [_common(next(iter(rows.values())).config), *_links(rows)])
 
 
-def _shared(config: Configuration) -> str:
+def _common(config: Configuration) -> str:
     """Describe the data and the model of the first case, which all cases share."""
     dataset, clients = config.data.load(), config.clients
     num_params = size(jax.eval_shape(config.task().init, jax.random.key(0)))
@@ -45,13 +45,13 @@ def _shared(config: Configuration) -> str:
 
 def _links(rows: Mapping[str, Row]) -> list[str]:
     """Describe links that lose messages: how often, and what happens then."""
-    told = {}
+    lines = {}
     for row in rows.values():
         config, success = row.config, np.asarray(row.config.success())
         then = "sent again" if config.resends else "lost"
         if success.min() < 1:
             spread = f"{success.min():.3f} to {success.max():.3f}, mean {success.mean():.3f}"
             text = f"{config.learning.method}: a message arrives with probability {spread}, or is {then}"
-            biased = config.learning.method != FED_AVG and success.min() < success.max()
-            told[text + ("; the sum over devices is biased towards near ones" if biased else "")] = None
-    return list(told)
+            is_biased = config.learning.method != FED_AVG and success.min() < success.max()
+            lines[text + ("; the sum over devices is biased towards near ones" if is_biased else "")] = None
+    return list(lines)

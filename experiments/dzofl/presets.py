@@ -17,9 +17,9 @@ _METHODS = ({"method": (DZOFL, FED_AVG)},)
 _COST = "about 8 minutes on two cores that six processes shared; one seed"
 
 
-def rounds(options: Mapping[str, Any], told: Collection[str]) -> int:
+def rounds(options: Mapping[str, Any], names: Collection[str]) -> int:
     """After which accuracy rises no more, on digits and on Fashion-MNIST's shirts."""
-    del told
+    del names
     of_method = (60, 16) if options["dataset"] == "fashion_mnist" else (2000, 200)
     return of_method[options["method"] == FED_AVG]
 

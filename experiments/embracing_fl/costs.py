@@ -45,22 +45,22 @@ def class_costs(config: Configuration, problem: Problem) -> list[ClassCost]:
     samples = steps.batch_size if network.model in RESNETS else 1
     costs, firsts = [], []
     for label, count, share in zip(CLASSES, config.counts, config.shares(problem), strict=True):
-        own = blocks if isinstance(share.blocks, int) else share.blocks
-        firsts.append(own[0])
+        block_names = blocks if isinstance(share.blocks, int) else share.blocks
+        firsts.append(block_names[0])
         # Activations are stored in front of its first block, and where a stronger class begins.
-        last = blocks.index(own[0])
-        stored = tuple(first for first in dict.fromkeys(firsts) if 0 < blocks.index(first) <= last)
+        last = blocks.index(block_names[0])
+        cuts = tuple(first for first in dict.fromkeys(firsts) if 0 < blocks.index(first) <= last)
         form = Form(share.width)
         read = problem.sample_shape[0] - share.frozen_words, *problem.sample_shape[1:]  # with gradient
         layers = network.counts(problem._replace(sample_shape=read), form)
-        differentiated = partial_work(layers, stored).trained
-        work = partial_work(network.counts(problem, form), stored)._replace(trained=differentiated)
+        backward = partial_work(layers, cuts).trained
+        work = partial_work(network.counts(problem, form), cuts)._replace(trained=backward)
         samples_of_round = {"batch_size": steps.batch_size, "num_local_steps": steps.local_steps}
         seconds = round_seconds(work, ONEPLUS_9_PRO, **samples_of_round)
-        parameters = sum(layers[name].parameters for name in own)
+        parameters = sum(layers[name].parameters for name in block_names)
         if isinstance(share.blocks, int):  # drawn anew each round: their mean number
             parameters = round(parameters * share.blocks / len(blocks))
-        part = differentiated._replace(parameters=parameters)
+        part = backward._replace(parameters=parameters)
         capacity = algorithms.capacity(part, whole, batch_size=samples)
         costs.append(ClassCost(label, count, capacity, parameters, samples * part.activations, seconds))
     return costs

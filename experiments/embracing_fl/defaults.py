@@ -31,10 +31,10 @@ _OF_MODEL: dict[str, dict[str, Any]] = {
     "bilstm": {"cut_moderate": "lstm", "cut_weak": "lstm"},
 }
 Options: TypeAlias = Mapping[str, Any]
-Told: TypeAlias = Collection[str]
+Names: TypeAlias = Collection[str]
 
 
-def of_model(name: str, options: Options, told: Told = ()) -> Any:
+def of_model(name: str, options: Options, names: Names = ()) -> Any:
     """Value of an option that suits the model."""
     if options["model"] == "mlp" and name in ("cut_moderate", "cut_weak"):
         last = f"dense_{len(options['hidden']) + 1}"
@@ -44,18 +44,18 @@ def of_model(name: str, options: Options, told: Told = ()) -> Any:
     return _OF_MODEL.get(options["model"], {}).get(name, options[name])
 
 
-def _count(number: int, options: Options, told: Told) -> int:
+def _count(number: int, options: Options, names: Names) -> int:
     shares = paper.CASES.get(options["case"], (0, 0, 0))
     return shares[number] * options["nodes"] // paper.NUM_CLIENTS
 
 
-def _num_active(options: Options, told: Told) -> int:
+def _num_active(options: Options, names: Names) -> int:
     total = sum(counts_of(options["method"], *(options[name] for name in CLASSES)))
     rate = options["participation_rate"] or 0
     return max(1, round(rate * total)) if rate <= 1 else total  # a larger rate is refused later
 
 
-def _decay_rounds(options: Options, told: Told) -> tuple[int, ...]:
+def _decay_rounds(options: Options, names: Names) -> tuple[int, ...]:
     rounds = options["rounds"]
     decays = {round(share * rounds) for share in _DECAYS.get(options["dataset"], ())}  # a few rounds have fewer
     return tuple(sorted(number for number in decays if 0 < number < rounds))
@@ -66,26 +66,26 @@ OF_MODEL = {
     for name in ("resnet_blocks", "hidden", "cut_moderate", "cut_weak", "frozen_words")
 }
 DERIVED = {
-    "case": lambda options, told: None if {*CLASSES} & {*told} else options["case"],
+    "case": lambda options, names: None if {*CLASSES} & {*names} else options["case"],
     **{name: functools.partial(_count, number) for number, name in enumerate(CLASSES)},
-    "participation_rate": lambda options, told: None if "num_active" in told else options["participation_rate"],
+    "participation_rate": lambda options, names: None if "num_active" in names else options["participation_rate"],
     "num_active": _num_active,
     **OF_MODEL,
-    "batch_norm": lambda options, told: (
+    "batch_norm": lambda options, names: (
         "static" if options["method"] in NARROW and options["model"] in RESNETS else "global"
     ),
-    "frozen_batch_norm": lambda options, told: "batch" if options["batch_norm"] == "static" else "running",
+    "frozen_batch_norm": lambda options, names: "batch" if options["batch_norm"] == "static" else "running",
     "decay_rounds": _decay_rounds,
-    "evaluate_every": lambda options, told: max(1, options["rounds"] // 20),
+    "evaluate_every": lambda options, names: max(1, options["rounds"] // 20),
 }
 
 
 def name_of(options: Options, varied: Collection[str]) -> str:
     """The name of a line: its clients, its method, and what else varies."""
     parts = [f"{label_of(options.get('case'), tuple(options.get(name, 0) for name in CLASSES))} {options['method']}"]
-    told_apart = {"case", *CLASSES} & {*varied} & {*options}
-    named = {"method", "case", *CLASSES, *(("target_accuracy",) if told_apart else ())}
-    for name in [name for name in varied if name in options and name not in named]:
+    varies = {"case", *CLASSES} & {*varied} & {*options}
+    own_names = {"method", "case", *CLASSES, *(("target_accuracy",) if varies else ())}
+    for name in [name for name in varied if name in options and name not in own_names]:
         value = text_of(options[name])
         parts.append(value if name == "batch_norm" else f"{name.replace('_', ' ')} {value}")
     return ", ".join(parts)
@@ -131,23 +131,23 @@ def check_config(config: Configuration) -> None:
 
 def _check_clients(config: Configuration) -> None:
     """Refuse cases and counts that the nodes do not make."""
-    chosen, nodes, counts = config.participation, config.clients.nodes, config.counts
-    if chosen.case is not None:
-        check.one_of(tuple(paper.CASES), case=chosen.case)
-        if any(count * nodes % paper.NUM_CLIENTS for count in paper.CASES[chosen.case]):
-            shares = ", ".join(f"{count}/{paper.NUM_CLIENTS}" for count in paper.CASES[chosen.case])
-            requirement = f"must make whole numbers of case {chosen.case}'s {shares}"
+    clients, nodes, counts = config.participation, config.clients.nodes, config.counts
+    if clients.case is not None:
+        check.one_of(tuple(paper.CASES), case=clients.case)
+        if any(count * nodes % paper.NUM_CLIENTS for count in paper.CASES[clients.case]):
+            shares = ", ".join(f"{count}/{paper.NUM_CLIENTS}" for count in paper.CASES[clients.case])
+            requirement = f"must make whole numbers of case {clients.case}'s {shares}"
             raise ArgumentError("nodes", requirement, f"got {nodes}", "Pass 16 or 32.")
-    listed = chosen.strong, chosen.moderate, chosen.weak
-    for name, count in zip(CLASSES, listed, strict=True):
+    numbers = clients.strong, clients.moderate, clients.weak
+    for name, count in zip(CLASSES, numbers, strict=True):
         check.at_least(0, **{name: count})
-    if not 1 <= sum(listed) <= nodes:
-        found = f"got {nodes} for {' + '.join(map(str, listed))} clients"
+    if not 1 <= sum(numbers) <= nodes:
+        found = f"got {nodes} for {' + '.join(map(str, numbers))} clients"
         raise ArgumentError("nodes", "must be at least the clients, and one must be there", found, "Pass more.")
     if not sum(counts):
-        found = f"{label_of(chosen.case, listed)} has none"
+        found = f"{label_of(clients.case, numbers)} has none"
         raise ArgumentError("method", "must have strong clients for fed_avg", found, "Leave fed_avg out.")
-    check.at_least(1, num_active=chosen.num_active)
-    if chosen.num_active > sum(counts):
-        found = f"got {chosen.num_active}, and {label_of(None, counts)} {config.learning.method} has {sum(counts)}"
+    check.at_least(1, num_active=clients.num_active)
+    if clients.num_active > sum(counts):
+        found = f"got {clients.num_active}, and {label_of(None, counts)} {config.learning.method} has {sum(counts)}"
         raise ArgumentError("num_active", "must be at most the clients", found, "Pass fewer, or a rate.")

@@ -85,14 +85,14 @@ def shared_out(num_active: int, counts: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def label_of(case: int | None, counts: tuple[int, ...], joint: str = " ") -> str:
-    """Who takes part, in words.
+    """The participants in words.
 
     Example:
         >>> label_of(7, (4, 0, 28)), label_of(None, (4, 0, 28))
         ('case 7', '4 strong 28 weak')
     """
-    named = [f"{count} {name}" for count, name in zip(counts, CLASSES, strict=True) if count]
-    return joint.join(named) if case is None else f"case {case}"
+    parts = [f"{count} {name}" for count, name in zip(counts, CLASSES, strict=True) if count]
+    return joint.join(parts) if case is None else f"case {case}"
 
 
 def decayed(step_size: float | Array, rounds: tuple[int, ...]) -> float | Array | Callable[[Array], Array]:

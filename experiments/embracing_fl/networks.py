@@ -46,7 +46,7 @@ def problem_of(dataset: Dataset, model: str) -> Problem:
     """The shapes of a data set.
 
     Raises:
-        ArgumentError: the model reads text and the samples are none, or the other way round.
+        ArgumentError: a model of text on other samples, or another model on text.
     """
     is_text = dataset.train_inputs.dtype.kind == "i"
     if (model == "bilstm") != is_text or (model == "bilstm" and dataset.num_classes != 2):
@@ -168,10 +168,10 @@ def _model(network: Network, problem: Problem, form: Form) -> Model:
     model = choose(MODEL, vars(network))(problem, form)
     if form.divisor is None or network.model in RESNETS:
         return model
-    # What follows every hidden layer: relu(x / r) = relu(x) / r, and dropout(x / r) = dropout(x) / r.
+    # Layers behind every hidden layer: relu(x / r) = relu(x) / r, and dropout(x / r) = dropout(x) / r.
     behind = ("relu", "dropout")
-    named = [(name, scaled(layer, form.divisor) if name.startswith(behind) else layer) for name, layer in model.layers]
-    return Model(tuple(named))
+    layers = [(name, scaled(layer, form.divisor) if name.startswith(behind) else layer) for name, layer in model.layers]
+    return Model(tuple(layers))
 
 
 @functools.lru_cache(maxsize=64)

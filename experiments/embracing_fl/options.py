@@ -203,8 +203,8 @@ class Configuration:
     @property
     def counts(self) -> tuple[int, int, int]:
         """Strong, moderate and weak clients that take part."""
-        chosen = self.participation
-        return counts_of(self.learning.method, chosen.strong, chosen.moderate, chosen.weak)
+        clients = self.participation
+        return counts_of(self.learning.method, clients.strong, clients.moderate, clients.weak)
 
     @property
     def num_active(self) -> int | tuple[int, ...]:
@@ -214,7 +214,7 @@ class Configuration:
 
     @property
     def is_static(self) -> bool:
-        """Whether the model has batch normalization that tracks no statistics."""
+        """True where the model has batch normalization that tracks no statistics."""
         return self.network.model in RESNETS and self.learning.batch_norm == "static"
 
     def problem(self) -> Problem:

@@ -1,4 +1,4 @@
-"""Settings and numbers of the paper's tables, for comparison with what is computed here.
+"""Settings and numbers of the paper's tables, for comparison with ours.
 
 Lee, Zhang, Prakash, Niu, Avestimehr, "Embracing Federated Learning: Enabling Weak Client Participation via Partial
 Model Training". Accuracies are (mean, deviation) in per cent.

@@ -77,14 +77,14 @@ def partial_work(layers: Mapping[str, Counts], cuts: tuple[str, ...] = ()) -> Cl
             activations; the client trains from the last one on. Empty where it trains all that it runs, as in FedAvg.
 
     Raises:
-        ArgumentError: no layer with parameters behind the first has such a name, or cuts are not in order.
+        ArgumentError: cuts out of order, or without a layer with parameters behind the first.
     """
     names = [name for name, counts in layers.items() if counts.parameters][1:]
     if [name for name in names if name in cuts] != [*cuts]:
         requirement = f"must be some of {', '.join(names)}, in this order"
         raise ArgumentError("cuts", requirement, f"got {', '.join(cuts)}", "Name layers from the input side on.")
-    trained = total(layers, trained_from=cuts[-1] if cuts else None)
-    return ClientWork(total(layers), trained, tuple(layers[cut].inputs for cut in cuts))
+    part = total(layers, trained_from=cuts[-1] if cuts else None)
+    return ClientWork(total(layers), part, tuple(layers[cut].inputs for cut in cuts))
 
 
 def round_seconds(
@@ -126,21 +126,21 @@ def round_seconds(
     """
     check.at_least(1, batch_size=batch_size, num_local_steps=num_local_steps)
     check.positive(**profile._asdict())
-    used = batch_size * num_local_steps
-    stored = used if num_stored_samples is None else num_stored_samples
-    check.at_least(1, num_stored_samples=stored)
-    held = training_bytes(work.trained, batch_size)
-    if held > profile.memory_bytes:
-        requirement = f"must hold the {check.bytes_text(held)} that training with batches of {batch_size} needs"
+    step_samples = batch_size * num_local_steps
+    num_stored = step_samples if num_stored_samples is None else num_stored_samples
+    check.at_least(1, num_stored_samples=num_stored)
+    num_bytes = training_bytes(work.trained, batch_size)
+    if num_bytes > profile.memory_bytes:
+        requirement = f"must hold the {check.bytes_text(num_bytes)} that training with batches of {batch_size} needs"
         remedy = "Train fewer layers or smaller batches on this device."
         raise ArgumentError("memory_bytes", requirement, f"got {check.bytes_text(profile.memory_bytes)}", remedy)
     whole_flops, trained_flops = (2 * part.macs + part.other_operations for part in (work.whole, work.trained))
-    forward_flops = (whole_flops - trained_flops) * stored + trained_flops * used
+    forward_flops = (whole_flops - trained_flops) * num_stored + trained_flops * step_samples
     return RoundSeconds(
         forward=forward_flops / profile.forward_flops_per_second,
-        backward=2 * trained_flops * used / profile.backward_flops_per_second
-        + num_local_steps * held / profile.backward_bytes_per_second,
-        io=len(work.cuts) * profile.io_seconds + 2 * _BYTES * sum(work.cuts) * stored / profile.io_bytes_per_second,
+        backward=2 * trained_flops * step_samples / profile.backward_flops_per_second
+        + num_local_steps * num_bytes / profile.backward_bytes_per_second,
+        io=len(work.cuts) * profile.io_seconds + 2 * _BYTES * sum(work.cuts) * num_stored / profile.io_bytes_per_second,
         communication=8 * _BYTES * work.whole.parameters / profile.downlink_bits_per_second
         + 8 * _BYTES * work.trained.parameters / profile.uplink_bits_per_second
         + (len(work.cuts) + 2) * profile.latency_seconds,

@@ -38,18 +38,18 @@ def plot_curves(results: Sequence[Result], path: Path, x: str = "rounds") -> Pat
 
     FedAvg has no clients but the strong ones, and is in all panels with as many.
     """
-    compared = [result for result in results if result.method != "fed_avg"] or list(results)
-    keys = list(grouped(compared))
+    rivals = [result for result in results if result.method != "fed_avg"] or list(results)
+    keys = list(grouped(rivals))
     styles, handles, first = _styles(results), {}, None
     num_rows = -(-len(keys) // 4)
     num_columns = -(-len(keys) // num_rows)
     figure = new_figure(max(6.4, 3.4 * num_columns + 0.6), 2.9 * num_rows + 1.3)
     for number, (_, (strong, moderate, weak), num_active) in enumerate(keys):
         axes = first = figure.add_subplot(num_rows, num_columns, number + 1, sharey=first)
-        drawn = [result for result in compared if result.comparison == keys[number]]
-        label = drawn[0].label + (f": {strong} + {moderate} + {weak}" if drawn[0].case else "")
-        drawn += [r for r in results if r.method == "fed_avg" and r.counts[0] == strong and r not in drawn]
-        for result in drawn:
+        lines = [result for result in rivals if result.comparison == keys[number]]
+        label = lines[0].label + (f": {strong} + {moderate} + {weak}" if lines[0].case else "")
+        lines += [r for r in results if r.method == "fed_avg" and r.counts[0] == strong and r not in lines]
+        for result in lines:
             title = _title(result, results)
             handles[title] = draw_curve(axes, seeds_curve(result.lines, METRIC, X_AXES[x].totals), styles[title])
         panel = Panel(METRIC, "test accuracy" if number % num_columns == 0 else "", is_accuracy=True)
@@ -108,27 +108,27 @@ def plot_gaps(results: Sequence[Result], path: Path) -> Path | None:
 
 def plot_added(results: Sequence[Result], path: Path) -> Path | None:
     """Accuracy against the share of weak clients added to strong ones, and what they gain; None without such runs."""
-    chosen = sorted(added_clients(results), key=lambda result: result.counts)
-    if not chosen:
+    runs = sorted(added_clients(results), key=lambda result: result.counts)
+    if not runs:
         return None
-    fewest = min(result.counts[2] for result in chosen)
+    fewest = min(result.counts[2] for result in runs)
     figure, (left, right) = _two_axes(
         f"points gained over {fewest} weak clients, seed by seed", "weak clients beside the strong, as a share of all"
     )
-    handles, strong = {}, sorted({result.counts[0] for result in chosen})
+    handles, strong = {}, sorted({result.counts[0] for result in runs})
     for number, (method, marker) in enumerate(zip(BOTH, _MARKERS, strict=True)):
         style = line_style(number)
         for count in strong:
-            line = [result for result in chosen if (result.method, result.counts[0]) == (method, count)]
+            line = [result for result in runs if (result.method, result.counts[0]) == (method, count)]
             shares = [result.counts[2] / result.nodes for result in line]
             handles[TITLES[method]] = _points(left, shares, [result.last for result in line], marker, **style)
             _points(right, shares, [gaps(result, line[0]) for result in line], marker, **style)
             published = [numbers[1 - number][0] for result in line if (numbers := paper_added(result)) is not None]
             if line and len(published) == len(line):
-                gained = [value - published[0] for value in published]
+                gains = [value - published[0] for value in published]
                 title = f"{TITLES[method]}, gain in the paper"
-                handles[title] = _paper_line(right, shares, gained, marker, style["color"])
-    clients = f"{' or '.join(map(str, strong))} of {chosen[0].nodes} clients strong"
+                handles[title] = _paper_line(right, shares, gains, marker, style["color"])
+    clients = f"{' or '.join(map(str, strong))} of {runs[0].nodes} clients strong"
     title = f"{results[0].dataset}: {clients}, and more and more weak ones"
     return save_picture(figure, path, title, handles, _BARS, 4)
 

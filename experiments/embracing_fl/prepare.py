@@ -1,4 +1,4 @@
-"""From options of experiments.embracing_fl to cases, what runs add to their summary, and reports in place of a run."""
+"""Cases from options of experiments.embracing_fl, additions to the summary of runs, and reports in place of a run."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
     """The cases of all cases, and what their clients cost.
 
     Raises:
-        ArgumentError: what cannot run.
+        ArgumentError: the case cannot run.
     """
     for row in rows.values():
         check_config(row.config)
     cases = cases_of_clients(rows, Configuration.algorithm)
     costs = {name: class_costs(row.config, row.config.problem()) for name, row in rows.items()}
-    told = _description(rows)
+    lines = _description(rows)
     for name, row in list(rows.items())[:MOST_TOLD]:
-        told += cost_lines(name, row.config, costs[name])
-    told += [f"... and {len(rows) - MOST_TOLD} more"] if len(rows) > MOST_TOLD else []
+        lines += cost_lines(name, row.config, costs[name])
+    lines += [f"... and {len(rows) - MOST_TOLD} more"] if len(rows) > MOST_TOLD else []
     first = next(iter(cases.values()))
-    return Prepared(cases, told, {"node_loop": first.task.node_loop}, costs)  # auto's, which decides last bits
+    return Prepared(cases, lines, {"node_loop": first.task.node_loop}, costs)  # auto's, which decides last bits
 
 
 def cases_of_clients(rows: Mapping[str, Row], algorithm: Callable[[Any], Algorithm]) -> dict[str, Case]:
     """Cases to train, of configurations that say their own counts of clients and measures.
 
     Raises:
-        ArgumentError: what an algorithm refuses when it is built or begins.
+        ArgumentError: the algorithm refuses the case.
     """
 
     def of_row(name: str, row: Row) -> dict[str, Any]:
@@ -99,18 +99,18 @@ def _description(rows: Mapping[str, Row]) -> list[str]:
     ]
 
 
-def run_or_report(asked: Request) -> int:
+def run_or_report(request: Request) -> int:
     """Train, or what --show and --collect ask for; returns the exit code."""
-    report, batch_size = asked.config.report, asked.config.steps.batch_size
+    report, batch_size = request.config.report, request.config.steps.batch_size
     if report.collect:
-        _collect(report.collect, asked.config.run.out)
+        _collect(report.collect, request.config.run.out)
     elif report.show == "sizes":
         Console(markup=False).print(sizes_table())
     elif report.show == "timing":
         check.at_least(1, batch_size=batch_size)
         Console(markup=False).print(timing_table(batch_size))
     else:
-        return run(asked)
+        return run(request)
     return 0
 
 
@@ -125,6 +125,6 @@ def _collect(directories: Sequence[str], out: str | None) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "tables.md").write_text(text)
     pictures = {"curves.png": plot_curves, "gaps.png": plot_gaps, "added.png": plot_added}
-    drawn = [plot(results, directory / name) for name, plot in pictures.items()]
-    files = [directory / "tables.md", *(path for path in drawn if path is not None)]
+    paths = [plot(results, directory / name) for name, plot in pictures.items()]
+    files = [directory / "tables.md", *(path for path in paths if path is not None)]
     Console(markup=False).print(f"Written: {', '.join(map(str, files))}", soft_wrap=True)

@@ -50,18 +50,18 @@ class Result(NamedTuple):
 
     @property
     def has_all(self) -> bool:
-        """Whether all clients that hold data take part."""
+        """True where all clients that hold data take part."""
         return sum(self.counts) == self.nodes
 
 
 def usual(results: Iterable[Result]) -> list[Result]:
     """One result for each method and comparison: of two kinds of batch normalization the one that suits it."""
-    chosen: dict[object, Result] = {}
+    by_case: dict[object, Result] = {}
     for result in results:
         key = result.method, result.comparison, result.nodes
-        if key not in chosen or result.batch_norm == ("static" if result.method in NARROW else "global"):
-            chosen[key] = result
-    return list(chosen.values())
+        if key not in by_case or result.batch_norm == ("static" if result.method in NARROW else "global"):
+            by_case[key] = result
+    return list(by_case.values())
 
 
 def grouped(results: Iterable[Result]) -> dict[Any, dict[str, Result]]:
@@ -73,7 +73,7 @@ def grouped(results: Iterable[Result]) -> dict[Any, dict[str, Result]]:
 
 
 def gaps(first: Result, second: Result) -> np.ndarray:
-    """(seeds,), accuracy of the first less that of the second, in points, seed by seed where both have the same."""
+    """(seeds,), accuracy of the first less the second's, in points, seed by seed where both have the same."""
     if first.seeds == second.seeds:
         return first.last - second.last
     return np.array([first.last.mean() - second.last.mean()])
@@ -83,8 +83,7 @@ def read_results(directories: Sequence[str]) -> list[Result]:
     """The cases of run directories, in their order; of one that is in several, the last.
 
     Raises:
-        ArgumentError: a directory holds no run, one of another experiment, one of cases that differ in what is not
-            compared here, or one that has not been evaluated yet; or the runs are of different data sets.
+        ArgumentError: a directory without an evaluated run of this comparison, or runs of different data sets.
     """
 
     def refuse(requirement: str, found: str, remedy: str = "Name other directories.") -> ArgumentError:

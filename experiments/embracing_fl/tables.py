@@ -29,8 +29,8 @@ Pair = tuple[Result | None, paper.Accuracy | None]
 
 def markdown(results: Sequence[Result]) -> str:
     """All tables that have results: cases, added weak clients, batch normalization, rounds to a target."""
-    chosen = usual(results)
-    tables = [_cases(chosen), _added_clients(chosen), _batch_norm(results), _targets(chosen)]
+    rows = usual(results)
+    tables = [_cases(rows), _added_clients(rows), _batch_norm(results), _targets(rows)]
     begun = [f"{r.name}: at round {r.rounds} of {r.wanted_rounds}" for r in results if r.rounds < r.wanted_rounds]
     seeds = " or ".join(map(str, sorted({len(result.seeds) for result in results})))
     heading = (
@@ -52,7 +52,7 @@ def _cases(results: Sequence[Result]) -> str:
     heads = ["", *CLASSES, "active", "average capacity", *(h for m in methods for h in (TITLES[m], "paper"))]
     body = []
     for (case, counts, num_active), row in rows.items():
-        # Of the two methods' nearly equal capacities the paper gives EmbracingFL's.
+        # The two methods' capacities are nearly equal; the paper gives EmbracingFL's.
         first = row.get("embracing") or next(iter(row.values()))
         capacity = "" if first.average_capacity is None else two_digits(first.average_capacity)
         capacity += f" ({capacities[case]:.2f})" if case in capacities else ""
@@ -67,9 +67,9 @@ def added_clients(results: Sequence[Result]) -> list[Result]:
 
     Those with fewer clients than hold data, and of the same strong clients the one with all.
     """
-    counted = [r for r in usual(results) if r.case is None and not r.counts[1] and r.method in BOTH]
-    strong = {result.counts[0] for result in counted if not result.has_all}
-    return [result for result in counted if result.counts[0] in strong]
+    candidates = [r for r in usual(results) if r.case is None and not r.counts[1] and r.method in BOTH]
+    strong = {result.counts[0] for result in candidates if not result.has_all}
+    return [result for result in candidates if result.counts[0] in strong]
 
 
 def _added_clients(results: Sequence[Result]) -> str:
@@ -137,7 +137,7 @@ def _cells(*pairs: Pair) -> list[str]:
 
 
 def _gap_cells(first: Pair, second: Pair) -> list[str]:
-    """By how much the first is ahead of the second, here and in the paper."""
+    """Lead of the first over the second, here and in the paper."""
     (result, published), (other, of_other) = first, second
     here = "" if result is None or other is None else _spread(gaps(result, other), "+")
     there = "" if published is None or of_other is None else f"{published[0] - of_other[0]:+.1f}"
@@ -149,7 +149,7 @@ def _spread(values: np.ndarray, sign: str = "") -> str:
 
 
 def _table(title: str, heads: Sequence[str], body: Sequence[Sequence[str]], optional: Sequence[str] = ()) -> str:
-    """In Markdown; nothing without rows. Columns with these optional heads are left out where they are empty."""
-    kept = [head not in optional or any(row[number] for row in body) for number, head in enumerate(heads)]
-    rows = [list(itertools.compress(cells, kept)) for cells in (heads, ["---"] * len(heads), *body)]
+    """A Markdown table; nothing without rows. Columns with these optional heads are left out where they are empty."""
+    is_column = [head not in optional or any(row[number] for row in body) for number, head in enumerate(heads)]
+    rows = [list(itertools.compress(cells, is_column)) for cells in (heads, ["---"] * len(heads), *body)]
     return "\n".join([f"### {title}", "", *(f"| {' | '.join(cells)} |" for cells in rows)]) if body else ""

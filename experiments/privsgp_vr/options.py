@@ -102,7 +102,7 @@ NOISE = Choice("noise", {"gaussian": _gaussian, "grid_gaussian": _grid_gaussian}
 
 
 def _has_table(method: str) -> bool:
-    """Whether the method keeps gradients."""
+    """True where the method keeps gradients."""
     return METHODS[method].accountant.estimator == "saga"
 
 
@@ -145,7 +145,7 @@ class Learning:
 
     @property
     def has_table(self) -> bool:
-        """Whether the method keeps gradients."""
+        """True where the method keeps gradients."""
         return _has_table(self.method)
 
     @property
@@ -307,20 +307,20 @@ def check_config(config: Configuration) -> None:
 RIVALS = ((("target_epsilon",), ("node_epsilons",)), (("noise_std",), ("node_noise",)))
 NOISE_OR_BUDGET = ("noise_std", "target_epsilon", "node_noise", "node_epsilons")
 DERIVED = {
-    "neighboring_relation": lambda options, told: "as_published" if options["bound"] == "published" else "zero_out",
-    "target_epsilon": lambda options, told: (
-        8.0 if options["dataset"] == "digits" and not {*NOISE_OR_BUDGET} & {*told} else INFINITY
+    "neighboring_relation": lambda options, names: "as_published" if options["bound"] == "published" else "zero_out",
+    "target_epsilon": lambda options, names: (
+        8.0 if options["dataset"] == "digits" and not {*NOISE_OR_BUDGET} & {*names} else INFINITY
     ),
-    "noise_std": lambda options, told: (
+    "noise_std": lambda options, names: (
         "calibrated"
         if (options["target_epsilon"] != INFINITY or options["node_epsilons"]) and not options["node_noise"]
         else 0.0
     ),
-    "batch_size": lambda options, told: max(1, 646 // max(1, options["nodes"])),
-    "step_size": lambda options, told: (
+    "batch_size": lambda options, names: max(1, 646 // max(1, options["nodes"])),
+    "step_size": lambda options, names: (
         0.2 if options["dataset"] == "digits" else round(0.5 * options["batch_size"] ** 0.6, 3)
     ),
-    "evaluate_every": lambda options, told: (  # 0 until K is known
+    "evaluate_every": lambda options, names: (  # 0 until K is known
         0 if options["iterations"] == "auto" else max(1, options["iterations"] // 40)
     ),
 }

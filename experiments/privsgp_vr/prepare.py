@@ -1,4 +1,4 @@
-"""From options of experiments.privsgp_vr to cases: checks, noise, statements, and what is told before the run."""
+"""Cases from options of experiments.privsgp_vr: checks, noise, statements, and the description of the run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
         check_config(row.config)
     _refuse_impossible(rows)
     ready = settled(rows, sizes, functools.lru_cache(maxsize=8)(_constants))
-    allowed = {name: rounds_allowed(name, rows[name].config, ready[name].config, sizes[name]) for name in rows}
+    most_rounds = {name: rounds_allowed(name, rows[name].config, ready[name].config, sizes[name]) for name in rows}
 
     def of_row(name: str, row: Row) -> dict[str, Any]:
         config: Configuration = row.config
@@ -50,26 +50,22 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
             "num_rounds": config.learning.iterations,
             "privacy": privacy_of(config, sizes[name]),
             "covered": True,
-            "max_rounds": allowed[name],
+            "max_rounds": most_rounds[name],
         }
 
     cases = cases_of(ready, Configuration.algorithm, of_row)
     configs = [row.config for row in ready.values()]
-    saved: dict[str, Any] = {"settled": {name: _kept(row.config) for name, row in ready.items()}}
-    files = {
-        config.topology: config.clients.nodes for config in configs if config.topology.graph.endswith((".npy", ".csv"))
-    }
+    facts: dict[str, Any] = {"settled": {name: _facts(row.config) for name, row in ready.items()}}
+    of_files = [config for config in configs if config.topology.graph.endswith((".npy", ".csv"))]
+    files = {config.topology: config.clients.nodes for config in of_files}
     if files:  # another matrix may come by the same name
         matrices = [topology.build(nodes).mixing_matrices.tobytes() for topology, nodes in files.items()]
-        saved["graph_crc32"] = [zlib.crc32(matrix) for matrix in matrices]
-    return Prepared(cases, [*_description(ready), *_table(configs)], saved)
+        facts["graph_crc32"] = [zlib.crc32(matrix) for matrix in matrices]
+    return Prepared(cases, [*_description(ready), *_table(configs)], facts)
 
 
-def _kept(config: Configuration) -> dict[str, Any]:
-    """Entries of config.json on a settled line: its numbers, and the theorem by which a table is accounted for.
-
-    The theorem comes first, so that it is what a resumed run is refused for where another one gave its noise.
-    """
+def _facts(config: Configuration) -> dict[str, Any]:
+    """Facts of a settled row for config.json: the theorem of a table, first to be refused by a resume, and numbers."""
     is_amplified = config.learning.has_table and config.learning.sampler == "poisson"
     theorem = {"table_theorem": THEOREM} if is_amplified else {}
     return {**theorem, **{key: flat(config)[key] for key in _OPEN}}
@@ -90,21 +86,21 @@ def _sizes(row: Row) -> list[int]:
 
 
 def _refuse_impossible(rows: Mapping[str, Row]) -> None:
-    """Say what is wrong with any case and seed before noise is calibrated; computes and writes nothing."""
+    """Refuse cases and seeds that cannot run before noise is calibrated; computes and writes nothing."""
     trial = {}  # with numbers for what is not known yet, which decides nothing of what is checked here
     for name, row in rows.items():
         values = flat(row.config)
         numbers = {key: number for key, (word, number) in _OPEN.items() if values[key] == word}
         trial[name] = row._replace(config=lay(row.config, numbers))
-    checked = set()
+    done = set()
     for name, (build, _) in programs(trial, Configuration.algorithm).items():
         config = trial[name].config
         algorithm, data_of = config.algorithm(), config.clients.data(config.data)
         for seed in rows[name].seeds:
             data = data_of(seed)
             counts = build, tuple(np.asarray(data.sizes).tolist())
-            if counts not in checked:  # what an algorithm needs of the data is in their sizes
-                checked.add(counts)
+            if counts not in done:  # what an algorithm needs of the data is in their sizes
+                done.add(counts)
                 state = check_start(algorithm, jax.random.key(seed), data)
                 require_fits("hidden" if config.network.model == "mlp" else "model", num_bytes(state), {})
 
@@ -114,7 +110,7 @@ def _constants(config: Configuration) -> ProblemConstants:
     data = config.clients.data(config.data)(config.run.seed)
     key = jax.random.key(config.run.seed)
     try:
-        estimated = estimate_constants(
+        constants = estimate_constants(
             key, config.task(), data, num_probes=NUM_PROBES, step_size=PROBE_STEP_SIZE, max_samples_per_node=256
         )
     except ArgumentError as error:  # names an argument that is no option here
@@ -122,9 +118,9 @@ def _constants(config: Configuration) -> ProblemConstants:
         raise ArgumentError("iterations", "auto needs a probing run", failure, "Pass a number.") from None
     clip_norm = config.learning.clip_norm
     bound = config.budget.gradient_bound if clip_norm is None else clip_norm
-    estimated = estimated if bound is None else estimated._replace(gradient_bound=bound)
-    Console(markup=False).print(f"Estimated for {config.clients.nodes} nodes: {estimated}", soft_wrap=True)
-    return estimated
+    constants = constants if bound is None else constants._replace(gradient_bound=bound)
+    Console(markup=False).print(f"Estimated for {config.clients.nodes} nodes: {constants}", soft_wrap=True)
+    return constants
 
 
 def _description(rows: Mapping[str, Row]) -> list[str]:
@@ -142,7 +138,7 @@ def _description(rows: Mapping[str, Row]) -> list[str]:
     norms = [values["clip_norm"] for values in flats if values["clip_norm"] is not None]
     clipping = f"at {each('clip_norm')} ({per_example.route(task, norms[0])})" if norms else "off"
     seeds = " ".join(map(str, dict.fromkeys(seed for row in rows.values() for seed in row.seeds)))
-    told = [
+    lines = [
         f"{dataset.name}: {len(dataset.train_labels)} samples over {each('nodes')} nodes ({each('partition')}), graph "
         f"{each('graph')}, model {model} with {first.num_params()} parameters",
         f"{each('sampler')} sampling, clipping {clipping}, seeds {seeds}, node loop {task.node_loop}",
@@ -156,7 +152,7 @@ def _description(rows: Mapping[str, Row]) -> list[str]:
         grid = f" on a grid of {budget.grid_bits} bits" if budget.noise == "grid_gaussian" else ""
         numbers = f"{learning.iterations} iterations, step size {learning.step_size:.4g}"
         texts.append(f"{name}: {numbers}, noise std {budget.noise_std:.4g}{grid}{target}")
-    return [*told, *few(texts)]
+    return [*lines, *few(texts)]
 
 
 def _table(configs: Sequence[Configuration]) -> list[str]:
@@ -167,5 +163,5 @@ def _table(configs: Sequence[Configuration]) -> list[str]:
     task, learning, data = config.task(), config.learning, config.clients.data(config.data)(config.run.seed)
     params = jax.eval_shape(lambda: replicate(task.init(jax.random.key(0)), config.clients.nodes))
     options = {"table": learning.table, "entry_size": learning.entry_size or 1, "storage": learning.storage}
-    taken = gradients.table_bytes(task, params, data, **options)
-    return [f"{learning.table} gradient table in {learning.storage}: {bytes_text(taken)}"]
+    num_bytes = gradients.table_bytes(task, params, data, **options)
+    return [f"{learning.table} gradient table in {learning.storage}: {bytes_text(num_bytes)}"]

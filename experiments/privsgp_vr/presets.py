@@ -38,7 +38,7 @@ _BUSY = "{} minutes on two busy cores"
 
 
 def _preset(description: str, cost: str, changes: dict[str, Any], *grid: Axis) -> Preset:
-    """With three seeds, as all have."""
+    """A preset with three seeds, as all have."""
     return Preset(description, cost, changes, (*grid, {"seed": (0, 1, 2)}))
 
 

@@ -52,9 +52,9 @@ def settled(
 
     The problem's constants at a configuration are asked for with `--iterations auto` only.
     """
-    known = {name: row._replace(config=_with_iterations(row.config, constants)) for name, row in rows.items()}
+    ready = {name: row._replace(config=_with_iterations(row.config, constants)) for name, row in rows.items()}
     result = {}
-    for name, row in known.items():
+    for name, row in ready.items():
         std = _noise(row.config, sizes[name])
         of_each = {"node_noise": std} if row.config.budget.node_noise or row.config.budget.node_epsilons else {}
         result[name] = row._replace(config=lay(row.config, {"noise_std": max(std), **of_each}))
@@ -85,8 +85,8 @@ def _noise(config: Configuration, sizes: Sizes) -> tuple[float, ...]:
     accountant, rounds, options = _accounting(config)
     releases = _releases(config, sizes, (0.0,), assumed=budget.bound == "published")
     return tuple(
-        privacy.calibrate_noise_std(accountant, budget.bound, own, rounds, target_epsilon=target, **options)
-        for target, own in _with_limits(config, releases)
+        privacy.calibrate_noise_std(accountant, budget.bound, part, rounds, target_epsilon=target, **options)
+        for target, part in _with_limits(config, releases)
     )
 
 
@@ -119,19 +119,19 @@ def _accounting(config: Configuration) -> tuple[privacy.Accountant, int, dict[st
     return METHODS[config.learning.method].accountant, int(config.learning.iterations), options
 
 
-def rounds_allowed(name: str, asked: Configuration, config: Configuration, sizes: Sizes) -> int | None:
+def rounds_allowed(name: str, request: Configuration, config: Configuration, sizes: Sizes) -> int | None:
     """Most rounds that the budget pays for at every node, where both noise and budget are given; else None.
 
-    A budget that does not pay for one round is refused; the error names the case. `configuration` is `asked`, settled.
+    A budget that does not pay for one round is refused; the error names the case. `config` is `request`, settled.
     """
     budget = config.budget
-    if asked.budget.noise_std == "calibrated" or not budget.limits:
+    if request.budget.noise_std == "calibrated" or not budget.limits:
         return None
     accountant, rounds, options = _accounting(config)
     releases = _releases(config, sizes, _noise(config, sizes), assumed=budget.bound == "published")
-    for target, own in _with_limits(config, releases):
-        budgeted = {"target_epsilon": target, "limit": rounds}
-        rounds = privacy.max_rounds(accountant, budget.bound, own, **budgeted, **options)
+    for target, part in _with_limits(config, releases):
+        limits = {"target_epsilon": target, "limit": rounds}
+        rounds = privacy.max_rounds(accountant, budget.bound, part, **limits, **options)
     if rounds < 1:
         first = max(privacy.epsilon(accountant, budget.bound, release, 1, **options) for release in set(releases))
         cost = f"costs {first:.3g}" if math.isfinite(first) else "has no such bound"

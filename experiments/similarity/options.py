@@ -1,4 +1,4 @@
-"""Options of experiments.similarity: what is averaged, and which layers are compared."""
+"""Options of experiments.similarity: the averaged part, and the compared layers."""
 
 from __future__ import annotations
 
@@ -123,13 +123,13 @@ class Configuration:
 
     def layers(self) -> tuple[str, ...]:
         """The layers that are compared, input side first."""
-        known = tuple(name for name, _ in self.network.build(self.problem()).layers)
+        names = tuple(name for name, _ in self.network.build(self.problem()).layers)
         layers = self.comparison.layers
         for name in layers:
-            check.one_of(known, layers=name)
+            check.one_of(names, layers=name)
         if not layers or len(set(layers)) < len(layers):
             raise ArgumentError("layers", "must be distinct and at least one", f"got {list(layers)}", "List each once.")
-        return tuple(sorted(layers, key=known.index))
+        return tuple(sorted(layers, key=names.index))
 
     def measures(self) -> dict[str, Measure]:
         """SVCCA of all pairs of clients; the same object in every call."""
@@ -144,7 +144,7 @@ def _svcca(data: Data, network: Network, comparison: Comparison, layers: tuple[s
         found = f"got {shape[0]} of {shape[1]}, and there are {len(inputs)}"
         requirement = "times similarity_batch_size must be at most the test samples"
         raise ArgumentError("similarity_batches", requirement, found, "Pass fewer or smaller ones.")
-    compared = jnp.asarray(inputs[: shape[0] * shape[1]].reshape(*shape, *inputs.shape[1:]))
+    samples = jnp.asarray(inputs[: shape[0] * shape[1]].reshape(*shape, *inputs.shape[1:]))
     problem = problem_of(data.load(), network.model)
     model, node_loop = network.build(problem), network.task(problem).node_loop
 
@@ -161,21 +161,21 @@ def _svcca(data: Data, network: Network, comparison: Comparison, layers: tuple[s
             for name, statistic in STATISTICS.items()
         }
 
-    return Measure(compute=compute, prepare=lambda key, data: compared)
+    return Measure(compute=compute, prepare=lambda key, data: samples)
 
 
 def check_config(config: Configuration) -> None:
     """Refuse values out of range before any work."""
-    compared, share = config.comparison, config.sharing.channel_share
+    comparison, share = config.comparison, config.sharing.channel_share
     check.at_least(2, nodes=config.clients.nodes)
     config.steps.check()
     check.at_least(1, evaluate_every=config.run.evaluate_every)
-    check.at_least(1, num_directions=compared.num_directions, similarity_batches=compared.similarity_batches)
+    check.at_least(1, num_directions=comparison.num_directions, similarity_batches=comparison.similarity_batches)
     config.network.check()
-    if compared.num_directions >= compared.similarity_batch_size - 1:
-        requirement = f"must be below similarity_batch_size - 1, which is {compared.similarity_batch_size - 1}"
+    if comparison.num_directions >= comparison.similarity_batch_size - 1:
+        requirement = f"must be below similarity_batch_size - 1, which is {comparison.similarity_batch_size - 1}"
         remedy = "Pass fewer: of as many directions any two subspaces are equal."
-        raise ArgumentError("num_directions", requirement, f"got {compared.num_directions}", remedy)
+        raise ArgumentError("num_directions", requirement, f"got {comparison.num_directions}", remedy)
     if not 0 < share < 1:
         raise ArgumentError("channel_share", "must lie in (0, 1)", f"got {share}", "Pass a share, 0.5 for instance.")
     if config.sharing.scheme == "channels" and 0 in narrow(config.network.widths(), share):
@@ -200,7 +200,7 @@ def _second_half(blocks: tuple[str, ...]) -> str:
     return blocks[min(len(first_half(blocks)), len(blocks) - 1)]
 
 
-def _layers(options: Mapping[str, Any], told: Collection[str]) -> tuple[str, ...]:
+def _layers(options: Mapping[str, Any], names: Collection[str]) -> tuple[str, ...]:
     if options["model"] not in RESNETS:
         return blocks_of(options)
     return ("stem", *(f"block_{stage}_{count}" for stage, count in enumerate(options["resnet_blocks"], start=1)))
@@ -208,7 +208,7 @@ def _layers(options: Mapping[str, Any], told: Collection[str]) -> tuple[str, ...
 
 DERIVED = {
     **{name: OF_MODEL[name] for name in ("resnet_blocks", "hidden")},
-    "first_shared": lambda options, told: _second_half(blocks_of(options)),
+    "first_shared": lambda options, names: _second_half(blocks_of(options)),
     "layers": _layers,
-    "evaluate_every": lambda options, told: max(1, options["rounds"] // 10),
+    "evaluate_every": lambda options, names: max(1, options["rounds"] // 10),
 }

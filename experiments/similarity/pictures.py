@@ -30,21 +30,21 @@ def finish(finished: Finished) -> list[Path]:
     words = {name: f"{name.replace('_', ' ')} averaged" for name in finished.rows} | {"nothing": "independent"}
     names = {name: words[name] for name in finished.rows}
     forms: dict[str, dict[str, Curves]] = {
-        "layers": {shown: {layer: (name, layer) for layer in first.layers()} for name, shown in names.items()}
+        "layers": {text: {layer: (name, layer) for layer in first.layers()} for name, text in names.items()}
     }
     if len(names) > 1:
-        forms["schemes"] = {layer: {shown: (name, layer) for name, shown in names.items()} for layer in first.layers()}
+        forms["schemes"] = {layer: {text: (name, layer) for name, text in names.items()} for layer in first.layers()}
     lines, title = read_lines(directory), run_title(directory / "config.json")
     (directory / "plots").mkdir(exist_ok=True)
     paths = []
     for form, panels in forms.items():
-        figure, handles = _drawn(lines, panels, first.steps.local_steps)
+        figure, handles = _draw(lines, panels, first.steps.local_steps)
         note = BAND if len(finished.summary["seeds"]) > 1 else "one seed"
         paths.append(save_picture(figure, directory / "plots" / f"{form}.png", title, handles, note, 5))
     return paths
 
 
-def _drawn(
+def _draw(
     lines: Sequence[Mapping[str, Any]], panels: Mapping[str, Curves], local_steps: int
 ) -> tuple[Figure, dict[str, Any]]:
     """A column for each panel, a row for each statistic; the handles of the curves."""
@@ -52,10 +52,10 @@ def _drawn(
     for row, statistic in enumerate(STATISTICS):
         for column, (heading, curves) in enumerate(panels.items()):
             axes = figure.add_subplot(len(STATISTICS), len(panels), row * len(panels) + column + 1)
-            for number, (shown, (name, layer)) in enumerate(curves.items()):
-                own = [line for line in lines if line["case"] == name]
-                curve = seeds_curve(own, metric_name(statistic, layer))
-                handles[shown] = draw_curve(axes, curve, line_style(number), x_unit=local_steps)
+            for number, (text, (name, layer)) in enumerate(curves.items()):
+                case_lines = [line for line in lines if line["case"] == name]
+                curve = seeds_curve(case_lines, metric_name(statistic, layer))
+                handles[text] = draw_curve(axes, curve, line_style(number), x_unit=local_steps)
             style_axes(axes, Panel("", f"SVCCA, {statistic} over pairs" if column == 0 else ""), "iteration")
             axes.set_ylim(0, 1.02)
             axes.set_yticks(np.linspace(0, 1, 6))

@@ -71,13 +71,13 @@ def tracking_errors(problem: Quadratics, pair: TrackingPair, num_rounds: int) ->
 
 def plain_errors(problem: Quadratics, weights: np.ndarray, num_rounds: int, *, falling: bool) -> np.ndarray:
     """The same of distributed SGD with exact gradients on the graph of states."""
-    received = jnp.asarray(weights, jnp.float32)
-    in_weights = received.sum(axis=1, keepdims=True)
+    pull = jnp.asarray(weights, jnp.float32)
+    in_weights = pull.sum(axis=1, keepdims=True)
 
     def step(x, k):
         gamma = STEP_SIZE / jnp.sqrt(k + 1.0) if falling else STEP_SIZE
         gradient = 2 * problem.curvatures[:, None] * (x - problem.centers)
-        x = x + MIXING * (received @ x - in_weights * x) - gamma * gradient
+        x = x + MIXING * (pull @ x - in_weights * x) - gamma * gradient
         return x, _error(x, problem)
 
     start = jnp.zeros_like(problem.centers)
@@ -106,15 +106,15 @@ class Configuration:
     run: Run = Run()
 
 
-def run(asked: Request) -> int:
+def run(request: Request) -> int:
     """Run all three, print their errors and draw them; a picture a case."""
-    for row in asked.rows.values():
+    for row in request.rows.values():
         check.at_least(1, num_rounds=row.config.run.num_rounds)
-    folder = Path(asked.config.run.out).expanduser()
+    folder = Path(request.config.run.out).expanduser()
     make_writable(folder)
-    for name, row in asked.rows.items():
+    for name, row in request.rows.items():
         errors = compare(row.config.run.num_rounds)
-        picture = folder / (f"spanning_tree-{slug(name)}.png" if len(asked.rows) > 1 else "spanning_tree.png")
+        picture = folder / (f"spanning_tree-{slug(name)}.png" if len(request.rows) > 1 else "spanning_tree.png")
         draw(errors, picture)
         for method, values in errors.items():
             text = f"{method}: squared distance to the optimum {values[0]:.3g} at first, {values[-1]:.3g} at the end"

@@ -16,11 +16,11 @@ TPAMI 2021, arXiv:2008.09246; without noise Lian, Zhang, Zhang, Liu, "Asynchrono
 Gradient Descent", ICML 2018, arXiv:1710.06952, Algorithm 1, where the averaging matrix of an event is that of one pair.
 
 Differences from the papers: time is simulated. A round is n events, so that it costs the gradient evaluations of one
-synchronous iteration. Nodes are equally fast, delays do not depend on who waits for what, and what is older than the
-run is the first parameters.
+synchronous iteration. Nodes are equally fast. Delays do not depend on who waits for whom. A delay that reaches back
+before the run gives the first parameters.
 
-Does not claim: a privacy guarantee. The noise is what it is told to be, and how often a node releases is random: count
-`Info.events`.
+Does not claim: a privacy guarantee. The noise has the scale that the caller passes. How often a node releases is
+random: count `Info.events`.
 """
 
 from __future__ import annotations
@@ -58,9 +58,7 @@ from jaxfl.privacy.mechanisms import check_types, released
 class EventLog(NamedTuple):
     """Ring buffer of the last s = max(2, max_delay + 1) events: their nodes, and the parameters that they overwrote.
 
-    Event t is kept in slot t mod s.
-
-    An event changes two nodes, so two rows an event say what any node's parameters were some events ago.
+    Event t is kept in slot t mod s. Two rows an event suffice: no other node's parameters change.
     """
 
     nodes: Array  # (s, 2), int32, who woke and its neighbor; -1 where no event has been yet
@@ -98,7 +96,7 @@ def a_dp2_sgd(
     """Asynchronous decentralised SGD; a round is n events.
 
     Args:
-        task: what is learned.
+        task: the learning task.
         graph: who may average with whom: fixed, undirected and connected. Its weights are not used.
         step_size: gamma: a number, a traced scalar, or a schedule of the round index (any optax schedule).
         noise: added to the gradient of every event, at the scale of the waking node; None adds nothing (AD-PSGD).
@@ -107,13 +105,8 @@ def a_dp2_sgd(
         max_delay: largest age in events of the parameters at which a gradient is taken, at least 0; the state keeps
             2 max(2, max_delay + 1) rows of parameters for it.
 
-    Returns:
-        An `Algorithm`.
-
     Raises:
-        ArgumentError: a graph that changes, is directed or not connected, a step size that is not positive, a delay
-            that is not a static integer of at least 0, noise for another number of nodes, or with a scale per node and
-            no way to rescale it; from `init`, an estimator that keeps state.
+        ArgumentError: an unusable graph, number or noise; from `init`, an estimator that keeps state.
 
     Guarantees:
         - node sum preserved by averaging: in a round it moves by minus step_size times the sum of the noisy gradients.
@@ -172,7 +165,7 @@ def a_dp2_sgd(
             node=node,
             neighbor=jnp.asarray(neighbors)[node, choice],
             delay=delay,
-            gradient=estimator.draw(key, k, _held_by(data, node)),
+            gradient=estimator.draw(key, k, _data_of(data, node)),
             noise=None
             if noise is None
             else _at_nodes(noise, node).draw(purpose_key(key, Purpose.NOISE, k), state.params),
@@ -187,20 +180,20 @@ def a_dp2_sgd(
 
         def event(carry, inputs):
             params, log = carry
-            slot, drawn = inputs  # leaves of `drawn` without the axis of events
-            log = _logged(log, slot, params, drawn.node, drawn.neighbor)
+            slot, event_draws = inputs  # leaves of `event_draws` without the axis of events
+            log = _with_event(log, slot, params, event_draws.node, event_draws.neighbor)
             # To the estimator an event is a network of one node.
-            old = _one_row(_params_before(log, slot, drawn.node, drawn.delay))
-            own = _held_by(data, drawn.node[None])
-            estimate, _, measured = estimator.estimate(task, old, None, own, _one_row(drawn.gradient), k)
+            old = _one_row(_params_before(log, slot, event_draws.node, event_draws.delay))
+            node_data = _data_of(data, event_draws.node[None])
+            estimate, _, info = estimator.estimate(task, old, None, node_data, _one_row(event_draws.gradient), k)
             noisy = jax.tree.map(lambda leaf: leaf[0], estimate)
-            own_noise = None if noise is None else _at_nodes(noise, drawn.node)
-            noisy = released(own_noise, noisy, drawn.noise)
-            return (_averaged_step(params, log, slot, drawn.node, drawn.neighbor, gamma, noisy), log), measured
+            own_noise = None if noise is None else _at_nodes(noise, event_draws.node)
+            noisy = released(own_noise, noisy, event_draws.noise)
+            return (_params_after(params, log, slot, event_draws.node, event_draws.neighbor, gamma, noisy), log), info
 
-        (params, log), measured = jax.lax.scan(event, (state.params, state.log), (slots, draws))
-        measured = jax.tree.map(lambda leaf: leaf[:, 0], measured)
-        info = _info(measured, draws, params)
+        (params, log), infos = jax.lax.scan(event, (state.params, state.log), (slots, draws))
+        infos = jax.tree.map(lambda leaf: leaf[:, 0], infos)
+        info = _info(infos, draws, params)
         return State(params=params, log=log, round_index=k + 1), info
 
     return algorithm(init, draw, update, lambda state: state.params)
@@ -212,8 +205,8 @@ def released_gradients(
     """Compute the sum of a round's noisy gradients over its n events: all that two successive states reveal of them.
 
     Averaging keeps the sum over nodes, so sum_i (x_i^k - x_i^{k+1}) / gamma is the sum of all noisy gradients of the
-    round. This is weaker than what the synchronous algorithms' functions return: who woke, and what a single gradient
-    was, cannot be told from the states at the ends of a round, though an observer of every message sees more.
+    round. The functions of synchronous algorithms return more. The states at the ends of a round tell neither who woke
+    nor any single gradient. An observer of every message sees more.
 
     Args:
         graph: not needed; the algorithms' functions share one signature.
@@ -236,9 +229,9 @@ def released_gradients(
 
 def _require_stateless(estimator: GradientEstimator, task: Task, key: Array, params: PyTree, data: FederatedData):
     """Refuse an estimator that keeps state; nothing is computed, and the estimator checks the data on the way."""
-    kept = jax.eval_shape(lambda: estimator.init(task, key, params, data))
-    if jax.tree.leaves(kept):
-        found = f"the estimator keeps a {type(kept).__name__}"
+    estimator_state = jax.eval_shape(lambda: estimator.init(task, key, params, data))
+    if jax.tree.leaves(estimator_state):
+        found = f"the estimator keeps a {type(estimator_state).__name__}"
         remedy = "Use mini_batch: a table updated out of order is not the method of the paper."
         raise ArgumentError("gradient", "must be an estimator without state", found, remedy)
 
@@ -254,7 +247,7 @@ def _neighbor_table(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _at_nodes(noise: NoiseMechanism, nodes: Array) -> NoiseMechanism:
-    """The mechanism whose row e has the scale of node `nodes[e]`; that of one node where `nodes` is ()."""
+    """Give row e of the mechanism the scale of node `nodes[e]`. A scalar `nodes` gives one node's mechanism."""
     if jnp.ndim(noise.noise_scale) == 0:
         return noise
     assert noise.rescaled is not None
@@ -266,18 +259,18 @@ def _one_row(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: leaf[None], tree)
 
 
-def _held_by(data: FederatedData, nodes: Array) -> FederatedData:
-    """The data of a network whose node e holds what node `nodes[e]` does; nodes (m,)."""
+def _data_of(data: FederatedData, nodes: Array) -> FederatedData:
+    """Select nodes (m,): node e of the result holds the data of node `nodes[e]`."""
     return FederatedData(inputs=data.inputs, labels=data.labels, indices=data.indices[nodes], sizes=data.sizes[nodes])
 
 
-def _logged(log: EventLog, slot: Array, params: PyTree, node: Array, neighbor: Array) -> EventLog:
+def _with_event(log: EventLog, slot: Array, params: PyTree, node: Array, neighbor: Array) -> EventLog:
     """The log with this event in its slot: the parameters of both nodes as they are before it."""
     both = jnp.stack([node, neighbor])
 
-    def write(kept, leaf):
+    def write(buffer, leaf):
         rows = jnp.stack([jax.lax.dynamic_index_in_dim(leaf, one, keepdims=False) for one in (node, neighbor)])
-        return jax.lax.dynamic_update_index_in_dim(kept, rows, slot, axis=0)
+        return jax.lax.dynamic_update_index_in_dim(buffer, rows, slot, axis=0)
 
     return EventLog(
         nodes=jax.lax.dynamic_update_index_in_dim(log.nodes, both, slot, axis=0),
@@ -292,23 +285,23 @@ def _params_before(log: EventLog, slot: Array, node: Array, delay: Array) -> PyT
     """
     num_slots = log.nodes.shape[0]
     age = (slot - jnp.arange(num_slots, dtype=jnp.int32)) % num_slots
-    touched = (log.nodes == node) & (age <= delay)[:, None]
-    oldest = jnp.argmax(jnp.where(touched, age[:, None], -1).reshape(-1))
+    is_candidate = (log.nodes == node) & (age <= delay)[:, None]
+    oldest = jnp.argmax(jnp.where(is_candidate, age[:, None], -1).reshape(-1))
 
-    def read(kept):
-        return jax.lax.dynamic_index_in_dim(kept.reshape(-1, *kept.shape[2:]), oldest, keepdims=False)
+    def read(buffer):
+        return jax.lax.dynamic_index_in_dim(buffer.reshape(-1, *buffer.shape[2:]), oldest, keepdims=False)
 
     return jax.tree.map(read, log.params)
 
 
-def _averaged_step(
+def _params_after(
     params: PyTree, log: EventLog, slot: Array, node: Array, neighbor: Array, gamma: Array, gradient: PyTree
 ) -> PyTree:
-    """The parameters after the event whose old rows are in the log's slot."""
+    """Apply the event in the log's slot: average its two nodes, then step the waking one."""
 
-    def write(leaf, kept, change):
+    def write(leaf, buffer, change):
         # Read from the log, not from `leaf`: what reads a buffer beside its writer makes XLA copy all nodes.
-        old = jax.lax.dynamic_index_in_dim(kept, slot, keepdims=False)
+        old = jax.lax.dynamic_index_in_dim(buffer, slot, keepdims=False)
         mean = 0.5 * (old[0] + old[1])
         leaf = jax.lax.dynamic_update_index_in_dim(leaf, mean, neighbor, axis=0)
         # The waking node last: in a network of one node both are the same.
@@ -317,11 +310,11 @@ def _averaged_step(
     return jax.tree.map(write, params, log.params, gradient)
 
 
-def _info(measured: Info, draws: Draws, params: PyTree) -> Info:
-    """The round's numbers node by node, from those of its events (n,).
+def _info(infos: Info, draws: Draws, params: PyTree) -> Info:
+    """Turn numbers of a round's events (n,) into numbers of its nodes (n,).
 
-    Measurements are means over the events of a node; a node that did not wake shows the mean over all n events, so that
-    the numbers are finite and their mean over nodes is one of gradients that were computed. Counts are sums.
+    Measurements are means over the events of a node. A node that did not wake shows the mean over all n events, so that
+    its numbers are finite. Counts are sums.
     """
     num_nodes = draws.node.shape[0]
 
@@ -334,12 +327,12 @@ def _info(measured: Info, draws: Draws, params: PyTree) -> Info:
     def mean(values):
         return jnp.where(events > 0, total(values) / jnp.maximum(times, 1.0), jnp.mean(values))
 
-    exchanged = (draws.node != draws.neighbor).astype(jnp.float32)
-    messages = total(exchanged) + jnp.zeros_like(exchanged).at[draws.neighbor].add(exchanged)
+    exchanges = (draws.node != draws.neighbor).astype(jnp.float32)
+    messages = total(exchanges) + jnp.zeros_like(exchanges).at[draws.neighbor].add(exchanges)
     bits = messages * jnp.float32(32 * (size(params) // num_nodes))  # parameters both ways in each event
-    means = jax.tree.map(mean, Info(measured.loss, measured.measurements))
+    means = jax.tree.map(mean, Info(infos.loss, infos.measurements))
     return means.plus(
-        jax.tree.map(total, measured.counts),
+        jax.tree.map(total, infos.counts),
         consensus_distance=consensus_distance(params),
         bits_sent=bits,
         bits_received=bits,

@@ -103,10 +103,10 @@ def ali_dpfl(
     """DP federated averaging with adaptive local iterations.
 
     Args:
-        task: what is learned, each sample with a loss of its own.
+        task: the learning task, each sample with a loss of its own.
         clients: `jaxfl.local_steps(tau_max, ...)` with the step size below, a clip norm and noise.
         constants: `jaxfl.published_constants` or `jaxfl.private_constants`.
-        step_size: gamma of the bound, which is made for plain SGD: that of the clients' optimizer.
+        step_size: gamma, the step size of the clients' optimizer. The bound is made for plain SGD.
         max_rounds: R_s, the rounds that communication allows; may be traced.
         max_iterations: the local iterations of a client that the privacy budget allows
             (`jaxfl.privacy.clients.max_iterations`); may be traced.
@@ -120,9 +120,7 @@ def ali_dpfl(
         batches before each step: mean over steps, p-weighted sum over clients.
 
     Raises:
-        ArgumentError: a number that is not positive, a count that is not whole; clients that neither clip nor add
-            noise, have a number of steps of their own, add noise to batches that are not Poisson, or make other steps
-            than SGD with this step size; from `init`, what the clients refuse of the data.
+        ArgumentError: a number out of range, or clients other than private SGD; from `init`, unusable data.
 
     Guarantees:
         - no client makes more than max_iterations local iterations, and no more than max_rounds rounds count.
@@ -185,14 +183,14 @@ def ali_dpfl(
         steps = clients.steps(data, everybody, draws.steps)
         gradient_of = clients.gradient_of(task, data)
 
-        def one_client(own):
-            return clients.run(gradient_of, state.params, None, own, k, tau)
+        def one_client(client_steps):
+            return clients.run(gradient_of, state.params, None, client_steps, k, tau)
 
-        client_params, _, measured = over_nodes(one_client, task.node_loop)(steps)
+        client_params, _, client_info = over_nodes(one_client, task.node_loop)(steps)
         weights = clients.weigh(data, everybody).astype(number_type(state.params))
         shares, before = weights / weights.sum(), Variables(state.params, None)
         models = of_whole_models(before, Variables(client_params, None), n)
-        received = way.send(draws.uplink, everybody, weights, measured.loss, before, models)
+        received = way.send(draws.uplink, everybody, weights, client_info.loss, before, models)
         # A mean of equal models need not have their bits.
         params = jax.tree.map(lambda new, old: jnp.where(ran, new, old), received.model.params, state.params)
         aggregation = Aggregation(
@@ -206,15 +204,15 @@ def ali_dpfl(
             noise_std=jnp.asarray(clients.noise_std, jnp.float32),
         )
         aggregation = varying_like(aggregation, client_params)
-        estimated, evaluations = _where(
+        new_constants, evaluations = _where(
             ran,
             lambda: constants.estimate(task, data, draws.constants, aggregation, state.constants),
             (state.constants, jnp.zeros(n, jnp.int32)),
             client_params,
         )
-        rho, beta, xi = (jnp.sum(shares.astype(values.dtype) * values) for values in estimated)
+        rho, beta, xi = (jnp.sum(shares.astype(values.dtype) * values) for values in new_constants)
         most_rounds, most_iterations = limits()
-        chosen = next_num_steps(
+        next_tau = next_num_steps(
             tau,
             rho=rho,
             beta=beta,
@@ -225,10 +223,10 @@ def ali_dpfl(
             iterations_left=most_iterations - (state.iterations + tau),
             max_steps=clients.max_steps,
         )
-        model, sent = 32.0 * size(params), ran.astype(jnp.float32)
+        model, times = 32.0 * size(params), ran.astype(jnp.float32)
         extra = 96.0 if constants.is_private else model + 64.0
         counts = clients.counts(steps, draws.steps, k)
-        info = measured._replace(loss=received.loss).plus(
+        info = client_info._replace(loss=received.loss).plus(
             counts,
             jax.tree.map(lambda count: jnp.where(ran, count, 0), received.counts),
             {BATCH_OVERFLOW: draws.steps.batch_overflow + draws.constants.batch_overflow},
@@ -237,17 +235,17 @@ def ali_dpfl(
             rho=rho,  # p-weighted means over clients, as estimated after this round
             beta=beta,
             xi=xi,
-            bits_sent=jnp.full(n, way.bits * size(params) + extra, jnp.float32) * sent,
-            bits_received=jnp.full(n, model + 32.0, jnp.float32) * sent,  # the model and the next tau
+            bits_sent=jnp.full(n, way.bits * size(params) + extra, jnp.float32) * times,
+            bits_received=jnp.full(n, model + 32.0, jnp.float32) * times,  # the model and the next tau
             gradient_evaluations=counts["gradient_evaluations"] + evaluations,  # the estimates' losses come with them
             local_iterations=tau,
             estimate_releases=ran.astype(jnp.int32),  # 1 where constants were estimated
         )
         new_state = State(
             params=params,
-            num_steps=chosen,
+            num_steps=next_tau,
             iterations=state.iterations + tau,
-            constants=estimated,
+            constants=new_constants,
             round_index=k + 1,
         )
         return new_state, info
@@ -256,7 +254,7 @@ def ali_dpfl(
 
 
 def released_gradients(step_size: float | Array, before: State, after: State) -> PyTree:
-    """The noisy gradients of one round, added up over its tau iterations, as the aggregate tells them: (x - w) / gamma.
+    """Recover the sum of a round's noisy gradients over its tau iterations from the aggregate: (x - w) / gamma.
 
     With several clients it is the sum of their p-weighted means. With one client it is all that the client's message
     tells: the aggregate is its model.
@@ -341,19 +339,19 @@ def next_num_steps(
         - of equal bounds the smallest tau is taken.
     """
     taus = jnp.arange(1, max_steps + 1, dtype=jnp.int32)
-    slowed = (
+    slowdown = (
         rho * iteration_gap(max_steps, beta=beta, spread=spread, step_size=step_size)[1:] / taus.astype(jnp.float32)
     )
-    bracket = step_size * kappa - jnp.where(rho > 0, slowed, 0.0)
+    bracket = step_size * kappa - jnp.where(rho > 0, slowdown, 0.0)
     possible = jnp.minimum(taus * rounds_left, iterations_left).astype(jnp.float32)
     # The largest T (gamma kappa - rho h / tau) makes G least: the rest of (13) does not depend on tau.
     value = jnp.where((taus <= 2 * num_steps) & (bracket > 0), possible * bracket, 0.0)
-    chosen = jnp.where(value.max() > 0, taus[jnp.argmax(value)], 1)
-    return jnp.where(rounds_left > 0, jnp.minimum(chosen, jnp.maximum(iterations_left, 0)), 0)
+    best = jnp.where(value.max() > 0, taus[jnp.argmax(value)], 1)
+    return jnp.where(rounds_left > 0, jnp.minimum(best, jnp.maximum(iterations_left, 0)), 0)
 
 
 def _check_clients(clients: LocalSteps, step_size: float | Array) -> None:
-    """Refuse clients that the accountant or the bound does not know; what is traced passes."""
+    """Refuse clients that the accountant or the bound does not know; traced numbers pass."""
     remedy = "Pass clip_norm and noise to local_steps, and no num_steps."
     if not clients.is_private or clients.num_steps is not None:
         found = "got clients without either" if not clients.is_private else "got clients with num_steps"
@@ -378,10 +376,7 @@ def _check_clients(clients: LocalSteps, step_size: float | Array) -> None:
 
 
 def _where(ran: Array, compute: Callable[[], PyTree], otherwise: PyTree, like: PyTree) -> PyTree:
-    """Select the result of `compute` if `ran` (), bool, is True, else `otherwise`. A CPU runs `compute` only if needed.
-
-    Both vary over a caller's devices as `like` does.
-    """
+    """`compute()` where `ran`, (), bool, else `otherwise`; both vary over a caller's devices as `like` does."""
     otherwise = varying_like(otherwise, like)
     if is_cpu():
         return jax.lax.cond(ran, lambda: varying_like(compute(), like), lambda: otherwise)

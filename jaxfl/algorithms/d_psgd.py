@@ -20,13 +20,13 @@ a node takes from its own value what it gives of its rounded one:
     x_i^{k+1} = x_i^k + sum_{j: arrived} W_ij (q_j^k - q_i^k) - gamma (g_i^k + N_i^k)
 
 Rows sum to 1 in every round. Columns do where W is symmetric and losses are (`jaxfl.links(..., symmetric=True)`): both
-directions of an edge fail together. Otherwise the mean of the nodes moves with what is lost. What an observer of all
-messages learns is as private as without links, for the reasons in `push_sum`.
+directions of an edge fail together. Otherwise lost messages move the mean of the nodes. Links take nothing from the
+privacy of the messages, for the reasons in `push_sum`.
 
 Differences from the papers: links; any gradient estimator; for D-PSGD optional noise and any sequence of doubly
 stochastic matrices. How DP2-SGD chooses its noise (basic composition) is left to the accountant.
 
-Does not claim: a privacy guarantee. The noise is what it is told to be.
+Does not claim: a privacy guarantee. The noise has the scale that the caller passes.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def d_psgd(
     """Decentralised parallel SGD.
 
     Args:
-        task: what is learned.
+        task: the learning task.
         graph: a doubly stochastic mixing matrix or a periodic sequence of them, strongly connected over its period.
         step_size: gamma: a number, a traced scalar, or a schedule of the round index (any optax schedule).
         gradient: how each node estimates its gradient; default `mini_batch()`, one uniform sample.
@@ -95,8 +95,7 @@ def d_psgd(
         An `Algorithm`; the loss of its info is taken at the parameters before the round, the consensus distance after.
 
     Raises:
-        ArgumentError: a graph that is not doubly stochastic or not strongly connected, a step size that is not
-            positive, noise for another number of nodes.
+        ArgumentError: a graph that does not qualify, a step size out of range, or noise of another size.
 
     Guarantees:
         - node mean preserved by mixing: it moves by minus step_size times the mean noisy gradient.
@@ -143,18 +142,18 @@ def d_psgd(
 
     def update(state, data, draws):
         k = state.round_index
-        estimate, kept, measured = estimator.estimate(task, state.params, state.gradient, data, draws.gradient, k)
+        estimate, memory, info = estimator.estimate(task, state.params, state.gradient, data, draws.gradient, k)
         noisy = released(noise, estimate, draws.noise)
         gamma = at_round(step_size, k, state.params)
-        bits, counted = 32.0 if links is None else links.bits, {}
+        bits, counts = 32.0 if links is None else links.bits, {}
         if links is None:
-            mixed = mix(graph, state.params, k)
+            mixture = mix(graph, state.params, k)
         else:
-            mixed, counted = exchange(graph, links, draws.links, state.params, k, kept_by="receiver")
-        params = descend(mixed, gamma, noisy)
+            mixture, counts = exchange(graph, links, draws.links, state.params, k, kept_by="receiver")
+        params = descend(mixture, gamma, noisy)
         message = message_bits(graph, k, bits * (size(noisy) // graph.num_nodes))
-        info = measured.plus(message, counted, consensus_distance=consensus_distance(params))
-        return State(params=params, gradient=kept, round_index=k + 1), info
+        info = info.plus(message, counts, consensus_distance=consensus_distance(params))
+        return State(params=params, gradient=memory, round_index=k + 1), info
 
     return algorithm(init, draw, update, lambda state: state.params, estimator.upkeep(task))
 
@@ -176,11 +175,8 @@ def dp2_sgd(
         graph: one symmetric, doubly stochastic mixing matrix for all rounds, connected.
         noise: added to every node's gradient in every round.
 
-    Returns:
-        An `Algorithm`.
-
     Raises:
-        ArgumentError: a graph that changes over time or is not symmetric, no noise, and what `d_psgd` refuses.
+        ArgumentError: a graph that changes or is not symmetric, no noise, or as `d_psgd`.
 
     Guarantees:
         - the same rounds as d_psgd with the same arguments.
@@ -202,9 +198,9 @@ def dp2_sgd(
 def released_gradients(
     graph: Graph, step_size: float | Array | Callable[[Array], Array], before: State, after: State
 ) -> PyTree:
-    """Every node's noisy gradient of one round, as an observer of all messages finds it: (W x^k - x^{k+1}) / gamma.
+    """Recover every node's noisy gradient of one round, as an observer of all messages can: (W x^k - x^{k+1}) / gamma.
 
-    Over links that lose or round messages the states alone do not tell it.
+    The states do not suffice over links that lose or round messages.
 
     Args:
         graph: as given to the algorithm; static under jit.
@@ -218,5 +214,5 @@ def released_gradients(
         - equals the gradient plus the noise of the round.
     """
     gamma = at_round(step_size, before.round_index, before.params)
-    mixed = mix(graph, before.params, before.round_index)
-    return jax.tree.map(lambda old, new: (old - new) / gamma, mixed, after.params)
+    mixture = mix(graph, before.params, before.round_index)
+    return jax.tree.map(lambda old, new: (old - new) / gamma, mixture, after.params)

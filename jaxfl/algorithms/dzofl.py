@@ -9,7 +9,7 @@ The server receives Q(Delta_i) from the devices of a set S, and sends back
     Q(Delta),  Delta = n / |S| sum_{i in S} Q(Delta_i), or 0 where S is empty
     x <- x - alpha_k Q(Delta) Phi_k
 
-With q directions a message holds q differences, and x moves by the mean over them of what each would do.
+With q directions a message holds q differences, and x moves by the mean of their steps.
 
 | symbol | here |
 |---|---|
@@ -117,7 +117,7 @@ def dzofl(
     Devices' batches run forward as `task.node_loop` says, twice for each direction.
 
     Args:
-        task: what is learned, without batch statistics and dropout.
+        task: the learning task, without batch statistics and dropout.
         batch_size: b, samples of a device in a round.
         step_size: alpha: a number, a traced scalar, or a schedule of the round index. Along the gradient of the mean
             loss a round steps by 2 n alpha gamma / d.
@@ -135,8 +135,7 @@ def dzofl(
         of Q(Delta) as the server sends it, and "broadcast_overflow", its numbers beyond the quantizer's range.
 
     Raises:
-        ArgumentError: a count below 1, a number that is not positive, an unknown direction, a task with `train_loss`;
-            from `init`, a batch larger than a device's data, or links that are for pairs of nodes or other devices.
+        ArgumentError: a number out of range, or a task with `train_loss`; from `init`, data or links that do not fit.
 
     Guarantees:
         - no losses and no quantizers give two-point descent.
@@ -165,11 +164,11 @@ def dzofl(
     check_directions(num_directions, direction, smoothing)
     check_sample_losses(task)
     to_server = links() if uplink is None else uplink
-    chosen, q = sampler(batch_size), num_directions
+    scheme, q = sampler(batch_size), num_directions
 
     def init(key, data):
         check_task(task, data)
-        check_counts(chosen, data.sizes, data.names)
+        check_counts(scheme, data.sizes, data.names)
         jax.eval_shape(lambda: to_server.draw_to_server(key, 0, data.num_nodes))  # which refuses links that do not fit
         return State(params=task.init(purpose_key(key, Purpose.INIT)), round_index=jnp.int32(0))
 
@@ -177,7 +176,7 @@ def dzofl(
         n, k = data.num_nodes, state.round_index
         server_key = leaf_key(purpose_key(key, Purpose.MESSAGE_ROUNDING, k), _SERVER)
         return Draws(
-            batch=draw_batch(chosen, key, k, data.sizes),
+            batch=draw_batch(scheme, key, k, data.sizes),
             directions=shared_directions(direction, key, k),
             uplink=to_server.draw_to_server(key, k, n),
             downlink=None if downlink is None else jax.random.uniform(server_key, (q,), jnp.float32),
@@ -196,10 +195,10 @@ def dzofl(
 
         above, below = losses_along(losses, state.params, draws.directions, q, gamma)
         differences = (above - below).sum(axis=2).T / batch_size
-        sent = to_server.send(differences, draws.uplink.rounding)
+        messages = to_server.send(differences, draws.uplink.rounding)
         arrived = jnp.ones(n, bool) if draws.uplink.arrived is None else draws.uplink.arrived
-        heard = jnp.where(arrived[:, None], sent.values, 0.0).sum(axis=0)
-        total = heard * (n / jnp.maximum(arrived.sum(), 1).astype(heard.dtype))
+        arrivals = jnp.where(arrived[:, None], messages.values, 0.0).sum(axis=0)
+        total = arrivals * (n / jnp.maximum(arrived.sum(), 1).astype(arrivals.dtype))
         broadcast = total if downlink is None else downlink.apply(total, draws.downlink)
 
         coefficients = (alpha / q) * broadcast
@@ -214,7 +213,7 @@ def dzofl(
             )
         none = jnp.zeros(n, jnp.int32)
         info = Info(loss=(above + below).sum() / (2 * q * n * batch_size)).plus(
-            {LOST_MESSAGES: 1 - arrived.astype(jnp.int32), QUANTIZER_OVERFLOW: none, **sent.counts},
+            {LOST_MESSAGES: 1 - arrived.astype(jnp.int32), QUANTIZER_OVERFLOW: none, **messages.counts},
             {BATCH_OVERFLOW: batch.overflow},
             broadcast=jnp.sqrt(jnp.mean(broadcast**2)),
             update_norm=update_norm,
@@ -255,7 +254,7 @@ def decaying_schedules(
         (step_size, smoothing): functions of the round index.
 
     Raises:
-        ArgumentError: numbers that are not positive, or exponents that break a condition, which is named.
+        ArgumentError: a number that is not positive, or exponents that break a condition.
 
     Example:
         >>> step_size, smoothing = decaying_schedules(2.0, 0.1, step_exponent=0.5, smoothing_exponent=0.25)

@@ -104,11 +104,10 @@ def embracing(
 
     Blocks behind a client's first that it does not train are part of every step, held as they are, and evaluate
     (running statistics). A class that draws its blocks runs, and differentiates, the whole model in training mode and
-    keeps of it what the client's blocks became: it saves neither time nor memory, and normalizes by batch statistics
-    throughout.
+    keeps the client's blocks alone. It saves neither time nor memory, and normalizes by batch statistics throughout.
 
     Args:
-        task: what is learned, with `part`: of `jaxfl.models.classification` or `binary_classification`.
+        task: the learning task, with `part`: of `jaxfl.models.classification` or `binary_classification`.
         clients: what an active client does, see `jaxfl.local_steps`; it neither clips nor adds noise. Its optimizer
             has the blocks that the client trains; its weighting is among the clients that trained a block.
         trained_blocks: what each capacity class trains: names of `task.blocks`, for instance all of them for a strong
@@ -125,9 +124,9 @@ def embracing(
         class_tasks: the task as the clients of each class train it, for a class that cuts inside a block, as
             `jaxfl.models.bilstm_classifier(frozen_words=128)` does: of the same blocks and parameters; the `node_loop`
             is that of `task`. Default: `task` for all.
-        uplink: `jaxfl.uplink(...)`, the way of what clients changed to the server. None loses, rounds and hides
-            nothing. With private updates an int of active clients is how many are expected, each drawn independently,
-            and p_ib is replaced, see above.
+        uplink: `jaxfl.uplink(...)`, the way of clients' changes to the server. None loses, rounds and hides nothing.
+            With private updates an int of active clients is how many are expected, each drawn independently, and p_ib
+            is replaced, see above.
 
     Returns:
         An `Algorithm`; `node_params` gives the server's model behind a node axis of length 1, as `Variables` where the
@@ -135,9 +134,7 @@ def embracing(
         steps, weighted mean over clients.
 
     Raises:
-        ArgumentError: a task without `part`, class tasks of other variables, a class without blocks or with unknown
-            ones, a client of no class, more active clients than there are, private local steps, what private updates
-            refuse, with them a count for each class; from `init` and `draw`, other data.
+        ArgumentError: tasks, classes, clients or updates that do not fit; from `init` and `draw`, other data.
 
     Guarantees:
         - cached features equal those recomputed in every step.
@@ -174,15 +171,15 @@ def embracing(
     require_plain(clients)
     check.one_of(("running", "batch"), frozen_batch_norm=frozen_batch_norm)
     tasks = tasks_of_classes(task, class_tasks, len(trained_blocks))
-    named, drawn_counts = check_blocks(task.blocks, trained_blocks)
+    block_names, drawn_counts = check_blocks(task.blocks, trained_blocks)
     # All have `part`, which the type checker does not see.
-    parts = [own.part(blocks) if own.part and blocks else None for own, blocks in zip(tasks, named, strict=True)]
-    classes = client_classes(client_class, num_active, len(named))
+    parts = [own.part(blocks) if own.part and blocks else None for own, blocks in zip(tasks, block_names, strict=True)]
+    classes = client_classes(client_class, num_active, len(block_names))
     way = PLAIN if uplink is None else uplink
     way.check(task, clients)
     classes.check_expected(way.is_private)
     # (classes, L): the blocks of each class that names them.
-    table = np.array([[block in blocks for block in task.blocks] for blocks in named])
+    table = np.array([[block in blocks for block in task.blocks] for blocks in block_names])
     any_drawn = bool(np.any(drawn_counts[classes.of_client] > 0))
     num_expected = int(np.sum(classes.num_active))
     rates = np.where(drawn_counts[:, None] > 0, drawn_counts[:, None] / len(task.blocks), table)
@@ -209,9 +206,9 @@ def embracing(
             keys = node_keys(purpose_key(key, Purpose.PART, k), n)[active]
             places = jnp.arange(len(task.blocks), dtype=jnp.int32)
             ranks = jax.vmap(lambda client_key: jax.random.permutation(client_key, places))(keys)
-            own = classes.of(active)
-            # Of a class that names its blocks the count is 0.
-            trained = jnp.asarray(table)[own] | (ranks < jnp.asarray(drawn_counts)[own][:, None])
+            numbers = classes.of(active)
+            # A class that names its blocks has count 0.
+            trained = jnp.asarray(table)[numbers] | (ranks < jnp.asarray(drawn_counts)[numbers][:, None])
         return Draws(active=active, steps=clients.draw(key, k, active, data, task), trained=trained, uplink=of_way)
 
     def update(state, data, draws):
@@ -222,8 +219,8 @@ def embracing(
         common = {"state": state, "data": data, "clients": clients}
 
         def in_common_form(number, results):
-            params, own_state, own_info = results
-            return {**state.params, **params}, {**model_state, **own_state}, own_info
+            params, own_state, client_info = results
+            return {**state.params, **params}, {**model_state, **own_state}, client_info
 
         of_class = [
             functools.partial(train_drawn, own, **common)
@@ -234,24 +231,24 @@ def embracing(
         own = (active, (trained, steps), is_active, clients.differentiable)
         groups = classes.run(of_class, in_common_form, task.node_loop, *own)
 
-        measured = in_order(groups, [group.results[2] for group in groups], len(active))
+        client_info = in_order(groups, [group.results[2] for group in groups], len(active))
         weights = clients.weigh(data, active).astype(number_type(state.params))
         if is_active is not None:
             weights, trained = weights * is_active.astype(weights.dtype), trained & is_active[:, None]
         before = Variables(state.params, model_state)
         is_trained, of_block = (dict(zip(task.blocks, each, strict=True)) for each in (trained.T, expected))
         models = block_means.models(before, groups, is_trained, of_block, num_expected)
-        received = way.send(draws.uplink, active, weights, measured.loss, before, models)
+        received = way.send(draws.uplink, active, weights, client_info.loss, before, models)
 
         sizes = jnp.array([size((state.params[block], model_state.get(block))) for block in task.blocks], jnp.int32)
         in_params = jnp.array([size(state.params[block]) for block in task.blocks], jnp.int32)
         numbers, of_params = ((trained.astype(jnp.int32) @ each).astype(jnp.float32) for each in (sizes, in_params))
         whole = size((state.params, state.model_state))
         counts = clients.counts(steps, draws.steps, k)
-        # What the method needs: clients that run together compute a sample once for each step that holds it.
+        # The least that the method needs: clients that run together compute a sample once for each step that holds it.
         num_entering = counts["gradient_evaluations"] if frozen_batch_norm == "batch" else num_different(steps)
         in_front = jnp.array([part is not None and part.features is not None for part in parts])[classes.of(active)]
-        of_active = measured._replace(loss=received.loss).plus(
+        of_active = client_info._replace(loss=received.loss).plus(
             counts,  # gradients are those by the client's blocks
             received.counts,
             active=jnp.ones_like(active),  # 1 for a client that took part

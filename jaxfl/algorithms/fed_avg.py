@@ -17,9 +17,9 @@ Data", AISTATS 2017, arXiv:1602.05629, Algorithm 1. The server optimizer: Reddi 
 Optimization", ICLR 2021, arXiv:2003.00295, Algorithm 1.
 
 With clients that clip samples' gradients and add noise it is DP-SGD at every client (Algorithm 1 of ALI-DPFL, with tau
-fixed). `uplink` says what happens to the updates x_i - x: links may lose and round them, and private updates hide whole
-clients (DP-FedAvg), S being drawn client by client. Delta is minus what `clients.uplink` says is added to x. Where the
-server hears from none its state stays.
+fixed). `uplink` is the way of the updates x_i - x: links may lose and round them, and private updates hide whole
+clients (DP-FedAvg), S being drawn client by client. Delta is minus the change of x by `clients.uplink`. A server that
+hears from nobody keeps its state.
 
 Differences from the papers: links; every client makes the same number of steps whatever it holds, instead of epochs; a
 step's batch is drawn anew, without repetition in it, so that two steps may share samples.
@@ -75,9 +75,9 @@ def fed_avg(
     """Federated averaging.
 
     Args:
-        task: what is learned; batch normalization and dropout are welcome. Private clients refuse both, private updates
-            batch normalization. Statistics are averaged like parameters, and a client's local steps start from the
-            server's.
+        task: the learning task; batch normalization and dropout are welcome. Private clients refuse both, private
+            updates batch normalization. Statistics are averaged like parameters, and a client's local steps start from
+            the server's.
         clients: what an active client does, see `jaxfl.local_steps`.
         num_active: clients in a round, uniform without replacement, at most all. With private updates: how many are
             expected, each drawn independently.
@@ -92,8 +92,7 @@ def fed_avg(
         sum over clients of means over steps; the L2 norms of Delta and u; and the numbers of clients, (n,).
 
     Raises:
-        ArgumentError: a count below 1, what private updates refuse; from `init` and `draw`, more active clients than
-            there are, or what the clients refuse of the data.
+        ArgumentError: a count out of range, or clients that do not fit the updates; from `init`, unusable data.
 
     Guarantees:
         - all clients, one local step, full batches and data weights give gradient descent on the pooled data.
@@ -145,14 +144,14 @@ def fed_avg(
         steps = clients.steps(data, active, draws.steps)
         gradient_of = clients.gradient_of(task, data)
 
-        def train(own):
-            return clients.run(gradient_of, state.params, state.model_state, own, k)
+        def train(client_steps):
+            return clients.run(gradient_of, state.params, state.model_state, client_steps, k)
 
-        params, model_state, measured = over_slots(train, task.node_loop)(draws.uplink.is_active, steps)
+        params, model_state, client_info = over_slots(train, task.node_loop)(draws.uplink.is_active, steps)
         before = Variables(state.params, state.model_state)
         models = of_whole_models(before, Variables(params, model_state), num_active)
         weights = clients.weigh(data, active).astype(number_type(state.params))
-        received = way.send(draws.uplink, active, weights, measured.loss, before, models)
+        received = way.send(draws.uplink, active, weights, client_info.loss, before, models)
 
         pseudo_gradient = jax.tree.map(jnp.negative, received.change)
         moves, new_optimizer = optimizer.update(pseudo_gradient, state.optimizer, state.params)
@@ -166,7 +165,7 @@ def fed_avg(
         )
 
         numbers, statistics = size(state.params), size(state.model_state)
-        of_active = measured._replace(loss=received.loss).plus(
+        of_active = client_info._replace(loss=received.loss).plus(
             clients.counts(steps, draws.steps, k),
             received.counts,
             active=jnp.ones_like(active),  # 1 for a client that took part

@@ -21,14 +21,15 @@ returns, because only for this is a privacy budget proven; `gradient_at="state"`
 clipped per sample. Noise may be Gaussian. Equation (6) prints C_ji for what i receives; equation (8) and the
 conservation of the trackers' sum need C_ij. All nodes start from the same parameters.
 
-Over `links` sums run over what arrived: receivers do without the states that they miss, senders keep the trackers that
-are lost, so that the trackers' sum stays that of the gradients. What is broadcast may be rounded, after the noise; a
-node takes its rounded y~_i less eta_i from its tracker.
+Over `links` sums run over the messages that arrive. Receivers do without lost states. Senders keep lost trackers, so
+that the trackers still sum to the gradients. Broadcasts may be rounded, after the noise; a node takes its rounded y~_i
+less eta_i from its tracker.
 
-Does not claim: a privacy guarantee. The noise is what it is told to be. The budget of `jaxfl.privacy.tracking` needs
-the same sums of R and C in every round: what x_i^k changed lives on in x_i^{k+1} by the factor 1 - alpha sum_j R_ij,
-which is larger where messages are lost, so that it lives longer than the budget says. Links that lose messages are
-therefore refused beside noise. Rounding costs no budget: what is rounded is covered by noise before.
+Does not claim: a privacy guarantee. The noise has the scale that the caller passes. The budget of
+`jaxfl.privacy.tracking` needs the same sums of R and C in every round: a change of x_i^k lives on in x_i^{k+1} by the
+factor 1 - alpha sum_j R_ij. The factor is larger where messages are lost, so that the change lives longer than the
+budget assumes. Links that lose messages are therefore refused beside noise. Rounding costs no budget: it comes after
+the noise.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def gradient_tracking(
     round that nobody accounts for passes for one; after K + 1 rounds this is x~^{K+1}, which Algorithm 1 never sends.
 
     Args:
-        task: what is learned.
+        task: the learning task.
         state_weights: R, (n, n), at least 0; R[i, j] > 0 where i receives j's state. Static.
         tracker_weights: C, (n, n), at least 0; C[i, j] > 0 where i receives j's tracker. Static. In both, self-loops
             may be present or not, and a fixed graph's weights are `graph.mixing_matrix(0)`.
@@ -113,11 +114,7 @@ def gradient_tracking(
         the round makes; that of x~^0 is not counted.
 
     Raises:
-        ArgumentError: weights that are negative, not finite or not two square matrices of one size; graphs of which no
-            node is a root common to R and to the transpose of C; noise scales of unequal length; names or noise scales
-            for another number of nodes; a step size or clip norm that is not positive; links that may lose messages
-            beside noise scales that may not be 0; from `init`, more samples than a node has, or data whose nodes have
-            other names.
+        ArgumentError: unusable weights, schedule or names, or losses beside noise; from `init`, unusable data.
 
     Guarantees:
         - without tracker noise the trackers sum to the gradients, sum_i y_i = sum_i g_i, after every round.
@@ -142,8 +139,9 @@ def gradient_tracking(
         ([2, 2], [128.0, 128.0])
     """
     schedule = copied(schedule)
-    received, sent = _checked_weights(state_weights, tracker_weights, names)
-    num_nodes = len(received)
+    # R and C: along R nodes pull states from their in-neighbors, along C they push trackers to their out-neighbors.
+    pull, push = _as_matrices(state_weights, tracker_weights, names)
+    num_nodes = len(pull)
     check_steps(
         state_mixing=schedule.state_mixing, tracker_mixing=schedule.tracker_mixing, step_size=schedule.step_size
     )
@@ -160,8 +158,8 @@ def gradient_tracking(
     unit_noise = mechanism(1.0)
     estimator = mini_batch(sampler=fixed(schedule.num_samples), clip_norm=clip_norm, clip_order=clip_order)
     bits = 32.0 if links is None else links.bits
-    num_receivers = sum((weights - np.diag(np.diag(weights)) > 0).sum(axis=0) for weights in (received, sent))
-    num_senders = sum((weights - np.diag(np.diag(weights)) > 0).sum(axis=1) for weights in (received, sent))
+    num_receivers = sum((weights - np.diag(np.diag(weights)) > 0).sum(axis=0) for weights in (pull, push))
+    num_senders = sum((weights - np.diag(np.diag(weights)) > 0).sum(axis=1) for weights in (pull, push))
 
     def send(tree, rounding):
         return Sent(tree, {}) if links is None else links.send(tree, rounding)
@@ -169,8 +167,8 @@ def gradient_tracking(
     def point(params, broadcast_params):
         return broadcast_params if gradient_at == "broadcast" else params
 
-    # What belongs to iteration k + 1, the samples of g and the noise of x~, is drawn in round k, from the keys of
-    # k + 1; the keys of 0 are for `init`.
+    # The samples of g and the noise of x~ of iteration k + 1 are drawn in round k, from the keys of k + 1; the keys of
+    # 0 are for `init`.
     def init(key, data):
         check_num_nodes(num_nodes, data, names)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), num_nodes)
@@ -213,17 +211,17 @@ def gradient_tracking(
         noisy_tracker = jax.tree.map(jnp.add, state.gradient_tracker, draws.tracker_noise)
         sent_tracker, own_tracker = send(noisy_tracker, tracker_rounding), state.gradient_tracker
         if tracker_rounding is not None:  # what rounding took stays with the sender
-            rounded = sent_tracker.values
-            own_tracker = jax.tree.map(lambda y, q, noisy: y + (q - noisy), own_tracker, rounded, noisy_tracker)
-        state_change = _inflow(received, 1, arrived, state.broadcast_params, state.params)
-        tracker_change = _inflow(sent, 0, arrived, sent_tracker.values, own_tracker)
+            values = sent_tracker.values
+            own_tracker = jax.tree.map(lambda y, q, noisy: y + (q - noisy), own_tracker, values, noisy_tracker)
+        state_change = _inflow(pull, 1, arrived, state.broadcast_params, state.params)
+        tracker_change = _inflow(push, 0, arrived, sent_tracker.values, own_tracker)
 
         params = jax.tree.map(
             lambda x, change, y: x + alpha * change - gamma * y, state.params, state_change, state.gradient_tracker
         )
         sent_params = send(jax.tree.map(jnp.add, params, draws.state_noise), state_rounding)
         broadcast = sent_params.values
-        gradient, _, measured = estimator.estimate(task, point(params, broadcast), None, data, draws.gradient, k + 1)
+        gradient, _, info = estimator.estimate(task, point(params, broadcast), None, data, draws.gradient, k + 1)
         tracker = jax.tree.map(
             lambda y, change, new, old: y + beta * change + (new - old),
             state.gradient_tracker,
@@ -238,8 +236,8 @@ def gradient_tracking(
             gradient=gradient,
             round_index=k + 1,
         )
-        info = measured.plus(
-            {} if arrived is None else {LOST_MESSAGES: _lost(received, sent, arrived)},
+        info = info.plus(
+            {} if arrived is None else {LOST_MESSAGES: _lost_messages(pull, push, arrived)},
             jax.tree.map(jnp.add, sent_params.counts, sent_tracker.counts),
             consensus_distance=consensus_distance(params),
             bits_sent=jnp.asarray(num_receivers, jnp.float32) * (bits * (size(params) // num_nodes)),
@@ -250,23 +248,23 @@ def gradient_tracking(
     return algorithm(init, draw, update, lambda state: point(state.params, state.broadcast_params))
 
 
-def _inflow(weights: np.ndarray, axis: int, arrived: Array | None, broadcast: PyTree, own: PyTree) -> PyTree:
-    """sum_j weights_ij broadcast_j - own_i times the sum of what arrived of row i (axis 1), or of column i (axis 0)."""
-    matrix, handed_over = jnp.asarray(weights, jnp.float32), jnp.asarray(weights.sum(axis=axis), jnp.float32)
+def _inflow(weights: np.ndarray, axis: int, arrived: Array | None, broadcast: PyTree, node_values: PyTree) -> PyTree:
+    """sum_j weights_ij broadcast_j - node_values_i times the arriving sum of row i (axis 1) or of column i (axis 0)."""
+    matrix, outflow = jnp.asarray(weights, jnp.float32), jnp.asarray(weights.sum(axis=axis), jnp.float32)
     if arrived is not None:
-        handed_over = handed_over - jnp.where(arrived, 0, matrix).sum(axis=axis)
+        outflow = outflow - jnp.where(arrived, 0, matrix).sum(axis=axis)
         matrix = jnp.where(arrived, matrix, 0)
 
-    def mixed(leaf):
+    def product(leaf):
         # Accelerators multiply float32 in fewer bits by default; the trackers' sum would then not be conserved.
         return jnp.tensordot(matrix, leaf, axes=1, precision=jax.lax.Precision.HIGHEST)
 
-    return jax.tree.map(jnp.subtract, jax.tree.map(mixed, broadcast), scale(handed_over, own))
+    return jax.tree.map(jnp.subtract, jax.tree.map(product, broadcast), scale(outflow, node_values))
 
 
-def _lost(received: np.ndarray, sent: np.ndarray, arrived: Array) -> Array:
+def _lost_messages(state_matrix: np.ndarray, tracker_matrix: np.ndarray, arrived: Array) -> Array:
     """Count each node's messages that do not arrive, (n,), int32. A state and a tracker are two messages."""
-    edges = jnp.asarray((received > 0).astype(np.int32) + (sent > 0).astype(np.int32))
+    edges = jnp.asarray((state_matrix > 0).astype(np.int32) + (tracker_matrix > 0).astype(np.int32))
     return jnp.where(arrived, 0, edges).sum(axis=0, dtype=jnp.int32)
 
 
@@ -281,25 +279,25 @@ def _check_links(links: Links | None, schedule: TrackingSchedule) -> None:
             raise ArgumentError("links", requirement, "got links that may lose messages, and noise", remedy)
 
 
-def _checked_weights(
+def _as_matrices(
     state_weights: Any, tracker_weights: Any, names: Sequence[str] | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Both as (n, n) float64, or an error that says what is wrong with them; Assumption 1 of the paper holds."""
-    received, sent = np.asarray(state_weights, np.float64), np.asarray(tracker_weights, np.float64)
-    for name, weights in (("state_weights", received), ("tracker_weights", sent)):
-        if weights.ndim != 2 or weights.shape != 2 * received.shape[:1] or not weights.size:
-            found = f"got shapes {received.shape} and {sent.shape}"
+    """Check both weights by Assumption 1 of the paper, and return them as (n, n) float64."""
+    state_matrix, tracker_matrix = np.asarray(state_weights, np.float64), np.asarray(tracker_weights, np.float64)
+    for name, weights in (("state_weights", state_matrix), ("tracker_weights", tracker_matrix)):
+        if weights.ndim != 2 or weights.shape != 2 * state_matrix.shape[:1] or not weights.size:
+            found = f"got shapes {state_matrix.shape} and {tracker_matrix.shape}"
             remedy = "Pass one number per receiver and sender in each."
             raise ArgumentError(name, "both must be square matrices of one size", found, remedy)
-    check.non_negative(state_weights=received, tracker_weights=sent)
-    called = range(len(received)) if names is None else names
-    if len(called) != len(received):
-        found = f"got {len(called)} for {len(received)} nodes"
+    check.non_negative(state_weights=state_matrix, tracker_weights=tracker_matrix)
+    labels = range(len(state_matrix)) if names is None else names
+    if len(labels) != len(state_matrix):
+        found = f"got {len(labels)} for {len(state_matrix)} nodes"
         raise ArgumentError("names", "must hold one name for each node", found, "Name the nodes in the weights' order.")
-    state_roots, tracker_roots = spanning_tree_roots(received), spanning_tree_roots(sent.T)
+    state_roots, tracker_roots = spanning_tree_roots(state_matrix), spanning_tree_roots(tracker_matrix.T)
     if not set(state_roots) & set(tracker_roots):
-        first, second = ([called[root] for root in roots] for roots in (state_roots, tracker_roots))
+        first, second = ([labels[root] for root in roots] for roots in (state_roots, tracker_roots))
         requirement = "some node must reach all others by state_weights and be reached by all by tracker_weights"
         found = f"the first holds of nodes {first} and the second of nodes {second}"
         raise ArgumentError("tracker_weights", requirement, found, "Add edges until both hold of one node.")
-    return received, sent
+    return state_matrix, tracker_matrix

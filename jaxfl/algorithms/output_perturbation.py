@@ -20,8 +20,9 @@ before, o_j^k depends on the data through gamma g_j^k alone. The sizes D_j are p
 Differences from the paper: the mechanism is implemented as the comparison names it, not from the cited paper's own
 lines. Gradients are clipped per sample. Noise may be Gaussian. All nodes start from the same parameters.
 
-Does not claim: a privacy guarantee, as the noise is what it is told to be; nor, on graphs that are not complete, that
-all nodes' samples count the same: the averaging preserves sum_i D_i S_i x_i, where S_i = sum_l D_l around node i.
+Does not claim: a privacy guarantee, as the noise has the scale that the caller passes; nor, on graphs that are not
+complete, that all nodes' samples count the same: the averaging preserves sum_i D_i S_i x_i, where S_i = sum_l D_l
+around node i.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def output_perturbation(
     to K - 1. Behind the schedule's end the noise is NaN, so that no round that nobody accounts for passes for one.
 
     Args:
-        task: what is learned.
+        task: the learning task.
         graph: the same in all rounds, undirected and connected. Its edges count, its weights do not.
         schedule: all numbers of the run; mixing weights and those of the tracker are not used. The step size may be
             traced, and so may noise scales, which are at least 0: the scale b of Laplace noise, the standard deviation
@@ -85,9 +86,7 @@ def output_perturbation(
         An `Algorithm`; the loss of its info is taken at the parameters before the round; o~ goes to every neighbor.
 
     Raises:
-        ArgumentError: a graph that changes over time, has an edge without its reverse or is not connected; noise scales
-            for another number of nodes; a step size or clip norm that is not positive; from `init`, more samples than a
-            node has.
+        ArgumentError: a graph that does not qualify, or a number out of range; from `init`, data with too few samples.
 
     Guarantees:
         - on the complete graph every node holds the average of all outputs, weighted by data.
@@ -135,11 +134,11 @@ def output_perturbation(
     def update(state, data, draws):
         k = state.round_index
         gamma = at_round(schedule.step_size, k)
-        gradient, _, measured = estimator.estimate(task, state.params, None, data, draws.gradient, k)
+        gradient, _, info = estimator.estimate(task, state.params, None, data, draws.gradient, k)
         outputs = jax.tree.map(lambda x, g, noise: x - gamma * g + noise, state.params, gradient, draws.state_noise)
         params = _weighted_average(hears, data.sizes, outputs)
         message = message_bits(graph, k, 32 * (size(params) // graph.num_nodes))
-        info = measured.plus(message, consensus_distance=consensus_distance(params))
+        info = info.plus(message, consensus_distance=consensus_distance(params))
         return State(params=params, round_index=k + 1), info
 
     return algorithm(init, draw, update, lambda state: state.params)

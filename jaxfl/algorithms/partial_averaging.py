@@ -78,9 +78,9 @@ def partial_averaging(
     """Local SGD at all nodes, and the average of a part.
 
     Args:
-        task: what is learned; batch normalization and dropout are welcome.
-        clients: what each node does in a round, see `jaxfl.local_steps`; it neither clips nor adds noise. What it
-            weighs is its share of the average.
+        task: the learning task; batch normalization and dropout are welcome.
+        clients: what each node does in a round, see `jaxfl.local_steps`; it neither clips nor adds noise. Its weight is
+            its share of the average.
         synchronized: the part that is averaged in each round. Names of `task.blocks`, for instance
             `output_side(task.blocks, "block_2_2")` or `first_half(task.blocks)`; none of them, (), for independent
             training; "all" for the whole model. Or a task of the same network with fewer channels: its parameters are
@@ -88,18 +88,17 @@ def partial_averaging(
             makes them with `width=0.5` for the first half of the channels of every layer.
         axis_groups: where `synchronized` is a task, axes that hold several runs of channels one after the other, as for
             `jaxfl.algorithms.width_reduction`.
-        uplink: `jaxfl.uplink(...)`, the way of what nodes changed of the part to where it is averaged. None loses,
-            rounds and hides nothing. With private updates every node takes part, and the part moves by their noisy sum
-            over their number; what a node keeps to itself is not released.
+        uplink: `jaxfl.uplink(...)`, the way of the nodes' changes of the part to the average. None loses, rounds and
+            hides nothing. With private updates every node takes part, and the part moves by their noisy sum over their
+            number. The rest of a node's model is not released.
 
     Returns:
         An `Algorithm`; `node_params` gives every node's model, as `Variables` where the task has `train_loss`.
         The loss of its info is (n,), float32, of the steps' batches before each step: mean over steps. The consensus
-        distance is that of all parameters after the round.
+        distance counts all parameters after the round.
 
     Raises:
-        ArgumentError: an unknown block, a task whose arrays are no slices of the model's, axis groups without such a
-            task, private local steps; from `init`, what the clients refuse of the data.
+        ArgumentError: a part that does not fit the task, or private local steps; from `init`, unusable data.
 
     Guarantees:
         - what is synchronized is the same at all nodes after each round, bit for bit.
@@ -152,15 +151,15 @@ def partial_averaging(
         def one_node(params, model_state, own_steps):
             return clients.run(gradient_of, params, model_state, own_steps, k)
 
-        params, model_state, measured = over_nodes(one_node, task.node_loop)(state.params, state.model_state, steps)
-        own = Variables(params=params, model_state=model_state)
+        params, model_state, info = over_nodes(one_node, task.node_loop)(state.params, state.model_state, steps)
+        node_models = Variables(params=params, model_state=model_state)
         weights = clients.weigh(data, _everybody(n)).astype(number_type(params))
         before = jax.tree.map(lambda leaf: leaf[0], Variables(state.params, state.model_state))  # the part is common
-        models = of_whole_models(part.take(before), jax.vmap(part.take)(own), n)
-        received = way.send(draws.uplink, _everybody(n), weights, measured.loss, part.take(before), models)
-        new = jax.vmap(part.put, (0, None))(own, received.model)
+        models = of_whole_models(part.take(before), jax.vmap(part.take)(node_models), n)
+        received = way.send(draws.uplink, _everybody(n), weights, info.loss, part.take(before), models)
+        new = jax.vmap(part.put, (0, None))(node_models, received.model)
         bits = 32 * size(received.model)
-        info = measured.plus(
+        info = info.plus(
             clients.counts(steps, draws.steps, k),
             received.counts,
             consensus_distance=consensus_distance(new.params),
@@ -204,21 +203,19 @@ def _part(task: Task, synchronized: Sequence[str] | str | Task, axis_groups: Axi
         )
         raise ArgumentError("synchronized", "must hold blocks of the task, or be 'all' or a task", found, remedy)
 
-    def chosen(layers):
+    def selection(layers):
         return None if layers is None else {name: layers[name] for name in synchronized if name in layers}
 
-    def replaced(layers, average):
+    def join(layers, average):
         # Without blocks the parameters need not be a dict.
         return {**layers, **average} if average else layers
 
     def take(whole):
         if not synchronized:
             return Variables(params={}, model_state=None)
-        return Variables(params=chosen(whole.params), model_state=chosen(whole.model_state))
+        return Variables(params=selection(whole.params), model_state=selection(whole.model_state))
 
     def put(whole, average):
-        return Variables(
-            params=replaced(whole.params, average.params), model_state=replaced(whole.model_state, average.model_state)
-        )
+        return Variables(join(whole.params, average.params), join(whole.model_state, average.model_state))
 
     return Slices(take=take, put=put)

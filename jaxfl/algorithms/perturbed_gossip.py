@@ -26,8 +26,8 @@ Differences from the papers: the mechanisms are implemented as the comparison na
 own lines. Step sizes and sample sizes are those of a whole run of K iterations, as the comparison sets them; in [46]
 they vary with k. Gradients are clipped per sample. Noise may be Gaussian. All nodes start from the same parameters.
 
-Does not claim: a privacy guarantee. Noise and quantisation are what they are told to be. With gradients at x_i^k, as
-published, neighboring data sets make the points at which gradients are taken differ, and what is returned was never
+Does not claim: a privacy guarantee. Noise and quantisation are the caller's choice. With gradients at x_i^k, as
+published, neighboring data sets make the points at which gradients are taken differ, and the returned state was never
 perturbed; with gradients at x~_i^k, given all that was broadcast, x_i depends on the data linearly through g_i alone.
 """
 
@@ -91,7 +91,7 @@ def perturbed_gossip(
     passes for one.
 
     Args:
-        task: what is learned.
+        task: the learning task.
         graph: one doubly stochastic mixing matrix for all rounds, whose edges go both ways, connected. By its own
             weight a node receives its own x~, too.
         schedule: all numbers of the run; those of the tracker are not used. Step sizes may be traced, and so may noise
@@ -100,7 +100,7 @@ def perturbed_gossip(
         clip_norm: bound on each sample's gradient norm, L1 for Laplace noise and L2 for Gaussian noise; None does not
             clip.
         distribution: "laplace" or "gaussian".
-        quantizer: what is applied to x + zeta before it is sent; None sends 32 bits a number.
+        quantizer: rounds x + zeta before it is sent; None sends 32 bits a number.
         gradient_at: "state" takes gradients at x and returns it, as published; "broadcast" takes them at x~ and returns
             that.
 
@@ -110,9 +110,7 @@ def perturbed_gossip(
         overflow counts numbers of x + zeta of x~^{k+1}, which the round makes; those of x~^0 are not counted.
 
     Raises:
-        ArgumentError: a graph that changes over time, has an edge without its reverse, is not doubly stochastic or not
-            connected; noise scales for another number of nodes; a step size or clip norm that is not positive; from
-            `init`, more samples than a node has.
+        ArgumentError: a graph that does not qualify, or a number out of range; from `init`, data with too few samples.
 
     Guarantees:
         - without noise and quantiser, alpha 1 gives the rounds of d_psgd.
@@ -160,7 +158,7 @@ def perturbed_gossip(
         )
         return noise, None if quantizer is None else _uniform(purpose_key(key, Purpose.ROUNDING, k), params)
 
-    def perturbed(params, noise, rounding):
+    def perturb(params, noise, rounding):
         """x~, and how many numbers of each node lie beyond the quantizer's range."""
         noisy = jax.tree.map(jnp.add, params, noise)
         if quantizer is None:
@@ -171,7 +169,7 @@ def perturbed_gossip(
         check_num_nodes(graph.num_nodes, data, graph.names)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)
         estimator.init(task, key, params, data)  # keeps nothing, but refuses more samples than a node has
-        broadcast, _ = perturbed(params, *perturbation(key, 0, params))
+        broadcast, _ = perturb(params, *perturbation(key, 0, params))
         return State(params=params, broadcast_params=broadcast, round_index=jnp.int32(0))
 
     # x~^{k+1} is made in round k, from the keys of k + 1, so that the state after it holds what may be returned.
@@ -183,17 +181,17 @@ def perturbed_gossip(
     def update(state, data, draws):
         k = state.round_index
         alpha, gamma = at_round(schedule.state_mixing, k), at_round(schedule.step_size, k)
-        gradient, _, measured = estimator.estimate(task, point(state), None, data, draws.gradient, k)
+        gradient, _, info = estimator.estimate(task, point(state), None, data, draws.gradient, k)
         params = jax.tree.map(
             lambda x, received, g: (1 - alpha) * x + alpha * received - gamma * g,
             state.params,
             mix(graph, state.broadcast_params, k),
             gradient,
         )
-        broadcast, counted = perturbed(params, draws.state_noise, draws.rounding)
+        broadcast, counts = perturb(params, draws.state_noise, draws.rounding)
         new_state = State(params=params, broadcast_params=broadcast, round_index=k + 1)
         message = message_bits(graph, k, bits * (size(params) // graph.num_nodes))
-        info = measured.plus(message, counted, consensus_distance=consensus_distance(params))
+        info = info.plus(message, counts, consensus_distance=consensus_distance(params))
         return new_state, info
 
     return algorithm(init, draw, update, point)

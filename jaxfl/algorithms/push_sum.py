@@ -28,15 +28,15 @@ Consensus via Exchange of Running Sums", IEEE Transactions on Automatic Control 
 message holds the sum of all that was ever sent, and a receiver remembers the last; mass waits on the edge meanwhile.
 A round of minimization on top of it is not covered by either.
 
-What an observer of all messages learns is a function of the noisy gradients and of random numbers that do not depend on
-the data, with links as without: x_j^{k+1/2} is made of earlier noisy gradients, losses and rounding. So a statement
-about all noisy gradients, each at a point that may depend on earlier ones, covers it as well.
+An observer of all messages learns a function of the noisy gradients and of random numbers that do not depend on the
+data, with links as without: x_j^{k+1/2} is made of earlier noisy gradients, losses and rounding. So a statement about
+all noisy gradients, each at a point that may depend on earlier ones, covers it as well.
 
 Differences from the paper: gradients may be clipped per sample, batches may hold more than one sample, the step size
 may follow a schedule; links. All nodes start from the same parameters.
 
-Does not claim: a privacy guarantee. The noise is what it is told to be. Nor that fewer messages tell less: no statement
-is smaller over links.
+Does not claim: a privacy guarantee. The noise has the scale that the caller passes. Nor that fewer messages tell less:
+no statement is smaller over links.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def push_sum(
     """PrivSGP or PrivSGP-VR, by the choice of `gradient`.
 
     Args:
-        task: what is learned.
+        task: the learning task.
         graph: a column-stochastic mixing matrix or a periodic sequence of them, strongly connected over its period.
         step_size: gamma: a number, a traced scalar, or a schedule of the round index (any optax schedule).
         gradient: `mini_batch(...)` (PrivSGP; the default, one uniform sample) or `saga(...)` (PrivSGP-VR).
@@ -108,12 +108,11 @@ def push_sum(
 
     Returns:
         An `Algorithm`; `node_params` gives the de-biased parameters z. In its info the loss is that at z before
-        the round and the consensus distance that of z after it; parameters and weight go to every out-neighbor. What
-        is lost was sent.
+        the round and the consensus distance that of z after it; parameters and weight go to every out-neighbor. Lost
+        messages count as sent.
 
     Raises:
-        ArgumentError: a graph that is not column-stochastic or not strongly connected, a step size that is not
-            positive, noise for another number of nodes.
+        ArgumentError: a graph that does not qualify, a step size out of range, or noise of another size.
 
     Guarantees:
         - total mass preserved: the push-sum weights sum to n after every round.
@@ -165,17 +164,17 @@ def push_sum(
 
     def update(state, data, draws):
         k, x, w, z = state.round_index, state.params, state.push_sum_weight, debiased_params(state)
-        estimate, estimator_state, measured = estimator.estimate(task, z, state.gradient, data, draws.gradient, k)
+        estimate, estimator_state, info = estimator.estimate(task, z, state.gradient, data, draws.gradient, k)
         noisy = released(noise, estimate, draws.noise)
         gamma = at_round(step_size, k, x)
 
         def half_step(start, gradient):
             return descend(start, gamma, gradient)
 
-        counted, bits = {}, 32 * (size(noisy) // graph.num_nodes + 1)
+        counts, bits = {}, 32 * (size(noisy) // graph.num_nodes + 1)
         if links is not None:
-            stepped, arrived = half_step(x, noisy), draws.links.arrived
-            new_params, counted = exchange(graph, links, draws.links, stepped, k, kept_by="sender")
+            half_steps, arrived = half_step(x, noisy), draws.links.arrived
+            new_params, counts = exchange(graph, links, draws.links, half_steps, k, kept_by="sender")
             new_weight = mix(graph, w, k) if arrived is None else lossy_mix(graph, w, arrived, k, kept_by="sender")
             bits = links.bits * (size(noisy) // graph.num_nodes) + 32  # the weight is not quantised
         elif weights_stay_one:
@@ -191,7 +190,7 @@ def push_sum(
             round_index=k + 1,
         )
         distance = consensus_distance(new_state.params, 1.0 / new_state.push_sum_weight)
-        return new_state, measured.plus(message_bits(graph, k, bits), counted, consensus_distance=distance)
+        return new_state, info.plus(message_bits(graph, k, bits), counts, consensus_distance=distance)
 
     return algorithm(init, draw, update, debiased_params, estimator.upkeep(task))
 
@@ -209,7 +208,7 @@ def debiased_params(state: State) -> PyTree:
 def released_gradients(
     graph: Graph, step_size: float | Array | Callable[[Array], Array], before: State, after: State
 ) -> PyTree:
-    """Every node's noisy gradient of one round, as an observer of all messages finds it.
+    """Recover every node's noisy gradient of one round, as an observer of all messages can.
 
     A message of node j holds x_j^{k+1/2} up to a known weight. From the states around a round the same follows by
     solving x^{k+1} = P^k (x^k - gamma g) for g, unless links lose or round messages.
@@ -223,7 +222,7 @@ def released_gradients(
         Leaves (n, *leaf), float32, off by the rounding of x times the condition number of P^k, divided by gamma.
 
     Raises:
-        ArgumentError: a mixing matrix that is singular or has a condition number above 1e4.
+        ArgumentError: a mixing matrix that is singular or ill-conditioned.
 
     Guarantees:
         - equals the gradient plus the noise of the round.
@@ -247,9 +246,9 @@ def released_gradients(
     inverse = jnp.asarray(np.linalg.inv(graph.mixing_matrices).astype(dtype))[k % graph.period]
     gamma = at_round(step_size, k, before.params)
 
-    def solve(mixed, new):
+    def solve(mixture, new):
         # The difference is small, so the inverse multiplies little rounding beyond that of the states.
-        return jnp.tensordot(inverse, (mixed - new) / gamma, axes=1, precision=jax.lax.Precision.HIGHEST)
+        return jnp.tensordot(inverse, (mixture - new) / gamma, axes=1, precision=jax.lax.Precision.HIGHEST)
 
     return jax.tree.map(solve, mix(graph, before.params, k), after.params)
 

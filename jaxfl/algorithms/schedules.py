@@ -12,21 +12,13 @@ NOISE = {"laplace": (laplace, 1), "gaussian": (gaussian, 2)}  # mechanism, and t
 
 
 def check_steps(**steps: float | Array) -> None:
-    """Step sizes and mixing weights are single positive numbers.
-
-    Raises:
-        ArgumentError: naming the first that is not.
-    """
+    """Refuse step sizes and mixing weights that are not single positive numbers."""
     check.scalar(**steps)
     check.positive(**steps)
 
 
 def check_noise_scales(num_nodes: int, **noise_scales: np.ndarray | Array) -> None:
-    """Noise scales are at least 0, and hold one number per iteration, or one per node and iteration; all of one length.
-
-    Raises:
-        ArgumentError: naming the first that does not.
-    """
+    """Refuse negative noise scales, and shapes other than (K + 1,) and (n, K + 1), one K for all."""
     check.non_negative(**noise_scales)
     shapes = {name: np.shape(value) for name, value in noise_scales.items()}
     length = next(iter(shapes.values()))[-1:]

@@ -114,9 +114,9 @@ def width_reduction(
         ordered_dropout: each step trains a width drawn among the client's own and all narrower ones, all equally
             likely. With `node_loop` "vmap" every step computes all of them. Batch statistics are those of the width.
         axis_groups: path of a parameter, or of a part of the model state -> axis -> number of equal runs of channels.
-        uplink: `jaxfl.uplink(...)`, the way of what clients changed of their slices to the server. None loses, rounds
-            and hides nothing. With private updates `num_active` is an int, how many clients are expected, and an
-            element moves by the noisy sum over how many of them are expected to hold it.
+        uplink: `jaxfl.uplink(...)`, the way of clients' changes of their slices to the server. None loses, rounds and
+            hides nothing. With private updates `num_active` is an int, how many clients are expected, and an element
+            moves by the noisy sum over how many of them are expected to hold it.
 
     Returns:
         An `Algorithm`; `node_params` gives the full model behind a node axis of length 1, as `Variables` where the task
@@ -124,9 +124,7 @@ def width_reduction(
         steps, p-weighted mean over clients.
 
     Raises:
-        ArgumentError: tasks whose arrays are no slices of those before them, a class without a task, a count below 1,
-            private local steps, more active clients than there are; from `init` and `draw`, data of another number of
-            clients.
+        ArgumentError: tasks, classes or clients that do not fit; from `init` and `draw`, data of other clients.
 
     Guarantees:
         - one class is fed_avg.
@@ -216,22 +214,22 @@ def width_reduction(
                 step_loss = _ordered_loss(number, losses_of[number:], slices[number], by_width)
 
             def train(widths, own_steps):
-                own, each = slices[0][number].take(whole), (widths, own_steps) if ordered_dropout else own_steps
-                params, model_state, measured = clients.run(
-                    by_backward(step_loss), own.params, own.model_state, each, state.round_index
+                start, each = slices[0][number].take(whole), (widths, own_steps) if ordered_dropout else own_steps
+                params, model_state, client_info = clients.run(
+                    by_backward(step_loss), start.params, start.model_state, each, state.round_index
                 )
-                return Variables(params, model_state), measured
+                return Variables(params, model_state), client_info
 
             return train
 
-        def embedded(number, variables):
+        def embed(number, variables):
             return slices[0][number].put(jax.tree.map(jnp.zeros_like, whole), variables)
 
-        def held_by(class_weights):
+        def holder_sum(class_weights):
             """The sum of class weights over the classes that hold an element, in the form of the model."""
             return _add_up(
                 [
-                    embedded(
+                    embed(
                         number,
                         jax.tree.map(lambda leaf, weight=weight: jnp.full(leaf.shape, weight, leaf.dtype), shape),
                     )
@@ -241,42 +239,40 @@ def width_reduction(
 
         groups = classes.run(
             [client_of(number) for number in range(len(tasks))],
-            lambda number, result: (embedded(number, result[0]), result[1]),
+            lambda number, result: (embed(number, result[0]), result[1]),
             tasks[0].node_loop,
             active,
             (draws.widths, steps),
             draws.uplink.is_active,
             differentiable=clients.differentiable,
         )
-        measured = in_order(groups, [group.results[1] for group in groups], len(active))
+        client_info = in_order(groups, [group.results[1] for group in groups], len(active))
         weights, numbers = clients.weigh(data, active).astype(number_type(state.params)), classes.of(active)
 
         def holders(weights):
             class_weights = jax.ops.segment_sum(weights, numbers, len(tasks))
-            return held_by(class_weights.astype(weights.dtype))
+            return holder_sum(class_weights.astype(weights.dtype))
 
         def mean(weights):
             sums = []
             for group in groups:
                 total = weighted_sum(group.take(weights), group.results[0])
-                sums.append(total if group.number is None else embedded(group.number, total))
+                sums.append(total if group.number is None else embed(group.number, total))
             return jax.tree.map(_mean_over_holders, whole, _add_up(sums), holders(weights))
 
         def changes():
             wide = [
-                group.results[0]
-                if group.number is None
-                else jax.vmap(partial(embedded, group.number))(group.results[0])
+                group.results[0] if group.number is None else jax.vmap(partial(embed, group.number))(group.results[0])
                 for group in groups
             ]
-            moved = changed(whole, in_order(groups, wide, len(active)))
-            is_held = jax.vmap(held_by)(jax.nn.one_hot(numbers, len(tasks), dtype=jnp.float32))
-            return jax.tree.map(lambda change, held: jnp.where(held > 0, change, 0), moved, is_held)
+            change_of_all = changed(whole, in_order(groups, wide, len(active)))
+            is_held = jax.vmap(holder_sum)(jax.nn.one_hot(numbers, len(tasks), dtype=jnp.float32))
+            return jax.tree.map(lambda change, count: jnp.where(count > 0, change, 0), change_of_all, is_held)
 
-        models = Updates(mean, changes, holders, held_by(jnp.asarray(expected)).params, sum(expected))
-        received = way.send(draws.uplink, active, weights, measured.loss, whole, models)
+        models = Updates(mean, changes, holders, holder_sum(jnp.asarray(expected)).params, sum(expected))
+        received = way.send(draws.uplink, active, weights, client_info.loss, whole, models)
         new = received.model
-        of_active = measured._replace(loss=jnp.sum(received.weights * received.losses) / received.total).plus(
+        of_active = client_info._replace(loss=jnp.sum(received.weights * received.losses) / received.total).plus(
             clients.counts(steps, draws.steps, state.round_index),
             received.counts,
             active=jnp.ones_like(active),  # 1 for a client that took part
@@ -305,10 +301,7 @@ def _paths(params: PyTree) -> list[str]:
 
 
 def _with_state_of_each_width(shapes: Sequence[Variables]) -> list[Variables]:
-    """The shapes of each class's variables with the model states of all widths, those of wider ones being empty.
-
-    Of an empty array a slice takes nothing, and nobody holds an element of it.
-    """
+    """Shapes of each class's variables with the model states of all widths; states of wider classes are empty."""
 
     def empty(state):
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((0,) * leaf.ndim, leaf.dtype), state)
@@ -329,25 +322,15 @@ def _all_slices(shapes: Sequence[Variables], axis_groups: AxisGroups) -> list[di
 
 
 def _ordered_loss(number: int, losses_of: Sequence[StepLoss], slices: Mapping[int, Slices], by_width: bool) -> StepLoss:
-    """The loss of a step that trains a slice of a client's model.
-
-    Args:
-        number: the client's class.
-        losses_of: of this class's task and all later ones.
-        slices: class -> its slice of the client's model.
-        by_width: whether the model state is a tuple, of each class's model.
-
-    Returns:
-        A `StepLoss` of steps (class whose model is trained, what that class's loss gets).
-    """
+    """The loss of a step (class, batch) that trains that class's slice of the model of a client of class `number`."""
 
     def branch(later, loss_of):
         def run(params, model_state, batch):
             part = slices[later].take(Variables(params, model_state))
-            own, value_and_gradient = part.model_state, jax.value_and_grad(loss_of, has_aux=True)
-            (loss, new_state), gradient = value_and_gradient(part.params, own[later] if by_width else own, batch)
+            states, value_and_gradient = part.model_state, jax.value_and_grad(loss_of, has_aux=True)
+            (loss, new_state), gradient = value_and_gradient(part.params, states[later] if by_width else states, batch)
             if by_width:
-                new_state = (*own[:later], new_state, *own[later + 1 :])
+                new_state = (*states[:later], new_state, *states[later + 1 :])
             zeros = jax.tree.map(jnp.zeros_like, params)
             whole = slices[later].put(Variables(zeros, model_state), Variables(gradient, new_state))
             return (loss, whole.model_state), whole.params

@@ -90,27 +90,26 @@ def _numbers(settings: Settings) -> dict[str, list[Any]]:
     names = dict.fromkeys([*_X, *(name for row in settings.values() for name in row)])
     values = {name: sorted({row[name] for row in settings.values() if name in row}, key=str) for name in names}
     return {
-        name: listed
-        for name, listed in values.items()
+        name: numbers
+        for name, numbers in values.items()
         if all(name in row for row in settings.values())
-        and all(isinstance(value, int | float) and not isinstance(value, bool) for value in listed)
+        and all(isinstance(value, int | float) and not isinstance(value, bool) for value in numbers)
     }
 
 
 def _horizontal(settings: Settings) -> str | None:
-    """The setting for the horizontal axis: the first that takes three values or more; nodes have a picture of their
-    own."""
+    """The setting for the horizontal axis: the first with three values or more; nodes have a picture of their own."""
     return next((name for name, values in _numbers(settings).items() if name != "nodes" and len(values) >= 3), None)
 
 
 def _pair(settings: Settings) -> tuple[str, str] | None:
     """The two numbers that vary, if there are exactly two and all pairs of their values ran."""
-    varied = {name: values for name, values in _numbers(settings).items() if len(values) > 1}
-    if len(varied) != 2:
+    varying = {name: values for name, values in _numbers(settings).items() if len(values) > 1}
+    if len(varying) != 2:
         return None
-    x, y = varied
+    x, y = varying
     cells = {(row[x], row[y]) for row in settings.values()}
-    return (x, y) if len(cells) == len(varied[x]) * len(varied[y]) else None
+    return (x, y) if len(cells) == len(varying[x]) * len(varying[y]) else None
 
 
 def series(settings: Settings, *axes: str) -> dict[str, list[str]]:
@@ -131,10 +130,10 @@ def series(settings: Settings, *axes: str) -> dict[str, list[str]]:
         places.setdefault(row.get("iterations"), set()).add(row[axes[0]])
     groups: dict[str, list[str]] = {}
     for case, row in settings.items():
-        matched = axes[0] == "target_epsilon" and len(places[row.get("iterations")]) == 1
+        is_matched = axes[0] == "target_epsilon" and len(places[row.get("iterations")]) == 1
         parts = [
             _MATCHED
-            if name == "iterations" and matched
+            if name == "iterations" and is_matched
             else _LABEL.get(name, name.replace("_", " ") + " {}").format(row[name])
             for name in differing
             if row.get(name) is not None
@@ -146,11 +145,11 @@ def series(settings: Settings, *axes: str) -> dict[str, list[str]]:
 def _ends(run_dir: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[dict[tuple[str, int], Mapping[str, Any]], int]:
     """(case, seed) -> last line of what did not diverge, and how many did."""
     last = {(line["case"], line["seed"]): line for line in lines}
-    path, diverged = run_dir / "results.csv", set()
+    path, failures = run_dir / "results.csv", set()
     if path.exists():
         with open(path, newline="", encoding="utf-8") as rows:
-            diverged = {(row["case"], int(row["seed"])) for row in csv.DictReader(rows) if row["status"] == "diverged"}
-    return {part: line for part, line in last.items() if part not in diverged}, len(diverged)
+            failures = {(row["case"], int(row["seed"])) for row in csv.DictReader(rows) if row["status"] == "diverged"}
+    return {part: line for part, line in last.items() if part not in failures}, len(failures)
 
 
 def _values(ends: Mapping[tuple[str, int], Mapping[str, Any]], case: str, metric: str) -> np.ndarray:
@@ -184,7 +183,7 @@ def _draw_final(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: Set
             axes.set_xscale("log")
             axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
             axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
-    notes = [*foot, *_left_out(num_diverged), "mean over seeds; bar: smallest to largest seed"]
+    notes = [*foot, *_omissions(num_diverged), "mean over seeds; bar: smallest to largest seed"]
     return _save(figure, run_dir, "final.png", handles, notes)
 
 
@@ -192,7 +191,7 @@ def _draw_heat_map(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: 
     """A cell a pair of values: the mean over seeds; a row of loss and accuracy for each series."""
     groups = series(settings, x, y)
     ends, num_diverged = _ends(run_dir, lines)
-    foot = [*wrapped_notes(privacy_notes(run_dir), 11.0), *_left_out(num_diverged), "mean over seeds"]
+    foot = [*wrapped_notes(privacy_notes(run_dir), 11.0), *_omissions(num_diverged), "mean over seeds"]
     figure = new_figure(11.0, 4.0 * len(groups) + 0.17 * len(foot), run_title(run_dir / "config.json"))
     columns, rows = (sorted({row[name] for row in settings.values()}) for name in (x, y))
     all_axes = figure.subplots(len(groups), 2, squeeze=False)
@@ -235,7 +234,7 @@ def _axis_label(name: str) -> str:
     return _X.get(name, name.replace("_", " "))
 
 
-def _left_out(num_diverged: int) -> list[str]:
+def _omissions(num_diverged: int) -> list[str]:
     return [f"left out: {num_diverged} runs that diverged"] if num_diverged else []
 
 

@@ -36,9 +36,6 @@ def plot_partition(
         num_classes: number of rows.
         path: the file to write; missing folders are made.
 
-    Returns:
-        The path written.
-
     Raises:
         ArgumentError: the file cannot be written, or a label is out of range.
     """
@@ -76,8 +73,8 @@ def plot_partition(
     if names is None or num_nodes > _MAX_PRINTED_NODES:
         table_axes.xaxis.set_major_locator(MaxNLocator(16, integer=True))
     else:
-        shown = [name if len(name) <= 12 else f"{name[:11]}…" for name in names]
-        table_axes.set_xticks(nodes, shown, rotation=45 if max(map(len, shown)) > 3 else 0, parse_math=False)
+        texts = [name if len(name) <= 12 else f"{name[:11]}…" for name in names]
+        table_axes.set_xticks(nodes, texts, rotation=45 if max(map(len, texts)) > 3 else 0, parse_math=False)
     table_axes.yaxis.set_major_locator(MaxNLocator(min(num_classes, 20), integer=True))
     if num_nodes <= _MAX_PRINTED_NODES and num_classes <= _MAX_PRINTED_CLASSES:
         for node, label in np.argwhere(counts > 0):

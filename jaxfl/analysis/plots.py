@@ -85,7 +85,7 @@ def plot_run(run_dir: str | os.PathLike[str], x: str = "rounds") -> list[Path]:
         Paths of the pictures: plots/training.png.
 
     Raises:
-        ArgumentError: there are no lines, or they hold none of the metrics drawn, or not the costs.
+        ArgumentError: no lines, or lines without the metrics or the costs.
     """
     run_dir = Path(run_dir)
     lines = read_lines(run_dir)
@@ -115,7 +115,7 @@ def plot_panels(
 
 
 def privacy_notes(run_dir: Path) -> list[str]:
-    """Which epsilon the run's cases have, on what ground: lines for a caption; none before the run has ended."""
+    """Lines for a caption: the epsilon of each case, and its ground; none before the run has ended."""
     path = run_dir / "summary.json"
     if not path.exists():
         return []
@@ -248,7 +248,7 @@ def seeds_curve(lines: Sequence[Mapping[str, Any]], metric: str, totals: Sequenc
         mean=np.array([np.mean(values[number]) for number in rounds], dtype=np.float64),
         low=np.array([np.min(values[number]) for number in rounds], dtype=np.float64),
         high=np.array([np.max(values[number]) for number in rounds], dtype=np.float64),
-        num_seeds=max((len(found) for found in values.values()), default=0),
+        num_seeds=max((len(numbers) for numbers in values.values()), default=0),
     )
 
 
@@ -271,8 +271,8 @@ def _finish_axes(axes: Axes, panel: Panel, axis: XAxis) -> None:
     """Labels, grid and scale of curves."""
     style_axes(axes, panel, axis.label)
     finish_x(axes, axis)
-    drawn = np.concatenate([np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.lines])
-    if not panel.is_accuracy and drawn.min() > 0 and drawn.max() / drawn.min() > _LOG_FROM_RATIO:
+    heights = np.concatenate([np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.lines])
+    if not panel.is_accuracy and heights.min() > 0 and heights.max() / heights.min() > _LOG_FROM_RATIO:
         axes.set_yscale("log")
 
 

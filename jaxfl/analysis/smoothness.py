@@ -15,8 +15,8 @@ Zhu, Huang, Wang, Xu, "PrivSGP-VR: Differentially Private Variance-Reduced Stoch
 Bounds", IJCAI 2024, arXiv:2405.02638, Assumptions 3 and 5 and section 5.1, which takes its L and b^2 from the method of
 Wang et al. 2019, arXiv:1804.05271: differences of gradients along a run, as here.
 
-Does not claim: bounds. What was seen is a lower bound of what there is, L above all: Assumption 3 asks it of every
-sample's loss, and a node's mean is smoother. Nor privacy: the data are read without noise.
+Does not claim: bounds. The estimates are lower bounds, L above all: Assumption 3 asks it of every sample's loss, and a
+node's mean is smoother. Nor privacy: the data are read without noise.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def estimate_constants(
 
     Args:
         key: the run's base key: x^0 is the start of every algorithm with this key.
-        task: what is learned.
+        task: the learning task.
         data: the nodes' samples.
         num_probes: points of the probing run, at least 1.
         step_size: of the probing run; below 2 / L, or it diverges.
@@ -106,8 +106,7 @@ def estimate_constants(
         `initial_norm_squared`; `num_samples` J of the smallest node, the one with the largest noise; `num_params`.
 
     Raises:
-        ArgumentError: a task with `train_loss`, an argument out of range, a probing run that ends higher than it began
-            or is not finite (a step too large, or data that are not finite), or a loss below `loss_lower_bound`.
+        ArgumentError: a task with `train_loss`, an argument out of range, or a probing run that does not descend.
 
     Guarantees:
         - on a quadratic the estimates are right, and L is never above the largest eigenvalue, float32 rounding apart.
@@ -120,8 +119,8 @@ def estimate_constants(
         ...     lambda key: jnp.zeros(2, jnp.float32), lambda w, x, y: jnp.sum((w[None] - x) ** 2, axis=1)
         ... )
         >>> data = jaxfl.federate(np.eye(2, dtype="float32"), np.zeros(2, "float32"), [[0], [1]])
-        >>> found = estimate_constants(jax.random.key(0), task, data, num_probes=3, step_size=0.1)
-        >>> round(found.smoothness, 3), round(found.gradient_bound, 3), round(found.heterogeneity, 3)
+        >>> theory = estimate_constants(jax.random.key(0), task, data, num_probes=3, step_size=0.1)
+        >>> round(theory.smoothness, 3), round(theory.gradient_bound, 3), round(theory.heterogeneity, 3)
         (2.0, 2.0, 2.0)
     """
     check_sample_losses(task)
@@ -132,7 +131,7 @@ def estimate_constants(
         check.at_least(1, max_samples_per_node=max_samples_per_node)
     samples = _samples(data, max_samples_per_node)
     params, end = _probe(task, key, samples, jnp.int32(num_probes), jnp.float32(step_size))
-    found = ProblemConstants(
+    constants = ProblemConstants(
         smoothness=float(end.smoothness),
         gradient_bound=float(end.gradient_bound),
         initial_gap=float(end.initial_loss) - loss_lower_bound,
@@ -142,18 +141,18 @@ def estimate_constants(
         num_params=size(params),
     )
     first, last = float(end.initial_loss), float(end.loss)
-    if not (all(map(math.isfinite, found)) and last <= first + _SLACK * abs(first)):
+    if not (all(map(math.isfinite, constants)) and last <= first + _SLACK * abs(first)):
         requirement = "must be small enough for the probing run to descend"
-        seen = f"got {step_size}, which leads from a loss of {first:.6g} to {last:.6g}"
-        raise ArgumentError("step_size", requirement, seen, "Pass a smaller step, and data that are finite.")
+        found = f"got {step_size}, which leads from a loss of {first:.6g} to {last:.6g}"
+        raise ArgumentError("step_size", requirement, found, "Pass a smaller step, and data that are finite.")
     if last < loss_lower_bound:
-        found_loss = f"got {loss_lower_bound}, and saw a loss of {last:.6g}"
-        raise ArgumentError("loss_lower_bound", "must be below every loss", found_loss, "Pass a lower bound.")
-    return found
+        found = f"got {loss_lower_bound}, and saw a loss of {last:.6g}"
+        raise ArgumentError("loss_lower_bound", "must be below every loss", found, "Pass a lower bound.")
+    return constants
 
 
 def _samples(data: FederatedData, most: int | None) -> _Samples:
-    """At most a number of samples of each node, evenly spaced in its list (which may be sorted)."""
+    """Pick at most a number of samples of each node, evenly spaced in its list (which may be sorted)."""
     sizes = np.asarray(data.sizes, np.int64)
     counts = sizes if most is None else np.minimum(sizes, most)
     slots = np.arange(counts.max())
@@ -243,10 +242,10 @@ def _largest_norm(task: Task, params: PyTree, samples: _Samples) -> Array:
 
 def _secants(before: PyTree, gradients_before: PyTree, after: PyTree, gradients_after: PyTree) -> Array:
     """Change of each node's gradient over the length of its step, (n,); 0 for a step too short to tell."""
-    moved = norm(jax.tree.map(jnp.subtract, after, before))
-    changed = norm(jax.tree.map(jnp.subtract, gradients_after, gradients_before))
-    counts = moved > _SHORTEST_STEP * norm(after)
-    return jnp.where(counts, changed / jnp.where(counts, moved, 1.0), 0.0)
+    step = norm(jax.tree.map(jnp.subtract, after, before))
+    change = norm(jax.tree.map(jnp.subtract, gradients_after, gradients_before))
+    counts = step > _SHORTEST_STEP * norm(after)
+    return jnp.where(counts, change / jnp.where(counts, step, 1.0), 0.0)
 
 
 def _unit(tree: PyTree, *, otherwise: PyTree) -> PyTree:
@@ -254,5 +253,5 @@ def _unit(tree: PyTree, *, otherwise: PyTree) -> PyTree:
     length = norm(tree)
     positive = length > 0
     inverse = 1.0 / jnp.where(positive, length, 1.0)
-    kept = scale(jnp.where(positive, 0.0, 1.0), otherwise)
-    return jax.tree.map(jnp.add, scale(inverse, tree), kept)
+    rest = scale(jnp.where(positive, 0.0, 1.0), otherwise)
+    return jax.tree.map(jnp.add, scale(inverse, tree), rest)

@@ -37,7 +37,7 @@ from jaxfl.core import ArgumentError, Array, check
 
 Outputs = Array | np.ndarray
 
-# Of the variance: directions come from squares, in float32, and to within 1e-4 they are right down to here.
+# A share of the variance: directions come from squares, in float32, and are right to within 1e-4 down to here.
 _LEAST_SHARE = 1e-5
 
 
@@ -68,7 +68,7 @@ def svcca(first: Outputs, second: Outputs, num_directions: int = 4) -> Array:
         (), float32, in [0, 1]. 0 where a model gives every sample the same output; NaN where an output is not finite.
 
     Raises:
-        ArgumentError: shapes or types do not fit, or there are too few samples.
+        ArgumentError: shapes or types that do not fit, or too few samples.
 
     Guarantees:
         - invariant to orthogonal transforms and isotropic scaling of the features, and to translation.
@@ -85,7 +85,7 @@ def svcca(first: Outputs, second: Outputs, num_directions: int = 4) -> Array:
         >>> bool(svcca(outputs, other, num_directions=2) < 0.5)
         True
     """
-    matrices = [_flattened(name, values, 1) for name, values in (("first", first), ("second", second))]
+    matrices = [_flatten(name, values, 1) for name, values in (("first", first), ("second", second))]
     if first.shape[:-1] != second.shape[:-1]:
         found = f"got shapes {first.shape} and {second.shape}"
         raise ArgumentError("second", "must come from the samples of first", found, "Pass outputs on one batch.")
@@ -107,7 +107,7 @@ def svcca_of_pairs(activations: Outputs, num_directions: int = 4) -> Array:
         (m (m - 1) / 2,), float32: pairs (0, 1), (0, 2), ..., (m - 2, m - 1), the order of `numpy.triu_indices(m, 1)`.
 
     Raises:
-        ArgumentError: shapes or types do not fit, or there are too few models or samples.
+        ArgumentError: shapes or types that do not fit, or too few models or samples.
 
     Guarantees:
         - equals `svcca` of each pair.
@@ -118,7 +118,7 @@ def svcca_of_pairs(activations: Outputs, num_directions: int = 4) -> Array:
         >>> similarity.round(5).tolist()  # 0 with 1, 0 with 2, 1 with 2
         [1.0, 0.0, 0.0]
     """
-    matrices = _flattened("activations", activations, 2)
+    matrices = _flatten("activations", activations, 2)
     if matrices.shape[0] < 2:
         raise ArgumentError("activations", "must hold at least two models", "got one", "Pass (m, samples, features).")
     _check_directions(num_directions, matrices.shape[1])
@@ -137,15 +137,15 @@ def svcca_over_batches(batches: Iterable[Outputs], num_directions: int = 4) -> P
         Mean over batches of each pair, and the largest of these means.
 
     Raises:
-        ArgumentError: as `svcca_of_pairs`, or there is no batch, or batches have different numbers of models.
+        ArgumentError: as `svcca_of_pairs`, no batch, or batches of different numbers of models.
 
     Guarantees:
         - the mean over batches comes before the maximum over pairs.
 
     Example:
         >>> batches = jax.random.normal(jax.random.key(0), (2, 3, 50, 6))  # 2 batches, 3 models
-        >>> found = svcca_over_batches(batches)
-        >>> found.mean.shape, bool(found.maximum == found.mean.max())
+        >>> similarity = svcca_over_batches(batches)
+        >>> similarity.mean.shape, bool(similarity.maximum == similarity.mean.max())
         ((3,), True)
     """
     total, count = None, 0
@@ -186,10 +186,10 @@ def _leading_subspace(num_directions: int, outputs: Array) -> _Subspace:
     # To numbers of at most 1, so that no square overflows; 0 stays 0.
     largest = jnp.max(jnp.abs(values))
     values = values / jnp.where(largest == 0, jnp.ones_like(largest), largest)
-    # What the rounded mean of equal numbers leaves must not look like a direction; it was up to 3 roundings.
+    # The rest that the rounded mean of equal numbers leaves must not look like a direction; it was up to 3 roundings.
     rounding = 8.0 * jnp.finfo(values.dtype).eps * jnp.linalg.norm(values)
     values = values - values.mean(axis=0, keepdims=True)
-    # Eigenvectors of the smaller of A^T A and A A^T; those of A itself took 7 to 17 times as long on one core.
+    # Eigenvectors of the smaller of A^T A and A A^T: singular vectors of A took 7 to 17 times as long on one core.
     is_tall = values.shape[0] > values.shape[1]
     square = _product(values.T, values) if is_tall else _product(values, values.T)
     variances, vectors = jnp.linalg.eigh(square)
@@ -223,7 +223,7 @@ def _mean_correlation(product: Array, rank: Array) -> Array:
     return (correlations.sum() / jnp.maximum(rank, 1).astype(product.dtype)).astype(jnp.float32)
 
 
-def _flattened(name: str, values: Outputs, leading: int) -> Outputs:
+def _flatten(name: str, values: Outputs, leading: int) -> Outputs:
     """(..., samples, features): all axes but the last behind the models are samples."""
     if not jnp.issubdtype(values.dtype, jnp.floating) or values.ndim < leading + 1:
         text = "(m, samples, ..., features)" if leading == 2 else "(samples, ..., features)"

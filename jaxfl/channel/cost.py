@@ -4,8 +4,8 @@ Each layer is traced for one sample, not computed, in the form of all platforms 
 
 - Parameters: all that `init` makes, but no model state, such as moving statistics.
 - Activations: outputs of convolutions and dense layers, which layers mark (`jaxfl.core.tracing.mark_activation`), as
-  EmbracingFL counts them; or those of the layers that `count` is told.
-- Multiply-accumulates: those of convolutions and matrix products. Taps of a window that lie on padding count.
+  EmbracingFL counts them; or outputs of the layers in `counted`.
+- Multiply-accumulates: of convolutions and matrix products. Taps of a window that lie on padding count.
 - Other operations: one for each number that arithmetic gives, and for each that a pooling or a sum reads. Additions and
   multiplications by numbers that do not depend on the sample, in a row, are one operation: a bias, a normalization with
   given statistics, or the last step of a mean, which belongs to its sum. Any other addend of a product is where its
@@ -59,8 +59,7 @@ def count(
         counted: names of layers whose activations count, or outputs where they mark none. Default: what layers mark.
 
     Raises:
-        ArgumentError: no layer has a name of `counted`; a layer refuses the shape that reaches it; the number of
-            operations is known only when the program runs.
+        ArgumentError: an unknown layer in `counted`, or a layer whose operations cannot be counted.
 
     Guarantees:
         - the counts of EmbracingFL's Tables 1 and 10, and of DZOFL's network.
@@ -81,15 +80,15 @@ def count(
     params, states = jax.eval_shape(lambda: (model.init(jax.random.key(0)), model.init_state()))
     counts = {}
     for name, layer in model.layers:
-        own = params.get(name)
-        given = Variables(own, states[name]) if name in states else own
+        layer_params = params.get(name)
+        variables = Variables(layer_params, states[name]) if name in states else layer_params
         with canonical_form():
-            program, outputs = jax.make_jaxpr(layer.apply, return_shape=True)(given, inputs)
+            program, outputs = jax.make_jaxpr(layer.apply, return_shape=True)(variables, inputs)
         work = Counter(activations=0, macs=0, other_operations=0)
-        _walk(program.jaxpr, [*(None for _ in jax.tree.leaves(given)), _Kind.OTHER], 1, work)
+        _walk(program.jaxpr, [*(None for _ in jax.tree.leaves(variables)), _Kind.OTHER], 1, work)
         if counted is not None:
             work["activations"] = (work["activations"] or outputs.size) if name in counted else 0
-        counts[name] = Counts(sum(leaf.size for leaf in jax.tree.leaves(own)), inputs=inputs.size, **work)
+        counts[name] = Counts(sum(leaf.size for leaf in jax.tree.leaves(layer_params)), inputs=inputs.size, **work)
         inputs = outputs
     return counts
 
@@ -98,17 +97,17 @@ def total(layers: Mapping[str, Counts], *, trained_from: str | None = None) -> C
     """Sums over the layers of `count`, from the one named `trained_from` on; over all where it is None.
 
     Raises:
-        ArgumentError: no layer has that name.
+        ArgumentError: an unknown layer.
     """
-    names, chosen = tuple(layers), tuple(layers.values())
+    names, selection = tuple(layers), tuple(layers.values())
     if trained_from is not None:
         check.one_of(names, trained_from=trained_from)
-        chosen = chosen[names.index(trained_from) :]
-    return Counts(*map(sum, zip(*chosen, strict=True)))._replace(inputs=chosen[0].inputs)
+        selection = selection[names.index(trained_from) :]
+    return Counts(*map(sum, zip(*selection, strict=True)))._replace(inputs=selection[0].inputs)
 
 
-# What an array that depends on the sample is, as far as it decides whether the next operation counts: of a convolution
-# or a matrix product; a sum, or scaled and shifted by numbers that do not depend on the sample; anything else.
+# Kinds of arrays that depend on the sample, as far as they decide whether the next operation counts: a convolution or a
+# matrix product; a sum, or scaled and shifted by numbers that do not depend on the sample; anything else.
 _Kind = Enum("_Kind", "PRODUCT SCALED OTHER")
 _Kinds = list[_Kind | None]  # None: does not depend on the sample
 _MOVEMENTS = (
@@ -121,40 +120,41 @@ def _walk(program: Any, entering: _Kinds, repeats: int, work: Counter[str]) -> _
     """Add what a program does, `repeats` times, to `work`; returns the kinds of its outputs."""
     kinds = dict(zip(map(id, program.invars), entering, strict=True))  # literals, which have no hash, have no entry
     for equation in program.eqns:
-        name, given = equation.primitive.name, [kinds.get(id(operand)) for operand in equation.invars]
-        called = [getattr(value, "jaxpr", value) for value in equation.params.values() if hasattr(value, "eqns")]
-        if not any(given):
+        name, operands = equation.primitive.name, [kinds.get(id(operand)) for operand in equation.invars]
+        bodies = [getattr(value, "jaxpr", value) for value in equation.params.values() if hasattr(value, "eqns")]
+        if not any(operands):
             continue
-        if name in ("cond", "while") or len(called) > 1:
+        if name in ("cond", "while") or len(bodies) > 1:
             requirement = "must do the same work for every sample, to be counted"
             raise ArgumentError("model", requirement, f"a layer has a {name}", "Trace a model without it.")
         if name == "scan":
-            # What it runs over or stacks has an axis less in its body. (JAX 0.12 gives the counts under other names.)
-            pairs = (equation.invars, called[0].invars), (equation.outvars, called[0].outvars)
+            # Arrays that it runs over or stacks have an axis less in its body. (JAX 0.12 gives the counts under other
+            # names.)
+            pairs = (equation.invars, bodies[0].invars), (equation.outvars, bodies[0].outvars)
             until, num_carry = (sum(a.aval.ndim == b.aval.ndim for a, b in zip(*pair, strict=True)) for pair in pairs)
             for _ in range(num_carry):  # a step may pass the sample on to one more of what it carries
-                ends = _walk(called[0], given, 0, Counter())
+                ends = _walk(bodies[0], operands, 0, Counter())
                 for position, end in enumerate(ends[:num_carry], until - num_carry):
-                    given[position] = _Kind.OTHER if given[position] or end else None
-        if called:
-            made = _walk(called[0], given, repeats * equation.params.get("length", 1), work)
+                    operands[position] = _Kind.OTHER if operands[position] or end else None
+        if bodies:
+            results = _walk(bodies[0], operands, repeats * equation.params.get("length", 1), work)
         else:
-            made = [_walk_one(equation, given, repeats, work)] * len(equation.outvars)
-        kinds |= zip(map(id, equation.outvars), made, strict=True)
+            results = [_walk_one(equation, operands, repeats, work)] * len(equation.outvars)
+        kinds |= zip(map(id, equation.outvars), results, strict=True)
     return [kinds.get(id(output)) for output in program.outvars]
 
 
-def _walk_one(equation: Any, given: _Kinds, repeats: int, work: Counter[str]) -> _Kind:
+def _walk_one(equation: Any, kinds: _Kinds, repeats: int, work: Counter[str]) -> _Kind:
     """One operation that depends on the sample; returns the kind of its outputs."""
     name, params, operands = equation.primitive.name, equation.params, equation.invars
     size = repeats * sum(array.aval.size for array in equation.outvars)
-    of_sample = [kind for kind in given if kind]
+    of_sample = [kind for kind in kinds if kind]
     if name in _MOVEMENTS:
         work["activations"] += size if params.get("name") == ACTIVATION else 0
         return of_sample[0] if len({*of_sample}) == 1 else _Kind.OTHER
     if name == "dot_general":
-        (contracted, _), _ = params["dimension_numbers"]
-        work["macs"] += size * math.prod(operands[0].aval.shape[axis] for axis in contracted)
+        (axes, _), _ = params["dimension_numbers"]
+        work["macs"] += size * math.prod(operands[0].aval.shape[axis] for axis in axes)
         return _Kind.PRODUCT
     if name == "conv_general_dilated":
         kernel = operands[1].aval
@@ -164,11 +164,11 @@ def _walk_one(equation: Any, given: _Kinds, repeats: int, work: Counter[str]) ->
         window = params.get("window_dimensions")
         work["other_operations"] += size * math.prod(window) if window else repeats * operands[0].aval.size
         return _Kind.SCALED if name in ("reduce_sum", "reduce_window_sum") else _Kind.OTHER
-    if name in ("add", "sub", "mul") or (name == "div" and given[1] is None):
+    if name in ("add", "sub", "mul") or (name == "div" and kinds[1] is None):
         if len(of_sample) == 1:
             work["other_operations"] += 0 if of_sample[0] is _Kind.SCALED else size
             return _Kind.SCALED
-        if name == "add" and _Kind.PRODUCT in given:  # where its accumulation starts
+        if name == "add" and _Kind.PRODUCT in kinds:  # where its accumulation starts
             return _Kind.OTHER
     work["other_operations"] += size
     return _Kind.OTHER

@@ -8,14 +8,14 @@ Every algorithm counts, node by node, `bits_sent`, `bits_received`, `gradient_ev
     joules              sum_i (gradients_i * E_G + forwards_i * E_F + transmit power * airtime of the bits that i sent
                                + downlink power * airtime of the bits that i received)
 
-- Operations are those of `jaxfl.channel.count`. A gradient is a forward and a backward pass, and a backward pass takes
-  twice the operations of the forward pass of what it differentiates, for derivatives of inputs and of parameters. So
-  G = 3 F where the whole model is differentiated. Clipping and noise are not charged.
-- Seconds are those of a synchronous round: all nodes begin together, and the slowest ends it. All that is sent goes up
-  to a base station and down from it, at each link's rate, a slot at least. An infinite downlink rate leaves the way
-  down out, as of messages that go straight to a neighbor. Events of an asynchronous round take place at once.
-- Joules are those of DZOFL's energy model for passes over a batch, shared out over its samples, and those of sending.
-  Energy of the way down, which DZOFL's section III-C counts too, is charged where a downlink power is given.
+- Operations are counted by `jaxfl.channel.count`. A gradient is a forward and a backward pass. A backward pass takes
+  twice the operations of the forward pass through the differentiated layers, for derivatives of inputs and of
+  parameters. So G = 3 F where the whole model is differentiated. Clipping and noise are not charged.
+- Seconds belong to a synchronous round: all nodes begin together, and the slowest ends it. Messages go up to a base
+  station and down from it, at each link's rate, a slot at least. An infinite downlink rate leaves the way down out, as
+  of messages that go straight to a neighbor. Events of an asynchronous round take place at once.
+- Joules follow DZOFL's energy model for passes over a batch, shared out over its samples, plus sending. Energy of the
+  way down, which DZOFL's section III-C counts too, is charged where a downlink power is given.
 
 Reference: DZOFL (`jaxfl.dzofl`), section III (16 million operations in 4 ms at 4 GHz) and equations (5) to (10).
 """
@@ -66,31 +66,31 @@ class Ledger(NamedTuple):
             Costs, () or (rounds,): float64 of NumPy arrays, float32 of JAX arrays, under trace, too.
 
         Raises:
-            ArgumentError: an info that lacks a count, or a ledger for another number of nodes.
+            ArgumentError: a missing count, or a ledger for another number of nodes.
 
         Guarantees:
             - several rounds at once give what each gives alone.
             - NumPy and JAX arrays give the same to rounding.
         """
-        given = counts.named() if isinstance(counts, Info) else counts
-        check_counts(given)
-        on_device = any(isinstance(given[name], jax.Array) for name in COUNTED)
+        values = counts.named() if isinstance(counts, Info) else counts
+        check_counts(values)
+        on_device = any(isinstance(values[name], jax.Array) for name in COUNTED)
         lib: Any = jnp if on_device else np
         dtype = jnp.float32 if on_device else np.float64
-        sent, received, gradients, forwards = (lib.asarray(given[name]).astype(dtype) for name in COUNTED)
+        up_bits, down_bits, gradients, forwards = (lib.asarray(values[name]).astype(dtype) for name in COUNTED)
         numbers = jax.tree.map(lambda number: lib.asarray(number, dtype), self)
-        wrong = [number.shape for number in jax.tree.leaves(numbers) if number.shape not in ((), sent.shape[-1:])]
+        wrong = [number.shape for number in jax.tree.leaves(numbers) if number.shape not in ((), up_bits.shape[-1:])]
         if wrong:
-            requirement = f"must be for the {sent.shape[-1]} nodes that the info counts"
+            requirement = f"must be for the {up_bits.shape[-1]} nodes that the info counts"
             raise ArgumentError("ledger", requirement, f"got one for {wrong[0][0]}", "Pass the work of each node.")
-        book = jax.tree.map(lambda number: lib.broadcast_to(number, sent.shape) if number.ndim else number, numbers)
+        book = jax.tree.map(lambda number: lib.broadcast_to(number, up_bits.shape) if number.ndim else number, numbers)
 
         def airtime(bits, bits_per_second):
             takes_time = (bits > 0) & (bits_per_second < math.inf)
             return lib.where(takes_time, lib.maximum(bits / bits_per_second, book.slot_seconds), 0.0)
 
         operations, seconds, joules = (gradients * a + forwards * b for a, b in zip(*book[:2], strict=True))
-        up, down = airtime(sent, book.uplink_bits_per_second), airtime(received, book.downlink_bits_per_second)
+        up, down = airtime(up_bits, book.uplink_bits_per_second), airtime(down_bits, book.downlink_bits_per_second)
         seconds, joules = (
             (seconds + up).max(axis=-1) + down.max(axis=-1),
             joules + book.transmit_watts * up + book.downlink_watts * down,
@@ -114,11 +114,11 @@ def forward_energy(counts: Counts, model: EnergyModel) -> float:
     """DZOFL's equations (5) to (9): joules of a forward pass at `bits`, for computing, weights, activations and DRAM.
 
     Args:
-        counts: of what is charged. DZOFL's N_c, O_c, d and x_in are operations, activations, parameters and inputs.
+        counts: of the charged layers. DZOFL's N_c, O_c, d and x_in are operations, activations, parameters and inputs.
         model: the device.
 
     Raises:
-        ArgumentError: a negative count, or a number of the device that is not positive.
+        ArgumentError: a number out of range.
 
     Example:
         >>> ten = Counts(macs=10_560_000, other_operations=0, activations=250_420, parameters=45_362, inputs=784)
@@ -134,14 +134,14 @@ def forward_energy(counts: Counts, model: EnergyModel) -> float:
 
 
 def backward_energy(counts: Counts, model: EnergyModel) -> float:
-    """DZOFL's equation (10): joules of a backward pass, at `max_bits`; arguments as those of `forward_energy`."""
+    """DZOFL's equation (10): joules of a backward pass, at `max_bits`; arguments as for `forward_energy`."""
     spilled_bits = _spilled_bits(model.max_bits, counts, model)
     operations = 2 * counts.operations * (1 + math.sqrt(1 / model.mac_units)) + 2 * counts.activations
     return model.mac_joules * (operations + counts.parameters + 2 * model.dram_factor * spilled_bits)
 
 
 def _spilled_bits(bits: float, counts: Counts, model: EnergyModel) -> float:
-    """Checks the arguments of a pass; of parameters and activations, what does not fit into the device's SRAM."""
+    """Check the arguments of a pass, and count the bits of parameters and activations that exceed the device's SRAM."""
     check.non_negative(**counts._asdict())
     check.positive(**model._asdict())
     return max(bits * (counts.parameters + counts.activations) - model.sram_bits, 0)
@@ -164,7 +164,7 @@ def node_work(layers: Mapping[str, Counts], trained_from: str | None = None) -> 
             there, on features, and a forward evaluation makes a sample's features, as `jaxfl.embracing` counts it.
 
     Raises:
-        ArgumentError: no layer has that name.
+        ArgumentError: an unknown layer.
 
     Example:
         >>> from jaxfl.channel import count
@@ -172,9 +172,9 @@ def node_work(layers: Mapping[str, Counts], trained_from: str | None = None) -> 
         >>> [counts.macs for counts in node_work(count(mlp((64, 32, 10)), (8, 8)), "dense_2")]
         [320, 320, 2048]
     """
-    whole, trained = total(layers), total(layers, trained_from=trained_from)
-    front = Counts(*(a - b for a, b in zip(whole, trained, strict=True)))._replace(inputs=whole.inputs)
-    return Work(gradient=trained, backward=trained, forward=whole if trained_from is None else front)
+    whole, part = total(layers), total(layers, trained_from=trained_from)
+    front = Counts(*(a - b for a, b in zip(whole, part, strict=True)))._replace(inputs=whole.inputs)
+    return Work(gradient=part, backward=part, forward=whole if trained_from is None else front)
 
 
 def ledger(
@@ -196,14 +196,14 @@ def ledger(
         batch_size: samples that go through the model at once. Reading the parameters is charged once for all of them; a
             batch with fewer samples is charged its share.
         energy: of passes; default DZOFL's device.
-        operations_per_second: of a node. Default: an operation a cycle at 4 GHz.
+        operations_per_second: of a node; 4e9 is one per cycle at 4 GHz.
         uplink_bits_per_second, downlink_bits_per_second: of a node's link. An infinite rate takes no time.
-        slot_seconds: the least airtime of what is sent, as in `airtime_seconds`. Default: that of 5G.
+        slot_seconds: the least airtime of a message, as in `airtime_seconds`. Default: a slot of 5G.
         transmit_dbm: power while sending, in dBm. Default 0.2 W, the most of a 5G handset of power class 3.
         downlink_watts: power at the base station, and at the node, while the node is sent to. Default: not charged.
 
     Raises:
-        ArgumentError: no node, a number that is not positive, or a slot or downlink power that is negative.
+        ArgumentError: no node, or a number out of range.
 
     Guarantees:
         - a gradient takes three times the operations of a forward evaluation, where the whole model is trained.

@@ -1,11 +1,11 @@
 """Links that drop messages and quantise what they carry: a component of algorithms that exchange parameters.
 
 A message arrives whole or not at all. Whether it does is drawn anew in each round for each message, and depends on
-nothing else: not on the data, not on what is sent. A quantiser rounds what a node sends, once a round; all of its
+nothing else: neither on the data nor on the messages. A quantiser rounds what a node sends, once a round; all of its
 receivers get the same numbers. Losses and rounding have keys of their own, so that batches and noise are those of the
 same run without links.
 
-What becomes of a lost message is for each algorithm to say.
+Each algorithm says what becomes of a lost message.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FLOAT_BITS = 32.0  # sent per number without a quantizer
 
 
 class RoundingKeys(NamedTuple):
-    """Uniform numbers that are drawn when they are needed: stored, they would take as much memory as what is sent."""
+    """Uniform numbers that are drawn when they are needed: stored, they would take as much memory as the messages."""
 
     keys: Array  # typed, (n,), one for each sender
 
@@ -89,7 +89,7 @@ class Links(NamedTuple):
 
     @property
     def may_lose(self) -> bool:
-        """Whether a message may be lost: False for a success of 1 that is not traced."""
+        """True where a message may be lost. False for a success of 1 that is not traced."""
         return check.is_traced(self.success) or bool(np.any(np.asarray(self.success) != 1))
 
     def draw_to_server(self, key: Key, round_index: int | Array, num_nodes: int) -> LinkDraws:
@@ -101,7 +101,7 @@ class Links(NamedTuple):
             num_nodes: n, of all clients, whether they send or not.
 
         Raises:
-            ArgumentError: a success probability for pairs of nodes, or for another number of them.
+            ArgumentError: `success` is not () or (n,).
 
         Guarantees:
             - a client's losses and rounding do not depend on the number of clients.
@@ -126,7 +126,7 @@ class Links(NamedTuple):
             num_nodes: n.
 
         Raises:
-            ArgumentError: success probabilities for another number of nodes.
+            ArgumentError: `success` is for another number of nodes.
 
         Guarantees:
             - a pair's losses and a node's rounding do not depend on the number of nodes.
@@ -186,7 +186,7 @@ def links(
         success: probability that a message arrives, in [0, 1]: a number, one for each sender (n,), or one for each pair
             (n, n), entry (i, j) from j to i, whose diagonal is not used. May be traced. Losses are independent over
             messages and rounds.
-        quantizer: of `jaxfl.channel`, applied to what is sent; None sends 32 bits a number.
+        quantizer: of `jaxfl.channel`, applied to messages; None sends 32 bits a number.
         symmetric: two nodes lose both messages to each other or none, as where a link fails. The probability is then a
             number, or a symmetric matrix.
 
@@ -194,7 +194,7 @@ def links(
         `Links`, for the argument `links` of an algorithm, or for `jaxfl.uplink`.
 
     Raises:
-        ArgumentError: probabilities outside [0, 1] or of another shape; with `symmetric`, by sender or not symmetric.
+        ArgumentError: `success` is out of range or of another shape; with `symmetric`, by sender or not symmetric.
 
     Guarantees:
         - success 1 loses nothing, success 0 everything; a success of 1 that is not traced draws nothing for it.

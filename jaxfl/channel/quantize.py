@@ -30,8 +30,7 @@ class Quantizer(NamedTuple):
     """A way to round numbers at random.
 
     Raises:
-        ArgumentError: a step, threshold or limit that is not one positive number; levels or bits that are not static
-            integers in their range; on use of a `float_quantizer`, values of another dtype than float32 and float64.
+        ArgumentError: a number out of range; on use of a `float_quantizer`, values neither float32 nor float64.
 
     Guarantees:
         - unbiased for values in the range, up to the resolution of the uniform numbers.
@@ -141,8 +140,8 @@ def float_quantizer(exponent_bits: int, mantissa_bits: int) -> Quantizer:
         exponent = lax.bitcast_convert_type(jnp.maximum(size, 2.0 ** (1 - bias)), f"uint{info.bits}") >> info.nmant
         power = lax.bitcast_convert_type(exponent << info.nmant, values.dtype)
         twice_inverse = lax.bitcast_convert_type((2 * info.maxexp - 1 - exponent) << info.nmant, values.dtype)
-        rounded = power * (_round(size * twice_inverse * 2.0 ** (mantissa_bits - 1), uniform) * 2.0**-mantissa_bits)
-        return jnp.where(jnp.isfinite(values), jnp.copysign(rounded, values), values)
+        magnitude = power * (_round(size * twice_inverse * 2.0 ** (mantissa_bits - 1), uniform) * 2.0**-mantissa_bits)
+        return jnp.where(jnp.isfinite(values), jnp.copysign(magnitude, values), values)
 
     return Quantizer(1.0 + exponent_bits + mantissa_bits, apply, overflows=partial(_num_beyond, largest, -1, 1))
 
@@ -150,14 +149,14 @@ def float_quantizer(exponent_bits: int, mantissa_bits: int) -> Quantizer:
 def _to_grid(parts: int, unit: float | Array, lowest: float, highest: float, values: Array, uniform: Array) -> Array:
     """Stochastic rounding to the multiples of unit / parts, from lowest * unit to highest * unit."""
     width = jnp.asarray(unit, values.dtype)
-    scaled = jnp.clip(values / width, lowest, highest) * parts
-    return width * (_round(scaled, uniform) / parts)
+    multiple = jnp.clip(values / width, lowest, highest) * parts
+    return width * (_round(multiple, uniform) / parts)
 
 
-def _round(scaled: Array, uniform: Array) -> Array:
-    """The integer below, or the one above it with the probability of the distance to the one below."""
-    below = jnp.floor(scaled)
-    return below + (uniform < scaled - below).astype(scaled.dtype)
+def _round(multiple: Array, uniform: Array) -> Array:
+    """Round to the integer above with a probability equal to the distance from the integer below, else to that one."""
+    below = jnp.floor(multiple)
+    return below + (uniform < multiple - below).astype(multiple.dtype)
 
 
 def _num_beyond(unit: float | Array, lowest: float, highest: float, values: Array) -> Array:

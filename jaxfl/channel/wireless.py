@@ -1,4 +1,5 @@
-"""Wireless links of devices in a cell: how often a message arrives, how long it is on the air, what sending it takes.
+"""Wireless links of devices in a cell: how often a message arrives, how long it is on the air, and the energy of
+sending it.
 
 With P the transmit power, N_0 the noise in a hertz, W the bandwidth of a device, R its rate and r its distance:
 
@@ -13,10 +14,10 @@ Sent again in parts or as a whole, a message is on the air equally long in the m
 Farther devices arrive less often. A server that weights what arrives by N / |S| takes one p for all: with success
 probabilities of these distances its sum is biased towards the devices nearby.
 
-What is whose: the paper gives a disc of 500 m, 2 MHz a device, -173 dBm/Hz and Rayleigh fading, and in the example of
-section III 10 Mbit/s and a slot of 0.125 ms. The law of path loss (3GPP TR 36.814, annex A: a large cell at 2 GHz) and
-the power of 23 dBm, that of LTE phones, are chosen here: the paper says "a standard channel model". At 10 Mbit/s p is
-0.476 on the rim and 0.791 in the mean of the disc.
+Sources of the numbers: the paper gives a disc of 500 m, 2 MHz a device, -173 dBm/Hz and Rayleigh fading, and in the
+example of section III 10 Mbit/s and a slot of 0.125 ms. The law of path loss (3GPP TR 36.814, annex A: a large cell at
+2 GHz) and the power of 23 dBm, that of LTE phones, are chosen here: the paper says "a standard channel model". At 10
+Mbit/s p is 0.476 on the rim and 0.791 in the mean of the disc.
 
 References:
     E. Mhanna, M. Assaad, "Communication and Energy Efficient Federated Learning using Zero-Order Optimization
@@ -62,7 +63,7 @@ def disc_positions(key: Key, num_nodes: int, radius_m: float | Array = RADIUS_M)
         (n, 2), float32, meters. `jnp.linalg.norm(positions, axis=1)` are the distances to a server in the middle.
 
     Raises:
-        ArgumentError: fewer than 1 node, or a radius that is not positive.
+        ArgumentError: a number out of range.
 
     Guarantees:
         - a node's place does not depend on the number of nodes.
@@ -92,7 +93,7 @@ def mean_snr(distance_m: float | Array, radio: Radio) -> Array:
         The ratio, without unit (not in dB), in the shape of the distances; infinite at 0 m.
 
     Raises:
-        ArgumentError: a negative distance; a rate, bandwidth, exponent or slot that is not positive.
+        ArgumentError: a number out of range.
 
     Example:
         >>> round(float(mean_snr(500.0, Radio())), 3)
@@ -127,7 +128,7 @@ def success_probability(distance_m: float | Array, radio: Radio) -> Array:
         float32 in [0, 1], in the shape of the distances, as `jaxfl.links(success=...)` takes it.
 
     Raises:
-        ArgumentError: as `mean_snr`.
+        ArgumentError: a number out of range.
 
     Guarantees:
         - the share of drawn fadings under which the channel carries the rate.
@@ -151,7 +152,7 @@ def mean_success(radio: Radio, radius_m: float | Array = RADIUS_M) -> Array:
         (), float32, in [0, 1].
 
     Raises:
-        ArgumentError: as `mean_snr`, or a radius that is not positive.
+        ArgumentError: a number out of range.
 
     Guarantees:
         - the mean of `success_probability` over `disc_positions`.
@@ -179,7 +180,7 @@ def airtime_seconds(bits: float | Array, success: float | Array, radio: Radio) -
         max(bits / R, slot) / p, float32 seconds; infinite where p is 0, and 0 where there are no bits.
 
     Raises:
-        ArgumentError: negative bits, a success outside [0, 1], or a radio as `mean_snr` refuses it.
+        ArgumentError: a number out of range.
 
     Example:
         >>> radio, d = Radio(), 45_362
@@ -205,7 +206,7 @@ def transmit_joules(seconds: float | Array, radio: Radio) -> Array:
         float32 joules, in the shape of the seconds.
 
     Raises:
-        ArgumentError: negative seconds, or a radio as `mean_snr` refuses it.
+        ArgumentError: a number out of range.
 
     Example:
         >>> round(1e3 * float(transmit_joules(0.0725792, Radio())), 2)  # a model of 45,362 numbers of 16 bits: 14.48 mJ
@@ -223,7 +224,7 @@ def _threshold(radio: Radio) -> Array:
 
 
 def _float32(radio: Radio) -> Radio:
-    """Its numbers as arrays; refuses what is no radio, where powers in dBm may have any sign."""
+    """Check a radio's numbers, and return them as arrays; powers in dBm may have any sign."""
     powers = ("power_dbm", "noise_dbm_per_hz", "path_loss_db")
     check.scalar(**radio._asdict())
     check.positive(**{name: value for name, value in radio._asdict().items() if name not in powers})

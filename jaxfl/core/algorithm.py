@@ -9,8 +9,8 @@
 private runs on the same data each takes a key of its own, made by `run_key`: runs that share their noise give each
 other's gradients away.
 
-Comments of states and infos say float32. With JAX_ENABLE_X64 a task may begin with params in float64. What is computed
-from them is float64 then. What is drawn stays float32, and a message counts 32 bits a number. Algorithms with noise
+Comments of states and infos say float32. With JAX_ENABLE_X64 a task may begin with params in float64. Results from them
+are float64 then. Random numbers stay float32, and a message counts 32 bits a number. Algorithms with noise
 refuse such params: the noise is float32.
 """
 
@@ -129,7 +129,7 @@ def at_round(
         (), float32, or float64 where `params` hold float64.
 
     Raises:
-        ArgumentError: a schedule that gives more than one number, or, where it is not traced, a negative one.
+        ArgumentError: a schedule that gives several numbers, or a negative one.
     """
     if callable(value):
         value = value(round_index)
@@ -150,7 +150,7 @@ def check_num_nodes(num_nodes: int, data: FederatedData, names: Sequence[str] | 
         found = f"the graph has {num_nodes} nodes and the data {data.num_nodes}"
         raise ArgumentError("data", "must hold one row of indices per node of the graph", found, "Partition them anew.")
     if names is not None and data.names is not None and tuple(names) != data.names:
-        node = next(i for i, (own, other) in enumerate(zip(names, data.names, strict=True)) if own != other)
+        node = next(i for i, (one, other) in enumerate(zip(names, data.names, strict=True)) if one != other)
         found = f"node {node} is {names[node]!r} in the graph and {data.names[node]!r} in the data"
         remedy = "Pass jaxfl.graphs.from_networkx(graph, names=data.names)."
         raise ArgumentError("data", "must name the nodes as the graph does, in its order", found, remedy)

@@ -1,8 +1,8 @@
 """Argument checks: one clear error before any work, and none on traced values.
 
-Every message has four parts: the argument's name, what is required, what was found (and where), and
-the remedy. A number is checked only when it is concrete, so that the same constructor can be called
-inside `jax.jit`, `jax.vmap` or `jax.grad` with traced hyper-parameters.
+Every message has four parts: the argument's name, the requirement, the value found (and where), and the remedy. A
+number is checked only when it is concrete, so that the same constructor can be called inside `jax.jit`, `jax.vmap` or
+`jax.grad` with traced hyper-parameters.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ArgumentError(ValueError):
 
 
 def is_traced(value: Any) -> bool:
-    """Whether `value` is abstract, so that its numbers cannot be looked at."""
+    """True for an abstract value, whose numbers cannot be read."""
     return isinstance(value, jax.core.Tracer)
 
 

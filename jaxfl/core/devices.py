@@ -1,8 +1,8 @@
-"""Over which devices the nodes lie, as the mesh of the context says.
+"""Devices over which the nodes lie, as the mesh of the context says.
 
 `jax.set_mesh(mesh)` around the tracing and the calls of a round names the devices. The nodes lie over its axis "nodes",
-in equal shares and in order: of n nodes on s devices, device k holds those from k n / s on. What is traced outside any
-mesh, or where "nodes" is an axis of an enclosing `shard_map`, is told that one device holds all nodes.
+in equal shares and in order: of n nodes on s devices, device k holds those from k n / s on. Outside any mesh, and where
+"nodes" is an axis of an enclosing `shard_map`, one device holds all nodes.
 
 Where the nodes lie changes how a round is computed, and never what it computes.
 """
@@ -64,7 +64,7 @@ def on_one_device() -> AbstractContextManager[None]:
 
 
 def may_be_shared() -> bool:
-    """Whether a caller's shardings may share out nodes that no mesh in the context does."""
+    """True where a caller's shardings may share out nodes without a mesh in the context."""
     return jax.device_count() > 1 and not _on_one_device.value
 
 
@@ -83,11 +83,11 @@ def on_each_device(body: Callable[..., PyTree], results: PartitionSpec, *args: t
 
     Args:
         body: of arrays, in which `NODES` is the axis of collectives; it may be differentiated and vmapped.
-        results: how what it gives lies over the devices.
+        results: how its results lie over the devices.
         args: each argument, with how it lies; one that lies otherwise is brought there.
 
     Returns:
-        What `body` gives, put together.
+        The results of `body`, put together.
 
     Guarantees:
         - works on Auto and on Explicit meshes, and inside a shard_map over another axis.
@@ -106,10 +106,10 @@ def on_shares(fn: Callable[..., Any]) -> Callable[..., Any]:
     """`fn` computed by each device on its own nodes, where nodes lie over devices; else `fn` itself.
 
     For indexing above all: with the nodes among the indices XLA does not know that they stay on their devices, and
-    sends what is read to all.
+    sends all rows to all.
 
     Args:
-        fn: of arrays with the node axis first, and to such. What it gives for a node depends on that node alone.
+        fn: of arrays with the node axis first, and to such. Its result for a node depends on that node alone.
 
     Guarantees:
         - equals the function.
@@ -117,12 +117,12 @@ def on_shares(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     nodes = PartitionSpec(NODES)
 
-    def shared_out(*args):
+    def over_shares(*args):
         if num_shares(jax.tree.leaves(args)[0].shape[0]) == 1:
             return fn(*args)
         return on_each_device(fn, nodes, *((arg, nodes) for arg in args))
 
-    return shared_out
+    return over_shares
 
 
 def on_any_mesh(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -141,7 +141,7 @@ def on_any_mesh(fn: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(fn)
-    def traced(*args):
+    def wrapper(*args):
         args = varying_like(args, *args)
         mesh = _mesh_of(args)
         explicit = tuple(name for name, kind in _kinds(mesh).items() if kind == AxisType.Explicit)
@@ -158,7 +158,7 @@ def on_any_mesh(fn: Callable[..., Any]) -> Callable[..., Any]:
             specs = jax.tree.map(spec, jax.eval_shape(auto(out_sharding=PartitionSpec()), *args))
             return varying_like(auto(out_sharding=specs)(*args), *args)
 
-    return traced
+    return wrapper
 
 
 def varying_like(values: PyTree, *others: PyTree) -> PyTree:
@@ -189,9 +189,9 @@ def varying_like(values: PyTree, *others: PyTree) -> PyTree:
 
 def _varying(leaf: Any) -> frozenset[str]:
     """The axes of an enclosing shard_map over which an array varies."""
-    typed = jax.typeof(leaf)
-    named = getattr(typed, "manual_axis_type", None)  # jax from 0.10
-    return frozenset(named.varying if named is not None else getattr(typed, "vma", ()))
+    aval = jax.typeof(leaf)
+    axes = getattr(aval, "manual_axis_type", None)  # jax from 0.10
+    return frozenset(axes.varying if axes is not None else getattr(aval, "vma", ()))
 
 
 def _kinds(mesh: AbstractMesh) -> dict[str, AxisType]:
@@ -199,9 +199,9 @@ def _kinds(mesh: AbstractMesh) -> dict[str, AxisType]:
 
 
 def _mesh_of(args: Any) -> AbstractMesh:
-    """The mesh of the context; without one that of an argument whose type tells it."""
+    """The mesh of the context; without one, the mesh in the type of an argument."""
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty:
         return mesh
-    typed = (getattr(jax.typeof(leaf), "sharding", None) for leaf in jax.tree.leaves(args))
-    return next((own.mesh for own in typed if own is not None and not own.mesh.empty), mesh)
+    shardings = (getattr(jax.typeof(leaf), "sharding", None) for leaf in jax.tree.leaves(args))
+    return next((sharding.mesh for sharding in shardings if sharding is not None and not sharding.mesh.empty), mesh)

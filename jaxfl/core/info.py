@@ -92,7 +92,7 @@ def fatal(numbers: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def check_info(info: Info) -> None:
-    """Refuse an info whose rounds did not do what was asked: `training.train` looks by itself, an embedder by this.
+    """Refuse an info with a count that must be 0 and is not: `training.train` looks by itself, an embedder by this.
 
     Args:
         info: of `Algorithm.round`, or of several rounds, stacked by `jax.lax.scan`. It is fetched from the device.
@@ -109,8 +109,8 @@ def check_info(info: Info) -> None:
         ...
         jaxfl.core.info.FatalCount: batch_overflow: must stay 0; got 6 in all, first 6 at position 1 ...
     """
-    declared: dict[str, Any] = {name: count for name, count in info.counts.items() if name in _MUST_BE_ZERO}
-    for name, count in sorted(declared.items(), key=lambda each: not _MUST_BE_ZERO[each[0]]):
+    zero_counts: dict[str, Any] = {name: count for name, count in info.counts.items() if name in _MUST_BE_ZERO}
+    for name, count in sorted(zero_counts.items(), key=lambda each: not _MUST_BE_ZERO[each[0]]):
         values = np.asarray(count)
         if values.any():
             first = np.argwhere(values)[0]

@@ -199,9 +199,9 @@ def leaf_keys(key: Array, num_leaves: int) -> Array:
     return _leaf_keys(key, num_leaves)
 
 
-def _made_in_a_loop(key: Array, num_leaves: int) -> Array:
+def _in_a_loop(key: Array, num_leaves: int) -> Array:
     return jax.lax.map(lambda leaf: jax.random.fold_in(key, leaf), jnp.arange(num_leaves, dtype=jnp.uint32))
 
 
 # Compiled once where nothing else is compiled, and part of the caller elsewhere.
-_leaf_keys = jax.jit(_made_in_a_loop, static_argnums=1, inline=True)
+_leaf_keys = jax.jit(_in_a_loop, static_argnums=1, inline=True)

@@ -8,13 +8,13 @@ them, one, k.
 `devices:vmap`, `devices:map` and `devices:chunk:k` divide the nodes over all devices first. A CPU has as many as
 JAX_NUM_CPU_DEVICES says, one by default, and a loop over nodes keeps few cores busy there: with two
 devices on two cores, rounds of federated averaging took 0.63 of the time (convolutional network) and 0.79 (ResNet-20).
-Every device holds the whole state and data, and computes what is not done node by node. (Data that were placed on
+Every device holds the whole state and data, and does all work that is not done node by node. (Data that were placed on
 devices by hand cannot be used in such a round: leave them where `jaxfl.federate` puts them, or name the mesh by
 `jax.set_mesh`. A state that is donated should lie where `replicated` says.)
 
 Where the mesh of the context has an axis "nodes" (`jaxfl.core.devices`), every strategy divides the nodes over that,
 and results stay on the devices that computed them. On any other mesh, and inside a `shard_map` of the caller, the
-devices are the caller's: nothing is divided. Which of these holds is found out when a function is traced.
+devices are the caller's: nothing is divided. This is decided when a function is traced.
 """
 
 from __future__ import annotations
@@ -55,11 +55,8 @@ def over_nodes(fn: Callable[..., Any], node_loop: str = "vmap") -> Callable[...,
         fn: any traceable function of pytrees.
         node_loop: "vmap", "map" or "chunk:k" with k at least 1, or one of these behind "devices:".
 
-    Returns:
-        The function over nodes.
-
     Raises:
-        ArgumentError: `node_loop` is none of these.
+        ArgumentError: an unknown `node_loop`.
 
     Guarantees:
         - strategies agree to rounding.
@@ -67,9 +64,9 @@ def over_nodes(fn: Callable[..., Any], node_loop: str = "vmap") -> Callable[...,
     """
     size = _nodes_at_once(node_loop)
     if size is None:
-        return _divided(jax.vmap(fn), node_loop)
+        return _over_devices(jax.vmap(fn), node_loop)
     batch_size = None if size == 1 else size
-    return _divided(lambda *args: jax.lax.map(lambda one: fn(*one), args, batch_size=batch_size), node_loop)
+    return _over_devices(lambda *args: jax.lax.map(lambda one: fn(*one), args, batch_size=batch_size), node_loop)
 
 
 def update_over_nodes(fn: Callable[..., PyTree], node_loop: str = "vmap") -> Callable[..., PyTree]:
@@ -83,11 +80,8 @@ def update_over_nodes(fn: Callable[..., PyTree], node_loop: str = "vmap") -> Cal
             carry the node axis first.
         node_loop: as for `over_nodes`.
 
-    Returns:
-        The function over nodes.
-
     Raises:
-        ArgumentError: `node_loop` is none of these.
+        ArgumentError: an unknown `node_loop`.
 
     Guarantees:
         - equals over_nodes.
@@ -100,29 +94,29 @@ def update_over_nodes(fn: Callable[..., PyTree], node_loop: str = "vmap") -> Cal
     """
     size = _nodes_at_once(node_loop)
     if size is None:
-        return _divided(jax.vmap(fn), node_loop)
+        return _over_devices(jax.vmap(fn), node_loop)
 
     def update(values: PyTree, *args: PyTree) -> PyTree:
         num_nodes = jax.tree.leaves(values)[0].shape[0]
 
-        def group(first, count, held):
+        def group(first, count, carry):
             def take(leaf):
                 return jax.lax.dynamic_slice_in_dim(leaf, first, count)
 
             def put(leaf, rows):
                 return jax.lax.dynamic_update_slice_in_dim(leaf, rows, first, axis=0)
 
-            rows = jax.tree.map(take, (held, *args))
+            rows = jax.tree.map(take, (carry, *args))
             one = jax.tree.map(lambda leaf: leaf[0], rows)
             new = jax.vmap(fn)(*rows) if count > 1 else jax.tree.map(lambda leaf: leaf[None], fn(*one))
-            return jax.tree.map(put, held, new)
+            return jax.tree.map(put, carry, new)
 
         whole, rest = divmod(num_nodes, size)
         if whole:
-            values = jax.lax.fori_loop(0, whole, lambda index, held: group(index * size, size, held), values)
+            values = jax.lax.fori_loop(0, whole, lambda index, carry: group(index * size, size, carry), values)
         return group(num_nodes - rest, rest, values) if rest else values
 
-    return _divided(update, node_loop)
+    return _over_devices(update, node_loop)
 
 
 def replicated(node_loop: str) -> NamedSharding | None:
@@ -136,10 +130,10 @@ def replicated(node_loop: str) -> NamedSharding | None:
     return NamedSharding(node_mesh(jax.device_count()), PartitionSpec())
 
 
-def _divided(run: Callable[..., Any], node_loop: str) -> Callable[..., Any]:
+def _over_devices(run: Callable[..., Any], node_loop: str) -> Callable[..., Any]:
     """A function over nodes, run with a share of the nodes on each device that the context or the strategy names."""
 
-    def divided(*args: PyTree) -> PyTree:
+    def over_devices(*args: PyTree) -> PyTree:
         num_devices = axis_size()
         if num_devices > 1:
             return _in_shares(_by_compiler(run) if _nodes_at_once(node_loop) is None else _over_axis(run), num_devices)(
@@ -151,21 +145,21 @@ def _divided(run: Callable[..., Any], node_loop: str) -> Callable[..., Any]:
             return _in_shares(spread, jax.device_count())(*args)
         return run(*args)
 
-    return on_any_mesh(divided)
+    return on_any_mesh(over_devices)
 
 
 def _devices_are_free(args: PyTree) -> bool:
-    """Whether no mesh of the caller holds the devices: the context has none, and types of arguments none but ours."""
-    typed = [typed.sharding.mesh for typed in map(jax.typeof, jax.tree.leaves(args))]
-    ours = [mesh.empty or (mesh.axis_names, mesh.axis_types) == ((NODES,), (AxisType.Auto,)) for mesh in typed]
+    """True where no mesh of the caller holds the devices, by the context and the types of the arguments."""
+    meshes = [aval.sharding.mesh for aval in map(jax.typeof, jax.tree.leaves(args))]
+    ours = [mesh.empty or (mesh.axis_names, mesh.axis_types) == ((NODES,), (AxisType.Auto,)) for mesh in meshes]
     return jax.sharding.get_abstract_mesh().empty and all(ours)
 
 
 def _over_axis(run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run` on each device's share, one loop a device: of a loop over all nodes each would take part in every step.
+    """`run` on each device's share, one loop a device: in a loop over all nodes each would take part in every step.
 
-    What `run` closes over goes in as arguments, whole on every device: arrays whose types name the caller's mesh cannot
-    be indexed where a device is by itself.
+    Constants of `run` go in as arguments, whole on every device: arrays whose types name the caller's mesh cannot be
+    indexed where a device is by itself.
     """
 
     def spread(*args: PyTree) -> PyTree:
@@ -174,14 +168,14 @@ def _over_axis(run: Callable[..., Any]) -> Callable[..., Any]:
         def share(leaf):
             return jax.ShapeDtypeStruct((leaf.shape[0] // shares, *leaf.shape[1:]), leaf.dtype)
 
-        traced, form = jax.make_jaxpr(run, return_shape=True)(*jax.tree.map(share, args))
+        body, form = jax.make_jaxpr(run, return_shape=True)(*jax.tree.map(share, args))
         nodes, whole = PartitionSpec(NODES), PartitionSpec()
 
-        def of_device(held, leaves):
-            return jaxpr_as_fun(traced.replace(consts=held))(*leaves)
+        def of_device(constants, leaves):
+            return jaxpr_as_fun(body.replace(consts=constants))(*leaves)
 
-        given = jax.shard_map(of_device, in_specs=(whole, nodes), out_specs=nodes, axis_names={NODES}, check_vma=False)
-        return jax.tree.unflatten(jax.tree.structure(form), given(traced.consts, jax.tree.leaves(args)))
+        on_all = jax.shard_map(of_device, in_specs=(whole, nodes), out_specs=nodes, axis_names={NODES}, check_vma=False)
+        return jax.tree.unflatten(jax.tree.structure(form), on_all(body.consts, jax.tree.leaves(args)))
 
     return spread
 
@@ -189,10 +183,10 @@ def _over_axis(run: Callable[..., Any]) -> Callable[..., Any]:
 def _by_compiler(run: Callable[..., Any]) -> Callable[..., Any]:
     """`run` of all nodes at once, divided by the compiler: arrays that `run` closes over stay in their shares, too."""
 
-    def placed(tree: PyTree) -> PyTree:
+    def place(tree: PyTree) -> PyTree:
         return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, PartitionSpec(NODES)), tree)
 
-    return lambda *args: placed(run(*placed(args)))
+    return lambda *args: place(run(*place(args)))
 
 
 def _in_shares(spread: Callable[..., Any], num_devices: int) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
 """The platform that programs are traced for: code that decides by it asks here.
 
-Some work has a form that is fast on a CPU and another that is fast on accelerators. Which of them is traced goes by
-`platform()`. It is that of JAX's default device, unless `tracing_for` says otherwise: a round that is exported for an
+Some work has a form that is fast on a CPU and another that is fast on accelerators. `platform()` decides which is
+traced. It is the platform of JAX's default device, unless `tracing_for` says otherwise: a round that is exported for an
 accelerator on a machine without one carries the accelerator's form.
 """
 
@@ -31,21 +31,21 @@ def platform() -> str:
 
 
 def is_cpu() -> bool:
-    """Whether programs are traced for a CPU."""
+    """True where programs are traced for a CPU."""
     return platform() == "cpu"
 
 
 def tracing_for(platform: str) -> AbstractContextManager[None]:
     """A context in which programs are traced in the form for a platform that need not be there.
 
-    Tasks choose how they run over nodes when they are built: build them inside, too. What is traced inside runs on
+    Tasks choose how they run over nodes when they are built: build them inside, too. Programs traced inside run on
     every platform, with the same numbers to rounding.
 
     Args:
         platform: "cpu", "gpu" or "tpu".
 
     Raises:
-        ArgumentError: another name.
+        ArgumentError: an unknown name.
 
     Guarantees:
         - a function that was traced for another platform is traced anew.
@@ -60,7 +60,7 @@ def tracing_for(platform: str) -> AbstractContextManager[None]:
 
 
 def _default_platform() -> str:
-    chosen = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-    if chosen is None:
+    device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    if device is None:
         return jax.default_backend()
-    return chosen if isinstance(chosen, str) else chosen.platform
+    return device if isinstance(device, str) else device.platform

@@ -1,6 +1,6 @@
 """Adapters that turn a user's model into a `Task`: plain functions, or a flax (nnx) module with a loss.
 
-And what a task with batch statistics needs: to be refused where each sample must have a loss, and to be calibrated.
+Also checks that refuse a task with batch statistics where each sample must have a loss, and its calibration.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def sample_losses(task: Task, params: PyTree, inputs: Array, labels: Array) -> A
 
 def sample_metrics(task: Task, params: PyTree, inputs: Array, labels: Array) -> dict[str, Array]:
     """`task.metrics` of a batch, (b,) each; ArgumentError when traced, if one is anything but a number a sample."""
-    named = task.metrics(params, inputs, labels)
-    return {name: of_samples(f"task.metrics[{name!r}]", values, inputs) for name, values in named.items()}
+    numbers = task.metrics(params, inputs, labels)
+    return {name: of_samples(f"task.metrics[{name!r}]", values, inputs) for name, values in numbers.items()}
 
 
 def accuracy(logits: Array, labels: Array) -> Array:
@@ -87,7 +87,7 @@ def from_functions(
         node_loop: see `jaxfl.core.node_loop`.
 
     Raises:
-        ArgumentError: when the task is used, a loss or a metric that is not one number a sample.
+        ArgumentError: on use, a loss or a metric that is not one number a sample.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -100,9 +100,9 @@ def from_functions(
         return of_samples("loss", loss(params, inputs, labels), inputs)
 
     def all_metrics(params, inputs, labels):
-        named = {} if metrics is None else metrics(params, inputs, labels)
-        checked = {name: of_samples(f"metrics[{name!r}]", values, inputs) for name, values in named.items()}
-        return {"loss": losses(params, inputs, labels), **checked}
+        numbers = {} if metrics is None else metrics(params, inputs, labels)
+        by_sample = {name: of_samples(f"metrics[{name!r}]", values, inputs) for name, values in numbers.items()}
+        return {"loss": losses(params, inputs, labels), **by_sample}
 
     return Task(init=init, loss=losses, metrics=all_metrics, node_loop=node_loop)
 
@@ -119,7 +119,7 @@ def from_flax(
 
     Args:
         make_module: rngs -> module, called as `module(inputs (b, *sample)) -> outputs (b, ...)`. Its `nnx.Param`s are
-            what is trained.
+            trained.
         loss: (outputs, labels) -> (b,) losses.
         metrics: name -> (outputs, labels) -> (b,). Default: {"accuracy": accuracy}.
         preprocess: applied to the raw inputs first.
@@ -129,8 +129,7 @@ def from_flax(
         A task whose params are plain nested dicts.
 
     Raises:
-        ArgumentError: the module keeps state other than parameters (batch statistics, dropout streams); when the task
-            is used, a loss or a metric that is not one number a sample.
+        ArgumentError: a module with state beside parameters; on use, a loss or metric that is not one number a sample.
 
     Example:
         >>> import jax
@@ -139,7 +138,7 @@ def from_flax(
         >>> sorted(task.init(jax.random.key(0)))
         ['bias', 'kernel']
     """
-    chosen = {"accuracy": accuracy} if metrics is None else metrics
+    fns = {"accuracy": accuracy} if metrics is None else metrics
     is_linen = hasattr(make_module, "init") and hasattr(make_module, "apply")
     if isinstance(make_module, nnx.Module) or is_linen:
         found = f"got a module of {'flax.linen' if is_linen else 'nnx'}, {type(make_module).__name__}"
@@ -168,8 +167,8 @@ def from_flax(
 
     def all_metrics(params, inputs, labels):
         outputs = apply(params, inputs)
-        named = {name: of_samples(f"metrics[{name!r}]", fn(outputs, labels), inputs) for name, fn in chosen.items()}
-        return {"loss": of_samples("loss", loss(outputs, labels), inputs), **named}
+        numbers = {name: of_samples(f"metrics[{name!r}]", fn(outputs, labels), inputs) for name, fn in fns.items()}
+        return {"loss": of_samples("loss", loss(outputs, labels), inputs), **numbers}
 
     logits = apply if loss is cross_entropy else None
     return Task(init=init, loss=losses, metrics=all_metrics, node_loop=node_loop, logits=logits)
@@ -202,8 +201,7 @@ def check_task(task: Task, data: FederatedData) -> None:
         data: where its arrays are traced the loss is not looked at.
 
     Raises:
-        ArgumentError: parameters that are neither float32 nor float64; a label that is none of the task's classes; a
-            sample's loss in a batch differs from its loss alone.
+        ArgumentError: parameters of another type, an unknown label, or a loss that mixes samples.
     """
     shapes = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)))
     for path, leaf in jax.tree.leaves_with_path(shapes):
@@ -221,7 +219,7 @@ def check_task(task: Task, data: FederatedData) -> None:
         start = task.init(jax.random.key(0))
         if any(map(is_traced, jax.tree.leaves(start))):
             return
-        params = jax.tree.map(_moved, start)  # at zero a loss may depend on no sample at all
+        params = jax.tree.map(_displace, start)  # at zero a loss may depend on no sample at all
         last = len(data.inputs) - 1
         batches = [np.array(rows) for rows in ([0, last], [0], [last])]
         losses = [sample_losses(task, params, data.inputs[rows], data.labels[rows]) for rows in batches]
@@ -246,7 +244,7 @@ def _check_labels(task: Task, logits: Callable[[PyTree, Array], Array], params: 
         raise ArgumentError("labels", "must be classes from 0 to the number of logits less 1", found, remedy)
 
 
-def _moved(leaf: Array) -> Array:
+def _displace(leaf: Array) -> Array:
     """Parameters a little away from their start."""
     return leaf + 0.1 * np.cos(np.arange(leaf.size)).reshape(leaf.shape).astype(leaf.dtype)
 

@@ -1,8 +1,8 @@
 """The bits of JAX's threefry generator, made by one kernel.
 
 On a CPU, `jax.random` walks through the twenty rounds of the hash in a loop that keeps its words in memory. Written
-out, all of it fuses with what is made of the bits. A million normal numbers took 3.6 ns each instead of 10.8, with the
-same values (one core, AVX-512, jax 0.10.2); private training spends much of its time on them.
+out, all of it fuses with the use of the bits. A million normal numbers took 3.6 ns each instead of 10.8, with the same
+values (one core, AVX-512, jax 0.10.2); private training spends much of its time on them.
 
 Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011), Threefry-2x32 with 20 rounds;
 how keys and counters make bits: `jax.random` with `jax_threefry_partitionable`, its default.
@@ -29,7 +29,7 @@ def one_kernel(key: Array) -> Array:
     """The same threefry key, to be used at once: what `jax.random` draws from it has the same bits, made faster.
 
     Args:
-        key: typed key of any shape; that of another generator is given back as it is, as are all keys where
+        key: typed key of any shape. A key of another generator is returned as it is, as are all keys where
             `jax_threefry_partitionable` is off.
 
     Returns:
@@ -67,11 +67,11 @@ def fold_in(key: Array, data: int | Array) -> Array:
     if not is_threefry(key) or jnp.ndim(key) or jnp.ndim(data):
         return jax.random.fold_in(key, data)  # which refuses what is no scalar
     word = np.uint32(data) if isinstance(data, int) else jnp.uint32(data)
-    return jax.random.wrap_key_data(_folded(jax.random.key_data(key), word), impl=jax.random.key_impl(key))
+    return jax.random.wrap_key_data(_fold(jax.random.key_data(key), word), impl=jax.random.key_impl(key))
 
 
 def is_threefry(key: Array) -> bool:
-    """Whether a typed key is of JAX's default generator."""
+    """True for a typed key of JAX's default generator."""
     return jax.random.key_impl(key) == _DEFAULT
 
 
@@ -111,7 +111,7 @@ def _fold_in(key: Array, data: int | Array) -> Array:
     return jnp.stack(_hash(key, jnp.uint32(0), jnp.uint32(data)))
 
 
-_folded = jax.jit(_fold_in, inline=True)  # one call where nothing else is compiled, and part of the caller elsewhere
+_fold = jax.jit(_fold_in, inline=True)  # one call where nothing else is compiled, and part of the caller elsewhere
 
 
 def _seed(seed: Array) -> Array:

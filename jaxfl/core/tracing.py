@@ -41,10 +41,10 @@ def canonical_form() -> AbstractContextManager[None]:
 
 
 def is_canonical() -> bool:
-    """Whether the canonical form is traced."""
+    """True where the canonical form is traced."""
     return bool(_canonical.value)
 
 
 def suits_cpu() -> bool:
-    """Whether a layer should take the form that is fast on a CPU."""
+    """True where a layer should take the form that is fast on a CPU."""
     return is_cpu() and not is_canonical()

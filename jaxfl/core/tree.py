@@ -15,7 +15,7 @@ from jaxfl.core.types import Array, PyTree
 
 
 def number_type(tree: PyTree) -> np.dtype:
-    """The type of numbers that multiply a tree's leaves: that of its widest floating leaf, and float32 at least.
+    """The type of numbers that multiply a tree's leaves: the type of its widest floating leaf, and float32 at least.
 
     Args:
         tree: arrays or shapes.
@@ -32,10 +32,10 @@ def copied(tree: PyTree) -> PyTree:
     """The tree with its NumPy arrays copied: who writes into one of them later changes nothing here.
 
     Example:
-        >>> given = np.ones(2)
-        >>> kept = copied(given)
-        >>> given[:] = 0
-        >>> kept.tolist()
+        >>> array = np.ones(2)
+        >>> copy = copied(array)
+        >>> array[:] = 0
+        >>> copy.tolist()
         [1.0, 1.0]
     """
     return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, tree)
@@ -69,11 +69,11 @@ def weighted_sum(weights: Array, tree: PyTree) -> PyTree:
         [7.0]
     """
 
-    def summed(leaf):
+    def sum_leaf(leaf):
         # Accelerators multiply float32 in fewer bits by default; shares would then not sum to one.
         return jnp.tensordot(weights.astype(number_type(leaf)), leaf, axes=1, precision=jax.lax.Precision.HIGHEST)
 
-    return jax.tree.map(summed, tree)
+    return jax.tree.map(sum_leaf, tree)
 
 
 def squared_norm(tree: PyTree) -> Array:
@@ -111,10 +111,10 @@ def consensus_distance(tree: PyTree, factors: Array | None = None) -> Array:
     def distance(tree, factors):
         def squared_deviation(leaf):
             # The mean as a product: XLA's CPU backend sums over the first axis by strides, at a tenth of the speed.
-            own = factors.astype(leaf.dtype)
-            mean = jnp.tensordot(own / num_nodes, leaf, axes=1, precision=jax.lax.Precision.HIGHEST)
+            node_factors = factors.astype(leaf.dtype)
+            mean = jnp.tensordot(node_factors / num_nodes, leaf, axes=1, precision=jax.lax.Precision.HIGHEST)
             mean = jax.lax.psum(mean, NODES) if over_devices else mean
-            return jnp.sum((along_nodes(own, leaf) * leaf - mean[None]) ** 2, axis=tuple(range(1, leaf.ndim)))
+            return jnp.sum((along_nodes(node_factors, leaf) * leaf - mean[None]) ** 2, axis=tuple(range(1, leaf.ndim)))
 
         parts = [squared_deviation(leaf) for leaf in jax.tree.leaves(tree)]
         mean_over_nodes = jnp.mean(sum(parts[1:], start=parts[0]))
@@ -176,13 +176,13 @@ def flattener(tree: PyTree) -> tuple[Callable[[PyTree], Array], Callable[[Array]
 
 
 def add_exactly(total: PyTree, rounding: PyTree, change: PyTree) -> tuple[PyTree, PyTree]:
-    """total + rounding + change as (what is nearest to it, what that lacks); Knuth's two-sum."""
+    """total + rounding + change as (the nearest number, its rounding error); Knuth's two-sum."""
 
     def add(total, rounding, change):
         change = change + rounding
         new = total + change
-        added = new - total  # not `change`: XLA keeps the order of additions
-        return new, (total - (new - added)) + (change - added)
+        growth = new - total  # not `change`: XLA keeps the order of additions
+        return new, (total - (new - growth)) + (change - growth)
 
     pairs = jax.tree.map(add, total, rounding, change)
     return jax.tree.transpose(jax.tree.structure(total), jax.tree.structure((0, 0)), pairs)

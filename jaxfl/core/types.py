@@ -58,16 +58,16 @@ class Variables(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Training some blocks of a task while the others keep what they are; `Task.part` makes it.
+    """Training some blocks of a task while the others stay as they are; `Task.part` makes it.
 
     What lies in front of the first trained block is run forward only. Its outputs, the features, therefore do not
     change while the trained blocks do, and need to be computed once.
 
     Attributes:
         trained: names of the trained blocks, input side first.
-        features: (params, model_state, inputs (b, *sample)) -> (b, ...), float32 or what the task computes in: what
-            enters the trained side, in evaluation mode (running statistics, no dropout). None where the first block is
-            trained: then the features are the inputs themselves.
+        features: (params, model_state, inputs (b, *sample)) -> (b, ...), float32 or the type that the task computes in:
+            the input of the trained side, in evaluation mode (running statistics, no dropout). None where the first
+            block is trained: then the features are the inputs themselves.
         features_train: (params, model_state, inputs, weights (b,), key) -> (b, ...): the same in training mode (the
             batch's statistics, dropout), which leaves the model state as it is. None with `features`.
         train_loss: (trained params, frozen params, model_state, features, labels, weights, key) -> (losses (b,), new
@@ -131,7 +131,7 @@ class Task(NamedTuple):
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class PoolParts:
-    """That a pool is cut by owner: static, and no array."""
+    """Mark of a pool that is cut by owner: static, and no array."""
 
     count: int
     """Equal parts of the pool, and equal groups of nodes, both in order. Each node's samples lie in the part of its
@@ -160,8 +160,8 @@ def node_text(node: int, names: Sequence[str] | None) -> str:
 class FederatedData(NamedTuple):
     """One pool of samples and which of them each node holds.
 
-    Uneven sizes are normal. Row i of `indices` is valid up to `sizes[i]`; what follows is padding, which never trains
-    and never counts. A node's j-th sample is `inputs[indices[i, j]]`.
+    Uneven sizes are normal. Row i of `indices` is valid up to `sizes[i]`. Padding follows, which never trains and never
+    counts. A node's j-th sample is `inputs[indices[i, j]]`.
     """
 
     inputs: Array  # (N, *sample), uint8 images or float32
@@ -173,7 +173,7 @@ class FederatedData(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...] | None:
-        """(n,), what the nodes are called; None where they are numbers."""
+        """(n,), names of the nodes; None where they are numbers."""
         return None if self.node_names is None else self.node_names.names
 
     @property

@@ -51,8 +51,7 @@ def load_femnist(data_dir: str | os.PathLike[str] | None) -> tuple[np.ndarray, .
         order and lie together.
 
     Raises:
-        ArgumentError: a folder or file is missing or unusable, a count differs from what is there, a number is text or
-            a truth value, or a writer is twice in one folder.
+        ArgumentError: a folder or file is missing or unusable.
 
     Guarantees:
         - the numbers come back as they are in the files, in float32.
@@ -72,18 +71,18 @@ def _read_split(place: Path, split: str) -> tuple[np.ndarray, np.ndarray, np.nda
         within = place / split if os.path.isdir(place / split) else place
         requirement = f"must hold {split} with JSON files"
         raise ArgumentError("data_dir", requirement, f"{within} holds {contents(within)}", _REMEDY)
-    found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    by_writer: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for path in paths:
         for writer, images, labels in _read_file(path):
-            if writer in found:
+            if writer in by_writer:
                 raise bad_file(path, "hold writers of no other file", f"it holds {writer} again", _REMEDY)
-            found[writer] = images, labels
-    if not found:
+            by_writer[writer] = images, labels
+    if not by_writer:
         raise bad_file(paths[0], "hold at least one writer", "it holds none", _REMEDY)
-    names = sorted(found)
-    sizes = [len(found[name][1]) for name in names]
-    images = np.concatenate([found[name][0] for name in names]).reshape(-1, _SIDE, _SIDE, 1)
-    labels = np.concatenate([found[name][1] for name in names])
+    names = sorted(by_writer)
+    sizes = [len(by_writer[name][1]) for name in names]
+    images = np.concatenate([by_writer[name][0] for name in names]).reshape(-1, _SIDE, _SIDE, 1)
+    labels = np.concatenate([by_writer[name][1] for name in names])
     return images, labels, np.repeat(np.arange(len(names), dtype=np.int32), sizes)
 
 
@@ -128,11 +127,11 @@ def _of_writer(path: Path, user: str, data: Any) -> tuple[np.ndarray, np.ndarray
     images, labels = (data.get("x"), data.get("y")) if isinstance(data, dict) else (None, None)
     # Types are looked at first: NumPy would take true for 1, the text "0.5" for a half, and 2.0 for a whole number.
     if not isinstance(images, list) or not isinstance(labels, list) or not images:
-        found = f"{user} has {_described(images)} for x and {_described(labels)} for y"
+        found = f"{user} has {_description(images)} for x and {_description(labels)} for y"
         raise bad_file(path, f"hold x of {_PIXELS} numbers and a whole number y for each sample", found, _REMEDY)
     for position, image in enumerate(images):
         if not isinstance(image, list) or len(image) != _PIXELS or not _NUMBERS.issuperset(map(type, image)):
-            found = f"sample {position} of {user} has {_described(image)}"
+            found = f"sample {position} of {user} has {_description(image)}"
             raise bad_file(path, f"hold x of {_PIXELS} numbers for each sample", found, _REMEDY)
     try:
         pixels = np.asarray(images, np.float64)
@@ -153,7 +152,7 @@ def _of_writer(path: Path, user: str, data: Any) -> tuple[np.ndarray, np.ndarray
     return pixels.astype(np.float32), np.asarray(labels, np.int32)
 
 
-def _described(value: Any) -> str:
+def _description(value: Any) -> str:
     """Describe a value found in place of the expected list, for an error sentence: the types in a list, or the type."""
     if not isinstance(value, list):
         return "nothing" if value is None else f"a {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""Finding and reading data files, with one sentence for whatever is wrong with them."""
+"""Data files: finding and reading them, with one sentence for each fault."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def on_one_line(text: str) -> str:
         >>> on_one_line("f01\\n\\x1b[2J")
         'f01??[2J'
     """
-    shown = "".join(letter if letter.isprintable() else "?" for letter in text[: _MAX_SHOWN + 1])
-    return shown if len(shown) <= _MAX_SHOWN else shown[:_MAX_SHOWN] + " and more"
+    line = "".join(letter if letter.isprintable() else "?" for letter in text[: _MAX_SHOWN + 1])
+    return line if len(line) <= _MAX_SHOWN else line[:_MAX_SHOWN] + " and more"
 
 
 def bad_file(path: Path, requirement: str, found: str, remedy: str) -> ArgumentError:
@@ -44,32 +44,28 @@ def check_folder(data_dir: str | os.PathLike[str] | None, requirement: str, reme
     """`data_dir` as the path of an existing folder, `~` expanded.
 
     Args:
-        data_dir: what the caller passed.
-        requirement: what the folder is for, completing "must be ...".
+        data_dir: the caller's argument.
+        requirement: purpose of the folder, completing "must be ...".
         remedy: how to get the files.
 
     Raises:
-        ArgumentError: nothing was passed, or there is no folder of that name.
+        ArgumentError: None, or no folder of that name.
     """
     if data_dir is None:
         raise ArgumentError("data_dir", f"must be {requirement}", "got None", remedy)
     if not isinstance(data_dir, str | os.PathLike):
         raise ArgumentError("data_dir", f"must be {requirement}", f"got {data_dir!r}", remedy)
-    # These of os.path are False where those of Path raise: a name that is too long, a folder that is not to be entered.
+    # Tests of os.path are False where Path raises: a name that is too long, a folder that is not to be entered.
     folder = Path(os.path.expanduser(data_dir))
     if not os.path.isdir(folder):
-        shown = on_one_line(str(folder))
-        found = f"{shown} is a file" if os.path.exists(folder) else f"there is no folder {shown}"
+        name = on_one_line(str(folder))
+        found = f"{name} is a file" if os.path.exists(folder) else f"there is no folder {name}"
         raise ArgumentError("data_dir", f"must be {requirement}", found, remedy)
     return folder
 
 
 def find_file(folder: Path, names: Sequence[str], remedy: str) -> Path:
-    """The first of `names` that `folder` holds.
-
-    Raises:
-        ArgumentError: it holds none; the sentence says what was looked for and what is there.
-    """
+    """The first of `names` that `folder` holds; an error where it holds none."""
     for name in names:
         if os.path.isfile(folder / name):
             return folder / name
@@ -83,8 +79,8 @@ def contents(folder: Path) -> str:
     except OSError as error:
         return f"files that cannot be listed ({error.strerror})"
     rest = len(names) - _MAX_LISTED
-    listed = on_one_line(", ".join(names[:_MAX_LISTED])) or "nothing"
-    return listed + (f" and {rest} more" if rest > 0 else "")
+    text = on_one_line(", ".join(names[:_MAX_LISTED])) or "nothing"
+    return text + (f" and {rest} more" if rest > 0 else "")
 
 
 def read_bytes(path: Path, remedy: str, max_bytes: int, requirement: str | None = None) -> bytes:
@@ -95,12 +91,11 @@ def read_bytes(path: Path, remedy: str, max_bytes: int, requirement: str | None 
     Args:
         path: the file.
         remedy: how to get a good copy.
-        max_bytes: what a whole file of its kind holds at most, decompressed. A gzip file of 1 MB can hold 1 GB.
-        requirement: what a file with more bytes is told, completing "must ..."; by default, how many it may hold.
+        max_bytes: most bytes of a whole file of its kind, decompressed. A gzip file of 1 MB can hold 1 GB.
+        requirement: of a file with more bytes, completing "must ..."; by default, how many it may hold.
 
     Raises:
-        ArgumentError: the path is no regular file, the file cannot be read or holds more than `max_bytes`, or its gzip
-            stream is cut off or corrupt.
+        ArgumentError: a file that is not regular, cannot be read, is too large, or has a corrupt gzip stream.
 
     Guarantees:
         - at most a step more than `max_bytes` is ever held.
@@ -113,7 +108,7 @@ def read_bytes(path: Path, remedy: str, max_bytes: int, requirement: str | None 
 
 
 def read_start(path: Path, remedy: str, num_bytes: int) -> bytes:
-    """The first `num_bytes` of what `read_bytes` gives, or all of a file with fewer; it refuses what that refuses."""
+    """The first `num_bytes` of a file as `read_bytes` reads it, or all of a file with fewer; the same are refused."""
     size = 0
     try:
         size = _regular_size(path)
@@ -141,7 +136,7 @@ def _regular_size(path: Path) -> int:
 
 
 def _steps(file: io.BufferedIOBase, num_bytes: int) -> bytes:
-    """At most `num_bytes` of a file, read step by step, so that no more is held than there is."""
+    """Read at most `num_bytes` of a file, step by step, so that no more is held than there is."""
     content = io.BytesIO()
     while (rest := num_bytes - content.tell()) > 0 and (step := file.read(min(rest, _STEP))):
         content.write(step)

@@ -47,7 +47,7 @@ def read_idx(path: Path, num_axes: int, remedy: str) -> np.ndarray:
         An array of `num_axes` axes, uint8.
 
     Raises:
-        ArgumentError: the file is unreadable, of another kind, cut off, too long or empty.
+        ArgumentError: a file that is unusable or empty.
 
     Example:
         >>> import tempfile
@@ -114,8 +114,8 @@ def load_idx(name: str, data_dir: str | os.PathLike[str] | None) -> tuple[np.nda
     folder = check_folder(data_dir, f"the folder with the four IDX files of {name}", remedy)
     train, test = (_read_split(folder, split, remedy) for split in ("train", "t10k"))
     checksum = zlib.crc32(train[1].astype(np.uint8).tobytes())
-    for other, known in _TRAIN_LABELS_CRC.items():
-        if other != name and checksum == known:
+    for other, crc in _TRAIN_LABELS_CRC.items():
+        if other != name and checksum == crc:
             found = f"the training labels in {folder} are those of {other}"
             raise ArgumentError(
                 "data_dir", f"must hold the files of {name}", found, f"Choose {other} or another folder."

@@ -65,8 +65,7 @@ def load_imdb(
         0 for negative and 1 for positive.
 
     Raises:
-        ArgumentError: a folder, an archive or a review is missing or unusable, or the four folders have different
-            numbers of reviews.
+        ArgumentError: a folder, an archive or a review is missing or unusable.
 
     Guarantees:
         - an archive gives what its folder gives.
@@ -77,10 +76,10 @@ def load_imdb(
     folder = check_folder(data_dir, "the folder with aclImdb or its archive", _REMEDY)
     reviews = _read(folder)
     texts = {name: _in_order(name, reviews, folder) for name in _FOLDERS}
-    sizes = {name: len(found) for name, found in texts.items()}
+    sizes = {name: len(part) for name, part in texts.items()}
     if len(set(sizes.values())) > 1:
-        listed = ", ".join(f"{size:,} in {name}" for name, size in sizes.items())
-        raise ArgumentError("data_dir", "must hold as many reviews of each kind", f"{folder} holds {listed}", _REMEDY)
+        counts = ", ".join(f"{size:,} in {name}" for name, size in sizes.items())
+        raise ArgumentError("data_dir", "must hold as many reviews of each kind", f"{folder} holds {counts}", _REMEDY)
     vocabulary = count_words((text for split in ("train/neg", "train/pos") for text in texts[split]), num_tokens)
     arrays = []
     for split in ("train", "test"):
@@ -114,8 +113,8 @@ def count_words(texts: Iterable[str], num_tokens: int = NUM_TOKENS) -> dict[str,
     counts = collections.Counter()
     for text in texts:
         counts.update(text.split())
-    ordered = sorted(counts, key=lambda word: (-counts[word], word))
-    return {word: token for token, word in enumerate(ordered[: num_tokens - _FIRST_WORD], start=_FIRST_WORD)}
+    ranking = sorted(counts, key=lambda word: (-counts[word], word))
+    return {word: token for token, word in enumerate(ranking[: num_tokens - _FIRST_WORD], start=_FIRST_WORD)}
 
 
 def encode(text: str, vocabulary: Mapping[str, int], length: int = LENGTH) -> np.ndarray:
@@ -127,9 +126,9 @@ def encode(text: str, vocabulary: Mapping[str, int], length: int = LENGTH) -> np
         >>> encode("a new film", {"a": 4, "film": 5}, length=2).tolist()
         [2, 5]
     """
-    kept = [START, *(vocabulary.get(word, UNKNOWN) for word in text.split())][-length:]
+    tail = [START, *(vocabulary.get(word, UNKNOWN) for word in text.split())][-length:]
     tokens = np.full(length, PADDING, np.int32)
-    tokens[length - len(kept) :] = kept
+    tokens[length - len(tail) :] = tail
     return tokens
 
 
@@ -137,21 +136,21 @@ def _read(folder: Path) -> dict[str, dict[int, str]]:
     """Text of each review by folder, such as "train/neg", and id."""
     for place in (folder / "aclImdb", folder):
         if any(os.path.isdir(place / name) for name in _FOLDERS):
-            return _sorted_in(_from_folder(place))
+            return _by_folder(_from_folder(place))
     archives = sorted(path for path in folder.glob("aclImdb*.tar*") if os.path.isfile(path))
     if not archives:
         requirement = "must hold aclImdb or aclImdb_v1.tar.gz"
         raise ArgumentError("data_dir", requirement, f"{folder} holds {contents(folder)}", _REMEDY)
-    return _sorted_in(_from_archive(archives[0]))
+    return _by_folder(_from_archive(archives[0]))
 
 
 def _from_folder(place: Path) -> Iterator[tuple[str, int, str]]:
     """(folder, id, text) of each review."""
     for name in _FOLDERS:
         for path in (place / name).glob("*.txt"):
-            found = _REVIEW.fullmatch(path.as_posix())
-            if found:
-                yield name, _number(path, found[2]), _decoded(path, read_bytes(path, _REMEDY, _MAX_REVIEW))
+            match = _REVIEW.fullmatch(path.as_posix())
+            if match:
+                yield name, _number(path, match[2]), _decode(path, read_bytes(path, _REMEDY, _MAX_REVIEW))
 
 
 def _from_archive(archive: Path) -> Iterator[tuple[str, int, str]]:
@@ -171,13 +170,13 @@ def _from_archive(archive: Path) -> Iterator[tuple[str, int, str]]:
         if not 0 <= header.size <= len(content) - first:
             found = f"a member of {header.size:,} bytes begins at byte {first:,} of {len(content):,}"
             raise bad_file(archive, "be a complete tar archive", found, _REMEDY)
-        found = _REVIEW.fullmatch(header.name)
-        if found and header.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
+        match = _REVIEW.fullmatch(header.name)
+        if match and header.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
             if header.size > _MAX_REVIEW:
-                seen = f"there is one of {header.size:,}"
-                raise bad_file(archive, f"hold reviews of at most {_MAX_REVIEW:,} bytes", seen, _REMEDY)
-            text = _decoded(archive / header.name, content[first : first + header.size])
-            yield found[1], _number(archive, found[2]), text
+                found = f"there is one of {header.size:,}"
+                raise bad_file(archive, f"hold reviews of at most {_MAX_REVIEW:,} bytes", found, _REMEDY)
+            text = _decode(archive / header.name, content[first : first + header.size])
+            yield match[1], _number(archive, match[2]), text
         start = first + -(-header.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
 
 
@@ -188,7 +187,7 @@ def _number(path: Path, digits: str) -> int:
     return int(digits)
 
 
-def _decoded(path: Path, content: bytes) -> str:
+def _decode(path: Path, content: bytes) -> str:
     """The words of one review."""
     try:
         text = content.decode("utf-8")
@@ -199,22 +198,22 @@ def _decoded(path: Path, content: bytes) -> str:
     return words_text(text)
 
 
-def _sorted_in(reviews: Iterable[tuple[str, int, str]]) -> dict[str, dict[int, str]]:
+def _by_folder(reviews: Iterable[tuple[str, int, str]]) -> dict[str, dict[int, str]]:
     """Folder -> id -> text."""
-    found: dict[str, dict[int, str]] = {name: {} for name in _FOLDERS}
+    texts: dict[str, dict[int, str]] = {name: {} for name in _FOLDERS}
     for name, number, text in reviews:
-        if number in found[name]:
-            seen = f"review {number} of aclImdb/{name} is there twice"
-            raise ArgumentError("data_dir", "must hold one review of each id", seen, "Remove one of the two files.")
-        found[name][number] = text
-    return found
+        if number in texts[name]:
+            found = f"review {number} of aclImdb/{name} is there twice"
+            raise ArgumentError("data_dir", "must hold one review of each id", found, "Remove one of the two files.")
+        texts[name][number] = text
+    return texts
 
 
 def _in_order(name: str, reviews: Mapping[str, Mapping[int, str]], folder: Path) -> list[str]:
     """The texts of one folder by id; a review that is missing leaves a gap, unless it is the last."""
-    found = reviews[name]
-    missing = next((number for number in range(len(found)) if number not in found), None)
-    if not found or missing is not None:
-        seen = f"{folder} has none" if not found else f"{folder} lacks {missing} of {max(found) + 1:,}"
-        raise ArgumentError("data_dir", f"must hold every review of aclImdb/{name}", seen, _REMEDY)
-    return [found[number] for number in range(len(found))]
+    texts = reviews[name]
+    missing = next((number for number in range(len(texts)) if number not in texts), None)
+    if not texts or missing is not None:
+        found = f"{folder} has none" if not texts else f"{folder} lacks {missing} of {max(texts) + 1:,}"
+        raise ArgumentError("data_dir", f"must hold every review of aclImdb/{name}", found, _REMEDY)
+    return [texts[number] for number in range(len(texts))]

@@ -1,4 +1,4 @@
-"""Which node holds which samples: partitions of a pool, on the host and from an integer seed.
+"""Partitions of a pool over nodes, on the host and from an integer seed.
 
 A partition is a list with one int32 array of sample indices a node. The order inside a node is random (but for
 `by_owner`), so that consecutive samples make fair batches.
@@ -109,7 +109,7 @@ def dirichlet(labels: Any, num_nodes: int, alpha: float, seed: int, *, min_size:
         >>> (counts > 95).sum(axis=0), bool(counts.sum(axis=1).min() >= 1)  # each class at one node, no node empty
         (array([1, 1, 1, 1, 1, 1, 1, 1, 1, 1]), True)
     """
-    array = _checked_labels(labels)
+    array = _label_vector(labels)
     check.at_least(1, num_nodes=num_nodes, min_size=min_size)
     check.positive(alpha=alpha)
     _enough(len(array), num_nodes, min_size)
@@ -183,15 +183,15 @@ def label_shards(labels: Any, num_nodes: int, shards_per_node: int, seed: int) -
         >>> label_counts(label_shards(labels, 4, shards_per_node=1, seed=0), labels, 4).max(axis=1)
         array([10, 10, 10, 10])
     """
-    array = _checked_labels(labels)
+    array = _label_vector(labels)
     check.at_least(1, num_nodes=num_nodes, shards_per_node=shards_per_node)
     _enough(len(array), num_nodes, shards_per_node)
     generator = _generator(seed, _Stream.SHARDS)
-    shuffled = generator.permutation(len(array)).astype(np.int32)
-    by_label = shuffled[np.argsort(array[shuffled], kind="stable")]
+    order = generator.permutation(len(array)).astype(np.int32)
+    by_label = order[np.argsort(array[order], kind="stable")]
     shards = np.array_split(by_label, num_nodes * shards_per_node)
-    dealt = generator.permutation(len(shards)).reshape(num_nodes, shards_per_node)
-    return [generator.permutation(np.concatenate([shards[shard] for shard in row])) for row in dealt]
+    deal = generator.permutation(len(shards)).reshape(num_nodes, shards_per_node)
+    return [generator.permutation(np.concatenate([shards[shard] for shard in row])) for row in deal]
 
 
 class NamedParts(list[Part]):
@@ -259,8 +259,8 @@ def whole_writers(writer_ids: Any, num_nodes: int, writers_per_node: int, seed: 
     check.at_least(1, num_nodes=num_nodes, writers_per_node=writers_per_node)
     _enough(len(writers), num_nodes, writers_per_node, "writers")
     generator = _generator(seed, _Stream.WRITERS)
-    dealt = generator.permutation(len(writers))[: num_nodes * writers_per_node].reshape(num_nodes, writers_per_node)
-    return [generator.permutation(np.concatenate([writers[writer] for writer in row])) for row in dealt]
+    deal = generator.permutation(len(writers))[: num_nodes * writers_per_node].reshape(num_nodes, writers_per_node)
+    return [generator.permutation(np.concatenate([writers[writer] for writer in row])) for row in deal]
 
 
 def label_counts(parts: Sequence[Any] | FederatedData, labels: Any, num_classes: int) -> np.ndarray:
@@ -283,7 +283,7 @@ def label_counts(parts: Sequence[Any] | FederatedData, labels: Any, num_classes:
                [1, 0]])
     """
     check.at_least(1, num_classes=num_classes)
-    array = _checked_labels(labels, num_classes)
+    array = _label_vector(labels, num_classes)
     if isinstance(parts, FederatedData):
         indices, sizes = np.asarray(parts.indices), np.asarray(parts.sizes)
         parts = [row[:size] for row, size in zip(indices, sizes, strict=True)]
@@ -315,7 +315,7 @@ def _enough(count: int, num_nodes: int, per_node: int, what: str = "samples") ->
         raise ArgumentError("num_nodes", requirement, found, f"Take fewer nodes or more {what}.")
 
 
-def _checked_labels(labels: Any, num_classes: float = np.inf) -> np.ndarray:
+def _label_vector(labels: Any, num_classes: float = np.inf) -> np.ndarray:
     """`labels` as a vector of integers in [0, num_classes)."""
     array = np.asarray(labels)
     check.integers(labels=array)

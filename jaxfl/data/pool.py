@@ -1,4 +1,4 @@
-"""From a data set to the data that algorithms take: a partition by name, and the pool with its index table."""
+"""The data that algorithms take, from a data set: a partition by name, and the pool with its index table."""
 
 from __future__ import annotations
 
@@ -30,12 +30,8 @@ def federate(inputs: Any, labels: Any, parts: Sequence[Any], *, names: Sequence[
         names: (n,), distinct, what the nodes are called: a graph with names must have the same in the same order.
             Default: those of `by_owner`, else none.
 
-    Returns:
-        The data, with n nodes.
-
     Raises:
-        ArgumentError: lengths or dtypes do not fit, a node is empty, an index is out of range or held twice, or the
-            names are not one a node.
+        ArgumentError: lengths or dtypes that do not fit, an empty node, or indices out of range or held twice.
 
     Guarantees:
         - row i of `indices` begins with node i's part, in its order, and ends with zeros.
@@ -60,7 +56,7 @@ def federate(inputs: Any, labels: Any, parts: Sequence[Any], *, names: Sequence[
         found = f"got shape {targets.shape} for inputs of shape {pool.shape}"
         raise ArgumentError("labels", "must hold one entry per sample of inputs", found, "Check both lengths.")
     node_names = _names(getattr(parts, "names", None) if names is None else names, len(parts))
-    rows = _checked_parts(parts, len(pool), None if node_names is None else node_names.names)
+    rows = _index_rows(parts, len(pool), None if node_names is None else node_names.names)
     sizes = np.array([len(row) for row in rows], np.int32)
     indices = np.zeros((len(rows), int(sizes.max())), np.int32)
     for row, part in zip(indices, rows, strict=True):
@@ -92,11 +88,11 @@ def _names(names: Sequence[str] | None, num_nodes: int) -> NodeNames | None:
     """One a node, checked."""
     if names is None:
         return None
-    given = tuple(map(str, names))
-    if len(given) != num_nodes or len(set(given)) != num_nodes:
-        found = f"got {len(given)} of which {len(set(given))} differ, for {num_nodes} nodes"
+    texts = tuple(map(str, names))
+    if len(texts) != num_nodes or len(set(texts)) != num_nodes:
+        found = f"got {len(texts)} of which {len(set(texts))} differ, for {num_nodes} nodes"
         raise ArgumentError("names", "must hold one name for each node, all different", found, "Name each node once.")
-    return NodeNames(given)
+    return NodeNames(texts)
 
 
 def partition_dataset(
@@ -125,8 +121,8 @@ def partition_dataset(
         n index arrays, int32.
 
     Raises:
-        ArgumentError: the scheme is unknown, its number is missing, another scheme's number is given, the data set
-            has no writers, or the sites are not as many as the nodes.
+        ArgumentError: an unknown scheme, its number missing, another scheme's number, no writers to partition by, or
+            another number of sites than of nodes.
 
     Example:
         >>> from jaxfl.data.sources import load
@@ -198,7 +194,7 @@ def _as_int32(labels: Any) -> np.ndarray | jax.Array:
     return host.astype(np.int32)
 
 
-def _checked_parts(parts: Sequence[Any], num_samples: int, names: Sequence[str] | None) -> list[np.ndarray]:
+def _index_rows(parts: Sequence[Any], num_samples: int, names: Sequence[str] | None) -> list[np.ndarray]:
     """The nodes' indices. No sample is held twice: privacy accounts and averages over samples count each once."""
     rows = [np.asarray(part) for part in parts]
     if not rows:
@@ -210,16 +206,16 @@ def _checked_parts(parts: Sequence[Any], num_samples: int, names: Sequence[str] 
         if row.ndim != 1 or row.dtype.kind not in "iu":
             found = f"{node_text(node, names)} has {row.dtype} of shape {row.shape}"
             raise ArgumentError("parts", "must be vectors of integers", found, "Pass sample indices.")
-    together, owners = np.concatenate(rows), np.repeat(np.arange(len(rows)), [len(row) for row in rows])
-    outside = np.flatnonzero((together < 0) | (together >= num_samples))
+    members, owners = np.concatenate(rows), np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+    outside = np.flatnonzero((members < 0) | (members >= num_samples))
     if outside.size:
-        found = f"{node_text(int(owners[outside[0]]), names)} has {together[outside[0]]}"
+        found = f"{node_text(int(owners[outside[0]]), names)} has {members[outside[0]]}"
         remedy = "Partition the same samples that you pass as inputs."
         raise ArgumentError("parts", f"must hold indices in [0, {num_samples})", found, remedy)
-    count = np.bincount(together, minlength=num_samples)
+    count = np.bincount(members, minlength=num_samples)
     if count.max() > 1:
         sample = int(np.argmax(count > 1))
-        first, second = (node_text(int(owner), names) for owner in owners[together == sample][:2])
+        first, second = (node_text(int(owner), names) for owner in owners[members == sample][:2])
         who = f"{first} holds it twice" if first == second else f"{first} and {second} hold it"
         raise ArgumentError("parts", "must hold every sample at most once", f"sample {sample}: {who}", "Remove one.")
     return rows

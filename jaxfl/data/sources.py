@@ -52,12 +52,8 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
         name: one of digits, mnist, fashion_mnist, cifar10, femnist, imdb.
         data_dir: the folder with the files; `~` is expanded. Must be left out for digits.
 
-    Returns:
-        The data set.
-
     Raises:
-        ArgumentError: the name is unknown, or a file is missing, cut off, corrupt or of another kind. The sentence
-            names `data_dir`, the file, what was expected and found, and where to get it.
+        ArgumentError: an unknown name, or a file that is missing or unusable.
 
     Guarantees:
         - the digits split is stratified: per class a fifth of the samples, to within one.
@@ -124,7 +120,7 @@ def from_arrays(
         The data set; inputs are not copied.
 
     Raises:
-        ArgumentError: lengths, shapes or dtypes do not fit, a label is out of range or an input is not finite.
+        ArgumentError: lengths, shapes or dtypes that do not fit, a label out of range, or inputs that are not finite.
 
     Example:
         >>> inputs = np.zeros((4, 2), np.float32)
@@ -135,20 +131,20 @@ def from_arrays(
         ...
         jaxfl.core.check.ArgumentError: train_labels: must hold one label per sample; got 3 labels for 4 samples. ...
     """
-    train_inputs = _checked_inputs("train_inputs", train_inputs)
-    test_inputs = _checked_inputs("test_inputs", test_inputs)
+    train_inputs = _input_array("train_inputs", train_inputs)
+    test_inputs = _input_array("test_inputs", test_inputs)
     train, test = ((array.shape[1:], array.dtype) for array in (train_inputs, test_inputs))
     if train != test:
         found = f"got {test[1]} {test[0]} against {train[1]} {train[0]}"
         remedy = "Prepare both with the same code."
         raise ArgumentError("test_inputs", "must have the sample shape and dtype of train_inputs", found, remedy)
-    train_labels = _checked_labels("train_labels", train_labels, len(train_inputs))
-    test_labels = _checked_labels("test_labels", test_labels, len(test_inputs))
+    train_labels = _label_array("train_labels", train_labels, len(train_inputs))
+    test_labels = _label_array("test_labels", test_labels, len(test_inputs))
     if num_classes is None:
         num_classes = int(max(train_labels.max(), test_labels.max())) + 1
     check.at_least(1, num_classes=num_classes)
     check.below(num_classes, train_labels=train_labels, test_labels=test_labels)
-    writers = None if train_writers is None else _checked_labels("train_writers", train_writers, len(train_inputs))
+    writers = None if train_writers is None else _label_array("train_writers", train_writers, len(train_inputs))
     return Dataset(
         name=name,
         train_inputs=train_inputs,
@@ -160,7 +156,7 @@ def from_arrays(
     )
 
 
-def _checked_inputs(argument: str, inputs: Any) -> np.ndarray:
+def _input_array(argument: str, inputs: Any) -> np.ndarray:
     """`inputs` as an array that can be trained on."""
     array = np.asarray(inputs)
     if array.dtype.name not in _INPUT_DTYPES:
@@ -175,7 +171,7 @@ def _checked_inputs(argument: str, inputs: Any) -> np.ndarray:
     return array
 
 
-def _checked_labels(argument: str, labels: Any, num_samples: int) -> np.ndarray:
+def _label_array(argument: str, labels: Any, num_samples: int) -> np.ndarray:
     """`labels` as an integer vector of the right length."""
     array = np.asarray(labels)
     check.integers(**{argument: array})

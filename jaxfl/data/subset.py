@@ -30,16 +30,16 @@ def subset(dataset: Dataset, num_train: int | None, num_test: int | None) -> Dat
             check.at_least(1, **{name: count})
     rng = np.random.default_rng(0)
 
-    def chosen(name: str, count: int | None, total: int) -> np.ndarray | slice:
+    def choose(name: str, count: int | None, total: int) -> np.ndarray | slice:
         if count is None:
             return slice(None)
         if count > total:
-            given = f"got {count:,} of {total:,}"
-            raise ArgumentError(name, "must be at most the samples there are", given, "Pass fewer, or leave it out.")
+            found = f"got {count:,} of {total:,}"
+            raise ArgumentError(name, "must be at most the samples there are", found, "Pass fewer, or leave it out.")
         return np.sort(rng.permutation(total)[:count])
 
-    train = chosen("num_train", num_train, len(dataset.train_labels))
-    test = chosen("num_test", num_test, len(dataset.test_labels))
+    train = choose("num_train", num_train, len(dataset.train_labels))
+    test = choose("num_test", num_test, len(dataset.test_labels))
     return dataset._replace(
         train_inputs=dataset.train_inputs[train],
         train_labels=dataset.train_labels[train],
@@ -57,7 +57,7 @@ def only_classes(dataset: Dataset, classes: Sequence[int] | None) -> Dataset:
         classes: labels that stay, at least two different ones; None keeps all as they are.
 
     Raises:
-        ArgumentError: fewer than two classes, one that is named twice, or one that the data set does not have.
+        ArgumentError: fewer than two classes, a repeated one, or an unknown one.
 
     Example:
         >>> from jaxfl.data import load
@@ -68,8 +68,8 @@ def only_classes(dataset: Dataset, classes: Sequence[int] | None) -> Dataset:
     if classes is None:
         return dataset
     if len(classes) < 2 or len(set(classes)) < len(classes):
-        listed = " ".join(map(str, classes)) or "none"
-        raise ArgumentError("classes", "must be at least two, each once", f"got {listed}", "Pass for example 0 1.")
+        text = " ".join(map(str, classes)) or "none"
+        raise ArgumentError("classes", "must be at least two, each once", f"got {text}", "Pass for example 0 1.")
     for label in classes:
         if not 0 <= label < dataset.num_classes:
             requirement = f"must be labels of {dataset.name}, 0 to {dataset.num_classes - 1}"
@@ -101,13 +101,13 @@ def shrunk(dataset: Dataset, shrink: int) -> Dataset:
     if shrink == 1:
         return dataset
 
-    def averaged(images: np.ndarray) -> np.ndarray:
+    def average(images: np.ndarray) -> np.ndarray:
         size, height, width = (*images.shape, 1, 1)[:3]
         if images.dtype != np.uint8 or images.ndim < 3 or height % shrink or width % shrink:
-            given = f"got {shrink} for {images.dtype} samples of {height}x{width}"
+            found = f"got {shrink} for {images.dtype} samples of {height}x{width}"
             remedy = "Pass a factor of both sides, or leave it out."
-            raise ArgumentError("shrink", "must divide the sides of uint8 images", given, remedy)
+            raise ArgumentError("shrink", "must divide the sides of uint8 images", found, remedy)
         blocks = images.reshape(size, height // shrink, shrink, width // shrink, shrink, *images.shape[3:])
         return np.rint(blocks.mean(axis=(2, 4), dtype=np.float32)).astype(np.uint8)
 
-    return dataset._replace(train_inputs=averaged(dataset.train_inputs), test_inputs=averaged(dataset.test_inputs))
+    return dataset._replace(train_inputs=average(dataset.train_inputs), test_inputs=average(dataset.test_inputs))

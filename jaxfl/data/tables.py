@@ -138,7 +138,9 @@ def _split(path: str, arrays: dict[str, np.ndarray], test_split: float) -> dict[
     steps = np.floor(np.arange(len(labels) + 1) * test_split)
     tests = np.zeros(len(labels), bool)
     tests[order] = steps[1:] > steps[:-1]
-    parts = dict(zip(_SPLIT, (inputs[~tests], labels[~tests], inputs[tests], labels[tests]), strict=True))
+    parts: dict[str, Any] = dict(
+        zip(_SPLIT, (inputs[~tests], labels[~tests], inputs[tests], labels[tests]), strict=True)
+    )
     return parts if sites is None else {**parts, "train_sites": sites[~tests]}
 
 

@@ -1,4 +1,4 @@
-"""Which options count at a configuration, and choices by name: a function's keyword-only parameters are its options.
+"""Options that count at a configuration, and choices by name: a function's keyword-only parameters are its options.
 
 A record lists in its class variable COUNTS mappings from options to conditions on the flat options, and a configuration
 lists those on several of its records. An option counts where all its conditions hold. An option that does not count is
@@ -25,7 +25,7 @@ class Where(NamedTuple):
     values: Collection[Any]
 
     def __call__(self, options: Mapping[str, Any]) -> bool:
-        """Whether it has."""
+        """True where the condition holds."""
         return options[self.option] in self.values
 
 
@@ -42,7 +42,7 @@ def where(option: str, values: Collection[Any], *names: str) -> dict[str, Where]
 class Choice:
     """An option whose value names a function; keyword-only parameters of the functions are options.
 
-    Positional ones are what the caller gives.
+    The caller passes positional ones.
 
     Attributes:
         option: its name.
@@ -67,7 +67,7 @@ def choose(choice: Choice, options: Mapping[str, Any]) -> Callable[..., Any]:
         options: flat; those that the function does not take are passed over.
 
     Raises:
-        ArgumentError: a name that is not in the table, or an option that the function needs and that is None.
+        ArgumentError: an unknown name, or an option of the function that is None without a default.
 
     Example:
         >>> shapes = Choice("shape", {"circle": lambda *, radius: 3 * radius**2, "square": lambda *, side: side**2})
@@ -80,15 +80,15 @@ def choose(choice: Choice, options: Mapping[str, Any]) -> Callable[..., Any]:
     """
     name = options[choice.option]
     if name not in choice.functions:
-        known = ", ".join(choice.functions)
-        raise ArgumentError(choice.option, f"must be one of {known}", f"got {name!r}", "Choose one of these.")
+        names = ", ".join(choice.functions)
+        raise ArgumentError(choice.option, f"must be one of {names}", f"got {name!r}", "Choose one of these.")
     function = choice.functions[name]
-    bound = {key: options[key] for key in _keywords(function)}
+    arguments = {key: options[key] for key in _keywords(function)}
     for key, default in _keywords(function).items():
-        if bound[key] is None and default is _REQUIRED:
+        if arguments[key] is None and default is _REQUIRED:
             remedy = f"Pass it, or choose another {choice.option.replace('_', ' ')}."
             raise ArgumentError(key, f"is needed by {name}", "got none", remedy)
-    return functools.partial(function, **bound)
+    return functools.partial(function, **arguments)
 
 
 def conditions(config: Any) -> Iterator[tuple[str, Callable[[Mapping[str, Any]], bool]]]:
@@ -105,18 +105,18 @@ def idle_options(config: Any, options: Mapping[str, Any]) -> set[str]:
 
 def refuse_idle(config: Any, option: str, options: Mapping[str, Any]) -> None:
     """Raise for an option that was given and does not count at this configuration."""
-    broken = next(holds for name, holds in conditions(config) if name == option and not holds(options))
+    condition = next(holds for name, holds in conditions(config) if name == option and not holds(options))
     value = options[option]
     text = " ".join(map(str, value)) if isinstance(value, tuple) else value
-    if not isinstance(broken, Where):
+    if not isinstance(condition, Where):
         raise ArgumentError(option, "must change something", f"got {text} where nothing uses it", "Leave it out.")
-    owners = [broken.option if value is True else str(value) for value in broken.values]
-    remedy = f"Leave it out, or pass {flag(broken.option)}{'' if True in broken.values else f' {owners[0]}'}."
+    owners = [condition.option if value is True else str(value) for value in condition.values]
+    remedy = f"Leave it out, or pass {flag(condition.option)}{'' if True in condition.values else f' {owners[0]}'}."
     raise ArgumentError(option, f"belongs to {', '.join(owners)}", f"got {text} without it", remedy)
 
 
 def counted(config: Any, options: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Those of the named options that count at this configuration, with their values."""
+    """Select the named options that count at this configuration, with their values."""
     idle = idle_options(config, options)
     return {name: options[name] for name in names if name not in idle}
 

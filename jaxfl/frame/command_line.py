@@ -98,7 +98,7 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     resumes = "resume" in options(type(experiment.base))
-    kept = f"{_GOES_ON} the last checkpoint" if resumes else "nothing was kept"
+    outcome = f"{_GOES_ON} the last checkpoint" if resumes else "nothing was kept"
     try:
         _catch_interrupts()
         if sys.stdout is None or not sys.stdout.isatty():
@@ -109,8 +109,8 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
                 _show(experiment, arguments)
                 output.flush()
                 return int(output.is_lost)
-            asked, cache = parse(experiment, arguments)
-            where: Any = getattr(asked.config, "run", None)
+            query, cache = parse(experiment, arguments)
+            where: Any = getattr(query.config, "run", None)
             if getattr(where, "has_jobs", False):
                 leave_accelerators()
             if getattr(where, "distributed", False):
@@ -118,13 +118,13 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
                 use_all_cores()
                 where.join()
             else:
-                use_all_cores(flat(asked.config).get("devices") or 1)
+                use_all_cores(flat(query.config).get("devices") or 1)
             with (
                 silent_but_first(),
                 compilation_cache(cache),
-                stop_at_sigterm(partial(_say, f"terminated: {kept}", TERMINATED)) as stop,
+                stop_at_sigterm(partial(_say, f"terminated: {outcome}", TERMINATED)) as stop,
             ):
-                return (experiment.run or run)(asked._replace(stop=stop, cache=cache))
+                return (experiment.run or run)(query._replace(stop=stop, cache=cache))
     except ArgumentError as error:
         return _say(f"error: {_sentence(experiment, error)}", 2, error)
     except (Diverged, FatalCount) as error:
@@ -133,8 +133,8 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
         if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
             if not several():
                 raise
-            gone = f"another process is gone ({str(error).splitlines()[0][:120]})"
-            return _say(f"stopped: {gone}; the same commands with --resume go on from the last checkpoint", 1, error)
+            reason = f"another process is gone ({str(error).splitlines()[0][:120]})"
+            return _say(f"stopped: {reason}; the same commands with --resume go on from the last checkpoint", 1, error)
         return _say("stopped: the memory is exhausted. Take a smaller model, fewer nodes or a smaller batch.", 1, error)
     except OSError as error:
         return _say(f"stopped: {error}. Mend this, then {'go on with --resume' if resumes else 'try again'}.", 1, error)
@@ -143,58 +143,58 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
     except JobsStopped:
         return _say(f"terminated: {_GOES_ON} the last checkpoints", TERMINATED)
     except KeyboardInterrupt:
-        return _say(f"interrupted: {kept}", 130)
+        return _say(f"interrupted: {outcome}", 130)
 
 
 def parse(experiment: Experiment, arguments: Sequence[str]) -> tuple[Request, str]:
     """The cases that the arguments ask for, and where compiled programs are kept."""
-    known = options(type(experiment.base))
-    kinds = {name: option.kind for name, option in known.items()} | _KINDS
-    given: dict[str, Any] = {}
+    table = options(type(experiment.base))
+    kinds = {name: option.kind for name, option in table.items()} | _KINDS
+    changes: dict[str, Any] = {}
     axes: list[Axis] = []
-    for written, words in _by_option(arguments):
-        name = written.removeprefix("--").replace("-", "_")
+    for word, words in _by_option(arguments):
+        name = word.removeprefix("--").replace("-", "_")
         switch = name.removeprefix("no_")
         if name == "set":
             text = " ".join(words)
             key, equals, value = text.partition("=")
             name, words = key.strip().replace("-", "_"), value.split()
-            if not equals or name not in known:
-                remedy = f"Keys: {', '.join(known)}."
+            if not equals or name not in table:
+                remedy = f"Keys: {', '.join(table)}."
                 raise ArgumentError("--set", "must be KEY=VALUE with a known key", f"got {text!r}", remedy)
-        elif written.startswith("--") and name not in kinds and kinds.get(switch) is bool and not words:
+        elif word.startswith("--") and name not in kinds and kinds.get(switch) is bool and not words:
             name, words = switch, ["false"]
-        elif not written.startswith("--") or name not in kinds:
+        elif not word.startswith("--") or name not in kinds:
             plain = name.lstrip("_")
             meant = [key for key in _CALLED_ELSEWHERE.get(plain, ()) if key in kinds]
             meant = meant[:1] or difflib.get_close_matches(plain, kinds, n=1)
             near = [f"Did you mean {flag(key)}? " for key in meant]
-            raise unknown(written.replace("_", "-") or "''", "".join([*near, "See --help for all options."]))
+            raise unknown(word.replace("_", "-") or "''", "".join([*near, "See --help for all options."]))
         if name == "grid":
-            axes.append(parse_axis(words, known))
+            axes.append(parse_axis(words, table))
             continue
-        if name in given:
+        if name in changes:
             raise ArgumentError(name, "must be given once", f"got {' '.join(words)!r} as well", "Remove one of them.")
         if name in _KINDS and not words:
             raise ArgumentError(name, "must have a value", "got none", "See --help.")
-        given[name] = value_of(name, kinds[name], words)
-    asked = {name: given.pop(name) for name in _KINDS if name in given}
-    if "seeds" in asked:
-        if "seed" not in known:
+        changes[name] = value_of(name, kinds[name], words)
+    frame = {name: changes.pop(name) for name in _KINDS if name in changes}
+    if "seeds" in frame:
+        if "seed" not in table:
             raise ArgumentError("--seeds", "must be left out", "nothing is random here", "Leave it out.")
-        axes.append(axis(known, seed=asked["seeds"]))
-    if "grid_file" in asked:
-        axes.append(read_axis(asked["grid_file"], known))
-    if "sample" in asked:
-        axes.append(sample_axis(asked["sample"], asked.get("num_samples", EveryExperiment.num_samples), 0, known))
-    elif "num_samples" in asked:
+        axes.append(axis(table, seed=frame["seeds"]))
+    if "grid_file" in frame:
+        axes.append(read_axis(frame["grid_file"], table))
+    if "sample" in frame:
+        axes.append(sample_axis(frame["sample"], frame.get("num_samples", EveryExperiment.num_samples), 0, table))
+    elif "num_samples" in frame:
         raise ArgumentError("--num-samples", "belongs to --sample", "got it without", "Pass --sample OPTION=LOW:HIGH.")
     _refuse_repeats(axes)
-    preset = asked.get("preset")
+    preset = frame.get("preset")
     if preset is not None and preset not in experiment.presets:
         names = ", ".join(experiment.presets) or "none"
         raise ArgumentError("--preset", "must name a preset", f"got {preset!r}", f"This experiment has: {names}.")
-    return request(experiment, given, axes, preset), asked.get("compilation_cache", EveryExperiment.compilation_cache)
+    return request(experiment, changes, axes, preset), frame.get("compilation_cache", EveryExperiment.compilation_cache)
 
 
 def _refuse_repeats(axes: Sequence[Axis]) -> None:
@@ -208,8 +208,8 @@ def _refuse_repeats(axes: Sequence[Axis]) -> None:
         rows = list(zip(*part.values(), strict=True))
         if len(set(rows)) < len(rows):
             name = next(iter(part))
-            listed = f"got {' '.join(map(str, part[name]))}"
-            raise ArgumentError(name, "must be distinct and at least one", listed, "List each once.")
+            found = f"got {' '.join(map(str, part[name]))}"
+            raise ArgumentError(name, "must be distinct and at least one", found, "List each once.")
 
 
 def _by_option(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
@@ -237,9 +237,9 @@ def _show(experiment: Experiment, arguments: Sequence[str]) -> None:
     if "--list-presets" in arguments:
         _print_presets(experiment.presets, experiment.name)
     else:
-        asked, cache = parse(experiment, [word for word in arguments if word not in ("--help", "-h")])
-        of_all = EveryExperiment(preset=asked.preset or "", compilation_cache=cache)
-        print_help(asked, of_all, (*JOBS, "compilation_cache"))
+        query, cache = parse(experiment, [word for word in arguments if word not in ("--help", "-h")])
+        of_all = EveryExperiment(preset=query.preset or "", compilation_cache=cache)
+        print_help(query, of_all, (*JOBS, "compilation_cache"))
 
 
 def _sentence(experiment: Experiment, error: ArgumentError) -> str:

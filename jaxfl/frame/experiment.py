@@ -86,7 +86,7 @@ class Experiment(NamedTuple):
         labels: option -> how its value stands in the name of a row; the first one always does.
         name_of: (flat options, names that vary) -> name, in place of labels.
         aliases: argument of the library -> the option that it comes from.
-        finish: what it adds to the summary, and its pictures besides those of the curves and the grid.
+        finish: adds to the summary, and draws pictures besides the curves and the grid.
         columns: metrics of the closing table, or patterns of their names, svcca_*.
         run: (request) -> exit code, for an experiment that trains by itself.
     """
@@ -131,8 +131,7 @@ def request(experiment: Experiment, changes: Mapping[str, Any], grid: Grid = (),
     Configurations that differ in idle options alone are one row.
 
     Raises:
-        ArgumentError: an unknown option, an idle one, one that is given and varied, a number that none of its kind
-            can be, or two rows of one name.
+        ArgumentError: an option that is unknown, idle, repeated or out of range, or two rows of one name.
 
     Guarantees:
         - an option that counts at no configuration is refused.
@@ -140,36 +139,36 @@ def request(experiment: Experiment, changes: Mapping[str, Any], grid: Grid = (),
     """
     axes, config_of = _overlays(experiment, changes, grid, preset)
     refuse_many(math.prod(len(next(iter(part.values()))) for part in axes))
-    chosen = [config_of(values) for values in configs(axes)]
-    given = dict.fromkeys([*changes, *(name for part in grid for name in part)])
-    flats = [flat(config) for config in chosen]
-    idle = [idle_options(config, values) for config, values in zip(chosen, flats, strict=True)]
-    known = options(type(experiment.base))
-    for name in given:
+    points = [config_of(values) for values in configs(axes)]
+    of_request = dict.fromkeys([*changes, *(name for part in grid for name in part)])
+    flats = [flat(config) for config in points]
+    idle = [idle_options(config, values) for config, values in zip(points, flats, strict=True)]
+    table = options(type(experiment.base))
+    for name in of_request:
         if all(name in names for names in idle):
-            refuse_idle(chosen[0], name, flats[0])
-    results = [name for name, option in known.items() if option.saved and name not in UNVARIED]
+            refuse_idle(points[0], name, flats[0])
+    results = [name for name, option in table.items() if option.saved and name not in UNVARIED]
     rows: dict[Any, tuple[Any, list[int]]] = {}
-    for config, values in zip(chosen, flats, strict=True):
+    for config, values in zip(points, flats, strict=True):
         key = tuple(counted(config, values, results).items())
         seeds = rows.setdefault(key, (config, []))[1]
         if values.get("seed", 0) not in seeds:
             seeds.append(values.get("seed", 0))
-    varied = _varied(axes, [dict(key) for key in rows])
-    named: dict[str, Row] = {}
+    varying = _varying(axes, [dict(key) for key in rows])
+    result: dict[str, Row] = {}
     slugs: dict[str, dict[str, Any]] = {}  # name of a folder -> settings of its row
     for key, (config, seeds) in rows.items():
-        settings = {name: value for name, value in dict(key).items() if name in varied}
-        name = _name(experiment, dict(key), varied)
+        settings = {name: value for name, value in dict(key).items() if name in varying}
+        name = _name(experiment, dict(key), varying)
         other = slugs.setdefault(slug(name), settings)
         if other is not settings:
-            differing = (option for option in varied if other.get(option) != settings.get(option))
+            differing = (option for option in varying if other.get(option) != settings.get(option))
             clash = next(differing, next(option for part in axes for option in part))
             values = f"got {text_of(other.get(clash))} and {text_of(settings.get(clash))}"
             requirement = "must differ in six digits, and by more than a sign"
             raise ArgumentError(clash, requirement, values, "Compare values further apart.")
-        named[name] = Row(config, tuple(seeds), settings)
-    return Request(experiment, preset, named, axes, changes=changes)
+        result[name] = Row(config, tuple(seeds), settings)
+    return Request(experiment, preset, result, axes, changes=changes)
 
 
 def _overlays(
@@ -177,14 +176,14 @@ def _overlays(
 ) -> tuple[list[Axis], Callable[[Mapping[str, Any]], Any]]:
     """All axes, and the function from a configuration's values on them to the configuration."""
     of_preset = experiment.presets[preset] if preset is not None else Overlay()
-    given = {*changes, *(name for part in grid for name in part)}
+    explicit = {*changes, *(name for part in grid for name in part)}
     for name in changes:
         if any(name in part for part in grid):
             found = f"got {text_of(changes[name])} beside --grid"
             raise ArgumentError(name, "must be given once", found, "Remove one of them.")
     for left, right in experiment.rivals:
-        if set(left) & given and set(right) & given:
-            name, other = sorted(set(left) & given)[0], sorted(set(right) & given)[0]
+        if set(left) & explicit and set(right) & explicit:
+            name, other = sorted(set(left) & explicit)[0], sorted(set(right) & explicit)[0]
             found = f"got --{other.replace('_', '-')} beside it"
             raise ArgumentError(name, "excludes the other", found, "Leave one of the two out.")
 
@@ -193,7 +192,7 @@ def _overlays(
             return Overlay()
         return experiment.datasets.get(dataset or "", experiment.datasets.get("other", Overlay()))
 
-    known = options(type(experiment.base))
+    table = options(type(experiment.base))
     first = {**flat(experiment.base), **of_preset.changes, **changes, **next(configs(grid))}
     axes: list[Axis] = []
     below: list[Overlay] = []
@@ -206,17 +205,17 @@ def _overlays(
 
     def config_of(values: Mapping[str, Any]) -> Any:
         dataset = {**first, **values}.get("dataset")
-        laid = {**of_dataset(dataset).changes, **below[2].changes, **below[3].changes, **values}
+        layer = {**of_dataset(dataset).changes, **below[2].changes, **below[3].changes, **values}
         for name in _rivals(experiment, {*below[2].changes, *below[3].changes, *values}):
-            laid.pop(name, None)
-        laid |= _of_sites(lay(experiment.base, laid), {**below[2].changes, **below[3].changes, **values})
-        told = frozenset(laid)
-        config = lay(experiment.base, laid)
-        for name, value in laid.items():
-            refuse_out_of_range(name, value, known[name])
+            layer.pop(name, None)
+        layer |= _of_sites(lay(experiment.base, layer), {**below[2].changes, **below[3].changes, **values})
+        names = frozenset(layer)
+        config = lay(experiment.base, layer)
+        for name, value in layer.items():
+            refuse_out_of_range(name, value, table[name])
         for name, rule in experiment.derived.items():
-            if name not in told:
-                config = lay(config, {name: rule(flat(config), told)})
+            if name not in names:
+                config = lay(config, {name: rule(flat(config), names)})
         return config
 
     return axes, config_of
@@ -240,26 +239,26 @@ def _rivals(experiment: Experiment, names: Collection[str]) -> set[str]:
     return {name for group, other in both_ways if {*group} & {*names} for name in other}
 
 
-def _varied(axes: Grid, keys: Sequence[Mapping[str, Any]]) -> list[str]:
+def _varying(axes: Grid, keys: Sequence[Mapping[str, Any]]) -> list[str]:
     """The options of the axes that take several values among the rows where they count."""
     names = dict.fromkeys(name for part in axes for name in part if name not in UNVARIED)
     return [name for name in names if len({key[name] for key in keys if name in key}) > 1]
 
 
-def _name(experiment: Experiment, values: Mapping[str, Any], varied: Collection[str]) -> str:
-    """A row's name: what tells it apart."""
+def _name(experiment: Experiment, values: Mapping[str, Any], varying: Collection[str]) -> str:
+    """A row's name: the options that tell it apart."""
     if experiment.name_of is not None:
-        return experiment.name_of(values, varied)
-    shown = [name for number, name in enumerate(experiment.labels) if number == 0 or name in varied]
-    shown += [name for name in varied if name not in experiment.labels]
-    labels = {name: experiment.labels.get(name, name.replace("_", " ") + " {}") for name in shown if name in values}
+        return experiment.name_of(values, varying)
+    names = [name for number, name in enumerate(experiment.labels) if number == 0 or name in varying]
+    names += [name for name in varying if name not in experiment.labels]
+    labels = {name: experiment.labels.get(name, name.replace("_", " ") + " {}") for name in names if name in values}
     return ", ".join(label.format(text_of(values[name])) for name, label in labels.items()) or experiment.name
 
 
 def programs(
     rows: Mapping[str, Row], algorithm: Callable[[Any], Algorithm]
 ) -> dict[str, tuple[Callable[[Mapping[str, Array]], Algorithm], dict[str, float]]]:
-    """For each row how its algorithm is built under trace, and from which numbers.
+    """Make each row's function that builds its algorithm under trace, and the numbers that it takes.
 
     Lines that differ in traced options alone share one function, and with it one compiled program. A number that every
     row shares is a constant of the program, and so is one that switches a part off (0, None, infinity).
@@ -273,13 +272,13 @@ def programs(
     """
     groups: dict[Any, dict[str, dict[str, float]]] = {}  # what is compiled -> row -> its numbers
     for name, row in rows.items():
-        known = options(type(row.config))
-        compiled = [option for option, facts in known.items() if facts.in_program and option not in UNVARIED]
-        values = counted(row.config, flat(row.config), compiled)
-        numbers = {option: value for option, value in values.items() if known[option].traced and _is_on(value)}
+        table = options(type(row.config))
+        in_program = [option for option, facts in table.items() if facts.in_program and option not in UNVARIED]
+        values = counted(row.config, flat(row.config), in_program)
+        numbers = {option: value for option, value in values.items() if table[option].traced and _is_on(value)}
         constants = tuple((option, value) for option, value in values.items() if option not in numbers)
         groups.setdefault((constants, tuple(numbers)), {})[name] = numbers
-    built = {}
+    results = {}
     for numbers in groups.values():
         first = next(iter(numbers))
         differing = [option for option in numbers[first] if len({each[option] for each in numbers.values()}) > 1]
@@ -288,8 +287,8 @@ def programs(
             return algorithm(lay(config, values))
 
         for name, each in numbers.items():
-            built[name] = build, {option: float(each[option]) for option in differing}
-    return {name: built[name] for name in rows}
+            results[name] = build, {option: float(each[option]) for option in differing}
+    return {name: results[name] for name in rows}
 
 
 def cases_of(
@@ -304,18 +303,18 @@ def cases_of(
     cases = {}
     for name, (build, numbers) in programs(rows, algorithm).items():
         config, seeds, settings = rows[name]
-        shared: dict[str, Any] = {"algorithm": build, "numbers": numbers, "seeds": seeds, "settings": settings}
-        shared |= {"task": config.task(), "test": config.data.test_set(), "evaluate_every": config.run.evaluate_every}
-        cases[name] = Case(**shared, identity=identity(config), **of_row(name, rows[name]))
+        fields: dict[str, Any] = {"algorithm": build, "numbers": numbers, "seeds": seeds, "settings": settings}
+        fields |= {"task": config.task(), "test": config.data.test_set(), "evaluate_every": config.run.evaluate_every}
+        cases[name] = Case(**fields, identity=identity(config), **of_row(name, rows[name]))
     return cases
 
 
 def identity(config: Any) -> dict[str, Any]:
     """Values that tell a settled configuration from all others on the same data, as `Case.identity` takes them."""
-    known = options(type(config))
-    names = [name for name, option in known.items() if option.in_program and name not in _SAME_NUMBERS]
+    table = options(type(config))
+    names = [name for name, option in table.items() if option.in_program and name not in _SAME_NUMBERS]
     values = counted(config, flat(config), names)
-    as_before = {name: known[name].before.get(value, value) for name, value in values.items()}
+    as_before = {name: table[name].before.get(value, value) for name, value in values.items()}
     return {name: value for name, value in as_before.items() if value is not UNSAID}
 
 
@@ -325,5 +324,5 @@ def few(texts: Sequence[str], most: int = 12) -> list[str]:
 
 
 def _is_on(value: Any) -> bool:
-    """Whether a traced option holds a number that does not switch anything off."""
+    """True where a traced option holds a number that does not switch anything off."""
     return isinstance(value, int | float) and value != 0 and abs(value) != float("inf") and value == value

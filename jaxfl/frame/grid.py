@@ -37,25 +37,25 @@ def axis(options: Mapping[str, Option], **values: Sequence[Any]) -> Axis:
     for name in values:
         if name not in options:
             raise unknown(name)
-    lengths = {name: len(listed) for name, listed in values.items()}
+    lengths = {name: len(sequence) for name, sequence in values.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         requirement = "must give options that go together equally many values, at least one"
         raise ArgumentError("--grid", requirement, f"got {lengths}", _WRITE)
-    return {name: tuple(listed) for name, listed in values.items()}
+    return {name: tuple(sequence) for name, sequence in values.items()}
 
 
 def parse_axis(tokens: Sequence[str], options: Mapping[str, Option]) -> Axis:
     """The axis of one `--grid OPTION=VALUE,VALUE,... [OPTION=...]`; a value of several words is quoted by the shell."""
     values: dict[str, list[Any]] = {}
     for token in tokens:
-        name, equals, listed = token.partition("=")
+        name, equals, words = token.partition("=")
         name = name.replace("-", "_")
         if not equals or name in values:
             raise ArgumentError(
                 "--grid", "must be OPTION=VALUE,VALUE,... with each option once", f"got {token!r}", _WRITE
             )
         kind = options[name].kind if name in options else str
-        values[name] = [value_of(name, kind, text.split()) for text in listed.split(",")]
+        values[name] = [value_of(name, kind, text.split()) for text in words.split(",")]
     return axis(options, **values)
 
 
@@ -135,8 +135,8 @@ def sample_axis(ranges: Sequence[str], count: int, seed: int, options: Mapping[s
             raise ArgumentError("--sample", requirement, f"got {text!r}", "Write for example step_size=log:0.01:1.")
         share = np.random.default_rng((seed, number)).random(count)
         ends = np.array([low, high + integer])
-        drawn = np.exp(np.log(ends[0]) + share * np.diff(np.log(ends))) if scale else ends[0] + share * np.diff(ends)
-        values[name] = [min(int(value), int(high)) if integer else float(f"{value:.6g}") for value in drawn]
+        numbers = np.exp(np.log(ends[0]) + share * np.diff(np.log(ends))) if scale else ends[0] + share * np.diff(ends)
+        values[name] = [min(int(value), int(high)) if integer else float(f"{value:.6g}") for value in numbers]
     return axis(options, **values)
 
 
@@ -149,7 +149,7 @@ def refuse_many(count: int, name: str = "--grid") -> None:
 
 
 def without(grid: Grid, names: Collection[str]) -> list[Axis]:
-    """The grid less some options: what a later layer gives goes before what an earlier one varies."""
+    """The grid less some options: an option that a later overlay gives no longer varies."""
     rest = [{name: values for name, values in part.items() if name not in names} for part in grid]
     return [part for part in rest if part]
 

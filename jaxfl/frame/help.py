@@ -17,8 +17,8 @@ from jaxfl.frame.experiment import Request
 from jaxfl.frame.options import text_of
 
 
-def print_help(asked: Request, of_frame: Any, last: Collection[str]) -> None:
-    """Print the options with the values that were laid, and what is compared.
+def print_help(request: Request, of_frame: Any, last: Collection[str]) -> None:
+    """Print the options with their values, and the options that vary.
 
     Args:
         asked: the request that the arguments beside --help make.
@@ -27,7 +27,7 @@ def print_help(asked: Request, of_frame: Any, last: Collection[str]) -> None:
     """
     groups: dict[str, Any] = {}
     texts = {"jobs_and_devices": "Processes and devices that compute, and the compiled programs that are kept."}
-    for name, record in {**vars(asked.config), "every_experiment": of_frame}.items():
+    for name, record in {**vars(request.config), "every_experiment": of_frame}.items():
         kinds, of_fields = get_type_hints(type(record)), _texts(type(record))
         texts[name] = " ".join(str(type(record).__doc__).split())
         for field in dataclasses.fields(record):
@@ -35,17 +35,17 @@ def print_help(asked: Request, of_frame: Any, last: Collection[str]) -> None:
             group = groups.setdefault("jobs_and_devices" if field.name in last else name, [])
             group.append((field.name, kind, dataclasses.field(default=getattr(record, field.name))))
     groups["jobs_and_devices"] = groups.pop("jobs_and_devices")
-    shown = [
+    records = [
         (name, dataclasses.make_dataclass(name, fields, namespace={"__doc__": texts[name]}))
         for name, fields in groups.items()
     ]
-    varied = [" ".join(f"{name}={','.join(map(text_of, part[name]))}" for name in part) for part in asked.grid]
-    compared = f"\n\nwould compare: {', each with '.join(varied)}" if varied else ""
+    axes = [" ".join(f"{name}={','.join(map(text_of, part[name]))}" for name in part) for part in request.grid]
+    comparison = f"\n\nwould compare: {', each with '.join(axes)}" if axes else ""
     with contextlib.suppress(SystemExit):
         tyro.cli(
-            dataclasses.make_dataclass("Options", shown),
-            prog=f"python -m experiments.{asked.experiment.name}",
-            description=asked.experiment.description + compared,
+            dataclasses.make_dataclass("Options", records),
+            prog=f"python -m experiments.{request.experiment.name}",
+            description=request.experiment.description + comparison,
             args=["--help"],
             config=(tyro.conf.OmitArgPrefixes,),
         )

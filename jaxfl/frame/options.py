@@ -42,12 +42,12 @@ def traced(default: float | str | None) -> Any:
 
 
 def unsaved(default: Any) -> Any:
-    """A field that decides no result: where files lie, what is shown."""
+    """A field that decides no result, such as a folder or the output."""
     return dataclasses.field(default=default, metadata={"saved": False, "in_program": False})
 
 
 def stated(default: Any) -> Any:
-    """A field that decides statements, stops or pictures of a run, but nothing of what is compiled."""
+    """A field that decides statements, stops or pictures of a run, but not its program."""
     return dataclasses.field(default=default, metadata={"in_program": False})
 
 
@@ -83,12 +83,12 @@ def flat(config: Any) -> dict[str, Any]:
 
 def lay(config: Any, changes: Mapping[str, Any]) -> Any:
     """The configuration with other values of some options; a name that is none is refused."""
-    known = options(type(config))
+    table = options(type(config))
     of_record: dict[str, dict[str, Any]] = {}
     for name, value in changes.items():
-        if name not in known:
+        if name not in table:
             raise unknown(name)
-        of_record.setdefault(known[name].record, {})[name] = value
+        of_record.setdefault(table[name].record, {})[name] = value
     records = {name: dataclasses.replace(getattr(config, name), **values) for name, values in of_record.items()}
     return dataclasses.replace(config, **records)
 
@@ -111,7 +111,7 @@ def value_of(name: str, kind: Any, tokens: Sequence[str]) -> Any:
             raise ArgumentError(name, "takes no value", found, f"Write {flag(name)} alone, or leave it out.")
         return list(tokens) not in (["false"], ["False"])
     try:
-        return _parsed(kind, tuple(tokens))
+        return _parse(kind, tuple(tokens))
     except (SystemExit, ValueError):  # ValueError: an integer of thousands of digits
         remedy = "Pass another, or leave it out for the default."
         raise ArgumentError(name, f"must be {_in_words(kind)}", found, remedy) from None
@@ -152,14 +152,14 @@ def refuse_out_of_range(name: str, value: Any, option: Option) -> None:
 
 
 @functools.cache
-def _parsed(kind: Any, tokens: tuple[str, ...]) -> Any:
+def _parse(kind: Any, tokens: tuple[str, ...]) -> Any:
     """Words as a value, by tyro; SystemExit where they are none."""
     holder = dataclasses.make_dataclass("Value", [("value", kind)])
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
-        parsed, rest = tyro.cli(holder, args=["--value", *tokens], return_unknown_args=True)
+        result, rest = tyro.cli(holder, args=["--value", *tokens], return_unknown_args=True)
     if rest or (not tokens and not any(typing.get_origin(part) is tuple for part in alternatives(kind))):
         raise SystemExit(2)
-    return parsed.value
+    return result.value
 
 
 def flag(name: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 class Output:
     """A text stream that is given up with one warning when it cannot be written, while the run goes on.
 
-    What a run leaves lies in its directory, so that nothing is lost but what was told on the way.
+    The results of a run lie in its directory, so that nothing is lost but its messages.
 
     Attributes:
         is_lost: whether it was given up.
@@ -33,7 +33,7 @@ class Output:
             return len(text)
 
     def flush(self) -> None:
-        """Write what is held back, or give up."""
+        """Write the buffer, or give up."""
         try:
             self._stream.flush()
         except OSError as error:
@@ -59,11 +59,11 @@ def steady_output() -> Iterator[Output]:
         - afterwards standard output is as before, but for what was lost.
     """
     before, error_stream = sys.stdout, sys.stderr
-    with contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as stack:
         # None where whoever started the process has closed it.
-        stream = opened.enter_context(open(os.devnull, "w", encoding="utf-8")) if before is None else before
-        opened.enter_context(_never_strict(stream, "replace"))
-        opened.enter_context(_never_strict(error_stream, "backslashreplace"))
+        stream = stack.enter_context(open(os.devnull, "w", encoding="utf-8")) if before is None else before
+        stack.enter_context(_never_strict(stream, "replace"))
+        stack.enter_context(_never_strict(error_stream, "backslashreplace"))
         output = Output(stream)
         sys.stdout = output
         try:

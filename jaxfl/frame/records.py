@@ -319,7 +319,7 @@ class Run(Launch, Distributed):
     CPU, and elsewhere as many as memory holds. Results agree to rounding."""
 
     def placement(self) -> Placement | None:
-        """The devices that are asked for; those of all processes where several train."""
+        """The requested devices; the devices of all processes where several train."""
         num_devices = self.devices if self.devices is not None or not several() else jax.device_count()
         return None if num_devices is None else Placement(num_devices, self.shard)
 

@@ -1,4 +1,4 @@
-"""From rows to a run directory: train, tell, draw."""
+"""The way from rows to a run directory: train, tell, draw."""
 
 from __future__ import annotations
 
@@ -53,34 +53,34 @@ def leave_accelerators() -> None:
     jax.config.update("jax_platforms", "cpu")
 
 
-def run(asked: Request) -> int:
+def run(request: Request) -> int:
     """Train all rows; returns the exit code."""
-    experiment, console = asked.experiment, Console(markup=False)
-    where = asked.config.run
+    experiment, console = request.experiment, Console(markup=False)
+    where = request.config.run
     where.check()
     check.at_least(1, checkpoint_every=where.checkpoint_every)
     if where.lanes_at_once is not None:
         check.at_least(1, lanes_at_once=where.lanes_at_once)
     if where.checkpoint_minutes is not None:
         check.non_negative(checkpoint_minutes=where.checkpoint_minutes)
-    check_seeds(asked)
-    secrecy = getattr(asked.config, "publication", Publication())
+    check_seeds(request)
+    secrecy = getattr(request.config, "publication", Publication())
     secrecy.check()
     with tracing_for("gpu") if where.gpus else contextlib.nullcontext():  # as the jobs will, which have some
-        prepared, cases, saved = together(prepare, asked)
-    dataset = flat(asked.config).get("dataset", "default")
-    name = asked.preset or dataset
+        prepared, cases, facts = together(prepare, request)
+    dataset = flat(request.config).get("dataset", "default")
+    name = request.preset or dataset
     directory = of_first(lambda: new_run_directory(where.out, experiment.name, name, resume=where.resume))
-    records = open_run(directory, saved, experiment=experiment.name, preset=asked.preset, resume=where.resume)
-    if asked.stop is not None:
-        asked.stop.undo_until_heeded(records.withdraw)
+    records = open_run(directory, facts, experiment=experiment.name, preset=request.preset, resume=where.resume)
+    if request.stop is not None:
+        request.stop.undo_until_heeded(records.withdraw)
     for text in prepared.description:
         console.print(text, soft_wrap=True, highlight=False)
     key = secret_key(records) if secrecy.seed_from_os else None
     if where.has_jobs:
-        work = partial(run_pass, asked._replace(stop=None), records.path.absolute())
+        work = partial(run_pass, request._replace(stop=None), records.path.absolute())
         tell = _tell_nobody if where.quiet else partial(console.print, soft_wrap=True, highlight=False)
-        run_in_jobs(work, records, cases, where, key=key, stop=asked.stop, tell=tell)
+        run_in_jobs(work, records, cases, where, key=key, stop=request.stop, tell=tell)
     summary = train(
         cases,
         run=records,
@@ -88,68 +88,69 @@ def run(asked: Request) -> int:
         checkpoint_minutes=where.checkpoint_minutes,
         quiet=where.quiet,
         key=key,
-        stop=asked.stop,
+        stop=request.stop,
         lanes_at_once=where.lanes_at_once,
     )
-    return _tell(asked, prepared, cases, records, summary)
+    return _tell(request, prepared, cases, records, summary)
 
 
 @on_first
 def _tell(
-    asked: Request, prepared: Prepared, cases: Mapping[str, Case], records: RunDirectory, summary: dict[str, Any]
+    request: Request, prepared: Prepared, cases: Mapping[str, Case], records: RunDirectory, summary: dict[str, Any]
 ) -> int:
-    """Print and draw what a run gave, and publish what is covered; returns the exit code."""
-    experiment, console, directory = asked.experiment, Console(markup=False), records.path
-    where, secrecy = asked.config.run, getattr(asked.config, "publication", Publication())
+    """Print and draw a run's results, and publish the covered ones; returns the exit code."""
+    experiment, console, directory = request.experiment, Console(markup=False), records.path
+    where, secrecy = request.config.run, getattr(request.config, "publication", Publication())
     trouble = _lone_trouble(summary) if where.has_jobs else None
     if trouble is not None:
         status, reason = trouble
         records.write_summary({**summary, "status": status})
         print(f"stopped: {reason}", file=sys.stderr)
         return 1
-    finished = Finished(records, summary, asked.rows, prepared.context)
-    preset = experiment.presets.get(asked.preset or "")
-    drawn = preset.pictures if preset is not None and preset.pictures is not None else experiment.finish
-    added = [] if drawn is None else list(drawn(finished))
+    finished = Finished(records, summary, request.rows, prepared.context)
+    preset = experiment.presets.get(request.preset or "")
+    draw = preset.pictures if preset is not None and preset.pictures is not None else experiment.finish
+    pictures = [] if draw is None else list(draw(finished))
     records.write_summary(summary)
     metrics = dict.fromkeys(name for row in summary["cases"].values() for name in row)
     columns = [name for pattern in experiment.columns for name in fnmatch.filter(metrics, pattern)]
     console.print(summary_table(summary, columns))
     if len(summary["cases"]) >= _FEWEST_RANKED and columns:
-        console.print(_winner(asked, summary, columns), soft_wrap=True)
+        console.print(_winner(request, summary, columns), soft_wrap=True)
     for name, entry in summary["cases"].items():
         if "budget_spent" in entry.get("status", ()):
             rounds = max(entry["rounds_per_seed"])
-            is_proven = flat(asked.rows[name].config).get("bound", "proven") == "proven"
-            held = next(stated for stated in entry["privacy"] if (stated["bound"] == "proven") == is_proven)
-            what = "privacy budget was" if held["dp_epsilon"] is not None else "iterations that a budget pays for were"
-            spent = f"{name}: the {what} spent after {rounds} rounds, and the run stopped there"
-            console.print(f"{spent}: {statement_text(held)}")
-    settings = {name: row.settings for name, row in asked.rows.items()}
-    shown = ", ".join(map(str, [*plot_run(directory, where.x), *plot_final(directory, settings), *added]))
+            is_proven = flat(request.rows[name].config).get("bound", "proven") == "proven"
+            statement = next(each for each in entry["privacy"] if (each["bound"] == "proven") == is_proven)
+            has_epsilon = statement["dp_epsilon"] is not None
+            what = "privacy budget was" if has_epsilon else "iterations that a budget pays for were"
+            note = f"{name}: the {what} spent after {rounds} rounds, and the run stopped there"
+            console.print(f"{note}: {statement_text(statement)}")
+    settings = {name: row.settings for name, row in request.rows.items()}
+    paths = ", ".join(map(str, [*plot_run(directory, where.x), *plot_final(directory, settings), *pictures]))
     if secrecy.publish is not None:
         publish(records, cases, secrecy.publish)
         console.print(f"Published: {secrecy.publish}", soft_wrap=True)
-    console.print(f"Run: {directory}   Table: {directory / 'results.csv'}   Pictures: {shown}", soft_wrap=True)
+    console.print(f"Run: {directory}   Table: {directory / 'results.csv'}   Pictures: {paths}", soft_wrap=True)
     return 0
 
 
-def prepare(asked: Request) -> tuple[Prepared, dict[str, Case], dict[str, Any]]:
+def prepare(request: Request) -> tuple[Prepared, dict[str, Case], dict[str, Any]]:
     """Prepare the rows: returns them as prepared, the cases to train, and what config.json keeps."""
-    assert asked.experiment.prepare is not None
-    prepared = asked.experiment.prepare(asked.rows)
-    cases = with_ledgers(prepared.cases, asked.rows, asked.config.run.x)
-    placement = asked.config.run.placement()
+    assert request.experiment.prepare is not None
+    prepared = request.experiment.prepare(request.rows)
+    cases = with_ledgers(prepared.cases, request.rows, request.config.run.x)
+    placement = request.config.run.placement()
     cases = {name: case._replace(placement=placement) for name, case in cases.items()}
     task = next(iter(cases.values())).task
-    # What auto stands for, since another node loop gives other last bits.
-    return prepared, cases, {**saved_options(asked), "node_loop": task.node_loop, **prepared.saved}
+    # The loop that auto stands for, since another one gives other last bits.
+    return prepared, cases, {**saved_options(request), "node_loop": task.node_loop, **prepared.saved}
 
 
-def run_pass(asked: Request, path: Path, number: int, stop: Stop) -> None:
+def run_pass(request: Request, path: Path, number: int, stop: Stop) -> None:
     """Train a pass of a run, from where it stands: the work of a job.
 
-    All rows are prepared, for what they have in common decides what is compiled.
+    All rows are prepared, for their common options decide the compiled program.
 
     Args:
         asked: the request of the whole run.
@@ -158,19 +159,19 @@ def run_pass(asked: Request, path: Path, number: int, stop: Stop) -> None:
         stop: as `train` takes it.
 
     Raises:
-        ArgumentError: as `train` says; or the job has other devices than it asked for.
+        ArgumentError: as `train`, or a job with other devices.
     """
-    where = asked.config.run
+    where = request.config.run
     use_all_cores(where.devices or 1)
     if not where.gpus:
         leave_accelerators()
     elif jax.default_backend() != "gpu" or jax.local_device_count() < where.gpus:
         found = f"the job has {jax.local_device_count()} of {jax.default_backend()}"
         raise ArgumentError("gpus", "must be there for every job", found, "Ask for fewer, or mend the installation.")
-    with compilation_cache(asked.cache):
-        _, cases, _ = prepare(asked)
+    with compilation_cache(request.cache):
+        _, cases, _ = prepare(request)
         records = read_run(path)
-        has_secret = getattr(asked.config, "publication", Publication()).seed_from_os
+        has_secret = getattr(request.config, "publication", Publication()).seed_from_os
         train(
             cases,
             run=records,
@@ -193,21 +194,21 @@ def _lone_trouble(summary: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def _tell_nobody(text: str) -> None:
-    """In place of a console."""
+    """A console for nobody."""
 
 
-def _winner(asked: Request, summary: Mapping[str, Any], columns: Sequence[str]) -> str:
+def _winner(request: Request, summary: Mapping[str, Any], columns: Sequence[str]) -> str:
     """The best case, as a command."""
     best = ranking(summary, columns)[0]
-    row, metric = asked.rows[best], next(column for column in columns if column in summary["cases"][best])
-    known = options(type(asked.config))
-    own = {name: value for name, value in asked.changes.items() if known[name].saved or name == "data_dir"}
-    words = [] if asked.preset is None else ["--preset", asked.preset]
+    row, metric = request.rows[best], next(column for column in columns if column in summary["cases"][best])
+    known = options(type(request.config))
+    own = {name: value for name, value in request.changes.items() if known[name].saved or name == "data_dir"}
+    words = [] if request.preset is None else ["--preset", request.preset]
     for option, value in (own | row.settings).items():
         words += [flag(option), *text_of(value).split()]
     if row.seeds != (0,):
         words += ["--seeds", *map(str, row.seeds)]
-    command = shlex.join(["python", "-m", f"experiments.{asked.experiment.name}", *words])
+    command = shlex.join(["python", "-m", f"experiments.{request.experiment.name}", *words])
     value = format_spread(metric, summary["cases"][best][metric])
     told = f"Best of {len(summary['cases'])} by {metric.replace('_', ' ')}: {best} ({value}), to be had by"
     return f"{told}\n  {command}\nNo ε covers the choice among cases, which looks at their test results."
@@ -220,7 +221,7 @@ def with_ledgers(cases: Mapping[str, Case], rows: Mapping[str, Row], x: str) -> 
     at once. A case that brings a ledger keeps it.
 
     Raises:
-        ArgumentError: an option of costs out of range, or curves against what is not counted.
+        ArgumentError: an option of costs out of range, or curves against a cost that the run does not count.
     """
     with_costs = {}
     for name, case in cases.items():
@@ -238,20 +239,20 @@ def with_ledgers(cases: Mapping[str, Case], rows: Mapping[str, Row], x: str) -> 
     return with_costs
 
 
-def saved_options(asked: Request) -> dict[str, Any]:
+def saved_options(request: Request) -> dict[str, Any]:
     """Options that decide the results: the first row's, and of each row its differences and its seeds."""
-    known = options(type(asked.config))
-    first = {name: value for name, value in flat(asked.config).items() if known[name].saved}
+    kinds = options(type(request.config))
+    first = {name: value for name, value in flat(request.config).items() if kinds[name].saved}
     cases = {}
-    for name, row in asked.rows.items():
-        values = {key: value for key, value in flat(row.config).items() if known[key].saved and value != first[key]}
+    for name, row in request.rows.items():
+        values = {key: value for key, value in flat(row.config).items() if kinds[key].saved and value != first[key]}
         cases[name] = {**values, "seeds": row.seeds}
     return {**first, "cases": cases}
 
 
-def check_seeds(asked: Request) -> None:
+def check_seeds(request: Request) -> None:
     """Refuse seeds that lose bits or that no key takes."""
-    for seed in sorted({seed for row in asked.rows.values() for seed in row.seeds}):
+    for seed in sorted({seed for row in request.rows.values() for seed in row.seeds}):
         if not 0 <= seed < 2**32:  # a larger seed would lose its upper bits
             raise ArgumentError("seed", "must lie in [0, 2^32)", f"got {seed}", "Pass e.g. --seeds 0 1 2.")
 
@@ -266,13 +267,13 @@ def new_run_directory(out: str | None, experiment: str, name: str, *, resume: bo
             raise ArgumentError("out", "must name a directory", f"got {out!r}", "Name one, or leave it out.")
         return Path(out).expanduser()
     base = Path("runs") / experiment
-    taken = [base / name] if (base / name).exists() else []
-    while (base / f"{name}-{len(taken) + 1}").exists() and taken:
-        taken.append(base / f"{name}-{len(taken) + 1}")
+    runs = [base / name] if (base / name).exists() else []
+    while (base / f"{name}-{len(runs) + 1}").exists() and runs:
+        runs.append(base / f"{name}-{len(runs) + 1}")
     if resume:
-        if not taken:
+        if not runs:
             raise ArgumentError(
                 "resume", "needs a run to go on with", f"there is no {base / name}", "Name the run by --out."
             )
-        return taken[-1]
-    return base / (name if not taken else f"{name}-{len(taken) + 1}")
+        return runs[-1]
+    return base / (name if not runs else f"{name}-{len(runs) + 1}")

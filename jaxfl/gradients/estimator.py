@@ -54,13 +54,13 @@ def gather(data: FederatedData, positions: Array) -> tuple[Array, Array]:
     count = data.parts.count
     length = len(data.inputs) // count
     firsts = jnp.arange(0, count * length, length, dtype=rows.dtype)
-    own = rows.reshape(count, -1) - firsts[:, None]
+    offsets = rows.reshape(count, -1) - firsts[:, None]
 
-    def taken(pool):
+    def take(pool):
         parts = pool.reshape(count, length, *pool.shape[1:])
-        return jax.vmap(lambda part, rows: part[rows])(parts, own).reshape(*rows.shape, *pool.shape[1:])
+        return jax.vmap(lambda part, rows: part[rows])(parts, offsets).reshape(*rows.shape, *pool.shape[1:])
 
-    return taken(data.inputs), taken(data.labels)
+    return take(data.inputs), take(data.labels)
 
 
 @constructor
@@ -75,26 +75,25 @@ def mini_batch(
         clip_order: 2 for the L2 norm, 1 for the L1 norm.
 
     Raises:
-        ArgumentError: a clip norm that is not positive; from `init`, a batch larger than a node's data, or a task with
-            `train_loss`.
+        ArgumentError: a clip norm out of range; from `init`, too large a batch, or a task with `train_loss`.
 
     Guarantees:
         - unbiased for the mean of the clipped local gradients under every sampler.
     """
-    chosen = uniform(1) if sampler is None else sampler
+    scheme = uniform(1) if sampler is None else sampler
     per_example.check_clipping(clip_norm, clip_order)
 
     def init(task, key, params, data):
         check_sample_losses(task)
         check_task(task, data)
-        check_counts(chosen, data.sizes, data.names)
+        check_counts(scheme, data.sizes, data.names)
 
     def draw(key, round_index, data):
-        return draw_batch(chosen, key, round_index, data.sizes)
+        return draw_batch(scheme, key, round_index, data.sizes)
 
     def estimate(task, params, state, data, draws: Batch, round_index):
         def one_node(node_params, inputs, labels, mask):
-            weights = mask.astype(number_type(node_params)) / chosen.batch_size
+            weights = mask.astype(number_type(node_params)) / scheme.batch_size
             total = per_example.weighted_sum(
                 task, node_params, inputs, labels, weights, clip_norm=clip_norm, clip_order=clip_order
             )
@@ -108,7 +107,7 @@ def mini_batch(
 
 
 def batch_sums(measured: Any, weights: Array, mask: Array) -> Info:
-    """Sums over one node's batch (b,) of what a `GradientSum`, or a table's `Rows`, measured, each ()."""
+    """Sum the measurements of a `GradientSum`, or of a table's `Rows`, over one node's batch (b,), each to ()."""
     return Info(loss=jnp.sum(weights * measured.losses)).plus(
         {DISCARDED: jnp.sum(jnp.where(mask, measured.discarded, 0.0)).astype(jnp.int32)},
         clipped_fraction=jnp.sum(weights * measured.clipped),  # samples whose gradient was scaled down, over b

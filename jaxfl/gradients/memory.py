@@ -1,4 +1,4 @@
-"""The memory preflight: what cannot fit is refused before anything is allocated."""
+"""The memory preflight: too large arrays are refused before anything is allocated."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def available_bytes() -> int:
     stats = jax.local_devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
-    return max(0, min([psutil.virtual_memory().available, *_left_by_limits(), *left_by_control_groups()]))
+    return max(0, min([psutil.virtual_memory().available, *_bytes_within_limits(), *left_by_control_groups()]))
 
 
-def _left_by_limits() -> list[int]:
+def _bytes_within_limits() -> list[int]:
     """Compute the bytes that `ulimit -v` and `ulimit -d` leave."""
     if sys.platform == "win32":
         return []
     import resource
 
-    held = psutil.Process().memory_info()
-    limits = ((resource.RLIMIT_AS, held.vms), (resource.RLIMIT_DATA, getattr(held, "data", held.rss)))
-    soft = ((resource.getrlimit(limit)[0], used) for limit, used in limits)
-    return [most - used for most, used in soft if most != resource.RLIM_INFINITY]
+    usage = psutil.Process().memory_info()
+    limits = ((resource.RLIMIT_AS, usage.vms), (resource.RLIMIT_DATA, getattr(usage, "data", usage.rss)))
+    soft = ((resource.getrlimit(limit)[0], size) for limit, size in limits)
+    return [most - size for most, size in soft if most != resource.RLIM_INFINITY]
 
 
 def left_by_control_groups(root: Path = Path("/")) -> list[int]:
@@ -44,7 +44,7 @@ def left_by_control_groups(root: Path = Path("/")) -> list[int]:
     Args:
         root: of the file system, for tests.
     """
-    left = []
+    rest = []
     try:
         groups = [line.split(":", 2)[1:] for line in (root / "proc/self/cgroup").read_text().splitlines()]
     except OSError:
@@ -57,16 +57,16 @@ def left_by_control_groups(root: Path = Path("/")) -> list[int]:
         if controllers not in forms:
             continue
         mount, most, used, cached = forms[controllers]
-        own = Path(group.lstrip("/"))
-        for folder in (own, *own.parents):  # whose limits hold as well
+        home = Path(group.lstrip("/"))
+        for folder in (home, *home.parents):  # whose limits hold as well
             try:
                 limit, usage = ((root / mount / folder / name).read_text().strip() for name in (most, used))
                 pages = dict(line.split() for line in (root / mount / folder / "memory.stat").read_text().splitlines())
             except OSError:  # of another name space, or the root, which has no limit
                 continue
             if limit != "max" and int(limit) < psutil.virtual_memory().total:
-                left.append(int(limit) - int(usage) + int(pages.get(cached, 0)))  # files read give way
-    return left
+                rest.append(int(limit) - int(usage) + int(pages.get(cached, 0)))  # files read give way
+    return rest
 
 
 def total_bytes() -> int:
@@ -83,13 +83,13 @@ def require_fits(
     what: str = "it",
     remedy: str = "Take a smaller model, or fewer nodes.",
 ) -> None:
-    """Refuse what does not fit, naming the alternatives with their size.
+    """Refuse an array that does not fit, naming the alternatives with their size.
 
     Args:
         argument: name of the argument that asks for the memory.
         needed: bytes it would take.
         alternatives: what to write instead -> bytes it would take; those that fit are named, all if none does.
-        what: that which needs the memory.
+        what: name of the thing that needs the memory.
         remedy: said where there are no alternatives whose size is known.
 
     Raises:

@@ -27,7 +27,7 @@ def size_of(task: Task, params: PyTree, inputs: Array, labels: Array) -> int:
     """Compute the number of samples whose gradients one node makes at once. It is static, and 1 on a CPU.
 
     Args:
-        task: what is learned.
+        task: the learning task.
         params: one node's parameters, leaves (*leaf), or their shapes.
         inputs: (b, *sample).
         labels: (b, ...).
@@ -42,7 +42,7 @@ def size_of(task: Task, params: PyTree, inputs: Array, labels: Array) -> int:
     if is_cpu():
         return 1
     bytes_of_one = sample_bytes(task, params, inputs, labels)
-    # Not of what is free, which is another number in each process: a resumed run adds up in the same groups.
+    # Not of free memory, which is another number in each process: a resumed run adds up in the same groups.
     fitting = max(1, memory.total_bytes() // _SHARES // bytes_of_one)
     num_groups = -(-len(inputs) // fitting)
     return -(-len(inputs) // num_groups)
@@ -74,8 +74,8 @@ def grouped(samples: PyTree, size: int) -> PyTree:
 
     def of_leaf(leaf):
         missing = -leaf.shape[0] % size
-        padded = jnp.pad(leaf, [(0, missing), *[(0, 0)] * (leaf.ndim - 1)], mode="edge") if missing else leaf
-        return padded.reshape(-1, size, *leaf.shape[1:])
+        whole = jnp.pad(leaf, [(0, missing), *[(0, 0)] * (leaf.ndim - 1)], mode="edge") if missing else leaf
+        return whole.reshape(-1, size, *leaf.shape[1:])
 
     return jax.tree.map(of_leaf, samples)
 

@@ -106,9 +106,9 @@ def clipped_factors(
     losses = of_samples("task.factors", losses, inputs)
     if clip_norm is None:
         errors = tuple(jnp.where(_along(jnp.isfinite(losses), error), error, jnp.nan) for error in factors.errors)
-        return _unclipped(losses, None), Factors(inputs=factors.inputs, errors=errors)
+        return _plain_result(losses, None), Factors(inputs=factors.inputs, errors=errors)
     norms, scale = _norms_and_scale(task, losses, factors, clip_norm, clip_order, {})
-    return _clipped(losses, norms, scale, None), _scaled(factors, norms, scale)
+    return _clipped_result(losses, norms, scale, None), _scale_errors(factors, norms, scale)
 
 
 def _norms_and_scale(task: Task, losses: Array, factors: Factors, clip_norm, clip_order, kept: Kept):
@@ -117,8 +117,8 @@ def _norms_and_scale(task: Task, losses: Array, factors: Factors, clip_norm, cli
     return norms, clip_scale(norms, clip_norm)
 
 
-def _scaled(factors: Factors, norms: Array, scale: Array) -> Factors:
-    """Errors of clipped gradients, zeros for what is discarded."""
+def _scale_errors(factors: Factors, norms: Array, scale: Array) -> Factors:
+    """Errors of clipped gradients, zeros for discarded ones."""
     errors = tuple(_or_zero(norms, error * _along(scale, error)) for error in factors.errors)
     return Factors(inputs=factors.inputs, errors=errors)
 
@@ -130,13 +130,13 @@ def _clipped_sum(task: Task, params, inputs, labels, weights, clip_norm, clip_or
     losses = of_samples("task.factors", losses, inputs)
     kept: Kept = {}
     for layer, *factor in zip(task.layers, factors.inputs, factors.errors, strict=True):
-        measured = None if clip_order == 1 or layer.kept is None else layer.kept(*factor)
-        kept |= {} if measured is None else {layer.name: measured}
+        norms_and_rows = None if clip_order == 1 or layer.kept is None else layer.kept(*factor)
+        kept |= {} if norms_and_rows is None else {layer.name: norms_and_rows}
     norms, scale = _norms_and_scale(task, losses, factors, clip_norm, clip_order, kept)
-    gradient = from_factors(task, _scaled(factors, norms, scale), weights, without=kept)
+    gradient = from_factors(task, _scale_errors(factors, norms, scale), weights, without=kept)
     for name, (_, gradients) in kept.items():
         gradient[name] = jax.tree.map(lambda leaf: _sum_over_samples(weights * scale, leaf), gradients)
-    return _clipped(losses, norms, scale, {layer.name: gradient[layer.name] for layer in task.layers})
+    return _clipped_result(losses, norms, scale, {layer.name: gradient[layer.name] for layer in task.layers})
 
 
 def _along(values: Array, array: Array) -> Array:
@@ -149,7 +149,7 @@ def _or_zero(norms: Array, array: Array) -> Array:
     return jnp.where(_along(jnp.isfinite(norms), array), array, jnp.zeros_like(array))
 
 
-def _clipped(losses: Array, norms: Array, scale: Array, gradient: PyTree) -> GradientSum:
+def _clipped_result(losses: Array, norms: Array, scale: Array, gradient: PyTree) -> GradientSum:
     """A result under a clip norm, from each sample's norm and factor."""
     finite = jnp.isfinite(norms)
     return GradientSum(
@@ -160,7 +160,7 @@ def _clipped(losses: Array, norms: Array, scale: Array, gradient: PyTree) -> Gra
     )
 
 
-def _unclipped(losses: Array, gradient: PyTree) -> GradientSum:
+def _plain_result(losses: Array, gradient: PyTree) -> GradientSum:
     """A result without a clip norm."""
     return GradientSum(
         losses=losses, gradient=gradient, clipped=jnp.zeros_like(losses), discarded=jnp.zeros_like(losses)
@@ -195,16 +195,13 @@ def weighted_sum(
     """Sum over the batch of weight times per-sample gradient, each clipped first.
 
     Args:
-        task: what is learned.
+        task: the learning task.
         params: one node's parameters, leaves (*leaf).
         inputs: (b, *sample).
         labels: (b, ...).
         weights: (b,), float32; 0 for padding, 1/batch_size for a mean.
         clip_norm: bound on each sample's gradient norm over all parameters; None does not clip.
         clip_order: 2 for the L2 norm, 1 for the L1 norm.
-
-    Returns:
-        A `GradientSum`.
 
     Guarantees:
         - each sample contributes a gradient of norm at most clip_norm.
@@ -222,7 +219,7 @@ def weighted_sum(
             return jnp.sum(weights * losses), losses
 
         gradient, losses = jax.grad(total, has_aux=True)(params)
-        return _unclipped(losses, gradient)
+        return _plain_result(losses, gradient)
     if len(inputs) > microbatches.BLOCK:
         clipping = {"clip_norm": clip_norm, "clip_order": clip_order}
 
@@ -230,8 +227,8 @@ def weighted_sum(
             part = weighted_sum(task, params, samples[0], samples[1], block_weights, **clipping)
             return part.gradient, part._replace(gradient=None)
 
-        gradient, measured = microbatches.in_blocks(of_block, (inputs, labels), weights)
-        return measured._replace(gradient=gradient)
+        gradient, results = microbatches.in_blocks(of_block, (inputs, labels), weights)
+        return results._replace(gradient=gradient)
     if how == "factored":
         return _clipped_sum(task, params, inputs, labels, weights, clip_norm, clip_order)
 
@@ -241,12 +238,12 @@ def weighted_sum(
 
     def add(carry, sample):
         one_input, one_label, weight = sample
-        measured = _one_sample(task, params, one_input, one_label, clip_norm, clip_order)
-        total = jax.tree.map(lambda a, b: a + weight * b, carry, measured.gradient)
-        return total, measured._replace(gradient=None)
+        results = _one_sample(task, params, one_input, one_label, clip_norm, clip_order)
+        total = jax.tree.map(lambda a, b: a + weight * b, carry, results.gradient)
+        return total, results._replace(gradient=None)
 
-    gradient, measured = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), (inputs, labels, weights))
-    return measured._replace(gradient=gradient)
+    gradient, results = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), (inputs, labels, weights))
+    return results._replace(gradient=gradient)
 
 
 def per_sample(
@@ -264,12 +261,12 @@ def per_sample(
     there than a batched gradient, and b times smaller intermediates) and as many as memory allows elsewhere.
     """
     if task.factors is not None:
-        measured, factors = clipped_factors(task, params, inputs, labels, clip_norm=clip_norm, clip_order=clip_order)
+        results, factors = clipped_factors(task, params, inputs, labels, clip_norm=clip_norm, clip_order=clip_order)
         gradient = {
             layer.name: layer.per_sample(layer_input, error)
             for layer, layer_input, error in zip(task.layers, factors.inputs, factors.errors, strict=True)
         }
-        return measured._replace(gradient=gradient)
+        return results._replace(gradient=gradient)
 
     def one(sample):
         one_input, one_label = sample
@@ -290,14 +287,14 @@ def _sum_of_groups(task: Task, params: PyTree, samples, size: int, clip_norm, cl
 
     def add(total, group):
         group_inputs, group_labels, group_weights = group
-        measured = jax.vmap(of_sample)(group_inputs, group_labels)
-        part = jax.tree.map(lambda leaf: _sum_over_samples(group_weights, leaf), measured.gradient)
-        return jax.tree.map(jnp.add, total, part), measured._replace(gradient=None)
+        results = jax.vmap(of_sample)(group_inputs, group_labels)
+        part = jax.tree.map(lambda leaf: _sum_over_samples(group_weights, leaf), results.gradient)
+        return jax.tree.map(jnp.add, total, part), results._replace(gradient=None)
 
     weights = jnp.pad(weights, (0, -len(inputs) % size))  # what is repeated does not count
     groups = (*microbatches.grouped((inputs, labels), size), weights.reshape(-1, size))
-    gradient, measured = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), groups)
-    return microbatches.joined(measured, len(inputs))._replace(gradient=gradient)
+    gradient, results = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), groups)
+    return microbatches.joined(results, len(inputs))._replace(gradient=gradient)
 
 
 def tree_norm(gradient: PyTree, clip_order: int) -> Array:
@@ -314,8 +311,8 @@ def _one_sample(task: Task, params: PyTree, one_input: Array, one_label: Array, 
         lambda values: sample_losses(task, values, one_input[None], one_label[None])[0]
     )(params)
     if clip_norm is None:
-        return _unclipped(loss, gradient)
+        return _plain_result(loss, gradient)
     norm = tree_norm(gradient, clip_order)
     scale = clip_scale(norm, clip_norm)
     gradient = jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(norm), scale * leaf, 0.0), gradient)
-    return _clipped(loss, norm, scale, gradient)
+    return _clipped_result(loss, norm, scale, gradient)

@@ -78,14 +78,14 @@ def saga(
 
     Args:
         sampler: how each round's entries are drawn; default `uniform(1)`, the paper's.
-        table: what is kept. "dense": the gradient of every sample, d numbers a row. "factored": the layer inputs and
+        table: content of a row. "dense": the gradient of every sample, d numbers. "factored": the layer inputs and
             output errors that it is the product of (exact; for tasks with `layers`; the sample itself is not stored).
             "per_batch": the local data in fixed batches of `entry_size`, one gradient a batch; `sampler` then draws
             batches.
         entry_size: samples of one entry, for "per_batch" only.
         storage: "float32", or "bfloat16" rounded toward zero, so that no stored gradient exceeds the clip norm. A
-            rounded table makes no bias: the mean that is added back is that of the rounded entries. It adds variance:
-            a stored number (in a factored table each of the two factors) is off by less than 2^-7 of itself. Clipped
+            rounded table makes no bias: the estimate adds back the mean of the rounded entries. It adds variance: a
+            stored number (in a factored table each of the two factors) is off by less than 2^-7 of itself. Clipped
             gradients of convolutions, being sums of products, would grow by rounding the factors where the products
             cancel, so for them a factored table is float32. Params in float64 take "float64", and others do not.
         clip_norm: bound on each sample's gradient norm, applied before storing; None does not clip. May be traced.
@@ -93,14 +93,12 @@ def saga(
         refresh_every: rounds after which the mean, else updated by differences, is recomputed from the table, which
             removes the accumulated float32 rounding. (Under `jax.vmap` over states it is computed in every round, and
             an accelerator's host waits in every round to know whether it is due.) "never" carries the mean's rounding
-            in one more array of the parameters' size; only that of differences accumulates, and on accelerators
+            in one more array of the parameters' size; only the rounding of differences accumulates, and on accelerators
             `jaxfl.training` recomputes the mean every 100,000 rounds (`Algorithm.upkeep`). "auto" is 1000 on a CPU and
             "never" elsewhere, as `init` decides.
 
     Raises:
-        ArgumentError: an argument out of range; from `init`, a storage for params of another type, a table that does
-            not fit in memory, a batch larger than a node's entries, a factored table for a task without layers, one in
-            bfloat16 of clipped gradients for a task with convolutions, or a task with `train_loss`.
+        ArgumentError: an argument out of range; from `init`, an unusable task, data or storage, or too little memory.
 
     Guarantees:
         - unbiased for the mean of the clipped local gradients, given the table.
@@ -110,7 +108,7 @@ def saga(
         - rows read for another batch make the node's gradient NaN and are counted.
         - no copy of the table in a round.
     """
-    chosen = uniform(1) if sampler is None else sampler
+    scheme = uniform(1) if sampler is None else sampler
     check.one_of(("dense", "factored", "per_batch"), table=table)
     check.one_of(tuple(_BYTES), storage=storage)
     if isinstance(refresh_every, str):
@@ -129,7 +127,7 @@ def saga(
         check_sample_losses(task)
         check_task(task, data)
         counts = _entry_counts(data, samples)
-        check_counts(chosen, counts, data.names)
+        check_counts(scheme, counts, data.names)
         _check_storage(storage, params)
         if storage not in _storages(task, table, clip_norm):
             layer = next(layer.name for layer in task.layers if not layer.is_outer_product)
@@ -140,15 +138,15 @@ def saga(
                 'Rounded factors can exceed the clip norm: pass "float32", or table="dense" or "per_batch".',
             )
         params = varying_like(params, params, key, data)  # gradients to what devices share would be sums over them
-        _preflight(task, params, data, chosen, table, samples, storage, clip_norm)
+        _preflight(task, params, data, scheme, table, samples, storage, clip_norm)
         store = make_store(task, params, data, table=table, entry_size=samples, **clipping)
         carries_rounding = refresh_every == "never" or (refresh_every == "auto" and not is_cpu())
-        return jax.jit(partial(_build, store, task, chosen, samples, storage, carries_rounding))(key, params, data)
+        return jax.jit(partial(_build, store, task, scheme, samples, storage, carries_rounding))(key, params, data)
 
     def draw(key, round_index, data):
         counts = _entry_counts(data, samples)
         rounds = jnp.stack([round_index, round_index + 1])
-        both = jax.vmap(lambda index: draw_batch(chosen, key, index, counts))(rounds)
+        both = jax.vmap(lambda index: draw_batch(scheme, key, index, counts))(rounds)
         this, coming = (jax.tree.map(lambda leaf, i=i: leaf[i], both) for i in range(2))
         return SagaDraws(batch=this, next_batch=coming)
 
@@ -158,8 +156,8 @@ def saga(
         counts = _entry_counts(data, samples)
         inputs, labels, weights = _entry_samples(data, counts, batch.indices, batch.mask, samples, dtype)
         # A repeated entry has one gradient, so the mean of the table may count its change only once.
-        repeats = chosen.may_repeat and batch.mask.shape[1] > 1
-        changed = first_occurrence(batch) if repeats else batch.mask
+        repeats = scheme.may_repeat and batch.mask.shape[1] > 1
+        counts_change = first_occurrence(batch) if repeats else batch.mask
         exact = storage != "bfloat16" and not repeats
         misses = jnp.sum((state.row_indices != batch.indices) & batch.mask, axis=1, dtype=jnp.int32)
 
@@ -167,17 +165,17 @@ def saga(
             node_params, node_inputs, node_labels, node_weights, old, mask, change, count, mean, rounding, num_misses
         ):
             new = store.compute(node_params, node_inputs, node_labels, node_weights)
-            kept = decode(encode(new.rows, storage), storage)
-            share = mask.astype(dtype) / chosen.batch_size
+            rounded_rows = decode(encode(new.rows, storage), storage)
+            share = mask.astype(dtype) / scheme.batch_size
             old = jnp.where(num_misses > 0, jnp.nan, decode(old, storage))
             difference = store.difference(new.sample_inputs, new.rows, old, share)
             gradient = jax.tree.map(jnp.add, difference, mean)
             if exact:
-                scale = chosen.batch_size / count.astype(dtype)
+                scale = scheme.batch_size / count.astype(dtype)
                 drift = jax.tree.map(lambda leaf: scale * leaf, difference)
             else:
                 shift = change.astype(dtype) / count.astype(dtype)
-                drift = store.difference(new.sample_inputs, kept, old, shift)
+                drift = store.difference(new.sample_inputs, rounded_rows, old, shift)
             if rounding is None:
                 mean = jax.tree.map(jnp.add, mean, drift)
             else:
@@ -186,25 +184,25 @@ def saga(
 
         old_means = state.table_mean, state.mean_rounding
         gradient, mean, rounding, new_rows, sums = over_nodes(one_node, task.node_loop)(
-            params, inputs, labels, weights, state.rows, batch.mask, changed, counts, *old_means, misses
+            params, inputs, labels, weights, state.rows, batch.mask, counts_change, counts, *old_means, misses
         )
-        written = _write(state.table, batch, new_rows)
+        new_table = _write(state.table, batch, new_rows)
         if rounding is None:
             period = _REFRESH_EVERY if isinstance(refresh_every, str) else refresh_every
             mean = jax.lax.cond(
                 (round_index + 1) % period == 0,
                 lambda values, old_mean: _exact_mean(store, task, samples, storage, values, params, data),
                 lambda values, old_mean: old_mean,
-                written,
+                new_table,
                 mean,
             )
         evaluations = jnp.sum(weights > 0, axis=1, dtype=jnp.int32)
         info = batch_info(gradient, sums, batch, gradient_evaluations=evaluations, **{PREFETCH_MISSES: misses})
         new_state = SagaState(
-            table=written,
+            table=new_table,
             table_mean=mean,
             mean_rounding=rounding,
-            rows=_read(written, draws.next_batch),
+            rows=_read(new_table, draws.next_batch),
             row_indices=draws.next_batch.indices,
         )
         return gradient, new_state, info
@@ -214,8 +212,8 @@ def saga(
             return state
         store, mean = make_store(task, params, data, table=table, entry_size=samples, **clipping), state.table_mean
         exact = partial(_exact_mean, store, task, samples, storage, state.table, params, data)
-        kept = jax.tree.map(lambda leaf: jnp.where(due, jnp.zeros_like(leaf), leaf), state.mean_rounding)
-        return state._replace(table_mean=jax.lax.cond(due, exact, lambda: mean), mean_rounding=kept)
+        mean_rounding = jax.tree.map(lambda leaf: jnp.where(due, jnp.zeros_like(leaf), leaf), state.mean_rounding)
+        return state._replace(table_mean=jax.lax.cond(due, exact, lambda: mean), mean_rounding=mean_rounding)
 
     return GradientEstimator(init, draw, estimate, refresh if isinstance(refresh_every, str) else None)
 
@@ -226,7 +224,7 @@ def table_bytes(
     """Bytes of a gradient table, without building it.
 
     Args:
-        task: what is learned.
+        task: the learning task.
         params: arrays or shapes with leaves (n, *leaf).
         data: the nodes' samples.
         table, entry_size, storage: as for `saga`.
@@ -361,12 +359,12 @@ def _exact_mean(
     def one_node(node_params, inputs, labels, rows, weights):
         return store.combine(store.sample_inputs(node_params, inputs, labels), decode(rows, storage), weights)
 
-    def add(chunk, held):
+    def add(chunk, carry):
         start, rows, valid, fresh = _chunk_entries(chunk, size, entries, counts)
         inputs, labels, _ = _entry_samples(data, counts, jnp.where(valid, rows, 0), valid, entry_size, dtype)
         weights = (valid & fresh[None, :]).astype(dtype) / counts.astype(dtype)[:, None]
         part = jax.lax.dynamic_slice_in_dim(table, start, size, axis=1)
-        total, rounding = held
+        total, rounding = carry
         share = over_nodes(one_node, task.node_loop)(params, inputs, labels, part, weights)
         return add_exactly(total, rounding, share)
 
@@ -387,7 +385,7 @@ def _preflight(
     """Refuse a table that does not fit, with the stores that take less."""
     size = partial(table_bytes, task, params, data)
     rows = -(-data.max_size // entry_size)
-    needed = size(table=table, entry_size=entry_size, storage=storage) * (rows + sampler.capacity) // rows
+    num_bytes = size(table=table, entry_size=entry_size, storage=storage) * (rows + sampler.capacity) // rows
     others = {}
     if task.factors is not None and storage in _storages(task, "factored", clip_norm):
         others['table="factored"'] = size(table="factored", storage=storage)
@@ -395,4 +393,4 @@ def _preflight(
     others[f'table="per_batch" with entry_size={batch}'] = size(table="per_batch", entry_size=batch, storage=storage)
     if storage == "float32" and "bfloat16" in _storages(task, table, clip_norm):
         others['storage="bfloat16"'] = size(table=table, entry_size=entry_size, storage="bfloat16")
-    memory.require_fits("table", needed, {name: taken for name, taken in others.items() if taken < needed})
+    memory.require_fits("table", num_bytes, {name: cost for name, cost in others.items() if cost < num_bytes})

@@ -1,4 +1,4 @@
-"""Which samples a node uses in a round: uniform, fixed or Poisson, each at a cost that does not grow with J.
+"""Batches of a node in a round: uniform, fixed or Poisson, each at a cost that does not grow with J.
 
 Every sampler returns a batch of static capacity with a mask, and every estimate divides by `batch_size`, the expected
 number of samples and a public constant, never by the number that was realised.
@@ -89,17 +89,17 @@ def fixed(batch_size: int) -> Sampler:
     def draw_node(key, count):
         step = jnp.arange(batch_size, dtype=jnp.int32)
         swap_with = jax.random.randint(one_kernel(key), (batch_size,), step, count, jnp.int32)
-        return _shuffled(swap_with), jnp.ones(batch_size, bool), jnp.int32(0)
+        return _shuffle(swap_with), jnp.ones(batch_size, bool), jnp.int32(0)
 
     return Sampler("fixed", batch_size, batch_size, False, draw_node)
 
 
-def _shuffled(swap_with: Array) -> Array:
+def _shuffle(swap_with: Array) -> Array:
     """The first b entries of 0, 1, 2, ... after step t = 0, ..., b - 1 swapped t with `swap_with[t]` >= t, (b,) int32.
 
-    Step t chooses what lies at s[t] and puts there what lay at t. What lies at a position was put there by the latest
-    step that swapped with it, or else is the position's own number; so chains of steps lead to numbers. Pointers that
-    jump twice as far each time follow all chains at once. A loop of b steps is b times as many launches on a GPU.
+    Step t takes the number at s[t] and puts there the number at t. The latest step that swapped with a position put its
+    number there; without one it is the position's own. So chains of steps lead to numbers. Pointers that jump twice as
+    far each time follow all chains at once. A loop of b steps is b times as many launches on a GPU.
     """
     num_steps = len(swap_with)
     step = jnp.arange(num_steps, dtype=jnp.int32)
@@ -170,7 +170,7 @@ def poisson_capacity(batch_size: int, num_draws: int, failure_probability: float
         (17, 89)
     """
 
-    # By the survival function itself: scipy's inverse goes through 1 - p, which is 1 for the tails wanted here.
+    # The survival function itself: scipy's inverse goes through 1 - p, which is 1 for such tails.
     def is_enough(capacity: int) -> bool:
         return bool(scipy.stats.poisson.sf(capacity, batch_size) * num_draws < failure_probability)
 
@@ -209,16 +209,16 @@ def check_counts(sampler: Sampler, counts: Array, names: Sequence[str] | None = 
     if sampler.name == "uniform" or check.is_traced(counts):
         return
     smallest = int(np.argmin(np.asarray(counts)))
-    found = int(np.asarray(counts)[smallest])
-    has = f"got {sampler.batch_size}, and {node_text(smallest, names)} has {found}"
-    if sampler.batch_size > found:
+    count = int(np.asarray(counts)[smallest])
+    has = f"got {sampler.batch_size}, and {node_text(smallest, names)} has {count}"
+    if sampler.batch_size > count:
         raise ArgumentError(
             "batch_size",
             f"must be at most the entries of the smallest node for {sampler.name} sampling",
             has,
-            f"Pass {found} or less, use the uniform sampler, or give nodes more data.",
+            f"Pass {count} or less, use the uniform sampler, or give nodes more data.",
         )
-    if sampler.name == "poisson" and sampler.batch_size == found:
+    if sampler.name == "poisson" and sampler.batch_size == count:
         raise ArgumentError(
             "batch_size",
             "must be below the entries of the smallest node for Poisson sampling (a sampling rate under 1)",
@@ -232,5 +232,5 @@ def first_occurrence(batch: Batch) -> Array:
     slots = batch.indices.shape[1]
     earlier = jnp.asarray(np.tril(np.ones((slots, slots), bool), -1))
     same = batch.indices[:, :, None] == batch.indices[:, None, :]
-    repeated = jnp.any(same & earlier[None] & batch.mask[:, None, :], axis=2)
-    return batch.mask & ~repeated
+    repeats = jnp.any(same & earlier[None] & batch.mask[:, None, :], axis=2)
+    return batch.mask & ~repeats

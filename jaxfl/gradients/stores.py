@@ -72,7 +72,7 @@ def make_store(
     """The store of a kind for a task.
 
     Args:
-        task: what is learned.
+        task: the learning task.
         params: arrays or shapes, leaves (n, *leaf).
         data: read for the shape of a sample only.
         table: "dense", "factored" or "per_batch".
@@ -142,10 +142,10 @@ def _factored(task: Task, one_node: PyTree, data: FederatedData, clip_norm, clip
 
     def parts(factors: Factors) -> list[Array]:
         """List the stored arrays in order: each layer's input unless it is the sample, then its error."""
-        stored = []
+        arrays = []
         for layer, layer_input, error in zip(layers, factors.inputs, factors.errors, strict=True):
-            stored += [error] if layer.input_is_sample else [layer_input, error]
-        return stored
+            arrays += [error] if layer.input_is_sample else [layer_input, error]
+        return arrays
 
     widths = [math.prod(part.shape[1:]) for part in parts(shapes)]
 
@@ -166,11 +166,11 @@ def _factored(task: Task, one_node: PyTree, data: FederatedData, clip_norm, clip
         return tuple(value for layer, value in zip(layers, factors.inputs, strict=True) if layer.input_is_sample)
 
     def compute(params, inputs, labels, weights):
-        measured, factors = per_example.clipped_factors(
+        result, factors = per_example.clipped_factors(
             task, params, inputs, labels, clip_norm=clip_norm, clip_order=clip_order
         )
         rows = jnp.concatenate([part.reshape(part.shape[0], -1) for part in parts(factors)], axis=1)
-        return Rows(measured.losses, rows, measured.clipped, measured.discarded, read_samples(factors))
+        return Rows(result.losses, rows, result.clipped, result.discarded, read_samples(factors))
 
     def sample_inputs(params, inputs, labels):
         assert task.factors is not None

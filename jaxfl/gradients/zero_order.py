@@ -59,7 +59,7 @@ from jaxfl.gradients.samplers import Batch, Sampler, check_counts, draw_batch, u
 
 
 class RademacherDirections(NamedTuple):
-    """Directions of +1 and -1, made when a pass needs them: `numbers` gives those of one leaf."""
+    """Directions of +1 and -1, made when a pass needs them: `numbers` gives one leaf's."""
 
     words: Array  # (2,), uint32, of a threefry key; or (n, 2), one key for each node
 
@@ -129,10 +129,10 @@ def along(directions: Directions, coefficients: Array, params: PyTree) -> PyTree
         params: leaves (*leaf); their shapes and dtypes alone matter.
     """
     leaves, structure = jax.tree.flatten(params)
-    scaled = coefficients / math.sqrt(size(params))
+    scales = coefficients / math.sqrt(size(params))
 
     def of_direction(index):
-        factor = scaled[index]
+        factor = scales[index]
         return [factor.astype(leaf.dtype) * directions.numbers(index, i, leaf) for i, leaf in enumerate(leaves)]
 
     if len(coefficients) == 1:
@@ -170,7 +170,7 @@ def losses_along(
     leaves, structure = jax.tree.flatten(params)
     step = smoothing / math.sqrt(size(params))
 
-    def moved(sign, index):
+    def move(sign, index):
         factors = [jnp.asarray(sign * step, leaf.dtype) for leaf in leaves]
         return [
             leaf + factor * directions.numbers(index, number, leaf)
@@ -179,12 +179,12 @@ def losses_along(
 
     def one_pass(carry, number):
         # One pass in a loop, its direction counted by the loop: written twice, or with a direction that the compiler
-        # knows, it would hold both moved copies, or the direction that they share. And what a branch gives is stored:
-        # else each activation would have its bias moved anew, which took as long as the passes themselves.
+        # knows, it would hold both moved copies, or the direction that they share. And the result of a branch is
+        # stored: else each activation would have its bias moved anew, which took as long as the passes themselves.
         if is_cpu():
-            flat = jax.lax.cond(number & 1 == 0, lambda r: moved(1.0, r), lambda r: moved(-1.0, r), number >> 1)
+            flat = jax.lax.cond(number & 1 == 0, lambda r: move(1.0, r), lambda r: move(-1.0, r), number >> 1)
         else:  # an accelerator's host would wait to choose a branch
-            flat = jax.lax.optimization_barrier(moved(jnp.where(number & 1 == 0, 1.0, -1.0), number >> 1))
+            flat = jax.lax.optimization_barrier(move(jnp.where(number & 1 == 0, 1.0, -1.0), number >> 1))
         return carry, losses(structure.unflatten(flat))
 
     _, all_losses = jax.lax.scan(one_pass, None, jnp.arange(2 * num_directions, dtype=jnp.int32))
@@ -224,8 +224,7 @@ def zero_order(
         An estimator without state. The loss of its `Info` is the mean of all passes.
 
     Raises:
-        ArgumentError: a smoothing that is not positive, a number of directions below 1, an unknown direction; from
-            `init`, a batch larger than a node's data, or a task with `train_loss`.
+        ArgumentError: a number out of range; from `init`, too large a batch, or a task with `train_loss`.
 
     Guarantees:
         - unbiased for the gradient of a quadratic under every sampler, for both kinds of directions.
@@ -244,16 +243,16 @@ def zero_order(
         ([0, 0], [8, 8])
     """
     check_directions(num_directions, direction, smoothing)
-    chosen = uniform(1) if sampler is None else sampler
+    scheme = uniform(1) if sampler is None else sampler
 
     def init(task, key, params, data):
         check_sample_losses(task)
         check_task(task, data)
-        check_counts(chosen, data.sizes, data.names)
+        check_counts(scheme, data.sizes, data.names)
 
     def draw(key, round_index, data):
         return ZeroOrderDraws(
-            batch=draw_batch(chosen, key, round_index, data.sizes),
+            batch=draw_batch(scheme, key, round_index, data.sizes),
             directions=node_directions(direction, key, round_index, data.num_nodes),
         )
 
@@ -261,13 +260,13 @@ def zero_order(
         gamma = at_round(smoothing, round_index, params)
 
         def one_node(node_params, directions, inputs, labels, mask):
-            def losses(moved):
-                return jnp.where(mask, sample_losses(task, moved, inputs, labels), 0.0)
+            def losses(values):
+                return jnp.where(mask, sample_losses(task, values, inputs, labels), 0.0)
 
             above, below = losses_along(losses, node_params, directions, num_directions, gamma)
-            differences = jnp.sum(above - below, axis=1) / chosen.batch_size
+            differences = jnp.sum(above - below, axis=1) / scheme.batch_size
             slopes = differences * (size(node_params) / (2 * num_directions)) / gamma
-            loss = jnp.sum(above + below) / (2 * num_directions * chosen.batch_size)
+            loss = jnp.sum(above + below) / (2 * num_directions * scheme.batch_size)
             return along(directions, slopes, node_params), loss
 
         inputs, labels = gather(data, draws.batch.indices)

@@ -21,7 +21,7 @@ def read_matrices(path: str, requirement: str, remedy: str) -> np.ndarray:
     """The array of numbers in a .npy file.
 
     Raises:
-        ArgumentError: the file cannot be read, or holds something else.
+        ArgumentError: a file that cannot be read, or holds something else.
 
     Guarantees:
         - nothing is allocated that the file does not hold.
@@ -29,39 +29,39 @@ def read_matrices(path: str, requirement: str, remedy: str) -> np.ndarray:
     """
     file = Path(os.path.expanduser(path))
 
-    def refused(found: str) -> ArgumentError:
+    def refusal(found: str) -> ArgumentError:
         return ArgumentError("graph", requirement, f"{file} {found}", remedy)
 
     try:
         status = file.stat()
         if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-            raise refused("is a pipe, a socket or a device")
+            raise refusal("is a pipe, a socket or a device")
         with file.open("rb"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a header by Python 2, which is read
-            held = np.lib.format.open_memmap(file, mode="r")  # maps the file's own bytes, and never unpickles
+            array = np.lib.format.open_memmap(file, mode="r")  # maps the file's own bytes, and never unpickles
     except OSError as error:
-        raise refused((error.strerror or str(error)).lower()) from None
+        raise refusal((error.strerror or str(error)).lower()) from None
     except ArgumentError:
         raise
     # A header is text that goes through Python's tokenizer and parser and the constructor of a dtype: damaged, it can
     # raise nearly anything, from SyntaxError to MemoryError.
     except Exception:
         several = zipfile.is_zipfile(file)
-        raise refused(
+        raise refusal(
             f"{'is an archive of several arrays' if several else 'holds no whole array of numbers'}"
         ) from None
-    if held.dtype.kind not in "biuf":
-        raise refused(f"has entries of type {held.dtype.name}")
-    if status.st_size != held.offset + held.nbytes:
-        raise refused(f"holds {status.st_size:,} bytes, which do not fill the shape {held.shape} of its header")
+    if array.dtype.kind not in "biuf":
+        raise refusal(f"has entries of type {array.dtype.name}")
+    if status.st_size != array.offset + array.nbytes:
+        raise refusal(f"holds {status.st_size:,} bytes, which do not fill the shape {array.shape} of its header")
     try:
-        return np.array(held)
+        return np.array(array)
     except MemoryError:
-        raise refused("is larger than the memory") from None
+        raise refusal("is larger than the memory") from None
 
 
 def read_graph(path: str, num_nodes: int) -> Graph:
-    """The graph in a file.
+    """Read a graph from a file.
 
     Args:
         path: a .npy file, an array (n, n) or (period, n, n); entry (i, j) is the share of j's value that i receives. Or
@@ -71,7 +71,7 @@ def read_graph(path: str, num_nodes: int) -> Graph:
         num_nodes: n, the number of nodes that the run has.
 
     Raises:
-        ArgumentError: the file cannot be read, is for another number of nodes, or holds no mixing matrix or edges.
+        ArgumentError: a file that cannot be read, or holds no mixing matrix or edges for these nodes.
 
     Guarantees:
         - nodes are in ascending order of their names, as sites are.
@@ -113,7 +113,8 @@ def _of_edges(path: str, num_nodes: int) -> Graph:
     if len(order) != num_nodes:
         found = f"{path} names {len(order)}: {', '.join(order)[:80]}"
         raise ArgumentError("graph", f"must have edges of the run's {num_nodes} nodes", found, "Name each node.")
-    graph = nx.DiGraph(rows, name=path)
+    graph = nx.DiGraph(name=path)
+    graph.add_edges_from(rows)
     both_ways = all(graph.has_edge(receiver, sender) for sender, receiver in graph.edges)
     return from_networkx(graph, weights="metropolis" if both_ways else "uniform", names=order)
 
@@ -122,7 +123,7 @@ def read_pair(path: str, num_nodes: int) -> TrackingPair:
     """The weights R and C of gradient tracking in a .npy file, an array (2, n, n).
 
     Raises:
-        ArgumentError: the file cannot be read, or holds something else.
+        ArgumentError: a file that cannot be read, or holds something else.
     """
     requirement = f"must be a .npy file with R and C, shape (2, {num_nodes}, {num_nodes})"
     remedy = "Write it by numpy.save(FILE, numpy.stack([R, C]))."

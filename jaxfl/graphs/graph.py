@@ -89,13 +89,13 @@ class Graph:
             >>> star(4).shifts is None
             True
         """
-        found = []
+        pairs = []
         for matrix in self.rounds:
             shifts = _shifts(matrix, self.num_nodes)
             if shifts is None:
                 return None
-            found.append(shifts)
-        return tuple(found)
+            pairs.append(shifts)
+        return tuple(pairs)
 
 
 def _count(indices: np.ndarray, num_nodes: int) -> np.ndarray:

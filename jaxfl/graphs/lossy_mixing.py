@@ -2,8 +2,8 @@
 
     A_ij = P_ij where the message from j reached i, else 0;   A_ii = P_ii + the weights that were not handed over
 
-A weight that is not handed over stays with its sender, P_mi of the messages that i sent in vain, or with its receiver,
-P_ij of those that i waited for in vain. With its sender, columns sum to what those of P do; with its receiver, rows.
+A weight that is not handed over stays with its sender (P_mi for a lost message from i to m) or with its receiver (P_ij
+for a lost message from j to i). With the sender, A keeps the column sums of P; with the receiver, its row sums.
 
 References:
     D. Kempe, A. Dobra, J. Gehrke, "Gossip-Based Computation of Aggregate Information", FOCS 2003: mass conservation.
@@ -48,8 +48,8 @@ def lossy_mix(
     """`mix` over links that lose messages.
 
     It costs what `mix` costs, and reads as many entries of `arrived` as there are edges (1,000 nodes on two CPU cores:
-    no difference in time; drawing 1,000,000 arrivals takes 2 ms). A value that is not finite reaches
-    all receivers, those whose message was lost too, for it is multiplied by 0.
+    no difference in time; drawing 1,000,000 arrivals takes 2 ms). A value that is not finite also reaches receivers
+    whose message was lost, for it is multiplied by 0.
 
     Args:
         graph: static; its matrix `round_index mod period` is used.
@@ -64,7 +64,7 @@ def lossy_mix(
         A tree of the same structure, shapes and dtypes.
 
     Raises:
-        ArgumentError: what `mix` refuses; `arrived` of another shape or dtype.
+        ArgumentError: as `mix`, or `arrived` of another shape or dtype.
 
     Guarantees:
         - where everything arrives it is mix, to 1e-6 relative.
@@ -84,15 +84,15 @@ def lossy_mix(
     check.one_of(("sender", "receiver"), kept_by=kept_by)
     check_leaves(graph, tree)
     _check_arrived(graph, arrived)
-    chosen, slot = chosen_structure(graph, structure), slot_of(graph, round_index)
+    form, slot = chosen_structure(graph, structure), slot_of(graph, round_index)
     if num_shares(graph.num_nodes) > 1:
-        return _over_devices(graph, tree, arrived, slot, kept_by, chosen)
-    mix_leaf = {"dense": _dense, "circulant": _circulant, "neighbors": _neighbors}[chosen]
+        return _over_devices(graph, tree, arrived, slot, kept_by, form)
+    mix_leaf = {"dense": _dense, "circulant": _circulant, "neighbors": _neighbors}[form]
 
-    def mixed(leaf):
-        return mix_leaf(graph, leaf, arrived, slot, _own_weight(graph, arrived, slot, kept_by, sum_dtype(leaf)))
+    def mix_one(leaf):
+        return mix_leaf(graph, leaf, arrived, slot, _loops(graph, arrived, slot, kept_by, sum_dtype(leaf)))
 
-    return jax.tree.map(mixed, tree)
+    return jax.tree.map(mix_one, tree)
 
 
 def messages_lost(graph: Graph, arrived: Array, round_index: int | Array) -> Array:
@@ -108,7 +108,7 @@ def messages_lost(graph: Graph, arrived: Array, round_index: int | Array) -> Arr
     """
     _check_arrived(graph, arrived)
     slot, nodes = slot_of(graph, round_index), jnp.arange(graph.num_nodes, dtype=jnp.int32)
-    _, receivers, _ = lists_of_round(_reversed(graph), slot, np.dtype(np.float32))
+    _, receivers, _ = lists_of_round(_transpose(graph), slot, np.dtype(np.float32))
     return (~arrived[receivers, nodes[None, :]]).sum(axis=0, dtype=jnp.int32)
 
 
@@ -121,23 +121,23 @@ def _check_arrived(graph: Graph, arrived: Array) -> None:
 
 
 @functools.lru_cache(maxsize=64)
-def _reversed(graph: Graph) -> Graph:
-    """The graph whose senders are the receivers of this one, with the same weights."""
+def _transpose(graph: Graph) -> Graph:
+    """The graph with senders and receivers exchanged, with the same weights."""
     return Graph(
         f"reversed {graph.name}", graph.num_nodes, tuple(csr_array(matrix.T) for matrix in graph.rounds), graph.names
     )
 
 
-def _own_weight(graph: Graph, arrived: Array, slot: Array | None, kept_by: str, dtype: np.dtype) -> Array:
-    """A_ii, (n,): P_ii, to the last bit where nothing of the node's is lost, and what is not handed over."""
+def _loops(graph: Graph, arrived: Array, slot: Array | None, kept_by: str, dtype: np.dtype) -> Array:
+    """A_ii, (n,), the weights of self-loops: P_ii, and the weights that are not handed over."""
     nodes = jnp.arange(graph.num_nodes, dtype=jnp.int32)[None, :]
     if kept_by == "sender":
-        own, receivers, weights = lists_of_round(_reversed(graph), slot, dtype)
-        reached = arrived[receivers, nodes]
+        own_weights, receivers, weights = lists_of_round(_transpose(graph), slot, dtype)
+        arrivals = arrived[receivers, nodes]
     else:
-        own, senders, weights = lists_of_round(graph, slot, dtype)
-        reached = arrived[nodes, senders]
-    return own + jnp.where(reached, 0, weights).sum(axis=0)
+        own_weights, senders, weights = lists_of_round(graph, slot, dtype)
+        arrivals = arrived[nodes, senders]
+    return own_weights + jnp.where(arrivals, 0, weights).sum(axis=0)
 
 
 def _over_devices(
@@ -145,60 +145,60 @@ def _over_devices(
 ) -> PyTree:
     """The round's weights, which every device computes of all edges, and the tree mixed by them."""
     dtype = number_type(tree)
-    own = _own_weight(graph, arrived, slot, kept_by, dtype)
+    loops = _loops(graph, arrived, slot, kept_by, dtype)
     if structure == "dense":
-        return sharded_mixing.matrix_sum(_realized_matrix(graph, arrived, slot, own), tree)
+        return sharded_mixing.matrix_sum(_realized_matrix(graph, arrived, slot, loops), tree)
     if structure == "neighbors":
-        return sharded_mixing.neighbors_sum(graph, slot, own, _realized_weights(graph, arrived, slot, dtype)[1], tree)
+        return sharded_mixing.neighbors_sum(graph, slot, loops, _realized_weights(graph, arrived, slot, dtype)[1], tree)
     assert graph.shifts is not None
     branches = [
-        lambda tree, arrived, own, shifts=shifts: sharded_mixing.shifted_sum(
-            _realized_shifts(shifts, arrived, own), tree
+        lambda tree, arrived, loops, shifts=shifts: sharded_mixing.shifted_sum(
+            _realized_shifts(shifts, arrived, loops), tree
         )
         for shifts in graph.shifts
     ]
-    return branches[0](tree, arrived, own) if slot is None else jax.lax.switch(slot, branches, tree, arrived, own)
+    return branches[0](tree, arrived, loops) if slot is None else jax.lax.switch(slot, branches, tree, arrived, loops)
 
 
-def _dense(graph: Graph, leaf: Array, arrived: Array, slot: Array | None, own: Array) -> Array:
-    return matrix_sum(_realized_matrix(graph, arrived, slot, own), leaf)
+def _dense(graph: Graph, leaf: Array, arrived: Array, slot: Array | None, loops: Array) -> Array:
+    return matrix_sum(_realized_matrix(graph, arrived, slot, loops), leaf)
 
 
-def _circulant(graph: Graph, leaf: Array, arrived: Array, slot: Array | None, own: Array) -> Array:
+def _circulant(graph: Graph, leaf: Array, arrived: Array, slot: Array | None, loops: Array) -> Array:
     assert graph.shifts is not None
     if slot is not None and not is_cpu():  # whose host would wait for the number of the branch
-        return _neighbors(graph, leaf, arrived, slot, own)
+        return _neighbors(graph, leaf, arrived, slot, loops)
     branches = [
-        lambda leaf, arrived, own, shifts=shifts: shifted_sum(_realized_shifts(shifts, arrived, own), leaf)
+        lambda leaf, arrived, loops, shifts=shifts: shifted_sum(_realized_shifts(shifts, arrived, loops), leaf)
         for shifts in graph.shifts
     ]
-    operands = (leaf, arrived, own)
+    operands = (leaf, arrived, loops)
     return branches[0](*operands) if slot is None else jax.lax.switch(slot, branches, *operands)
 
 
-def _neighbors(graph: Graph, leaf: Array, arrived: Array, slot: Array | None, own: Array) -> Array:
-    return gathered_sum(own, *_realized_weights(graph, arrived, slot, np.dtype(own.dtype)), leaf)
+def _neighbors(graph: Graph, leaf: Array, arrived: Array, slot: Array | None, loops: Array) -> Array:
+    return gathered_sum(loops, *_realized_weights(graph, arrived, slot, np.dtype(loops.dtype)), leaf)
 
 
-def _realized_matrix(graph: Graph, arrived: Array, slot: Array | None, own: Array) -> Array:
+def _realized_matrix(graph: Graph, arrived: Array, slot: Array | None, loops: Array) -> Array:
     """A, (n, n), given its diagonal."""
-    matrices = jnp.asarray(graph.mixing_matrices.astype(own.dtype))
+    matrices = jnp.asarray(graph.mixing_matrices.astype(loops.dtype))
     matrix = jnp.where(arrived, matrices[0 if slot is None else slot], 0)
-    return jnp.where(jnp.eye(graph.num_nodes, dtype=bool), own[None, :], matrix)
+    return jnp.where(jnp.eye(graph.num_nodes, dtype=bool), loops[None, :], matrix)
 
 
-def _realized_shifts(shifts: Shifts, arrived: Array, own: Array) -> list[tuple[int, Array]]:
+def _realized_shifts(shifts: Shifts, arrived: Array, loops: Array) -> list[tuple[int, Array]]:
     """The shifts of a round, given the diagonal of A, with weights (n,): zero where the message is lost."""
-    nodes, weights = np.arange(len(own)), [(0, own)]
+    nodes, weights = np.arange(len(loops)), [(0, loops)]
     for offset, weight in shifts:
         if offset:
-            reached = arrived[nodes, (nodes - offset) % len(nodes)]
-            weights.append((offset, jnp.where(reached, jnp.asarray(weight, own.dtype), 0)))
+            arrivals = arrived[nodes, (nodes - offset) % len(nodes)]
+            weights.append((offset, jnp.where(arrivals, jnp.asarray(weight, loops.dtype), 0)))
     return weights
 
 
 def _realized_weights(graph: Graph, arrived: Array, slot: Array | None, dtype: np.dtype) -> tuple[Array, Array]:
     """The senders of a round, (k, n), and their weights, (k, n): zero where the message is lost."""
     _, senders, weights = lists_of_round(graph, slot, dtype)
-    reached = arrived[jnp.arange(graph.num_nodes, dtype=jnp.int32)[None, :], senders]
-    return senders, jnp.where(reached, weights, 0)
+    arrivals = arrived[jnp.arange(graph.num_nodes, dtype=jnp.int32)[None, :], senders]
+    return senders, jnp.where(arrivals, weights, 0)

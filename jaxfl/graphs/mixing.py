@@ -31,7 +31,7 @@ NODES_PER_NEIGHBOR = 8
 
 
 def mix(graph: Graph, tree: PyTree, round_index: int | Array, structure: str = "auto") -> PyTree:
-    """Every leaf of the tree mixed by the round's matrix: new value of i = sum over j of P[i, j] times value of j.
+    """Mix every leaf of the tree by the round's matrix: new value of i = sum over j of P[i, j] times value of j.
 
     Args:
         graph: static; its matrix `round_index mod period` is used.
@@ -44,8 +44,7 @@ def mix(graph: Graph, tree: PyTree, round_index: int | Array, structure: str = "
         A tree of the same structure, shapes and dtypes.
 
     Raises:
-        ArgumentError: a leaf without the node axis or not floating point, a round_index that is not an integer scalar,
-            or a circulant structure for a graph that is not.
+        ArgumentError: a leaf that cannot be mixed, an unusable `round_index`, or a structure that the graph lacks.
 
     Guarantees:
         - all structures agree to 1e-6 relative.
@@ -69,7 +68,7 @@ def mix_result(
     round_index: int | Array,
     structure: str = "auto",
 ) -> PyTree:
-    """`mix` of the tree that `fn(*operands)` is, elementwise functions computed where they are mixed.
+    """`mix` of the tree `fn(*operands)`; elementwise functions are computed while mixing.
 
     A switch over rounds ("circulant", where the matrix changes, but not on an accelerator) keeps the compiler from
     doing this: everything that enters it is written to memory first.
@@ -90,12 +89,12 @@ def mix_result(
         [2.0, 1.0, 3.0]
     """
     check_leaves(graph, jax.eval_shape(fn, *operands))
-    chosen, slot = chosen_structure(graph, structure), slot_of(graph, round_index)
+    form, slot = chosen_structure(graph, structure), slot_of(graph, round_index)
     if num_shares(graph.num_nodes) > 1:
-        return sharded_mixing.mix_over_devices(graph, fn, operands, slot, chosen)
-    if chosen == "circulant":
+        return sharded_mixing.mix_over_devices(graph, fn, operands, slot, form)
+    if form == "circulant":
         return _circulant(graph, fn, operands, round_index if slot is None else slot)
-    mix_leaf = _dense if chosen == "dense" else _neighbors
+    mix_leaf = _dense if form == "dense" else _neighbors
     return jax.tree.map(lambda leaf: mix_leaf(graph, leaf, slot), fn(*operands))
 
 
@@ -118,9 +117,9 @@ def messages_received(graph: Graph, round_index: Array) -> Array:
 
 
 def keeps_ones(graph: Graph) -> bool:
-    """Whether mixing takes ones at all nodes to exactly ones in float32, so that push-sum weights stay one.
+    """True where mixing keeps push-sum weights of one exactly, in float32.
 
-    True where every row sums to one and all weights are multiples of 2^-20, so that no sum of them is rounded.
+    Then every row sums to one, and all weights are multiples of 2^-20, so that no sum of them is rounded.
 
     Example:
         >>> from jaxfl.graphs import directed_ring, exponential, static_exponential
@@ -197,19 +196,19 @@ def _dense(graph: Graph, leaf: Array, slot: Array | None) -> Array:
 def matrix_sum(matrix: Array, leaf: Array) -> Array:
     """The matrix (n, n), in the dtype of the leaf's sums, times the leaf."""
     # Accelerators multiply float32 in fewer bits by default; mass would then not be conserved.
-    mixed = jnp.tensordot(matrix, leaf.astype(matrix.dtype), axes=1, precision=jax.lax.Precision.HIGHEST)
-    return mixed.astype(leaf.dtype)
+    product = jnp.tensordot(matrix, leaf.astype(matrix.dtype), axes=1, precision=jax.lax.Precision.HIGHEST)
+    return product.astype(leaf.dtype)
 
 
 def _circulant(graph: Graph, fn: Callable[..., PyTree], operands: tuple[PyTree, ...], index: int | Array) -> PyTree:
     assert graph.shifts is not None
-    # What leaves a switch is in memory; without one XLA's CPU backend finishes the sum anew for each of its readers, so
+    # Results of a switch are in memory; without one XLA's CPU backend finishes the sum anew for each of its readers, so
     # that there even a single matrix gets one, of two equal branches (0.7 of the time of a push-sum iteration on a
     # directed ring, without noise). Static shifts, a branch a round, become neighbor exchanges when a user shards the
     # node axis of a CPU without a mesh in the context. Elsewhere two branches that look the round's shifts up do: a
     # branch a round took 0.7 s more to compile (16 nodes, a network of four leaves, of 4.2 s for a round of PrivSGP-VR)
-    # and no less time to run.
-    # An accelerator gets no switch: its host waits for the number of the branch, which is on the device.
+    # and no less time to run. An accelerator gets no switch: its host waits for the number of the branch, which is on
+    # the device.
     on_cpu, same_count = is_cpu(), len({len(shifts) for shifts in graph.shifts}) == 1
     if graph.period > 1 and not on_cpu:
         return _looked_up_sum(graph, index % graph.period, fn(*operands))
@@ -233,18 +232,18 @@ def _looked_up_sum(graph: Graph, slot: int | Array, tree: PyTree) -> PyTree:
     nodes = np.arange(graph.num_nodes)
     senders = jnp.asarray((nodes[:, None, None] - offsets) % graph.num_nodes, jnp.int32)[:, slot]
 
-    def mixed(leaf):
+    def one(leaf):
         values = leaf.astype(sum_dtype(leaf))
         terms = []
         for position, column in enumerate(weights.T):
             weight = float(column[0]) if (column == column[0]).all() else jnp.asarray(column, values.dtype)[slot]
-            moved = (
+            copy = (
                 values.at[senders[:, position]].get(mode="promise_in_bounds") if offsets[:, position].any() else values
             )
-            terms.append(weight * moved)
+            terms.append(weight * copy)
         return sum(terms[1:], start=terms[0]).astype(leaf.dtype)
 
-    return jax.tree.map(mixed, tree)
+    return jax.tree.map(one, tree)
 
 
 def shifted_sum(shifts: Sequence[tuple[int, float | Array]], tree: PyTree) -> PyTree:

@@ -1,4 +1,4 @@
-"""In-neighbors as lists, which mixing on sparse graphs reads, and what of them devices send each other."""
+"""Lists of in-neighbors, which mixing on sparse graphs reads, and the rows that devices send each other."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def lists_of_round(graph: Graph, slot: Array | None, dtype: np.dtype) -> tuple[A
 
 
 def gathered_sum(own: Array, senders: Array, weights: Array, leaf: Array) -> Array:
-    """Each node's own weight (n,) times its value, and those of its k senders (k, n) times theirs.
+    """Sum each node's value times its own weight (n,), and its k senders' values times their weights (k, n).
 
-    The leaf may go on after the n nodes with values that are only sent: those of other nodes.
+    Behind the n nodes the leaf may hold values of other nodes, which are only read.
     """
     values = leaf.astype(own.dtype)
     column = (len(own),) + (1,) * (leaf.ndim - 1)
 
     def add(total, neighbor):
         sender, weight = neighbor
-        gathered = values.at[sender].get(mode="promise_in_bounds")
-        return total + weight.reshape(column) * gathered, None
+        neighbor_values = values.at[sender].get(mode="promise_in_bounds")
+        return total + weight.reshape(column) * neighbor_values, None
 
-    mixed, _ = jax.lax.scan(add, own.reshape(column) * values[: len(own)], (senders, weights), unroll=FUSED_NEIGHBORS)
-    return mixed.astype(leaf.dtype)
+    sums, _ = jax.lax.scan(add, own.reshape(column) * values[: len(own)], (senders, weights), unroll=FUSED_NEIGHBORS)
+    return sums.astype(leaf.dtype)
 
 
 @functools.lru_cache(maxsize=64)
@@ -71,7 +71,7 @@ def neighbor_lists(graph: Graph) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 class Plan(NamedTuple):
-    """Which rows travel between devices in a round, and their places at the receiver: behind its own m, step by step.
+    """Rows that travel between devices in a round, and their places at the receiver: behind its own m, step by step.
 
     The n nodes lie over s devices in order, m = n / s on each. In step k = 1, ..., s - 1 every device p sends to device
     p + k (mod s) the rows that some node there hears from. Devices send equally many in a step: the most that any of
@@ -123,10 +123,10 @@ def needed_rows(graph: Graph, num_shares: int) -> Plan:
         own = group_of // (graph.period * num_shares) == step
         tables[step][group_of[own] % (graph.period * num_shares), position[own]] = messages[own] % share
     starts = share + np.cumsum(counts) - counts
-    received = starts[steps] + position[message_of.reshape(senders.shape)]
-    used = tuple(int(step) for step in np.flatnonzero(counts))
+    remote = starts[steps] + position[message_of.reshape(senders.shape)]
+    sending_steps = tuple(int(step) for step in np.flatnonzero(counts))
     return Plan(
-        steps=used,
-        sent=tuple(tables[step].reshape(graph.period, num_shares, -1) for step in used),
-        senders=np.where(steps == 0, places, received).astype(np.int32),
+        steps=sending_steps,
+        sent=tuple(tables[step].reshape(graph.period, num_shares, -1) for step in sending_steps),
+        senders=np.where(steps == 0, places, remote).astype(np.int32),
     )

@@ -1,13 +1,14 @@
 """The mixing step where nodes lie over devices (see `jaxfl.core.devices`): every device sends what others need.
 
-A tree is made one buffer on every device, (n / s, d) for the s devices and each type of its leaves. Of it travel
+A tree is made one buffer on every device, (n / s, d) for the s devices and each type of its leaves. These parts of it
+travel:
 
 - "circulant": the first and the last rows of a share, of as many as some shift takes to another device;
 - "neighbors": the rows that some node of the receiving device hears from, each once (see `needed_rows`);
 - "dense": sums. Each device multiplies its columns of the matrix with its rows; a reduce-scatter adds the products.
 
-Numbers are those of a single device to rounding. Values travel in the type of their leaf. The weights may be numbers of
-the round, as they are over links that lose messages.
+Results equal a single device's, to rounding. Values travel in the type of their leaf. The weights may be numbers of the
+round, as they are over links that lose messages.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from jaxfl.core.types import Array, PyTree
 from jaxfl.graphs.graph import Graph
 from jaxfl.graphs.neighbor_lists import gathered_sum, lists_of_round, needed_rows, sum_dtype
 
-# Where a sparse graph makes devices send more than half of all rows, the matrix product is taken up to this size:
-# it sends as much in one collective instead of s - 1. At 512 nodes of in-degree 18 on 8 devices, the product and the
+# The matrix product is taken up to this size where a sparse graph makes devices send more than half of all rows: it
+# sends as much in one collective instead of s - 1. At 512 nodes of in-degree 18 on 8 devices, the product and the
 # gathers both take as long as reading 20 rows a node does; the product's share grows with n.
 DENSE_NODES = 512
 _BY_NODE, _COLUMNS = PartitionSpec(NODES), PartitionSpec(None, NODES)
@@ -75,24 +76,24 @@ def shifted_sum(shifts: Sequence[tuple[int, float | Array]], tree: PyTree) -> Py
     """
     num_nodes = jax.tree.leaves(tree)[0].shape[0]
     offsets = [offset % num_nodes for offset, _ in shifts]
-    given = [weight for _, weight in shifts]
-    arrays = [weight for weight in given if isinstance(weight, jax.Array)]
+    weights = [weight for _, weight in shifts]
+    arrays = [weight for weight in weights if isinstance(weight, jax.Array)]
 
     def body(tree: PyTree, arrays: list[Array]) -> PyTree:
-        def mixed(rows: Array) -> Array:
-            left, terms = iter(arrays), []
-            for rolled, weight in zip(_rolled(rows, offsets), given, strict=True):
-                factor = next(left)[:, None].astype(sum_dtype(rows)) if isinstance(weight, jax.Array) else weight
-                terms.append(factor * rolled.astype(sum_dtype(rows)))
+        def of_rows(rows: Array) -> Array:
+            queue, terms = iter(arrays), []
+            for copy, weight in zip(_rolled_copies(rows, offsets), weights, strict=True):
+                factor = next(queue)[:, None].astype(sum_dtype(rows)) if isinstance(weight, jax.Array) else weight
+                terms.append(factor * copy.astype(sum_dtype(rows)))
             return sum(terms[1:], start=terms[0]).astype(rows.dtype)
 
-        return _in_buffers(mixed, tree)
+        return _in_buffers(of_rows, tree)
 
     return on_each_device(body, _BY_NODE, (tree, _BY_NODE), (arrays, _BY_NODE))
 
 
 def neighbors_sum(graph: Graph, slot: Array | None, own: Array, weights: Array, tree: PyTree) -> PyTree:
-    """Each node's own weight times its value, and those of its in-neighbors times theirs.
+    """Sum each node's value times its own weight, and its in-neighbors' values times their weights.
 
     Args:
         graph: its in-neighbors, in the order of `neighbor_lists`.
@@ -108,16 +109,16 @@ def neighbors_sum(graph: Graph, slot: Array | None, own: Array, weights: Array, 
     plan = needed_rows(graph, shares)
     tables = [jnp.asarray(table)[0 if slot is None else slot] for table in (plan.senders, *plan.sent)]
 
-    def body(tree: PyTree, sent: list[Array], senders: Array, own: Array, weights: Array) -> PyTree:
-        def mixed(rows: Array) -> Array:
-            received = [
+    def body(tree: PyTree, tables: list[Array], senders: Array, own: Array, weights: Array) -> PyTree:
+        def of_rows(rows: Array) -> Array:
+            arrivals = [
                 _send(rows.at[table[0]].get(mode="promise_in_bounds"), step, shares)
-                for step, table in zip(plan.steps, sent, strict=True)
+                for step, table in zip(plan.steps, tables, strict=True)
             ]
             dtype = sum_dtype(rows)
-            return gathered_sum(own.astype(dtype), senders, weights.astype(dtype), jnp.concatenate([rows, *received]))
+            return gathered_sum(own.astype(dtype), senders, weights.astype(dtype), jnp.concatenate([rows, *arrivals]))
 
-        return _in_buffers(mixed, tree)
+        return _in_buffers(of_rows, tree)
 
     return on_each_device(
         body,
@@ -134,41 +135,41 @@ def matrix_sum(matrix: Array, tree: PyTree) -> PyTree:
     """The matrix (n, n), in the widest type of the leaves' sums, times each leaf."""
 
     def body(tree: PyTree, columns: Array) -> PyTree:
-        def mixed(rows: Array) -> Array:
+        def of_rows(rows: Array) -> Array:
             dtype = sum_dtype(rows)
             # Accelerators multiply float32 in fewer bits by default; mass would then not be conserved.
             parts = jnp.matmul(columns.astype(dtype), rows.astype(dtype), precision=jax.lax.Precision.HIGHEST)
             return jax.lax.psum_scatter(parts, NODES, scatter_dimension=0, tiled=True).astype(rows.dtype)
 
-        return _in_buffers(mixed, tree)
+        return _in_buffers(of_rows, tree)
 
     return on_each_device(body, _BY_NODE, (tree, _BY_NODE), (matrix, _COLUMNS))
 
 
-def _in_buffers(mixed: Callable[[Array], Array], tree: PyTree) -> PyTree:
+def _in_buffers(fn: Callable[[Array], Array], tree: PyTree) -> PyTree:
     """`mixed`, a function of arrays (m, d) that is linear in their rows, on a tree with leaves (m, *leaf)."""
     leaves, structure = jax.tree.flatten(tree)
     results: list[Any] = [None] * len(leaves)
     for dtype in sorted({leaf.dtype for leaf in leaves}, key=str):
         places = [place for place, leaf in enumerate(leaves) if leaf.dtype == dtype]
         parts = [leaves[place].reshape(len(leaves[place]), -1) for place in places]
-        buffer = mixed(parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1))
+        buffer = fn(parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1))
         ends = np.cumsum([part.shape[1] for part in parts])
         for place, part in zip(places, jnp.split(buffer, ends[:-1], axis=1), strict=True):
             results[place] = part.reshape(leaves[place].shape)
     return structure.unflatten(results)
 
 
-def _rolled(rows: Array, offsets: Sequence[int]) -> list[Array]:
+def _rolled_copies(rows: Array, offsets: Sequence[int]) -> list[Array]:
     """Each device's rows of the copies that are rolled by offsets in [0, n); `rows` are its own m."""
     share, num_devices = len(rows), jax.lax.axis_size(NODES)
     first, last = {}, {}  # by step: the most rows that a shift takes from the start of a share, and from its end
     for offset in offsets:
-        step, moved = divmod(offset, share)
-        first[step] = max(first.get(step, 0), share - moved)
-        if moved:
+        step, rest = divmod(offset, share)
+        first[step] = max(first.get(step, 0), share - rest)
+        if rest:
             after = (step + 1) % num_devices
-            last[after] = max(last.get(after, 0), moved)
+            last[after] = max(last.get(after, 0), rest)
     starts, ends = {}, {}
     for step in sorted({*first, *last}):
         head, tail = first.get(step, 0), last.get(step, 0)
@@ -178,14 +179,14 @@ def _rolled(rows: Array, offsets: Sequence[int]) -> list[Array]:
             both = _send(jnp.concatenate([rows[:head], rows[share - tail :]]), step, num_devices)
             starts[step], ends[step] = both[:head], both[head:]
 
-    def rolled(offset: int) -> Array:
-        step, moved = divmod(offset, share)
-        if moved == 0:
+    def copy(offset: int) -> Array:
+        step, rest = divmod(offset, share)
+        if rest == 0:
             return starts[step]
         end = ends[(step + 1) % num_devices]
-        return jnp.concatenate([end[len(end) - moved :], starts[step][: share - moved]])
+        return jnp.concatenate([end[len(end) - rest :], starts[step][: share - rest]])
 
-    return [rolled(offset) for offset in offsets]
+    return [copy(offset) for offset in offsets]
 
 
 def _send(rows: Array, step: int, num_devices: int) -> Array:

@@ -1,4 +1,4 @@
-"""Rate at which mixing forgets initial values, and the Laplacian of a directed graph with any weights.
+"""The rate at which mixing forgets initial values, and the Laplacian of a directed graph with any weights.
 
 The Laplacian's functions take weights W, (n, n), with W[i, j] > 0 exactly when i receives from j: they need neither
 stochastic weights nor self-loops. For the graph of gradient tracking's trackers, pass the transpose of C (G_{C^T}).
@@ -18,7 +18,7 @@ from jaxfl.graphs.validation import require_strongly_connected, sums_to_one, unr
 
 
 def is_strongly_connected_over_period(graph: Graph) -> bool:
-    """Whether the union of the edges of one period is strongly connected.
+    """True where the union of the edges of one period is strongly connected.
 
     Example:
         >>> from jaxfl.graphs import exponential, from_matrix
@@ -45,7 +45,7 @@ def spectral_gap(graph: Graph) -> float:
         1 - s.
 
     Raises:
-        ArgumentError: the graph is not strongly connected, or neither all columns nor all rows sum to 1.
+        ArgumentError: a graph that is not strongly connected, or not stochastic.
 
     Guarantees:
         - one period contracts by at least 1 - gap: with m = sum(x), |D^(-1/2) (Q x - m v)| <= s |D^(-1/2) (x - m v)|.
@@ -76,7 +76,7 @@ def laplacian(weights: Any) -> np.ndarray:
         weights: array-like, (n, n), finite and non-negative.
 
     Raises:
-        ArgumentError: anything else.
+        ArgumentError: unusable weights.
 
     Example:
         >>> laplacian([[0, 2], [3, 5]]).tolist()
@@ -90,7 +90,7 @@ def laplacian_eigenvalues(weights: Any) -> np.ndarray:
     """Eigenvalues of `laplacian(weights)` by ascending modulus, (n,) complex128; the first is 0 up to rounding.
 
     Raises:
-        ArgumentError: weights that are not a square matrix, finite and non-negative.
+        ArgumentError: unusable weights.
 
     Guarantees:
         - the others have positive real parts exactly when the graph has a spanning tree (Lemma 1 (i)).
@@ -107,7 +107,7 @@ def spanning_tree_roots(weights: Any) -> tuple[int, ...]:
     """The nodes whose values reach every other node, ascending; empty when the graph has no spanning tree.
 
     Raises:
-        ArgumentError: weights that are not a square matrix, finite and non-negative.
+        ArgumentError: unusable weights.
 
     Example:
         >>> spanning_tree_roots([[0, 1, 0], [1, 0, 0], [0, 1, 0]])  # 0 and 1 exchange, 2 hears from 1
@@ -127,8 +127,7 @@ def consensus_weights(weights: Any) -> np.ndarray:
     It is v1 for W = R and v2 for W = C^T; positive at the roots of spanning trees and 0 elsewhere, up to rounding.
 
     Raises:
-        ArgumentError: weights that are not a square matrix, finite and non-negative, or a graph without a spanning
-            tree, which has no unique v.
+        ArgumentError: unusable weights, or a graph without a spanning tree, which has no unique v.
 
     Example:
         >>> consensus_weights([[0, 1, 0], [2, 0, 0], [0, 1, 0]]).round(6).tolist()
@@ -146,7 +145,7 @@ def consensus_weights(weights: Any) -> np.ndarray:
 
 
 def _weights(weights: Any) -> np.ndarray:
-    """As (n, n) float64, refused unless square, finite and non-negative."""
+    """Check that weights are square, finite and non-negative; return them as (n, n) float64."""
     values = np.asarray(weights, dtype=np.float64)
     if values.ndim != 2 or values.shape[0] != values.shape[1] or values.size == 0:
         remedy = "Pass entry (i, j) > 0 where i receives from j."
@@ -176,7 +175,7 @@ def _contraction_by_svd(graph: Graph, by_columns: bool) -> float:
         product = product.T
     num_nodes = graph.num_nodes
     system = np.concatenate([product - np.eye(num_nodes), np.ones((1, num_nodes))])
-    fixed = np.linalg.lstsq(system, np.append(np.zeros(num_nodes), 1.0), rcond=None)[0]
-    assert (fixed > 0).all(), "strong connectivity and self-loops make the fixed vector positive"
-    root = np.sqrt(fixed)
+    fixed_vector = np.linalg.lstsq(system, np.append(np.zeros(num_nodes), 1.0), rcond=None)[0]
+    assert (fixed_vector > 0).all(), "strong connectivity and self-loops make the fixed vector positive"
+    root = np.sqrt(fixed_vector)
     return float(np.linalg.svd(product * root[None, :] / root[:, None], compute_uv=False)[1])

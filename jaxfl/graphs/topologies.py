@@ -137,8 +137,8 @@ def star(num_nodes: int, *, weights: str = "uniform") -> Graph:
     """
     check.at_least(1, num_nodes=num_nodes)
     check.one_of(WEIGHTS, weights=weights)
-    received = received_from(nx.star_graph(num_nodes - 1))
-    return Graph(f"star({num_nodes})", num_nodes, (mixing_matrix(received, weights),))
+    adjacency = received_from(nx.star_graph(num_nodes - 1))
+    return Graph(f"star({num_nodes})", num_nodes, (mixing_matrix(adjacency, weights),))
 
 
 def random_digraph(num_nodes: int, edge_probability: float, key: Array | int) -> Graph:
@@ -183,12 +183,12 @@ def random_digraph(num_nodes: int, edge_probability: float, key: Array | int) ->
             # An attempt is to the graph what a round is to the run: it takes the round's place in the key.
             attempt_key = purpose_key(base, Purpose.GRAPH, attempt)
             if coins is None:
-                received = _edges_by_gaps(num_nodes, float(probability), attempt_key)
+                adjacency = _edges_by_gaps(num_nodes, float(probability), attempt_key)
             else:
-                received = np.array(coins(attempt_key, probability))
-                np.fill_diagonal(received, True)
+                adjacency = np.array(coins(attempt_key, probability))
+                np.fill_diagonal(adjacency, True)
             name = f"random_digraph({num_nodes}, {edge_probability})"
-            graph = Graph(name, num_nodes, (mixing_matrix(csr_array(received), "uniform"),))
+            graph = Graph(name, num_nodes, (mixing_matrix(csr_array(adjacency), "uniform"),))
             pair = unreachable_pair(graph)
             if pair is None:
                 return graph
@@ -205,18 +205,18 @@ def random_digraph(num_nodes: int, edge_probability: float, key: Array | int) ->
 def _edges_by_gaps(num_nodes: int, edge_probability: float, key: Array) -> csr_array:
     """(n, n) bool with a full diagonal, every other entry True with a probability, independently.
 
-    Of a row of coins the gaps between heads are geometric (Batagelj, Brandes 2005, Phys. Rev. E 71, 036113).
+    The gaps between heads in a row of coins are geometric (Batagelj, Brandes 2005, Phys. Rev. E 71, 036113).
     """
     nodes = np.arange(num_nodes)
     words = np.asarray(jax.random.key_data(key)).astype(np.uint64).reshape(-1)
     generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(words.tolist())))
-    total, drawn, last = num_nodes * (num_nodes - 1), [np.zeros(0, np.int64)], -1
+    total, chunks, last = num_nodes * (num_nodes - 1), [np.zeros(0, np.int64)], -1
     while edge_probability > 0 and last < total:
-        left = edge_probability * (total - last)
-        gaps = generator.geometric(edge_probability, int(left + 10 * left**0.5 + 10))
-        drawn.append(last + np.cumsum(gaps))
-        last = int(drawn[-1][-1])
-    places = np.concatenate(drawn)
+        mean = edge_probability * (total - last)
+        gaps = generator.geometric(edge_probability, int(mean + 10 * mean**0.5 + 10))
+        chunks.append(last + np.cumsum(gaps))
+        last = int(chunks[-1][-1])
+    places = np.concatenate(chunks)
     receiver, other = np.divmod(places[places < total], num_nodes - 1)
     rows, columns = np.append(receiver, nodes), np.append(other + (other >= receiver), nodes)
     return csr_array((np.ones(len(rows), bool), (rows, columns)), shape=(num_nodes, num_nodes))
@@ -237,8 +237,7 @@ def from_networkx(graph: nx.Graph, *, weights: str = "uniform", names: Sequence[
         names: (n,), the labels as text, in the order of the nodes: `data.names`, for instance.
 
     Raises:
-        ArgumentError: no nodes, a multigraph, other names than the labels, or metropolis with an edge that has no
-            reverse (it is named).
+        ArgumentError: no nodes, a multigraph, names other than the labels, or metropolis on a directed graph.
 
     Example:
         >>> path = from_networkx(nx.path_graph(3), weights="metropolis")
@@ -260,17 +259,17 @@ def from_networkx(graph: nx.Graph, *, weights: str = "uniform", names: Sequence[
             found = f"{odd[0]!r} is in one of them alone" if odd else "two have the same text"
             raise ArgumentError("names", "must be the graph's labels, each once", found, "Rename the graph's nodes.")
         labels = [by_name[str(name)] for name in names]
-    named = None if are_numbers and names is None else tuple(map(str, labels))
-    received = received_from(graph, labels)
+    node_names = None if are_numbers and names is None else tuple(map(str, labels))
+    adjacency = received_from(graph, labels)
     if weights == "metropolis":
-        one_way = (received > received.T).tocoo()
+        one_way = (adjacency > adjacency.T).tocoo()
         if one_way.nnz:
-            receiver, sender = (node_text(int(ends[0]), named) for ends in (one_way.row, one_way.col))
+            receiver, sender = (node_text(int(ends[0]), node_names) for ends in (one_way.row, one_way.col))
             found = f"the edge from {sender} to {receiver} has no reverse"
             remedy = 'Use weights="uniform", or make the graph undirected.'
             raise ArgumentError("weights", "metropolis needs an undirected graph", found, remedy)
     name = str(graph.name) or f"from_networkx({num_nodes})"
-    return Graph(name, num_nodes, (mixing_matrix(received, weights),), named)
+    return Graph(name, num_nodes, (mixing_matrix(adjacency, weights),), node_names)
 
 
 def from_matrix(mixing_matrices: Any, *, name: str | None = None) -> Graph:
@@ -281,8 +280,7 @@ def from_matrix(mixing_matrices: Any, *, name: str | None = None) -> Graph:
         name: for messages and records.
 
     Raises:
-        ArgumentError: an entry is negative or not finite, a node is not its own in-neighbor, or in some round neither
-            the columns nor the rows sum to 1 (tolerance 1e-6).
+        ArgumentError: matrices that are no mixing matrices.
 
     Example:
         >>> from_matrix([[0.5, 0.25], [0.5, 0.75]])
@@ -369,8 +367,8 @@ def five_agents() -> TrackingPair:
 def five_agents_self_loops() -> TrackingPair:
     """`five_agents` with a self-loop of weight 1 at every agent, in both graphs: rows of R and columns of C sum to 2.
 
-    The Laplacians are those without self-loops. Only the broadcast noise, of which an agent now receives its own, and
-    what a and b of the privacy bounds are (alpha and beta times these sums) change (Remark 24).
+    The Laplacians are those without self-loops. Two things change (Remark 24): an agent receives its own broadcast
+    noise, too, and a and b of the privacy bounds are alpha and beta times these sums.
 
     Example:
         >>> (five_agents_self_loops().state_weights - five_agents().state_weights).tolist() == np.eye(5).tolist()

@@ -64,7 +64,7 @@ class StepSizes(NamedTuple):
 
 
 class PolynomialExponents(NamedTuple):
-    """Exponents of Scheme (S1); the defaults are those of section 4.1."""
+    """Exponents of Scheme (S1); the defaults stand in section 4.1."""
 
     state_noise: PerNode  # p_zeta
     tracker_noise: PerNode  # p_eta
@@ -75,7 +75,7 @@ class PolynomialExponents(NamedTuple):
 
 
 class ExponentialBases(NamedTuple):
-    """Bases of Scheme (S2); the default is that of section 4.1."""
+    """Bases of Scheme (S2); the default stands in section 4.1."""
 
     state_noise: PerNode  # p_zeta
     tracker_noise: PerNode  # p_eta
@@ -83,7 +83,7 @@ class ExponentialBases(NamedTuple):
 
 
 def violated(conditions: list[Condition]) -> list[Condition]:
-    """Those that do not hold.
+    """Select the conditions that do not hold.
 
     Example:
         >>> from jaxfl.graphs import five_agents
@@ -100,7 +100,7 @@ def common_roots(pair: TrackingPair) -> tuple[int, ...]:
     """The agents that root a spanning tree both of G_R and of G_{C^T}, ascending.
 
     Raises:
-        ArgumentError: weights that are not square, finite, non-negative and of one size.
+        ArgumentError: unusable weights.
 
     Example:
         >>> from jaxfl.graphs import five_agents
@@ -116,7 +116,7 @@ def step_size_bounds(pair: TrackingPair, *, smoothness: float) -> StepSizes:
     """Compute the limits below which Lemma 2 needs alpha_K, beta_K and gamma_K. Lemma 1 needs the first two, too.
 
     Raises:
-        ArgumentError: a pair that does not satisfy Assumption 1 or has one agent, or a smoothness that is not positive.
+        ArgumentError: a pair that does not satisfy Assumption 1, one agent, or a smoothness out of range.
 
     Guarantees:
         - the first two are at most 1/2.
@@ -127,9 +127,9 @@ def step_size_bounds(pair: TrackingPair, *, smoothness: float) -> StepSizes:
         [0.4, 0.4, 0.2]
     """
     check.positive(smoothness=smoothness)
-    failed = violated(assumption_1(pair))
-    if failed:
-        raise ArgumentError("pair", "must satisfy Assumption 1", str(failed[0]), "Add edges that make a common root.")
+    failures = violated(assumption_1(pair))
+    if failures:
+        raise ArgumentError("pair", "must satisfy Assumption 1", str(failures[0]), "Add edges that make a common root.")
     spectrum = _spectrum(pair)
     return StepSizes(
         state_mixing=min(_inverse_largest_sum(pair.state_weights), _eigenvalue_bound(spectrum.state_eigenvalues)),
@@ -144,15 +144,15 @@ def assumption_1(pair: TrackingPair) -> list[Condition]:
     """G_R and G_{C^T} have spanning trees, with a common root. Everything but Theorems 4 and 5 needs it.
 
     Raises:
-        ArgumentError: weights that are not square, finite, non-negative and of one size.
+        ArgumentError: unusable weights.
     """
     _check_pair(pair)
-    found = {
+    root_sets = {
         "roots of spanning trees of G_R": spanning_tree_roots(pair.state_weights),
         "roots of spanning trees of G_{C^T}": spanning_tree_roots(pair.tracker_weights.T),
         "agents that are roots in both": common_roots(pair),
     }
-    return _conditions("Assumption 1", *((f"{name} >= 1", len(roots), 1) for name, roots in found.items()))
+    return _conditions("Assumption 1", *((f"{name} >= 1", len(roots), 1) for name, roots in root_sets.items()))
 
 
 def lemma_2(pair: TrackingPair, steps: StepSizes, *, smoothness: float) -> list[Condition]:
@@ -161,7 +161,7 @@ def lemma_2(pair: TrackingPair, steps: StepSizes, *, smoothness: float) -> list[
     Where Assumption 1 fails the rest is not defined and left out; so it is in `assumption_4` and `assumption_5`.
 
     Raises:
-        ArgumentError: unusable weights, fewer than two agents, or a number that is not positive.
+        ArgumentError: unusable weights, fewer than two agents, or a number out of range.
     """
     return _step_size_conditions("Lemma 2", pair, steps, smoothness)
 
@@ -172,7 +172,7 @@ def assumption_4(
     """Convergence under Scheme (S1) (Theorems 1 and 2), with alpha_K, beta_K, gamma_K in the place of a1, a2, a3.
 
     Raises:
-        ArgumentError: unusable weights, fewer than two agents, or a number that is not positive.
+        ArgumentError: unusable weights, fewer than two agents, or a number out of range.
     """
     label, p = "Assumption 4", exponents
     zeta, eta = (max(float(np.max(noise)), 0.0) for noise in (p.state_noise, p.tracker_noise))
@@ -201,7 +201,7 @@ def assumption_5(
     """Convergence under Scheme (S2) (Theorems 1 and 3).
 
     Raises:
-        ArgumentError: unusable weights, fewer than two agents, a number that is not positive, or a negative mu.
+        ArgumentError: unusable weights, fewer than two agents, or a number out of range.
     """
     check.positive(smoothness=smoothness)
     check.non_negative(gradient_dominance=gradient_dominance)

@@ -19,10 +19,7 @@ TOLERANCE = 1e-6  # of a row or column sum
 
 
 def require_column_stochastic(graph: Graph) -> None:
-    """Every column of every P^k sums to 1: mass is conserved, as push-sum needs.
-
-    Raises:
-        ArgumentError: naming the worst column, its sum and the round.
+    """Refuse a graph unless every column of every P^k sums to 1: then mass is conserved, as push-sum needs.
 
     Example:
         >>> from jaxfl.graphs import from_matrix
@@ -35,29 +32,18 @@ def require_column_stochastic(graph: Graph) -> None:
 
 
 def require_row_stochastic(graph: Graph) -> None:
-    """Every row of every P^k sums to 1: equal values stay equal.
-
-    Raises:
-        ArgumentError: naming the worst row, its sum and the round.
-    """
+    """Refuse a graph unless every row of every P^k sums to 1: then equal values stay equal."""
     _require_sums(graph, "row", "rows must sum to 1")
 
 
 def require_doubly_stochastic(graph: Graph) -> None:
-    """Every row and every column of every P^k sums to 1: the mean over nodes is kept, as gossip needs.
-
-    Raises:
-        ArgumentError: naming the worst row or column, its sum and the round.
-    """
+    """Refuse a graph unless rows and columns of every P^k sum to 1: then mixing keeps the mean, as gossip needs."""
     for line in ("row", "column"):
         _require_sums(graph, line, "must be doubly stochastic, rows and columns each summing to 1")
 
 
 def require_strongly_connected(graph: Graph) -> None:
-    """Over one period, every node's values reach every other node (B-strong connectivity).
-
-    Raises:
-        ArgumentError: naming a node and another that its values never reach.
+    """Refuse a graph unless every node's values reach every other node in one period (B-strong connectivity).
 
     Example:
         >>> from jaxfl.graphs import from_matrix
@@ -85,29 +71,26 @@ def unreachable_pair(graph: Graph) -> tuple[int, int] | None:
     Guarantees:
         - finds a pair exactly when one exists: all nodes reach each other when node 0 reaches all and all reach it.
     """
-    received = sum(graph.rounds[1:], start=graph.rounds[0])  # weights are positive, so nothing cancels
-    for reversed_, edges in ((False, received.T), (True, received)):
-        reached = breadth_first_order(edges.tocsr(), 0, directed=True, return_predecessors=False)
-        missing = np.setdiff1d(np.arange(graph.num_nodes), reached)
+    adjacency = sum(graph.rounds[1:], start=graph.rounds[0])  # weights are positive, so nothing cancels
+    for reversed_, edges in ((False, adjacency.T), (True, adjacency)):
+        reachable = breadth_first_order(edges.tocsr(), 0, directed=True, return_predecessors=False)
+        missing = np.setdiff1d(np.arange(graph.num_nodes), reachable)
         if missing.size:
             return (int(missing[0]), 0) if reversed_ else (0, int(missing[0]))
     return None
 
 
 def sums_to_one(graph: Graph, line: str) -> bool:
-    """Whether every "row" or every "column" of every round sums to 1 within the tolerance."""
+    """True where every "row", or every "column", of every round sums to 1 within the tolerance."""
     return abs(_worst_sum(graph, line)[2] - 1) <= TOLERANCE
 
 
 def require_undirected(graph: Graph, *, weights: bool = False) -> None:
-    """One mixing matrix for all rounds, whose edges go both ways.
+    """Refuse a graph unless all rounds have one mixing matrix, whose edges go both ways.
 
     Args:
         graph: any.
         weights: whether both ways must also have the same weight (to 1e-6): a symmetric matrix.
-
-    Raises:
-        ArgumentError: a time-varying graph, or an edge without its reverse.
 
     Example:
         >>> from jaxfl.graphs import directed_ring
@@ -129,7 +112,7 @@ def require_undirected(graph: Graph, *, weights: bool = False) -> None:
 
 
 def checked_matrices(matrices: Any, argument: str = "mixing_matrices") -> np.ndarray:
-    """Check the argument of `from_matrix` and convert it to (period, n, n) float64. An error says what is wrong.
+    """Check the argument of `from_matrix` and convert it to (period, n, n) float64.
 
     Args:
         matrices: array-like, (n, n) or (period, n, n).
@@ -138,9 +121,6 @@ def checked_matrices(matrices: Any, argument: str = "mixing_matrices") -> np.nda
     Returns:
         (period, n, n) float64: finite, non-negative, with positive diagonals, each round summing to 1 by rows or by
         columns.
-
-    Raises:
-        ArgumentError: naming the entry, node, row or column at fault.
     """
     values = _as_stack(matrices, argument)
     rounds, num_nodes = len(values), values.shape[-1]
@@ -172,14 +152,14 @@ def _as_stack(matrices: Any, argument: str) -> np.ndarray:
     remedy = "Pass shape (n, n), or (period, n, n) for a time-varying graph, with n and period at least 1."
     requirement = "must hold square matrices of real numbers"
     try:
-        given = np.asarray(matrices)
+        array = np.asarray(matrices)
     except (TypeError, ValueError) as error:
         raise ArgumentError(argument, requirement, f"got {type(matrices).__name__} ({error})", remedy) from None
-    if given.dtype.kind not in "biuf":
-        raise ArgumentError(argument, requirement, f"got entries of type {given.dtype}", remedy)
-    values = given[None].astype(np.float64) if given.ndim == 2 else given.astype(np.float64)
+    if array.dtype.kind not in "biuf":
+        raise ArgumentError(argument, requirement, f"got entries of type {array.dtype}", remedy)
+    values = array[None].astype(np.float64) if array.ndim == 2 else array.astype(np.float64)
     if values.ndim != 3 or values.shape[1] != values.shape[2] or 0 in values.shape:
-        raise ArgumentError(argument, requirement, f"got shape {given.shape}", remedy)
+        raise ArgumentError(argument, requirement, f"got shape {array.shape}", remedy)
     return values
 
 

@@ -1,4 +1,4 @@
-"""From who-receives-from-whom to mixing matrices, on the host.
+"""Mixing matrices from adjacencies, on the host.
 
 "uniform" splits each node's mass equally over itself and its out-neighbors; "metropolis" gives the edge (i, j) of an
 undirected graph the weight 1 / (1 + max(degree i, degree j)) and leaves the rest of each row on the diagonal.
@@ -54,8 +54,8 @@ def mixing_matrix(received: csr_array, weights: str) -> csr_array:
     off_diagonal = receiver != sender
     receiver, sender = receiver[off_diagonal], sender[off_diagonal]
     shares = 1 / np.maximum(count[receiver], count[sender])
-    kept = 1 - np.bincount(receiver, weights=shares, minlength=num_nodes)
+    diagonal = 1 - np.bincount(receiver, weights=shares, minlength=num_nodes)
     nodes = np.arange(num_nodes)
-    data = np.concatenate([shares, kept])
+    data = np.concatenate([shares, diagonal])
     coordinates = (np.concatenate([receiver, nodes]), np.concatenate([sender, nodes]))
     return csr_array((data, coordinates), shape=(num_nodes, num_nodes))

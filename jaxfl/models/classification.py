@@ -40,7 +40,7 @@ class Model(NamedTuple):
 
     @property
     def has_training_mode(self) -> bool:
-        """Whether a layer trains otherwise than it evaluates: batch normalization or dropout."""
+        """True where a layer differs in training and evaluation: batch normalization or dropout."""
         return any(layer.train is not None for _, layer in self.layers)
 
     def init(self, key: Array) -> dict[str, PyTree]:
@@ -49,7 +49,7 @@ class Model(NamedTuple):
         return {} if init is None else init(key)
 
     def init_state(self) -> dict[str, PyTree]:
-        """Layer name -> what it keeps beside parameters; layers without a training mode have no entry."""
+        """Layer name -> its state beside parameters; layers without a training mode have no entry."""
         init_state = self.as_layer.init_state
         return {} if init_state is None else init_state()
 
@@ -92,7 +92,7 @@ class Model(NamedTuple):
 
         Returns:
             (outputs of the last layer, factor inputs and tapped values of each layer with parameters, is_finite (b,)).
-            Factor inputs are finite: what is not counts as 0 from there on, and the sample's is_finite says so.
+            Factor inputs are finite: other numbers count as 0 from there on, and the sample's is_finite is False.
         """
         layer_inputs, layer_outputs, is_finite = [], [], jnp.ones(inputs.shape[0], bool)
         for name, layer in self.layers:
@@ -119,7 +119,7 @@ def sequential(layers: Sequence[tuple[str, Layer]]) -> Model:
         layers: (name, layer) pairs, input side first.
 
     Raises:
-        ArgumentError: two layers have the same name, or no layer has parameters.
+        ArgumentError: a repeated name, or no layer with parameters.
 
     Example:
         >>> from jaxfl.models.layers import dense, relu
@@ -181,25 +181,25 @@ def classification(
         fills_caches = any(layer.fills_caches for _, layer in model.layers)
         node_loop = automatic(fills_caches)
     with_params = [(name, layer) for name, layer in model.layers if layer.init is not None]
-    factored = [
+    factored_layers = [
         layer.factored(name, position == 0)
         for position, (name, layer) in enumerate(with_params)
         if layer.factored is not None
     ]
     has_mode = model.has_training_mode
-    has_factors = len(factored) == len(with_params) and not has_mode
+    has_factors = len(factored_layers) == len(with_params) and not has_mode
 
     def narrow(tree):
-        """In the type to compute in."""
+        """Cast to the type to compute in."""
         return _cast(tree, jnp.bfloat16) if compute_dtype == "bfloat16" else tree
 
     def widen(tree):
-        """Back in float32."""
+        """Cast back to float32."""
         return _cast(tree, jnp.float32) if compute_dtype == "bfloat16" else tree
 
     def logits_of(variables, inputs):
-        narrowed = Variables(narrow(variables.params), variables.model_state) if has_mode else narrow(variables)
-        return widen(model.apply(narrowed, narrow(preprocess(inputs))))
+        narrow_variables = Variables(narrow(variables.params), variables.model_state) if has_mode else narrow(variables)
+        return widen(model.apply(narrow_variables, narrow(preprocess(inputs))))
 
     def loss(variables, inputs, labels):
         return cross_entropy(logits_of(variables, inputs), labels)
@@ -214,11 +214,11 @@ def classification(
         return cross_entropy(widen(logits), labels), new_state
 
     def factors(params, inputs, labels):
-        narrowed, ready = narrow(params), narrow(preprocess(inputs))
-        shapes = jax.eval_shape(lambda: model.apply_tapped(narrowed, ready, None)[2])
+        narrow_params, ready = narrow(params), narrow(preprocess(inputs))
+        shapes = jax.eval_shape(lambda: model.apply_tapped(narrow_params, ready, None)[2])
 
         def summed_loss(taps):
-            logits, layer_inputs, _, is_finite = model.apply_tapped(narrowed, ready, taps)
+            logits, layer_inputs, _, is_finite = model.apply_tapped(narrow_params, ready, taps)
             losses = cross_entropy(widen(logits), labels)
             return losses.sum(), (jnp.where(is_finite, losses, jnp.nan), layer_inputs)
 
@@ -236,7 +236,7 @@ def classification(
         loss=loss,
         metrics=metrics,
         blocks=tuple(name for name, _ in with_params),
-        layers=tuple(factored) if has_factors else (),
+        layers=tuple(factored_layers) if has_factors else (),
         factors=factors if has_factors else None,
         node_loop=node_loop,
         init_state=model.init_state if has_mode else None,
@@ -297,7 +297,7 @@ def _part(
     narrow: Callable[[PyTree], PyTree],
     widen: Callable[[PyTree], PyTree],
 ) -> Part:
-    """Training the blocks named `trained`; `ready` makes inputs what the first layer takes."""
+    """Make the `Part` that trains the blocks named `trained`; `ready` prepares inputs for the first layer."""
     blocks = [position for position, (_, layer) in enumerate(model.layers) if layer.init is not None]
     names = [model.layers[position][0] for position in blocks]
     unknown = [name for name in trained if name not in names]
@@ -308,8 +308,8 @@ def _part(
     in_front = [position for position in blocks if position < first]
     cut = 0
     if in_front:
-        # What has no parameters goes to the frozen side, where pooling leaves less to store; but for dropout, which
-        # draws anew in each step, and what follows it.
+        # Layers without parameters go to the frozen side, where pooling leaves less to store; but not dropout, which
+        # draws anew in each step, nor layers behind it.
         between = range(in_front[-1] + 1, first)
         cut = next((position for position in between if model.layers[position][1].train is not None), first)
 
@@ -318,14 +318,14 @@ def _part(
     front = Model(tuple((name, layer if i < cut else elsewhere) for i, (name, layer) in enumerate(model.layers)))
     rest = Model(
         tuple(
-            (name, elsewhere if i < cut else layer if name in trained or layer.init is None else _held(layer))
+            (name, elsewhere if i < cut else layer if name in trained or layer.init is None else _evaluating(layer))
             for i, (name, layer) in enumerate(model.layers)
         )
     )
 
     def features(params, model_state, inputs):
-        narrowed = narrow(params)
-        return front.apply(Variables(narrowed, model_state) if front.has_training_mode else narrowed, ready(inputs))
+        values = narrow(params)
+        return front.apply(Variables(values, model_state) if front.has_training_mode else values, ready(inputs))
 
     def features_train(params, model_state, inputs, weights, key):
         return front.apply_train(narrow(params), model_state, ready(inputs), weights, key)[0]
@@ -344,7 +344,7 @@ def _part(
     )
 
 
-def _held(layer: Layer) -> Layer:
+def _evaluating(layer: Layer) -> Layer:
     """A layer that evaluates, and keeps its state, where others train."""
     if layer.train is None:
         return layer
@@ -356,7 +356,7 @@ def _held(layer: Layer) -> Layer:
 
 
 def _finite(inputs: Array, is_finite: Array) -> tuple[Array, Array]:
-    """Zeros for what is not finite, and which samples have been finite up to here.
+    """Replace numbers that are not finite by 0, and mark samples that have been finite up to here.
 
     Done where a layer's input is made, it fuses with that; on stored factors it would copy each of them.
     """

@@ -42,7 +42,7 @@ def composite(parts: Mapping[str, Layer], forward: Callable[[Run, Array], Array]
 
     def init(key):
         keys = leaf_keys(key, len(with_params))
-        return {name: init_part(own) for own, (name, init_part) in zip(keys, with_params, strict=True)}
+        return {name: init_part(part_key) for part_key, (name, init_part) in zip(keys, with_params, strict=True)}
 
     def init_state():
         return {name: init_part() for name, init_part in with_state}
@@ -52,8 +52,8 @@ def composite(parts: Mapping[str, Layer], forward: Callable[[Run, Array], Array]
 
         def run(name, values):
             part = parts[name]
-            own = params[name] if part.init is not None else None
-            return part.apply(own if part.train is None else Variables(own, state[name]), values)
+            tree = params[name] if part.init is not None else None
+            return part.apply(tree if part.train is None else Variables(tree, state[name]), values)
 
         return forward(run, inputs)
 
@@ -62,11 +62,11 @@ def composite(parts: Mapping[str, Layer], forward: Callable[[Run, Array], Array]
 
         def run(name, values):
             part = parts[name]
-            own = params[name] if part.init is not None else None
+            tree = params[name] if part.init is not None else None
             if part.train is None:
-                return part.apply(own, values)
+                return part.apply(tree, values)
             own_state = None if state is None else state[name]
-            outputs, new_state[name] = part.train(own, own_state, values, weights, leaf_key(key, positions[name]))
+            outputs, new_state[name] = part.train(tree, own_state, values, weights, leaf_key(key, positions[name]))
             return outputs
 
         return forward(run, inputs), new_state
@@ -84,16 +84,13 @@ def scaled(layer: Layer, ratio: float) -> Layer:
     """A layer that in training gets its inputs divided by `ratio`.
 
     A model that keeps the first channels of every layer adds up fewer terms than the full one, in which its parameters
-    are averaged with others and evaluated. HeteroFL therefore divides what a convolution puts out by the share of
-    channels that are there, before normalization, in training alone.
+    are averaged with others and evaluated. HeteroFL therefore divides a convolution's outputs by the share of channels
+    that are there, before normalization, in training alone.
 
     Args:
         layer: any; its parameters keep their names, and so does its state. One without state gets an empty one, since
-            it now trains otherwise than it evaluates.
+            training and evaluation now differ.
         ratio: share of the channels that are there, above 0.
-
-    Returns:
-        The layer, without factored form.
 
     Raises:
         ArgumentError: a ratio that is not positive.

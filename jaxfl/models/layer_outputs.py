@@ -12,9 +12,9 @@ from jaxfl.models.classification import Model
 def layer_outputs(model: Model, params: PyTree, inputs: Array, names: Sequence[str]) -> dict[str, Array]:
     """The outputs of named layers in evaluation, in one pass that ends behind the last of them.
 
-    For parameters of many nodes, `jax.vmap` over them. In `jaxfl.models.resnet20` the output of "stem" is that of the
-    paper's Conv 1, and behind Conv 3, 7, 15 and 19 come the outputs of "block_1_1", "block_1_3", "block_3_1" and
-    "block_3_3": a block ends with the sum and the ReLU behind its second convolution.
+    For parameters of many nodes, `jax.vmap` over them. In `jaxfl.models.resnet20` the output of "stem" is the paper's
+    Conv 1, and behind Conv 3, 7, 15 and 19 come the outputs of "block_1_1", "block_1_3", "block_3_1" and "block_3_3": a
+    block ends with the sum and the ReLU behind its second convolution.
 
     Args:
         model: any.
@@ -26,7 +26,7 @@ def layer_outputs(model: Model, params: PyTree, inputs: Array, names: Sequence[s
         Name -> (b, ...) outputs.
 
     Raises:
-        ArgumentError: a layer has no such name, none is named, or `Variables` are needed.
+        ArgumentError: no name, an unknown one, or params that are not `Variables` though the model has a training mode.
 
     Guarantees:
         - the outputs of the last layer are those of `Model.apply`.
@@ -36,24 +36,24 @@ def layer_outputs(model: Model, params: PyTree, inputs: Array, names: Sequence[s
         >>> import jax, jax.numpy as jnp
         >>> from jaxfl.models import mlp
         >>> model = mlp((4, 3, 2))
-        >>> found = layer_outputs(model, model.init(jax.random.key(0)), jnp.ones((5, 4)), ["dense_1", "relu_1"])
-        >>> bool((jax.nn.relu(found["dense_1"]) == found["relu_1"]).all()), found["relu_1"].shape
+        >>> outputs = layer_outputs(model, model.init(jax.random.key(0)), jnp.ones((5, 4)), ["dense_1", "relu_1"])
+        >>> bool((jax.nn.relu(outputs["dense_1"]) == outputs["relu_1"]).all()), outputs["relu_1"].shape
         (True, (5, 3))
     """
-    known = [name for name, _ in model.layers]
+    layers = [name for name, _ in model.layers]
     for name in names:
-        if name not in known:
-            raise ArgumentError("names", f"must be some of {', '.join(known)}", f"got {name!r}", "Name layers of it.")
+        if name not in layers:
+            raise ArgumentError("names", f"must be some of {', '.join(layers)}", f"got {name!r}", "Name layers of it.")
     if not names:
-        raise ArgumentError("names", "must hold at least one layer", "got none", f"Choose among {', '.join(known)}.")
+        raise ArgumentError("names", "must hold at least one layer", "got none", f"Choose among {', '.join(layers)}.")
     if model.has_training_mode and not isinstance(params, Variables):
         requirement = "must be Variables, for the model has batch normalization or dropout"
         found = f"got {type(params).__name__}"
         raise ArgumentError("params", requirement, found, "Pass Variables(params=..., model_state=...).")
     own_params, states = (params.params, params.model_state) if isinstance(params, Variables) else (params, {})
     outputs = {}
-    for name, layer in model.layers[: max(map(known.index, names)) + 1]:
-        own = own_params[name] if layer.init is not None else None
-        inputs = layer.apply(own if layer.train is None else Variables(own, states[name]), inputs)
+    for name, layer in model.layers[: max(map(layers.index, names)) + 1]:
+        layer_params = own_params[name] if layer.init is not None else None
+        inputs = layer.apply(layer_params if layer.train is None else Variables(layer_params, states[name]), inputs)
         outputs[name] = inputs
     return {name: outputs[name] for name in names}

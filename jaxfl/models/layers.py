@@ -2,9 +2,9 @@
 
 A layer is a `Layer`; a model is an ordered list of named ones (`jaxfl.models.classification`). The factored form
 (`jaxfl.core.FactoredLayer`) gives norms and weighted sums of per-sample gradients from the layer's inputs and the
-errors at its outputs, without forming a gradient for each sample. Products in them
-are of the highest precision. By default accelerators round their factors to fewer bits, with which a gradient that was
-clipped exceeded its bound by 3.2e-4 of it in an emulation.
+errors at its outputs, without forming a gradient for each sample. Their products have the highest precision. By default
+accelerators round the factors of products to fewer bits, with which a clipped gradient exceeded its bound by 3.2e-4 of
+it in an emulation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jaxfl.models.kernels import convolve, geometry
 class Layer(NamedTuple):
     """One layer of a model.
 
-    Batch normalization and dropout train otherwise than they evaluate: such a layer has `init_state` and `train`.
+    Batch normalization and dropout differ in training and evaluation: such a layer has `init_state` and `train`.
 
     Attributes:
         init: key -> parameters, for most {"kernel": ..., "bias": ...}; None for a layer without parameters.
@@ -36,7 +36,7 @@ class Layer(NamedTuple):
             the first argument is `Variables` of its parameters and state.
         factored: (name, input_is_sample) -> FactoredLayer; None for a layer without parameters or without such a form.
         fills_caches: whether one node fills a CPU's caches, so that nodes are best run one after the other there.
-        init_state: () -> what it keeps beside parameters, empty for dropout; None without `train`.
+        init_state: () -> its state beside parameters, empty for dropout; None without `train`.
         train: (params or None, state, inputs (b, ...), weights (b,), key) -> (outputs, new state). Samples of weight 0
             are padding. Without a state (None) the new one is made of this batch alone. None where training is `apply`.
         tapped: (params, inputs, tap or None) -> (outputs, factor inputs, pre-activations): `apply` with a tap added to
@@ -169,8 +169,8 @@ def batch_norm(channels: int, *, momentum: float = 0.9, tracked: bool = True, ep
 
     def train(params, state, inputs, weights, key):
         otherwise = init_state() if state is None else state
-        found = normalization.normalize_batch(inputs, weights, params["scale"], params["bias"], otherwise, eps)
-        outputs, statistics = cast(tuple[Array, PyTree], found)  # the type checker knows nothing of a custom_vjp's
+        results = normalization.normalize_batch(inputs, weights, params["scale"], params["bias"], otherwise, eps)
+        outputs, statistics = cast(tuple[Array, PyTree], results)  # the type checker knows nothing of a custom_vjp's
         if state is None:
             return outputs, statistics
         if not tracked:
@@ -198,8 +198,8 @@ def dropout(rate: float) -> Layer:
         raise ArgumentError("rate", "must be at least 0 and below 1", f"got {rate}", "Pass 0 to drop nothing.")
 
     def train(params, state, inputs, weights, key):
-        kept = jax.random.bernoulli(one_kernel(key), jnp.float32(1.0 - rate), inputs.shape)
-        return jnp.where(kept, inputs / (1.0 - rate), jnp.zeros((), inputs.dtype)), {}
+        mask = jax.random.bernoulli(one_kernel(key), jnp.float32(1.0 - rate), inputs.shape)
+        return jnp.where(mask, inputs / (1.0 - rate), jnp.zeros((), inputs.dtype)), {}
 
     return Layer(init=None, apply=lambda variables, inputs: inputs, init_state=dict, train=train)
 
@@ -238,8 +238,8 @@ def dense(in_features: int, out_features: int) -> Layer:
         return (jnp.sum(jnp.abs(inputs), axis=1) + 1.0) * jnp.sum(jnp.abs(errors), axis=1)
 
     def weighted_sum(inputs, errors, weight):
-        weighted = errors * weight[:, None]
-        return {"kernel": jnp.matmul(inputs.T, weighted, precision="highest"), "bias": weighted.sum(axis=0)}
+        products = errors * weight[:, None]
+        return {"kernel": jnp.matmul(inputs.T, products, precision="highest"), "bias": products.sum(axis=0)}
 
     def per_sample(inputs, errors):
         return {"kernel": inputs[:, :, None] * errors[:, None, :], "bias": errors}
@@ -304,8 +304,8 @@ def conv(
         return {"kernel": kernels.norms.per_sample(inputs, errors, of(inputs)), "bias": errors.sum(axis=(1, 2))}
 
     def weighted_sum(inputs, errors, weight):
-        weighted = errors * weight[:, None, None, None]
-        return {"kernel": kernels.norms.summed(inputs, weighted, of(inputs)), "bias": weighted.sum(axis=(0, 1, 2))}
+        products = errors * weight[:, None, None, None]
+        return {"kernel": kernels.norms.summed(inputs, products, of(inputs)), "bias": products.sum(axis=(0, 1, 2))}
 
     factored = functools.partial(
         FactoredLayer,

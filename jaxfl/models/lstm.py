@@ -1,7 +1,7 @@
 """LSTMs that read a sequence in both directions.
 
-Gradients come in factored form: they are sums over time of outer products, of what enters the gates at a step (input,
-previous hidden state, 1) and the error at their pre-activations. The layer hands these out by `Layer.tapped`.
+Gradients come in factored form: they are sums over time of outer products. The factors are the inputs of the gates at a
+step (input, previous hidden state, 1) and the error at their pre-activations. `Layer.tapped` returns them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxfl.models.kernels import position_sums
 from jaxfl.models.layers import Layer
 from jaxfl.models.normalization import at_least_float32
 
-# What Keras starts from: Glorot uniform for inputs, orthogonal for states.
+# Initial values of Keras: Glorot uniform for inputs, orthogonal for states.
 _initial_kernel = jax.nn.initializers.glorot_uniform()
 _initial_recurrent_kernel = jax.nn.initializers.orthogonal()
 
@@ -56,8 +56,7 @@ def bidirectional_lstm(
             there: truncated back-propagation. The values stay the same. With it there is no factored form.
 
     Raises:
-        ArgumentError: a size below 1, negative `frozen_steps`; from `apply`, sequences of another width, or so short
-            that no step is left to train.
+        ArgumentError: a number out of range; from `apply`, sequences of another width or too short.
 
     Guarantees:
         - equals flax's LSTM cells run in both directions, in value and in every gradient.
@@ -123,9 +122,9 @@ def bidirectional_lstm(
         if frozen_steps >= inputs.shape[1]:
             requirement = f"must be longer than the {frozen_steps} frozen steps"
             raise ArgumentError("inputs", requirement, f"got {inputs.shape[1]}", "Freeze fewer steps.")
-        held, held_inputs = jax.lax.stop_gradient((params, inputs))
-        projections = project(held, held_inputs, 0, frozen_steps)
-        before, cells, _ = _states(projections, held["recurrent_kernel"], _zeros(projections, units))
+        constants, constant_inputs = jax.lax.stop_gradient((params, inputs))
+        projections = project(constants, constant_inputs, 0, frozen_steps)
+        before, cells, _ = _states(projections, constants["recurrent_kernel"], _zeros(projections, units))
         projections = project(params, inputs, frozen_steps)
         hidden = _run(projections, params["recurrent_kernel"], (before[-1], cells[-1]))
         return outputs_of(jnp.concatenate([before, hidden]) if whole_sequence else hidden)
@@ -166,11 +165,11 @@ def bidirectional_lstm(
 
     def weighted_sum(factor_input, errors, weight):
         inputs, entering = split(factor_input)
-        weighted = errors * weight[:, None, None, None]
+        products = errors * weight[:, None, None, None]
         return {
-            "kernel": jnp.einsum("bti,btdv->div", inputs, weighted, precision="highest"),
-            "recurrent_kernel": jnp.einsum("btdu,btdv->duv", entering, weighted, precision="highest"),
-            "bias": weighted.sum(axis=(0, 1)),
+            "kernel": jnp.einsum("bti,btdv->div", inputs, products, precision="highest"),
+            "recurrent_kernel": jnp.einsum("btdu,btdv->duv", entering, products, precision="highest"),
+            "bias": products.sum(axis=(0, 1)),
         }
 
     def per_sample(factor_input, errors):
@@ -192,7 +191,7 @@ def bidirectional_lstm(
             per_sample=per_sample,
         )
 
-    # Of 4 and 8 nodes one after the other, gradients took 0.6 to 0.7 of the processor's time of all at once, and an
+    # With 4 and 8 nodes one after the other, gradients took 0.6 to 0.7 of the processor's time of all at once, and an
     # eighth to a quarter of the memory (two cores, 64 steps, 64 and 256 units): one fills the caches, as a convolution.
     if frozen_steps:
         return Layer(init=init, apply=apply, fills_caches=True)
@@ -255,14 +254,14 @@ def _run_forward(projections, kernel, start):
     return hidden, (hidden, cells, gates, kernel, start)
 
 
-def _run_backward(saved, cotangent):
-    hidden, cells, gates, kernel, start = saved
+def _run_backward(residuals, cotangent):
+    hidden, cells, gates, kernel, start = residuals
 
     def step(errors_at_state, here):
         error_at_hidden, error_at_cell = errors_at_state
-        wanted, cell, gates = here
+        output_error, cell, gates = here
         _, pull_back = jax.vjp(_step, cell, gates)
-        error_at_cell, error = pull_back((error_at_cell, error_at_hidden + wanted))
+        error_at_cell, error = pull_back((error_at_cell, error_at_hidden + output_error))
         return (jnp.matmul(error, jnp.swapaxes(kernel, -1, -2)), error_at_cell), error
 
     zeros = jnp.zeros_like(hidden[0])

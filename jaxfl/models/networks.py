@@ -17,11 +17,8 @@ def mlp(widths: tuple[int, ...] = (784, 32, 10), activation: str = "relu") -> Mo
         widths: numbers in a sample, units of each hidden layer, classes.
         activation: "relu" or "tanh".
 
-    Returns:
-        A model for `jaxfl.models.classification`.
-
     Raises:
-        ArgumentError: fewer than two widths, a width below 1 or an unknown activation.
+        ArgumentError: a number or activation out of range.
 
     Example:
         >>> import jax
@@ -35,12 +32,12 @@ def mlp(widths: tuple[int, ...] = (784, 32, 10), activation: str = "relu") -> Mo
     check.one_of(("relu", "tanh"), activation=activation)
     for position, width in enumerate(widths):
         check.at_least(1, **{f"widths[{position}]": width})
-    named = [("flatten", layers.reshape((widths[0],)))]
+    parts = [("flatten", layers.reshape((widths[0],)))]
     for position in range(1, len(widths)):
         if position > 1:
-            named.append((f"{activation}_{position - 1}", layers.activation(activation)))
-        named.append((f"dense_{position}", layers.dense(widths[position - 1], widths[position])))
-    return sequential(named)
+            parts.append((f"{activation}_{position - 1}", layers.activation(activation)))
+        parts.append((f"dense_{position}", layers.dense(widths[position - 1], widths[position])))
+    return sequential(parts)
 
 
 def cnn(
@@ -66,11 +63,8 @@ def cnn(
         num_classes: number of logits.
         activation: "relu" or "tanh".
 
-    Returns:
-        A model for `jaxfl.models.classification`.
-
     Raises:
-        ArgumentError: a number below 1, an unknown activation, or more poolings than the image size allows.
+        ArgumentError: a number or activation out of range, or too many poolings.
 
     Example:
         >>> import jax
@@ -88,28 +82,28 @@ def cnn(
         check.at_least(1, hidden=hidden)
     check.one_of(("relu", "tanh"), activation=activation)
     height, width, previous = sample_shape
-    named = [("images", layers.reshape(sample_shape))]
+    parts = [("images", layers.reshape(sample_shape))]
     for position, features in enumerate(channels, start=1):
         if min(height, width) < 2:
             found = f"got {len(channels)} for images of {sample_shape[0]}x{sample_shape[1]}"
             raise ArgumentError("channels", "must not pool an image below 1x1", found, "Use fewer convolutions.")
-        named += [
+        parts += [
             (f"conv_{position}", layers.conv(previous, features, (window, window))),
             (f"{activation}_{position}", layers.activation(activation)),
             (f"pool_{position}", layers.max_pool((2, 2))),
         ]
         height, width, previous = height // 2, width // 2, features
     size = height * width * previous
-    named.append(("flatten", layers.reshape((size,))))
+    parts.append(("flatten", layers.reshape((size,))))
     if hidden is None:
-        named.append(("dense_1", layers.dense(size, num_classes)))
+        parts.append(("dense_1", layers.dense(size, num_classes)))
     else:
-        named += [
+        parts += [
             ("dense_1", layers.dense(size, hidden)),
             (f"{activation}_{len(channels) + 1}", layers.activation(activation)),
             ("dense_2", layers.dense(hidden, num_classes)),
         ]
-    return sequential(named)
+    return sequential(parts)
 
 
 def lenet(sample_shape: tuple[int, int, int] = (28, 28, 1), num_classes: int = 10, *, padding: str = "SAME") -> Model:
@@ -124,11 +118,8 @@ def lenet(sample_shape: tuple[int, int, int] = (28, 28, 1), num_classes: int = 1
         padding: of the first convolution. "SAME" for digits of 28x28, which the original widened to 32x32; "VALID" for
             images of 32x32. The second convolution has none.
 
-    Returns:
-        A model for `jaxfl.models.classification`.
-
     Raises:
-        ArgumentError: a number below 1, unknown padding, or an image too small for the windows.
+        ArgumentError: a number or padding out of range, or an image too small for the windows.
 
     Example:
         >>> import jax
@@ -184,9 +175,6 @@ def dzofl_cnn(
         num_classes: number of logits.
         channels: output channels of each convolution.
         window: height and width of each kernel.
-
-    Returns:
-        A model for `jaxfl.models.classification`.
 
     Raises:
         ArgumentError: a number below 1, or an image too small for the windows.

@@ -1,4 +1,4 @@
-"""Normalization: of groups of channels, one sample at a time, and of channels, over the samples of a batch.
+"""Normalization of groups of channels, one sample at a time, and of channels, over the samples of a batch.
 
 Group normalization leaves every sample a gradient of its own. Batch normalization mixes the samples of a batch, so that
 a sample's gradient, and with it a bound on one sample's influence, does not exist.
@@ -74,12 +74,12 @@ def group_norm(inputs: Array, scale: Array, bias: Array, num_groups: int, eps: f
     wide, scale, bias = (at_least_float32(values) for values in (inputs, scale, bias))
     if suits_gpu():
         center, variance = _in_one_pass(inputs, group_mean)
-        centered = wide - center
+        deviations = wide - center
     else:
-        centered = wide - group_mean(wide)
-        variance = group_mean(centered**2)
+        deviations = wide - group_mean(wide)
+        variance = group_mean(deviations**2)
     factor = lax.rsqrt(variance + eps) * scale[None, None, None, :]
-    return (centered * factor + bias[None, None, None, :]).astype(inputs.dtype)
+    return (deviations * factor + bias[None, None, None, :]).astype(inputs.dtype)
 
 
 def batch_statistics(inputs: Array, weights: Array, otherwise: PyTree) -> PyTree:
@@ -131,9 +131,9 @@ def _in_one_pass(inputs: Array, mean: Callable[[Array], Array]) -> tuple[Array, 
     the variance no more than a few times that number of units. Differentiated, too, it reads less.
     """
     shift = lax.stop_gradient(mean(at_least_float32(inputs[:, :1])))
-    shifted = at_least_float32(inputs) - shift
-    distance = mean(shifted)
-    return shift + distance, jnp.maximum(mean(shifted**2) - distance**2, 0.0)
+    differences = at_least_float32(inputs) - shift
+    distance = mean(differences)
+    return shift + distance, jnp.maximum(mean(differences**2) - distance**2, 0.0)
 
 
 def batch_norm(inputs: Array, scale: Array, bias: Array, statistics: PyTree, eps: float = 1e-5) -> Array:
@@ -163,8 +163,8 @@ def batch_norm(inputs: Array, scale: Array, bias: Array, statistics: PyTree, eps
     """
     wide, scale, bias = (at_least_float32(values) for values in (inputs, scale, bias))
     factor = lax.rsqrt(statistics["var"] + eps) * scale
-    centered = wide - _along_channels(statistics["mean"], wide)
-    return (centered * _along_channels(factor, wide) + _along_channels(bias, wide)).astype(inputs.dtype)
+    deviations = wide - _along_channels(statistics["mean"], wide)
+    return (deviations * _along_channels(factor, wide) + _along_channels(bias, wide)).astype(inputs.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
@@ -206,13 +206,13 @@ def _normalize_batch_backward(eps, residuals, errors):
     wide, shares, ones = at_least_float32(inputs), _shares(inputs, weights), jnp.ones_like(weights)
     inverse = lax.rsqrt(statistics["var"] + eps)
     factor = inverse * at_least_float32(scale)
-    centered = wide - _along_channels(statistics["mean"], wide)
+    deviations = wide - _along_channels(statistics["mean"], wide)
     bias_error = _sum_by_channel(error, ones)
-    scale_error = inverse * _sum_by_channel(error * centered, ones)
-    # Of the mean and the variance. That the mean acts on the variance counts nothing: deviations from it sum to zero.
+    scale_error = inverse * _sum_by_channel(error * deviations, ones)
+    # Errors at the mean and the variance. The mean does not act on the variance: deviations from it sum to zero.
     mean_error = statistics_error["mean"] - factor * bias_error
     var_error = statistics_error["var"] - 0.5 * factor * inverse * scale_error
-    through_statistics = _along_channels(mean_error, wide) + 2.0 * centered * _along_channels(var_error, wide)
+    through_statistics = _along_channels(mean_error, wide) + 2.0 * deviations * _along_channels(var_error, wide)
     by_sample = shares.reshape(-1, *[1] * (wide.ndim - 1))
     inputs_error = error * _along_channels(factor, wide) + by_sample * through_statistics
     return (
@@ -261,19 +261,19 @@ def factored_scale_and_bias(normalize: Callable[[Array], Array]) -> Callable[[st
     def per_sample(inputs, errors):
         return {name: terms.sum(axis=1) for name, terms in terms_of(inputs, errors).items()}
 
-    def rounded_up(inputs, errors):
-        """At least the absolute values of the gradients, (b, channels) each."""
+    def upper_bounds(inputs, errors):
+        """Upper bounds of the gradients' absolute values, (b, channels) each."""
         return [
             jnp.abs(terms.sum(axis=1)) + position_sums.summation_error(jnp.abs(terms).sum(axis=1), terms.shape[1])
             for terms in terms_of(inputs, errors).values()
         ]
 
     def squared_norm(inputs, errors):
-        scale, bias = rounded_up(inputs, errors)
+        scale, bias = upper_bounds(inputs, errors)
         return jnp.sum(scale**2 + bias**2, axis=1)
 
     def absolute_norm(inputs, errors):
-        scale, bias = rounded_up(inputs, errors)
+        scale, bias = upper_bounds(inputs, errors)
         return jnp.sum(scale + bias, axis=1)
 
     def weighted_sum(inputs, errors, weight):

@@ -56,13 +56,8 @@ def resnet18(
         blocks: basic blocks of each stage.
         groups: groups of each group normalization; layers with fewer channels take one group a channel.
 
-    Returns:
-        A model for `jaxfl.models.classification`.
-
     Raises:
-        ArgumentError: a number below 1, an unknown normalization, different numbers of stages; with group
-            normalization, channels that the groups do not divide, or images so small that a group holds a single
-            number, which normalization would erase.
+        ArgumentError: a number or normalization out of range, or groups that do not fit the channels or images.
 
     Guarantees:
         - equals the same network of flax layers in value and in gradient.
@@ -112,15 +107,11 @@ def resnet20(
         groups: groups of each group normalization; layers with fewer channels take one group a channel.
         width: share in (0, 1] of the channels of every stage, rounded down; its parameters are leading slices of those
             of the full network, as `jaxfl.width_reduction` takes them.
-        scaler: HeteroFL's: in training, what a convolution puts out is divided by `width`
+        scaler: HeteroFL's: in training, a convolution's outputs are divided by `width`
             (`jaxfl.models.composite.scaled`). Give it to the full network, too, for the same model state.
 
-    Returns:
-        A model for `jaxfl.models.classification`.
-
     Raises:
-        ArgumentError: as for `resnet18`; an unknown shortcut; stages that grow narrower, which "padding" cannot follow;
-            a width outside of (0, 1], or one that leaves a stage without channels.
+        ArgumentError: as for `resnet18`; a shortcut or a width that does not fit.
 
     Guarantees:
         - equals the same network of flax layers in value and in gradient.
@@ -187,7 +178,7 @@ def _network(
     shortcut: str,
 ) -> Model:
     """Stem, stages of basic blocks, mean over positions, dense layer."""
-    named = [("images", layers.reshape(sample_shape)), ("stem", stem(sample_shape[2], widths[0], make_norm))]
+    parts = [("images", layers.reshape(sample_shape)), ("stem", stem(sample_shape[2], widths[0], make_norm))]
     previous = widths[0]
     for stage, (features, count) in enumerate(zip(widths, blocks, strict=True), start=1):
         for position in range(1, count + 1):
@@ -196,13 +187,13 @@ def _network(
             if stride > 1 or features != previous or (shortcut == "projection_all" and position == 1):
                 kind = "padding" if shortcut == "padding" else "projection"
             block = basic_block(previous, features, stride, make_norm, kind)
-            named.append((f"block_{stage}_{position}", block))
+            parts.append((f"block_{stage}_{position}", block))
             previous = features
-    named += [
+    parts += [
         ("mean", layers.elementwise(lambda images: images.mean(axis=(1, 2)))),
         ("dense", layers.dense(previous, num_classes)),
     ]
-    return sequential(named)
+    return sequential(parts)
 
 
 def _check_sizes(
@@ -212,7 +203,7 @@ def _check_sizes(
     blocks: tuple[int, ...],
     groups: int | None,
 ) -> None:
-    """Refuse what no network can be made of; groups are None without group normalization."""
+    """Refuse sizes that make no network; groups are None without group normalization."""
     if len(sample_shape) != 3:
         found = f"got {sample_shape}"
         raise ArgumentError("sample_shape", "must be (height, width, channels)", found, "Pass three integers.")
@@ -258,7 +249,7 @@ def conv_without_bias(in_channels: int, out_channels: int, window: int, stride: 
         products = rows.reshape(batch * positions, taps) @ kernel.reshape(taps, out_channels)
         return mark_activation(products.reshape(batch, *geom.output_size, out_channels))
 
-    # Variance 2 / fan-in keeps the scale through ReLUs (He and others 2015): what the papers start from.
+    # Variance 2 / fan-in keeps the scale through ReLUs (He and others 2015); the papers start from it.
     return Layer(init=lambda key: {"kernel": normal_kernel(key, shape, 2.0)}, apply=apply, fills_caches=True)
 
 

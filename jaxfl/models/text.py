@@ -21,7 +21,7 @@ from jaxfl.models.layers import Layer
 from jaxfl.models.lstm import bidirectional_lstm
 from jaxfl.models.normalization import at_least_float32
 
-# What Keras starts from: uniform in (-0.05, 0.05).
+# Initial values of Keras: uniform in (-0.05, 0.05).
 _EMBEDDING_BOUND = 0.05
 
 
@@ -74,8 +74,8 @@ def embedding(vocabulary: int, features: int) -> Layer:
         table = jnp.zeros((vocabulary, features), errors.dtype)
         return table.at[tokens].add(errors, mode="drop", wrap_negative_indices=False)
 
-    def norms_of(norm_of_row, squared):
-        """The norm of the table's gradient from those of its rows."""
+    def norms_of(norm_of_row, is_squared):
+        """The norm of the table's gradient from the norms of its rows."""
 
         def of_group(tokens, errors):
             # Entry (p, q) is 1 where p is the first position of the token at q, so that each sum appears once.
@@ -85,7 +85,7 @@ def embedding(vocabulary: int, features: int) -> Layer:
             sums = norm_of_row(jnp.einsum("bpq,bqf->bpf", members, errors, precision="highest"))
             terms = jnp.einsum("bpq,bq->bp", members, norm_of_row(errors), precision="highest")
             rounded_up = sums + position_sums.summation_error(terms, members.sum(axis=2))
-            return jnp.sum(rounded_up**2 if squared else rounded_up, axis=1)
+            return jnp.sum(rounded_up**2 if is_squared else rounded_up, axis=1)
 
         def norm(tokens, errors):
             length = tokens.shape[1]
@@ -94,8 +94,8 @@ def embedding(vocabulary: int, features: int) -> Layer:
         return norm
 
     def weighted_sum(tokens, errors, weight):
-        weighted = errors * weight[:, None, None]
-        return {"table": add_up(tokens.reshape(-1), weighted.reshape(-1, features))}
+        products = errors * weight[:, None, None]
+        return {"table": add_up(tokens.reshape(-1), products.reshape(-1, features))}
 
     factored = functools.partial(
         FactoredLayer,
@@ -137,7 +137,7 @@ def bilstm_classifier(
         A model of int32 tokens (b, length).
 
     Raises:
-        ArgumentError: a number below 1, a dropout rate outside of [0, 1), or `frozen_words` that leave none.
+        ArgumentError: a number out of range.
 
     Guarantees:
         - 3,611,137 parameters by default.
@@ -156,7 +156,7 @@ def bilstm_classifier(
     if not 0 <= frozen_words < length:
         requirement = f"must be at least 0 and below the {length} words"
         raise ArgumentError("frozen_words", requirement, f"got {frozen_words}", "Freeze fewer words.")
-    named = [
+    parts = [
         ("tokens", layers.reshape((length,))),
         ("embedding", embedding(vocabulary, embedding_features)),
         ("dropout_1", layers.dropout(dropout)),
@@ -164,4 +164,4 @@ def bilstm_classifier(
         ("dropout_2", layers.dropout(dropout)),
         ("dense", layers.dense(2 * units, num_outputs)),
     ]
-    return sequential([(name, layer) for name, layer in named if dropout > 0 or "dropout" not in name])
+    return sequential([(name, layer) for name, layer in parts if dropout > 0 or "dropout" not in name])

@@ -207,7 +207,7 @@ def ranking(summary: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
     metric = next((name for name in metrics if any(name in row for row in cases.values())), "")
     means = {case: (row.get(metric) or {}).get("mean") for case, row in cases.items()}
     sign = 1 if "loss" in metric else -1
-    return sorted(cases, key=lambda case: math.inf if means[case] is None else sign * means[case])
+    return sorted(cases, key=lambda case: math.inf if (mean := means[case]) is None else sign * mean)
 
 
 def summary_table(

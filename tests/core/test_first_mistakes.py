@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false
 """A newcomer's first mistakes in Python end in one sentence that says what to pass instead."""
 
 import inspect

@@ -12,7 +12,7 @@ from jaxfl import ArgumentError
 from jaxfl.core import node_keys
 from jaxfl.gradients.samplers import (
     Batch,
-    _shuffled,
+    _shuffle,
     check_counts,
     draw_batch,
     first_occurrence,
@@ -98,7 +98,7 @@ def test_the_entries_are_those_of_the_shuffles_first_b_steps(size):
 def test_chains_of_swaps_are_followed_to_their_end(size):
     step = np.arange(size)
     for swaps in (step + 1, np.full(size, size), np.minimum(step + 1, size - 1)):
-        result = jax.jit(_shuffled)(jnp.asarray(swaps, jnp.int32))
+        result = jax.jit(_shuffle)(jnp.asarray(swaps, jnp.int32))
         np.testing.assert_array_equal(result, shuffled(swaps, size + 1))
 
 

@@ -17,7 +17,7 @@ from jaxfl.core.tree import along_nodes, replicate, weighted_sum
 def mean(
     weights: Array, is_trained: Mapping[str, Array], old: PyTree, groups: Sequence[tuple[Group, PyTree]]
 ) -> PyTree:
-    """For each layer the weighted mean over the clients that trained it, the old values where none did.
+    """Average each layer, weighted, over the clients that trained it; keep the old values where none did.
 
     Args:
         weights: (k,), float32 or float64, of the active clients.
@@ -30,9 +30,9 @@ def mean(
     """
     new = {}
     for name, before in old.items():
-        own = weights * is_trained[name].astype(weights.dtype) if name in is_trained else weights
-        total = own.sum()
-        shares = own / jnp.where(total > 0, total, 1.0)
+        block_weights = weights * is_trained[name].astype(weights.dtype) if name in is_trained else weights
+        total = block_weights.sum()
+        shares = block_weights / jnp.where(total > 0, total, 1.0)
         sums = [weighted_sum(group.take(shares), values[name]) for group, values in groups if name in values]
         if sums:
             after = _add_up(sums)
@@ -67,8 +67,8 @@ def models(
         def of_layer(name):
             if name not in new:
                 return replicate(jax.tree.map(jnp.zeros_like, old[name]), num_clients)
-            moved = changed(old[name], new[name])
-            return _where(group.take(is_trained[name]), moved) if name in is_trained else moved
+            change = changed(old[name], new[name])
+            return _where(group.take(is_trained[name]), change) if name in is_trained else change
 
         return {name: of_layer(name) for name in old}
 
@@ -81,8 +81,8 @@ def models(
 
     def holders(weights):
         def of_layer(name, layer):
-            own = weights * is_trained[name].astype(weights.dtype) if name in is_trained else weights
-            return jax.tree.map(lambda _: own.sum(), layer)
+            block_weights = weights * is_trained[name].astype(weights.dtype) if name in is_trained else weights
+            return jax.tree.map(lambda _: block_weights.sum(), layer)
 
         return Variables(*({name: of_layer(name, layer) for name, layer in part.items()} for part in before))
 
@@ -98,9 +98,9 @@ def models(
     return Updates(means, changes, holders, counts, num_expected)
 
 
-def _where(own: Array, tree: PyTree) -> PyTree:
+def _where(mask: Array, tree: PyTree) -> PyTree:
     """The clients' leaves (c, *leaf) where `own` (c,) is True, else 0."""
-    return jax.tree.map(lambda leaf: jnp.where(along_nodes(own, leaf), leaf, 0), tree)
+    return jax.tree.map(lambda leaf: jnp.where(along_nodes(mask, leaf), leaf, 0), tree)
 
 
 def _add_up(trees: Sequence[PyTree]) -> PyTree:

@@ -1,5 +1,4 @@
-"""Which blocks of a model a client trains, and as which task: the choices that are compared, their check, and steps on
-blocks that are drawn."""
+"""Blocks that a client trains: named choices, their checks, and steps on blocks drawn at random."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from jaxfl.core import ArgumentError, PyTree, Task, check
 
 
 def output_side(blocks: Sequence[str], first: str) -> tuple[str, ...]:
-    """The blocks from `first` on: what EmbracingFL's weaker clients train.
+    """The blocks from `first` on, which EmbracingFL's weaker clients train.
 
     Example:
         >>> output_side(("stem", "block_1", "block_2", "dense"), "block_2")
@@ -25,7 +24,7 @@ def output_side(blocks: Sequence[str], first: str) -> tuple[str, ...]:
 
 
 def first_half(blocks: Sequence[str], last: str | None = None, *, classifier: bool = False) -> tuple[str, ...]:
-    """The blocks of the input side: what EmbracingFL's figure 3.b compares with the output side.
+    """The blocks of the input side, which EmbracingFL's figure 3.b compares with the output side.
 
     Args:
         blocks: of the task, input side first.
@@ -53,7 +52,7 @@ def _position(blocks: Sequence[str], argument: str, name: str) -> int:
 def check_blocks(
     blocks: tuple[str, ...], trained_blocks: Sequence[Sequence[str] | int]
 ) -> tuple[list[tuple[str, ...]], np.ndarray]:
-    """Check what each class trains.
+    """Check the blocks of each class.
 
     Args:
         blocks: of the task, input side first.
@@ -63,30 +62,30 @@ def check_blocks(
         (each class's blocks, none where it draws them; how many it draws, (classes,), int32, 0 where it names them).
 
     Raises:
-        ArgumentError: no class, a class with no block, with an unknown one, or with more than there are.
+        ArgumentError: a class without blocks, with an unknown one, or with more than there are.
     """
     if not trained_blocks:
         remedy = "Pass a tuple of blocks for each class."
         raise ArgumentError("trained_blocks", "must hold the blocks of each class", "got none", remedy)
-    named, counts = [], []
-    for number, chosen in enumerate(trained_blocks):
+    names, counts = [], []
+    for number, choice in enumerate(trained_blocks):
         argument = f"trained_blocks[{number}]"
-        if isinstance(chosen, int):
-            check.at_least(1, **{argument: chosen})
-            if chosen > len(blocks):
-                found = f"got {chosen} of {len(blocks)}"
+        if isinstance(choice, int):
+            check.at_least(1, **{argument: choice})
+            if choice > len(blocks):
+                found = f"got {choice} of {len(blocks)}"
                 raise ArgumentError(argument, "must be at most the number of blocks", found, "Pass fewer.")
-            named.append(())
-            counts.append(chosen)
+            names.append(())
+            counts.append(choice)
             continue
-        wrong = [name for name in chosen if name not in blocks]
-        if isinstance(chosen, str) or wrong or not chosen:
-            found = f"got {wrong[0]!r}" if wrong and not isinstance(chosen, str) else f"got {chosen!r}"
+        wrong = [name for name in choice if name not in blocks]
+        if isinstance(choice, str) or wrong or not choice:
+            found = f"got {wrong[0]!r}" if wrong and not isinstance(choice, str) else f"got {choice!r}"
             remedy = f"Choose among {', '.join(blocks)}."
             raise ArgumentError(argument, "must be a tuple of blocks of the task, or a number of them", found, remedy)
-        named.append(tuple(chosen))
+        names.append(tuple(choice))
         counts.append(0)
-    return named, np.array(counts, np.int32)
+    return names, np.array(counts, np.int32)
 
 
 def tasks_of_classes(task: Task, class_tasks: Sequence[Task] | None, num_classes: int) -> list[Task]:
@@ -98,24 +97,24 @@ def tasks_of_classes(task: Task, class_tasks: Sequence[Task] | None, num_classes
         num_classes: how many classes there are.
 
     Raises:
-        ArgumentError: another number of tasks, one without `part`, or one of other blocks, parameters or model state.
+        ArgumentError: another number of tasks, one without `part`, or one of other variables.
     """
     tasks = [task] * num_classes if class_tasks is None else list(class_tasks)
     if len(tasks) != num_classes:
         found = f"got {len(tasks)} for {num_classes}"
         raise ArgumentError("class_tasks", "must hold the task of each class", found, "Pass one a class.")
-    for name, own in {"task": task, **{f"class_tasks[{number}]": own for number, own in enumerate(tasks)}}.items():
-        if own.part is None:
+    for name, one in {"task": task, **{f"class_tasks[{number}]": one for number, one in enumerate(tasks)}}.items():
+        if one.part is None:
             found = "got one without `part`"
             raise ArgumentError(name, "must know how to train a part of it", found, "Use jaxfl.models.classification.")
-        if own is not task and _variables_of(own) != _variables_of(task):
+        if one is not task and _variables_of(one) != _variables_of(task):
             requirement = "must have the blocks, parameters and model state of `task`"
             raise ArgumentError(name, requirement, "got others", "Build both models alike.")
     return tasks
 
 
 def _variables_of(task: Task) -> PyTree:
-    """Names and shapes of what a task trains."""
+    """Names and shapes of a task's variables."""
     state = None if task.init_state is None else jax.eval_shape(task.init_state)
     return task.blocks, jax.eval_shape(task.init, jax.random.key(0)), state
 
@@ -124,7 +123,7 @@ def train_drawn(task, own_blocks, steps, *, state, data, clients):
     """One client's steps on the blocks where `own_blocks` is True.
 
     Args:
-        task: what it learns.
+        task: the learning task.
         own_blocks: (L,), bool.
         steps: `Step` with leaves (tau, ...).
         state: the server's, with `params`, `model_state` and `round_index`.
@@ -138,13 +137,13 @@ def train_drawn(task, own_blocks, steps, *, state, data, clients):
     whole = batch_loss(task, data, clients.mean)
 
     def step_loss(params, model_state, one_step):
-        held = {
+        block_params = {
             name: jax.tree.map(functools.partial(jnp.where, is_own[name]), values, state.params[name])
             for name, values in params.items()
         }
-        return whole(held, model_state, one_step)
+        return whole(block_params, model_state, one_step)
 
-    params, model_state, measured = clients.run(
+    params, model_state, info = clients.run(
         by_backward(step_loss), state.params, state.model_state, steps, state.round_index
     )
-    return params, {} if model_state is None else model_state, measured
+    return params, {} if model_state is None else model_state, info

@@ -14,12 +14,12 @@ scaling of a gradient to L2 norm C at most, m the expected size of a Poisson sam
     b_i = |(1/m) sum_s (clip_C g_s(w_i) - clip_C g_s(w))|
     c_i = |(1/m) sum_s clip_C g_s(w) - v|
 
-w_i, w and v are functions of what has been released with noise. Taking one sample away moves a_i by at most L / m,
-b_i by at most 2 C / m and c_i by at most C / m, because a norm changes by no more than its vector. Each number gets
-noise of z sqrt(3) times its own bound: together they are one Gaussian mechanism of noise multiplier z, on a Poisson
-sample of rate m / J_i. The denominators are public. v is (x - w) / (gamma tau), the mean of the round's noisy gradients
-by plain SGD. Its own noise has the expected squared norm d s^2 sum_i p_i^2 / tau, s the noise of a step on one
-coordinate, which is taken off c_i^2.
+w_i, w and v are functions of earlier releases with noise. Taking one sample away moves a_i by at most L / m, b_i by at
+most 2 C / m and c_i by at most C / m, because a norm changes by no more than its vector. Each number gets noise of z
+sqrt(3) times its own bound: together they are one Gaussian mechanism of noise multiplier z, on a Poisson sample of rate
+m / J_i. The denominators are public. v is (x - w) / (gamma tau), the mean of the round's noisy gradients by plain SGD.
+Its own noise has the expected squared norm d s^2 sum_i p_i^2 / tau, s the noise of a step on one coordinate, which is
+taken off c_i^2.
 
 Ling, Fu, Wang, Liu, Chen, "ALI-DPFL: Differentially Private Federated Learning with Adaptive Local Iterations",
 arXiv:2308.10457, Definition 2 and section IV-B.
@@ -164,8 +164,8 @@ def private_constants(
             change = jax.tree.map(lambda a, b: (a - b) / divisor, gradient, new_gradient)
             apart = jax.tree.map(lambda total, v: total / divisor - v, new_gradient, mean_gradient)
             change_of_loss = losses - new_losses
-            clipped = jnp.where(jnp.isfinite(change_of_loss), jnp.clip(change_of_loss, -of_loss, of_loss), 0.0)
-            return jnp.stack([clipped.sum() / divisor, tree_norm(change, 2), tree_norm(apart, 2)])
+            changes = jnp.where(jnp.isfinite(change_of_loss), jnp.clip(change_of_loss, -of_loss, of_loss), 0.0)
+            return jnp.stack([changes.sum() / divisor, tree_norm(change, 2), tree_norm(apart, 2)])
 
         values = over_nodes(one_client, task.node_loop)(aggregation.client_params, divisors, places, mask)
         bounds = jnp.stack([of_loss, 2 * of_gradient, of_gradient])
@@ -217,7 +217,7 @@ def _gradient_sum(
 ) -> tuple[Array, PyTree]:
     """Losses (groups, samples at once) and the sum of all (clipped) gradients of one client."""
 
-    def group(held, one):
+    def group(carry, one):
         own_places, own_mask = one
         result = per_example.weighted_sum(
             task,
@@ -227,7 +227,7 @@ def _gradient_sum(
             own_mask.astype(jnp.float32),
             clip_norm=clip_norm,
         )
-        total, rounding = held
+        total, rounding = carry
         return add_exactly(total, rounding, result.gradient), jnp.where(own_mask, result.losses, 0.0)
 
     nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params)
@@ -242,13 +242,13 @@ def _evaluations(mask: Array) -> Array:
 
 
 def _over_distance(aggregation: Aggregation, losses: Array, changes: Array, xi: Array, before: Constants) -> Constants:
-    """The quotients; those of before for a client whose model is the aggregate."""
+    """Divide by each client's distance from the aggregate; at distance 0 keep the constants of before."""
     apart = jax.tree.map(lambda own, mean: own - mean[None], aggregation.client_params, aggregation.after)
     distance = norm(apart)
-    moved = distance > 0
-    divisor = jnp.where(moved, distance, 1.0)
+    is_apart = distance > 0
+    divisor = jnp.where(is_apart, distance, 1.0)
     return Constants(
-        rho=jnp.where(moved, (losses / divisor).astype(jnp.float32), before.rho),
-        beta=jnp.where(moved, (changes / divisor).astype(jnp.float32), before.beta),
+        rho=jnp.where(is_apart, (losses / divisor).astype(jnp.float32), before.rho),
+        beta=jnp.where(is_apart, (changes / divisor).astype(jnp.float32), before.beta),
         xi=xi.astype(jnp.float32),
     )

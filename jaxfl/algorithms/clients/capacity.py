@@ -1,4 +1,4 @@
-"""Memory of what a client trains, and capacity: its share of a strong client's. EmbracingFL, sections 4 and 6.2.
+"""Training memory of a client, and its share of a strong client's: the capacity. EmbracingFL, sections 4 and 6.2.
 
 Reference: EmbracingFL (`jaxfl.embracing`), Tables 1 and 10, without the optimizer's state.
 """
@@ -15,8 +15,9 @@ def training_bytes(counts: Counts, batch_size: int) -> int:
     """Bytes of parameters, activations of a batch, and a gradient for each: 2 p + 2 a numbers.
 
     Args:
-        counts: of what is trained, from `jaxfl.channel.total`.
-        batch_size: samples whose activations are held at once. Table 1 has 32 for ResNet-20 and 1 for the others.
+        counts: of the trained layers, from `jaxfl.channel.total`.
+        batch_size: samples in memory at once, with their activations. Table 1 has 32 for ResNet-20 and 1 for the
+            others.
 
     Raises:
         ArgumentError: a batch size that is not an integer of at least 1.

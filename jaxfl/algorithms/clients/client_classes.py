@@ -52,7 +52,7 @@ class Group(NamedTuple):
 
 
 def in_order(groups: Sequence[Group], values: Sequence[PyTree], num_active: int) -> PyTree:
-    """Numbers of the clients of each group, leaves (c,), in the order of `Draws.active`, (k,)."""
+    """Put numbers of each group's clients, leaves (c,), in the order of `Draws.active`, (k,)."""
 
     def joined(*of_groups):
         together = jnp.concatenate(of_groups)
@@ -91,7 +91,7 @@ class ClientClasses(NamedTuple):
             raise ArgumentError("num_active", requirement, found, "Pass how many clients are expected.")
 
     def draw_active(self, key: Key, round_index: Array) -> Array:
-        """The clients of one round, without replacement, uniform among all or among those of each class.
+        """Draw the clients of one round, uniformly without replacement, among all or class by class.
 
         Args:
             key: the run's base key.
@@ -103,12 +103,12 @@ class ClientClasses(NamedTuple):
         if isinstance(self.num_active, int):
             return server.draw_active(key, round_index, self.num_active, len(self.of_client))
         class_keys = node_keys(purpose_key(key, Purpose.PARTICIPATION, round_index), self.num_classes)
-        chosen = []
+        groups = []
         for number, count in enumerate(self.num_active):
             if count > 0:
                 members = jnp.asarray(np.flatnonzero(self.of_client == number), jnp.int32)
-                chosen.append(jnp.sort(jax.random.choice(class_keys[number], members, (count,), replace=False)))
-        return jnp.concatenate(chosen)
+                groups.append(jnp.sort(jax.random.choice(class_keys[number], members, (count,), replace=False)))
+        return jnp.concatenate(groups)
 
     def of(self, active: Array) -> Array:
         """The classes of the active clients, (k,), int32."""
@@ -124,7 +124,7 @@ class ClientClasses(NamedTuple):
         is_active: Array | None = None,
         differentiable: bool = False,
     ) -> list[Group]:
-        """Every active client's function of its class.
+        """Run every active client's function, by its class.
 
         Args:
             clients: each class's function of one client's arguments.
@@ -136,9 +136,6 @@ class ClientClasses(NamedTuple):
             is_active: (k,), bool, False for an empty slot, whose results are zeros; None where there is none.
             differentiable: whether the results have a reverse derivative on accelerators, too: a class then has one
                 wave, with slots for all that may come.
-
-        Returns:
-            The results, in groups.
 
         Guarantees:
             - waves of slots and clients one after the other give the same.
@@ -156,8 +153,8 @@ class ClientClasses(NamedTuple):
         for number, count in counts.items():
             if count > 0:
                 rows = slice(start, start + count)
-                own = jax.tree.map(lambda leaf, rows=rows: leaf[rows], (is_active, *arguments))
-                groups.append(Group(rows, number, server.over_slots(clients[number], node_loop)(*own)))
+                class_arguments = jax.tree.map(lambda leaf, rows=rows: leaf[rows], (is_active, *arguments))
+                groups.append(Group(rows, number, server.over_slots(clients[number], node_loop)(*class_arguments)))
                 start += count
         return groups
 
@@ -171,8 +168,8 @@ class ClientClasses(NamedTuple):
             slots = most if differentiable else min(most, usual)
             is_own = self.of(active) == number
             (rows,) = jnp.nonzero(is_own if is_active is None else is_own & is_active, size=most, fill_value=k)
-            rows, run = rows.astype(jnp.int32), server.over_slots(clients[number], node_loop)
-            results = _in_waves(run, rows, slots, k, arguments)
+            rows, over_class = rows.astype(jnp.int32), server.over_slots(clients[number], node_loop)
+            results = _in_waves(over_class, rows, slots, k, arguments)
             groups.append(Group(rows, number, results))
         return groups
 
@@ -181,12 +178,12 @@ class ClientClasses(NamedTuple):
         present, branch_of_client = np.unique(self.of_client, return_inverse=True)
 
         def branch(number):
-            return lambda *own: in_common_form(number, clients[number](*own))
+            return lambda *args: in_common_form(number, clients[number](*args))
 
         branches = [branch(int(number)) for number in present]
-        chosen = jnp.asarray(branch_of_client, jnp.int32)[active]
+        branch_numbers = jnp.asarray(branch_of_client, jnp.int32)[active]
         one_of_class = server.over_slots(lambda number, *own: jax.lax.switch(number, branches, *own), "map")
-        return one_of_class(is_active, chosen, *arguments)
+        return one_of_class(is_active, branch_numbers, *arguments)
 
 
 def slots_at_once(share: float, num_active: int) -> int:
@@ -203,35 +200,24 @@ def slots_at_once(share: float, num_active: int) -> int:
     return math.ceil(num_active * share + math.sqrt(num_active * share * (1 - share)))
 
 
-def _in_waves(run: Callable[..., Any], rows: Array, slots: int, k: int, arguments: tuple[Any, ...]) -> Any:
-    """Run the clients of one class in waves, as many as its active clients fill.
-
-    Args:
-        run: `server.over_slots` of the class's function.
-        rows: (most,), int32, the places of the class's clients among the active ones, and k for an empty slot.
-        slots: clients of a wave, at most `most`.
-        k: active clients of all classes.
-        arguments: leaves (k, ...).
-
-    Returns:
-        Leaves (most, ...), zeros for empty slots.
-    """
+def _in_waves(over_class: Callable[..., Any], rows: Array, slots: int, k: int, arguments: tuple[Any, ...]) -> Any:
+    """Run a class's clients, `rows` (most,) of the k active ones and k for an empty slot, in waves of some slots."""
     most = len(rows)
 
     def wave(start):
-        own = jax.lax.dynamic_slice_in_dim(rows, start, slots)
+        places = jax.lax.dynamic_slice_in_dim(rows, start, slots)
         # An empty slot computes with the last client's arguments.
-        return run(own < k, *jax.tree.map(lambda leaf: leaf[jnp.minimum(own, k - 1)], arguments))
+        return over_class(places < k, *jax.tree.map(lambda leaf: leaf[jnp.minimum(places, k - 1)], arguments))
 
     def following(w, results):
         start = jnp.minimum(w * slots, most - slots)  # the last wave repeats some of the one before
-        put = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=start, axis=0)
-        return jax.tree.map(put, results, traced(start, *held))
+        write = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=start, axis=0)
+        return jax.tree.map(write, results, wave_fn(start, *constants))
 
     if slots == most:
         return wave(0)
-    traced, held = jax.closure_convert(wave, jnp.int32(0))  # once, for the results' shapes and for the loop
-    form = jax.eval_shape(traced, jnp.int32(0), *held)
+    wave_fn, constants = jax.closure_convert(wave, jnp.int32(0))  # once, for the results' shapes and for the loop
+    form = jax.eval_shape(wave_fn, jnp.int32(0), *constants)
     nothing = jax.tree.map(lambda leaf: jnp.zeros((most, *leaf.shape[1:]), leaf.dtype), form)
     waves = (jnp.sum(rows < k, dtype=jnp.int32) + slots - 1) // slots
     return jax.lax.fori_loop(0, waves, following, varying_like(nothing, rows, arguments))
@@ -249,8 +235,7 @@ def client_classes(
         num_classes: how many classes there are.
 
     Raises:
-        ArgumentError: a class that is none of these, other counts than one a class, or more active clients than there
-            are.
+        ArgumentError: an unknown class, or counts that do not fit the classes.
 
     Example:
         >>> classes = client_classes([0, 1, 1, 0], num_active=(1, 2), num_classes=2)

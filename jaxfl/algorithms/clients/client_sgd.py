@@ -45,7 +45,7 @@ def client_sgd(
 
     def at(round_index):
         def rule(tree):
-            """With numbers in the type of the parameters, or of their gradient."""
+            """SGD with numbers in the type of the parameters, or of their gradient."""
             velocity = at_round(momentum, round_index, tree) if _may_act(momentum) else None
             plain = optax.sgd(at_round(step_size, round_index, tree), velocity)  # pyright: ignore[reportArgumentType]
             if not _may_act(weight_decay):
@@ -61,6 +61,6 @@ def client_sgd(
 
 
 def _may_act(value: float | Array | Callable[[Array], Array]) -> bool:
-    """Whether a hyper-parameter is traced, scheduled or not zero: what is known to be 0 costs no memory."""
+    """False for a hyper-parameter that is known to be 0, which costs no memory."""
     # By NumPy, for JAX would trace the comparison inside of a round.
     return callable(value) or check.is_traced(value) or bool(np.asarray(value) != 0)

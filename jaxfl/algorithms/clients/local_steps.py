@@ -1,12 +1,12 @@
-"""Local steps: what a client does between two meetings with its server.
+"""Local steps of a client between two exchanges with its server.
 
 A client starts from (x, s), parameters and model state, and a fresh optimizer. For t = 1, ..., tau
 
     g <- the gradient of the step's batch at x, x <- x + u, s <- the new model state,    u: the optimizer's update for g
 
-The gradient is that of the batch's mean loss. With `clip_norm` it is (1/b) (sum of every sample's gradient, clipped),
-and with `noise` it is released with noise: DP-SGD. What a step trains (the whole model, some blocks, a narrower model)
-the algorithm says.
+g is the gradient of the batch's mean loss. With `clip_norm` it is (1/b) (sum of every sample's gradient, clipped), and
+with `noise` it is released with noise: DP-SGD. The algorithm says what a step trains: the whole model, some blocks, or
+a narrower model.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class LocalSteps(NamedTuple):
         max_steps: tau, the most steps of a round.
         is_private: whether samples' gradients are clipped, or noise is added to a step's.
         noise_std: standard deviation of the noise of one step on one coordinate, () or 0.
-        num_steps: as `local_steps` was told.
-        differentiable: whether a round has a reverse derivative, as `local_steps` was told.
+        num_steps: the argument of `local_steps`.
+        differentiable: whether a round has a reverse derivative.
         sampler: "fixed", "uniform" or "poisson", how batches are drawn; a Poisson batch may exceed its slots.
         optimizer_at: round index () -> the optax optimizer of that round.
-        weighting: "data" or "uniform", what `weigh` goes by.
+        weighting: "data" or "uniform", the rule of `weigh`.
         steps_at: round index () -> the steps that run in it, (), int32.
-        check_data: (task, data) -> None; raises what `init` must refuse.
+        check_data: (task, data) -> None; raises for data that `init` must refuse.
         draw: (key, round index, active (k,), data, task, number of steps or None) -> `StepDraws`. A client's draws do
             not depend on who else is active.
         steps: (data, active (k,), draws) -> `Step` with leaves (k, tau, ...).
@@ -126,8 +126,8 @@ def local_steps(
             sum over b, and no client may hold fewer samples.
         clip_norm: bound on the L2 norm of each sample's gradient; the mean is then the sum over b, and no client may
             hold fewer samples than b. May be traced.
-        noise: what is added to each step's mean gradient, of one scale for all clients: `jaxfl.gaussian(sigma C / b)`
-            is DP-SGD with noise multiplier sigma.
+        noise: added to each step's mean gradient, of one scale for all clients: `jaxfl.gaussian(sigma C / b)` is DP-SGD
+            with noise multiplier sigma.
         num_steps: the steps that run, at most `max_steps`: a number, a traced scalar or a function of the round index.
             Default: all. A traced number is no reason to compile anew.
         differentiable: whether a number of steps is run under a mask, so that a round has a reverse derivative, whose
@@ -138,10 +138,7 @@ def local_steps(
         weighting: "data", by the clients' numbers of samples, or "uniform".
 
     Raises:
-        ArgumentError: a count below 1, steps that are no whole number up to `max_steps`, a clip norm that is not
-            positive, noise with a scale for each client or on a grid, an optimizer's constructor, an unknown weighting;
-            from `check_data`, a client with too few samples, a loss that mixes samples, or batch statistics where one
-            sample's gradient is clipped or noise is added.
+        ArgumentError: an unusable number, optimizer, noise or weighting; from `check_data`, an unusable task or data.
 
     Guarantees:
         - a number of steps equals that many steps.
@@ -177,8 +174,8 @@ def local_steps(
             raise ArgumentError(
                 "optimizer", requirement, "got a constructor", "Call it: optax.sgd(0.1), not optax.sgd."
             )
-    chosen, is_private = sampler(batch_size), clip_norm is not None or noise is not None
-    by_count = chosen.name == "fixed" and not is_private  # a mean over the samples that a small client has
+    scheme, is_private = sampler(batch_size), clip_norm is not None or noise is not None
+    by_count = scheme.name == "fixed" and not is_private  # a mean over the samples that a small client has
 
     def optimizer_at(round_index):
         # A transformation is a tuple, a function of the round is none.
@@ -190,9 +187,9 @@ def local_steps(
     def steps_at(round_index):
         return jnp.int32(max_steps) if num_steps is None else count_at(round_index, num_steps)
 
-    def asked_at(round_index, asked):
+    def count_or_none(round_index, override):
         """The number of steps; None where all run."""
-        count = num_steps if asked is None else asked
+        count = num_steps if override is None else override
         return None if count is None else count_at(round_index, count)
 
     def check_data(task, data):
@@ -200,11 +197,11 @@ def local_steps(
             check_sample_losses(task)
         check_task(task, data)
         if not by_count:
-            check_counts(chosen, data.sizes, data.names)
+            check_counts(scheme, data.sizes, data.names)
         check_types(task, data, noise)
 
-    def draw(key, round_index, active, data, task, asked=None):
-        sizes, count = data.sizes[active], asked_at(round_index, asked)
+    def draw(key, round_index, active, data, task, override=None):
+        sizes, count = data.sizes[active], count_or_none(round_index, override)
 
         def step_keys(purpose):
             """(k, tau): one key for each local step of the active clients, by the client's own number."""
@@ -213,7 +210,7 @@ def local_steps(
             return jax.vmap(lambda client: node_keys(client, max_steps))(clients)
 
         def batch(step_key, size):
-            indices, mask, overflow = chosen.draw_node(step_key, size)
+            indices, mask, overflow = scheme.draw_node(step_key, size)
             # By the sampler `fixed`, a slot without a sample of its own gets its own position, at least `size`.
             return jnp.where(mask, indices, size), overflow
 
@@ -226,11 +223,11 @@ def local_steps(
                 overflow = jnp.where(runs[None], overflow, 0)
         else:
             k = len(active)
-            empty = jnp.broadcast_to(sizes[:, None, None], (k, max_steps, chosen.capacity))
+            empty = jnp.broadcast_to(sizes[:, None, None], (k, max_steps, scheme.capacity))
 
-            def one_step(t, drawn):
+            def one_step(t, carry):
                 indices, overflow = jax.vmap(batch)(keys[:, t], sizes)
-                return drawn[0].at[:, t].set(indices), drawn[1].at[:, t].set(overflow)
+                return carry[0].at[:, t].set(indices), carry[1].at[:, t].set(overflow)
 
             zero = jnp.zeros((k, max_steps), jnp.int32)
             indices, overflow = jax.lax.fori_loop(0, count, one_step, varying_like((empty, zero), keys, sizes))
@@ -254,7 +251,7 @@ def local_steps(
 
         # Poisson batches leave about half of their slots empty; one node after the other need not compute them.
         # An accelerator's host would wait for how many there are.
-        may_skip = chosen.name == "poisson" and not differentiable and is_cpu()
+        may_skip = scheme.name == "poisson" and not differentiable and is_cpu()
         skips = may_skip and task.node_loop.removeprefix("devices:") == "map"
 
         def sums(params, step):
@@ -266,19 +263,19 @@ def local_steps(
 
         def private(params, model_state, step):
             gradient, info = over_used_slots(partial(sums, params), step) if skips else sums(params, step)
-            drawn = None if step.noise is None else step.noise.draw(noise, gradient)  # pyright: ignore
-            return StepGradient(released(noise, gradient, drawn), model_state, info)
+            noise_draw = None if step.noise is None else step.noise.draw(noise, gradient)  # pyright: ignore
+            return StepGradient(released(noise, gradient, noise_draw), model_state, info)
 
         return private
 
-    def run(gradient, params, model_state, steps, round_index, asked=None):
-        rule, count = optimizer_at(round_index), asked_at(round_index, asked)
+    def run(gradient, params, model_state, steps, round_index, override=None):
+        rule, count = optimizer_at(round_index), count_or_none(round_index, override)
 
         def step(carry, one_step):
             x, state, memory = carry
-            computed = gradient(x, state, one_step)
-            updates, memory = rule.update(computed.gradient, memory, x)
-            return (optax.apply_updates(x, updates), computed.model_state, memory), computed.info
+            result = gradient(x, state, one_step)
+            updates, memory = rule.update(result.gradient, memory, x)
+            return (optax.apply_updates(x, updates), result.model_state, memory), result.info
 
         # Over devices, optax's zeros_like of an earlier round's parameters asks for a sharding that fails here. Copies
         # have none. They cost nothing: the compiled program has no copy.
@@ -291,8 +288,8 @@ def local_steps(
         nothing = varying_like(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form), start, steps)
         if differentiable:
 
-            def masked(carry, numbered):
-                number, one_step = numbered
+            def masked(carry, item):
+                number, one_step = item
                 # A step that is not taken has no derivative, not even one of 0 times infinity.
                 return jax.lax.cond(number < count, step, lambda carry, _: (carry, nothing), carry, one_step)
 
@@ -313,7 +310,7 @@ def local_steps(
         """Gradients always, clients' overflow where a batch may exceed its slots, and what privacy is paid for."""
         counts = {"gradient_evaluations": steps.mask.sum(axis=(1, 2), dtype=jnp.int32)}
         counts["forward_evaluations"] = jnp.zeros_like(counts["gradient_evaluations"])
-        if chosen.name == "poisson":
+        if scheme.name == "poisson":
             counts[BATCH_OVERFLOW] = draws.batch_overflow
         if is_private:
             counts["local_iterations"] = steps_at(round_index)  # (), of each client
@@ -328,7 +325,7 @@ def local_steps(
         noise_std=0.0 if noise is None else noise.noise_scale,
         num_steps=num_steps,
         differentiable=differentiable,
-        sampler=chosen.name,
+        sampler=scheme.name,
         optimizer_at=optimizer_at,
         weighting=weighting,
         steps_at=steps_at,
@@ -351,6 +348,6 @@ def require_plain(clients: LocalSteps) -> None:
 
 
 def _summary(infos: Info, mean: Callable[[Array], Array]) -> Info:
-    """From the values of all steps, or their sums."""
+    """Summarize the values of all steps, or their sums."""
     means = jax.tree.map(mean, Info(infos.loss, infos.measurements))
     return means.plus(jax.tree.map(lambda counts: counts.sum(dtype=jnp.int32), infos.counts))

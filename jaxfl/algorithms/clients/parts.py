@@ -38,14 +38,14 @@ def train_part(part, blocks, frozen_batch_norm, own_blocks, steps, *, state, dat
     def features_of(samples):
         return part.features(state.params, state.model_state, data.inputs[samples])
 
-    # Each step's share of what is stored, and how it becomes what enters the first of the client's blocks.
+    # Each step's stored share, and the function that turns it into the input of the first of the client's blocks.
     if part.features is None:
         # Inputs are gathered in each step: they would be larger if they were stored, ready for the first block.
-        stored, entering_of = steps.samples, lambda samples: data.inputs[samples]
+        shares, entering_of = steps.samples, lambda samples: data.inputs[samples]
     elif frozen_batch_norm == "batch":
-        stored, entering_of = jax.lax.map(features_of_batch, steps), lambda features: features
+        shares, entering_of = jax.lax.map(features_of_batch, steps), lambda features: features
     else:
-        stored, entering_of = _features_once(features_of, steps.samples, data.indices.shape[1])
+        shares, entering_of = _features_once(features_of, steps.samples, data.indices.shape[1])
 
     def step_loss(params, model_state, one_step):
         own_step, share = one_step
@@ -55,31 +55,23 @@ def train_part(part, blocks, frozen_batch_norm, own_blocks, steps, *, state, dat
         )
         return clients.mean(losses, own_step.mask), model_state
 
-    own = {name: state.params[name] for name in part.trained}
+    start = {name: state.params[name] for name in part.trained}
     frozen = {name: values for name, values in state.params.items() if name not in part.trained}
     gradient_of = by_backward(step_loss)
-    params, model_state, measured = clients.run(gradient_of, own, state.model_state, (steps, stored), state.round_index)
-    changed = {} if model_state is None else model_state
+    params, model_state, info = clients.run(gradient_of, start, state.model_state, (steps, shares), state.round_index)
+    new_state = {} if model_state is None else model_state
     return (
         params,
-        {name: changed[name] for name in changed if name in part.trained or name not in blocks},
-        measured,
+        {name: new_state[name] for name in new_state if name in part.trained or name not in blocks},
+        info,
     )
 
 
 def _features_once(features_of, samples, max_distinct):
-    """Features in evaluation mode, where samples do not meet, of each different sample once.
+    """Features of each distinct sample (tau, b) once, in evaluation: (shares of steps, share -> its features (b, ...)).
 
     On an accelerator a group without a sample is computed, too: to ask whether it holds one would make the host wait.
     Where the client may hold more samples than its steps have slots, each slot's features are then computed there.
-
-    Args:
-        features_of: samples (m,) -> features (m, ...).
-        samples: (tau, b), int32; many come again, as steps draw independently.
-        max_distinct: how many can be different, at most.
-
-    Returns:
-        (what each step gets, leaves (tau, ...); the function of a step's share that gives its features (b, ...)).
     """
     if not is_cpu() and samples.size <= max_distinct:
         return jax.lax.map(features_of, samples), lambda features: features
@@ -87,15 +79,15 @@ def _features_once(features_of, samples, max_distinct):
     at_once = min(_SAMPLES_AT_ONCE if is_cpu() else samples.shape[1], rows)
     num_groups = -(-rows // at_once)
     distinct, places = jnp.unique(samples, return_inverse=True, size=num_groups * at_once)
-    needed = places.max() // at_once  # groups behind this one hold no sample
+    last_group = places.max() // at_once  # groups behind this one hold no sample
     one_group = jax.eval_shape(features_of, distinct[:at_once])
 
     def none(members):
         return varying_like(jnp.zeros(one_group.shape, one_group.dtype), members)
 
-    def group(numbered):
-        number, members = numbered
-        return jax.lax.cond(number <= needed, features_of, none, members)
+    def group(item):
+        number, members = item
+        return jax.lax.cond(number <= last_group, features_of, none, members)
 
     members = distinct.reshape(num_groups, at_once)
     groups = jax.lax.map(group, (jnp.arange(num_groups), members)) if is_cpu() else jax.lax.map(features_of, members)

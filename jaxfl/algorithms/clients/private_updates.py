@@ -1,12 +1,12 @@
 """Client-level privacy: clipped updates of clients that take part at random, and noise at the server.
 
-Client i takes part in a round with probability q, independently of the others. What it changes, Delta_i, counts with
+Client i takes part in a round with probability q, independently of the others. Its update Delta_i counts with
 
     Delta_i min(1, S / |Delta_i|_2),    and the server releases (1 / E) (sum over those that take part + z),
 
 where z is Gaussian noise of standard deviation `noise.noise_scale` on every coordinate, and E is a public constant:
-how many clients are expected to count. Whether a client is there moves the sum by at most S. All that the server
-releases follows from these sums: rounds of the Poisson-sampled Gaussian mechanism with noise multiplier noise_scale / S
+how many clients are expected to count. One client moves the sum by at most S. All releases of the server follow from
+these sums: rounds of the Poisson-sampled Gaussian mechanism with noise multiplier noise_scale / S
 (`jaxfl.privacy.clients` states its epsilon).
 
 McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018,
@@ -56,7 +56,7 @@ class PrivateUpdates(NamedTuple):
     num_rounds: int  # of the run, whose slots must suffice
 
     def check(self, task: Task, clients: LocalSteps) -> None:
-        """Refuse what one client's clipped update would not hide."""
+        """Refuse tasks and clients that clipped updates would not hide."""
         # Dropout alone has a model state without arrays.
         if task.init_state is not None and jax.tree.leaves(jax.eval_shape(task.init_state)):
             found, remedy = "got one with batch statistics", "Use group normalization."
@@ -67,7 +67,7 @@ class PrivateUpdates(NamedTuple):
             raise ArgumentError("clients", requirement, found, "Pass weighting='uniform' to local_steps.")
 
     def draw(self, key: Key, round_index: Array, num_active: int, num_nodes: int) -> Participants:
-        """Each client independently, `num_active` of them expected; all of them where that is their number."""
+        """Draw each client independently, `num_active` of them expected; all of them where that is their number."""
         if num_active == num_nodes:
             everybody = jnp.arange(num_nodes, dtype=jnp.int32)
             return Participants(everybody, jnp.ones(num_nodes, bool), jnp.int32(0))
@@ -91,19 +91,19 @@ class PrivateUpdates(NamedTuple):
             is_active: (c,), bool.
         """
         norms = norm(updates)
-        kept = is_active & jnp.isfinite(norms)
+        is_valid = is_active & jnp.isfinite(norms)
         scale = clip_scale(norms, self.clip_norm)
 
         def total(leaves, weights):
             return jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, axes=1, precision="highest"), leaves), ()
 
         # A product with 0 would keep what is not finite.
-        clean = jax.tree.map(lambda leaf: jnp.where(along_nodes(kept, leaf), leaf, 0.0), updates)
+        clean = jax.tree.map(lambda leaf: jnp.where(along_nodes(is_valid, leaf), leaf, 0.0), updates)
         return ClippedSum(
-            total=in_blocks(total, clean, jnp.where(kept, scale, 0.0))[0],
+            total=in_blocks(total, clean, jnp.where(is_valid, scale, 0.0))[0],
             counts={
-                "clipped_updates": (kept & (scale < 1)).astype(jnp.int32),
-                DISCARDED_UPDATES: (is_active & ~kept).astype(jnp.int32),
+                "clipped_updates": (is_valid & (scale < 1)).astype(jnp.int32),
+                DISCARDED_UPDATES: (is_active & ~is_valid).astype(jnp.int32),
             },
         )
 
@@ -117,8 +117,7 @@ def private_updates(*, clip_norm: float | Array, noise: NoiseMechanism, num_roun
         num_rounds: rounds of the run; slots of active clients suffice in all with probability 1 - 1e-9.
 
     Raises:
-        ArgumentError: a clip norm that is not positive, noise of several scales or on a grid, a count below 1; from
-            `check`, a task with batch statistics, or clients that are weighed by their data.
+        ArgumentError: a number out of range, or noise of several scales or on a grid.
 
     Guarantees:
         - adding or removing one client changes the sum by at most clip_norm.

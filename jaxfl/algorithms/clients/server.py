@@ -22,7 +22,7 @@ def check_num_active(num_active: int, num_nodes: int) -> None:
 
 
 def draw_active(key: Key, round_index: Array, num_active: int, num_nodes: int) -> Array:
-    """The clients of one round, uniform without replacement.
+    """Draw the clients of one round, uniformly without replacement.
 
     Args:
         key: the run's base key.
@@ -41,10 +41,7 @@ def draw_active(key: Key, round_index: Array, num_active: int, num_nodes: int) -
 
 
 def by_client(active: Array, num_nodes: int, values: Array, is_active: Array | None = None) -> Array:
-    """Numbers of the active clients (k,) at their places among all, (n,); 0 for the others.
-
-    Where `is_active` (k,) is False nobody is meant.
-    """
+    """Put numbers of the active clients (k,) at their places among all, (n,); 0 for others, as for empty slots."""
     everybody = jnp.zeros(num_nodes, values.dtype)
     if is_active is None:
         return everybody.at[active].set(values, unique_indices=True)
@@ -77,15 +74,15 @@ def over_slots(fn: Callable[..., PyTree], node_loop: str) -> Callable[..., PyTre
         [0.5, 0.0]
     """
 
-    def one_slot(is_active, *own):
+    def one_slot(is_active, *args):
         if is_active is None:
-            return fn(*own)
+            return fn(*args)
         # Under `vmap` a conditional becomes a choice all the same, and copies for each slot what its branches share.
         if node_loop.rpartition(":")[2] != "map":
-            return jax.tree.map(lambda leaf: jnp.where(is_active, leaf, jnp.zeros_like(leaf)), fn(*own))
-        form = jax.eval_shape(fn, *own)
-        idle = varying_like(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form), own)
-        return jax.lax.cond(is_active, fn, lambda *_: idle, *own)
+            return jax.tree.map(lambda leaf: jnp.where(is_active, leaf, jnp.zeros_like(leaf)), fn(*args))
+        form = jax.eval_shape(fn, *args)
+        idle = varying_like(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form), args)
+        return jax.lax.cond(is_active, fn, lambda *_: idle, *args)
 
     return over_nodes(one_slot, node_loop)
 

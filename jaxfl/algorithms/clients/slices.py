@@ -1,4 +1,4 @@
-"""Leading slices of a model's parameters: what a narrower model with the same layers keeps of a wider one."""
+"""Leading slices of a model's parameters, which a narrower model with the same layers shares with a wider one."""
 
 from __future__ import annotations
 
@@ -41,12 +41,8 @@ def leading_slices(wide: Variables, narrow: Variables, axis_groups: AxisGroups) 
         narrow: of the narrower; the same trees, each leaf at most as large along every axis.
         axis_groups: see `AxisGroups`.
 
-    Returns:
-        The slices.
-
     Raises:
-        ArgumentError: the trees differ otherwise than in size, the narrow one has a larger axis, a path names no leaf,
-            or an axis is no whole number of runs.
+        ArgumentError: trees that differ in more than size, a larger axis, an unknown path, or runs that do not fit.
 
     Guarantees:
         - what is put is taken back, and all else stays bit for bit.

@@ -1,4 +1,4 @@
-"""Which types of parameters and of model state local steps keep."""
+"""Types of parameters and model state that local steps keep."""
 
 from __future__ import annotations
 
@@ -19,10 +19,6 @@ def check_types(task: Task, data: FederatedData, noise: NoiseMechanism | None) -
         task: what clients train.
         data: all clients'.
         noise: of each step.
-
-    Raises:
-        ArgumentError: params that are not float32, where there is noise; a model state in float32 that becomes float64
-            in a step, for params are float64.
 
     Example:
         >>> import jaxfl, numpy as np

@@ -1,4 +1,4 @@
-"""The steps of clients: what is drawn for them, what each gets, and the gradient that it takes."""
+"""Steps of clients: their random numbers, their inputs, and their gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxfl.privacy.mechanisms import NoiseMechanism
 
 
 class NoiseKeys(NamedTuple):
-    """Noise that is drawn when a step needs it: of all steps it would not fit in memory."""
+    """Noise that is drawn when a step needs it. The noise of all steps would not fit in memory."""
 
     keys: Array  # typed, (k, tau), one for each step of each active client
 
@@ -67,10 +67,10 @@ class StepGradient(NamedTuple):
 _SLOTS_AT_ONCE = 32
 
 StepLoss = Callable[[PyTree, PyTree, Any], tuple[Array, PyTree]]
-"""(params, model state, what one step gets) -> (mean loss (), new model state)."""
+"""(params, model state, input of one step) -> (mean loss (), new model state)."""
 
 GradientOf = Callable[[PyTree, PyTree, Any], StepGradient]
-"""(params, model state, what one step gets) -> what it says."""
+"""(params, model state, input of one step) -> its `StepGradient`."""
 
 
 def samples_of(data: FederatedData, active: Array, batch_indices: Array) -> tuple[Array, Array]:
@@ -99,8 +99,8 @@ def num_different(steps: Step) -> Array:
         >>> num_different(Step(samples, mask, None, None)).tolist()  # 4 and 7
         [2]
     """
-    ordered = jnp.sort(jnp.where(steps.mask, steps.samples, -1).reshape(len(steps.mask), -1), axis=1)
-    is_new = jnp.diff(ordered, axis=1, prepend=-1) > 0  # -1: an empty slot
+    in_order = jnp.sort(jnp.where(steps.mask, steps.samples, -1).reshape(len(steps.mask), -1), axis=1)
+    is_new = jnp.diff(in_order, axis=1, prepend=-1) > 0  # -1: an empty slot
     return is_new.sum(axis=1, dtype=jnp.int32)
 
 
@@ -118,7 +118,7 @@ def batch_loss(task: Task, data: FederatedData, mean: Callable[[Array, Array], A
     """The mean loss of a batch of the pool, of the whole task.
 
     Args:
-        task: what is learned.
+        task: the learning task.
         data: whose pool the samples are in.
         mean: (losses (c,), mask (c,)) -> mean loss, as `LocalSteps.mean`.
 
@@ -157,18 +157,18 @@ def over_used_slots(sums: Callable[[Step], tuple[PyTree, PyTree]], step: Step) -
         part = (jax.lax.dynamic_slice_in_dim(values, number * at_once, at_once) for values in (samples, mask))
         return sums(Step(*part, dropout_key=step.dropout_key, noise=step.noise))
 
-    def add(number, held):
-        return jax.tree.map(jnp.add, held, group(number))
+    def add(number, carry):
+        return jax.tree.map(jnp.add, carry, group(number))
 
-    def add_block(number, held):
-        (total, measured), rounding = held
-        part, new = jax.lax.fori_loop(number * groups, jnp.minimum((number + 1) * groups, needed), add, start)
+    def add_block(number, carry):
+        (total, info), rounding = carry
+        part, new = jax.lax.fori_loop(number * groups, jnp.minimum((number + 1) * groups, num_groups), add, start)
         total, rounding = add_exactly(total, rounding, part)
-        return (total, jax.tree.map(jnp.add, measured, new)), rounding
+        return (total, jax.tree.map(jnp.add, info, new)), rounding
 
     nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(group, jnp.int32(0)))
-    needed, start, groups = (last + at_once - 1) // at_once, varying_like(nothing, step), BLOCK // at_once
-    return jax.lax.fori_loop(0, (needed + groups - 1) // groups, add_block, (start, start[0]))[0]
+    num_groups, start, groups = (last + at_once - 1) // at_once, varying_like(nothing, step), BLOCK // at_once
+    return jax.lax.fori_loop(0, (num_groups + groups - 1) // groups, add_block, (start, start[0]))[0]
 
 
 def masked_mean(losses: Array, mask: Array) -> Array:

@@ -1,16 +1,15 @@
 """The way of clients' updates to their server: lost and rounded on links, clipped, averaged, released with noise.
 
-Client i of the active ones changes what it holds of the server's model x by Delta_i, and weighs p_i. For each element e
-the server adds
+Active client i changes its part of the server's model x by Delta_i, and weighs p_i. For each element e the server adds
 
     plain                   sum p_i Delta_i[e] / sum p_i           over the active clients that hold e
     over links              the same with Q(Delta_i), over those of them that arrive; 0 where none does
     private updates         (sum clipped Q(Delta_i)[e] + noise) / E_e,    E_e: how many are expected to hold e, public
 
 Updates are rounded, not parameters, for many quantizers are finer near 0. A model state travels with its update in 32
-bits. With private updates a lost one counts as zero and E stays, noise is added in every round, and what arrives is
-clipped after rounding, so that the clip norm bounds it. Losses and rounding do not depend on the data: statements
-without links hold.
+bits. With private updates a lost one counts as zero and E stays. Noise is added in every round. Updates are clipped
+after rounding, so that the clip norm bounds them. Losses and rounding do not depend on the data: statements without
+links hold.
 """
 
 from __future__ import annotations
@@ -60,8 +59,8 @@ class Updates(NamedTuple):
 class Received(NamedTuple):
     """Result of a round's updates at the server."""
 
-    model: Variables  # x with what is added, leaves (*leaf), and the model state
-    change: PyTree  # what is added to the parameters, leaves (*leaf)
+    model: Variables  # x after the change, leaves (*leaf), and the model state
+    change: PyTree  # of the parameters, leaves (*leaf)
     is_heard: Array  # (), bool, False where all updates were lost
     shares: Array  # (c,), float32, what each update weighs in the change
     losses: Array  # (c,), float32, 0 for an update that was discarded
@@ -81,7 +80,7 @@ class Uplink(NamedTuple):
     Attributes:
         is_private: whether updates are clipped and released with noise, and clients drawn independently.
         bits: of a number of an update; of a number of the model state they are 32.
-        check: (task, clients) -> None; raises what private updates do not hide.
+        check: (task, clients) -> None; raises for a task or clients that private updates do not hide.
         init: (key, params) -> None; raises for params that are not of the noise's type.
         draw: (key, round index, params, number of clients, number of active ones, () -> active clients (k,) where
             they are not drawn independently) -> (active (c,), `UplinkDraws`).
@@ -135,38 +134,38 @@ def uplink(*, links: Links | None = None, updates: PrivateUpdates | None = None)
         return who.active, UplinkDraws(is_active=who.is_active, overflow=who.overflow, links=of_links, noise=noise)
 
     def send(draws: Any, active, weights, losses, before, clients):
-        shares, counts, heard = weights / weights.sum(), {}, jnp.bool_(True)
+        shares, counts, is_heard = weights / weights.sum(), {}, jnp.bool_(True)
         if links is None and updates is None:
             model = clients.mean(weights)
             change = jax.tree.map(jnp.subtract, model.params, before.params)
-            return Received(model, change, heard, shares, losses, weights, weights.sum(), counts)
+            return Received(model, change, is_heard, shares, losses, weights, weights.sum(), counts)
         changes = clients.changes()
-        there = jnp.ones(len(active), bool) if draws.is_active is None else draws.is_active
-        reached = there
+        is_present = jnp.ones(len(active), bool) if draws.is_active is None else draws.is_active
+        counts_now = is_present
         if links is not None:
             if draws.links.arrived is not None:
                 arrived = draws.links.arrived[active]
-                reached, counts = reached & arrived, {LOST_MESSAGES: (~arrived).astype(jnp.int32)}
-            sent = links.send(changes.params, jax.tree.map(lambda of_all: of_all[active], draws.links.rounding))
-            changes, counts = Variables(sent.values, changes.model_state), counts | sent.counts
+                counts_now, counts = counts_now & arrived, {LOST_MESSAGES: (~arrived).astype(jnp.int32)}
+            messages = links.send(changes.params, jax.tree.map(lambda of_all: of_all[active], draws.links.rounding))
+            changes, counts = Variables(messages.values, changes.model_state), counts | messages.counts
         if updates is None:
-            own = jnp.where(reached, weights, 0)
+            masses = jnp.where(counts_now, weights, 0)
             # A product with 0 would keep what is not finite.
-            clean = jax.tree.map(lambda leaf: jnp.where(along_nodes(reached, leaf), leaf, 0), changes)
-            added = jax.tree.map(_quotient, weighted_sum(own, clean), clients.holders(own))
-            model, shares, heard = jax.tree.map(jnp.add, before, added), _quotient(own, own.sum()), reached.any()
-            return Received(model, added.params, heard, shares, losses, weights, weights.sum(), counts)
-        summed = updates.sum(changes.params, reached)
-        added = jax.tree.map(_quotient, updates.noise.release(summed.total, draws.noise), clients.expected)
+            clean = jax.tree.map(lambda leaf: jnp.where(along_nodes(counts_now, leaf), leaf, 0), changes)
+            addition = jax.tree.map(_quotient, weighted_sum(masses, clean), clients.holders(masses))
+            model, shares = jax.tree.map(jnp.add, before, addition), _quotient(masses, masses.sum())
+            return Received(model, addition.params, counts_now.any(), shares, losses, weights, weights.sum(), counts)
+        clipped_sum = updates.sum(changes.params, counts_now)
+        addition = jax.tree.map(_quotient, updates.noise.release(clipped_sum.total, draws.noise), clients.expected)
         return Received(
-            model=Variables(jax.tree.map(jnp.add, before.params, added), before.model_state),  # which is empty
-            change=added,
-            is_heard=heard,
-            shares=reached.astype(jnp.float32) / clients.num_expected,
-            losses=jnp.where(summed.counts[DISCARDED_UPDATES] > 0, 0.0, losses),
-            weights=there.astype(jnp.float32),
+            model=Variables(jax.tree.map(jnp.add, before.params, addition), before.model_state),  # which is empty
+            change=addition,
+            is_heard=is_heard,
+            shares=counts_now.astype(jnp.float32) / clients.num_expected,
+            losses=jnp.where(clipped_sum.counts[DISCARDED_UPDATES] > 0, 0.0, losses),
+            weights=is_present.astype(jnp.float32),
             total=jnp.float32(clients.num_expected),
-            counts=counts | summed.counts,
+            counts=counts | clipped_sum.counts,
         )
 
     bits = 32.0 if links is None else links.bits
@@ -174,7 +173,7 @@ def uplink(*, links: Links | None = None, updates: PrivateUpdates | None = None)
 
 
 PLAIN = uplink()
-"""The way on which everything arrives as it was sent."""
+"""The way without links and privacy: updates arrive as they were sent."""
 
 
 def of_whole_models(before: Variables, after: Variables, num_expected: float) -> Updates:
@@ -201,11 +200,11 @@ def changed(before: PyTree, after: PyTree) -> PyTree:
 
 def info_at_clients(info: Info, draws: UplinkDraws, active: Array, num_nodes: int) -> Info:
     """Put the numbers of the active clients (c,) at their places (n,), and count clients that had no slot at all."""
-    placed = at_clients(info, active, num_nodes, draws.is_active)
+    of_clients = at_clients(info, active, num_nodes, draws.is_active)
     if draws.overflow is None:
-        return placed
-    batches = placed.counts.get(BATCH_OVERFLOW, jnp.zeros(num_nodes, jnp.int32))
-    return placed.plus({BATCH_OVERFLOW: batches + draws.overflow})
+        return of_clients
+    batches = of_clients.counts.get(BATCH_OVERFLOW, jnp.zeros(num_nodes, jnp.int32))
+    return of_clients.plus({BATCH_OVERFLOW: batches + draws.overflow})
 
 
 def _quotient(total: Array, count: Array | float) -> Array:

@@ -48,15 +48,15 @@ def _columns_at_once(geom: Geometry, in_channels: int, out_channels: int) -> int
     """Compute the number of neighboring columns of the output that `_by_columns` should take as one."""
     if geom.strides != (1, 1) or not suits_cpu():
         return 1
-    wanted = _COLUMN_CHANNELS_OF_THIN_INPUTS if in_channels <= _THIN_INPUTS else _COLUMN_CHANNELS
-    return max(1, min(wanted // out_channels, _MAX_COLUMNS, geom.output_size[1]))
+    most_channels = _COLUMN_CHANNELS_OF_THIN_INPUTS if in_channels <= _THIN_INPUTS else _COLUMN_CHANNELS
+    return max(1, min(most_channels // out_channels, _MAX_COLUMNS, geom.output_size[1]))
 
 
 def _by_columns(inputs: Array, kernel: Array, geom: Geometry, columns: int) -> Array:
     """`canonical` of stride 1 as one of horizontal stride `columns`, with kernels side by side that are shifted."""
     height, width, channels, features = kernel.shape
-    shifted = [jnp.pad(kernel, [(0, 0), (column, columns - 1 - column), (0, 0), (0, 0)]) for column in range(columns)]
-    wide = jnp.stack(shifted, axis=3).reshape(height, width + columns - 1, channels, columns * features)
+    copies = [jnp.pad(kernel, [(0, 0), (column, columns - 1 - column), (0, 0), (0, 0)]) for column in range(columns)]
+    wide = jnp.stack(copies, axis=3).reshape(height, width + columns - 1, channels, columns * features)
     groups = -(-geom.output_size[1] // columns)
     (top, bottom), (left, right) = geom.padding
     padding = ((top, bottom), (left, right + groups * columns - geom.output_size[1]))
@@ -164,7 +164,7 @@ def input_gradient(error: Array, kernel: Array, geom: Geometry) -> Array:
     Returns:
         (b, *geom.input_size, in_channels), float32.
     """
-    flipped = lax.optimization_barrier(jnp.swapaxes(kernel[::-1, ::-1], 2, 3))
+    mirror = lax.optimization_barrier(jnp.swapaxes(kernel[::-1, ::-1], 2, 3))
     pads = []
     for size, window, stride, (low, _), out in zip(
         geom.input_size, geom.window, geom.strides, geom.padding, geom.output_size, strict=True
@@ -172,7 +172,7 @@ def input_gradient(error: Array, kernel: Array, geom: Geometry) -> Array:
         before = window - 1 - low
         pads.append((before, size + window - 1 - before - ((out - 1) * stride + 1)))
     if geom.strides == (1, 1) and min(map(min, pads)) >= 0:
-        return convolve(error, flipped, Geometry(geom.output_size, geom.window, (1, 1), (pads[0], pads[1])))
+        return convolve(error, mirror, Geometry(geom.output_size, geom.window, (1, 1), (pads[0], pads[1])))
     if suits_gpu():
         return forms.strided_input_gradient(error, kernel, geom)
     if suits_cpu() and max(geom.strides) > 1:
@@ -187,9 +187,7 @@ def input_gradient(error: Array, kernel: Array, geom: Geometry) -> Array:
         ],
     )
     spread = lax.optimization_barrier(spread)
-    return convolve(
-        spread, flipped, Geometry((spread.shape[1], spread.shape[2]), geom.window, (1, 1), ((0, 0), (0, 0)))
-    )
+    return convolve(spread, mirror, Geometry((spread.shape[1], spread.shape[2]), geom.window, (1, 1), ((0, 0), (0, 0))))
 
 
 def _input_gradient_by_rows(error: Array, kernel: Array, geom: Geometry) -> Array:
@@ -212,10 +210,10 @@ def _input_gradient_by_rows(error: Array, kernel: Array, geom: Geometry) -> Arra
             parts.append(jnp.zeros((batch, *size, step_right * channels), error.dtype))
             continue
         below, right = size[0] - out_height, size[1] - out_width  # negative: errors that reach no row of the inputs
-        used = error[:, : out_height + min(below, 0), : out_width + min(right, 0)]
+        crop = error[:, : out_height + min(below, 0), : out_width + min(right, 0)]
         pads = (taps.shape[0] - 1, max(below, 0)), (taps_right - 1, max(right, 0))
-        part = Geometry((used.shape[1], used.shape[2]), (taps.shape[0], taps_right), (1, 1), pads)
-        parts.append(convolve(used, lax.optimization_barrier(taps), part))
+        part = Geometry((crop.shape[1], crop.shape[2]), (taps.shape[0], taps_right), (1, 1), pads)
+        parts.append(convolve(crop, lax.optimization_barrier(taps), part))
     whole = jnp.stack(parts, axis=2).reshape(batch, size[0] * step_down, size[1] * step_right, channels)
     return whole[:, top : top + height, left : left + width]
 

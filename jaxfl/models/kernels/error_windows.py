@@ -48,7 +48,7 @@ def canonical(inputs: Array, kernel: Array, strides: tuple[int, int], padding, d
 
 
 def suits_in_place(geom: Geometry, features: int) -> bool:
-    """Whether the kernel's gradient is made in place, where strides cost nothing.
+    """True where the kernel's gradient is made in place, where strides cost nothing.
 
     Args:
         geom: the geometry of the forward convolution.
@@ -79,8 +79,8 @@ def kernel_gradient(inputs: Array, error: Array, geom: Geometry) -> Array:
         size = -(-batch // num_groups)
     if in_place:
         # Padded outside of the loop over groups: joined there with the change of shape, it took four times as long.
-        padded = _padded(inputs, geom, columns)
-        products = _summed_over_groups(lambda x, e: _in_place(x, e, geom, columns), padded, error, size)
+        images = _pad(inputs, geom, columns)
+        products = _sum_over_groups(lambda x, e: _in_place(x, e, geom, columns), images, error, size)
         return _fold_columns(products, geom, inputs.shape[-1], columns)
     parts = [
         _channels_for_batch(inputs[start : start + size], error[start : start + size], geom)
@@ -89,10 +89,10 @@ def kernel_gradient(inputs: Array, error: Array, geom: Geometry) -> Array:
     return jnp.transpose(functools.reduce(jnp.add, parts), (1, 2, 0, 3))
 
 
-def _summed_over_groups(fn: Callable[[Array, Array], Array], inputs: Array, error: Array, size: int) -> Array:
+def _sum_over_groups(fn: Callable[[Array, Array], Array], inputs: Array, error: Array, size: int) -> Array:
     """The sum of `fn(inputs, error)` over groups of `size` samples, in a loop.
 
-    In a loop the inputs are an array. Written out, each group would compute them anew from those of the normalization.
+    A loop makes the inputs an array. Written out, each group would compute the normalization anew.
     """
     whole = inputs.shape[0] // size
     groups = tuple(array[: whole * size].reshape(whole, size, *array.shape[1:]) for array in (inputs, error))
@@ -106,15 +106,15 @@ def _summed_over_groups(fn: Callable[[Array, Array], Array], inputs: Array, erro
     return sums + fn(*rest) if rest[0].shape[0] else sums
 
 
-def _padded(inputs: Array, geom: Geometry, columns: int) -> Array:
+def _pad(inputs: Array, geom: Geometry, columns: int) -> Array:
     """(b, rows, columns, in_channels): as many rows and columns as the windows of `_in_place` cover."""
     (height, width), (top, _), (left, _) = geom.input_size, *geom.padding
-    rows, all_columns = _covered(geom, columns)
+    rows, all_columns = _extent(geom, columns)
     pads = [(0, 0, 0), (top, rows - top - height, 0), (left, all_columns - left - width, 0), (0, 0, 0)]
     return lax.pad(inputs, jnp.zeros((), inputs.dtype), pads)
 
 
-def _covered(geom: Geometry, columns: int) -> tuple[int, int]:
+def _extent(geom: Geometry, columns: int) -> tuple[int, int]:
     """Rows, a multiple of the stride, and columns of an image with the zeros around it."""
     (out_height, out_width), (step_down, step_right) = geom.output_size, geom.strides
     span = (out_height - 1) * step_down + geom.window[0]
@@ -122,16 +122,16 @@ def _covered(geom: Geometry, columns: int) -> tuple[int, int]:
     return -(-span // step_down) * step_down, (num_columns - 1) * step_right + geom.window[1]
 
 
-def _in_place(padded: Array, error: Array, geom: Geometry, columns: int) -> Array:
+def _in_place(images: Array, error: Array, geom: Geometry, columns: int) -> Array:
     """(1, window height, (window width + (columns - 1) * stride) * in_channels, columns * out_channels)."""
     step_down, step_right = geom.strides
     batch, out_height, out_width, features = error.shape
-    _, rows, width, channels = padded.shape
+    _, rows, width, channels = images.shape
     pitch = rows // step_down  # rows of errors from image to image
     window = jnp.pad(error, [(0, 0), (0, pitch - out_height), (0, -out_width % columns), (0, 0)])
     window = window.reshape(batch * pitch, window.shape[2] // columns, 1, columns * features)
     window = window[: (batch - 1) * pitch + out_height]
-    planes = padded.reshape(1, batch * rows, width * channels, 1)
+    planes = images.reshape(1, batch * rows, width * channels, 1)
     planes = planes[:, : (window.shape[0] - 1) * step_down + geom.window[0]]
     steps = (step_down, columns * step_right * channels)
     planes, window = lax.optimization_barrier((planes, window))

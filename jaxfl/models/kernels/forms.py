@@ -37,7 +37,7 @@ _GPU_THRESHOLDS = {FORWARD: 1.0, KERNEL_GRADIENT: 1.0}
 
 
 def suits_gpu() -> bool:
-    """Whether a layer should take the form that is meant for a GPU."""
+    """True where a layer should take the form that is meant for a GPU."""
     return platform() == "gpu" and not is_canonical()
 
 
@@ -73,7 +73,7 @@ def forward(inputs: Array, kernel: Array, geom: Geometry) -> Array:
         - equals lax.conv of every node in every form.
     """
     if form(FORWARD, inputs.shape[1] * math.prod(geom.output_size), kernel.shape[-1]) == GROUPED:
-        return _grouped(inputs, kernel, geom)
+        return _group_convolution(inputs, kernel, geom)
     rows = _rows(inputs, geom)
     flat_kernel = kernel.reshape(kernel.shape[0], rows.shape[-1], kernel.shape[-1])
     return jnp.matmul(rows, flat_kernel).reshape(*inputs.shape[:2], *geom.output_size, kernel.shape[-1])
@@ -118,7 +118,7 @@ def kernel_gradient(inputs: Array, error: Array, geom: Geometry) -> Array:
         kernel = jax.ShapeDtypeStruct(shape, inputs.dtype)
         # XLA takes this transpose for cuDNN's backward filter. Channels in the place of the batch, as a CPU has them,
         # would make the errors one large window.
-        return jax.linear_transpose(lambda kernel: _grouped(inputs, kernel, geom), kernel)(error)[0]
+        return jax.linear_transpose(lambda kernel: _group_convolution(inputs, kernel, geom), kernel)(error)[0]
     rows = _rows(inputs, geom)
     flat_error = error.reshape(error.shape[0], math.prod(error.shape[1:-1]), error.shape[-1])
     return jnp.matmul(jnp.swapaxes(rows, -1, -2), flat_error).reshape(shape)
@@ -130,7 +130,7 @@ def _rows(inputs: Array, geom: Geometry) -> Array:
     return rows.reshape(rows.shape[0], rows.shape[1] * rows.shape[2], rows.shape[3])
 
 
-def _grouped(inputs: Array, kernel: Array, geom: Geometry) -> Array:
+def _group_convolution(inputs: Array, kernel: Array, geom: Geometry) -> Array:
     """inputs (n, b, H, W, c), kernel (n, h, w, c, o) -> (n, b, H', W', o)."""
     nodes, features = kernel.shape[0], kernel.shape[-1]
     outputs = lax.conv_general_dilated(
@@ -146,5 +146,5 @@ def _grouped(inputs: Array, kernel: Array, geom: Geometry) -> Array:
 
 def _beside_channels(array: Array) -> Array:
     """(n, ..., channels) -> (..., n * channels)."""
-    moved = jnp.moveaxis(array, 0, -2)
-    return moved.reshape(*moved.shape[:-2], moved.shape[-2] * moved.shape[-1])
+    channels_last = jnp.moveaxis(array, 0, -2)
+    return channels_last.reshape(*channels_last.shape[:-2], channels_last.shape[-2] * channels_last.shape[-1])

@@ -6,7 +6,7 @@ from the windows themselves.
 
 On a CPU the samples' kernel gradients are made one after the other, each in the layout that is fast there: for 32
 samples of 14x14, windows of 5x5 and 32 to 64 channels this took 0.3 of the time of one batched product over patches,
-and as long as the gradient of the batch. Where those of a batch are small, `kept` keeps them until their weights are
+and as long as the gradient of the batch. Where a batch's gradients are small, `kept` keeps them until their weights are
 known: for 75 samples a clipped sum took 10.6 ms in place of 17.5 (a core; without clipping 8.1). Otherwise their norms
 alone are kept. Elsewhere they are that product, in groups.
 """
@@ -47,11 +47,11 @@ def squared_norm(inputs: Array, errors: Array, geom: Geometry) -> Array:
         bytes_of_one = 4 * sizes[0] * sizes[1] + position_sums.sample_bytes(*sizes)
         by_positions = lambda x, e: position_sums.squared_norm(patches(x, geom), positions(e))  # noqa: E731
         return position_sums.in_groups(by_positions, inputs, errors, bytes_of_one)
-    return _rounded_up(_of_kernels(lambda kernel: jnp.sum(kernel**2), inputs, errors, geom), inputs, errors, geom)
+    return _upper_bound(_of_kernels(lambda kernel: jnp.sum(kernel**2), inputs, errors, geom), inputs, errors, geom)
 
 
 def kept(inputs: Array, errors: Array, geom: Geometry) -> tuple[Array, dict[str, Array]] | None:
-    """`squared_norm` and the gradients that it is of, zeros where it is not finite, if a CPU can keep those of a batch.
+    """`squared_norm` and each sample's gradient, zeros where the norm is not finite, if a CPU can keep a batch of them.
 
     Args:
         inputs, errors, geom: as of `squared_norm`.
@@ -71,25 +71,25 @@ def kept(inputs: Array, errors: Array, geom: Geometry) -> tuple[Array, dict[str,
 
     def of_sample(pair):
         kernel = cast(Array, kernel_gradient(pair[0][None], pair[1][None], geom))
-        squared = jnp.sum(kernel**2)
+        square = jnp.sum(kernel**2)
         # Flat, so that a core's cache holds what is brought into order: the axes of all kernels at once took longer
         # than their sum.
-        return squared, jnp.where(jnp.isfinite(squared), kernel, 0.0).reshape(-1)
+        return square, jnp.where(jnp.isfinite(square), kernel, 0.0).reshape(-1)
 
-    squared, flat = jax.lax.map(of_sample, (inputs, errors))
+    squares, flat = jax.lax.map(of_sample, (inputs, errors))
     kernels = flat.reshape(inputs.shape[0], *geom.window, inputs.shape[3], errors.shape[3])
-    squared = _rounded_up(squared, inputs, errors, geom)
-    bias = jnp.where(jnp.isfinite(squared)[:, None], errors.sum(axis=(1, 2)), 0.0)
-    return squared, {"kernel": kernels, "bias": bias}
+    squares = _upper_bound(squares, inputs, errors, geom)
+    bias = jnp.where(jnp.isfinite(squares)[:, None], errors.sum(axis=(1, 2)), 0.0)
+    return squares, {"kernel": kernels, "bias": bias}
 
 
-def _rounded_up(kernel_part: Array, inputs: Array, errors: Array, geom: Geometry) -> Array:
-    """Squared norms (b,) from those of the kernels, bias included, with what rounding can have taken."""
+def _upper_bound(kernel_part: Array, inputs: Array, errors: Array, geom: Geometry) -> Array:
+    """Squared norms (b,) from the kernels' squared norms: bias included, and rounded up by the rounding errors."""
     content = _window_sums(jnp.sum(inputs**2, axis=3), geom)
     terms = jnp.sqrt((content + 1.0) * jnp.sum(errors**2, axis=3)).sum(axis=(1, 2))
-    squared = kernel_part + jnp.sum(errors.sum(axis=(1, 2)) ** 2, axis=1)
+    squares = kernel_part + jnp.sum(errors.sum(axis=(1, 2)) ** 2, axis=1)
     error = position_sums.summation_error(terms, math.prod(geom.output_size))
-    return squared + error * (2.0 * jnp.sqrt(jax.lax.stop_gradient(squared)) + error)  # (norm + error)^2
+    return squares + error * (2.0 * jnp.sqrt(jax.lax.stop_gradient(squares)) + error)  # (norm + error)^2
 
 
 def absolute_norm(inputs: Array, errors: Array, geom: Geometry) -> Array:

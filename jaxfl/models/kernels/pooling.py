@@ -50,8 +50,8 @@ def _members(inputs: Array, window: tuple[int, int]) -> list[Array]:
     if min(rows, columns) < 1:
         found = f"got window {window} on an input of {inputs.shape[1:3]}"
         raise ArgumentError("window", "must fit into the input", found, "Use a smaller window or fewer poolings.")
-    used = inputs[:, : rows * window[0], : columns * window[1]]
-    return [used[:, i :: window[0], j :: window[1]] for i in range(window[0]) for j in range(window[1])]
+    crop = inputs[:, : rows * window[0], : columns * window[1]]
+    return [crop[:, i :: window[0], j :: window[1]] for i in range(window[0]) for j in range(window[1])]
 
 
 def _maximum(members: list[Array]) -> Array:
@@ -64,18 +64,18 @@ def _max_pool_jvp(window, primals, tangents):
     members = _members(inputs, window)
     largest = _maximum(members)
     batch, rows, columns, channels = largest.shape
-    used = tangent[:, : rows * window[0], : columns * window[1]]
-    windows = used.reshape(batch, rows, window[0], columns, window[1], channels)
+    crop = tangent[:, : rows * window[0], : columns * window[1]]
+    windows = crop.reshape(batch, rows, window[0], columns, window[1], channels)
     # `split` because its transpose is a concatenation: the gradient is written once, not padded and added up.
     moves = [
         member.reshape(largest.shape)
         for row in jax.lax.split(windows, (1,) * window[0], axis=2)
         for member in jax.lax.split(row, (1,) * window[1], axis=4)
     ]
-    taken = jnp.zeros(largest.shape, bool)
+    is_taken = jnp.zeros(largest.shape, bool)
     change = jnp.zeros(largest.shape, tangent.dtype)
     for member, move in zip(members, moves, strict=True):
-        first = (member == largest) & ~taken
-        taken = taken | first
+        first = (member == largest) & ~is_taken
+        is_taken = is_taken | first
         change = change + jnp.where(first, move, jnp.zeros((), move.dtype))
     return largest, change

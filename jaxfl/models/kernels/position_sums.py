@@ -34,7 +34,7 @@ _MAX_GRAM_POSITIONS = 64
 
 
 def uses_gram(num_positions: int, row_size: int, column_size: int) -> bool:
-    """Whether `squared_norm` multiplies pairs of positions rather than form each sample's gradient."""
+    """True where `squared_norm` multiplies pairs of positions instead of forming each sample's gradient."""
     cheaper = num_positions * (row_size + column_size) < row_size * column_size
     return cheaper and num_positions <= _MAX_GRAM_POSITIONS
 
@@ -89,7 +89,7 @@ def absolute_norm(rows: Array, columns: Array) -> Array:
 
 
 def summation_error(terms: Array, num_positions: int | Array) -> Array:
-    """By how much two float32 sums over positions can differ in norm, given the sum of the terms' norms."""
+    """Bound the difference in norm of two float32 sums over positions, given the sum of the terms' norms."""
     # Measured on a CPU, two sums together are off by up to a third of this. No part of the derivative.
     return jax.lax.stop_gradient(_ROUNDOFF * jnp.sqrt(jnp.asarray(num_positions, jnp.float32)) * terms)
 

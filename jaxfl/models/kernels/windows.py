@@ -29,10 +29,10 @@ class Geometry(NamedTuple):
     @property
     def output_size(self) -> tuple[int, int]:
         """(height, width) of the output."""
-        padded = [size + sum(pad) for size, pad in zip(self.input_size, self.padding, strict=True)]
+        extents = [size + sum(pad) for size, pad in zip(self.input_size, self.padding, strict=True)]
         rows, columns = (
             (size - window) // stride + 1
-            for size, window, stride in zip(padded, self.window, self.strides, strict=True)
+            for size, window, stride in zip(extents, self.window, self.strides, strict=True)
         )
         return rows, columns
 
@@ -75,14 +75,14 @@ def patches(inputs: Array, geom: Geometry) -> Array:
     leading, channels = inputs.shape[:-3], inputs.shape[-1]
     rows, columns = geom.output_size
     no_pad = [(0, 0)] * len(leading)
-    padded = jnp.pad(inputs, [*no_pad, *geom.padding, (0, 0)]) if any(map(any, geom.padding)) else inputs
+    images = jnp.pad(inputs, [*no_pad, *geom.padding, (0, 0)]) if any(map(any, geom.padding)) else inputs
     step_down, step_right = geom.strides
     taps = [
-        padded[
+        images[
             ..., i : i + (rows - 1) * step_down + 1 : step_down, j : j + (columns - 1) * step_right + 1 : step_right, :
         ]
         for i in range(geom.window[0])
         for j in range(geom.window[1])
     ]
-    joined = taps[0] if len(taps) == 1 else jnp.concatenate(taps, axis=-1)
-    return joined.reshape(*leading, rows * columns, len(taps) * channels)
+    contents = taps[0] if len(taps) == 1 else jnp.concatenate(taps, axis=-1)
+    return contents.reshape(*leading, rows * columns, len(taps) * channels)

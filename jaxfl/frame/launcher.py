@@ -77,7 +77,6 @@ class Job:
 
     def _train(self) -> Ending:
         work, path, number = self._spec
-        path.mkdir(parents=True, exist_ok=True)
         try:
             with held(path):
                 pass
@@ -129,7 +128,7 @@ def run_in_jobs(
     """
     launch.check()
     stop = Stop() if stop is None else stop
-    with run.held():
+    with held(run.path):
         try:
             divide_run(cases, launch.jobs, run=run, key=key)
         except ArgumentError:

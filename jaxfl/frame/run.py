@@ -26,7 +26,7 @@ from jaxfl.frame.records import Publication
 from jaxfl.privacy.statements import statement_text
 from jaxfl.training import Case, RunDirectory, Stop, open_run, publish, read_run, secret_key, summary_table, train
 from jaxfl.training.compilation_cache import compilation_cache
-from jaxfl.training.processes import of_first, on_first, together
+from jaxfl.training.processes import on_all, on_first
 
 _MOST_DEVICES = 8  # of a CPU: each holds a copy of what is not shared out
 
@@ -64,10 +64,10 @@ def run(asked: Request) -> int:
     secrecy = getattr(asked.config, "publication", Publication())
     secrecy.check()
     with tracing_for("gpu") if where.gpus else contextlib.nullcontext():  # as the jobs will, which have some
-        prepared, cases, saved = together(prepare, asked)
+        prepared, cases, saved = on_all(prepare)(asked)
     dataset = flat(asked.config).get("dataset", "default")
     name = asked.preset or dataset
-    directory = of_first(lambda: new_run_directory(where.out, experiment.name, name, resume=where.resume))
+    directory = Path(on_first(new_run_directory)(where.out, experiment.name, name, resume=where.resume))
     records = open_run(directory, saved, experiment=experiment.name, preset=asked.preset, resume=where.resume)
     if asked.stop is not None:
         asked.stop.undo_until_heeded(records.withdraw)

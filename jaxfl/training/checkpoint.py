@@ -28,7 +28,7 @@ import numpy as np
 from jaxfl.core import ArgumentError, Array, PyTree
 from jaxfl.core.check import at_least
 from jaxfl.training.json_files import Damaged, checked, with_checksum
-from jaxfl.training.processes import of_first
+from jaxfl.training.processes import on_first
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -76,7 +76,7 @@ class Checkpoints:
         self._directory, self._writes, self._owner = Path(directory).absolute(), keep is not None, owner
         _silence_threads()
         if self._writes:
-            of_first(lambda: self._directory.mkdir(parents=True, exist_ok=True))
+            on_first(self._directory.mkdir)(parents=True, exist_ok=True)
         with os_errors(self._directory), _quiet():
             options = ocp.CheckpointManagerOptions(
                 max_to_keep=keep, create=False, read_only=not self._writes, cleanup_tmp_directories=self._writes
@@ -142,7 +142,7 @@ class Checkpoints:
                 message = f"the checkpoint of round {round_index} in {self._directory} is damaged ({error})"
                 warnings.warn(f"{message}; going back to the one before it.", DamagedCheckpoint, stacklevel=4)
                 if self._writes:
-                    of_first(functools.partial(self._set_aside, round_index))
+                    on_first(self._set_aside)(round_index)
                     self._manager.reload()
         return None
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxfl.core import ArgumentError
+from jaxfl.training.processes import is_first, on_first
 
 try:
     import fcntl
@@ -30,7 +31,7 @@ def held(directory: Path) -> Iterator[None]:
     locks, a warning says so.
 
     Args:
-        directory: that exists.
+        directory: made if missing. Where several processes train together, process 0 holds it for all of them.
 
     Raises:
         ArgumentError: another process holds it, or another part of this one.
@@ -39,20 +40,19 @@ def held(directory: Path) -> Iterator[None]:
         - of two processes in a run directory the second is refused, and changes nothing.
         - a process that was killed keeps nobody out.
     """
-    descriptor = _locked(directory / LOCK)
+    descriptor = on_first(_locked)(directory / LOCK)
     try:
         yield
     finally:
-        if descriptor is not None:
+        if descriptor is not None and is_first():
             (directory / LOCK).unlink(missing_ok=True)  # before the lock is let go: nobody else's file is removed
             os.close(descriptor)
 
 
 def _locked(path: Path) -> int | None:
     """The descriptor that holds the lock; None where there are no locks."""
-    if fcntl is None:
-        return None
-    while True:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while fcntl is not None:
         if path.is_symlink():
             raise ArgumentError("out", f"{path} must be a file", "it is a link", "Remove it.")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
@@ -76,3 +76,4 @@ def _locked(path: Path) -> int | None:
             warnings.warn(text, stacklevel=4)
             path.unlink(missing_ok=True)
             return None
+    return None

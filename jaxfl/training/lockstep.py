@@ -41,7 +41,7 @@ from jaxfl.training.finite import refuse_bad_scores
 from jaxfl.training.lane_record import LaneRecord
 from jaxfl.training.lanes import Lane
 from jaxfl.training.pass_directory import CHECKPOINTS, ENDED, Label, PassDirectory
-from jaxfl.training.processes import any_process, of_first, several
+from jaxfl.training.processes import any_process, least, several
 from jaxfl.training.program import Compiled, Program
 from jaxfl.training.progress import ProgressReport
 from jaxfl.training.signals import Stop, Stopped
@@ -227,7 +227,7 @@ class Lockstep:
         seconds = time.perf_counter() - max(chunk.began, self._read)
         self._read = time.perf_counter()
         if self._at_once is None:
-            self._at_once = of_first(lambda: rounds_at_once(seconds / chunk.num_rounds, self._most))
+            self._at_once = int(least(rounds_at_once(seconds / chunk.num_rounds, self._most)))
         count, first = chunk.num_rounds, chunk.end - chunk.num_rounds + 1
         for record in running:
             # Sliced on the host: a slice on the device would compile once per length.

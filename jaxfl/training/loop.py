@@ -27,10 +27,11 @@ from jaxfl.training.environment import describe_environment, warn_of_changes
 from jaxfl.training.grouping import lanes_of, programs_of, recorded_settings
 from jaxfl.training.json_files import jsonable
 from jaxfl.training.lanes import Lane, Strategy
+from jaxfl.training.lock import held
 from jaxfl.training.lockstep import Lockstep, SaveTimes
 from jaxfl.training.pass_directory import Label, PassDirectory
 from jaxfl.training.preflight import peak_text, require_memory
-from jaxfl.training.processes import any_process, is_first, of_first, several, together
+from jaxfl.training.processes import any_process, is_first, on_all, on_first, several
 from jaxfl.training.program import Compiled, Program
 from jaxfl.training.progress import ProgressReport
 from jaxfl.training.results import RESULTS, write_results
@@ -122,7 +123,7 @@ def train(
     alone, stop = len(lanes) == 1 and only is None, Stop() if stop is None else stop
     quiet = quiet or not is_first()
     with (
-        run.held() if only is None else run.passes[only].held(),
+        held(run.path if only is None else run.passes[only].path),
         ProgressReport(sum(lane.case.last_round for lane in lanes), quiet=quiet) as progress,
     ):
         stop.undo_until_heeded(run.withdraw)
@@ -142,7 +143,7 @@ def train(
                 continue
             name, seed = one.lanes[0].label
             progress.begin(f"{name}, seed {seed}" if len(one.lanes) == 1 else f"{len(one.lanes)} runs", num_rounds)
-            with one.directory.held() if only is None else contextlib.nullcontext():
+            with held(one.directory.path) if only is None else contextlib.nullcontext():
                 _note_begin(one)
                 lockstep = Lockstep(
                     one.program,
@@ -240,7 +241,7 @@ def _conclude(
     run.write_summary(content)
     settings = {name: case.settings for name, case in cases.items()}
     privacy = {name: fact["privacy"] for name, fact in facts.items() if fact["privacy"]}
-    of_first(lambda: write_results(run.path / RESULTS, in_order, lines, settings, privacy))
+    on_first(write_results)(run.path / RESULTS, in_order, lines, settings, privacy)
     return jsonable(content, "summary")
 
 
@@ -297,7 +298,7 @@ def _prepare(
     for program, strategy, is_begun in dict.fromkeys(choices):
         fit = compiled[program, strategy]
         if is_begun:  # other slots would not fit its checkpoints, and lanes side by side may have other last bits
-            together(require_memory, program.label, fit.peak, program.structure, program.case.task)
+            on_all(require_memory)(program.label, fit.peak, program.structure, program.case.task)
         else:
             fit = compiled[program, strategy] = fitted(program, fit, divided=bool(run.passes))
         peaks[program.label] = fit.peak
@@ -310,7 +311,7 @@ def _prepare(
         passes = [one._replace(compiled=of_program[one.program]) for one in passes]
     else:
         passes = [one._replace(compiled=compiled.get((one.program, one.strategy))) for one in passes]
-    seconds = of_first(lambda: (time.perf_counter() - began) / max(1, len(compiled)))
+    seconds = (time.perf_counter() - began) / max(1, len(compiled))
     firsts = {id(one.compiled): one.directory for one in reversed(passes)}
     for program in dict.fromkeys(one.program for one in passes if one.compiled):
         _announce(program, [one for one in passes if one.program is program], progress)
@@ -339,7 +340,7 @@ def _recorded(
         strategy = None
         if ended is None and begun is not None:
             strategy = as_recorded(program, begun)
-            of_first(partial(_warn, begun, directory))
+            _warn(begun, directory)
         elif ended is None:
             same = [one for one in directories if of_label[one.lanes[0]] is program]
             most = max(len(one.lanes) for one in (same if only is None else [directory]))
@@ -348,6 +349,7 @@ def _recorded(
     return passes
 
 
+@on_first
 def _warn(begun: Mapping[str, Any], directory: PassDirectory) -> None:
     warn_of_changes(begun["environment"], describe_environment(), directory.path)
 

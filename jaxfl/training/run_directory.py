@@ -21,7 +21,7 @@ import re
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from jaxfl.training.environment import describe_environment
 from jaxfl.training.json_files import jsonable, read_json, refuse_difference, refuse_form, write_json
 from jaxfl.training.lock import LOCK, held
 from jaxfl.training.pass_directory import Label, PassDirectory
-from jaxfl.training.processes import is_first, of_first, on_first, together
+from jaxfl.training.processes import is_first, on_all, on_first
 
 CONFIG, SUMMARY, PRIVACY, PASSES, PRIVATE = "config.json", "summary.json", "privacy.json", "passes", "private"
 _CONFIG_FORM = {"experiment": str, "preset": (str, type(None)), "config": dict, "environment": dict}
@@ -39,7 +39,7 @@ _CONFIG_FORM = {"experiment": str, "preset": (str, type(None)), "config": dict, 
 class RunDirectory:
     """One run's directory. Build it with `open_run`.
 
-    Where several processes train together, process 0 alone writes it, and the others are told.
+    Where several processes train together, all read its files, and process 0 writes.
 
     Attributes:
         path: the directory.
@@ -48,7 +48,7 @@ class RunDirectory:
         resumed: whether a run was found and is continued.
     """
 
-    def __init__(self, path: Path, config: dict[str, Any], *, resumed: bool, made_above: Sequence[Path] = ()):
+    def __init__(self, path: Path, config: dict[str, Any], *, resumed: bool, made_above: Sequence[str] = ()):
         self.path, self.config, self.resumed = path, config, resumed
         self._made_above = made_above  # directories, the nearest first
 
@@ -75,7 +75,7 @@ class RunDirectory:
 
     def _rewrite(self, changes: Mapping[str, Any]) -> None:
         self.config = {**self.config, **changes}
-        of_first(lambda: write_json(self.path / CONFIG, self.config))
+        on_first(write_json)(self.path / CONFIG, self.config)
 
     @property
     def passes(self) -> list[PassDirectory]:
@@ -96,15 +96,8 @@ class RunDirectory:
             for name in (PRIVATE, PASSES):
                 shutil.rmtree(self.path / name, ignore_errors=True)
             with contextlib.suppress(OSError):  # other files are there
-                for folder in (self.path, *self._made_above):
+                for folder in (self.path, *map(Path, self._made_above)):
                     folder.rmdir()
-
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Keep other processes out while this one, or those that train together, do; see `lock.held`."""
-        with contextlib.ExitStack() as lock:
-            of_first(lambda: lock.enter_context(held(self.path)))
-            yield
 
     @property
     def fingerprint(self) -> str:
@@ -141,7 +134,7 @@ class RunDirectory:
         if node_epsilons:
             write_json(self.path / PRIVACY, jsonable(node_epsilons, "privacy"))
 
-    @on_first
+    @on_all
     def read_summary(self) -> dict[str, Any]:
         """Content of summary.json."""
         return read_json(self.path / SUMMARY)
@@ -186,11 +179,11 @@ def open_run(
         jaxfl.core.check.ArgumentError: step_size: must be as in the run that is resumed; ...
     """
     path, given = Path(out), jsonable(config, "config")
-    content, resumed, made_above = of_first(lambda: _opened(path, given, experiment, preset, resume, can_resume))
-    run = RunDirectory(path, content, resumed=resumed, made_above=made_above)
+    resumed, made_above = on_first(_opened)(path, given, experiment, preset, resume, can_resume)
+    run = RunDirectory(path, {}, resumed=resumed, made_above=made_above)
     try:
-        together(_refuse_other_options, content["config"], given, path)
-    except ArgumentError:
+        run.config = on_all(_read_alike)(path, given)
+    except (ArgumentError, OSError):
         run.withdraw()
         raise
     return run
@@ -251,9 +244,9 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _opened(
     path: Path, given: Any, experiment: str, preset: str | None, resume: bool, can_resume: bool
-) -> tuple[dict[str, Any], bool, list[Path]]:
-    """(content of config.json, whether it was there, directories that were made above) of the run of `open_run`."""
-    made_above = make_writable(path)
+) -> tuple[bool, list[str]]:
+    """(whether config.json was there, directories that were made above) of the run of `open_run`."""
+    made_above = [str(folder) for folder in make_writable(path)]
     if not resume:
         _refuse_run(path, can_resume)
     with held(path):
@@ -261,7 +254,7 @@ def _opened(
             environment = describe_environment()
             content = {"experiment": experiment, "preset": preset, "config": given, "environment": environment}
             write_json(path / CONFIG, content)
-            return content, False, made_above
+            return False, made_above
         if not resume:  # another process began one meanwhile
             _refuse_run(path, can_resume)
     if not (path / CONFIG).exists():
@@ -271,13 +264,15 @@ def _opened(
     if content["experiment"] != experiment:
         refuse_difference({"experiment": content["experiment"]}, {"experiment": experiment}, path)
     refuse_difference(content["config"], given, path)
-    return content, True, []
+    return True, []
 
 
-def _refuse_other_options(config: Any, given: Any, path: Path) -> None:
-    """ArgumentError where this process was given other options than process 0, which has compared its own."""
+def _read_alike(path: Path, given: Any) -> dict[str, Any]:
+    """Content of config.json. ArgumentError where this process has other options than process 0, which compared its."""
+    content = _read_config(path)
     try:
-        refuse_difference(config, given, path)
+        refuse_difference(content["config"], given, path)
+        return content
     except ArgumentError as error:
         requirement, remedy = "must be the same in every process", "Start all of them with the same options."
         raise ArgumentError(error.argument, requirement, error.found, remedy) from None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 
 from jaxfl.core import ArgumentError, Array
-from jaxfl.training.processes import of_first
+from jaxfl.training.processes import on_all, on_first
 from jaxfl.training.run_directory import PRIVATE, RunDirectory
 
 
@@ -33,14 +34,15 @@ def secret_key(run: RunDirectory) -> Array:
         - the key is nowhere else in the run directory.
         - nobody but the owner can read the file.
     """
-    words = of_first(lambda: _words(run))
+    path = run.path / PRIVATE / "key"
+    on_first(_draw)(run, path)
+    words = on_all(_words)(path)
     data = jnp.array([int.from_bytes(words[:4]), int.from_bytes(words[4:])], jnp.uint32)
     return jax.random.wrap_key_data(data)
 
 
-def _words(run: RunDirectory) -> bytes:
-    """The eight bytes of the key, drawn for a new run."""
-    path = run.path / PRIVATE / "key"
+def _draw(run: RunDirectory, path: Path) -> None:
+    """Write the key of a new run."""
     if path.parent.is_symlink() or path.is_symlink():
         found = "it, or its folder, is a link"
         raise ArgumentError("seed_from_os", f"{path} must lie in the run directory", found, "Remove the link.")
@@ -50,6 +52,10 @@ def _words(run: RunDirectory) -> bytes:
             file.write(secrets.token_hex(8) + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+
+def _words(path: Path) -> bytes:
+    """The eight bytes of the key."""
     try:
         words = bytes.fromhex(path.read_text().strip())
     except (OSError, ValueError):

@@ -11,7 +11,7 @@ from jaxfl.core.tree import num_bytes
 from jaxfl.gradients import memory
 from jaxfl.training.lanes import Strategy
 from jaxfl.training.preflight import CHECKPOINT_SHARE, require_memory
-from jaxfl.training.processes import least, several, together
+from jaxfl.training.processes import least, on_all, several
 from jaxfl.training.program import Compiled, Program
 
 
@@ -80,7 +80,7 @@ def fitted(program: Program, compiled: Compiled, *, divided: bool = False) -> Co
         elif not fits and lanes > 1 and not divided:
             lanes = -(-lanes // 2)
         else:
-            together(require_memory, program.label, peak, program.structure, program.case.task)
+            on_all(require_memory)(program.label, peak, program.structure, program.case.task)
             return compiled
         compiled = program.compile(_strategy(program, lanes, at_once))
 

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from jaxfl.core import ArgumentError, Array
 from jaxfl.frame.launch import Launch
 from jaxfl.training import Case, RunDirectory, Stop, Stopped, divide_run
-from jaxfl.training.lock import held
 from jaxfl.training.pass_directory import METRICS, PassDirectory
+from jaxfl.training.run_directory import held
 
 JOBS = "jobs"
 _POLL_SECONDS = {"local": 0.2, "slurm": 10.0}

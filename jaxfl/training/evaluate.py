@@ -6,6 +6,7 @@ For each metric of the task three numbers are reported: `test_<name>` (mean over
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ import numpy as np
 from jaxfl.core import ArgumentError, Array, PyTree, Task, over_nodes
 from jaxfl.core.check import at_least
 from jaxfl.core.tasks import sample_metrics
+from jaxfl.training.chunks import Diverged
 
 LARGER_IS_WORSE = ("loss", "error", "perplexity", "distance")
 """Endings of metric names whose worst node has the largest value; for all others it has the smallest."""
@@ -118,3 +120,42 @@ def flatten_scores(scores: Scores, measure: str = "test") -> dict[str, float]:
         line[f"{measure}_{name}_worst_node"] = worst(name, values)
         line[f"{measure}_{name}_average_model"] = float(scores.average_model[name]) / size
     return line
+
+
+def refuse_bad_scores(
+    measured: Mapping[str, PyTree],
+    case: str,
+    seed: int,
+    since: int,
+    round_index: int,
+    names: Sequence[str] | None = None,
+) -> None:
+    """Raise `Diverged` where a number that an evaluation measured for a lane is not finite.
+
+    Args:
+        measured: measure -> what it computed.
+        case, seed: named in the error.
+        since: round of the lane's last line.
+        round_index: of the evaluation.
+        names: (n,), of the nodes; None where they are numbers.
+    """
+    named: list[tuple[str, Any]] = []
+    for measure, values in measured.items():
+        if isinstance(values, Scores):
+            named += [(f"{measure}_{name}", value) for name, value in values.nodes.items()]
+            named += [(f"{measure}_{name}_average_model", value) for name, value in values.average_model.items()]
+        else:
+            named += values.items()
+    for name, values in named:
+        bad = np.flatnonzero(~np.isfinite(values))
+        if bad.size:
+            raise Diverged(
+                case,
+                seed,
+                name,
+                rounds=(min(since + 1, round_index), round_index),
+                first_round=round_index,
+                node=int(bad[0]) if np.ndim(values) and len(bad) == 1 else None,
+                value=float(np.ravel(values)[bad[0]]),
+                names=names,
+            )

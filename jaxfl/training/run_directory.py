@@ -6,7 +6,7 @@
     summary.json, results.csv    made of the passes when the run ends
     privacy.json     the epsilon of every node, where there is any; summary.json has that of the worst, and the median
     plots/           pictures
-    private/key      the key of a run that is published, of mode 0600 (`secret_key.py`)
+    private/key      the key of a run that is published, of mode 0600 (`publish.py`)
 
 Checkpoints hold raw gradients (tables of SAGA) and states without noise; metrics, status and pictures are measured
 without noise. No statement of privacy covers them: `publish.py` copies what is covered.
@@ -15,25 +15,33 @@ without noise. No statement of privacy covers them: `publish.py` copies what is 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
 import shutil
 import tempfile
+import warnings
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxfl.core import ArgumentError
 from jaxfl.training.environment import describe_environment
 from jaxfl.training.json_files import jsonable, read_json, refuse_difference, refuse_form, write_json
-from jaxfl.training.lock import LOCK, held
 from jaxfl.training.pass_directory import Label, PassDirectory
 from jaxfl.training.processes import is_first, on_all, on_first
 
+try:
+    import fcntl
+except ImportError:  # Windows has no such lock
+    fcntl = None
+
 CONFIG, SUMMARY, PRIVACY, PASSES, PRIVATE = "config.json", "summary.json", "privacy.json", "passes", "private"
 _CONFIG_FORM = {"experiment": str, "preset": (str, type(None)), "config": dict, "environment": dict}
+LOCK = "lock"
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # what such file systems answer
 
 
 class RunDirectory:
@@ -199,6 +207,63 @@ def read_run(path: str | os.PathLike[str]) -> RunDirectory:
     if not config.exists():
         raise ArgumentError("run", f"must be a directory with a {CONFIG}", f"{path} has none", "Name a run directory.")
     return RunDirectory(Path(path), _read_config(Path(path)), resumed=True)
+
+
+@contextlib.contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """Hold a run directory while something is written to it; the operating system lets go when the process dies.
+
+    The lock is `flock`'s, on the file `lock`, which holds the number of the process and is removed at the end. It keeps
+    out processes of the same machine and, where the file system passes locks on, those of others. Where there are no
+    locks, a warning says so.
+
+    Args:
+        directory: made if missing. Where several processes train together, process 0 holds it for all of them.
+
+    Raises:
+        ArgumentError: another process holds it, or another part of this one.
+
+    Guarantees:
+        - of two processes in a run directory the second is refused, and changes nothing.
+        - a process that was killed keeps nobody out.
+    """
+    descriptor = on_first(_locked)(directory / LOCK)
+    try:
+        yield
+    finally:
+        if descriptor is not None and is_first():
+            (directory / LOCK).unlink(missing_ok=True)  # before the lock is let go: nobody else's file is removed
+            os.close(descriptor)
+
+
+def _locked(path: Path) -> int | None:
+    """The descriptor that holds the lock; None where there are no locks."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while fcntl is not None:
+        if path.is_symlink():
+            raise ArgumentError("out", f"{path} must be a file", "it is a link", "Remove it.")
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.exists(path) and os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+                return descriptor
+            os.close(descriptor)  # its holder removed the file meanwhile
+        except BlockingIOError:
+            holder = os.read(descriptor, 32).decode("ascii", "replace").strip() or "another one"
+            os.close(descriptor)
+            found, remedy = f"process {holder} is at work there", "Wait until it ends, or name another directory."
+            raise ArgumentError("out", f"{path.parent} must be used by one process at a time", found, remedy) from None
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno not in _WITHOUT_LOCKS:
+                raise
+            text = f"{path.parent} cannot be locked ({error.strerror}): take care that no second process resumes it"
+            warnings.warn(text, stacklevel=4)
+            path.unlink(missing_ok=True)
+            return None
+    return None
 
 
 def make_writable(path: Path) -> list[Path]:

@@ -93,10 +93,8 @@ class Checkpoints:
         """Begin to write the state after `round_index` rounds; the checkpoint before it is complete then.
 
         Args:
-            round_index: that has no checkpoint yet.
-            state: arrays, which `restore` gives back in its structure.
-            record: what JSON can hold, which `restore` gives back, too.
-            beside: name -> array of NumPy with at least one entry, which `restore` gives back, too.
+            record: what JSON can hold. `restore` gives it back, as it does `state` and `beside`.
+            beside: name -> array of NumPy with at least one entry.
 
         Raises:
             OSError: this or the checkpoint before it cannot be written. What was there before stays.
@@ -121,18 +119,13 @@ class Checkpoints:
         _give_back_memory()
 
     def restore(self, structure: PyTree, shardings: PyTree | None = None) -> Restored | None:
-        """The newest whole checkpoint.
+        """The newest whole checkpoint, or None. It is placed by `shardings`, None for the first device.
 
-        Args:
-            structure: what the state must look like, as `jax.eval_shape(algorithm.init, key, data)` gives it.
-            shardings: of its leaves; None places all of them on the first device.
-
-        Returns:
-            What was saved, or None if there is no whole checkpoint. Damaged ones are renamed to damaged_<round> with a
-            warning (`DamagedCheckpoint`), so that their rounds can be saved again.
+        Damaged ones are renamed to damaged_<round> with a warning (`DamagedCheckpoint`), so that their rounds can be
+        saved again.
 
         Raises:
-            ArgumentError: the checkpoint is another owner's, or holds other leaves, shapes or dtypes.
+            ArgumentError: the checkpoint is another owner's, or its leaves are not those of `structure`.
             OSError: it cannot be read; nothing is changed then.
         """
         for round_index in self.rounds()[::-1]:
@@ -208,13 +201,7 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def os_errors(path: Path) -> Iterator[None]:
-    """Pass on as OSError what the storage layer wraps in errors of other classes.
-
-    Args:
-        path: named in the error.
-
-    Raises:
-        OSError: with the number of the operating system's error.
+    """Pass on as OSError, naming `path`, what the storage layer wraps in errors of other classes.
 
     Example:
         >>> with os_errors(Path("run")):

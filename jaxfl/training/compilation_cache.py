@@ -35,14 +35,10 @@ _READS_QUIETLY_ON_CPU = (0, 10, 2)
 
 @contextlib.contextmanager
 def compilation_cache(where: str) -> Iterator[Path | None]:
-    """Keep compiled programs within this context.
+    """Keep compiled programs within this context: in "default", in a folder that is made if missing, or not ("off").
 
-    Args:
-        where: "default" (jaxfl/compilation in $XDG_CACHE_HOME or ~/.cache), "off", or a folder, made if missing.
-
-    Yields:
-        The folder in use, one a kind of machine below the one that was named; None where nothing is kept, or where JAX
-        was told another folder by its own variable.
+    It gives the folder in use, one a kind of machine below the one that was named; None where nothing is kept, or where
+    JAX was told another folder by its own variable.
 
     Guarantees:
         - a folder that cannot be written is a warning, and nothing is kept.

@@ -43,10 +43,6 @@ def describe_environment() -> dict[str, Any]:
     """Versions of what computes, the device, and the git revision of this package (None outside a checkout).
 
     The versions of a GPU's driver and of cuDNN are None elsewhere, and where the system does not tell them.
-
-    Example:
-        >>> describe_environment()["jax"] == jax.__version__
-        True
     """
     device = jax.devices()[0]
     packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
@@ -76,11 +72,6 @@ def warn_of_changes(recorded: Mapping[str, Any], current: Mapping[str, Any], pat
     """Warn where a run goes on in another environment than it began in.
 
     Rounds that are computed again then differ, and are further releases to whoever saw the first ones.
-
-    Args:
-        recorded: what `describe_environment` gave when the run began.
-        current: what it gives now.
-        path: of the run.
     """
     changed = [name for name in (*_DRAWS_DEPEND_ON, *_BITS_DEPEND_ON) if recorded.get(name) != current[name]]
     if changed:

@@ -82,8 +82,7 @@ def model_scores(task: Task, nodes: PyTree, average: PyTree, test: EvaluationSet
     """The task's metrics of every node's model, leaves (n, *leaf), and of the average model, leaves (*leaf).
 
     Guarantees:
-        - the batch size does not change the result beyond rounding.
-        - the filling of the last batch never counts.
+        - the filling of the last batch never counts; the batch size changes nothing beyond rounding.
     """
 
     def sums(params: PyTree, batch: EvaluationSet) -> dict[str, Array]:
@@ -130,15 +129,7 @@ def refuse_bad_scores(
     round_index: int,
     names: Sequence[str] | None = None,
 ) -> None:
-    """Raise `Diverged` where a number that an evaluation measured for a lane is not finite.
-
-    Args:
-        measured: measure -> what it computed.
-        case, seed: named in the error.
-        since: round of the lane's last line.
-        round_index: of the evaluation.
-        names: (n,), of the nodes; None where they are numbers.
-    """
+    """Raise `Diverged` where a number measured for a lane, whose last line is of round `since`, is not finite."""
     named: list[tuple[str, Any]] = []
     for measure, values in measured.items():
         if isinstance(values, Scores):

@@ -105,11 +105,7 @@ class LaneRecord:
         return record, {f"{self.index}:{name}": values for name, values in whole.items()}
 
     def restore(self, record: Mapping[str, Any], stretches: Mapping[str, np.ndarray]) -> None:
-        """Take over what `saved` gave.
-
-        Guarantees:
-            - stretches come back bit for bit, as if of one chunk.
-        """
+        """Take over what `saved` gave; a stretch comes back bit for bit, as if of one chunk."""
         self.totals, self.last_line, self.ended = dict(record["totals"]), record["last_line"], record["ended"]
         own = f"{self.index}:"
         infos = {name.removeprefix(own): values for name, values in stretches.items() if name.startswith(own)}
@@ -117,17 +113,10 @@ class LaneRecord:
 
 
 class Lockstep:
-    """The lanes of one pass through a compiled program.
+    """The lanes of one pass, at most as many as the program has slots, through a compiled program.
 
-    Args:
-        program, compiled: what runs.
-        lanes: the lanes, at most as many as the program has slots.
-        directory: of the pass.
-        saves: when states are saved.
-        stop: asks to save at the end of a chunk, and to leave.
-        compile_seconds: for the record of the first lane.
-        progress: told of every chunk.
-        raises: whether a lane's error is raised, in place of ending the lane: for a run of a single one.
+    With `raises` a lane's error is raised, in place of ending the lane: for a run of a single one. The record of the
+    first lane holds `compile_seconds`.
     """
 
     def __init__(
@@ -165,14 +154,11 @@ class Lockstep:
         self._saved = self._read = time.perf_counter()
 
     def run(self) -> dict[Label, dict[str, Any]]:
-        """Go from the newest checkpoint, or the beginning, to the end.
+        """Go from the newest checkpoint, or the beginning, to the end. Stopped: that was asked for; the state is saved.
 
         Returns:
             (case, seed) -> its record: "round" of its last line, "until", the round at which it ended, "status",
             "reason" or None, "seconds" and, where statements depend on totals, "released", these up to "until".
-
-        Raises:
-            Stopped: that was asked for; the state is saved.
         """
         self._checkpoints = Checkpoints(self._directory.path / CHECKPOINTS, self._saves.keep, self._directory.owner)
         try:

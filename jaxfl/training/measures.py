@@ -34,12 +34,7 @@ from jaxfl.training.evaluate import EvaluationSet, Scores, average_model, model_
 
 
 def test_scores(task: Task, test: EvaluationSet) -> Measure:
-    """The standard evaluation: every node's model and the average model on a test set.
-
-    Args:
-        task: its `metrics` are computed, over nodes as `task.node_loop` says.
-        test: the test set.
-    """
+    """The standard evaluation: the task's metrics of every node's model and the average model on a test set."""
 
     def compute(node_params: PyTree, batches: EvaluationSet) -> Scores:
         return model_scores(task, node_params, average_model(node_params), batches)
@@ -86,20 +81,16 @@ def calibrated_scores(task: Task, test: EvaluationSet, num_samples: int) -> Meas
 
 
 def calibration_set(key: Array, data: FederatedData, num_samples: int, batch_size: int) -> CalibrationSet:
-    """Some samples of the clients' pooled training data, uniform without replacement.
+    """Some samples of the clients' pooled training data, uniform without replacement; none that no node holds.
 
     Args:
         key: the run's base key.
-        data: on the device. A sample that no node holds is never drawn.
+        data: on the device.
         num_samples: how many; of a smaller pool all are taken.
-        batch_size: b, samples in one batch; its statistics are taken together.
-
-    Returns:
-        The samples on the device.
+        batch_size: b, samples in one batch, whose statistics are taken together.
 
     Guarantees:
         - every sample of the pool is drawn at most once, and padding never.
-        - the same key and data give the same samples.
 
     Example:
         >>> data = FederatedData(jnp.arange(4.0), jnp.arange(4), jnp.array([[3, 0], [1, 2]]), jnp.array([1, 2]))
@@ -201,13 +192,6 @@ def stationarity(task: Task, most_samples: int, *, calibration: tuple[int, int] 
 
 def training_samples(data: FederatedData, most: int) -> TrainingSamples:
     """At most `most` samples of each node, evenly spaced in its list, which may be sorted.
-
-    Args:
-        data: on the device.
-        most: m, at least 1; a node with fewer samples is seen whole.
-
-    Returns:
-        The samples, on the device.
 
     Guarantees:
         - padding has weight 0, and each node's weights sum to 1.

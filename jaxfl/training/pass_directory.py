@@ -74,11 +74,7 @@ class PassDirectory:
 
     @on_all
     def end(self) -> dict[Label, dict[str, Any]] | None:
-        """Return the end of each lane; None where the pass is not over.
-
-        Raises:
-            ArgumentError: end.json or metrics.jsonl is not what was written.
-        """
+        """The end of each lane, None where the pass is not over; ArgumentError where a file was altered."""
         if not (self.path / END).exists():
             return None
         content = self._read(END, {"lanes": list, "metrics": list, "owner": str})
@@ -97,12 +93,7 @@ class PassDirectory:
 
     @on_first
     def append(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Append lines and flush them to disk together.
-
-        Raises:
-            OSError: the file is not as this object left it, or cannot be written.
-            ValueError: a number that JSON cannot hold.
-        """
+        """Append lines and flush them to disk together; OSError where the file is not as this object left it."""
         added = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
         before = self.mark()
         # A file that must be there is not made anew.
@@ -119,9 +110,7 @@ class PassDirectory:
     def lines(self) -> list[dict[str, Any]]:
         """All complete lines; one that was cut off while being written is left out.
 
-        Raises:
-            ArgumentError: a line other than the last is none of this project's, or a lane's rounds do not ascend.
-            OSError: the file is not as this object left it.
+        ArgumentError where a line other than the last is none of this project's, or a lane's rounds do not ascend.
         """
         return parse_lines(self.path / METRICS, self._content())
 
@@ -147,11 +136,7 @@ class PassDirectory:
 
     @on_first
     def keep_lines(self, mark: Sequence[int] = (0, 0)) -> None:
-        """Drop what lies behind a mark, atomically. Where all goes, the file of before stays as metrics.before.jsonl.
-
-        Guarantees:
-            - exactly the lines up to the checkpoint remain, byte for byte.
-        """
+        """Drop the lines behind a mark, atomically. Where all go, the file of before stays as metrics.before.jsonl."""
         content = self._content()
         self._mark = Mark(*mark)
         if not self._mark.size and content:

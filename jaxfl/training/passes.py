@@ -187,14 +187,9 @@ def lanes_of(cases: Mapping[str, Case], key: Array | None = None) -> list[Lane]:
 
 
 def programs_of(lanes: Sequence[Lane]) -> list[Program]:
-    """The programs that lanes make, checked on the host; nothing is compiled.
+    """The programs that lanes of one run make, checked on the host; nothing is compiled.
 
-    Args:
-        lanes: of one run. Those whose cases differ in numbers alone, and whose data have the same shapes, share a
-            program.
-
-    Raises:
-        ArgumentError: an algorithm cannot run on its data.
+    Lanes whose cases differ in numbers alone, and whose data have the same shapes, share one.
     """
     uploads = Uploads()
     groups: dict[Any, list[Lane]] = {}
@@ -256,12 +251,9 @@ def _ledger_facts(ledger: Ledger | Costs) -> dict[str, Any]:
 
 
 def by_platform(program: Program, lanes_at_once: int | None = None, lanes_a_pass: int | None = None) -> Strategy:
-    """As many lanes in a pass as memory holds, one after the other on a CPU, else side by side.
+    """As many lanes in a pass as memory holds, or `lanes_a_pass`; on a CPU one after the other, else side by side.
 
-    Args:
-        program: nothing of it is compiled.
-        lanes_at_once: lanes that a device computes side by side, in place of that rule.
-        lanes_a_pass: where the lanes were divided before.
+    `lanes_at_once`, lanes that a device computes side by side, goes before that rule.
     """
     share = 1 + CHECKPOINT_SHARE if is_cpu() else 1.0
     total = len(program.lanes)
@@ -303,13 +295,7 @@ def _strategy(program: Program, lanes: int, at_once: int) -> Strategy:
 def fitted(program: Program, compiled: Compiled, *, divided: bool = False) -> Compiled:
     """The program as compiled, or with fewer lanes at once, or fewer in a pass, where it would not fit.
 
-    Args:
-        program: the lanes.
-        compiled: as the first choice says.
-        divided: whether the lanes of a pass are given.
-
-    Raises:
-        ArgumentError: a single lane, or the lanes of a pass that are given, need more memory than is free.
+    ArgumentError where a single lane, or the lanes of a pass that was divided before, need more memory than is free.
     """
     while True:
         strategy, peak = compiled.strategy, compiled.peak

@@ -43,19 +43,16 @@ def predicted_peak(
 
     Args:
         inputs: arrays, or their shapes, that are there all the time.
-        state: the state, or its shapes.
-        init: the program that makes the state.
-        programs: those that run while a state is there.
+        state: the state, or its shapes; `init` makes it, and `programs` run while it is there.
         num_copies: devices in one memory that each hold inputs and state and run the programs.
         divided: whether these devices share the state out, in place of holding all of it.
 
     Returns:
-        The prediction. It counts arrays and temporaries alone: the interpreter, the executables, the data set as it was
-        read and scratch memory of a backend's libraries come on top.
+        The prediction. It counts arrays and temporaries alone, and on a CPU a checkpoint. The interpreter, the
+        executables, the data set as it was read and scratch memory of a backend's libraries come on top.
 
     Guarantees:
         - a state that is updated in place counts once.
-        - on a CPU, writing a checkpoint counts.
     """
     held = num_bytes(state) // (num_copies if divided else 1)  # by each of the devices
     first = _working_bytes(init) - held  # its result is the state
@@ -73,16 +70,12 @@ def _working_bytes(program: Compiled) -> int:
 
 
 def require_memory(case: str, peak: PeakMemory, state: PyTree, task: Task) -> None:
-    """Refuse a case that cannot fit.
+    """Raise ArgumentError where state and working memory of a case exceed what is free.
 
     Args:
-        case: its name.
+        case, state: its name, and the state of one lane or its shapes; the largest leaf is named.
         peak: its prediction, the inputs of which are on the device already.
-        state: the state of one lane, or its shapes; its largest leaf is named.
         task: whose `node_loop` says what there is to choose.
-
-    Raises:
-        ArgumentError: state and working memory exceed what is free.
     """
     remedies = ['node_loop "map" or "chunk:k"'] if task.node_loop != "map" else []
     remedies += ["a smaller batch", "fewer nodes", "a factored or bfloat16 gradient table", "a smaller model"]
@@ -99,11 +92,7 @@ def require_memory(case: str, peak: PeakMemory, state: PyTree, task: Task) -> No
 
 
 def peak_text(peaks: dict[str, PeakMemory]) -> str:
-    """One line for people: of all cases the largest prediction, and what is free, the inputs counted as free.
-
-    Args:
-        peaks: case -> its prediction; at least one.
-    """
+    """One line for people: of all cases the largest prediction, and what is free, the inputs counted as free."""
     case, largest = max(peaks.items(), key=lambda item: item[1].total)
     free = bytes_text(memory.available_bytes() + largest.inputs)
     whose = f" ({case})" if len(peaks) > 1 else ""

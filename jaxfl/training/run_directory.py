@@ -61,11 +61,7 @@ class RunDirectory:
         self._made_above = made_above  # directories, the nearest first
 
     def record_training(self, settings: Mapping[str, Any]) -> None:
-        """Add the training loop's settings to config.json, or compare them with those already there.
-
-        Raises:
-            ArgumentError: a setting differs from the run that is resumed.
-        """
+        """Add the training loop's settings to config.json; ArgumentError where they differ from a resumed run's."""
         given = jsonable(settings, "training")
         if "training" not in self.config:
             self._rewrite({"training": {**given, PASSES: []}})
@@ -115,11 +111,7 @@ class RunDirectory:
         return f"{zlib.crc32(content.encode()):08x}"
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All complete lines, pass by pass.
-
-        Raises:
-            ArgumentError: a line other than a pass's last is none of this project's, or a lane's rounds do not ascend.
-        """
+        """All complete lines, pass by pass, as `PassDirectory.lines` gives them."""
         return [line for one in self.passes for line in one.lines()]
 
     def ended(self) -> dict[Label, dict[str, Any]]:
@@ -198,11 +190,7 @@ def open_run(
 
 
 def read_run(path: str | os.PathLike[str]) -> RunDirectory:
-    """A run directory for reading, whether the run has ended or not.
-
-    Raises:
-        ArgumentError: there is no run.
-    """
+    """A run directory for reading, whether the run has ended or not; ArgumentError where there is none."""
     config = Path(path) / CONFIG
     if not config.exists():
         raise ArgumentError("run", f"must be a directory with a {CONFIG}", f"{path} has none", "Name a run directory.")
@@ -267,11 +255,7 @@ def _locked(path: Path) -> int | None:
 
 
 def make_writable(path: Path) -> list[Path]:
-    """Make a directory that is missing; ArgumentError, naming `out`, where nothing can be written to it.
-
-    Returns:
-        The directories above it that were made, too, the nearest first.
-    """
+    """Make a directory; ArgumentError naming `out` where that fails. Returns those made above it, nearest first."""
     try:
         missing = [folder for folder in path.parents if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)

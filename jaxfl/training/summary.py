@@ -32,14 +32,9 @@ Statements = Callable[..., Sequence[Mapping[str, Any]]]
 
 
 def spread(values: Sequence[float | None]) -> dict[str, Any]:
-    """Mean and sample standard deviation over seeds.
+    """Mean and sample standard deviation over seeds; None among the values stands for a seed that did not end.
 
-    Args:
-        values: one a seed; None where a seed did not end.
-
-    Returns:
-        {"mean", "std", "per_seed"}; mean is None without values, std (divisor: number of seeds minus 1) with fewer
-        than two.
+    The mean is None without values, the standard deviation with fewer than two.
 
     Example:
         >>> spread([1.0, 3.0, None])
@@ -57,12 +52,6 @@ def rounds_to_target(
     lines: Sequence[Mapping[str, Any]], seeds: Sequence[int], target: float, metric: str = "test_accuracy"
 ) -> list[int | None]:
     """The first evaluated round of each seed at which a metric reaches a target; None where it never does.
-
-    Args:
-        lines: of metrics.jsonl, of one case.
-        seeds: whose rounds are wanted.
-        target: the metric's smallest value that counts as reached.
-        metric: its name.
 
     Example:
         >>> lines = [{"seed": 0, "round": r, "test_accuracy": r / 10} for r in (0, 5, 10)]
@@ -85,11 +74,11 @@ def summarize_run(
 
     Args:
         lines: of metrics.jsonl.
-        ended: (case, seed) -> how it ended, as `sweep.Lockstep.run` gives it; one that did not end is missing.
+        ended: (case, seed) -> how it ended, as `Lockstep.run` gives it; one that did not end is missing.
         cases: name -> "seeds", "settings", "privacy", a function from rounds and totals to statements, and
             "released", the names of these totals; in their order.
         config: content of config.json.
-        status: "finished", "budget_spent", "diverged" or "stopped" (by a fatal count).
+        status: of the run, one of `STATUSES`; "stopped" by a fatal count.
 
     Returns:
         Per case: "rounds" (most over seeds) and "rounds_per_seed"; as `spread` gives them every metric of each
@@ -165,15 +154,11 @@ def _most(
 def every_node(
     cases: Mapping[str, Mapping[str, Any]], names: Mapping[str, Sequence[str] | None]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Take the epsilon of every node out of the statements of a summary, and leave their median.
-
-    Args:
-        cases: as `summarize_run` gives them; changed in place.
-        names: case -> what its nodes are called; None where they are numbers.
+    """Take the epsilon of every node out of the statements of a summary's cases, in place, and leave their median.
 
     Returns:
         Case -> a row for each statement with an epsilon: what it is, and "node_epsilons", a list for each partition
-        of the data, of each node; "nodes" has their names where they have any.
+        of the data, of each node; "nodes" has their names where `names` gives any for the case.
     """
     content: dict[str, list[dict[str, Any]]] = {}
     for name, row in cases.items():
@@ -308,12 +293,11 @@ def write_results(
     settings: Mapping[str, Mapping[str, Any]],
     privacy: Mapping[str, Statements],
 ) -> None:
-    """Replace the table of results.
+    """Replace results.csv: a row a case and seed with the options that vary, last metrics, costs, epsilon and its end.
 
     Args:
         path: of the file.
-        lanes: (case, seed) -> how it ended, as `sweep.Lockstep.run` gives it, in the order of the rows. A row's
-            statements are those of its own "until" and "released".
+        lanes: (case, seed) -> how it ended, as `Lockstep.run` gives it, in the order of the rows.
         lines: of metrics.jsonl.
         settings: case -> the options that vary.
         privacy: case -> function from the rounds that ran, and totals by name, to statements.

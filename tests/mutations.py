@@ -144,8 +144,8 @@ jaxfl/training/lockstep.py: self._most - since) => self._most)
 [tests/training/test_passes.py]
 jaxfl/training/passes.py: v.budgets for v in cases => False for v in cases
 [tests/training/test_evaluation.py]
-jaxfl/training/evaluate.py: jnp.where(batch.counts, value, 0) => value
-jaxfl/training/evaluate.py: values.max() if name => values.min() if name
+jaxfl/training/measures.py: jnp.where(batch.counts, value, 0) => value
+jaxfl/training/measures.py: values.max() if name => values.min() if name
 [tests/training/test_stationarity.py]
 jaxfl/training/measures.py: jnp.sum(leaf.mean(axis=0) ** 2) => jnp.sum((leaf**2).mean(axis=0))
 [tests/training/test_progress_and_summary.py]

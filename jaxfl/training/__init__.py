@@ -1,11 +1,10 @@
 """Training: cases and measures, one loop for all lanes of a sweep, checkpoints, and what a run leaves on disk."""
 
 from jaxfl.core.info import FatalCount
-from jaxfl.training.case import Case, Measure
+from jaxfl.training.case import Case, EvaluationSet, Measure
 from jaxfl.training.chunks import Diverged
-from jaxfl.training.evaluate import EvaluationSet, evaluation_set
 from jaxfl.training.loop import train
-from jaxfl.training.measures import calibrated_scores, stationarity, test_scores
+from jaxfl.training.measures import calibrated_scores, evaluation_set, stationarity, test_scores
 from jaxfl.training.passes import divide_run
 from jaxfl.training.publish import publish, restore_state, secret_key
 from jaxfl.training.run_directory import RunDirectory, open_run, read_run

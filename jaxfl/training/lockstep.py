@@ -34,11 +34,11 @@ import numpy as np
 from jaxfl.core import PyTree
 from jaxfl.core.info import FatalCount
 from jaxfl.core.platform import is_cpu
-from jaxfl.training.case import costs_of
+from jaxfl.training.case import Scores, costs_of
 from jaxfl.training.checkpoint import Checkpoints, Restored
 from jaxfl.training.chunks import COSTS, Diverged, Infos, add_costs, info_fields, refuse_bad, rounds_at_once, summarize
-from jaxfl.training.evaluate import Scores, flatten_scores, refuse_bad_scores
 from jaxfl.training.lanes import Lane
+from jaxfl.training.measures import flatten_scores, refuse_bad_scores
 from jaxfl.training.pass_directory import CHECKPOINTS, ENDED, Label, PassDirectory
 from jaxfl.training.processes import any_process, least, several
 from jaxfl.training.program import Compiled, Program

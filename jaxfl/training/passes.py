@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import tree
 
 from jaxfl.channel import Costs, Ledger
-from jaxfl.core import ArgumentError, Array
-from jaxfl.core.check import at_least
+from jaxfl.core import ArgumentError, Array, PyTree, Task
+from jaxfl.core.check import at_least, bytes_text
 from jaxfl.core.keys import digest
 from jaxfl.core.platform import is_cpu
 from jaxfl.core.tree import num_bytes
@@ -23,9 +24,8 @@ from jaxfl.training.case import Case, check_cases
 from jaxfl.training.environment import describe_environment, warn_of_changes
 from jaxfl.training.lanes import Lane, Strategy, Uploads
 from jaxfl.training.pass_directory import Label, PassDirectory
-from jaxfl.training.preflight import CHECKPOINT_SHARE, peak_text, require_memory
 from jaxfl.training.processes import least, on_all, on_first, several
-from jaxfl.training.program import Compiled, Program
+from jaxfl.training.program import CHECKPOINT_SHARE, Compiled, PeakMemory, Program
 from jaxfl.training.progress import ProgressReport
 from jaxfl.training.run_directory import RunDirectory
 
@@ -314,3 +314,33 @@ def fitted(program: Program, compiled: Compiled, *, divided: bool = False) -> Co
 def _free_bytes() -> float:
     """Return the free bytes of the process that has the fewest."""
     return least(memory.available_bytes())
+
+
+def require_memory(case: str, peak: PeakMemory, state: PyTree, task: Task) -> None:
+    """Raise ArgumentError where state and working memory of a case exceed what is free.
+
+    Args:
+        case, state: its name, and the state of one lane or its shapes; the largest leaf is named.
+        peak: its prediction, the inputs of which are on the device already.
+        task: whose `node_loop` says what there is to choose.
+    """
+    remedies = ['node_loop "map" or "chunk:k"'] if task.node_loop != "map" else []
+    remedies += ["a smaller batch", "fewer nodes", "a factored or bfloat16 gradient table", "a smaller model"]
+    path, _ = max(tree.flatten_with_path(state), key=lambda leaf: num_bytes(leaf[1]))
+    largest = f", most in {'.'.join(map(str, path))}" if path else ""
+    parts = f"{bytes_text(peak.state)} of state{largest}; {bytes_text(peak.working)} to compute and save it"
+    memory.require_fits(
+        "cases",
+        peak.state + peak.working,
+        {},
+        what=f"{case} ({parts})",
+        remedy=f"Take {', '.join(remedies[:-1])} or {remedies[-1]}.",
+    )
+
+
+def peak_text(peaks: dict[str, PeakMemory]) -> str:
+    """One line for people: of all cases the largest prediction, and what is free, the inputs counted as free."""
+    case, largest = max(peaks.items(), key=lambda item: item[1].total)
+    free = bytes_text(memory.available_bytes() + largest.inputs)
+    whose = f" ({case})" if len(peaks) > 1 else ""
+    return f"predicted peak memory {bytes_text(largest.total)} of {free} free{whose}"

@@ -37,11 +37,12 @@ from jaxfl.core.platform import is_cpu
 from jaxfl.training.case import Scores, costs_of
 from jaxfl.training.checkpoint import Checkpoints, Restored
 from jaxfl.training.chunks import COSTS, Diverged, Infos, add_costs, info_fields, refuse_bad, rounds_at_once, summarize
+from jaxfl.training.environment import describe_environment
 from jaxfl.training.lanes import Lane
 from jaxfl.training.measures import flatten_scores, refuse_bad_scores
-from jaxfl.training.pass_directory import CHECKPOINTS, ENDED, Label, PassDirectory
+from jaxfl.training.pass_directory import CHECKPOINTS, ENDED, Label
+from jaxfl.training.passes import Pass
 from jaxfl.training.processes import any_process, least, several
-from jaxfl.training.program import Compiled, Program
 from jaxfl.training.progress import ProgressReport
 from jaxfl.training.signals import Stop, Stopped
 
@@ -113,27 +114,17 @@ class LaneRecord:
 
 
 class Lockstep:
-    """The lanes of one pass, at most as many as the program has slots, through a compiled program.
+    """The lanes of one pass, at most as many as its program has slots, through the compiled program.
 
-    With `raises` a lane's error is raised, in place of ending the lane: for a run of a single one. The record of the
-    first lane holds `compile_seconds`.
+    With `raises` a lane's error is raised, in place of ending the lane: for a run of a single one.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        compiled: Compiled,
-        lanes: Sequence[Lane],
-        *,
-        directory: PassDirectory,
-        saves: SaveTimes,
-        stop: Stop,
-        compile_seconds: float,
-        progress: ProgressReport,
-        raises: bool,
-    ):
-        self._program, self._compiled, self._directory, self._progress = program, compiled, directory, progress
-        self._saves, self._stop, self._compile_seconds, self._raises = saves, stop, compile_seconds, raises
+    def __init__(self, one: Pass, saves: SaveTimes, stop: Stop, progress: ProgressReport, *, raises: bool):
+        assert one.compiled is not None
+        self._pass, self._saves, self._stop, self._progress, self._raises = one, saves, stop, progress, raises
+        self._directory = one.directory
+        program, compiled, lanes = one.program, one.compiled, one.lanes
+        self._program, self._compiled = program, compiled
         self._strategy = compiled.strategy
         self._batched = self._strategy.num_slots > 1
         self._records = [
@@ -160,19 +151,22 @@ class Lockstep:
             (case, seed) -> its record: "round" of its last line, "until", the round at which it ended, "status",
             "reason" or None, "seconds" and, where statements depend on totals, "released", these up to "until".
         """
+        if not self._pass.is_begun:  # of one that is resumed nothing changes
+            slots, at_once, *_ = self._strategy
+            choice = {"slots": slots, "at_once": at_once, "strategy": self._strategy.text}
+            self._directory.begin({**choice, "environment": describe_environment()})
         self._checkpoints = Checkpoints(self._directory.path / CHECKPOINTS, self._saves.keep, self._directory.owner)
         try:
             self._go()
             self._checkpoints.wait()
         finally:
             self._checkpoints.close()
-        records = {record.lane.label: record.ended for record in self._records if record.ended is not None}
-        self._directory.finish(records)
-        return records
+        self._directory.finish(self.ends())
+        return self.ends()
 
-    def released(self) -> dict[str, dict[str, float | int]]:
-        """The entry "released" of a single lane that ended by an error."""
-        return self._records[0].released()
+    def ends(self) -> dict[Label, dict[str, Any]]:
+        """The records of the lanes that have ended, as `run` gives them."""
+        return {record.lane.label: record.ended for record in self._records if record.ended is not None}
 
     def _go(self) -> None:
         self._begin()
@@ -301,9 +295,9 @@ class Lockstep:
         try:
             check()
         except (Diverged, FatalCount) as error:
+            self._end(record, "diverged" if isinstance(error, Diverged) else "stopped", str(error), until=round_index)
             if self._raises:
                 raise
-            self._end(record, "diverged" if isinstance(error, Diverged) else "stopped", str(error), until=round_index)
 
     def _is_save_due(self) -> bool:
         minutes = self._saves.minutes
@@ -348,7 +342,7 @@ class Lockstep:
             "status": status,
             "reason": reason,
             "seconds": {
-                "compile": self._compile_seconds if record.index == 0 else 0.0,
+                "compile": self._pass.seconds if record.index == 0 else 0.0,
                 "run": record.seconds,
                 "timed_rounds": record.timed_rounds,
                 "rounds_a_call": self._at_once or 1,

@@ -19,11 +19,10 @@ from jaxfl.core.info import FatalCount
 from jaxfl.privacy.statements import SECRET, SIMULATED
 from jaxfl.training.case import Case, check_cases
 from jaxfl.training.chunks import Diverged
-from jaxfl.training.environment import describe_environment
 from jaxfl.training.json_files import jsonable
 from jaxfl.training.lanes import Lane
 from jaxfl.training.lockstep import Lockstep, SaveTimes
-from jaxfl.training.passes import Pass, Records, lanes_of, prepare
+from jaxfl.training.passes import Records, lanes_of, prepare
 from jaxfl.training.processes import any_process, is_first, on_first, several
 from jaxfl.training.progress import ProgressReport
 from jaxfl.training.run_directory import RunDirectory, held
@@ -132,25 +131,13 @@ def train(
             name, seed = one.lanes[0].label
             progress.begin(f"{name}, seed {seed}" if len(one.lanes) == 1 else f"{len(one.lanes)} runs", num_rounds)
             with held(one.directory.path) if only is None else contextlib.nullcontext():
-                _note_begin(one)
-                lockstep = Lockstep(
-                    one.program,
-                    one.compiled,
-                    one.lanes,
-                    directory=one.directory,
-                    saves=saves,
-                    stop=stop,
-                    compile_seconds=one.seconds,
-                    progress=progress,
-                    raises=alone,
-                )
+                lockstep = Lockstep(one, saves, stop, progress, raises=alone)
                 try:
                     with stop.heeded():
                         ended |= lockstep.run()
-                except (Diverged, FatalCount) as error:
-                    status = "diverged" if isinstance(error, Diverged) else "stopped"
-                    end = {"until": (error.rounds or (0, 0))[1], "status": status, "reason": str(error)}
-                    conclude(status, {lanes[0].label: {**_UNRECORDED, **end, **lockstep.released()}})
+                except (Diverged, FatalCount):
+                    (record,) = lockstep.ends().values()
+                    conclude(record["status"], {lanes[0].label: record})
                     raise
             progress.end()
             if any_process(stop.requested):
@@ -206,15 +193,3 @@ def _with_key(
     """The statements of a number of rounds and of totals, with what they rest on as to the key."""
     origin, given = SIMULATED if key is None else SECRET, privacy(num_rounds, **totals)
     return [{**stated, "assumptions": (*stated.get("assumptions", ()), origin)} for stated in given]
-
-
-_UNRECORDED = {"round": None, "seconds": {"compile": 0.0, "run": 0.0, "timed_rounds": 0, "rounds_a_call": 0}}
-
-
-def _note_begin(one: Pass) -> None:
-    """Record how the lanes of a pass are computed; of one that is resumed nothing changes."""
-    assert one.compiled is not None
-    if not one.is_begun:
-        strategy = one.compiled.strategy
-        choice = {"slots": strategy.num_slots, "at_once": strategy.at_once, "strategy": strategy.text}
-        one.directory.begin({**choice, "environment": describe_environment()})

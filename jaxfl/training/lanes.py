@@ -37,12 +37,7 @@ class Lane(NamedTuple):
     def key(self) -> RunKey:
         """The key of its rounds; initial parameters are those of every case."""
         case = self.case
-        default = {
-            "name": self.name,
-            "settings": case.settings,
-            "numbers": case.numbers,
-            "rounds": case.num_rounds,
-        }
+        default = {"name": self.name, "settings": case.settings, "numbers": case.numbers, "rounds": case.num_rounds}
         return run_key(self.base, case.identity or default, self.data_digest)
 
     @property

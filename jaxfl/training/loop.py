@@ -19,13 +19,13 @@ from jaxfl.core.info import FatalCount
 from jaxfl.privacy.statements import SECRET, SIMULATED
 from jaxfl.training.case import Case, check_cases
 from jaxfl.training.chunks import Diverged
-from jaxfl.training.json_files import jsonable
+from jaxfl.training.json_files import jsonable, write_json
 from jaxfl.training.lanes import Lane
 from jaxfl.training.lockstep import Lockstep, SaveTimes
 from jaxfl.training.passes import Records, lanes_of, prepare
 from jaxfl.training.processes import any_process, is_first, on_first, several
 from jaxfl.training.progress import ProgressReport
-from jaxfl.training.run_directory import RunDirectory, held
+from jaxfl.training.run_directory import PRIVACY, RunDirectory, held
 from jaxfl.training.signals import Stop, Stopped
 from jaxfl.training.summary import RESULTS, every_node, summarize_run, write_results
 
@@ -158,22 +158,18 @@ def _conclude(
 ) -> dict[str, Any]:
     """Write tables and summary of what the passes hold; returns the summary."""
     lines = run.read_metrics()
+    privacy = {name: cache(partial(_with_key, case.privacy, key)) for name, case in cases.items() if case.privacy}
     facts = {
-        name: {
-            "seeds": case.seeds,
-            "settings": case.settings,
-            "privacy": case.privacy and cache(partial(_with_key, case.privacy, key)),
-            "released": case.released,
-        }
+        name: {"seeds": case.seeds, "settings": case.settings, "privacy": privacy.get(name), "released": case.released}
         for name, case in cases.items()
     }
     in_order = {lane.label: records[lane.label] for lane in lanes if lane.label in records}
     content = summarize_run(lines, in_order, facts, config=run.config, status=status)
     names = {lane.name: lane.node_names for lane in reversed(lanes)}  # of the first seed
-    run.write_privacy(every_node(content["cases"], names))
+    if node_epsilons := every_node(content["cases"], names):
+        on_first(write_json)(run.path / PRIVACY, jsonable(node_epsilons, "privacy"))
     run.write_summary(content)
     settings = {name: case.settings for name, case in cases.items()}
-    privacy = {name: fact["privacy"] for name, fact in facts.items() if fact["privacy"]}
     on_first(write_results)(run.path / RESULTS, in_order, lines, settings, privacy)
     return jsonable(content, "summary")
 

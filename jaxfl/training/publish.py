@@ -188,10 +188,7 @@ def check_folder(out: str | os.PathLike[str]) -> None:
 
 
 def _total(
-    run: RunDirectory,
-    cases: Mapping[str, Case],
-    rows: Mapping[str, Mapping],
-    of_nodes: Mapping[str, list[Mapping]],
+    run: RunDirectory, cases: Mapping[str, Case], rows: Mapping[str, Mapping], of_nodes: Mapping[str, list[Mapping]]
 ) -> list[dict[str, Any]]:
     """Compute the joint privacy cost of all seeds of all cases for a sample (or client).
 

@@ -128,12 +128,6 @@ class RunDirectory:
         """Write summary.json."""
         write_json(self.path / SUMMARY, jsonable(summary, "summary"))
 
-    @on_first
-    def write_privacy(self, node_epsilons: Mapping[str, Any]) -> None:
-        """Write privacy.json, where any node has an epsilon."""
-        if node_epsilons:
-            write_json(self.path / PRIVACY, jsonable(node_epsilons, "privacy"))
-
     @on_all
     def read_summary(self) -> dict[str, Any]:
         """Content of summary.json."""

@@ -21,9 +21,10 @@ from jaxfl.training.json_files import jsonable, write_atomically
 
 STATUSES = ("finished", "budget_spent", "diverged", "stopped")
 
+_MOST_ROWS = 20  # of the closing table
 _MOST_STATED = 6  # cases, each with its statements below the table; of more the range of each epsilon
 _TOTALS = {name: f"total_{name}" for name in COSTS}
-_NOT_METRICS = ("case", "seed", "round", *_TOTALS.values())
+_NOT_METRICS = ("case", "seed", "round", *COSTS, *_TOTALS.values())
 RESULTS = "results.csv"
 _EPSILON = ("dp_epsilon", "dp_delta", "neighboring_relation")
 _BOUNDS = ("proven", "published", "reconstructed")
@@ -100,7 +101,7 @@ def summarize_run(
         own = [line for line in lines if line["case"] == case]
         present = dict.fromkeys(name for line in own for name in line)
         names = [name for name in present if name not in _NOT_METRICS]
-        counts = {name for name in names if any(isinstance(line.get(name), int) for line in own)}
+        counts = [name for name in names if any(isinstance(line.get(name), int) for line in own)]
         rounds = [last[case, seed]["round"] if (case, seed) in last else 0 for seed in facts["seeds"]]
         ran = max(*rounds, *(record.get("until", 0) for record in records), 0)
         totals = {name: _most(last, records, case, facts["seeds"], name) for name in facts.get("released", ())}
@@ -110,12 +111,8 @@ def summarize_run(
             **({"settings": dict(facts["settings"])} if facts.get("settings") else {}),
             "status": [record.get("status") for record in records],
             **({"reason": [r.get("reason") for r in records]} if any(r.get("reason") for r in records) else {}),
-            **{name: spread(_values(whole, name)) for name in names if name not in counts and name not in COSTS},
-            **{
-                name: spread([None if line is None else _total(own, line["seed"], name) for line in whole])
-                for name in names
-                if name in counts and name not in COSTS
-            },
+            **{name: spread(_values(whole, name)) for name in names if name not in counts},
+            **{name: spread([line and _total(own, line["seed"], name) for line in whole]) for name in counts},
             "privacy": [dict(stated) for stated in facts["privacy"](ran, **totals)] if facts.get("privacy") else [],
             "costs": {name: spread(_values(whole, total)) for name, total in _TOTALS.items() if total in present},
         }
@@ -185,27 +182,20 @@ def _values(lines: Sequence[Mapping[str, Any] | None], name: str) -> list[float 
 
 def summary_table(
     summary: Mapping[str, Any],
-    metrics: Sequence[str] = (
-        "test_accuracy",
-        "test_accuracy_worst_node",
-        "test_accuracy_average_model",
-        "train_loss",
-    ),
-    most_rows: int = 20,
+    metrics: Sequence[str] = ("test_accuracy", "test_accuracy_worst_node", "test_accuracy_average_model", "train_loss"),
 ) -> rich.table.Table:
     """The closing table: a row a case, mean ± standard deviation over seeds.
 
     Args:
         summary: content of summary.json.
         metrics: columns; those that no case has are left out.
-        most_rows: of many cases the first ones are shown, and how many more there are.
 
     Returns:
         A table for `rich.console.Console.print`. Its last column says what all nodes sent and, with a ledger, the
         simulated time and the energy of the whole run. Its caption says how lanes ended that did not finish, and which
         epsilon every case has, on what ground: bound, neighboring relation and delta; of many cases the range.
     """
-    cases = dict(list(summary["cases"].items())[:most_rows])
+    cases = dict(list(summary["cases"].items())[:_MOST_ROWS])
     shown = [name for name in metrics if any(name in row for row in cases.values())]
     count = len(summary["seeds"])
     caption = f"mean ± standard deviation over {count} seeds" if count > 1 else f"seed {summary['seeds'][0]}"
@@ -224,7 +214,7 @@ def summary_table(
     table.add_column("case", overflow="fold")  # names alike in their first letters must stay apart
     table.add_column("rounds", justify="right")
     for name in shown:
-        unit = " (%)" if _is_share(name) else ""
+        unit = " (%)" if "accuracy" in name else ""
         table.add_column(name.replace("_", " ") + unit, justify="right")
     if any(costs.values()):
         table.add_column("sent, time, energy", justify="right")
@@ -276,14 +266,9 @@ def format_spread(name: str, value: Mapping[str, Any] | None) -> str:
     if value is None or value["mean"] is None:
         return "-"
     parts = [part for part in (value["mean"], value["std"]) if part is not None]
-    texts = [f"{100 * part:.1f}" if _is_share(name) else f"{part:.3g}" for part in parts]
+    texts = [f"{100 * part:.1f}" if "accuracy" in name else f"{part:.3g}" for part in parts]
     # No-break spaces: a narrow table breaks its headings, not its numbers.
     return "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}".join(texts)
-
-
-def _is_share(name: str) -> bool:
-    """Whether a metric is shown in per cent."""
-    return "accuracy" in name
 
 
 def write_results(

@@ -20,6 +20,7 @@ other lengths other last bits.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 import warnings
@@ -155,12 +156,10 @@ class Lockstep:
             slots, at_once, *_ = self._strategy
             choice = {"slots": slots, "at_once": at_once, "strategy": self._strategy.text}
             self._directory.begin({**choice, "environment": describe_environment()})
-        self._checkpoints = Checkpoints(self._directory.path / CHECKPOINTS, self._saves.keep, self._directory.owner)
-        try:
+        checkpoints = Checkpoints(self._directory.path / CHECKPOINTS, self._saves.keep, self._directory.owner)
+        with contextlib.closing(checkpoints) as self._checkpoints:
             self._go()
             self._checkpoints.wait()
-        finally:
-            self._checkpoints.close()
         self._directory.finish(self.ends())
         return self.ends()
 

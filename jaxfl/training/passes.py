@@ -149,18 +149,13 @@ def _recorded(
         strategy = None
         if ended is None and begun is not None:
             strategy = as_recorded(program, begun)
-            _warn(begun, directory)
+            on_first(warn_of_changes)(begun["environment"], describe_environment(), directory.path)
         elif ended is None:
             same = [one for one in directories if of_label[one.lanes[0]] is program]
             most = max(len(one.lanes) for one in (same if only is None else [directory]))
             strategy = by_platform(program, lanes_at_once, most)
         passes.append(Pass(directory, program, lanes, ended or {}, strategy, begun is not None))
     return passes
-
-
-@on_first
-def _warn(begun: Mapping[str, Any], directory: PassDirectory) -> None:
-    warn_of_changes(begun["environment"], describe_environment(), directory.path)
 
 
 def _announce(program: Program, passes: Sequence[Pass], progress: ProgressReport) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 from jax.stages import Compiled as Executable
 
 from jaxfl.core import Algorithm, Array, FederatedData, PyTree, RunKey
@@ -132,7 +132,7 @@ class Program:
         tables = Tables(data, arrays)
         if strategy.num_node_shares > 1:
             return Tables(self._spread("data", data, strategy), self._spread("arrays", arrays, strategy))
-        return tables if strategy.num_devices == 1 else jax.tree.map(partial(put, sharding=strategy.sharding()), tables)
+        return strategy.place(tables)
 
     def _spread(self, field: str, tree: PyTree, strategy: Strategy) -> PyTree:
         """Tables over the devices that share the nodes: what carries the nodes by them, a pool by its owners."""
@@ -149,7 +149,7 @@ class Program:
     def lane_values(self, lanes: Sequence[Lane], strategy: Strategy) -> LaneValues:
         """The lanes of one pass, padded by the first, or one lane without an axis."""
         if strategy.num_slots == 1:
-            return self._everywhere(self._values(lanes[0]), strategy)
+            return strategy.place(self._values(lanes[0]))
         rows = {seed: row for row, seed in enumerate(dict.fromkeys(lane.seed for lane in self.lanes))}
         padded = [*lanes, *[lanes[0]] * (strategy.num_slots - len(lanes))]
         halves = zip(*(map(jax.random.key_data, lane.key) for lane in padded), strict=True)
@@ -159,17 +159,7 @@ class Program:
             row=jnp.asarray([rows[lane.seed] for lane in padded], jnp.int32),
             numbers={name: jnp.asarray(column, jnp.float32) for name, column in columns.items()},
         )
-        values = self._everywhere(values, strategy)
-        if strategy.num_devices == 1:
-            return values
-        return jax.tree.map(partial(put, sharding=strategy.sharding(LANES)), values)
-
-    def _everywhere(self, values: LaneValues, strategy: Strategy) -> LaneValues:
-        """Place the lanes' own values on each of the devices that share their nodes."""
-        if strategy.num_node_shares == 1:
-            return values
-        everywhere = NamedSharding(node_mesh(strategy.num_node_shares), PartitionSpec())
-        return jax.tree.map(partial(put, sharding=everywhere), values)
+        return strategy.place(values, *([LANES] if strategy.num_devices > 1 else []))
 
     def slots_structure(self, num_slots: int) -> PyTree:
         """Shapes and dtypes of the state of this many lanes; a lane alone has no axis."""
@@ -211,7 +201,7 @@ class Program:
         init, rounds, evaluate = self._functions(strategy)
         # Given for every leaf: an empty one would come back in another than it is taken in. And not by the state's
         # shapes: zeros_like of one that a loop over devices closes over would ask for its sharding there.
-        told = self._told(strategy)
+        told = strategy.sharding() if several() else None  # where other processes have some of what the host reads
         taken, given = ((None, shardings), (shardings, told)) if shardings is not None else ((None, None), None)
         jitted = jax.jit(rounds, donate_argnums=1, in_shardings=(*taken, None, None), out_shardings=given)
         with tracing_over(strategy.num_node_shares):
@@ -316,17 +306,6 @@ class Program:
     def _join(self, parts: Sequence[Any], shared: Sequence[Any]) -> PyTree:
         both = {False: iter(parts), True: iter(shared)}
         return jax.tree.unflatten(jax.tree.structure(self.structure), [next(both[kind]) for kind in self._is_shared])
-
-    def _told(self, strategy: Strategy) -> NamedSharding | None:
-        """Return the sharding of the numbers that the host reads.
-
-        They lie on all devices where other processes have some of them; None leaves it open.
-        """
-        if not several():
-            return None
-        if strategy.num_node_shares > 1:
-            return NamedSharding(node_mesh(strategy.num_node_shares), PartitionSpec())
-        return strategy.sharding() if strategy.num_devices > 1 else None
 
     def shardings(self, strategy: Strategy) -> PyTree | None:
         """Return the tree of a state's shardings, or None where one device does all."""

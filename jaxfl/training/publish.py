@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import secrets
@@ -69,11 +70,8 @@ def restore_state(run: RunDirectory, name: str, case: Case, seed: int) -> tuple[
 def _restored(directory: Path, structure: PyTree, owner: str) -> Restored | None:
     if not directory.exists():
         return None
-    checkpoints = Checkpoints(directory, None, owner)
-    try:
+    with contextlib.closing(Checkpoints(directory, None, owner)) as checkpoints:
         return checkpoints.restore(structure)
-    finally:
-        checkpoints.close()
 
 
 def secret_key(run: RunDirectory) -> Array:

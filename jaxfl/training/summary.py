@@ -112,7 +112,7 @@ def summarize_run(
             "status": [record.get("status") for record in records],
             **({"reason": [r.get("reason") for r in records]} if any(r.get("reason") for r in records) else {}),
             **{name: spread(_values(whole, name)) for name in names if name not in counts},
-            **{name: spread([line and _total(own, line["seed"], name) for line in whole]) for name in counts},
+            **{name: spread([_total(own, line, name) for line in whole]) for name in counts},
             "privacy": [dict(stated) for stated in facts["privacy"](ran, **totals)] if facts.get("privacy") else [],
             "costs": {name: spread(_values(whole, total)) for name, total in _TOTALS.items() if total in present},
         }
@@ -170,9 +170,9 @@ def every_node(
     return content
 
 
-def _total(lines: Sequence[Mapping[str, Any]], seed: int, name: str) -> int:
-    """A count summed over one seed's lines; null in round 0 counts nothing."""
-    return sum(line.get(name) or 0 for line in lines if line["seed"] == seed)
+def _total(lines: Sequence[Mapping[str, Any]], last: Mapping[str, Any] | None, name: str) -> int | None:
+    """A count summed over the lines of the last one's seed; null in round 0 counts nothing."""
+    return None if last is None else sum(line.get(name) or 0 for line in lines if line["seed"] == last["seed"])
 
 
 def _values(lines: Sequence[Mapping[str, Any] | None], name: str) -> list[float | None]:

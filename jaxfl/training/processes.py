@@ -57,10 +57,7 @@ def on_first(call: Callable[_P, _T]) -> Callable[_P, _T]:
 
     @functools.wraps(call)
     def shared(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        def of_this() -> Any:
-            return call(*args, **kwargs) if is_first() else None
-
-        return _agreed(of_this, is_told=True)
+        return _agreed(lambda: call(*args, **kwargs) if is_first() else None, is_told=True)
 
     return shared
 

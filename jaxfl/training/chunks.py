@@ -230,27 +230,27 @@ def summarize(stretch: Sequence[Infos]) -> dict[str, float | int]:
         >>> summarize([infos, infos])
         {'loss': 2.0, 'drops': 8589934588}
     """
-    result: dict[str, float | int] = {}
-    for name in stretch[0] if stretch else ():
-        parts = [infos[name] for infos in stretch]
-        if _is_measurement(parts[0]):
-            result[name] = float(np.concatenate([_float64(part) for part in parts]).mean())
-        else:
-            result[name] = sum(int(part.sum(dtype=np.int64)) for part in parts)
-    return result
+    return {
+        name: float(_float64(values).mean()) if _is_measurement(values) else int(values.sum(dtype=np.int64))
+        for name, values in joined(stretch).items()
+    }
 
 
 def add_costs(totals: Mapping[str, float | int], stretch: Sequence[Infos]) -> dict[str, float | int]:
     """`totals` plus each field of `COSTS` summed over the stretch; sums are exact, and rounded once."""
     grown = dict(totals)
-    for name in COSTS:
-        parts = [infos[name] for infos in stretch if name in infos]
-        if parts and _is_measurement(parts[0]):
-            values = np.concatenate([_float64(part).reshape(-1) for part in parts])
-            grown[name] = math.fsum([grown.get(name, 0), *values.tolist()])
-        elif parts:
-            grown[name] = grown.get(name, 0) + sum(int(part.sum(dtype=np.int64)) for part in parts)
+    for name, values in joined(stretch).items():
+        before = grown.get(name, 0)
+        if name in COSTS and _is_measurement(values):
+            grown[name] = math.fsum([before, *_float64(values).reshape(-1).tolist()])
+        elif name in COSTS:
+            grown[name] = before + int(values.sum(dtype=np.int64))
     return grown
+
+
+def joined(stretch: Sequence[Infos]) -> Infos:
+    """The infos of consecutive chunks as of one."""
+    return {name: np.concatenate([infos[name] for infos in stretch]) for name in (stretch[0] if stretch else ())}
 
 
 def _float64(values: np.ndarray) -> np.ndarray:

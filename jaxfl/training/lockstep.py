@@ -37,7 +37,7 @@ from jaxfl.core.info import FatalCount
 from jaxfl.core.platform import is_cpu
 from jaxfl.training.case import Scores, costs_of
 from jaxfl.training.checkpoint import Checkpoints, Restored
-from jaxfl.training.chunks import COSTS, Diverged, Infos, add_costs, info_fields, refuse_bad, rounds_at_once, summarize
+from jaxfl.training.chunks import COSTS, Diverged, add_costs, info_fields, joined, refuse_bad, rounds_at_once, summarize
 from jaxfl.training.environment import describe_environment
 from jaxfl.training.lanes import Lane
 from jaxfl.training.measures import flatten_scores, refuse_bad_scores
@@ -73,13 +73,13 @@ class LaneRecord:
     index: int
     lane: Lane
     totals: dict[str, float | int]
-    stretch: list[Infos] = field(default_factory=list)  # infos since its last line, chunk by chunk
+    stretch: list[dict[str, np.ndarray]] = field(default_factory=list)  # infos since its last line, chunk by chunk
     last_line: int | None = None  # its round
     seconds: float = 0.0  # its share of the time that rounds took
     timed_rounds: int = 0
     ended: dict[str, Any] | None = None  # its record in `PassDirectory.finish`
 
-    def add(self, infos: Infos) -> Infos:
+    def add(self, infos: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Append a chunk's infos to the stretch, with what the ledger makes of them, and return these."""
         if self.lane.case.ledger is not None:
             infos = infos | self.lane.case.ledger.of_round(infos)._asdict()
@@ -101,8 +101,7 @@ class LaneRecord:
 
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Its record and its stretch in a checkpoint."""
-        stretch = self.stretch if self.ended is None else []
-        whole = {name: np.concatenate([infos[name] for infos in stretch]) for name in (stretch[0] if stretch else ())}
+        whole = joined(self.stretch if self.ended is None else [])
         record = {"totals": self.totals, "last_line": self.last_line, "ended": self.ended}
         return record, {f"{self.index}:{name}": values for name, values in whole.items()}
 

@@ -265,7 +265,8 @@ class Lockstep:
             }
             own = record.add(own)
             record.seconds, record.timed_rounds = record.seconds + seconds / len(running), record.timed_rounds + count
-            params = partial(self._node_params, record) if chunk.end == self._round else None
+            place = self._state, self._strategy, record.index, record.lane
+            params = partial(self._program.node_params, *place) if chunk.end == self._round else None
             self._guard(
                 record, chunk.end, partial(refuse_bad, own, *record.lane.label, first, params, record.lane.node_names)
             )
@@ -284,9 +285,6 @@ class Lockstep:
             elif chunk.end == record.lane.case.last_round < self._last:
                 self._end(record)
         self._progress.advance(count * len(running))  # behind the note of what was measured
-
-    def _node_params(self, record: LaneRecord) -> PyTree:
-        return self._program.node_params(self._state, self._strategy, record.index, record.lane)
 
     def _guard(self, record: LaneRecord, round_index: int, check: Callable[[], object]) -> None:
         """End the lane if the check fails."""

@@ -35,7 +35,7 @@ with warnings.catch_warnings():
     import orbax.checkpoint as ocp
 
 _OS_ERROR = re.compile(r"os_error_code='(\d+)'")  # how orbax's storage layer passes one on
-_LATE = ("Event loop is closed", "Encountered error while reading array")
+_LATE = ("Event loop is closed", "Encountered error while reading array", "coroutine 'Store.")
 _BESIDE = "beside:"  # no path of a leaf begins so
 
 

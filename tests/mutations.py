@@ -137,15 +137,15 @@ jaxfl/training/checkpoint.py: max_to_keep=keep => max_to_keep=None
 [tests/training/test_pass_directory.py]
 jaxfl/training/pass_directory.py: zlib.crc32(memoryview(content)[:size]) != checksum => False
 [tests/training/test_resume.py]
-jaxfl/training/lockstep.py: self._directory.keep_lines(record["metrics"]) => pass
-jaxfl/training/lane_record.py: self.totals, self.last_line => _, self.last_line
+jaxfl/training/lockstep.py: self._directory.keep_lines(content["metrics"]) => pass
+jaxfl/training/lockstep.py: self.totals, self.last_line => _, self.last_line
 [tests/training/test_lane_record.py]
 jaxfl/training/lockstep.py: self._most - since) => self._most)
 [tests/training/test_passes.py]
-jaxfl/training/loop.py: v.budgets for v in cases => False for v in cases
+jaxfl/training/passes.py: v.budgets for v in cases => False for v in cases
 [tests/training/test_evaluation.py]
-jaxfl/training/evaluate.py: jnp.where(batch.counts, value, 0) => value
-jaxfl/training/evaluate.py: values.max() if name => values.min() if name
+jaxfl/training/measures.py: jnp.where(batch.counts, value, 0) => value
+jaxfl/training/measures.py: values.max() if name => values.min() if name
 [tests/training/test_stationarity.py]
 jaxfl/training/measures.py: jnp.sum(leaf.mean(axis=0) ** 2) => jnp.sum((leaf**2).mean(axis=0))
 [tests/training/test_progress_and_summary.py]

@@ -13,11 +13,10 @@ from typing import Any
 from unittest import mock
 
 import jax
-import numpy as np
 
 
 class Unsent(Exception):
-    """One that pickle does not bring back."""
+    """One that other processes do not have."""
 
     def __init__(self, text, *, needed):
         super().__init__(text + needed)
@@ -31,25 +30,27 @@ def exchanged(index):
     def fails(error):
         raise error
 
-    def outcome(call, *args):
+    def outcome(way, call):
         try:
-            return call(*args)
+            return way(call)()
         except Exception as error:
             return [type(error).__name__, str(error), processes.of_another_process(error)]
 
     refused = ArgumentError("out", "must be there", "it is not", "Make it.")
-    large = np.arange(20_000_000, dtype=np.int32)  # in two blocks
+    large = list(range(100_000))  # in many blocks
     return {
         "first": [processes.several(), processes.is_first()],
-        "value": processes.of_first(lambda: {"index": index, "nothing": None}),
-        "nothing": processes.of_first(lambda: None),
-        "nested": processes.of_first(lambda: processes.of_first(lambda: index)),
-        "large": bool(np.array_equal(processes.of_first(lambda: large + index), large)),
-        "refused": outcome(processes.of_first, lambda: fails(refused)),
-        "unsent": outcome(processes.of_first, lambda: fails(Unsent("a", needed="b"))),
-        "own": processes.together(lambda: index),
-        "on the second": outcome(processes.together, lambda: index and fails(refused)),
-        "on both": outcome(processes.together, lambda: fails(OSError(f"of {index}"))),
+        "value": processes.on_first(lambda: {"index": index, "nothing": None})(),
+        "nothing": processes.on_first(lambda: None)(),
+        "nested": processes.on_first(lambda: processes.on_first(lambda: processes.on_all(lambda: index)())())(),
+        "large": processes.on_first(lambda: [number + index for number in large])() == large,
+        "refused": outcome(processes.on_first, lambda: fails(refused)),
+        "unsent": outcome(processes.on_first, lambda: fails(Unsent("a", needed="b"))),
+        "no JSON": outcome(processes.on_first, lambda: {1, 2}),
+        "missing": outcome(processes.on_first, lambda: Path("/no such file").read_text()),
+        "own": processes.on_all(lambda: index)(),
+        "on the second": outcome(processes.on_all, lambda: index and fails(refused)),
+        "on both": outcome(processes.on_all, lambda: fails(OSError(f"of {index}"))),
         "any": [processes.any_process(index == 1), processes.any_process(False)],
         "least": processes.least(5.0 - index),
     }

@@ -24,7 +24,7 @@ from jaxfl.privacy.audit_mechanism import POWER, Check, noise_of_layers
 from jaxfl.privacy.statements import RELATIONS, Statement, rounded_down, rounded_up
 from jaxfl.training import RunDirectory, open_run
 from jaxfl.training.chunks import check_start
-from jaxfl.training.results import write_results
+from jaxfl.training.summary import write_results
 
 from .methods import METHODS
 from .options import WHOLE_CLIENTS, Configuration, check_config

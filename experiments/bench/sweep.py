@@ -28,7 +28,7 @@ from jaxfl.frame.command_line import parse
 from jaxfl.training import Case, open_run, test_scores, train
 from jaxfl.training.checkpoint import Checkpoints
 from jaxfl.training.chunks import first_state, info_fields, rounds_fn, summarize
-from jaxfl.training.evaluate import flatten_scores
+from jaxfl.training.measures import flatten_scores
 from jaxfl.training.pass_directory import PassDirectory
 
 NOISE_STD = 0.2051  # gave epsilon 8 after 50 rounds by the bound of the first measurement

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from jaxfl.core import ArgumentError, Array
 from jaxfl.frame.launch import Launch
 from jaxfl.training import Case, RunDirectory, Stop, Stopped, divide_run
-from jaxfl.training.lock import held
 from jaxfl.training.pass_directory import METRICS, PassDirectory
+from jaxfl.training.run_directory import held
 
 JOBS = "jobs"
 _POLL_SECONDS = {"local": 0.2, "slurm": 10.0}
@@ -77,7 +77,6 @@ class Job:
 
     def _train(self) -> Ending:
         work, path, number = self._spec
-        path.mkdir(parents=True, exist_ok=True)
         try:
             with held(path):
                 pass
@@ -129,7 +128,7 @@ def run_in_jobs(
     """
     launch.check()
     stop = Stop() if stop is None else stop
-    with run.held():
+    with held(run.path):
         try:
             divide_run(cases, launch.jobs, run=run, key=key)
         except ArgumentError:

@@ -19,7 +19,7 @@ from jaxfl.frame.distributed import PLACE, Distributed
 from jaxfl.frame.launch import Launch
 from jaxfl.frame.options import UNSAID, since, stated, unsaved
 from jaxfl.training import Placement, evaluation_set
-from jaxfl.training.evaluate import EvaluationSet
+from jaxfl.training.case import EvaluationSet
 from jaxfl.training.processes import several
 from jaxfl.training.publish import check_folder
 

@@ -27,7 +27,7 @@ from jaxfl.frame.records import Publication
 from jaxfl.privacy.statements import statement_text
 from jaxfl.training import Case, RunDirectory, Stop, open_run, publish, read_run, secret_key, summary_table, train
 from jaxfl.training.compilation_cache import compilation_cache
-from jaxfl.training.processes import of_first, on_first, together
+from jaxfl.training.processes import on_all, on_first
 from jaxfl.training.summary import format_spread, ranking
 
 _FEWEST_RANKED = 5  # cases of which the best is told
@@ -67,10 +67,10 @@ def run(request: Request) -> int:
     secrecy = getattr(request.config, "publication", Publication())
     secrecy.check()
     with tracing_for("gpu") if where.gpus else contextlib.nullcontext():  # as the jobs will, which have some
-        prepared, cases, facts = together(prepare, request)
+        prepared, cases, facts = on_all(prepare)(request)
     dataset = flat(request.config).get("dataset", "default")
-    name = request.preset or dataset
-    directory = of_first(lambda: new_run_directory(where.out, experiment.name, name, resume=where.resume))
+    name = request.preset or Path(dataset).stem  # of a file of one's own, too
+    directory = Path(on_first(new_run_directory)(where.out, experiment.name, name, resume=where.resume))
     records = open_run(directory, facts, experiment=experiment.name, preset=request.preset, resume=where.resume)
     if request.stop is not None:
         request.stop.undo_until_heeded(records.withdraw)

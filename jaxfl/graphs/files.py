@@ -114,7 +114,7 @@ def _of_edges(path: str, num_nodes: int) -> Graph:
         found = f"{path} names {len(order)}: {', '.join(order)[:80]}"
         raise ArgumentError("graph", f"must have edges of the run's {num_nodes} nodes", found, "Name each node.")
     graph = nx.DiGraph(name=path)
-    graph.add_edges_from(rows)
+    graph.add_edges_from((sender, receiver) for sender, receiver in rows)
     both_ways = all(graph.has_edge(receiver, sender) for sender, receiver in graph.edges)
     return from_networkx(graph, weights="metropolis" if both_ways else "uniform", names=order)
 

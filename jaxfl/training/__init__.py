@@ -1,19 +1,16 @@
 """Training: cases and measures, one loop for all lanes of a sweep, checkpoints, and what a run leaves on disk."""
 
 from jaxfl.core.info import FatalCount
-from jaxfl.training.case import Case, Measure
+from jaxfl.training.case import Case, EvaluationSet, Measure
 from jaxfl.training.chunks import Diverged
-from jaxfl.training.evaluate import EvaluationSet, evaluation_set
-from jaxfl.training.loop import divide_run, train
-from jaxfl.training.measures import calibrated_scores, stationarity, test_scores
-from jaxfl.training.publish import publish
-from jaxfl.training.restore import restore_state
-from jaxfl.training.results import read_results
+from jaxfl.training.loop import train
+from jaxfl.training.measures import calibrated_scores, evaluation_set, stationarity, test_scores
+from jaxfl.training.passes import divide_run
+from jaxfl.training.publish import publish, restore_state, secret_key
 from jaxfl.training.run_directory import RunDirectory, open_run, read_run
-from jaxfl.training.secret_key import secret_key
 from jaxfl.training.sharding import Placement
 from jaxfl.training.signals import Stop, Stopped, stop_at_sigterm
-from jaxfl.training.summary import summary_table
+from jaxfl.training.summary import read_results, summary_table
 
 __all__ = [
     "Case",

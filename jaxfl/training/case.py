@@ -13,9 +13,24 @@ from jaxfl.channel.ledger import COUNTED, check_counts
 from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, PyTree, Task
 from jaxfl.core.check import at_least, one_of, positive
 from jaxfl.training.chunks import COSTS, default_chunk_rounds
-from jaxfl.training.evaluate import EvaluationSet, Scores
 from jaxfl.training.run_directory import slug
 from jaxfl.training.sharding import Placement
+
+
+class EvaluationSet(NamedTuple):
+    """A test set on the device in equal batches; the last is filled up with copies that do not count."""
+
+    inputs: Array  # (m, b, *sample)
+    labels: Array  # (m, b, ...)
+    counts: Array  # (m, b), bool, False for the filling
+
+
+class Scores(NamedTuple):
+    """Metrics of one evaluation, each a sum over the test set; the division is left to float64 on the host."""
+
+    nodes: dict[str, Array]  # name -> (n,) float
+    average_model: dict[str, Array]  # name -> () float
+    num_samples: Array  # (), int32
 
 
 class Measure(NamedTuple):

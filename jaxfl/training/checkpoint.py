@@ -28,14 +28,14 @@ import numpy as np
 from jaxfl.core import ArgumentError, Array, PyTree
 from jaxfl.core.check import at_least
 from jaxfl.training.json_files import Damaged, checked, with_checksum
-from jaxfl.training.processes import of_first
+from jaxfl.training.processes import on_first
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import orbax.checkpoint as ocp
 
 _OS_ERROR = re.compile(r"os_error_code='(\d+)'")  # how orbax's storage layer passes one on
-_LATE = ("Event loop is closed", "Encountered error while reading array")
+_LATE = ("Event loop is closed", "Encountered error while reading array", "coroutine 'Store.")
 _BESIDE = "beside:"  # no path of a leaf begins so
 
 
@@ -76,7 +76,7 @@ class Checkpoints:
         self._directory, self._writes, self._owner = Path(directory).absolute(), keep is not None, owner
         _silence_threads()
         if self._writes:
-            of_first(lambda: self._directory.mkdir(parents=True, exist_ok=True))
+            on_first(self._directory.mkdir)(parents=True, exist_ok=True)
         with os_errors(self._directory), _quiet():
             options = ocp.CheckpointManagerOptions(
                 max_to_keep=keep, create=False, read_only=not self._writes, cleanup_tmp_directories=self._writes
@@ -93,10 +93,8 @@ class Checkpoints:
         """Begin to write the state after `round_index` rounds; the checkpoint before it is complete then.
 
         Args:
-            round_index: that has no checkpoint yet.
-            state: arrays, which `restore` gives back in its structure.
-            record: what JSON can hold, which `restore` gives back, too.
-            beside: name -> array of NumPy with at least one entry, which `restore` gives back, too.
+            record: what JSON can hold. `restore` gives it back, as it does `state` and `beside`.
+            beside: name -> array of NumPy with at least one entry.
 
         Raises:
             OSError: this or the checkpoint before it cannot be written. What was there before stays.
@@ -121,18 +119,13 @@ class Checkpoints:
         _give_back_memory()
 
     def restore(self, structure: PyTree, shardings: PyTree | None = None) -> Restored | None:
-        """The newest whole checkpoint.
+        """The newest whole checkpoint, or None. It is placed by `shardings`, None for the first device.
 
-        Args:
-            structure: what the state must look like, as `jax.eval_shape(algorithm.init, key, data)` gives it.
-            shardings: of its leaves; None places all of them on the first device.
-
-        Returns:
-            What was saved, or None if there is no whole checkpoint. Damaged ones are renamed to damaged_<round> with a
-            warning (`DamagedCheckpoint`), so that their rounds can be saved again.
+        Damaged ones are renamed to damaged_<round> with a warning (`DamagedCheckpoint`), so that their rounds can be
+        saved again.
 
         Raises:
-            ArgumentError: the checkpoint is another owner's, or holds other leaves, shapes or dtypes.
+            ArgumentError: the checkpoint is another owner's, or its leaves are not those of `structure`.
             OSError: it cannot be read; nothing is changed then.
         """
         for round_index in self.rounds()[::-1]:
@@ -142,7 +135,7 @@ class Checkpoints:
                 message = f"the checkpoint of round {round_index} in {self._directory} is damaged ({error})"
                 warnings.warn(f"{message}; going back to the one before it.", DamagedCheckpoint, stacklevel=4)
                 if self._writes:
-                    of_first(functools.partial(self._set_aside, round_index))
+                    on_first(self._set_aside)(round_index)
                     self._manager.reload()
         return None
 
@@ -208,13 +201,7 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def os_errors(path: Path) -> Iterator[None]:
-    """Pass on as OSError what the storage layer wraps in errors of other classes.
-
-    Args:
-        path: named in the error.
-
-    Raises:
-        OSError: with the number of the operating system's error.
+    """Pass on as OSError, naming `path`, what the storage layer wraps in errors of other classes.
 
     Example:
         >>> with os_errors(Path("run")):

@@ -85,16 +85,9 @@ class Diverged(ArithmeticError):
 def rounds_fn(algorithm: Algorithm, chunk_rounds: int) -> Callable[..., tuple[PyTree, Any]]:
     """The function that runs up to `chunk_rounds` rounds, to be compiled.
 
-    Args:
-        algorithm: whose `round` is run.
-        chunk_rounds: static, the most rounds in one call.
-
     Returns:
-        (key, state, data, num_rounds () int32) -> (state, buffers): `num_rounds` is at most `chunk_rounds`; buffers are
-        the info with (chunk_rounds, ...) values of each name, zero behind `num_rounds`.
-
-    Raises:
-        ArgumentError: when traced, if the round returns no `Info` of () or (n,) arrays.
+        (key, state, data, num_rounds () int32) -> (state, buffers). Buffers are the info with (chunk_rounds, ...)
+        values of each name, zero behind `num_rounds`.
 
     Guarantees:
         - a chunk equals as many calls of `round`.
@@ -134,13 +127,7 @@ def first_state(algorithm: Algorithm, key: Key, data: FederatedData) -> PyTree:
 
 
 def check_start(algorithm: Algorithm, key: Key, data: FederatedData) -> PyTree:
-    """Shapes of the first state, after every check that `init` makes on the host.
-
-    The data are closed over, not traced, so that checks can look at the nodes' sizes; nothing is computed.
-
-    Raises:
-        ArgumentError: the algorithm cannot run on these data.
-    """
+    """Shapes of the first state, after every check that `init` makes on the host; it may look at the nodes' sizes."""
     return jax.eval_shape(lambda key: algorithm.init(key, data), key)
 
 
@@ -168,26 +155,18 @@ def refuse_bad(
     params: Callable[[], PyTree] | None = None,
     names: Sequence[str] | None = None,
 ) -> None:
-    """Stop on a non-finite measurement or a fatal count.
+    """Stop on a measurement that is not finite, or a fatal count, in the infos of some rounds.
 
     Args:
-        infos: field -> (r, ...) values of r rounds.
-        case, seed: named in the error.
-        first_round: the round, counted from 1, of the first row.
+        infos: field -> (r, ...) values, the first of round `first_round`, counted from 1.
         params: gives the parameters after the last round, leaves (n, *leaf): where to look for the node when a number
             of the whole network is not finite.
         names: (n,), of the nodes; None where they are numbers.
 
     Raises:
-        Diverged: a floating field is not finite. The earliest round decides which one is named; of several in that
-            round the field in which the fewest nodes are bad, and only then a number of the whole network.
+        Diverged: the earliest round decides which field is named; of several in that round the one in which the
+            fewest nodes are bad, and only then a number of the whole network.
         FatalCount: a count that must stay 0 is above it.
-
-    Example:
-        >>> refuse_bad({"loss": np.array([[1.0, 1.0], [1.0, np.nan]])}, "plain", 0, first_round=11)
-        Traceback (most recent call last):
-        ...
-        jaxfl.training.chunks.Diverged: loss: must stay finite; got nan at node 1 in round 12 (rounds 11 to 12 of ...
     """
     num_rounds = max((len(values) for values in infos.values()), default=0)
     last_round = first_round + num_rounds - 1
@@ -224,8 +203,7 @@ def refuse_bad(
 def _first_bad(name: str, values: np.ndarray) -> tuple[int, float, str] | None:
     """(first row with a number that is not finite, how many nodes have one in it, name); None without any.
 
-    What spreads, spreads over nodes: the field in which the fewest are bad is nearest to the cause. A number of the
-    whole network comes last.
+    What spreads, spreads over nodes: the field with the fewest bad ones is nearest to the cause.
     """
     if not _is_measurement(values):
         return None
@@ -245,47 +223,34 @@ def _bad_node(params: PyTree) -> int | None:
 
 
 def summarize(stretch: Sequence[Infos]) -> dict[str, float | int]:
-    """One number a field for the rounds since the last evaluation.
-
-    Args:
-        stretch: the infos of consecutive chunks, field -> (r, ...) values.
-
-    Returns:
-        Field -> mean over rounds and nodes of a floating field (float64 arithmetic), sum of an integer field.
-
-    Guarantees:
-        - measurements are averaged and counts summed, without overflow.
+    """Field -> one number for consecutive chunks: the mean (float64) of a measurement, the exact sum of a count.
 
     Example:
         >>> infos = {"loss": np.array([[1.0, 3.0]], np.float32), "drops": np.array([[2**31 - 1] * 2], np.int32)}
         >>> summarize([infos, infos])
         {'loss': 2.0, 'drops': 8589934588}
     """
-    result: dict[str, float | int] = {}
-    for name in stretch[0] if stretch else ():
-        parts = [infos[name] for infos in stretch]
-        if _is_measurement(parts[0]):
-            result[name] = float(np.concatenate([_float64(part) for part in parts]).mean())
-        else:
-            result[name] = sum(int(part.sum(dtype=np.int64)) for part in parts)
-    return result
+    return {
+        name: float(_float64(values).mean()) if _is_measurement(values) else int(values.sum(dtype=np.int64))
+        for name, values in joined(stretch).items()
+    }
 
 
 def add_costs(totals: Mapping[str, float | int], stretch: Sequence[Infos]) -> dict[str, float | int]:
-    """`totals` plus each field of `COSTS` summed over the stretch's rounds and nodes (int, or float64).
-
-    Guarantees:
-        - how the rounds of a stretch are cut into chunks does not show: sums are exact, and rounded once.
-    """
+    """`totals` plus each field of `COSTS` summed over the stretch; sums are exact, and rounded once."""
     grown = dict(totals)
-    for name in COSTS:
-        parts = [infos[name] for infos in stretch if name in infos]
-        if parts and _is_measurement(parts[0]):
-            values = np.concatenate([_float64(part).reshape(-1) for part in parts])
-            grown[name] = math.fsum([grown.get(name, 0), *values.tolist()])
-        elif parts:
-            grown[name] = grown.get(name, 0) + sum(int(part.sum(dtype=np.int64)) for part in parts)
+    for name, values in joined(stretch).items():
+        before = grown.get(name, 0)
+        if name in COSTS and _is_measurement(values):
+            grown[name] = math.fsum([before, *_float64(values).reshape(-1).tolist()])
+        elif name in COSTS:
+            grown[name] = before + int(values.sum(dtype=np.int64))
     return grown
+
+
+def joined(stretch: Sequence[Infos]) -> Infos:
+    """The infos of consecutive chunks as of one."""
+    return {name: np.concatenate([infos[name] for infos in stretch]) for name in (stretch[0] if stretch else ())}
 
 
 def _float64(values: np.ndarray) -> np.ndarray:
@@ -309,7 +274,7 @@ SECONDS_AT_ONCE = 30.0
 
 
 def rounds_at_once(seconds_a_round: float, most: int) -> int:
-    """Compute the number of rounds in a call, at most `most`, from the time a round took in a first call.
+    """Compute the number of rounds in a call from the time a round took in a first call.
 
     Example:
         >>> [rounds_at_once(seconds, 20) for seconds in (0.01, 4.0, 160.0)]

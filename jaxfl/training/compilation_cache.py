@@ -35,14 +35,10 @@ _READS_QUIETLY_ON_CPU = (0, 10, 2)
 
 @contextlib.contextmanager
 def compilation_cache(where: str) -> Iterator[Path | None]:
-    """Keep compiled programs within this context.
+    """Keep compiled programs within this context: in "default", in a folder that is made if missing, or not ("off").
 
-    Args:
-        where: "default" (jaxfl/compilation in $XDG_CACHE_HOME or ~/.cache), "off", or a folder, made if missing.
-
-    Yields:
-        The folder in use, one a kind of machine below the one that was named; None where nothing is kept, or where JAX
-        was told another folder by its own variable.
+    It gives the folder in use, one a kind of machine below the one that was named; None where nothing is kept, or where
+    JAX was told another folder by its own variable.
 
     Guarantees:
         - a folder that cannot be written is a warning, and nothing is kept.
@@ -59,18 +55,13 @@ def compilation_cache(where: str) -> Iterator[Path | None]:
         settings["jax_compilation_cache_dir"] = str(folder)
         settings["jax_persistent_cache_min_compile_time_secs"] = MIN_COMPILE_SECONDS
         _forget_oldest(folder)
-    before = {name: _told(name) for name in settings}
+    before = {name: getattr(jax.config, name) for name in settings}
     _set(settings)
     try:
         with contextlib.nullcontext() if folder is None else _replacing_unreadable(folder):
             yield folder
     finally:
         _set(before)
-
-
-def _told(name: str) -> Any:
-    """A setting of JAX."""
-    return getattr(jax.config, name)
 
 
 def _set(settings: dict[str, Any]) -> None:
@@ -82,7 +73,8 @@ def _set(settings: dict[str, Any]) -> None:
 def _writable_folder(where: str) -> Path | None:
     """The folder for this kind of machine below the one that is asked for; None if nothing is to be kept there."""
     if where == "default":
-        told = _told("jax_compilation_cache_dir") is not None or not _told("jax_enable_compilation_cache")
+        settings: Any = jax.config
+        told = settings.jax_compilation_cache_dir is not None or not settings.jax_enable_compilation_cache
         if told or (jax.__version_info__ < _READS_QUIETLY_ON_CPU and is_cpu()):
             return None
         base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "jaxfl" / "compilation"

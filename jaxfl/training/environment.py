@@ -10,7 +10,7 @@ import subprocess
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax.extend.backend import get_backend
@@ -43,12 +43,8 @@ def describe_environment() -> dict[str, Any]:
     """Versions of what computes, the device, and the git revision of this package (None outside a checkout).
 
     The versions of a GPU's driver and of cuDNN are None elsewhere, and where the system does not tell them.
-
-    Example:
-        >>> describe_environment()["jax"] == jax.__version__
-        True
     """
-    device = jax.devices()[0]
+    device, settings = jax.devices()[0], cast("Any", jax.config)  # types of its attributes are declared nowhere
     packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
     return {
         "python": platform.python_version(),
@@ -64,10 +60,10 @@ def describe_environment() -> dict[str, Any]:
         "vector_instructions": _vector_instructions(),
         "xla_flags": " ".join(_DEVICE_COUNT.sub("", os.environ.get("XLA_FLAGS", "")).split()),
         "libtpu_flags": " ".join(os.environ.get("LIBTPU_INIT_ARGS", "").split()),
-        "x64": _setting("jax_enable_x64"),
-        "matmul_precision": _setting("jax_default_matmul_precision"),
-        "threefry_partitionable": _setting("jax_threefry_partitionable"),
-        "prng_impl": _setting("jax_default_prng_impl"),
+        "x64": settings.jax_enable_x64,
+        "matmul_precision": settings.jax_default_matmul_precision,
+        "threefry_partitionable": settings.jax_threefry_partitionable,
+        "prng_impl": settings.jax_default_prng_impl,
         "git_revision": git_revision(Path(__file__).parents[1]),
     }
 
@@ -76,11 +72,6 @@ def warn_of_changes(recorded: Mapping[str, Any], current: Mapping[str, Any], pat
     """Warn where a run goes on in another environment than it began in.
 
     Rounds that are computed again then differ, and are further releases to whoever saw the first ones.
-
-    Args:
-        recorded: what `describe_environment` gave when the run began.
-        current: what it gives now.
-        path: of the run.
     """
     changed = [name for name in (*_DRAWS_DEPEND_ON, *_BITS_DEPEND_ON) if recorded.get(name) != current[name]]
     if changed:
@@ -88,11 +79,6 @@ def warn_of_changes(recorded: Mapping[str, Any], current: Mapping[str, Any], pat
         what = "all random numbers" if set(changed) & {*_DRAWS_DEPEND_ON} else "the last bits"
         text = f"{path} was begun elsewhere ({pairs}): {what} may differ from here on"
         warnings.warn(f"{text}, and rounds that run again are further releases.", stacklevel=3)
-
-
-def _setting(name: str) -> Any:
-    """A setting of JAX as it stands."""
-    return getattr(jax.config, name)  # types of its attributes are declared nowhere
 
 
 def _driver() -> str | None:

@@ -17,10 +17,7 @@ _RESTORE = "Restore the file, or start again with another out."
 
 
 def jsonable(value: Any, name: str) -> Any:
-    """`value` as what JSON gives back: dicts with string keys, lists, strings, numbers; infinite ones as strings.
-
-    Raises:
-        ArgumentError: a value of another kind.
+    """`value` as what JSON gives back, infinite numbers as strings; ArgumentError for a value of another kind.
 
     Example:
         >>> jsonable({"clip_norm": float("inf"), "seeds": (0, 1), "path": Path("a")}, "config")
@@ -43,23 +40,11 @@ def jsonable(value: Any, name: str) -> Any:
 
 
 def read_json(path: Path, form: Form | None = None) -> dict[str, Any]:
-    """Content of a JSON file that this module wrote.
+    """Content of a JSON file that this module wrote; ArgumentError where it is not JSON, or has another form.
 
     Args:
         path: of the file.
         form: name -> the type of its value, several types, or the form of a dict. Other names may be there, too.
-
-    Raises:
-        ArgumentError: the file is not JSON, or has another form.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write_json(Path(folder) / "end.json", {"round": 3, "seconds": {"run": "long"}})
-        ...     read_json(Path(folder) / "end.json", {"round": int, "seconds": {"run": (int, float)}})
-        Traceback (most recent call last):
-        ...
-        jaxfl.core.check.ArgumentError: out: .../end.json must hold seconds.run as int or float; it holds str. ...
     """
     try:
         content = json.loads(path.read_bytes())
@@ -101,11 +86,7 @@ def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked(content: Any, form: Form) -> dict[str, Any]:
-    """The content that `with_checksum` was given.
-
-    Raises:
-        Damaged: it is not as it was written.
-    """
+    """The content that `with_checksum` was given; `Damaged` where it is not as it was written."""
     content = dict(content) if isinstance(content, dict) else {}
     if content.pop(_CHECKSUM, None) != _checksum_of(content):
         raise Damaged("the record is altered")

@@ -14,8 +14,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxfl.core import Array, FederatedData, PyTree, RunKey, run_key
 from jaxfl.core.threefry import fold_in
 from jaxfl.training.case import Case
-from jaxfl.training.processes import fetched
-from jaxfl.training.sharding import LANES, place_data
+from jaxfl.training.processes import fetched, put
+from jaxfl.training.sharding import LANES, node_mesh, place_data
 
 
 class Lane(NamedTuple):
@@ -37,12 +37,7 @@ class Lane(NamedTuple):
     def key(self) -> RunKey:
         """The key of its rounds; initial parameters are those of every case."""
         case = self.case
-        default = {
-            "name": self.name,
-            "settings": case.settings,
-            "numbers": case.numbers,
-            "rounds": case.num_rounds,
-        }
+        default = {"name": self.name, "settings": case.settings, "numbers": case.numbers, "rounds": case.num_rounds}
         return run_key(self.base, case.identity or default, self.data_digest)
 
     @property
@@ -85,13 +80,20 @@ class Strategy(NamedTuple):
         return how + (f" on each of {self.num_devices} devices" if self.num_devices > 1 else "")
 
     @property
-    def mesh(self) -> Mesh:
-        """The devices that share the lanes."""
-        return Mesh(np.array(jax.devices()[: self.num_devices]), (LANES,))
+    def mesh(self) -> Mesh | None:
+        """The devices that share the nodes, or the lanes; None where one does all."""
+        if self.num_node_shares > 1:
+            return node_mesh(self.num_node_shares)
+        return Mesh(np.array(jax.devices()[: self.num_devices]), (LANES,)) if self.num_devices > 1 else None
 
-    def sharding(self, *axes: str) -> NamedSharding:
+    def sharding(self, *axes: str) -> NamedSharding | None:
         """Over these axes of the mesh; whole on every device without one."""
-        return NamedSharding(self.mesh, PartitionSpec(*axes))
+        return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec(*axes))
+
+    def place(self, arrays: PyTree, *axes: str) -> PyTree:
+        """The same arrays, laid over these axes of the mesh."""
+        sharding = self.sharding(*axes)
+        return arrays if sharding is None else jax.tree.map(partial(put, sharding=sharding), arrays)
 
 
 class Uploads:
@@ -151,8 +153,8 @@ def update_lanes(
             return jax.lax.dynamic_slice_in_dim(leaf, index * at_once, at_once)
 
         new, shared, results = group(*jax.tree.map(take, (lanes, held)))
-        put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=index * at_once, axis=0)
-        return [put(leaf, rows) for leaf, rows in zip(held, new, strict=True)], (shared, results)
+        write = partial(jax.lax.dynamic_update_slice_in_dim, start_index=index * at_once, axis=0)
+        return [write(leaf, rows) for leaf, rows in zip(held, new, strict=True)], (shared, results)
 
     if num_groups == 1:
         return group(lanes, parts)

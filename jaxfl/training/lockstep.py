@@ -20,10 +20,12 @@ other lengths other last bits.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -33,16 +35,15 @@ import numpy as np
 from jaxfl.core import PyTree
 from jaxfl.core.info import FatalCount
 from jaxfl.core.platform import is_cpu
-from jaxfl.training.case import costs_of
+from jaxfl.training.case import Scores, costs_of
 from jaxfl.training.checkpoint import Checkpoints, Restored
-from jaxfl.training.chunks import COSTS, Diverged, add_costs, info_fields, refuse_bad, rounds_at_once, summarize
-from jaxfl.training.evaluate import Scores, flatten_scores
-from jaxfl.training.finite import refuse_bad_scores
-from jaxfl.training.lane_record import LaneRecord
+from jaxfl.training.chunks import COSTS, Diverged, add_costs, info_fields, joined, refuse_bad, rounds_at_once, summarize
+from jaxfl.training.environment import describe_environment
 from jaxfl.training.lanes import Lane
-from jaxfl.training.pass_directory import CHECKPOINTS, ENDED, Label, PassDirectory
-from jaxfl.training.processes import any_process, of_first, several
-from jaxfl.training.program import Compiled, Program
+from jaxfl.training.measures import flatten_scores, refuse_bad_scores
+from jaxfl.training.pass_directory import CHECKPOINTS, ENDED, Label
+from jaxfl.training.passes import Pass
+from jaxfl.training.processes import any_process, least, several
 from jaxfl.training.progress import ProgressReport
 from jaxfl.training.signals import Stop, Stopped
 
@@ -65,35 +66,65 @@ class _Chunk(NamedTuple):
     began: float
 
 
-class Lockstep:
-    """The lanes of one pass through a compiled program.
+@dataclass
+class LaneRecord:
+    """Record of one lane on the host."""
 
-    Args:
-        program, compiled: what runs.
-        lanes: the lanes, at most as many as the program has slots.
-        directory: of the pass.
-        saves: when states are saved.
-        stop: asks to save at the end of a chunk, and to leave.
-        compile_seconds: for the record of the first lane.
-        progress: told of every chunk.
-        raises: whether a lane's error is raised, in place of ending the lane: for a run of a single one.
+    index: int
+    lane: Lane
+    totals: dict[str, float | int]
+    stretch: list[dict[str, np.ndarray]] = field(default_factory=list)  # infos since its last line, chunk by chunk
+    last_line: int | None = None  # its round
+    seconds: float = 0.0  # its share of the time that rounds took
+    timed_rounds: int = 0
+    ended: dict[str, Any] | None = None  # its record in `PassDirectory.finish`
+
+    def add(self, infos: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Append a chunk's infos to the stretch, with what the ledger makes of them, and return these."""
+        if self.lane.case.ledger is not None:
+            infos = infos | self.lane.case.ledger.of_round(infos)._asdict()
+        self.stretch.append(infos)
+        return infos
+
+    def spent(self) -> str | None:
+        """Which budget is reached, by the rounds since the last line, too; None without any."""
+        budgets = self.lane.case.budgets
+        totals = add_costs(self.totals, self.stretch) if budgets else {}
+        return next(
+            (f"{name} reached {totals[name]:g}" for name, most in budgets.items() if totals[name] >= most), None
+        )
+
+    def released(self) -> dict[str, dict[str, float | int]]:
+        """Return the part for statements in the record of its end: "released", the totals of all rounds that ran."""
+        names, totals = self.lane.case.released, add_costs(self.totals, self.stretch)
+        return {"released": {name: totals[name] for name in names}} if names else {}
+
+    def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Its record and its stretch in a checkpoint."""
+        whole = joined(self.stretch if self.ended is None else [])
+        record = {"totals": self.totals, "last_line": self.last_line, "ended": self.ended}
+        return record, {f"{self.index}:{name}": values for name, values in whole.items()}
+
+    def restore(self, record: Mapping[str, Any], stretches: Mapping[str, np.ndarray]) -> None:
+        """Take over what `saved` gave; a stretch comes back bit for bit, as if of one chunk."""
+        self.totals, self.last_line, self.ended = dict(record["totals"]), record["last_line"], record["ended"]
+        own = f"{self.index}:"
+        infos = {name.removeprefix(own): values for name, values in stretches.items() if name.startswith(own)}
+        self.stretch = [infos] if infos else []
+
+
+class Lockstep:
+    """The lanes of one pass, at most as many as its program has slots, through the compiled program.
+
+    With `raises` a lane's error is raised, in place of ending the lane: for a run of a single one.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        compiled: Compiled,
-        lanes: Sequence[Lane],
-        *,
-        directory: PassDirectory,
-        saves: SaveTimes,
-        stop: Stop,
-        compile_seconds: float,
-        progress: ProgressReport,
-        raises: bool,
-    ):
-        self._program, self._compiled, self._directory, self._progress = program, compiled, directory, progress
-        self._saves, self._stop, self._compile_seconds, self._raises = saves, stop, compile_seconds, raises
+    def __init__(self, one: Pass, saves: SaveTimes, stop: Stop, progress: ProgressReport, *, raises: bool):
+        assert one.compiled is not None
+        self._pass, self._saves, self._stop, self._progress, self._raises = one, saves, stop, progress, raises
+        self._directory = one.directory
+        program, compiled, lanes = one.program, one.compiled, one.lanes
+        self._program, self._compiled = program, compiled
         self._strategy = compiled.strategy
         self._batched = self._strategy.num_slots > 1
         self._records = [
@@ -114,28 +145,26 @@ class Lockstep:
         self._saved = self._read = time.perf_counter()
 
     def run(self) -> dict[Label, dict[str, Any]]:
-        """Go from the newest checkpoint, or the beginning, to the end.
+        """Go from the newest checkpoint, or the beginning, to the end. Stopped: that was asked for; the state is saved.
 
         Returns:
             (case, seed) -> its record: "round" of its last line, "until", the round at which it ended, "status",
             "reason" or None, "seconds" and, where statements depend on totals, "released", these up to "until".
-
-        Raises:
-            Stopped: that was asked for; the state is saved.
         """
-        self._checkpoints = Checkpoints(self._directory.path / CHECKPOINTS, self._saves.keep, self._directory.owner)
-        try:
+        if not self._pass.is_begun:  # of one that is resumed nothing changes
+            slots, at_once, *_ = self._strategy
+            choice = {"slots": slots, "at_once": at_once, "strategy": self._strategy.text}
+            self._directory.begin({**choice, "environment": describe_environment()})
+        checkpoints = Checkpoints(self._directory.path / CHECKPOINTS, self._saves.keep, self._directory.owner)
+        with contextlib.closing(checkpoints) as self._checkpoints:
             self._go()
             self._checkpoints.wait()
-        finally:
-            self._checkpoints.close()
-        records = {record.lane.label: record.ended for record in self._records if record.ended is not None}
-        self._directory.finish(records)
-        return records
+        self._directory.finish(self.ends())
+        return self.ends()
 
-    def released(self) -> dict[str, dict[str, float | int]]:
-        """The entry "released" of a single lane that ended by an error."""
-        return self._records[0].released()
+    def ends(self) -> dict[Label, dict[str, Any]]:
+        """The records of the lanes that have ended, as `run` gives them."""
+        return {record.lane.label: record.ended for record in self._records if record.ended is not None}
 
     def _go(self) -> None:
         self._begin()
@@ -227,7 +256,7 @@ class Lockstep:
         seconds = time.perf_counter() - max(chunk.began, self._read)
         self._read = time.perf_counter()
         if self._at_once is None:
-            self._at_once = of_first(lambda: rounds_at_once(seconds / chunk.num_rounds, self._most))
+            self._at_once = int(least(rounds_at_once(seconds / chunk.num_rounds, self._most)))
         count, first = chunk.num_rounds, chunk.end - chunk.num_rounds + 1
         for record in running:
             # Sliced on the host: a slice on the device would compile once per length.
@@ -236,7 +265,8 @@ class Lockstep:
             }
             own = record.add(own)
             record.seconds, record.timed_rounds = record.seconds + seconds / len(running), record.timed_rounds + count
-            params = partial(self._node_params, record) if chunk.end == self._round else None
+            place = self._state, self._strategy, record.index, record.lane
+            params = partial(self._program.node_params, *place) if chunk.end == self._round else None
             self._guard(
                 record, chunk.end, partial(refuse_bad, own, *record.lane.label, first, params, record.lane.node_names)
             )
@@ -256,17 +286,14 @@ class Lockstep:
                 self._end(record)
         self._progress.advance(count * len(running))  # behind the note of what was measured
 
-    def _node_params(self, record: LaneRecord) -> PyTree:
-        return self._program.node_params(self._state, self._strategy, record.index, record.lane)
-
     def _guard(self, record: LaneRecord, round_index: int, check: Callable[[], object]) -> None:
         """End the lane if the check fails."""
         try:
             check()
         except (Diverged, FatalCount) as error:
+            self._end(record, "diverged" if isinstance(error, Diverged) else "stopped", str(error), until=round_index)
             if self._raises:
                 raise
-            self._end(record, "diverged" if isinstance(error, Diverged) else "stopped", str(error), until=round_index)
 
     def _is_save_due(self) -> bool:
         minutes = self._saves.minutes
@@ -311,7 +338,7 @@ class Lockstep:
             "status": status,
             "reason": reason,
             "seconds": {
-                "compile": self._compile_seconds if record.index == 0 else 0.0,
+                "compile": self._pass.seconds if record.index == 0 else 0.0,
                 "run": record.seconds,
                 "timed_rounds": record.timed_rounds,
                 "rounds_a_call": self._at_once or 1,

@@ -14,18 +14,16 @@ written behind it is dropped when the pass goes on. pass.json and end.json have 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxfl.core import ArgumentError
 from jaxfl.training.json_files import Damaged, checked, jsonable, read_json, with_checksum, write_atomically, write_json
-from jaxfl.training.lock import held
-from jaxfl.training.processes import of_first, on_first
+from jaxfl.training.processes import on_all, on_first
 
 METRICS, BEGUN, END = "metrics.jsonl", "pass.json", "end.json"
 CHECKPOINTS, ENDED = "checkpoints", "ended"
@@ -45,7 +43,7 @@ class Mark(NamedTuple):
 
 
 class PassDirectory:
-    """Directory of one pass. Where several processes train together, process 0 alone reads and writes its small files.
+    """Directory of one pass. Where several processes train together, all read its small files, and process 0 writes.
 
     Args:
         path: of the directory, which need not exist yet.
@@ -64,15 +62,7 @@ class PassDirectory:
         self.owner = f"{run} {zlib.crc32(json.dumps([list(lane) for lane in lanes]).encode()):08x}"
         self._mark: Mark | None = None  # of what this object wrote, once it has written
 
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Keep other processes out while this one, or those that train together, do; see `lock.held`."""
-        with contextlib.ExitStack() as lock:
-            of_first(self._make)
-            of_first(lambda: lock.enter_context(held(self.path)))
-            yield
-
-    @on_first
+    @on_all
     def begun(self) -> dict[str, Any] | None:
         """The record made by `begin`; None where the pass has not begun."""
         return self._read(BEGUN, _BEGUN_FORM) if (self.path / BEGUN).exists() else None
@@ -82,13 +72,9 @@ class PassDirectory:
         """Record how the lanes are computed: "slots", "at_once", "strategy", "environment"."""
         write_json(self.path / BEGUN, with_checksum(jsonable(choice, BEGUN)))
 
-    @on_first
+    @on_all
     def end(self) -> dict[Label, dict[str, Any]] | None:
-        """Return the end of each lane; None where the pass is not over.
-
-        Raises:
-            ArgumentError: end.json or metrics.jsonl is not what was written.
-        """
+        """The end of each lane, None where the pass is not over; ArgumentError where a file was altered."""
         if not (self.path / END).exists():
             return None
         content = self._read(END, {"lanes": list, "metrics": list, "owner": str})
@@ -107,12 +93,7 @@ class PassDirectory:
 
     @on_first
     def append(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Append lines and flush them to disk together.
-
-        Raises:
-            OSError: the file is not as this object left it, or cannot be written.
-            ValueError: a number that JSON cannot hold.
-        """
+        """Append lines and flush them to disk together; OSError where the file is not as this object left it."""
         added = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
         before = self.mark()
         # A file that must be there is not made anew.
@@ -125,13 +106,11 @@ class PassDirectory:
             os.fsync(file.fileno())
         self._mark = Mark(before.size + len(added), zlib.crc32(added, before.checksum))
 
-    @on_first
+    @on_all
     def lines(self) -> list[dict[str, Any]]:
         """All complete lines; one that was cut off while being written is left out.
 
-        Raises:
-            ArgumentError: a line other than the last is none of this project's, or a lane's rounds do not ascend.
-            OSError: the file is not as this object left it.
+        ArgumentError where a line other than the last is none of this project's, or a lane's rounds do not ascend.
         """
         return parse_lines(self.path / METRICS, self._content())
 
@@ -143,7 +122,7 @@ class PassDirectory:
             self._mark = Mark(len(content), zlib.crc32(content))
         return self._mark
 
-    @on_first
+    @on_all
     def check_lines(self, mark: Sequence[int], *, exactly: bool = False) -> None:
         """Raise ArgumentError unless metrics.jsonl begins with what a mark describes, or is exactly that."""
         content = self._content()
@@ -157,20 +136,13 @@ class PassDirectory:
 
     @on_first
     def keep_lines(self, mark: Sequence[int] = (0, 0)) -> None:
-        """Drop what lies behind a mark, atomically. Where all goes, the file of before stays as metrics.before.jsonl.
-
-        Guarantees:
-            - exactly the lines up to the checkpoint remain, byte for byte.
-        """
+        """Drop the lines behind a mark, atomically. Where all go, the file of before stays as metrics.before.jsonl."""
         content = self._content()
         self._mark = Mark(*mark)
         if not self._mark.size and content:
             write_atomically(self.path / "metrics.before.jsonl", content)
         if not (self.path / METRICS).exists() or len(content) != self._mark.size:
             write_atomically(self.path / METRICS, content[: self._mark.size])
-
-    def _make(self) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
 
     def _read(self, name: str, form: Mapping[str, type]) -> dict[str, Any]:
         try:

@@ -1,14 +1,16 @@
 """Several processes that train one run together, started by `jax.distributed.initialize`.
 
-All of them make the same calls in the same order. What touches files, clocks or signals is done by process 0 alone
-(`of_first`), and the others take over what came of it, a value or an exception, so that no process decides by itself.
-With a single process every function here is what it says of that process, and sends nothing.
+All of them make the same calls in the same order, on a disk that they have in common. What is written, and what a clock
+or a signal decides, is process 0's (`on_first`); files are read by all of them (`on_all`). Both end in an exchange: no
+process goes on before the others are there, and a failure of one ends all. With a single process every function here is
+what it says of that process, and sends nothing.
 """
 
 from __future__ import annotations
 
 import functools
-import pickle
+import json
+import os
 import threading
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
@@ -19,15 +21,15 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Sharding
 
-from jaxfl.core import PyTree
+from jaxfl.core import ArgumentError, PyTree
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
 
-_FIRST_BLOCK = 4096  # bytes, their number in front
-_LARGEST_BLOCK = 1 << 26
+_BLOCK = 4096  # bytes of which texts are made, so that few lengths are compiled
+_ERRORS = {kind.__name__: kind for kind in (ArgumentError, OSError, MemoryError, RuntimeError)}  # the last for all else
 _OF_ANOTHER = "of_another_process"  # attribute of an exception
-_at_work = threading.local()  # whether this thread does something for all processes
+_at_work = threading.local()  # whether this thread is in a call of `on_first` or `on_all`
 
 
 def several() -> bool:
@@ -40,71 +42,44 @@ def is_first() -> bool:
     return not several() or jax.process_index() == 0
 
 
-def of_first(call: Callable[[], _T]) -> _T:
-    """Return the result of a call that process 0 alone makes. An exception is raised on all (`of_another_process`).
+def on_first(call: Callable[_P, _T]) -> Callable[_P, _T]:
+    """A function whose body process 0 alone runs. All get its result, which JSON can hold, or its exception.
 
-    Args:
-        call: its results and exceptions are copied by pickle. Inside of it this function only calls.
+    Inside of it, and of `on_all`, both only call.
 
     Guarantees:
         - every process gets what process 0 got, or its exception.
 
     Example:
-        >>> of_first(lambda: 3)
+        >>> on_first(lambda: 3)()
         3
     """
-    if _alone():
-        return call()
-    result: Any = None
-    failure: Exception | None = None
-    if is_first():
-        _at_work.first = True
-        try:
-            result = call()
-        except Exception as error:
-            failure = error
-        finally:
-            _at_work.first = False
-    return _settled(result, _sent((result, failure), 0))
 
-
-def on_first(method: Callable[_P, _T]) -> Callable[_P, _T]:
-    """A function whose body process 0 alone runs; see `of_first`."""
-
-    @functools.wraps(method)
+    @functools.wraps(call)
     def shared(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        return of_first(functools.partial(method, *args, **kwargs))
+        return _agreed(lambda: call(*args, **kwargs) if is_first() else None, is_told=True)
 
     return shared
 
 
-def together(call: Callable[..., _T], *args: Any) -> _T:
-    """A call that every process makes, and that fails on all where it fails on any.
+def on_all(call: Callable[_P, _T]) -> Callable[_P, _T]:
+    """A function that every process runs, on the same files or of what it alone can know, such as its free memory.
 
-    Args:
-        call: of what one process alone can know, such as its free memory. It sends nothing to others.
-        args: for it.
-
-    Returns:
-        What this process got.
+    Each gets its own result. It sends nothing to others.
 
     Guarantees:
         - what fails on one process fails on all.
 
     Example:
-        >>> together(lambda: 3)
+        >>> on_all(lambda: 3)()
         3
     """
-    if _alone():
-        return call(*args)
-    result: Any = None
-    failure: Exception | None = None
-    try:
-        result = call(*args)
-    except Exception as error:
-        failure = error
-    failed = np.flatnonzero(multihost_utils.process_allgather(np.array(failure is not None)))
-    return _settled(result, _sent((None, failure), int(failed[0]))) if failed.size else result
+
+    @functools.wraps(call)
+    def shared(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return _agreed(functools.partial(call, *args, **kwargs), is_told=False)
+
+    return shared
 
 
 def any_process(flag: bool) -> bool:
@@ -114,12 +89,12 @@ def any_process(flag: bool) -> bool:
         >>> any_process(False)
         False
     """
-    return bool(np.any(multihost_utils.process_allgather(np.array(flag)))) if not _alone() else flag
+    return not least(not flag)
 
 
 def least(value: float) -> float:
     """The least of all processes' values, in float32 where there are several."""
-    return float(np.min(multihost_utils.process_allgather(np.float32(value)))) if not _alone() else value
+    return float(np.min(multihost_utils.process_allgather(np.float32(value)))) if several() else value
 
 
 def of_another_process(error: BaseException) -> bool | None:
@@ -150,55 +125,42 @@ def put(leaf: Any, sharding: Sharding) -> jax.Array:
     return jax.make_array_from_callback(values.shape, sharding, lambda where: values[where])
 
 
-def _alone() -> bool:
-    """Whether nothing is exchanged: a lone process, or process 0 while it does something for all."""
-    return not several() or getattr(_at_work, "first", False)
-
-
-def _settled(result: Any, outcome: tuple[Any, Exception | None]) -> Any:
-    """The result of the process that had it, or what was sent; an exception is raised."""
-    sent, failure = outcome
-    if failure is not None:
-        raise failure
-    return sent if result is None else result
-
-
-def _sent(outcome: tuple[Any, Exception | None], source: int) -> tuple[Any, Exception | None]:
-    """The outcome of one process, in all of them; that one keeps its own."""
-    is_source = jax.process_index() == source
-    received = _broadcast(_pickled(outcome) if is_source else b"", is_source)
-    result, failure = outcome if is_source else pickle.loads(received)
-    if failure is not None:
-        setattr(failure, _OF_ANOTHER, not is_source)
-    return result, failure
-
-
-def _pickled(outcome: tuple[Any, Exception | None]) -> bytes:
-    result, failure = outcome
+def _agreed(call: Callable[[], Any], *, is_told: bool) -> Any:
+    """The result of a call, or process 0's where it tells it; the first failing process's exception where one fails."""
+    if not several() or getattr(_at_work, "now", False):
+        return call()
+    result, failure, text = None, None, ""
+    _at_work.now = True
     try:
-        content = pickle.dumps((result, failure), protocol=5)
-        pickle.loads(content)
-        return content
-    except Exception:
-        if failure is None:
-            raise
-        return pickle.dumps((None, RuntimeError(f"{type(failure).__name__}: {failure}")), protocol=5)
+        result = call()
+        text = json.dumps([None, result], default=os.fspath) if is_told and result is not None else ""
+    except Exception as error:
+        failure, text = error, json.dumps([_described(error), None], default=str)
+    finally:
+        _at_work.now = False
+    outcomes = [json.loads(text or "[null, null]") for text in _gathered(text)]
+    for index, (described, _) in enumerate(outcomes):
+        if described is not None:
+            is_own = index == jax.process_index()
+            raised = failure if is_own and failure else _ERRORS[described[0]](*described[1:])
+            setattr(raised, _OF_ANOTHER, not is_own)
+            raise raised
+    return outcomes[0][1] if is_told and not is_first() else result
 
 
-def _broadcast(content: bytes, is_source: bool) -> bytes:
-    """Bytes of one process, in all of them."""
-    size = len(content).to_bytes(8, "little")
-    first = _block(size + content, 0, _FIRST_BLOCK, is_source)
-    total = 8 + int.from_bytes(first[:8].tobytes(), "little")
-    blocks, done = [first], _FIRST_BLOCK
-    while done < total:
-        length = min(_LARGEST_BLOCK, 1 << (total - done - 1).bit_length())  # few lengths, each of them compiled
-        blocks.append(_block(size + content, done, length, is_source))
-        done += length
-    return np.concatenate(blocks)[8:total].tobytes()
+def _described(error: Exception) -> list[Any]:
+    """The class of an exception that other processes raise, and its arguments."""
+    kind = next((name for name, kind in _ERRORS.items() if isinstance(error, kind)), "RuntimeError")
+    text = f"{type(error).__name__}: {error}"
+    return [kind, text] if kind == "RuntimeError" else [kind, *error.__reduce__()[1]]  # an OSError's path, too
 
 
-def _block(content: bytes, first: int, length: int, is_source: bool) -> np.ndarray:
-    part = np.frombuffer(content[first : first + length], np.uint8)
-    padded = np.pad(part, (0, length - len(part)))
-    return np.asarray(multihost_utils.broadcast_one_to_all(padded, is_source=is_source))
+def _gathered(text: str) -> list[str]:
+    """A text of each process, in all of them."""
+    content = np.frombuffer(text.encode(), np.uint8)
+    sizes = multihost_utils.process_allgather(np.int32(content.size))
+    length = -(-int(sizes.max()) // _BLOCK) * _BLOCK
+    if not length:
+        return [""] * len(sizes)
+    rows = multihost_utils.process_allgather(np.pad(content, (0, length - content.size)))
+    return [row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)]

@@ -11,16 +11,12 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 class ProgressReport:
-    """Progress of a whole run; a context manager.
+    """Progress of a whole run; a context manager. Without a terminal, plain lines name the case and the seed.
 
     Args:
         total_rounds: rounds of all lanes together.
         quiet: show nothing.
         console: where to write; default: standard output.
-
-    Guarantees:
-        - quiet writes nothing.
-        - without a terminal, plain lines name the case and the seed.
     """
 
     def __init__(self, total_rounds: int, *, quiet: bool = False, console: rich.console.Console | None = None):

@@ -1,25 +1,133 @@
-"""Copy what statements of privacy cover out of a run directory, and nothing else."""
+"""What is read out of a run directory again: states, its secret key, and what statements of privacy cover."""
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import tree
 
-from jaxfl.core import ArgumentError
+from jaxfl.core import ArgumentError, Array, PyTree
 from jaxfl.privacy.statements import SECRET
 from jaxfl.training.case import Case
+from jaxfl.training.checkpoint import Checkpoints, Restored
 from jaxfl.training.json_files import jsonable, read_json, write_json
-from jaxfl.training.processes import on_first
-from jaxfl.training.restore import restore_state
-from jaxfl.training.run_directory import PRIVACY, RunDirectory, slug
+from jaxfl.training.lanes import Lane, Uploads
+from jaxfl.training.pass_directory import CHECKPOINTS, ENDED
+from jaxfl.training.processes import on_all, on_first
+from jaxfl.training.program import Program
+from jaxfl.training.run_directory import PRIVACY, PRIVATE, RunDirectory, slug
 
 _PUBLISHED = ("finished", "budget_spent")  # ends that depend on no data
+
+
+def restore_state(run: RunDirectory, name: str, case: Case, seed: int) -> tuple[int, PyTree]:
+    """The newest saved state of one case and seed; of one that ended before others, the state at its end.
+
+    Args:
+        run: from `open_run` or `read_run`.
+        name: of the case.
+        case: as it was trained.
+        seed: its seed.
+
+    Returns:
+        (round, state).
+
+    Raises:
+        ArgumentError: there is no readable checkpoint, or it is another run's, or holds a state of another form. One
+            that diverged has no state at its end.
+        OSError: it cannot be read.
+
+    Guarantees:
+        - reading a state changes nothing.
+    """
+    program = Program([Lane(name, case, seed, "")], Uploads())  # no key is made of it
+    for one in run.passes:
+        begun = one.begun() if (name, seed) in one.lanes else None
+        if begun is not None:
+            lane, slots = one.lanes.index((name, seed)), begun["slots"]
+            restored = _restored(one.path / ENDED / str(lane), program.structure, one.owner)
+            if restored is not None:
+                return restored.round_index, restored.state
+            restored = _restored(one.path / CHECKPOINTS, program.slots_structure(slots), one.owner)
+            if restored is not None and restored.record["lanes"][lane]["ended"] is None:
+                state = restored.state
+                return restored.round_index, state if slots == 1 else program.map_lanes(
+                    operator.itemgetter(lane), state
+                )
+    found, remedy = f"{name}, seed {seed}, has none in {run.path}", "Name a case and seed of this run."
+    raise ArgumentError("case", "must have a readable checkpoint", found, remedy)
+
+
+def _restored(directory: Path, structure: PyTree, owner: str) -> Restored | None:
+    if not directory.exists():
+        return None
+    with contextlib.closing(Checkpoints(directory, None, owner)) as checkpoints:
+        return checkpoints.restore(structure)
+
+
+def secret_key(run: RunDirectory) -> Array:
+    """The key of this run: a new one of 64 bits, or that of the run that is resumed.
+
+    It lies in private/key, mode 0600, so that a resumed run goes on with the same noise. Keep it from what you publish:
+    with it anyone can take the noise off. Threefry keys hold 64 bits, so an attacker who can try 2^64 keys finds it.
+
+    Args:
+        run: from `jaxfl.training.open_run`.
+
+    Returns:
+        A typed key, shape (), for `train(key=)`.
+
+    Raises:
+        ArgumentError: the run is resumed, and its key is missing, is none, or others can read it; it would lie behind a
+            link.
+
+    Guarantees:
+        - the key is nowhere else in the run directory.
+        - nobody but the owner can read the file.
+    """
+    path = run.path / PRIVATE / "key"
+    on_first(_draw)(run, path)
+    words = on_all(_words)(path)
+    data = jnp.array([int.from_bytes(words[:4]), int.from_bytes(words[4:])], jnp.uint32)
+    return jax.random.wrap_key_data(data)
+
+
+def _draw(run: RunDirectory, path: Path) -> None:
+    """Write the key of a new run."""
+    if path.parent.is_symlink() or path.is_symlink():
+        found = "it, or its folder, is a link"
+        raise ArgumentError("seed_from_os", f"{path} must lie in the run directory", found, "Remove the link.")
+    if not run.resumed:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_hex(8) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _words(path: Path) -> bytes:
+    """The eight bytes of the key."""
+    try:
+        words = bytes.fromhex(path.read_text().strip())
+    except (OSError, ValueError):
+        words = b""
+    if words and os.name == "posix" and path.stat().st_mode & 0o077:
+        found = f"it has mode {path.stat().st_mode & 0o777:04o}"
+        remedy = f"chmod 600 {path}, if nobody else has read it; else start again with another out."
+        raise ArgumentError("seed_from_os", f"{path} must be readable by its owner alone", found, remedy)
+    if len(words) != 8:
+        remedy = "Restore the file, or start again with another out."
+        raise ArgumentError("seed_from_os", f"needs the run's key in {path}", "there is none", remedy)
+    return words
 
 
 @on_first
@@ -78,10 +186,7 @@ def check_folder(out: str | os.PathLike[str]) -> None:
 
 
 def _total(
-    run: RunDirectory,
-    cases: Mapping[str, Case],
-    rows: Mapping[str, Mapping],
-    of_nodes: Mapping[str, list[Mapping]],
+    run: RunDirectory, cases: Mapping[str, Case], rows: Mapping[str, Mapping], of_nodes: Mapping[str, list[Mapping]]
 ) -> list[dict[str, Any]]:
     """Compute the joint privacy cost of all seeds of all cases for a sample (or client).
 

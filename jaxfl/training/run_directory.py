@@ -6,7 +6,7 @@
     summary.json, results.csv    made of the passes when the run ends
     privacy.json     the epsilon of every node, where there is any; summary.json has that of the worst, and the median
     plots/           pictures
-    private/key      the key of a run that is published, of mode 0600 (`secret_key.py`)
+    private/key      the key of a run that is published, of mode 0600 (`publish.py`)
 
 Checkpoints hold raw gradients (tables of SAGA) and states without noise; metrics, status and pictures are measured
 without noise. No statement of privacy covers them: `publish.py` copies what is covered.
@@ -15,11 +15,13 @@ without noise. No statement of privacy covers them: `publish.py` copies what is 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
 import shutil
 import tempfile
+import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,18 +30,24 @@ from typing import Any
 from jaxfl.core import ArgumentError
 from jaxfl.training.environment import describe_environment
 from jaxfl.training.json_files import jsonable, read_json, refuse_difference, refuse_form, write_json
-from jaxfl.training.lock import LOCK, held
 from jaxfl.training.pass_directory import Label, PassDirectory
-from jaxfl.training.processes import is_first, of_first, on_first, together
+from jaxfl.training.processes import is_first, on_all, on_first
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such lock
+    fcntl = None
 
 CONFIG, SUMMARY, PRIVACY, PASSES, PRIVATE = "config.json", "summary.json", "privacy.json", "passes", "private"
 _CONFIG_FORM = {"experiment": str, "preset": (str, type(None)), "config": dict, "environment": dict}
+LOCK = "lock"
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # what such file systems answer
 
 
 class RunDirectory:
     """One run's directory. Build it with `open_run`.
 
-    Where several processes train together, process 0 alone writes it, and the others are told.
+    Where several processes train together, all read its files, and process 0 writes.
 
     Attributes:
         path: the directory.
@@ -48,16 +56,12 @@ class RunDirectory:
         resumed: whether a run was found and is continued.
     """
 
-    def __init__(self, path: Path, config: dict[str, Any], *, resumed: bool, made_above: Sequence[Path] = ()):
+    def __init__(self, path: Path, config: dict[str, Any], *, resumed: bool, made_above: Sequence[str] = ()):
         self.path, self.config, self.resumed = path, config, resumed
         self._made_above = made_above  # directories, the nearest first
 
     def record_training(self, settings: Mapping[str, Any]) -> None:
-        """Add the training loop's settings to config.json, or compare them with those already there.
-
-        Raises:
-            ArgumentError: a setting differs from the run that is resumed.
-        """
+        """Add the training loop's settings to config.json; ArgumentError where they differ from a resumed run's."""
         given = jsonable(settings, "training")
         if "training" not in self.config:
             self._rewrite({"training": {**given, PASSES: []}})
@@ -75,7 +79,7 @@ class RunDirectory:
 
     def _rewrite(self, changes: Mapping[str, Any]) -> None:
         self.config = {**self.config, **changes}
-        of_first(lambda: write_json(self.path / CONFIG, self.config))
+        on_first(write_json)(self.path / CONFIG, self.config)
 
     @property
     def passes(self) -> list[PassDirectory]:
@@ -96,15 +100,8 @@ class RunDirectory:
             for name in (PRIVATE, PASSES):
                 shutil.rmtree(self.path / name, ignore_errors=True)
             with contextlib.suppress(OSError):  # other files are there
-                for folder in (self.path, *self._made_above):
+                for folder in (self.path, *map(Path, self._made_above)):
                     folder.rmdir()
-
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Keep other processes out while this one, or those that train together, do; see `lock.held`."""
-        with contextlib.ExitStack() as lock:
-            of_first(lambda: lock.enter_context(held(self.path)))
-            yield
 
     @property
     def fingerprint(self) -> str:
@@ -114,11 +111,7 @@ class RunDirectory:
         return f"{zlib.crc32(content.encode()):08x}"
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All complete lines, pass by pass.
-
-        Raises:
-            ArgumentError: a line other than a pass's last is none of this project's, or a lane's rounds do not ascend.
-        """
+        """All complete lines, pass by pass, as `PassDirectory.lines` gives them."""
         return [line for one in self.passes for line in one.lines()]
 
     def ended(self) -> dict[Label, dict[str, Any]]:
@@ -135,13 +128,7 @@ class RunDirectory:
         """Write summary.json."""
         write_json(self.path / SUMMARY, jsonable(summary, "summary"))
 
-    @on_first
-    def write_privacy(self, node_epsilons: Mapping[str, Any]) -> None:
-        """Write privacy.json, where any node has an epsilon."""
-        if node_epsilons:
-            write_json(self.path / PRIVACY, jsonable(node_epsilons, "privacy"))
-
-    @on_first
+    @on_all
     def read_summary(self) -> dict[str, Any]:
         """Content of summary.json."""
         return read_json(self.path / SUMMARY)
@@ -186,34 +173,83 @@ def open_run(
         jaxfl.core.check.ArgumentError: step_size: must be as in the run that is resumed; ...
     """
     path, given = Path(out), jsonable(config, "config")
-    content, resumed, made_above = of_first(lambda: _opened(path, given, experiment, preset, resume, can_resume))
-    run = RunDirectory(path, content, resumed=resumed, made_above=made_above)
+    resumed, made_above = on_first(_opened)(path, given, experiment, preset, resume, can_resume)
+    run = RunDirectory(path, {}, resumed=resumed, made_above=made_above)
     try:
-        together(_refuse_other_options, content["config"], given, path)
-    except ArgumentError:
+        run.config = on_all(_read_alike)(path, given)
+    except (ArgumentError, OSError):
         run.withdraw()
         raise
     return run
 
 
 def read_run(path: str | os.PathLike[str]) -> RunDirectory:
-    """A run directory for reading, whether the run has ended or not.
-
-    Raises:
-        ArgumentError: there is no run.
-    """
+    """A run directory for reading, whether the run has ended or not; ArgumentError where there is none."""
     config = Path(path) / CONFIG
     if not config.exists():
         raise ArgumentError("run", f"must be a directory with a {CONFIG}", f"{path} has none", "Name a run directory.")
     return RunDirectory(Path(path), _read_config(Path(path)), resumed=True)
 
 
-def make_writable(path: Path) -> list[Path]:
-    """Make a directory that is missing; ArgumentError, naming `out`, where nothing can be written to it.
+@contextlib.contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """Hold a run directory while something is written to it; the operating system lets go when the process dies.
 
-    Returns:
-        The directories above it that were made, too, the nearest first.
+    The lock is `flock`'s, on the file `lock`, which holds the number of the process and is removed at the end. It keeps
+    out processes of the same machine and, where the file system passes locks on, those of others. Where there are no
+    locks, a warning says so.
+
+    Args:
+        directory: made if missing. Where several processes train together, process 0 holds it for all of them.
+
+    Raises:
+        ArgumentError: another process holds it, or another part of this one.
+
+    Guarantees:
+        - of two processes in a run directory the second is refused, and changes nothing.
+        - a process that was killed keeps nobody out.
     """
+    descriptor = on_first(_locked)(directory / LOCK)
+    try:
+        yield
+    finally:
+        if descriptor is not None and is_first():
+            (directory / LOCK).unlink(missing_ok=True)  # before the lock is let go: nobody else's file is removed
+            os.close(descriptor)
+
+
+def _locked(path: Path) -> int | None:
+    """The descriptor that holds the lock; None where there are no locks."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while fcntl is not None:
+        if path.is_symlink():
+            raise ArgumentError("out", f"{path} must be a file", "it is a link", "Remove it.")
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.exists(path) and os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+                return descriptor
+            os.close(descriptor)  # its holder removed the file meanwhile
+        except BlockingIOError:
+            holder = os.read(descriptor, 32).decode("ascii", "replace").strip() or "another one"
+            os.close(descriptor)
+            found, remedy = f"process {holder} is at work there", "Wait until it ends, or name another directory."
+            raise ArgumentError("out", f"{path.parent} must be used by one process at a time", found, remedy) from None
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno not in _WITHOUT_LOCKS:
+                raise
+            text = f"{path.parent} cannot be locked ({error.strerror}): take care that no second process resumes it"
+            warnings.warn(text, stacklevel=4)
+            path.unlink(missing_ok=True)
+            return None
+    return None
+
+
+def make_writable(path: Path) -> list[Path]:
+    """Make a directory; ArgumentError naming `out` where that fails. Returns those made above it, nearest first."""
     try:
         missing = [folder for folder in path.parents if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
@@ -251,9 +287,9 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _opened(
     path: Path, given: Any, experiment: str, preset: str | None, resume: bool, can_resume: bool
-) -> tuple[dict[str, Any], bool, list[Path]]:
-    """(content of config.json, whether it was there, directories that were made above) of the run of `open_run`."""
-    made_above = make_writable(path)
+) -> tuple[bool, list[str]]:
+    """(whether config.json was there, directories that were made above) of the run of `open_run`."""
+    made_above = [str(folder) for folder in make_writable(path)]
     if not resume:
         _refuse_run(path, can_resume)
     with held(path):
@@ -261,7 +297,7 @@ def _opened(
             environment = describe_environment()
             content = {"experiment": experiment, "preset": preset, "config": given, "environment": environment}
             write_json(path / CONFIG, content)
-            return content, False, made_above
+            return False, made_above
         if not resume:  # another process began one meanwhile
             _refuse_run(path, can_resume)
     if not (path / CONFIG).exists():
@@ -271,13 +307,15 @@ def _opened(
     if content["experiment"] != experiment:
         refuse_difference({"experiment": content["experiment"]}, {"experiment": experiment}, path)
     refuse_difference(content["config"], given, path)
-    return content, True, []
+    return True, []
 
 
-def _refuse_other_options(config: Any, given: Any, path: Path) -> None:
-    """ArgumentError where this process was given other options than process 0, which has compared its own."""
+def _read_alike(path: Path, given: Any) -> dict[str, Any]:
+    """Content of config.json. ArgumentError where this process has other options than process 0, which compared its."""
+    content = _read_config(path)
     try:
-        refuse_difference(config, given, path)
+        refuse_difference(content["config"], given, path)
+        return content
     except ArgumentError as error:
         requirement, remedy = "must be the same in every process", "Start all of them with the same options."
         raise ArgumentError(error.argument, requirement, error.found, remedy) from None

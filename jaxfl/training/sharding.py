@@ -43,12 +43,7 @@ class Placement(NamedTuple):
         return self.num_devices if self.shard == NODES else 1
 
     def check(self, num_nodes: int) -> None:
-        """Refuse devices that are not there, or that cannot share the nodes evenly.
-
-        Raises:
-            ArgumentError: fewer than one device, more than JAX has, fewer than all where there are several processes, a
-                number that does not divide the number of nodes, or an axis of another name.
-        """
+        """ArgumentError for devices that are not there, or that cannot share the nodes evenly."""
         one_of(AXES, shard=self.shard)
         at_least(1, devices=self.num_devices)
         there = jax.device_count()
@@ -66,28 +61,14 @@ class Placement(NamedTuple):
 
 
 def tracing_over(num_devices: int) -> contextlib.AbstractContextManager[Any]:
-    """The context in which programs over nodes on these devices are traced.
-
-    Example:
-        >>> from jaxfl.core.devices import num_shares
-        >>> with tracing_over(1):
-        ...     num_shares(8)
-        1
-    """
+    """The context in which programs over nodes on these devices are traced."""
     return jax.set_mesh(node_mesh(num_devices)) if num_devices > 1 else on_one_device()
 
 
 def node_shardings(mesh: Mesh, tree: PyTree, num_nodes: int, num_leading: int = 0) -> PyTree:
-    """Compute the sharding of each leaf: by node, or whole on every device.
+    """The sharding of each leaf: by node where the axis behind the leading ones has length n, else whole everywhere.
 
-    A leaf is divided by node where the axis behind the leading ones is the nodes'.
-
-    Args:
-        mesh: with the axis "nodes".
-        tree: arrays or shapes.
-        num_nodes: n. An axis of length n in that place is taken for the nodes'; where it is not, the layout is unusual
-            and the numbers are the same.
-        num_leading: axes in front, of lanes or seeds.
+    Where such an axis is not the nodes', the layout is unusual and the numbers are the same.
     """
 
     def sharding(leaf):
@@ -99,10 +80,6 @@ def node_shardings(mesh: Mesh, tree: PyTree, num_nodes: int, num_leading: int = 
 
 def cut_by_owner(data: FederatedData, num_shares: int) -> FederatedData:
     """The same samples at the same positions of each node, the pool ordered by the device that holds them.
-
-    Args:
-        data: arrays of JAX or NumPy.
-        num_shares: devices; divides the number of nodes.
 
     Returns:
         NumPy arrays. The pool has `num_shares` equal parts, each filled up with copies of a sample of its own.

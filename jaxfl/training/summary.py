@@ -1,9 +1,13 @@
-"""From the lines of a run to its summary and its closing table."""
+"""From the lines of a run to its summary, its closing table and results.csv."""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,23 +17,25 @@ from jaxfl.core.check import one_of
 from jaxfl.privacy.statements import caption as statements_in_short
 from jaxfl.privacy.statements import simulation, statement_text
 from jaxfl.training.chunks import COSTS
+from jaxfl.training.json_files import jsonable, write_atomically
 
 STATUSES = ("finished", "budget_spent", "diverged", "stopped")
 
+_MOST_ROWS = 20  # of the closing table
 _MOST_STATED = 6  # cases, each with its statements below the table; of more the range of each epsilon
 _TOTALS = {name: f"total_{name}" for name in COSTS}
-_NOT_METRICS = ("case", "seed", "round", *_TOTALS.values())
+_NOT_METRICS = ("case", "seed", "round", *COSTS, *_TOTALS.values())
+RESULTS = "results.csv"
+_EPSILON = ("dp_epsilon", "dp_delta", "neighboring_relation")
+_BOUNDS = ("proven", "published", "reconstructed")
+
+Statements = Callable[..., Sequence[Mapping[str, Any]]]
 
 
 def spread(values: Sequence[float | None]) -> dict[str, Any]:
-    """Mean and sample standard deviation over seeds.
+    """Mean and sample standard deviation over seeds; None among the values stands for a seed that did not end.
 
-    Args:
-        values: one a seed; None where a seed did not end.
-
-    Returns:
-        {"mean", "std", "per_seed"}; mean is None without values, std (divisor: number of seeds minus 1) with fewer
-        than two.
+    The mean is None without values, the standard deviation with fewer than two.
 
     Example:
         >>> spread([1.0, 3.0, None])
@@ -47,12 +53,6 @@ def rounds_to_target(
     lines: Sequence[Mapping[str, Any]], seeds: Sequence[int], target: float, metric: str = "test_accuracy"
 ) -> list[int | None]:
     """The first evaluated round of each seed at which a metric reaches a target; None where it never does.
-
-    Args:
-        lines: of metrics.jsonl, of one case.
-        seeds: whose rounds are wanted.
-        target: the metric's smallest value that counts as reached.
-        metric: its name.
 
     Example:
         >>> lines = [{"seed": 0, "round": r, "test_accuracy": r / 10} for r in (0, 5, 10)]
@@ -75,11 +75,11 @@ def summarize_run(
 
     Args:
         lines: of metrics.jsonl.
-        ended: (case, seed) -> how it ended, as `sweep.Lockstep.run` gives it; one that did not end is missing.
+        ended: (case, seed) -> how it ended, as `Lockstep.run` gives it; one that did not end is missing.
         cases: name -> "seeds", "settings", "privacy", a function from rounds and totals to statements, and
             "released", the names of these totals; in their order.
         config: content of config.json.
-        status: "finished", "budget_spent", "diverged" or "stopped" (by a fatal count).
+        status: of the run, one of `STATUSES`; "stopped" by a fatal count.
 
     Returns:
         Per case: "rounds" (most over seeds) and "rounds_per_seed"; as `spread` gives them every metric of each
@@ -101,7 +101,7 @@ def summarize_run(
         own = [line for line in lines if line["case"] == case]
         present = dict.fromkeys(name for line in own for name in line)
         names = [name for name in present if name not in _NOT_METRICS]
-        counts = {name for name in names if any(isinstance(line.get(name), int) for line in own)}
+        counts = [name for name in names if any(isinstance(line.get(name), int) for line in own)]
         rounds = [last[case, seed]["round"] if (case, seed) in last else 0 for seed in facts["seeds"]]
         ran = max(*rounds, *(record.get("until", 0) for record in records), 0)
         totals = {name: _most(last, records, case, facts["seeds"], name) for name in facts.get("released", ())}
@@ -111,12 +111,8 @@ def summarize_run(
             **({"settings": dict(facts["settings"])} if facts.get("settings") else {}),
             "status": [record.get("status") for record in records],
             **({"reason": [r.get("reason") for r in records]} if any(r.get("reason") for r in records) else {}),
-            **{name: spread(_values(whole, name)) for name in names if name not in counts and name not in COSTS},
-            **{
-                name: spread([None if line is None else _total(own, line["seed"], name) for line in whole])
-                for name in names
-                if name in counts and name not in COSTS
-            },
+            **{name: spread(_values(whole, name)) for name in names if name not in counts},
+            **{name: spread([_total(own, line, name) for line in whole]) for name in counts},
             "privacy": [dict(stated) for stated in facts["privacy"](ran, **totals)] if facts.get("privacy") else [],
             "costs": {name: spread(_values(whole, total)) for name, total in _TOTALS.items() if total in present},
         }
@@ -155,15 +151,11 @@ def _most(
 def every_node(
     cases: Mapping[str, Mapping[str, Any]], names: Mapping[str, Sequence[str] | None]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Take the epsilon of every node out of the statements of a summary, and leave their median.
-
-    Args:
-        cases: as `summarize_run` gives them; changed in place.
-        names: case -> what its nodes are called; None where they are numbers.
+    """Take the epsilon of every node out of the statements of a summary's cases, in place, and leave their median.
 
     Returns:
         Case -> a row for each statement with an epsilon: what it is, and "node_epsilons", a list for each partition
-        of the data, of each node; "nodes" has their names where they have any.
+        of the data, of each node; "nodes" has their names where `names` gives any for the case.
     """
     content: dict[str, list[dict[str, Any]]] = {}
     for name, row in cases.items():
@@ -178,9 +170,9 @@ def every_node(
     return content
 
 
-def _total(lines: Sequence[Mapping[str, Any]], seed: int, name: str) -> int:
-    """A count summed over one seed's lines; null in round 0 counts nothing."""
-    return sum(line.get(name) or 0 for line in lines if line["seed"] == seed)
+def _total(lines: Sequence[Mapping[str, Any]], last: Mapping[str, Any] | None, name: str) -> int | None:
+    """A count summed over the lines of the last one's seed; null in round 0 counts nothing."""
+    return None if last is None else sum(line.get(name) or 0 for line in lines if line["seed"] == last["seed"])
 
 
 def _values(lines: Sequence[Mapping[str, Any] | None], name: str) -> list[float | None]:
@@ -212,28 +204,21 @@ def ranking(summary: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
 
 def summary_table(
     summary: Mapping[str, Any],
-    metrics: Sequence[str] = (
-        "test_accuracy",
-        "test_accuracy_worst_node",
-        "test_accuracy_average_model",
-        "train_loss",
-    ),
-    most_rows: int = 20,
+    metrics: Sequence[str] = ("test_accuracy", "test_accuracy_worst_node", "test_accuracy_average_model", "train_loss"),
 ) -> rich.table.Table:
     """The closing table: a row a case, mean ± standard deviation over seeds.
 
     Args:
         summary: content of summary.json.
         metrics: columns; those that no case has are left out.
-        most_rows: of more cases the best half as many are shown, and the last (`ranking`).
 
     Returns:
         A table for `rich.console.Console.print`. Its last column says what all nodes sent and, with a ledger, the
         simulated time and the energy of the whole run. Its caption says how lanes ended that did not finish, and which
         epsilon every case has, on what ground: bound, neighboring relation and delta; of many cases the range.
     """
-    cases, half = summary["cases"], most_rows // 2
-    if len(cases) > most_rows:
+    cases, half = summary["cases"], _MOST_ROWS // 2
+    if len(cases) > _MOST_ROWS:  # the best ones, and the last
         ranked = ranking(summary, metrics)
         cases = {name: cases[name] for name in (*ranked[:half], ranked[-1])}
     shown = [name for name in metrics if any(name in row for row in cases.values())]
@@ -254,7 +239,7 @@ def summary_table(
     table.add_column("case", overflow="fold")  # names alike in their first letters must stay apart
     table.add_column("rounds", justify="right")
     for name in shown:
-        unit = " (%)" if _is_share(name) else ""
+        unit = " (%)" if "accuracy" in name else ""
         table.add_column(name.replace("_", " ") + unit, justify="right")
     if any(costs.values()):
         table.add_column("sent, time, energy", justify="right")
@@ -306,11 +291,70 @@ def format_spread(name: str, value: Mapping[str, Any] | None) -> str:
     if value is None or value["mean"] is None:
         return "-"
     parts = [part for part in (value["mean"], value["std"]) if part is not None]
-    texts = [f"{100 * part:.1f}" if _is_share(name) else f"{part:.3g}" for part in parts]
+    texts = [f"{100 * part:.1f}" if "accuracy" in name else f"{part:.3g}" for part in parts]
     # No-break spaces: a narrow table breaks its headings, not its numbers.
     return "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}".join(texts)
 
 
-def _is_share(name: str) -> bool:
-    """Whether a metric is shown in per cent."""
-    return "accuracy" in name
+def write_results(
+    path: Path,
+    lanes: Mapping[tuple[str, int], Mapping[str, Any]],
+    lines: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Mapping[str, Any]],
+    privacy: Mapping[str, Statements],
+) -> None:
+    """Replace results.csv: a row a case and seed with the options that vary, last metrics, costs, epsilon and its end.
+
+    Args:
+        path: of the file.
+        lanes: (case, seed) -> how it ended, as `Lockstep.run` gives it, in the order of the rows.
+        lines: of metrics.jsonl.
+        settings: case -> the options that vary.
+        privacy: case -> function from the rounds that ran, and totals by name, to statements.
+
+    Guarantees:
+        - resumed equals uninterrupted, byte for byte, but for the last column, the seconds that the rounds took.
+    """
+    last = {(line["case"], line["seed"]): line for line in lines}
+    metrics = list(dict.fromkeys(name for lane in lanes for name in last.get(lane, ())))[3:]
+    options = list(dict.fromkeys(name for case, _ in lanes for name in settings[case]))
+    stated = {
+        lane: privacy[lane[0]](record["until"], **record.get("released", {})) if lane[0] in privacy else ()
+        for lane, record in lanes.items()
+    }
+    stated_bounds = {statement["bound"] for statements in stated.values() for statement in statements}
+    bounds = [bound for bound in _BOUNDS if bound in stated_bounds]
+    header = ["case", "seed", *options, "status", "rounds", *metrics]
+    header += [f"{bound}_{name}" for bound in bounds for name in _EPSILON] + ["reason", "seconds"]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    for (case, seed), record in lanes.items():
+        line = last.get((case, seed), {})
+        row = [case, seed, *(settings[case].get(name) for name in options), record["status"], record["until"]]
+        row += [line.get(name) for name in metrics]
+        for bound in bounds:
+            first = next((each for each in stated[case, seed] if each["bound"] == bound), {})
+            row += [first.get(name) for name in _EPSILON]
+        row += [record["reason"], f"{record['seconds']['run']:.3f}"]
+        writer.writerow([jsonable(value, name) for value, name in zip(row, header, strict=True)])
+    write_atomically(path, text.getvalue().encode())
+
+
+def read_results(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The rows of a results.csv, or of that in a run directory: numbers as numbers, empty cells as None."""
+    path = Path(path)
+    with open(path / RESULTS if path.is_dir() else path, newline="") as file:
+        return [
+            {name: text if name == "case" else _value(text) for name, text in row.items()}
+            for row in csv.DictReader(file)
+        ]
+
+
+def _value(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text or None

@@ -24,8 +24,7 @@ from reference.runs import (
 import jaxfl
 from jaxfl.core import FederatedData, Variables
 from jaxfl.core.tree import num_bytes
-from jaxfl.training.evaluate import evaluation_set, flatten_scores
-from jaxfl.training.measures import test_scores
+from jaxfl.training.measures import evaluation_set, flatten_scores, test_scores
 
 KEY = jax.random.key(11)
 SIZES = (7, 3, 9, 1, 6)

@@ -10,7 +10,7 @@ from experiments.audit import EXPERIMENT, attack
 from jaxfl.frame import main
 from jaxfl.privacy import clients
 from jaxfl.privacy.audit import AuditResult
-from jaxfl.training.results import read_results
+from jaxfl.training.summary import read_results
 
 pytest.importorskip("jax_privacy.auditing")
 TINY = ["--samples", "20", "--canaries", "1500", "--iterations", "3"]

@@ -26,7 +26,7 @@ from jaxfl.frame.options import flag, options, text_of
 from jaxfl.frame.run import saved_options
 from jaxfl.training.json_files import jsonable
 from jaxfl.training.pass_directory import PassDirectory
-from jaxfl.training.results import read_results
+from jaxfl.training.summary import read_results
 
 ALL = list(EXPERIMENTS)
 TRAINED = [name for name in ALL if EXPERIMENTS[name].prepare is not None]

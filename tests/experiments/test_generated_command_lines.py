@@ -77,7 +77,7 @@ def folder(tmp_path, monkeypatch):
     (here / "many.jsonl").write_text('{"iterations": "many"}\n{"iterations": [[[[]]]]}\n')
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(here)
-    monkeypatch.setattr(loop, "_prepare", _train)
+    monkeypatch.setattr(loop, "prepare", _train)
     monkeypatch.setattr(run, "run_in_jobs", _train)
     monkeypatch.setattr(attack, "measured", _train)
     monkeypatch.setattr(spanning_tree, "compare", _train)

@@ -16,7 +16,7 @@ import experiments
 from experiments.privsgp_vr import EXPERIMENT
 from jaxfl.frame.command_line import parse
 from jaxfl.training import read_run, restore_state
-from jaxfl.training.results import read_results
+from jaxfl.training.summary import read_results
 
 ROOT = Path(next(iter(experiments.__path__))).parent
 RUN = "--nodes 4 --iterations 600 --evaluate-every 10 --checkpoint-every 2 --batch-size 2 --quiet --seeds 0 1".split()

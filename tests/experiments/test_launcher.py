@@ -24,7 +24,7 @@ from jaxfl.frame.command_line import parse
 from jaxfl.frame.launch import Launch
 from jaxfl.frame.launcher import Job, JobsStopped
 from jaxfl.training import Stop, read_results, read_run
-from jaxfl.training.lock import held
+from jaxfl.training.run_directory import held
 
 pytest.importorskip("submitit", reason="needs submitit: pip install submitit")
 EXPERIMENT = EXPERIMENTS["privsgp_vr"]

@@ -11,7 +11,7 @@ import time
 import psutil
 from toy_problem import TASK, toy_algorithm, toy_case, train_toy
 
-from jaxfl.training import loop
+from jaxfl.training import passes
 
 
 def main(out):
@@ -23,11 +23,11 @@ def main(out):
             peaks.append(process.memory_info().rss)
             time.sleep(0.001)
 
-    def noted(all_peaks, text=loop.peak_text):
+    def noted(all_peaks, text=passes.peak_text):
         predictions.extend(peak.total for peak in all_peaks.values())
         return text(all_peaks)
 
-    loop.peak_text = noted
+    passes.peak_text = noted
     small, large = (toy_case(toy_algorithm(TASK, table_width=n), seeds=tuple(range(12))) for n in (2, 250_000))
     train_toy(f"{out}/warm", {"A": small})
     predictions.clear()

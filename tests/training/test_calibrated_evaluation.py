@@ -13,8 +13,7 @@ from jaxfl.core import ArgumentError
 from jaxfl.models import classification, sequential
 from jaxfl.models.layers import batch_norm, dense
 from jaxfl.training import calibrated_scores, evaluation_set
-from jaxfl.training.evaluate import flatten_scores
-from jaxfl.training.measures import calibration_set
+from jaxfl.training.measures import calibration_set, flatten_scores
 
 KEY = jax.random.key(3)
 DATA = uneven_data((7, 3, 9, 1, 6))  # 26 samples of 6 features, 3 classes

@@ -11,7 +11,7 @@ from jaxfl.core import ArgumentError
 from jaxfl.models.layers import batch_norm
 from jaxfl.training import evaluation_set
 from jaxfl.training import test_scores as scores_of
-from jaxfl.training.evaluate import flatten_scores
+from jaxfl.training.measures import flatten_scores
 
 
 def _state(task):

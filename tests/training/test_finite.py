@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from jaxfl.core.info import FatalCount
+from jaxfl.training.case import Scores
 from jaxfl.training.chunks import Diverged, refuse_bad
-from jaxfl.training.evaluate import Scores
-from jaxfl.training.finite import refuse_bad_scores
+from jaxfl.training.measures import refuse_bad_scores
 
 NUM_ROUNDS, NUM_NODES = 3, 4
 

@@ -13,11 +13,11 @@ from toy_problem import toy_case, train_toy
 from jaxfl.core import ArgumentError
 from jaxfl.training import open_run
 from jaxfl.training.json_files import read_json, write_json
-from jaxfl.training.lock import held
+from jaxfl.training.run_directory import held
 
 HOLDER = """
 import pathlib, sys, time
-from jaxfl.training.lock import held
+from jaxfl.training.run_directory import held
 with held(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

@@ -17,7 +17,7 @@ from jaxfl.gradients import fixed
 from jaxfl.gradients.samplers import check_counts
 from jaxfl.privacy.tracking import exponential_schedule
 from jaxfl.training.chunks import Diverged, FatalCount, refuse_bad
-from jaxfl.training.finite import refuse_bad_scores
+from jaxfl.training.measures import refuse_bad_scores
 
 SITES = ["S00", "S03", "S01", "S02", "S00", "S02"]
 INPUTS, LABELS = np.arange(36, dtype=np.float32).reshape(6, 6), np.array([0, 1, 2, 0, 1, 2])

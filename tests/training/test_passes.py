@@ -9,7 +9,7 @@ from toy_problem import toy_case, toy_with_numbers, train_toy
 
 from jaxfl.core import ArgumentError
 from jaxfl.training import divide_run, open_run, read_results, read_run, restore_state, train
-from jaxfl.training.lock import held
+from jaxfl.training.run_directory import held
 
 CONFIG = {"step_size": 0.2}
 

@@ -17,7 +17,8 @@ from jaxfl.core import ArgumentError
 from jaxfl.gradients import memory
 from jaxfl.training import loop, read_run, restore_state
 from jaxfl.training.pass_directory import PassDirectory
-from jaxfl.training.preflight import CHECKPOINT_SHARE, PeakMemory, peak_text, predicted_peak, require_memory
+from jaxfl.training.passes import peak_text, require_memory
+from jaxfl.training.program import CHECKPOINT_SHARE, PeakMemory, predicted_peak
 from jaxfl.training.progress import ProgressReport
 
 MEGABYTE = 10**6

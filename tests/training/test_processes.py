@@ -7,7 +7,7 @@ import pytest
 from processes import TESTS, at_once, free_port
 from run_files import run_bytes
 
-from jaxfl.training.processes import any_process, fetched, is_first, least, of_another_process, of_first, together
+from jaxfl.training.processes import any_process, fetched, is_first, least, of_another_process, on_all, on_first
 
 TWO = 2
 
@@ -33,13 +33,13 @@ def test_a_lone_process_is_the_first_and_decides_by_itself():
         raise OSError("its own")
 
     assert is_first()
-    assert of_first(lambda: 3) == together(lambda: 3) == 3
+    assert on_first(lambda: 3)() == on_all(lambda: 3)() == 3
     assert (any_process(True), any_process(False), least(2.5)) == (True, False, 2.5)
     value = object()
     assert fetched([value])[0] is value
-    for way in (of_first, together):
+    for way in (on_first, on_all):
         with pytest.raises(OSError, match="its own") as caught:
-            way(fails)
+            way(fails)()
         assert not of_another_process(caught.value)
 
 
@@ -53,8 +53,11 @@ def test_every_process_gets_what_process_0_got_or_its_exception(ran):
         assert each["nested"] == 0
         assert each["large"]
         assert each["refused"] == ["ArgumentError", "out: must be there; it is not. Make it.", index != 0]
-        assert each["unsent"][2] == (index != 0)
+        assert each["missing"][0] == "FileNotFoundError"
+        assert each["missing"][1].endswith("No such file or directory: '/no such file'")
+        assert [each[name][2] for name in ("unsent", "no JSON", "missing")] == [index != 0] * 3
     assert told[1]["unsent"][:2] == ["RuntimeError", "Unsent: ab"]
+    assert told[1]["no JSON"][0] == "RuntimeError"
 
 
 @pytest.mark.slow

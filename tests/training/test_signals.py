@@ -212,7 +212,7 @@ def test_a_new_run_that_ends_before_its_first_round_leaves_nothing(tmp_path, mon
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("jaxfl.training.loop.Program.check", ends)
+        patch.setattr("jaxfl.training.passes.Program.check", ends)
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
                 train_toy(out, cases, stop=stop, resume=True)
@@ -221,7 +221,7 @@ def test_a_new_run_that_ends_before_its_first_round_leaves_nothing(tmp_path, mon
     assert run.path.exists()
     train_toy(out, cases, resume=True)
     with monkeypatch.context() as patch:
-        patch.setattr("jaxfl.training.loop.Program.check", ends)
+        patch.setattr("jaxfl.training.passes.Program.check", ends)
         with pytest.raises(KeyboardInterrupt):
             train_toy(out, cases, stop=Stop(), resume=True)
     assert undone[2]

@@ -137,7 +137,7 @@ jaxfl/training/checkpoint.py: max_to_keep=keep => max_to_keep=None
 [tests/training/test_pass_directory.py]
 jaxfl/training/pass_directory.py: zlib.crc32(memoryview(content)[:size]) != checksum => False
 [tests/training/test_resume.py]
-jaxfl/training/lockstep.py: self._directory.keep_lines(record["metrics"]) => pass
+jaxfl/training/lockstep.py: self._directory.keep_lines(content["metrics"]) => pass
 jaxfl/training/lane_record.py: self.totals, self.last_line => _, self.last_line
 [tests/training/test_lane_record.py]
 jaxfl/training/lockstep.py: self._most - since) => self._most)

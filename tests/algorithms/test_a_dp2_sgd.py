@@ -1,4 +1,4 @@
-"""A(DP)2SGD: who wakes, with whom it averages and how old its gradient is."""
+"""A(DP)2SGD: who wakes, with whom it averages and how old its gradient is; test_references.py has its lines."""
 
 import math
 import re
@@ -12,80 +12,13 @@ from problems import small_task, start, uneven_data
 
 import jaxfl
 from jaxfl import ArgumentError, graphs
-from jaxfl.algorithms.a_dp2_sgd import Draws, a_dp2_sgd
-from jaxfl.gradients import Batch, mini_batch, poisson
+from jaxfl.algorithms.a_dp2_sgd import a_dp2_sgd
+from jaxfl.gradients import mini_batch, poisson
 from jaxfl.graphs import require_undirected
 
 KEY = jax.random.key(11)
 NOISE_STD = (0.0, 0.5, 1.0, 2.0, 4.0)
 MAX_DELAY, ROUNDS = 3, 4000
-
-
-def scalar_problem(targets):
-    """One number per node, pulled toward the node's own target: the gradient is x - target."""
-    count = len(targets)
-    task = jaxfl.from_functions(lambda key: jnp.float32(0.0), lambda x, inputs, labels: 0.5 * (x - inputs[:, 0]) ** 2)
-    inputs = np.array(targets, np.float32)[:, None]
-    return task, jaxfl.federate(inputs, np.zeros(count, np.float32), [[i] for i in range(count)])
-
-
-def chosen(events, num_nodes):
-    """Draws of one round from a list of (node, neighbor, delay), each event using its node's only sample."""
-    node, neighbor, delay = (jnp.array(column, jnp.int32) for column in zip(*events, strict=True))
-    batch = Batch(
-        indices=jnp.zeros((num_nodes, 1), jnp.int32),
-        mask=jnp.ones((num_nodes, 1), bool),
-        overflow=jnp.zeros(num_nodes, jnp.int32),
-    )
-    return Draws(node=node, neighbor=neighbor, delay=delay, gradient=batch, noise=None)
-
-
-def test_two_nodes_without_delay_average_and_step():
-    """By hand: both nodes take the average, and the waking one steps along its gradient at its own old parameter."""
-    task, data = scalar_problem((2.0, 6.0))
-    algorithm = a_dp2_sgd(task, graph=graphs.ring(2), step_size=0.5, max_delay=0)
-    state, update = start(algorithm, KEY, data), jax.jit(algorithm.update)
-    # x = (0, 0): node 0 steps by -0.5 (0 - 2), node 1 takes the average 0; then node 1 steps by -0.5 (0 - 6).
-    state, info = update(state, data, chosen([(0, 1, 0), (1, 0, 0)], 2))
-    np.testing.assert_allclose(state.params, [0.5, 0.5 + 3.0])
-    np.testing.assert_allclose(info.loss, [2.0, 18.0])
-    np.testing.assert_array_equal(info.bits_sent, [64.0, 64.0])
-    # Node 1 twice: from 3.5 by -0.5 (3.5 - 6) off the average 2, then from 3.25 by 1.375 off the average 2.625.
-    state, info = update(state, data, chosen([(1, 0, 0), (1, 0, 0)], 2))
-    np.testing.assert_allclose(state.params, [2.625, 2.625 + 1.375])
-    np.testing.assert_array_equal(info.events, [0, 2])
-    np.testing.assert_allclose(info.loss, [(3.125 + 3.78125) / 2] * 2)  # who slept shows the mean over the events
-
-
-def test_one_node_is_gradient_descent_with_delay():
-    """x^{t+1} = x^t - gamma (x^{t - delay} - target), with the first parameters before the run."""
-    task, data = scalar_problem((1.0,))
-    algorithm = a_dp2_sgd(task, graph=graphs.complete(1), step_size=0.3, max_delay=4)
-    state, update = start(algorithm, KEY, data), jax.jit(algorithm.update)
-    history = [0.0]
-    for t, delay in enumerate([4, 0, 1, 2, 4, 3, 4, 4, 0, 2]):
-        state, info = update(state, data, chosen([(0, 0, delay)], 1))
-        history.append(history[t] - 0.3 * (history[max(t - delay, 0)] - 1.0))
-        np.testing.assert_allclose(state.params, [history[-1]], rtol=1e-6)
-        assert (int(info.events[0]), float(info.bits_sent[0])) == (1, 0.0)
-    draws = jax.jit(algorithm.draw)(KEY, state, data)
-    assert (draws.node.tolist(), draws.neighbor.tolist()) == ([0], [0])
-
-
-def test_node_sum_preserved_by_averaging():
-    """With the gradients clipped away, in every round it moves by minus step_size times the sum of the noise."""
-    data = uneven_data()
-    gradient, noise = mini_batch(clip_norm=1e-9), jaxfl.gaussian(0.02)
-    algorithm = a_dp2_sgd(small_task(), graph=graphs.ring(5), step_size=0.2, gradient=gradient, noise=noise)
-    state, draw, update = start(algorithm, KEY, data), jax.jit(algorithm.draw), jax.jit(algorithm.update)
-    for _ in range(8):
-        draws = draw(KEY, state, data)
-        new, info = update(state, data, draws)
-        for before, after, drawn in zip(*map(jax.tree.leaves, (state.params, new.params, draws.noise)), strict=True):
-            np.testing.assert_allclose((after - before).sum(axis=0), -0.2 * drawn.sum(axis=0), atol=2e-6)
-            assert np.abs(after - before).max() > 1e-3
-        assert int(info.events.sum()) == 5
-        state = new
 
 
 @pytest.fixture(scope="module")

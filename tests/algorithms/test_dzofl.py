@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import crossed
+from helpers import crossed, refusals
 from problems import linear_task, run, small_task, start, statistics_task, uneven_data
 from reference.dzofl import dzofl as reference_dzofl
 from reference.dzofl import round_to_small_float
@@ -15,11 +15,10 @@ from reference.network import as_float64
 from reference.runs import assert_same, flat, node_samples, one_by_one
 
 import jaxfl
-from jaxfl import ArgumentError, gradients
+from jaxfl import gradients
 from jaxfl.channel import float_quantizer
 from jaxfl.core.platform import tracing_for
 from jaxfl.core.tree import num_bytes, size
-from jaxfl.gradients.zero_order import GivenDirections
 from jaxfl.models import classification, mlp
 
 KEY = jax.random.key(5)
@@ -49,16 +48,18 @@ def as_reference(tree):
 
 
 @pytest.mark.parametrize(
-    ("direction", "num_directions", "sampler", "platform"),
+    ("direction", "num_directions", "sampler", "platform", "is_lossy"),
     [
-        ("rademacher", 1, gradients.fixed, "cpu"),
-        ("gaussian", 3, gradients.poisson, "cpu"),
-        ("gaussian", 3, gradients.poisson, "gpu"),
+        ("rademacher", 1, gradients.fixed, "cpu", True),
+        ("gaussian", 3, gradients.poisson, "cpu", False),
+        ("gaussian", 3, gradients.poisson, "gpu", True),
     ],
 )
 @pytest.mark.quick_cases(1)
-def test_follows_the_papers_lines(direction, num_directions, sampler, platform):
-    """Messages of a byte that may be lost, one of the server's, step sizes that decay; compiled once for all rounds."""
+def test_follows_the_papers_lines(direction, num_directions, sampler, platform, is_lossy):
+    """Messages of a byte that may be lost, one of the server's, step sizes that decay; compiled once for all rounds.
+    Without links all arrives in 32 bits, as it is."""
+    links = {"uplink": jaxfl.links(0.4, float_quantizer(**UPLINK)), "downlink": float_quantizer(**DOWNLINK)}
     step_size, smoothing = jaxfl.algorithms.decaying_schedules(0.8, 0.7, step_exponent=0.3, smoothing_exponent=0.25)
     algorithm, data = (
         learner(
@@ -67,8 +68,7 @@ def test_follows_the_papers_lines(direction, num_directions, sampler, platform):
             num_directions=num_directions,
             direction=direction,
             sampler=sampler,
-            uplink=jaxfl.links(0.4, float_quantizer(**UPLINK)),
-            downlink=float_quantizer(**DOWNLINK),
+            **(links if is_lossy else {}),
         ),
         uneven_data(),
     )
@@ -83,21 +83,25 @@ def test_follows_the_papers_lines(direction, num_directions, sampler, platform):
                 "smoothing": 0.7 * (1 + k) ** -0.25,
                 "directions": [as_reference(one) for one in each_direction(draws, first, num_directions)],
                 "batches": [own[mask] for own, mask in used],
-                "arrived": np.asarray(draws.uplink.arrived),
-                "uplink": np.asarray(draws.uplink.rounding.draw(jnp.zeros((NODES, num_directions)))),
-                "downlink": np.asarray(draws.downlink),
+                "arrived": np.ones(NODES, bool),
+                "uplink": np.zeros((NODES, num_directions)),
+                "downlink": np.zeros(num_directions),
             }
         )
+        if is_lossy:
+            rounds[-1]["arrived"] = np.asarray(draws.uplink.arrived)
+            rounds[-1]["uplink"] = np.asarray(draws.uplink.rounding.draw(jnp.zeros((NODES, num_directions))))
+            rounds[-1]["downlink"] = np.asarray(draws.downlink)
     models, losses, broadcasts = reference_dzofl(
         as_reference(first),
         node_samples(data),
         rounds,
         batch_size=BATCH,
-        uplink=functools.partial(round_to_small_float, **UPLINK),
-        downlink=functools.partial(round_to_small_float, **DOWNLINK),
+        uplink=functools.partial(round_to_small_float, **UPLINK) if is_lossy else lambda number, _: number,
+        downlink=functools.partial(round_to_small_float, **DOWNLINK) if is_lossy else lambda number, _: number,
     )
-    arrived = np.array([one["arrived"] for one in rounds])
-    assert 0 < arrived.sum() < arrived.size
+    arrived, bits = np.array([one["arrived"] for one in rounds]), (8 if is_lossy else 32) * num_directions
+    assert (0 < arrived.sum() < arrived.size) == is_lossy
     for state, info, one, model, loss, broadcast in zip(
         result.states[1:], result.infos, rounds, models, losses, broadcasts, strict=True
     ):
@@ -108,41 +112,12 @@ def test_follows_the_papers_lines(direction, num_directions, sampler, platform):
         counts = [2 * num_directions * len(batch) for batch in one["batches"]]
         np.testing.assert_array_equal(info.forward_evaluations, counts)
         np.testing.assert_array_equal(info.gradient_evaluations, np.zeros(NODES))
-        np.testing.assert_array_equal(info.bits_sent, np.full(NODES, 8 * num_directions))
-        np.testing.assert_array_equal(info.bits_received, np.full(NODES, 8 * num_directions))
+        np.testing.assert_array_equal(info.bits_sent, np.full(NODES, bits))
+        np.testing.assert_array_equal(info.bits_received, np.full(NODES, bits))
     for before, after, info in zip(result.states, result.states[1:], result.infos, strict=False):
         moved = np.linalg.norm(flat(after.params) - flat(before.params))
         np.testing.assert_allclose(info.update_norm, moved, rtol=1e-4, atol=1e-7)
     assert any(np.any(b) for b in broadcasts)
-
-
-@pytest.mark.parametrize("uplink", [None, jaxfl.links(1.0)])
-@pytest.mark.quick_cases(1)
-def test_no_losses_and_no_quantizers_give_two_point_descent(uplink):
-    """x <- x - alpha sum_i (f_i(x + gamma Phi) - f_i(x - gamma Phi)) Phi, 32 bits a number."""
-    task, data, alpha, gamma = small_task(), uneven_data(), 0.5, 0.7
-    algorithm = learner(uplink=uplink, step_size=alpha, smoothing=gamma)
-    result, loss = one_by_one(algorithm, KEY, data, 3), jax.jit(task.loss)
-    for before, draws, after, info in zip(result.states, result.draws, result.states[1:], result.infos, strict=False):
-        (direction,) = each_direction(draws, before.params, 1)
-        total = 0.0
-        for node in range(NODES):
-            samples = data.indices[node, draws.batch.indices[node]]
-            sides = [
-                loss(
-                    jax.tree.map(lambda x, z, s=sign: x + s * gamma * z, before.params, direction),
-                    data.inputs[samples],
-                    data.labels[samples],
-                )
-                for sign in (1.0, -1.0)
-            ]
-            total += float((sides[0] - sides[1]).mean())
-        moved = np.float32(-alpha * total)
-        expected = jax.tree.map(lambda x, z, moved=moved: x + moved * z, before.params, direction)
-        assert_same(after.params, expected, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(info.update_norm, alpha * abs(total), rtol=1e-4)
-        np.testing.assert_array_equal(info.bits_sent, np.full(NODES, 32.0))
-        np.testing.assert_array_equal(info.lost_messages, np.zeros(NODES))
 
 
 def test_where_no_message_arrives_the_model_stays_as_it_is():
@@ -233,69 +208,24 @@ def test_batches_run_forward_as_the_node_loop_says():
     assert_same(*states, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow  # as in tests/gradients/test_zero_order_estimates.py
-def test_directions_from_elsewhere_take_the_place_of_keys():
-    data, algorithm = uneven_data(), learner(num_directions=2, direction="gaussian")
-    state = start(algorithm, KEY, data)
-    draws = jax.jit(algorithm.draw)(KEY, state, data)
-    leaves, structure = jax.tree.flatten(state.params)
-    values = [jnp.stack([draws.directions.numbers(r, i, leaf) for r in range(2)]) for i, leaf in enumerate(leaves)]
-    given = draws._replace(directions=GivenDirections(structure.unflatten(values)))
-    update = jax.jit(algorithm.update)
-    assert_same(update(state, data, draws), update(state, data, given), rtol=1e-5, atol=1e-6)
-    other = given._replace(directions=GivenDirections(jax.tree.map(jnp.negative, given.directions.values)))
-    assert_same(update(state, data, other)[0].params, update(state, data, given)[0].params, rtol=1e-5, atol=1e-6)
-    swapped = given._replace(directions=GivenDirections(structure.unflatten([leaf[::-1] * 2 for leaf in values])))
-    assert (
-        np.abs(flat(update(state, data, swapped)[0].params) - flat(update(state, data, given)[0].params)).max() > 1e-2
-    )
+EXPONENTS = "step_exponent, smoothing_exponent"
 
 
-@pytest.mark.parametrize("links", LINKS)
-@pytest.mark.quick_cases(1)
-@pytest.mark.slow
-def test_converges_on_a_quadratic(links):
-    """To the parameters from which all labels are made, where no device pulls another way."""
-    task, uplink, downlink = linear_task(), *LINKS[links][:2]
-    inputs = np.random.default_rng(0).normal(size=(30, 6)).astype(np.float32)
-    labels = (inputs @ np.array([1, -2, 0.5, 0, 1, 3]) + 0.7).astype(np.float32)
-    data = jaxfl.federate(inputs, labels, np.split(np.arange(30), NODES))
-    algorithm = learner(task, step_size=0.2, smoothing=0.3, uplink=uplink, downlink=downlink, num_directions=2)
-    first = start(algorithm, KEY, data)
-    early, _ = run(algorithm, KEY, data, 10, first)
-    late = early
-    for _ in range(19):
-        late, _ = run(algorithm, KEY, data, 10, late)
-    before, after_10, after_200 = (
-        float(task.loss(s.params, data.inputs, data.labels).mean()) for s in (first, early, late)
-    )
-    assert 0.01 * before < after_10 < before
-    assert after_200 < 1e-6 * before
+def decaying(**exponents):
+    return lambda: jaxfl.algorithms.decaying_schedules(1.0, 0.1, **exponents)
 
 
-CONDITIONS = [
-    ({"step_exponent": 0.7, "smoothing_exponent": 0.4}, "step_exponent .* must be at most 1; got 0.7 and 0.4"),
-    ({"step_exponent": 0.25, "smoothing_exponent": 0.25}, r"step_exponent \+ 3 smoothing_exponent must be above 1"),
-    ({"step_exponent": 0.1, "smoothing_exponent": 0.4}, "step_exponent .* must be above 1/2"),
-    ({"step_exponent": 0.0, "smoothing_exponent": 0.9}, "step_exponent: must be positive"),
-    ({"smoothing_exponent": -0.1}, "smoothing_exponent: must be positive"),
-]
-
-
-@pytest.mark.parametrize(("exponents", "message"), CONDITIONS)
-def test_exponents_that_break_a_condition_are_refused(exponents, message):
-    with pytest.raises(ArgumentError, match=message):
-        jaxfl.algorithms.decaying_schedules(1.0, 0.1, **exponents)
-
-
-def test_a_task_without_losses_of_single_samples_is_refused():
-    with pytest.raises(ArgumentError, match=r"^task: "):
-        learner(statistics_task())
-
-
-def test_links_for_other_devices_are_refused():
-    with pytest.raises(ArgumentError, match=r"^success: "):
-        learner(uplink=jaxfl.links(jnp.full(3, 0.5))).init(KEY, uneven_data())
+test_refusals = refusals(
+    [
+        (decaying(step_exponent=0.7, smoothing_exponent=0.4), EXPONENTS),  # of a sum above 1
+        (decaying(step_exponent=0.25, smoothing_exponent=0.25), EXPONENTS),  # 3 times the second and the first: 1
+        (decaying(step_exponent=0.1, smoothing_exponent=0.4), EXPONENTS),
+        (decaying(step_exponent=0.0, smoothing_exponent=0.9), "step_exponent"),
+        (decaying(smoothing_exponent=-0.1), "smoothing_exponent"),
+        (lambda: learner(statistics_task()), "task"),
+        (lambda: learner(uplink=jaxfl.links(jnp.full(3, 0.5))).init(KEY, uneven_data()), "success"),
+    ]
+)
 
 
 @pytest.mark.slow

@@ -92,30 +92,10 @@ def test_follows_the_papers_lines(case):
             used[number, client] = sum(map(len, batches))
     bits = (used > 0) * 32 * (6 * 5 + 5 + 5 * 3 + 3)
     check_counts(infos, used, bits, bits)
-
-
-@pytest.mark.parametrize(("node_loop", "weighting"), [("map", "data"), ("vmap", "uniform")])
-@pytest.mark.quick_cases(1)
-def test_all_clients_one_step_full_batches_are_gradient_descent(node_loop, weighting):
-    """On the pooled data for data weights, on the mean of the clients' means for uniform ones."""
-    data, task = uneven_data(SIZES), small_task()._replace(node_loop=node_loop)
-    parts = [data.indices[:, :size][i] for i, size in enumerate(SIZES)]
-
-    def objective(params):
-        if weighting == "data":
-            return task.loss(params, data.inputs, data.labels).mean()
-        return jnp.stack([task.loss(params, data.inputs[p], data.labels[p]).mean() for p in parts]).mean()
-
-    algorithm = learner(task, weighting=weighting, num_active=5, num_local_steps=1, batch_size=max(SIZES))
-    state, infos = run(algorithm, KEY, data, 8)
-    x, descent = start(algorithm, KEY, data).params, jax.jit(jax.value_and_grad(objective))
-    for r in range(8):
-        loss, gradient = descent(x)
-        np.testing.assert_allclose(infos.loss[r], loss, rtol=1e-5)
-        np.testing.assert_allclose(infos.pseudo_gradient_norm[r], 0.2 * np.linalg.norm(flat(gradient)), rtol=1e-4)
-        x = jax.tree.map(lambda a, g: a - 0.2 * g, x, gradient)
-    np.testing.assert_allclose(flat(state.params), flat(x), rtol=1e-4, atol=1e-6)
-    np.testing.assert_array_equal(infos.update_norm, infos.pseudo_gradient_norm)
+    if not reference_options:
+        np.testing.assert_array_equal(infos.pseudo_gradient_norm, infos.update_norm)
+        moved = flat(run(algorithm, KEY, data, 1)[0].params) - flat(start(algorithm, KEY, data).params)
+        np.testing.assert_allclose(infos.update_norm[0], np.linalg.norm(moved), rtol=1e-4)
 
 
 def test_padding_never_contributes():
@@ -132,34 +112,9 @@ def test_padding_never_contributes():
         check_own_samples_alone_train(lambda data, own=own: update(state, data, own), data, client, 3, 1e-3)
 
 
-def test_each_step_draws_different_samples_of_the_clients_own():
-    """All of them where they do not fill a batch; each equally often where they do."""
-    draws, counts = drawn(), [np.zeros(size) for size in SIZES]
-    for active, batches in zip(draws.active, draws.steps.batch_indices, strict=True):
-        for client, steps in zip(active, batches, strict=True):
-            for step in steps:
-                own = step[step < SIZES[client]]
-                assert len(set(own)) == len(own) == min(BATCH, SIZES[client])
-                counts[client][own] += 1
-    for count, size in zip(counts, SIZES, strict=True):
-        steps = count.sum() / min(BATCH, size)
-        rate = min(BATCH, size) / size
-        assert np.all(np.abs(count - rate * steps) <= 4 * np.sqrt(rate * (1 - rate) * steps))
-    first, second, _ = np.moveaxis(draws.steps.batch_indices[:, 0], 1, 0)
-    assert np.any(first != second)
-
-
 def test_participation_is_uniform_without_repeats():
     check_uniform_pairs(drawn().active, 5)
     assert np.all(drawn(num_active=5).active == np.arange(5))
-
-
-def test_a_clients_batches_do_not_depend_on_who_else_is_active():
-    some, everybody = drawn(), drawn(num_active=5)
-    for active, batches, all_batches in zip(
-        some.active, some.steps.batch_indices, everybody.steps.batch_indices, strict=True
-    ):
-        np.testing.assert_array_equal(batches, all_batches[active])
 
 
 def test_no_kernel_of_a_round_makes_the_keys_of_round_client_and_step():

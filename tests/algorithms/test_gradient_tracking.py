@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import run, small_task, start, uneven_data
+from helpers import refusals
+from problems import small_task, start, uneven_data
 from reference.gradient_tracking import gradient_tracking as reference_gradient_tracking
 from reference.runs import (
     by_node,
@@ -24,7 +25,7 @@ from reference.runs import (
 import jaxfl
 from jaxfl import ArgumentError
 from jaxfl.gradients import fixed, mini_batch
-from jaxfl.privacy.tracking import TrackingSchedule, exponential_schedule, polynomial_schedule
+from jaxfl.privacy.tracking import TrackingSchedule
 
 KEY = jax.random.key(5)
 NODES, ROUNDS, CLIP_NORM = 5, 50, 8.0
@@ -51,7 +52,6 @@ TRACKER_WEIGHTS = np.array(
 SELF_LOOPS = np.diag([0.3, 0.0, 0.7, 0.2, 0.5])
 # (self-loops, gradient_at)
 CASES = [(False, "broadcast"), (True, "state")]
-CASES += [pytest.param(True, "broadcast", marks=pytest.mark.slow), pytest.param(False, "state", marks=pytest.mark.slow)]
 
 
 def weights(self_loops):
@@ -136,46 +136,6 @@ def test_trackers_sum_to_the_gradients_and_the_noise_received(self_loops, gradie
     assert np.abs(excess).max() > 1e-2, "noise must matter for this test to mean something"
 
 
-def quadratic():
-    """Node i holds two points, all of which are used: the optimum of the sum of losses is the mean of all points."""
-    points = np.random.default_rng(0).normal(size=(2 * NODES, 3)).astype(np.float32)
-    task = jaxfl.from_functions(
-        lambda key: jnp.zeros(3), lambda w, x, y: 0.5 * ((w.reshape(1, -1) - x) ** 2).sum(axis=1)
-    )
-    data = jaxfl.federate(points, np.zeros(2 * NODES, np.float32), np.split(np.arange(2 * NODES), NODES))
-    return task, data, points.mean(axis=0)
-
-
-def test_without_noise_the_error_falls_geometrically():
-    """By about 11 every 50 rounds on a strongly convex quadratic, with sum y = sum g throughout; the step size and the
-    noise scales are traced."""
-    task, data, optimum = quadratic()
-    state_weights, tracker_weights = weights(True)
-
-    @jax.jit
-    def errors(key, data, step_size, noise_scale):
-        silent = schedule(250, noise_scale, noise_scale)._replace(num_samples=2, step_size=step_size)
-        algorithm = jaxfl.gradient_tracking(
-            task, state_weights=state_weights, tracker_weights=tracker_weights, schedule=silent, clip_norm=None
-        )
-
-        def body(state, _):
-            state, _ = algorithm.round(key, state, data)
-            error = jnp.linalg.norm(state.params - optimum.reshape(1, -1), axis=1).max()
-            unconserved = jnp.abs((state.gradient_tracker - state.gradient).sum(axis=0)).max()
-            return state, (error, unconserved)
-
-        return jax.lax.scan(body, algorithm.init(key, data), None, length=250)[1]
-
-    error, unconserved = (np.asarray(series) for series in errors(KEY, data, jnp.float32(0.05), jnp.zeros(251)))
-    assert unconserved.max() < 5e-6
-    at = error[49::50]
-    assert at[0] < 0.1
-    ratios = at[:-1] / at[1:]
-    assert (ratios > 7).all()
-    assert (ratios < 17).all()
-
-
 LARGE = 3000  # parameters
 
 
@@ -214,31 +174,6 @@ def test_draws_are_scaled_as_the_schedule_says(distribution):
     check_noise(both, np.concatenate(scales, axis=1), distribution)
 
 
-@pytest.mark.parametrize("scheme", ["S1", "S2"])
-@pytest.mark.quick_cases(1)
-def test_runs_both_schemes_and_counts_their_samples(scheme):
-    """m_K of the scheme is the batch, and a schedule's end is where the broadcast state ends."""
-    if scheme == "S1":
-        numbers = polynomial_schedule(
-            4, state_noise_exponent=-0.1, tracker_noise_exponent=0.1, state_mixing=(0.5, 0.9), num_samples=(0.2, 1.5)
-        )
-    else:
-        numbers = exponential_schedule(4, state_noise_base=0.5, tracker_noise_base=0.6, num_samples_base=1.1)
-    task, data = small_task(), uneven_data()
-    state_weights, tracker_weights = weights(True)
-    algorithm = jaxfl.gradient_tracking(
-        task, state_weights=state_weights, tracker_weights=tracker_weights, schedule=numbers, clip_norm=1.0
-    )
-    state, infos = run(algorithm, KEY, data, 5)
-    assert numbers.num_samples == 2
-    np.testing.assert_array_equal(infos.gradient_evaluations, np.full((5, NODES), 2))
-    assert np.isfinite(infos.loss).all()
-    # Behind the end gradients are those at a broadcast state of NaN: under the clip norm none of them counts.
-    np.testing.assert_array_equal(infos.discarded_gradients, [[0] * NODES] * 4 + [[2] * NODES])
-    assert np.isfinite(by_node(state.params)).all()
-    assert np.isnan(by_node(algorithm.node_params(state))).all()
-
-
 def build(**changes):
     """The constructor on two nodes that hear each other."""
     pair = np.array([[0.0, 1.0], [1.0, 0.0]])
@@ -266,20 +201,18 @@ def test_assumption_1_is_computed():
             build(**refused)
 
 
-@pytest.mark.parametrize(
-    ("changes", "argument"),
+test_refusals = refusals(
     [
-        ({"state_weights": np.ones((2, 3))}, "state_weights"),
-        ({"tracker_weights": np.ones((3, 3))}, "tracker_weights"),
-        ({"tracker_weights": np.array([[0.0, -1.0], [1.0, 0.0]])}, "tracker_weights"),
-        ({"state_weights": np.array([[0.0, np.nan], [1.0, 0.0]])}, "state_weights"),
-        ({"schedule": schedule(4, np.ones(5), np.ones(6))}, "tracker_noise_scale"),
-        ({"schedule": schedule(4, np.ones((3, 5)), np.ones(5))}, "state_noise_scale"),
-        ({"schedule": schedule(4, 1.0, np.ones(5))}, "state_noise_scale"),
-        ({"schedule": schedule(4, np.ones(5), -np.ones(5))}, "tracker_noise_scale"),
-    ],
+        (lambda changes=changes: build(**changes), argument)
+        for changes, argument in (
+            ({"state_weights": np.ones((2, 3))}, "state_weights"),
+            ({"tracker_weights": np.ones((3, 3))}, "tracker_weights"),
+            ({"tracker_weights": np.array([[0.0, -1.0], [1.0, 0.0]])}, "tracker_weights"),
+            ({"state_weights": np.array([[0.0, np.nan], [1.0, 0.0]])}, "state_weights"),
+            ({"schedule": schedule(4, np.ones(5), np.ones(6))}, "tracker_noise_scale"),
+            ({"schedule": schedule(4, np.ones((3, 5)), np.ones(5))}, "state_noise_scale"),
+            ({"schedule": schedule(4, 1.0, np.ones(5))}, "state_noise_scale"),
+            ({"schedule": schedule(4, np.ones(5), -np.ones(5))}, "tracker_noise_scale"),
+        )
+    ]
 )
-def test_refuses(changes, argument):
-    with pytest.raises(ArgumentError) as caught:
-        build(**changes)
-    assert caught.value.argument == argument

@@ -32,9 +32,8 @@ def over_changing_graph(constructor, estimate):
 
 
 CASES = {
-    f"{name}, {estimate}": over_changing_graph(getattr(jaxfl, name), estimate)
-    for name in ("push_sum", "d_psgd")
-    for estimate in ESTIMATES
+    **{f"push_sum, {estimate}": over_changing_graph(jaxfl.push_sum, estimate) for estimate in ESTIMATES},
+    "d_psgd, mini-batch": over_changing_graph(jaxfl.d_psgd, "mini-batch"),
 }
 CASES |= {
     "gradient_tracking": lambda task: jaxfl.gradient_tracking(

@@ -1,4 +1,4 @@
-"""HeteroFL and FjORD: the papers' lines, who holds what, federated averaging as a special case, model state."""
+"""HeteroFL and FjORD: the papers' lines, who holds what, model state, and what a narrow client costs."""
 
 from typing import Any
 
@@ -7,22 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers import refusals
 from problems import small_task, start, statistics_task, uneven_data, with_clients
 from reference.network import as_float64
-from reference.runs import check_counts, check_own_samples_alone_train, draws_of_fed_avg, flat, node_samples
+from reference.runs import check_counts, check_own_samples_alone_train, flat, node_samples
 from reference.width_reduction import width_reduction as reference_width_reduction
 
 import jaxfl
-from jaxfl import ArgumentError
 from jaxfl.algorithms.clients.steps import StepDraws
 from jaxfl.algorithms.clients.uplink import UplinkDraws
 from jaxfl.algorithms.width_reduction import Draws, State, width_reduction
 from jaxfl.core import Variables
 from jaxfl.core.platform import tracing_for
-from jaxfl.core.tasks import calibrated_state
 from jaxfl.core.tree import size
-from jaxfl.models import classification, layers, sequential
-from jaxfl.models.composite import scaled
 
 KEY = jax.random.key(11)
 SIZES = (7, 3, 9, 1, 6)
@@ -52,7 +49,7 @@ def run_keeping_draws(algorithm, data, num_rounds):
 
     @jax.jit
     def rounds():
-        first = algorithm.init(KEY, data)
+        first = start(algorithm, KEY, data)
         last, (draws, infos) = jax.lax.scan(one_round, first, length=num_rounds)
         return first, last, draws, infos
 
@@ -143,64 +140,6 @@ LINEAR = [linear(6), linear(4)]
 TWO_CLASSES = {"client_class": [0, 1, 1, 0, 1], "step_size": 0.05}
 
 
-FED_AVG = {"num_active": 3, "num_local_steps": 3, "batch_size": BATCH, "step_size": 0.05}
-ACTIVE = (0, 2, 4)
-
-
-def fed_avg_round(task, params, draws, **options):
-    """(new params, info) of federated averaging on these draws."""
-    algorithm = jaxfl.fed_avg(task, **with_clients(**FED_AVG, **options))
-    data = uneven_data(SIZES)
-    state = algorithm.init(KEY, data)._replace(params=params)
-    new, info = jax.jit(algorithm.update)(state, data, draws_of_fed_avg(draws))
-    return new.params, info
-
-
-@pytest.mark.parametrize("ordered_dropout", [False, True])
-def test_one_class_is_fed_avg(ordered_dropout):
-    """FedAvg trains the full model, with FjORD having one width to choose from; the other class has no clients."""
-    data, options = uneven_data(SIZES), {"momentum": 0.9, "weight_decay": 0.05}
-    tasks, widths = (LINEAR[:1], np.zeros((3, 3))) if ordered_dropout else (LINEAR, None)
-    algorithm = learner(tasks, client_class=[0] * 5, step_size=0.05, ordered_dropout=ordered_dropout, **options)
-    state, draws = algorithm.init(KEY, data), chosen(ACTIVE, widths=widths)
-    new, info = jax.jit(algorithm.update)(state, data, draws)
-    expected, expected_info = fed_avg_round(LINEAR[0], state.params, draws, **options)
-    np.testing.assert_allclose(new.params["w"], expected["w"], rtol=1e-5, atol=1e-7)
-    for name in ("loss", "active", "bits_sent", "bits_received", "gradient_evaluations", "update_norm"):
-        np.testing.assert_allclose(getattr(info, name), getattr(expected_info, name), rtol=1e-4)
-
-
-def test_one_narrow_class_is_fed_avg_on_the_narrow_model():
-    """And elements that no active client holds stay bit for bit."""
-    data = uneven_data(SIZES)
-    algorithm = learner(LINEAR, client_class=[1] * 5, step_size=0.05, weighting="uniform")
-    state, draws = algorithm.init(KEY, data), chosen(ACTIVE)
-    new, info = jax.jit(algorithm.update)(state, data, draws)
-    expected, expected_info = fed_avg_round(LINEAR[1], {"w": state.params["w"][:4]}, draws, weighting="uniform")
-    np.testing.assert_allclose(new.params["w"][:4], expected["w"], rtol=1e-5)
-    np.testing.assert_array_equal(new.params["w"][4:], state.params["w"][4:])
-    np.testing.assert_allclose(info.loss, expected_info.loss, rtol=1e-5)
-    np.testing.assert_array_equal(info.bits_sent, expected_info.bits_sent)
-
-
-def test_an_element_becomes_the_mean_over_the_active_clients_that_hold_it():
-    """Elements that no active client holds stay bit for bit."""
-    data, draws = uneven_data(SIZES), chosen((3, 1, 4))
-    state = learner(LINEAR, **TWO_CLASSES).init(KEY, data)
-
-    def after(num_active, rows):
-        update = jax.jit(learner(LINEAR, **TWO_CLASSES, num_active=num_active).update)
-        return np.asarray(update(state, data, jax.tree.map(lambda leaf: leaf[rows], draws))[0].params["w"], np.float64)
-
-    of_wide, of_narrow, found = after((1, 0), slice(0, 1)), after((0, 2), slice(1, 3)), after((1, 2), slice(0, 3))
-    counts = np.array(SIZES)[np.asarray(draws.active)]
-    share = counts[0] / counts.sum()
-    np.testing.assert_allclose(found[:4], share * of_wide[:4] + (1 - share) * of_narrow[:4], rtol=1e-5)
-    np.testing.assert_allclose(found[4:], of_wide[4:], rtol=1e-6)
-    np.testing.assert_array_equal(of_narrow[4:], state.params["w"][4:])
-    assert np.abs(found - np.asarray(state.params["w"])).min() > 1e-4
-
-
 @pytest.mark.parametrize("ordered_dropout", [False, True])
 def test_padding_never_contributes(ordered_dropout):
     """Each client in turn trains alone, then on a pool in which all other samples are NaN: the same bits, and all of
@@ -240,15 +179,6 @@ def test_a_clients_batches_and_widths_do_not_depend_on_who_else_is_active():
         assert np.all(np.abs(counts[number:] - share * draws) <= 4 * np.sqrt(share * (1 - share) * draws))
 
 
-def test_a_client_sends_and_receives_its_slice_alone():
-    """Count the bits of parameters and model state; idle clients send nothing."""
-    data = uneven_data(SIZES)
-    algorithm = learner([statistics_task(6), statistics_task(4)], **TWO_CLASSES)
-    info = jax.jit(algorithm.update)(algorithm.init(KEY, data), data, chosen((0, 2, 3), keys=True))[1]
-    np.testing.assert_array_equal(info.bits_sent, [32 * 12, 0, 32 * 8, 32 * 12, 0])
-    np.testing.assert_array_equal(info.bits_received, info.bits_sent)
-
-
 def step_with_statistics(w, mean, data, draws, client, step, width):
     """A step of `statistics_task` of this width, on w and mean in place, float64."""
     inputs, labels = np.asarray(data.inputs, np.float64), np.asarray(data.labels, np.float64)
@@ -268,10 +198,12 @@ def test_batch_statistics_are_averaged_like_parameters():
     """By HeteroFL, over those that hold them. Each step has a key of its own."""
     data, tasks = uneven_data(SIZES), [statistics_task(width) for width in HELD]
     algorithm = learner(tasks, client_class=OF_CLIENTS, num_active=5, step_size=0.05)
-    state = algorithm.init(KEY, data)
+    state = start(algorithm, KEY, data)
     state = state._replace(model_state={"mean": jnp.linspace(0.5, 1.0, 6, dtype=jnp.float32)})
     draws: Any = chosen(range(5), keys=True)
-    new, _ = jax.jit(algorithm.update)(state, data, draws)
+    new, info = jax.jit(algorithm.update)(state, data, draws)
+    np.testing.assert_array_equal(info.bits_sent, [32 * 2 * HELD[number] for number in OF_CLIENTS])
+    np.testing.assert_array_equal(info.bits_received, info.bits_sent)
 
     sums, weights = {"w": np.zeros(6), "mean": np.zeros(6)}, np.zeros(6)
     for i, number in enumerate(OF_CLIENTS):
@@ -292,14 +224,13 @@ def test_batch_statistics_are_averaged_like_parameters():
     np.testing.assert_array_equal(node.model_state["mean"], new.model_state["mean"][None])
 
 
-@pytest.mark.parametrize("node_loop", ["vmap", "map"])
-def test_with_ordered_dropout_each_width_has_batch_statistics_of_its_own(node_loop):
+def test_with_ordered_dropout_each_width_has_batch_statistics_of_its_own():
     """A step moves those of its width alone; each width's become the mean over the active clients that hold it."""
-    data, tasks = uneven_data(SIZES), [statistics_task(width)._replace(node_loop=node_loop) for width in HELD]
+    data, tasks = uneven_data(SIZES), [statistics_task(width) for width in HELD]
     options = {"client_class": OF_CLIENTS, "num_active": 5, "step_size": 0.05, "ordered_dropout": True}
     algorithm = learner(tasks, **options)
     starts = tuple({"mean": jnp.linspace(0.5 + k, 1.0, width, dtype=jnp.float32)} for k, width in enumerate(HELD))
-    first = algorithm.init(KEY, data)
+    first = start(algorithm, KEY, data)
     assert jax.tree.map(jnp.shape, first.model_state) == jax.tree.map(jnp.shape, starts)
     state = first._replace(model_state=starts)
     draws: Any = chosen(range(5), widths=np.array([[1, 2, 1], [2, 1, 1], [2, 2, 2], [1, 1, 2], [2, 2, 2]]), keys=True)
@@ -346,54 +277,21 @@ def test_a_narrow_client_costs_less():
     assert size(jax.eval_shape(tasks[1].init, KEY)) < 0.11 * size(jax.eval_shape(tasks[0].init, KEY))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
+def slices(*tasks):
+    return lambda: learner(list(tasks), client_class=[0] * 5)
+
+
+test_refusals = refusals(
     [
-        ({"tasks": LINEAR}, r"client_class: must lie in \[0, 2\); got 2 at position 0"),
-        ({"axis_groups": {"dense_1/weight": {0: 2}}}, "axis_groups: must name parameters .* got 'dense_1/weight'"),
-        ({"axis_groups": {"dense_2/kernel": {0: 2}}}, "axis_groups: must cut an axis of every model into equal runs"),
-        ({"axis_groups": {"dense_2/kernel": {2: 1}}}, "axis_groups: must cut an axis of every model into equal runs"),
-        ({"axis_groups": {"dense_2/kernel": {0: 0}}}, r"axis_groups\['dense_2/kernel'\]: must be an integer of at"),
-        ({"num_active": (1, 1)}, "num_active: must be"),
-    ],
+        (lambda: learner(LINEAR), "client_class"),
+        (lambda: learner(axis_groups={"dense_1/weight": {0: 2}}), "axis_groups"),
+        (lambda: learner(axis_groups={"dense_2/kernel": {0: 2}}), "axis_groups"),
+        (lambda: learner(axis_groups={"dense_2/kernel": {2: 1}}), "axis_groups"),
+        (lambda: learner(axis_groups={"dense_2/kernel": {0: 0}}), "axis_groups['dense_2/kernel']"),
+        (lambda: learner(num_active=(1, 1)), "num_active"),
+        (slices(), "tasks"),
+        (slices(small_task(), linear(3)), "tasks"),
+        (slices(linear(4), statistics_task(4)), "tasks"),
+        (slices(small_task(hidden=3), small_task(hidden=4)), "tasks"),
+    ]
 )
-def test_what_it_refuses(options, message):
-    with pytest.raises(ArgumentError, match=f"^{message}"):
-        learner(**options)
-
-
-@pytest.mark.parametrize(
-    ("tasks", "message"),
-    [
-        ([], "must hold the full model"),
-        ([small_task(), linear(3)], "must have the same parameters and model state"),
-        ([linear(4), statistics_task(4)], "must have the same parameters and model state"),
-        ([small_task(hidden=3), small_task(hidden=4)], "must not have a larger leaf"),
-    ],
-)
-def test_tasks_that_are_no_slices_are_refused(tasks, message):
-    with pytest.raises(ArgumentError, match=f"^tasks: {message}"):
-        learner(tasks, client_class=[0] * 5)
-
-
-@pytest.mark.slow
-def test_static_normalization_and_the_scaler_train_one_model_of_all_classes():
-    """Nothing is tracked while training; with calibrated statistics the full model has learned."""
-
-    def network(width):
-        norm = scaled(layers.batch_norm(width, tracked=False), width / 5)
-        named = [("dense_1", layers.dense(6, width)), ("norm", norm), ("tanh", layers.tanh())]
-        return classification(sequential([*named, ("dense_2", layers.dense(width, 3))]))
-
-    tasks, data = [network(width) for width in WIDTHS], uneven_data((12, 9, 15, 10, 14))
-    data = data._replace(labels=jnp.argmax(data.inputs[:, :3], axis=1).astype(jnp.int32))  # what can be learned
-    first, last, *_ = run_keeping_draws(learner(tasks, num_active=STRATIFIED), data, 40)
-    jax.tree.map(np.testing.assert_array_equal, first.model_state, last.model_state)
-    batches = (data.inputs[None], data.labels[None], jnp.ones((1, len(data.labels))), KEY)
-
-    @jax.jit
-    def loss(params):
-        variables = Variables(params, calibrated_state(tasks[0], params, *batches))
-        return tasks[0].loss(variables, data.inputs, data.labels).mean()
-
-    assert loss(last.params) < 0.6 * loss(first.params)

@@ -77,13 +77,6 @@ def test_dzofl_network():
     assert counts.macs + counts.other_operations == 10_564_722  # the paper's 10.56e6
 
 
-def test_padding_decides_the_size_of_dzofls_network():
-    named = [(f"conv_{i}", layers.conv(a, b, (7, 7))) for i, (a, b) in enumerate(((1, 20), (20, 40)))]
-    size = 14 * 14 * 40
-    named += [("pool", layers.max_pool()), ("flatten", layers.reshape((size,))), ("dense", layers.dense(size, 2))]
-    assert total(count(sequential(named), (28, 28, 1))).parameters == 55_922
-
-
 @pytest.mark.parametrize("stride", [1, 2, 3])
 def test_macs_are_xlas_count_of_operations(stride):
     def convolve(image, kernel):

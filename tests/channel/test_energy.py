@@ -51,23 +51,6 @@ def test_every_term_of_a_forward_pass():
     np.testing.assert_allclose(list(energies.values()), list(of_one.values()), rtol=1e-12)
 
 
-def test_energies_of_a_whole_batch():
-    np.testing.assert_allclose(micro(forward_energy(CONSISTENT, DEVICE)), 201.36909, rtol=1e-7)
-    np.testing.assert_allclose(micro(backward_energy(CONSISTENT, DEVICE)), 881.141, rtol=1e-5)
-
-
-def test_energies_with_our_own_count_of_operations():
-    counted = COUNTS._replace(activations=10 * COUNTS.activations)
-    np.testing.assert_allclose(micro(forward_energy(counted, DEVICE)), 23.46685, rtol=5e-4)
-    np.testing.assert_allclose(micro(backward_energy(counted, DEVICE)), 89.93295, rtol=5e-4)
-
-
-def test_rounds_for_the_energy_of_one_round_of_federated_averaging():
-    forward, backward = forward_energy(PUBLISHED, DEVICE), backward_energy(PUBLISHED, DEVICE)
-    np.testing.assert_allclose((forward + backward) / forward, 4.83, atol=0.005)
-    np.testing.assert_allclose((forward + backward) / (2 * forward), 2.42, atol=0.005)
-
-
 def test_what_does_not_fit_into_sram_is_fetched_from_dram():
     small = EnergyModel(sram_bits=8e6)
     np.testing.assert_allclose(micro(backward_energy(PUBLISHED, small)), 1716.11, rtol=1e-5)

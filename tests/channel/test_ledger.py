@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from helpers import refusals
+from problems import start
 
 import jaxfl
 from jaxfl.channel import (
@@ -49,7 +50,7 @@ def data_of(sizes):
 
 
 def first_round(algorithm, data):
-    return jax.jit(algorithm.round)(KEY, algorithm.init(KEY, data), data)[1]
+    return jax.jit(algorithm.round)(KEY, start(algorithm, KEY, data), data)[1]
 
 
 def charged(operations, activations, parameters, inputs):

@@ -1,7 +1,5 @@
 """Wireless links: the figures of DZOFL's setting, and fadings and places drawn and counted."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +7,6 @@ import pytest
 from helpers import refusals
 from scipy import stats
 
-from jaxfl import links
 from jaxfl.channel.wireless import (
     RADIUS_M,
     Radio,
@@ -69,35 +66,14 @@ def test_success_is_1_at_no_distance_and_falls_with_distance_and_rate():
     assert success_probability(400.0, Radio(power_dbm=24.0)) > far
 
 
-@pytest.mark.parametrize("rate", RATES)
-def test_mean_success_is_the_mean_over_the_disc(rate):
-    radio = Radio(rate, path_loss_exponent=3.1)
+def test_mean_success_is_the_mean_over_the_disc():
+    radio = Radio(RATES[1], path_loss_exponent=3.1)
     shares = (jnp.arange(20_000, dtype=jnp.float32) + 0.5) / 20_000  # of the area within a distance
     by_area = np.asarray(success_probability(RADIUS_M * jnp.sqrt(shares), radio), np.float64)
     np.testing.assert_allclose(mean_success(radio), by_area.mean(), rtol=1e-5)
     of_devices = np.asarray(success_probability(distances(20_000), radio), np.float64)
     error = of_devices.std() / np.sqrt(20_000)
     np.testing.assert_allclose(of_devices.mean(), mean_success(radio), atol=5 * error)
-
-
-@pytest.mark.statistical
-def test_success_feeds_links():
-    """Devices' messages arrive as often as their distances say, and messages between them, too."""
-    radio, num_rounds = Radio(), 1000
-    positions = disc_positions(KEY, 6)
-    success = success_probability(jnp.linalg.norm(positions, axis=1), radio)
-    between = success_probability(jnp.linalg.norm(positions[:, None] - positions[None], axis=2), radio)
-
-    def draws(index):
-        to_server = links(success=success).draw_to_server(KEY, index, 6)
-        return to_server.arrived, links(success=between).draw_between(KEY, index, 6).arrived
-
-    arrived = jax.lax.map(draws, jnp.arange(num_rounds))
-    for found, expected in zip(arrived, (success, between), strict=True):
-        probability = np.asarray(expected, np.float64)
-        error = np.sqrt(probability * (1 - probability) / num_rounds)
-        assert (np.abs(np.asarray(found).mean(axis=0) - probability) <= 4.5 * error).all()
-        assert np.ptp(probability) > 0.2, "distances differ"
 
 
 @pytest.mark.statistical
@@ -138,25 +114,6 @@ def test_what_is_lost_is_sent_again():
     tries = np.random.default_rng(0).geometric(0.4, size=(20_000, 8)).mean(axis=1)
     np.testing.assert_allclose(tries.mean(), airtime_seconds(8e6, 0.4, Radio(8e6)), rtol=0.01)
     np.testing.assert_array_equal(airtime_seconds(0.0, jnp.array([1.0, 0.5]), Radio()), 0)
-
-
-def test_weighting_by_what_arrived_is_biased_where_probabilities_differ():
-    """The mean of N / |S| sum over S, by all sets S, given that some message arrives."""
-
-    def expected(success, values):
-        total = probability = 0.0
-        for chosen in itertools.product([False, True], repeat=3):
-            if any(chosen):
-                arrived = np.array(chosen)
-                of_set = np.prod(np.where(arrived, success, 1 - success))
-                total += of_set * 3 / arrived.sum() * values[arrived].sum()
-                probability += of_set
-        return total / probability
-
-    values = np.array([1.0, 2.0, 3.0])
-    success = np.asarray(success_probability(jnp.array([50.0, 250.0, 500.0]), Radio()), np.float64)
-    assert expected(success, values) < 5.6
-    np.testing.assert_allclose(expected(np.full(3, success.mean()), values), 6.0)
 
 
 def test_numbers_may_be_swept():

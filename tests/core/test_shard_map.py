@@ -4,12 +4,15 @@ import jax
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 from problems import problem
+from registry import REGISTRY
 from test_keys_of_a_round import CASES
 
 import jaxfl
 
+LINKED = {name for name, changes in CASES if changes.keys() & {"links", "uplink"}}
+# Over links where a row takes them, which has all that it has without. A special case has the rounds of another row.
 SETTINGS = [
-    *CASES,
+    *((name, changes) for name, changes in CASES if changes or not (name in LINKED or REGISTRY[name].special_case_of)),
     ("ali_dpfl", {"constants": jaxfl.published_constants()}),
     ("embracing", {"num_active": (2, 1)}),
 ]

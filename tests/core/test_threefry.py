@@ -81,12 +81,6 @@ def test_no_loop_in_the_compiled_program():
     assert "while(" not in text
 
 
-def test_keys_of_other_generators_stay_as_they_are():
-    key = jax.random.key(0, impl="rbg")
-    assert one_kernel(key) is key
-    assert fold_in(key, 3) == jax.random.fold_in(key, 3)
-
-
 @pytest.mark.parametrize("num_leaves", [0, 1, 5])
 @pytest.mark.parametrize("implementation", ["threefry2x32", "rbg"])
 def test_keys_of_leaves_are_those_that_each_gets(implementation, num_leaves):

@@ -26,7 +26,6 @@ from jaxfl.frame.command_line import parse
 from jaxfl.privacy import clients as accounting
 from jaxfl.privacy.clients import WITHOUT_NOISE
 from jaxfl.training import RunDirectory
-from jaxfl.training.pass_directory import PassDirectory
 
 ALI, PRIVATE, FIXED = "ALI-DPFL, as_published", "ALI-DPFL, private", "DPFL"
 SMALL = (
@@ -36,7 +35,6 @@ SMALL = (
 BUDGET = f"{SMALL} --target-epsilon 4"
 METHODS = "--grid method=ALI-DPFL,DPFL --local-steps 6 --grid constants=as_published,private"
 RUN = f"{BUDGET} {METHODS} --kappa 0.02 --seeds 0 1"
-ONE = f"{SMALL} --method ALI-DPFL --constants as_published --seed 0"
 
 
 def lines_of(arguments):
@@ -239,24 +237,6 @@ class TestStatements:
         covered = {name: case.covered for name, case in prepare(lines_of(arguments)).cases.items()}
         assert covered == {ALI: False, PRIVATE: True, FIXED: True, "FedAvg": False, "DP-FedAvg": True}
 
-    @pytest.mark.slow
-    def test_interrupted_and_resumed_ends_alike(self, finished, tmp_path, monkeypatch, undrawn, cache):
-        append = PassDirectory.append
-        halfway = len(finished.lines(ALI)) // 2
-
-        def interrupted(self, lines):
-            if any(line["round"] >= 3 * halfway for line in lines):
-                raise KeyboardInterrupt
-            append(self, lines)
-
-        command = shlex.split(f"{RUN} {cache} --out {tmp_path / 'run'}")
-        monkeypatch.setattr(PassDirectory, "append", interrupted)
-        assert main(EXPERIMENT, command) == 130
-        assert not (tmp_path / "run" / "summary.json").exists()
-        monkeypatch.setattr(PassDirectory, "append", append)
-        resumed = run(f"{RUN} {cache} --resume", tmp_path / "run").summary()
-        assert {**resumed, "seconds": {}} == {**finished.summary(), "seconds": {}}
-
     def test_updates_of_whole_clients_have_a_statement_of_their_own(self):
         arguments = f"{BUDGET} --rounds 3 --num-active 2 --local-steps 2 --grid method=DP-FedAvg,FedAvg --seed 0"
         cases = prepare(lines_of(arguments)).cases
@@ -267,37 +247,12 @@ class TestStatements:
         assert 3.9 < stated["dp_epsilon"] <= 4.0
         assert cases["FedAvg"].privacy is None
 
-    @pytest.mark.slow
-    def test_updates_of_whole_clients_run(self, tmp_path, undrawn):
-        arguments = f"{BUDGET} --rounds 3 --num-active 2 --local-steps 2 --grid method=DP-FedAvg,FedAvg --seed 0"
-        cases = run(arguments, tmp_path / "run").summary()["cases"]
-        assert [row["rounds"] for row in cases.values()] == [3, 3]
-        assert [len(row["privacy"]) for row in cases.values()] == [1, 0]
-
 
 class TestSteps:
-    @pytest.mark.slow
-    def test_as_many_rounds_as_iterations_give_tau_1(self, tmp_path, undrawn):
-        """Condition I."""
-        ended = run(f"{ONE} --max-iterations 9 --grid round_ratio=1,2", tmp_path / "run")
-        for name in ("ALI-DPFL, R_s/R_c = 1", "ALI-DPFL, R_s/R_c = 2"):
-            lines = ended.lines(name)
-            assert [line["num_steps"] for line in lines[1:]] == [1.0] * 3
-            assert lines[-1]["total_local_iterations"] == lines[-1]["round"] == 9
-
     def test_fewer_rounds_give_larger_tau(self, finished):
         """Condition II."""
         for name in (ALI, PRIVATE):
             assert max(line["num_steps"] for line in finished.lines(name)[1:]) > 1
-
-    @pytest.mark.slow
-    def test_a_larger_kappa_gives_larger_tau(self, tmp_path, undrawn):
-        arguments = f"{ONE} --rounds 8 --max-iterations 60 --grid kappa=0.0001,0.1,100"
-        ended = run(arguments, tmp_path / "run")
-        spent = [
-            ended.lines(f"ALI-DPFL, κ = {kappa}")[-1]["total_local_iterations"] for kappa in ("0.0001", "0.1", "100")
-        ]
-        assert spent[0] == 8 < spent[1] < spent[2] <= 60
 
 
 def _sizes(line):

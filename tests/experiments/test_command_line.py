@@ -213,12 +213,6 @@ class TestHelp:
         for option in ("launcher", "slurm-minutes", "coordinator", "devices", "lanes-at-once", "compilation-cache"):
             assert f"--{option} " in last
 
-    def test_list_presets(self, capsys):
-        assert toy(raises(ZeroDivisionError()), "--list-presets") == 0
-        printed = capsys.readouterr().out
-        for name, preset in EXPERIMENT.presets.items():
-            assert all(text in printed for text in (name, preset.description, preset.cost))
-
 
 class TestCompilationCache:
     @pytest.mark.parametrize("arguments", [["--compilation-cache", "DIR"], ["--fast", "--compilation_cache=DIR"]])
@@ -258,25 +252,6 @@ class TestGraphFile:
         read = read_graph(str(tmp_path / "two.npy"), 4)
         np.testing.assert_array_equal(read.mixing_matrices, [first, second])
         assert read.name == str(tmp_path / "two.npy")
-
-    @pytest.mark.parametrize(
-        ("write", "says"),
-        [
-            (lambda path: np.savez(path.with_suffix(""), np.eye(2)), "an archive of several arrays"),
-            (lambda path: np.save(path, np.array([{}]), allow_pickle=True), "array of numbers"),
-            (lambda path: path.write_bytes(b"\x93NUMPY\x01\x00v\x00"), "array of numbers"),
-            (lambda path: np.save(path, np.array([["a"]])), "entries of type"),
-            (lambda path: np.save(path, np.float32(1.0)), "shape ()"),
-            (lambda path: path.mkdir(), "is a directory"),
-        ],
-    )
-    def test_other_files_are_refused(self, write, says, tmp_path):
-        write(tmp_path / "graph.npy")
-        if (tmp_path / "graph.npz").exists():
-            (tmp_path / "graph.npz").rename(tmp_path / "graph.npy")
-        with pytest.raises(ArgumentError, match="graph: ") as caught:
-            read_graph(str(tmp_path / "graph.npy"), 1)
-        assert says in caught.value.found
 
 
 class TestListing:

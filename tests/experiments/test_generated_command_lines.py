@@ -1,4 +1,4 @@
-"""2,000 command lines at random: each is refused in one sentence with exit code 2 and leaves nothing, or would train.
+"""1,000 command lines at random: each is refused in one sentence with exit code 2 and leaves nothing, or would train.
 
 Parsing and all that comes before the first program are run as they are. Training is left out, and so are the probing
 runs that estimate constants of a problem. A refusal later
@@ -28,7 +28,7 @@ from jaxfl.training import loop
 
 if importlib.util.find_spec("submitit"):  # which logs to the streams that it meets: not to those of a line
     importlib.import_module("submitit")
-LINES, CHUNKS = 2000, 5
+LINES, CHUNKS = 1000, 5
 SENTENCE = r"error: .+?: .+; .+[.?)] .+[.?]"
 SECONDS, MEMORY = 120, 6 * 10**9  # that one line may take, and that a chunk may take beyond what is there
 NAMES = list(EXPERIMENTS)

@@ -1,6 +1,5 @@
 """Real runs, killed with SIGKILL at random moments and resumed, end as if nothing had happened."""
 
-import shutil
 import signal
 import subprocess
 import sys
@@ -83,18 +82,3 @@ def test_killed_at_random_moments_and_resumed_equals_uninterrupted(arguments, ki
     assert 0 < num_lines(killed) < num_lines(whole)
     finish(arguments, killed, "--resume")
     same_end(arguments, whole, killed)
-
-
-@pytest.mark.slow
-def test_a_truncated_newest_checkpoint_falls_back_to_the_one_before(tmp_path):
-    """With a warning, and with the same end."""
-    whole, damaged = tmp_path / "whole", tmp_path / "damaged"
-    finish(LONE, whole)
-    shutil.copytree(whole, damaged)
-    (newest,) = damaged.glob("passes/0/checkpoints/600")
-    for path in newest.rglob("*"):
-        if path.is_file():
-            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    (damaged / "passes" / "0" / "end.json").unlink()
-    assert "warning: " in finish(LONE, damaged, "--resume")
-    same_end(LONE, whole, damaged)

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from helpers import refusals, refused
 
 from experiments.embracing_fl.phone import ONEPLUS_9_PRO, ClientWork, DeviceProfile, partial_work, round_seconds
-from jaxfl import ArgumentError
 from jaxfl.algorithms import capacity, training_bytes
-from jaxfl.channel import BILSTM_COUNTED, Counts, count
-from jaxfl.models import bilstm_classifier, resnet20
+from jaxfl.channel import Counts, count
+from jaxfl.models import resnet20
 
 IMAGE = (32, 32, 3)
 RESNET = count(resnet20(), IMAGE)
@@ -43,15 +43,6 @@ def test_the_rows_that_the_profile_is_fitted_to():
     np.testing.assert_allclose(1e3 * EMBRACING["strong"].forward, 2095.4, rtol=1e-7)
     np.testing.assert_allclose(1e3 * EMBRACING["strong"].backward, 419_643.8, rtol=1e-7)
     np.testing.assert_allclose([1e3 * EMBRACING[name].io for name in CUTS], [0, 678.4, 1316.8], rtol=1e-12)
-
-
-def test_the_profile_is_the_only_one_that_gives_these_rows():
-    whole, cuts = PARTIAL["strong"].whole, PARTIAL["weak"].cuts
-    rate = 32 * (2 * whole.macs + whole.other_operations) / 2.0954
-    held = training_bytes(PARTIAL["strong"].trained, 32) / (419.6438 - 2 * 2.0954)
-    # Seconds of one cut and of two, at a fixed time each and one for each byte written and read.
-    fixed, per_byte = np.linalg.solve([[1, 8 * 32 * cuts[0]], [2, 8 * 32 * sum(cuts)]], [0.6784, 1.3168])
-    np.testing.assert_allclose(ONEPLUS_9_PRO[:5], [rate, rate, held, 1 / per_byte, fixed], rtol=1e-8)
 
 
 def test_forward_takes_equally_long_in_all_classes_and_less_for_narrower_models():
@@ -105,15 +96,6 @@ def test_every_term_by_hand():
     assert (more.backward, more.communication) == (found.backward, found.communication)
 
 
-def test_work_of_the_classes():
-    assert [PARTIAL[name].trained.parameters for name in CUTS] == [272_762, 257_994, 206_346]  # Table 1
-    assert [REDUCED[name].whole.parameters for name in WIDTHS] == [272_762, 52_874, 10_006]  # Table 10
-    assert PARTIAL["weak"].cuts == (32 * 32 * 16, 16 * 16 * 32)
-    assert PARTIAL["strong"] == REDUCED["strong"]
-    lstm = partial_work(count(bilstm_classifier(), (256,), dtype=np.int32, counted=BILSTM_COUNTED), ("lstm",))
-    assert lstm.cuts == (256 * 256,)
-
-
 def test_held_bytes_are_in_proportion_to_capacity():
     whole = training_bytes(PARTIAL["strong"].trained, 32)
     assert whole == 8 * (272_762 + 6_947_136)
@@ -124,35 +106,26 @@ def test_held_bytes_are_in_proportion_to_capacity():
 def test_a_model_that_does_not_fit_is_refused():
     exact = PROFILE._replace(memory_bytes=training_bytes(WORK.trained, 6))
     round_seconds(WORK, exact, batch_size=6, num_local_steps=1)
-    with pytest.raises(ArgumentError, match=r"^memory_bytes: must hold the 1\.2 kB .* batches of 7 .*; got 1\.0 kB"):
-        round_seconds(WORK, exact, batch_size=7, num_local_steps=1)
+    refused(lambda: round_seconds(WORK, exact, batch_size=7, num_local_steps=1), "memory_bytes", "1.2 kB", "1.0 kB")
     # A phone of 20 MB trains what the weak clients train, and not the whole model.
     small = ONEPLUS_9_PRO._replace(memory_bytes=20e6)
     round_seconds(PARTIAL["weak"], small, batch_size=32, num_local_steps=10)
-    with pytest.raises(ArgumentError, match=r"^memory_bytes: must hold the 57\.8 MB"):
-        round_seconds(PARTIAL["strong"], small, batch_size=32, num_local_steps=10)
+    refused(lambda: round_seconds(PARTIAL["strong"], small, batch_size=32, num_local_steps=10), "memory_bytes")
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
+test_refusals = refusals(
     [
-        (lambda: round_seconds(WORK, PROFILE, batch_size=0, num_local_steps=1), r"^batch_size: .* at least 1"),
-        (lambda: round_seconds(WORK, PROFILE, batch_size=1, num_local_steps=0), r"^num_local_steps: .* at least 1"),
+        (lambda: round_seconds(WORK, PROFILE, batch_size=0, num_local_steps=1), "batch_size"),
+        (lambda: round_seconds(WORK, PROFILE, batch_size=1, num_local_steps=0), "num_local_steps"),
         (
             lambda: round_seconds(WORK, PROFILE, batch_size=1, num_local_steps=1, num_stored_samples=0),
-            r"^num_stored_samples: .* at least 1",
+            "num_stored_samples",
         ),
-        (
-            lambda: round_seconds(WORK, PROFILE._replace(io_seconds=0.0), batch_size=1, num_local_steps=1),
-            r"^io_seconds: must be positive",
+        (lambda: round_seconds(WORK, PROFILE._replace(io_seconds=0.0), batch_size=1, num_local_steps=1), "io_seconds"),
+        (lambda: training_bytes(WORK.trained, 0), "batch_size"),
+        *(
+            (lambda cuts=cuts: partial_work(RESNET, cuts), "cuts")
+            for cuts in (("block_99",), ("block_99", "block_2_1"), ("block_3_1", "block_2_1"), ("stem",))
         ),
-        (lambda: training_bytes(WORK.trained, 0), r"^batch_size: "),
-        (lambda: partial_work(RESNET, ("block_99",)), r"^cuts: must be some of .* in this order; got block_99\."),
-        (lambda: partial_work(RESNET, ("block_99", "block_2_1")), r"^cuts: .* order; got block_99, block_2_1"),
-        (lambda: partial_work(RESNET, ("block_3_1", "block_2_1")), r"^cuts: .* order; got block_3_1, block_2_1"),
-        (lambda: partial_work(RESNET, ("stem",)), r"^cuts: must be some of block_1_1, block_1_2"),
-    ],
+    ]
 )
-def test_bad_arguments(call, message):
-    with pytest.raises(ArgumentError, match=message):
-        call()

@@ -133,11 +133,6 @@ class TestPrepare:
             saved.append(prepare(lines_of(options)).saved["graph_crc32"])
         assert saved[0] != saved[1]
 
-    def test_what_is_told_before_the_run(self):
-        told = "\n".join(prepare(lines_of("--nodes 4 --hidden 4 --noise-std 0.1 --batch-size 2")).description)
-        for text in ("1437 samples over 4 nodes (iid)", "64-4-10", "310 parameters", "factored gradient table"):
-            assert text in told
-
 
 SMALL = "--nodes 4 --hidden 4 --batch-size 20 --method PrivSGP --checkpoint-every 1 --quiet --seed 0".split()
 
@@ -231,18 +226,6 @@ def start_of(config):
     """(key, first state, data) of a settled point."""
     key, data = jax.random.key(0), config.clients.data(config.data)(0)
     return key, config.algorithm().init(key, data), data
-
-
-@pytest.mark.slow
-def test_the_stop_of_a_reconstructed_budget_is_called_so(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "1000")
-    options = "--nodes 4 --hidden 4 --graph ring --method DP2-SGD --bound published --noise-std 0.5 --target-epsilon 1"
-    command = f"{options} --batch-size 20 --iterations 40 --evaluate-every 10 --seed 0 --quiet --out {tmp_path / 'run'}"
-    assert main(EXPERIMENT, shlex.split(command)) == 0
-    printed = capsys.readouterr().out
-    assert ", budget ε = 1 (reconstructed)" in printed
-    (stop,) = [line for line in printed.splitlines() if "the privacy budget was spent" in line]
-    assert " reconstructed (zero out one sample" in stop
 
 
 class TestPersonalizedBudgets:

@@ -1,6 +1,6 @@
 """Process of a command in edge cases: interrupted from its first moment on, without its standard output.
 
-Each experiment's `__main__.py` is alike; one of them, and the list of all, stand for the others.
+Each experiment's `__main__.py` is alike; one that trains and one that does not stand for the others.
 """
 
 import os
@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 import experiments
-from experiments import EXPERIMENTS
 
 ROOT = str(Path(experiments.__path__[0]).parent)
 
@@ -41,11 +40,10 @@ def start_with_hook(name, folder, statement):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [0.0, 0.1, 0.5, 1.0, 2.0])
-@pytest.mark.parametrize("name", ["privsgp_vr", "audit"])
-def test_an_interrupt_while_it_imports_is_one_sentence(name, seconds, tmp_path):
+@pytest.mark.parametrize("seconds", [0.0, 0.5, 2.0])
+def test_an_interrupt_while_it_imports_is_one_sentence(seconds, tmp_path):
     """Counted from the first module behind the package, for nothing of ours is there while Python itself starts."""
-    process = start_with_hook(name, tmp_path, f"open({str(tmp_path / 'begun')!r}, 'w').close()")
+    process = start_with_hook("privsgp_vr", tmp_path, f"open({str(tmp_path / 'begun')!r}, 'w').close()")
     while not (tmp_path / "begun").exists():
         assert process.poll() is None
         time.sleep(0.001)
@@ -58,7 +56,7 @@ def test_an_interrupt_while_it_imports_is_one_sentence(name, seconds, tmp_path):
     assert list((tmp_path / "here").iterdir()) == []
 
 
-@pytest.mark.parametrize("name", list(EXPERIMENTS))
+@pytest.mark.parametrize("name", ["privsgp_vr", "spanning_tree"])
 def test_an_interrupt_ends_an_import_at_once(name, tmp_path):
     """Sent by the first module that an experiment imports after the package."""
     process = start_with_hook(name, tmp_path, "os.kill(os.getpid(), signal.SIGINT)")

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from experiments import spanning_tree
-from experiments.spanning_tree import EXPERIMENT, Quadratics, plain_errors, quadratics
+from experiments.spanning_tree import EXPERIMENT, quadratics
 from jaxfl.frame import main
-from jaxfl.graphs import five_agents
-from jaxfl.graphs.spectral import consensus_weights
 
 
 @pytest.fixture(scope="module")
@@ -44,29 +42,6 @@ def test_plain_distributed_sgd_does_not(finished):
         errors = finished[0][f"plain distributed SGD, {step} step"]
         assert errors.shape == (300,)
         assert errors.min() > 0.1 * errors[0]
-
-
-class Elsewhere(Quadratics):
-    """The same functions; distances are measured from the optimum of those of agents 0 and 1, weighted alike."""
-
-    @property
-    def optimum(self):
-        first, second = self.curvatures[:2]
-        return (first * self.centers[0] + second * self.centers[1]) / (first + second)
-
-
-def test_plain_distributed_sgd_goes_where_the_roots_want_it(monkeypatch):
-    """Agents 0 and 1 hear each other with weight 1 and nobody else, so that v = (5 / 2, 5 / 2, 0, 0, 0)."""
-    weights, problem = five_agents().state_weights, quadratics(5)
-    shares = consensus_weights(weights)
-    np.testing.assert_allclose(shares, [2.5, 2.5, 0, 0, 0], atol=1e-12)
-    elsewhere = Elsewhere(*problem)
-    pull = shares * problem.curvatures
-    np.testing.assert_allclose(elsewhere.optimum, pull @ problem.centers / pull.sum(), rtol=1e-6)
-    monkeypatch.setattr(spanning_tree, "STEP_SIZE", 0.001)
-    apart = np.sum((elsewhere.optimum - problem.optimum) ** 2)
-    final = plain_errors(elsewhere, weights, 10_000, falling=False)[-1]
-    assert final < 1e-3 * apart  # and of the order of the squared step
 
 
 def test_the_picture_and_what_is_printed(finished):

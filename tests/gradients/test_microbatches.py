@@ -67,8 +67,9 @@ def of_samples(case, clip_order=2):
     return jax.jit(lambda *arguments: per_example.per_sample(task, *arguments, **options))(params, inputs, labels)
 
 
-@pytest.mark.parametrize("number", SIZES)
-@pytest.mark.parametrize(("make", "clip_order"), [(linear, 1), (linear, 2), (residual_network, 2)])
+@pytest.mark.parametrize(
+    ("make", "clip_order", "number"), [(linear, 1, 2), (linear, 2, 7), (linear, 2, 100), (residual_network, 2, 4)]
+)
 @pytest.mark.quick_cases(1)
 def test_samples_that_go_through_at_once_give_what_they_give_one_after_the_other(make, clip_order, number, fitting):
     case = make()
@@ -81,9 +82,8 @@ def test_samples_that_go_through_at_once_give_what_they_give_one_after_the_other
     assert_close(measured, expected)
 
 
-@pytest.mark.parametrize("number", [2])
 @pytest.mark.slow
-def test_over_nodes_too(number, fitting):
+def test_over_nodes_too(fitting):
     case = task, inputs, labels = residual_network()
     params = jax.jit(task.init)(jax.random.key(1))
     weights = jnp.stack([jnp.ones(BATCH), jnp.linspace(0.0, 1.0, BATCH)])
@@ -96,12 +96,12 @@ def test_over_nodes_too(number, fitting):
 
     arguments = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf]), params), inputs, labels, weights
     expected = both(*arguments)
-    fitting(case, number)
+    fitting(case, 2)
     with tracing_for("gpu"):
         assert_close(both(*arguments), expected)
 
 
-@pytest.mark.parametrize("number", SIZES)
+@pytest.mark.parametrize("number", [2, 7])
 @pytest.mark.quick_cases(1)
 def test_each_sample_contributes_a_gradient_of_norm_at_most_clip_norm(number, fitting):
     task, inputs, labels = linear()
@@ -114,10 +114,8 @@ def test_each_sample_contributes_a_gradient_of_norm_at_most_clip_norm(number, fi
             assert np.linalg.norm(flat(alone.gradient)) <= CLIP_NORM * (1 + 1e-5)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
-@pytest.mark.parametrize("place", [0, BATCH - 1])
-@pytest.mark.parametrize("number", SIZES)
-@pytest.mark.quick_cases(4)
+@pytest.mark.parametrize(("number", "place", "value"), [(2, BATCH - 1, np.nan), (4, 0, np.inf), (100, 0, 1e30)])
+@pytest.mark.quick_cases(1)
 def test_a_broken_sample_counts_as_zero_and_is_counted_once(number, place, value, fitting):
     """Also the last one, which is repeated where the last group is short."""
     task, inputs, labels = linear()
@@ -129,7 +127,8 @@ def test_a_broken_sample_counts_as_zero_and_is_counted_once(number, place, value
     np.testing.assert_array_equal(measured.discarded, np.arange(BATCH) == place)
 
 
-@pytest.mark.parametrize("number", SIZES)
+@pytest.mark.parametrize("number", [2, 100])
+@pytest.mark.quick_cases(1)
 def test_a_sample_of_weight_0_contributes_exactly_zero(number, fitting):
     task, inputs, labels = linear()
     fitting((task, inputs, labels), number)

@@ -72,7 +72,7 @@ def over_nodes(run, arguments):
 @pytest.mark.parametrize(("clip_order", "dtype"), [(1, "float32"), (2, "bfloat16")])
 @pytest.mark.parametrize("kind", ["sum", "samples"])
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.quick_cases(6)
+@pytest.mark.quick_cases(3)
 def test_every_product_of_norms_and_clipped_sums_is_of_the_highest_precision(name, kind, clip_order, dtype):
     model, inputs = MODELS[name]
     with tracing_for("gpu"):

@@ -16,6 +16,8 @@ from jaxfl import graphs
 from jaxfl.core.platform import tracing_for
 from jaxfl.graphs.lossy_mixing import lossy_mix, messages_lost
 
+lossy = jax.jit(lossy_mix, static_argnums=0, static_argnames=("kept_by", "structure"))
+
 
 def arrived_in(num_nodes, success=0.6, seed=0, symmetric=False):
     """(n, n), bool, diagonal True."""
@@ -100,8 +102,8 @@ def test_kept_by_the_sender_total_mass_is_preserved_whatever_arrives(matrices):
 def test_kept_by_the_receiver_equal_values_stay_equal_when_row_stochastic():
     rows = graphs.from_matrix(graphs.random_digraph(6, 0.4, key=0).mixing_matrix(0).T)
     ones, arrived = jnp.ones((6, 2), jnp.float32), arrived_in(6)
-    np.testing.assert_allclose(lossy_mix(rows, ones, arrived, 0, kept_by="receiver"), 1.0, rtol=1e-6)
-    assert np.abs(np.asarray(lossy_mix(rows, ones, arrived, 0, kept_by="sender")) - 1).max() > 0.1
+    np.testing.assert_allclose(lossy(rows, ones, arrived, 0, kept_by="receiver"), 1.0, rtol=1e-6)
+    assert np.abs(np.asarray(lossy(rows, ones, arrived, 0, kept_by="sender")) - 1).max() > 0.1
 
 
 def test_kept_by_the_receiver_node_mean_is_preserved_when_matrix_and_losses_are_symmetric():
@@ -109,7 +111,7 @@ def test_kept_by_the_receiver_node_mean_is_preserved_when_matrix_and_losses_are_
     values = tree_of(5)["vector"]
 
     def drift(arrived):
-        found = np.asarray(lossy_mix(graph, values, arrived, 0, kept_by="receiver"))
+        found = np.asarray(lossy(graph, values, arrived, 0, kept_by="receiver"))
         return np.abs((found - np.asarray(values)).mean(axis=0)).max()
 
     both_ways = arrived_in(5, symmetric=True)
@@ -121,9 +123,9 @@ def test_kept_by_the_receiver_node_mean_is_preserved_when_matrix_and_losses_are_
 def test_a_leaf_of_16_bits_is_summed_in_float32():
     graph = GRAPHS["ring"]
     values = tree_of(5)["vector"].astype(jnp.bfloat16)
-    found = lossy_mix(graph, values, arrived_in(5), 0, kept_by="sender")
+    found = lossy(graph, values, arrived_in(5), 0, kept_by="sender")
     assert found.dtype == jnp.bfloat16
-    exact = lossy_mix(graph, values.astype(jnp.float32), arrived_in(5), 0, kept_by="sender").astype(jnp.bfloat16)
+    exact = lossy(graph, values.astype(jnp.float32), arrived_in(5), 0, kept_by="sender").astype(jnp.bfloat16)
     np.testing.assert_array_equal(found.astype(jnp.float32), exact.astype(jnp.float32))
 
 

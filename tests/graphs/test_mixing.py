@@ -75,25 +75,17 @@ def assert_close(found, expected, **tolerance):
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_all_structures_agree(name, platform):
-    """In the forms for both."""
+    """In the forms for both; on an accelerator none branches, whose number its host would wait for."""
     graph = GRAPHS[name]
     tree = tree_of(graph.num_nodes)
     mixed = in_structures(graph, structures(graph))
     with tracing_for(platform):
+        program = str(mixed.trace(tree, jnp.int32(1)).jaxpr)
+        assert platform == "cpu" or not ("cond[" in program or "while[" in program)
         for k in (0, 1, graph.period + 1):
             expected = expected_mix(graph, tree, k)
             for found in mixed(tree, jnp.int32(k)):
                 assert_close(found, expected)
-
-
-@pytest.mark.parametrize("name", GRAPHS)
-def test_no_structure_branches_on_an_accelerator(name):
-    """Its host would wait for the number of the branch."""
-    graph = GRAPHS[name]
-    with tracing_for("gpu"):
-        program = in_structures(graph, structures(graph)).trace(tree_of(graph.num_nodes), jnp.int32(1)).jaxpr
-    assert "cond[" not in str(program)
-    assert "while[" not in str(program)
 
 
 def test_a_branch_a_round_is_traced_where_a_callers_shardings_may_share_nodes_out(monkeypatch):
@@ -180,19 +172,6 @@ def test_push_sum_ratio_converges_to_the_average_where_weights_move(matrices):
     (mass, weight), _ = jax.lax.scan(step, start, jnp.arange(3000, dtype=jnp.int32))
     expected = np.broadcast_to(np.asarray(values).mean(axis=0), values.shape)
     np.testing.assert_allclose(mass / weight[:, None], expected, atol=2e-3)
-
-
-@pytest.mark.parametrize("name", ["star", "random_digraph", "sequence"])
-def test_push_sum_weights_move_on_irregular_graphs_and_debias_exactly(name):
-    graph = GRAPHS[name]
-    state = (tree_of(graph.num_nodes)["vector"], jnp.ones(graph.num_nodes, jnp.float32))
-    expected = np.broadcast_to(np.asarray(state[0]).mean(axis=0), state[0].shape)
-    for k in range(150):
-        state = graphs.mix(graph, state, k)
-    mass, weight = map(np.asarray, state)
-    assert np.abs(weight - 1).max() > 0.1
-    assert np.abs(mass - expected).max() > 0.05  # without the weights the average is not reached
-    np.testing.assert_allclose(mass / weight[:, None], expected, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["exponential", "random_digraph", "sequence"])

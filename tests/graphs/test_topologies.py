@@ -57,13 +57,6 @@ def test_exponential_is_the_papers(num_nodes):
         np.testing.assert_array_equal(graph.mixing_matrix(k), expected)
 
 
-def test_one_period_averages_exactly_when_n_is_a_power_of_two():
-    product = np.linalg.multi_dot(graphs.exponential(16).mixing_matrices[::-1])
-    np.testing.assert_allclose(product, 1 / 16, atol=1e-15)
-    uneven = np.linalg.multi_dot(graphs.exponential(12).mixing_matrices[::-1])
-    assert np.abs(uneven - 1 / 12).max() > 1e-3
-
-
 def test_degrees_and_adjacency_count_each_direction():
     graph = graphs.from_networkx(nx.DiGraph([(0, 1), (0, 2), (1, 0), (2, 0), (2, 1)]))
     np.testing.assert_array_equal(graph.adjacency(0), [[1, 1, 1], [1, 1, 1], [1, 0, 1]])
@@ -129,19 +122,13 @@ def test_random_digraph_is_a_function_of_its_arguments():
     np.testing.assert_allclose(traced, first[0], rtol=1e-6)
 
 
-def test_random_digraph_hits_its_edge_probability():
-    edges = graphs.random_digraph(200, 0.3, key=0).out_degree.sum()
-    possible = 200 * 199
-    assert abs(edges - 0.3 * possible) < 4 * np.sqrt(possible * 0.3 * 0.7)
-
-
 @pytest.mark.statistical
 def test_gaps_between_edges_have_the_law_of_coins(monkeypatch):
     """Every pair of nodes with the same probability, and pairs independent of each other."""
     monkeypatch.setattr(topologies, "MAX_TRIES", 1)
     monkeypatch.setattr(topologies, "unreachable_pair", lambda graph: None)
     monkeypatch.setattr(topologies, "_MOST_COINS_NODES", 0)
-    count, off_diagonal = 4000, ~np.eye(4, dtype=bool)
+    count, off_diagonal = 1000, ~np.eye(4, dtype=bool)
     found = np.stack([graphs.random_digraph(4, 0.3, key=seed).mixing_matrix(0) > 0 for seed in range(count)])
     assert found[:, ~off_diagonal].all()
     edges = found[:, off_diagonal].astype(float)

@@ -88,26 +88,6 @@ def test_common_roots_read_trackers_against_their_direction():
     assert "roots of spanning trees of G_{C^T} >= 1" in failures(assumption_1(backwards))
 
 
-def test_the_first_two_are_at_most_one_half():
-    for seed in range(20):
-        random = np.random.default_rng(seed)
-        weights = random.uniform(0.01, 10.0 ** random.uniform(-2, 2), (2, 4, 4))
-        bounds = step_size_bounds(TrackingPair(*weights), smoothness=1.0)
-        assert 0 < bounds.state_mixing <= 0.5
-        assert 0 < bounds.tracker_mixing <= 0.5
-
-
-def test_the_papers_gains_exceed_the_bounds_though_its_step_sizes_do_not():
-    assert not violated(lemma_2(RING, S1, smoothness=1.0))
-    failed = failures(lemma_2(RING, StepSizes(72, 0.95, 98), smoothness=1.0))
-    by_eigenvalues = (1 - np.cos(2 * np.pi / 5)) / (1 + 2 * (1 - np.cos(2 * np.pi / 5)))
-    assert failed["alpha < min_l Re(w_l) / (1 + |w_l|^2) of L1"] == (72, pytest.approx(by_eigenvalues))
-    assert failed["beta < min_l Re(w_l) / (1 + |w_l|^2) of L2"] == (0.95, pytest.approx(by_eigenvalues))
-    assert failed["alpha < 1 / max_i sum_j R_ij"] == (72, 1)
-    assert failed["gamma < n / (4 (v1 . v2) L)"] == (98, pytest.approx(1 / 4))
-    assert len(failed) == 4
-
-
 @pytest.mark.parametrize(
     ("state_noise", "tracker_noise", "failing"),
     [

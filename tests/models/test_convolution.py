@@ -49,24 +49,16 @@ class Case(NamedTuple):
 
 # Odd sizes, even windows, strides that leave a rest; how many columns a CPU takes at a time goes by the channels.
 CASES = {
-    "same": Case(geometry((7, 6), (3, 3)), 2, 3),
-    "valid": Case(geometry((7, 6), (3, 2), padding="VALID"), 2, 3),
     "same, strided": Case(geometry((7, 8), (3, 3), (2, 3)), 3, 2),
-    "valid, strided with a rest": Case(geometry((8, 9), (3, 2), (2, 2), "VALID"), 1, 4),
+    "valid": Case(geometry((7, 6), (3, 2), padding="VALID"), 2, 3),
+    "same": Case(geometry((7, 6), (3, 3)), 2, 3),
     "stride beyond the window": Case(geometry((9, 8), (1, 2), (3, 3), "VALID"), 2, 2),
-    "pointwise": Case(geometry((4, 5), (1, 1)), 3, 4),
-    "window as large as the image": Case(geometry((4, 3), (4, 3), padding="VALID"), 2, 3),
     "window beyond the image": Case(geometry((2, 2), (3, 3)), 2, 3),
     "padding on one side": Case(Geometry((5, 4), (2, 3), (1, 1), ((3, 0), (0, 4))), 2, 3),
-    "one column at a time": Case(geometry((3, 5), (2, 3)), 2, 40),
     "two columns at a time, one left over": Case(geometry((3, 5), (2, 3)), 6, 16),
     "odd channels": Case(geometry((3, 5), (2, 3)), 5, 7),
-    "odd channels in": Case(geometry((4, 5), (3, 3), padding="VALID"), 7, 8),
     "odd channels out, one column": Case(geometry((4, 5), (3, 3), padding="VALID"), 6, 33),
-    "many channels, strided": Case(geometry((7, 8), (3, 3), (2, 3)), 3, 20),
-    "many channels, strided, even": Case(geometry((8, 6), (3, 3), (2, 2)), 2, 16),
     "many channels, strided with a rest": Case(geometry((8, 9), (3, 2), (2, 2), "VALID"), 1, 18),
-    "many channels, stride beyond the window": Case(geometry((9, 8), (1, 2), (3, 3), "VALID"), 2, 24),
     "many channels, pointwise, strided": Case(geometry((5, 6), (1, 1), (2, 2)), 3, 20),
 }
 WAYS = {"cpu": None, "gpu, grouped": 0.0, "gpu, patches": float("inf")}  # positions for a channel, to be grouped
@@ -112,7 +104,7 @@ def each_node(fn, stacked):
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-@pytest.mark.quick_cases(12)
+@pytest.mark.quick_cases(6)
 def test_equals_lax_conv_in_every_form_and_node_loop_with_second_derivatives(case, traced):
     args = case.arrays(NODES)
     expected = each_node(jax.jit(with_gradients(case.plain)), args)
@@ -122,7 +114,7 @@ def test_equals_lax_conv_in_every_form_and_node_loop_with_second_derivatives(cas
     assert_close(traced(jax.vmap(of_gradients(case.ours)), *args), expected, 1e-4)
 
 
-@pytest.mark.parametrize("mapped", [(0, None), (None, 0), (None, None)], ids=["kernel", "inputs", "both"])
+@pytest.mark.parametrize("mapped", [(0, None), (None, 0)], ids=["kernel", "inputs"])
 def test_equals_lax_conv_where_nodes_share(mapped, traced):
     case = CASES["same, strided"]
     *both, direction = case.arrays(NODES)
@@ -132,12 +124,11 @@ def test_equals_lax_conv_where_nodes_share(mapped, traced):
     assert_close(traced(jax.vmap(with_gradients(case.ours), in_axes=(*mapped, 0)), *shared, direction), expected)
 
 
-@pytest.mark.parametrize("inner", ["map", "vmap"])
-def test_equals_lax_conv_under_two_vmaps(inner, traced):
+def test_equals_lax_conv_under_two_vmaps(traced):
     case = CASES["same"]
     args = case.arrays(2, 3)
     expected = each_node(jax.jit(with_gradients(case.plain)), [leaf.reshape(6, *leaf.shape[2:]) for leaf in args])
-    found = traced(jax.vmap(over_nodes(with_gradients(case.ours), inner)), *args)
+    found = traced(jax.vmap(jax.vmap(with_gradients(case.ours))), *args)
     assert_close(tuple(leaf.reshape(6, *leaf.shape[2:]) for leaf in found), expected)
 
 

@@ -152,22 +152,12 @@ PAIRS = {
     "dense": (one(layers.dense(7, 4)), chain(layer=Linear(7, 4)), (7,)),
     "conv": (one(layers.conv(2, 3, (3, 4))), chain(layer=Conv(2, 3, (3, 4))), (9, 8, 2)),
     "conv, strided": (
-        one(layers.conv(2, 3, (3, 4), strides=(2, 3))),
-        chain(layer=Conv(2, 3, (3, 4), strides=(2, 3))),
-        (9, 8, 2),
-    ),
-    "conv, valid": (
         one(layers.conv(2, 3, (3, 4), strides=(2, 1), padding="VALID")),
         chain(layer=Conv(2, 3, (3, 4), strides=(2, 1), padding="VALID")),
         (9, 8, 2),
     ),
-    **{
-        f"group norm, {groups}": (one(layers.group_norm(6, groups)), chain(layer=GroupNorm(6, groups)), (5, 3, 6))
-        for groups in (1, 3, 6)
-    },
-    "batch norm": (one(layers.batch_norm(5)), chain(layer=partial(BATCH_NORM, 5)), (5,)),
+    "group norm": (one(layers.group_norm(6, 3)), chain(layer=GroupNorm(6, 3)), (5, 3, 6)),
     "batch norm, images": (one(layers.batch_norm(5)), chain(layer=partial(BATCH_NORM, 5)), (3, 2, 5)),
-    "max pool": (one(layers.max_pool()), chain(layer=pool), (7, 5, 3)),
     "max pool, window": (one(layers.max_pool((3, 2))), chain(layer=lambda images: pool(images, (3, 2))), (7, 9, 3)),
     **{
         f"lstm, whole sequence {whole}, frozen {frozen}": (
@@ -175,7 +165,7 @@ PAIRS = {
             lstm(whole, frozen),
             (5, 3),
         )
-        for whole, frozen in ((False, 2), (True, 0), (False, 0), (True, 2))
+        for whole, frozen in ((False, 2), (True, 0))
     },
     "cnn": (cnn((8, 8, 1), channels=(4, 6), window=3, hidden=8, num_classes=3), chain(**CNN), (8, 8, 1)),
     "resnet20": (
@@ -188,23 +178,12 @@ PAIRS = {
         resnet(partial(nnx.GroupNorm, num_groups=2), "identity", "projection"),
         (7, 6, 3),
     ),
-    "resnet18, batch norm": (
-        resnet18((5, 4, 3), 5, **SMALL, norm="batch"),
-        resnet(BATCH_NORM, "identity", "projection"),
-        (5, 4, 3),
-    ),
-    "resnet20, projection": (
-        resnet20((5, 4, 3), 5, **SMALL, shortcut="projection"),
-        resnet(BATCH_NORM, "identity", "projection"),
-        (5, 4, 3),
-    ),
     "resnet20, padding": (
         resnet20((5, 4, 3), 5, **SMALL, shortcut="padding"),
         resnet(BATCH_NORM, "identity", "padding"),
         (5, 4, 3),
     ),
-    "lenet": (lenet((13, 12, 1), 3), chain(conv_1=Conv(1, 6, (5, 5)), **LENET), (13, 12, 1)),
-    "lenet, valid": (
+    "lenet": (
         lenet((17, 16, 1), 3, padding="VALID"),
         chain(conv_1=Conv(1, 6, (5, 5), padding="VALID"), **LENET),
         (17, 16, 1),
@@ -219,7 +198,7 @@ def random(tree, low):
 
 
 @pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.quick_cases(17)
+@pytest.mark.quick_cases(9)
 def test_equals_flax_in_values_every_gradient_and_statistics_over_nodes(name):
     model, theirs, shape = PAIRS[name]
     params, state = random(jax.eval_shape(model.init, KEY), -1.0), random(jax.eval_shape(model.init_state), 0.5)

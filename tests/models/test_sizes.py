@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxfl.channel import count, total
-from jaxfl.models import bilstm_classifier, cnn, lenet, resnet18, resnet20, sequential
+from jaxfl.models import bilstm_classifier, lenet, resnet18, resnet20, sequential
 from jaxfl.models.layers import Layer, dense, elementwise
 
 IMAGE = (32, 32, 3)
@@ -21,15 +21,6 @@ def params(model, shape):
     return [counts.parameters for counts in count(model, shape).values() if counts.parameters]
 
 
-@pytest.mark.parametrize(
-    ("width", "widths", "parameters", "activations"),  # Table 10: floor(0.45 w) and floor(0.2 w), for batches of 32
-    [(0.45, (7, 14, 28), 52_874, 3_039_552), (0.2, (3, 6, 12), 10_006, 1_302_848)],
-)
-def test_narrow_resnet20_has_the_sizes_of_table_10(width, widths, parameters, activations):
-    assert totals(resnet20(widths=widths)) == (parameters, activations / 32)
-    assert totals(resnet20(width=width, norm="static", scaler=True)) == (parameters, activations / 32)
-
-
 def test_a_width_is_rounded_down_as_a_decimal():
     """0.29 * 100 is 28.999999999999996."""
     assert totals(resnet20(widths=(100,), blocks=(1,), width=0.29), "dense")[0] == 29 * 10 + 10
@@ -38,16 +29,6 @@ def test_a_width_is_rounded_down_as_a_decimal():
 @pytest.mark.parametrize(("shortcut", "parameters"), [("projection", 272_474), ("padding", 269_722)])
 def test_resnet20_with_the_shortcuts_of_he_and_others(shortcut, parameters):
     assert totals(resnet20(shortcut=shortcut))[0] == parameters
-
-
-def test_normalization_does_not_change_the_sizes():
-    assert totals(resnet20(norm="group")) == totals(resnet20(norm="static")) == totals(resnet20())
-    assert totals(resnet18(norm="batch")) == totals(resnet18())
-
-
-def test_the_network_for_femnist_has_the_sizes_of_table_1():
-    model = cnn((28, 28, 1), channels=(32, 64), window=5, hidden=2048, num_classes=62)
-    assert params(model, (28, 28, 1)) == [832, 51_264, 6_424_576, 127_038]
 
 
 @pytest.mark.parametrize(

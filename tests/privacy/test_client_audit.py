@@ -51,8 +51,10 @@ def one_round(clip_norm=CLIP_NORM, noise_std=0.0, seed=0, base=small_task):
     return canaries, draws, released_updates(before, after)
 
 
-@pytest.mark.parametrize("base", [small_task, linear_task])
-@pytest.mark.parametrize(("clip_norm", "norm"), [(CLIP_NORM, CLIP_NORM), (1e9, STEP_SIZE * STEPS * 8.0)])
+@pytest.mark.parametrize(
+    ("base", "clip_norm", "norm"),
+    [(small_task, CLIP_NORM, CLIP_NORM), (linear_task, 1e9, STEP_SIZE * STEPS * 8.0)],
+)
 @pytest.mark.slow
 def test_an_included_canary_clients_update_lies_in_its_own_coordinate_an_excluded_ones_is_zero(clip_norm, norm, base):
     canaries, _, released = one_round(clip_norm, base=base)

@@ -1,8 +1,7 @@
-"""Privacy curves against direct integration, against dp-accounting and against exact values."""
+"""Privacy curves against direct integration and against exact values."""
 
 import math
 
-import dp_accounting.pld.privacy_loss_distribution as pld
 import numpy as np
 import pytest
 import scipy.integrate
@@ -69,29 +68,6 @@ def test_one_release_of_each_pair_against_integration(q, shift):
         for dp_epsilon in (0.0, 0.02, 0.3, 1.0, 2.5):
             exact, found = hockey_stick(upper, lower, dp_epsilon), composition.curve_delta(curve, dp_epsilon)
             assert exact - 1e-9 <= found <= exact * (1 + 1e-3) + 1e-6
-
-
-@pytest.mark.parametrize(("q", "shift"), [(0.02, 0.5), (0.02, 0.99), (0.2, 0.45)])
-@pytest.mark.quick_cases(1)
-def test_sampled_releases_against_the_library(q, shift):
-    """Another discretization, another composition: the same epsilon."""
-    step, rounds = 2e-3, 200
-    forward, backward = (composed(one, rounds) for one in pairs.sampled(q, shift, step))
-    theirs = pld.from_mixture_gaussian_mechanism(1.0, [0.0, shift], [1 - q, q], value_discretization_interval=step)
-    theirs = theirs.self_compose(rounds)
-    for dp_delta in (1e-3, 1e-6):
-        found = max(float(composition.curve_epsilon(curve, dp_delta)) for curve in (forward, backward))
-        assert found == pytest.approx(theirs.get_epsilon_for_delta(dp_delta), rel=1e-4)
-
-
-@pytest.mark.parametrize(("q", "shift"), [(0.1, 1.0), (0.4, 2.5)])
-def test_a_replaced_loss_and_its_negative_have_probabilities_in_the_ratio_of_the_loss(q, shift):
-    losses = pairs.replaced(q, (shift,), (1.0,), 1e-3)
-    above = losses.probabilities[len(losses.probabilities) // 2 + 1 :]
-    below = losses.probabilities[: len(losses.probabilities) // 2][::-1]
-    grid = losses.step * np.arange(1, len(above) + 1)
-    np.testing.assert_allclose(below, above * np.exp(-grid), rtol=1e-6, atol=1e-13)
-    assert losses.probabilities.sum() == pytest.approx(1.0, abs=1e-12)
 
 
 @pytest.mark.parametrize("others", [0.0, 0.5])

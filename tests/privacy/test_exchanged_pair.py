@@ -5,12 +5,10 @@ import math
 
 import numpy as np
 import pytest
-from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy.stats import norm
 
 from jaxfl.privacy import composition
 from jaxfl.privacy import dominating_pairs as pairs
-from jaxfl.privacy.gossip.proven import Release, proven_bound
 
 
 def composed(q, shift, num_times, step=1e-3):
@@ -86,32 +84,3 @@ def test_no_sample_chosen_after_the_first_release_is_told_apart_better():
             assert exact <= bound + 3e-5
             closest = max(closest, exact / bound)
     assert closest > 0.99
-
-
-Z, Q, ROUNDS = 2.0, 0.02, 500
-
-
-def bound_of_rounds():
-    """Proven for 20 of 1,000 samples in each of the rounds."""
-    return proven_bound(Release("mini_batch", "poisson", 20, 1000, 1.0, Z / 20), "replace_one", ROUNDS, 1e-5)
-
-
-@pytest.mark.slow
-def test_composed_rounds_against_a_library():
-    """Cells of the line with their masses under both, composed by dp-accounting: at most the true epsilon."""
-    edges = np.linspace(-10.5, 10.5, 4001)
-    masses = [(1 - Q) * np.diff(norm.cdf(edges)) + Q * np.diff(norm.cdf(edges, shift)) for shift in (1 / Z, -1 / Z)]
-    logs = [dict(enumerate(np.log(np.maximum(mass, 1e-300)).tolist())) for mass in masses]
-    theirs = pld.from_two_probability_mass_functions(
-        *logs, value_discretization_interval=2e-4, pessimistic_estimate=False
-    )
-    least = theirs.self_compose(ROUNDS).get_epsilon_for_delta(1e-5)
-    bound = bound_of_rounds()
-    assert least <= bound.dp_epsilon < 1.04 * least, "and an epsilon 5 % lower is refuted"
-    assert "one sample or the other" in bound.accountant
-
-
-@pytest.mark.parametrize("noise_std", [0.02, 1e-3])
-def test_little_noise_gives_a_finite_bound(noise_std):
-    one = Release("mini_batch", "poisson", 1, 20, clip_norm=1.0, noise_std=noise_std)
-    assert 10 < proven_bound(one, "replace_one", 50, 1e-5).dp_epsilon < math.inf

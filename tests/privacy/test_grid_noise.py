@@ -17,7 +17,7 @@ import jaxfl
 from jaxfl.privacy import Grid, grid_noise
 
 KEY = jax.random.key(3)
-D = 40_000
+D, SIZES = 40_000, {8: 400_000, 12: 1_000_000}  # numbers, and by the bits of a grid
 PI = decimal.Decimal(
     "3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803482534211706798"
 )
@@ -28,9 +28,10 @@ def _drawn(key, scale, bits, size, nodes):
     return jaxfl.grid_gaussian(scale, bits).draw(key, jnp.zeros((nodes, size)))
 
 
-def integers(bits, size=D, key=KEY, scale: float | np.ndarray = 1.0, nodes=1):
+@functools.cache
+def integers(bits, size=D, seed=3, nodes=1):
     """Noise, (n, d), int64, in steps."""
-    drawn = _drawn(key, jnp.asarray(scale), bits, size, nodes)
+    drawn = _drawn(jax.random.key(seed), jnp.float32(1.0), bits, size, nodes)
     assert drawn.dtype == jnp.int32
     return np.asarray(drawn, np.int64)
 
@@ -100,7 +101,7 @@ class TestSearch:
 class TestDistribution:
     @pytest.mark.parametrize("bits", [8, 12])
     def test_is_the_rounded_gaussian(self, bits):
-        found = integers(bits, 400_000)[0]
+        found = integers(bits, SIZES[bits])[0]
         edges = np.concatenate([[-math.inf], (np.arange(-20, 20) * 2 ** (bits - 3) + 2) - 0.5, [math.inf]])
         counts = np.histogram(found, edges)[0]
 
@@ -115,7 +116,7 @@ class TestDistribution:
         assert unlikely(1.01) < 1e-4, "1 % off is seen"
 
     def test_single_integers_of_a_coarse_grid_have_their_probabilities(self):
-        found = integers(8, 400_000)[0]
+        found = integers(8, SIZES[8])[0]
         places = np.arange(-40, 41)
         counts = np.array([(found == place).sum() for place in places])
         edges = (np.arange(-40, 42) - 0.5) * 2.0**-8
@@ -129,9 +130,9 @@ class TestDistribution:
         assert unlikely(1.05) < 1e-4
 
     def test_beyond_four_deviations(self):
-        found = np.abs(integers(12, 1_000_000)[0])
+        found = np.abs(integers(12, SIZES[12])[0])
         for deviations in (3.5, 4.0, 4.4):
-            mean = 1_000_000 * exact_tail(round(deviations * 4096), 12)
+            mean = SIZES[12] * exact_tail(round(deviations * 4096), 12)
             assert abs((found >= round(deviations * 4096)).sum() - mean) < 4.5 * math.sqrt(mean)
 
     def test_bits_of_the_grid_do_not_change_the_scale(self):
@@ -139,7 +140,7 @@ class TestDistribution:
         np.testing.assert_allclose(integers(8) / 256, integers(13) / 8192, atol=1.01 / 256)
 
     def test_nodes_and_keys_are_independent_and_signs_are_fair(self):
-        found = [*integers(12, nodes=3), *integers(12, nodes=3, key=jax.random.key(4))]
+        found = [*integers(12, nodes=3), *integers(12, nodes=3, seed=4)]
         correlation = np.corrcoef(np.stack(found)) - np.eye(len(found))
         assert np.abs(correlation).max() < 5 / math.sqrt(D)
         squares = np.corrcoef(np.stack(found) ** 2) - np.eye(len(found))

@@ -73,28 +73,6 @@ def test_a_remark_names_the_cases_it_is_on():
     assert caption(many) == [f"{KEY}: ε = 2.5 for each case; refuted at this noise: 5 cases"]
 
 
-def test_one_line_for_each_bound_relation_and_delta():
-    published, replaced = {**PROVEN, "bound": "published"}, {**PROVEN, "neighboring_relation": "replace_one"}
-    found = caption({"A": [published, PROVEN, replaced], "B": [PROVEN, {**PROVEN, "dp_delta": 1e-6}]})
-    assert found == [
-        "published (zero out one sample, δ = 1e-05): A: ε = 2.5",
-        f"{KEY}: ε = 2.5 for each case",
-        "proven (replace one sample, δ = 1e-05): A: ε = 2.5",
-        "proven (zero out one sample, δ = 1e-06): B: ε = 2.5",
-    ]
-
-
-def test_of_many_cases_the_range():
-    many = {f"v{i}": [{**PROVEN, "dp_epsilon": 1 + i / 1000}] for i in range(5)}
-    assert caption(many) == [f"{KEY}: ε from 1 to 1.01"]
-    assert caption({**many, "none": [NONE]}) == [f"{KEY}: ε from 1 to 1.01 (1 without)"]
-    assert caption({name: [NONE] for name in many}) == [f"{KEY}: no ε"]
-
-
-def test_no_statements():
-    assert caption({}) == caption({"A": []}) == []
-
-
 def test_the_remarks_are_found_in_what_the_accountant_states():
     """Check real statements, as summary.json holds them: a bound that is assumed, a noise that is too small, and a
     number that is no bound."""

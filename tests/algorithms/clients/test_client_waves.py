@@ -12,17 +12,23 @@ from jaxfl.algorithms.clients.client_classes import client_classes, in_order
 from jaxfl.algorithms.clients.server import over_slots
 from jaxfl.core.platform import tracing_for
 
-CLASSES = client_classes(np.repeat([0, 1, 3], [9, 2, 13]), num_active=8, num_classes=4)
+
+@functools.cache
+def all_classes():
+    """Three of four classes, eight clients active."""
+    return client_classes(np.repeat([0, 1, 3], [9, 2, 13]), num_active=8, num_classes=4)
+
+
 FUNCTIONS = [lambda x, factor=factor: {"own": factor / x, "rows": factor * jnp.arange(3.0) + x} for factor in range(4)]
 
 
 def run_for(platform, active, values, is_active=None, node_loop="vmap", **options):
     """Result and place of every active client, in order, and the sum of all rows; 0 for an empty slot."""
-    classes = CLASSES.of(active)
+    classes = all_classes().of(active)
 
     @jax.jit
     def run(values):
-        groups = CLASSES.run(FUNCTIONS, lambda _, own: own, node_loop, active, (values,), is_active, **options)
+        groups = all_classes().run(FUNCTIONS, lambda _, own: own, node_loop, active, (values,), is_active, **options)
         own = in_order(groups, [group.results["own"] for group in groups], len(active))
         for_each = [in_order(groups, [group.take(jnp.arange(1, 1 + len(active))) for group in groups], len(active))]
         return own, jnp.stack(for_each), [group.results["rows"].sum() for group in groups]
@@ -75,7 +81,7 @@ def test_clients_of_several_classes_have_a_derivative_where_it_is_asked_for():
 
     def total(values, **options):
         own = (FUNCTIONS, lambda _, own: own, "vmap", active, (values,))
-        return sum(group.results["own"].sum() for group in CLASSES.run(*own, **options))
+        return sum(group.results["own"].sum() for group in all_classes().run(*own, **options))
 
     expected = jax.grad(total)(values)
     with tracing_for("gpu"):

@@ -1,4 +1,4 @@
-"""Partial training with private updates: blocks clipped together, public constants, sensitivity, the common limit."""
+"""Partial training with private updates: blocks clipped together, public constants, sensitivity, noise."""
 
 import functools
 
@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import crossed, refusals, refused
-from problems import run, small_task, start, statistics_task, uneven_data
+from helpers import refusals, refused
+from problems import small_task, start, statistics_task, uneven_data
 from reference.dp_clients import dp_embracing
 from reference.runs import assert_same, check_noise, flat, node_samples, one_by_one, without_slot
 
@@ -171,33 +171,6 @@ def test_an_update_that_is_not_finite_counts_as_zero(case):
     np.testing.assert_array_equal(info.discarded_updates, np.arange(7) == 2)
 
 
-@pytest.mark.parametrize(("node_loop", "num_active"), crossed(["vmap", "map"], [EXPECTED, 7]))
-@pytest.mark.quick_cases(1)
-def test_if_all_clients_train_all_blocks_a_round_is_that_of_fed_avg(node_loop, num_active):
-    """With private updates, noise and clipping, on the same draws."""
-    task, data = small_task()._replace(node_loop=node_loop), uneven_data(SIZES)
-    algorithm = learner(task, client_class=np.zeros(7, int), num_active=num_active)
-    average = jaxfl.fed_avg(task, clients=steps(), num_active=num_active, uplink=jaxfl.uplink(updates=private()))
-    (state, info), (expected, expected_info) = (run(one, KEY, data, 6) for one in (algorithm, average))
-    assert_same(state.params, expected.params, rtol=1e-5, atol=1e-6)
-    numbers, expected_numbers = info.named(), expected_info.named()
-    for name in numbers.keys() & expected_numbers.keys():
-        assert_same(numbers[name], expected_numbers[name], rtol=1e-4, atol=1e-6)
-    assert 0 < int(info.clipped_updates.sum()) < int(info.active.sum())
-
-
-@pytest.mark.slow  # as in test_private_updates.py, here and below
-def test_without_noise_and_clipping_everybody_active_it_is_the_plain_mean():
-    """Classes name their blocks here, so that as many train each as are expected."""
-    data, classes = uneven_data(SIZES), {"client_class": np.array([0, 1, 2, 1, 2, 2, 0]), "num_active": 7}
-    updates = private(clip_norm=1e6, noise=jaxfl.gaussian(0.0))
-    state, info = run(learner(**classes, updates=updates), KEY, data, 5)
-    expected, plain = run(learner(**classes, updates=None), KEY, data, 5)
-    assert_same(state, expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(info.loss, plain.loss, rtol=1e-5)
-    assert not {"clipped_updates", "discarded_updates", "batch_overflow"} & plain.counts.keys()
-
-
 def test_noise_is_on_every_coordinate_and_independent_over_rounds():
     """Measure the server's move where all updates are zero: standard deviation over the constant of the block."""
     task, data = small_task(hidden=200), uneven_data(SIZES)
@@ -210,61 +183,10 @@ def test_noise_is_on_every_coordinate_and_independent_over_rounds():
         check_noise(rows, np.full((1, 12), NOISE_STD / expected), "gaussian")
 
 
-@pytest.mark.parametrize("client_class", [CLIENT_CLASS, np.zeros(7, int)], ids=["several classes", "one class"])
-@pytest.mark.quick_cases(1)
-@pytest.mark.slow
-def test_empty_slots_cost_nothing_where_clients_run_one_after_the_other(client_class):
-    """As many losses are computed as clients that take part have steps."""
-    data, task, computed = uneven_data(SIZES), small_task()._replace(node_loop="map"), []
-
-    def counted(params):
-        jax.debug.callback(lambda _: computed.append(1), params["dense_1"]["bias"])
-
-    def part(trained):
-        assert task.part is not None
-        one = task.part(trained)
-
-        def train_loss(own, frozen, *rest):
-            counted({**own, **frozen})
-            return one.train_loss(own, frozen, *rest)
-
-        return one._replace(train_loss=train_loss)
-
-    def loss(params, inputs, labels):
-        counted(params)
-        return task.loss(params, inputs, labels)
-
-    algorithm = learner(task._replace(part=part, loss=loss), client_class=client_class)
-    state = start(algorithm, KEY, data)
-    _, info = jax.block_until_ready(jax.jit(algorithm.round)(KEY, state, data))
-    jax.effects_barrier()
-    assert 0 < int(info.active.sum()) < 7
-    assert len(computed) == 3 * int(info.active.sum())
-
-
-@pytest.mark.slow
-def test_clients_without_a_slot_are_an_error():
-    data, algorithm = uneven_data(SIZES), learner()
-    state = start(algorithm, KEY, data)
-    draws = jax.jit(algorithm.draw)(KEY, state, data)
-    update = jax.jit(algorithm.update)
-    assert not np.asarray(update(state, data, draws)[1].batch_overflow).any()
-    found = update(state, data, draws._replace(uplink=draws.uplink._replace(overflow=jnp.int32(1))))[1].batch_overflow
-    assert np.all(np.asarray(found) == 1)
-
-
 def normalized(layer):
     """Two dense layers around another."""
     named = [("dense_1", layers.dense(6, 8)), ("middle", layer), ("dense_2", layers.dense(8, 3))]
     return classification(sequential(named))
-
-
-@pytest.mark.slow  # as in test_private_updates.py
-def test_dropout_alone_is_no_model_state_that_could_tell_of_a_client():
-    task = normalized(layers.dropout(0.5))
-    state, info = run(learner(task, trained_blocks=(task.blocks, task.blocks[-1:], 1, 1)), KEY, uneven_data(SIZES), 2)
-    assert np.isfinite(flat(state)).all()
-    assert np.all(np.asarray(info.update_norm) > 0)
 
 
 def test_batch_statistics_are_refused():

@@ -25,8 +25,6 @@ STEP, LEVELS, CLIP_NORM = 2.0**-7, 64, 0.05
 QUANTIZER = uniform_quantizer(STEP, levels=LEVELS)
 UPDATES = jaxfl.private_updates(clip_norm=CLIP_NORM, noise=jaxfl.gaussian(0.02))
 WAYS = {
-    "plain": {},
-    "lossy": {"links": jaxfl.links(0.5)},
     "lossy and rounded": {"links": jaxfl.links(0.7, QUANTIZER)},
     "private": {"updates": UPDATES},
     "private, lossy and rounded": {"links": jaxfl.links(0.7, QUANTIZER), "updates": UPDATES},

@@ -24,7 +24,6 @@ CIFAR = ClientRelease("poisson", num_samples=5000, batch_size=75, clip_norm=0.1,
 PRIVATE = CIFAR._replace(estimate_batch_size=150, estimate_noise_multiplier=6.0, estimates="private")
 AS_PUBLISHED = CIFAR._replace(estimates="as_published")
 DELTA = 1e-5
-# dp_epsilon, iterations by the published bound, and by the proven one
 
 
 @pytest.mark.parametrize("num_iterations", [0, 1, 78, 1585])
@@ -56,16 +55,6 @@ def test_private_estimates_compose_with_iterations(relation):
     assert max(alone) < found < sum(alone)
 
 
-@pytest.mark.parametrize("bound", ["published", "proven"])
-def test_more_iterations_or_estimates_never_lower_it(bound):
-    counts = [0, 1, 2, 5, 50, 51, 300, 301, 2000]
-    by_iterations = [epsilon(PRIVATE, count, 7, bound=bound, dp_delta=DELTA) for count in counts]
-    by_estimates = [epsilon(PRIVATE, 300, count, bound=bound, dp_delta=DELTA) for count in counts]
-    for row in (by_iterations, by_estimates):
-        assert row == sorted(row)
-        assert row[-1] > row[1] > 0
-
-
 def test_where_delta_is_too_small_for_a_grid_renyi_dp_is_proven():
     found = epsilon(PRIVATE, 317, 63, bound="proven", dp_delta=1e-14)
     assert found == epsilon(PRIVATE, 317, 63, bound="published", dp_delta=1e-14)
@@ -76,7 +65,7 @@ def test_where_delta_is_too_small_for_a_grid_renyi_dp_is_proven():
     assert found > (divergences - np.log(1e-14) / np.arange(1, 64)).min()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_no_client_spends_more_than_its_budget_and_one_more_iteration_overspends(seed):
     rng = np.random.default_rng(seed)
     batch_size, bound = int(rng.integers(20, 60)), str(rng.choice(["published", "proven"]))
@@ -156,18 +145,6 @@ class TestStatements:
             assert re.fullmatch(rf"no {one.bound} ε \(.*\): {WITHOUT_NOISE}", statement_text(one._asdict()))
             assert any(rounded_up(alone.dp_epsilon or 0.0, 4) in text for text in one.assumptions)
         assert epsilon(AS_PUBLISHED, 317, 63, bound="published", dp_delta=DELTA) == np.inf
-
-    def test_private_estimates_are_described_and_charged(self):
-        stated = statements([PRIVATE], 317, 63, dp_delta=DELTA)
-        without = statements([CIFAR], 317, dp_delta=DELTA)
-        text = "noise of 6 times its sensitivity, drawn from 150 samples in expectation"
-        for one, other in zip(stated, without, strict=True):
-            assert any(text in assumption for assumption in one.assumptions)
-            assert one.node_epsilons > other.node_epsilons
-            assert (
-                one.accountant.endswith("local iterations and estimates")
-                or "iterations and estimates," in one.accountant
-            )
 
     @pytest.mark.parametrize(
         ("changes", "reason"),

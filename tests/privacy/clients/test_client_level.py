@@ -37,8 +37,7 @@ def test_no_noise_and_no_rounds():
     assert client_level_epsilon(0, **settings) == 0.0
 
 
-@pytest.mark.parametrize("target", [0.5, 2.0, 8.0])
-@pytest.mark.parametrize("rate", [0.02, 0.5, 1.0])
+@pytest.mark.parametrize(("target", "rate"), [(0.5, 0.02), (2.0, 0.5), (8.0, 1.0)])
 def test_never_overspends_and_01_percent_less_noise_does(target, rate):
     settings = {"participation_rate": rate, "dp_delta": DELTA}
     noise = client_noise_multiplier(target, 200, **settings)

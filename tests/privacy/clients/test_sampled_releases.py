@@ -51,12 +51,6 @@ def test_it_is_an_upper_bound_within_01_percent_of_dp_accountings(kinds, exchang
     assert found > 0.99 * library(kinds, DELTA, exchange=exchange, pessimistic=False)
 
 
-def test_the_order_of_kinds_does_not_matter():
-    kinds = [ITERATIONS, SampledReleases(0.1, 5.0, 60), SampledReleases(1.0, 40.0, 7)]
-    first, second = (sampled_epsilon(order, DELTA)[0] for order in (kinds, kinds[::-1]))
-    assert first == pytest.approx(second, rel=1e-9)
-
-
 @pytest.mark.parametrize("exchange", [False, True])
 @pytest.mark.parametrize("dp_delta", [1e-5, 1e-14])
 def test_one_kind_in_two_parts_is_one_kind(exchange, dp_delta):

@@ -24,15 +24,11 @@ BUDGET: dict[str, Any] = {"target_epsilon": 3.0, "dp_delta": 1e-5}
 CASES = [
     (PRIVSGP, "proven", PLAIN),
     (PRIVSGP, "proven", PLAIN._replace(sampler="fixed")),
-    (PRIVSGP, "proven", PLAIN._replace(sampler="uniform")),
     (PRIVSGP_VR, "proven", TABLE),
-    (PRIVSGP_VR, "proven", TABLE._replace(sampler="fixed")),
-    (PRIVSGP_VR, "proven", TABLE._replace(sampler="uniform")),
     (PRIVSGP_VR, "proven", TABLE._replace(entry_size=4, num_entries=300, batch_size=4, clip_norm=0.5)),
     (PRIVSGP_VR, "published", TABLE),
     (DP2_SGD, "published", PLAIN),
     (A_DP2_SGD, "proven", PLAIN),
-    (A_DP2_SGD, "published", PLAIN),
 ]
 
 

@@ -55,17 +55,6 @@ def test_for_each_k_one_sequence_attains_the_state_sensitivity(state_mixing):
     assert bound[0] == 0
 
 
-def test_no_bound_where_the_gradient_is_taken_at_the_own_state():
-    """Gradients -x plus a constant: what changes feeds on itself."""
-    numbers = schedule(0.2)
-    bound = tracking.perturbed_state_sensitivities(numbers, CHANGE).state
-    change = [0.0]
-    for _ in range(STEPS - 1):
-        gradient = -CHANGE / numbers.num_samples - change[-1]
-        change.append((1 - numbers.state_mixing) * change[-1] - numbers.step_size * gradient)
-    assert change[-1] > 3 * bound[-1]
-
-
 def test_one_gradient_attains_the_output_sensitivity():
     """o = x - gamma g with x known: what differs is gamma times a mean of which one of m gradients differs by C."""
     numbers = schedule()

@@ -90,18 +90,6 @@ def test_epsilon_is_that_of_the_worst_agent_of_what_has_left_it(rounds, release)
         np.testing.assert_allclose(epsilon(statement), worst(moves, rounds, 0), rtol=1e-12)
 
 
-def test_whole_run_at_the_state_is_lemma_4():
-    schedule = tracking.polynomial_schedule(
-        2000, state_noise_exponent=0.1, tracker_noise_exponent=0.1, horizon_offset=0
-    )
-    ones = np.ones(2)
-    published, proven = gradient_tracking_statements(
-        schedule, 2001, AT_STATE._replace(clip_norm=0.5), state_in_weights=ones, tracker_out_weights=ones
-    )
-    np.testing.assert_allclose(epsilon(published), 15_422.1, rtol=1e-5)
-    assert proven.dp_epsilon is None
-
-
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_nothing_is_spent_in_0_rounds_and_more_never_costs_less(method):
     for release in (CLIPPED, AT_STATE, TrackingRelease(clip_norm=None)):
@@ -212,14 +200,6 @@ def test_at_a_delta_without_sizes():
     np.testing.assert_allclose(epsilon(plain[2]), epsilon(plain[1]), rtol=1e-12)
     assert plain[2].accountant.endswith("Laplace mechanisms added up"), "delta buys nothing there"
     assert tracked(0, dp_delta=DELTA)[2][1:3] == (0.0, 0.0)
-
-
-def test_participation_takes_each_agent_with_its_own_samples():
-    sizes = np.array([400, 40, 4000])
-    together = tracking.participation_epsilon(SCHEDULE, AGENTS, num_local_samples=sizes, dp_delta=DELTA)
-    for node, size in enumerate(sizes):
-        alone = tracking.participation_epsilon(SCHEDULE, AGENTS, num_local_samples=size, dp_delta=DELTA)
-        np.testing.assert_allclose(together[node], alone[node], rtol=1e-12)
 
 
 def test_gaussian_noise_is_proven_at_a_delta_and_never_published():

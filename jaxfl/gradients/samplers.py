@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.stats
+from scipy.special import pdtrc
 
 from jaxfl.core import ArgumentError, Array, Key, Purpose, check, node_keys, one_kernel, purpose_key
 from jaxfl.core.info import must_be_zero
@@ -172,7 +172,7 @@ def poisson_capacity(batch_size: int, num_draws: int, failure_probability: float
 
     # By the survival function itself: scipy's inverse goes through 1 - p, which is 1 for the tails wanted here.
     def is_enough(capacity: int) -> bool:
-        return bool(scipy.stats.poisson.sf(capacity, batch_size) * num_draws < failure_probability)
+        return bool(pdtrc(capacity, batch_size) * num_draws < failure_probability)
 
     if is_enough(batch_size):
         return batch_size

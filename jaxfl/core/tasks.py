@@ -6,17 +6,20 @@ And what a task with batch statistics needs: to be refused where each sample mus
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
 
 from jaxfl.core.check import ArgumentError, is_traced
 from jaxfl.core.keys import leaf_key
 from jaxfl.core.tree import number_type, weighted_sum
 from jaxfl.core.types import Array, FederatedData, PyTree, Task, Variables
+
+if TYPE_CHECKING:
+    from flax import nnx
 
 
 def scale_images(inputs: Array) -> Array:
@@ -136,6 +139,8 @@ def from_flax(
         >>> sorted(task.init(jax.random.key(0)))
         ['bias', 'kernel']
     """
+    from flax import nnx  # takes half a second, for modules of flax alone
+
     chosen = {"accuracy": accuracy} if metrics is None else metrics
     structure, _, rest = nnx.split(nnx.eval_shape(lambda: make_module(nnx.Rngs(0))), nnx.Param, ...)
     if jax.tree.leaves(rest):

@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import networkx as nx
 import numpy as np
 from scipy.sparse import csr_array
 
@@ -32,6 +31,9 @@ from jaxfl.core.types import Array, node_text
 from jaxfl.graphs.graph import Graph
 from jaxfl.graphs.validation import checked_matrices, unreachable_pair
 from jaxfl.graphs.weights import WEIGHTS, circulant, mixing_matrix, nodes_of, received_from
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 _MOST_COINS_NODES = 16_384
 MAX_TRIES = 100
@@ -135,6 +137,8 @@ def star(num_nodes: int, *, weights: str = "uniform") -> Graph:
         >>> star(3, weights="metropolis").mixing_matrix(0).round(2).tolist()
         [[0.33, 0.33, 0.33], [0.33, 0.67, 0.0], [0.33, 0.0, 0.67]]
     """
+    import networkx as nx
+
     check.at_least(1, num_nodes=num_nodes)
     check.one_of(WEIGHTS, weights=weights)
     received = received_from(nx.star_graph(num_nodes - 1))
@@ -241,10 +245,13 @@ def from_networkx(graph: nx.Graph, *, weights: str = "uniform", names: Sequence[
             reverse (it is named).
 
     Example:
+        >>> import networkx as nx
         >>> path = from_networkx(nx.path_graph(3), weights="metropolis")
         >>> path.mixing_matrix(0).round(2).tolist()
         [[0.67, 0.33, 0.0], [0.33, 0.33, 0.33], [0.0, 0.33, 0.67]]
     """
+    import networkx as nx
+
     check.one_of(WEIGHTS, weights=weights)
     if not isinstance(graph, nx.Graph) or graph.is_multigraph():
         requirement = "must be a networkx Graph or DiGraph"

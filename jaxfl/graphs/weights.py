@@ -7,11 +7,13 @@ undirected graph the weight 1 / (1 + max(degree i, degree j)) and leaves the res
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import networkx as nx
 import numpy as np
 from scipy.sparse import csr_array, eye_array
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 WEIGHTS = ("uniform", "metropolis")
 
@@ -37,6 +39,8 @@ def received_from(graph: nx.Graph, nodes: Sequence[Any] | None = None) -> csr_ar
         graph: of networkx.
         nodes: (n,), its labels in the order of the nodes; None takes that of `nodes_of`.
     """
+    import networkx as nx  # takes a quarter of a second
+
     weight: Any = None  # all edges count alike, whatever their attributes
     order = nodes_of(graph)[0] if nodes is None else nodes
     sends_to = nx.to_scipy_sparse_array(graph, nodelist=order, weight=weight)

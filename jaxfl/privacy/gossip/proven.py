@@ -52,7 +52,7 @@ from jaxfl.privacy.dominating_pairs import (
     sampled,
     unresolved_delta,
 )
-from jaxfl.privacy.grid_noise import Grid
+from jaxfl.privacy.grid import Grid
 from jaxfl.privacy.stored_gradients import is_resolved, stored, stored_exchanged
 
 PROVEN_RELATIONS = ("zero_out", "replace_one")  # with a proof, the main one first

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.special import pdtrc
 
 from jaxfl.core import ArgumentError, Array, Key, Purpose, check, node_keys, one_kernel, purpose_key
 from jaxfl.core.info import must_be_zero
@@ -169,6 +168,8 @@ def poisson_capacity(batch_size: int, num_draws: int, failure_probability: float
         >>> poisson_capacity(1, 10**7), poisson_capacity(32, 10**7)
         (17, 89)
     """
+
+    from scipy.special import pdtrc  # a third of a second, for Poisson batches alone
 
     # By the survival function itself: scipy's inverse goes through 1 - p, which is 1 for the tails wanted here.
     def is_enough(capacity: int) -> bool:

@@ -24,6 +24,7 @@ from jaxfl.privacy.statements import RELATIONS, Statement, rounded_up, statement
 Releases = list[Any]  # of every site, or one of the server
 _OPTIONS = {  # argument of the library -> option
     "batch_size": "--batch",
+    "bound": "--bound",
     "clip_norm": "--clip-norm",
     "dp_delta": "--delta",
     "estimate_batch_size": "--constants-batch",
@@ -192,7 +193,13 @@ def _parser() -> argparse.ArgumentParser:
     noise.add_argument("--noise-multiplier", type=float, metavar="Z", help=multiplier)
     noise.add_argument("--target", type=float, metavar="EPSILON", help="epsilon that the least noise is wanted for")
     add("--delta", type=float, default=1e-5, help="delta of every epsilon (default 1e-5)")
-    add("--clip-norm", type=float, default=1.0, help="L2 clip norm (default 1); epsilon does not depend on it")
+    add(
+        "--clip-norm",
+        type=float,
+        default=1.0,
+        metavar="C",
+        help="L2 clip norm (default 1); epsilon does not depend on it",
+    )
     add("--relation", choices=RELATIONS, help="neighboring relation (default: all, and the first proven for --target)")
     add("--bound", choices=("proven", "published"), default="proven", help="bound that --target is for")
     add("--sampler", choices=("poisson", "fixed", "uniform"), default="poisson", help="sampler (default poisson)")

@@ -30,7 +30,15 @@ from jaxfl.core.threefry import one_kernel
 from jaxfl.core.types import Array, node_text
 from jaxfl.graphs.graph import Graph
 from jaxfl.graphs.validation import checked_matrices, unreachable_pair
-from jaxfl.graphs.weights import WEIGHTS, circulant, mixing_matrix, nodes_of, received_from
+from jaxfl.graphs.weights import (
+    WEIGHTS,
+    check_graph,
+    circulant,
+    mixing_matrix,
+    nodes_of,
+    received_by_star,
+    received_from,
+)
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -137,11 +145,9 @@ def star(num_nodes: int, *, weights: str = "uniform") -> Graph:
         >>> star(3, weights="metropolis").mixing_matrix(0).round(2).tolist()
         [[0.33, 0.33, 0.33], [0.33, 0.67, 0.0], [0.33, 0.0, 0.67]]
     """
-    import networkx as nx
-
     check.at_least(1, num_nodes=num_nodes)
     check.one_of(WEIGHTS, weights=weights)
-    received = received_from(nx.star_graph(num_nodes - 1))
+    received = received_by_star(num_nodes)
     return Graph(f"star({num_nodes})", num_nodes, (mixing_matrix(received, weights),))
 
 
@@ -250,12 +256,8 @@ def from_networkx(graph: nx.Graph, *, weights: str = "uniform", names: Sequence[
         >>> path.mixing_matrix(0).round(2).tolist()
         [[0.67, 0.33, 0.0], [0.33, 0.33, 0.33], [0.0, 0.33, 0.67]]
     """
-    import networkx as nx
-
     check.one_of(WEIGHTS, weights=weights)
-    if not isinstance(graph, nx.Graph) or graph.is_multigraph():
-        requirement = "must be a networkx Graph or DiGraph"
-        raise ArgumentError("graph", requirement, f"got {type(graph).__name__}", "Convert it with nx.DiGraph(graph).")
+    check_graph(graph)
     num_nodes = graph.number_of_nodes()
     if num_nodes == 0:
         raise ArgumentError("graph", "must have at least one node", "got none", "Add nodes to the networkx graph.")

@@ -1,39 +1,38 @@
 """JAX engine for decentralised and federated learning under limits of privacy, resources and communication."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from jaxfl import algorithms, channel, core, data, gradients, graphs, models, privacy
-from jaxfl.algorithms import (
-    a_dp2_sgd,
-    ali_dpfl,
-    client_sgd,
-    d_psgd,
-    dp2_sgd,
-    dzofl,
-    embracing,
-    fed_avg,
-    gradient_tracking,
-    local_steps,
-    output_perturbation,
-    partial_averaging,
-    perturbed_gossip,
-    private_constants,
-    private_updates,
-    published_constants,
-    push_sum,
-    uplink,
-    width_reduction,
-)
-from jaxfl.channel.links import links
-from jaxfl.core import Algorithm, ArgumentError, FederatedData, Info, Task, from_flax, from_functions, run_key
-from jaxfl.core.info import check_info
-from jaxfl.data import federate
-from jaxfl.gradients import mini_batch, saga
-from jaxfl.privacy import gaussian, grid_gaussian, laplace
+from jaxfl.on_use import import_on_use
 
 if TYPE_CHECKING:
-    from jaxfl import analysis, frame, training
+    from jaxfl import algorithms, analysis, channel, core, data, frame, gradients, graphs, models, privacy, training
+    from jaxfl.algorithms import (
+        a_dp2_sgd,
+        ali_dpfl,
+        client_sgd,
+        d_psgd,
+        dp2_sgd,
+        dzofl,
+        embracing,
+        fed_avg,
+        gradient_tracking,
+        local_steps,
+        output_perturbation,
+        partial_averaging,
+        perturbed_gossip,
+        private_constants,
+        private_updates,
+        published_constants,
+        push_sum,
+        uplink,
+        width_reduction,
+    )
+    from jaxfl.channel.links import links
+    from jaxfl.core import Algorithm, ArgumentError, FederatedData, Info, Task, from_flax, from_functions, run_key
+    from jaxfl.core.info import check_info
+    from jaxfl.data import federate
+    from jaxfl.gradients import mini_batch, saga
+    from jaxfl.privacy import gaussian, grid_gaussian, laplace
 
 __version__ = "0.1.0"
 __all__ = [
@@ -85,9 +84,21 @@ __all__ = [
     "width_reduction",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """`analysis`, `frame` and `training` on first use: what they load a round function does not need."""
-    if name in ("analysis", "frame", "training"):
-        return importlib.import_module(f"jaxfl.{name}")
-    raise AttributeError(f"module 'jaxfl' has no attribute {name!r}")
+_ALGORITHMS = """
+    a_dp2_sgd ali_dpfl client_sgd d_psgd dp2_sgd dzofl embracing fed_avg gradient_tracking local_steps
+    output_perturbation partial_averaging perturbed_gossip private_constants private_updates published_constants
+    push_sum uplink width_reduction
+"""
+import_on_use(
+    __name__,
+    {
+        "jaxfl.algorithms": _ALGORITHMS,
+        "jaxfl.channel.links": "links",
+        "jaxfl.core": "Algorithm ArgumentError FederatedData Info Task from_flax from_functions run_key",
+        "jaxfl.core.info": "check_info",
+        "jaxfl.data": "federate",
+        "jaxfl.gradients": "mini_batch saga",
+        "jaxfl.privacy": "gaussian grid_gaussian laplace",
+    },
+    "algorithms analysis channel core data frame gradients graphs models privacy training",
+)

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from inspect import ismodule
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import jaxfl
 
 ROOT = Path(__file__).parent.parent
 FLOORS = {  # a room imports from rooms of a lower floor, and from itself
+    "on_use": -1,
     "core": 0,
     "graphs": 0.5,
     "gradients": 1,
@@ -70,10 +72,36 @@ def test_every_folder_of_code_is_a_package():
     assert not [path for path in FILES if not (path.parent / "__init__.py").exists()]
 
 
-def test_what_a_round_function_needs_loads_neither_checkpoints_nor_pictures():
-    code = "import sys, jaxfl; assert not {'orbax.checkpoint', 'matplotlib'} & set(sys.modules);"
-    code += " assert jaxfl.training.train and jaxfl.analysis.plot_run"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+@pytest.mark.parametrize(
+    ("code", "slow"),
+    [
+        ("import jaxfl; assert jaxfl.__version__", "jax numpy"),
+        (
+            "import jaxfl; assert jaxfl.d_psgd and jaxfl.federate and jaxfl.graphs.ring(4) and jaxfl.gaussian(1.0)",
+            "orbax matplotlib flax networkx sklearn dp_accounting scipy.stats scipy.signal scipy.optimize",
+        ),
+        (
+            "from jaxfl import analysis, frame, privacy, training; assert privacy.statements",
+            "orbax matplotlib flax networkx sklearn dp_accounting scipy.stats scipy.signal",
+        ),
+        ("from experiments.__main__ import commands; assert 'privsgp_vr' in commands()", "jax numpy jaxfl"),
+    ],
+    ids=["jaxfl", "a round", "a run", "the list"],
+)
+def test_what_is_not_needed_is_not_loaded(code, slow):
+    code = f"import sys; {code}; found = {{*{slow.split()}}} & set(sys.modules); assert not found, found"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=ROOT)
+
+
+def test_a_name_stands_for_what_is_exported_though_a_module_has_it_too():
+    for package in (jaxfl, jaxfl.core, jaxfl.privacy, jaxfl.privacy.tracking):
+        rooms = {name for name in package.__all__ if ismodule(getattr(package, name))}
+        assert rooms <= ({*FLOORS} if package is jaxfl else set())
+        assert {*package.__all__} <= {*dir(package)}
+    assert jaxfl.core.algorithm.__name__ == "algorithm"
+    assert jaxfl.privacy.statements.__module__ == "jaxfl.privacy.gossip.accounting"
+    with pytest.raises(AttributeError, match="module 'jaxfl' has no attribute 'd_pgsd'"):
+        _ = getattr(jaxfl, "d_pgsd")  # noqa: B009
 
 
 def test_every_constructor_of_the_registry_is_at_the_top():

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import jaxfl
+from jaxfl import command
 
 ROOT = Path(__file__).parent.parent
 
@@ -41,6 +42,8 @@ def test_the_wheel_holds_the_library_alone_with_its_types_and_version(installed)
     assert names == {"jaxfl", metadata}
     assert (site / "jaxfl" / "py.typed").exists()
     assert PathDistribution(site / metadata).version == jaxfl.__version__
+    (script,) = PathDistribution(site / metadata).entry_points
+    assert (script.group, script.name, script.load()) == ("console_scripts", "jaxfl", command.main)
     assert left == set(), "a folder build/ would bring removed modules into the next wheel"
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib.ticker import NullFormatter
-
 from jaxfl.analysis.plots import (
     Panel,
     draw_curve,
@@ -31,6 +29,8 @@ _OF_READING = {"counted": "as counted", "published": "as the paper charges"}
 
 def finish(finished: Finished, costs: Sequence[str] = ("joules", "seconds")) -> Sequence[Path]:
     """Write and print what rounds cost; draw accuracy against joules, seconds or both, a column for each reading."""
+    from matplotlib.ticker import NullFormatter
+
     write_costs(finished)
     folder, cases = finished.run.path, finished.summary["cases"]
     names = [name for name in finished.rows if cases[name]["rounds"]]

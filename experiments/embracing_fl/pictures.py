@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from jaxfl.analysis.plots import (
     X_AXES,
@@ -26,6 +24,10 @@ from jaxfl.core import ArgumentError
 from . import paper
 from .results import METRIC, Result, gaps, grouped, usual
 from .tables import BOTH, TITLES, added_clients, paper_added
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _KINDS = {"moderate alone": (2, 3, 4), "weak alone": (5, 6, 7), "moderate and weak": (8, 9, 10)}
 _MARKERS = ("o", "s")  # of the methods in BOTH

@@ -32,7 +32,7 @@ from jaxfl.frame import (
 from jaxfl.frame.options import since
 from jaxfl.graphs.files import read_graph
 from jaxfl.privacy.gossip import C2_OF_THE_PAPER
-from jaxfl.privacy.grid_noise import check_bits
+from jaxfl.privacy.grid import check_bits
 
 INFINITY = float("inf")
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from experiments.embracing_fl.pictures import BAND, draw_curve, new_figure, save_picture
 from jaxfl.analysis.plots import Panel, line_style, read_lines, run_title, seeds_curve, style_axes
 from jaxfl.frame import Finished
 
 from .options import STATISTICS, metric_name
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Curves = Mapping[str, tuple[str, str]]
 """Name of a curve -> (line, layer)."""

@@ -6,12 +6,9 @@ import csv
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import matplotlib.ticker
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from jaxfl.analysis.plots import (
     Panel,
@@ -27,6 +24,10 @@ from jaxfl.analysis.plots import (
     style_axes,
     wrapped_notes,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _X = {  # setting -> label of its axis, in the order in which they are taken for the horizontal one
     "target_epsilon": "privacy budget ε",
@@ -182,7 +183,9 @@ def _draw_final(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: Set
         if ticks[0] > 0 and (axis in ("iterations", "noise_std") or ticks[-1] / ticks[0] > _LOG_FROM_RATIO):
             axes.set_xscale("log")
             axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-            axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
+            from matplotlib.ticker import NullLocator
+
+            axes.xaxis.set_minor_locator(NullLocator())
     notes = [*foot, *_omissions(num_diverged), "mean over seeds; bar: smallest to largest seed"]
     return _save(figure, run_dir, "final.png", handles, notes)
 

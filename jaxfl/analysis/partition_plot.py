@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.colors import PowerNorm
-from matplotlib.ticker import MaxNLocator
 
 from jaxfl.analysis.plots import new_figure
 from jaxfl.core.check import ArgumentError
@@ -39,6 +37,9 @@ def plot_partition(
     Raises:
         ArgumentError: the file cannot be written, or a label is out of range.
     """
+    from matplotlib.colors import PowerNorm
+    from matplotlib.ticker import MaxNLocator
+
     counts = label_counts(parts, labels, num_classes)
     num_nodes = len(counts)
     width = float(np.clip(2.5 + 0.45 * num_nodes, 5.0, 14.0))

@@ -7,16 +7,16 @@ import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import matplotlib.ticker
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from jaxfl.core import ArgumentError, check
 from jaxfl.privacy.statements import caption
+
+if TYPE_CHECKING:  # half a second, and whoever draws nothing does without
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's colors, told apart with any color vision; yellow is left out, too pale for a line on white.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -173,6 +173,9 @@ def draw_panels(
 
 def new_figure(width: float, height: float, title: str | None = None) -> Figure:
     """An empty picture, in inches; nothing global is touched."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     if title is not None:
@@ -278,6 +281,8 @@ def _finish_axes(axes: Axes, panel: Panel, axis: XAxis) -> None:
 
 def finish_x(axes: Axes, axis: XAxis) -> None:
     """Ticks at whole rounds, or at costs, of large ones with the letters k, M, G, ... for powers of a thousand."""
+    import matplotlib.ticker
+
     axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(nbins=6, integer=not axis.totals))
     if axis.totals and axes.dataLim.x1 >= _LETTERS_FROM:
         axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
@@ -285,6 +290,8 @@ def finish_x(axes: Axes, axis: XAxis) -> None:
 
 def style_axes(axes: Axes, panel: Panel, x_label: str) -> None:
     """Labels, grid and frame; shares in per cent."""
+    import matplotlib.ticker
+
     axes.set_xlabel(x_label)
     axes.set_ylabel(panel.label)
     axes.grid(visible=True, color="0.9")

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import numbers
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax.core
 import numpy as np
 
 
@@ -44,7 +44,8 @@ class ArgumentError(ValueError):
 
 def is_traced(value: Any) -> bool:
     """True for an abstract value, whose numbers cannot be read."""
-    return isinstance(value, jax.core.Tracer)
+    core = sys.modules.get("jax.core")  # without JAX nothing is traced, and accounting does without it
+    return core is not None and isinstance(value, core.Tracer)
 
 
 def _concrete(value: Any) -> np.ndarray | None:

@@ -6,17 +6,20 @@ Also checks that refuse a task with batch statistics where each sample must have
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
 
 from jaxfl.core.check import ArgumentError, is_traced
 from jaxfl.core.keys import leaf_key
 from jaxfl.core.tree import number_type, weighted_sum
 from jaxfl.core.types import Array, FederatedData, PyTree, Task, Variables
+
+if TYPE_CHECKING:
+    from flax import nnx
 
 
 def scale_images(inputs: Array) -> Array:
@@ -138,6 +141,8 @@ def from_flax(
         >>> sorted(task.init(jax.random.key(0)))
         ['bias', 'kernel']
     """
+    from flax import nnx  # takes half a second, for modules of flax alone
+
     fns = {"accuracy": accuracy} if metrics is None else metrics
     is_linen = hasattr(make_module, "init") and hasattr(make_module, "apply")
     if isinstance(make_module, nnx.Module) or is_linen:

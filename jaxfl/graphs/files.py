@@ -9,7 +9,6 @@ import warnings
 import zipfile
 from pathlib import Path
 
-import networkx as nx
 import numpy as np
 
 from jaxfl.core import ArgumentError
@@ -113,6 +112,8 @@ def _of_edges(path: str, num_nodes: int) -> Graph:
     if len(order) != num_nodes:
         found = f"{path} names {len(order)}: {', '.join(order)[:80]}"
         raise ArgumentError("graph", f"must have edges of the run's {num_nodes} nodes", found, "Name each node.")
+    import networkx as nx
+
     graph = nx.DiGraph(name=path)
     graph.add_edges_from((sender, receiver) for sender, receiver in rows)
     both_ways = all(graph.has_edge(receiver, sender) for sender, receiver in graph.edges)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import networkx as nx
 import numpy as np
 
 from jaxfl.core import check
@@ -115,6 +114,8 @@ def spanning_tree_roots(weights: Any) -> tuple[int, ...]:
         >>> spanning_tree_roots([[0, 0, 0], [1, 0, 1], [0, 0, 0]])  # 0 and 2 hear from nobody
         ()
     """
+    import networkx as nx
+
     sends_to = nx.from_numpy_array(_weights(weights).T > 0, create_using=nx.DiGraph)
     components = nx.condensation(sends_to)
     sources = [component for component, degree in components.in_degree() if degree == 0]

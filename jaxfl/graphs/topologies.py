@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import networkx as nx
 import numpy as np
 from scipy.sparse import csr_array
 
@@ -31,7 +30,18 @@ from jaxfl.core.threefry import one_kernel
 from jaxfl.core.types import Array, node_text
 from jaxfl.graphs.graph import Graph
 from jaxfl.graphs.validation import checked_matrices, unreachable_pair
-from jaxfl.graphs.weights import WEIGHTS, circulant, mixing_matrix, nodes_of, received_from
+from jaxfl.graphs.weights import (
+    WEIGHTS,
+    check_graph,
+    circulant,
+    mixing_matrix,
+    nodes_of,
+    received_by_star,
+    received_from,
+)
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 _MOST_COINS_NODES = 16_384
 MAX_TRIES = 100
@@ -137,8 +147,8 @@ def star(num_nodes: int, *, weights: str = "uniform") -> Graph:
     """
     check.at_least(1, num_nodes=num_nodes)
     check.one_of(WEIGHTS, weights=weights)
-    adjacency = received_from(nx.star_graph(num_nodes - 1))
-    return Graph(f"star({num_nodes})", num_nodes, (mixing_matrix(adjacency, weights),))
+    received = received_by_star(num_nodes)
+    return Graph(f"star({num_nodes})", num_nodes, (mixing_matrix(received, weights),))
 
 
 def random_digraph(num_nodes: int, edge_probability: float, key: Array | int) -> Graph:
@@ -240,14 +250,13 @@ def from_networkx(graph: nx.Graph, *, weights: str = "uniform", names: Sequence[
         ArgumentError: no nodes, a multigraph, names other than the labels, or metropolis on a directed graph.
 
     Example:
+        >>> import networkx as nx
         >>> path = from_networkx(nx.path_graph(3), weights="metropolis")
         >>> path.mixing_matrix(0).round(2).tolist()
         [[0.67, 0.33, 0.0], [0.33, 0.33, 0.33], [0.0, 0.33, 0.67]]
     """
     check.one_of(WEIGHTS, weights=weights)
-    if not isinstance(graph, nx.Graph) or graph.is_multigraph():
-        requirement = "must be a networkx Graph or DiGraph"
-        raise ArgumentError("graph", requirement, f"got {type(graph).__name__}", "Convert it with nx.DiGraph(graph).")
+    check_graph(graph)
     num_nodes = graph.number_of_nodes()
     if num_nodes == 0:
         raise ArgumentError("graph", "must have at least one node", "got none", "Add nodes to the networkx graph.")

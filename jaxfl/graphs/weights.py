@@ -7,11 +7,15 @@ undirected graph the weight 1 / (1 + max(degree i, degree j)) and leaves the res
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import networkx as nx
 import numpy as np
 from scipy.sparse import csr_array, eye_array
+
+from jaxfl.core.check import ArgumentError
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 WEIGHTS = ("uniform", "metropolis")
 
@@ -22,6 +26,22 @@ def circulant(num_nodes: int, offsets: set[int]) -> csr_array:
     sender = np.repeat(np.arange(num_nodes), len(distinct))
     receiver = (sender + np.tile(distinct, num_nodes)) % num_nodes
     return csr_array((np.full(len(sender), 1 / len(distinct)), (receiver, sender)), shape=(num_nodes, num_nodes))
+
+
+def check_graph(graph: nx.Graph) -> None:
+    """Refuse what is no graph of networkx, and a multigraph."""
+    import networkx as nx  # takes a quarter of a second
+
+    if not isinstance(graph, nx.Graph) or graph.is_multigraph():
+        requirement = "must be a networkx Graph or DiGraph"
+        raise ArgumentError("graph", requirement, f"got {type(graph).__name__}", "Convert it with nx.DiGraph(graph).")
+
+
+def received_by_star(num_nodes: int) -> csr_array:
+    """`received_from` of a star whose center is node 0."""
+    import networkx as nx
+
+    return received_from(nx.star_graph(num_nodes - 1))
 
 
 def nodes_of(graph: nx.Graph) -> tuple[list[Any], bool]:
@@ -37,6 +57,8 @@ def received_from(graph: nx.Graph, nodes: Sequence[Any] | None = None) -> csr_ar
         graph: of networkx.
         nodes: (n,), its labels in the order of the nodes; None takes that of `nodes_of`.
     """
+    import networkx as nx
+
     weight: Any = None  # all edges count alike, whatever their attributes
     order = nodes_of(graph)[0] if nodes is None else nodes
     sends_to = nx.to_scipy_sparse_array(graph, nodelist=order, weight=weight)

@@ -32,10 +32,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.stats
 import tree
+from scipy.special import gammaincinv, ndtr, ndtri
 
 from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, PyTree, check
+from jaxfl.privacy import binomial
 from jaxfl.privacy.dominating_pairs import gaussian_epsilon
 
 POWER = 0.95  # with which the smallest error named is seen
@@ -152,7 +153,7 @@ def noise_check(name: str, sum_of_squares: float, degrees: int, claimed_std: flo
         significance: in (0, 1); half of it for each side.
     """
     tails = [significance / 2, 1 - significance / 2, 1 - POWER, POWER]
-    low, high, missed, seen = map(float, scipy.stats.chi2.ppf(tails, degrees))
+    low, high, missed, seen = map(float, _chi_square_quantiles(tails, degrees))
     measured = math.sqrt(sum_of_squares / degrees)
     lower, upper = math.sqrt(sum_of_squares / high), math.sqrt(sum_of_squares / low)
     limit = upper if measured < claimed_std else lower
@@ -194,14 +195,14 @@ def smallest_guessed_error(mu: float, correct_needed: int, num_guesses: int, gue
     def seen(factor: float) -> bool:
         half = factor * mu / 2
         # P(|x| > t) = guessed_share for x = +-half + noise.
-        high = scipy.stats.norm.isf(guessed_share / 4) + half
+        high = -ndtri(guessed_share / 4) + half
         low = 0.0
         for _ in range(60):
             middle = (low + high) / 2
-            beyond = scipy.stats.norm.sf(middle - half) + scipy.stats.norm.sf(middle + half)
+            beyond = ndtr(half - middle) + ndtr(-half - middle)
             low, high = (middle, high) if beyond > guessed_share else (low, middle)
-        right = min(1.0, float(scipy.stats.norm.sf(high - half)) / guessed_share)
-        return bool(scipy.stats.binom.ppf(1 - POWER, num_guesses, right) >= correct_needed)
+        right = min(1.0, float(ndtr(half - high)) / guessed_share)
+        return bool(binomial.above(correct_needed - 1, num_guesses, right) > POWER)
 
     return _least_factor(seen)
 
@@ -234,9 +235,8 @@ def _gaussian(
     measured, error = _difference(sums, included)
     degrees = int((~included).sum())
     noise = math.sqrt(np.square(sums[~included]).sum() / degrees)
-    widest = math.sqrt(
-        degrees / float(scipy.stats.chi2.ppf(share / 2, degrees))
-    )  # the largest factor that the noise may have
+    # The largest factor that the noise may have.
+    widest = math.sqrt(degrees / float(_chi_square_quantiles(share / 2, degrees)))
     quantile = _quantile(share / 2)
     lowest = max(0.0, (measured - quantile * error) / (noise * widest))
     limit = gaussian_epsilon(lowest, dp_delta)
@@ -262,7 +262,12 @@ def _difference(sums: np.ndarray, included: np.ndarray) -> tuple[float, float]:
 
 def _quantile(tail: float) -> float:
     """Compute the number that a standard normal variable exceeds with this probability."""
-    return float(scipy.stats.norm.isf(tail))
+    return -float(ndtri(tail))
+
+
+def _chi_square_quantiles(shares: float | Sequence[float], degrees: int) -> np.ndarray:
+    """Compute the numbers that a chi-square variable stays below with these probabilities."""
+    return 2 * gammaincinv(degrees / 2, shares)
 
 
 def _least_factor(seen: Callable[[float], bool]) -> float:

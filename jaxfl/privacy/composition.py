@@ -21,7 +21,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 import scipy.fft
-import scipy.signal
+from scipy.linalg.blas import dtbsv
 from scipy.special import logsumexp
 
 _MAX_COMPOSED_BINS = 2**21
@@ -139,7 +139,26 @@ def _window(p: np.ndarray, num_times: int) -> tuple[int, int]:
 def _discounted(above: np.ndarray, rate: float) -> np.ndarray:
     """sum_{j > i} above[j] exp(rate (i - j)) for i = 0, 1, ..., where above[0] belongs to j = 1."""
     decay = math.exp(-rate)
-    return np.append(scipy.signal.lfilter([decay], [1.0, -decay], above[::-1])[::-1], 0.0)
+    return np.append(decaying_sums(decay * above[::-1], decay)[::-1], 0.0)
+
+
+def decaying_sums(values: np.ndarray, decay: float) -> np.ndarray:
+    """y[i] = values[i] + decay y[i - 1], where y[-1] = 0: a triangular system with one band.
+
+    Example:
+        >>> decaying_sums(np.ones(4), 0.5).tolist()
+        [1.0, 1.5, 1.75, 1.875]
+    """
+    band = np.empty((2, len(values)), order="F")
+    band[0], band[1] = 1.0, -decay
+    return dtbsv(1, band, values, lower=1, diag=1) if len(values) else values
+
+
+def convolved(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Probabilities of the sum of two independent indices, each off by a transform's rounding."""
+    length = len(first) + len(second) - 1
+    size = cast(int, scipy.fft.next_fast_len(length, real=True))
+    return np.maximum(np.fft.irfft(np.fft.rfft(first, size) * np.fft.rfft(second, size), size)[:length], 0.0)
 
 
 def _log_worst(tilt: float) -> float:

@@ -35,10 +35,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import scipy.signal
 from scipy.special import ndtr
 
-from jaxfl.privacy.composition import Losses
+from jaxfl.privacy.composition import Losses, decaying_sums
 from jaxfl.privacy.dominating_pairs import TAIL, interval_masses, mixture_loss
 
 THEOREM = "worst pair of a fresh and a stored gradient"  # its name where runs keep what they were accounted by
@@ -169,9 +168,8 @@ def _losses(q: float, low: float, high: float, top: float, step: float) -> tuple
 
 def _curve(masses: np.ndarray, step: float, infinite: float) -> np.ndarray:
     """Deltas at the epsilons 0, step, ..., m step from the masses (m,) of the losses step, ..., m step."""
-    decay = math.exp(-step)
     # s[i] = sum_{l >= i} masses[l] exp((i - l) step); a delta is (1 - exp(-step)) times the sum of all s above it.
-    s = scipy.signal.lfilter([1.0], [1.0, -decay], masses[::-1])
+    s = decaying_sums(masses[::-1], math.exp(-step))
     return infinite - math.expm1(-step) * np.append(np.cumsum(s)[::-1], 0.0)
 
 

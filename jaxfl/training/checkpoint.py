@@ -30,10 +30,6 @@ from jaxfl.core.check import at_least
 from jaxfl.training.json_files import Damaged, checked, with_checksum
 from jaxfl.training.processes import on_first
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import orbax.checkpoint as ocp
-
 _OS_ERROR = re.compile(r"os_error_code='(\d+)'")  # how orbax's storage layer passes one on
 _LATE = ("Event loop is closed", "Encountered error while reading array", "coroutine 'Store.")
 _BESIDE = "beside:"  # no path of a leaf begins so
@@ -78,6 +74,9 @@ class Checkpoints:
         if self._writes:
             on_first(self._directory.mkdir)(parents=True, exist_ok=True)
         with os_errors(self._directory), _quiet():
+            import orbax.checkpoint as ocp  # half a second; a run without checkpoints does without
+
+            self._args = ocp.args
             options = ocp.CheckpointManagerOptions(
                 max_to_keep=keep, create=False, read_only=not self._writes, cleanup_tmp_directories=self._writes
             )
@@ -105,7 +104,7 @@ class Checkpoints:
         leaves |= {_BESIDE + name: array for name, array in (beside or {}).items()}
         forms = {name: [*_form(leaf), value] for (name, leaf), value in zip(leaves.items(), _sums(leaves), strict=True)}
         content = with_checksum({"owner": self._owner, "arrays": forms, "record": dict(record or {})})
-        args = ocp.args.Composite(arrays=ocp.args.StandardSave(leaves), record=ocp.args.JsonSave(content))
+        args = self._args.Composite(arrays=self._args.StandardSave(leaves), record=self._args.JsonSave(content))
         step = self._directory / str(round_index)
         with os_errors(step), _quiet():
             done = self._manager.save(round_index, args=args, force=True)
@@ -151,7 +150,7 @@ class Checkpoints:
     def _read(self, round_index: int, structure: PyTree, shardings: PyTree | None) -> Restored:
         step = self._directory / str(round_index)
         with _damage(step):
-            args = ocp.args.Composite(record=ocp.args.JsonRestore())
+            args = self._args.Composite(record=self._args.JsonRestore())
             content = self._manager.restore(round_index, args=args)["record"]
         content = checked(content, {"owner": str, "arrays": dict, "record": dict})
         if content["owner"] != self._owner:
@@ -171,7 +170,7 @@ class Checkpoints:
         others = {name: form for name, form in stored.items() if name.startswith(_BESIDE)}
         wanted |= {name: np.empty(shape, dtype) for name, (dtype, shape, _) in others.items()}
         with _damage(step):
-            args = ocp.args.Composite(arrays=ocp.args.StandardRestore(wanted))
+            args = self._args.Composite(arrays=self._args.StandardRestore(wanted))
             arrays = self._manager.restore(round_index, args=args)["arrays"]
         for (name, (*_, value)), found in zip(
             stored.items(), _sums({name: arrays[name] for name in stored}), strict=True

@@ -23,11 +23,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-import scipy.signal
 
 from jaxfl.privacy.composition import (
     Losses,
     compose,
+    convolved,
     curve_epsilon,
     rounding_error,
     sum_of_draws,
@@ -153,7 +153,7 @@ def _together(parts: Sequence[Losses]) -> Losses:
         total = Losses(
             step=total.step,
             lowest=total.lowest + part.lowest,
-            probabilities=np.maximum(scipy.signal.fftconvolve(total.probabilities, part.probabilities), 0.0),
+            probabilities=convolved(total.probabilities, part.probabilities),
             infinite=total.infinite + part.infinite + rounding_error(1),
         )
     return total

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxfl.core import ArgumentError, check
-from jaxfl.privacy import grid_noise
+from jaxfl.privacy import grid
 from jaxfl.privacy.accountant import Bound, number, positive
 from jaxfl.privacy.gossip.proven import Release
 
@@ -88,7 +88,7 @@ def checked(
     check.one_of(("poisson", "fixed", "uniform"), sampler=release.sampler)
     check.one_of(("float32", "bfloat16"), storage=release.storage)
     check.at_least(1, batch_size=release.batch_size, num_entries=release.num_entries, entry_size=release.entry_size)
-    grid_noise.check_grid(release.grid)
+    grid.check_grid(release.grid)
     if num_nodes is None and accountant.waking is not None:
         remedy = "Pass the number of nodes, which decides how often one wakes."
         raise ArgumentError("num_nodes", f"must be given for {accountant.label}", "got None", remedy)

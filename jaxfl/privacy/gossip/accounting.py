@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxfl.core import ArgumentError, check
 from jaxfl.privacy import accountant as verbs
-from jaxfl.privacy import grid_noise
+from jaxfl.privacy import grid
 from jaxfl.privacy.accountant import Bound, Family
 from jaxfl.privacy.dominating_pairs import unresolved_delta
 from jaxfl.privacy.gossip.accountant import C2_OF_THE_PAPER, Account, Accountant, Published, checked
@@ -242,7 +242,7 @@ def _search(
 
     present = sensitivities(release._replace(grid=None), relation).present
     if bound == "proven" and release.grid is not None:
-        grid_noise.check_rounding(epsilon_of, target_epsilon, present)
+        grid.check_rounding(epsilon_of, target_epsilon, present)
     if bound == "proven" and account.dp_delta <= unresolved_delta(num_rounds) and math.isinf(epsilon_of(1e6 * present)):
         left_out = f"{unresolved_delta(num_rounds):.1g}, what accounting leaves out in {num_rounds} rounds"
         raise ArgumentError("dp_delta", f"must be above {left_out}", f"got {account.dp_delta:g}", "Pass a larger one.")
@@ -302,7 +302,7 @@ def _words(_accounts: Sequence[Account], account: Account, bound: str, _relation
         "bound": account.accountant.bound_name(bound),
         "gradients": None if is_unbounded(account.release, bound) else _bound_on_gradients(account.release),
         "setting": _SETTING,
-        "noise": grid_noise.assumption(account.release.grid),
+        "noise": grid.assumption(account.release.grid),
         "notes": _notes(account, bound, float(found.dp_epsilon)),
     }
 
@@ -324,7 +324,7 @@ def _notes(account: Account, bound: str, dp_epsilon: float) -> tuple[str, ...]:
         if isinstance(published, str):
             return ()
         stated = dp_epsilon if math.isfinite(dp_epsilon) else None
-        rounding = () if account.release.grid is None else (grid_noise.UNCOUNTED,)
+        rounding = () if account.release.grid is None else (grid.UNCOUNTED,)
         return (*published.notes(account.release, account.num_rounds, account.dp_delta, stated), *rounding)
     if waking is None:
         return ()

@@ -8,11 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import dp_accounting
 import numpy as np
-import scipy.stats
-from dp_accounting.rdp import RdpAccountant
 
+from jaxfl.privacy import binomial
 from jaxfl.privacy.accountant import Bound
 from jaxfl.privacy.dominating_pairs import gaussian_epsilon
 from jaxfl.privacy.gossip.accountant import Accountant, Published
@@ -51,6 +49,9 @@ def _renyi(release: Release, relation: str, num_rounds: int, dp_delta: float, _c
     retrieved; this is the library's accountant over the expected number of a node's own releases, K. In batches of
     fixed size under replace_one the sum of clipped gradients changes by up to 2 G.
     """
+    import dp_accounting  # takes a second
+    from dp_accounting.rdp import RdpAccountant
+
     assert release.clip_norm is not None
     multiplier = release.noise_std * release.batch_size / release.clip_norm
     b, entries, gaussian = release.batch_size, release.num_entries, dp_accounting.GaussianDpEvent
@@ -90,7 +91,7 @@ def _waking(num_rounds: int, num_nodes: int, dp_delta: float) -> tuple[int, floa
     Each event wakes a node at random.
     """
     failure = min(_WAKING_FAILURE, dp_delta / 10)
-    return int(scipy.stats.binom.isf(failure, num_rounds * num_nodes, 1 / num_nodes)), failure
+    return binomial.least_count(failure, num_rounds * num_nodes, 1 / num_nodes), failure
 
 
 DP2_SGD = Accountant(label="DP2-SGD", published=_published("DP2-SGD", _basic_composition))

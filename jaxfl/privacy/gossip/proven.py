@@ -37,9 +37,9 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import scipy.stats
 
 from jaxfl.core import ArgumentError, check
+from jaxfl.privacy import binomial
 from jaxfl.privacy.accountant import Bound
 from jaxfl.privacy.composition import curve_epsilon, rounding_error, sum_of_draws
 from jaxfl.privacy.dominating_pairs import (
@@ -52,12 +52,11 @@ from jaxfl.privacy.dominating_pairs import (
     sampled,
     unresolved_delta,
 )
-from jaxfl.privacy.grid_noise import Grid
+from jaxfl.privacy.grid import Grid
 from jaxfl.privacy.stored_gradients import is_resolved, stored, stored_exchanged
 
 PROVEN_RELATIONS = ("zero_out", "replace_one")  # with a proof, the main one first
-_COUNT_TAIL = 1e-20  # of how often a sample is in one batch; what is beyond counts as an infinite loss
-_UNLIKELY = 1e-20  # of how often a sample is drawn in a run; beyond it, the same
+_UNLIKELY = 1e-20  # of how often a sample is drawn in a run; what is beyond counts as an infinite loss
 _UNRESOLVED = "; the secrecy of the draws counts for nothing, for delta is below what its grid leaves out"
 _TOO_SMALL = "none: delta is below what grids and counts of draws leave out"
 _KEPT_FOR_SAMPLER = 1e-3  # of delta, for how far noise on a grid is from what it is said to be
@@ -157,12 +156,12 @@ def _gaussian_bound(release: Release, relation: str, num_releases: int, dp_delta
 def _counts_epsilon(release: Release, relation: str, num_releases: int, dp_delta: float) -> float:
     """epsilon from the distribution of how often a sample is drawn, which depends on no data."""
     once = release.sampler != "uniform" or release.batch_size == 1
-    counts, chances, missing = _counts_in_a_batch(release)
+    counts, chances = _counts_in_a_batch(release)
     squares = np.array([_change(release, relation, count) for count in counts]) ** 2
     if once:
         rate = min(1.0, release.batch_size / release.num_entries)
         number = _likely_counts(num_releases, rate)
-        probabilities = scipy.stats.binom.pmf(number, num_releases, rate)
+        probabilities = binomial.chances(number, num_releases, rate)
         missing = _UNLIKELY
     else:
         # Squared counts add up: v(c) <= v(0) + slope c^2.
@@ -173,7 +172,7 @@ def _counts_epsilon(release: Release, relation: str, num_releases: int, dp_delta
             return math.inf
         number = found[0] + np.arange(len(found[1]))
         probabilities = found[1]
-        missing = missing * num_releases + rounding_error(num_releases)
+        missing = rounding_error(num_releases)
     slope = float(np.max((squares[1:] - squares[0]) / counts[1:] ** 2))
     mus = np.sqrt(number * slope + num_releases * squares[0]) / release.noise_std
     return mixed_gaussian_epsilon(mus, probabilities, dp_delta - missing)
@@ -189,15 +188,15 @@ def _likely_counts(num_releases: int, rate: float) -> np.ndarray:
     return np.arange(low, min(num_releases, math.ceil(num_releases * rate + spread)) + 1)
 
 
-def _counts_in_a_batch(release: Release) -> tuple[np.ndarray, np.ndarray, float]:
-    """Compute how often a sample is in one batch: counts 0 ... m, their probabilities, and the rest to 1."""
+def _counts_in_a_batch(release: Release) -> tuple[np.ndarray, np.ndarray]:
+    """Compute how often a sample is in one batch: counts 0 ... m and their probabilities."""
     if release.sampler != "uniform" or release.batch_size == 1:
         rate = min(1.0, release.batch_size / release.num_entries)
-        return np.arange(2), np.array([1 - rate, rate]), 0.0
-    b, chance = release.batch_size, 1 / release.num_entries
-    largest = max(1, int(scipy.stats.binom.isf(_COUNT_TAIL, b, chance)))
-    counts = np.arange(largest + 1)
-    return counts, scipy.stats.binom.pmf(counts, b, chance), float(scipy.stats.binom.sf(largest, b, chance))
+        return np.arange(2), np.array([1 - rate, rate])
+    import scipy.stats  # takes half a second; so small a chance as these have is exact there
+
+    counts = np.arange(release.batch_size + 1)
+    return counts, scipy.stats.binom.pmf(counts, release.batch_size, 1 / release.num_entries)
 
 
 def _sampled_bound(release: Release, relation: str, num_releases: int, dp_delta: float) -> Bound | None:
@@ -232,8 +231,8 @@ def _sampled_bound(release: Release, relation: str, num_releases: int, dp_delta:
 
 def _replaced_bound(release: Release, num_releases: int, dp_delta: float) -> Bound | None:
     """epsilon of batches of fixed size under replace_one."""
-    counts, chances, missing = _counts_in_a_batch(release)
-    rate = float(chances[1:].sum()) + missing
+    counts, chances = _counts_in_a_batch(release)
+    rate = float(chances[1:].sum())
     shifts = [_change(release, "replace_one", count) / release.noise_std for count in counts[1:]]
     if rate >= 1 or max(shifts) > _LARGEST_SHIFT:
         return None

@@ -1,43 +1,48 @@
 """Releases of agents in gradient tracking with noise, and in the methods that it is compared with."""
 
-from jaxfl.privacy.tracking.joint_bound import joint_gaussian_epsilon, joint_shift
-from jaxfl.privacy.tracking.laplace_at_delta import laplace_epsilon_at_delta
-from jaxfl.privacy.tracking.perturbed_states import (
-    cumulative_delta_curve,
-    exhausted_at,
-    output_sensitivities,
-    perturbed_state_sensitivities,
-    quantization_deltas,
-    states_only,
-)
-from jaxfl.privacy.tracking.schedules import (
-    TrackingSchedule,
-    exponential_budget,
-    exponential_budget_turning_point,
-    exponential_schedule,
-    polynomial_budget,
-    polynomial_budget_turning_point,
-    polynomial_schedule,
-)
-from jaxfl.privacy.tracking.sensitivities import (
-    Sensitivities,
-    TrackingAgent,
-    cumulative_epsilon,
-    cumulative_epsilon_curve,
-    gaussian_epsilon,
-    impulse_responses,
-    participation_epsilon,
-    proven_sensitivities,
-    published_sensitivities,
-)
-from jaxfl.privacy.tracking.statements import (
-    NO_BOUND,
-    TrackingRelease,
-    gradient_tracking_statements,
-    output_perturbation_statements,
-    perturbed_state_statements,
-    quantization_statements,
-)
+from typing import TYPE_CHECKING
+
+from jaxfl.on_use import import_on_use
+
+if TYPE_CHECKING:
+    from jaxfl.privacy.tracking.joint_bound import joint_gaussian_epsilon, joint_shift
+    from jaxfl.privacy.tracking.laplace_at_delta import laplace_epsilon_at_delta
+    from jaxfl.privacy.tracking.perturbed_states import (
+        cumulative_delta_curve,
+        exhausted_at,
+        output_sensitivities,
+        perturbed_state_sensitivities,
+        quantization_deltas,
+        states_only,
+    )
+    from jaxfl.privacy.tracking.schedules import (
+        TrackingSchedule,
+        exponential_budget,
+        exponential_budget_turning_point,
+        exponential_schedule,
+        polynomial_budget,
+        polynomial_budget_turning_point,
+        polynomial_schedule,
+    )
+    from jaxfl.privacy.tracking.sensitivities import (
+        Sensitivities,
+        TrackingAgent,
+        cumulative_epsilon,
+        cumulative_epsilon_curve,
+        gaussian_epsilon,
+        impulse_responses,
+        participation_epsilon,
+        proven_sensitivities,
+        published_sensitivities,
+    )
+    from jaxfl.privacy.tracking.statements import (
+        NO_BOUND,
+        TrackingRelease,
+        gradient_tracking_statements,
+        output_perturbation_statements,
+        perturbed_state_statements,
+        quantization_statements,
+    )
 
 __all__ = [
     "NO_BOUND",
@@ -72,3 +77,27 @@ __all__ = [
     "quantization_statements",
     "states_only",
 ]
+
+import_on_use(
+    __name__,
+    {
+        "jaxfl.privacy.tracking.joint_bound": "joint_gaussian_epsilon joint_shift",
+        "jaxfl.privacy.tracking.laplace_at_delta": "laplace_epsilon_at_delta",
+        "jaxfl.privacy.tracking.perturbed_states": (
+            "cumulative_delta_curve exhausted_at output_sensitivities perturbed_state_sensitivities "
+            "quantization_deltas states_only"
+        ),
+        "jaxfl.privacy.tracking.schedules": (
+            "TrackingSchedule exponential_budget exponential_budget_turning_point exponential_schedule "
+            "polynomial_budget polynomial_budget_turning_point polynomial_schedule"
+        ),
+        "jaxfl.privacy.tracking.sensitivities": (
+            "Sensitivities TrackingAgent cumulative_epsilon cumulative_epsilon_curve gaussian_epsilon "
+            "impulse_responses participation_epsilon proven_sensitivities published_sensitivities"
+        ),
+        "jaxfl.privacy.tracking.statements": (
+            "NO_BOUND TrackingRelease gradient_tracking_statements output_perturbation_statements "
+            "perturbed_state_statements quantization_statements"
+        ),
+    },
+)

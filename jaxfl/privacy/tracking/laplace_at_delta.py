@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import numpy as np
 import scipy.linalg
-import scipy.stats
 
 from jaxfl.core import check
+from jaxfl.privacy import binomial
 from jaxfl.privacy.accountant import Bound
 from jaxfl.privacy.concentrated import concentrated_epsilon
 from jaxfl.privacy.tracking.joint_bound import LARGEST, each_agent
@@ -146,11 +146,11 @@ def _sampled(schedule: TrackingSchedule, agent: TrackingAgent, num_local_samples
     best = concentrated_epsilon(_rho_of_all(schedule, agent), dp_delta)
     # The last state is returned after the last gradient: a round more in the binomial only loosens the bound.
     rate = schedule.num_samples / num_local_samples
-    tails = scipy.stats.binom.sf(np.arange(num_rounds + 1), num_rounds, rate)
+    tails = binomial.above(np.arange(num_rounds + 1), num_rounds, rate)
     most = [int(np.argmax(tails <= share * dp_delta)) for share in _SHARES_OF_DELTA]
     if most[0] < num_rounds <= LARGEST:
         counts = np.arange(most[-1] + 1)
-        rhos, chances = participation_rhos(schedule, agent, counts), scipy.stats.binom.pmf(counts, num_rounds, rate)
+        rhos, chances = participation_rhos(schedule, agent, counts), binomial.chances(counts, num_rounds, rate)
         for n in set(most):
             left = dp_delta - float(tails[n])
             best = min(best, concentrated_epsilon(rhos[: n + 1], left, chances[: n + 1]))

@@ -30,10 +30,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import scipy.stats
 
 from jaxfl.core import check
-from jaxfl.privacy import dominating_pairs
+from jaxfl.privacy import binomial, dominating_pairs
 from jaxfl.privacy.tracking.schedules import PerNode, TrackingSchedule
 
 
@@ -165,7 +164,7 @@ def participation_epsilon(
         cost = state[..., : num_rounds - start] / state_scale[..., start:]
         costs.append((cost + tracker[..., : num_rounds - start] / tracker_scale[..., start:]).sum(axis=-1))
     rates = schedule.num_samples / np.asarray(num_local_samples, float)
-    tails = scipy.stats.binom.sf(np.arange(num_rounds + 1), num_rounds, rates[..., None])
+    tails = binomial.above(np.arange(num_rounds + 1), num_rounds, rates[..., None])
     most = np.argmax(tails <= dp_delta, axis=-1)  # the first N with P(more than N) <= dp_delta
     worst_first = -np.sort(-np.stack(costs, axis=-1), axis=-1)
     return np.where(np.arange(num_rounds) < most[..., None], worst_first, 0.0).sum(axis=-1)

@@ -1,0 +1,295 @@
+"""The command `jaxfl`. `jaxfl epsilon` answers what a run would cost, or how much noise a budget needs, without a run.
+
+The numbers are those of the accountants that runs use, and a run with these settings states them. JAX is not imported.
+
+    jaxfl epsilon --sites 50 --samples 1200 --batch 64 --rounds 300 --noise-multiplier 1.1
+    jaxfl epsilon --method privsgp-vr --sites 50 --samples 1200 --batch 64 --rounds 300 --target 3
+    jaxfl epsilon --method dp-fedavg --sites 5000 --active 50 --rounds 1000 --noise-multiplier 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from jaxfl.core import ArgumentError, check
+from jaxfl.privacy import accountant as verbs
+from jaxfl.privacy import clients, gossip
+from jaxfl.privacy.statements import RELATIONS, Statement, rounded_up, statement_text
+
+Releases = list[Any]  # of every site, or one of the server
+_OPTIONS = {  # argument of the library -> option
+    "batch_size": "--batch",
+    "bound": "--bound",
+    "clip_norm": "--clip-norm",
+    "dp_delta": "--delta",
+    "estimate_batch_size": "--constants-batch",
+    "estimate_noise_multiplier": "--constants-noise",
+    "neighboring_relation": "--relation",
+    "noise_multiplier": "--noise-multiplier",
+    "noise_std": "--noise-multiplier",
+    "num_clients": "--sites",
+    "num_entries": "--samples",
+    "num_iterations": "--rounds",
+    "num_nodes": "--sites",
+    "num_rounds": "--rounds",
+    "num_samples": "--samples",
+    "participation_rate": "--active",
+    "sampler": "--sampler",
+    "target_epsilon": "--target",
+}
+
+
+class Method(NamedTuple):
+    """Accounting of one method.
+
+    Attributes:
+        releases: (options, noise multiplier) -> releases of every site, or the one of the server.
+        statements: (options, releases) -> statements.
+        least: (options, releases with some noise, relation or None) -> least noise multiplier that meets the target.
+        noise_on: what the noise is added to, in words; its deviation is clip norm times multiplier over `divisor`.
+        divisor: options -> number that the noise is divided by.
+        of_clients: whole clients are protected, and neither samples nor batches count.
+    """
+
+    releases: Callable[[argparse.Namespace, float], Releases]
+    statements: Callable[[argparse.Namespace, Releases], list[Statement]]
+    least: Callable[[argparse.Namespace, Releases, str | None], float]
+    noise_on: str
+    divisor: Callable[[argparse.Namespace], int] = lambda asked: 1
+    of_clients: bool = False
+
+
+def _gossip(accountant: gossip.Accountant) -> Method:
+    """A method over a graph, in which a site releases a noisy mean gradient in every round."""
+
+    def releases(asked: argparse.Namespace, noise: float) -> Releases:
+        std = noise * asked.clip_norm / asked.batch
+        estimator = accountant.estimator or "mini_batch"
+        return [
+            gossip.Release(estimator, asked.sampler, asked.batch, size, asked.clip_norm, std) for size in _sizes(asked)
+        ]
+
+    def settings(asked: argparse.Namespace) -> dict[str, Any]:
+        return {"dp_delta": asked.delta, "num_nodes": asked.sites}
+
+    def statements(asked: argparse.Namespace, released: Releases) -> list[Statement]:
+        return gossip.statements(accountant, released, asked.rounds, **settings(asked))
+
+    def least(asked: argparse.Namespace, released: Releases, relation: str | None) -> float:
+        budget = {"target_epsilon": asked.target, "neighboring_relation": relation}
+        std = gossip.calibrate_noise_std(accountant, asked.bound, released, asked.rounds, **budget, **settings(asked))
+        return std * asked.batch / asked.clip_norm
+
+    return Method(releases, statements, least, "a site's mean gradient", lambda asked: asked.batch)
+
+
+def _local_steps(estimates: bool) -> Method:
+    """A method with a server, in which clients make private local steps, and estimates of constants with ALI-DPFL."""
+
+    def releases(asked: argparse.Namespace, noise: float) -> Releases:
+        plain = [clients.ClientRelease(asked.sampler, n, asked.batch, asked.clip_norm, noise) for n in _sizes(asked)]
+        if not estimates:
+            return plain
+        return [
+            one._replace(
+                estimates="private",
+                estimate_batch_size=asked.constants_batch or one.num_samples,
+                estimate_noise_multiplier=asked.constants_noise,
+            )
+            for one in plain
+        ]
+
+    def counts(asked: argparse.Namespace) -> tuple[int, int]:
+        return asked.rounds * asked.local_steps, asked.rounds if estimates else 0
+
+    def statements(asked: argparse.Namespace, released: Releases) -> list[Statement]:
+        settings = {"dp_delta": asked.delta, "num_clients": asked.sites}
+        return clients.statements(released, *counts(asked), budgeted=counts(asked), **settings)
+
+    def least(asked: argparse.Namespace, released: Releases, relation: str | None) -> float:
+        settings = {"bound": asked.bound, "dp_delta": asked.delta, "neighboring_relation": relation}
+        kinds = sorted(set(released), key=lambda one: one.num_samples)
+
+        def epsilon_of(one: clients.ClientRelease) -> Callable[[float], float]:
+            return lambda noise: clients.epsilon(one._replace(noise_multiplier=noise), *counts(asked), **settings)
+
+        rates = [one.batch_size / one.num_samples for one in kinds]
+        guesses = [verbs.noise_guess(rate, counts(asked)[0], asked.delta, asked.target) for rate in rates]
+        _refuse_estimates(asked, [epsilon_of(one) for one in kinds] if estimates else [])
+        return verbs.calibrate([epsilon_of(one) for one in kinds], asked.target, guesses)
+
+    return Method(releases, statements, least, "a client's sum of gradients")
+
+
+def _refuse_estimates(asked: argparse.Namespace, epsilons_of: Sequence[Callable[[float], float]]) -> None:
+    """Refuse a target that estimates alone exceed: no noise on gradients meets it."""
+    alone = max((epsilon_of(1e6) for epsilon_of in epsilons_of), default=0.0)
+    if alone > asked.target:
+        requirement = f"must leave {asked.rounds} estimates of constants within {asked.target:g}"
+        found = f"got {asked.constants_noise:g}, with which they alone cost {rounded_up(alone, 4)}"
+        raise ArgumentError("--constants-noise", requirement, found, "Pass more.")
+
+
+def _updates() -> Method:
+    """DP-FedAvg: a server adds noise to the sum of clients' clipped updates."""
+
+    def rate(asked: argparse.Namespace) -> float:
+        return (asked.sites if asked.active is None else asked.active) / asked.sites
+
+    def releases(asked: argparse.Namespace, noise: float) -> Releases:
+        return [clients.UpdateRelease(asked.sampler, rate(asked), asked.clip_norm, noise)]
+
+    def statements(asked: argparse.Namespace, released: Releases) -> list[Statement]:
+        settings = {"num_clients": asked.sites, "dp_delta": asked.delta}
+        return clients.client_level_statements(released[0], asked.rounds, **settings)
+
+    def least(asked: argparse.Namespace, _released: Releases, _relation: str | None) -> float:
+        settings = {"participation_rate": rate(asked), "dp_delta": asked.delta}
+        return clients.client_noise_multiplier(asked.target, asked.rounds, **settings)
+
+    return Method(releases, statements, least, "the server's sum of updates", of_clients=True)
+
+
+METHODS = {
+    "fedavg": _local_steps(estimates=False),
+    "ali-dpfl": _local_steps(estimates=True),
+    "dp-fedavg": _updates(),
+    "privsgp": _gossip(gossip.PRIVSGP),
+    "privsgp-vr": _gossip(gossip.PRIVSGP_VR),
+    "dp2-sgd": _gossip(gossip.DP2_SGD),
+    "a-dp2-sgd": _gossip(gossip.A_DP2_SGD),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="jaxfl", description="Private decentralised and federated learning.", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    about = "Epsilon of a run that is planned, or the noise that a budget needs; published and proven."
+    gt = (
+        "Gradient tracking with Laplace noise is not here: its epsilon depends on schedules of steps, mixing and noise"
+        " and on the weights of the graph. python -m experiments.dp_gradient_tracking states it."
+    )
+    epsilon = commands.add_parser("epsilon", help=about, description=about, epilog=gt, allow_abbrev=False)
+    add = epsilon.add_argument
+    add("--method", choices=METHODS, default="fedavg", help="fedavg: private local steps (default)")
+    add("--sites", type=int, required=True, metavar="N", help="clients, or nodes of the graph")
+    add("--samples", type=int, nargs="+", metavar="J", help="samples of a site: of each, or one number of all")
+    add("--batch", type=int, metavar="B", help="expected samples of a batch")
+    add("--rounds", type=int, required=True, metavar="K", help="rounds; of a-dp2-sgd, N events each")
+    noise = epsilon.add_mutually_exclusive_group(required=True)
+    multiplier = "standard deviation of the noise on a sum of clipped gradients or updates, over the clip norm"
+    noise.add_argument("--noise-multiplier", type=float, metavar="Z", help=multiplier)
+    noise.add_argument("--target", type=float, metavar="EPSILON", help="epsilon that the least noise is wanted for")
+    add("--delta", type=float, default=1e-5, help="delta of every epsilon (default 1e-5)")
+    add(
+        "--clip-norm",
+        type=float,
+        default=1.0,
+        metavar="C",
+        help="L2 clip norm (default 1); epsilon does not depend on it",
+    )
+    add("--relation", choices=RELATIONS, help="neighboring relation (default: all, and the first proven for --target)")
+    add("--bound", choices=("proven", "published"), default="proven", help="bound that --target is for")
+    add("--sampler", choices=("poisson", "fixed", "uniform"), default="poisson", help="sampler (default poisson)")
+    add("--local-steps", type=int, default=1, metavar="TAU", help="fedavg, ali-dpfl: local steps a round (default 1)")
+    add("--active", type=int, metavar="M", help="dp-fedavg: clients that are expected in a round (default all)")
+    add("--constants-noise", type=float, default=20.0, metavar="Z", help="ali-dpfl: noise of an estimate (default 20)")
+    add("--constants-batch", type=int, metavar="M", help="ali-dpfl: samples of an estimate (default all)")
+    add("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _sizes(asked: argparse.Namespace) -> list[int]:
+    """Samples of every site."""
+    return asked.samples * asked.sites if len(asked.samples) == 1 else asked.samples
+
+
+def _check(asked: argparse.Namespace, method: Method) -> None:
+    """Refuse what cannot be counted with."""
+    check.at_least(1, **{"--sites": asked.sites, "--rounds": asked.rounds, "--local-steps": asked.local_steps})
+    check.positive(**{"--clip-norm": asked.clip_norm})
+    check.open_unit(**{"--delta": asked.delta})
+    if asked.target is not None:
+        check.positive(**{"--target": asked.target})
+    if asked.active is not None:
+        check.at_least(1, **{"--active": asked.active})
+        if asked.active > asked.sites:
+            raise ArgumentError("--active", "must be at most --sites", f"got {asked.active}", "Pass fewer.")
+    for option, value in {"--samples": asked.samples, "--batch": asked.batch}.items():
+        if method.of_clients and value is not None:
+            remedy = "Leave it out: whole clients are protected."
+            raise ArgumentError(option, f"does not count for {asked.method}", f"got {value}", remedy)
+        if not method.of_clients and value is None:
+            raise ArgumentError(option, f"must be given for {asked.method}", "got none", "Pass it.")
+    if not method.of_clients:
+        for size in asked.samples:
+            check.at_least(1, **{"--batch": asked.batch, "--samples": size})
+        if len(asked.samples) not in (1, asked.sites):
+            found = f"got {len(asked.samples)} numbers for {asked.sites} sites"
+            raise ArgumentError("--samples", "must be one number, or one a site", found, "Pass one of either.")
+
+
+def _of_relation(asked: argparse.Namespace, stated: list[Statement]) -> list[Statement]:
+    """The statements of the relation that is asked for."""
+    chosen = [one for one in stated if asked.relation in (None, one.neighboring_relation)]
+    if not chosen:
+        known = " or ".join(dict.fromkeys(one.neighboring_relation for one in stated))
+        raise ArgumentError("--relation", f"must be {known} for {asked.method}", f"got {asked.relation}", "Pass one.")
+    return chosen
+
+
+def answer(asked: argparse.Namespace) -> dict[str, Any]:
+    """Statements at the noise that is given, or at the least that meets the target, with the noise."""
+    method = METHODS[asked.method]
+    _check(asked, method)
+    noise = asked.noise_multiplier
+    if noise is None:
+        _of_relation(asked, method.statements(asked, method.releases(asked, 0.0)))
+        noise = method.least(asked, method.releases(asked, 1.0), asked.relation)
+        noise *= 1 + 1e-12  # what dividing by batch and clip norm rounds away
+    stated = _of_relation(asked, method.statements(asked, method.releases(asked, noise)))
+    return {
+        "method": asked.method,
+        "sites": asked.sites,
+        "rounds": asked.rounds,
+        "noise_multiplier": noise,
+        "noise_std": noise * asked.clip_norm / method.divisor(asked),
+        "noise_on": method.noise_on,
+        "statements": [one._asdict() for one in stated],
+    }
+
+
+def text(found: dict[str, Any]) -> str:
+    """The answer for people: noise, a line for each statement, and what the last one, proven, rests on."""
+    std, multiplier = rounded_up(found["noise_std"], 4), rounded_up(found["noise_multiplier"], 4)
+    noise = f"noise of {multiplier} times the clip norm: standard deviation {std} on {found['noise_on']}"
+    counted = f"{found['method']}: {found['sites']} sites, {found['rounds']} rounds, {noise}"
+    claims = [statement_text(one) for one in found["statements"]]
+    last = found["statements"][-1]
+    rests = f"The {last['bound']} statement rests on this: {'; '.join(last['assumptions'])}."
+    return "\n".join([*textwrap.wrap(counted, 100), "", *claims, "", *textwrap.wrap(rests, 100)])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Answer on standard output; returns the exit code, 2 for a wrong value, which gets one sentence."""
+    asked = _parser().parse_args(argv)
+    try:
+        found = answer(asked)
+    except ArgumentError as error:
+        name = _OPTIONS.get(error.argument, error.argument)
+        print(f"error: {name}: {error.requirement}; {error.found}. {error.remedy}", file=sys.stderr)
+        return 2
+    print(json.dumps(found, indent=2) if asked.json else text(found))
+    return 0

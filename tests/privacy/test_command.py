@@ -1,0 +1,128 @@
+"""`jaxfl epsilon` says what runs state, meets its targets, and does without JAX."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from experiments.ali_dpfl import options as of_clients
+from experiments.ali_dpfl.spending import privacy_of as clients_privacy
+from experiments.privsgp_vr import options as of_gossip
+from experiments.privsgp_vr.spending import privacy_of as gossip_privacy
+from jaxfl import command
+from jaxfl.frame import lay
+
+RUN = {"sites": 4, "samples": 120, "batch": 12, "rounds": 20}
+GOSSIP = {"privsgp-vr": "PrivSGP-VR", "privsgp": "PrivSGP", "dp2-sgd": "DP2-SGD", "a-dp2-sgd": "A(DP)2SGD"}
+CLIENTS = {"fedavg": of_clients.FIXED, "ali-dpfl": of_clients.ALI, "dp-fedavg": of_clients.UPDATES}
+
+
+def words(method, **more):
+    given = {"sites": 4, "rounds": 20} if method == "dp-fedavg" else RUN
+    pairs = {"method": method, **given, **more}
+    return ["epsilon", *(word for name, value in pairs.items() for word in (f"--{name.replace('_', '-')}", str(value)))]
+
+
+def answered(capsys, method, **more):
+    assert command.main([*words(method, **more), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def of_run(method):
+    """The statements of a run of 4 sites, 20 rounds, noise multiplier 1.5 and clip norm 0.5."""
+    if method in GOSSIP:
+        options = {"method": GOSSIP[method], "iterations": 20, "nodes": 4, "batch_size": 12, "clip_norm": 0.5}
+        config = lay(of_gossip.Configuration(), {**options, "noise_std": 1.5 * 0.5 / 12})
+        return gossip_privacy(config, [120] * 4)(20)
+    options = {"method": CLIENTS[method], "rounds": 20, "nodes": 4, "batch_size": 12, "clip_norm": 0.5}
+    options |= {"noise_multiplier": 1.5, "local_steps": 3, "max_iterations": 60, "num_active": 2}
+    options |= {"update_noise_multiplier": 1.5, "update_clip_norm": 0.5}
+    ran = {} if method == "dp-fedavg" else {"local_iterations": 60}
+    ran |= {"estimate_releases": 20} if method == "ali-dpfl" else {}
+    stated = clients_privacy(lay(of_clients.Configuration(), options), [120] * 4)
+    assert stated is not None
+    return stated(20, **ran)
+
+
+@pytest.mark.parametrize("method", command.METHODS)
+def test_it_is_what_a_run_states(capsys, method):
+    more = {"dp-fedavg": {"active": 2}, "fedavg": {"local_steps": 3}, "ali-dpfl": {"local_steps": 3}}.get(method, {})
+    found = answered(capsys, method, noise_multiplier=1.5, clip_norm=0.5, **more)
+    assert found["statements"] == json.loads(json.dumps(of_run(method)))
+    divisor = 12 if method in GOSSIP else 1
+    assert found["noise_std"] == pytest.approx(1.5 * 0.5 / divisor)
+
+
+@pytest.mark.parametrize("method", command.METHODS)
+def test_the_least_noise_meets_the_target_and_less_does_not(capsys, method):
+    def proven(found):
+        return next(one["dp_epsilon"] for one in found["statements"] if one["bound"] == "proven")
+
+    found = answered(capsys, method, target=2.5)
+    assert 2.49 < proven(found) <= 2.5
+    less = answered(capsys, method, noise_multiplier=0.997 * found["noise_multiplier"])
+    assert proven(less) > 2.5
+
+
+def test_bound_and_relation_choose_what_the_target_is_for(capsys):
+    found = answered(capsys, "privsgp-vr", target=2.5, bound="published")
+    assert found["statements"][0]["dp_epsilon"] == pytest.approx(2.5)
+    found = answered(capsys, "fedavg", target=2.5, relation="replace_one")
+    (stated,) = found["statements"]
+    assert stated["neighboring_relation"] == "replace_one"
+    assert 2.49 < stated["dp_epsilon"] <= 2.5
+
+
+def test_samples_of_each_site_are_counted_by_themselves(capsys):
+    command.main([*words("fedavg", noise_multiplier=1.5), "--json", "--samples", "60", "120", "240", "480"])
+    smallest_first = json.loads(capsys.readouterr().out)["statements"][1]["node_epsilons"]
+    assert smallest_first == sorted(smallest_first, reverse=True)
+    assert len(set(smallest_first)) == 4
+
+
+def test_the_text_has_the_noise_every_epsilon_and_what_it_rests_on(capsys):
+    assert command.main(words("dp-fedavg", noise_multiplier=2, clip_norm=0.5)) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "noise of 2 times the clip norm: standard deviation 1 on the server's sum of updates" in text
+    assert "proven (zero out one client, δ = 1e-05)" in text
+    assert "every client's whole update is clipped to the L2 norm 0.5" in text
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "sentence"),
+    [
+        ("fedavg", {"batch": 121, "target": 1}, "--batch: must be at most the client's samples"),
+        ("privsgp", {"batch": 121, "target": 1}, "--batch: must be at most the node's entries"),
+        ("fedavg", {"noise_multiplier": -1}, "--noise-multiplier: must be non-negative"),
+        ("privsgp", {"noise_multiplier": "nan"}, "--noise-multiplier: must be non-negative and finite"),
+        ("fedavg", {"target": 0}, "--target: must be positive"),
+        ("fedavg", {"target": 1, "delta": 1}, "--delta: must lie strictly between 0 and 1"),
+        ("fedavg", {"target": 1, "sites": 0}, "--sites: must be an integer of at least 1"),
+        ("fedavg", {"target": 1, "sampler": "fixed"}, "--sampler: must be 'poisson'"),
+        ("privsgp", {"target": 1, "bound": "published"}, "--bound: must exist"),
+        ("privsgp", {"target": 1, "relation": "zero_out_client"}, "--relation: must be replace_one or zero_out"),
+        ("ali-dpfl", {"target": 0.1}, "--constants-noise: must leave 20 estimates"),
+        ("dp-fedavg", {"target": 1, "samples": 120}, "--samples: does not count"),
+        ("dp-fedavg", {"target": 1, "active": 5}, "--active: must be at most --sites"),
+        ("fedavg", {"target": "x"}, "argument --target: invalid float value"),
+        ("fedavg", {"target": 1, "noise_multiplier": 1}, "argument --noise-multiplier: not allowed with"),
+        ("fedavg", {"target": 1, "epochs": 1}, "unrecognized arguments: --epochs"),
+    ],
+)
+def test_a_wrong_value_ends_with_one_sentence(capsys, method, more, sentence):
+    try:
+        code = command.main(words(method, **more))
+    except SystemExit as left:
+        code = left.code
+    told = capsys.readouterr()
+    assert (code, told.out, told.err.count("\n")) == (2, "", 1)
+    assert told.err.startswith(f"error: {sentence}")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "dp-fedavg", "privsgp-vr"])
+def test_neither_jax_nor_anything_slow_is_imported(method):
+    code = f"import sys; from jaxfl import command; assert command.main({words(method, target=2.5)!r}) == 0;"
+    code += " slow = {'jax', 'scipy.stats', 'scipy.signal', 'dp_accounting', 'tyro', 'rich'} & set(sys.modules);"
+    code += " assert not slow, slow"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True)

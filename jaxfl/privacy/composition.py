@@ -21,7 +21,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 import scipy.fft
-from scipy.linalg.blas import dtbsv
+from scipy.linalg.blas import dtbsv  # pyright: ignore[reportAttributeAccessIssue]
 from scipy.special import logsumexp
 
 _MAX_COMPOSED_BINS = 2**21

@@ -134,7 +134,7 @@ def test_follows_the_lines(name):
     assert 0 < np.mean([i.clipped_fraction for i in done.infos]) < 1, "clipping must matter, and not everywhere"
 
     beyond = []  # numbers of x + zeta beyond the 16 levels or the threshold, of each node
-    lowest, highest = {4: (-0.4, 0.35), 32: (-math.inf, math.inf)}.get(case.bits, (-1.5, 1.5))
+    lowest, highest = {4: (-0.4, 0.35), 32: (-math.inf, math.inf)}.get(int(case.bits), (-1.5, 1.5))
     for draws, after, one in zip(done.draws[:-1], done.states[1:-1], done.infos[:-1], strict=True):
         noisy = by_node(jax.tree.map(jnp.add, after.params, draws.state_noise))
         beyond.append(((noisy > highest) | (noisy < lowest)).sum(axis=1))

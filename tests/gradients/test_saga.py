@@ -316,7 +316,7 @@ test_refusals = refusals(
         (lambda: gradients.saga(table="sparse"), "table"),
         (lambda: gradients.saga(storage="float16"), "storage"),
         (lambda: gradients.saga(refresh_every=0), "refresh_every"),
-        (lambda: gradients.saga(refresh_every="often"), "refresh_every"),
+        (lambda: gradients.saga(refresh_every="often"), "refresh_every"),  # pyright: ignore[reportArgumentType]
         (lambda: gradients.saga(entry_size=4), "entry_size"),
         (lambda: gradients.saga(table="per_batch"), "entry_size"),
         (lambda: gradients.saga(table="per_batch", entry_size=0), "entry_size"),

@@ -71,7 +71,7 @@ def learned_in_bfloat16():
 
 test_refusals = refusals(
     [
-        *((lambda bad=bad: jaxfl.gaussian(bad), "noise_std") for bad in (-1.0, np.nan, np.inf, np.array([0.1, -0.1]))),
+        *((lambda bad=bad: jaxfl.gaussian(bad), "noise_std") for bad in (-1.0, np.nan, np.inf, jnp.array([0.1, -0.1]))),
         # 0 and infinite in float32: they would state an epsilon for no noise.
         *((lambda scale=scale: jaxfl.gaussian(scale), "noise_std") for scale in (1e-46, 1e39)),
         *((lambda scale=scale: jaxfl.laplace(scale), "noise_scale") for scale in (1e-46, 1e39)),

@@ -14,8 +14,11 @@ if TYPE_CHECKING:
         dp2_sgd,
         dzofl,
         embracing,
+        embracing_fl,
         fed_avg,
+        fjord,
         gradient_tracking,
+        heterofl,
         local_steps,
         output_perturbation,
         partial_averaging,
@@ -54,8 +57,10 @@ __all__ = [
     "dp2_sgd",
     "dzofl",
     "embracing",
+    "embracing_fl",
     "fed_avg",
     "federate",
+    "fjord",
     "frame",
     "from_flax",
     "from_functions",
@@ -64,6 +69,7 @@ __all__ = [
     "gradients",
     "graphs",
     "grid_gaussian",
+    "heterofl",
     "laplace",
     "links",
     "local_steps",
@@ -85,9 +91,9 @@ __all__ = [
 ]
 
 _ALGORITHMS = """
-    a_dp2_sgd ali_dpfl client_sgd d_psgd dp2_sgd dzofl embracing fed_avg gradient_tracking local_steps
-    output_perturbation partial_averaging perturbed_gossip private_constants private_updates published_constants
-    push_sum uplink width_reduction
+    a_dp2_sgd ali_dpfl client_sgd d_psgd dp2_sgd dzofl embracing embracing_fl fed_avg fjord gradient_tracking heterofl
+    local_steps output_perturbation partial_averaging perturbed_gossip private_constants private_updates
+    published_constants push_sum uplink width_reduction
 """
 import_on_use(
     __name__,

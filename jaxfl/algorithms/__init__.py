@@ -11,14 +11,14 @@ from jaxfl.algorithms.clients.private_updates import private_updates
 from jaxfl.algorithms.clients.uplink import uplink
 from jaxfl.algorithms.d_psgd import d_psgd, dp2_sgd
 from jaxfl.algorithms.dzofl import decaying_schedules, dzofl
-from jaxfl.algorithms.embracing import embracing
+from jaxfl.algorithms.embracing import embracing, embracing_fl
 from jaxfl.algorithms.fed_avg import fed_avg
 from jaxfl.algorithms.gradient_tracking import gradient_tracking
 from jaxfl.algorithms.output_perturbation import output_perturbation
 from jaxfl.algorithms.partial_averaging import partial_averaging
 from jaxfl.algorithms.perturbed_gossip import perturbed_gossip
 from jaxfl.algorithms.push_sum import debiased_params, push_sum, theory_step_size
-from jaxfl.algorithms.width_reduction import width_reduction
+from jaxfl.algorithms.width_reduction import fjord, heterofl, width_reduction
 
 __all__ = [
     "a_dp2_sgd",
@@ -31,9 +31,12 @@ __all__ = [
     "dp2_sgd",
     "dzofl",
     "embracing",
+    "embracing_fl",
     "fed_avg",
     "first_half",
+    "fjord",
     "gradient_tracking",
+    "heterofl",
     "local_steps",
     "output_perturbation",
     "output_side",

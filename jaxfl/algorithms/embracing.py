@@ -268,3 +268,7 @@ def embracing(
         return new_state, info
 
     return algorithm(init, draw, update, server_model(task))
+
+
+embracing_fl = embracing
+"""The paper's name of `embracing`."""

@@ -1,4 +1,4 @@
-"""Private stochastic gradient push over time-varying directed graphs: PrivSGP and PrivSGP-VR.
+"""Stochastic gradient push (SGP), private, over time-varying directed graphs: PrivSGP and PrivSGP-VR.
 
     x_i^{k+1/2} = x_i^k - gamma (g_i^k + N_i^k),   N_i^k ~ Normal(0, sigma_i^2 I)
     x_i^{k+1}   = sum_j P^k_ij x_j^{k+1/2}

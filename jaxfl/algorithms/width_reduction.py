@@ -365,3 +365,8 @@ def _mean_over_holders(old: Array, total: Array, weight: Array) -> Array:
     """total / weight where an active client holds the element, else what it was."""
     is_held = weight > 0
     return jnp.where(is_held, total / jnp.where(is_held, weight, 1.0), old)
+
+
+heterofl = width_reduction
+"""The papers' names of `width_reduction` and, with `ordered_dropout`, of FjORD."""
+fjord = partial(width_reduction, ordered_dropout=True)

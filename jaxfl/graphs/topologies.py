@@ -30,15 +30,7 @@ from jaxfl.core.threefry import one_kernel
 from jaxfl.core.types import Array, node_text
 from jaxfl.graphs.graph import Graph
 from jaxfl.graphs.validation import checked_matrices, unreachable_pair
-from jaxfl.graphs.weights import (
-    WEIGHTS,
-    check_graph,
-    circulant,
-    mixing_matrix,
-    nodes_of,
-    received_by_star,
-    received_from,
-)
+from jaxfl.graphs.weights import WEIGHTS, check_graph, circulant, in_star, mixing_matrix, nodes_of, received_from
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -147,7 +139,7 @@ def star(num_nodes: int, *, weights: str = "uniform") -> Graph:
     """
     check.at_least(1, num_nodes=num_nodes)
     check.one_of(WEIGHTS, weights=weights)
-    received = received_by_star(num_nodes)
+    received = in_star(num_nodes)
     return Graph(f"star({num_nodes})", num_nodes, (mixing_matrix(received, weights),))
 
 
@@ -250,8 +242,7 @@ def from_networkx(graph: nx.Graph, *, weights: str = "uniform", names: Sequence[
         ArgumentError: no nodes, a multigraph, names other than the labels, or metropolis on a directed graph.
 
     Example:
-        >>> import networkx as nx
-        >>> path = from_networkx(nx.path_graph(3), weights="metropolis")
+        >>> import networkx as nx; path = from_networkx(nx.path_graph(3), weights="metropolis")
         >>> path.mixing_matrix(0).round(2).tolist()
         [[0.67, 0.33, 0.0], [0.33, 0.33, 0.33], [0.0, 0.33, 0.67]]
     """

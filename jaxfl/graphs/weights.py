@@ -37,7 +37,7 @@ def check_graph(graph: nx.Graph) -> None:
         raise ArgumentError("graph", requirement, f"got {type(graph).__name__}", "Convert it with nx.DiGraph(graph).")
 
 
-def received_by_star(num_nodes: int) -> csr_array:
+def in_star(num_nodes: int) -> csr_array:
     """`received_from` of a star whose center is node 0."""
     import networkx as nx
 

@@ -78,7 +78,7 @@ def _d_psgd(make_task: MakeTask) -> Example:
 
 
 def _dp2_sgd(make_task: MakeTask) -> Example:
-    silent = ({"noise": None}, "noise: must be a noise mechanism; got None")
+    silent = ({"noise": None}, "noise: must be of type NoiseMechanism; got None")
     refused = [silent, *examples.not_doubly_stochastic_refused(), *examples.directed_refused()]
     return examples.exchange(make_task, graphs.ring(examples.NODES), refused)
 

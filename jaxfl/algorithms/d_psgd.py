@@ -40,7 +40,7 @@ import jax.numpy as jnp
 from jaxfl.algorithms.exchange import exchange, message_bits
 from jaxfl.channel import LinkDraws, Links
 from jaxfl.channel.links import changing
-from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
+from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, check_num_nodes, constructor
 from jaxfl.core.tree import consensus_distance, descend, replicate, size
 from jaxfl.gradients import GradientEstimator, mini_batch
@@ -189,8 +189,6 @@ def dp2_sgd(
         ...
         jaxfl.core.check.ArgumentError: graph: must be the same in every round; exponential(4) has 2 mixing matrices ...
     """
-    if noise is None:
-        raise ArgumentError("noise", "must be a noise mechanism", "got None", "Without noise use d_psgd.")
     require_undirected(graph, weights=True)
     return d_psgd(task, graph=graph, step_size=step_size, gradient=gradient, noise=noise, links=links)
 

@@ -5,8 +5,8 @@ import json
 import matplotlib.image
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 
-from jaxfl.analysis import final_plot
 from jaxfl.analysis.final_plot import plot_final, series
 
 PROVEN = {"bound": "proven", "dp_epsilon": 3.0, "dp_delta": 1e-5, "neighboring_relation": "zero_out", "assumptions": []}
@@ -48,7 +48,7 @@ def test_the_points_are_the_seeds_mean_smallest_and_largest(tmp_path, monkeypatc
         drawn.append((list(x), list(y), np.array(yerr)))
         return self.plot(x, y)[0]
 
-    monkeypatch.setattr(final_plot.Axes, "errorbar", errorbar)
+    monkeypatch.setattr(Axes, "errorbar", errorbar)
     (path,) = plot_final(tmp_path, settings)
     assert path == tmp_path / "plots" / "final.png"
     assert matplotlib.image.imread(path).shape[2] == 4
@@ -73,13 +73,13 @@ def test_no_picture_without_a_curve(tmp_path, settings):
 def test_different_numbers_of_nodes_are_drawn_against_their_product_with_the_iterations(tmp_path, monkeypatch):
     settings = {"few": setting(20, nodes=4), "many": setting(10, nodes=8)}
     write_run(tmp_path, settings)
-    drawn, plot = [], final_plot.Axes.plot
+    drawn, plot = [], Axes.plot
 
     def recorded(self, x, y, **style):
         drawn.append(list(x))
         return plot(self, x, y, **style)
 
-    monkeypatch.setattr(final_plot.Axes, "plot", recorded)
+    monkeypatch.setattr(Axes, "plot", recorded)
     (path,) = plot_final(tmp_path, settings)
     assert path.name == "speedup.png"
     assert drawn[:2] == [[0, 20], [0, 40]]
@@ -91,13 +91,13 @@ def test_two_numbers_of_which_all_pairs_ran_are_a_heat_map_without_what_diverged
     write_run(tmp_path, settings)
     rows = [f"{name},{seed},{'diverged' if name == '0.2 2.0' else 'finished'}" for name in settings for seed in (0, 1)]
     (tmp_path / "results.csv").write_text("\n".join(["case,seed,status", *rows]) + "\n")
-    drawn, imshow = [], final_plot.Axes.imshow
+    drawn, imshow = [], Axes.imshow
 
     def recorded(self, cells, **style):
         drawn.append(np.array(cells))
         return imshow(self, cells, **style)
 
-    monkeypatch.setattr(final_plot.Axes, "imshow", recorded)
+    monkeypatch.setattr(Axes, "imshow", recorded)
     (path,) = plot_final(tmp_path, settings)
     assert path.name == "heat_map.png"
     np.testing.assert_allclose(drawn[0], [[0.05, 2.05], [1.05, np.nan]])

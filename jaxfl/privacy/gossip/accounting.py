@@ -248,7 +248,11 @@ def _search(
         raise ArgumentError("dp_delta", f"must be above {left_out}", f"got {account.dp_delta:g}", "Pass a larger one.")
     sampling_rate = min(1.0, release.batch_size / release.num_entries)
     spread = sampling_rate * math.sqrt(num_rounds) * math.sqrt(2 * math.log(1.25 / account.dp_delta)) / target_epsilon
-    return epsilon_of, present * max(spread, 0.4)
+    guess = present * max(spread, 0.4)
+    if guess > float(np.finfo(np.float32).max):
+        found, remedy = f"got {target_epsilon:g}, which needs about {guess:.2g}", "Pass a larger one."
+        raise ArgumentError("target_epsilon", "must need no more noise than float32 holds", found, remedy)
+    return epsilon_of, guess
 
 
 def _claims(account: Account) -> list[tuple[str, str]]:

@@ -19,9 +19,12 @@ def above(counts: np.ndarray | int, num_trials: int, rate: np.ndarray | float) -
     Example:
         >>> [round(float(chance), 4) for chance in above(np.arange(3), 2, 0.1)]
         [0.19, 0.01, 0.0]
+        >>> float(above(-1, 2, 0.1))
+        1.0
     """
     rest = num_trials - np.asarray(counts)
-    return np.where(rest > 0, betainc(np.add(counts, 1), np.maximum(rest, 1), rate), 0.0)
+    inside = np.where(rest > 0, betainc(np.maximum(np.add(counts, 1), 1), np.maximum(rest, 1), rate), 0.0)
+    return np.where(np.less(counts, 0), 1.0, inside)  # betainc(0, b, p) is no number in SciPy 1.13
 
 
 def least_count(failure: float, num_trials: int, rate: float) -> int:

@@ -223,6 +223,8 @@ def _check(asked: argparse.Namespace, method: Method) -> None:
     check.open_unit(**{"--delta": asked.delta})
     if asked.target is not None:
         check.positive(**{"--target": asked.target})
+    else:
+        check.in_float32(**{"--noise-multiplier": asked.noise_multiplier})
     if asked.active is not None:
         check.at_least(1, **{"--active": asked.active})
         if asked.active > asked.sites:

@@ -93,6 +93,9 @@ def _of_table(file: Path, label_column: str, site_column: str | None) -> dict[st
     with file.open(newline="", encoding="utf-8-sig") as lines:
         heading, *rows = list(csv.reader(lines)) or [[]]
     rows = [row for row in rows if row]
+    twice = [column for column in heading if heading.count(column) > 1]
+    if twice:
+        raise ArgumentError("dataset", "must name each column once", f"{file} has {twice[0]!r} twice", "Rename one.")
     for argument, column in (("label_column", label_column), ("site_column", site_column)):
         if column is not None and column not in heading:
             found = f"{file} has {', '.join(heading[:9])}" + (" and more" if len(heading) > 9 else "")

@@ -222,7 +222,7 @@ def _overlays(
 
 
 def _of_sites(config: Any, given: Collection[str]) -> dict[str, Any]:
-    """What follows from a column of sites where nobody said otherwise: each site is a node."""
+    """Options that follow from a column of sites where nobody said otherwise: each site is a node."""
     values, changes = flat(config), {}
     if not is_file(values.get("dataset", "")):
         return changes

@@ -1,4 +1,4 @@
-"""What accounting needs to know of noise on a grid (`jaxfl.privacy.grid_noise`), without JAX."""
+"""Facts of noise on a grid (`jaxfl.privacy.grid_noise`) that accounting needs, without JAX."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read out of a run directory again: states, its secret key, and what statements of privacy cover."""
+"""Reading a run directory again: states, its secret key, and the results that statements of privacy cover."""
 
 from __future__ import annotations
 

@@ -87,6 +87,7 @@ BAD_TABLES = {
     "text in all": (lambda f: load_file(table(f), label_column="ill"), "dataset", "column site"),
     "infinite": (lambda f: load_file(table(f, "inf,A,no,1"), label_column="ill", site_column="site"), "dataset", "inf"),
     "empty": (lambda f: load_file(table(f, "no", heading="ill"), label_column="age"), "label_column", "ill"),
+    "twice": (lambda f: load_file(table(f, "1,2,0", heading="a,a,label")), "dataset", "'a' twice"),
     "share": (lambda f: load_file(table(f), test_split=1.0), "test_split", "1.0"),
     "no array": (lambda f: (np.savez(f / "a.npz", x=[1]), load_file(str(f / "a.npz"))), "dataset", "x (1,)"),
     "lengths": (

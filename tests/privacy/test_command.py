@@ -96,6 +96,7 @@ def test_the_text_has_the_noise_every_epsilon_and_what_it_rests_on(capsys):
         ("privsgp", {"batch": 121, "target": 1}, "--batch: must be at most the node's entries"),
         ("fedavg", {"noise_multiplier": -1}, "--noise-multiplier: must be non-negative"),
         ("privsgp", {"noise_multiplier": "nan"}, "--noise-multiplier: must be non-negative and finite"),
+        ("privsgp-vr", {"noise_multiplier": 1e300}, "--noise-multiplier: must lie between"),
         ("fedavg", {"target": 0}, "--target: must be positive"),
         ("fedavg", {"target": 1, "delta": 1}, "--delta: must lie strictly between 0 and 1"),
         ("fedavg", {"target": 1, "sites": 0}, "--sites: must be an integer of at least 1"),

@@ -47,8 +47,8 @@ def test_the_experiment_of_the_skeleton_takes_grids():
 
 
 def test_the_sweep_in_python_leaves_a_row_a_point_and_seed():
-    assert len(names_of("sweeps.md")["rows"]) == 6
-    assert {row["status"] for row in names_of("sweeps.md")["rows"]} == {"finished"}
+    assert len(names_of("training.md")["rows"]) == 6
+    assert {row["status"] for row in names_of("training.md")["rows"]} == {"finished"}
 
 
 @pytest.mark.slow

@@ -1,0 +1,386 @@
+"""One HTML page about one run or several: curves, tables, statements of privacy, and what the runs differ in.
+
+The page needs no network and no other file. It is made of what a run directory holds.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from jaxfl.analysis.plots import (
+    X_AXES,
+    Panel,
+    draw_curve,
+    finish_x,
+    line_style,
+    new_figure,
+    read_lines,
+    run_title,
+    seeds_curve,
+    style_axes,
+)
+from jaxfl.core import ArgumentError
+from jaxfl.privacy.statements import rounded_up, simulation, statement_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_PANELS = (
+    Panel("test_accuracy", "test accuracy, mean over nodes", is_accuracy=True),
+    Panel("test_accuracy_worst_node", "test accuracy, worst node", is_accuracy=True),
+    Panel("test_loss", "test loss, mean over nodes"),
+    Panel("train_loss", "training loss"),
+)
+_COLUMNS = {  # of the table: entry of summary.json -> heading
+    "test_accuracy": "test accuracy",
+    "test_accuracy_worst_node": "worst node",
+    "test_accuracy_average_model": "average model",
+    "test_loss": "test loss",
+    "train_loss": "training loss",
+}
+_COSTS = {"total_bits_sent": "bits sent", "total_simulated_seconds": "simulated seconds", "total_joules": "joules"}
+_MOST_COLORED = 14  # cases; further ones are grey
+_DRAWN_ELSEWHERE = "training.png"  # by the page itself, for all runs together
+_STYLE = """
+:root { color-scheme: light; --line: #d8dde3; --soft: #f4f6f8; }
+* { box-sizing: border-box; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #1c2733; margin: 0 auto; max-width: 1240px; padding: 24px 20px; }
+h1 { font-size: 1.6em; margin: 0 0 4px; } h2 { font-size: 1.2em; margin: 36px 0 10px; }
+p.note, figcaption { color: #5a6876; font-size: .9em; margin: 4px 0; }
+.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(370px, 100%), 1fr)); gap: 14px; }
+.panels svg { width: 100%; height: auto; display: block; }
+figure { margin: 0; } img { max-width: max(100%, 640px); height: auto; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { text-align: right; padding: 4px 12px; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; } thead th { background: var(--soft); }
+.legend { display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 8px 0 12px; padding: 0; list-style: none; }
+.legend svg { width: 34px; height: 10px; vertical-align: middle; margin-right: 6px; }
+details { margin: 6px 0; } summary { cursor: pointer; } li { margin: 2px 0; } .best { font-weight: 600; }
+.mark { background: #fff3cd; padding: 6px 10px; border-radius: 4px; display: inline-block; }
+"""
+
+
+class Shown(NamedTuple):
+    """A case of a run, as the page shows it."""
+
+    label: str  # unique on the page
+    case: str
+    row: Mapping[str, Any]  # of summary.json
+    options: Mapping[str, Any]  # its whole configuration
+    lines: Sequence[Mapping[str, Any]]  # its measurements
+    sites: Sequence[Mapping[str, Any]]  # its statements in privacy.json, with the epsilon of each node
+
+
+def write_report(run_dirs: Sequence[str | os.PathLike[str]], path: str | os.PathLike[str]) -> Path:
+    """Write one HTML page about runs that have ended.
+
+    Args:
+        run_dirs: run directories, at least one; their cases stand beside each other.
+        path: the page to write; a file that is there is replaced.
+
+    Returns:
+        The path.
+
+    Raises:
+        ArgumentError: a directory without summary.json and lines of measurements.
+    """
+    folders = [Path(folder) for folder in run_dirs]
+    if not folders:
+        raise ArgumentError("run_dirs", "must name a run", "got none", "Pass a run directory.")
+    shown = [one for folder in folders for one in _cases(folder, len(folders) > 1)]
+    title = ", ".join(dict.fromkeys(run_title(folder / "config.json") for folder in folders))
+    parts = [
+        _section("Results", _results(shown)),
+        _section("Curves", _legend(shown) + _curves(shown)),
+        _section("Pictures of the runs", _pictures(folders)),
+        _section("Privacy", _statements(shown)),
+        _section("Sites", _sites(shown)),
+        _section("Differences of configuration", _differences(shown)),
+        _section("Where it ran", _environments(folders)),
+    ]
+    note = f"{len(shown)} cases of {', '.join(str(folder) for folder in folders)}"
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{_text(title)}</title>'
+    body = f'<h1>{_text(title)}</h1><p class="note">{_text(note)}</p>{"".join(parts)}'
+    page = f"<!doctype html><html lang=en><head>{head}<style>{_STYLE}</style></head><body>{body}</body></html>\n"
+    path = Path(path)
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def _cases(folder: Path, several_runs: bool) -> list[Shown]:
+    """The cases of a run."""
+    path = folder / "summary.json"
+    if not path.exists():
+        remedy = "Name the directory of a run that has ended."
+        raise ArgumentError("run_dirs", "must hold summary.json", f"{folder} has none", remedy)
+    cases = _read(path)["cases"]
+    config = dict(_read(folder / "config.json").get("config", {}))
+    changes, _ = config.pop("cases", {}), config.pop("settled", None)
+    privacy = _read(folder / "privacy.json")
+    lines: dict[str, list[Mapping[str, Any]]] = {name: [] for name in cases}
+    for line in read_lines(folder):
+        lines.setdefault(line["case"], []).append(line)
+    return [
+        Shown(
+            label=f"{folder.name}: {name}" if several_runs else name,
+            case=name,
+            row=row,
+            options={**config, **{k: v for k, v in changes.get(name, {}).items() if k != "seeds"}},
+            lines=lines[name],
+            sites=privacy.get(name, []),
+        )
+        for name, row in cases.items()
+    ]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON file, empty where it is missing."""
+    return json.loads(path.read_bytes()) if path.exists() else {}
+
+
+def _text(value: Any) -> str:
+    return html.escape(str(value))
+
+
+def _section(heading: str, content: str) -> str:
+    """A part of the page; nothing where it has nothing to show."""
+    return f"<section><h2>{_text(heading)}</h2>{content}</section>" if content else ""
+
+
+def _table(heading: Sequence[str], rows: Iterable[Sequence[Any]], best: str | None = None) -> str:
+    """A table that scrolls by itself where it is wide; the row whose first cell is `best` stands out."""
+    head = "".join(f"<th>{_text(name)}</th>" for name in heading)
+    body = "".join(
+        f"<tr{' class=best' if row[0] == best else ''}>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>"
+        for row in rows
+    )
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _spread(name: str, value: Mapping[str, Any] | None) -> str:
+    """Mean and standard deviation over seeds; accuracies in per cent."""
+    if value is None or value["mean"] is None:
+        return "–"
+    unit, form = (100, "{:.1f}") if "accuracy" in name else (1, "{:.3g}")
+    deviation = "" if value["std"] is None else f" ± {form.format(unit * value['std'])}"
+    return form.format(unit * value["mean"]) + deviation + (" %" if unit == 100 else "")
+
+
+def _best(shown: Sequence[Shown]) -> str | None:
+    """Label of the case with the best mean, by accuracy where there is one, else by test loss."""
+    for metric, sign in (("test_accuracy", 1), ("test_loss", -1)):
+        means = {one.label: one.row[metric]["mean"] for one in shown if metric in one.row}
+        known = {label: sign * mean for label, mean in means.items() if mean is not None}
+        if len(known) > 1:
+            return max(known, key=known.__getitem__)
+    return None
+
+
+def _results(shown: Sequence[Shown]) -> str:
+    """A row for each case: metrics, epsilon, costs, status."""
+    from matplotlib.ticker import EngFormatter
+
+    metrics = [name for name in _COLUMNS if any(one.row.get(name) for one in shown)]
+    costs = [name for name in _COSTS if any(_last(one, name) for one in shown)]
+    short = EngFormatter(places=2, sep=" ")
+    heading = ["case", *(_COLUMNS[name] for name in metrics), "ε", *(_COSTS[name] for name in costs), "status"]
+    rows = [
+        [
+            one.label,
+            *(_spread(name, one.row.get(name)) for name in metrics),
+            _epsilon_text(one),
+            *("–" if (cost := _last(one, name)) is None else short(cost) for name in costs),
+            ", ".join(dict.fromkeys(one.row.get("status", []))),
+        ]
+        for one in shown
+    ]
+    marked = "".join(f'<p class="mark">{_text(text)}</p>' for text in simulation({"": _all_statements(shown)}))
+    seeds = max(len(one.row.get("status", [])) for one in shown)
+    note = f'<p class="note">Mean{f" ± standard deviation over {seeds} seeds" if seeds > 1 else ", one seed"}. '
+    note += "ε: the first statement below that has one, of the worst node. Costs: sums over nodes and rounds.</p>"
+    return marked + _table(heading, rows, _best(shown)) + note
+
+
+def _all_statements(shown: Sequence[Shown]) -> list[Mapping[str, Any]]:
+    return [stated for one in shown for stated in one.row.get("privacy", [])]
+
+
+def _last(one: Shown, name: str) -> float | None:
+    """A cost at the end, mean over seeds."""
+    ends = {line["seed"]: line.get(name) for line in one.lines}
+    values = [value for value in ends.values() if value is not None]
+    return float(np.mean(values)) if values else None
+
+
+def _stated(one: Shown) -> Mapping[str, Any] | None:
+    """The first statement of a case that has an epsilon."""
+    return next((stated for stated in one.row.get("privacy", []) if stated["dp_epsilon"] is not None), None)
+
+
+def _epsilon_text(one: Shown) -> str:
+    stated = _stated(one)
+    return "none" if stated is None else f"{rounded_up(stated['dp_epsilon'], 4)} {stated['bound']}"
+
+
+def _style_of(number: int) -> dict[str, Any]:
+    return line_style(number) if number < _MOST_COLORED else {"color": "0.75", "linestyle": "solid"}
+
+
+def _legend(shown: Sequence[Shown]) -> str:
+    """Names of the lines, for all panels."""
+    items = []
+    for number, one in enumerate(shown[:_MOST_COLORED]):
+        style = line_style(number)
+        dashes = "" if style["linestyle"] == "solid" else " ".join(str(3 * part) for part in style["linestyle"][1])
+        stroke = f'stroke="{style["color"]}" stroke-width="3" stroke-dasharray="{dashes}"'
+        chip = f'<svg viewBox="0 0 34 10"><line x1="0" y1="5" x2="34" y2="5" {stroke}/></svg>'
+        items.append(f"<li>{chip}{_text(one.label)}</li>")
+    if len(shown) > _MOST_COLORED:
+        items.append(f"<li>grey: {len(shown) - _MOST_COLORED} further cases</li>")
+    return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+def _curves(shown: Sequence[Shown]) -> str:
+    """Metrics against rounds, the first one against costs, and where cases end against epsilon."""
+    panels = [
+        panel for panel in _PANELS if any(line.get(panel.metric) is not None for one in shown for line in one.lines)
+    ]
+    figures = [_panel(shown, panel, "rounds") for panel in panels]
+    for cost in ("bits", "seconds", "joules"):
+        if panels and any(_last(one, X_AXES[cost].totals[0]) for one in shown):
+            figures.append(_panel(shown, panels[0], cost))
+    if panels and sum(_stated(one) is not None for one in shown) > 1:
+        figures.append(_against_epsilon(shown, panels[0]))
+    note = '<p class="note">Line: mean over seeds; band or bar: smallest to largest seed.</p>'
+    return f'<div class="panels">{"".join(figures)}</div>{note}' if figures else ""
+
+
+def _panel(shown: Sequence[Shown], panel: Panel, x: str) -> str:
+    """One metric of every case against rounds or a cost."""
+    axis = X_AXES[x]
+
+    def draw(axes: Axes) -> None:
+        for number, one in reversed(list(enumerate(shown))):  # the first case lies on top
+            curve = seeds_curve(one.lines, panel.metric, axis.totals)
+            if curve.x.size:
+                draw_curve(axes, curve, _style_of(number))
+        style_axes(axes, panel, axis.label)
+        finish_x(axes, axis)
+
+    return _svg(draw, f"{panel.label} against {axis.label}")
+
+
+def _against_epsilon(shown: Sequence[Shown], panel: Panel) -> str:
+    """Where each case with an epsilon ends."""
+
+    def draw(axes: Axes) -> None:
+        for number, one in enumerate(shown):
+            stated, ends = _stated(one), one.row.get(panel.metric)
+            values = [value for value in (ends or {}).get("per_seed", []) if value is not None]
+            if stated is not None and values:
+                mean = float(np.mean(values))
+                spread = [[mean - min(values)], [max(values) - mean]]
+                color = _style_of(number)["color"]
+                axes.errorbar([stated["dp_epsilon"]], [mean], yerr=spread, marker="o", capsize=3, color=color)
+        style_axes(axes, panel, "ε at the end, as in the table")
+        if axes.dataLim.x0 > 0 and axes.dataLim.x1 / axes.dataLim.x0 > 8:
+            axes.set_xscale("log")
+
+    return _svg(draw, f"{panel.label} against epsilon")
+
+
+def _svg(draw: Callable[[Axes], None], title: str) -> str:
+    """A picture within the page; its letters are text."""
+    import matplotlib
+
+    figure: Figure = new_figure(4.6, 3.3)
+    axes = figure.add_subplot()
+    draw(axes)
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": title}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    drawn = buffer.getvalue()
+    return f'<figure role="img" aria-label="{_text(title)}">{drawn[drawn.index("<svg") :]}</figure>'
+
+
+def _pictures(folders: Sequence[Path]) -> str:
+    """The pictures that runs drew themselves, but for the curves."""
+    found = [path for folder in folders for path in sorted(folder.glob("plots/*.png")) if path.name != _DRAWN_ELSEWHERE]
+    return "".join(
+        f'<figure><div class="scroll"><img alt="{_text(path.stem)}" src="data:image/png;base64,'
+        f'{base64.b64encode(path.read_bytes()).decode()}"></div>'
+        f"<figcaption>{_text(path.parent.parent.name)}: {_text(path.stem.replace('_', ' '))}</figcaption></figure>"
+        for path in found
+    )
+
+
+def _statements(shown: Sequence[Shown]) -> str:
+    """Every statement of every case, and below it what it rests on; what all rest on stands once."""
+    stated = _all_statements(shown)
+    if not stated:
+        return ""
+    common = [text for text in stated[0].get("assumptions", []) if all(text in one["assumptions"] for one in stated)]
+    parts = []
+    for one in shown:
+        items = "".join(
+            f"<li>{_text(statement_text(each))}{_list([t for t in each['assumptions'] if t not in common])}</li>"
+            for each in one.row.get("privacy", [])
+        )
+        if items:
+            parts.append(f"<details{' open' if len(shown) <= 4 else ''}><summary>{_text(one.label)}</summary>")
+            parts.append(f"<ul>{items}</ul></details>")
+    shared = f"<details><summary>All of them rest on this</summary>{_list(common)}</details>" if common else ""
+    return "".join(parts) + shared
+
+
+def _list(texts: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{_text(text)}</li>' for text in texts)}</ul>" if texts else ""
+
+
+def _sites(shown: Sequence[Shown]) -> str:
+    """The epsilon of every node, of the first statement that has one; the largest over seeds."""
+    columns = {one.label: one.sites[0] for one in shown if one.sites}
+    if not columns:
+        return ""
+    epsilons = {label: np.max(stated["node_epsilons"], axis=0) for label, stated in columns.items()}
+    names = next((stated["nodes"] for stated in columns.values() if "nodes" in stated), None)
+    count = max(map(len, epsilons.values()))
+    rows = [
+        [
+            names[node] if names else node,
+            *(rounded_up(of[node], 4) if node < len(of) else "–" for of in epsilons.values()),
+        ]
+        for node in range(count)
+    ]
+    table = _table(["node", *(f"ε, {label}" for label in epsilons)], rows)
+    return f"<details{' open' if count <= 20 else ''}><summary>ε of {count} nodes</summary>{table}</details>"
+
+
+def _differences(shown: Sequence[Shown]) -> str:
+    """Options in which the cases differ, a row a case; and all others."""
+    names = dict.fromkeys(name for one in shown for name in one.options)
+    values = {name: [json.dumps(one.options.get(name), ensure_ascii=False) for one in shown] for name in names}
+    differing = [name for name, texts in values.items() if len(set(texts)) > 1]
+    rows = [[one.label, *(values[name][number].strip('"') for name in differing)] for number, one in enumerate(shown)]
+    same = [[name, texts[0].strip('"')] for name, texts in values.items() if name not in differing]
+    table = _table(["case", *differing], rows) if differing else ""
+    shared = _table(["option", "value"], same)
+    return f"{table}<details><summary>{len(same)} options that all share</summary>{shared}</details>"
+
+
+def _environments(folders: Sequence[Path]) -> str:
+    """Versions and machine, a column a run."""
+    found = [_read(folder / "config.json").get("environment", {}) for folder in folders]
+    names = dict.fromkeys(name for environment in found for name in environment)
+    rows = [[name, *(environment.get(name, "–") for environment in found)] for name in names]
+    return _table(["", *(folder.name for folder in folders)], rows) if names else ""

@@ -30,7 +30,7 @@ from jaxfl.core.platform import is_cpu
 from jaxfl.core.types import node_text
 
 COSTS = (*COUNTED, "local_iterations", "estimate_releases", *Costs._fields)
-"""What is a cost of the run, summed over rounds and nodes; a metrics line carries it as `total_<name>`.
+"""Costs of a run, summed over rounds and nodes; a metrics line carries each as `total_<name>`.
 
 The first are numbers of infos, which may lack any of them. Local iterations, and releases of estimates from the data,
 are (), int32, what every client does in a round, and count once a round. The last are there with a ledger.

@@ -1,4 +1,4 @@
-"""Experiments.
+"""Experiments. In the wheel this package is `jaxfl.experiments`, and `jaxfl NAME` runs one of it.
 
 `python -m experiments.NAME` imports this package before anything heavy. From then on an interrupt ends the process
 with exit code 130 and one sentence, until the command line catches it. Whoever imports the package from a program of
@@ -36,7 +36,7 @@ class _Experiments(Mapping[str, "Experiment"]):
 
     def __iter__(self) -> Iterator[str]:
         names = [module.name for module in pkgutil.iter_modules(__path__) if module.ispkg]
-        return iter([name for name in names if hasattr(importlib.import_module(f"experiments.{name}"), "EXPERIMENT")])
+        return iter([name for name in names if hasattr(importlib.import_module(f"{__name__}.{name}"), "EXPERIMENT")])
 
     def __len__(self) -> int:
         return len(list(iter(self)))
@@ -44,7 +44,7 @@ class _Experiments(Mapping[str, "Experiment"]):
     def __getitem__(self, name: str) -> Experiment:
         if name not in iter(self):
             raise KeyError(name)
-        return importlib.import_module(f"experiments.{name}").EXPERIMENT
+        return importlib.import_module(f"{__name__}.{name}").EXPERIMENT
 
 
 EXPERIMENTS: Mapping[str, Experiment] = _Experiments()

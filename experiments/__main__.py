@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -36,16 +36,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments and arguments not in (["--help"], ["-h"]):
         name = arguments[0]
-        remedy = f"Write python -m experiments.{name}." if name in commands() else "Leave it out to see the list."
-        print(f"error: arguments: python -m experiments takes none; got {name!r}. {remedy}", file=sys.stderr)
+        remedy = f"Write python -m {__package__}.{name}." if name in commands() else "Leave it out to see the list."
+        print(f"error: arguments: python -m {__package__} takes none; got {name!r}. {remedy}", file=sys.stderr)
         return 2
-    table = Table(title="python -m experiments.<name> [--help]")
+    show(commands(), f"python -m {__package__}.<name> [--help]")
+    return 0
+
+
+def show(known: Mapping[str, str], usage: str) -> None:
+    """Print names with their descriptions, below how they are used."""
+    table = Table(title=usage)
     table.add_column("name", no_wrap=True)
     table.add_column("what")
-    for name, what in commands().items():
+    for name, what in known.items():
         table.add_row(name, what)
     Console(markup=False).print(table)
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,60 @@
-"""`python -m jaxfl`: the command `jaxfl`."""
+"""The command `jaxfl`, also `python -m jaxfl`: the experiments and `jaxfl epsilon`. Alone it lists them.
 
+jaxfl privsgp_vr --help
+jaxfl epsilon --sites 50 --samples 1200 --batch 64 --rounds 300 --noise-multiplier 1.1
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import runpy
+import signal
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
 
-from jaxfl.command import main
+_EPSILON = "What a run would cost in privacy, or how much noise a budget needs, without a run."
 
-sys.exit(main())
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run an experiment or a command by its name; returns the exit code.
+
+    Guarantees:
+        - an experiment is that of the library, whatever packages the current folder has.
+        - JAX is imported by the experiments alone.
+    """
+    name, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name == "epsilon":
+        from jaxfl import command
+
+        if argv is None and hasattr(signal, "SIGPIPE"):
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader that goes away (`| head`) ends it without a word
+        return command.main([name, *rest])
+    package = _experiments()
+    listing = importlib.import_module(f"{package.__name__}.__main__")
+    known = {"epsilon": _EPSILON, **listing.commands()}
+    if name in ("--help", "-h"):
+        listing.show(known, "jaxfl <name> [--help]")
+        return 0
+    if name not in known:
+        print(f"error: name: must be one of {', '.join(known)}; got {name!r}. See jaxfl --help.", file=sys.stderr)
+        return 2
+    if argv is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, package.leave)  # until the command line catches interrupts
+    sys.argv = [f"jaxfl {name}", *rest]
+    runpy.run_module(f"{package.__name__}.{name}", run_name="__main__", alter_sys=True)
+    return 0
+
+
+def _experiments() -> ModuleType:
+    """Package of the experiments: in the wheel below this one, in a checkout beside it."""
+    if importlib.util.find_spec("jaxfl.experiments") is not None:
+        return importlib.import_module("jaxfl.experiments")
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # before a package experiments of the current folder
+    return importlib.import_module("experiments")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

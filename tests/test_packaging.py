@@ -1,4 +1,4 @@
-"""The wheel holds the library alone, typed, and leaves nothing behind where it is built."""
+"""The wheel holds the library and the experiments in one package, and leaves nothing behind where it is built."""
 
 import os
 import re
@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import jaxfl
-from jaxfl import command
+from experiments import EXPERIMENTS
+from jaxfl.__main__ import main
 
 ROOT = Path(__file__).parent.parent
 
@@ -35,32 +36,69 @@ def installed(tmp_path_factory):
     return folder / "site", set(os.listdir(project)) - before
 
 
-def test_the_wheel_holds_the_library_alone_with_its_types_and_version(installed):
+def run(words, installed, folder):
+    """What `python WORDS` prints and what it complains of, in a folder, with the wheel and what it depends on."""
+    # No site-packages of its own: where the tests run, an editable install makes this checkout importable.
+    dependencies = [path for path in sys.path if "site-packages" in path]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(installed[0]), *dependencies])}
+    done = subprocess.run(
+        [sys.executable, "-S", *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+    )
+    return done.stdout, done.stderr
+
+
+def test_the_wheel_is_one_package_with_its_types_version_and_experiments(installed):
     site, left = installed
     names = {path.name for path in site.iterdir()}
     (metadata,) = (name for name in names if name.endswith(".dist-info"))
     assert names == {"jaxfl", metadata}
     assert (site / "jaxfl" / "py.typed").exists()
+    files = [path.relative_to(site / "jaxfl" / "experiments") for path in (site / "jaxfl" / "experiments").rglob("*.*")]
+    assert {path.suffix for path in files} == {".py"}
+    assert {path.parts[0] for path in files if len(path.parts) > 1} == {*EXPERIMENTS}
     assert PathDistribution(site / metadata).version == jaxfl.__version__
     (script,) = PathDistribution(site / metadata).entry_points
-    assert (script.group, script.name, script.load()) == ("console_scripts", "jaxfl", command.main)
+    assert (script.group, script.name, script.load()) == ("console_scripts", "jaxfl", main)
     assert left == set(), "a folder build/ would bring removed modules into the next wheel"
 
 
 @pytest.mark.parametrize("with_init", [False, True], ids=["without __init__", "with __init__"])
-def test_a_users_own_experiments_and_the_library_do_not_hide_each_other(installed, tmp_path, with_init):
+def test_a_users_own_experiments_and_ours_do_not_hide_each_other(installed, tmp_path, with_init):
     (tmp_path / "experiments").mkdir()
     code = "import pathlib, jaxfl; print('mine', pathlib.Path(jaxfl.__file__).parents[1])"
     (tmp_path / "experiments" / "mine.py").write_text(code)
     if with_init:
         (tmp_path / "experiments" / "__init__.py").touch()
-    site, _ = installed
-    # No site-packages of its own: where the tests run, an editable install makes this checkout importable.
-    dependencies = [path for path in sys.path if "site-packages" in path]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(site), *dependencies])}
-    command = [sys.executable, "-S", "-m", "experiments.mine"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.stdout.split() == ["mine", str(site)], done.stderr
+    printed, complaints = run(["-m", "experiments.mine"], installed, tmp_path)
+    assert printed.split() == ["mine", str(installed[0])], complaints
+    presets, complaints = run(["-m", "jaxfl", "similarity", "--list-presets"], installed, tmp_path)
+    assert "Presets of jaxfl similarity" in presets, complaints
+
+
+def test_the_command_in_a_checkout_takes_the_checkouts_experiments(tmp_path, capsys):
+    """Also from a folder that has a package of that name, and it says how they are run there."""
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "__init__.py").touch()
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-m", "jaxfl", "similarity", "--list-presets"]
+    printed = subprocess.run(words, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True).stdout
+    assert "Presets of python -m experiments.similarity" in printed
+    assert main([]) == 0
+    listed = capsys.readouterr().out
+    assert all(f" {name} " in listed for name in ("epsilon", *EXPERIMENTS))
+    assert main(["privsgp"]) == 2
+    assert re.fullmatch(
+        "error: name: must be one of epsilon, .*; got 'privsgp'. See jaxfl --help.\n", capsys.readouterr().err
+    )
+
+
+def test_a_reader_that_goes_away_ends_the_command_without_a_word():
+    words = "jaxfl epsilon --sites 50 --samples 9 --batch 3 --rounds 3 --noise-multiplier 1".split()
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert done.stderr == b""
 
 
 def test_no_page_prints_an_install_by_a_name_that_no_index_has():

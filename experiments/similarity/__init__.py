@@ -20,10 +20,10 @@ from typing import Any
 
 import jax
 
-from experiments.embracing_fl.prepare import cases_of_clients
 from jaxfl.core.tree import size
 from jaxfl.frame import Experiment, Overlay, Prepared, Preset, Row
 
+from ..embracing_fl.prepare import cases_of_clients
 from .options import DERIVED, Configuration, check_config
 from .pictures import finish
 

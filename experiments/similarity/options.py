@@ -10,9 +10,6 @@ from typing import Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
-from experiments.embracing_fl.defaults import OF_MODEL
-from experiments.embracing_fl.networks import RESNETS, Form, Network, Problem, narrow, problem_of
-from experiments.embracing_fl.options import Data, Partition, Steps
 from jaxfl.algorithms import first_half, output_side, partial_averaging
 from jaxfl.analysis.svcca import svcca_of_pairs
 from jaxfl.channel import Work, node_work
@@ -21,6 +18,10 @@ from jaxfl.core.tasks import scale_images
 from jaxfl.frame import Choice, Costs, Run, choose, flat, stated
 from jaxfl.models.layer_outputs import layer_outputs
 from jaxfl.training import Measure
+
+from ..embracing_fl.defaults import OF_MODEL
+from ..embracing_fl.networks import RESNETS, Form, Network, Problem, narrow, problem_of
+from ..embracing_fl.options import Data, Partition, Steps
 
 STATISTICS: dict[str, Callable[[Array], Array]] = {"maximum": jnp.max, "mean": jnp.mean}
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.embracing_fl.pictures import BAND, draw_curve, new_figure, save_picture
 from jaxfl.analysis.plots import Panel, line_style, read_lines, run_title, seeds_curve, style_axes
 from jaxfl.frame import Finished
 
+from ..embracing_fl.pictures import BAND, draw_curve, new_figure, save_picture
 from .options import STATISTICS, metric_name
 
 if TYPE_CHECKING:

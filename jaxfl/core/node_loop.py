@@ -24,7 +24,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxfl.core.check import ArgumentError
@@ -163,6 +162,8 @@ def _over_axis(run: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def spread(*args: PyTree) -> PyTree:
+        from jax.extend.core import jaxpr_as_fun  # not at the top: jax.extend takes 0.2 s
+
         shares = axis_size()
 
         def share(leaf):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from jaxfl.core.check import ArgumentError, is_traced
 from jaxfl.core.keys import leaf_key
@@ -37,6 +36,8 @@ def cross_entropy(logits: Array, labels: Array) -> Array:
         raise ArgumentError("labels", "must be one integer a sample, its class", found, "Pass labels.argmax(axis=-1).")
     # JAX counts a negative index from the end: class -1 would be the last class.
     classes = jnp.where(labels < 0, logits.shape[-1], labels)
+    import optax  # takes longer than the library
+
     return optax.losses.softmax_cross_entropy_with_integer_labels(logits, classes)
 
 

@@ -10,12 +10,13 @@ how keys and counters make bits: `jax.random` with `jax_threefry_partitionable`,
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Hashable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.random import define_prng_impl
 
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.types import Array
@@ -47,7 +48,7 @@ def one_kernel(key: Array) -> Array:
     # An option with a context manager is an attribute, which the type checker does not know.
     if not is_threefry(key) or not jax.config.jax_threefry_partitionable:  # pyright: ignore[reportAttributeAccessIssue]
         return key
-    return jax.random.wrap_key_data(jax.random.key_data(key), impl=_IMPLEMENTATION)
+    return jax.random.wrap_key_data(jax.random.key_data(key), impl=_implementation())
 
 
 def fold_in(key: Array, data: int | Array) -> Array:
@@ -118,6 +119,11 @@ def _seed(seed: Array) -> Array:
     return jax.random.key_data(jax.random.key(seed, impl=_DEFAULT))
 
 
-_IMPLEMENTATION = define_prng_impl(
-    key_shape=(2,), seed=_seed, split=_split, random_bits=_bits, fold_in=_fold_in, name="one_kernel", tag="1k"
-)
+@functools.cache
+def _implementation() -> Hashable:
+    """The generator of `one_kernel` as JAX takes it, registered once."""
+    from jax.extend.random import define_prng_impl  # all of jax.extend, which takes 0.2 s
+
+    return define_prng_impl(
+        key_shape=(2,), seed=_seed, split=_split, random_bits=_bits, fold_in=_fold_in, name="one_kernel", tag="1k"
+    )

@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, get_type_hints
 
@@ -28,7 +28,7 @@ from rich.table import Table
 
 from jaxfl.core import ArgumentError
 from jaxfl.frame.distributed import silent_but_first, tells
-from jaxfl.frame.experiment import Experiment, Preset, Request, request
+from jaxfl.frame.experiment import Experiment, Request, request
 from jaxfl.frame.grid import Axis, axis, parse_axis, read_axis, sample_axis
 from jaxfl.frame.help import print_help
 from jaxfl.frame.launcher import JobsStopped
@@ -225,9 +225,9 @@ def _by_option(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
     return groups
 
 
-def _print_presets(presets: Mapping[str, Preset], name: str) -> None:
-    table = Table("name", "what", "cost", title=f"Presets of python -m experiments.{name}")
-    for preset, row in presets.items():
+def _print_presets(experiment: Experiment) -> None:
+    table = Table("name", "what", "cost", title=f"Presets of {experiment.command}")
+    for preset, row in experiment.presets.items():
         table.add_row(preset, row.description, row.cost)
     Console(markup=False).print(table)
 
@@ -235,7 +235,7 @@ def _print_presets(presets: Mapping[str, Preset], name: str) -> None:
 def _show(experiment: Experiment, arguments: Sequence[str]) -> None:
     """Print the presets, or the help with the values that the other arguments lay."""
     if "--list-presets" in arguments:
-        _print_presets(experiment.presets, experiment.name)
+        _print_presets(experiment)
     else:
         query, cache = parse(experiment, [word for word in arguments if word not in ("--help", "-h")])
         of_all = EveryExperiment(preset=query.preset or "", compilation_cache=cache)

@@ -8,6 +8,8 @@ of the grid. A later overlay goes before an earlier one. Options that nobody gav
 from __future__ import annotations
 
 import math
+import shlex
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,6 +108,17 @@ class Experiment(NamedTuple):
     finish: Callable[[Finished], Sequence[Path]] | None = None
     columns: Sequence[str] = ("test_accuracy", "test_accuracy_worst_node", "test_accuracy_average_model", "train_loss")
     run: Callable[[Request], int] | None = None
+
+    @property
+    def command(self) -> str:
+        """The words that run it where it was imported from; a user's own goes by the program that is running."""
+        package = (self.prepare or self.run).__module__.partition(".")[0]
+        if package in ("experiments", "jaxfl"):  # of a checkout, of the wheel
+            return f"python -m experiments.{self.name}" if package == "experiments" else f"jaxfl {self.name}"
+        program = sys.modules["__main__"]
+        if program.__spec__ is None:
+            return shlex.join(["python", sys.argv[0]])
+        return f"python -m {program.__spec__.name.removesuffix('.__main__')}"
 
 
 class Request(NamedTuple):

@@ -44,7 +44,7 @@ def print_help(request: Request, of_frame: Any, last: Collection[str]) -> None:
     with contextlib.suppress(SystemExit):
         tyro.cli(
             dataclasses.make_dataclass("Options", records),
-            prog=f"python -m experiments.{request.experiment.name}",
+            prog=request.experiment.command,
             description=request.experiment.description + comparison,
             args=["--help"],
             config=(tyro.conf.OmitArgPrefixes,),

@@ -208,7 +208,7 @@ def _winner(request: Request, summary: Mapping[str, Any], columns: Sequence[str]
         words += [flag(option), *text_of(value).split()]
     if row.seeds != (0,):
         words += ["--seeds", *map(str, row.seeds)]
-    command = shlex.join(["python", "-m", f"experiments.{request.experiment.name}", *words])
+    command = f"{request.experiment.command} {shlex.join(words)}"
     value = format_spread(metric, summary["cases"][best][metric])
     told = f"Best of {len(summary['cases'])} by {metric.replace('_', ' ')}: {best} ({value}), to be had by"
     return f"{told}\n  {command}\nNo ε covers the choice among cases, which looks at their test results."

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 
 import numpy as np
-from scipy.sparse import csr_array
+import scipy
 
 Shifts = tuple[tuple[int, float], ...]
 
@@ -39,7 +39,7 @@ class Graph:
 
     name: str
     num_nodes: int
-    rounds: tuple[csr_array, ...]
+    rounds: tuple[scipy.sparse.csr_array, ...]
     names: tuple[str, ...] | None = None
 
     def __repr__(self) -> str:
@@ -103,7 +103,7 @@ def _count(indices: np.ndarray, num_nodes: int) -> np.ndarray:
     return np.bincount(indices, minlength=num_nodes) - 1
 
 
-def _shifts(matrix: csr_array, num_nodes: int) -> Shifts | None:
+def _shifts(matrix: scipy.sparse.csr_array, num_nodes: int) -> Shifts | None:
     """(offset, weight) pairs of a circulant matrix, offsets ascending, or None when it is not circulant."""
     entries = matrix.tocoo()
     offsets = (entries.row - entries.col) % num_nodes

@@ -16,7 +16,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.sparse import csr_array
+import scipy
 
 from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
@@ -124,7 +124,10 @@ def _check_arrived(graph: Graph, arrived: Array) -> None:
 def _transpose(graph: Graph) -> Graph:
     """The graph with senders and receivers exchanged, with the same weights."""
     return Graph(
-        f"reversed {graph.name}", graph.num_nodes, tuple(csr_array(matrix.T) for matrix in graph.rounds), graph.names
+        f"reversed {graph.name}",
+        graph.num_nodes,
+        tuple(scipy.sparse.csr_array(matrix.T) for matrix in graph.rounds),
+        graph.names,
     )
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.sparse import csr_array
+import scipy
 
 from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
@@ -190,7 +190,7 @@ def random_digraph(num_nodes: int, edge_probability: float, key: Array | int) ->
                 adjacency = np.array(coins(attempt_key, probability))
                 np.fill_diagonal(adjacency, True)
             name = f"random_digraph({num_nodes}, {edge_probability})"
-            graph = Graph(name, num_nodes, (mixing_matrix(csr_array(adjacency), "uniform"),))
+            graph = Graph(name, num_nodes, (mixing_matrix(scipy.sparse.csr_array(adjacency), "uniform"),))
             pair = unreachable_pair(graph)
             if pair is None:
                 return graph
@@ -204,7 +204,7 @@ def random_digraph(num_nodes: int, edge_probability: float, key: Array | int) ->
     )
 
 
-def _edges_by_gaps(num_nodes: int, edge_probability: float, key: Array) -> csr_array:
+def _edges_by_gaps(num_nodes: int, edge_probability: float, key: Array) -> scipy.sparse.csr_array:
     """(n, n) bool with a full diagonal, every other entry True with a probability, independently.
 
     The gaps between heads in a row of coins are geometric (Batagelj, Brandes 2005, Phys. Rev. E 71, 036113).
@@ -221,7 +221,7 @@ def _edges_by_gaps(num_nodes: int, edge_probability: float, key: Array) -> csr_a
     places = np.concatenate(chunks)
     receiver, other = np.divmod(places[places < total], num_nodes - 1)
     rows, columns = np.append(receiver, nodes), np.append(other + (other >= receiver), nodes)
-    return csr_array((np.ones(len(rows), bool), (rows, columns)), shape=(num_nodes, num_nodes))
+    return scipy.sparse.csr_array((np.ones(len(rows), bool), (rows, columns)), shape=(num_nodes, num_nodes))
 
 
 def from_networkx(graph: nx.Graph, *, weights: str = "uniform", names: Sequence[str] | None = None) -> Graph:
@@ -292,7 +292,9 @@ def from_matrix(mixing_matrices: Any, *, name: str | None = None) -> Graph:
     """
     values = checked_matrices(mixing_matrices)
     num_nodes = values.shape[-1]
-    return Graph(name or f"from_matrix({num_nodes})", num_nodes, tuple(csr_array(matrix) for matrix in values))
+    return Graph(
+        name or f"from_matrix({num_nodes})", num_nodes, tuple(scipy.sparse.csr_array(matrix) for matrix in values)
+    )
 
 
 def sequence(graphs: Sequence[Graph]) -> Graph:
@@ -335,7 +337,7 @@ def permute(graph: Graph, permutation: Sequence[int] | np.ndarray) -> Graph:
     if order.shape != (graph.num_nodes,) or not np.array_equal(np.sort(order), np.arange(graph.num_nodes)):
         requirement = f"must hold each of 0, ..., {graph.num_nodes - 1} once"
         raise ArgumentError("permutation", requirement, f"got {order.tolist()}", "Pass a permutation of the nodes.")
-    rounds = tuple(csr_array(matrix[order][:, order]) for matrix in graph.rounds)
+    rounds = tuple(scipy.sparse.csr_array(matrix[order][:, order]) for matrix in graph.rounds)
     names = None if graph.names is None else tuple(graph.names[node] for node in order)
     return Graph(f"permuted {graph.name}", graph.num_nodes, rounds, names)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scipy.sparse.csgraph import breadth_first_order
+import scipy
 
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.types import node_text
@@ -73,7 +73,7 @@ def unreachable_pair(graph: Graph) -> tuple[int, int] | None:
     """
     adjacency = sum(graph.rounds[1:], start=graph.rounds[0])  # weights are positive, so nothing cancels
     for reversed_, edges in ((False, adjacency.T), (True, adjacency)):
-        reachable = breadth_first_order(edges.tocsr(), 0, directed=True, return_predecessors=False)
+        reachable = scipy.sparse.csgraph.breadth_first_order(edges.tocsr(), 0, directed=True, return_predecessors=False)
         missing = np.setdiff1d(np.arange(graph.num_nodes), reachable)
         if missing.size:
             return (int(missing[0]), 0) if reversed_ else (0, int(missing[0]))

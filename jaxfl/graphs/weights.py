@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.sparse import csr_array, eye_array
+import scipy
 
 from jaxfl.core.check import ArgumentError
 
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 WEIGHTS = ("uniform", "metropolis")
 
 
-def circulant(num_nodes: int, offsets: set[int]) -> csr_array:
+def circulant(num_nodes: int, offsets: set[int]) -> scipy.sparse.csr_array:
     """P in which node i sends an equal share to i + offset (mod n) for each distinct offset."""
     distinct = np.unique(np.array(sorted(offsets)) % num_nodes)
     sender = np.repeat(np.arange(num_nodes), len(distinct))
     receiver = (sender + np.tile(distinct, num_nodes)) % num_nodes
-    return csr_array((np.full(len(sender), 1 / len(distinct)), (receiver, sender)), shape=(num_nodes, num_nodes))
+    return scipy.sparse.csr_array(
+        (np.full(len(sender), 1 / len(distinct)), (receiver, sender)), shape=(num_nodes, num_nodes)
+    )
 
 
 def check_graph(graph: nx.Graph) -> None:
@@ -37,7 +39,7 @@ def check_graph(graph: nx.Graph) -> None:
         raise ArgumentError("graph", requirement, f"got {type(graph).__name__}", "Convert it with nx.DiGraph(graph).")
 
 
-def in_star(num_nodes: int) -> csr_array:
+def in_star(num_nodes: int) -> scipy.sparse.csr_array:
     """`received_from` of a star whose center is node 0."""
     import networkx as nx
 
@@ -50,7 +52,7 @@ def nodes_of(graph: nx.Graph) -> tuple[list[Any], bool]:
     return (numbers, True) if set(graph.nodes) == set(numbers) else (list(graph.nodes), False)
 
 
-def received_from(graph: nx.Graph, nodes: Sequence[Any] | None = None) -> csr_array:
+def received_from(graph: nx.Graph, nodes: Sequence[Any] | None = None) -> scipy.sparse.csr_array:
     """(n, n) bool adjacency with self-loops, entry (i, j) meaning i receives from j.
 
     Args:
@@ -62,17 +64,17 @@ def received_from(graph: nx.Graph, nodes: Sequence[Any] | None = None) -> csr_ar
     weight: Any = None  # all edges count alike, whatever their attributes
     order = nodes_of(graph)[0] if nodes is None else nodes
     sends_to = nx.to_scipy_sparse_array(graph, nodelist=order, weight=weight)
-    return csr_array(sends_to.T + eye_array(graph.number_of_nodes(), dtype=int) > 0)
+    return scipy.sparse.csr_array(sends_to.T + scipy.sparse.eye_array(graph.number_of_nodes(), dtype=int) > 0)
 
 
-def mixing_matrix(received: csr_array, weights: str) -> csr_array:
+def mixing_matrix(received: scipy.sparse.csr_array, weights: str) -> scipy.sparse.csr_array:
     """The mixing matrix of a boolean adjacency with self-loops under one of the two rules."""
     entries = received.tocoo()
     num_nodes = len(np.unique(entries.row))  # every node receives from itself
     receiver, sender = entries.row, entries.col
     count = np.bincount(sender, minlength=num_nodes).astype(np.float64)  # out-neighbors and the node itself
     if weights == "uniform":
-        return csr_array((1 / count[sender], (receiver, sender)), shape=(num_nodes, num_nodes))
+        return scipy.sparse.csr_array((1 / count[sender], (receiver, sender)), shape=(num_nodes, num_nodes))
     off_diagonal = receiver != sender
     receiver, sender = receiver[off_diagonal], sender[off_diagonal]
     shares = 1 / np.maximum(count[receiver], count[sender])
@@ -80,4 +82,4 @@ def mixing_matrix(received: csr_array, weights: str) -> csr_array:
     nodes = np.arange(num_nodes)
     data = np.concatenate([shares, diagonal])
     coordinates = (np.concatenate([receiver, nodes]), np.concatenate([sender, nodes]))
-    return csr_array((data, coordinates), shape=(num_nodes, num_nodes))
+    return scipy.sparse.csr_array((data, coordinates), shape=(num_nodes, num_nodes))

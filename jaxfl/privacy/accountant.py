@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-import scipy.optimize
+import scipy
 
 from jaxfl.core import ArgumentError, check
 from jaxfl.privacy.statements import RELATIONS, Statement, statement

@@ -32,8 +32,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 import tree
-from scipy.special import gammaincinv, ndtr, ndtri
 
 from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, PyTree, check
 from jaxfl.privacy import binomial
@@ -195,13 +195,13 @@ def smallest_guessed_error(mu: float, correct_needed: int, num_guesses: int, gue
     def seen(factor: float) -> bool:
         half = factor * mu / 2
         # P(|x| > t) = guessed_share for x = +-half + noise.
-        high = -ndtri(guessed_share / 4) + half
+        high = -scipy.special.ndtri(guessed_share / 4) + half
         low = 0.0
         for _ in range(60):
             middle = (low + high) / 2
-            beyond = ndtr(half - middle) + ndtr(-half - middle)
+            beyond = scipy.special.ndtr(half - middle) + scipy.special.ndtr(-half - middle)
             low, high = (middle, high) if beyond > guessed_share else (low, middle)
-        right = min(1.0, float(ndtr(half - high)) / guessed_share)
+        right = min(1.0, float(scipy.special.ndtr(half - high)) / guessed_share)
         return bool(binomial.above(correct_needed - 1, num_guesses, right) > POWER)
 
     return _least_factor(seen)
@@ -262,12 +262,12 @@ def _difference(sums: np.ndarray, included: np.ndarray) -> tuple[float, float]:
 
 def _quantile(tail: float) -> float:
     """Compute the number that a standard normal variable exceeds with this probability."""
-    return -float(ndtri(tail))
+    return -float(scipy.special.ndtri(tail))
 
 
 def _chi_square_quantiles(shares: float | Sequence[float], degrees: int) -> np.ndarray:
     """Compute the numbers that a chi-square variable stays below with these probabilities."""
-    return 2 * gammaincinv(degrees / 2, shares)
+    return 2 * scipy.special.gammaincinv(degrees / 2, shares)
 
 
 def _least_factor(seen: Callable[[float], bool]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 
 import numpy as np
-from scipy.special import betainc, logsumexp
+import scipy
 
 
 def above(counts: np.ndarray | int, num_trials: int, rate: np.ndarray | float) -> np.ndarray:
@@ -23,7 +23,7 @@ def above(counts: np.ndarray | int, num_trials: int, rate: np.ndarray | float) -
         1.0
     """
     rest = num_trials - np.asarray(counts)
-    inside = np.where(rest > 0, betainc(np.maximum(np.add(counts, 1), 1), np.maximum(rest, 1), rate), 0.0)
+    inside = np.where(rest > 0, scipy.special.betainc(np.maximum(np.add(counts, 1), 1), np.maximum(rest, 1), rate), 0.0)
     return np.where(np.less(counts, 0), 1.0, inside)  # betainc(0, b, p) is no number in SciPy 1.13
 
 
@@ -53,4 +53,4 @@ def chances(counts: np.ndarray, num_trials: int, rate: float) -> np.ndarray:
     odds = np.log(rate) - np.log(max(1 - rate, 1e-300))
     steps = np.log(num_trials - counts[:-1]) - np.log(counts[1:]) + odds  # of the logarithm, from count to count
     logs = np.append(0.0, np.cumsum(steps))
-    return total * np.exp(logs - np.asarray(logsumexp(logs)))
+    return total * np.exp(logs - np.asarray(scipy.special.logsumexp(logs)))

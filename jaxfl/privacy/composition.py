@@ -20,9 +20,7 @@ import math
 from typing import NamedTuple, cast
 
 import numpy as np
-import scipy.fft
-from scipy.linalg.blas import dtbsv  # pyright: ignore[reportAttributeAccessIssue]
-from scipy.special import logsumexp
+import scipy
 
 _MAX_COMPOSED_BINS = 2**21
 _WINDOW_TAIL = 1e-15  # mass that composition may lose at each end; it counts as an infinite loss
@@ -151,7 +149,7 @@ def decaying_sums(values: np.ndarray, decay: float) -> np.ndarray:
     """
     band = np.empty((2, len(values)), order="F")
     band[0], band[1] = 1.0, -decay
-    return dtbsv(1, band, values, lower=1, diag=1) if len(values) else values
+    return scipy.linalg.blas.dtbsv(1, band, values, lower=1, diag=1) if len(values) else values
 
 
 def convolved(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -174,7 +172,7 @@ def _tilted(losses: Losses, tilt: float) -> tuple[np.ndarray, float]:
         logs = np.log(losses.probabilities) + tilt * losses.step * (
             losses.lowest + np.arange(len(losses.probabilities))
         )
-    log_moment = float(np.asarray(logsumexp(logs)))
+    log_moment = float(np.asarray(scipy.special.logsumexp(logs)))
     return np.exp(logs - log_moment), log_moment
 
 

@@ -22,8 +22,7 @@ import math
 from typing import Any
 
 import numpy as np
-import scipy.optimize
-from scipy.special import logsumexp
+import scipy
 
 from jaxfl.core import check
 
@@ -60,7 +59,7 @@ def concentrated_epsilon(rho: float | np.ndarray, dp_delta: float, probabilities
     def bound(log_excess: float) -> float:  # log(alpha - 1)
         excess = math.exp(log_excess)
         alpha = 1 + excess
-        divergence = float(np.asarray(logsumexp(excess * alpha * rhos, b=weights))) / excess
+        divergence = float(np.asarray(scipy.special.logsumexp(excess * alpha * rhos, b=weights))) / excess
         return divergence + log_excess - math.log(alpha) - math.log(dp_delta * alpha) / excess
 
     guess = 0.5 * math.log(math.log(1 / dp_delta) / rhos.max())  # of the simpler conversion

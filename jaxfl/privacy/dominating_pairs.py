@@ -34,8 +34,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
-import scipy.optimize
-from scipy.special import log_ndtr, ndtr
+import scipy
 
 from jaxfl.privacy.composition import Curve, Losses, compose, is_small
 
@@ -54,7 +53,7 @@ def unresolved_delta(num_times: int) -> float:
         >>> f"{unresolved_delta(1):.1e} {unresolved_delta(1000):.1e}"
         '2.1e-21 2.1e-18'
     """
-    return -math.expm1(num_times * math.log1p(-2 * float(ndtr(-TAIL))))
+    return -math.expm1(num_times * math.log1p(-2 * float(scipy.special.ndtr(-TAIL))))
 
 
 def gaussian_delta(dp_epsilon: float, mu: float | np.ndarray) -> np.ndarray:
@@ -66,8 +65,8 @@ def gaussian_delta(dp_epsilon: float, mu: float | np.ndarray) -> np.ndarray:
     """
     mu = np.asarray(mu, np.float64)
     shift = np.where(mu > 0, mu, 1.0)
-    upper = log_ndtr(shift / 2 - dp_epsilon / shift)
-    gap = dp_epsilon + log_ndtr(-shift / 2 - dp_epsilon / shift) - upper
+    upper = scipy.special.log_ndtr(shift / 2 - dp_epsilon / shift)
+    gap = dp_epsilon + scipy.special.log_ndtr(-shift / 2 - dp_epsilon / shift) - upper
     return np.where(mu > 0, -np.exp(upper) * np.expm1(np.minimum(gap, 0.0)), 0.0)
 
 
@@ -138,7 +137,7 @@ def sampled(sampling_rate: float, shift: float, step: float) -> tuple[Losses, Lo
     with_sample, without = interval_masses(edges, sampling_rate, 0.0, shift)
     forward = _divide(with_sample, without, step * first, step)
     backward = _divide(without[::-1], with_sample[::-1], -step * last, step)
-    tail_without = 2 * ndtr(-TAIL)  # both ends together, more than enough
+    tail_without = 2 * scipy.special.ndtr(-TAIL)  # both ends together, more than enough
     return (
         Losses(step, first, forward, tail_without),
         Losses(step, -last, backward, tail_without),
@@ -163,14 +162,15 @@ def replaced(sampling_rate: float, shifts: tuple[float, ...], weights: tuple[flo
     losses = step * np.arange(last + 1)
     probabilities = np.zeros(2 * last + 1)
     infinite = sampling_rate * max(0.0, 1 - float(np.sum(weights)))
+    tails = 2 * scipy.special.ndtr(-TAIL)
     for shift, weight in zip(shifts, weights, strict=True):
         edges = np.minimum(_inverse(losses, sampling_rate, shift), top)
         with_sample, without = interval_masses(edges, sampling_rate, 0.0, shift)
         probabilities[last:] += weight * _divide(with_sample, without, 0.0, step)
         probabilities[: last + 1] += weight * _divide(without[::-1], with_sample[::-1], -step * last, step)
         # What is left has no loss at all. Beyond the last edge both distributions count as an infinite loss.
-        probabilities[last] += weight * max(0.0, 1 - float(with_sample.sum() + without.sum()) - 2 * ndtr(-TAIL))
-        infinite += weight * 2 * ndtr(-TAIL)
+        probabilities[last] += weight * max(0.0, 1 - float(with_sample.sum() + without.sum()) - tails)
+        infinite += weight * tails
     return Losses(step, -last, probabilities, infinite)
 
 
@@ -191,7 +191,7 @@ def exchanged(sampling_rate: float, shift: float, step: float) -> Losses:
     right = np.append(inner, top)
     edges = np.concatenate([-right[::-1], [0.0], right])
     upper, _ = interval_masses(edges, sampling_rate, 0.0, shift)
-    return Losses(step, -last, _divide(upper, upper[::-1], -step * last, step), 2 * ndtr(-TAIL))
+    return Losses(step, -last, _divide(upper, upper[::-1], -step * last, step), 2 * scipy.special.ndtr(-TAIL))
 
 
 def mixture_loss(x: np.ndarray, q: float, low: float, high: float) -> np.ndarray:
@@ -233,7 +233,7 @@ def interval_masses(edges: np.ndarray, q: float, low: float, high: float) -> tup
     def between(shift: float) -> np.ndarray:
         # From the nearer tail: a difference of numbers near 1 would lose the small ones.
         x = edges - shift
-        left, right = ndtr(x), ndtr(-x)
+        left, right = scipy.special.ndtr(x), scipy.special.ndtr(-x)
         return np.maximum(np.where(x[:-1] > 0, right[:-1] - right[1:], left[1:] - left[:-1]), 0.0)
 
     return (1 - q) * between(low) + q * between(high), between(0.0)

@@ -35,7 +35,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.special import ndtr
+import scipy
 
 from jaxfl.privacy.composition import Losses, decaying_sums
 from jaxfl.privacy.dominating_pairs import TAIL, interval_masses, mixture_loss
@@ -130,8 +130,9 @@ def _deltas(q: float, z: float, rounding: float, step: float) -> tuple[float, np
         # Under N(0, I) a loss has exp(-loss) times its probability. Beyond the edges both count as infinite losses.
         zero = -first
         without = masses[:zero] * np.exp(step * np.arange(zero, 0, -1))
-        forward = _larger(forward, _curve(masses[zero + 1 :], step, 2 * ndtr(-TAIL)))
-        backward = _larger(backward, _curve(without[::-1], step, 2 * ndtr(-top) + 2 * ndtr(-_LEFT_TAIL)))
+        forward = _larger(forward, _curve(masses[zero + 1 :], step, 2 * scipy.special.ndtr(-TAIL)))
+        beyond = 2 * scipy.special.ndtr(-top) + 2 * scipy.special.ndtr(-_LEFT_TAIL)
+        backward = _larger(backward, _curve(without[::-1], step, beyond))
     return step, forward * _ROUNDED_UP, backward * _ROUNDED_UP
 
 

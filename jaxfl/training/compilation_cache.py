@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import platformdirs
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
 from jaxfl.core.platform import is_cpu
 
 # Below it, reading an entry gains next to nothing; most of a run's small programs compile in 0.02 to 0.1 s.
 MIN_COMPILE_SECONDS = 0.1
-MAX_BYTES = 2 * 10**9  # of one kind of machine; what was read longest ago goes first
+MAX_BYTES = 2 * 10**9  # of one kind of machine; JAX deletes what was used longest ago
 _UNREADABLE = re.compile(r"Error reading persistent compilation cache entry for '([\w.<>-]+)'")
 # Before it, XLA wrote to standard error, for every program read on a CPU with AVX-512, that it might not run there
 # (https://github.com/jax-ml/jax/issues/38445).
@@ -54,7 +55,8 @@ def compilation_cache(where: str) -> Iterator[Path | None]:
     if folder is not None:
         settings["jax_compilation_cache_dir"] = str(folder)
         settings["jax_persistent_cache_min_compile_time_secs"] = MIN_COMPILE_SECONDS
-        _forget_oldest(folder)
+        settings["jax_compilation_cache_max_size"] = MAX_BYTES
+        _give_times(folder)
     before = {name: getattr(jax.config, name) for name in settings}
     _set(settings)
     try:
@@ -77,7 +79,7 @@ def _writable_folder(where: str) -> Path | None:
         told = settings.jax_compilation_cache_dir is not None or not settings.jax_enable_compilation_cache
         if told or (jax.__version_info__ < _READS_QUIETLY_ON_CPU and is_cpu()):
             return None
-        base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "jaxfl" / "compilation"
+        base = platformdirs.user_cache_path("jaxfl", appauthor=False) / "compilation"
     else:
         base = Path(where)
     folder = base / _machine()
@@ -111,15 +113,16 @@ def _machine() -> str:
     return f"{platform.machine()}-{zlib.crc32(chr(10).join(found).encode()):08x}"
 
 
-def _forget_oldest(folder: Path) -> None:
-    """Delete what was read longest ago, until the rest takes at most MAX_BYTES."""
-    total = 0
+def _give_times(folder: Path) -> None:
+    """Write the time of last use beside every entry without one: JAX would keep no further program in this folder.
+
+    Such entries are left by a process that was killed, and by versions before 2026-11-25.
+    """
     with contextlib.suppress(OSError):  # another process may delete, too
-        entries = [(path, path.stat()) for path in folder.glob("*-cache")]
-        for path, status in sorted(entries, key=lambda entry: entry[1].st_atime, reverse=True):
-            total += status.st_size
-            if total > MAX_BYTES:
-                path.unlink(missing_ok=True)
+        for entry in folder.glob("*-cache"):
+            time = entry.with_name(f"{entry.name.removesuffix('-cache')}-atime")
+            if not time.exists():
+                time.write_bytes(entry.stat().st_mtime_ns.to_bytes(8, "little"))
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import jax
-from jax.extend.backend import get_backend
 
 # What decides the last bits of a run's numbers besides its configuration.
 _BITS_DEPEND_ON = (
@@ -44,6 +43,8 @@ def describe_environment() -> dict[str, Any]:
 
     The versions of a GPU's driver and of cuDNN are None elsewhere, and where the system does not tell them.
     """
+    from jax.extend.backend import get_backend  # not at the top: jax.extend takes 0.2 s
+
     device, settings = jax.devices()[0], cast("Any", jax.config)  # types of its attributes are declared nowhere
     packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
     return {

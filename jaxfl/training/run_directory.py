@@ -27,16 +27,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import filelock
+
 from jaxfl.core import ArgumentError
 from jaxfl.training.environment import describe_environment
 from jaxfl.training.json_files import jsonable, read_json, refuse_difference, refuse_form, write_json
 from jaxfl.training.pass_directory import Label, PassDirectory
 from jaxfl.training.processes import is_first, on_all, on_first
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such lock
-    fcntl = None
 
 CONFIG, SUMMARY, PRIVACY, PASSES, PRIVATE = "config.json", "summary.json", "privacy.json", "passes", "private"
 _CONFIG_FORM = {"experiment": str, "preset": (str, type(None)), "config": dict, "environment": dict}
@@ -195,9 +192,9 @@ def read_run(path: str | os.PathLike[str]) -> RunDirectory:
 def held(directory: Path) -> Iterator[None]:
     """Hold a run directory while something is written to it; the operating system lets go when the process dies.
 
-    The lock is `flock`'s, on the file `lock`, which holds the number of the process and is removed at the end. It keeps
-    out processes of the same machine and, where the file system passes locks on, those of others. Where there are no
-    locks, a warning says so.
+    The lock is the system's (filelock), on the file `lock`, which holds the number of the process and is removed at the
+    end. It keeps out processes of the same machine and, where the file system passes locks on, those of others. Where
+    there are no locks, a warning says so.
 
     Args:
         directory: made if missing. Where several processes train together, process 0 holds it for all of them.
@@ -214,25 +211,28 @@ def held(directory: Path) -> Iterator[None]:
         yield
     finally:
         if descriptor is not None and is_first():
-            (directory / LOCK).unlink(missing_ok=True)  # before the lock is let go: nobody else's file is removed
+            with contextlib.suppress(PermissionError):  # of Windows, where an open file stays
+                (directory / LOCK).unlink(missing_ok=True)  # before the lock is let go: nobody else's file is removed
             os.close(descriptor)
 
 
 def _locked(path: Path) -> int | None:
     """The descriptor that holds the lock; None where there are no locks."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    while fcntl is not None:
+    while True:
         if path.is_symlink():
             raise ArgumentError("out", f"{path} must be a file", "it is a link", "Remove it.")
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not filelock.lock_descriptor(descriptor, blocking=False):
+                raise BlockingIOError
             if os.path.exists(path) and os.path.samestat(os.fstat(descriptor), os.stat(path)):
                 os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+                os.write(descriptor, f"\n{os.getpid()}\n".encode())
                 return descriptor
             os.close(descriptor)  # its holder removed the file meanwhile
         except BlockingIOError:
+            os.lseek(descriptor, 1, os.SEEK_SET)  # Windows locks the first byte to readers, too
             holder = os.read(descriptor, 32).decode("ascii", "replace").strip() or "another one"
             os.close(descriptor)
             found, remedy = f"process {holder} is at work there", "Wait until it ends, or name another directory."
@@ -245,7 +245,6 @@ def _locked(path: Path) -> int | None:
             warnings.warn(text, stacklevel=4)
             path.unlink(missing_ok=True)
             return None
-    return None
 
 
 def make_writable(path: Path) -> list[Path]:

@@ -198,7 +198,7 @@ class TestHelp:
         assert output.err == ""
         printed = without_boxes(output.out)
         for text in (
-            "usage: python -m experiments.toy",
+            f"usage: {EXPERIMENT.command}",
             "would compare: step_size=0.1,0.2, each with fast=False,True, each with shape=circle,square",
             "--dataset STR Where it comes from. (default: mnist)",
             "Of a square, which needs it, and of a star. (default: 3.0)",

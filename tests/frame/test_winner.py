@@ -1,6 +1,5 @@
 """What a sweep tells at its end: the best cases first, and the best one as a command that asks for it again."""
 
-import re
 import shlex
 
 from toy_experiment import EXPERIMENT, ask
@@ -26,7 +25,7 @@ def test_the_command_asks_for_the_best_case():
     text = _winner(asked, summary_of(asked, means), ["test_accuracy"])
     best = list(asked.rows)[7]
     assert f"Best of {len(means)} by test accuracy: {best} (90.0)" in text
-    command = shlex.split(re.findall(r"python -m experiments\.\w+ (.*)", text)[0])
+    command = shlex.split(text.splitlines()[1].removeprefix(f"  {EXPERIMENT.command} "))
     (again,) = parse(EXPERIMENT, command)[0].rows.values()
     assert (again.config, again.seeds) == (asked.rows[best].config, (2, 0))
 

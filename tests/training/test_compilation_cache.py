@@ -22,6 +22,7 @@ SETTINGS = (
     "jax_enable_compilation_cache",
     "jax_compilation_cache_dir",
     "jax_persistent_cache_min_compile_time_secs",
+    "jax_compilation_cache_max_size",
 )
 
 
@@ -63,11 +64,11 @@ def hits():
 VALUES = np.linspace(-2.0, 3.0, 50, dtype=np.float32).reshape(5, 10)
 
 
-def compiled_anew():
+def compiled_anew(divisor=3):
     """A program that this process has not compiled, the same in every call, and its result."""
 
     def program(x):
-        return jnp.tanh(x @ x.T).sum(axis=0) / 3
+        return jnp.tanh(x @ x.T).sum(axis=0) / divisor
 
     return np.asarray(jax.jit(program)(VALUES))
 
@@ -168,16 +169,21 @@ class TestFolder:
         assert cache._machine() == names[0], "what changes from moment to moment does not count"
         assert len(set(names)) == 3
 
-    def test_what_was_read_longest_ago_is_forgotten_first(self, user, monkeypatch):
-        user.mkdir()
-        for age, name in enumerate(("new", "older", "oldest")):
-            path = user / f"{name}-cache"
-            path.write_bytes(bytes(100))
-            os.utime(path, (1e9 - 1000 * age, 2e9 + age))
-        (user / "other").write_bytes(bytes(500))
-        monkeypatch.setattr(cache, "MAX_BYTES", 250)
-        cache._forget_oldest(user)
-        assert {path.name for path in user.iterdir()} == {"new-cache", "older-cache", "other"}
+    def test_the_program_used_longest_ago_is_forgotten_first(self, user, monkeypatch):
+        """Also where a process was killed before it wrote when it used one, which JAX alone does not survive."""
+        kept = []
+        with compilation_cache("default") as folder:
+            for divisor in (3, 5):
+                compiled_anew(divisor)
+                kept += [path for path in entries(folder) if path not in kept]
+        kept[0].with_name(kept[0].name.replace("-cache", "-atime")).unlink()
+        os.utime(kept[0], (1e9, 1e9))
+        monkeypatch.setattr(cache, "MAX_BYTES", int(2.5 * kept[0].stat().st_size))
+        with compilation_cache("default"):
+            compiled_anew(7)
+        assert kept[0] not in entries(folder)
+        assert kept[1] in entries(folder)
+        assert len(entries(folder)) == 2
 
 
 class TestPrograms:

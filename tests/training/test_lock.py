@@ -1,12 +1,12 @@
 """One process at a time in a run directory."""
 
 import errno
-import fcntl
 import os
 import signal
 import subprocess
 import sys
 
+import filelock
 import pytest
 from toy_problem import toy_case, train_toy
 
@@ -51,15 +51,15 @@ def test_a_run_that_begins_meanwhile_is_not_written_over(tmp_path):
 
 def test_a_file_removed_while_it_was_opened_is_not_taken_for_the_lock(tmp_path, monkeypatch):
     """Whoever opened the file of a holder that then left would hold a lock that nobody else looks at."""
-    lock, tries = fcntl.flock, []
+    lock, tries = filelock.lock_descriptor, []
 
-    def leaves(descriptor, operation):
-        tries.append(operation)
+    def leaves(descriptor, **options):
+        tries.append(options)
         if len(tries) == 1:
             (tmp_path / "lock").unlink()
-        lock(descriptor, operation)
+        return lock(descriptor, **options)
 
-    monkeypatch.setattr(fcntl, "flock", leaves)
+    monkeypatch.setattr(filelock, "lock_descriptor", leaves)
     with held(tmp_path):
         assert len(tries) == 2
         monkeypatch.undo()
@@ -68,10 +68,10 @@ def test_a_file_removed_while_it_was_opened_is_not_taken_for_the_lock(tmp_path, 
 
 
 def test_without_locks_a_warning_says_so(tmp_path, monkeypatch):
-    def refuses(descriptor, operation):
+    def refuses(descriptor, **options):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(fcntl, "flock", refuses)
+    monkeypatch.setattr(filelock, "lock_descriptor", refuses)
     with pytest.warns(UserWarning, match="cannot be locked .No locks available"), held(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.special import binom, xlog1py, xlogy
+import scipy
 
 from jaxfl.core import check
 
@@ -58,7 +58,8 @@ def renyi_divergences(*, sampling_rate: float, noise_multiplier: float) -> np.nd
         k = np.arange(2, order + 1)
         x = (k**2 - k) / (2 * noise_multiplier**2)
         # xlogy and xlog1py take 0 log 0 for 0, which sampling rate 1 needs.
-        log_weight = np.log(binom(order, k)) + xlog1py(order - k, -sampling_rate) + xlogy(k, sampling_rate)
+        log_weight = np.log(scipy.special.binom(order, k)) + scipy.special.xlog1py(order - k, -sampling_rate)
+        log_weight = log_weight + scipy.special.xlogy(k, sampling_rate)
         log_excess = np.logaddexp.reduce(log_weight + x + np.log(-np.expm1(-x)))
         return np.logaddexp(0.0, log_excess) / (order - 1)
 

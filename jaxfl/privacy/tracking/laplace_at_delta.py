@@ -18,7 +18,7 @@ For |S| = n that is at most the sum of the n largest of all sums of the n larges
 from __future__ import annotations
 
 import numpy as np
-import scipy.linalg
+import scipy
 
 from jaxfl.core import check
 from jaxfl.privacy import binomial

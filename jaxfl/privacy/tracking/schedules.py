@@ -11,7 +11,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import scipy.special
+import scipy
 
 from jaxfl.core import ArgumentError, check
 

@@ -12,6 +12,7 @@ from jaxfl.algorithms.clients.uplink import uplink
 from jaxfl.algorithms.d_psgd import d_psgd, dp2_sgd
 from jaxfl.algorithms.dzofl import decaying_schedules, dzofl
 from jaxfl.algorithms.embracing import embracing, embracing_fl
+from jaxfl.algorithms.export import register_for_export
 from jaxfl.algorithms.fed_avg import fed_avg
 from jaxfl.algorithms.gradient_tracking import gradient_tracking
 from jaxfl.algorithms.output_perturbation import output_perturbation
@@ -46,6 +47,7 @@ __all__ = [
     "private_updates",
     "published_constants",
     "push_sum",
+    "register_for_export",
     "theory_step_size",
     "training_bytes",
     "uplink",

@@ -52,7 +52,7 @@ TRACKER_WEIGHTS = np.array(
 )
 SELF_LOOPS = np.diag([0.3, 0.0, 0.7, 0.2, 0.5])
 # (self-loops, gradient_at)
-SCHEDULE = TrackingSchedule(1.0, 1.0, 0.1, 4, np.zeros(9), np.zeros(9))
+SCHEDULE = TrackingSchedule(1.0, 1.0, 0.05, 4, np.zeros(9), np.zeros(9))
 CASES = [(False, "broadcast"), (True, "state")]
 
 
@@ -223,9 +223,9 @@ test_refusals = refusals(
 def test_a_graph_and_a_step_size_reach_the_minimum_of_the_mean_loss_from_uneven_degrees():
     """And are what weights and a schedule without noise are. Full batches, so that gradients are exact."""
     data, key = uneven_data(sizes=(4,) * NODES, features=3), jax.random.key(2)
-    task = jaxfl.from_functions(lambda key: jnp.zeros(3), lambda w, x, y: (x @ w - y) ** 2 / 2)
+    task = jaxfl.from_functions(lambda key: jnp.zeros(3), lambda w, x, y: (x @ w - y.astype(x.dtype)) ** 2)
     graph = graphs.from_networkx(nx.DiGraph([(0, 1), (1, 2), (2, 3), (3, 4), (4, 0), (0, 2), (0, 3)]))
-    learner = jaxfl.gradient_tracking(task, graph=graph, step_size=0.1, batch_size=4)
+    learner = jaxfl.gradient_tracking(task, graph=graph, step_size=0.05, batch_size=4)
     rounds = jax.jit(
         lambda learner, state, count: jax.lax.scan(lambda s, _: learner.round(key, s, data), state, length=count)[0],
         static_argnums=(0, 2),

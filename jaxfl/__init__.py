@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         private_updates,
         published_constants,
         push_sum,
+        register_for_export,
         uplink,
         width_reduction,
     )
@@ -83,6 +84,7 @@ __all__ = [
     "private_updates",
     "published_constants",
     "push_sum",
+    "register_for_export",
     "run_key",
     "saga",
     "training",
@@ -93,7 +95,7 @@ __all__ = [
 _ALGORITHMS = """
     a_dp2_sgd ali_dpfl client_sgd d_psgd dp2_sgd dzofl embracing embracing_fl fed_avg fjord gradient_tracking heterofl
     local_steps output_perturbation partial_averaging perturbed_gossip private_constants private_updates
-    published_constants push_sum uplink width_reduction
+    published_constants push_sum register_for_export uplink width_reduction
 """
 import_on_use(
     __name__,

@@ -46,6 +46,11 @@ def test_the_experiment_of_the_skeleton_takes_grids():
     assert len({case.algorithm for case in prepared.cases.values()}) == 1
 
 
+def test_the_trained_module_of_the_document_is_that_of_the_run():
+    names = names_of("own_model.md")
+    np.testing.assert_allclose(names["logits"], names["task"].logits(names["variables"], names["inputs"]), rtol=1e-6)
+
+
 def test_the_sweep_in_python_leaves_a_row_a_point_and_seed():
     assert len(names_of("training.md")["rows"]) == 6
     assert {row["status"] for row in names_of("training.md")["rows"]} == {"finished"}

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from jaxfl.algorithms.d_psgd import d_psgd, dp2_sgd
     from jaxfl.algorithms.dzofl import decaying_schedules, dzofl
     from jaxfl.algorithms.embracing import embracing, embracing_fl
+    from jaxfl.algorithms.export import register_for_export
     from jaxfl.algorithms.fed_avg import fed_avg
     from jaxfl.algorithms.gradient_tracking import gradient_tracking
     from jaxfl.algorithms.output_perturbation import output_perturbation
@@ -51,6 +52,7 @@ __all__ = [
     "private_updates",
     "published_constants",
     "push_sum",
+    "register_for_export",
     "theory_step_size",
     "training_bytes",
     "uplink",
@@ -72,6 +74,7 @@ import_on_use(
         "jaxfl.algorithms.d_psgd": "d_psgd dp2_sgd",
         "jaxfl.algorithms.dzofl": "decaying_schedules dzofl",
         "jaxfl.algorithms.embracing": "embracing embracing_fl",
+        "jaxfl.algorithms.export": "register_for_export",
         "jaxfl.algorithms.fed_avg": "fed_avg",
         "jaxfl.algorithms.gradient_tracking": "gradient_tracking",
         "jaxfl.algorithms.output_perturbation": "output_perturbation",

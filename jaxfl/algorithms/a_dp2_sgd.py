@@ -48,6 +48,7 @@ from jaxfl.core import (
     purpose_key,
 )
 from jaxfl.core.algorithm import at_round, check_num_nodes, constructor
+from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import consensus_distance, descend, replicate, size
 from jaxfl.gradients import GradientEstimator, mini_batch
 from jaxfl.graphs import Graph, require_strongly_connected, require_undirected
@@ -144,6 +145,7 @@ def a_dp2_sgd(
 
     def init(key, data):
         check_num_nodes(num_nodes, data, graph.names)
+        check_sample_losses(task)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), num_nodes)
         check_types(noise, params)
         _require_stateless(estimator, task, key, params, data)

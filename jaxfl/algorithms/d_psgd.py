@@ -36,13 +36,16 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jaxfl.algorithms.exchange import exchange, message_bits
+from jaxfl.algorithms.node_steps import node_steps
 from jaxfl.channel import LinkDraws, Links
 from jaxfl.channel.links import changing
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, check_num_nodes, constructor
-from jaxfl.core.tree import consensus_distance, descend, replicate, size
+from jaxfl.core.tasks import check_sample_losses, evaluated
+from jaxfl.core.tree import consensus_distance, replicate, size
 from jaxfl.gradients import GradientEstimator, mini_batch
 from jaxfl.graphs import (
     Graph,
@@ -61,6 +64,7 @@ class State(NamedTuple):
     params: PyTree  # x, leaves (n, *leaf), float32
     gradient: Any  # state of the gradient estimator; None for mini_batch
     round_index: Array  # (), int32, rounds completed
+    optimizer: Any = None  # state of each node's optimizer, leaves (n, *leaf); None with a step size
 
 
 class Draws(NamedTuple):
@@ -76,10 +80,11 @@ def d_psgd(
     task: Task,
     *,
     graph: Graph,
-    step_size: float | Array | Callable[[Array], Array],
+    step_size: float | Array | Callable[[Array], Array] | None = None,
     gradient: GradientEstimator | None = None,
     noise: NoiseMechanism | None = None,
     links: Links | None = None,
+    optimizer: optax.GradientTransformation | None = None,
 ) -> Algorithm:
     """Decentralised parallel SGD.
 
@@ -90,6 +95,9 @@ def d_psgd(
         gradient: how each node estimates its gradient; default `mini_batch()`, one uniform sample.
         noise: added to every node's gradient in every round; None adds nothing.
         links: `jaxfl.links(...)`, over which messages travel; None loses and rounds nothing.
+        optimizer: any optax optimizer in place of a step size, of each node by itself: its update for the noisy
+            gradient, given x_i^k, is added to the mixture. Its state stays at the node. A statement about the noisy
+            gradients covers it: it computes with them alone.
 
     Returns:
         An `Algorithm`; the loss of its info is taken at the parameters before the round, the consensus distance after.
@@ -114,9 +122,7 @@ def d_psgd(
         >>> info.gradient_evaluations.tolist()
         [1, 1]
     """
-    check.scalar(step_size=step_size)
-    check.positive(step_size=step_size)
-    check.in_float32(step_size=step_size)
+    init_steps, steps_of_round = node_steps(step_size, optimizer)
     require_doubly_stochastic(graph)
     require_strongly_connected(graph)
     if noise is not None:
@@ -128,12 +134,15 @@ def d_psgd(
         check_num_nodes(graph.num_nodes, data, graph.names)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)
         check_types(noise, params)
+        if noise is not None:
+            check_sample_losses(task)
         estimator_state = estimator.init(task, key, params, data)
-        return State(params=params, gradient=estimator_state, round_index=jnp.int32(0))
+        memory = init_steps(params)
+        return State(params=params, gradient=estimator_state, round_index=jnp.int32(0), optimizer=memory)
 
     def draw(key, state, data):
         return Draws(
-            gradient=estimator.draw(key, state.round_index, data),
+            gradient=estimator.draw_for(task, key, state.round_index, data),
             noise=None
             if noise is None
             else noise.draw(purpose_key(key, Purpose.NOISE, state.round_index), state.params),
@@ -142,20 +151,25 @@ def d_psgd(
 
     def update(state, data, draws):
         k = state.round_index
-        estimate, memory, info = estimator.estimate(task, state.params, state.gradient, data, draws.gradient, k)
+        estimate, estimator_state, info = estimator.estimate(
+            task, state.params, state.gradient, data, draws.gradient, k
+        )
         noisy = released(noise, estimate, draws.noise)
-        gamma = at_round(step_size, k, state.params)
+        direction, memory, step = steps_of_round(noisy, state.optimizer, state.params, k)
         bits, counts = 32.0 if links is None else links.bits, {}
         if links is None:
             mixture = mix(graph, state.params, k)
         else:
             mixture, counts = exchange(graph, links, draws.links, state.params, k, kept_by="receiver")
-        params = descend(mixture, gamma, noisy)
+        params = step(mixture, direction)
         message = message_bits(graph, k, bits * (size(noisy) // graph.num_nodes))
         info = info.plus(message, counts, consensus_distance=consensus_distance(params))
-        return State(params=params, gradient=memory, round_index=k + 1), info
+        return State(params=params, gradient=estimator_state, round_index=k + 1, optimizer=memory), info
 
-    return algorithm(init, draw, update, lambda state: state.params, estimator.upkeep(task))
+    def node_params(state):
+        return evaluated(task, state.params, state.gradient)
+
+    return algorithm(init, draw, update, node_params, estimator.upkeep(task))
 
 
 @constructor
@@ -163,15 +177,16 @@ def dp2_sgd(
     task: Task,
     *,
     graph: Graph,
-    step_size: float | Array | Callable[[Array], Array],
+    step_size: float | Array | Callable[[Array], Array] | None = None,
     noise: NoiseMechanism,
     gradient: GradientEstimator | None = None,
     links: Links | None = None,
+    optimizer: optax.GradientTransformation | None = None,
 ) -> Algorithm:
     """D-PSGD with noise on a fixed undirected graph.
 
     Args:
-        task, step_size, gradient, links: as for `d_psgd`.
+        task, step_size, gradient, links, optimizer: as for `d_psgd`.
         graph: one symmetric, doubly stochastic mixing matrix for all rounds, connected.
         noise: added to every node's gradient in every round.
 
@@ -190,7 +205,8 @@ def dp2_sgd(
         jaxfl.core.check.ArgumentError: graph: must be the same in every round; exponential(4) has 2 mixing matrices ...
     """
     require_undirected(graph, weights=True)
-    return d_psgd(task, graph=graph, step_size=step_size, gradient=gradient, noise=noise, links=links)
+    options = {"step_size": step_size, "gradient": gradient, "noise": noise, "links": links, "optimizer": optimizer}
+    return d_psgd(task, graph=graph, **options)
 
 
 def released_gradients(
@@ -202,7 +218,7 @@ def released_gradients(
 
     Args:
         graph: as given to the algorithm; static under jit.
-        step_size: gamma as given to the algorithm.
+        step_size: gamma as given to the algorithm; of a run with an optimizer nothing is recovered.
         before, after: states around one round.
 
     Returns:

@@ -34,8 +34,8 @@ the noise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -46,8 +46,10 @@ from jaxfl.channel import LinkDraws, Links
 from jaxfl.channel.links import LOST_MESSAGES, RoundingValues, Sent, changing
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, check_num_nodes, constructor
+from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import consensus_distance, copied, replicate, scale, size
 from jaxfl.gradients import fixed, mini_batch
+from jaxfl.graphs import Graph, require_strongly_connected
 from jaxfl.graphs.spectral import spanning_tree_roots
 from jaxfl.privacy.tracking import TrackingSchedule
 
@@ -75,14 +77,17 @@ class Draws(NamedTuple):
 def gradient_tracking(
     task: Task,
     *,
-    state_weights: np.ndarray,
-    tracker_weights: np.ndarray,
-    schedule: TrackingSchedule,
-    clip_norm: float | Array | None,
+    state_weights: np.ndarray | None = None,
+    tracker_weights: np.ndarray | None = None,
+    schedule: TrackingSchedule | None = None,
+    clip_norm: float | Array | Literal["not given"] | None = "not given",
     distribution: str = "laplace",
     gradient_at: str = "broadcast",
     links: Links | None = None,
     names: Sequence[str] | None = None,
+    graph: Graph | None = None,
+    step_size: float | Array | Callable[[Array], Array] | None = None,
+    batch_size: int | None = None,
 ) -> Algorithm:
     """Gradient tracking with noise on all that is broadcast, on weights that need not be stochastic.
 
@@ -106,6 +111,13 @@ def gradient_tracking(
             Links that lose messages are refused beside noise, see above. None loses and rounds nothing.
         names: (n,), of the nodes in the order of both weights, `graph.names`, for instance: data with names must have
             the same. None where nodes are numbers. Static.
+        graph: in place of weights and names, strongly connected and the same in every round: R shares evenly over
+            what a node receives, C over what it sends, itself included.
+        step_size: in place of a schedule, gamma without noise, alpha = beta = 1, gradients of `batch_size` samples
+            (default 1), not clipped unless `clip_norm` is given. With `graph` it is AB of Xin and Khan, "A Linear
+            Algorithm for Optimization over Directed Graphs with Geometric Convergence", IEEE Control Systems Letters
+            2(3), 2018, arXiv:1803.02503.
+        batch_size: see `step_size`.
 
     Returns:
         An `Algorithm`; `node_params` gives x~ for "broadcast" and x for "state". In its info the loss is that
@@ -138,6 +150,19 @@ def gradient_tracking(
         >>> info.gradient_evaluations.tolist(), info.bits_sent.tolist()
         ([2, 2], [128.0, 128.0])
     """
+    if graph is not None:
+        _refuse_beside("graph", state_weights=state_weights, tracker_weights=tracker_weights, names=names)
+        state_weights, tracker_weights, names = _even_weights(graph)
+    silent = step_size is not None
+    if step_size is not None:
+        _refuse_beside("step_size", schedule=schedule)
+        zeros, samples = np.zeros(1), 1 if batch_size is None else batch_size
+        schedule = TrackingSchedule(1.0, 1.0, step_size, samples, zeros, zeros)  # pyright: ignore
+        clip_norm = None if isinstance(clip_norm, str) else clip_norm
+    elif schedule is None or isinstance(clip_norm, str) or batch_size is not None:
+        found = "got neither" if schedule is None else "got batch_size, too" if batch_size else "got no clip_norm"
+        remedy = "Pass step_size=0.1 for a run without noise; clip_norm=None clips nothing."
+        raise ArgumentError("schedule", "must be given with a clip norm, or a step size in its place", found, remedy)
     schedule = copied(schedule)
     # R and C: along R nodes pull states from their in-neighbors, along C they push trackers to their out-neighbors.
     pull, push = _as_matrices(state_weights, tracker_weights, names)
@@ -164,6 +189,14 @@ def gradient_tracking(
     def send(tree, rounding):
         return Sent(tree, {}) if links is None else links.send(tree, rounding)
 
+    def unit(key, k, tree):
+        if silent:
+            return jax.tree.map(jnp.zeros_like, tree)
+        return unit_noise.draw(purpose_key(key, Purpose.NOISE, k), tree)
+
+    def scaled(noise_scale, k, noise):
+        return noise if silent else scale(scale_at(noise_scale, k), noise)
+
     def point(params, broadcast_params):
         return broadcast_params if gradient_at == "broadcast" else params
 
@@ -171,9 +204,9 @@ def gradient_tracking(
     # 0 are for `init`.
     def init(key, data):
         check_num_nodes(num_nodes, data, names)
+        check_sample_losses(task)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), num_nodes)
-        noise = unit_noise.draw(purpose_key(key, Purpose.NOISE, 0), params)
-        noisy = jax.tree.map(jnp.add, params, scale(scale_at(schedule.state_noise_scale, 0), noise))
+        noisy = jax.tree.map(jnp.add, params, scaled(schedule.state_noise_scale, 0, unit(key, 0, params)))
         broadcast = send(noisy, None if links is None else links.draw_rounding(key, 0, num_nodes)).values
         at = point(params, broadcast)
         estimator_state = estimator.init(task, key, at, data)
@@ -190,11 +223,11 @@ def gradient_tracking(
     def draw(key, state, data):
         k = state.round_index
         pair = (state.params, state.gradient_tracker)
-        state_noise, tracker_noise = unit_noise.draw(purpose_key(key, Purpose.NOISE, k + 1), pair)
+        state_noise, tracker_noise = unit(key, k + 1, pair)
         return Draws(
             gradient=estimator.draw(key, k + 1, data),
-            state_noise=scale(scale_at(schedule.state_noise_scale, k + 1), state_noise),
-            tracker_noise=scale(scale_at(schedule.tracker_noise_scale, k), tracker_noise),
+            state_noise=scaled(schedule.state_noise_scale, k + 1, state_noise),
+            tracker_noise=scaled(schedule.tracker_noise_scale, k, tracker_noise),
             links=None if links is None else links.draw_between(key, k + 1, num_nodes),
         )
 
@@ -266,6 +299,23 @@ def _lost_messages(state_matrix: np.ndarray, tracker_matrix: np.ndarray, arrived
     """Count each node's messages that do not arrive, (n,), int32. A state and a tracker are two messages."""
     edges = jnp.asarray((state_matrix > 0).astype(np.int32) + (tracker_matrix > 0).astype(np.int32))
     return jnp.where(arrived, 0, edges).sum(axis=0, dtype=jnp.int32)
+
+
+def _refuse_beside(argument: str, **others: Any) -> None:
+    """Refuse what an argument takes the place of."""
+    given = [name for name, value in others.items() if value is not None]
+    if given:
+        raise ArgumentError(argument, f"takes the place of {', '.join(others)}", f"got {given[0]}, too", "Pass one.")
+
+
+def _even_weights(graph: Graph) -> tuple[np.ndarray, np.ndarray, Sequence[str] | None]:
+    """R and C of one graph, and its names."""
+    if graph.period > 1:
+        remedy = "Pass jaxfl.graphs.static_exponential(n), for instance."
+        raise ArgumentError("graph", "must be the same in every round", f"{graph.name} has {graph.period}", remedy)
+    require_strongly_connected(graph)
+    edges = graph.adjacency(0).astype(np.float64)
+    return edges / edges.sum(axis=1, keepdims=True), edges / edges.sum(axis=0, keepdims=True), graph.names
 
 
 def _check_links(links: Links | None, schedule: TrackingSchedule) -> None:

@@ -37,6 +37,7 @@ from jaxfl.algorithms.exchange import message_bits
 from jaxfl.algorithms.schedules import NOISE, check_noise_scales, check_steps, scale_at
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, check_num_nodes, constructor
+from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import consensus_distance, copied, replicate, scale, size
 from jaxfl.gradients import fixed, mini_batch
 from jaxfl.graphs import Graph, require_strongly_connected, require_undirected
@@ -118,6 +119,7 @@ def output_perturbation(
 
     def init(key, data):
         check_num_nodes(graph.num_nodes, data, graph.names)
+        check_sample_losses(task)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)
         check_types(unit_noise, params)
         estimator.init(task, key, params, data)  # keeps nothing, but refuses more samples than a node has

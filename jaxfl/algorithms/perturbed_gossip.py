@@ -44,6 +44,7 @@ from jaxfl.channel import Quantizer
 from jaxfl.channel.links import QUANTIZER_OVERFLOW, overflows
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, node_keys, one_kernel, purpose_key
 from jaxfl.core.algorithm import at_round, check_num_nodes, constructor
+from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import consensus_distance, copied, flattener, replicate, scale, size
 from jaxfl.gradients import fixed, mini_batch
 from jaxfl.graphs import (
@@ -167,6 +168,7 @@ def perturbed_gossip(
 
     def init(key, data):
         check_num_nodes(graph.num_nodes, data, graph.names)
+        check_sample_losses(task)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)
         estimator.init(task, key, params, data)  # keeps nothing, but refuses more samples than a node has
         broadcast, _ = perturb(params, *perturbation(key, 0, params))

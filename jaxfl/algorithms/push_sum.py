@@ -47,13 +47,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from jaxfl.algorithms.exchange import exchange, message_bits
+from jaxfl.algorithms.node_steps import node_steps
 from jaxfl.channel import LinkDraws, Links
 from jaxfl.channel.links import changing
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, check_num_nodes, constructor
-from jaxfl.core.tree import consensus_distance, descend, number_type, replicate, scale, size
+from jaxfl.core.tasks import check_sample_losses, evaluated
+from jaxfl.core.tree import consensus_distance, number_type, replicate, scale, size
 from jaxfl.gradients import GradientEstimator, mini_batch
 from jaxfl.graphs import (
     Graph,
@@ -76,6 +79,7 @@ class State(NamedTuple):
     push_sum_weight: Array  # w, (n,), float32, sums to n
     gradient: Any  # state of the gradient estimator; None for mini_batch
     round_index: Array  # (), int32, rounds completed
+    optimizer: Any = None  # state of each node's optimizer, leaves (n, *leaf); None with a step size
 
 
 class Draws(NamedTuple):
@@ -91,10 +95,11 @@ def push_sum(
     task: Task,
     *,
     graph: Graph,
-    step_size: float | Array | Callable[[Array], Array],
+    step_size: float | Array | Callable[[Array], Array] | None = None,
     gradient: GradientEstimator | None = None,
     noise: NoiseMechanism | None = None,
     links: Links | None = None,
+    optimizer: optax.GradientTransformation | None = None,
 ) -> Algorithm:
     """PrivSGP or PrivSGP-VR, by the choice of `gradient`.
 
@@ -105,6 +110,9 @@ def push_sum(
         gradient: `mini_batch(...)` (PrivSGP; the default, one uniform sample) or `saga(...)` (PrivSGP-VR).
         noise: added to every node's gradient in every round; None adds nothing.
         links: `jaxfl.links(...)`, over which messages travel that are not a node's own; None loses and rounds nothing.
+        optimizer: any optax optimizer in place of a step size, of each node by itself: x_i^{k+1/2} = x_i^k + u_i, its
+            update for the noisy gradient, given z. Its state stays at the node. A statement about the noisy gradients
+            covers it: it computes with them alone.
 
     Returns:
         An `Algorithm`; `node_params` gives the de-biased parameters z. In its info the loss is that at z before
@@ -131,9 +139,7 @@ def push_sum(
         >>> float(state.push_sum_weight.sum()), int(state.round_index)
         (2.0, 1)
     """
-    check.scalar(step_size=step_size)
-    check.positive(step_size=step_size)
-    check.in_float32(step_size=step_size)
+    init_steps, steps_of_round = node_steps(step_size, optimizer)
     require_column_stochastic(graph)
     require_strongly_connected(graph)
     if noise is not None:
@@ -146,16 +152,19 @@ def push_sum(
         check_num_nodes(graph.num_nodes, data, graph.names)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)
         check_types(noise, params)
+        if noise is not None:
+            check_sample_losses(task)
         return State(
             params=params,
             push_sum_weight=jnp.ones(graph.num_nodes, number_type(params)),
             gradient=estimator.init(task, key, params, data),
             round_index=jnp.int32(0),
+            optimizer=init_steps(params),
         )
 
     def draw(key, state, data):
         return Draws(
-            gradient=estimator.draw(key, state.round_index, data),
+            gradient=estimator.draw_for(task, key, state.round_index, data),
             noise=None
             if noise is None
             else noise.draw(purpose_key(key, Purpose.NOISE, state.round_index), state.params),
@@ -166,33 +175,35 @@ def push_sum(
         k, x, w, z = state.round_index, state.params, state.push_sum_weight, debiased_params(state)
         estimate, estimator_state, info = estimator.estimate(task, z, state.gradient, data, draws.gradient, k)
         noisy = released(noise, estimate, draws.noise)
-        gamma = at_round(step_size, k, x)
-
-        def half_step(start, gradient):
-            return descend(start, gamma, gradient)
-
+        direction, memory, half_step = steps_of_round(noisy, state.optimizer, z, k)
         counts, bits = {}, 32 * (size(noisy) // graph.num_nodes + 1)
         if links is not None:
-            half_steps, arrived = half_step(x, noisy), draws.links.arrived
+            half_steps, arrived = half_step(x, direction), draws.links.arrived
             new_params, counts = exchange(graph, links, draws.links, half_steps, k, kept_by="sender")
             new_weight = mix(graph, w, k) if arrived is None else lossy_mix(graph, w, arrived, k, kept_by="sender")
             bits = links.bits * (size(noisy) // graph.num_nodes) + 32  # the weight is not quantised
         elif weights_stay_one:
             # x = w z without rounding. The step is taken while mixing, for z stays where it is when the new x replaces
             # x in memory: a pass over the parameters less, 0.9 of the time of an iteration without noise.
-            new_params, new_weight = mix_result(graph, lambda z, w, g: (half_step(scale(w, z), g), w), (z, w, noisy), k)
+            new_params, new_weight = mix_result(
+                graph, lambda z, w, d: (half_step(scale(w, z), d), w), (z, w, direction), k
+            )
         else:
-            new_params, new_weight = mix(graph, (half_step(x, noisy), w), k)
+            new_params, new_weight = mix(graph, (half_step(x, direction), w), k)
         new_state = State(
             params=new_params,
             push_sum_weight=new_weight,
             gradient=estimator_state,
             round_index=k + 1,
+            optimizer=memory,
         )
         distance = consensus_distance(new_state.params, 1.0 / new_state.push_sum_weight)
         return new_state, info.plus(message_bits(graph, k, bits), counts, consensus_distance=distance)
 
-    return algorithm(init, draw, update, debiased_params, estimator.upkeep(task))
+    def node_params(state):
+        return evaluated(task, debiased_params(state), state.gradient)
+
+    return algorithm(init, draw, update, node_params, estimator.upkeep(task))
 
 
 def debiased_params(state: State) -> PyTree:
@@ -215,7 +226,7 @@ def released_gradients(
 
     Args:
         graph: as given to the algorithm; static under jit.
-        step_size: gamma as given to the algorithm.
+        step_size: gamma as given to the algorithm; of a run with an optimizer nothing is recovered.
         before, after: states around one round.
 
     Returns:

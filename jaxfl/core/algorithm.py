@@ -40,6 +40,7 @@ _T = TypeVar("_T")
 _REMEDIES = {  # kind of an argument -> how to get one
     "Graph": "Pass jaxfl.graphs.from_networkx(graph), from_matrix(matrix) or ring(n), for instance.",
     "GradientEstimator": "Pass jaxfl.mini_batch() or jaxfl.saga(), called.",
+    "GradientTransformation": "Pass optax.sgd(0.1), for instance, called.",
     "Links": "Pass jaxfl.links(...).",
     "LocalSteps": "Pass jaxfl.local_steps(...).",
     "NoiseMechanism": "Pass jaxfl.gaussian(0.1), for instance.",

@@ -123,7 +123,9 @@ def from_flax(
 
     Args:
         make_module: rngs -> module, called as `module(inputs (b, *sample)) -> outputs (b, ...)`. Its `nnx.Param`s are
-            trained.
+            trained. Beside them it may hold nnx.BatchNorm and dropout: the task then has `train_loss`, for `fed_avg`,
+            `partial_averaging`, `push_sum` and `d_psgd` where nothing is clipped and no noise is added. It trains as by
+            `module.train()` and evaluates as by `module.eval()`. Statistics count no padding.
         loss: (outputs, labels) -> (b,) losses.
         metrics: name -> (outputs, labels) -> (b,). Default: {"accuracy": accuracy}.
         preprocess: applied to the raw inputs first.
@@ -133,7 +135,8 @@ def from_flax(
         A task whose params are plain nested dicts.
 
     Raises:
-        ArgumentError: a module with state beside parameters; on use, a loss or metric that is not one number a sample.
+        ArgumentError: a module with other state, whose attributes are named; on use, a loss or metric that is not one
+            number a sample.
 
     Example:
         >>> import jax
@@ -144,6 +147,8 @@ def from_flax(
     """
     from flax import nnx  # takes half a second, for modules of flax alone
 
+    from jaxfl.core.flax_modules import modes_of
+
     fns = {"accuracy": accuracy} if metrics is None else metrics
     is_linen = hasattr(make_module, "init") and hasattr(make_module, "apply")
     if isinstance(make_module, nnx.Module) or is_linen:
@@ -151,21 +156,16 @@ def from_flax(
         remedy = "Pass lambda rngs: MyModule(..., rngs=rngs)"
         remedy = "Pass its init and apply to from_functions." if is_linen else f"{remedy}, which draws parameters anew."
         raise ArgumentError("make_module", "must be a function that makes an nnx module", found, remedy)
-    structure, _, rest = nnx.split(nnx.eval_shape(lambda: make_module(nnx.Rngs(0))), nnx.Param, ...)
-    if jax.tree.leaves(rest):
-        kinds = {".".join(map(str, path)): type(variable).__name__ for path, variable in nnx.to_flat_state(rest)}
-        raise ArgumentError(
-            "make_module",
-            "must hold nnx.Param variables only",
-            f"found {', '.join(f'{kind} at {path}' for path, kind in list(kinds.items())[:3])}",
-            "Use GroupNorm and leave dropout out, or build the network of jaxfl.models.layers, where padding does not"
-            " count in batch statistics.",
-        )
+    module = nnx.eval_shape(lambda: make_module(nnx.Rngs(0)))
+    structure, _, rest = nnx.split(module, nnx.Param, ...)
+    modes = modes_of(make_module, module) if jax.tree.leaves(rest) else None
 
     def init(key):
         return nnx.to_pure_dict(nnx.split(make_module(nnx.Rngs(key)), nnx.Param, ...)[1])
 
     def apply(params, inputs):
+        if modes is not None:
+            return modes.evaluate(*params, preprocess(inputs))
         return nnx.merge(structure, nnx.State(params))(preprocess(inputs))
 
     def losses(params, inputs, labels):
@@ -177,7 +177,20 @@ def from_flax(
         return {"loss": of_samples("loss", loss(outputs, labels), inputs), **numbers}
 
     logits = apply if loss is cross_entropy else None
-    return Task(init=init, loss=losses, metrics=all_metrics, node_loop=node_loop, logits=logits)
+    task = Task(init=init, loss=losses, metrics=all_metrics, node_loop=node_loop, logits=logits)
+    if modes is None:
+        return task
+
+    def train_loss(params, model_state, inputs, labels, weights, key):
+        outputs, new_state = modes.train(params, model_state, preprocess(inputs), weights, key)
+        return loss(outputs, labels), new_state
+
+    return task._replace(init_state=modes.init_state, train_loss=train_loss)
+
+
+def evaluated(task: Task, params: PyTree, model_state: PyTree) -> PyTree:
+    """The first argument of `task.loss`: `Variables` of a task with `train_loss`, else the parameters."""
+    return params if task.train_loss is None else Variables(params, model_state)
 
 
 def check_sample_losses(task: Task) -> None:
@@ -190,11 +203,14 @@ def check_sample_losses(task: Task) -> None:
         ArgumentError: the task has `train_loss`.
     """
     if task.train_loss is not None:
+        state = None if task.init_state is None else jax.eval_shape(task.init_state)
+        paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(state)]
+        where = "batch statistics or dropout" + (f" (statistics at {', '.join(paths[:4])})" if paths else "")
         raise ArgumentError(
             "task",
             "must give every sample a loss of its own, for this bounds or stores single samples' gradients",
-            "got one that trains with batch statistics or dropout",
-            "Use group normalization and no dropout, or neither clip nor add noise in fed_avg.",
+            f"got one that trains with {where}",
+            "Use GroupNorm and no dropout, or neither clip nor add noise, in fed_avg, push_sum or d_psgd.",
         )
 
 

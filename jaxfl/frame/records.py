@@ -298,6 +298,8 @@ class Run(Launch, Distributed):
     """Evaluations between checkpoints."""
     checkpoint_minutes: float | None = unsaved(10.0)
     """Minutes after which the end of a chunk of rounds brings a checkpoint, too, or None. No number depends on them."""
+    keep_params: bool = unsaved(True)
+    """Write the parameters at the end to final/ of the run directory, a file a configuration and seed."""
     x: Literal["rounds", "bits", "seconds", "joules", "operations", "evaluations"] = unsaved("rounds")
     """Quantity against which curves are drawn: rounds, or what all nodes have sent, taken, spent or computed up to
     them."""

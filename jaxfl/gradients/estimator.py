@@ -8,13 +8,32 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.core import Array, FederatedData, Info, PyTree, Task, over_nodes
+from jaxfl.core import (
+    ArgumentError,
+    Array,
+    FederatedData,
+    Info,
+    Key,
+    Purpose,
+    PyTree,
+    Task,
+    node_keys,
+    over_nodes,
+    purpose_key,
+)
 from jaxfl.core.algorithm import constructor
-from jaxfl.core.tasks import check_sample_losses, check_task
-from jaxfl.core.tree import norm, number_type
+from jaxfl.core.tasks import check_sample_losses, check_task, of_samples
+from jaxfl.core.tree import norm, number_type, replicate
 from jaxfl.gradients import per_example
 from jaxfl.gradients.per_example import DISCARDED
-from jaxfl.gradients.samplers import BATCH_OVERFLOW, Batch, Sampler, check_counts, draw_batch, uniform
+from jaxfl.gradients.samplers import BATCH_OVERFLOW, Batch, Sampler, check_counts, draw_batch, fixed, uniform
+
+
+class KeyedDraws(NamedTuple):
+    """Draws of an estimator for a task that takes keys while it trains."""
+
+    draws: Any  # of the estimator
+    keys: Array  # (n,), typed, consumed by dropout
 
 
 class GradientEstimator(NamedTuple):
@@ -33,6 +52,13 @@ class GradientEstimator(NamedTuple):
     draw: Callable[[Array, Array, FederatedData], Any]
     estimate: Callable[[Task, PyTree, Any, FederatedData, Any, Array], tuple[PyTree, Any, Info]]
     refresh: Callable[[Task, PyTree, Any, FederatedData, Array], Any] | None = None
+
+    def draw_for(self, task: Task, key: Key, round_index: Array, data: FederatedData) -> Any:
+        """`draw`, as `KeyedDraws` for a task with batch statistics or dropout."""
+        draws = self.draw(key, round_index, data)
+        if task.train_loss is None:
+            return draws
+        return KeyedDraws(draws, node_keys(purpose_key(key, Purpose.DROPOUT, round_index), data.num_nodes))
 
     def upkeep(self, task: Task) -> Callable[[Any, FederatedData, Array], Any] | None:
         """`Algorithm.upkeep` of an algorithm whose state has `params` and, as `gradient`, this estimator's."""
@@ -65,33 +91,72 @@ def gather(data: FederatedData, positions: Array) -> tuple[Array, Array]:
 
 @constructor
 def mini_batch(
-    *, sampler: Sampler | None = None, clip_norm: float | Array | None = None, clip_order: int = 2
+    batch_size: int | None = None,
+    *,
+    sampler: Sampler | None = None,
+    clip_norm: float | Array | None = None,
+    clip_order: int = 2,
 ) -> GradientEstimator:
     """The mean of a batch's (clipped) per-sample gradients: g_i = (1/b) sum over the batch.
 
+    A task with batch statistics or dropout trains in `push_sum` and `d_psgd` where neither `clip_norm` nor noise is
+    given. Each node then keeps statistics of its own, which are not sent.
+
     Args:
-        sampler: how the batch is drawn; default `uniform(1)`, the paper's.
+        batch_size: b, for the sampler `fixed(b)`: b different samples.
+        sampler: how the batch is drawn, in its place; default `uniform(1)`, the paper's.
         clip_norm: bound on each sample's gradient norm; None does not clip. May be traced.
         clip_order: 2 for the L2 norm, 1 for the L1 norm.
 
     Raises:
-        ArgumentError: a clip norm out of range; from `init`, too large a batch, or a task with `train_loss`.
+        ArgumentError: a clip norm out of range, or both a size and a sampler; from `init`, too large a batch, or a task
+            with `train_loss` under a clip norm.
 
     Guarantees:
         - unbiased for the mean of the clipped local gradients under every sampler.
     """
-    scheme = uniform(1) if sampler is None else sampler
+    if batch_size is not None and sampler is not None:
+        remedy = "Pass mini_batch(32), or mini_batch(sampler=jaxfl.gradients.poisson(32))."
+        raise ArgumentError("batch_size", "must be left out beside a sampler, which has one", "got both", remedy)
+    scheme = sampler or (uniform(1) if batch_size is None else fixed(batch_size))
     per_example.check_clipping(clip_norm, clip_order)
 
     def init(task, key, params, data):
-        check_sample_losses(task)
+        if clip_norm is not None:
+            check_sample_losses(task)
         check_task(task, data)
         check_counts(scheme, data.sizes, data.names)
+        statistics = None if task.init_state is None else replicate(task.init_state(), data.num_nodes)
+        if jax.tree.leaves(statistics) and scheme.batch_size == 1:
+            remedy = "Pass mini_batch(32), for instance."
+            raise ArgumentError("gradient", "must take several samples for batch statistics", "got one", remedy)
+        return statistics
 
     def draw(key, round_index, data):
         return draw_batch(scheme, key, round_index, data.sizes)
 
-    def estimate(task, params, state, data, draws: Batch, round_index):
+    def train(task, params, state, data, draws: KeyedDraws):
+        batch, keys = draws
+
+        def one_node(node_params, model_state, inputs, labels, mask, key):
+            def mean(values):
+                weights = mask.astype(number_type(values))
+                losses, new = task.train_loss(values, model_state, inputs, labels, weights, key)
+                return jnp.sum(weights / scheme.batch_size * of_samples("task.train_loss", losses, inputs)), new
+
+            (loss, new), gradient = jax.value_and_grad(mean, has_aux=True)(node_params)
+            nothing = {DISCARDED: jnp.int32(0)}
+            return gradient, new, Info(loss).plus(nothing, clipped_fraction=jnp.zeros_like(loss))
+
+        samples = gather(data, batch.indices)
+        over = over_nodes(one_node, task.node_loop)
+        gradient, new_state, sums = over(params, state, *samples, batch.mask, keys)
+        return gradient, new_state, batch_info(gradient, sums, batch)
+
+    def estimate(task, params, state, data, draws, round_index):
+        if task.train_loss is not None:
+            return train(task, params, state, data, draws)
+
         def one_node(node_params, inputs, labels, mask):
             weights = mask.astype(number_type(node_params)) / scheme.batch_size
             total = per_example.weighted_sum(

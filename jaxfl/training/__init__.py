@@ -3,6 +3,7 @@
 from jaxfl.core.info import FatalCount
 from jaxfl.training.case import Case, EvaluationSet, Measure
 from jaxfl.training.chunks import Diverged
+from jaxfl.training.final_params import load_params
 from jaxfl.training.loop import train
 from jaxfl.training.measures import calibrated_scores, evaluation_set, stationarity, test_scores
 from jaxfl.training.passes import divide_run
@@ -25,6 +26,7 @@ __all__ = [
     "calibrated_scores",
     "divide_run",
     "evaluation_set",
+    "load_params",
     "open_run",
     "publish",
     "read_results",

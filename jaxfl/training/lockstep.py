@@ -27,6 +27,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -39,6 +40,7 @@ from jaxfl.training.case import Scores, costs_of
 from jaxfl.training.checkpoint import Checkpoints, Restored
 from jaxfl.training.chunks import COSTS, Diverged, add_costs, info_fields, joined, refuse_bad, rounds_at_once, summarize
 from jaxfl.training.environment import describe_environment
+from jaxfl.training.final_params import write_params
 from jaxfl.training.lanes import Lane
 from jaxfl.training.measures import flatten_scores, refuse_bad_scores
 from jaxfl.training.pass_directory import CHECKPOINTS, ENDED, Label
@@ -116,11 +118,15 @@ class LaneRecord:
 class Lockstep:
     """The lanes of one pass, at most as many as its program has slots, through the compiled program.
 
-    With `raises` a lane's error is raised, in place of ending the lane: for a run of a single one.
+    With `raises` a lane's error is raised, in place of ending the lane: for a run of a single one. `final` is the run
+    in whose folder parameters are kept, or None.
     """
 
-    def __init__(self, one: Pass, saves: SaveTimes, stop: Stop, progress: ProgressReport, *, raises: bool):
+    def __init__(
+        self, one: Pass, saves: SaveTimes, stop: Stop, progress: ProgressReport, *, raises: bool, final: Path | None
+    ):
         assert one.compiled is not None
+        self._final = final
         self._pass, self._saves, self._stop, self._progress, self._raises = one, saves, stop, progress, raises
         self._directory = one.directory
         program, compiled, lanes = one.program, one.compiled, one.lanes
@@ -323,11 +329,15 @@ class Lockstep:
         self._saved = time.perf_counter()
 
     def _end(self, record: LaneRecord, status: str = "finished", reason: str | None = None, until: int = 0) -> None:
-        """Record the end of a lane, and save its state where it ends well before the others."""
+        """Record the end of a lane that ends well with its parameters, and with its state where others go on."""
         case, until = record.lane.case, until or self._round
         if status == "finished" and case.last_round < case.num_rounds:
             status, reason = "budget_spent", f"the privacy budget pays for {case.last_round} rounds"
-        if status in ("finished", "budget_spent") and self._round not in self._checkpoints.rounds():
+        ends_well = status in ("finished", "budget_spent")
+        if ends_well and self._final is not None:
+            params = self._program.node_params(self._state, self._strategy, record.index, record.lane)
+            write_params(self._final, record.lane.label, self._round, params, record.lane.node_names)
+        if ends_well and self._round not in self._checkpoints.rounds():
             own = Checkpoints(self._directory.path / ENDED / str(record.index), 1, self._directory.owner)
             if self._round not in own.rounds():  # of a process that died behind it
                 own.save(self._round, self._program.lane_state(self._state, self._strategy, record.index))

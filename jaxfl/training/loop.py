@@ -37,6 +37,7 @@ def train(
     checkpoint_every: int = 10,
     checkpoint_minutes: float | None = 10.0,
     keep_checkpoints: int = 2,
+    keep_params: bool = True,
     quiet: bool = False,
     key: Array | None = None,
     stop: Stop | None = None,
@@ -56,6 +57,8 @@ def train(
         checkpoint_minutes: minutes after which the end of any chunk brings a checkpoint, too; 0 takes every chunk, None
             leaves it to the evaluations. They decide when states are saved, never what is computed.
         keep_checkpoints: how many of the newest stay.
+        keep_params: whether the parameters at each lane's end are written to final/, for `load_params`. They take less
+            of the disk than one checkpoint. A lane that diverges leaves none.
         quiet: show no progress.
         key: typed key, (), that stays secret: every seed's base key is made of it. Default: seed s has the base key
             `jax.random.key(s)`, which whoever reads the seed can make; statements of privacy are then marked as those
@@ -131,7 +134,7 @@ def train(
             name, seed = one.lanes[0].label
             progress.begin(f"{name}, seed {seed}" if len(one.lanes) == 1 else f"{len(one.lanes)} runs", num_rounds)
             with held(one.directory.path) if only is None else contextlib.nullcontext():
-                lockstep = Lockstep(one, saves, stop, progress, raises=alone)
+                lockstep = Lockstep(one, saves, stop, progress, raises=alone, final=run.path if keep_params else None)
                 try:
                     with stop.heeded():
                         ended |= lockstep.run()

@@ -175,8 +175,25 @@ class Program:
         return self.map_lanes(lambda leaf: np.asarray(np.asarray(leaf)[index]), state)
 
     def node_params(self, state: PyTree, strategy: Strategy, index: int, lane: Lane) -> PyTree:
-        """One lane's parameters, leaves (n, *leaf)."""
-        return self._algorithm(self._values(lane)).node_params(self.lane_state(state, strategy, index))
+        """One lane's parameters, leaves (n, *leaf), of NumPy; nothing else of the state, no table, is fetched."""
+        compute, is_read = self._params_of
+        leaves, structure = jax.tree.flatten(state)
+        pairs = zip(leaves, is_read, strict=True)
+        taken = [leaf if read else np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape) for leaf, read in pairs]
+        own = self.lane_state(jax.tree.unflatten(structure, taken), strategy, index)
+        return jax.device_get(compute(self._values(lane), own))
+
+    @cached_property
+    def _params_of(self) -> tuple[Callable[[LaneValues, PyTree], PyTree], list[bool]]:
+        """(compiled `Algorithm.node_params`, whether it reads each leaf of the state)."""
+
+        def params(lane: LaneValues, state: PyTree) -> PyTree:
+            return self._algorithm(lane).node_params(state)
+
+        traced = jax.make_jaxpr(params)(self._values(self.lanes[0]), self.structure).jaxpr
+        used = {id(value) for step in traced.eqns for value in step.invars} | set(map(id, traced.outvars))
+        of_state = traced.invars[-len(jax.tree.leaves(self.structure)) :]
+        return jax.jit(params), [id(value) in used for value in of_state]
 
     def map_lanes(self, fn: Callable[[Any], Any], state: PyTree) -> PyTree:
         """`fn` of every leaf but `round_index`."""

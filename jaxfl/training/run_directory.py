@@ -6,10 +6,12 @@
     summary.json, results.csv    made of the passes when the run ends
     privacy.json     the epsilon of every node, where there is any; summary.json has that of the worst, and the median
     plots/           pictures
+    final/           the parameters at the end of each lane (`final_params.py`)
     private/key      the key of a run that is published, of mode 0600 (`publish.py`)
 
 Checkpoints hold raw gradients (tables of SAGA) and states without noise; metrics, status and pictures are measured
-without noise. No statement of privacy covers them: `publish.py` copies what is covered.
+without noise; parameters in final/ may be of a run that no statement covers. Keep the folder: `publish.py` copies what
+is covered.
 """
 
 from __future__ import annotations

@@ -5,9 +5,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import networkx as nx
 import numpy as np
 import pytest
-from helpers import refusals
+from helpers import refusals, refused
 from problems import small_task, start, uneven_data
 from reference.gradient_tracking import gradient_tracking as reference_gradient_tracking
 from reference.runs import (
@@ -23,7 +24,7 @@ from reference.runs import (
 )
 
 import jaxfl
-from jaxfl import ArgumentError
+from jaxfl import ArgumentError, graphs
 from jaxfl.gradients import fixed, mini_batch
 from jaxfl.privacy.tracking import TrackingSchedule
 
@@ -51,6 +52,7 @@ TRACKER_WEIGHTS = np.array(
 )
 SELF_LOOPS = np.diag([0.3, 0.0, 0.7, 0.2, 0.5])
 # (self-loops, gradient_at)
+SCHEDULE = TrackingSchedule(1.0, 1.0, 0.05, 4, np.zeros(9), np.zeros(9))
 CASES = [(False, "broadcast"), (True, "state")]
 
 
@@ -192,13 +194,13 @@ def test_assumption_1_is_computed():
     build()
     build(state_weights=chain, tracker_weights=chain.T)
     build(state_weights=chain)
-    for refused in (
+    for unrooted in (
         {"state_weights": chain, "tracker_weights": chain},  # roots 0 and 1
         {"state_weights": np.eye(2)},  # no root
         {"tracker_weights": np.zeros((2, 2))},
     ):
         with pytest.raises(ArgumentError, match="some node must reach all others"):
-            build(**refused)
+            build(**unrooted)
 
 
 test_refusals = refusals(
@@ -216,3 +218,43 @@ test_refusals = refusals(
         )
     ]
 )
+
+
+def test_a_graph_and_a_step_size_reach_the_minimum_of_the_mean_loss_from_uneven_degrees():
+    """And are what weights and a schedule without noise are. Full batches, so that gradients are exact."""
+    data, key = uneven_data(sizes=(4,) * NODES, features=3), jax.random.key(2)
+    task = jaxfl.from_functions(lambda key: jnp.zeros(3), lambda w, x, y: (x @ w - y.astype(x.dtype)) ** 2)
+    graph = graphs.from_networkx(nx.DiGraph([(0, 1), (1, 2), (2, 3), (3, 4), (4, 0), (0, 2), (0, 3)]))
+    learner = jaxfl.gradient_tracking(task, graph=graph, step_size=0.05, batch_size=4)
+    rounds = jax.jit(
+        lambda learner, state, count: jax.lax.scan(lambda s, _: learner.round(key, s, data), state, length=count)[0],
+        static_argnums=(0, 2),
+    )
+    found = rounds(learner, learner.init(key, data), 600).params
+    minimum = np.linalg.lstsq(np.asarray(data.inputs, float), np.asarray(data.labels, float))[0]
+    np.testing.assert_allclose(found, np.broadcast_to(minimum, (NODES, 3)), atol=1e-4)
+    edges = graph.adjacency(0).astype(float)
+    in_full = jaxfl.gradient_tracking(
+        task,
+        state_weights=edges / edges.sum(axis=1, keepdims=True),
+        tracker_weights=edges / edges.sum(axis=0, keepdims=True),
+        schedule=SCHEDULE,
+        clip_norm=None,
+    )
+    ours, theirs = (rounds(one, one.init(key, data), 5) for one in (learner, in_full))
+    assert relative_error(ours.params, each(theirs.params)) < 1e-5
+    assert relative_error(ours.gradient_tracker, each(theirs.gradient_tracker)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "argument", "word"),
+    [
+        ({"graph": graphs.ring(4), "state_weights": np.eye(4), "step_size": 0.1}, "graph", "got state_weights, too"),
+        ({"graph": graphs.exponential(5), "step_size": 0.1}, "graph", "same in every round"),
+        ({"graph": graphs.ring(4)}, "schedule", "Pass step_size=0.1"),
+        ({"graph": graphs.ring(4), "schedule": SCHEDULE}, "schedule", "got no clip_norm"),
+        ({"graph": graphs.ring(4), "schedule": SCHEDULE, "step_size": 0.1}, "step_size", "got schedule, too"),
+    ],
+)
+def test_short_forms_take_the_place_of_long_ones(arguments, argument, word):
+    refused(lambda: jaxfl.gradient_tracking(small_task(), **arguments), argument, word)

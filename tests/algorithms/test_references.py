@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from problems import irregular_graph, small_task, uneven_data
 from reference.gossip import a_dp2_sgd as reference_a_dp2_sgd
@@ -16,7 +17,8 @@ import jaxfl
 from jaxfl import gradients, graphs
 from jaxfl.algorithms import dp2_sgd
 from jaxfl.algorithms.a_dp2_sgd import a_dp2_sgd, released_gradients
-from jaxfl.core.tree import scale
+from jaxfl.core import ArgumentError
+from jaxfl.core.tree import norm, scale
 
 ROUNDS, STEP_SIZE, NOISE_STD = 50, 0.2, 0.02
 NODES = 5
@@ -64,8 +66,7 @@ def learner(constructor, graph, case, noise=None, **options):
         graph=graph,
         gradient=estimator(sampler=sampler, **(table or {}), **clipping),
         noise=jaxfl.gaussian(NOISE_STD) if noise is None else noise,
-        step_size=STEP_SIZE,
-        **options,
+        **{"step_size": STEP_SIZE, **options},
     )
 
 
@@ -157,6 +158,43 @@ def test_d_psgd_and_dp2_sgd_follow_the_papers_lines(constructor, graph, case):
     receivers = (graph.mixing_matrix(ROUNDS - 1) > 0).sum(axis=0) - 1
     np.testing.assert_array_equal(run.infos[-1].bits_sent, receivers * 32 * (6 * 5 + 5 + 5 * 3 + 3))
     np.testing.assert_array_equal(run.infos[-1].bits_received, run.infos[-1].bits_sent)  # of as many neighbors
+
+
+@pytest.mark.parametrize(
+    ("constructor", "reference", "graph", "case"),
+    [
+        (jaxfl.push_sum, reference_push_sum, irregular_graph(), "dense poisson 2"),
+        (jaxfl.push_sum, reference_push_sum, graphs.exponential(NODES), "plain fixed 3 clipped L2"),
+        (dp2_sgd, reference_d_psgd, graphs.star(NODES, weights="metropolis"), "factored fixed 3"),
+    ],
+)
+@pytest.mark.quick_cases(2)
+def test_an_optimizer_comes_behind_the_noise(constructor, reference, graph, case):
+    data, options = uneven_data(), {"step_size": None, "optimizer": optax.sgd(STEP_SIZE, momentum=0.9)}
+    algorithm = learner(constructor, graph, case, **options)
+    run, rounds = engine_run(algorithm, jax.random.key(6), data)
+    x0 = each(run.states[0].params)
+    found = reference(x0, graph.mixing_matrices, make_references(case, data, x0), STEP_SIZE, rounds, momentum=0.9)
+    x = found[0] if isinstance(found, tuple) else found
+    assert relative_error(run.states[-1].params, x) < 1e-5
+
+
+def test_an_optimizer_is_of_each_node_by_itself():
+    """Updates are scaled to norm 1 at every node, not over all of them. Nodes start alike, so mixing moves nothing."""
+    rule = optax.chain(optax.normalize_by_update_norm(), optax.trace(0.5), optax.scale(-1.0))
+    algorithm = jaxfl.d_psgd(small_task(), graph=graphs.ring(NODES), optimizer=rule)
+    data, key = uneven_data(), jax.random.key(0)
+    start = algorithm.init(key, data)
+    state, _ = jax.jit(algorithm.round)(key, start, data)
+    moved = norm(jax.tree.map(jnp.subtract, state.params, start.params))
+    np.testing.assert_allclose(moved, np.ones(NODES), rtol=1e-4)
+    np.testing.assert_allclose(norm(state.optimizer[1].trace), np.ones(NODES), rtol=1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, {"step_size": 0.1, "optimizer": optax.sgd(0.1)}])
+def test_a_step_size_or_an_optimizer_and_not_both(options):
+    with pytest.raises(ArgumentError, match=r"^step_size: must be given, or an optimizer"):
+        jaxfl.d_psgd(small_task(), graph=graphs.ring(NODES), **options)
 
 
 def test_a_dp2_sgd_follows_the_papers_lines():

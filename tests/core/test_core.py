@@ -184,8 +184,12 @@ def test_a_flax_module_trains_like_the_module_itself():
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_a_module_with_batch_statistics_is_refused():
-    refused(lambda: jaxfl.from_flax(lambda rngs: nnx.BatchNorm(3, rngs=rngs)), "make_module", "BatchStat")
+def test_a_module_with_statistics_of_its_own_is_refused():
+    class Counting(nnx.Module):
+        def __init__(self, rngs):
+            self.norm, self.seen = nnx.BatchNorm(3, rngs=rngs), nnx.BatchStat(jnp.zeros(3))
+
+    refused(lambda: jaxfl.from_flax(Counting), "make_module", "BatchStat at seen. Use GroupNorm")
 
 
 @pytest.mark.parametrize("label", [-1, 3])

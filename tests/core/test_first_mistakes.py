@@ -50,7 +50,13 @@ MISTAKES = {
     "list of arrays": (lambda: jaxfl.federate([ROWS, ROWS[:2]], np.zeros(8, int), [[0], [1]]), "inputs", "Concatenate"),
     "module": (lambda: jaxfl.from_flax(nnx.Linear(4, 2, rngs=nnx.Rngs(0))), "make_module", "lambda rngs"),
     "linen module": (lambda: jaxfl.from_flax(linen.Dense(2)), "make_module", "from_functions"),
-    "batch norm": (lambda: jaxfl.from_flax(lambda rngs: nnx.BatchNorm(4, rngs=rngs)), "make_module", "at mean"),
+    "batch norm under a clip norm": (
+        lambda: jaxfl.mini_batch(2, clip_norm=1.0).init(
+            jaxfl.from_flax(lambda rngs: nnx.BatchNorm(4, rngs=rngs)), None, None, None
+        ),
+        "task",
+        "statistics at mean, var",
+    ),
     "one-hot labels": (
         lambda: jax.eval_shape(TASK.loss, TASK.init(jax.random.key(0)), ROWS, jnp.zeros((6, 2))),
         "labels",

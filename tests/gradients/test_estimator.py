@@ -14,7 +14,9 @@ DROPOUT = classification(sequential([("dropout", layers.dropout(0.5)), ("dense",
 
 
 @pytest.mark.parametrize("task", [BATCH_NORM, DROPOUT], ids=["batch statistics", "dropout"])
-@pytest.mark.parametrize("estimator", [gradients.mini_batch(), gradients.saga()], ids=["mini_batch", "saga"])
+@pytest.mark.parametrize(
+    "estimator", [gradients.mini_batch(2, clip_norm=1.0), gradients.saga()], ids=["mini_batch", "saga"]
+)
 def test_a_task_without_losses_of_single_samples_is_refused(estimator, task):
     with pytest.raises(ArgumentError, match=r"^task: .*batch statistics or dropout"):
         estimator.init(task, KEY, task.init(KEY), uneven_data())

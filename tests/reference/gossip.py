@@ -3,13 +3,13 @@
 from reference.network import add, zeros_like
 
 
-def d_psgd(x0, mixing_matrices, gradients, step_size, rounds):
+def d_psgd(x0, mixing_matrices, gradients, step_size, rounds, momentum=0.0):
     """Algorithm 1 of arXiv:1705.09056; with noise and one symmetric matrix it is DP2-SGD.
 
     Runs the iterations; arguments as for `reference.push_sum.push_sum`. Returns the nodes' x.
     """
     n = len(x0)
-    x = list(x0)
+    x, v = list(x0), [zeros_like(one) for one in x0]
     for k, (entries, noise) in enumerate(rounds):
         matrix = mixing_matrices[k % len(mixing_matrices)]
         new = []
@@ -20,7 +20,8 @@ def d_psgd(x0, mixing_matrices, gradients, step_size, rounds):
             total = zeros_like(x[i])
             for j in range(n):
                 total = add(total, matrix[i, j], x[j])
-            new.append(add(total, -step_size, g))
+            v[i] = add(g, momentum, v[i])
+            new.append(add(total, -step_size, v[i]))
         x = new
     return x
 

@@ -4,7 +4,7 @@ import numpy as np
 from reference.network import add, zeros_like
 
 
-def push_sum(x0, mixing_matrices, gradients, step_size, rounds):
+def push_sum(x0, mixing_matrices, gradients, step_size, rounds, momentum=0.0):
     """Runs the iterations.
 
     Args:
@@ -13,12 +13,13 @@ def push_sum(x0, mixing_matrices, gradients, step_size, rounds):
         gradients: list of n callables (z, entries) -> gradient.
         step_size: gamma.
         rounds: list of K pairs (entries of each node, noise of each node or None).
+        momentum: beta; a node steps along v, v <- beta v + noisy gradient.
 
     Returns:
         (x, w, z): lists over nodes after K iterations.
     """
     n = len(x0)
-    x, w, z = list(x0), [1.0] * n, list(x0)
+    x, w, z, v = list(x0), [1.0] * n, list(x0), [zeros_like(one) for one in x0]
     for k, (entries, noise) in enumerate(rounds):
         matrix = mixing_matrices[k % len(mixing_matrices)]
         half = []
@@ -26,7 +27,8 @@ def push_sum(x0, mixing_matrices, gradients, step_size, rounds):
             g = gradients[i](z[i], entries[i])
             if noise is not None:
                 g = add(g, 1.0, noise[i])
-            half.append(add(x[i], -step_size, g))
+            v[i] = add(g, momentum, v[i])
+            half.append(add(x[i], -step_size, v[i]))
         new_x, new_w = [], []
         for i in range(n):
             total, weight = zeros_like(x[i]), 0.0

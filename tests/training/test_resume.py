@@ -17,7 +17,7 @@ from run_until_killed import sweep, train
 from toy_problem import compiled_once, toy_case, train_toy
 
 from jaxfl.core import ArgumentError
-from jaxfl.training import RunDirectory, read_run, restore_state
+from jaxfl.training import RunDirectory, load_params, read_run, restore_state
 from jaxfl.training.checkpoint import Checkpoints, DamagedCheckpoint
 from jaxfl.training.lockstep import Lockstep
 from jaxfl.training.pass_directory import PassDirectory
@@ -36,8 +36,14 @@ def _ends(out, cases):
     return [restore_state(run, *lane) for lane in lanes if ended[lane[0], lane[2]]["status"] != "diverged"]
 
 
+def _final(out):
+    """Bytes of the files of parameters by name."""
+    return {path.name: path.read_bytes() for path in (Path(out) / "final").iterdir()}
+
+
 def _assert_same_runs(whole, other, cases, ends=None):
-    """Lines and results byte for byte, and the state in which every lane ended."""
+    """Lines, results and parameters byte for byte, and the state in which every lane ended."""
+    assert _final(whole) == _final(other)
     assert run_bytes(whole) == run_bytes(other)
     assert _results(whole) == _results(other)
     chex.assert_trees_all_equal(_ends(whole, cases) if ends is None else ends, _ends(other, cases))
@@ -277,6 +283,16 @@ def test_resume_with_other_settings_is_refused_and_without_effect_ones_pass(whol
         train_toy(out, cases, resume=True, config={"step_size": 0.5})
     train_toy(out, cases, resume=True, keep_checkpoints=5, checkpoint_every=3)
     assert run_bytes(out) == before
+
+
+def test_parameters_at_the_end_are_those_of_the_state_there(whole):
+    """Of lanes that end before the others, too; one that diverged has none."""
+    out, cases, ends = whole
+    lanes = [(name, seed) for name, case in cases.items() for seed in case.seeds]
+    kept = [lane for lane in lanes if read_run(out).ended()[lane]["status"] != "diverged"]
+    assert len(_final(out)) == len(kept) == len(ends)
+    for lane, (_, state) in zip(kept, ends, strict=True):
+        chex.assert_trees_all_equal(load_params(out, *lane), state.params)
 
 
 def test_a_missing_checkpoint_is_named(whole):

@@ -1,0 +1,84 @@
+"""Files of the parameters with which lanes end. tests/training/test_resume.py has them after kills."""
+
+import shutil
+
+import chex
+import jax
+import numpy as np
+import pytest
+from helpers import refused
+from problems import irregular_graph, small_task, uneven_data
+from toy_problem import toy_case, train_toy
+
+import jaxfl
+from jaxfl.core import Variables
+from jaxfl.training import Case, evaluation_set, load_params, open_run, read_run, restore_state, train
+from jaxfl.training.final_params import final_path, write_params
+
+RNG = np.random.default_rng(0)
+
+
+def rows(*shape, nodes=3, dtype=np.float32):
+    return RNG.normal(size=(nodes, *shape)).astype(dtype)
+
+
+STATISTICS = {"norm": {"mean": rows(2)}}
+TREES = {  # tree, as it comes back
+    "dicts, with numbers as keys": (
+        {"layers": {0: {"kernel": rows(2, 3)}, 10: {"kernel": rows()}}, "a": rows(0)},
+        None,
+    ),
+    "tuples": (({"w": rows(2)}, (rows(), rows(1))), [{"w": 0}, [0, 0]]),
+    "an array in float64": (rows(2, dtype=np.float64), None),
+    "keys with a slash": ({"a/b": rows(1), "a": {"b": rows(2)}}, None),
+    "statistics": (Variables({"w": rows(2)}, STATISTICS), None),
+    "dropout": (Variables({"w": rows(2)}, {}), None),
+}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_any_tree_comes_back_bit_for_bit_and_node_by_node(tmp_path, name):
+    tree, form = TREES[name]
+    write_params(tmp_path, ("A (b = 3)", 7), 20, tree, ("Oslo", "Lund", "Bergen"))
+    found = load_params(tmp_path, "A (b = 3)", 7)
+    expected = tree if form is None else jax.tree.unflatten(jax.tree.structure(form), jax.tree.leaves(tree))
+    chex.assert_trees_all_equal(found, expected, strict=True)
+    for node in (1, "Lund"):
+        chex.assert_trees_all_equal(
+            load_params(tmp_path, "A (b = 3)", 7, node=node), jax.tree.map(lambda x: x[1], found)
+        )
+    path = final_path(tmp_path, ("A (b = 3)", 7))
+    before = path.read_bytes()
+    write_params(tmp_path, ("A (b = 3)", 7), 20, tree, ("Oslo", "Lund", "Bergen"))
+    assert (path.name, path.read_bytes()) == ("a-b-3_seed_7.safetensors", before)
+
+
+def test_what_is_not_there_or_damaged_is_one_sentence(tmp_path):
+    write_params(tmp_path, ("A", 0), 20, {"w": rows(2)}, None)
+    refused(lambda: load_params(tmp_path, "A", 1), "case", "has a_seed_0.safetensors", "diverged")
+    refused(lambda: load_params(tmp_path, "A", 0, node=3), "node", "got 3", "Pass 0 to 2.")
+    refused(lambda: load_params(tmp_path, "A", 0, node="Oslo"), "node", "got 'Oslo'")
+    path = final_path(tmp_path, ("A", 0))
+    path.write_bytes(path.read_bytes()[:-1])
+    refused(lambda: load_params(tmp_path, "A", 0), "run", "must hold what a run wrote")
+
+
+def test_of_push_sum_it_is_the_debiased_ones_and_the_folder_alone_is_read(tmp_path):
+    data, task = uneven_data(), small_task()
+    learner = jaxfl.push_sum(task, graph=irregular_graph(), gradient=jaxfl.saga(), step_size=0.1)
+    test = evaluation_set(np.asarray(data.inputs), np.asarray(data.labels), 8)
+    case = Case(lambda numbers: learner, task, test, lambda seed: data, (0, 3), num_rounds=5, evaluate_every=5)
+    run = open_run(tmp_path / "run", {})
+    train({"A": case}, run=run, quiet=True)
+    shutil.copytree(tmp_path / "run" / "final", tmp_path / "copy" / "final")
+    for seed in case.seeds:
+        state = restore_state(run, "A", case, seed)[1]
+        assert np.ptp(state.push_sum_weight) > 0.1
+        chex.assert_trees_all_equal(load_params(tmp_path / "copy", "A", seed), learner.node_params(state))
+    assert not np.array_equal(*(load_params(run, "A", seed)["dense_1"]["kernel"] for seed in case.seeds))
+
+
+def test_none_are_written_where_none_are_wanted(tmp_path):
+    train_toy(tmp_path, {"A": toy_case(seeds=(0,), num_rounds=3)}, keep_params=False)
+    assert not (tmp_path / "final").exists()
+    refused(lambda: load_params(read_run(tmp_path), "A", 0), "case", "has nothing")

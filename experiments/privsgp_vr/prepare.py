@@ -58,9 +58,9 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
 
     cases = cases_of(ready, Configuration.algorithm, of_row)
     configs = [row.config for row in ready.values()]
-    facts: dict[str, Any] = {"settled": {name: _facts(row.config) for name, row in ready.items()}}
-    if of_file:  # other budgets may come by the same name
-        facts["budgets"] = {name: rows[name].config.budget.node_epsilons for name in of_file}
+    # Other budgets may come by the same name of a file.
+    facts: dict[str, Any] = {"budgets": {name: rows[name].config.budget.node_epsilons for name in of_file}}
+    facts = {**(facts if of_file else {}), "settled": {name: _facts(row.config) for name, row in ready.items()}}
     of_files = [config for config in configs if config.topology.graph.endswith((".npy", ".csv"))]
     files = {config.topology: config.clients.nodes for config in of_files}
     if files:  # another matrix may come by the same name

@@ -186,7 +186,7 @@ def draw_panels(
         handles, band = {}, f"s: {len(of_case)}, named in results.csv" + band
     elif len(front) < len(of_case):
         handles = {case: handles[case] for case in front if case in handles}
-        band = f"s: the best {len(front)} of {len(of_case)}, the others in grey" + band
+        band = f"s: the best {len(front)} of {len(of_case)} in the closing table, the others in grey" + band
     legend_below(figure, handles, [*wrapped_notes(notes, 5.2 * num_columns), "case" + band])
     return figure
 

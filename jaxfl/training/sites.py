@@ -115,7 +115,8 @@ def site_table(rows: Sequence[Mapping[str, Any]], case: str) -> rich.table.Table
         caption.append(f"the {len(order)} {'worst' if metrics else 'first'} of {len(groups)} sites; all are in {SITES}")
     if first["dp_epsilon"] is not None:
         relation = RELATIONS.get(first["neighboring_relation"], first["neighboring_relation"])
-        caption.append(f"ε: {first['bound']} ({relation}, δ = {first['dp_delta']:g}), of the seed with the most")
+        several = ", of the seed with the most" if len(groups[first["site"]]) > 1 else ""
+        caption.append(f"ε: {first['bound']} ({relation}, δ = {first['dp_delta']:g}){several}")
     table = rich.table.Table(title=f"Sites of {case}", caption="\n".join(caption), caption_justify="left")
     table.add_column("site", overflow="fold")
     for name in ("samples", "ε", "noise std", *metrics):
@@ -133,4 +134,5 @@ def site_table(rows: Sequence[Mapping[str, Any]], case: str) -> rich.table.Table
 def _range(values: Iterable[float | None]) -> str:
     """The least and the largest value."""
     known = [value for value in values if value is not None]
-    return " to ".join(dict.fromkeys(f"{end(known):.6g}" for end in (min, max))) if known else "-"
+    ends = dict.fromkeys(end(known) for end in (min, max) if known)
+    return " to ".join(f"{end:.4g}" if isinstance(end, float) else str(end) for end in ends) or "-"

@@ -147,7 +147,7 @@ def test_of_many_cases_the_best_five_are_drawn_over_the_others_in_grey():
     assert (len(grey), len(axes.collections)) == (8, 5)  # bands of the best alone
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ranked[:5]
-    assert "the best 5 of 13, the others in grey" in legend.get_title().get_text()
+    assert "the best 5 of 13 in the closing table, the others in grey" in legend.get_title().get_text()
     few = draw_panels(_lines(cases=cases[:12]), [PANEL], "", ranked=ranked)
     assert len({line.get_color() for line in few.axes[0].lines}) == len(_COLORS)
 

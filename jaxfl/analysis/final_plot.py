@@ -28,7 +28,7 @@ from jaxfl.analysis.plots import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import Normalize
+    from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
 
 _X = {  # setting -> label of its axis, in the order in which they are taken for the horizontal one
@@ -211,22 +211,22 @@ def _draw_heat_map(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: 
     all_axes = figure.subplots(len(groups), 2, squeeze=False)
     for panel, panel_axes in zip(_PANELS, all_axes.T, strict=True):
         means = _means(ends, settings, panel)
-        norm, image = _color_scale(means.values()), None
+        scale = _color_scale(panel, means.values())
         for (label, cases), axes in zip(groups.items(), panel_axes, strict=True):
             cells = np.full((len(rows), len(columns)), np.nan)
             for name in cases:
                 cells[rows.index(settings[name][y]), columns.index(settings[name][x])] = means[name]
-            image = axes.imshow(cells, origin="lower", aspect="auto", cmap="viridis", norm=norm)
+            axes.imshow(cells, origin="lower", aspect="auto", cmap=scale.cmap, norm=scale.norm)
             for (row, column), value in np.ndenumerate(cells):
                 text = "diverged" if np.isnan(value) else f"{100 * value:.1f}%" if panel.is_accuracy else f"{value:.3g}"
-                color = "white" if not np.isnan(value) and norm(value) < 0.5 else "black"
+                color = "white" if not np.isnan(value) and sum(scale.to_rgba(value)[:3]) < 1.5 else "black"
                 axes.text(column, row, text, ha="center", va="center", fontsize=7, color=color)
             axes.set_xticks(range(len(columns)), [f"{value:g}" for value in columns])
             axes.set_yticks(range(len(rows)), [f"{value:g}" for value in rows])
             axes.set_xlabel(_axis_label(x))
             axes.set_ylabel(_axis_label(y))
             axes.set_title(panel.label if len(groups) == 1 else f"{label}: {panel.label}", fontsize=10)
-        figure.colorbar(image, ax=list(panel_axes), format=_PERCENT if panel.is_accuracy else None)
+        figure.colorbar(scale, ax=list(panel_axes), format=_PERCENT if panel.is_accuracy else None)
     figure.supxlabel("\n".join(foot), fontsize=8)
     return save_figure(figure, run_dir / "plots" / "heat_map.png")
 
@@ -244,21 +244,21 @@ def _draw_scatter(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: S
     figure = new_figure(11.0, 3.6 * len(drawn) + 0.17 * len(foot), run_title(run_dir / "config.json"))
     all_axes = figure.subplots(len(drawn), max(1, len(panels)), squeeze=False)
     for panel, panel_axes in zip(panels, all_axes.T, strict=False):
-        of_case, points = means[panel], None
-        norm = _color_scale(of_case.values())
+        of_case = means[panel]
+        scale = _color_scale(panel, of_case.values())
         best = (np.nanmax if panel.is_accuracy else np.nanmin)([*of_case.values()])
         for ((label, cases), pair), axes in zip(drawn, panel_axes, strict=True):
             places = np.array([[settings[name][option] for option in pair] for name in cases], float)
             values = np.array([of_case[name] for name in cases])
             known = ~np.isnan(values)
             axes.scatter(*places[~known].T, color="0.6", marker="x", linewidth=1)
-            points = axes.scatter(*places[known].T, c=values[known], cmap="viridis", norm=norm, s=40)
+            axes.scatter(*places[known].T, c=values[known], cmap=scale.cmap, norm=scale.norm, s=40)
             axes.scatter(*places[values == best].T, s=160, facecolors="none", edgecolors="#D55E00", linewidth=1.8)
             style_axes(axes, panel._replace(label=_axis_label(pair[1]), is_accuracy=False), _axis_label(pair[0]))
-            for scale, numbers in zip((axes.set_xscale, axes.set_yscale), places.T, strict=True):
-                scale("log" if _is_log(sorted(numbers)) else "linear")
+            axes.set_xscale("log" if _is_log(sorted(places[:, 0])) else "linear")
+            axes.set_yscale("log" if _is_log(sorted(places[:, 1])) else "linear")
             axes.set_title(panel.label if len(rows) == 1 else f"{label}: {panel.label}", fontsize=10)
-        figure.colorbar(points, ax=list(panel_axes), format=_PERCENT if panel.is_accuracy else None)
+        figure.colorbar(scale, ax=list(panel_axes), format=_PERCENT if panel.is_accuracy else None)
     figure.supxlabel("\n".join(foot), fontsize=8)
     return save_figure(figure, run_dir / "plots" / "scatter.png")
 
@@ -274,13 +274,15 @@ def _means(ends: Mapping[tuple[str, int], Mapping[str, Any]], settings: Settings
     return {name: float(own.mean()) if own.size else np.nan for name, own in values.items()}
 
 
-def _color_scale(values: Iterable[float]) -> Normalize:
-    """One scale for all panels of a metric, logarithmic where the values span much."""
+def _color_scale(panel: Panel, values: Iterable[float]) -> ScalarMappable:
+    """One scale for all panels of a metric, bright where it is good, logarithmic where the values span much."""
+    from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LogNorm, Normalize
 
     known = [value for value in values if not np.isnan(value)] or [0.0, 1.0]
     low, high = min(known), max(known)
-    return (LogNorm if low > 0 and high / low > _LOG_COLORS_FROM_RATIO else Normalize)(low, high)
+    norm = LogNorm if low > 0 and high / low > _LOG_COLORS_FROM_RATIO else Normalize
+    return ScalarMappable(norm(low, high), "viridis" if panel.is_accuracy else "viridis_r")
 
 
 def _draw_speedup(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: Settings) -> Path:

@@ -268,7 +268,8 @@ def _epsilons(group: Mapping[str, Mapping[str, Any]]) -> str:
         return "no ε"
     texts = sorted({rounded_up(value, 3) for value in known}, key=float)
     if len(values) > 1 and len(texts) == 1 and len(known) == len(values):
-        return f"ε = {texts[0]} for each case"
+        whole = {_epsilon(statement, 3) for statement in group.values()}
+        return f"{whole.pop() if len(whole) == 1 else f'ε = {texts[0]}'} for each case"
     if len(values) > 4:
         without = "" if len(known) == len(values) else f" ({len(values) - len(known)} without)"
         return (f"ε = {texts[0]}" if len(texts) == 1 else f"ε from {texts[0]} to {texts[-1]}") + without

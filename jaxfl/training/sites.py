@@ -51,7 +51,8 @@ def site_rows(
         if count < 2 or lane.label not in records:
             continue
         stated = next((one for one in statements.get(lane.name, ()) if one["dp_epsilon"] is not None), {})
-        parts = np.reshape(stated.get("node_epsilons") or [stated.get("dp_epsilon")] * count, (-1, count)).tolist()
+        own: Any = stated.get("node_epsilons") or [stated.get("dp_epsilon")] * count
+        parts = np.reshape(own, (-1, count)).tolist()
         epsilons = parts[lane.case.seeds.index(lane.seed) if len(parts) == len(lane.case.seeds) else 0]
         labels = lane.label, _beside(lane, alone)
         values = [records.get(label, {}).get("nodes", {}) for label in labels]

@@ -70,8 +70,8 @@ def test_a_run_on_sites_and_their_edges(table, tmp_path, capsys):
     printed = capsys.readouterr().out
     rows = read_results(tmp_path / "own" / "sites.csv")
     assert [row["site"] for row in rows] == [*SITES]
-    for row, budget in zip(rows, (16, 8, 4, 2, 1), strict=True):
-        assert 0.99 * budget < row["dp_epsilon"] <= budget
+    for row, asked in zip(rows, (16, 8, 4, 2, 1), strict=True):
+        assert 0.99 * asked < row["dp_epsilon"] <= asked
         assert (row["bound"], row["neighboring_relation"], row["samples"]) == ("proven", "zero_out", 32)
         assert re.search(rf"│ {row['site']} +│ +32 │ +[\d.]+ │ +{row['noise_std']:.4g} │", printed)
     assert [row["noise_std"] for row in rows] == sorted(row["noise_std"] for row in rows)

@@ -88,6 +88,8 @@ def test_a_median_far_below_the_worst_node_is_told():
     assert statement_text(near) == statement_text(PROVEN)
     assert statement_text(far).startswith("ε = 2.5 at the worst node, median 1, proven (")
     assert caption({"VR": [far]}) == [f"{KEY}: VR: ε = 2.5 at the worst node, median 1"]
+    assert caption({"A": [far], "B": [far]}) == [f"{KEY}: ε = 2.5 at the worst node, median 1, for each case"]
+    assert caption({"A": [far], "B": [near]}) == [f"{KEY}: ε = 2.5 for each case"]
 
 
 def test_a_remark_names_the_cases_it_is_on():

@@ -101,13 +101,6 @@ def read_by_site(path: str, names: Sequence[str], argument: str) -> tuple[float,
 
     Raises:
         ArgumentError: the file cannot be read, or a site has no row, several, or none with a number above 0.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "budgets.csv"
-        >>> _ = path.write_text("site,epsilon\\nOslo,1\\nLund,8\\n")
-        >>> read_by_site(str(path), ("Lund", "Oslo"), "node_epsilons")
-        (8.0, 1.0)
     """
     requirement, form = "must be a .csv file with a site and its number a row", "Write a heading, then Oslo,2.5 a row."
     try:

@@ -25,22 +25,11 @@ from jaxfl.frame.launcher import run_in_jobs
 from jaxfl.frame.options import flag, flat, options, text_of
 from jaxfl.frame.records import Publication
 from jaxfl.privacy.statements import statement_text
-from jaxfl.training import (
-    Case,
-    RunDirectory,
-    Stop,
-    open_run,
-    publish,
-    read_results,
-    read_run,
-    secret_key,
-    summary_table,
-    train,
-)
+from jaxfl.training import Case, RunDirectory, Stop, open_run, publish, read_run, secret_key, summary_table, train
 from jaxfl.training.compilation_cache import compilation_cache
 from jaxfl.training.processes import on_all, on_first
 from jaxfl.training.sites import SITES, site_table
-from jaxfl.training.summary import FEWEST_RANKED, deciding, format_spread, ranking
+from jaxfl.training.summary import FEWEST_RANKED, deciding, format_spread, ranking, read_results
 
 _MOST_DEVICES = 8  # of a CPU: each holds a copy of what is not shared out
 

@@ -11,6 +11,7 @@ from jaxfl.core import ArgumentError
 from jaxfl.frame import lay
 from jaxfl.privacy import clients as accounting
 from jaxfl.privacy.clients import ClientRelease, UpdateRelease
+from jaxfl.privacy.statements import asked_first
 
 from .options import ALI, PRIVATE_STEPS, UPDATES, Configuration
 
@@ -104,8 +105,20 @@ def released(config: Configuration) -> tuple[str, ...]:
     return names if config.learning.method in PRIVATE_STEPS else ()
 
 
-def privacy_of(config: Configuration, sizes: Sequence[int]) -> Callable[..., list[dict[str, Any]]] | None:
-    """Function from the rounds and totals that really ran to the statements of summary.json; `config` is settled."""
+def bound_asked(request: Configuration) -> str | None:
+    """The bound by which target_epsilon decides iterations, or the noise on updates; None where it decides nothing."""
+    if request.learning.method == UPDATES:
+        return "proven" if request.learning.update_noise_multiplier == "calibrated" else None
+    return request.budget.bound if request.budget.max_iterations == "auto" else None
+
+
+def privacy_of(
+    config: Configuration, sizes: Sequence[int], asked: str | None = None
+) -> Callable[..., list[dict[str, Any]]] | None:
+    """Function from the rounds and totals that really ran to the statements of summary.json.
+
+    `config` is settled, `asked` the bound of its budget.
+    """
     learning, nodes, dp_delta = config.learning, config.clients.nodes, config.budget.dp_delta
     if learning.method == "FedAvg":
         return None
@@ -126,6 +139,7 @@ def privacy_of(config: Configuration, sizes: Sequence[int]) -> Callable[..., lis
         else:
             ran = local_iterations, estimate_releases
             statements = accounting.statements(releases, *ran, dp_delta=dp_delta, num_clients=nodes, budgeted=most)
-        return [statement._asdict() for statement in statements]
+        rows = [statement._asdict() for statement in statements]
+        return rows if asked is None else asked_first(rows, asked)
 
     return stated

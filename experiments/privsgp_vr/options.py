@@ -197,8 +197,9 @@ class Budget:
     """The step of the grid is noise_std 2^-grid_bits; 8 to 16."""
     target_epsilon: float = stated(8.0)
     """Privacy budget of every node, inf for none. With a number for noise_std the run stops when it is spent."""
-    node_epsilons: tuple[float, ...] = stated(())
-    """Personalized privacy: a budget for each node, in place of target_epsilon."""
+    node_epsilons: tuple[float, ...] | str = stated(())
+    """Personalized privacy, in place of target_epsilon: a budget for each node, or a FILE.csv with a site's name and
+    its budget a row (docs/own_data.md). Budgets are public, and the noise of the smallest reaches every node."""
     node_noise: tuple[float, ...] = ()
     """Standard deviation of each node's noise, in place of noise_std. By default the least that meets each node's
     budget, where each has its own."""
@@ -219,7 +220,8 @@ class Budget:
 
     @property
     def limits(self) -> tuple[float, ...]:
-        """The budget of all nodes, or of each; empty without one."""
+        """The budget of all nodes, or of each; empty without one. A file has been read."""
+        assert not isinstance(self.node_epsilons, str)
         return self.node_epsilons or (() if self.target_epsilon == INFINITY else (self.target_epsilon,))
 
 

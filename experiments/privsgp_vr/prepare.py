@@ -27,7 +27,7 @@ from jaxfl.privacy.stored_gradients import THEOREM
 from jaxfl.training.chunks import check_start
 
 from .options import METHODS, Configuration, check_config
-from .spending import privacy_of, rounds_allowed, settled
+from .spending import privacy_of, rounds_allowed, settled, with_budgets
 
 NUM_PROBES, PROBE_STEP_SIZE = 20, 0.1  # of the probing run of `--iterations auto`
 # Option that gets its number here -> the word that stands for it, and a number that passes all checks.
@@ -36,6 +36,8 @@ _OPEN = {"iterations": ("auto", 1), "step_size": ("theory", 1.0), "noise_std": (
 
 def prepare(rows: Mapping[str, Row]) -> Prepared:
     """The cases of all cases; what cannot run is refused before noise is calibrated."""
+    of_file = [name for name, row in rows.items() if isinstance(row.config.budget.node_epsilons, str)]
+    rows = {name: row._replace(config=with_budgets(row.config)) for name, row in rows.items()}
     sizes = {name: _sizes(row) for name, row in rows.items()}
     for row in rows.values():
         check_config(row.config)
@@ -49,13 +51,16 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
             "data": config.clients.data(config.data),
             "num_rounds": config.learning.iterations,
             "privacy": privacy_of(config, sizes[name]),
+            "noise_stds": config.budget.node_noise or (config.budget.noise_std,),
             "covered": True,
             "max_rounds": most_rounds[name],
         }
 
     cases = cases_of(ready, Configuration.algorithm, of_row)
     configs = [row.config for row in ready.values()]
-    facts: dict[str, Any] = {"settled": {name: _facts(row.config) for name, row in ready.items()}}
+    # Other budgets may come by the same name of a file.
+    facts: dict[str, Any] = {"budgets": {name: rows[name].config.budget.node_epsilons for name in of_file}}
+    facts = {**(facts if of_file else {}), "settled": {name: _facts(row.config) for name, row in ready.items()}}
     of_files = [config for config in configs if config.topology.graph.endswith((".npy", ".csv"))]
     files = {config.topology: config.clients.nodes for config in of_files}
     if files:  # another matrix may come by the same name
@@ -151,7 +156,8 @@ def _description(rows: Mapping[str, Row]) -> list[str]:
         target = f", budget ε = {limits} ({bound})" if limits else ""
         grid = f" on a grid of {budget.grid_bits} bits" if budget.noise == "grid_gaussian" else ""
         numbers = f"{learning.iterations} iterations, step size {learning.step_size:.4g}"
-        texts.append(f"{name}: {numbers}, noise std {budget.noise_std:.4g}{grid}{target}")
+        noise = " to ".join(dict.fromkeys(f"{end(budget.node_noise or [budget.noise_std]):.4g}" for end in (min, max)))
+        texts.append(f"{name}: {numbers}, noise std {noise}{grid}{target}")
     return [*lines, *few(texts)]
 
 

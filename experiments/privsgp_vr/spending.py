@@ -11,8 +11,10 @@ from typing import Any
 from jaxfl import privacy
 from jaxfl.algorithms import theory_step_size
 from jaxfl.core import ArgumentError
+from jaxfl.data.tables import read_by_site
 from jaxfl.frame import Row, lay
 from jaxfl.privacy.gossip import ProblemConstants, optimal_iterations
+from jaxfl.privacy.statements import asked_first
 
 from .options import METHODS, Configuration
 
@@ -43,6 +45,19 @@ def release_of(config: Configuration, num_samples: int, noise_std: float, *, ass
         assumed=assumed,
         grid=config.grid(),
     )
+
+
+def with_budgets(config: Configuration) -> Configuration:
+    """The configuration with every node's budget as a number, where a file gives them by the names of sites.
+
+    Nodes without names are called 0, 1, ... there.
+    """
+    path = config.budget.node_epsilons
+    if not isinstance(path, str):
+        return config
+    names = config.clients.data(config.data)(config.run.seed).names
+    names = tuple(map(str, range(config.clients.nodes))) if names is None else names
+    return lay(config, {"node_epsilons": read_by_site(path, names, "node_epsilons")})
 
 
 def settled(
@@ -148,9 +163,13 @@ def privacy_of(config: Configuration, sizes: Sizes) -> Callable[[int], list[dict
         options["neighboring_relation"] = None  # of the budget's formula alone
     assumed = config.learning.clip_norm is None and config.budget.gradient_bound is not None
     releases = _releases(config, sizes, _noise(config, sizes), assumed=assumed)
+    relation = config.budget.neighboring_relation
+    asked = accountant.bound_name(config.budget.bound), None if relation == "as_published" else relation
 
     @functools.cache
     def stated(rounds: int) -> list[dict[str, Any]]:
-        return [statement._asdict() for statement in privacy.statements(accountant, releases, rounds, **options)]
+        found = privacy.statements(accountant, releases, rounds, **options)
+        rows = [statement._asdict() for statement in found]
+        return asked_first(rows, *asked) if config.budget.limits else rows
 
     return stated

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +28,7 @@ from jaxfl.analysis.plots import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
 
 _X = {  # setting -> label of its axis, in the order in which they are taken for the horizontal one
@@ -49,8 +51,13 @@ _PANELS = (
     Panel("test_loss", "test loss at the end"),  # a training loss is a mean over rounds, not that of the end
     Panel("test_accuracy", "test accuracy at the end", is_accuracy=True),
 )
+_PERCENT = "{x:.0%}"
+_LOG_COLORS_FROM_RATIO = 30.0
 _MATCHED = "K matched to ε"
 _LOG_FROM_RATIO = 8.0  # numbers that span less are easier to read on a linear axis
+_MOST_TICKS = 10  # that stand side by side
+_SCATTERED = 5  # values, from which on a number that varies is an axis of a scatter
+_MOST_PAIRS = 6  # of a scatter
 Settings = Mapping[str, Mapping[str, Any]]
 
 
@@ -70,7 +77,8 @@ def plot_final(run_dir: str | os.PathLike[str], settings: Settings) -> list[Path
 
     Returns:
         plots/heat_map.png where exactly two numbers vary and every pair of their values ran; else plots/final.png where
-        some series of a number has three points or more. plots/speedup.png (test loss and accuracy against iterations
+        some series of a number has three points or more; else plots/scatter.png where two numbers or more have five
+        values each, as sampled ones have. plots/speedup.png (test loss and accuracy against iterations
         times nodes) where the cases differ in their number of nodes. What diverged is left out and counted.
     """
     run_dir = Path(run_dir)
@@ -81,6 +89,8 @@ def plot_final(run_dir: str | os.PathLike[str], settings: Settings) -> list[Path
         pictures.append(_draw_heat_map(run_dir, lines, settings, *pair))
     elif axis is not None and max(map(len, series(settings, axis).values())) >= 3:
         pictures.append(_draw_final(run_dir, lines, settings, axis))
+    elif len(sampled := [name for name, values in _numbers(settings).items() if len(values) >= _SCATTERED]) > 1:
+        pictures.append(_draw_scatter(run_dir, lines, settings, sampled))
     if len({row.get("nodes") for row in settings.values()}) > 1:
         pictures.append(_draw_speedup(run_dir, lines, settings))
     return pictures
@@ -180,12 +190,13 @@ def _draw_final(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: Set
             )
         style_axes(axes, panel, _axis_label(axis))
         ticks = sorted({float(row[axis]) for row in settings.values()})
-        if ticks[0] > 0 and (axis in ("iterations", "noise_std") or ticks[-1] / ticks[0] > _LOG_FROM_RATIO):
+        if (axis in ("iterations", "noise_std") and ticks[0] > 0) or _is_log(ticks):
             axes.set_xscale("log")
-            axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-            from matplotlib.ticker import NullLocator
+            if len(ticks) <= _MOST_TICKS:
+                from matplotlib.ticker import NullLocator
 
-            axes.xaxis.set_minor_locator(NullLocator())
+                axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+                axes.xaxis.set_minor_locator(NullLocator())
     notes = [*foot, *_omissions(num_diverged), "mean over seeds; bar: smallest to largest seed"]
     return _save(figure, run_dir, "final.png", handles, notes)
 
@@ -198,27 +209,80 @@ def _draw_heat_map(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: 
     figure = new_figure(11.0, 4.0 * len(groups) + 0.17 * len(foot), run_title(run_dir / "config.json"))
     columns, rows = (sorted({row[name] for row in settings.values()}) for name in (x, y))
     all_axes = figure.subplots(len(groups), 2, squeeze=False)
-    for (label, cases), row_axes in zip(groups.items(), all_axes, strict=True):
-        for axes, panel in zip(row_axes, _PANELS, strict=True):
+    for panel, panel_axes in zip(_PANELS, all_axes.T, strict=True):
+        means = _means(ends, settings, panel)
+        scale = _color_scale(panel, means.values())
+        for (label, cases), axes in zip(groups.items(), panel_axes, strict=True):
             cells = np.full((len(rows), len(columns)), np.nan)
             for name in cases:
-                values = _values(ends, name, panel.metric)
-                if values.size:
-                    cells[rows.index(settings[name][y]), columns.index(settings[name][x])] = values.mean()
-            image = axes.imshow(cells, origin="lower", aspect="auto", cmap="viridis")
-            figure.colorbar(image, ax=axes)
+                cells[rows.index(settings[name][y]), columns.index(settings[name][x])] = means[name]
+            axes.imshow(cells, origin="lower", aspect="auto", cmap=scale.cmap, norm=scale.norm)
             for (row, column), value in np.ndenumerate(cells):
                 text = "diverged" if np.isnan(value) else f"{100 * value:.1f}%" if panel.is_accuracy else f"{value:.3g}"
-                light = np.isnan(value) or value < (np.nanmin(cells) + np.nanmax(cells)) / 2
-                color = "black" if np.isnan(value) else "white" if light else "black"
+                color = "white" if not np.isnan(value) and sum(scale.to_rgba(value)[:3]) < 1.5 else "black"
                 axes.text(column, row, text, ha="center", va="center", fontsize=7, color=color)
             axes.set_xticks(range(len(columns)), [f"{value:g}" for value in columns])
             axes.set_yticks(range(len(rows)), [f"{value:g}" for value in rows])
             axes.set_xlabel(_axis_label(x))
             axes.set_ylabel(_axis_label(y))
             axes.set_title(panel.label if len(groups) == 1 else f"{label}: {panel.label}", fontsize=10)
+        figure.colorbar(scale, ax=list(panel_axes), format=_PERCENT if panel.is_accuracy else None)
     figure.supxlabel("\n".join(foot), fontsize=8)
     return save_figure(figure, run_dir / "plots" / "heat_map.png")
+
+
+def _draw_scatter(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: Settings, names: Sequence[str]) -> Path:
+    """A point a case, whose color tells the mean over seeds; a row of panels for each series and pair of numbers."""
+    ends, num_diverged = _ends(run_dir, lines)
+    rows = list(itertools.product(series(settings, *names).items(), itertools.combinations(names, 2)))
+    drawn = rows[:_MOST_PAIRS]
+    left = [f"{len(rows) - len(drawn)} more pairs of numbers are not drawn"] if len(rows) > len(drawn) else []
+    means = {panel: _means(ends, settings, panel) for panel in _PANELS}
+    panels = [panel for panel in _PANELS if not np.isnan([*means[panel].values()]).all()]
+    text = "mean over seeds; ring: the best, crosses: diverged, or no such number"
+    foot = [*wrapped_notes(privacy_notes(run_dir), 11.0), *_omissions(num_diverged), *left, text]
+    figure = new_figure(11.0, 3.6 * len(drawn) + 0.17 * len(foot), run_title(run_dir / "config.json"))
+    all_axes = figure.subplots(len(drawn), max(1, len(panels)), squeeze=False)
+    for panel, panel_axes in zip(panels, all_axes.T, strict=False):
+        of_case = means[panel]
+        scale = _color_scale(panel, of_case.values())
+        best = (np.nanmax if panel.is_accuracy else np.nanmin)([*of_case.values()])
+        for ((label, cases), pair), axes in zip(drawn, panel_axes, strict=True):
+            places = np.array([[settings[name][option] for option in pair] for name in cases], float)
+            values = np.array([of_case[name] for name in cases])
+            known = ~np.isnan(values)
+            axes.scatter(*places[~known].T, color="0.6", marker="x", linewidth=1)
+            axes.scatter(*places[known].T, c=values[known], cmap=scale.cmap, norm=scale.norm, s=40)
+            axes.scatter(*places[values == best].T, s=160, facecolors="none", edgecolors="#D55E00", linewidth=1.8)
+            style_axes(axes, panel._replace(label=_axis_label(pair[1]), is_accuracy=False), _axis_label(pair[0]))
+            axes.set_xscale("log" if _is_log(sorted(places[:, 0])) else "linear")
+            axes.set_yscale("log" if _is_log(sorted(places[:, 1])) else "linear")
+            axes.set_title(panel.label if len(rows) == 1 else f"{label}: {panel.label}", fontsize=10)
+        figure.colorbar(scale, ax=list(panel_axes), format=_PERCENT if panel.is_accuracy else None)
+    figure.supxlabel("\n".join(foot), fontsize=8)
+    return save_figure(figure, run_dir / "plots" / "scatter.png")
+
+
+def _is_log(numbers: Sequence[float]) -> bool:
+    """Tell whether ascending numbers are easier to read on a logarithmic axis."""
+    return numbers[0] > 0 and numbers[-1] / numbers[0] > _LOG_FROM_RATIO
+
+
+def _means(ends: Mapping[tuple[str, int], Mapping[str, Any]], settings: Settings, panel: Panel) -> dict[str, float]:
+    """Case -> mean over seeds at the end; NaN without any."""
+    values = {name: _values(ends, name, panel.metric) for name in settings}
+    return {name: float(own.mean()) if own.size else np.nan for name, own in values.items()}
+
+
+def _color_scale(panel: Panel, values: Iterable[float]) -> ScalarMappable:
+    """One scale for all panels of a metric, bright where it is good, logarithmic where the values span much."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LogNorm, Normalize
+
+    known = [value for value in values if not np.isnan(value)] or [0.0, 1.0]
+    low, high = min(known), max(known)
+    norm = LogNorm if low > 0 and high / low > _LOG_COLORS_FROM_RATIO else Normalize
+    return ScalarMappable(norm(low, high), "viridis" if panel.is_accuracy else "viridis_r")
 
 
 def _draw_speedup(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: Settings) -> Path:

@@ -20,8 +20,10 @@ if TYPE_CHECKING:  # half a second, and whoever draws nothing does without
 
 # Okabe and Ito's colors, told apart with any color vision; yellow is left out, too pale for a line on white.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+_GREY = "0.75"
 _DASHES = ("solid", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
 _MOST_IN_LEGEND = 28  # lines that look different
+_MOST_ALIKE, _IN_FRONT = 12, 5  # of more cases the best ones are drawn over all others in grey
 _LETTERS_FROM = 1e4  # costs below are short enough as they are
 _LOG_FROM_RATIO = 30.0  # a loss that spans less is easier to read on a linear axis
 
@@ -71,7 +73,7 @@ class Curve(NamedTuple):
     num_seeds: int  # most seeds that any round has
 
 
-def plot_run(run_dir: str | os.PathLike[str], x: str = "rounds") -> list[Path]:
+def plot_run(run_dir: str | os.PathLike[str], x: str = "rounds", ranked: Sequence[str] = ()) -> list[Path]:
     """Draw loss and accuracy against rounds or a cost, a line a case, into `<run_dir>/plots`.
 
     Lines are means over seeds, bands reach from the smallest to the largest seed. A run that is still going on or was
@@ -80,6 +82,7 @@ def plot_run(run_dir: str | os.PathLike[str], x: str = "rounds") -> list[Path]:
     Args:
         run_dir: a run directory.
         x: what to draw against, a name in `X_AXES`.
+        ranked: all cases from best to worst, as `draw_panels` takes them.
 
     Returns:
         Paths of the pictures: plots/training.png.
@@ -102,15 +105,20 @@ def plot_run(run_dir: str | os.PathLike[str], x: str = "rounds") -> list[Path]:
     if not panels:
         remedy = "Train until its first evaluation."
         raise ArgumentError("run_dir", "must hold metrics to draw", f"{run_dir} has none", remedy)
-    return [plot_panels(run_dir, lines, panels, "training.png", x)]
+    return [plot_panels(run_dir, lines, panels, "training.png", x, ranked)]
 
 
 def plot_panels(
-    run_dir: Path, lines: Sequence[Mapping[str, Any]], panels: Sequence[Panel], name: str, x: str = "rounds"
+    run_dir: Path,
+    lines: Sequence[Mapping[str, Any]],
+    panels: Sequence[Panel],
+    name: str,
+    x: str = "rounds",
+    ranked: Sequence[str] = (),
 ) -> Path:
     """`draw_panels` with the run's title and statements, into `<run_dir>/plots`."""
     title, notes = run_title(run_dir / "config.json"), privacy_notes(run_dir)
-    figure = draw_panels(lines, panels, title=title, notes=notes, x=x)
+    figure = draw_panels(lines, panels, title=title, notes=notes, x=x, ranked=ranked)
     return save_figure(figure, run_dir / "plots" / name)
 
 
@@ -129,6 +137,7 @@ def draw_panels(
     title: str,
     notes: Sequence[str] = (),
     x: str = "rounds",
+    ranked: Sequence[str] = (),
 ) -> Figure:
     """A figure with one set of axes a panel and one legend.
 
@@ -138,6 +147,8 @@ def draw_panels(
         title: of the figure.
         notes: lines below the legend, wrapped to the figure's width.
         x: a name in `X_AXES`. At a round, a cost is its mean over seeds.
+        ranked: cases from best to worst. Where there are more than 12, the first five are drawn over the others, which
+            are grey and have no bands.
 
     Returns:
         The figure; nothing global is touched.
@@ -150,23 +161,32 @@ def draw_panels(
     if not any(all(total in line for total in axis.totals) for line in lines):
         remedy = "Draw against rounds, or train with a ledger."
         raise ArgumentError("x", "must be what the run counts", f"no line has {' and '.join(axis.totals)}", remedy)
-    cases = list(dict.fromkeys(line["case"] for line in lines))
+    of_case: dict[str, list[Mapping[str, Any]]] = {}
+    for line in lines:
+        of_case.setdefault(line["case"], []).append(line)
+    best = [case for case in ranked if case in of_case][:_IN_FRONT] if len(of_case) > _MOST_ALIKE else []
+    front = {case: number for number, case in enumerate(best or of_case)}
     num_columns = min(2, len(panels))
     num_rows = -(-len(panels) // num_columns)
     figure, num_seeds = new_figure(5.2 * num_columns, 3.5 * num_rows + 0.6, title), 1
     handles = {}
     for index, panel in enumerate(panels):
         axes = figure.add_subplot(num_rows, num_columns, index + 1)
-        for number, case in enumerate(cases):
-            curve = seeds_curve([line for line in lines if line["case"] == case], panel.metric, axis.totals)
-            if curve.x.size:
-                num_seeds = max(num_seeds, curve.num_seeds)
-                handles[case] = draw_curve(axes, curve, line_style(number))
+        for case in [*(case for case in of_case if case not in front), *front]:
+            curve = seeds_curve(of_case[case], panel.metric, axis.totals)
+            num_seeds = max(num_seeds, curve.num_seeds)
+            if curve.x.size and case in front:
+                handles[case] = draw_curve(axes, curve, line_style(front[case]))
+            elif curve.x.size:
+                axes.plot(curve.x, curve.mean, color=_GREY, linewidth=0.7)
         _finish_axes(axes, panel, axis)
     band = f"; line: mean over {num_seeds} seeds, band: smallest to largest seed" if num_seeds > 1 else "; one seed"
     band += f"; {x}: mean over seeds at each evaluation" if num_seeds > 1 and axis.totals else ""
     if len(handles) > _MOST_IN_LEGEND:
-        handles, band = {}, f"s: {len(cases)}, named in results.csv" + band
+        handles, band = {}, f"s: {len(of_case)}, named in results.csv" + band
+    elif len(front) < len(of_case):
+        handles = {case: handles[case] for case in front if case in handles}
+        band = f"s: the best {len(front)} of {len(of_case)} in the closing table, the others in grey" + band
     legend_below(figure, handles, [*wrapped_notes(notes, 5.2 * num_columns), "case" + band])
     return figure
 

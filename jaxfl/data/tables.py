@@ -88,6 +88,52 @@ def load_file(
     return dataset if names is None else dataset._replace(writer_names=tuple(map(str, names.tolist())))
 
 
+def read_by_site(path: str, names: Sequence[str], argument: str) -> tuple[float, ...]:
+    """A number above 0 for each site, from a .csv file: a heading, then a site's name and its number a row.
+
+    Args:
+        path: the file; `~` is expanded.
+        names: of all sites, in the order of the nodes.
+        argument: for errors.
+
+    Returns:
+        The numbers in the order of the names.
+
+    Raises:
+        ArgumentError: the file cannot be read, or a site has no row, several, or none with a number above 0.
+    """
+    requirement, form = "must be a .csv file with a site and its number a row", "Write a heading, then Oslo,2.5 a row."
+    try:
+        with Path(path).expanduser().open(newline="", encoding="utf-8-sig") as lines:
+            rows = [[word.strip() for word in row] for row in list(csv.reader(lines))[1:] if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        found = f"{path}: {getattr(error, 'strerror', None) or error}"
+        raise ArgumentError(argument, requirement, found, form) from None
+    sites = " ".join(names[:9]) + (" ..." if len(names) > 9 else "")
+    numbers: dict[str, float] = {}
+    for row in rows:
+        if len(row) != 2:
+            raise ArgumentError(argument, requirement, f"{path} has a row of {len(row)}: {', '.join(row)[:80]}", form)
+        name, text = row
+        if name not in names:
+            found = f"{path} has {name}, which is none"
+            raise ArgumentError(argument, "must name sites of the data", found, f"The sites are {sites}.")
+        if name in numbers:
+            raise ArgumentError(argument, "must name each site once", f"{path} has {name} twice", "Remove a row.")
+        try:
+            numbers[name] = float(text)
+        except ValueError:
+            numbers[name] = math.nan
+        if not 0 < numbers[name] < math.inf:
+            found = f"{path} has {text!r} for {name}"
+            raise ArgumentError(argument, "must give each site a number above 0", found, "Write for example 2.5.")
+    missing = [name for name in names if name not in numbers]
+    if missing:
+        found = f"{path} has none for {missing[0]}" + (f" and {len(missing) - 1} more" if missing[1:] else "")
+        raise ArgumentError(argument, "must have a row for each site", found, f"Add a row {missing[0]},NUMBER.")
+    return tuple(numbers[name] for name in names)
+
+
 def _of_table(file: Path, label_column: str, site_column: str | None) -> dict[str, np.ndarray]:
     """The arrays `inputs`, `labels` and `sites` of a table."""
     with file.open(newline="", encoding="utf-8-sig") as lines:

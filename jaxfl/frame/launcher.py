@@ -21,12 +21,14 @@ from typing import Any, NamedTuple
 from jaxfl.core import ArgumentError, Array
 from jaxfl.frame.launch import Launch
 from jaxfl.training import Case, RunDirectory, Stop, Stopped, divide_run
-from jaxfl.training.pass_directory import METRICS, PassDirectory
+from jaxfl.training.pass_directory import METRICS, PassDirectory, newest_round
+from jaxfl.training.progress import ProgressReport
 from jaxfl.training.run_directory import held
 
 JOBS = "jobs"
 _POLL_SECONDS = {"local": 0.2, "slurm": 10.0}
 _LISTEN_SECONDS = 0.2  # after which a job has heard a signal
+_LOOK_SECONDS = 2.0  # between two looks at how far jobs are
 
 Work = Callable[[int, Stop], object]
 """Trains a pass of a run, from where it stands. Pickled, and called in another process."""
@@ -102,7 +104,7 @@ def run_in_jobs(
     *,
     key: Array | None = None,
     stop: Stop | None = None,
-    tell: Callable[[str], object] = print,
+    quiet: bool = False,
 ) -> None:
     """Train all passes of a run in jobs.
 
@@ -113,7 +115,7 @@ def run_in_jobs(
         launch: which jobs, and how many at once.
         key: as `train` takes it.
         stop: through which a signal asks to stop: the jobs save then.
-        tell: shows a line about a job.
+        quiet: show neither how far the jobs are nor how they end.
 
     Raises:
         ArgumentError: jobs refuse what they are asked for, another process is at work.
@@ -137,11 +139,13 @@ def run_in_jobs(
         passes = run.passes
         if all(one.end() is not None for one in passes):
             return
-        with stop.heeded():
-            failed = _Crew(work, run.path.absolute() / JOBS, passes, launch, tell).work(stop)
-    if failed:
-        _raise(failed, run, passes)
-    tell(f"{len(passes)} of {len(passes)} jobs have ended")
+        rounds = [[cases[name].last_round for name, _ in one.lanes] for one in passes]
+        with ProgressReport(sum(map(sum, rounds)), quiet=quiet) as progress:
+            with stop.heeded():
+                failed = _Crew(work, run.path.absolute() / JOBS, passes, launch, rounds, progress).work(stop)
+            if failed:
+                _raise(failed, run, passes)
+            progress.announce(f"{len(passes)} of {len(passes)} jobs have ended")
     run.resumed = True  # from here on there is something to go on with, and nothing to withdraw
     begun = passes[0].begun()
     if begun is not None:
@@ -152,15 +156,24 @@ class _Crew:
     """The jobs of one run.
 
     Args:
-        work, launch, tell: as in `run_in_jobs`.
+        work, launch: as in `run_in_jobs`.
         folder: of the logs.
         passes: of the run.
+        rounds: of each pass those of each lane.
+        progress: of all rounds.
     """
 
     def __init__(
-        self, work: Work, folder: Path, passes: Sequence[PassDirectory], launch: Launch, tell: Callable[[str], object]
+        self,
+        work: Work,
+        folder: Path,
+        passes: Sequence[PassDirectory],
+        launch: Launch,
+        rounds: Sequence[Sequence[int]],
+        progress: ProgressReport,
     ):
-        self._work, self._passes, self._launch, self._tell = work, passes, launch, tell
+        self._work, self._passes, self._launch = work, passes, launch
+        self._rounds, self._progress, self._looked = rounds, progress, 0.0
         self._executor = launch.executor(folder, f"jaxfl-{folder.parent.name}")
         self._free = launch.gpu_numbers()
         self._running: dict[int, tuple[Any, list[int]]] = {}  # pass -> its job, and the GPUs that it was given
@@ -169,7 +182,13 @@ class _Crew:
     def work(self, stop: Stop) -> dict[int, Ending]:
         """Submit and wait until no pass is left; how those ended that will not."""
         waiting = [number for number, one in enumerate(self._passes) if one.end() is None]
-        self._tell(f"{len(self._passes)} jobs, at most {self._launch.jobs} at once, {len(waiting)} to run")
+        self._ended = {*range(len(self._passes))} - {*waiting}
+        text = f"{len(self._passes)} jobs, at most {self._launch.jobs} at once, {len(waiting)} to run"
+        self._progress.announce(text)
+        self._done = self._rounds_done()
+        self._progress.begin("jobs", sum(map(sum, self._rounds)))
+        self._progress.skip(self._done)
+        self._progress.compiled()
         failed: dict[int, Ending] = {}
         try:
             while waiting or self._running:
@@ -186,9 +205,28 @@ class _Crew:
                         failed[number] = ending
                     else:
                         waiting.append(number)
+                self._look()
         finally:
             self._dismiss()
         return failed
+
+    def _look(self) -> None:
+        """Show how far the jobs are, now and then."""
+        if time.perf_counter() - self._looked < _LOOK_SECONDS:
+            return
+        self._looked, done = time.perf_counter(), self._rounds_done()
+        ended = sum(len(self._passes[number].lanes) for number in self._ended)
+        self._progress.note(f"{ended} of {sum(map(len, self._rounds))} runs ended")
+        self._progress.advance(done - self._done)  # a job that was killed goes back to its checkpoint
+        self._done = done
+
+    def _rounds_done(self) -> int:
+        """Rounds of all lanes, by the newest line of each pass: its lanes are in lockstep."""
+        done = 0
+        for number, rounds in enumerate(self._rounds):
+            most = max(rounds) if number in self._ended else newest_round(self._passes[number].path / METRICS)
+            done += sum(min(most, last) for last in rounds)
+        return done
 
     def _submit(self, number: int) -> None:
         devices = [self._free.pop(0) for _ in range(self._launch.gpus)]
@@ -204,13 +242,14 @@ class _Crew:
         self._free += devices
         done = self._passes[number].end() is not None
         ending = Ending("finished") if done else _told(job, self._launch)
+        self._ended |= {number} if done else set()
         if ending.how == "finished" and not done:
             ending = Ending("failed", ("it says that it has finished, and lanes have not",))
         if ending.how == "busy":  # which a job is that outlived the process that submitted it
             self._submissions[number] -= 1
         lanes = self._passes[number].lanes
         more = f" and {len(lanes) - 1} more" if lanes[1:] else ""
-        self._tell(f"job {number} ({lanes[0][0]}, seed {lanes[0][1]}{more}): {ending.how}")
+        self._progress.announce(f"job {number} ({lanes[0][0]}, seed {lanes[0][1]}{more}): {ending.how}")
         return ending
 
     def _dismiss(self) -> None:

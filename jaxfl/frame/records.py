@@ -303,6 +303,9 @@ class Run(Launch, Distributed):
     x: Literal["rounds", "bits", "seconds", "joules", "operations", "evaluations"] = unsaved("rounds")
     """Quantity against which curves are drawn: rounds, or what all nodes have sent, taken, spent or computed up to
     them."""
+    rank_by: str | None = unsaved(None)
+    """Metric by which cases are sorted and the best one is named, for instance test_accuracy_worst_node: a column of
+    the closing table, by default its first."""
     out: str | None = unsaved(None)
     """The run directory itself; default runs/EXPERIMENT/NAME."""
     resume: bool = unsaved(False)

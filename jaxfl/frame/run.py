@@ -28,9 +28,9 @@ from jaxfl.privacy.statements import statement_text
 from jaxfl.training import Case, RunDirectory, Stop, open_run, publish, read_run, secret_key, summary_table, train
 from jaxfl.training.compilation_cache import compilation_cache
 from jaxfl.training.processes import on_all, on_first
-from jaxfl.training.summary import format_spread, ranking
+from jaxfl.training.sites import SITES, site_table
+from jaxfl.training.summary import FEWEST_RANKED, deciding, format_spread, ranking, read_results
 
-_FEWEST_RANKED = 5  # cases of which the best is told
 _MOST_DEVICES = 8  # of a CPU: each holds a copy of what is not shared out
 
 
@@ -63,6 +63,9 @@ def run(request: Request) -> int:
         check.at_least(1, lanes_at_once=where.lanes_at_once)
     if where.checkpoint_minutes is not None:
         check.non_negative(checkpoint_minutes=where.checkpoint_minutes)
+    if where.rank_by is not None and not any(fnmatch.fnmatch(where.rank_by, one) for one in experiment.columns):
+        remedy = f"Choose among {', '.join(experiment.columns)}."
+        raise ArgumentError("rank_by", "must be a column of the closing table", f"got {where.rank_by}", remedy)
     check_seeds(request)
     secrecy = getattr(request.config, "publication", Publication())
     secrecy.check()
@@ -79,8 +82,7 @@ def run(request: Request) -> int:
     key = secret_key(records) if secrecy.seed_from_os else None
     if where.has_jobs:
         work = partial(run_pass, request._replace(stop=None), records.path.absolute())
-        tell = _tell_nobody if where.quiet else partial(console.print, soft_wrap=True, highlight=False)
-        run_in_jobs(work, records, cases, where, key=key, stop=request.stop, tell=tell)
+        run_in_jobs(work, records, cases, where, key=key, stop=request.stop, quiet=where.quiet)
     summary = train(
         cases,
         run=records,
@@ -115,9 +117,16 @@ def _tell(
     records.write_summary(summary)
     metrics = dict.fromkeys(name for row in summary["cases"].values() for name in row)
     columns = [name for pattern in experiment.columns for name in fnmatch.filter(metrics, pattern)]
-    console.print(summary_table(summary, columns))
-    if len(summary["cases"]) >= _FEWEST_RANKED and columns:
-        console.print(_winner(request, summary, columns), soft_wrap=True)
+    console.print(summary_table(summary, columns, where.rank_by))
+    decide = [*([] if where.rank_by is None else [where.rank_by]), *columns]
+    ranked = ranking(summary, decide)
+    best = next((name for name in ranked if name in request.rows), ranked[0])
+    if (directory / SITES).exists():
+        table = site_table(read_results(directory / SITES), best)
+        if table is not None:
+            console.print(table)
+    if len(summary["cases"]) >= FEWEST_RANKED and columns:
+        console.print(_winner(request, summary, decide), soft_wrap=True)
     for name, entry in summary["cases"].items():
         if "budget_spent" in entry.get("status", ()):
             rounds = max(entry["rounds_per_seed"])
@@ -128,7 +137,7 @@ def _tell(
             note = f"{name}: the {what} spent after {rounds} rounds, and the run stopped there"
             console.print(f"{note}: {statement_text(statement)}")
     settings = {name: row.settings for name, row in request.rows.items()}
-    paths = ", ".join(map(str, [*plot_run(directory, where.x), *plot_final(directory, settings), *pictures]))
+    paths = ", ".join(map(str, [*plot_run(directory, where.x, ranked), *plot_final(directory, settings), *pictures]))
     if secrecy.publish is not None:
         publish(records, cases, secrecy.publish)
         console.print(f"Published: {secrecy.publish}", soft_wrap=True)
@@ -195,23 +204,19 @@ def _lone_trouble(summary: Mapping[str, Any]) -> tuple[str, str] | None:
     return ends[0][0], ends[0][1]["reason"][0]
 
 
-def _tell_nobody(text: str) -> None:
-    """A console for nobody."""
-
-
-def _winner(request: Request, summary: Mapping[str, Any], columns: Sequence[str]) -> str:
-    """The best case, as a command."""
-    best = ranking(summary, columns)[0]
-    row, metric = request.rows[best], next(column for column in columns if column in summary["cases"][best])
+def _winner(request: Request, summary: Mapping[str, Any], metrics: Sequence[str]) -> str:
+    """The best case of those that were asked for, as a command."""
+    best, metric = next(name for name in ranking(summary, metrics) if name in request.rows), deciding(summary, metrics)
+    row = request.rows[best]
     known = options(type(request.config))
     own = {name: value for name, value in request.changes.items() if known[name].saved or name == "data_dir"}
     words = [] if request.preset is None else ["--preset", request.preset]
     for option, value in (own | row.settings).items():
-        words += [flag(option), *text_of(value).split()]
+        words += [flag(option), *([value] if isinstance(value, str) else text_of(value).split())]
     if row.seeds != (0,):
         words += ["--seeds", *map(str, row.seeds)]
     command = f"{request.experiment.command} {shlex.join(words)}"
-    value = format_spread(metric, summary["cases"][best][metric])
+    value = format_spread(metric, summary["cases"][best].get(metric))
     told = f"Best of {len(summary['cases'])} by {metric.replace('_', ' ')}: {best} ({value}), to be had by"
     return f"{told}\n  {command}\nNo ε covers the choice among cases, which looks at their test results."
 

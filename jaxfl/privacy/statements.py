@@ -39,6 +39,8 @@ REMARKS = {
     AT_EXPECTED_WAKING: AT_EXPECTED_WAKING,
     _NO_BOUND: _NO_BOUND,
 }
+_ASKED = "asked for: "
+_FAR_BELOW = 0.9  # of the worst node's epsilon: a median below it is told beside it
 _MOST_PROTECTING = 100.0  # an epsilon above it lets an observer be sure: exp(100) is 3e43
 _NO_PROTECTION = "so large that it protects nothing"
 
@@ -110,6 +112,29 @@ def statement(
     )
 
 
+def asked_first(
+    statements: Sequence[Mapping[str, Any]], bound: str, relation: str | None = None
+) -> list[dict[str, Any]]:
+    """Move the statement that a budget was asked for by to the front, and mark it with "asked": True.
+
+    Args:
+        statements: as in summary.json.
+        bound: of the budget.
+        relation: of the budget; None for the first statement of the bound.
+
+    Returns:
+        The statements; without one of this bound and relation, as they came.
+
+    Example:
+        >>> rows = [{"bound": bound, "neighboring_relation": "zero_out"} for bound in ("published", "proven")]
+        >>> [(row["bound"], "asked" in row) for row in asked_first(rows, "proven")]
+        [('proven', True), ('published', False)]
+    """
+    rows = [dict(stated) for stated in statements]
+    fits = [row["bound"] == bound and relation in (None, row["neighboring_relation"]) for row in rows]
+    return [{**rows.pop(fits.index(True)), "asked": True}, *rows] if any(fits) else rows
+
+
 def is_unbounded(release: Any, bound: str) -> bool:
     """True if nothing bounds a sample's gradient: it is not clipped, and an assumption proves nothing."""
     return release.clip_norm is None or (release.assumed and bound == "proven")
@@ -120,12 +145,13 @@ def statement_text(statement: Mapping[str, Any]) -> str:
 
     Args:
         statement: as in summary.json: "bound", "dp_epsilon", "dp_delta", "neighboring_relation", and "reason" where
-            there is no epsilon; "assumptions" where there are any.
+            there is no epsilon; "assumptions", "asked" and "dp_epsilon_median_node" where there are any.
 
     Guarantees:
         - the epsilon is rounded up.
         - an epsilon on an assumed bound, or one that is refuted, says so.
         - an epsilon above 100 says that it protects nothing.
+        - a median far below the worst node's epsilon is told.
 
     Example:
         >>> proven = {"bound": "proven", "dp_epsilon": 2.5, "dp_delta": 1e-5, "neighboring_relation": "zero_out"}
@@ -134,15 +160,17 @@ def statement_text(statement: Mapping[str, Any]) -> str:
         >>> statement_text({**proven, "dp_epsilon": None, "reason": "Nothing is clipped."})
         'no proven ε (zero out one sample, δ = 1e-05): Nothing is clipped.'
     """
-    ground = _ground(statement)
+    ground, asked = _ground(statement), _ASKED if statement.get("asked") else ""
     if statement["dp_epsilon"] is None:
-        return f"no {statement['bound']} ε ({ground}): {statement.get('reason')}"
+        return f"{asked}no {statement['bound']} ε ({ground}): {statement.get('reason')}"
     remarks = "".join(f", {remark}" for remark in _remarks(statement))
-    return f"ε = {rounded_up(statement['dp_epsilon'], 4)} {statement['bound']} ({ground}{remarks})"
+    return f"{asked}{_epsilon(statement, 4)} {statement['bound']} ({ground}{remarks})"
 
 
 def caption(privacy: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     """One line for each bound, relation and delta, with the epsilon of every case, for the foot of a picture.
+
+    The line of the statement that a budget was asked for by stands first.
 
     Args:
         privacy: case -> statements.
@@ -160,9 +188,10 @@ def caption(privacy: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     groups: dict[str, dict[str, Mapping[str, Any]]] = {}
     for case, statements in privacy.items():
         for stated in statements:
-            groups.setdefault(f"{stated['bound']} ({_ground(stated)})", {})[case] = stated
-    stated = [f"{key}: {_epsilons(group)}{_remarked(group)}" for key, group in groups.items()]
-    return stated + simulation(privacy)
+            asked = _ASKED if stated.get("asked") else ""
+            groups.setdefault(f"{asked}{stated['bound']} ({_ground(stated)})", {})[case] = stated
+    in_order = sorted(groups.items(), key=lambda group: not group[0].startswith(_ASKED))
+    return [f"{key}: {_epsilons(group)}{_remarked(group)}" for key, group in in_order] + simulation(privacy)
 
 
 def simulation(privacy: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
@@ -202,6 +231,15 @@ def _ground(statement: Mapping[str, Any]) -> str:
     return f"{RELATIONS.get(relation, relation)}, δ = {statement['dp_delta']:g}"
 
 
+def _epsilon(statement: Mapping[str, Any], digits: int) -> str:
+    """The worst node's epsilon, with the median where that is far below."""
+    worst, median = statement["dp_epsilon"], statement.get("dp_epsilon_median_node")
+    text = f"ε = {rounded_up(worst, digits)}"
+    if median is None or median >= _FAR_BELOW * worst:
+        return text
+    return f"{text} at the worst node, median {rounded_up(median, digits)},"
+
+
 def _remarks(statement: Mapping[str, Any]) -> list[str]:
     """List the remarks that a reader of the statement's epsilon must know."""
     if statement["dp_epsilon"] is None:
@@ -230,9 +268,10 @@ def _epsilons(group: Mapping[str, Mapping[str, Any]]) -> str:
         return "no ε"
     texts = sorted({rounded_up(value, 3) for value in known}, key=float)
     if len(values) > 1 and len(texts) == 1 and len(known) == len(values):
-        return f"ε = {texts[0]} for each case"
+        whole = {_epsilon(statement, 3) for statement in group.values()}
+        return f"{whole.pop() if len(whole) == 1 else f'ε = {texts[0]}'} for each case"
     if len(values) > 4:
         without = "" if len(known) == len(values) else f" ({len(values) - len(known)} without)"
         return (f"ε = {texts[0]}" if len(texts) == 1 else f"ε from {texts[0]} to {texts[-1]}") + without
-    shown = {name: "no ε" if value is None else f"ε = {rounded_up(value, 3)}" for name, value in values.items()}
+    shown = {name: "no ε" if values[name] is None else _epsilon(group[name], 3).rstrip(",") for name in values}
     return " | ".join(f"{name}: {text}" for name, text in shown.items())  # names may hold commas

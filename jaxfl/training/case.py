@@ -71,6 +71,8 @@ class Case(NamedTuple):
             `released` by name, too, as in privacy(12, local_iterations=40).
         released: names of `chunks.COSTS` that the statements depend on besides the rounds. A total counts all rounds
             that ran, those after a seed's last line included.
+        noise_stds: standard deviation of the noise on what each node sends, (n,), or (1,) for all, or () where none is
+            told: a column of sites.csv.
         covered: whether the statements cover the parameters that the nodes end with: these are computed from releases
             with noise alone.
         max_rounds: most rounds that the privacy budget pays for; a seed ends there.
@@ -97,6 +99,7 @@ class Case(NamedTuple):
     measures: Mapping[str, Measure] = {}
     privacy: Callable[..., Sequence[Mapping[str, Any]]] | None = None
     released: tuple[str, ...] = ()
+    noise_stds: tuple[float, ...] = ()
     covered: bool = False
     max_rounds: int | None = None
     budgets: Mapping[str, float] = {}
@@ -146,6 +149,9 @@ def costs_of(case: Case, fields: Sequence[str]) -> tuple[str, ...]:
 
 def check_counted(case: Case, fields: Sequence[str], num_nodes: int) -> None:
     """Refuse totals of what the algorithm does not count; `fields` are those of its info."""
+    if len(case.noise_stds) not in (0, 1, num_nodes):
+        found, remedy = f"got {len(case.noise_stds)} for {num_nodes}", "Pass one for each node, or one for all."
+        raise ArgumentError("noise_stds", "must fit the nodes", found, remedy)
     if case.ledger is not None:
         check_counts(fields)
         case.ledger.of_round(dict.fromkeys(COUNTED, np.zeros(num_nodes)))  # refuses another number of nodes

@@ -26,6 +26,7 @@ class Lane(NamedTuple):
     seed: int
     data_digest: str  # of its training data
     node_names: tuple[str, ...] | None = None  # (n,), of its training data
+    sizes: tuple[int, ...] = ()  # (n,), samples of each node
     secret: Array | None = None  # (), typed: what every seed's base key is made of; None: the seed alone
 
     @property

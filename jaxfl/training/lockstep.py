@@ -42,7 +42,7 @@ from jaxfl.training.chunks import COSTS, Diverged, add_costs, info_fields, joine
 from jaxfl.training.environment import describe_environment
 from jaxfl.training.final_params import write_params
 from jaxfl.training.lanes import Lane
-from jaxfl.training.measures import flatten_scores, refuse_bad_scores
+from jaxfl.training.measures import flatten_scores, node_scores, refuse_bad_scores
 from jaxfl.training.pass_directory import CHECKPOINTS, ENDED, Label
 from jaxfl.training.passes import Pass
 from jaxfl.training.processes import any_process, least, several
@@ -77,6 +77,7 @@ class LaneRecord:
     totals: dict[str, float | int]
     stretch: list[dict[str, np.ndarray]] = field(default_factory=list)  # infos since its last line, chunk by chunk
     last_line: int | None = None  # its round
+    nodes: dict[str, list[float]] = field(default_factory=dict)  # metric -> that of every node's model at that line
     seconds: float = 0.0  # its share of the time that rounds took
     timed_rounds: int = 0
     ended: dict[str, Any] | None = None  # its record in `PassDirectory.finish`
@@ -105,12 +106,13 @@ class LaneRecord:
         """Its record and its stretch in a checkpoint."""
         whole = joined(self.stretch if self.ended is None else [])
         record = {"totals": self.totals, "last_line": self.last_line, "ended": self.ended}
+        record |= {"nodes": self.nodes} if self.nodes and self.ended is None else {}
         return record, {f"{self.index}:{name}": values for name, values in whole.items()}
 
     def restore(self, record: Mapping[str, Any], stretches: Mapping[str, np.ndarray]) -> None:
         """Take over what `saved` gave; a stretch comes back bit for bit, as if of one chunk."""
         self.totals, self.last_line, self.ended = dict(record["totals"]), record["last_line"], record["ended"]
-        own = f"{self.index}:"
+        self.nodes, own = record.get("nodes", {}), f"{self.index}:"
         infos = {name.removeprefix(own): values for name, values in stretches.items() if name.startswith(own)}
         self.stretch = [infos] if infos else []
 
@@ -354,6 +356,7 @@ class Lockstep:
                 "rounds_a_call": self._at_once or 1,
             },
             **record.released(),
+            **({"nodes": record.nodes} if status in ("finished", "budget_spent") and record.nodes else {}),
         }
         self._progress.skip(case.last_round - until)
 
@@ -383,5 +386,6 @@ class Lockstep:
         for name in self._program.measures:
             values = measured[name]
             flat = flatten_scores(values, name) if isinstance(values, Scores) else values
+            record.nodes = node_scores(values, name) if isinstance(values, Scores) else record.nodes
             line |= {name: float(value) for name, value in flat.items()}
         return line | infos | {f"total_{name}": total for name, total in record.totals.items()}

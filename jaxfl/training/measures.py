@@ -124,6 +124,13 @@ def flatten_scores(scores: Scores, measure: str = "test") -> dict[str, float]:
     return line
 
 
+def node_scores(scores: Scores, measure: str) -> dict[str, list[float]]:
+    """The first metric of a line, as `flatten_scores` orders them, of every node's model."""
+    name = min(scores.nodes, key=lambda name: (name != "accuracy", name))
+    values = np.asarray(scores.nodes[name], dtype=np.float64) / int(scores.num_samples)
+    return {f"{measure}_{name}": values.tolist()}
+
+
 def refuse_bad_scores(
     measured: Mapping[str, PyTree],
     case: str,

@@ -28,6 +28,7 @@ from jaxfl.training.processes import on_all, on_first
 METRICS, BEGUN, END = "metrics.jsonl", "pass.json", "end.json"
 CHECKPOINTS, ENDED = "checkpoints", "ended"
 _RESTORE = "Restore the file, or start again with another out."
+_TAIL_BYTES = 2**16  # which hold a line
 _FIELDS = {"case": str, "seed": int, "round": int}
 _BEGUN_FORM = {"slots": int, "at_once": int, "strategy": str, "environment": dict}
 
@@ -160,6 +161,17 @@ class PassDirectory:
 
     def _changed(self, how: str) -> OSError:
         return OSError(f"{self.path / METRICS} was changed by another program: it {how}")
+
+
+def newest_round(path: Path) -> int:
+    """Round of the newest complete line of a metrics.jsonl that another process may be writing; 0 without any."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            whole = file.read().rpartition(b"\n")[0]
+        return int(json.loads(whole.rpartition(b"\n")[2])["round"])
+    except (OSError, ValueError, KeyError):
+        return 0
 
 
 def parse_lines(path: Path, content: bytes) -> list[dict[str, Any]]:

@@ -168,12 +168,12 @@ def _announce(program: Program, passes: Sequence[Pass], progress: ProgressReport
 
 def lanes_of(cases: Mapping[str, Case], key: Array | None = None) -> list[Lane]:
     """Every case with each of its seeds, in the order of results.csv."""
-    digests: dict[tuple[int, int], tuple[str, tuple[str, ...] | None]] = {}
+    digests: dict[tuple[int, int], tuple[str, tuple[str, ...] | None, tuple[int, ...]]] = {}
     for case in cases.values():
         for seed in case.seeds:
             if (id(case.data), seed) not in digests:
                 data = case.data(seed)
-                digests[id(case.data), seed] = digest(data), data.names
+                digests[id(case.data), seed] = digest(data), data.names, tuple(np.asarray(data.sizes).tolist())
     return [
         Lane(name, case, seed, *digests[id(case.data), seed], key)
         for name, case in cases.items()

@@ -93,7 +93,8 @@ class ProgressReport:
 
     def _show(self, rounds: int) -> None:
         if self._bar is not None:
-            self._bar.update(self._task, advance=rounds, description=self._label, state=self._rate())
+            state = ", ".join(text for text in (self._note, self._rate()) if text)
+            self._bar.update(self._task, advance=rounds, description=self._label, state=state)
         elif time.perf_counter() - self._last_line > _SECONDS_BETWEEN_LINES:
             self._line()
 

@@ -5,6 +5,7 @@
     passes/<k>/      lanes that run together: their lines, checkpoints and ends (`pass_directory.py`)
     summary.json, results.csv    made of the passes when the run ends
     privacy.json     the epsilon of every node, where there is any; summary.json has that of the worst, and the median
+    sites.csv        samples, epsilon, noise and metric of every node of every lane at its end (`sites.py`)
     plots/           pictures
     final/           the parameters at the end of each lane (`final_params.py`)
     private/key      the key of a run that is published, of mode 0600 (`publish.py`)

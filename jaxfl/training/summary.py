@@ -21,6 +21,7 @@ from jaxfl.training.json_files import jsonable, write_atomically
 
 STATUSES = ("finished", "budget_spent", "diverged", "stopped")
 
+FEWEST_RANKED = 5  # cases that are sorted, and of which the best is told
 _MOST_ROWS = 20  # of the closing table
 _MOST_STATED = 6  # cases, each with its statements below the table; of more the range of each epsilon
 _TOTALS = {name: f"total_{name}" for name in COSTS}
@@ -180,6 +181,11 @@ def _values(lines: Sequence[Mapping[str, Any] | None], name: str) -> list[float 
     return [None if line is None else line.get(name) for line in lines]
 
 
+def deciding(summary: Mapping[str, Any], metrics: Sequence[str]) -> str:
+    """The first of the metrics that some case has; the empty name without any."""
+    return next((name for name in metrics if any(name in row for row in summary["cases"].values())), "")
+
+
 def ranking(summary: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
     """The cases from best to worst.
 
@@ -195,8 +201,7 @@ def ranking(summary: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
         >>> ranking({"cases": rows}, ["test_accuracy"])
         ['C', 'A', 'B']
     """
-    cases = summary["cases"]
-    metric = next((name for name in metrics if any(name in row for row in cases.values())), "")
+    cases, metric = summary["cases"], deciding(summary, metrics)
     means = {case: (row.get(metric) or {}).get("mean") for case, row in cases.items()}
     sign = 1 if "loss" in metric else -1
     return sorted(cases, key=lambda case: math.inf if (mean := means[case]) is None else sign * mean)
@@ -205,12 +210,14 @@ def ranking(summary: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
 def summary_table(
     summary: Mapping[str, Any],
     metrics: Sequence[str] = ("test_accuracy", "test_accuracy_worst_node", "test_accuracy_average_model", "train_loss"),
+    rank_by: str | None = None,
 ) -> rich.table.Table:
-    """The closing table: a row a case, mean ± standard deviation over seeds.
+    """The closing table: a row a case, mean ± standard deviation over seeds; five cases or more from best to worst.
 
     Args:
         summary: content of summary.json.
         metrics: columns; those that no case has are left out.
+        rank_by: the metric that sorts; default: the first column.
 
     Returns:
         A table for `rich.console.Console.print`. Its last column says what all nodes sent and, with a ledger, the
@@ -218,13 +225,17 @@ def summary_table(
         epsilon every case has, on what ground: bound, neighboring relation and delta; of many cases the range.
     """
     cases, half = summary["cases"], _MOST_ROWS // 2
-    if len(cases) > _MOST_ROWS:  # the best ones, and the last
-        ranked = ranking(summary, metrics)
-        cases = {name: cases[name] for name in (*ranked[:half], ranked[-1])}
+    decide = metrics if rank_by is None else (rank_by, *metrics)
+    if len(cases) >= FEWEST_RANKED:
+        ranked = ranking(summary, decide)
+        ranked = ranked if len(ranked) <= _MOST_ROWS else [*ranked[:half], ranked[-1]]
+        cases = {name: cases[name] for name in ranked}
     shown = [name for name in metrics if any(name in row for row in cases.values())]
     count = len(summary["seeds"])
     caption = f"mean ± standard deviation over {count} seeds" if count > 1 else f"seed {summary['seeds'][0]}"
     lines = [f"{caption}, {summary['status'].replace('_', ' ')}"]
+    if len(cases) >= FEWEST_RANKED and deciding(summary, decide):
+        lines.append(f"sorted by {deciding(summary, decide).replace('_', ' ')}")
     if len(cases) < len(summary["cases"]):
         lines.append(f"the best {half} of {len(summary['cases'])} cases and the last; all are in results.csv")
     stated = {name: row.get("privacy", ()) for name, row in summary["cases"].items()}
@@ -342,11 +353,14 @@ def write_results(
 
 
 def read_results(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The rows of a results.csv, or of that in a run directory: numbers as numbers, empty cells as None."""
+    """The rows of a results.csv, or of that in a run directory: numbers as numbers, empty cells as None.
+
+    sites.csv, named by its path, is read alike.
+    """
     path = Path(path)
     with open(path / RESULTS if path.is_dir() else path, newline="") as file:
         return [
-            {name: text if name == "case" else _value(text) for name, text in row.items()}
+            {name: text if name in ("case", "site") else _value(text) for name, text in row.items()}
             for row in csv.DictReader(file)
         ]
 

@@ -103,3 +103,57 @@ def test_two_numbers_of_which_all_pairs_ran_are_a_heat_map_without_what_diverged
     np.testing.assert_allclose(drawn[0], [[0.05, 2.05], [1.05, np.nan]])
     settings.pop("0.2 2.0")
     assert plot_final(tmp_path, settings) == []
+
+
+def recorded(monkeypatch, name):
+    """What a method of axes draws: its arguments, call by call."""
+    drawn, method = [], getattr(Axes, name)
+
+    def noted(self, *values, **style):
+        drawn.append((values, style))
+        return method(self, *values, **style)
+
+    monkeypatch.setattr(Axes, name, noted)
+    return drawn
+
+
+def test_sampled_numbers_are_a_scatter_colored_by_their_metric(tmp_path, monkeypatch):
+    """One scale for both series, a ring around the best, a cross where a case diverged."""
+    settings = {
+        f"{method} {k}": {"method": method, "step_size": 10.0**-k, "clip_norm": 1.0 + k}
+        for method in "ab"
+        for k in range(5)
+    }
+    write_run(tmp_path, settings)
+    ends = [f"{name},{seed},{'diverged' if name == 'a 1' else 'finished'}" for name in settings for seed in (0, 1)]
+    (tmp_path / "results.csv").write_text("\n".join(["case,seed,status", *ends]) + "\n")
+    drawn = recorded(monkeypatch, "scatter")
+    (path,) = plot_final(tmp_path, settings)
+    assert path.name == "scatter.png"
+    losses, shares = drawn[:6], drawn[6:]
+    for calls, values in ((losses, np.arange(10) + 0.05), (shares, np.arange(10) / 10)):
+        crosses, points, rings = (calls[place::3] for place in range(3))
+        assert [len(cross[0][0]) for cross in crosses] == [1, 0]
+        np.testing.assert_allclose(np.concatenate([style["c"] for _, style in points]), np.delete(values, 1))
+        assert len({id(style["norm"]) for _, style in points}) == 1
+        assert (points[0][1]["norm"].vmin, points[0][1]["norm"].vmax) == pytest.approx((values[0], values[-1]))
+        best = np.flatnonzero([len(ring[0][0]) for ring in rings]).tolist()
+        assert best == ([0] if calls is losses else [1])
+    np.testing.assert_allclose(losses[1][0][0], [1.0, 1e-2, 1e-3, 1e-4])
+    assert plot_final(tmp_path, {name: settings[name] for name in list(settings)[:4]}) == []
+
+
+def test_all_panels_of_a_metric_share_one_scale(tmp_path, monkeypatch):
+    settings = {
+        f"{method} {step} {clip}": {"method": method, "step_size": step, "clip_norm": clip}
+        for method in "ab"
+        for step in (0.1, 0.2)
+        for clip in (1.0, 2.0)
+    }
+    write_run(tmp_path, settings)
+    drawn = recorded(monkeypatch, "imshow")
+    plot_final(tmp_path, settings)
+    first, second, *shares = (style["norm"] for _, style in drawn)
+    assert first is second
+    assert shares[0] is shares[1] is not first
+    assert (shares[0].vmin, shares[0].vmax) == (0.0, 0.7)

@@ -137,6 +137,21 @@ def test_cases_differ_in_color_and_dashes():
     assert [color for color, *_ in styles[:7]] == list(_COLORS)
 
 
+def test_of_many_cases_the_best_five_are_drawn_over_the_others_in_grey():
+    cases = [f"v{number}" for number in range(13)]
+    ranked = cases[::-1]
+    axes, *_ = (figure := draw_panels(_lines(cases=cases), [PANEL], "", ranked=ranked)).axes
+    front, grey = axes.lines[-5:], axes.lines[:-5]
+    assert [line.get_color() for line in front] == list(_COLORS[:5])
+    assert {line.get_color() for line in grey} == {"0.75"}
+    assert (len(grey), len(axes.collections)) == (8, 5)  # bands of the best alone
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ranked[:5]
+    assert "the best 5 of 13 in the closing table, the others in grey" in legend.get_title().get_text()
+    few = draw_panels(_lines(cases=cases[:12]), [PANEL], "", ranked=ranked)
+    assert len({line.get_color() for line in few.axes[0].lines}) == len(_COLORS)
+
+
 @pytest.mark.parametrize(("values", "scale"), [((1.0, 0.5), "linear"), ((1.0, 1e-3), "log"), ((1.0, 0.0), "linear")])
 def test_log_scale_only_where_a_positive_loss_spans_much(values, scale):
     lines = [

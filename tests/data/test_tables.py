@@ -6,6 +6,7 @@ import pytest
 from helpers import refused
 
 from jaxfl.data import load_file, partition_dataset
+from jaxfl.data.tables import read_by_site
 from jaxfl.graphs.files import read_graph
 
 HEADING = "age,site,ill,dose"
@@ -129,3 +130,24 @@ class TestEdges:
     @pytest.mark.parametrize("rows", [(), ("A,B,C",), ("A,B", "B,A")])
     def test_a_bad_file_is_refused(self, rows, tmp_path):
         refused(lambda: read_graph(self.edges(tmp_path, *rows), 3), "graph")
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        (["Oslo,1", "Lund,x"], "'x' for Lund"),
+        (["Oslo,1", "Lund,0"], "'0' for Lund"),
+        (["Oslo,1", "Lund,inf"], "'inf' for Lund"),
+        (["Oslo,1"], "none for Lund"),
+        (["Oslo,1", "Lund,2", "Oslo,1"], "Oslo twice"),
+        (["Oslo,1", "Lund,2", "Bergen,1"], "Bergen, which is none"),
+        (["Oslo,1", "Lund,2,3"], "a row of 3"),
+        ([], "none for Lund and 1 more"),
+    ],
+)
+def test_each_site_has_one_number(rows, found, tmp_path):
+    path = tmp_path / "budgets.csv"
+    path.write_text("\n".join(["site,epsilon", *rows]) + "\n")
+    refused(lambda: read_by_site(str(path), ("Lund", "Oslo"), "node_epsilons"), "node_epsilons", found)
+    path.write_text("site,epsilon\n\n Oslo , 1.5\nLund,1e1\n")
+    assert read_by_site(str(path), ("Lund", "Oslo"), "node_epsilons") == (10.0, 1.5)

@@ -2,6 +2,7 @@
 
 import builtins
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from jaxfl.frame.command_line import parse
 from jaxfl.frame.launch import Launch
 from jaxfl.frame.launcher import Job, JobsStopped
 from jaxfl.training import Stop, read_results, read_run
+from jaxfl.training.pass_directory import newest_round
 from jaxfl.training.run_directory import held
 
 pytest.importorskip("submitit", reason="needs submitit: pip install submitit")
@@ -93,6 +95,29 @@ def test_a_grid_in_jobs_leaves_the_same_metrics_and_results_as_in_one_process(in
     same_end(tmp_path / "run", inline)
     assert here.passes == [0, 1]
     assert (tmp_path / "run" / "plots" / "training.png").exists()
+
+
+def test_how_far_the_jobs_are_is_shown(here, tmp_path, monkeypatch, capsys):
+    """Rounds and runs, after the first job has ended and the second was killed, and at the end."""
+    monkeypatch.setattr("jaxfl.frame.launcher._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("jaxfl.training.progress._SECONDS_BETWEEN_LINES", -1.0)
+    here.killed = (1,)
+    command = [word for word in SHORT if word != "--quiet"]
+    assert main(EXPERIMENT, [*command, "--out", str(tmp_path / "run"), *JOBS]) == 0
+    shown = re.findall(
+        r"^jobs: round (\d+)/80, (\d) of 4 runs ended \(.*, \d+:\d\d left\)$", capsys.readouterr().out, re.M
+    )
+    assert shown == [("40", "2"), ("80", "4")]
+
+
+def test_the_newest_line_of_a_file_that_is_being_written(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    assert newest_round(path) == 0
+    for content, expected in (('{"rou', 0), ('{"round": 7}\n', 7), ('{"round": 7}\n{"round": 9}\n{"round": 12', 9)):
+        path.write_text(content)
+        assert newest_round(path) == expected
+    path.write_text("".join(f'{{"round": {k}}}\n' for k in range(9000)))
+    assert newest_round(path) == 8999
 
 
 @pytest.mark.slow

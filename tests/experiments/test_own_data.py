@@ -1,6 +1,7 @@
 """A table of one's own in every experiment: each site is a node with its name, in data, graph, tables and pictures."""
 
 import json
+import re
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ from helpers import refused
 from experiments import EXPERIMENTS
 from jaxfl.frame import flat, main
 from jaxfl.frame.experiment import request
+from jaxfl.training import read_results
 
 SITES = ("Ghent", "Lund", "Oslo", "Porto", "Riga")
 TAKE_TABLES = sorted(name for name, one in EXPERIMENTS.items() if {"partition", "site_column"} <= {*flat(one.base)})
@@ -61,6 +63,22 @@ def test_a_run_on_sites_and_their_edges(table, tmp_path, capsys):
     assert "5 nodes (sites)" in capsys.readouterr().out
     nodes = json.loads((out / "privacy.json").read_text())["PrivSGP"]
     assert "Porto" in json.dumps(nodes)
+    budgets = tmp_path / "budgets.csv"
+    budgets.write_text("site,epsilon\n" + "".join(f"{site},{2**k}\n" for k, site in enumerate(SITES[::-1])))
+    own = f"--iterations 4 --node-epsilons {budgets} --evaluate-every 4 --quiet --out {tmp_path / 'own'}"
+    assert main(EXPERIMENTS["privsgp_vr"], f"{words} {own}".split()) == 0, capsys.readouterr()
+    printed = capsys.readouterr().out
+    rows = read_results(tmp_path / "own" / "sites.csv")
+    assert [row["site"] for row in rows] == [*SITES]
+    for row, asked in zip(rows, (16, 8, 4, 2, 1), strict=True):
+        assert 0.99 * asked < row["dp_epsilon"] <= asked
+        assert (row["bound"], row["neighboring_relation"], row["samples"]) == ("proven", "zero_out", 32)
+        assert re.search(rf"│ {row['site']} +│ +32 │ +[\d.]+ │ +{row['noise_std']:.4g} │", printed)
+    assert [row["noise_std"] for row in rows] == sorted(row["noise_std"] for row in rows)
+    assert "PrivSGP: asked for: ε = 16 at the worst node, median 4, proven (zero out one sample" in printed
+    budgets.write_text(budgets.read_text().replace("1\n", "3\n"))
+    assert main(EXPERIMENTS["privsgp_vr"], f"{words} {own} --resume".split()) == 2
+    assert "budgets.PrivSGP" in capsys.readouterr().err
     edges.write_text(edges.read_text().replace("Oslo", "Bergen"))
     assert main(EXPERIMENTS["privsgp_vr"], [*f"{words} {budget}".split(), "--out", str(tmp_path / "other")]) == 2
     assert "Bergen" in capsys.readouterr().err

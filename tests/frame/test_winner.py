@@ -30,6 +30,21 @@ def test_the_command_asks_for_the_best_case():
     assert (again.config, again.seeds) == (asked.rows[best].config, (2, 0))
 
 
+def test_the_worst_node_may_rank():
+    asked = ask("--shape circle --grid rounds=1,2,3,4,5,6")
+    summary = summary_of(asked, [index / 10 for index in range(6)])
+    names = list(asked.rows)
+    for name, worst in zip(names, (0.4, 0.1, 0.5, 0.2, 0.6, 0.3), strict=True):
+        summary["cases"][name]["worst"] = {"mean": worst, "std": None}
+    for rank_by, order in ((None, (5, 4, 3, 2, 1, 0)), ("worst", (4, 2, 0, 5, 3, 1))):
+        table = summary_table(summary, ["test_accuracy", "worst"], rank_by)
+        assert list(table.columns[0].cells) == [names[index] for index in order]
+        assert f"sorted by {rank_by or 'test accuracy'}" in str(table.caption)
+    assert f"by worst: {names[4]} (0.6)" in _winner(asked, summary, ["worst", "test_accuracy"])
+    few = {**summary, "cases": dict(list(summary["cases"].items())[:4])}
+    assert list(summary_table(few, ["test_accuracy"]).columns[0].cells) == names[:4]
+
+
 def test_the_best_of_many_are_shown_and_the_last():
     asked = ask(["--shape", "circle", "--grid", "rounds=" + ",".join(map(str, range(1, 31)))])
     means = [None if index == 11 else index / 30 for index in range(30)]

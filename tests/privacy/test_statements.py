@@ -5,7 +5,7 @@ import json
 import pytest
 
 from jaxfl.privacy.gossip import A_DP2_SGD, PRIVSGP_VR, Release, statements
-from jaxfl.privacy.statements import REMARKS, caption, rounded_down, rounded_up, statement_text
+from jaxfl.privacy.statements import REMARKS, asked_first, caption, rounded_down, rounded_up, statement_text
 from jaxfl.privacy.tracking import TrackingRelease, exponential_schedule, perturbed_state_statements
 
 PROVEN = {
@@ -64,6 +64,32 @@ def test_what_has_no_epsilon_has_a_reason_and_no_remark():
     without = {**NONE, "assumptions": ASSUMED["assumptions"]}
     assert statement_text(without) == "no proven ε (zero out one sample, δ = 1e-05): Nothing is clipped."
     assert caption({"VR": [without]}) == [f"{KEY}: no ε"]
+
+
+def test_the_statement_that_was_asked_for_is_first_and_marked():
+    published = {**NONE, "bound": "published"}
+    replaced = {**PROVEN, "neighboring_relation": "replace_one"}
+    for relation, expected in (("replace_one", replaced), ("zero_out", PROVEN), (None, PROVEN)):
+        first, *others = asked_first([published, PROVEN, replaced], "proven", relation)
+        assert first == {**expected, "asked": True}
+        assert others == [one for one in (published, PROVEN, replaced) if one != expected]
+        assert statement_text(first).startswith("asked for: ε = 2.5 proven (")
+    assert asked_first([published, PROVEN], "reconstructed") == [published, PROVEN]
+    of_run = {"A": [published, PROVEN], "B": asked_first([published, PROVEN], "proven")}
+    assert caption(of_run) == [
+        f"asked for: {KEY}: B: ε = 2.5",
+        "published (zero out one sample, δ = 1e-05): no ε",
+        f"{KEY}: A: ε = 2.5",
+    ]
+
+
+def test_a_median_far_below_the_worst_node_is_told():
+    near, far = ({**PROVEN, "dp_epsilon_median_node": median} for median in (2.4, 1.0))
+    assert statement_text(near) == statement_text(PROVEN)
+    assert statement_text(far).startswith("ε = 2.5 at the worst node, median 1, proven (")
+    assert caption({"VR": [far]}) == [f"{KEY}: VR: ε = 2.5 at the worst node, median 1"]
+    assert caption({"A": [far], "B": [far]}) == [f"{KEY}: ε = 2.5 at the worst node, median 1, for each case"]
+    assert caption({"A": [far], "B": [near]}) == [f"{KEY}: ε = 2.5 for each case"]
 
 
 def test_a_remark_names_the_cases_it_is_on():

@@ -57,6 +57,7 @@ class Statement(NamedTuple):
     assumptions: tuple[str, ...]
     reason: str | None  # why dp_epsilon is None
     node_epsilons: tuple[float, ...] = ()  # of every node, of several runs those of each; empty where there is none
+    mechanism: str = ""  # what was released, of the worst node: how often, with how much noise, of which samples
 
 
 def statement(
@@ -73,6 +74,7 @@ def statement(
     notes: Sequence[str] = (),
     reason: str | None = None,
     node_epsilons: Sequence[float] = (),
+    mechanism: str = "",
 ) -> Statement:
     """A statement with everything that it rests on.
 
@@ -84,7 +86,7 @@ def statement(
         noise: how random numbers are made, and how exactly.
         notes: what this statement alone rests on.
         reason: why there is no epsilon; an infinite one has a reason by itself.
-        node_epsilons: as in `Statement`.
+        node_epsilons, mechanism: as in `Statement`.
     """
     if dp_epsilon is not None and not math.isfinite(dp_epsilon):
         dp_epsilon, reason = None, "No finite epsilon is known at this delta."
@@ -97,18 +99,19 @@ def statement(
         nodes=nodes,
         assumptions=(
             *(() if gradients is None else (gradients,)),
-            "one run of one seed; others on the same data have batches and noise of their own, and compose",
+            "it is of one run of one seed; others on the same data have batches and noise of their own, and add to it",
             "a resumed run repeats the rounds after its last checkpoint with the same numbers (same machine and"
             " versions)",
             *setting,
             noise,
             "the choice of hyper-parameters is not accounted for",
-            "not covered either, for it is measured or kept without noise: losses, metrics and pictures; whether a run"
+            "it does not cover what is measured or kept without noise: losses, metrics and pictures; whether a run"
             " diverged; checkpoints, which hold raw gradients and states",
             *notes,
         ),
         reason=reason,
         node_epsilons=() if dp_epsilon is None else tuple(map(float, node_epsilons)),
+        mechanism=mechanism,
     )
 
 
@@ -135,6 +138,12 @@ def asked_first(
     return [{**rows.pop(fits.index(True)), "asked": True}, *rows] if any(fits) else rows
 
 
+def drawn(what: str, sampler: str, rate: float, noise_multiplier: float) -> str:
+    """Noise of a release, rounded down, and which share of samples or clients it has, in words."""
+    which = f"{what} drawn at rate {rate:.4g} ({sampler})" if rate < 1 else f"all {what}"
+    return f"noise multiplier {rounded_down(noise_multiplier, 4)}, {which}"
+
+
 def is_unbounded(release: Any, bound: str) -> bool:
     """True if nothing bounds a sample's gradient: it is not clipped, and an assumption proves nothing."""
     return release.clip_norm is None or (release.assumed and bound == "proven")
@@ -145,13 +154,14 @@ def statement_text(statement: Mapping[str, Any]) -> str:
 
     Args:
         statement: as in summary.json: "bound", "dp_epsilon", "dp_delta", "neighboring_relation", and "reason" where
-            there is no epsilon; "assumptions", "asked" and "dp_epsilon_median_node" where there are any.
+            there is no epsilon; "mechanism", "assumptions", "asked" and "dp_epsilon_median_node" where there are any.
 
     Guarantees:
         - the epsilon is rounded up.
         - an epsilon on an assumed bound, or one that is refuted, says so.
         - an epsilon above 100 says that it protects nothing.
         - a median far below the worst node's epsilon is told.
+        - an epsilon says which mechanism it is of, so that it can be quoted by itself.
 
     Example:
         >>> proven = {"bound": "proven", "dp_epsilon": 2.5, "dp_delta": 1e-5, "neighboring_relation": "zero_out"}
@@ -164,7 +174,8 @@ def statement_text(statement: Mapping[str, Any]) -> str:
     if statement["dp_epsilon"] is None:
         return f"{asked}no {statement['bound']} ε ({ground}): {statement.get('reason')}"
     remarks = "".join(f", {remark}" for remark in _remarks(statement))
-    return f"{asked}{_epsilon(statement, 4)} {statement['bound']} ({ground}{remarks})"
+    mechanism = f"; {statement['mechanism']}" if statement.get("mechanism") else ""
+    return f"{asked}{_epsilon(statement, 4)} {statement['bound']} ({ground}{mechanism}{remarks})"
 
 
 def caption(privacy: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:

@@ -50,7 +50,7 @@ from jaxfl.privacy import accountant as verbs
 from jaxfl.privacy.accountant import Bound, Family
 from jaxfl.privacy.clients.local_iterations import converted_epsilon, renyi_divergences
 from jaxfl.privacy.clients.sampled_releases import SampledReleases, sampled_epsilon
-from jaxfl.privacy.statements import Statement, rounded_up
+from jaxfl.privacy.statements import Statement, drawn, rounded_up
 
 ESTIMATES = ("none", "as_published", "private")
 WITHOUT_NOISE = (
@@ -318,10 +318,13 @@ def _words(accounts: Sequence[Account], account: Account, bound: str, relation: 
     """Arguments of `statement`."""
     norms = sorted({account.release.clip_norm for account in accounts if account.release.clip_norm is not None})
     clipped = f"every sample's gradient is clipped to the L2 norm {' or '.join(f'{norm:g}' for norm in norms)}"
+    release = account.release
+    each = drawn("samples", release.sampler, release.batch_size / release.num_samples, release.noise_multiplier)
     return {
         "gradients": clipped if all(account.release.clip_norm is not None for account in accounts) else None,
         "setting": _SETTING,
         "notes": _notes(accounts, account, bound, relation),
+        "mechanism": f"{account.num_iterations} local iterations, {each}",
     }
 
 

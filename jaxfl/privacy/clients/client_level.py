@@ -25,11 +25,11 @@ from jaxfl.core import check
 from jaxfl.privacy import accountant as verbs
 from jaxfl.privacy.accountant import Bound, Family
 from jaxfl.privacy.clients.sampled_releases import SampledReleases, sampled_epsilon
-from jaxfl.privacy.statements import Statement
+from jaxfl.privacy.statements import Statement, drawn
 
 RELATION = "zero_out_client"
 _SETTING = (
-    "the sums with their noise are visible and nothing else (no single update, no losses, no metrics): the server that"
+    "it holds against whoever sees the sums with their noise, and no single update, loss or metric: the server that"
     " adds the noise is trusted",
     "each client takes part in a round independently with the same probability, and who does stays secret",
     "what the sum is divided by is a public constant, and no weight depends on a client's data",
@@ -188,7 +188,10 @@ def _words(
     """Arguments of `statement`; every client has the same epsilon."""
     norm = account.release.clip_norm
     clipped = None if norm is None else f"every client's whole update is clipped to the L2 norm {norm:g}"
-    return {"gradients": clipped, "setting": _SETTING, "node_epsilons": ()}
+    release = account.release
+    each = drawn("clients", release.sampler, release.participation_rate, release.noise_multiplier)
+    mechanism = f"{account.num_rounds} rounds, {each}"
+    return {"gradients": clipped, "setting": _SETTING, "node_epsilons": (), "mechanism": mechanism}
 
 
 _CLIENTS = Family(_reason, _cost, _words)

@@ -22,11 +22,11 @@ from jaxfl.privacy.accountant import Bound, Family
 from jaxfl.privacy.dominating_pairs import unresolved_delta
 from jaxfl.privacy.gossip.accountant import C2_OF_THE_PAPER, Account, Accountant, Published, checked
 from jaxfl.privacy.gossip.proven import PROVEN_RELATIONS, Release, proven_bound, sensitivities
-from jaxfl.privacy.statements import ASSUMED, Statement, is_unbounded
+from jaxfl.privacy.statements import ASSUMED, Statement, drawn, is_unbounded
 
 _ROUNDED_SUM = "A table entry of several samples is rounded to bfloat16 as a sum, which may exceed its bound."
 _SETTING = (
-    "all messages of a node are visible and nothing else (no losses, no metrics)",
+    "it holds against whoever sees all messages of a node, and no losses or metrics",
     "a sample is held by one node, and where samples are placed (by label, say) does not depend on the changed one",
     "the node's number of entries J, the batch b and q = b / J are public and fixed",
 )
@@ -307,8 +307,16 @@ def _words(_accounts: Sequence[Account], account: Account, bound: str, _relation
         "gradients": None if is_unbounded(account.release, bound) else _bound_on_gradients(account.release),
         "setting": _SETTING,
         "noise": grid.assumption(account.release.grid),
+        "mechanism": _mechanism(account),
         "notes": _notes(account, bound, float(found.dp_epsilon)),
     }
+
+
+def _mechanism(account: Account) -> str:
+    """Rounds, noise and samples of a node."""
+    release, rate = account.release, min(1.0, account.release.batch_size / account.release.num_entries)
+    multiplier = math.nan if release.clip_norm is None else release.noise_std * release.batch_size / release.clip_norm
+    return f"{account.num_rounds} rounds, {drawn('samples', release.sampler, rate, multiplier)}"
 
 
 def _bound_on_gradients(release: Release) -> str:

@@ -52,7 +52,7 @@ _AT_STATE = (
     " carries no noise."
 )
 _SETTING = (
-    "all that an agent broadcasts is visible and nothing else (no losses, no metrics)",
+    "it holds against whoever sees all that an agent broadcasts, and no losses or metrics",
     "all other samples, and the point that all agents start from, are the same in both runs",
     "a sample is held by one agent, and where samples are placed does not depend on the changed one",
     "an agent's number of samples and m are public and fixed; batches do not depend on data",

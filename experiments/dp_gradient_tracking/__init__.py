@@ -15,7 +15,7 @@ Graphs".
 
 from jaxfl.frame import Experiment, Overlay
 
-from .options import DERIVED, Configuration
+from .options import DERIVED, RIVALS, Configuration
 from .pictures import finish
 from .prepare import prepare
 from .presets import PRESETS
@@ -32,9 +32,10 @@ EXPERIMENT = Experiment(
     },
     presets=PRESETS,
     derived=DERIVED,
+    rivals=RIVALS,
     labels={
         **{"method": "{}", "scheme": "{}", "noise_exponent": "p = {}", "noise_base": "p = {}"},
-        **{"noise_gain": "noise x {}", "gradient_at": "gradient at {}", "graph": "{}"},
+        **{"noise_gain": "noise x {}", "target_epsilon": "ε = {}", "gradient_at": "gradient at {}", "graph": "{}"},
     },
     aliases={
         **dict.fromkeys(("state_weights", "tracker_weights", "pair"), "graph"),

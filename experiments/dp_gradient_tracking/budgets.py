@@ -1,4 +1,4 @@
-"""Privacy spending in experiments.dp_gradient_tracking, noise for a budget, and the theorems' conditions that a case breaks."""
+"""Privacy of experiments.dp_gradient_tracking: spending, noise for a budget, conditions that a case breaks."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
@@ -67,7 +68,8 @@ class Learning:
     step_size: float = traced(0.1)
     """gamma_K; the scheme's by default."""
     batch_size: int = 32
-    """m_K, samples of each gradient; the scheme's by default, but for digits."""
+    """m_K, samples of each gradient; the scheme's by default. For digits it is 32, or all of an agent where all have as
+    many: no bound on Gaussian noise counts participations, and a mean over more samples moves less."""
     gradient_at: Literal["broadcast", "state"] = "broadcast"
     """State at which gradients are taken: the broadcast one, which has a proven epsilon, or the agent's own, as
     published, which has none."""
@@ -98,15 +100,16 @@ class Noise:
     """Base of S2: agent i of n gets noise scales p^K with p this number plus 0.00005 i / n."""
     noise_gain: float | Literal["calibrated"] = traced(0.003)
     """Factor on all noise scales; 1 is the paper's noise, at which a network learns nothing where edges weigh 1.
-    calibrated: the least that meets target_epsilon, for the steps, the mixing, the graph and the schedule of each
-    run."""
+    calibrated: the least that meets target_epsilon with the steps, the mixing, the graph and the schedule of each run.
+    A run without a budget shows convergence alone: where it learns, its epsilon protects nothing."""
     distribution: Literal["laplace", "gaussian"] = "laplace"
-    """Distribution of the noise. Gaussian noise has the scales as standard deviations, clipping in L2 norm, and a
-    delta."""
+    """laplace, the paper's, or gaussian, the default where digits have a budget. Gaussian noise has the scales as
+    standard deviations, clipping in L2 norm, and a delta."""
     dp_delta: float = stated(1e-5)
     """Delta of the bound that counts a sample's participations, and of Gaussian noise."""
     target_epsilon: float = stated(INFINITY)
-    """Privacy budget of every agent (replace one sample), inf for none; in place of noise_gain."""
+    """Privacy budget of every agent (replace one sample), inf for none; in place of noise_gain. 8 for digits: Gaussian
+    noise leaves 58 to 70 % of accuracy there, where 92 % are reached without a budget, and Laplace noise chance."""
     bound: Literal["proven", "published"] = stated("proven")
     """Which bound holds the budget: proven (of DP-GT at dp_delta, of the others at delta 0 with Laplace noise), or
     published, the paper's own, which is reconstructed for the other methods."""
@@ -241,7 +244,9 @@ def check_config(config: Configuration) -> None:
     learning, noise, theory = config.learning, config.noise, config.theory
     check.at_least(2, nodes=config.agents.nodes)
     check.at_least(1, iterations=learning.iterations, evaluate_every=config.run.evaluate_every)
-    check.positive(noise_base=noise.noise_base)
+    check.at_least(1, batch_size=learning.batch_size)
+    check.positive(**{name: getattr(learning, name) for name in STEPS if name != "batch_size"})
+    check.positive(noise_base=noise.noise_base, clip_norm=learning.clip_norm)
     check.non_negative(noise_gain=noise.noise_gain, gradient_dominance=theory.gradient_dominance)
     check.open_unit(dp_delta=noise.dp_delta)
     check.positive(smoothness=None if theory.smoothness == "estimated" else theory.smoothness)
@@ -270,8 +275,18 @@ def scheme_steps(scheme: str, iterations: int) -> TrackingSchedule:
     return paper_schedule(scheme, iterations, 1)
 
 
+def _is_private(options: Mapping[str, Any], names: Collection[str]) -> bool:
+    """True where the defaults hold a budget: digits, at which something is learned within one."""
+    has_proof = options["gradient_at"] == "broadcast" and options["bound"] == "proven" and not options["assume_bounded"]
+    return options["dataset"] == "digits" and has_proof and options["method"] in _NOISY and "noise_gain" not in names
+
+
 RIVALS = ((("target_epsilon",), ("noise_gain",)),)
 DERIVED = {
+    "distribution": lambda options, names: "gaussian" if _is_private(options, names) else "laplace",
+    "target_epsilon": lambda options, names: (
+        8.0 if options["distribution"] == "gaussian" and _is_private(options, names) else INFINITY
+    ),
     "noise_gain": lambda options, names: (
         "calibrated" if options["target_epsilon"] != INFINITY else options["noise_gain"]
     ),
@@ -279,6 +294,13 @@ DERIVED = {
         option: lambda options, names, name=name: getattr(scheme_steps(options["scheme"], options["iterations"]), name)
         for option, name in STEPS.items()
     },
+    "batch_size": lambda options, names: (
+        scheme_steps(options["scheme"], options["iterations"]).num_samples
+        if options["dataset"] != "digits"
+        else 32
+        if options["partition"] != "iid"
+        else max(1, (options["num_train"] or 1437) // max(1, options["nodes"]))
+    ),
     "clip_norm": lambda options, names: (
         1.0 if options["distribution"] == "gaussian" else 10.0 if options["dataset"] == "digits" else 20.0
     ),

@@ -33,7 +33,14 @@ from jaxfl.privacy.tracking import (
     published_sensitivities,
 )
 
-TINY = {"iterations": 6, "batch_size": 2, "smoothness": 2.0, "evaluate_every": 2, "quiet": True}
+TINY = {
+    "iterations": 6,
+    "batch_size": 2,
+    "distribution": "laplace",
+    "smoothness": 2.0,
+    "evaluate_every": 2,
+    "quiet": True,
+}
 SCHEMES = ("DP-GT, S1", "DP-GT, S2")
 # Every condition of Scheme (S1) holds: alpha, beta < 0.4, gamma < n / (4 (v1 . v2) L) = 0.1, noise exponents to 0.14.
 STRICT = {**TINY, "strict": True, "scheme": "S1", "state_mixing": 0.1, "step_size": 0.01}
@@ -66,7 +73,7 @@ def finished(tmp_path_factory):
     options = "--iterations 6 --batch-size 2 --smoothness 2 --evaluate-every 2 --seeds 0 1 --quiet --out"
     with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
         leave_undrawn(patch)
-        assert main(EXPERIMENT, [*options.split(), str(folder)]) == 0
+        assert main(EXPERIMENT, ["--distribution", "laplace", *options.split(), str(folder)]) == 0
     return folder, printed.getvalue()
 
 

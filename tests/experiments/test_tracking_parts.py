@@ -23,7 +23,7 @@ from jaxfl.privacy.tracking import (
 
 def config_of(**changes):
     """One row's configuration; tiny runs of Scheme (S2) where nothing else is said."""
-    settings = {"iterations": 6, "batch_size": 2, "scheme": "S2", **changes}
+    settings = {"iterations": 6, "batch_size": 2, "scheme": "S2", "distribution": "laplace", **changes}
     return request(EXPERIMENT, settings).config
 
 
@@ -35,7 +35,7 @@ def statements(num_rounds=6, sizes=(287,) * 5, **changes):
 class TestStatements:
     def test_gaussian_noise(self):
         """The scales are standard deviations, the clip norm is 1 in L2, so that C is 2."""
-        changes = {"distribution": "gaussian", "dp_delta": 1e-3}
+        changes = {"distribution": "gaussian", "dp_delta": 1e-3, "noise_gain": 0.003}
         published, proven = statements(**changes)
         assert (published["dp_epsilon"], published["reason"]) == (
             None,

@@ -5,6 +5,7 @@ The numbers are those of the accountants that runs use, and a run with these set
     jaxfl epsilon --sites 50 --samples 1200 --batch 64 --rounds 300 --noise-multiplier 1.1
     jaxfl epsilon --method privsgp-vr --sites 50 --samples 1200 --batch 64 --rounds 300 --target 3
     jaxfl epsilon --method dp-fedavg --sites 5000 --active 50 --rounds 1000 --noise-multiplier 1
+    jaxfl epsilon --method gradient-tracking --sites 5 --samples 287 --batch 32 --rounds 400 --target 8
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from jaxfl.core import ArgumentError, check
 from jaxfl.privacy import accountant as verbs
-from jaxfl.privacy import clients, gossip
+from jaxfl.privacy import clients, gossip, tracking
 from jaxfl.privacy.statements import RELATIONS, Statement, rounded_up, statement_text
 
 Releases = list[Any]  # of every site, or one of the server
@@ -29,12 +30,14 @@ _OPTIONS = {  # argument of the library -> option
     "dp_delta": "--delta",
     "estimate_batch_size": "--constants-batch",
     "estimate_noise_multiplier": "--constants-noise",
+    "graph": "--graph",
     "neighboring_relation": "--relation",
     "noise_multiplier": "--noise-multiplier",
     "noise_std": "--noise-multiplier",
     "num_clients": "--sites",
     "num_entries": "--samples",
     "num_iterations": "--rounds",
+    "num_local_samples": "--samples",
     "num_nodes": "--sites",
     "num_rounds": "--rounds",
     "num_samples": "--samples",
@@ -51,9 +54,10 @@ class Method(NamedTuple):
         releases: (options, noise multiplier) -> releases of every site, or the one of the server.
         statements: (options, releases) -> statements.
         least: (options, releases with some noise, relation or None) -> least noise multiplier that meets the target.
-        noise_on: what the noise is added to, in words; its deviation is clip norm times multiplier over `divisor`.
+        noise_on: what the noise is added to, in words.
         divisor: options -> number that the noise is divided by.
         of_clients: whole clients are protected, and neither samples nor batches count.
+        noise: name of what the noise multiplier times the clip norm over `divisor` is, as JSON has it.
     """
 
     releases: Callable[[argparse.Namespace, float], Releases]
@@ -62,6 +66,7 @@ class Method(NamedTuple):
     noise_on: str
     divisor: Callable[[argparse.Namespace], int] = lambda asked: 1
     of_clients: bool = False
+    noise: str = "noise_std"
 
 
 def _gossip(accountant: gossip.Accountant) -> Method:
@@ -155,6 +160,43 @@ def _updates() -> Method:
     return Method(releases, statements, least, "the server's sum of updates", of_clients=True)
 
 
+_MOST_ROUNDS = 10_000
+_TRACKING = {"graph": "five_agents", "scheme": "S1", "step_size": None, "distribution": "laplace"}
+
+
+def _tracking() -> Method:
+    """Gradient tracking: agents broadcast noisy states and trackers, with the numbers of a scheme of the paper."""
+
+    def run(asked: argparse.Namespace, noise: float) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        from jaxfl.graphs.files import tracking_pair  # takes scipy.sparse
+
+        schedule = tracking.paper_schedule(asked.scheme, asked.rounds, asked.sites)
+        pair = tracking_pair(asked.graph, asked.sites)
+        schedule = schedule._replace(
+            num_samples=asked.batch,
+            step_size=schedule.step_size if asked.step_size is None else asked.step_size,
+            state_noise_scale=noise * asked.clip_norm * schedule.state_noise_scale,
+            tracker_noise_scale=noise * asked.clip_norm * schedule.tracker_noise_scale,
+        )
+        settings = {"num_local_samples": _sizes(asked), "dp_delta": asked.delta}
+        settings |= {"state_in_weights": pair.state_weights.sum(axis=1)}
+        settings |= {"tracker_out_weights": pair.tracker_weights.sum(axis=0)}
+        release = tracking.TrackingRelease(clip_norm=asked.clip_norm, distribution=asked.distribution)
+        return (schedule, asked.rounds, release), settings
+
+    def statements(asked: argparse.Namespace, released: Releases) -> list[Statement]:
+        ((of_run, settings),) = released
+        return tracking.gradient_tracking_statements(*of_run, **settings)
+
+    def least(asked: argparse.Namespace, released: Releases, _relation: str | None) -> float:
+        ((of_run, settings),) = released
+        function = tracking.gradient_tracking_statements
+        return tracking.least_noise(function, asked.bound, *of_run, target_epsilon=asked.target, **settings)
+
+    on = "the scheme's noise scales (--noise-gain of the experiment)"
+    return Method(lambda asked, noise: [run(asked, noise)], statements, least, on, noise="noise_gain")
+
+
 METHODS = {
     "fedavg": _local_steps(estimates=False),
     "ali-dpfl": _local_steps(estimates=True),
@@ -163,6 +205,7 @@ METHODS = {
     "privsgp-vr": _gossip(gossip.PRIVSGP_VR),
     "dp2-sgd": _gossip(gossip.DP2_SGD),
     "a-dp2-sgd": _gossip(gossip.A_DP2_SGD),
+    "gradient-tracking": _tracking(),
 }
 
 
@@ -177,11 +220,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="jaxfl", description="Private decentralised and federated learning.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     about = "Epsilon of a run that is planned, or the noise that a budget needs; published and proven."
-    gt = (
-        "Gradient tracking with Laplace noise is not here: its epsilon depends on schedules of steps, mixing and noise"
-        " and on the weights of the graph. python -m experiments.dp_gradient_tracking states it."
-    )
-    epsilon = commands.add_parser("epsilon", help=about, description=about, epilog=gt, allow_abbrev=False)
+    epsilon = commands.add_parser("epsilon", help=about, description=about, allow_abbrev=False)
     add = epsilon.add_argument
     add("--method", choices=METHODS, default="fedavg", help="fedavg: private local steps (default)")
     add("--sites", type=int, required=True, metavar="N", help="clients, or nodes of the graph")
@@ -202,11 +241,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--relation", choices=RELATIONS, help="neighboring relation (default: all, and the first proven for --target)")
     add("--bound", choices=("proven", "published"), default="proven", help="bound that --target is for")
-    add("--sampler", choices=("poisson", "fixed", "uniform"), default="poisson", help="sampler (default poisson)")
+    sampler = "sampler (default poisson; of gradient-tracking fixed)"
+    add("--sampler", choices=("poisson", "fixed", "uniform"), help=sampler)
     add("--local-steps", type=int, default=1, metavar="TAU", help="fedavg, ali-dpfl: local steps a round (default 1)")
     add("--active", type=int, metavar="M", help="dp-fedavg: clients that are expected in a round (default all)")
     add("--constants-noise", type=float, default=20.0, metavar="Z", help="ali-dpfl: noise of an estimate (default 20)")
     add("--constants-batch", type=int, metavar="M", help="ali-dpfl: samples of an estimate (default all)")
+    # Those of one method have no default here: given beside another method they are refused.
+    add("--graph", help=f"gradient-tracking: weights R and C, by name or .npy file (default {_TRACKING['graph']})")
+    add("--scheme", choices=tracking.SCHEMES, help="gradient-tracking: scheme of steps, mixing and noise (default S1)")
+    add("--step-size", type=float, metavar="GAMMA", help="gradient-tracking: step size (default the scheme's)")
+    add("--distribution", choices=("laplace", "gaussian"), help="gradient-tracking: noise (default laplace)")
     add("--json", action="store_true", help="print JSON")
     return parser
 
@@ -220,6 +265,21 @@ def _check(asked: argparse.Namespace, method: Method) -> None:
     """Refuse what cannot be counted with."""
     check.at_least(1, **{"--sites": asked.sites, "--rounds": asked.rounds, "--local-steps": asked.local_steps})
     check.positive(**{"--clip-norm": asked.clip_norm})
+    own = asked.method == "gradient-tracking"
+    for name, default in _TRACKING.items():
+        value = getattr(asked, name)
+        if value is not None and not own:
+            option = f"--{name.replace('_', '-')}"
+            raise ArgumentError(option, "belongs to gradient-tracking", f"got {value}", "Leave it out.")
+        setattr(asked, name, default if value is None else value)
+    if own and asked.rounds > _MOST_ROUNDS:
+        requirement = f"must be at most {_MOST_ROUNDS:,} for gradient-tracking, whose bounds take time of its square"
+        raise ArgumentError("--rounds", requirement, f"got {asked.rounds}", "Pass fewer.")
+    sampler = "fixed" if own else "poisson"
+    if own and asked.sampler not in (None, sampler):
+        raise ArgumentError("--sampler", "must be fixed for gradient-tracking", f"got {asked.sampler}", "Leave it out.")
+    asked.sampler = asked.sampler or sampler
+    check.positive(**{"--step-size": asked.step_size})
     check.open_unit(**{"--delta": asked.delta})
     if asked.target is not None:
         check.positive(**{"--target": asked.target})
@@ -267,7 +327,7 @@ def answer(asked: argparse.Namespace) -> dict[str, Any]:
         "sites": asked.sites,
         "rounds": asked.rounds,
         "noise_multiplier": noise,
-        "noise_std": noise * asked.clip_norm / method.divisor(asked),
+        method.noise: noise * asked.clip_norm / method.divisor(asked),
         "noise_on": method.noise_on,
         "statements": [one._asdict() for one in stated],
     }
@@ -275,8 +335,10 @@ def answer(asked: argparse.Namespace) -> dict[str, Any]:
 
 def text(found: dict[str, Any]) -> str:
     """The answer for people: noise, a line for each statement, and what the last one, proven, rests on."""
-    std, multiplier = rounded_up(found["noise_std"], 4), rounded_up(found["noise_multiplier"], 4)
-    noise = f"noise of {multiplier} times the clip norm: standard deviation {std} on {found['noise_on']}"
+    name = METHODS[found["method"]].noise
+    size, multiplier = rounded_up(found[name], 4), rounded_up(found["noise_multiplier"], 4)
+    what = "standard deviation" if name == "noise_std" else "factor"
+    noise = f"noise of {multiplier} times the clip norm: {what} {size} on {found['noise_on']}"
     counted = f"{found['method']}: {found['sites']} sites, {found['rounds']} rounds, {noise}"
     claims = [statement_text(one) for one in found["statements"]]
     last = found["statements"][-1]

@@ -35,7 +35,7 @@ jaxfl/core/threefry.py: np.uint32(group + 1) => np.uint32(group)
 jaxfl/graphs/weights.py: np.maximum(count[receiver], count[sender]) => count[receiver]
 jaxfl/graphs/weights.py: 1 / count[sender] => 1 / count[receiver]
 jaxfl/graphs/topologies.py: range((num_nodes - 1).bit_length()) => range(num_nodes.bit_length())
-jaxfl/graphs/topologies.py: other + (other >= receiver) => other + (other > receiver)
+jaxfl/graphs/random_graphs.py: other + (other >= receiver) => other + (other > receiver)
 [tests/graphs/test_mixing.py]
 jaxfl/graphs/graph.py: (entries.row - entries.col) % num_nodes => (entries.col - entries.row) % num_nodes
 jaxfl/graphs/mixing.py: (nodes[:, None, None] - offsets) => (nodes[:, None, None] + offsets)

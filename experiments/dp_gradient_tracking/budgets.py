@@ -1,4 +1,4 @@
-"""Privacy spending in experiments.dp_gradient_tracking, and the theorems' conditions that a case breaks."""
+"""Privacy of experiments.dp_gradient_tracking: spending, noise for a budget, conditions that a case breaks."""
 
 from __future__ import annotations
 
@@ -7,48 +7,70 @@ from typing import Any
 
 import numpy as np
 
+from jaxfl.core import ArgumentError
+from jaxfl.frame import lay
 from jaxfl.graphs import tracking_conditions as theory
+from jaxfl.graphs.files import tracking_pair
 from jaxfl.privacy import tracking
+from jaxfl.privacy.statements import Statement
 from jaxfl.privacy.tracking import Sensitivities, TrackingAgent, TrackingRelease, TrackingSchedule
 
-from .options import QUANTIZED, Configuration, tracking_pair
+from .options import QUANTIZED, Configuration
 
 
 def privacy_of(config: Configuration, sizes: Sequence[int]) -> Callable[[int], list[dict[str, Any]]]:
-    """Function from the rounds that really ran to the statements of summary.json.
+    """Function from the rounds that really ran to the statements of summary.json; noise is a number.
 
     Sizes are every agent's samples, of several seeds the smallest, with which a sample takes part most often.
     """
-    learning, noise, nodes = config.learning, config.noise, config.agents.nodes
+    statements, release, settings = _accounting(config, sizes)
     schedule = config.schedule()
+
+    def stated(rounds: int) -> list[dict[str, Any]]:
+        return [statement._asdict() for statement in statements(schedule, rounds, release, **settings)]
+
+    return stated
+
+
+def calibrated(config: Configuration, sizes: Sequence[int]) -> Configuration:
+    """The configuration with the least noise that meets its budget in all rounds; itself without a budget."""
+    noise = config.noise
+    if not config.has_budget:
+        return config
+    unit, target = lay(config, {"noise_gain": 1.0}), noise.target_epsilon
+    statements, release, settings = _accounting(unit, sizes)
+    run = (statements, noise.bound, unit.schedule(), config.num_rounds, release)
+    gain = tracking.least_noise(*run, target_epsilon=target, **settings)
+    largest = gain * float(unit.schedule().state_noise_scale.max())
+    if not np.finfo(np.float32).tiny < largest < np.finfo(np.float32).max:
+        found = f"got {target:g}, which needs about {largest:.2g}"
+        raise ArgumentError("target_epsilon", "must need noise that float32 holds", found, "Pass another.")
+    return lay(config, {"noise_gain": gain})
+
+
+def _accounting(
+    config: Configuration, sizes: Sequence[int]
+) -> tuple[Callable[..., list[Statement]], TrackingRelease, dict[str, Any]]:
+    """Statements of the method as a function, and what it takes besides schedule and rounds."""
+    learning, noise, nodes = config.learning, config.noise, config.agents.nodes
     release = TrackingRelease(
         clip_norm=learning.clip_norm,
         assumed=learning.assume_bounded,
         gradient_at=learning.gradient_at,
         distribution=noise.distribution,
     )
-
-    def stated(rounds: int) -> list[dict[str, Any]]:
-        run, settings = (schedule, rounds, release), {"num_nodes": nodes, "dp_delta": noise.dp_delta}
-        if learning.method == "DP-GT":
-            pair = tracking_pair(config.weights.graph, nodes)
-            statements = tracking.gradient_tracking_statements(
-                *run,
-                state_in_weights=pair.state_weights.sum(axis=1),
-                tracker_out_weights=pair.tracker_weights.sum(axis=0),
-                num_local_samples=sizes,
-                dp_delta=noise.dp_delta,
-            )
-        elif learning.method == "noisy-outputs":
-            statements = tracking.output_perturbation_statements(*run, **settings)
-        elif learning.method in QUANTIZED:
-            step = _quantization_step(config)
-            statements = tracking.quantization_statements(*run, num_nodes=nodes, quantization_step=step)
-        else:
-            statements = tracking.perturbed_state_statements(*run, **settings)
-        return [statement._asdict() for statement in statements]
-
-    return stated
+    if learning.method == "DP-GT":
+        pair = tracking_pair(config.weights.graph, nodes)
+        weights = {"state_in_weights": pair.state_weights.sum(axis=1)}
+        weights |= {"tracker_out_weights": pair.tracker_weights.sum(axis=0)}
+        of_batches = {"num_local_samples": sizes, "dp_delta": noise.dp_delta}
+        return tracking.gradient_tracking_statements, release, {**weights, **of_batches}
+    if learning.method in QUANTIZED:
+        settings = {"num_nodes": nodes, "quantization_step": _quantization_step(config)}
+        return tracking.quantization_statements, release, settings
+    outputs = learning.method == "noisy-outputs"
+    statements = tracking.output_perturbation_statements if outputs else tracking.perturbed_state_statements
+    return statements, release, {"num_nodes": nodes, "dp_delta": noise.dp_delta}
 
 
 def _quantization_step(config: Configuration) -> float:

@@ -29,10 +29,11 @@ def finish(finished: Finished) -> Sequence[Path]:
     """Write conditions.json; draw what the theory bounds against iterations, and the budgets."""
     folder = finished.run.path
     # Not in config.json: an estimated L has other last digits on another machine, which may resume the run.
-    write_json(folder / "conditions.json", {name: list(map(str, rows)) for name, rows in finished.context.items()})
+    failures = finished.context.failures
+    write_json(folder / "conditions.json", {name: list(map(str, rows)) for name, rows in failures.items()})
     lines, x = plots.read_lines(folder), next(iter(finished.rows.values())).config.run.x
     convergence = plots.plot_panels(folder, lines, _PANELS, "convergence.png", x)
-    return [convergence, *plot_budgets(folder, {name: row.config for name, row in finished.rows.items()})]
+    return [convergence, *plot_budgets(folder, finished.context.configs)]
 
 
 def plot_budgets(run_dir: Path, configs: Mapping[str, Configuration]) -> list[Path]:

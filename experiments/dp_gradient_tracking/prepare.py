@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,14 +16,22 @@ from jaxfl.core import ArgumentError
 from jaxfl.core.tree import num_bytes, size
 from jaxfl.frame import Prepared, Row, cases_of, few
 from jaxfl.gradients.memory import require_fits
+from jaxfl.graphs.files import tracking_pair
 from jaxfl.graphs.tracking_conditions import Condition
 from jaxfl.training import stationarity
 from jaxfl.training.chunks import check_start
 
-from .budgets import broken_conditions, privacy_of
-from .options import Configuration, check_config, tracking_pair
+from .budgets import broken_conditions, calibrated, privacy_of
+from .options import Configuration, check_config
 
 PROBING = {"num_probes": 10, "step_size": 0.05, "max_samples_per_node": 128}  # for the estimate of L
+
+
+class Context(NamedTuple):
+    """Facts of a run that its pictures and files need."""
+
+    failures: Mapping[str, Sequence[Condition]]  # name of a row -> broken conditions
+    configs: Mapping[str, Configuration]  # with noise as a number
 
 
 def prepare(rows: Mapping[str, Row]) -> Prepared:
@@ -32,6 +40,7 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
         row.config.agents.data(row.config.data)(row.seeds[0])  # refuses more agents than there are samples
         check_config(row.config)
     sizes = {name: _sizes(name, row) for name, row in rows.items()}
+    rows = {name: row._replace(config=calibrated(row.config, sizes[name])) for name, row in rows.items()}
     ready = {name: row._replace(config=row.config.settled()) for name, row in rows.items()}
     measure = functools.cache(stationarity)  # the same object for cases that share a program
 
@@ -54,7 +63,11 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
     graphs = {(row.config.weights.graph, row.config.agents.nodes) for row in rows.values()}
     files = sorted(file for file in graphs if file[0].endswith(".npy"))  # other weights may come by the same name
     checksums = [zlib.crc32(np.stack(tracking_pair(*file)).tobytes()) for file in files]
-    return Prepared(cases, lines, {"graph_crc32": checksums} if files else {}, failures)
+    facts: dict[str, Any] = {"graph_crc32": checksums} if files else {}
+    of_budgets = [name for name, row in rows.items() if row.config.has_budget]
+    if of_budgets:
+        facts["settled"] = {name: {"noise_gain": rows[name].config.noise.noise_gain} for name in of_budgets}
+    return Prepared(cases, lines, facts, Context(failures, {name: row.config for name, row in rows.items()}))
 
 
 def _sizes(name: str, row: Row) -> list[int]:
@@ -127,4 +140,6 @@ def _row(config: Configuration) -> str:
     parts += [f"alpha {learning.state_mixing:.3g}"] if learning.method != "noisy-outputs" else []
     parts += [f"beta {learning.tracker_mixing:.3g}"] if tracks else []
     noise = f"noise scales {scales.min():.3g} to {scales.max():.3g}" if config.is_noisy else "no noise"
+    if config.has_budget:
+        noise += f", budget ε = {config.noise.target_epsilon:g} ({config.noise.bound})"
     return ", ".join([*parts, f"gamma {learning.step_size:.3g}", f"m {learning.batch_size}", noise])

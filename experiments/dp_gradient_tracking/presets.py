@@ -12,8 +12,9 @@ from __future__ import annotations
 from typing import Any
 
 from jaxfl.frame import Preset
+from jaxfl.graphs.files import NAMED_PAIRS
 
-from .options import METHODS, NAMED_PAIRS
+from .options import METHODS
 
 _MNIST: dict[str, Any] = {
     "dataset": "mnist",

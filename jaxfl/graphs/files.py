@@ -1,4 +1,4 @@
-"""Matrices and graphs from .npy files, and edges by name from .csv files."""
+"""Matrices and graphs from .npy files, edges by name from .csv files, and the pairs of gradient tracking by name."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from jaxfl.core import ArgumentError
+from jaxfl.graphs import topologies
 from jaxfl.graphs.graph import Graph
 from jaxfl.graphs.topologies import TrackingPair, from_matrix, from_networkx
+
+NAMED_PAIRS = ("five_agents", "five_agents_self_loops")
+_SAME_TWICE = ("directed_ring", "exponential", "ring", "complete", "star")
 
 
 def read_matrices(path: str, requirement: str, remedy: str) -> np.ndarray:
@@ -132,3 +136,28 @@ def read_pair(path: str, num_nodes: int) -> TrackingPair:
     if weights.shape != (2, num_nodes, num_nodes):
         raise ArgumentError("graph", requirement, f"{path} has shape {weights.shape}", remedy)
     return TrackingPair(state_weights=weights[0], tracker_weights=weights[1])
+
+
+def tracking_pair(graph: str, num_nodes: int) -> TrackingPair:
+    """The weights R and C of gradient tracking that a name stands for.
+
+    Args:
+        graph: a function of `jaxfl.graphs` that gives a pair; or one of a graph, which stands for both, the mean of its
+            rounds; or a .npy file, see `read_pair`.
+        num_nodes: n, 5 for `five_agents` and `five_agents_self_loops`.
+
+    Raises:
+        ArgumentError: another name, another number of nodes, or a file that cannot be used.
+    """
+    if graph in NAMED_PAIRS:
+        if num_nodes != 5:
+            raise ArgumentError("num_nodes", f"must be 5 for {graph}", f"got {num_nodes}", "Name another graph.")
+        return getattr(topologies, graph)()
+    if graph.endswith(".npy"):
+        return read_pair(graph, num_nodes)
+    if graph not in _SAME_TWICE:
+        names = ", ".join((*NAMED_PAIRS, *_SAME_TWICE))
+        remedy = "Choose one of these, or name a .npy file with R and C."
+        raise ArgumentError("graph", f"must be one of {names}", f"got {graph!r}", remedy)
+    matrix = getattr(topologies, graph)(num_nodes).mixing_matrices.mean(axis=0)
+    return TrackingPair(state_weights=matrix, tracker_weights=matrix)

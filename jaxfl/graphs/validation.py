@@ -12,7 +12,6 @@ import numpy as np
 import scipy
 
 from jaxfl.core.check import ArgumentError
-from jaxfl.core.types import node_text
 from jaxfl.graphs.graph import Graph
 
 TOLERANCE = 1e-6  # of a row or column sum
@@ -55,6 +54,8 @@ def require_strongly_connected(graph: Graph) -> None:
     pair = unreachable_pair(graph)
     if pair is None:
         return
+    from jaxfl.core.types import node_text
+
     sender, receiver = (node_text(node, graph.names) for node in pair)
     span = "in its one round" if graph.period == 1 else f"over the {graph.period} rounds of the period"
     raise ArgumentError(

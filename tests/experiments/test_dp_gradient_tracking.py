@@ -33,7 +33,14 @@ from jaxfl.privacy.tracking import (
     published_sensitivities,
 )
 
-TINY = {"iterations": 6, "batch_size": 2, "smoothness": 2.0, "evaluate_every": 2, "quiet": True}
+TINY = {
+    "iterations": 6,
+    "batch_size": 2,
+    "distribution": "laplace",
+    "smoothness": 2.0,
+    "evaluate_every": 2,
+    "quiet": True,
+}
 SCHEMES = ("DP-GT, S1", "DP-GT, S2")
 # Every condition of Scheme (S1) holds: alpha, beta < 0.4, gamma < n / (4 (v1 . v2) L) = 0.1, noise exponents to 0.14.
 STRICT = {**TINY, "strict": True, "scheme": "S1", "state_mixing": 0.1, "step_size": 0.01}
@@ -66,7 +73,7 @@ def finished(tmp_path_factory):
     options = "--iterations 6 --batch-size 2 --smoothness 2 --evaluate-every 2 --seeds 0 1 --quiet --out"
     with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
         leave_undrawn(patch)
-        assert main(EXPERIMENT, [*options.split(), str(folder)]) == 0
+        assert main(EXPERIMENT, ["--distribution", "laplace", *options.split(), str(folder)]) == 0
     return folder, printed.getvalue()
 
 
@@ -134,7 +141,7 @@ class TestStrict:
 
     def test_runs_what_meets_every_condition(self):
         made = prepared(STRICT)
-        assert made.context == {"DP-GT": []}
+        assert made.context.failures == {"DP-GT": []}
         assert "gradients assumed at L2 norm 1, gaussian noise" in made.description[1]
         assert not any("warning" in text for text in made.description)
 
@@ -150,15 +157,15 @@ class TestStrict:
         given = {**TINY, "scheme": "S2", "num_train": 60, "smoothness": "estimated"}
         made = prepared(given)
         (constants,) = probed
-        assert made.context == prepared({**given, "smoothness": constants.smoothness}).context
-        assert made.context != prepared({**given, "smoothness": 1e-3}).context
+        assert made.context.failures == prepared({**given, "smoothness": constants.smoothness}).context.failures
+        assert made.context.failures != prepared({**given, "smoothness": 1e-3}).context.failures
         assert f"L = {constants.smoothness:.3g}, estimated by a probing run (a lower bound)" in made.description
 
     def test_constant_steps_meet_them_too(self):
         """The bound alpha < 0.0104 / L is the first to break when L grows."""
         steps = {"scheme": "S2", "state_mixing": 0.001, "tracker_mixing": 0.1, "step_size": 1e-6}
-        assert prepared({**TINY, **steps}).context == {"DP-GT": []}
-        (broken,) = prepared({**TINY, **steps, "smoothness": 20.0}).context["DP-GT"]
+        assert prepared({**TINY, **steps}).context.failures == {"DP-GT": []}
+        (broken,) = prepared({**TINY, **steps, "smoothness": 20.0}).context.failures["DP-GT"]
         assert broken.name.startswith("Assumption 5: alpha < sqrt(2)")
         assert (broken.found, broken.required) == (0.001, pytest.approx(0.000521, rel=1e-3))
 

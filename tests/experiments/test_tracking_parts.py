@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 
 from experiments.dp_gradient_tracking import EXPERIMENT, options
-from experiments.dp_gradient_tracking.budgets import privacy_of, proven, published
-from experiments.dp_gradient_tracking.options import scheme_steps, tracking_pair
+from experiments.dp_gradient_tracking.budgets import calibrated, privacy_of, proven, published
+from experiments.dp_gradient_tracking.options import scheme_steps
 from experiments.dp_gradient_tracking.pictures import _whole_runs, plot_budgets
 from jaxfl import graphs
 from jaxfl.algorithms.perturbed_gossip import perturbed_gossip
 from jaxfl.core import ArgumentError
 from jaxfl.frame.experiment import request
 from jaxfl.graphs import five_agents
+from jaxfl.graphs.files import tracking_pair
 from jaxfl.privacy.tracking import (
     TrackingAgent,
     gaussian_epsilon,
@@ -22,7 +23,7 @@ from jaxfl.privacy.tracking import (
 
 def config_of(**changes):
     """One row's configuration; tiny runs of Scheme (S2) where nothing else is said."""
-    settings = {"iterations": 6, "batch_size": 2, "scheme": "S2", **changes}
+    settings = {"iterations": 6, "batch_size": 2, "scheme": "S2", "distribution": "laplace", **changes}
     return request(EXPERIMENT, settings).config
 
 
@@ -34,7 +35,7 @@ def statements(num_rounds=6, sizes=(287,) * 5, **changes):
 class TestStatements:
     def test_gaussian_noise(self):
         """The scales are standard deviations, the clip norm is 1 in L2, so that C is 2."""
-        changes = {"distribution": "gaussian", "dp_delta": 1e-3}
+        changes = {"distribution": "gaussian", "dp_delta": 1e-3, "noise_gain": 0.003}
         published, proven = statements(**changes)
         assert (published["dp_epsilon"], published["reason"]) == (
             None,
@@ -54,6 +55,23 @@ class TestStatements:
         """1e-5 to the power of 100 is 0 in float64."""
         assert all(row["dp_epsilon"] is None and "no noise" in row["reason"] for row in statements(**changes))
         assert plot_budgets(tmp_path, {"DP-GT": config_of(**changes)}) == []
+
+
+@pytest.mark.parametrize("method", ["DP-GT", "noisy-states", "noisy-outputs"])
+@pytest.mark.parametrize("bound", ["proven", "published"])
+@pytest.mark.parametrize("scheme", ["S1", "S2"])
+def test_every_step_size_gets_the_least_noise_of_its_own(scheme, bound, method):
+    sizes, gains = (287,) * 5, []
+    for step_size in (0.05, 0.2):
+        config = config_of(method=method, scheme=scheme, step_size=step_size, bound=bound, target_epsilon=8.0)
+        gains.append(calibrated(config, sizes).noise.noise_gain)
+        spent = []
+        for part in (1.0, 0.998):
+            given = config_of(method=method, scheme=scheme, step_size=step_size, noise_gain=part * gains[-1])
+            stated = privacy_of(given, sizes)(given.num_rounds)
+            spent.append([one["dp_epsilon"] for one in stated if (one["bound"] == "proven") == (bound == "proven")][-1])
+        assert spent[0] <= 8.0 < spent[1]
+    assert gains[1] > 1.2 * gains[0]
 
 
 @pytest.mark.parametrize("scheme", ["S1", "S2"])

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from strategies import column_stochastic
 
 from jaxfl import graphs
-from jaxfl.graphs import topologies
+from jaxfl.graphs import random_graphs
 
 CHECKED = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -125,9 +125,9 @@ def test_random_digraph_is_a_function_of_its_arguments():
 @pytest.mark.statistical
 def test_gaps_between_edges_have_the_law_of_coins(monkeypatch):
     """Every pair of nodes with the same probability, and pairs independent of each other."""
-    monkeypatch.setattr(topologies, "MAX_TRIES", 1)
-    monkeypatch.setattr(topologies, "unreachable_pair", lambda graph: None)
-    monkeypatch.setattr(topologies, "_MOST_COINS_NODES", 0)
+    monkeypatch.setattr(random_graphs, "MAX_TRIES", 1)
+    monkeypatch.setattr(random_graphs, "unreachable_pair", lambda graph: None)
+    monkeypatch.setattr(random_graphs, "_MOST_COINS_NODES", 0)
     count, off_diagonal = 1000, ~np.eye(4, dtype=bool)
     found = np.stack([graphs.random_digraph(4, 0.3, key=seed).mixing_matrix(0) > 0 for seed in range(count)])
     assert found[:, ~off_diagonal].all()

@@ -8,6 +8,8 @@ import pytest
 
 from experiments.ali_dpfl import options as of_clients
 from experiments.ali_dpfl.spending import privacy_of as clients_privacy
+from experiments.dp_gradient_tracking import options as of_tracking
+from experiments.dp_gradient_tracking.budgets import privacy_of as tracking_privacy
 from experiments.privsgp_vr import options as of_gossip
 from experiments.privsgp_vr.spending import privacy_of as gossip_privacy
 from jaxfl import command
@@ -16,10 +18,12 @@ from jaxfl.frame import lay
 RUN = {"sites": 4, "samples": 120, "batch": 12, "rounds": 20}
 GOSSIP = {"privsgp-vr": "PrivSGP-VR", "privsgp": "PrivSGP", "dp2-sgd": "DP2-SGD", "a-dp2-sgd": "A(DP)2SGD"}
 CLIENTS = {"fedavg": of_clients.FIXED, "ali-dpfl": of_clients.ALI, "dp-fedavg": of_clients.UPDATES}
+TRACKING = "gradient-tracking"
 
 
 def words(method, **more):
     given = {"sites": 4, "rounds": 20} if method == "dp-fedavg" else RUN
+    given = {**given, "graph": "star"} if method == TRACKING else given
     pairs = {"method": method, **given, **more}
     return ["epsilon", *(word for name, value in pairs.items() for word in (f"--{name.replace('_', '-')}", str(value)))]
 
@@ -36,6 +40,13 @@ def of_run(method):
         options |= {"target_epsilon": float("inf")}
         config = lay(of_gossip.Configuration(), {**options, "noise_std": 1.5 * 0.5 / 12})
         return gossip_privacy(config, [120] * 4)(20)
+    if method == TRACKING:
+        options = {"iterations": 20, "nodes": 4, "batch_size": 12, "clip_norm": 0.5, "graph": "star"}
+        options |= {
+            name: getattr(of_tracking.scheme_steps("S1", 20), name) for name in ("state_mixing", "tracker_mixing")
+        }
+        config = lay(of_tracking.Configuration(), {**options, "step_size": 0.3, "noise_gain": 1.5 * 0.5})
+        return tracking_privacy(config, [120] * 4)(20)
     options = {"method": CLIENTS[method], "rounds": 20, "nodes": 4, "batch_size": 12, "clip_norm": 0.5}
     options |= {"noise_multiplier": 1.5, "local_steps": 3, "max_iterations": 60, "num_active": 2}
     options |= {"update_noise_multiplier": 1.5, "update_clip_norm": 0.5}
@@ -49,16 +60,18 @@ def of_run(method):
 @pytest.mark.parametrize("method", command.METHODS)
 def test_it_is_what_a_run_states(capsys, method):
     more = {"dp-fedavg": {"active": 2}, "fedavg": {"local_steps": 3}, "ali-dpfl": {"local_steps": 3}}.get(method, {})
+    more |= {"step_size": 0.3} if method == TRACKING else {}
     found = answered(capsys, method, noise_multiplier=1.5, clip_norm=0.5, **more)
     assert found["statements"] == json.loads(json.dumps(of_run(method)))
     divisor = 12 if method in GOSSIP else 1
-    assert found["noise_std"] == pytest.approx(1.5 * 0.5 / divisor)
+    assert found["noise_gain" if method == TRACKING else "noise_std"] == pytest.approx(1.5 * 0.5 / divisor)
 
 
 @pytest.mark.parametrize("method", command.METHODS)
 def test_the_least_noise_meets_the_target_and_less_does_not(capsys, method):
     def proven(found):
-        return next(one["dp_epsilon"] for one in found["statements"] if one["bound"] == "proven")
+        of_proofs = [one["dp_epsilon"] for one in found["statements"] if one["bound"] == "proven"]
+        return of_proofs[-1 if method == TRACKING else 0]  # at delta; of the main relation
 
     found = answered(capsys, method, target=2.5)
     assert 2.49 < proven(found) <= 2.5
@@ -107,6 +120,14 @@ def test_the_text_has_the_noise_every_epsilon_and_what_it_rests_on(capsys):
         ("ali-dpfl", {"target": 0.1}, "--constants-noise: must leave 20 estimates"),
         ("dp-fedavg", {"target": 1, "samples": 120}, "--samples: does not count"),
         ("dp-fedavg", {"target": 1, "active": 5}, "--active: must be at most --sites"),
+        ("fedavg", {"target": 1, "graph": "ring"}, "--graph: belongs to gradient-tracking"),
+        (TRACKING, {"target": 1, "graph": "rings"}, "--graph: must be one of five_agents"),
+        (TRACKING, {"target": 1, "graph": "five_agents"}, "--sites: must be 5 for five_agents"),
+        (TRACKING, {"target": 1, "batch": 121}, "--samples: must be an integer of at least 121"),
+        (TRACKING, {"target": 1, "rounds": 20000}, "--rounds: must be at most 10,000"),
+        (TRACKING, {"target": 1, "sampler": "poisson"}, "--sampler: must be fixed"),
+        (TRACKING, {"target": 1, "step_size": 0}, "--step-size: must be positive"),
+        (TRACKING, {"target": 1, "distribution": "gaussian", "bound": "published"}, "--bound: must exist"),
         ("fedavg", {"target": "x"}, "argument --target: invalid float value"),
         ("fedavg", {"target": 1, "noise_multiplier": 1}, "argument --noise-multiplier: not allowed with"),
         ("fedavg", {"target": 1, "epochs": 1}, "unrecognized arguments: --epochs"),
@@ -122,7 +143,7 @@ def test_a_wrong_value_ends_with_one_sentence(capsys, method, more, sentence):
     assert told.err.startswith(f"error: {sentence}")
 
 
-@pytest.mark.parametrize("method", ["fedavg", "dp-fedavg", "privsgp-vr"])
+@pytest.mark.parametrize("method", ["fedavg", "dp-fedavg", "privsgp-vr", TRACKING])
 def test_neither_jax_nor_anything_slow_is_imported(method):
     code = f"import sys; from jaxfl import command; assert command.main({words(method, target=2.5)!r}) == 0;"
     code += " slow = {'jax', 'scipy.stats', 'scipy.signal', 'dp_accounting', 'tyro', 'rich'} & set(sys.modules);"

@@ -15,11 +15,14 @@ if TYPE_CHECKING:
         quantization_deltas,
         states_only,
     )
+    from jaxfl.privacy.tracking.runs import NO_BOUND, TrackingRelease, least_noise
     from jaxfl.privacy.tracking.schedules import (
+        SCHEMES,
         TrackingSchedule,
         exponential_budget,
         exponential_budget_turning_point,
         exponential_schedule,
+        paper_schedule,
         polynomial_budget,
         polynomial_budget_turning_point,
         polynomial_schedule,
@@ -36,8 +39,6 @@ if TYPE_CHECKING:
         published_sensitivities,
     )
     from jaxfl.privacy.tracking.statements import (
-        NO_BOUND,
-        TrackingRelease,
         gradient_tracking_statements,
         output_perturbation_statements,
         perturbed_state_statements,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NO_BOUND",
+    "SCHEMES",
     "Sensitivities",
     "TrackingAgent",
     "TrackingRelease",
@@ -63,8 +65,10 @@ __all__ = [
     "joint_gaussian_epsilon",
     "joint_shift",
     "laplace_epsilon_at_delta",
+    "least_noise",
     "output_perturbation_statements",
     "output_sensitivities",
+    "paper_schedule",
     "participation_epsilon",
     "perturbed_state_sensitivities",
     "perturbed_state_statements",
@@ -87,16 +91,17 @@ import_on_use(
             "cumulative_delta_curve exhausted_at output_sensitivities perturbed_state_sensitivities "
             "quantization_deltas states_only"
         ),
+        "jaxfl.privacy.tracking.runs": "NO_BOUND TrackingRelease least_noise",
         "jaxfl.privacy.tracking.schedules": (
-            "TrackingSchedule exponential_budget exponential_budget_turning_point exponential_schedule "
-            "polynomial_budget polynomial_budget_turning_point polynomial_schedule"
+            "SCHEMES TrackingSchedule exponential_budget exponential_budget_turning_point exponential_schedule "
+            "paper_schedule polynomial_budget polynomial_budget_turning_point polynomial_schedule"
         ),
         "jaxfl.privacy.tracking.sensitivities": (
             "Sensitivities TrackingAgent cumulative_epsilon cumulative_epsilon_curve gaussian_epsilon "
             "impulse_responses participation_epsilon proven_sensitivities published_sensitivities"
         ),
         "jaxfl.privacy.tracking.statements": (
-            "NO_BOUND TrackingRelease gradient_tracking_statements output_perturbation_statements "
+            "gradient_tracking_statements output_perturbation_statements "
             "perturbed_state_statements quantization_statements"
         ),
     },

@@ -32,13 +32,12 @@ References:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
-from jaxfl.core import check
-from jaxfl.privacy import dominating_pairs
 from jaxfl.privacy.tracking.schedules import TrackingSchedule
-from jaxfl.privacy.tracking.sensitivities import TrackingAgent, impulse_responses, noise_scales
+from jaxfl.privacy.tracking.sensitivities import TrackingAgent, impulse_responses, noise_scales, shifted_epsilon
 
 _ROUNDING = 1e-8  # of mu^2, relative: what sums and Cholesky factors in float64 may lose
 LARGEST = 4096  # rows of a G that is held, 128 MiB; beyond it the first bound alone
@@ -69,25 +68,31 @@ def joint_shift(schedule: TrackingSchedule, agent: TrackingAgent) -> np.ndarray:
 
 
 def each_agent(
-    bound: Callable[..., float], schedule: TrackingSchedule, agent: TrackingAgent, *others: np.ndarray
+    bound: Callable[..., Any],
+    schedule: TrackingSchedule,
+    agent: TrackingAgent,
+    *others: np.ndarray,
+    dtype: type = float,
 ) -> np.ndarray:
     """`bound` of each agent alone: of equal agents it is computed once.
 
     Args:
-        bound: (schedule with noise scales (K + 1,), agent with weights (), a number of each of `others`) -> a number.
+    XX
+            an object.
         schedule, agent: of all agents.
         others: () or (n,) each.
+        dtype: of what `bound` gives.
 
     Returns:
-        () or (n,), float64.
+        () or (n,).
     """
     scales = noise_scales(schedule)
     weights = (agent.state_in_weight, agent.tracker_out_weight, *others)
     count = np.broadcast_shapes(*(np.shape(s)[:-1] for s in scales), *map(np.shape, weights))
     of_scales = [np.broadcast_to(s, (*count, np.shape(s)[-1])) for s in scales]
     of_weights = [np.broadcast_to(np.asarray(w, float), count) for w in weights]
-    known: dict[bytes, float] = {}
-    found = np.zeros(count)
+    known: dict[bytes, Any] = {}
+    found = np.zeros(count, dtype)
     for node in np.ndindex(count):
         states, trackers = (np.asarray(part[node], float) for part in of_scales)
         numbers = np.array([part[node] for part in of_weights])
@@ -136,8 +141,7 @@ def joint_gaussian_epsilon(schedule: TrackingSchedule, agent: TrackingAgent, *, 
         >>> print(round(float(joint_gaussian_epsilon(schedule, agent, dp_delta=1e-5)), 2))
         11.44
     """
-    check.open_unit(dp_delta=dp_delta)
-    return np.vectorize(dominating_pairs.gaussian_epsilon, otypes=[float])(joint_shift(schedule, agent), dp_delta)
+    return shifted_epsilon(joint_shift(schedule, agent), dp_delta)
 
 
 def gram_rows(schedule: TrackingSchedule, agent: TrackingAgent) -> Iterator[np.ndarray]:

@@ -17,6 +17,9 @@ For |S| = n that is at most the sum of the n largest of all sums of the n larges
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import scipy
 
@@ -67,18 +70,32 @@ def laplace_epsilon_at_delta(
         >>> print(round(float(laplace_epsilon_at_delta(schedule, agent, dp_delta=1e-5)), 2))  # 70.43 at delta 0
         5.38
     """
+    return concentrated(schedule, agent, dp_delta=dp_delta, num_local_samples=num_local_samples)(1.0)
+
+
+def concentrated(
+    schedule: TrackingSchedule, agent: TrackingAgent, *, dp_delta: float, num_local_samples: PerNode | None = None
+) -> Callable[[float], np.ndarray]:
+    """Function from a factor on all noise, above 0, to `laplace_epsilon_at_delta`; arguments and errors are its own."""
     check.open_unit(dp_delta=dp_delta)
-    if num_local_samples is None:
-        return each_agent(lambda run, one: concentrated_epsilon(_rho_of_all(run, one), dp_delta), schedule, agent)
-    check.at_least(schedule.num_samples, num_local_samples=np.min(num_local_samples))
-    sizes = np.asarray(num_local_samples, float)
-    return each_agent(lambda run, one, size: _sampled(run, one, float(size), dp_delta), schedule, agent, sizes)
+    if num_local_samples is not None:
+        check.at_least(schedule.num_samples, num_local_samples=np.min(num_local_samples))
+    sizes = np.asarray(num_local_samples, float)  # NaN where none are given
+
+    def curve(run: TrackingSchedule, one: TrackingAgent, size: np.ndarray) -> Callable[[float], float]:
+        ways: list[tuple[Any, float, np.ndarray | None]] = [(_rho_of_all(run, one), dp_delta, None)]
+        if num_local_samples is not None:
+            ways += _sampled(run, one, float(size), dp_delta)
+        return lambda factor: min(concentrated_epsilon(rho / factor**2, *rest) for rho, *rest in ways)
+
+    curves = each_agent(curve, schedule, agent, sizes, dtype=object)
+    return lambda factor: np.vectorize(lambda curve: curve(factor), otypes=[float])(curves)
 
 
 def smallest_at_delta(
     schedule: TrackingSchedule, agent: TrackingAgent, *, dp_delta: float, num_local_samples: PerNode | None = None
-) -> Bound:
-    """The smallest of all proven bounds at a delta, by the worst agent.
+) -> Callable[[float], Bound]:
+    """Function from a factor on all noise, above 0, to the smallest proven bound at a delta, by the worst agent.
 
     They are added up or concentrated, in all iterations or in those that count.
 
@@ -89,27 +106,34 @@ def smallest_at_delta(
         ArgumentError: as for `laplace_epsilon_at_delta`.
     """
     binomial = "a sample is in a binomial number of batches"
-    concentrated = "Laplace mechanisms as zero-concentrated DP (eps^2 / 2 each)"
+    accountant = "Laplace mechanisms as zero-concentrated DP (eps^2 / 2 each)"
     pure = cumulative_epsilon(schedule, proven_sensitivities(schedule, agent))
-    bounds = [
-        Bound(pure, "Laplace mechanisms added up", notes=()),
-        Bound(laplace_epsilon_at_delta(schedule, agent, dp_delta=dp_delta), concentrated, notes=()),
+    everywhere = concentrated(schedule, agent, dp_delta=dp_delta)
+    curves: list[tuple[Callable[[float], np.ndarray], str, tuple[str, ...]]] = [
+        (lambda factor: pure / factor, "Laplace mechanisms added up", ()),
+        (everywhere, accountant, ()),
     ]
     if num_local_samples is not None:
         counted = {"dp_delta": dp_delta, "num_local_samples": num_local_samples}
-        bounds += [
-            Bound(
-                participation_epsilon(schedule, agent, **counted),
+        part, sampled = participation_epsilon(schedule, agent, **counted), concentrated(schedule, agent, **counted)
+        curves += [
+            (
+                lambda factor: part / factor,
                 "Laplace mechanisms added up, of the iterations in which a sample takes part",
-                notes=(counted_note(dp_delta),),
+                (counted_note(dp_delta),),
             ),
-            Bound(
-                laplace_epsilon_at_delta(schedule, agent, **counted),
-                f"{concentrated}, averaged over how often a sample takes part, of the iterations that cost most",
-                notes=(f"{binomial}, whose unlikely values are part of delta {dp_delta:g}",),
+            (
+                sampled,
+                f"{accountant}, averaged over how often a sample takes part, of the iterations that cost most",
+                (f"{binomial}, whose unlikely values are part of delta {dp_delta:g}",),
             ),
         ]
-    return min(bounds, key=lambda bound: np.max(bound.dp_epsilon))
+
+    def smallest(factor: float) -> Bound:
+        bounds = [Bound(curve(factor), how, notes=notes) for curve, how, notes in curves]
+        return min(bounds, key=lambda bound: np.max(bound.dp_epsilon))
+
+    return smallest
 
 
 def counted_note(dp_delta: float) -> str:
@@ -140,18 +164,17 @@ def _rho_of_all(schedule: TrackingSchedule, agent: TrackingAgent) -> float:
     return float(sum(np.square(change / scale).sum() for change, scale in moves)) / 2
 
 
-def _sampled(schedule: TrackingSchedule, agent: TrackingAgent, num_local_samples: float, dp_delta: float) -> float:
-    """The best over numbers of participations."""
+def _sampled(
+    schedule: TrackingSchedule, agent: TrackingAgent, num_local_samples: float, dp_delta: float
+) -> list[tuple[np.ndarray, float, np.ndarray]]:
+    """rhos of 0 ... N participations, the delta that is left to them, and their chances, for several N."""
     num_rounds = len(schedule.state_noise_scale)
-    best = concentrated_epsilon(_rho_of_all(schedule, agent), dp_delta)
     # The last state is returned after the last gradient: a round more in the binomial only loosens the bound.
     rate = schedule.num_samples / num_local_samples
     tails = binomial.above(np.arange(num_rounds + 1), num_rounds, rate)
     most = [int(np.argmax(tails <= share * dp_delta)) for share in _SHARES_OF_DELTA]
-    if most[0] < num_rounds <= LARGEST:
-        counts = np.arange(most[-1] + 1)
-        rhos, chances = participation_rhos(schedule, agent, counts), binomial.chances(counts, num_rounds, rate)
-        for n in set(most):
-            left = dp_delta - float(tails[n])
-            best = min(best, concentrated_epsilon(rhos[: n + 1], left, chances[: n + 1]))
-    return best
+    if not most[0] < num_rounds <= LARGEST:
+        return []
+    counts = np.arange(most[-1] + 1)
+    rhos, chances = participation_rhos(schedule, agent, counts), binomial.chances(counts, num_rounds, rate)
+    return [(rhos[: n + 1], dp_delta - float(tails[n]), chances[: n + 1]) for n in set(most)]

@@ -117,6 +117,39 @@ def exponential_schedule(
     )
 
 
+class Scheme(NamedTuple):
+    """Noise of a scheme in the paper's runs: agent i of n has the exponent, or the base, `noise` + `spread` i / n."""
+
+    noise: float
+    spread: float
+
+
+SCHEMES = {"S1": Scheme(0.09, 0.05), "S2": Scheme(0.99959, 5e-5)}
+
+
+def paper_schedule(scheme: str, num_iterations: int, num_agents: int) -> TrackingSchedule:
+    """The schedule of section 4.1, with the middle one of its three levels of noise.
+
+    Args:
+        scheme: of `SCHEMES`, which has the noise.
+        num_iterations: K, at least 1.
+        num_agents: n, at least 1.
+
+    Returns:
+        The schedule; noise scales (n, K + 1), float64.
+
+    Raises:
+        ArgumentError: another scheme, or a number below 1.
+    """
+    check.one_of(tuple(SCHEMES), scheme=scheme)
+    check.at_least(1, num_agents=num_agents)
+    noise = SCHEMES[scheme].noise + SCHEMES[scheme].spread * (np.arange(1, num_agents + 1) / num_agents)
+    if scheme == "S1":
+        exponents = {"state_noise_exponent": noise, "tracker_noise_exponent": noise}
+        return polynomial_schedule(num_iterations, **exponents, horizon_offset=0)
+    return exponential_schedule(num_iterations, state_noise_base=noise, tracker_noise_base=noise)
+
+
 def polynomial_budget(num_iterations: float | np.ndarray, exponent: float) -> np.ndarray:
     """psi_1(K) = ln(K + 2) / (K + 1)^exponent of Remark 23: how Scheme (S1)'s budget shrinks with K (Theorem 4).
 

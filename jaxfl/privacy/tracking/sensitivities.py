@@ -197,12 +197,21 @@ def gaussian_epsilon(schedule: TrackingSchedule, sensitivities: Sensitivities, *
     References:
         J. Dong, A. Roth, W. Su, "Gaussian Differential Privacy", 2022, arXiv:1905.02383, section 3 (composition).
     """
-    check.open_unit(dp_delta=dp_delta)
+    return shifted_epsilon(gaussian_shift(schedule, sensitivities), dp_delta)
+
+
+def gaussian_shift(schedule: TrackingSchedule, sensitivities: Sensitivities) -> np.ndarray:
+    """mu of `gaussian_epsilon`, () or (n,)."""
     squared = schedule._replace(
         state_noise_scale=np.square(schedule.state_noise_scale),
         tracker_noise_scale=np.square(schedule.tracker_noise_scale),
     )
-    mu = np.sqrt(cumulative_epsilon(squared, Sensitivities(*(np.square(change) for change in sensitivities))))
+    return np.sqrt(cumulative_epsilon(squared, Sensitivities(*(np.square(change) for change in sensitivities))))
+
+
+def shifted_epsilon(mu: np.ndarray, dp_delta: float) -> np.ndarray:
+    """epsilon of N(mu, 1) against N(0, 1) for every mu; ArgumentError for a delta outside (0, 1)."""
+    check.open_unit(dp_delta=dp_delta)
     return np.vectorize(dominating_pairs.gaussian_epsilon, otypes=[float])(mu, dp_delta)
 
 

@@ -253,3 +253,52 @@ def test_every_agent_has_an_epsilon_of_its_own():
         assert max(own) == statement.dp_epsilon
     assert len(set(tracked()[0].node_epsilons)) > 1
     assert tracked(release=TrackingRelease(clip_norm=None))[0].node_epsilons == ()
+
+
+BUDGETED = {  # method -> distributions and bounds of which a budget can be held
+    "tracking": (("laplace", "proven"), ("laplace", "published"), ("gaussian", "proven")),
+    "perturbed": (("laplace", "proven"), ("laplace", "published"), ("gaussian", "proven")),
+    "output": (("laplace", "proven"), ("gaussian", "proven")),
+}
+BUDGETS = [(name, *case) for name, cases in BUDGETED.items() for case in cases]
+
+
+def stated_at(factor, name, distribution, bound):
+    """The statement that a budget is held by, with all noise times a factor."""
+    noise = {field: factor * getattr(SCHEDULE, field) for field in ("state_noise_scale", "tracker_noise_scale")}
+    options = {"dp_delta": DELTA} | ({"num_local_samples": [40, 80, 400]} if name == "tracking" else {})
+    found = METHODS[name](K, CLIPPED._replace(distribution=distribution), SCHEDULE._replace(**noise), **options)
+    return [one for one in found if (one.bound == "proven") == (bound == "proven")][-1]
+
+
+@pytest.mark.parametrize(("name", "distribution", "bound"), BUDGETS)
+@pytest.mark.parametrize("target", [0.3, 8.0])
+def test_the_least_noise_meets_a_budget_and_less_does_not(name, distribution, bound, target):
+    weights = {"num_nodes": NODES}
+    if name == "tracking":
+        weights = {"state_in_weights": RECEIVED, "tracker_out_weights": SENT, "num_local_samples": [40, 80, 400]}
+    function = {
+        "tracking": gradient_tracking_statements,
+        "perturbed": perturbed_state_statements,
+        "output": output_perturbation_statements,
+    }[name]
+    run = (function, bound, SCHEDULE, K, CLIPPED._replace(distribution=distribution))
+    factor = tracking.least_noise(*run, target_epsilon=target, dp_delta=DELTA, **weights)
+    assert epsilon(stated_at(factor, name, distribution, bound)) <= target
+    assert epsilon(stated_at(0.998 * factor, name, distribution, bound)) > target
+    at_a_delta = bound == "proven" and (name == "tracking" or distribution == "gaussian")
+    assert stated_at(factor, name, distribution, bound).dp_delta == (DELTA if at_a_delta else 0)
+
+
+@pytest.mark.parametrize(
+    ("bound", "changes", "why"),
+    [
+        ("proven", {"gradient_at": "state"}, "un-noised state"),
+        ("proven", {"assumed": True}, "not clipped"),
+        ("published", {"distribution": "gaussian"}, "Laplace"),
+    ],
+)
+def test_a_budget_of_a_bound_that_there_is_not_is_refused(bound, changes, why):
+    run = (perturbed_state_statements, bound, SCHEDULE, K, CLIPPED._replace(**changes))
+    with pytest.raises(ArgumentError, match=f"bound: must exist .* {why}"):
+        tracking.least_noise(*run, target_epsilon=1.0, num_nodes=NODES, dp_delta=DELTA)

@@ -15,7 +15,7 @@ Graphs".
 
 from jaxfl.frame import Experiment, Overlay
 
-from .options import DERIVED, Configuration
+from .options import BASELINES, DERIVED, Configuration
 from .pictures import finish
 from .prepare import prepare
 from .presets import PRESETS
@@ -43,4 +43,5 @@ EXPERIMENT = Experiment(
         **{"threshold": "ternary_threshold", "step": "quantization_step"},
     },
     finish=finish,
+    baselines=BASELINES,
 )

@@ -77,7 +77,9 @@ def finish(finished: Finished) -> Sequence[Path]:
     plots = finished.run.path / "plots"
     plots.mkdir(exist_ok=True)
     x = next(iter(finished.rows.values())).config.run.x
-    return [plot_curves(read_results([str(finished.run.path)]), plots / "cases.png", x)]
+    results = read_results([str(finished.run.path)])
+    compared = [result for result in results if not finished.rows[result.name].baseline]
+    return [plot_curves(compared, plots / "cases.png", x)]
 
 
 def _description(rows: Mapping[str, Row]) -> list[str]:

@@ -7,7 +7,7 @@ import fnmatch
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,11 @@ from jaxfl.core.platform import tracing_for
 from jaxfl.frame.experiment import Finished, Prepared, Request, Row
 from jaxfl.frame.launcher import run_in_jobs
 from jaxfl.frame.options import flag, flat, options, text_of
-from jaxfl.frame.records import Publication
+from jaxfl.frame.records import Publication, Run
 from jaxfl.privacy.statements import statement_text
 from jaxfl.training import Case, RunDirectory, Stop, open_run, publish, read_run, secret_key, summary_table, train
 from jaxfl.training.compilation_cache import compilation_cache
+from jaxfl.training.hooks import Hook, all_of, profile, tracker
 from jaxfl.training.processes import on_all, on_first
 from jaxfl.training.summary import format_spread, ranking
 
@@ -81,16 +82,18 @@ def run(request: Request) -> int:
         work = partial(run_pass, request._replace(stop=None), records.path.absolute())
         tell = _tell_nobody if where.quiet else partial(console.print, soft_wrap=True, highlight=False)
         run_in_jobs(work, records, cases, where, key=key, stop=request.stop, tell=tell)
-    summary = train(
-        cases,
-        run=records,
-        checkpoint_every=where.checkpoint_every,
-        checkpoint_minutes=where.checkpoint_minutes,
-        quiet=where.quiet,
-        key=key,
-        stop=request.stop,
-        lanes_at_once=where.lanes_at_once,
-    )
+    with _hook(where, records) as hook:
+        summary = train(
+            cases,
+            run=records,
+            checkpoint_every=where.checkpoint_every,
+            checkpoint_minutes=where.checkpoint_minutes,
+            quiet=where.quiet,
+            key=key,
+            stop=request.stop,
+            lanes_at_once=where.lanes_at_once,
+            hook=hook,
+        )
     return _tell(request, prepared, cases, records, summary)
 
 
@@ -126,7 +129,7 @@ def _tell(
             what = "privacy budget was" if has_epsilon else "iterations that a budget pays for were"
             note = f"{name}: the {what} spent after {rounds} rounds, and the run stopped there"
             console.print(f"{note}: {statement_text(statement)}")
-    settings = {name: row.settings for name, row in request.rows.items()}
+    settings = {name: row.settings for name, row in request.rows.items() if not row.baseline}
     paths = ", ".join(map(str, [*plot_run(directory, where.x), *plot_final(directory, settings), *pictures]))
     if secrecy.publish is not None:
         publish(records, cases, secrecy.publish)
@@ -172,17 +175,29 @@ def run_pass(request: Request, path: Path, number: int, stop: Stop) -> None:
         _, cases, _ = prepare(request)
         records = read_run(path)
         has_secret = getattr(request.config, "publication", Publication()).seed_from_os
-        train(
-            cases,
-            run=records,
-            checkpoint_every=where.checkpoint_every,
-            checkpoint_minutes=where.checkpoint_minutes,
-            quiet=True,
-            key=secret_key(records) if has_secret else None,
-            stop=stop,
-            lanes_at_once=where.lanes_at_once,
-            only=number,
-        )
+        with _hook(where, records, traces=number == 0) as hook:
+            train(
+                cases,
+                run=records,
+                checkpoint_every=where.checkpoint_every,
+                checkpoint_minutes=where.checkpoint_minutes,
+                quiet=True,
+                key=secret_key(records) if has_secret else None,
+                stop=stop,
+                lanes_at_once=where.lanes_at_once,
+                only=number,
+                hook=hook,
+            )
+
+
+@contextlib.contextmanager
+def _hook(where: Run, records: RunDirectory, *, traces: bool = True) -> Iterator[Hook | None]:
+    """The hook that --track and --profile ask for. Of several jobs the one with the first pass writes a trace."""
+    with contextlib.ExitStack() as stack:
+        hooks = [stack.enter_context(tracker(name, records)) for name in where.track]
+        if where.profile and traces:
+            hooks.append(stack.enter_context(profile(records.path / "profile")))
+        yield all_of(hooks) if hooks else None
 
 
 def _lone_trouble(summary: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -199,7 +214,7 @@ def _tell_nobody(text: str) -> None:
 
 def _winner(request: Request, summary: Mapping[str, Any], columns: Sequence[str]) -> str:
     """The best case, as a command."""
-    best = ranking(summary, columns)[0]
+    best = next(name for name in ranking(summary, columns) if not request.rows[name].baseline)
     row, metric = request.rows[best], next(column for column in columns if column in summary["cases"][best])
     known = options(type(request.config))
     own = {name: value for name, value in request.changes.items() if known[name].saved or name == "data_dir"}

@@ -2,6 +2,7 @@
 
 from jaxfl.graphs.files import read_graph
 from jaxfl.graphs.graph import Graph
+from jaxfl.graphs.isolated import isolated
 from jaxfl.graphs.mixing import best_structure, messages_received, messages_sent, mix
 from jaxfl.graphs.spectral import is_strongly_connected_over_period, spectral_gap
 from jaxfl.graphs.topologies import (
@@ -40,6 +41,7 @@ __all__ = [
     "from_matrix",
     "from_networkx",
     "is_strongly_connected_over_period",
+    "isolated",
     "messages_received",
     "messages_sent",
     "mix",

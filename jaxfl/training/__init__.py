@@ -3,6 +3,7 @@
 from jaxfl.core.info import FatalCount
 from jaxfl.training.case import Case, EvaluationSet, Measure
 from jaxfl.training.chunks import Diverged
+from jaxfl.training.hooks import Evaluation, early_stop, profile, tracker
 from jaxfl.training.loop import train
 from jaxfl.training.measures import calibrated_scores, evaluation_set, stationarity, test_scores
 from jaxfl.training.passes import divide_run
@@ -15,6 +16,7 @@ from jaxfl.training.summary import read_results, summary_table
 __all__ = [
     "Case",
     "Diverged",
+    "Evaluation",
     "EvaluationSet",
     "FatalCount",
     "Measure",
@@ -24,8 +26,10 @@ __all__ = [
     "Stopped",
     "calibrated_scores",
     "divide_run",
+    "early_stop",
     "evaluation_set",
     "open_run",
+    "profile",
     "publish",
     "read_results",
     "read_run",
@@ -35,5 +39,6 @@ __all__ = [
     "stop_at_sigterm",
     "summary_table",
     "test_scores",
+    "tracker",
     "train",
 ]

@@ -105,7 +105,7 @@ def _description(rows: Mapping[str, Row], sizes: Mapping[str, list[int]]) -> lis
         f"loop {task.node_loop}",
         "R_s: rounds of the run. T: local iterations (steps of SGD with noise) that the budget pays for at a client. "
         "tau (τ in names): local iterations in a round, fixed by DPFL, chosen anew in each round by ALI-DPFL. A "
-        "training loss is the mean over the local iterations of a round, so that a large tau begins with a smaller one.",
+        "training loss is the mean over the local iterations of a round, so that a large tau begins lower.",
     ]
     texts = []
     for name, row in rows.items():

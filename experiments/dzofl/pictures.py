@@ -34,7 +34,8 @@ def finish(finished: Finished, costs: Sequence[str] = ("joules", "seconds")) -> 
     """Write and print what rounds cost; draw accuracy against bits, and against costs, a column for each reading."""
     write_costs(finished)
     folder, cases = finished.run.path, finished.summary["cases"]
-    names = [name for name in finished.rows if cases[name]["rounds"]]
+    sent = {name: cases[name]["costs"]["bits_sent"]["mean"] for name in finished.rows if cases[name]["rounds"]}
+    names = [name for name, bits in sent.items() if bits]  # what sends nothing has no place beside those
     if not names or len(names) > _MOST_LINES:
         return []
     lines = read_lines(folder)
@@ -57,12 +58,11 @@ def _plot_bits(finished: Finished, names: Sequence[str], lines: Sequence[Mapping
     figure = new_figure(7.2, 4.4, run_title(folder / "config.json"))
     axes = figure.add_subplot()
     for number, name in enumerate(names):
-        own = [line for line in lines if line["case"] == name and line["total_bits_sent"]]
-        if own:  # what sends nothing has no place on the axis
-            curve, style = seeds_curve(own, "test_accuracy", ("total_bits_sent",)), line_style(number)
-            label = f"{name}: {with_prefix(curve.x[-1], 'bit')} in {own[-1]['round']} rounds"
-            handles[label] = draw_curve(axes, curve, style)
-            axes.plot(curve.x[-1], curve.mean[-1], marker="o", color=style["color"])
+        own = [line for line in lines if line["case"] == name and line["round"]]
+        curve, style = seeds_curve(own, "test_accuracy", ("total_bits_sent",)), line_style(number)
+        label = f"{name}: {with_prefix(curve.x[-1], 'bit')} in {own[-1]['round']} rounds"
+        handles[label] = draw_curve(axes, curve, style)
+        axes.plot(curve.x[-1], curve.mean[-1], marker="o", color=style["color"])
     _log_x(axes, "bits sent, all devices")
     from matplotlib.ticker import EngFormatter
 

@@ -66,7 +66,7 @@ def test_each_runs_with_its_statements(name, tmp_path, monkeypatch):
     leave_undrawn(monkeypatch)
     labels = list(EXPERIMENTS[name].baselines)
     changes = small(EXPERIMENTS[name])
-    changes |= {"ali_dpfl": {"method": "DPFL"}, "dzofl": {"method": "FedAvg"}}.get(name, {})
+    changes |= {"ali_dpfl": {"method": "DPFL", "local_steps": 2}, "dzofl": {"method": "FedAvg"}}.get(name, {})
     changes |= {"similarity": {"scheme": "output_side"}}.get(name, {})
     for option in ("noise_std", "constants"):  # calibrated, and of ALI-DPFL alone
         changes.pop(option, None)

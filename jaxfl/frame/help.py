@@ -18,11 +18,11 @@ from jaxfl.frame.options import text_of
 
 # Options of --help; --help-all has the others, too. All of a user's own records stand there.
 _USUAL = frozenset(
-    """preset grid seeds baselines dataset data_dir label_column site_column nodes partition alpha case model hidden
-    graph links success method scheme iterations rounds num_rounds local_steps step_size batch_size clip_norm
-    constants kappa participation_rate noise_std noise_multiplier noise_gain noise_error target_epsilon
-    node_epsilons dp_delta bound rounds_error sampling_error clipping canaries layers seed evaluate_every x out resume quiet track devices
-    launcher""".split()
+    """preset grid seeds baselines dataset data_dir label_column site_column nodes partition alpha case model
+    hidden graph links success method scheme iterations rounds num_rounds local_steps step_size batch_size
+    clip_norm constants kappa participation_rate noise_std noise_multiplier noise_gain noise_error
+    target_epsilon node_epsilons dp_delta bound rounds_error sampling_error clipping canaries layers seed
+    evaluate_every x out resume quiet track devices launcher""".split()
 )
 _OURS = "jaxfl", "experiments"
 

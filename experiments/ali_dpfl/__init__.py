@@ -13,7 +13,7 @@ from jaxfl.frame import Experiment, Overlay
 
 from .options import Configuration
 from .pictures import finish
-from .prepare import prepare
+from .prepare import BASELINES, prepare
 from .presets import ESTIMATES, IMAGES, PRESETS
 
 EXPERIMENT = Experiment(
@@ -40,6 +40,7 @@ EXPERIMENT = Experiment(
         "kappa": "κ = {}",
     },
     finish=finish,
+    baselines=BASELINES,
     columns=("test_accuracy", "train_loss", "num_steps"),
     aliases={"num_nodes": "nodes", "num_rounds": "rounds"},
 )

@@ -18,8 +18,8 @@ from jaxfl.algorithms.clients.uplink import Uplink
 from jaxfl.core import Algorithm, ArgumentError, Task, check
 from jaxfl.frame import Choice, Clients, Costs, Data, Network, Run, choose, flat, stated, traced, where
 
-ALI, FIXED, UPDATES = "ALI-DPFL", "DPFL", "DP-FedAvg"
-PRIVATE_STEPS = (ALI, FIXED)  # methods whose clients make DP-SGD
+ALI, FIXED, UPDATES, ALONE = "ALI-DPFL", "DPFL", "DP-FedAvg", "alone"
+PRIVATE_STEPS = (ALI, FIXED, ALONE)  # methods whose clients make DP-SGD
 
 
 def _as_published(clip_norm: Any, *, constants_batch: int | None = None) -> BoundConstants:
@@ -43,14 +43,14 @@ class Learning:
 
     COUNTS: ClassVar = (
         where("method", (ALI,), "kappa", "constants", *CONSTANTS.counts),
-        where("method", (FIXED, "FedAvg", UPDATES), "local_steps"),
+        where("method", (FIXED, "FedAvg", UPDATES, ALONE), "local_steps"),
         where("method", (UPDATES,), "num_active", "update_clip_norm", "update_noise_multiplier"),
         where("rounds", ("auto",), "round_ratio"),
         CONSTANTS.counts,
     )
-    method: Literal["ALI-DPFL", "DPFL", "FedAvg", "DP-FedAvg"] = ALI
+    method: Literal["ALI-DPFL", "DPFL", "FedAvg", "DP-FedAvg", "alone"] = ALI
     """ALI-DPFL (tau chosen anew in each round), DPFL (the same with tau fixed), FedAvg (DPFL without clipping and
-    noise) or DP-FedAvg (privacy of whole clients)."""
+    noise), DP-FedAvg (privacy of whole clients) or alone (DPFL without a server: each client by itself)."""
     step_size: float = traced(0.5)
     """Step size of the clients' SGD."""
     batch_size: int = 75
@@ -187,6 +187,8 @@ class Configuration:
     def algorithm(self) -> Algorithm:
         """The algorithm, once rounds, iterations and noise are numbers."""
         learning, most = self.learning, self.budget.max_iterations
+        if learning.method == ALONE:
+            return jaxfl.partial_averaging(self.task(), clients=self.local_steps(), synchronized=())
         if learning.method != ALI:
             num_active = learning.num_active if learning.method == UPDATES else self.clients.nodes
             return jaxfl.fed_avg(self.task(), clients=self.local_steps(), num_active=num_active, uplink=self.uplink())

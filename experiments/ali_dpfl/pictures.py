@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from jaxfl.analysis.plots import (
+    X_AXES,
     Curve,
     Panel,
     draw_curve,
+    finish_x,
     legend_below,
     line_style,
     new_figure,
@@ -80,7 +82,8 @@ def _plot_iterations(folder: Path, lines: Sequence[Mapping[str, Any]]) -> list[P
         accuracy = seeds_curve(own, _ACCURACY.metric, ("total_local_iterations",))
         if accuracy.x.size:
             handles[name] = draw_curve(right, accuracy, style)
-    style_axes(left, _STEPS, "round")
+    style_axes(left, _STEPS, X_AXES["rounds"].label)
+    finish_x(left, X_AXES["rounds"])
     style_axes(right, _ACCURACY, "local iterations of a client")
     if not handles:
         return []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ from jaxfl.frame import Prepared, Row, cases_of, few
 from jaxfl.frame.options import text_of
 from jaxfl.training.chunks import check_start
 
-from .options import ALI, FIXED, PRIVATE_STEPS, UPDATES, Configuration, check_config
+from .options import ALI, ALONE, FIXED, PRIVATE_STEPS, UPDATES, Configuration, check_config
 from .spending import bound_asked, privacy_of, released, rounds_of, settled
 
 
@@ -35,7 +35,7 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
             "num_rounds": config.learning.rounds if method in PRIVATE_STEPS else last,
             "privacy": privacy_of(config, sizes[name], bound_asked(rows[name].config)),
             "released": released(config),
-            "covered": method in (FIXED, UPDATES) or (method == ALI and config.learning.constants == "private"),
+            "covered": method in (FIXED, UPDATES, ALONE) or (method == ALI and config.learning.constants == "private"),
             "max_rounds": last,
             "budgets": {"local_iterations": config.budget.max_iterations} if method == ALI else {},
         }
@@ -47,6 +47,24 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
             check_start(config.algorithm(), jax.random.key(seed), config.clients.data(config.data)(seed))
     counts = {name: _counts(row.config) for name, row in ready.items()}
     return Prepared(cases, _description(ready, sizes), {"settled": counts})
+
+
+def _pooled(row: Row) -> dict[str, Any] | None:
+    """One client with all samples and as many rounds and iterations, in batches of as many as all clients take."""
+    config: Configuration = row.config
+    if config.learning.method == ALI:
+        return None  # its number of local iterations is chosen for clients that differ
+    counts, nodes = _counts(settled(config, _sizes(row))), config.clients.nodes
+    place = {"nodes": 1, "partition": "iid", "batch_size": nodes * config.learning.batch_size}
+    return {"method": "FedAvg", **counts, **place}
+
+
+def _of_fixed(method: str) -> Callable[[Row], dict[str, Any] | None]:
+    """The baseline of DPFL by another method's name; others have none."""
+    return lambda row: {"method": method} if row.config.learning.method == FIXED else None
+
+
+BASELINES = {"alone": _of_fixed(ALONE), "pooled": _pooled, "without_noise": _of_fixed("FedAvg")}
 
 
 def _sizes(row: Row) -> list[int]:
@@ -84,7 +102,10 @@ def _description(rows: Mapping[str, Row], sizes: Mapping[str, list[int]]) -> lis
     lines = [
         f"{dataset.name}: {len(dataset.train_labels)} samples over {first.clients.nodes} clients "
         f"({first.clients.partition}, {samples} each), model {first.network.model} with {num_params} parameters, node "
-        f"loop {task.node_loop}"
+        f"loop {task.node_loop}",
+        "R_s: rounds of the run. T: local iterations (steps of SGD with noise) that the budget pays for at a client. "
+        "tau (τ in names): local iterations in a round, fixed by DPFL, chosen anew in each round by ALI-DPFL. A "
+        "training loss is the mean over the local iterations of a round, so that a large tau begins lower.",
     ]
     texts = []
     for name, row in rows.items():

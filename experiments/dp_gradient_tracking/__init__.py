@@ -16,7 +16,7 @@ Graphs".
 
 from jaxfl.frame import Experiment, Overlay
 
-from .options import DERIVED, RIVALS, Configuration
+from .options import BASELINES, DERIVED, RIVALS, Configuration
 from .pictures import finish
 from .prepare import prepare
 from .presets import PRESETS
@@ -45,4 +45,5 @@ EXPERIMENT = Experiment(
         **{"threshold": "ternary_threshold", "step": "quantization_step"},
     },
     finish=finish,
+    baselines=BASELINES,
 )

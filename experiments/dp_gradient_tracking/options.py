@@ -14,7 +14,7 @@ from jaxfl import channel, graphs
 from jaxfl.algorithms import gradient_tracking, output_perturbation, perturbed_gossip
 from jaxfl.core import Algorithm, ArgumentError, Task, check
 from jaxfl.core.check import is_traced
-from jaxfl.frame import Clients, Costs, Data, Network, Publication, Run, lay, stated, traced, unsaved, where
+from jaxfl.frame import Clients, Costs, Data, Network, Publication, Row, Run, lay, stated, traced, unsaved, where
 from jaxfl.gradients.memory import require_fits
 from jaxfl.graphs.files import tracking_pair
 from jaxfl.privacy.tracking import SCHEMES, TrackingSchedule, paper_schedule
@@ -43,8 +43,8 @@ class Weights:
     """Graphs of DP-GT: five_agents, five_agents_self_loops, or both directed graphs alike: directed_ring, exponential
     (its rounds averaged), ring, complete, star; or a .npy file with the weights R and C, shape (2, n, n), entry (i, j)
     that of j at i."""
-    baseline_graph: Literal["ring", "complete", "star"] = "ring"
-    """Graph of the other methods."""
+    baseline_graph: Literal["ring", "complete", "star", "isolated"] = "ring"
+    """Graph of the other methods; isolated: each agent by itself."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,7 +242,7 @@ def check_config(config: Configuration) -> None:
         check.positive(target_epsilon=config.noise.target_epsilon)
         config = lay(config, {"noise_gain": 1.0})  # relative, until the data are known
     learning, noise, theory = config.learning, config.noise, config.theory
-    check.at_least(2, nodes=config.agents.nodes)
+    check.at_least(2 if learning.method == "DP-GT" else 1, nodes=config.agents.nodes)
     check.at_least(1, iterations=learning.iterations, evaluate_every=config.run.evaluate_every)
     check.at_least(1, batch_size=learning.batch_size)
     check.positive(**{name: getattr(learning, name) for name in STEPS if name != "batch_size"})
@@ -305,4 +305,20 @@ DERIVED = {
         1.0 if options["distribution"] == "gaussian" else 10.0 if options["dataset"] == "digits" else 20.0
     ),
     "evaluate_every": lambda options, names: max(1, options["iterations"] // 20),
+}
+_SILENT = {"noise_gain": 0.0}
+# Without neighbors a tracker is the agent's own gradient: DP-GT is then distributed SGD on its own broadcast states.
+_ALONE = {"method": "noisy-states", "baseline_graph": "isolated"}
+
+
+def _pooled(row: Row) -> dict[str, Any]:
+    """One agent with all samples, and gradients of as many as all agents take together."""
+    batch_size = row.config.agents.nodes * row.config.learning.batch_size
+    return {**_SILENT, **_ALONE, "nodes": 1, "partition": "iid", "batch_size": batch_size}
+
+
+BASELINES = {
+    "alone": lambda row: _ALONE if row.config.is_noisy else None,
+    "pooled": _pooled,
+    "without_noise": lambda row: _SILENT if row.config.is_noisy else None,
 }

@@ -9,7 +9,7 @@ Mhanna, Assaad, "Communication and Energy Efficient Federated Learning using Zer
 
 from jaxfl.frame import Experiment, Overlay
 
-from .options import DZOFL, FED_AVG, Configuration
+from .options import BASELINES, DZOFL, FED_AVG, Configuration
 from .pictures import finish
 from .prepare import prepare
 from .presets import PRESETS, SHIRTS, rounds
@@ -28,6 +28,7 @@ EXPERIMENT = Experiment(
     },
     labels={"method": "{}"},
     finish=finish,
+    baselines=BASELINES,
     columns=("test_accuracy", "train_loss", "lost_messages"),
     aliases={
         "num_nodes": "nodes",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,10 @@ import jaxfl
 from jaxfl import channel
 from jaxfl.algorithms.dzofl import decaying_schedules
 from jaxfl.core import Algorithm, ArgumentError, Array, Task, check
-from jaxfl.frame import Choice, Clients, Costs, Data, Network, Run, choose, flat, traced, where
+from jaxfl.frame import Choice, Clients, Costs, Data, Network, Row, Run, choose, flat, traced, where
 
 LARGEST_M = 1e18  # whose square float32 holds
-DZOFL, FED_AVG = "DZOFL", "FedAvg"
+DZOFL, FED_AVG, ALONE = "DZOFL", "FedAvg", "alone"
 _ZERO_ORDER = ("step_size", "step_exponent", "smoothing", "smoothing_exponent", "num_directions", "direction")
 _RADIO = ("radius_m", "placement_seed", "bandwidth_hz", "noise_dbm_per_hz", "path_loss_db", "path_loss_exponent")
 QUANTIZER = Choice(
@@ -37,10 +37,10 @@ QUANTIZER = Choice(
 class Learning:
     """The algorithm."""
 
-    COUNTS: ClassVar = (where("method", (DZOFL,), *_ZERO_ORDER), where("method", (FED_AVG,), "sgd_step_size", "lost"))
-    method: Literal["DZOFL", "FedAvg"] = DZOFL
-    """DZOFL (a device sends differences of losses) or FedAvg (distributed SGD: one local step, a device sends the
-    change of its model)."""
+    COUNTS: ClassVar = (where("method", (DZOFL,), *_ZERO_ORDER), where("method", (FED_AVG, ALONE), "sgd_step_size"))
+    method: Literal["DZOFL", "FedAvg", "alone"] = DZOFL
+    """DZOFL (a device sends differences of losses), FedAvg (distributed SGD: one local step, a device sends the change
+    of its model) or alone (FedAvg without a server: each device by itself)."""
     rounds: int = 1500
     """Rounds K."""
     batch_size: int = 10
@@ -67,6 +67,8 @@ class Channel:
 
     COUNTS: ClassVar = (
         QUANTIZER.counts,
+        where("method", (FED_AVG,), "lost"),
+        where("method", (DZOFL, FED_AVG), "quantizer", "links"),
         where("links", ("given",), "success"),
         where("links", ("given", "wireless"), "lost"),
         where("links", ("wireless",), *_RADIO),
@@ -153,9 +155,11 @@ class Configuration:
         """The algorithm; traced options may be arrays."""
         learning, quantizer = self.learning, choose(QUANTIZER, flat(self))()
         uplink = jaxfl.links(1.0 if self.resends else self.success(), quantizer)
-        if learning.method == FED_AVG:
+        if learning.method != DZOFL:
             optimizer = optax.sgd(learning.sgd_step_size)
             clients = jaxfl.local_steps(1, batch_size=learning.batch_size, optimizer=optimizer)
+            if learning.method == ALONE:
+                return jaxfl.partial_averaging(self.task(), clients=clients, synchronized=())
             return jaxfl.fed_avg(
                 self.task(), clients=clients, num_active=self.clients.nodes, uplink=jaxfl.uplink(links=uplink)
             )
@@ -197,3 +201,16 @@ def check_config(config: Configuration) -> None:
         name = "success" if links.links == "given" else "uplink_bits_per_second"
         found, remedy = "got a device whose messages never arrive", "Pass another, or --lost drop."
         raise ArgumentError(name, "must let each message arrive in the end", found, remedy)
+
+
+def _pooled(row: Row) -> dict[str, Any] | None:
+    """One device with all samples that sends nothing, in batches of as many as all devices take together."""
+    batch_size = row.config.clients.nodes * row.config.learning.batch_size
+    changes = {"method": ALONE, "nodes": 1, "partition": "iid", "batch_size": batch_size}
+    return changes if row.config.learning.method == FED_AVG else None
+
+
+BASELINES = {
+    "alone": lambda row: {"method": ALONE} if row.config.learning.method == FED_AVG else None,
+    "pooled": _pooled,
+}

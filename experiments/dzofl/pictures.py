@@ -1,9 +1,11 @@
-"""Accuracy against joules and simulated seconds, as counted and as the paper charges them: figures 1 and 2."""
+"""Accuracy against bits, and against joules and simulated seconds, as counted and as the paper charges them: figures 1
+and 2."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxfl.analysis.plots import (
     Panel,
@@ -18,6 +20,7 @@ from jaxfl.analysis.plots import (
     style_axes,
 )
 from jaxfl.frame import Finished
+from jaxfl.training.summary import with_prefix
 
 from .costs import READINGS, round_costs, write_costs
 
@@ -28,25 +31,50 @@ _OF_READING = {"counted": "as counted", "published": "as the paper charges"}
 
 
 def finish(finished: Finished, costs: Sequence[str] = ("joules", "seconds")) -> Sequence[Path]:
-    """Write and print what rounds cost; draw accuracy against joules, seconds or both, a column for each reading."""
-    from matplotlib.ticker import NullFormatter
-
+    """Write and print what rounds cost; draw accuracy against bits, and against costs, a column for each reading."""
     write_costs(finished)
     folder, cases = finished.run.path, finished.summary["cases"]
-    names = [name for name in finished.rows if cases[name]["rounds"]]
+    sent = {name: cases[name]["costs"]["bits_sent"]["mean"] for name in finished.rows if cases[name]["rounds"]}
+    names = [name for name, bits in sent.items() if bits]  # what sends nothing has no place beside those
     if not names or len(names) > _MOST_LINES:
         return []
     lines = read_lines(folder)
     figure = new_figure(9.6, 3.6 * len(costs) + 0.6, run_title(folder / "config.json"))
-    handles = {}
+    pictures, handles = [_plot_bits(finished, names, lines)], {}
     for place, (cost, reading) in enumerate([(cost, reading) for cost in costs for reading in READINGS]):
         axes = figure.add_subplot(len(costs), len(READINGS), place + 1)
         for number, name in enumerate(names):
             of_round = getattr(round_costs(finished.rows[name].config, cases[name])[reading], cost)
             curve = seeds_curve([line for line in lines if line["case"] == name and line["round"]], "test_accuracy")
             handles[name] = draw_curve(axes, curve._replace(x=of_round * curve.x), line_style(number))
-        axes.set_xscale("log")
-        axes.xaxis.set_minor_formatter(NullFormatter())  # over less than two decades its labels would overlap
-        style_axes(axes, _ACCURACY, f"{_TITLES[cost]}, {_OF_READING[reading]}")
+        _log_x(axes, f"{_TITLES[cost]}, {_OF_READING[reading]}")
     legend_below(figure, handles, [])
-    return [save_figure(figure, folder / "plots" / "costs.png")]
+    return [*pictures, save_figure(figure, folder / "plots" / "costs.png")]
+
+
+def _plot_bits(finished: Finished, names: Sequence[str], lines: Sequence[Mapping[str, Any]]) -> Path:
+    """Accuracy against the bits that all devices have sent: what the paper is about."""
+    folder, handles = finished.run.path, {}
+    figure = new_figure(7.2, 4.4, run_title(folder / "config.json"))
+    axes = figure.add_subplot()
+    for number, name in enumerate(names):
+        own = [line for line in lines if line["case"] == name and line["round"]]
+        curve, style = seeds_curve(own, "test_accuracy", ("total_bits_sent",)), line_style(number)
+        label = f"{name}: {with_prefix(curve.x[-1], 'bit')} in {own[-1]['round']} rounds"
+        handles[label] = draw_curve(axes, curve, style)
+        axes.plot(curve.x[-1], curve.mean[-1], marker="o", color=style["color"])
+    _log_x(axes, "bits sent, all devices")
+    from matplotlib.ticker import EngFormatter
+
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    legend_below(figure, handles, [], 2)
+    return save_figure(figure, folder / "plots" / "bits.png")
+
+
+def _log_x(axes: Any, label: str) -> None:
+    """Finish axes of accuracies against a cost."""
+    from matplotlib.ticker import NullFormatter
+
+    axes.set_xscale("log")
+    axes.xaxis.set_minor_formatter(NullFormatter())  # over less than two decades its labels would overlap
+    style_axes(axes, _ACCURACY, label)

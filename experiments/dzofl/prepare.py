@@ -12,7 +12,7 @@ from jaxfl.core.tree import size
 from jaxfl.frame import Prepared, Row, cases_of
 from jaxfl.training.chunks import check_start
 
-from .options import FED_AVG, Configuration, check_config
+from .options import ALONE, FED_AVG, Configuration, check_config
 
 
 def prepare(rows: Mapping[str, Row]) -> Prepared:
@@ -49,7 +49,7 @@ def _links(rows: Mapping[str, Row]) -> list[str]:
     for row in rows.values():
         config, success = row.config, np.asarray(row.config.success())
         then = "sent again" if config.resends else "lost"
-        if success.min() < 1:
+        if success.min() < 1 and config.learning.method != ALONE:
             spread = f"{success.min():.3f} to {success.max():.3f}, mean {success.mean():.3f}"
             text = f"{config.learning.method}: a message arrives with probability {spread}, or is {then}"
             is_biased = config.learning.method != FED_AVG and success.min() < success.max()

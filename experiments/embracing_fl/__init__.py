@@ -17,7 +17,7 @@ Model Training".
 
 from jaxfl.frame import Experiment
 
-from .defaults import DATASETS, DERIVED, name_of
+from .defaults import BASELINES, DATASETS, DERIVED, name_of
 from .methods import CLASSES
 from .options import Configuration
 from .prepare import finish, prepare, run_or_report
@@ -44,6 +44,7 @@ EXPERIMENT = Experiment(
         "blocks": "resnet_blocks",
     },
     finish=finish,
+    baselines=BASELINES,
     columns=("test_accuracy", "test_loss", "train_loss", "rounds_to_target"),
     run=run_or_report,
 )

@@ -100,10 +100,10 @@ def cost_lines(name: str, config: Configuration, costs: Sequence[ClassCost]) -> 
     present = [row for row in costs if row.clients]
     shares = ", ".join(f"{row.clients} {row.label} (capacity {two_digits(row.capacity)})" for row in present)
     seconds = ", ".join(f"{row.label} {_seconds_text(row.seconds)}" for row in present)
-    return [
-        f"{name}: {shares}, {active}; average capacity {two_digits(average_capacity(costs))}",
-        f"  seconds a round on a {DEVICE}: {seconds}",
-    ]
+    clients = f"{name}: {shares}, {active}; average capacity {two_digits(average_capacity(costs))}"
+    if config.network.model not in _SHAPES:  # far from the networks that the phone was measured with
+        return [clients]
+    return [clients, f"  seconds a round on a {DEVICE}: {seconds}"]
 
 
 def _seconds_text(seconds: RoundSeconds) -> str:

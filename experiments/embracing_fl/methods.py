@@ -61,8 +61,10 @@ METHOD = Choice(  # blocks of the model -> shares of the classes; keyword-only p
         "first_half": _first_half,
         "random_blocks": _random_blocks,
         "fed_avg": lambda blocks: [Share(blocks)] * 3,
+        "alone": lambda blocks: [Share(blocks)] * 3,
     },
 )
+TOGETHER = tuple(name for name in METHOD.functions if name != "alone")
 WITH_WEAKER = tuple(name for name in METHOD.functions if name != "fed_avg")
 
 

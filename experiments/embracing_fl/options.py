@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.algorithms import client_sgd, embracing, fed_avg, local_steps, width_reduction
+from jaxfl.algorithms import client_sgd, embracing, fed_avg, local_steps, partial_averaging, width_reduction
 from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.channel import Counts, Work, node_work, total
 from jaxfl.core import Algorithm, ArgumentError, FederatedData, Task, check
@@ -20,7 +20,7 @@ from jaxfl.frame.records import WRITERS, cut
 from jaxfl.training import Measure
 from jaxfl.training.measures import calibrated_scores
 
-from .methods import METHOD, NARROW, WITH_WEAKER, Share, counts_of, decayed, shared_out
+from .methods import METHOD, NARROW, TOGETHER, WITH_WEAKER, Share, counts_of, decayed, shared_out
 from .networks import RESNETS, Form, Network, Problem, problem_of
 
 
@@ -102,6 +102,7 @@ class Learning:
     COUNTS: ClassVar = (
         METHOD.counts,
         where("method", WITH_WEAKER, "case", "moderate", "weak", "sampling"),
+        where("method", TOGETHER, "participation_rate", "num_active", "weighting", "sampling"),
         where("batch_norm", ("static",), "calibration_samples"),
         where("model", RESNETS, "calibration_samples", "batch_norm"),
         where("model", (*RESNETS, "bilstm"), "frozen_batch_norm"),
@@ -111,12 +112,13 @@ class Learning:
         dict.fromkeys(("cut_moderate", "width_moderate"), lambda options: options["moderate"] != 0),
         dict.fromkeys(("cut_weak", "width_weak", "frozen_words"), lambda options: options["weak"] != 0),
     )
-    method: Literal["embracing", "width_reduction", "ordered_dropout", "first_half", "random_blocks", "fed_avg"] = (
-        "embracing"
-    )
+    method: Literal[
+        "embracing", "width_reduction", "ordered_dropout", "first_half", "random_blocks", "fed_avg", "alone"
+    ] = "embracing"
     """embracing: weaker clients train blocks of the output side. width_reduction (HeteroFL), ordered_dropout (FjORD):
     they train the first channels of every layer. first_half, random_blocks: as many blocks as embracing trains, from
-    the input side or drawn anew each round. fed_avg: the strong clients alone, the others take no part."""
+    the input side or drawn anew each round. fed_avg: the strong clients alone, the others take no part. alone: each
+    client trains the whole model by itself."""
     cut_moderate: str = "dense_2"
     """First block that a moderate client trains."""
     cut_weak: str = "dense_3"
@@ -233,6 +235,8 @@ class Configuration:
         """The algorithm; traced options may be arrays."""
         method, problem = self.learning.method, self.problem()
         clients = self.steps.clients(self.participation.weighting)
+        if method == "alone":
+            return partial_averaging(self.task(), clients=clients, synchronized=())
         if method == "fed_avg":
             return fed_avg(self.task(), clients=clients, num_active=self.participation.num_active)
         shares = self.shares(problem)

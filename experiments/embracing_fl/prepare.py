@@ -77,7 +77,9 @@ def finish(finished: Finished) -> Sequence[Path]:
     plots = finished.run.path / "plots"
     plots.mkdir(exist_ok=True)
     x = next(iter(finished.rows.values())).config.run.x
-    return [plot_curves(read_results([str(finished.run.path)]), plots / "cases.png", x)]
+    results = read_results([str(finished.run.path)])
+    compared = [result for result in results if not finished.rows[result.name].baseline]
+    return [plot_curves(compared, plots / "cases.png", x)]
 
 
 def _description(rows: Mapping[str, Row]) -> list[str]:
@@ -96,6 +98,8 @@ def _description(rows: Mapping[str, Row]) -> list[str]:
         f"{steps.rounds} rounds of {steps.local_steps} steps with batches of {steps.batch_size}, step size "
         f"{steps.step_size:g}{decay}, momentum {steps.momentum:g}, weight decay {steps.weight_decay:g}, seeds "
         f"{' '.join(map(str, seeds))}",
+        "A case is a row of the paper's Table 3: how many clients are strong (they train the whole model), moderate and "
+        "weak (they train its output side, or a narrow model).",
     ]
 
 

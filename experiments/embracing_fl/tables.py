@@ -21,6 +21,7 @@ TITLES = {
     "first_half": "first half",
     "random_blocks": "random blocks",
     "fed_avg": "FedAvg, strong alone",
+    "alone": "each client alone",
 }
 BOTH = ("embracing", "width_reduction")
 Pair = tuple[Result | None, paper.Accuracy | None]

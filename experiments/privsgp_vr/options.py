@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from jaxfl.frame import (
     Data,
     Network,
     Publication,
+    Row,
     Run,
     choose,
     flat,
@@ -45,6 +46,7 @@ GRAPHS = Choice(
         "ring": graphs.ring,
         "complete": graphs.complete,
         "star": lambda num_nodes: graphs.star(num_nodes),
+        "isolated": graphs.isolated,
         "random": lambda num_nodes, *, edge_probability: graphs.random_digraph(num_nodes, edge_probability, 0),
     },
 )
@@ -56,8 +58,9 @@ class Topology:
 
     COUNTS: ClassVar = (GRAPHS.counts,)
     graph: str = "exponential"
-    """exponential, directed_ring, ring, complete, star, random (a random strongly connected digraph), or a FILE.csv
-    with an edge a row, sender and receiver by the names of sites; or a FILE.npy with a column-stochastic mixing matrix
+    """exponential, directed_ring, ring, complete, star, random (a random strongly connected digraph), isolated (each
+    node by itself), or a FILE.csv with an edge a row, sender and receiver by the names of sites; or a FILE.npy with a
+    column-stochastic mixing matrix
     of shape (n, n), or (period, n, n) for a time-varying graph; entry (i, j) is the share of j's value that i receives.
     DP2-SGD and A(DP)2SGD need an undirected one."""
     edge_probability: float = 0.2
@@ -325,4 +328,19 @@ DERIVED = {
     "evaluate_every": lambda options, names: (  # 0 until K is known
         0 if options["iterations"] == "auto" else max(1, options["iterations"] // 40)
     ),
+}
+_SILENT = {"noise_std": 0.0, "target_epsilon": INFINITY, "node_noise": (), "node_epsilons": ()}
+
+
+def _pooled(row: Row) -> dict[str, Any]:
+    """One node with all samples, and batches of as many as all nodes take together."""
+    nodes = row.config.clients.nodes
+    batch_size = nodes * row.config.learning.batch_size
+    return {**_SILENT, "nodes": 1, "partition": "iid", "graph": "isolated", "batch_size": batch_size}
+
+
+BASELINES = {
+    "alone": lambda row: {"graph": "isolated"},
+    "pooled": _pooled,
+    "without_noise": lambda row: _SILENT,
 }

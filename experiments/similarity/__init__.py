@@ -87,5 +87,6 @@ EXPERIMENT = Experiment(
     labels={"scheme": "{}"},
     aliases={"num_nodes": "nodes", "max_steps": "local_steps", "width": "channel_share"},
     finish=finish,
+    baselines={"alone": lambda row: {"scheme": "nothing"}},
     columns=("test_accuracy", "svcca_maximum_*"),
 )

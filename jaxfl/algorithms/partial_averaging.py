@@ -79,8 +79,8 @@ def partial_averaging(
 
     Args:
         task: the learning task; batch normalization and dropout are welcome.
-        clients: what each node does in a round, see `jaxfl.local_steps`; it neither clips nor adds noise. Its weight is
-            its share of the average.
+        clients: what each node does in a round, see `jaxfl.local_steps`; where a part is averaged it neither clips
+            nor adds noise. Its weight is its share of the average.
         synchronized: the part that is averaged in each round. Names of `task.blocks`, for instance
             `output_side(task.blocks, "block_2_2")` or `first_half(task.blocks)`; none of them, (), for independent
             training; "all" for the whole model. Or a task of the same network with fewer channels: its parameters are
@@ -98,7 +98,8 @@ def partial_averaging(
         distance counts all parameters after the round.
 
     Raises:
-        ArgumentError: a part that does not fit the task, or private local steps; from `init`, unusable data.
+        ArgumentError: a part that does not fit the task, or private local steps where one is averaged; from `init`,
+            unusable data.
 
     Guarantees:
         - what is synchronized is the same at all nodes after each round, bit for bit.
@@ -121,7 +122,8 @@ def partial_averaging(
         >>> info.bits_sent.tolist()  # 15 parameters of 32 bits
         [480.0, 480.0]
     """
-    require_plain(clients)
+    if synchronized not in ((), []):
+        require_plain(clients)
     part = _part(task, synchronized, axis_groups)
     way = PLAIN if uplink is None or synchronized in ((), []) else uplink
     way.check(task, clients)

@@ -157,8 +157,15 @@ def one_of(allowed: tuple[Any, ...], **arguments: Any) -> None:
     """Each value is one of `allowed`."""
     for name, value in arguments.items():
         if value not in allowed:
-            choices = ", ".join(map(str, allowed))
-            raise ArgumentError(name, f"must be one of {choices}", f"got {value!r}", "Choose one of these.")
+            choices, letters = ", ".join(map(str, allowed)), _letters(value)
+            near = [f"Did you mean {choice}? " for choice in allowed if letters and _letters(choice) == letters]
+            remedy = "".join([*near, "Choose one of these."])
+            raise ArgumentError(name, f"must be one of {choices}", f"got {value!r}", remedy)
+
+
+def _letters(value: Any) -> str:
+    """Letters and digits of a name, in lower case: CIFAR-10 is cifar10."""
+    return "".join(filter(str.isalnum, str(value).lower()))
 
 
 def scalar(**arguments: Any) -> None:

@@ -20,7 +20,7 @@ import threading
 import warnings
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import jax
 from rich.console import Console
@@ -59,12 +59,16 @@ class EveryExperiment:
     """Number of configurations that --sample draws."""
     seeds: tuple[int, ...] = ()
     """Short for --grid seed=SEED,SEED,..."""
+    baselines: tuple[Literal["alone", "pooled", "without_noise"], ...] = ()
+    """Rows beside the compared ones. alone: each site by itself, with the same noise. pooled: all samples in one place,
+    without noise. without_noise: the same without noise."""
     set: tuple[str, ...] = ()
     """OPTION=VALUE: another way to write --option VALUE."""
     compilation_cache: str = "default"
     """DIR where compiled programs are kept, by default in the user's cache folder, or off."""
 
 
+_HELP = ("--help", "-h", "--help-all")
 _GOES_ON = "the same command with --resume goes on from"
 _KINDS = get_type_hints(EveryExperiment)  # of the options that every experiment has
 _MOST_SHOWN = 400  # letters of what was found; a longer one is shown by its two ends
@@ -87,6 +91,13 @@ _CALLED_ELSEWHERE = {  # names that other libraries and papers have for an optio
     "data": ("dataset",),
     "output": ("out",),
     "gpu": ("gpus", "devices"),
+    "wandb": ("track",),
+    "tensorboard": ("track",),
+    "logger": ("track",),
+    "topology": ("graph",),
+    "max_grad_norm": ("clip_norm",),
+    "sigma": ("noise_multiplier", "noise_std"),
+    "fraction": ("participation_rate",),
 }
 
 
@@ -105,7 +116,7 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
             os.environ.setdefault("COLUMNS", "120")  # rich takes 80, which breaks names
         with steady_output() as output, warnings.catch_warnings():
             warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
-            if "--list-presets" in arguments or set(arguments) & {"--help", "-h"}:
+            if {"--list-presets", *_HELP} & {*arguments}:
                 _show(experiment, arguments)
                 output.flush()
                 return int(output.is_lost)
@@ -169,7 +180,7 @@ def parse(experiment: Experiment, arguments: Sequence[str]) -> tuple[Request, st
             meant = [key for key in _CALLED_ELSEWHERE.get(plain, ()) if key in kinds]
             meant = meant[:1] or difflib.get_close_matches(plain, kinds, n=1)
             near = [f"Did you mean {flag(key)}? " for key in meant]
-            raise unknown(word.replace("_", "-") or "''", "".join([*near, "See --help for all options."]))
+            raise unknown(word.replace("_", "-") or "''", "".join([*near, "See --help-all for all options."]))
         if name == "grid":
             axes.append(parse_axis(words, table))
             continue
@@ -194,7 +205,8 @@ def parse(experiment: Experiment, arguments: Sequence[str]) -> tuple[Request, st
     if preset is not None and preset not in experiment.presets:
         names = ", ".join(experiment.presets) or "none"
         raise ArgumentError("--preset", "must name a preset", f"got {preset!r}", f"This experiment has: {names}.")
-    return request(experiment, changes, axes, preset), frame.get("compilation_cache", EveryExperiment.compilation_cache)
+    asked = request(experiment, changes, axes, preset, frame.get("baselines", ()))
+    return asked, frame.get("compilation_cache", EveryExperiment.compilation_cache)
 
 
 def _refuse_repeats(axes: Sequence[Axis]) -> None:
@@ -237,9 +249,9 @@ def _show(experiment: Experiment, arguments: Sequence[str]) -> None:
     if "--list-presets" in arguments:
         _print_presets(experiment)
     else:
-        query, cache = parse(experiment, [word for word in arguments if word not in ("--help", "-h")])
+        query, cache = parse(experiment, [word for word in arguments if word not in _HELP])
         of_all = EveryExperiment(preset=query.preset or "", compilation_cache=cache)
-        print_help(query, of_all, (*JOBS, "compilation_cache"))
+        print_help(query, of_all, (*JOBS, "compilation_cache"), all_options="--help-all" in arguments)
 
 
 def _sentence(experiment: Experiment, error: ArgumentError) -> str:

@@ -25,6 +25,7 @@ from jaxfl.frame.options import UNSAID, flat, lay, options, refuse_out_of_range,
 from jaxfl.training import Case, RunDirectory, Stop
 from jaxfl.training.run_directory import slug
 
+BASELINES = ("alone", "pooled", "without_noise")
 UNVARIED = ("seed",)  # which tell lanes of a row apart, and not rows
 _SAME_NUMBERS = (*UNVARIED, "node_loop")  # what decides how a configuration is computed, and not what
 
@@ -51,7 +52,12 @@ class Row(NamedTuple):
 
     config: Any  # with the first seed
     seeds: tuple[int, ...]
-    settings: dict[str, Any]  # the options that vary, as far as they count here
+    settings: dict[str, Any]  # the options that vary, as far as they count here; "baseline" of a baseline
+
+    @property
+    def baseline(self) -> str:
+        """Which of `BASELINES` it is; empty of a row that is compared."""
+        return self.settings.get("baseline", "")
 
 
 class Prepared(NamedTuple):
@@ -90,6 +96,9 @@ class Experiment(NamedTuple):
         aliases: argument of the library -> the option that it comes from.
         finish: adds to the summary, and draws pictures besides the curves and the grid.
         columns: metrics of the closing table, or patterns of their names, svcca_*.
+        baselines: one of `BASELINES` -> a function from a row to the options that make the baseline of it, or to None
+            where it has none. alone: each site by itself, with the noise and the accountant that it has;
+            pooled: all samples in one place, without noise; without_noise: the same without noise.
         run: (request) -> exit code, for an experiment that trains by itself.
     """
 
@@ -107,6 +116,7 @@ class Experiment(NamedTuple):
     aliases: Mapping[str, str] = {}
     finish: Callable[[Finished], Sequence[Path]] | None = None
     columns: Sequence[str] = ("test_accuracy", "test_accuracy_worst_node", "test_accuracy_average_model", "train_loss")
+    baselines: Mapping[str, Callable[[Row], Mapping[str, Any] | None]] = {}
     run: Callable[[Request], int] | None = None
 
     @property
@@ -138,13 +148,20 @@ class Request(NamedTuple):
         return next(iter(self.rows.values())).config
 
 
-def request(experiment: Experiment, changes: Mapping[str, Any], grid: Grid = (), preset: str | None = None) -> Request:
+def request(
+    experiment: Experiment,
+    changes: Mapping[str, Any],
+    grid: Grid = (),
+    preset: str | None = None,
+    baselines: Sequence[str] = (),
+) -> Request:
     """The rows that options and axes, as given explicitly, ask for over a preset and the defaults.
 
-    Configurations that differ in idle options alone are one row.
+    Configurations that differ in idle options alone are one row. Rows of baselines come behind the others.
 
     Raises:
-        ArgumentError: an option that is unknown, idle, repeated or out of range, or two rows of one name.
+        ArgumentError: an option that is unknown, idle, repeated or out of range, two rows of one name, or a baseline
+            that the experiment does not have.
 
     Guarantees:
         - an option that counts at no configuration is refused.
@@ -181,7 +198,41 @@ def request(experiment: Experiment, changes: Mapping[str, Any], grid: Grid = (),
             requirement = "must differ in six digits, and by more than a sign"
             raise ArgumentError(clash, requirement, values, "Compare values further apart.")
         result[name] = Row(config, tuple(seeds), settings)
+    for label in dict.fromkeys(baselines):
+        result |= _baselines(experiment, label, result, results)
     return Request(experiment, preset, result, axes, changes=changes)
+
+
+def _baselines(experiment: Experiment, label: str, rows: Mapping[str, Row], results: Sequence[str]) -> dict[str, Row]:
+    """The baselines of one kind. One that several rows have is one row, with the settings that they agree in."""
+    if label not in experiment.baselines:
+        requirement = f"must be {' or '.join(experiment.baselines) or 'left out'} in {experiment.name}"
+        raise ArgumentError("baselines", requirement, f"got {label}, which means nothing here", "Leave it out.")
+
+    def key_of(config: Any) -> Any:
+        return tuple(counted(config, flat(config), results).items())
+
+    own = [row for row in rows.values() if not row.baseline]
+    compared = {key_of(row.config) for row in own}
+    sources: dict[Any, list[tuple[Any, Row]]] = {}  # the options that count -> the baseline, and a row that it is of
+    for row in own:
+        changes = experiment.baselines[label](row)
+        config = row.config if changes is None else lay(row.config, changes)
+        if key_of(config) not in compared:
+            sources.setdefault(key_of(config), []).append((config, row))
+    if not sources:
+        found = f"{label} is one of them, or none of them has it"
+        raise ArgumentError("baselines", "must be rows beside those that are compared", found, "Leave it out.")
+    result = {}
+    for pairs in sources.values():
+        (config, first), settings = pairs[0], [row.settings for _, row in pairs]
+        every = {name: value for each in reversed(settings) for name, value in each.items()}
+        shared = {name: value for name, value in every.items() if all(s.get(name, value) == value for s in settings)}
+        values = {name: value for name, value in flat(first.config).items() if name in shared or name not in every}
+        whose = f"{_name(experiment, values, list(shared))}, " if shared else ""
+        seeds = tuple(dict.fromkeys(seed for _, row in pairs for seed in row.seeds))
+        result[whose + label] = Row(config, seeds, {**shared, "baseline": label})
+    return result
 
 
 def _overlays(

@@ -16,36 +16,55 @@ import tyro
 from jaxfl.frame.experiment import Request
 from jaxfl.frame.options import text_of
 
+# Options of --help; --help-all has the others, too. All of a user's own records stand there.
+_USUAL = frozenset(
+    """preset grid seeds baselines dataset data_dir label_column site_column nodes partition alpha case model
+    hidden graph links success method scheme iterations rounds num_rounds local_steps step_size batch_size
+    clip_norm constants kappa participation_rate noise_std noise_multiplier noise_gain noise_error
+    target_epsilon node_epsilons dp_delta bound rounds_error sampling_error clipping canaries layers seed
+    evaluate_every x out resume quiet track devices launcher""".split()
+)
+_OURS = "jaxfl", "experiments"
 
-def print_help(request: Request, of_frame: Any, last: Collection[str]) -> None:
+
+def print_help(request: Request, of_frame: Any, last: Collection[str], *, all_options: bool) -> None:
     """Print the options with their values, and the options that vary.
 
     Args:
         asked: the request that the arguments beside --help make.
         of_frame: the record of the options that every experiment has.
         last: the options of jobs and machines, which stand in a group of their own at the end.
+        all_options: print all; otherwise the usual ones.
     """
     groups: dict[str, Any] = {}
+    further = 0
     texts = {"jobs_and_devices": "Processes and devices that compute, and the compiled programs that are kept."}
     for name, record in {**vars(request.config), "every_experiment": of_frame}.items():
         kinds, of_fields = get_type_hints(type(record)), _texts(type(record))
         texts[name] = " ".join(str(type(record).__doc__).split())
+        is_ours = type(record).__module__.partition(".")[0] in _OURS
         for field in dataclasses.fields(record):
+            if is_ours and not all_options and field.name not in _USUAL:
+                further += 1
+                continue
             kind = Annotated[kinds[field.name], tyro.conf.arg(help=of_fields.get(field.name, ""))]
             group = groups.setdefault("jobs_and_devices" if field.name in last else name, [])
             group.append((field.name, kind, dataclasses.field(default=getattr(record, field.name))))
-    groups["jobs_and_devices"] = groups.pop("jobs_and_devices")
+    if "jobs_and_devices" in groups:
+        groups["jobs_and_devices"] = groups.pop("jobs_and_devices")
     records = [
         (name, dataclasses.make_dataclass(name, fields, namespace={"__doc__": texts[name]}))
         for name, fields in groups.items()
     ]
     axes = [" ".join(f"{name}={','.join(map(text_of, part[name]))}" for name in part) for part in request.grid]
+    presets = " --list-presets shows the figures and tables of the paper." if request.experiment.presets else ""
+    others = f"\n\n--help-all shows {further} further options.{presets}" if further else ""
     comparison = f"\n\nwould compare: {', each with '.join(axes)}" if axes else ""
     with contextlib.suppress(SystemExit):
         tyro.cli(
             dataclasses.make_dataclass("Options", records),
             prog=request.experiment.command,
-            description=request.experiment.description + comparison,
+            description=request.experiment.description + comparison + others,
             args=["--help"],
             config=(tyro.conf.OmitArgPrefixes,),
         )

@@ -20,6 +20,7 @@ from jaxfl.frame.launch import Launch
 from jaxfl.frame.options import UNSAID, since, stated, unsaved
 from jaxfl.training import Placement, evaluation_set
 from jaxfl.training.case import EvaluationSet
+from jaxfl.training.hooks import check_tracker
 from jaxfl.training.processes import several
 from jaxfl.training.publish import check_folder
 
@@ -322,6 +323,11 @@ class Run(Launch, Distributed):
     lanes_at_once: int | None = unsaved(None)
     """Lanes of one program, configurations with a seed each, that a device computes side by side. By default 1 on a
     CPU, and elsewhere as many as memory holds. Results agree to rounding."""
+    track: tuple[Literal["tensorboard", "wandb"], ...] = unsaved(())
+    """Pass evaluations on as they are made, to TensorBoard (files in the run directory), to Weights & Biases, or to
+    both: pip install '.[track]', and docs/tracking.md."""
+    profile: bool = unsaved(False)
+    """Write a JAX trace of the rounds between the first two evaluations to profile/ of the run directory."""
 
     def placement(self) -> Placement | None:
         """The requested devices; the devices of all processes where several train."""
@@ -329,10 +335,12 @@ class Run(Launch, Distributed):
         return None if num_devices is None else Placement(num_devices, self.shard)
 
     def check(self) -> None:
-        """Refuse numbers that neither jobs nor processes can have, and both together."""
+        """Refuse numbers that neither jobs nor processes can have, both together, and a tracker that is not there."""
         if self.distributed and self.has_jobs:
             found, remedy = f"got {self.launcher} beside it", "Leave --launcher out."
             raise ArgumentError("distributed", "excludes jobs", found, remedy)
+        for name in self.track:
+            check_tracker(name)
         self.check_place()
         super().check()
 

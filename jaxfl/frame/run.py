@@ -7,7 +7,7 @@ import fnmatch
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,11 @@ from jaxfl.core.platform import tracing_for
 from jaxfl.frame.experiment import Finished, Prepared, Request, Row
 from jaxfl.frame.launcher import run_in_jobs
 from jaxfl.frame.options import flag, flat, options, text_of
-from jaxfl.frame.records import Publication
+from jaxfl.frame.records import Publication, Run
 from jaxfl.privacy.statements import statement_text
 from jaxfl.training import Case, RunDirectory, Stop, open_run, publish, read_run, secret_key, summary_table, train
 from jaxfl.training.compilation_cache import compilation_cache
+from jaxfl.training.hooks import Hook, all_of, profile, tracker
 from jaxfl.training.processes import on_all, on_first
 from jaxfl.training.sites import SITES, site_table
 from jaxfl.training.summary import FEWEST_RANKED, deciding, format_spread, ranking, read_results
@@ -83,17 +84,19 @@ def run(request: Request) -> int:
     if where.has_jobs:
         work = partial(run_pass, request._replace(stop=None), records.path.absolute())
         run_in_jobs(work, records, cases, where, key=key, stop=request.stop, quiet=where.quiet)
-    summary = train(
-        cases,
-        run=records,
-        checkpoint_every=where.checkpoint_every,
-        checkpoint_minutes=where.checkpoint_minutes,
-        keep_params=where.keep_params,
-        quiet=where.quiet,
-        key=key,
-        stop=request.stop,
-        lanes_at_once=where.lanes_at_once,
-    )
+    with _hook(where, records) as hook:
+        summary = train(
+            cases,
+            run=records,
+            checkpoint_every=where.checkpoint_every,
+            checkpoint_minutes=where.checkpoint_minutes,
+            keep_params=where.keep_params,
+            quiet=where.quiet,
+            key=key,
+            stop=request.stop,
+            lanes_at_once=where.lanes_at_once,
+            hook=hook,
+        )
     return _tell(request, prepared, cases, records, summary)
 
 
@@ -136,7 +139,7 @@ def _tell(
             what = "privacy budget was" if has_epsilon else "iterations that a budget pays for were"
             note = f"{name}: the {what} spent after {rounds} rounds, and the run stopped there"
             console.print(f"{note}: {statement_text(statement)}")
-    settings = {name: row.settings for name, row in request.rows.items()}
+    settings = {name: row.settings for name, row in request.rows.items() if not row.baseline}
     paths = ", ".join(map(str, [*plot_run(directory, where.x, ranked), *plot_final(directory, settings), *pictures]))
     if secrecy.publish is not None:
         publish(records, cases, secrecy.publish)
@@ -182,18 +185,30 @@ def run_pass(request: Request, path: Path, number: int, stop: Stop) -> None:
         _, cases, _ = prepare(request)
         records = read_run(path)
         has_secret = getattr(request.config, "publication", Publication()).seed_from_os
-        train(
-            cases,
-            run=records,
-            checkpoint_every=where.checkpoint_every,
-            checkpoint_minutes=where.checkpoint_minutes,
-            keep_params=where.keep_params,
-            quiet=True,
-            key=secret_key(records) if has_secret else None,
-            stop=stop,
-            lanes_at_once=where.lanes_at_once,
-            only=number,
-        )
+        with _hook(where, records, traces=number == 0) as hook:
+            train(
+                cases,
+                run=records,
+                checkpoint_every=where.checkpoint_every,
+                checkpoint_minutes=where.checkpoint_minutes,
+                keep_params=where.keep_params,
+                quiet=True,
+                key=secret_key(records) if has_secret else None,
+                stop=stop,
+                lanes_at_once=where.lanes_at_once,
+                only=number,
+                hook=hook,
+            )
+
+
+@contextlib.contextmanager
+def _hook(where: Run, records: RunDirectory, *, traces: bool = True) -> Iterator[Hook | None]:
+    """The hook that --track and --profile ask for. Of several jobs the one with the first pass writes a trace."""
+    with contextlib.ExitStack() as stack:
+        hooks = [stack.enter_context(tracker(name, records)) for name in where.track]
+        if where.profile and traces:
+            hooks.append(stack.enter_context(profile(records.path / "profile")))
+        yield all_of(hooks) if hooks else None
 
 
 def _lone_trouble(summary: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -206,8 +221,9 @@ def _lone_trouble(summary: Mapping[str, Any]) -> tuple[str, str] | None:
 
 def _winner(request: Request, summary: Mapping[str, Any], metrics: Sequence[str]) -> str:
     """The best case of those that were asked for, as a command."""
-    best, metric = next(name for name in ranking(summary, metrics) if name in request.rows), deciding(summary, metrics)
-    row = request.rows[best]
+    rows = {name: row for name, row in request.rows.items() if not row.baseline}
+    best, metric = next(name for name in ranking(summary, metrics) if name in rows), deciding(summary, metrics)
+    row = rows[best]
     known = options(type(request.config))
     own = {name: value for name, value in request.changes.items() if known[name].saved or name == "data_dir"}
     words = [] if request.preset is None else ["--preset", request.preset]

@@ -7,6 +7,7 @@ from jaxfl.on_use import import_on_use
 if TYPE_CHECKING:
     from jaxfl.graphs.files import read_graph
     from jaxfl.graphs.graph import Graph
+    from jaxfl.graphs.isolated import isolated
     from jaxfl.graphs.mixing import best_structure, messages_received, messages_sent, mix
     from jaxfl.graphs.random_graphs import random_digraph
     from jaxfl.graphs.spectral import is_strongly_connected_over_period, spectral_gap
@@ -45,6 +46,7 @@ __all__ = [
     "from_matrix",
     "from_networkx",
     "is_strongly_connected_over_period",
+    "isolated",
     "messages_received",
     "messages_sent",
     "mix",
@@ -68,6 +70,7 @@ import_on_use(
     {
         "jaxfl.graphs.files": "read_graph",
         "jaxfl.graphs.graph": "Graph",
+        "jaxfl.graphs.isolated": "isolated",
         "jaxfl.graphs.mixing": "best_structure messages_received messages_sent mix",
         "jaxfl.graphs.random_graphs": "random_digraph",
         "jaxfl.graphs.spectral": "is_strongly_connected_over_period spectral_gap",

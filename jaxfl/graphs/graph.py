@@ -27,6 +27,7 @@ class Graph:
         num_nodes: n.
         rounds: one sparse (n, n) float64 mixing matrix per round of the period, without stored zeros.
         names: (n,), what the nodes are called, which data with names must agree with; None where they are numbers.
+        is_isolated: whether nobody is meant to hear anybody (`isolated`): it then counts as connected.
 
     Example:
         >>> from jaxfl.graphs import directed_ring
@@ -41,6 +42,7 @@ class Graph:
     num_nodes: int
     rounds: tuple[scipy.sparse.csr_array, ...]
     names: tuple[str, ...] | None = None
+    is_isolated: bool = False
 
     def __repr__(self) -> str:
         return f"Graph({self.name}, num_nodes={self.num_nodes}, period={self.period})"

@@ -42,7 +42,8 @@ def require_doubly_stochastic(graph: Graph) -> None:
 
 
 def require_strongly_connected(graph: Graph) -> None:
-    """Refuse a graph unless every node's values reach every other node in one period (B-strong connectivity).
+    """Refuse a graph unless every node's values reach every other node in one period (B-strong connectivity), or it is
+    `isolated`, which nobody makes by mistake.
 
     Example:
         >>> from jaxfl.graphs import from_matrix
@@ -51,7 +52,7 @@ def require_strongly_connected(graph: Graph) -> None:
         ...
         jaxfl.core.check.ArgumentError: graph: must be strongly connected over its period; ...
     """
-    pair = unreachable_pair(graph)
+    pair = None if graph.is_isolated else unreachable_pair(graph)
     if pair is None:
         return
     from jaxfl.core.types import node_text

@@ -4,6 +4,7 @@ from jaxfl.core.info import FatalCount
 from jaxfl.training.case import Case, EvaluationSet, Measure
 from jaxfl.training.chunks import Diverged
 from jaxfl.training.final_params import load_params
+from jaxfl.training.hooks import Evaluation, early_stop, profile, tracker
 from jaxfl.training.loop import train
 from jaxfl.training.measures import calibrated_scores, evaluation_set, stationarity, test_scores
 from jaxfl.training.passes import divide_run
@@ -16,6 +17,7 @@ from jaxfl.training.summary import read_results, summary_table
 __all__ = [
     "Case",
     "Diverged",
+    "Evaluation",
     "EvaluationSet",
     "FatalCount",
     "Measure",
@@ -25,9 +27,11 @@ __all__ = [
     "Stopped",
     "calibrated_scores",
     "divide_run",
+    "early_stop",
     "evaluation_set",
     "load_params",
     "open_run",
+    "profile",
     "publish",
     "read_results",
     "read_run",
@@ -37,5 +41,6 @@ __all__ = [
     "stop_at_sigterm",
     "summary_table",
     "test_scores",
+    "tracker",
     "train",
 ]

@@ -7,8 +7,8 @@ Whether a lane has spent a budget is looked at at evaluations and, between two o
 rounds, where all others stop with it.
 
 The next chunk is dispatched before the infos of the last one are read, unless the host needs the state between the two,
-or decides there: for a checkpoint, at the end of a lane, or where there are budgets. A divergence is therefore noticed
-a chunk later; the record of its end says in which chunk it was.
+or decides there: for a checkpoint, at the end of a lane, or where there are budgets or a hook. A divergence is
+therefore noticed a chunk later; the record of its end says in which chunk it was.
 
 The clock may ask for a checkpoint at the end of any chunk. It then holds the infos since the last lines, too, so that
 the next lines are those of a run that went through.
@@ -21,7 +21,9 @@ other lengths other last bits.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -41,13 +43,15 @@ from jaxfl.training.checkpoint import Checkpoints, Restored
 from jaxfl.training.chunks import COSTS, Diverged, add_costs, info_fields, joined, refuse_bad, rounds_at_once, summarize
 from jaxfl.training.environment import describe_environment
 from jaxfl.training.final_params import write_params
+from jaxfl.training.hooks import Hook, evaluation_of
 from jaxfl.training.lanes import Lane
 from jaxfl.training.measures import flatten_scores, node_scores, refuse_bad_scores
 from jaxfl.training.pass_directory import CHECKPOINTS, ENDED, Label
 from jaxfl.training.passes import Pass
-from jaxfl.training.processes import any_process, least, several
+from jaxfl.training.processes import any_process, least, on_first, several
 from jaxfl.training.progress import ProgressReport
 from jaxfl.training.signals import Stop, Stopped
+from jaxfl.training.summary import WHOLE
 
 
 class SaveTimes(NamedTuple):
@@ -125,10 +129,18 @@ class Lockstep:
     """
 
     def __init__(
-        self, one: Pass, saves: SaveTimes, stop: Stop, progress: ProgressReport, *, raises: bool, final: Path | None
+        self,
+        one: Pass,
+        saves: SaveTimes,
+        stop: Stop,
+        progress: ProgressReport,
+        hook: Hook | None,
+        *,
+        raises: bool,
+        final: Path | None,
     ):
         assert one.compiled is not None
-        self._final = final
+        self._hook, self._final = hook, final
         self._pass, self._saves, self._stop, self._progress, self._raises = one, saves, stop, progress, raises
         self._directory = one.directory
         program, compiled, lanes = one.program, one.compiled, one.lanes
@@ -149,7 +161,7 @@ class Lockstep:
         self._at_once = None if program.case.chunk_rounds is None else self._most
         # Devices of a CPU share its threads: collectives of two programs would wait for each other.
         in_turn = several() or (is_cpu() and len(compiled.rounds.input_shardings[0][3].device_set) > 1)
-        self._reads_at_once = in_turn or any(lane.case.budgets for lane in lanes)
+        self._reads_at_once = in_turn or hook is not None or any(lane.case.budgets for lane in lanes)
         self._saved = self._read = time.perf_counter()
 
     def run(self) -> dict[Label, dict[str, Any]]:
@@ -201,6 +213,9 @@ class Lockstep:
         self._progress.compiled()
         if restored is not None:
             self._go_on(restored)
+        for record in self._running():  # a hook may put an end elsewhere than it did in a process that died
+            on_first(shutil.rmtree)(self._directory.path / ENDED / str(record.index), ignore_errors=True)
+        if restored is not None:
             return
         if had_checkpoints:
             name, seed = self._records[0].lane.label
@@ -335,11 +350,10 @@ class Lockstep:
         case, until = record.lane.case, until or self._round
         if status == "finished" and case.last_round < case.num_rounds:
             status, reason = "budget_spent", f"the privacy budget pays for {case.last_round} rounds"
-        ends_well = status in ("finished", "budget_spent")
-        if ends_well and self._final is not None:
+        if status in WHOLE and self._final is not None:
             params = self._program.node_params(self._state, self._strategy, record.index, record.lane)
             write_params(self._final, record.lane.label, self._round, params, record.lane.node_names)
-        if ends_well and self._round not in self._checkpoints.rounds():
+        if status in WHOLE and self._round not in self._checkpoints.rounds():
             own = Checkpoints(self._directory.path / ENDED / str(record.index), 1, self._directory.owner)
             if self._round not in own.rounds():  # of a process that died behind it
                 own.save(self._round, self._program.lane_state(self._state, self._strategy, record.index))
@@ -362,7 +376,7 @@ class Lockstep:
 
     def _write_lines(self, due: Sequence[LaneRecord], scores: Any, round_index: int = 0) -> None:
         """Write the lines of these lanes; one whose scores are not finite ends without."""
-        measured, lines = jax.device_get(scores), []
+        measured, lines, written = jax.device_get(scores), [], []
         for record in due:
             own = jax.tree.map(lambda leaf, i=record.index: leaf[i], measured) if self._batched else measured
             since, names = record.last_line or 0, record.lane.node_names
@@ -370,9 +384,17 @@ class Lockstep:
             self._guard(record, round_index, check)
             if record.ended is None:
                 lines.append(self._line(record, own, round_index))
+                written.append(record)
         self._directory.append(lines)
         shown = [name for name in ("test_accuracy", "test_loss") if lines and name in lines[-1]]
         self._progress.note(", ".join(f"{name.replace('_', ' ')} {lines[-1][name]:.4g}" for name in shown))
+        for record in itertools.compress(written, on_first(self._asked)(lines)):
+            if round_index < record.lane.case.last_round:
+                self._end(record, "stopped_early", f"the hook asked for it after round {round_index}")
+
+    def _asked(self, lines: Sequence[Mapping[str, Any]]) -> list[bool]:
+        """Whether the hook asks to end the lane of each line."""
+        return [] if self._hook is None else [bool(self._hook(evaluation_of(line))) for line in lines]
 
     def _line(self, record: LaneRecord, measured: Mapping[str, PyTree], round_index: int) -> dict[str, Any]:
         """A line of metrics.jsonl, with which the lane's next stretch begins."""

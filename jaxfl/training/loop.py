@@ -19,6 +19,7 @@ from jaxfl.core.info import FatalCount
 from jaxfl.privacy.statements import SECRET, SIMULATED
 from jaxfl.training.case import Case, check_cases
 from jaxfl.training.chunks import Diverged
+from jaxfl.training.hooks import Hook
 from jaxfl.training.json_files import jsonable, write_json
 from jaxfl.training.lanes import Lane
 from jaxfl.training.lockstep import Lockstep, SaveTimes
@@ -44,6 +45,7 @@ def train(
     stop: Stop | None = None,
     lanes_at_once: int | None = None,
     only: int | None = None,
+    hook: Hook | None = None,
 ) -> dict[str, Any]:
     """Train every case with every seed and leave a complete run directory behind.
 
@@ -71,6 +73,9 @@ def train(
         only: number of a pass of `divide_run`: nothing but this is trained, in `run` from `read_run`. Processes that
             share no memory may train one each at the same time; a call without it then makes the tables and the
             summary.
+        hook: called with each `Evaluation` that this process computes, see `jaxfl.training.hooks`. True ends that lane
+            there, with the status "stopped_early": its last line and its state stay, it is not resumed, and `publish`
+            refuses it. Other lanes go on. What a hook raises ends the run, which can be resumed.
 
     Returns:
         The content of summary.json; empty where `only` one pass is trained.
@@ -96,6 +101,7 @@ def train(
         - a case that does not fit is refused before any case is trained.
         - a lane that diverges leaves the others' bytes as they are.
         - counts after the last line of a lane that diverges are counted.
+        - a hook that asks for nothing changes no byte.
         - cases have independent batches and noise, and common initial parameters.
     """
     at_least(1, checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints)
@@ -135,7 +141,8 @@ def train(
             name, seed = one.lanes[0].label
             progress.begin(f"{name}, seed {seed}" if len(one.lanes) == 1 else f"{len(one.lanes)} runs", num_rounds)
             with held(one.directory.path) if only is None else contextlib.nullcontext():
-                lockstep = Lockstep(one, saves, stop, progress, raises=alone, final=run.path if keep_params else None)
+                final = run.path if keep_params else None
+                lockstep = Lockstep(one, saves, stop, progress, hook, raises=alone, final=final)
                 try:
                     with stop.heeded():
                         ended |= lockstep.run()

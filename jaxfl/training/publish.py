@@ -146,7 +146,7 @@ def publish(run: RunDirectory, cases: Mapping[str, Case], out: str | os.PathLike
 
     Raises:
         ArgumentError: a case whose seed is public, without a proven epsilon, whose parameters no statement covers,
-            or that diverged; or a folder with files in it. Nothing is written then.
+            or that diverged or a hook ended; or a folder with files in it. Nothing is written then.
 
     Guarantees:
         - nothing but parameters, statements and options that vary is written.
@@ -236,6 +236,7 @@ def _uncovered(case: Case, row: Mapping) -> str | None:
         return "has no proven epsilon"
     if not case.covered:
         return "ends with parameters that no statement covers"
-    if any(status not in _PUBLISHED for status in row["status"]):
-        return "has diverged, which is measured without noise"
+    ended = next((status for status in row["status"] if status not in _PUBLISHED), None)
+    if ended is not None:
+        return f"has {ended.replace('_', ' ')}, which is measured without noise"
     return None

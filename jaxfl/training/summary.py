@@ -19,7 +19,9 @@ from jaxfl.privacy.statements import simulation, statement_text
 from jaxfl.training.chunks import COSTS
 from jaxfl.training.json_files import jsonable, write_atomically
 
-STATUSES = ("finished", "budget_spent", "diverged", "stopped")
+STATUSES = ("finished", "budget_spent", "stopped_early", "diverged", "stopped")
+WHOLE = STATUSES[:3]  # ends whose last line counts
+EARLY = "a hook ended the run by what it measured, and no epsilon covers the choice of the round"
 
 FEWEST_RANKED = 5  # cases that are sorted, and of which the best is told
 _MOST_ROWS = 20  # of the closing table
@@ -96,7 +98,7 @@ def summarize_run(
     for case, facts in cases.items():
         records = [ended.get((case, seed), {}) for seed in facts["seeds"]]
         whole = [
-            last.get((case, seed)) if record.get("status") in ("finished", "budget_spent") else None
+            last.get((case, seed)) if record.get("status") in WHOLE else None
             for seed, record in zip(facts["seeds"], records, strict=True)
         ]
         own = [line for line in lines if line["case"] == case]
@@ -106,6 +108,9 @@ def summarize_run(
         rounds = [last[case, seed]["round"] if (case, seed) in last else 0 for seed in facts["seeds"]]
         ran = max(*rounds, *(record.get("until", 0) for record in records), 0)
         totals = {name: _most(last, records, case, facts["seeds"], name) for name in facts.get("released", ())}
+        stated = [dict(each) for each in facts["privacy"](ran, **totals)] if facts.get("privacy") else []
+        if any(record.get("status") == "stopped_early" for record in records):
+            stated = [each | {"assumptions": (*each.get("assumptions", ()), EARLY)} for each in stated]
         described[case] = {
             "rounds": max(rounds),
             "rounds_per_seed": rounds,
@@ -114,7 +119,7 @@ def summarize_run(
             **({"reason": [r.get("reason") for r in records]} if any(r.get("reason") for r in records) else {}),
             **{name: spread(_values(whole, name)) for name in names if name not in counts},
             **{name: spread([_total(own, line, name) for line in whole]) for name in counts},
-            "privacy": [dict(stated) for stated in facts["privacy"](ran, **totals)] if facts.get("privacy") else [],
+            "privacy": stated,
             "costs": {name: spread(_values(whole, total)) for name, total in _TOTALS.items() if total in present},
         }
     seconds = [record["seconds"] for record in ended.values()]
@@ -285,9 +290,9 @@ def with_prefix(value: float, unit: str) -> str:
 def _trouble(row: Mapping[str, Any]) -> str:
     """Describe the ends of the seeds that did not finish. The text is empty without any."""
     statuses = row.get("status", ())
-    bad = [status for status in ("diverged", "stopped") if status in statuses]
+    bad = [status for status in STATUSES[2:] if status in statuses]
     texts = [f"{statuses.count(status)} of {len(statuses)} {status}" for status in bad]
-    return ", ".join(bad if len(statuses) == 1 else texts)
+    return ", ".join(bad if len(statuses) == 1 else texts).replace("_", " ")
 
 
 def format_spread(name: str, value: Mapping[str, Any] | None) -> str:

@@ -15,6 +15,7 @@ from experiments import EXPERIMENTS
 from experiments import __main__ as listing
 from jaxfl import graphs
 from jaxfl.core import ArgumentError
+from jaxfl.data import load
 from jaxfl.frame import command_line, main
 from jaxfl.frame.run import new_run_directory
 from jaxfl.graphs.files import read_graph
@@ -193,7 +194,7 @@ def without_boxes(printed):
 class TestHelp:
     def test_of_options_presets_and_the_frame(self, capsys, monkeypatch):
         monkeypatch.setenv("COLUMNS", "100")
-        assert toy(raises(ZeroDivisionError()), "--help", "--preset", "figure_2") == 0
+        assert toy(raises(ZeroDivisionError()), "--help-all", "--preset", "figure_2") == 0
         output = capsys.readouterr()
         assert output.err == ""
         printed = without_boxes(output.out)
@@ -277,9 +278,19 @@ class TestListing:
         ("privsgp_vr", "--epsilon", "--target-epsilon"),
         ("privsgp_vr", "--lr", "--step-size"),
         ("privsgp_vr", "--rounds", "--iterations"),
+        ("privsgp_vr", "--epochs", "--iterations"),
+        ("dzofl", "--wandb", "--track"),
         ("ali_dpfl", "--clients", "--nodes"),
+        ("ali_dpfl", "--epochs", "--local-steps"),
         ("embracing_fl", "--local-epochs", "--local-steps"),
     ],
 )
 def test_a_name_from_elsewhere_points_to_ours(experiment, written, meant):
     refused(lambda: command_line.parse(EXPERIMENTS[experiment], [written, "3"]), written, f"Did you mean {meant}?")
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"), [("MNIST", "mnist"), ("CIFAR-10", "cifar10"), ("FashionMNIST", "fashion_mnist")]
+)
+def test_a_data_set_by_its_usual_name_points_to_ours(written, meant):
+    refused(lambda: load(written), "dataset", f"Did you mean {meant}?")

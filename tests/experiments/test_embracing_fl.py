@@ -43,7 +43,8 @@ def summary_of(folder):
 def finished(tmp_path_factory):
     """The default run, reduced: its directory and what it printed."""
     folder = tmp_path_factory.mktemp("finished") / "run"
-    code, printed = run([*TINY, "--seeds", "0", "1", "--target-accuracy", "0.05", "--out", str(folder)])
+    quarter = ["--seeds", "0", "1", "--participation-rate", "0.25"]
+    code, printed = run([*TINY, *quarter, "--target-accuracy", "0.05", "--out", str(folder)])
     assert code == 0
     return folder, printed
 

@@ -315,7 +315,7 @@ class TestCommandLine:
         for arguments in ([], ["--dataset", "mnist"], *(["--preset", preset] for preset in [*experiment.presets][:1])):
             if arguments[:1] == ["--dataset"] and "dataset" not in known:
                 continue
-            assert run(name, "--help", *arguments) == 0
+            assert run(name, "--help-all", *arguments) == 0
             entries = re.split(r"^[│ ] (?=--\w)", capsys.readouterr().out, flags=re.M)[1:]
             texts = {re.split("[ ,]", entry)[0]: without_boxes(entry) for entry in entries}
             changes = {"dataset": "mnist"} if arguments[:1] == ["--dataset"] else {}
@@ -324,6 +324,20 @@ class TestCommandLine:
             for option, value in flat(config).items():
                 shown = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
                 assert re.search(rf" [A-Za-z].* \(default: {re.escape(shown)}\)", texts[flag(option)]), "what it does"
+
+    def test_short_help_has_the_usual_options_and_says_how_many_more_there_are(self, name, capsys):
+        shown = {}
+        for word in ("--help", "--help-all"):
+            assert run(name, word) == 0
+            printed = capsys.readouterr().out
+            shown[word] = (
+                set(re.findall(r"^[│ ] (--[?[\w-]+)", printed, flags=re.M)),
+                " ".join(without_boxes(printed).split()),
+            )
+        usual, every = shown["--help"][0], shown["--help-all"][0]
+        assert usual <= every
+        assert len(usual) <= 40
+        assert re.search(rf"--help-all shows {len(every) - len(usual)} further options", shown["--help"][1])
 
     def test_a_misspelt_option_suggests_the_right_one(self, name, tmp_path, monkeypatch, capsys):
         monkeypatch.chdir(tmp_path)

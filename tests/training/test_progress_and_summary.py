@@ -169,7 +169,7 @@ def test_a_count_is_summed_over_its_lines_and_a_metric_taken_from_the_last():
         row = summarize_run(lines, ended, cases, config=config, status="diverged")["cases"]["A"]
         assert row["train_loss"]["per_seed"] == [None]
         assert row["rounds"] == 10
-    with pytest.raises(ArgumentError, match="status: must be one of finished, budget_spent, diverged, stopped"):
+    with pytest.raises(ArgumentError, match="status: must be one of finished, budget_spent, stopped_early, diverged"):
         summarize_run(lines, {}, cases, config=config, status="done")
 
 

@@ -1,0 +1,169 @@
+"""Hooks: what `train` calls at every evaluation. Trackers, an early stop and a profile are hooks.
+
+A hook is called on the host, of several processes in the first one, behind the line of metrics.jsonl. No resume
+compares it. It sees the evaluations that its own process computes: a resumed run does not call it for those before the
+checkpoint that it goes on from, and calls it again for those behind it that an interrupted process had measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxfl.core import ArgumentError
+from jaxfl.core.check import at_least
+from jaxfl.training.run_directory import RunDirectory, slug
+
+
+class Evaluation(NamedTuple):
+    """One evaluation of one lane.
+
+    Attributes:
+        case, seed: of the lane.
+        round_index: rounds completed.
+        metrics: name -> value, the numbers of its line in metrics.jsonl. Those of rounds, `train_loss` among them, are
+            missing in round 0.
+    """
+
+    case: str
+    seed: int
+    round_index: int
+    metrics: dict[str, float]
+
+
+Hook = Callable[[Evaluation], bool | None]
+"""True asks to end the lane here, with the status "stopped_early"."""
+TRACKERS = {"tensorboard": "tensorboardX", "wandb": "wandb"}  # name -> package
+
+
+def evaluation_of(line: Mapping[str, Any]) -> Evaluation:
+    """The evaluation that a line of metrics.jsonl tells."""
+    case, seed, round_index = (line[name] for name in ("case", "seed", "round"))
+    numbers = {name: float(value) for name, value in [*line.items()][3:] if value is not None}
+    return Evaluation(case, seed, round_index, numbers)
+
+
+def all_of(hooks: Sequence[Hook]) -> Hook:
+    """One hook that calls several in turn; it asks to end a lane where any of them does."""
+    return lambda evaluation: any([bool(hook(evaluation)) for hook in hooks])
+
+
+def early_stop(metric: str, patience: int) -> Hook:
+    """A hook that ends a lane whose metric has not improved for some evaluations.
+
+    What it has seen is forgotten when the process ends: a resumed run begins to count anew. Statements of privacy count
+    the rounds that ran, and do not cover the choice of their number, which looks at the metric.
+
+    Args:
+        metric: its name in `Evaluation.metrics`; the least of a loss is the best, the most of others.
+        patience: evaluations without improvement, at least 1, after which the lane ends.
+
+    Raises:
+        ArgumentError: patience below 1; from the hook, a metric that is not measured.
+
+    Example:
+        >>> hook = early_stop("test_loss", patience=2)
+        >>> [hook(Evaluation("A", 0, k, {"test_loss": loss})) for k, loss in enumerate((3.0, 2.0, 2.5, 2.0))]
+        [False, False, False, True]
+    """
+    at_least(1, patience=patience)
+    sign = -1.0 if "loss" in metric else 1.0
+    best: dict[tuple[str, int], tuple[float, int]] = {}  # lane -> best value, evaluations since
+
+    def hook(evaluation: Evaluation) -> bool:
+        if metric not in evaluation.metrics:
+            if not evaluation.round_index:
+                return False
+            found = f"the run measures {', '.join(evaluation.metrics)}"
+            raise ArgumentError("metric", "must be measured", found, "Choose one of these.")
+        value, lane = sign * evaluation.metrics[metric], evaluation[:2]
+        before, since = best.get(lane, (-float("inf"), 0))
+        best[lane] = (value, 0) if value > before else (before, since + 1)
+        return best[lane][1] >= patience
+
+    return hook
+
+
+def check_tracker(name: str) -> None:
+    """Refuse a tracker whose package is not installed, which is not imported yet."""
+    if importlib.util.find_spec(TRACKERS[name]) is None:
+        remedy = "Run pip install tensorboardX." if name == "tensorboard" else "Run pip install wandb."
+        raise ArgumentError("track", f"needs {TRACKERS[name]}", "it is not installed", remedy)
+
+
+@contextlib.contextmanager
+def tracker(name: str, run: RunDirectory) -> Iterator[Hook]:
+    """A hook that passes evaluations on to a tracker; nothing is opened before the first one.
+
+    Args:
+        name: "tensorboard" writes `<run>/tensorboard/<case>-seed-<s>`, a folder a lane, and hides what an interrupted
+            process wrote behind the checkpoint that a resumed one goes on from. "wandb" makes one run of Weights &
+            Biases a process, in a group of the name of the directory, with metrics "<case>, seed <s>/<metric>" against
+            "round".
+        run: from `open_run`.
+
+    Raises:
+        ArgumentError: its package is not installed.
+    """
+    check_tracker(name)
+    with contextlib.ExitStack() as stack:
+        yield (_tensorboard if name == "tensorboard" else _wandb)(run, stack)
+
+
+def _tensorboard(run: RunDirectory, stack: contextlib.ExitStack) -> Hook:
+    writers: dict[tuple[str, int], Any] = {}
+
+    def hook(evaluation: Evaluation) -> None:
+        case, seed, round_index, metrics = evaluation
+        if (case, seed) not in writers:
+            folder = run.path / "tensorboard" / f"{slug(case)}-seed-{seed}"
+            writer = importlib.import_module("tensorboardX").SummaryWriter(str(folder), purge_step=round_index)
+            writers[case, seed] = stack.enter_context(writer)
+        for name, value in metrics.items():
+            writers[case, seed].add_scalar(name, value, round_index)
+        writers[case, seed].flush()
+
+    return hook
+
+
+def _wandb(run: RunDirectory, stack: contextlib.ExitStack) -> Hook:
+    session: list[Any] = []
+
+    def hook(evaluation: Evaluation) -> None:
+        case, seed, round_index, metrics = evaluation
+        if not session:
+            place = {"project": f"jaxfl-{run.config['experiment']}", "group": run.path.name, "dir": str(run.path)}
+            begun = importlib.import_module("wandb").init(**place, config=run.config["config"])
+            session.append(stack.enter_context(begun))
+            begun.define_metric("round")
+            begun.define_metric("*", step_metric="round")
+        named = {f"{case}, seed {seed}/{name}": value for name, value in metrics.items()}
+        session[0].log({"round": round_index, **named})
+
+    return hook
+
+
+@contextlib.contextmanager
+def profile(folder: Path) -> Iterator[Hook]:
+    """A hook that writes a JAX trace of the rounds between the first two evaluations, for xprof or Perfetto.
+
+    Args:
+        folder: for the trace. Where a process makes one evaluation alone, it has what ran behind that one.
+    """
+    first: list[int] = []
+    with contextlib.ExitStack() as trace:
+
+        def hook(evaluation: Evaluation) -> None:
+            if not first:
+                first.append(evaluation.round_index)
+                trace.enter_context(jax.profiler.trace(folder))
+            elif evaluation.round_index > first[0]:
+                trace.close()
+
+        yield hook

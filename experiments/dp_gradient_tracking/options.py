@@ -16,7 +16,7 @@ from jaxfl.core.check import is_traced
 from jaxfl.frame import Clients, Costs, Data, Network, Publication, Run, lay, stated, traced, unsaved, where
 from jaxfl.gradients.memory import require_fits
 from jaxfl.graphs import TrackingPair
-from jaxfl.graphs.files import read_pair
+from jaxfl.graphs.files import read_graph, read_pair
 from jaxfl.privacy.tracking import TrackingSchedule, exponential_schedule, polynomial_schedule
 
 NAMED_PAIRS = ("five_agents", "five_agents_self_loops")
@@ -34,11 +34,12 @@ def tracking_pair(graph: str, nodes: int) -> TrackingPair:
         return getattr(graphs, graph)()
     if graph.endswith(".npy"):
         return read_pair(graph, nodes)
-    if graph not in GRAPHS:
+    if graph not in GRAPHS and not graph.endswith(".csv"):
         names = ", ".join((*NAMED_PAIRS, *GRAPHS))
-        remedy = "Choose one of these, or name a .npy file with R and C."
+        remedy = "Choose one of these, or name a .npy file with R and C, or a .csv file with edges."
         raise ArgumentError("graph", f"must be one of {names}", f"got {graph!r}", remedy)
-    matrix = getattr(graphs, graph)(nodes).mixing_matrices.mean(axis=0)  # of a period, where there is one
+    both = getattr(graphs, graph)(nodes) if graph in GRAPHS else read_graph(graph, nodes)
+    matrix = both.mixing_matrices.mean(axis=0)  # of a period, where there is one
     return TrackingPair(state_weights=matrix, tracker_weights=matrix)
 
 
@@ -60,7 +61,7 @@ class Weights:
     graph: str = "five_agents"
     """Graphs of DP-GT: five_agents, five_agents_self_loops, or both directed graphs alike: directed_ring, exponential
     (its rounds averaged), ring, complete, star; or a .npy file with the weights R and C, shape (2, n, n), entry (i, j)
-    that of j at i."""
+    that of j at i; or a FILE.csv with an edge a row for both, sender and receiver by the names of sites."""
     baseline_graph: Literal["ring", "complete", "star"] = "ring"
     """Graph of the other methods."""
 
@@ -228,7 +229,9 @@ class Configuration:
         }
         if learning.method == "DP-GT":
             pair = tracking_pair(weights.graph, nodes)
-            return gradient_tracking(task, **pair._asdict(), **shared, gradient_at=learning.gradient_at)
+            names = read_graph(weights.graph, nodes).names if weights.graph.endswith(".csv") else None
+            shared |= {"names": names, "gradient_at": learning.gradient_at}
+            return gradient_tracking(task, **pair._asdict(), **shared)
         graph = _undirected(weights.baseline_graph, nodes)
         if learning.method == "noisy-outputs":
             return output_perturbation(task, graph=graph, **shared)

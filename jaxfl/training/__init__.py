@@ -4,7 +4,7 @@ from jaxfl.core.info import FatalCount
 from jaxfl.training.case import Case, EvaluationSet, Measure
 from jaxfl.training.chunks import Diverged
 from jaxfl.training.loop import train
-from jaxfl.training.measures import calibrated_scores, evaluation_set, stationarity, test_scores
+from jaxfl.training.measures import calibrated_scores, evaluation_set, own_scores, stationarity, test_scores
 from jaxfl.training.passes import divide_run
 from jaxfl.training.publish import publish, restore_state, secret_key
 from jaxfl.training.run_directory import RunDirectory, open_run, read_run
@@ -26,6 +26,7 @@ __all__ = [
     "divide_run",
     "evaluation_set",
     "open_run",
+    "own_scores",
     "publish",
     "read_results",
     "read_run",

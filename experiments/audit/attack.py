@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxfl.core.tree import num_bytes
+from jaxfl.data.tables import short_name
 from jaxfl.frame import Request, Row, lay
 from jaxfl.frame.options import text_of
 from jaxfl.frame.run import check_seeds, new_run_directory, saved_options
@@ -76,7 +77,7 @@ def run(request: Request) -> int:
         for seed in row.seeds:
             label = name if len(row.seeds) == 1 else f"{name}, seed {seed}"
             lanes[label] = ready(row._replace(config=lay(row.config, {"seed": seed})))
-    directory = new_run_directory(where.run.out, "audit", where.data.dataset, resume=False)
+    directory = new_run_directory(where.run.out, "audit", short_name(where.data.dataset), resume=False)
     records = open_run(directory, saved_options(request), experiment="audit", can_resume=False)
     try:
         return _attack(request, lanes, records)

@@ -20,13 +20,9 @@ WHOLE_CLIENTS = ("DP-FedAvg",)
 
 
 @dataclasses.dataclass(frozen=True)
-class Samples:
+class Samples(Data):
     """Training samples, and the canaries among them."""
 
-    dataset: str = "digits"
-    """digits, mnist, fashion_mnist or cifar10."""
-    data_dir: str | None = unsaved(None)
-    """Folder with the data set's files as their authors publish them."""
     nodes: int = 5
     """Nodes n, an odd number: the messages of an even ring hide one combination of gradients. Of DP-FedAvg any number:
     the clients with real samples."""
@@ -40,7 +36,7 @@ class Samples:
 
     def load(self) -> Dataset:
         """The data set; the same arrays in every call."""
-        return Data(dataset=self.dataset, data_dir=self.data_dir).load()
+        return Data(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Data)}).load()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from jaxfl.core import Algorithm, ArgumentError, Task, check
 from jaxfl.core.check import is_traced
 from jaxfl.frame import Clients, Costs, Data, Network, Publication, Row, Run, lay, stated, traced, unsaved, where
 from jaxfl.gradients.memory import require_fits
-from jaxfl.graphs.files import tracking_pair
+from jaxfl.graphs.files import read_graph, tracking_pair
 from jaxfl.privacy.tracking import SCHEMES, TrackingSchedule, paper_schedule
 
 _NUMBERS_A_SCALE = 6  # that are there at a time, as bases, powers, and scales of states and trackers
@@ -42,7 +42,7 @@ class Weights:
     graph: str = "five_agents"
     """Graphs of DP-GT: five_agents, five_agents_self_loops, or both directed graphs alike: directed_ring, exponential
     (its rounds averaged), ring, complete, star; or a .npy file with the weights R and C, shape (2, n, n), entry (i, j)
-    that of j at i."""
+    that of j at i; or a FILE.csv with an edge a row for both, sender and receiver by the names of sites."""
     baseline_graph: Literal["ring", "complete", "star", "isolated"] = "ring"
     """Graph of the other methods; isolated: each agent by itself."""
 
@@ -225,7 +225,9 @@ class Configuration:
         }
         if learning.method == "DP-GT":
             pair = tracking_pair(weights.graph, nodes)
-            return gradient_tracking(task, **pair._asdict(), **shared, gradient_at=learning.gradient_at)
+            names = read_graph(weights.graph, nodes).names if weights.graph.endswith(".csv") else None
+            shared |= {"names": names, "gradient_at": learning.gradient_at}
+            return gradient_tracking(task, **pair._asdict(), **shared)
         graph = _undirected(weights.baseline_graph, nodes)
         if learning.method == "noisy-outputs":
             return output_perturbation(task, graph=graph, **shared)

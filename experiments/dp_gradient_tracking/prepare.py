@@ -61,7 +61,8 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
     failures, lines = _conditions(rows)
     lines += [*_description(rows, sizes), *few([f"{name}: {_row(row.config)}" for name, row in rows.items()])]
     graphs = {(row.config.weights.graph, row.config.agents.nodes) for row in rows.values()}
-    files = sorted(file for file in graphs if file[0].endswith(".npy"))  # other weights may come by the same name
+    # Other weights may come by the same name.
+    files = sorted(file for file in graphs if file[0].endswith((".npy", ".csv")))
     checksums = [zlib.crc32(np.stack(tracking_pair(*file)).tobytes()) for file in files]
     facts: dict[str, Any] = {"graph_crc32": checksums} if files else {}
     of_budgets = [name for name, row in rows.items() if row.config.has_budget]

@@ -29,7 +29,8 @@ class Data(Images):
     """Data set to learn from."""
 
     dataset: str = "digits"
-    """digits, mnist, fashion_mnist, cifar10, femnist, imdb, or a FILE.csv or FILE.npz of your own."""
+    """digits, mnist, fashion_mnist, cifar10, femnist, imdb, or data of your own: FILE.csv, FILE.parquet, FILE.npz, or
+    hf:NAME of the Hugging Face hub."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,10 +41,13 @@ class Partition:
     COUNTS: ClassVar = (WRITERS.counts,)
     nodes: int = 128
     """Clients over which the data are partitioned. Those beyond the counts take no part."""
-    partition: Literal["dirichlet", "iid", "writers", "sites"] = "dirichlet"
-    """dirichlet (by label), iid, writers, or sites: a client for each site of the data set."""
+    partition: Literal["dirichlet", "iid", "writers", "quantity", "classes", "sites"] = "dirichlet"
+    """dirichlet (by label), iid, writers, quantity (sizes differ, labels do not), classes (as many at each client), or
+    sites: a client for each site of the data set."""
     alpha: float = 0.1
-    """Concentration of the dirichlet partition."""
+    """Concentration of the dirichlet and quantity partitions."""
+    classes_per_node: int = 2
+    """Classes a client of the classes partition."""
     writers_per_node: int = 2
     """Writers a client of the writers partition."""
 

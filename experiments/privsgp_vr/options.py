@@ -125,9 +125,9 @@ class Learning:
     """Iterations K. auto takes the K that equation (12) of the paper calls optimal for target_epsilon, from constants
     of the problem that a short probing run estimates (on training data, without noise: no epsilon covers it). With a
     network's real constants that K is often far too small to train."""
-    step_size: float | Literal["theory"] = traced(0.2)
-    """Step size gamma; theory = sqrt(n / K). Digits: tuned with the noise of its budget; others: 0.5 times the batch
-    size to the power 0.6, tuned without noise."""
+    step_size: float | Literal["theory", "auto"] = traced(0.2)
+    """Step size gamma; theory = sqrt(n / K); auto: by the noise, the default with --target-epsilon. Without it 0.5
+    times the batch size to the power 0.6, tuned without noise. Digits: 0.2, tuned with the noise of epsilon 8."""
     batch_size: int = 40
     """Expected samples a node and iteration, or table entries with a per_batch table (digits: 0.45 of a node's)."""
     sampler: Literal["poisson", "fixed", "uniform"] = "poisson"
@@ -309,6 +309,11 @@ def check_config(config: Configuration) -> None:
         raise ArgumentError("noise_std", "must be a number without a budget", "got no target_epsilon", "Pass 0.")
 
 
+def quiet_step_size(batch_size: int) -> float:
+    """The step size where there is no noise, tuned on MNIST."""
+    return round(0.5 * batch_size**0.6, 3)
+
+
 RIVALS = ((("target_epsilon",), ("node_epsilons",)), (("noise_std",), ("node_noise",)))
 NOISE_OR_BUDGET = ("noise_std", "target_epsilon", "node_noise", "node_epsilons")
 DERIVED = {
@@ -323,7 +328,11 @@ DERIVED = {
     ),
     "batch_size": lambda options, names: max(1, 646 // max(1, options["nodes"])),
     "step_size": lambda options, names: (
-        0.2 if options["dataset"] == "digits" else round(0.5 * options["batch_size"] ** 0.6, 3)
+        0.2
+        if options["dataset"] == "digits"
+        else "auto"
+        if options["noise_std"] == "calibrated" and options["method"] != _DELAYED
+        else quiet_step_size(options["batch_size"])
     ),
     "evaluate_every": lambda options, names: (  # 0 until K is known
         0 if options["iterations"] == "auto" else max(1, options["iterations"] // 40)

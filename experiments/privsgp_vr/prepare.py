@@ -30,8 +30,8 @@ from .options import METHODS, Configuration, check_config
 from .spending import privacy_of, rounds_allowed, settled, with_budgets
 
 NUM_PROBES, PROBE_STEP_SIZE = 20, 0.1  # of the probing run of `--iterations auto`
-# Option that gets its number here -> the word that stands for it, and a number that passes all checks.
-_OPEN = {"iterations": ("auto", 1), "step_size": ("theory", 1.0), "noise_std": ("calibrated", 0.0)}
+# Option that gets its number here -> a number that passes all checks, in place of the word that stands for it.
+_OPEN = {"iterations": 1, "step_size": 1.0, "noise_std": 0.0}
 
 
 def prepare(rows: Mapping[str, Row]) -> Prepared:
@@ -95,7 +95,7 @@ def _refuse_impossible(rows: Mapping[str, Row]) -> None:
     trial = {}  # with numbers for what is not known yet, which decides nothing of what is checked here
     for name, row in rows.items():
         values = flat(row.config)
-        numbers = {key: number for key, (word, number) in _OPEN.items() if values[key] == word}
+        numbers = {key: number for key, number in _OPEN.items() if isinstance(values[key], str)}
         trial[name] = row._replace(config=lay(row.config, numbers))
     done = set()
     for name, (build, _) in programs(trial, Configuration.algorithm).items():

@@ -16,8 +16,9 @@ from jaxfl.frame import Row, lay
 from jaxfl.privacy.gossip import ProblemConstants, optimal_iterations
 from jaxfl.privacy.statements import asked_first
 
-from .options import METHODS, Configuration
+from .options import METHODS, Configuration, quiet_step_size
 
+REACH = 13.0  # D of `--step-size auto`; docs/decisions/experiments.md has the ladders
 Sizes = Sequence[int]  # samples of every node; of several seeds with different partitions, of each seed's nodes
 
 
@@ -71,8 +72,12 @@ def settled(
     result = {}
     for name, row in ready.items():
         std = _noise(row.config, sizes[name])
-        of_each = {"node_noise": std} if row.config.budget.node_noise or row.config.budget.node_epsilons else {}
-        result[name] = row._replace(config=lay(row.config, {"noise_std": max(std), **of_each}))
+        found: dict[str, Any] = {"noise_std": max(std)}
+        if row.config.budget.node_noise or row.config.budget.node_epsilons:
+            found["node_noise"] = std
+        if row.config.learning.step_size == "auto":
+            found["step_size"] = _noisy_step_size(row.config, std)
+        result[name] = row._replace(config=lay(row.config, found))
     return result
 
 
@@ -88,6 +93,22 @@ def _with_iterations(config: Configuration, constants: Callable[[Configuration],
     if config.learning.step_size == "theory":
         changes["step_size"] = theory_step_size(num_nodes, rounds)
     return lay(config, changes)
+
+
+def _noisy_step_size(config: Configuration, std: tuple[float, ...]) -> float:
+    """The step size with which noise of these standard deviations carries the mean model `REACH` far in the whole run.
+
+    SGD on smooth losses wants gamma = min(1 / L, D / (sigma sqrt(K))), with sigma the norm of the noise of a step and D
+    a distance (S. Ghadimi, G. Lan, "Stochastic First- and Zeroth-Order Methods for Nonconvex Stochastic Programming",
+    SIAM J. Optim. 2013, arXiv:1309.5549, Corollary 2.2). The mean of n nodes has sigma = std sqrt(d / n), so that
+    gamma = D sqrt(n / K) / (std sqrt(d)): that of Theorem 1 of the paper, by the noise of a node. For 1 / L stands
+    the step that is best without noise.
+    """
+    learning, noise = config.learning, math.sqrt(sum(one**2 for one in std) / len(std) * config.num_params())
+    quiet = quiet_step_size(learning.batch_size)
+    if not noise:
+        return quiet
+    return min(quiet, REACH * theory_step_size(config.clients.nodes, int(learning.iterations)) / noise)
 
 
 def _noise(config: Configuration, sizes: Sizes) -> tuple[float, ...]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from jaxfl.core import ArgumentError, check
+from jaxfl.data.tables import short_name
 from jaxfl.privacy.statements import caption
 
 if TYPE_CHECKING:  # half a second, and whoever draws nothing does without
@@ -327,7 +328,8 @@ def run_title(config_path: Path) -> str:
         return config_path.parent.name
     config = json.loads(config_path.read_bytes())
     dataset = config.get("config", {}).get("dataset")
-    parts = [config.get("experiment"), config.get("preset"), dataset if isinstance(dataset, str) else None]
+    named = short_name(dataset) if isinstance(dataset, str) else None
+    parts = [config.get("experiment"), config.get("preset"), named]
     return ", ".join(part for part in parts if part) or config_path.parent.name
 
 

@@ -8,6 +8,8 @@ References:
         AISTATS 2017, arXiv:1602.05629, section 3.
     dirichlet: M. Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019,
         arXiv:1905.12022, section 4.
+    dirichlet of equal labels, few_classes: Q. Li et al., "Federated Learning on Non-IID Data Silos: An Experimental
+        Study", ICDE 2022, arXiv:2102.02079, section 4.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ class _Stream(enum.IntEnum):
     DIRICHLET = 1
     SHARDS = 2
     WRITERS = 3
+    CLASSES = 4
 
 
 def iid(num_samples: int, num_nodes: int, seed: int, *, sizes: Sequence[int] | None = None) -> list[Part]:
@@ -87,7 +90,7 @@ def dirichlet(labels: Any, num_nodes: int, alpha: float, seed: int, *, min_size:
     never drops below `min_size` itself. So no draw is ever rejected, and the time has a bound.
 
     Args:
-        labels: (N,), non-negative integers.
+        labels: (N,), non-negative integers. Where all are equal, the sizes of nodes alone differ (quantity skew).
         num_nodes: n.
         alpha: concentration, above 0: near 0 a class sits at one node, at infinity every node has the mix of the pool.
         seed: non-negative integer.
@@ -192,6 +195,54 @@ def label_shards(labels: Any, num_nodes: int, shards_per_node: int, seed: int) -
     shards = np.array_split(by_label, num_nodes * shards_per_node)
     deal = generator.permutation(len(shards)).reshape(num_nodes, shards_per_node)
     return [generator.permutation(np.concatenate([shards[shard] for shard in row])) for row in deal]
+
+
+def few_classes(labels: Any, num_nodes: int, classes_per_node: int, seed: int) -> list[Part]:
+    """Gives every node as many classes; the nodes of a class share its samples equally.
+
+    Nodes draw in a random order, each those classes that the fewest have so far, at random among equals.
+
+    Args:
+        labels: (N,), non-negative integers.
+        num_nodes: n.
+        classes_per_node: k, at most the number of classes.
+        seed: non-negative integer.
+
+    Returns:
+        n index arrays, int32.
+
+    Raises:
+        ArgumentError: there are fewer classes than k, or a class has fewer samples than nodes.
+
+    Guarantees:
+        - every node has samples of exactly k classes.
+        - the numbers of nodes of two classes differ by at most one.
+        - every sample is used exactly once, but for classes that no node draws, where n k is below their number.
+
+    Example:
+        >>> labels = np.arange(40) % 4
+        >>> label_counts(few_classes(labels, 4, classes_per_node=2, seed=0), labels, 4).tolist()
+        [[0, 5, 5, 0], [5, 0, 5, 0], [5, 0, 0, 5], [0, 5, 0, 5]]
+    """
+    array = _label_vector(labels)
+    classes = np.unique(array)
+    check.at_least(1, num_nodes=num_nodes, classes_per_node=classes_per_node)
+    if classes_per_node > len(classes):
+        requirement = f"must be at most the {len(classes)} classes"
+        raise ArgumentError("classes_per_node", requirement, f"got {classes_per_node}", "Pass fewer.")
+    generator = _generator(seed, _Stream.CLASSES)
+    nodes: list[list[int]] = [[] for _ in classes]
+    for node in generator.permutation(num_nodes).tolist():
+        order = np.lexsort((generator.random(len(classes)), [len(of_class) for of_class in nodes]))
+        for number in order[:classes_per_node]:
+            nodes[number].append(node)
+    pieces: list[list[np.ndarray]] = [[] for _ in range(num_nodes)]
+    for label, of_class in zip(classes, nodes, strict=True):
+        members = generator.permutation(np.flatnonzero(array == label))
+        _enough(len(members), len(of_class), 1, f"samples of class {label}")
+        for node, piece in zip(of_class, np.array_split(members, max(1, len(of_class))), strict=False):
+            pieces[node].append(piece)
+    return [generator.permutation(np.concatenate(part)).astype(np.int32) for part in pieces]
 
 
 class NamedParts(list[Part]):

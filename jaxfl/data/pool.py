@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,10 +13,8 @@ import numpy as np
 from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.types import FederatedData, NodeNames, node_text
-from jaxfl.data.partition import by_owner, dirichlet, iid, label_shards, whole_writers
+from jaxfl.data.partition import NamedParts, by_owner, dirichlet, few_classes, iid, label_shards, whole_writers
 from jaxfl.data.sources import Dataset
-
-SCHEMES = ("iid", "dirichlet", "shards", "writers", "sites")
 
 
 def federate(inputs: Any, labels: Any, parts: Sequence[Any], *, names: Sequence[str] | None = None) -> FederatedData:
@@ -95,6 +94,35 @@ def _names(names: Sequence[str] | None, num_nodes: int) -> NodeNames | None:
     return NodeNames(texts)
 
 
+def _sites(dataset: Dataset, num_nodes: int, seed: int) -> list[np.ndarray]:
+    """A node for each writer, with their names where they have some."""
+    del seed  # nothing is drawn
+    parts, names = by_owner(writers_of(dataset)), dataset.writer_names
+    if names is not None:
+        parts.names = tuple(names[int(writer)] for writer in parts.names)
+    if len(parts) != num_nodes:
+        requirement = f"must be {len(parts)}, the sites of {dataset.name}"
+        raise ArgumentError("num_nodes", requirement, f"got {num_nodes}", f"Pass {len(parts)}, or leave it out.")
+    return parts
+
+
+SCHEMES: dict[str, Callable[..., list[np.ndarray]]] = {  # (data set, nodes, seed), and a number of its own
+    "iid": lambda dataset, *asked: iid(len(dataset.train_labels), *asked),
+    "dirichlet": lambda dataset, nodes, seed, *, alpha: dirichlet(dataset.train_labels, nodes, alpha, seed),
+    "quantity": lambda dataset, nodes, seed, *, alpha: dirichlet(0 * dataset.train_labels, nodes, alpha, seed),
+    "classes": lambda dataset, nodes, seed, *, classes_per_node: few_classes(
+        dataset.train_labels, nodes, classes_per_node, seed
+    ),
+    "shards": lambda dataset, nodes, seed, *, shards_per_node: label_shards(
+        dataset.train_labels, nodes, shards_per_node, seed
+    ),
+    "writers": lambda dataset, nodes, seed, *, writers_per_node: whole_writers(
+        writers_of(dataset), nodes, writers_per_node, seed
+    ),
+    "sites": _sites,
+}
+
+
 def partition_dataset(
     dataset: Dataset,
     scheme: str,
@@ -102,6 +130,7 @@ def partition_dataset(
     seed: int,
     *,
     alpha: float | None = None,
+    classes_per_node: int | None = None,
     shards_per_node: int | None = None,
     writers_per_node: int | None = None,
 ) -> list[np.ndarray]:
@@ -109,13 +138,15 @@ def partition_dataset(
 
     Args:
         dataset: what to split.
-        scheme: "iid", "dirichlet" (needs `alpha`), "shards" (needs `shards_per_node`), "writers" (needs
-            `writers_per_node`, and a data set whose writers are known) or "sites" (a node for each writer).
+        scheme: "iid", "dirichlet" (needs `alpha`), "quantity" (sizes differ, labels do not; needs `alpha`), "classes"
+            (needs `classes_per_node`), "shards" (needs `shards_per_node`), "writers" (needs `writers_per_node`, and a
+            data set whose writers are known) or "sites" (a node for each writer).
         num_nodes: n.
         seed: non-negative integer.
-        alpha: see `dirichlet`; refused by other schemes.
-        shards_per_node: see `label_shards`; refused by other schemes.
-        writers_per_node: see `whole_writers`; refused by other schemes.
+        alpha: see `dirichlet`; refused by other schemes, as all that follow.
+        classes_per_node: see `few_classes`.
+        shards_per_node: see `label_shards`.
+        writers_per_node: see `whole_writers`.
 
     Returns:
         n index arrays, int32.
@@ -131,38 +162,51 @@ def partition_dataset(
         >>> federate(digits.train_inputs, digits.train_labels, parts).num_nodes
         16
     """
-    check.one_of(SCHEMES, scheme=scheme)
-    numbers = (
-        ("alpha", alpha, "dirichlet"),
-        ("shards_per_node", shards_per_node, "shards"),
-        ("writers_per_node", writers_per_node, "writers"),
-    )
-    for argument, value, owner in numbers:
-        if scheme == owner and value is None:
-            raise ArgumentError(argument, f"must be given for the {owner} partition", "got None", "Pass a number.")
-        if scheme != owner and value is not None:
-            remedy = f"Leave it out, or choose the {owner} partition."
+    check.one_of(tuple(SCHEMES), scheme=scheme)
+    numbers = {"alpha": alpha, "classes_per_node": classes_per_node}
+    numbers |= {"shards_per_node": shards_per_node, "writers_per_node": writers_per_node}
+    own = {name: value for name, value in numbers.items() if name in inspect.signature(SCHEMES[scheme]).parameters}
+    for argument, value in numbers.items():
+        if argument in own and value is None:
+            raise ArgumentError(argument, f"must be given for the {scheme} partition", "got None", "Pass a number.")
+        if argument not in own and value is not None:
+            remedy = "Leave it out, or choose a partition that takes it."
             raise ArgumentError(argument, f"must be left out for the {scheme} partition", f"got {value}", remedy)
-    if alpha is not None:
-        return dirichlet(dataset.train_labels, num_nodes, alpha, seed)
-    if shards_per_node is not None:
-        return label_shards(dataset.train_labels, num_nodes, shards_per_node, seed)
-    if writers_per_node is not None:
-        return whole_writers(writers_of(dataset), num_nodes, writers_per_node, seed)
-    if scheme == "sites":
-        return _sites(dataset, num_nodes)
-    return iid(len(dataset.train_labels), num_nodes, seed)
+    return SCHEMES[scheme](dataset, num_nodes, seed, **own)
 
 
-def _sites(dataset: Dataset, num_nodes: int) -> list[np.ndarray]:
-    """A node for each writer, with their names where they have some."""
-    parts, names = by_owner(writers_of(dataset)), dataset.writer_names
-    if names is not None:
-        parts.names = tuple(names[int(writer)] for writer in parts.names)
-    if len(parts) != num_nodes:
-        requirement = f"must be {len(parts)}, the sites of {dataset.name}"
-        raise ArgumentError("num_nodes", requirement, f"got {num_nodes}", f"Pass {len(parts)}, or leave it out.")
-    return parts
+def hold_out(parts: Sequence[Any], share: float) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Splits every node's samples into its own for training and its own for testing.
+
+    Args:
+        parts: a partition, every node with two samples or more.
+        share: of a node's samples that test, in (0, 1), taken evenly from its list; at least one sample tests, and at
+            least one trains.
+
+    Returns:
+        Two partitions of the same nodes, in their order and with their names: for training, and for testing
+        (`jaxfl.training.own_scores`).
+
+    Raises:
+        ArgumentError: a share out of range, or a node with a single sample.
+
+    Example:
+        >>> hold_out([np.arange(5), np.array([7, 9])], 0.2)
+        ([array([0, 1, 2, 3]), array([7])], [array([4]), array([9])])
+    """
+    check.open_unit(share=share)
+    train, test = [], []
+    for node, part in enumerate(map(np.asarray, parts)):
+        if len(part) < 2:
+            found = f"node {node} has {len(part)}"
+            raise ArgumentError("parts", "must give every node two samples to hold one out", found, "Merge nodes.")
+        count = min(max(1, round(share * len(part))), len(part) - 1)
+        held = np.zeros(len(part), bool)
+        held[(np.arange(1, count + 1) * len(part)) // count - 1] = True
+        train.append(part[~held])
+        test.append(part[held])
+    names = getattr(parts, "names", None)
+    return (train, test) if names is None else (NamedParts(train, names), NamedParts(test, names))
 
 
 def writers_of(dataset: Dataset) -> np.ndarray:

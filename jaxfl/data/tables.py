@@ -1,8 +1,12 @@
-"""A data set of your own in a file: a table (.csv) or arrays (.npz), with the site of each sample where it is known.
+"""A data set of your own: a table (.csv, .parquet), arrays (.npz), or one of the Hugging Face hub (hf:NAME), with the
+site of each sample where it is known.
 
-    .csv    a row a sample below a heading: a column of labels, perhaps one of sites, and numbers in all others
-    .npz    `inputs`, `labels` and perhaps `sites`; or, split by yourself, `train_inputs`, `train_labels`,
-            `test_inputs`, `test_labels` and perhaps `train_sites`
+    .csv, .parquet    a row a sample: a column of labels, perhaps one of sites, and numbers in all others; or, in a
+                      .parquet file, one column of lists of numbers, as long in each row
+    .npz              `inputs`, `labels` and perhaps `sites`; or, split by yourself, `train_inputs`, `train_labels`,
+                      `test_inputs`, `test_labels` and perhaps `train_sites`
+    hf:NAME           a data set by the name (or the folder) that `datasets.load_dataset` takes, perhaps hf:NAME:CONFIG:
+                      columns as in a table, or one of images; its own test split, if it has one
 
 Labels and sites are integers or text. Their distinct values, in ascending order, are the classes 0, 1, ... and the
 names of the sites. Numbers are taken as they are: bring them to about [-1, 1] by constants that are public, or the
@@ -12,9 +16,10 @@ scale tells what the sites hold.
 from __future__ import annotations
 
 import csv
+import importlib
 import math
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +29,32 @@ from jaxfl.core import ArgumentError
 from jaxfl.data.sources import Dataset, from_arrays
 
 _SPLIT = ("train_inputs", "train_labels", "test_inputs", "test_labels")
+_HUB = "hf:"
 
 
 def is_file(dataset: str) -> bool:
-    """Tell a file of one's own from a data set's name."""
-    return dataset.endswith((".csv", ".npz"))
+    """Tell data of one's own, a file or a name behind hf:, from a data set's name."""
+    return dataset.endswith((".csv", ".npz", ".parquet")) or dataset.startswith(_HUB)
+
+
+def has_columns(dataset: str) -> bool:
+    """Tell data of one's own whose columns have names."""
+    return is_file(dataset) and not dataset.endswith(".npz")
+
+
+def short_name(dataset: str) -> str:
+    """The name for titles and folders: without the file's folders and ending."""
+    return Path(dataset.removeprefix(_HUB).replace(":", "-")).stem if is_file(dataset) else dataset
 
 
 def load_file(
     path: str, *, label_column: str = "label", site_column: str | None = None, test_split: float = 0.2
 ) -> Dataset:
-    """A data set from a .csv or .npz file.
+    """A data set from a .csv, .parquet or .npz file, or from the Hugging Face hub.
 
     Args:
-        path: the file; `~` is expanded.
-        label_column, site_column: headings of a .csv file. None: no column says the site.
+        path: the file; `~` is expanded. Or hf:NAME; what it needs is installed by `pip install jaxfl[data]`.
+        label_column, site_column: names of columns, but for .npz files. None: no column says the site.
         test_split: share of the samples that test, in (0, 1), where the file is not split. They are taken evenly from
             each site and label, in the order of the file, the same ones each time.
 
@@ -58,18 +74,15 @@ def load_file(
     """
     if not 0 < test_split < 1:
         raise ArgumentError("test_split", "must lie between 0 and 1", f"got {test_split}", "Pass 0.2, for instance.")
-    file = Path(path).expanduser()
+    roles = {"label_column": label_column, "site_column": site_column}
     try:
-        if file.suffix == ".csv":
-            arrays = _of_table(file, label_column, site_column)
-        else:
-            with np.load(file, allow_pickle=False) as content:
-                arrays = dict(content)
+        arrays = _read(path, roles)
     except ArgumentError:
         raise
     except (OSError, UnicodeDecodeError, csv.Error, zipfile.BadZipFile, ValueError, EOFError) as error:
         found = f"{path}: {getattr(error, 'strerror', None) or error}"
-        raise ArgumentError("dataset", "must be a readable .csv or .npz file", found, "Check the path.") from None
+        requirement = "must be a readable .csv, .parquet or .npz file, or hf:NAME"
+        raise ArgumentError("dataset", requirement, found, "Check the path.") from None
     if not {*_SPLIT} <= {*arrays}:
         arrays = _split(path, arrays, test_split)
     labels, sites = np.concatenate([arrays["train_labels"], arrays["test_labels"]]), arrays.get("train_sites")
@@ -134,43 +147,129 @@ def read_by_site(path: str, names: Sequence[str], argument: str) -> tuple[float,
     return tuple(numbers[name] for name in names)
 
 
-def _of_table(file: Path, label_column: str, site_column: str | None) -> dict[str, np.ndarray]:
-    """The arrays `inputs`, `labels` and `sites` of a table."""
+def _read(path: str, roles: Mapping[str, str | None]) -> dict[str, np.ndarray]:
+    """The arrays of a file, split or not."""
+    if path.startswith(_HUB):
+        return _of_hub(path, roles)
+    file = Path(path).expanduser()
+    if file.suffix == ".npz":
+        with np.load(file, allow_pickle=False) as content:
+            return dict(content)
+    return _of_columns(path, _csv_columns(file) if file.suffix == ".csv" else _parquet_columns(file), roles)
+
+
+def _csv_columns(file: Path) -> dict[str, tuple[str, ...]]:
+    """The columns of a table of texts."""
     with file.open(newline="", encoding="utf-8-sig") as lines:
         heading, *rows = list(csv.reader(lines)) or [[]]
     rows = [row for row in rows if row]
     twice = [column for column in heading if heading.count(column) > 1]
     if twice:
         raise ArgumentError("dataset", "must name each column once", f"{file} has {twice[0]!r} twice", "Rename one.")
-    for argument, column in (("label_column", label_column), ("site_column", site_column)):
-        if column is not None and column not in heading:
-            found = f"{file} has {', '.join(heading[:9])}" + (" and more" if len(heading) > 9 else "")
-            raise ArgumentError(argument, f"must be a column; {column} is none", found, "Name one of them.")
     for number, row in enumerate(rows, start=2):
         if len(row) != len(heading):
             found = f"row {number} of {file} has {len(row)} of {len(heading)}"
             raise ArgumentError("dataset", "must have a value in each column", found, "Repair this row.")
-    columns = dict(zip(heading, zip(*rows, strict=True), strict=True)) if rows else {}
-    labels, sites = columns.pop(label_column, ()), columns.pop(site_column, None) if site_column else None
-    numbers = [_numbers(file, name, values) for name, values in columns.items()]
-    arrays = {"inputs": np.array(numbers, np.float32).T, "labels": _kinds(labels)}
-    return arrays if sites is None else {**arrays, "sites": _kinds(sites)}
+    return dict(zip(heading, zip(*rows, strict=True) if rows else [()] * len(heading), strict=True))
 
 
-def _kinds(texts: Sequence[str]) -> np.ndarray:
+def _parquet_columns(file: Path) -> dict[str, np.ndarray]:
+    table = _imported("pyarrow.parquet").ParquetFile(file).read()  # this file alone, whatever its folder is called
+    return {name: _of_arrow(table.column(name)) for name in table.column_names}
+
+
+def _of_arrow(column: Any) -> np.ndarray:
+    """A column of pyarrow: numbers and texts (N,), or lists of them in its own dtype, (N, ...)."""
+    kind = column.type
+    while hasattr(kind, "value_type"):
+        kind = kind.value_type
+    if kind == column.type:
+        return column.to_numpy()
+    values = column.to_pylist()
+    if hasattr(column.type, "index_type"):  # a dictionary: values that are numbered
+        return np.array(values, object)
+    return np.array(values, kind.to_pandas_dtype())
+
+
+def _of_hub(name: str, roles: Mapping[str, str | None]) -> dict[str, np.ndarray]:
+    """The splits train and test of a data set of the hub, or the first of them whole."""
+    path, _, config = name.removeprefix(_HUB).partition(":")
+    datasets = _imported("datasets")
+    try:
+        splits = datasets.load_dataset(path, config or None)
+        if "train" not in splits:
+            raise ValueError(f"it has the splits {', '.join(splits)}, and no train")
+        parts = {split: _hub_columns(splits[split]) for split in ("train", "test") if split in splits}
+    except Exception as error:  # of a hub, its files and their formats
+        found = f"{name}: {next(iter(str(error).splitlines()), type(error).__name__)}"
+        raise ArgumentError("dataset", "must be a data set that can be loaded", found, "Check the name.") from None
+    train = _of_columns(name, parts["train"], roles)
+    if "test" not in parts:
+        return train
+    test = _of_columns(name, parts["test"], roles)
+    whole = {f"{split}_{kind}": part[kind] for split, part in (("train", train), ("test", test)) for kind in part}
+    return {key: array for key, array in whole.items() if key != "test_sites"}
+
+
+def _hub_columns(split: Any) -> dict[str, np.ndarray]:
+    table = split.with_format("arrow")[:]
+    images = [name for name, feature in split.features.items() if type(feature).__name__ == "Image"]
+    columns = {name: _of_arrow(table.column(name)) for name in table.column_names if name not in images}
+    return {**columns, **{name: np.stack([np.asarray(image) for image in split[name]]) for name in images}}
+
+
+def _imported(name: str) -> Any:
+    """A module that only some data need."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        package = name.partition(".")[0]
+        remedy = f"Run: pip install {package}."
+        raise ArgumentError("dataset", f"needs {package}", "it is not installed", remedy) from None
+
+
+def _of_columns(source: str, columns: Mapping[str, Any], roles: Mapping[str, str | None]) -> dict[str, np.ndarray]:
+    """The arrays `inputs`, `labels` and perhaps `sites` of a table."""
+    for argument, column in roles.items():
+        if column is not None and column not in columns:
+            found = f"{source} has {', '.join([*columns][:9])}" + (" and more" if len(columns) > 9 else "")
+            raise ArgumentError(argument, f"must be a column; {column} is none", found, "Name one of them.")
+    label, site = roles["label_column"], roles["site_column"]
+    others = {name: values for name, values in columns.items() if name not in (label, site)}
+    blocks = [name for name, values in others.items() if getattr(values, "ndim", 1) > 1]
+    if len(blocks) > 1:
+        found = f"{source} has {' and '.join(blocks)}"
+        raise ArgumentError("dataset", "must have one column of images or lists", found, "Leave the others out.")
+    numbers = [] if blocks else [_numbers(source, name, values) for name, values in others.items()]
+    inputs = others[blocks[0]] if blocks else np.array(numbers, np.float32).T
+    named = {"labels": label, "sites": site}
+    kinds = {kind: _kinds(source, name, columns[name]) for kind, name in named.items() if name is not None}
+    return {"inputs": inputs, **kinds}
+
+
+def _kinds(source: str, name: str, values: Any) -> np.ndarray:
     """Integers where all are, else text: their order is that of classes and nodes."""
+    listed = values.tolist() if isinstance(values, np.ndarray) else values
+    for number, value in enumerate(listed, start=2):
+        if value is None or value != value:
+            found = f"row {number} of {source} has none in column {name}"
+            raise ArgumentError("dataset", "must say each sample's label and site", found, "Fill or drop such rows.")
+    texts = [str(value) for value in listed]
     return np.array(texts, np.int64 if all(text.isdecimal() for text in texts) else np.str_)
 
 
-def _numbers(file: Path, name: str, values: tuple[str, ...]) -> list[float]:
+def _numbers(source: str, name: str, values: Any) -> Any:
+    """A column as finite numbers; rows are counted from the heading, which is row 1."""
+    if isinstance(values, np.ndarray) and values.dtype.kind in "biuf" and np.isfinite(values).all():
+        return values
     numbers = []
     for number, text in enumerate(values, start=2):
         try:
             numbers.append(float(text))
-        except ValueError:
+        except (TypeError, ValueError):
             numbers.append(math.nan)
         if not math.isfinite(numbers[-1]):
-            found = f"row {number} of {file} has {text!r} in column {name}"
+            found = f"row {number} of {source} has {text!r} in column {name}"
             remedy = "Fill or drop such rows; write kinds as columns of 0 and 1; name the columns of labels and sites."
             raise ArgumentError("dataset", "must hold finite numbers besides labels and sites", found, remedy)
     return numbers

@@ -369,7 +369,12 @@ def cases_of(
         config, seeds, settings = rows[name]
         fields: dict[str, Any] = {"algorithm": build, "numbers": numbers, "seeds": seeds, "settings": settings}
         fields |= {"task": config.task(), "test": config.data.test_set(), "evaluate_every": config.run.evaluate_every}
-        cases[name] = Case(**fields, identity=identity(config), **of_row(name, rows[name]))
+        fields |= {"identity": identity(config), **of_row(name, rows[name])}
+        for record in vars(config).values():
+            if getattr(record, "own_test", 0):
+                own = {"own": record.own_scores(config.data, config.task())}
+                fields["measures"] = {**fields.get("measures", {}), **own}
+        cases[name] = Case(**fields)
     return cases
 
 

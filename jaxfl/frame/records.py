@@ -8,17 +8,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 import jax
-import numpy as np
 
 from jaxfl import channel, models
 from jaxfl.core import ArgumentError, FederatedData, Task, check, over_nodes
-from jaxfl.data import Dataset, federate, load, load_file, only_classes, partition_dataset, shrunk, subset
-from jaxfl.data.tables import is_file
+from jaxfl.data import Dataset, federate, hold_out, load, load_file, only_classes, shrunk, subset
+from jaxfl.data.pool import SCHEMES
+from jaxfl.data.tables import has_columns, is_file
 from jaxfl.frame.choose import Choice, choose, where
 from jaxfl.frame.distributed import PLACE, Distributed
 from jaxfl.frame.launch import Launch
 from jaxfl.frame.options import UNSAID, since, stated, unsaved
-from jaxfl.training import Placement, evaluation_set
+from jaxfl.training import Measure, Placement, evaluation_set, own_scores
 from jaxfl.training.case import EvaluationSet
 from jaxfl.training.hooks import check_tracker
 from jaxfl.training.processes import several
@@ -41,16 +41,17 @@ class Data:
     # All classes are no choice, so that runs from before there was one keep their random numbers.
     COUNTS: ClassVar = (
         {"classes": lambda options: options["classes"] is not None},
-        dict.fromkeys(("label_column", "site_column"), lambda options: options["dataset"].endswith(".csv")),
+        dict.fromkeys(("label_column", "site_column"), lambda options: has_columns(options["dataset"])),
         {"test_split": lambda options: is_file(options["dataset"])},
         {"data_dir": lambda options: not is_file(options["dataset"])},
     )
     dataset: str = "digits"
-    """digits, mnist, fashion_mnist, cifar10, or a FILE.csv or FILE.npz of your own (docs/own_data.md)."""
+    """digits, mnist, fashion_mnist, cifar10, or data of your own: FILE.csv, FILE.parquet, FILE.npz, or hf:NAME of the
+    Hugging Face hub (docs/own_data.md)."""
     label_column: str = "label"
-    """Column of the labels of a .csv file; the others hold numbers."""
+    """Column of the labels of your own table; the others hold numbers."""
     site_column: str | None = None
-    """Column of a .csv file that says where a sample lies. Each site is then a node, unless told otherwise."""
+    """Column of your own table that says where a sample lies. Each site is then a node, unless told otherwise."""
     test_split: float = 0.2
     """Share of a file's samples that test, evenly from each site and label, where the file is not split."""
     data_dir: str | None = unsaved(None)
@@ -81,19 +82,10 @@ class Data:
         return evaluation_set(self.load().test_inputs, self.load().test_labels)
 
 
-_CUTS: dict[str, Callable[..., list[np.ndarray]]] = {  # (data set, nodes, seed)
-    "iid": lambda dataset, *asked: partition_dataset(dataset, "iid", *asked),
-    "dirichlet": lambda dataset, *asked, alpha: partition_dataset(dataset, "dirichlet", *asked, alpha=alpha),
-    "shards": lambda dataset, *asked, shards_per_node: partition_dataset(
-        dataset, "shards", *asked, shards_per_node=shards_per_node
-    ),
-    "writers": lambda dataset, *asked, writers_per_node: partition_dataset(
-        dataset, "writers", *asked, writers_per_node=writers_per_node
-    ),
-    "sites": lambda dataset, *asked: partition_dataset(dataset, "sites", *asked),
-}
-PARTITION = Choice("partition", {name: _CUTS[name] for name in ("iid", "dirichlet", "shards", "sites")})
-WRITERS = Choice("partition", {name: _CUTS[name] for name in ("dirichlet", "iid", "writers", "sites")})
+PARTITION, WRITERS = (
+    Choice("partition", {name: SCHEMES[name] for name in ("iid", "dirichlet", known, "quantity", "classes", "sites")})
+    for known in ("shards", "writers")
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,30 +93,46 @@ class Clients:
     """Who learns, and how the data are cut."""
 
     CUT: ClassVar = PARTITION
-    COUNTS: ClassVar = (PARTITION.counts,)
+    COUNTS: ClassVar = (PARTITION.counts, {"own_test": lambda options: options["own_test"] != 0})
     nodes: int = 16
     """Nodes n."""
-    partition: Literal["iid", "dirichlet", "shards", "sites"] = "iid"
-    """iid, dirichlet (by label), shards, or sites: a node for each site of the data set."""
+    partition: Literal["iid", "dirichlet", "shards", "quantity", "classes", "sites"] = "iid"
+    """iid, dirichlet (by label), shards, quantity (sizes differ, labels do not), classes (as many at each node), or
+    sites: a node for each site of the data set."""
     alpha: float | None = None
-    """Concentration of the dirichlet partition, which needs it."""
+    """Concentration of the dirichlet and quantity partitions, which need it."""
+    classes_per_node: int | None = None
+    """Classes a node of the classes partition, which needs it."""
     shards_per_node: int | None = None
     """Shards a node of the shards partition, which needs it."""
+    own_test: float = 0.0
+    """Share of each node's samples that it holds out, in [0, 1): its model is tested on them, beside the test set."""
 
     def data(self, data: Data) -> Callable[[int], FederatedData]:
         """Seed -> the nodes' training data; the same function in every call. Every seed has its own partition."""
         check.at_least(1, nodes=self.nodes)
         return cut(data, self)
 
+    @_keep
+    def own_scores(self, data: Data, task: Task) -> Measure:
+        """The measure on what nodes hold out; the same object in every call."""
+        return own_scores(task, cut(data, self, held=True))
+
 
 @_keep
-def cut(data: Data, clients: Clients) -> Callable[[int], FederatedData]:
-    """As `Clients.data`."""
-    dataset, deal = data.load(), choose(clients.CUT, vars(clients))
+def cut(data: Data, clients: Clients, *, held: bool = False) -> Callable[[int], FederatedData]:
+    """As `Clients.data`; with `held` what the nodes hold out."""
+    dataset, deal, share = data.load(), choose(clients.CUT, vars(clients)), getattr(clients, "own_test", 0.0)
 
     @functools.lru_cache(maxsize=2)
     def of_seed(seed: int) -> FederatedData:
-        return federate(dataset.train_inputs, dataset.train_labels, deal(dataset, clients.nodes, seed))
+        parts = deal(dataset, clients.nodes, seed)
+        if share:
+            try:
+                parts = hold_out(parts, share)[held]
+            except ArgumentError as error:
+                raise ArgumentError("own_test", error.requirement, error.found, "Pass 0, or fewer nodes.") from None
+        return federate(dataset.train_inputs, dataset.train_labels, parts)
 
     return of_seed
 

@@ -20,6 +20,7 @@ from jaxfl.analysis.plots import X_AXES, plot_run
 from jaxfl.channel import Costs
 from jaxfl.core import ArgumentError, check
 from jaxfl.core.platform import tracing_for
+from jaxfl.data.tables import short_name
 from jaxfl.frame.experiment import Finished, Prepared, Request, Row
 from jaxfl.frame.launcher import run_in_jobs
 from jaxfl.frame.options import flag, flat, options, text_of
@@ -73,7 +74,7 @@ def run(request: Request) -> int:
     with tracing_for("gpu") if where.gpus else contextlib.nullcontext():  # as the jobs will, which have some
         prepared, cases, facts = on_all(prepare)(request)
     dataset = flat(request.config).get("dataset", "default")
-    name = request.preset or Path(dataset).stem  # of a file of one's own, too
+    name = request.preset or short_name(dataset)
     directory = Path(on_first(new_run_directory)(where.out, experiment.name, name, resume=where.resume))
     records = open_run(directory, facts, experiment=experiment.name, preset=request.preset, resume=where.resume)
     if request.stop is not None:

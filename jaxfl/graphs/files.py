@@ -143,7 +143,7 @@ def tracking_pair(graph: str, num_nodes: int) -> TrackingPair:
 
     Args:
         graph: a function of `jaxfl.graphs` that gives a pair; or one of a graph, which stands for both, the mean of its
-            rounds; or a .npy file, see `read_pair`.
+            rounds; or a .npy file, see `read_pair`; or a .csv file with edges, see `read_graph`, for both.
         num_nodes: n, 5 for `five_agents` and `five_agents_self_loops`.
 
     Raises:
@@ -155,9 +155,10 @@ def tracking_pair(graph: str, num_nodes: int) -> TrackingPair:
         return getattr(topologies, graph)()
     if graph.endswith(".npy"):
         return read_pair(graph, num_nodes)
-    if graph not in _SAME_TWICE:
+    if graph not in _SAME_TWICE and not graph.endswith(".csv"):
         names = ", ".join((*NAMED_PAIRS, *_SAME_TWICE))
-        remedy = "Choose one of these, or name a .npy file with R and C."
+        remedy = "Choose one of these, or name a .npy file with R and C, or a .csv file with edges."
         raise ArgumentError("graph", f"must be one of {names}", f"got {graph!r}", remedy)
-    matrix = getattr(topologies, graph)(num_nodes).mixing_matrices.mean(axis=0)
+    both = getattr(topologies, graph)(num_nodes) if graph in _SAME_TWICE else read_graph(graph, num_nodes)
+    matrix = both.mixing_matrices.mean(axis=0)
     return TrackingPair(state_weights=matrix, tracker_weights=matrix)

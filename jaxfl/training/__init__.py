@@ -6,7 +6,7 @@ from jaxfl.training.chunks import Diverged
 from jaxfl.training.final_params import load_params
 from jaxfl.training.hooks import Evaluation, early_stop, profile, tracker
 from jaxfl.training.loop import train
-from jaxfl.training.measures import calibrated_scores, evaluation_set, stationarity, test_scores
+from jaxfl.training.measures import calibrated_scores, evaluation_set, own_scores, stationarity, test_scores
 from jaxfl.training.passes import divide_run
 from jaxfl.training.publish import publish, restore_state, secret_key
 from jaxfl.training.run_directory import RunDirectory, open_run, read_run
@@ -31,6 +31,7 @@ __all__ = [
     "evaluation_set",
     "load_params",
     "open_run",
+    "own_scores",
     "profile",
     "publish",
     "read_results",

@@ -41,10 +41,12 @@ class Measure(NamedTuple):
             the entry "test" of `Case.measures`, `Scores`. Pure and traced.
         prepare: (base key (), data on the device) -> arrays, a pytree, once a seed. What it returns is an argument of
             the compiled program, never a constant of it. A leaf that is the same object for all seeds is held once.
+        data: seed -> the data that `prepare` takes in place of the training data; None for these.
     """
 
     compute: Callable[[PyTree, PyTree], Scores | Mapping[str, Array]]
     prepare: Callable[[Array, FederatedData], PyTree]
+    data: Callable[[int], FederatedData] | None = None
 
 
 class Case(NamedTuple):

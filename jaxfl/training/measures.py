@@ -12,7 +12,7 @@ decentralised methods, whose rates bound |grad F|^2 at the mean over nodes of `n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -317,6 +317,37 @@ def stationarity(task: Task, most_samples: int, *, calibration: tuple[int, int] 
         return {**named, "gradient_norm_squared_average_model": jnp.stack(squares).sum()}
 
     return Measure(compute=compute, prepare=prepare)
+
+
+def own_scores(task: Task, held: Callable[[int], FederatedData]) -> Measure:
+    """Make the measure of every node's model on test samples of its own, as personal models are judged.
+
+    Args:
+        task: its metrics.
+        held: seed -> the nodes' test samples, `federate` of the partition for testing that `jaxfl.data.hold_out` makes.
+
+    Returns:
+        The measurement, of each metric, of its mean over a node's samples: `own_<metric>` is the mean over nodes,
+        `own_<metric>_worst_node` the worst, and `own_<metric>_spread` the standard deviation over nodes.
+
+    Guarantees:
+        - every node counts alike, whatever the number of its samples.
+    """
+
+    def of_node(values: tuple[PyTree, TrainingSamples]) -> dict[str, Array]:
+        params, samples = values
+        named = sample_metrics(task, params, samples.inputs, samples.labels)
+        return {name: jnp.sum(samples.weights * value) for name, value in named.items()}
+
+    def compute(node_params: PyTree, samples: TrainingSamples) -> dict[str, Array]:
+        line = {}
+        for name, values in over_nodes(of_node, task.node_loop)((node_params, samples)).items():
+            worst_of = jnp.max if name.endswith(LARGER_IS_WORSE) else jnp.min
+            line |= {f"own_{name}": values.mean(), f"own_{name}_worst_node": worst_of(values)}
+            line[f"own_{name}_spread"] = values.std()
+        return line
+
+    return Measure(compute, prepare=lambda key, data: training_samples(data, data.max_size), data=held)
 
 
 def training_samples(data: FederatedData, most: int) -> TrainingSamples:

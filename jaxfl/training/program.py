@@ -125,7 +125,10 @@ class Program:
         seeds = {lane.seed: lane for lane in (lanes if strategy.num_slots == 1 else self.lanes)}
         data = [self._uploads.of(lane) for lane in seeds.values()]
         arrays = [
-            {name: measure.prepare(lane.base, own) for name, measure in self.measures.items()}
+            {
+                name: measure.prepare(lane.base, own if measure.data is None else measure.data(lane.seed))
+                for name, measure in self.measures.items()
+            }
             for lane, own in zip(seeds.values(), data, strict=True)
         ]
         (data, self._with_seeds["data"]), (arrays, self._with_seeds["arrays"]) = stack_seeds(data), stack_seeds(arrays)

@@ -8,7 +8,17 @@ from helpers import refusals
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxfl.data import by_owner, dirichlet, federate, iid, label_counts, label_shards, whole_writers
+from jaxfl.data import (
+    by_owner,
+    dirichlet,
+    federate,
+    few_classes,
+    hold_out,
+    iid,
+    label_counts,
+    label_shards,
+    whole_writers,
+)
 
 few = settings(max_examples=60, derandomize=True, deadline=None)
 seeds = st.integers(0, 2**63 - 1)
@@ -49,6 +59,32 @@ class TestEveryScheme:
         assert min(len(part) for part in parts) >= min_size
 
     @few
+    @given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 12), seeds)
+    def test_few_classes_gives_each_node_as_many(self, num_classes, count, num_nodes, seed):
+        labels, count = np.arange(20 * num_classes) % num_classes, min(count, num_classes)
+        parts = few_classes(labels, num_nodes, count, seed)
+        held = label_counts(parts, labels, num_classes)
+        assert ((held > 0).sum(axis=1) == count).all()
+        nodes_of_class = (held > 0).sum(axis=0)
+        assert nodes_of_class.max() - nodes_of_class.min() <= 1
+        for of_class in held.T[nodes_of_class > 0]:
+            assert of_class.sum() == 20
+            assert np.ptp(of_class[of_class > 0]) <= 1
+        used = np.concatenate(parts)
+        assert len(set(used.tolist())) == len(used) == held.sum()
+
+    @few
+    @given(st.lists(st.integers(2, 30), min_size=1, max_size=6), st.floats(0.01, 0.99))
+    def test_hold_out_splits_each_node(self, sizes, share):
+        parts = np.split(np.arange(sum(sizes)) * 3, np.cumsum(sizes)[:-1])
+        train, test = hold_out(parts, share)
+        for part, kept, held in zip(parts, train, test, strict=True):
+            assert sorted([*kept, *held]) == part.tolist()
+            assert len(held) == min(max(1, round(share * len(part))), len(part) - 1)
+        owned = hold_out(by_owner(["b", "b", "a", "a"]), 0.5)
+        assert [part.names for part in owned] == [("a", "b")] * 2
+
+    @few
     @given(labeled(), seeds, st.integers(1, 4))
     def test_label_shards_use_every_sample_exactly_once(self, case, seed, shards_per_node):
         labels, num_nodes = case
@@ -72,6 +108,7 @@ class TestEveryScheme:
             lambda labels, seed: iid(len(labels), 7, seed),
             lambda labels, seed: dirichlet(labels, 7, 0.5, seed),
             lambda labels, seed: label_shards(labels, 7, 2, seed),
+            lambda labels, seed: few_classes(labels, 7, 2, seed),
         ],
     )
     def test_seed_decides(self, scheme):
@@ -231,17 +268,20 @@ SEEDED = (
     lambda seed: iid(10, 2, seed),
     lambda seed: dirichlet(TEN, 2, 1.0, seed),
     lambda seed: label_shards(TEN, 2, 1, seed),
+    lambda seed: few_classes(TEN, 2, 1, seed),
     lambda seed: whole_writers(WRITERS, 1, 1, seed),
 )
 OF_NODES = (
     lambda num_nodes: iid(10, num_nodes, 0),
     lambda num_nodes: dirichlet(TEN, num_nodes, 1.0, 0),
     lambda num_nodes: label_shards(TEN, num_nodes, 1, 0),
+    lambda num_nodes: few_classes(TEN, num_nodes, 1, 0),
     lambda num_nodes: whole_writers(WRITERS, num_nodes, 1, 0),
 )
 OF_LABELS = (
     lambda labels: dirichlet(labels, 2, 1.0, 0),
     lambda labels: label_shards(labels, 2, 1, 0),
+    lambda labels: few_classes(labels, 2, 1, 0),
     lambda labels: label_counts([np.array([0])], labels, 3),
 )
 BAD_LABELS = ([0.0, 1.0], [], [[0], [1]], [0, -1], ["a", "b"], [True, False])
@@ -265,6 +305,9 @@ test_refusals = refusals(
         *rows("num_nodes", [lambda least: dirichlet(TEN, 4, 1.0, 0, min_size=least)], [3]),
         *rows("shards_per_node", [lambda shards: label_shards(TEN, 4, shards, 0)], [0, 1.0]),
         *rows("num_nodes", [lambda shards: label_shards(TEN, 4, shards, 0)], [3]),
+        *rows("classes_per_node", [lambda count: few_classes(np.arange(9) % 3, 2, count, 0)], [0, 1.5, 4]),
+        *rows("share", [lambda share: hold_out([[0, 1]], share)], [0.0, 1.0, -1]),
+        *rows("parts", [lambda parts: hold_out(parts, 0.5)], [[[0, 1], [2]]]),
         *rows("owner_ids", [by_owner], BAD_IDS),
         *rows("writer_ids", [lambda ids: whole_writers(ids, 1, 1, 0)], BAD_IDS),
         *rows("writers_per_node", [lambda count: whole_writers(WRITERS, 1, count, 0)], [0, 1.5]),

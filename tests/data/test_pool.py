@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 from helpers import refusals, refused
 
-from jaxfl.data import dirichlet, federate, from_arrays, iid, label_shards, partition_dataset, whole_writers
+from jaxfl.data import (
+    dirichlet,
+    federate,
+    few_classes,
+    from_arrays,
+    iid,
+    label_shards,
+    partition_dataset,
+    whole_writers,
+)
 
 INPUTS = np.arange(12, dtype=np.uint8).reshape(6, 2)
 LABELS = np.array([0, 1, 2, 0, 1, 2])
@@ -96,6 +105,8 @@ class TestPartitionDataset:
             (partition_dataset(self.dataset, "iid", 4, 5), iid(60, 4, 5)),
             (partition_dataset(self.dataset, "dirichlet", 4, 5, alpha=0.3), dirichlet(labels, 4, 0.3, 5)),
             (partition_dataset(self.dataset, "shards", 4, 5, shards_per_node=3), label_shards(labels, 4, 3, 5)),
+            (partition_dataset(self.dataset, "quantity", 4, 5, alpha=0.3), dirichlet(np.zeros(60, int), 4, 0.3, 5)),
+            (partition_dataset(self.dataset, "classes", 4, 5, classes_per_node=1), few_classes(labels, 4, 1, 5)),
         ):
             assert [part.tolist() for part in parts] == [part.tolist() for part in expected]
 
@@ -115,6 +126,8 @@ OF_SCHEMES: list[tuple[str, dict[str, Any], str]] = [
     ("iid", {"writers_per_node": 2}, "writers_per_node"),
     ("dirichlet", {}, "alpha"),
     ("shards", {}, "shards_per_node"),
+    ("classes", {}, "classes_per_node"),
+    ("quantity", {"alpha": 1.0, "classes_per_node": 2}, "classes_per_node"),
     ("iid", {"alpha": 1.0}, "alpha"),
     ("dirichlet", {"alpha": 1.0, "shards_per_node": 2}, "shards_per_node"),
     ("dirichlet", {"alpha": 0.0}, "alpha"),

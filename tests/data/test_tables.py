@@ -1,7 +1,11 @@
 # pyright: reportArgumentType=false, reportOptionalSubscript=false, reportAttributeAccessIssue=false
 """Data sets in files of one's own: tables and arrays, sites and their names, and one sentence for whatever is wrong."""
 
+import datasets
 import numpy as np
+import PIL.Image
+import pyarrow
+import pyarrow.parquet
 import pytest
 from helpers import refused
 
@@ -67,6 +71,52 @@ def test_arrays_keep_images_and_their_own_split(split, tmp_path):
         assert (label, site) == (number % 4, number % 2)
 
 
+def parquet(folder, name="own.parquet", **columns):
+    path = folder / name
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    return str(path)
+
+
+COLUMNS = {
+    "age": [k % 10 / 10 for k in range(60)],
+    "site": pyarrow.array(["BCA"[k % 3] for k in range(60)]).dictionary_encode(),
+    "ill": ["no yes".split()[k % 2] for k in range(60)],
+    "dose": [-k for k in range(60)],
+}
+IMAGES = np.arange(40 * 4, dtype=np.uint8).reshape(40, 2, 2)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "hub"])
+def test_every_table_gives_what_a_csv_file_does(kind, tmp_path):
+    options = {"label_column": "ill", "site_column": "site"}
+    expected = load_file(table(tmp_path), **options)
+    (tmp_path / "train").mkdir()
+    path = parquet(tmp_path / "train", **COLUMNS)
+    found = load_file(path if kind == "parquet" else f"hf:{tmp_path / 'train'}", **options)
+    for name in ("train_inputs", "train_labels", "test_inputs", "test_labels", "train_writers"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), strict=True, err_msg=name)
+    assert (found.writer_names, found.num_classes) == (expected.writer_names, 2)
+
+
+@pytest.mark.parametrize("kind", ["lists", "images"])
+def test_a_column_of_images_is_the_input(kind, tmp_path):
+    """The hub's images are PNG files inside a table; its test split stays one."""
+    if kind == "lists":
+        pixels = pyarrow.array(IMAGES.tolist(), pyarrow.list_(pyarrow.list_(pyarrow.uint8())))
+        data = load_file(parquet(tmp_path, image=pixels, label=np.arange(40) % 4, other=np.zeros(40)))
+        assert len(data.train_labels) == 32
+    else:
+        features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list("abcd"))})
+        for split, part in (("train", slice(30)), ("test", slice(30, None))):
+            rows = {"image": [PIL.Image.fromarray(image) for image in IMAGES[part]], "label": np.arange(40)[part] % 4}
+            datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / f"{split}.parquet")
+        data = load_file(f"hf:{tmp_path}")
+        np.testing.assert_array_equal(data.test_inputs, IMAGES[30:], strict=True)
+    assert (data.train_inputs.dtype, data.num_classes) == (np.uint8, 4)
+    for image, label in zip(data.train_inputs, data.train_labels, strict=True):
+        assert label == int(image[0, 0]) // 4 % 4
+
+
 def test_sites_are_nodes_with_their_names(tmp_path):
     data = load_file(table(tmp_path), label_column="ill", site_column="site")
     parts = partition_dataset(data, "sites", 3, seed=0)
@@ -101,6 +151,17 @@ BAD_TABLES = {
         "dataset",
         "a.npz",
     ),
+    "no parquet": (
+        (lambda f: ((f / "a.parquet").write_text("x"), load_file(str(f / "a.parquet")))),
+        "dataset",
+        "a.parquet",
+    ),
+    "no number": (lambda f: load_file(parquet(f, x=["1", None], label=[0, 1])), "dataset", "None in column x"),
+    "no label": (lambda f: load_file(parquet(f, x=[1, 2], label=[0, None])), "dataset", "row 3"),
+    "ragged": (lambda f: load_file(parquet(f, x=[[1], [1, 2]], label=[0, 1])), "dataset", "own.parquet"),
+    "two blocks": (lambda f: load_file(parquet(f, x=[[1]], y=[[1]], label=[0])), "dataset", "x and y"),
+    "no hub": (lambda f: load_file(f"hf:{f}/none"), "dataset", "hf:"),
+    "no train": (lambda f: (parquet(f, "test.parquet", label=[1]), load_file(f"hf:{f}")), "dataset", "test"),
     "no archive": (lambda f: ((f / "a.npz").write_text("x"), load_file(str(f / "a.npz"))), "dataset", "a.npz"),
 }
 

@@ -9,6 +9,7 @@ import pytest
 from helpers import refused
 
 from experiments import EXPERIMENTS
+from jaxfl.analysis.plots import run_title
 from jaxfl.frame import flat, main
 from jaxfl.frame.experiment import request
 from jaxfl.training import read_results
@@ -82,3 +83,37 @@ def test_a_run_on_sites_and_their_edges(table, tmp_path, capsys):
     edges.write_text(edges.read_text().replace("Oslo", "Bergen"))
     assert main(EXPERIMENTS["privsgp_vr"], [*f"{words} {budget}".split(), "--out", str(tmp_path / "other")]) == 2
     assert "Bergen" in capsys.readouterr().err
+
+
+def test_gradient_tracking_takes_edges_by_name(table, tmp_path):
+    edges = tmp_path / "roads.csv"
+    edges.write_text("from,to\n" + "".join(f"{a},{b}\n" for a, b in zip(SITES, SITES[1:] + SITES[:1], strict=True)))
+    options = {"dataset": table, "model": "mlp", "graph": str(edges), "iterations": 4, "batch_size": 2, **OWN}
+    config = request(EXPERIMENTS["dp_gradient_tracking"], options).config
+    data = config.agents.data(config.data)(0)
+    config.settled().algorithm().init(jax.random.key(0), data)
+    edges.write_text(edges.read_text().replace("Oslo", "Bergen"))
+    refused(lambda: config.settled().algorithm().init(jax.random.key(0), data), "data", "Bergen")
+
+
+def test_an_audit_takes_a_table(table):
+    options = {"dataset": table, "label_column": "ill", "site_column": "town", "samples": 30, "canaries": 10}
+    _, data = request(EXPERIMENTS["audit"], options).config.problem()
+    assert data.sizes.tolist() == [30] * 5
+    assert data.inputs.shape == (160, 2)
+
+
+def test_what_nodes_hold_out_tests_their_own_models(table, tmp_path, capsys):
+    words = f"--dataset {table} --label-column ill --site-column town --method PrivSGP --batch-size 8 --own-test 0.25"
+    words += f" --iterations 2 --noise-std 0.1 --quiet --seeds 0 1 --out {tmp_path / 'run'}"
+    assert main(EXPERIMENTS["privsgp_vr"], words.split()) == 0, capsys.readouterr()
+    lines = [
+        json.loads(line) for line in (tmp_path / "run" / "passes" / "0" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert all(line["own_accuracy_worst_node"] <= line["own_accuracy"] <= 1 for line in lines)
+    assert all(0 <= line["own_accuracy_spread"] <= 0.5 for line in lines)
+    own = request(EXPERIMENTS["privsgp_vr"], {"dataset": table, "own_test": 0.25, **OWN}).config
+    assert own.clients.data(own.data)(0).sizes.tolist() == [24] * 5
+    title = run_title(tmp_path / "run" / "config.json")
+    assert "patients" in title
+    assert "/" not in title

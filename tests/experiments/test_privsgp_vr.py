@@ -80,6 +80,29 @@ class TestSpending:
         assert [config.learning.step_size for config in configs] == [(16 / 3120) ** 0.5, (16 / 780) ** 0.5]
         assert [config.run.evaluate_every for config in configs] == [78, 19]
 
+    def test_the_step_goes_by_the_noise_of_the_budget(self):
+        """In the whole run the noise carries the mean model as far, at every budget; but no step is above the quiet."""
+        asked = "--nodes 4 --method PrivSGP --batch-size 8 --iterations 50 --step-size auto"
+        configs = [*settle(f"{asked} --grid target_epsilon=0.5,2", [359]).values()]
+        configs += settle(f"{asked} --node-epsilons 0.5 0.5 2 2", [359] * 4).values()
+        for config in configs:
+            noise = config.budget.node_noise or (config.budget.noise_std,) * 4
+            of_mean = np.linalg.norm(noise) / 4  # of each coordinate of the mean of 4 nodes
+            assert config.learning.step_size * of_mean * (50 * 2410) ** 0.5 == pytest.approx(13.0)
+        quiet = 0.5 * 8**0.6
+        (config,) = settle(f"{asked} --target-epsilon 1e4", [359]).values()
+        assert config.learning.step_size == pytest.approx(quiet, abs=1e-3)
+        steps = {
+            "--dataset mnist": 0.5 * 12**0.6,
+            "--dataset mnist --noise-std 0.1 --target-epsilon 2": 0.5 * 12**0.6,
+            "--dataset mnist --method A(DP)2SGD --graph ring --target-epsilon 2": 0.5 * 12**0.6,
+            "--dataset mnist --target-epsilon 2": "auto",
+            "--target-epsilon 2": 0.2,
+        }
+        for words, step in steps.items():
+            found = next(iter(lines_of(f"--batch-size 12 {words}").values())).config.learning.step_size
+            assert found == (step if isinstance(step, str) else pytest.approx(step, abs=1e-3))
+
     def test_a_table_of_batches_is_accounted_by_its_entries(self):
         """Each sample adds its share of the entry: clip norm times entries over samples."""
         configs = settle(f"--nodes 4 --table per_batch --entry-size 10 --batch-size 2 --noise-std 0.1 {TWO}", [355])

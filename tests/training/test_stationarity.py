@@ -10,7 +10,7 @@ from toy_problem import TASK, toy_case, train_toy
 from jaxfl import core
 from jaxfl.core import ArgumentError, Variables
 from jaxfl.models import classification, layers, sequential
-from jaxfl.training import stationarity
+from jaxfl.training import own_scores, stationarity
 from jaxfl.training.measures import training_samples
 
 
@@ -103,3 +103,19 @@ def test_a_run_writes_them_and_resumes_with_them(tmp_path):
     assert lines.count("gradient_norm_squared_average_model") == lines.count("train_accuracy_average_model") == 3
     with pytest.raises(ArgumentError, match="measures"):
         train_toy(tmp_path, {"A": case._replace(measures={})}, resume=True)
+
+
+@pytest.mark.parametrize("node_loop", ["vmap", "map"])
+def test_own_scores_are_each_models_on_its_own_samples(node_loop):
+    """The data of the measure take the place of the training data, seed by seed."""
+    task, held = squares(node_loop), uneven()
+    params = jnp.asarray([[1.0, 2.0], [3.0, -1.0], [0.5, 0.0]])
+    measure = own_scores(task, lambda seed: held._replace(sizes=held.sizes - seed))
+    for seed in (0, 1):
+        found = jax.jit(measure.compute)(params, measure.prepare(jax.random.key(seed), measure.data(seed)))
+        losses = []
+        for w, row, size in zip(np.asarray(params), np.asarray(held.indices), np.asarray(held.sizes), strict=True):
+            x, y = (np.asarray(part, np.float64)[row[: size - seed]] for part in (held.inputs, held.labels))
+            losses.append(np.mean((x @ w - y) ** 2))
+        expected = {"own_loss": np.mean(losses), "own_loss_worst_node": max(losses), "own_loss_spread": np.std(losses)}
+        assert found == pytest.approx(expected, rel=1e-5)

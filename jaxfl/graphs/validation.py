@@ -73,7 +73,7 @@ def unreachable_pair(graph: Graph) -> tuple[int, int] | None:
     Guarantees:
         - finds a pair exactly when one exists: all nodes reach each other when node 0 reaches all and all reach it.
     """
-    adjacency = sum(graph.rounds[1:], start=graph.rounds[0])  # weights are positive, so nothing cancels
+    adjacency: Any = sum(graph.rounds[1:], start=graph.rounds[0])  # weights are positive, so nothing cancels
     for reversed_, edges in ((False, adjacency.T), (True, adjacency)):
         reachable = scipy.sparse.csgraph.breadth_first_order(edges.tocsr(), 0, directed=True, return_predecessors=False)
         missing = np.setdiff1d(np.arange(graph.num_nodes), reachable)

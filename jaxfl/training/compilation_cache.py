@@ -28,7 +28,7 @@ from jaxfl.core.platform import is_cpu
 # Below it, reading an entry gains next to nothing; most of a run's small programs compile in 0.02 to 0.1 s.
 MIN_COMPILE_SECONDS = 0.1
 MAX_BYTES = 2 * 10**9  # of one kind of machine; JAX deletes what was used longest ago
-_UNREADABLE = re.compile(r"Error reading persistent compilation cache entry for '([\w.<>-]+)'")
+_FAILED = re.compile(r"Error (reading|writing) persistent compilation cache entry for '([\w.<>-]+)'")
 # Before it, XLA wrote to standard error, for every program read on a CPU with AVX-512, that it might not run there
 # (https://github.com/jax-ml/jax/issues/38445).
 _READS_QUIETLY_ON_CPU = (0, 10, 2)
@@ -43,7 +43,7 @@ def compilation_cache(where: str) -> Iterator[Path | None]:
 
     Guarantees:
         - a folder that cannot be written is a warning, and nothing is kept.
-        - an unreadable entry is compiled again and replaced, without a word.
+        - an unreadable entry, or one that was written in part, is compiled again and replaced, without a word.
         - machines with other processors use folders of their own: their programs need not run here.
         - JAX's settings are afterwards as before.
     """
@@ -60,7 +60,7 @@ def compilation_cache(where: str) -> Iterator[Path | None]:
     before = {name: getattr(jax.config, name) for name in settings}
     _set(settings)
     try:
-        with contextlib.nullcontext() if folder is None else _replacing_unreadable(folder):
+        with contextlib.nullcontext() if folder is None else _mending(folder):
             yield folder
     finally:
         _set(before)
@@ -126,22 +126,24 @@ def _give_times(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _replacing_unreadable(folder: Path) -> Iterator[None]:
-    """Delete the entry that JAX warns it cannot read, say because a run was killed while it was being written.
+def _mending(folder: Path) -> Iterator[None]:
+    """Mend the entry over which JAX warns that it cannot read or write, say because a run was killed while it wrote.
 
     JAX would leave it there, and warn in every run.
     """
     show = warnings.showwarning
 
-    def replace(message: Warning | str, *rest: Any) -> None:
-        found = _UNREADABLE.match(str(message))
-        if found is None:
+    def mend(message: Warning | str, *rest: Any) -> None:
+        found = _FAILED.match(str(message))
+        if found is not None and found[1] == "reading":
+            for path in folder.glob(f"{found[2]}-*"):  # the warning names the program, not the entry
+                path.unlink(missing_ok=True)
+        elif found is not None and "-atime'" in str(message):
+            _give_times(folder)
+        else:
             show(message, *rest)
-            return
-        for path in folder.glob(f"{found[1]}-*"):  # the warning names the program, not the entry
-            path.unlink(missing_ok=True)
 
-    warnings.showwarning = replace
+    warnings.showwarning = mend
     try:
         yield
     finally:

@@ -184,6 +184,17 @@ class TestFolder:
         assert kept[0] not in entries(folder)
         assert kept[1] in entries(folder)
         assert len(entries(folder)) == 2
+        monkeypatch.setattr(cache, "MAX_BYTES", 10**9)
+        shown = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = lambda message, *_: shown.append(str(message))
+            with compilation_cache("default"):
+                kept[1].with_name(kept[1].name.replace("-cache", "-atime")).unlink()
+                compiled_anew(11)  # is not kept
+                compiled_anew(13)
+        assert shown == []
+        assert len(entries(folder)) == 3
 
 
 class TestPrograms:

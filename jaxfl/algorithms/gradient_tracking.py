@@ -151,8 +151,9 @@ def gradient_tracking(
         ([2, 2], [128.0, 128.0])
     """
     if graph is not None:
+        weights = _even_weights(graph)
         _refuse_beside("graph", state_weights=state_weights, tracker_weights=tracker_weights, names=names)
-        state_weights, tracker_weights, names = _even_weights(graph)
+        state_weights, tracker_weights, names = weights
     silent = step_size is not None
     if step_size is not None:
         _refuse_beside("step_size", schedule=schedule)

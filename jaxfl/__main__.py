@@ -1,7 +1,8 @@
-"""The command `jaxfl`, also `python -m jaxfl`: the experiments and `jaxfl epsilon`. Alone it lists them.
+"""The command `jaxfl`, also `python -m jaxfl`: the experiments, `jaxfl epsilon`, `jaxfl report`. Alone it lists.
 
 jaxfl privsgp_vr --help
 jaxfl epsilon --sites 50 --samples 1200 --batch 64 --rounds 300 --noise-multiplier 1.1
+jaxfl report runs/privsgp_vr/NAME
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-_EPSILON = "What a run would cost in privacy, or how much noise a budget needs, without a run."
+_COMMANDS = {
+    "epsilon": "What a run would cost in privacy, or how much noise a budget needs, without a run.",
+    "report": "One HTML page of runs that have ended: curves, tables, privacy, sites, differences.",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         - JAX is imported by the experiments alone.
     """
     name, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    if name == "epsilon":
+    if name in _COMMANDS:
         from jaxfl import command
 
         if argv is None and hasattr(signal, "SIGPIPE"):
@@ -34,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return command.main([name, *rest])
     package = _experiments()
     listing = importlib.import_module(f"{package.__name__}.__main__")
-    known = {"epsilon": _EPSILON, **listing.commands()}
+    known = {**_COMMANDS, **listing.commands()}
     if name in ("--help", "-h"):
         listing.show(known, "jaxfl <name> [--help]")
         return 0

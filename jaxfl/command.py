@@ -43,6 +43,9 @@ _OPTIONS = {  # argument of the library -> option
     "num_samples": "--samples",
     "participation_rate": "--active",
     "sampler": "--sampler",
+    "path": "--out",
+    "run_dir": "RUN",
+    "run_dirs": "RUN",
     "target_epsilon": "--target",
 }
 
@@ -219,6 +222,10 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="jaxfl", description="Private decentralised and federated learning.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    page = "One HTML page of runs that have ended, which needs no other file."
+    report = commands.add_parser("report", help=page, description=page, allow_abbrev=False)
+    report.add_argument("runs", nargs="+", metavar="RUN", help="directory of a run, as experiments leave it")
+    report.add_argument("--out", default="report.html", metavar="FILE", help="the page (default report.html)")
     about = "Epsilon of a run that is planned, or the noise that a budget needs; published and proven."
     epsilon = commands.add_parser("epsilon", help=about, description=about, allow_abbrev=False)
     add = epsilon.add_argument
@@ -350,6 +357,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Answer on standard output; returns the exit code, 2 for a wrong value, which gets one sentence."""
     asked = _parser().parse_args(argv)
     try:
+        if asked.command == "report":
+            from jaxfl.analysis.report import write_report  # and matplotlib
+
+            print(write_report(asked.runs, asked.out))
+            return 0
         found = answer(asked)
     except ArgumentError as error:
         name = _OPTIONS.get(error.argument, error.argument)

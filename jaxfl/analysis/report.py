@@ -6,9 +6,11 @@ The page needs no network and no other file. It is made of what a run directory 
 from __future__ import annotations
 
 import base64
+import csv
 import html
 import io
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -49,6 +51,7 @@ _COLUMNS = {  # of the table: entry of summary.json -> heading
     "train_loss": "training loss",
 }
 _COSTS = {"total_bits_sent": "bits sent", "total_simulated_seconds": "simulated seconds", "total_joules": "joules"}
+_BEFORE_METRICS = 9  # columns of sites.csv
 _MOST_COLORED = 14  # cases; further ones are grey
 _DRAWN_ELSEWHERE = "training.png"  # by the page itself, for all runs together
 _STYLE = """
@@ -78,7 +81,7 @@ class Shown(NamedTuple):
     row: Mapping[str, Any]  # of summary.json
     options: Mapping[str, Any]  # its whole configuration
     lines: Sequence[Mapping[str, Any]]  # its measurements
-    sites: Sequence[Mapping[str, Any]]  # its statements in privacy.json, with the epsilon of each node
+    sites: Sequence[Mapping[str, str]]  # its rows of sites.csv
 
 
 def write_report(run_dirs: Sequence[str | os.PathLike[str]], path: str | os.PathLike[str]) -> Path:
@@ -92,9 +95,11 @@ def write_report(run_dirs: Sequence[str | os.PathLike[str]], path: str | os.Path
         The path.
 
     Raises:
-        ArgumentError: a directory without summary.json and lines of measurements.
+        ArgumentError: a directory without summary.json and lines of measurements, or no folder for the page.
     """
-    folders = [Path(folder) for folder in run_dirs]
+    path, folders = Path(path), [Path(folder) for folder in run_dirs]
+    if not path.parent.is_dir():
+        raise ArgumentError("path", "must lie in a folder that exists", f"got {path}", "Make the folder.")
     if not folders:
         raise ArgumentError("run_dirs", "must name a run", "got none", "Pass a run directory.")
     shown = [one for folder in folders for one in _cases(folder, len(folders) > 1)]
@@ -112,7 +117,6 @@ def write_report(run_dirs: Sequence[str | os.PathLike[str]], path: str | os.Path
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{_text(title)}</title>'
     body = f'<h1>{_text(title)}</h1><p class="note">{_text(note)}</p>{"".join(parts)}'
     page = f"<!doctype html><html lang=en><head>{head}<style>{_STYLE}</style></head><body>{body}</body></html>\n"
-    path = Path(path)
     path.write_text(page, encoding="utf-8")
     return path
 
@@ -126,7 +130,10 @@ def _cases(folder: Path, several_runs: bool) -> list[Shown]:
     cases = _read(path)["cases"]
     config = dict(_read(folder / "config.json").get("config", {}))
     changes, _ = config.pop("cases", {}), config.pop("settled", None)
-    privacy = _read(folder / "privacy.json")
+    sites: list[dict[str, str]] = []
+    if (folder / "sites.csv").exists():
+        with open(folder / "sites.csv", newline="", encoding="utf-8") as rows:
+            sites = list(csv.DictReader(rows))
     lines: dict[str, list[Mapping[str, Any]]] = {name: [] for name in cases}
     for line in read_lines(folder):
         lines.setdefault(line["case"], []).append(line)
@@ -137,7 +144,7 @@ def _cases(folder: Path, several_runs: bool) -> list[Shown]:
             row=row,
             options={**config, **{k: v for k, v in changes.get(name, {}).items() if k != "seeds"}},
             lines=lines[name],
-            sites=privacy.get(name, []),
+            sites=[site for site in sites if site["case"] == name],
         )
         for name, row in cases.items()
     ]
@@ -348,22 +355,45 @@ def _list(texts: Sequence[str]) -> str:
 
 
 def _sites(shown: Sequence[Shown]) -> str:
-    """The epsilon of every node, of the first statement that has one; the largest over seeds."""
-    columns = {one.label: one.sites[0] for one in shown if one.sites}
-    if not columns:
-        return ""
-    epsilons = {label: np.max(stated["node_epsilons"], axis=0) for label, stated in columns.items()}
-    names = next((stated["nodes"] for stated in columns.values() if "nodes" in stated), None)
-    count = max(map(len, epsilons.values()))
-    rows = [
-        [
-            names[node] if names else node,
-            *(rounded_up(of[node], 4) if node < len(of) else "–" for of in epsilons.values()),
-        ]
-        for node in range(count)
-    ]
-    table = _table(["node", *(f"ε, {label}" for label in epsilons)], rows)
-    return f"<details{' open' if count <= 20 else ''}><summary>ε of {count} nodes</summary>{table}</details>"
+    """A table of sites.csv for each case: the largest epsilon over seeds, means of all other numbers."""
+    parts = []
+    for one in shown:
+        groups: dict[str, list[Mapping[str, str]]] = {}
+        for row in one.sites:
+            groups.setdefault(row["site"], []).append(row)
+        metrics = [name for name in [*one.sites[0]][_BEFORE_METRICS:] if one.sites[0][name]] if one.sites else []
+        rows = []
+        for site, own in groups.items():
+            epsilons = [float(row["dp_epsilon"]) for row in own if row["dp_epsilon"]]
+            epsilon = rounded_up(max(epsilons), 4) if epsilons else "none"
+            means = {name: _mean([row[name] for row in own]) for name in ("samples", "noise_std", *metrics)}
+            rows.append(
+                [site, f"{means['samples']:.0f}", epsilon, *(_number(name, means[name]) for name in [*means][1:])]
+            )
+        if rows:
+            heading = [
+                "site",
+                "samples",
+                "ε",
+                "noise",
+                *(_COLUMNS.get(name, name.replace("_", " ")) for name in metrics),
+            ]
+            opened = " open" if len(shown) == 1 and len(rows) <= 20 else ""
+            parts.append(f"<details{opened}><summary>{_text(one.label)}</summary>{_table(heading, rows)}</details>")
+    return "".join(parts)
+
+
+def _mean(texts: Sequence[str]) -> float:
+    """Mean of what is there; NaN where nothing is."""
+    values = [float(text) for text in texts if text]
+    return float(np.mean(values)) if values else math.nan
+
+
+def _number(name: str, value: float) -> str:
+    """One cell; accuracies in per cent."""
+    if math.isnan(value):
+        return "–"
+    return f"{100 * value:.1f} %" if "accuracy" in name else f"{value:.4g}"
 
 
 def _differences(shown: Sequence[Shown]) -> str:

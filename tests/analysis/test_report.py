@@ -2,11 +2,11 @@
 
 import html.parser
 import json
-import re
 
 import pytest
 from helpers import refused
 
+from jaxfl import command
 from jaxfl.analysis.report import write_report
 
 STATED = {
@@ -35,8 +35,14 @@ def _run(folder, cases=("A", "B"), name="run"):
     stated = {case: [STATED | {"assumptions": STATED["assumptions"][: 1 + (case == "B")]}] for case in cases}
     rows = {case: row | {"privacy": stated[case]} for case in cases}
     (folder / "summary.json").write_text(json.dumps({"cases": rows}))
-    nodes = {case: [{"node_epsilons": [[1.0, 2.0004], [1.5, 1.0]]}] for case in cases}
-    (folder / "privacy.json").write_text(json.dumps(nodes))
+    head = "case,seed,site,samples,dp_epsilon,dp_delta,bound,neighboring_relation,noise_std,test_accuracy"
+    sites = [
+        f"{case},{seed},{site},90,{epsilon},1e-05,proven,zero_out,0.25,{0.9 + 0.02 * seed}"
+        for case in cases
+        for seed, epsilons in enumerate(((1.0, 2.0004), (1.5, 1.0)))
+        for site, epsilon in zip(("Oslo", "Lund"), epsilons, strict=True)
+    ]
+    (folder / "sites.csv").write_text("\n".join([head, *sites]))
     changed = {case: {"step_size": 0.1 * number, "seeds": [0, 1]} for number, case in enumerate(cases, start=1)}
     config = {"step_size": 0.5, "nodes": 2, "dataset": "digits", "cases": changed, "settled": {}}
     environment = {"jax": "1.2.3"}
@@ -86,7 +92,8 @@ def test_a_page_says_what_the_files_say(tmp_path):
         assert text in page, text
     assert len(loaded) == 1  # budgets.png; the page draws the curves itself
     assert page.count("<svg") >= 3  # accuracy against rounds, bits and epsilon
-    assert re.findall(r"<td>(\d)</td><td>([\d.]+)</td>", page) == [("0", "1.5"), ("1", "2.001")]  # largest over seeds
+    for site, epsilon in (("Oslo", "1.5"), ("Lund", "2.001")):  # the largest over seeds
+        assert f"<td>{site}</td><td>90</td><td>{epsilon}</td><td>0.25</td><td>91.0 %</td>" in page
 
 
 def test_what_all_statements_rest_on_stands_once(tmp_path):
@@ -107,6 +114,17 @@ def test_cases_of_several_runs_stand_beside_each_other(tmp_path):
     assert "second: &lt;A&gt;" in page
     assert "<A>" not in page
     assert "first: A" in page
+
+
+def test_the_command_writes_the_page_or_says_in_one_sentence_why_not(tmp_path, capsys):
+    run, page = str(_run(tmp_path)), tmp_path / "page.html"
+    assert command.main(["report", run, "--out", str(page)]) == 0
+    assert capsys.readouterr().out == f"{page}\n"
+    for wrong, named in ((["report", str(tmp_path)], "RUN"), (["report", run, "--out", f"{page}/a.html"], "--out")):
+        assert command.main(wrong) == 2
+        message = capsys.readouterr().err
+        assert message.startswith(f"error: {named}: ")
+        assert message.count("\n") == 1
 
 
 @pytest.mark.parametrize("runs", [[], ["missing"]], ids=["none", "no run"])

@@ -234,7 +234,7 @@ def _winner(request: Request, summary: Mapping[str, Any], metrics: Sequence[str]
         words += ["--seeds", *map(str, row.seeds)]
     command = f"{request.experiment.command} {shlex.join(words)}"
     value = format_spread(metric, summary["cases"][best].get(metric))
-    told = f"Best of {len(summary['cases'])} by {metric.replace('_', ' ')}: {best} ({value}), to be had by"
+    told = f"Best of {len(rows)} by {metric.replace('_', ' ')}: {best} ({value}), to be had by"
     return f"{told}\n  {command}\nNo ε covers the choice among cases, which looks at their test results."
 
 

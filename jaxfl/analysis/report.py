@@ -266,7 +266,8 @@ def _curves(shown: Sequence[Shown]) -> str:
     for cost in ("bits", "seconds", "joules"):
         if panels and any(_last(one, X_AXES[cost].totals[0]) for one in shown):
             figures.append(_panel(shown, panels[0], cost))
-    if panels and sum(_stated(one) is not None for one in shown) > 1:
+    epsilons = [stated["dp_epsilon"] for one in shown if (stated := _stated(one)) is not None]
+    if panels and epsilons and max(epsilons) > 1.01 * min(epsilons):
         figures.append(_against_epsilon(shown, panels[0]))
     note = '<p class="note">Line: mean over seeds; band or bar: smallest to largest seed.</p>'
     return f'<div class="panels">{"".join(figures)}</div>{note}' if figures else ""
@@ -344,7 +345,8 @@ def _statements(shown: Sequence[Shown]) -> str:
             for each in one.row.get("privacy", [])
         )
         if items:
-            parts.append(f"<details{' open' if len(shown) <= 4 else ''}><summary>{_text(one.label)}</summary>")
+            first = statement_text(one.row["privacy"][0])
+            parts.append(f"<details><summary><b>{_text(one.label)}</b>: {_text(first)}</summary>")
             parts.append(f"<ul>{items}</ul></details>")
     shared = f"<details><summary>All of them rest on this</summary>{_list(common)}</details>" if common else ""
     return "".join(parts) + shared

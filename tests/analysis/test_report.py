@@ -32,7 +32,10 @@ def _run(folder, cases=("A", "B"), name="run"):
     ]
     (folder / "passes" / "0" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     row = {"status": ["finished"] * 2, "test_accuracy": {"mean": 0.91, "std": 0.014, "per_seed": [0.9, 0.92]}}
-    stated = {case: [STATED | {"assumptions": STATED["assumptions"][: 1 + (case == "B")]}] for case in cases}
+    stated = {
+        case: [STATED | {"dp_epsilon": 2.0004 + number, "assumptions": STATED["assumptions"][: 1 + (case == "B")]}]
+        for number, case in enumerate(cases)
+    }
     rows = {case: row | {"privacy": stated[case]} for case in cases}
     (folder / "summary.json").write_text(json.dumps({"cases": rows}))
     head = "case,seed,site,samples,dp_epsilon,dp_delta,bound,neighboring_relation,noise_std,test_accuracy"
@@ -91,7 +94,7 @@ def test_a_page_says_what_the_files_say(tmp_path):
     ):
         assert text in page, text
     assert len(loaded) == 1  # budgets.png; the page draws the curves itself
-    assert page.count("<svg") >= 3  # accuracy against rounds, bits and epsilon
+    assert page.count('<figure role="img"') == 3  # accuracy against rounds, bits and epsilon
     for site, epsilon in (("Oslo", "1.5"), ("Lund", "2.001")):  # the largest over seeds
         assert f"<td>{site}</td><td>90</td><td>{epsilon}</td><td>0.25</td><td>91.0 %</td>" in page
 

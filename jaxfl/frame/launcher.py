@@ -173,7 +173,7 @@ class _Crew:
         progress: ProgressReport,
     ):
         self._work, self._passes, self._launch = work, passes, launch
-        self._rounds, self._progress, self._looked = rounds, progress, 0.0
+        self._rounds, self._progress, self._looked, self._is_starting = rounds, progress, 0.0, True
         self._executor = launch.executor(folder, f"jaxfl-{folder.parent.name}")
         self._free = launch.gpu_numbers()
         self._running: dict[int, tuple[Any, list[int]]] = {}  # pass -> its job, and the GPUs that it was given
@@ -188,7 +188,6 @@ class _Crew:
         self._done = self._rounds_done()
         self._progress.begin("jobs", sum(map(sum, self._rounds)))
         self._progress.skip(self._done)
-        self._progress.compiled()
         failed: dict[int, Ending] = {}
         try:
             while waiting or self._running:
@@ -217,6 +216,10 @@ class _Crew:
         self._looked, done = time.perf_counter(), self._rounds_done()
         ended = sum(len(self._passes[number].lanes) for number in self._ended)
         self._progress.note(f"{ended} of {sum(map(len, self._rounds))} runs ended")
+        if self._is_starting and done > self._done:  # the first rounds took the start and the compiling, too
+            self._progress.skip(done - self._done)
+            self._progress.compiled()
+            self._is_starting, self._done = False, done
         self._progress.advance(done - self._done)  # a job that was killed goes back to its checkpoint
         self._done = done
 

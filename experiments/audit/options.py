@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from typing import ClassVar, Literal
 
 from jaxfl import models
 from jaxfl.core import ArgumentError, FederatedData, Task, check
-from jaxfl.data import Dataset, federate
+from jaxfl.data import federate
 from jaxfl.data.partition import iid
 from jaxfl.frame import Data, unsaved
 from jaxfl.privacy.audit_mechanism import Mechanism
@@ -34,11 +33,6 @@ class Samples(Data):
     canary_strength: float = 4.0
     """Norm of a canary's gradient before clipping (of DP-FedAvg, of its update), in multiples of clip_norm; at least
     1."""
-
-    @functools.lru_cache(maxsize=8)
-    def load(self) -> Dataset:
-        """The data set; the same arrays in every call, and for all numbers of canaries."""
-        return Data(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Data)}).load()
 
 
 @dataclasses.dataclass(frozen=True)

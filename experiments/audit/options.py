@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from jaxfl import models
 from jaxfl.core import ArgumentError, FederatedData, Task, check
-from jaxfl.data import Dataset, federate
+from jaxfl.data import federate
 from jaxfl.data.partition import iid
 from jaxfl.frame import Data, unsaved
 from jaxfl.privacy.audit_mechanism import Mechanism
@@ -33,10 +33,6 @@ class Samples(Data):
     canary_strength: float = 4.0
     """Norm of a canary's gradient before clipping (of DP-FedAvg, of its update), in multiples of clip_norm; at least
     1."""
-
-    def load(self) -> Dataset:
-        """The data set; the same arrays in every call."""
-        return Data(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Data)}).load()
 
 
 @dataclasses.dataclass(frozen=True)

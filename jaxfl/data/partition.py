@@ -233,7 +233,7 @@ def few_classes(labels: Any, num_nodes: int, classes_per_node: int, seed: int) -
     generator = _generator(seed, _Stream.CLASSES)
     nodes: list[list[int]] = [[] for _ in classes]
     for node in generator.permutation(num_nodes).tolist():
-        order = np.lexsort((generator.random(len(classes)), [len(of_class) for of_class in nodes]))
+        order = np.lexsort((generator.random(len(classes)), np.array([len(of_class) for of_class in nodes])))
         for number in order[:classes_per_node]:
             nodes[number].append(node)
     pieces: list[list[np.ndarray]] = [[] for _ in range(num_nodes)]

@@ -111,6 +111,7 @@ def test_own_scores_are_each_models_on_its_own_samples(node_loop):
     task, held = squares(node_loop), uneven()
     params = jnp.asarray([[1.0, 2.0], [3.0, -1.0], [0.5, 0.0]])
     measure = own_scores(task, lambda seed: held._replace(sizes=held.sizes - seed))
+    assert measure.data is not None
     for seed in (0, 1):
         found = jax.jit(measure.compute)(params, measure.prepare(jax.random.key(seed), measure.data(seed)))
         losses = []

@@ -164,25 +164,23 @@ def gradient_tracking(
         found = "got neither" if schedule is None else "got batch_size, too" if batch_size else "got no clip_norm"
         remedy = "Pass step_size=0.1 for a run without noise; clip_norm=None clips nothing."
         raise ArgumentError("schedule", "must be given with a clip norm, or a step size in its place", found, remedy)
-    schedule = copied(schedule)
+    plan: TrackingSchedule = copied(schedule)
     # R and C: along R nodes pull states from their in-neighbors, along C they push trackers to their out-neighbors.
     pull, push = _as_matrices(state_weights, tracker_weights, names)
     num_nodes = len(pull)
-    check_steps(
-        state_mixing=schedule.state_mixing, tracker_mixing=schedule.tracker_mixing, step_size=schedule.step_size
-    )
+    check_steps(state_mixing=plan.state_mixing, tracker_mixing=plan.tracker_mixing, step_size=plan.step_size)
     check_noise_scales(
         num_nodes,
-        state_noise_scale=schedule.state_noise_scale,
-        tracker_noise_scale=schedule.tracker_noise_scale,
+        state_noise_scale=plan.state_noise_scale,
+        tracker_noise_scale=plan.tracker_noise_scale,
     )
     check.one_of(tuple(NOISE), distribution=distribution)
     check.one_of(("broadcast", "state"), gradient_at=gradient_at)
     links = changing(links)
-    _check_links(links, schedule)
+    _check_links(links, plan)
     mechanism, clip_order = NOISE[distribution]
     unit_noise = mechanism(1.0)
-    estimator = mini_batch(sampler=fixed(schedule.num_samples), clip_norm=clip_norm, clip_order=clip_order)
+    estimator = mini_batch(sampler=fixed(plan.num_samples), clip_norm=clip_norm, clip_order=clip_order)
     bits = 32.0 if links is None else links.bits
     num_receivers = sum((weights - np.diag(np.diag(weights)) > 0).sum(axis=0) for weights in (pull, push))
     num_senders = sum((weights - np.diag(np.diag(weights)) > 0).sum(axis=1) for weights in (pull, push))
@@ -207,7 +205,7 @@ def gradient_tracking(
         check_num_nodes(num_nodes, data, names)
         check_sample_losses(task)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), num_nodes)
-        noisy = jax.tree.map(jnp.add, params, scaled(schedule.state_noise_scale, 0, unit(key, 0, params)))
+        noisy = jax.tree.map(jnp.add, params, scaled(plan.state_noise_scale, 0, unit(key, 0, params)))
         broadcast = send(noisy, None if links is None else links.draw_rounding(key, 0, num_nodes)).values
         at = point(params, broadcast)
         estimator_state = estimator.init(task, key, at, data)
@@ -227,15 +225,15 @@ def gradient_tracking(
         state_noise, tracker_noise = unit(key, k + 1, pair)
         return Draws(
             gradient=estimator.draw(key, k + 1, data),
-            state_noise=scaled(schedule.state_noise_scale, k + 1, state_noise),
-            tracker_noise=scaled(schedule.tracker_noise_scale, k, tracker_noise),
+            state_noise=scaled(plan.state_noise_scale, k + 1, state_noise),
+            tracker_noise=scaled(plan.tracker_noise_scale, k, tracker_noise),
             links=None if links is None else links.draw_between(key, k + 1, num_nodes),
         )
 
     def update(state, data, draws):
         k = state.round_index
-        alpha, beta = at_round(schedule.state_mixing, k), at_round(schedule.tracker_mixing, k)
-        gamma = at_round(schedule.step_size, k)
+        alpha, beta = at_round(plan.state_mixing, k), at_round(plan.tracker_mixing, k)
+        gamma = at_round(plan.step_size, k)
         arrived, state_rounding, tracker_rounding = None, None, None
         if links is not None:
             arrived, source = draws.links.arrived, draws.links.rounding

@@ -165,7 +165,7 @@ def from_flax(
 
     def apply(params, inputs):
         if modes is not None:
-            return modes.evaluate(*params, preprocess(inputs))
+            return modes.evaluate(params.params, params.model_state, preprocess(inputs))
         return nnx.merge(structure, nnx.State(params))(preprocess(inputs))
 
     def losses(params, inputs, labels):

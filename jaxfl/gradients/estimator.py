@@ -13,7 +13,6 @@ from jaxfl.core import (
     Array,
     FederatedData,
     Info,
-    Key,
     Purpose,
     PyTree,
     Task,
@@ -53,7 +52,7 @@ class GradientEstimator(NamedTuple):
     estimate: Callable[[Task, PyTree, Any, FederatedData, Any, Array], tuple[PyTree, Any, Info]]
     refresh: Callable[[Task, PyTree, Any, FederatedData, Array], Any] | None = None
 
-    def draw_for(self, task: Task, key: Key, round_index: Array, data: FederatedData) -> Any:
+    def draw_for(self, task: Task, key: Array, round_index: Array, data: FederatedData) -> Any:
         """`draw`, as `KeyedDraws` for a task with batch statistics or dropout."""
         draws = self.draw(key, round_index, data)
         if task.train_loss is None:

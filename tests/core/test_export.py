@@ -11,7 +11,6 @@ import jaxfl
 from jaxfl import gradients, graphs
 from jaxfl.core.types import NodeNames
 
-pytest.importorskip("flatbuffers")
 ADAM = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1))
 CLIENTS = jaxfl.local_steps(2, batch_size=2, optimizer=optax.sgd(0.1))
 LEARNERS = {

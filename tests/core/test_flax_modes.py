@@ -37,6 +37,12 @@ TASK = jaxfl.from_flax(Network)
 DROPOUT = jaxfl.from_flax(functools.partial(Network, rate=0.5))
 
 
+def train(task, *arguments):
+    """(losses, statistics) of the task in training."""
+    assert task.train_loss is not None
+    return task.train_loss(*arguments)
+
+
 def start(task, seed=0):
     """Parameters, and statistics away from their start."""
     state = jax.tree.map(lambda leaf: jnp.asarray(RNG.uniform(0.5, 1, leaf.shape), jnp.float32), task.init_state())
@@ -61,7 +67,7 @@ def test_training_is_flaxs_on_the_samples_that_count_in_values_gradient_and_stat
     kept, weights = np.array([0, 2, 3, 6]), jnp.zeros(7).at[jnp.array([0, 2, 3, 6])].set(1.0)
 
     def ours(params):
-        losses, new = TASK.train_loss(params, state, inputs, labels, weights, KEY)
+        losses, new = train(TASK, params, state, inputs, labels, weights, KEY)
         return losses @ weights, (losses[kept], new)
 
     def theirs(params):
@@ -77,7 +83,7 @@ def test_training_is_flaxs_on_the_samples_that_count_in_values_gradient_and_stat
 
 def test_a_batch_of_padding_alone_leaves_statistics_as_they_are_and_calibration_takes_the_batch_alone():
     (params, state), (inputs, labels) = start(TASK), samples(4)
-    losses, new = TASK.train_loss(params, state, inputs, labels, jnp.zeros(4), KEY)
+    losses, new = train(TASK, params, state, inputs, labels, jnp.zeros(4), KEY)
     assert np.isfinite(losses).all()
     jax.tree.map(np.testing.assert_array_equal, new, state)
     found = calibrated_state(TASK, params, inputs[None], labels[None], jnp.ones((1, 4)), KEY)
@@ -89,7 +95,7 @@ def test_dropout_takes_a_key_for_each_layer_while_it_trains_and_none_while_it_ev
     (params, state), (inputs, labels) = start(DROPOUT), samples(400)
 
     def losses(key):
-        return DROPOUT.train_loss(params, state, inputs, labels, jnp.ones(400), key)[0]
+        return train(DROPOUT, params, state, inputs, labels, jnp.ones(400), key)[0]
 
     assert not np.array_equal(losses(KEY), losses(jax.random.key(4)))
     variables = Variables(params, state)
@@ -97,7 +103,7 @@ def test_dropout_takes_a_key_for_each_layer_while_it_trains_and_none_while_it_ev
     # Both layers keep a number with chance 1/4, as one mask alone would not: then a row is the bias with chance 1/2^8.
     logits = []
     task = jaxfl.from_flax(functools.partial(Network, rate=0.5), loss=lambda out, _: (logits.append(out), out[:, 0])[1])
-    task.train_loss(params, state, inputs, labels, jnp.ones(400), KEY)
+    train(task, params, state, inputs, labels, jnp.ones(400), KEY)
     empty = np.all(np.isclose(logits[0], params["last"]["bias"], atol=1e-6), axis=1).mean()
     assert abs(empty - 0.75**8) < 5 * np.sqrt(0.75**8 * 0.9 / 400)
 
@@ -115,7 +121,7 @@ def test_nodes_keep_statistics_of_their_own_and_draw_keys_of_their_own(construct
 
         def loss(w, state, node, rows=rows, keys=keys):
             samples = data.inputs[rows[node]], data.labels[rows[node]]
-            losses, new = task.train_loss({"w": w}, state, *samples, jnp.ones(4), keys[node])
+            losses, new = train(task, {"w": w}, state, *samples, jnp.ones(4), keys[node])
             return losses.mean(), new
 
         slopes, statistics = [], []

@@ -18,7 +18,7 @@ from jaxfl.training.final_params import final_path, write_params
 RNG = np.random.default_rng(0)
 
 
-def rows(*shape, nodes=3, dtype=np.float32):
+def rows(*shape, nodes=3, dtype: type = np.float32):
     return RNG.normal(size=(nodes, *shape)).astype(dtype)
 
 

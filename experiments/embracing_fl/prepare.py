@@ -98,8 +98,8 @@ def _description(rows: Mapping[str, Row]) -> list[str]:
         f"{steps.rounds} rounds of {steps.local_steps} steps with batches of {steps.batch_size}, step size "
         f"{steps.step_size:g}{decay}, momentum {steps.momentum:g}, weight decay {steps.weight_decay:g}, seeds "
         f"{' '.join(map(str, seeds))}",
-        "A case is a row of the paper's Table 3: how many clients are strong (they train the whole model), moderate and "
-        "weak (they train its output side, or a narrow model).",
+        "A case is a row of the paper's Table 3: how many clients are strong (they train the whole model), moderate "
+        "and weak (they train its output side, or a narrow model).",
     ]
 
 

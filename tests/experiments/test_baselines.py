@@ -18,6 +18,7 @@ from jaxfl import graphs
 from jaxfl.core.tree import replicate
 from jaxfl.frame import flat
 from jaxfl.frame.command_line import parse
+from jaxfl.training.run_directory import slug
 
 
 @pytest.mark.parametrize(
@@ -71,11 +72,14 @@ def test_each_runs_with_its_statements(name, tmp_path, monkeypatch):
     for option in ("noise_std", "constants"):  # calibrated, and of ALI-DPFL alone
         changes.pop(option, None)
     arguments = [*words(changes), "--seeds", "0", "--baselines", *labels, "--out", str(tmp_path / "run")]
+    arguments += ["--track", "tensorboard", "--profile"]
     with contextlib.redirect_stdout(io.StringIO()):
         assert run(name, *arguments) == 0
     cases = json.loads((tmp_path / "run" / "summary.json").read_text())["cases"]
     (source,) = (row for case, row in cases.items() if case not in labels)
     assert {*cases} >= {*labels}
+    assert {path.name for path in (tmp_path / "run" / "tensorboard").iterdir()} == {f"{slug(c)}-seed-0" for c in cases}
+    assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
     for label in labels:
         epsilons = [each["dp_epsilon"] for each in cases[label]["privacy"]]
         if label == "alone" and name != "dp_gradient_tracking":  # without trackers less is sent
@@ -102,7 +106,7 @@ def test_on_the_isolated_graph_a_node_learns_as_if_there_were_no_other(learner):
         state = algorithm.init(key, part)
         for _ in range(3):
             state, info = jax.jit(algorithm.round)(key, state, part)
-        assert not info.bits_sent.any()
+            assert not info.bits_sent.any()
         params.append(jax.tree.map(lambda leaf: leaf[0], algorithm.node_params(state)))
     for alone, among in zip(*map(jax.tree.leaves, params), strict=True):
         np.testing.assert_allclose(alone, among, rtol=1e-5, atol=1e-6)

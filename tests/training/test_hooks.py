@@ -114,7 +114,7 @@ def events(folder):
         content = path.read_bytes()
         while content:
             (length,) = struct.unpack("<Q", content[:8])
-            yield event_pb2.Event.FromString(content[12 : 12 + length])
+            yield event_pb2.Event.FromString(content[12 : 12 + length])  # pyright: ignore
             content = content[16 + length :]
 
 

@@ -70,7 +70,7 @@ jaxfl/privacy/mechanisms.py: noise_scale, jax.random.laplace, laplace => noise_s
 [tests/privacy/gossip/test_sensitivity.py]
 jaxfl/privacy/gossip/proven.py: abs(share - 1 / release.num_entries) => share
 [tests/privacy/test_small_delta.py tests/privacy/tracking/test_laplace_at_delta.py]
-jaxfl/privacy/concentrated.py: math.log(dp_delta * alpha) / excess => math.log(dp_delta) / excess
+jaxfl/privacy/concentrated.py: np.log(dp_delta * alpha) / excess => np.log(dp_delta) / excess
 [tests/privacy/gossip/test_published.py]
 jaxfl/privacy/gossip/compared.py: dp_delta / (num_rounds * sampling_rate) => dp_delta / num_rounds
 [tests/privacy/tracking/test_tracking_sensitivity.py]

@@ -38,6 +38,7 @@ def calibrated(config: Configuration, sizes: Sequence[int]) -> Configuration:
     if not config.has_budget:
         return config
     unit, target = lay(config, {"noise_gain": 1.0}), noise.target_epsilon
+    unit.settled().algorithm()  # refuses weights that are none
     statements, release, settings = _accounting(unit, sizes)
     run = (statements, noise.bound, unit.schedule(), config.num_rounds, release)
     gain = tracking.least_noise(*run, target_epsilon=target, **settings)

@@ -52,18 +52,22 @@ def concentrated_epsilon(rho: float | np.ndarray, dp_delta: float, probabilities
     check.non_negative(rho=rho)
     check.open_unit(dp_delta=dp_delta)
     rhos = np.atleast_1d(np.asarray(rho, float))
-    weights = np.ones(1) if probabilities is None else probabilities
     if not rhos.any():
         return 0.0
+    with np.errstate(divide="ignore"):  # a probability of 0 counts for nothing
+        logs = np.zeros(1) if probabilities is None else np.log(probabilities)
 
-    def bound(log_excess: float) -> float:  # log(alpha - 1)
-        excess = math.exp(log_excess)
+    def bound(log_excess: Any) -> np.ndarray:  # log(alpha - 1), () or (g,)
+        excess = np.exp(log_excess)
         alpha = 1 + excess
-        divergence = float(np.asarray(scipy.special.logsumexp(excess * alpha * rhos, b=weights))) / excess
-        return divergence + log_excess - math.log(alpha) - math.log(dp_delta * alpha) / excess
+        # By hand: scipy.special.logsumexp takes 0.2 ms a call.
+        terms = np.multiply.outer(excess * alpha, rhos) + logs
+        top = terms.max(axis=-1)
+        divergence = (top + np.log(np.exp(terms - top[..., None]).sum(axis=-1))) / excess
+        return divergence + log_excess - np.log(alpha) - np.log(dp_delta * alpha) / excess
 
     guess = 0.5 * math.log(math.log(1 / dp_delta) / rhos.max())  # of the simpler conversion
     grid = guess + np.linspace(-6, 8, 57)
-    start = grid[int(np.argmin([bound(x) for x in grid]))]
+    start = grid[int(np.argmin(bound(grid)))]
     refined: Any = scipy.optimize.minimize_scalar(bound, bounds=(start - 0.25, start + 0.25), method="bounded")
     return max(0.0, float(refined.fun)) * (1 + 1e-12)

@@ -37,7 +37,7 @@ def installed(tmp_path_factory):
 
 
 def run(words, installed, folder):
-    """What `python WORDS` prints and what it complains of, in a folder, with the wheel and what it depends on."""
+    """Output and errors of `python WORDS`, in a folder, with the wheel and what it depends on."""
     # No site-packages of its own: where the tests run, an editable install makes this checkout importable.
     dependencies = [path for path in sys.path if "site-packages" in path]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(installed[0]), *dependencies])}

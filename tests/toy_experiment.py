@@ -20,41 +20,41 @@ SHAPES = Choice(
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
-    """What is drawn."""
+    """The drawing."""
 
     COUNTS: ClassVar = (SHAPES.counts,)
     dataset: str = "digits"
-    """Where it comes
-    from."""
+    """Source of
+    the data."""
     shape: Literal["circle", "square", "star"] = "circle"
     """Which."""
     radius: float = 1.0
     """Radius of a circle."""
     side: float | None = None
-    """Of a square, which needs it, and of a star."""
+    """Side of a square, which needs it, and of a star."""
     corners: int | None = None
-    """Of a star."""
+    """Corners of a star."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Learning:
-    """How it is learned."""
+    """The learning."""
 
     COUNTS: ClassVar = ({"strict": lambda options: options["budget"] != float("inf")},)
     rounds: int = 10
-    """How long."""
+    """Number of rounds."""
     step_size: float | Literal["theory"] = traced(0.5)
-    """How fast."""
+    """Step size."""
     clip_norm: float | None = traced(None)
     """Clip norm."""
     budget: float = stated(float("inf"))
     """Budget."""
     strict: bool = stated(True)
-    """Whether the budget counts."""
+    """True if the budget counts."""
     widths: tuple[int, ...] = (8,)
-    """Of what."""
+    """Widths of layers."""
     title: str = "toy"
-    """Called what."""
+    """Title of the picture."""
     fast: bool = False
     """Or slow."""
 

@@ -69,7 +69,7 @@ def class_costs(config: Configuration, problem: Problem) -> list[ClassCost]:
 def average_capacity(costs: Sequence[ClassCost]) -> float:
     """Mean over clients of capacities with two digits: the paper's column "Avg. Capacity".
 
-    Example:
+    Examples:
         >>> rows = ("strong", 16, 1.0), ("weak", 112, 0.15570)
         >>> two_digits(average_capacity([ClassCost(*row, 0, 0, RoundSeconds(0, 0, 0, 0)) for row in rows]))
         '0.27'

@@ -76,7 +76,7 @@ def counts_of(method: str, strong: int, moderate: int, weak: int) -> tuple[int, 
 def shared_out(num_active: int, counts: tuple[int, ...]) -> tuple[int, ...]:
     """Active clients of each class, by largest remainders.
 
-    Example:
+    Examples:
         >>> shared_out(5, (2, 4, 10))  # of 0.625, 1.25 and 3.125
         (1, 1, 3)
     """
@@ -89,7 +89,7 @@ def shared_out(num_active: int, counts: tuple[int, ...]) -> tuple[int, ...]:
 def label_of(case: int | None, counts: tuple[int, ...], joint: str = " ") -> str:
     """The participants in words.
 
-    Example:
+    Examples:
         >>> label_of(7, (4, 0, 28)), label_of(None, (4, 0, 28))
         ('case 7', '4 strong 28 weak')
     """

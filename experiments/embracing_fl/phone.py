@@ -114,7 +114,7 @@ def round_seconds(
         - Table 8: EmbracingFL is slower forward and faster backward than width reduction at equal capacity.
         - a model that does not fit is refused.
 
-    Example:
+    Examples:
         >>> from jaxfl.channel import count
         >>> from jaxfl.models import resnet20
         >>> weak = partial_work(count(resnet20(), (32, 32, 3)), ("block_2_1", "block_3_1"))

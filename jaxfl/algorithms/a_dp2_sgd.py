@@ -116,7 +116,7 @@ def a_dp2_sgd(
         - one node without delay, noise and clipping gives stochastic gradient descent.
         - no copy of all nodes in an event: its work is that of the two nodes (compiled by jaxlib from 0.10.2 on).
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp, numpy as np, jaxfl
         >>> task = jaxfl.from_functions(lambda key: jnp.zeros(2), lambda w, x, y: (x @ w - y) ** 2)
         >>> data = jaxfl.federate(np.eye(4, 2, dtype="float32"), np.ones(4, "float32"), [[0, 1], [2, 3]])

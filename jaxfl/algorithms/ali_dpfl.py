@@ -129,7 +129,7 @@ def ali_dpfl(
         - a new tau is no reason to compile anew.
         - without noise, one step a round is fed_avg.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp, numpy as np, optax, jaxfl
         >>> task = jaxfl.from_functions(lambda key: jnp.zeros(2), lambda w, x, y: (x @ w - y) ** 2)
         >>> x = np.random.default_rng(0).normal(size=(40, 2)).astype("float32")
@@ -288,7 +288,7 @@ def iteration_gap(max_steps: int, *, beta: Array, spread: Array, step_size: Arra
     Guarantees:
         - h(0) and h(1) are 0, and for beta 0 all are.
 
-    Example:
+    Examples:
         >>> one = jnp.float32(1.0)
         >>> iteration_gap(3, beta=one, spread=one, step_size=0.5 * one).tolist()  # 1.5^t - 1 - 0.5 t
         [0.0, 0.0, 0.25, 0.875]

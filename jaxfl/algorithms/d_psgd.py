@@ -112,7 +112,7 @@ def d_psgd(
         - links that lose and round nothing change no bit.
         - no noise, no clipping and one node give stochastic gradient descent.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp, numpy as np, jaxfl
         >>> task = jaxfl.from_functions(lambda key: jnp.zeros(2), lambda w, x, y: (x @ w - y) ** 2)
         >>> data = jaxfl.federate(np.eye(4, 2, dtype="float32"), np.ones(4, "float32"), [[0, 1], [2, 3]])
@@ -196,7 +196,7 @@ def dp2_sgd(
     Guarantees:
         - the same rounds as d_psgd with the same arguments.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp, numpy as np, jaxfl
         >>> task = jaxfl.from_functions(lambda key: jnp.zeros(2), lambda w, x, y: (x @ w - y) ** 2)
         >>> dp2_sgd(task, graph=jaxfl.graphs.exponential(4), step_size=0.1, noise=jaxfl.gaussian(1.0))

@@ -147,7 +147,7 @@ def dzofl(
           new ones come. With several directions, or Gaussian ones, what x moves by is held once more, to be measured.
         - padding never contributes.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp, numpy as np, jaxfl
         >>> task = jaxfl.from_functions(lambda key: jnp.zeros(2), lambda w, x, y: (x @ w - y) ** 2)
         >>> data = jaxfl.federate(np.eye(4, 2, dtype="float32"), np.ones(4, "float32"), [[0, 1], [2, 3]])
@@ -256,7 +256,7 @@ def decaying_schedules(
     Raises:
         ArgumentError: a number that is not positive, or exponents that break a condition.
 
-    Example:
+    Examples:
         >>> step_size, smoothing = decaying_schedules(2.0, 0.1, step_exponent=0.5, smoothing_exponent=0.25)
         >>> [round(float(schedule(jnp.int32(15))), 6) for schedule in (step_size, smoothing)]
         [0.5, 0.05]

@@ -153,7 +153,7 @@ def embracing(
         "running" statistics and clients that run one after the other on a CPU; else all tau * b are. An accelerator
         computes for the slots of a class that are empty in a round, too.
 
-    Example:
+    Examples:
         >>> import optax, jaxfl
         >>> from jaxfl.algorithms import output_side
         >>> from jaxfl.models import classification, mlp

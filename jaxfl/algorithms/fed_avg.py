@@ -104,7 +104,7 @@ def fed_avg(
         - over links the new model is the mean over clients that arrive; where none does the server's state stays.
         - links that lose and round nothing change no bit.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp, numpy as np, optax, jaxfl
         >>> task = jaxfl.from_functions(lambda key: jnp.zeros(2), lambda w, x, y: (x @ w - y) ** 2)
         >>> data = jaxfl.federate(np.eye(4, 2, dtype="float32"), np.ones(4, "float32"), [[0], [1, 2, 3]])

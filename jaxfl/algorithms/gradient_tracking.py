@@ -136,7 +136,7 @@ def gradient_tracking(
         - without noise the error on a strongly convex problem falls geometrically.
         - noise is NaN behind the end of the schedule.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp, numpy as np, jaxfl
         >>> from jaxfl.privacy.tracking import exponential_schedule
         >>> task = jaxfl.from_functions(lambda key: jnp.zeros(2), lambda w, x, y: (x @ w - y) ** 2)

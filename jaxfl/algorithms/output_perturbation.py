@@ -94,7 +94,7 @@ def output_perturbation(
         - sum_i D_i S_i x_i is preserved by the averaging on every graph.
         - noise is NaN behind the end of the schedule.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp, numpy as np, jaxfl
         >>> from jaxfl.privacy.tracking import exponential_schedule
         >>> task = jaxfl.from_functions(lambda key: jnp.zeros(2), lambda w, x, y: (x @ w - y) ** 2)

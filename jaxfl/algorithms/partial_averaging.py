@@ -108,7 +108,7 @@ def partial_averaging(
         - with nothing synchronized, nodes do not depend on each other.
         - padding never contributes.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp, numpy as np, optax, jaxfl
         >>> from jaxfl.models import classification, mlp
         >>> task = classification(mlp((2, 4, 3)))

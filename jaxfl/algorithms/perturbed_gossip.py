@@ -118,7 +118,7 @@ def perturbed_gossip(
         - node mean moves by minus step_size times the mean gradient plus state_mixing times the mean perturbation.
         - noise is NaN behind the end of the schedule.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp, numpy as np, jaxfl
         >>> from jaxfl.channel import uniform_quantizer
         >>> from jaxfl.privacy.tracking import exponential_schedule

@@ -129,7 +129,7 @@ def push_sum(
         - on a doubly stochastic graph the weights stay 1 and the node mean follows the mean noisy gradient.
         - no noise, no clipping and one node give stochastic gradient descent.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp, numpy as np, jaxfl
         >>> task = jaxfl.from_functions(lambda key: jnp.zeros(2), lambda w, x, y: (x @ w - y) ** 2)
         >>> data = jaxfl.federate(np.eye(4, 2, dtype="float32"), np.ones(4, "float32"), [[0, 1], [2, 3]])
@@ -238,7 +238,7 @@ def released_gradients(
     Guarantees:
         - equals the gradient plus the noise of the round.
 
-    Example:
+    Examples:
         >>> import jaxfl
         >>> released_gradients(jaxfl.graphs.exponential(4), 0.1, None, None)
         Traceback (most recent call last):
@@ -274,7 +274,7 @@ def theory_step_size(num_nodes: int, num_rounds: int) -> float:
     Raises:
         ArgumentError: a count below 1.
 
-    Example:
+    Examples:
         >>> theory_step_size(4, 400)
         0.1
     """

@@ -135,7 +135,7 @@ def width_reduction(
         - a client's batches and widths do not depend on who else is active.
         - a client sends and receives its slice alone.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp, numpy as np, optax, jaxfl
         >>> def linear(features):
         ...     return jaxfl.from_functions(

@@ -128,7 +128,7 @@ def series(settings: Settings, *axes: str) -> dict[str, list[str]]:
 
     Iterations that go with one value of the axis alone (K chosen for each epsilon) are one line, too.
 
-    Example:
+    Examples:
         >>> rows = {"a": (1.0, 10), "b": (2.0, 40), "c": (1.0, 20), "d": (2.0, 20)}
         >>> settings = {k: {"method": "VR", "target_epsilon": e, "iterations": n} for k, (e, n) in rows.items()}
         >>> series(settings, "target_epsilon")

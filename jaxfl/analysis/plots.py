@@ -61,7 +61,7 @@ X_AXES = {
     "operations": XAxis("operations, all nodes", ("total_operations",)),
     "evaluations": XAxis("gradient and forward evaluations, all nodes", _EVALUATIONS),
 }
-"""What the curves of a run may be drawn against; a server's own bits are not among those sent."""
+"""Horizontal axes of the curves of a run; a server's own bits are not among those sent."""
 
 
 class Curve(NamedTuple):
@@ -253,7 +253,7 @@ def seeds_curve(lines: Sequence[Mapping[str, Any]], metric: str, totals: Sequenc
     Returns:
         The curve, empty where nothing was measured.
 
-    Example:
+    Examples:
         >>> lines = [{"seed": s, "round": r, "loss": s + 10.0 * r} for s in (0, 4) for r in (0, 1)]
         >>> curve = seeds_curve(lines, "loss")
         >>> curve.mean.tolist(), curve.low.tolist(), curve.high.tolist()

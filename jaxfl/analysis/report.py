@@ -289,7 +289,7 @@ def _panel(shown: Sequence[Shown], panel: Panel, x: str) -> str:
 
 
 def _against_epsilon(shown: Sequence[Shown], panel: Panel) -> str:
-    """Where each case with an epsilon ends."""
+    """Draw where each case with an epsilon ends."""
 
     def draw(axes: Axes) -> None:
         for number, one in enumerate(shown):

@@ -113,7 +113,7 @@ def estimate_constants(
         - more probes never give a smaller maximum.
         - padding never counts.
 
-    Example:
+    Examples:
         >>> import jaxfl
         >>> task = jaxfl.from_functions(
         ...     lambda key: jnp.zeros(2, jnp.float32), lambda w, x, y: jnp.sum((w[None] - x) ** 2, axis=1)

@@ -76,7 +76,7 @@ def svcca(first: Outputs, second: Outputs, num_directions: int = 4) -> Array:
         - rank deficient outputs give no NaN.
         - a measurement: its gradient is zero.
 
-    Example:
+    Examples:
         >>> outputs = jax.random.normal(jax.random.key(0), (50, 3))
         >>> turned = outputs @ jnp.array([[0.0, 2.0, 0.0], [-2.0, 0.0, 0.0], [0.0, 0.0, 2.0]]) + 5.0
         >>> round(float(svcca(outputs, turned, num_directions=2)), 5)
@@ -112,7 +112,7 @@ def svcca_of_pairs(activations: Outputs, num_directions: int = 4) -> Array:
     Guarantees:
         - equals `svcca` of each pair.
 
-    Example:
+    Examples:
         >>> outputs = jax.random.normal(jax.random.key(0), (3, 50, 6)).at[2].set(0.0)
         >>> similarity = svcca_of_pairs(outputs.at[1].set(-outputs[0]))
         >>> similarity.round(5).tolist()  # 0 with 1, 0 with 2, 1 with 2
@@ -142,7 +142,7 @@ def svcca_over_batches(batches: Iterable[Outputs], num_directions: int = 4) -> P
     Guarantees:
         - the mean over batches comes before the maximum over pairs.
 
-    Example:
+    Examples:
         >>> batches = jax.random.normal(jax.random.key(0), (2, 3, 50, 6))  # 2 batches, 3 models
         >>> similarity = svcca_over_batches(batches)
         >>> similarity.mean.shape, bool(similarity.maximum == similarity.mean.max())

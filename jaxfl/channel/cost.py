@@ -65,7 +65,7 @@ def count(
         - the counts of EmbracingFL's Tables 1 and 10, and of DZOFL's network.
         - the same on every platform.
 
-    Example:
+    Examples:
         >>> from jaxfl.models import mlp
         >>> layers = count(mlp((784, 32, 10)), (28, 28))
         >>> *layers, *layers["dense_1"]

@@ -120,7 +120,7 @@ def forward_energy(counts: Counts, model: EnergyModel) -> float:
     Raises:
         ArgumentError: a number out of range.
 
-    Example:
+    Examples:
         >>> ten = Counts(macs=10_560_000, other_operations=0, activations=250_420, parameters=45_362, inputs=784)
         >>> [round(1e6 * energy(ten, EnergyModel()), 5) for energy in (forward_energy, backward_energy)]  # DZOFL's
         [23.46685, 89.93295]
@@ -166,7 +166,7 @@ def node_work(layers: Mapping[str, Counts], trained_from: str | None = None) -> 
     Raises:
         ArgumentError: an unknown layer.
 
-    Example:
+    Examples:
         >>> from jaxfl.channel import count
         >>> from jaxfl.models import mlp
         >>> [counts.macs for counts in node_work(count(mlp((64, 32, 10)), (8, 8)), "dense_2")]
@@ -208,7 +208,7 @@ def ledger(
     Guarantees:
         - a gradient takes three times the operations of a forward evaluation, where the whole model is trained.
 
-    Example:
+    Examples:
         >>> from jaxfl.channel import count
         >>> from jaxfl.models import mlp
         >>> book = ledger(node_work(count(mlp((64, 10)), (8, 8))), batch_size=16)

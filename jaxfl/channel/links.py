@@ -201,7 +201,7 @@ def links(
         - every message arrives with its probability, independently of all others.
         - with symmetric, the message from j reaches i exactly where that from i reaches j.
 
-    Example:
+    Examples:
         >>> draws = links(0.5).draw_between(jax.random.key(0), 0, 3)
         >>> draws.arrived.astype(int).tolist()
         [[1, 0, 1], [0, 1, 1], [0, 1, 1]]

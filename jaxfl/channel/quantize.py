@@ -38,7 +38,7 @@ class Quantizer(NamedTuple):
         - in equal steps, the error is below a step and the variance at most step^2 / 4 a coordinate.
         - in equal steps, distributions of x and x' are at most |x - x'| / step apart, in total variation a coordinate.
 
-    Example:
+    Examples:
         >>> values, uniform = jnp.array([0.3, -0.7, 7.0]), jnp.array([0.59, 0.61, 0.9])
         >>> even, signs = uniform_quantizer(0.5, levels=4), ternary_quantizer(1.0)
         >>> for quantizer in (even, signs, dithered_quantizer(3, 1.5), float_quantizer(3, 2)):

@@ -69,7 +69,7 @@ def disc_positions(key: Key, num_nodes: int, radius_m: float | Array = RADIUS_M)
         - a node's place does not depend on the number of nodes.
         - squared distances are uniform on [0, radius^2], and directions uniform.
 
-    Example:
+    Examples:
         >>> positions = disc_positions(jax.random.key(0), 50)
         >>> positions.shape, bool((jnp.linalg.norm(positions, axis=1) <= 500).all())
         ((50, 2), True)
@@ -95,7 +95,7 @@ def mean_snr(distance_m: float | Array, radio: Radio) -> Array:
     Raises:
         ArgumentError: a number out of range.
 
-    Example:
+    Examples:
         >>> round(float(mean_snr(500.0, Radio())), 3)
         41.768
     """
@@ -109,7 +109,7 @@ def mean_snr(distance_m: float | Array, radio: Radio) -> Array:
 def noise_dbm(radio: Radio) -> Array:
     """Power of the noise in a device's bandwidth, dBm, shape ().
 
-    Example:
+    Examples:
         >>> round(float(noise_dbm(Radio())), 2)
         -109.99
     """
@@ -134,7 +134,7 @@ def success_probability(distance_m: float | Array, radio: Radio) -> Array:
         - the share of drawn fadings under which the channel carries the rate.
         - 1 at 0 m; less with distance and with rate, more with power.
 
-    Example:
+    Examples:
         >>> [round(float(success_probability(500.0, Radio(rate))), 5) for rate in (10e6, 4e6, 1e6, 128e3)]
         [0.47607, 0.93069, 0.99013, 0.99891]
     """
@@ -157,7 +157,7 @@ def mean_success(radio: Radio, radius_m: float | Array = RADIUS_M) -> Array:
     Guarantees:
         - the mean of `success_probability` over `disc_positions`.
 
-    Example:
+    Examples:
         >>> [round(float(mean_success(Radio(rate))), 3) for rate in (10e6, 4e6, 1e6)]
         [0.791, 0.976, 0.997]
     """
@@ -182,7 +182,7 @@ def airtime_seconds(bits: float | Array, success: float | Array, radio: Radio) -
     Raises:
         ArgumentError: a number out of range.
 
-    Example:
+    Examples:
         >>> radio, d = Radio(), 45_362
         >>> round(float(airtime_seconds(16 * d, 1.0, radio)), 5), round(float(airtime_seconds(16, 1.0, radio)), 6)
         (0.07258, 0.000125)
@@ -208,7 +208,7 @@ def transmit_joules(seconds: float | Array, radio: Radio) -> Array:
     Raises:
         ArgumentError: a number out of range.
 
-    Example:
+    Examples:
         >>> round(1e3 * float(transmit_joules(0.0725792, Radio())), 2)  # a model of 45,362 numbers of 16 bits: 14.48 mJ
         14.48
     """

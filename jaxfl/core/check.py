@@ -25,7 +25,7 @@ class ArgumentError(ValueError):
         found: the offending value, with its position where there is one.
         remedy: what the caller can do about it.
 
-    Example:
+    Examples:
         >>> str(ArgumentError("batch_size", "must be at least 1", "got 0", "Pass a positive integer."))
         'batch_size: must be at least 1; got 0. Pass a positive integer.'
     """
@@ -76,7 +76,7 @@ def _all(
 def in_float32(**arguments: Any) -> None:
     """Each value (scalar or array) but 0 is neither 0 nor infinite in float32; traced values and schedules pass.
 
-    Example:
+    Examples:
         >>> in_float32(noise_std=1e-46)
         Traceback (most recent call last):
         ...
@@ -95,7 +95,7 @@ def in_float32(**arguments: Any) -> None:
 def positive(**arguments: Any) -> None:
     """Each value (scalar or array) is finite and above zero; traced values and schedules pass.
 
-    Example:
+    Examples:
         >>> positive(step_size=0.1)
         >>> positive(step_size=-0.1)
         Traceback (most recent call last):
@@ -194,7 +194,7 @@ def per_node(num_nodes: int, **arguments: Any) -> None:
 def bytes_text(count: float) -> str:
     """A number of bytes for people, in powers of 1000.
 
-    Example:
+    Examples:
         >>> bytes_text(17_760_000)
         '17.8 MB'
     """

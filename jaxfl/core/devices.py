@@ -38,7 +38,7 @@ def num_shares(num_nodes: int) -> int:
     Guarantees:
         - one share without a mesh, inside a shard_map over the nodes, and where devices cannot share evenly.
 
-    Example:
+    Examples:
         >>> num_shares(8)
         1
         >>> with jax.set_mesh(node_mesh(1)):

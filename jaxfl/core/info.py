@@ -26,7 +26,7 @@ class Info(NamedTuple):
         measurements: name -> () or (n,), float32. Training writes their mean over rounds and nodes.
         counts: name -> () or (n,), int32. Training writes their sum.
 
-    Example:
+    Examples:
         >>> info = Info(jnp.float32(0.5)).plus(gradient_norm=jnp.ones(3), gradient_evaluations=jnp.array([1, 0, 2]))
         >>> info.gradient_norm.tolist(), list(info.counts), list(info.named())
         ([1.0, 1.0, 1.0], ['gradient_evaluations'], ['loss', 'gradient_norm', 'gradient_evaluations'])
@@ -101,7 +101,7 @@ def check_info(info: Info) -> None:
         FatalCount: a count that `must_be_zero` is not: samples without room in a batch, table rows that were not read
             ahead; beyond what `train` refuses, gradients or updates that were not finite and counted as zero.
 
-    Example:
+    Examples:
         >>> overflow = must_be_zero("batch_overflow")
         >>> check_info(Info(np.ones((2, 3))).plus({overflow: np.zeros((2, 3), np.int32)}))
         >>> check_info(Info(np.ones(3)).plus({overflow: np.array([0, 6, 0])}))

@@ -75,7 +75,7 @@ def digest(tree: PyTree) -> str:
     Raises:
         ArgumentError: an array is traced.
 
-    Example:
+    Examples:
         >>> digest(np.zeros(2)) == digest(jnp.zeros(2)), digest(np.zeros(2)) == digest(np.zeros((2, 1)))
         (False, False)
     """
@@ -110,7 +110,7 @@ def run_key(key: Array, settings: Mapping[str, Any], data: FederatedData | str) 
         - runs with different settings, or on different data, have independent batches and noise.
         - the order of settings does not matter.
 
-    Example:
+    Examples:
         >>> key = jax.random.key(0)
         >>> data = jnp.zeros(3)
         >>> first, second = run_key(key, {"noise_std": 0.1}, data), run_key(key, {"noise_std": 0.2}, data)
@@ -168,7 +168,7 @@ def node_keys(key: Array, num_nodes: int) -> Array:
     Guarantees:
         - node streams do not depend on the number of nodes.
 
-    Example:
+    Examples:
         >>> key = jax.random.key(0)
         >>> bool((node_keys(key, 3) == node_keys(key, 8)[:3]).all())
         True
@@ -191,7 +191,7 @@ def leaf_keys(key: Array, num_leaves: int) -> Array:
     Guarantees:
         - entry i is `leaf_key(key, i)`.
 
-    Example:
+    Examples:
         >>> key = jax.random.key(0)
         >>> bool((leaf_keys(key, 2)[1] == leaf_key(key, 1)).all())
         True

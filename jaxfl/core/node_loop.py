@@ -86,7 +86,7 @@ def update_over_nodes(fn: Callable[..., PyTree], node_loop: str = "vmap") -> Cal
         - equals over_nodes.
         - makes no copy of all nodes' values, on one device.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> update_over_nodes(lambda x, y: x + y, "map")(jnp.arange(3.0), jnp.ones(3)).tolist()
         [1.0, 2.0, 3.0]

@@ -22,7 +22,7 @@ _traced_for = jax.make_user_context(None)
 def platform() -> str:
     """The platform that programs are traced for: "cpu", "gpu", "tpu", or the name of another backend of JAX.
 
-    Example:
+    Examples:
         >>> with tracing_for("gpu"):
         ...     platform()
         'gpu'
@@ -50,7 +50,7 @@ def tracing_for(platform: str) -> AbstractContextManager[None]:
     Guarantees:
         - a function that was traced for another platform is traced anew.
 
-    Example:
+    Examples:
         >>> with tracing_for("tpu"):
         ...     is_cpu()
         False

@@ -93,7 +93,7 @@ def from_functions(
     Raises:
         ArgumentError: on use, a loss or a metric that is not one number a sample.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp
         >>> task = from_functions(lambda key: jnp.zeros(3), lambda w, x, y: (x @ w - y) ** 2)
         >>> task.loss(jnp.ones(3), jnp.ones((2, 3)), jnp.zeros(2)).tolist()
@@ -138,7 +138,7 @@ def from_flax(
         ArgumentError: a module with other state, whose attributes are named; on use, a loss or metric that is not one
             number a sample.
 
-    Example:
+    Examples:
         >>> import jax
         >>> from flax import nnx
         >>> task = from_flax(lambda rngs: nnx.Linear(4, 3, rngs=rngs))
@@ -291,7 +291,7 @@ def calibrated_state(task: Task, params: PyTree, inputs: Array, labels: Array, w
         - of one batch: the statistics with which the task trains on it.
         - padding never counts.
 
-    Example:
+    Examples:
         >>> from jaxfl.models import classification, sequential
         >>> from jaxfl.models.layers import batch_norm
         >>> task = classification(sequential([("norm", batch_norm(1, tracked=False))]))

@@ -40,7 +40,7 @@ def one_kernel(key: Array) -> Array:
         - the numbers are those of jax.random with the key itself.
         - no loop in the compiled program.
 
-    Example:
+    Examples:
         >>> key = jax.random.key(0)
         >>> bool((jax.random.normal(one_kernel(key), (5,)) == jax.random.normal(key, (5,))).all())
         True
@@ -61,7 +61,7 @@ def fold_in(key: Array, data: int | Array) -> Array:
     Guarantees:
         - the key is that of jax.random.fold_in.
 
-    Example:
+    Examples:
         >>> bool(fold_in(jax.random.key(0), 7) == jax.random.fold_in(jax.random.key(0), 7))
         True
     """

@@ -32,7 +32,7 @@ def canonical_form() -> AbstractContextManager[None]:
     Guarantees:
         - a function that was traced before is traced anew.
 
-    Example:
+    Examples:
         >>> with canonical_form():
         ...     print(is_canonical(), suits_cpu())
         True False

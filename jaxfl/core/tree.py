@@ -20,7 +20,7 @@ def number_type(tree: PyTree) -> np.dtype:
     Args:
         tree: arrays or shapes.
 
-    Example:
+    Examples:
         >>> number_type({"a": jnp.zeros(2, jnp.bfloat16), "b": jnp.zeros(2, jnp.int32)}).name
         'float32'
     """
@@ -31,7 +31,7 @@ def number_type(tree: PyTree) -> np.dtype:
 def copied(tree: PyTree) -> PyTree:
     """The tree with its NumPy arrays copied: who writes into one of them later changes nothing here.
 
-    Example:
+    Examples:
         >>> array = np.ones(2)
         >>> copy = copied(array)
         >>> array[:] = 0
@@ -44,7 +44,7 @@ def copied(tree: PyTree) -> PyTree:
 def descend(start: PyTree, step_size: Array, direction: PyTree) -> PyTree:
     """start - step_size * direction, leaf by leaf, in the type of the leaf; `step_size` is ().
 
-    Example:
+    Examples:
         >>> descend({"a": jnp.ones(2)}, jnp.float32(0.5), {"a": jnp.ones(2)})["a"].tolist()
         [0.5, 0.5]
     """
@@ -64,7 +64,7 @@ def scale(values: Array, tree: PyTree) -> PyTree:
 def weighted_sum(weights: Array, tree: PyTree) -> PyTree:
     """Sum over nodes of weight times part, leaves (*leaf); `weights` is (n,), rounded to the type of each leaf.
 
-    Example:
+    Examples:
         >>> weighted_sum(jnp.array([0.25, 0.75]), jnp.array([[4.0], [8.0]])).tolist()
         [7.0]
     """
@@ -98,7 +98,7 @@ def consensus_distance(tree: PyTree, factors: Array | None = None) -> Array:
 
     Where nodes lie over devices, sums of the nodes of a device travel, as large as one node's part.
 
-    Example:
+    Examples:
         >>> float(consensus_distance(jnp.array([[1.0], [3.0]])))
         1.0
         >>> float(consensus_distance(jnp.array([[1.0], [3.0]]), jnp.array([1.0, 2.0])))
@@ -150,7 +150,7 @@ def flattener(tree: PyTree) -> tuple[Callable[[PyTree], Array], Callable[[Array]
     Returns:
         (flatten, unflatten): flatten takes leaves (*leading, *leaf) to (*leading, d), unflatten back.
 
-    Example:
+    Examples:
         >>> flatten, unflatten = flattener({"a": jnp.zeros((2, 3)), "b": jnp.zeros(4)})
         >>> flatten({"a": jnp.ones((5, 2, 3)), "b": jnp.zeros((5, 4))}).shape
         (5, 10)

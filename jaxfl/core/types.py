@@ -150,7 +150,7 @@ class NodeNames:
 def node_text(node: int, names: Sequence[str] | None) -> str:
     """Number of a node for people, with its name where there are names.
 
-    Example:
+    Examples:
         >>> node_text(1, None), node_text(1, ("north", "south"))
         ('node 1', "node 1 ('south')")
     """

@@ -21,7 +21,7 @@ _STEP = 1 << 20
 def on_one_line(text: str) -> str:
     """Text from a file as part of a sentence: without line breaks and control characters, and cut where it is long.
 
-    Example:
+    Examples:
         >>> on_one_line("f01\\n\\x1b[2J")
         'f01??[2J'
     """
@@ -32,7 +32,7 @@ def on_one_line(text: str) -> str:
 def bad_file(path: Path, requirement: str, found: str, remedy: str) -> ArgumentError:
     """The error of one unusable file of `data_dir`, to be raised by the caller.
 
-    Example:
+    Examples:
         >>> print(bad_file(Path("mnist/train"), "hold 8 bytes", "it holds 7", "Download it again."))
         data_dir: train in mnist must hold 8 bytes; it holds 7. Download it again.
     """

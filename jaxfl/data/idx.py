@@ -49,7 +49,7 @@ def read_idx(path: Path, num_axes: int, remedy: str) -> np.ndarray:
     Raises:
         ArgumentError: a file that is unusable or empty.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> file = Path(tempfile.mkdtemp()) / "labels"
         >>> _ = file.write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 3, 5, 0, 4]))

@@ -92,7 +92,7 @@ def load_imdb(
 def words_text(review: str) -> str:
     """A review in lower case with only spaces around its words, which `split` then gives.
 
-    Example:
+    Examples:
         >>> words_text("Don't miss it!<br /><br />10/10 - GREAT.").split()
         ["don't", 'miss', 'it', '10', '10', 'great']
     """
@@ -106,7 +106,7 @@ def count_words(texts: Iterable[str], num_tokens: int = NUM_TOKENS) -> dict[str,
         texts: the training reviews.
         num_tokens: tokens in all, the four that are no words among them.
 
-    Example:
+    Examples:
         >>> count_words(["b a c", "b c c d"], num_tokens=7)
         {'c': 4, 'b': 5, 'a': 6}
     """
@@ -120,7 +120,7 @@ def count_words(texts: Iterable[str], num_tokens: int = NUM_TOKENS) -> dict[str,
 def encode(text: str, vocabulary: Mapping[str, int], length: int = LENGTH) -> np.ndarray:
     """One text from `words_text` as tokens, (length,) int32.
 
-    Example:
+    Examples:
         >>> encode("a new film", {"a": 4, "film": 5}, length=6).tolist()
         [0, 0, 1, 4, 2, 5]
         >>> encode("a new film", {"a": 4, "film": 5}, length=2).tolist()

@@ -58,7 +58,7 @@ def iid(num_samples: int, num_nodes: int, seed: int, *, sizes: Sequence[int] | N
         - every sample is used exactly once (at most once with `sizes`).
         - without `sizes`, sizes differ by at most one.
 
-    Example:
+    Examples:
         >>> parts = iid(10, 4, seed=0)
         >>> [len(part) for part in parts], sorted(np.concatenate(parts).tolist()) == list(range(10))
         ([3, 3, 2, 2], True)
@@ -106,7 +106,7 @@ def dirichlet(labels: Any, num_nodes: int, alpha: float, seed: int, *, min_size:
         - every sample is used exactly once.
         - every node has at least min_size samples.
 
-    Example:
+    Examples:
         >>> labels = np.arange(1000) % 10
         >>> counts = label_counts(dirichlet(labels, 4, alpha=1e-4, seed=0), labels, 10)
         >>> (counts > 95).sum(axis=0), bool(counts.sum(axis=1).min() >= 1)  # each class at one node, no node empty
@@ -181,7 +181,7 @@ def label_shards(labels: Any, num_nodes: int, shards_per_node: int, seed: int) -
         - every sample is used exactly once.
         - shards differ in size by at most one.
 
-    Example:
+    Examples:
         >>> labels = np.arange(40) % 4
         >>> label_counts(label_shards(labels, 4, shards_per_node=1, seed=0), labels, 4).max(axis=1)
         array([10, 10, 10, 10])
@@ -219,7 +219,7 @@ def few_classes(labels: Any, num_nodes: int, classes_per_node: int, seed: int) -
         - the numbers of nodes of two classes differ by at most one.
         - every sample is used exactly once, but for classes that no node draws, where n k is below their number.
 
-    Example:
+    Examples:
         >>> labels = np.arange(40) % 4
         >>> label_counts(few_classes(labels, 4, classes_per_node=2, seed=0), labels, 4).tolist()
         [[0, 5, 5, 0], [5, 0, 5, 0], [5, 0, 0, 5], [0, 5, 0, 5]]
@@ -273,7 +273,7 @@ def by_owner(owner_ids: Any) -> NamedParts:
     Guarantees:
         - every sample is used exactly once.
 
-    Example:
+    Examples:
         >>> [part.tolist() for part in by_owner(["bo", "al", "bo"])]
         [[1], [0, 2]]
     """
@@ -301,7 +301,7 @@ def whole_writers(writer_ids: Any, num_nodes: int, writers_per_node: int, seed: 
         - every node has exactly writers_per_node writers.
         - every sample is used at most once.
 
-    Example:
+    Examples:
         >>> writers = np.repeat(np.arange(6), 10)
         >>> [np.unique(writers[part]).tolist() for part in whole_writers(writers, 2, 2, seed=0)]
         [[2, 3], [0, 4]]
@@ -328,7 +328,7 @@ def label_counts(parts: Sequence[Any] | FederatedData, labels: Any, num_classes:
     Raises:
         ArgumentError: a label is out of range.
 
-    Example:
+    Examples:
         >>> label_counts([np.array([0, 2]), np.array([1])], [1, 0, 1], 2)
         array([[0, 2],
                [1, 0]])

@@ -35,7 +35,7 @@ def federate(inputs: Any, labels: Any, parts: Sequence[Any], *, names: Sequence[
     Guarantees:
         - row i of `indices` begins with node i's part, in its order, and ends with zeros.
 
-    Example:
+    Examples:
         >>> data = federate(np.zeros((5, 2), np.float32), np.arange(5), [np.array([4, 1]), np.array([3])])
         >>> data.indices.tolist(), data.sizes.tolist()
         ([[4, 1], [3, 0]], [2, 1])
@@ -155,7 +155,7 @@ def partition_dataset(
         ArgumentError: an unknown scheme, its number missing, another scheme's number, no writers to partition by, or
             another number of sites than of nodes.
 
-    Example:
+    Examples:
         >>> from jaxfl.data.sources import load
         >>> digits = load("digits")
         >>> parts = partition_dataset(digits, "dirichlet", 16, seed=0, alpha=0.5)
@@ -190,7 +190,7 @@ def hold_out(parts: Sequence[Any], share: float) -> tuple[list[np.ndarray], list
     Raises:
         ArgumentError: a share out of range, or a node with a single sample.
 
-    Example:
+    Examples:
         >>> hold_out([np.arange(5), np.array([7, 9])], 0.2)
         ([array([0, 1, 2, 3]), array([7])], [array([4]), array([9])])
     """

@@ -58,7 +58,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
     Guarantees:
         - the digits split is stratified: per class a fifth of the samples, to within one.
 
-    Example:
+    Examples:
         >>> digits = load("digits")
         >>> digits.train_inputs.shape, digits.test_inputs.shape, digits.train_labels[:5].tolist()
         ((1437, 8, 8, 1), (360, 8, 8, 1), [1, 3, 5, 6, 7])
@@ -122,7 +122,7 @@ def from_arrays(
     Raises:
         ArgumentError: lengths, shapes or dtypes that do not fit, a label out of range, or inputs that are not finite.
 
-    Example:
+    Examples:
         >>> inputs = np.zeros((4, 2), np.float32)
         >>> from_arrays(inputs, [0, 1, 2, 1], inputs[:1], [0]).num_classes
         3

@@ -20,7 +20,7 @@ def subset(dataset: Dataset, num_train: int | None, num_test: int | None) -> Dat
     Raises:
         ArgumentError: more samples than there are.
 
-    Example:
+    Examples:
         >>> from jaxfl.data import load
         >>> subset(load("digits"), 100, None).train_inputs.shape[0]
         100
@@ -59,7 +59,7 @@ def only_classes(dataset: Dataset, classes: Sequence[int] | None) -> Dataset:
     Raises:
         ArgumentError: fewer than two classes, a repeated one, or an unknown one.
 
-    Example:
+    Examples:
         >>> from jaxfl.data import load
         >>> pair = only_classes(load("digits"), (8, 3))
         >>> pair.num_classes, sorted(set(pair.test_labels.tolist())), len(pair.train_labels)

@@ -64,7 +64,7 @@ def load_file(
     Raises:
         ArgumentError: the file cannot be read, lacks a column or an array, or holds what is no number.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "patients.csv"
         >>> _ = path.write_text("age,site,label\\n" + "".join(f"0.{k},{'AB'[k % 2]},{k % 3}\\n" for k in range(60)))

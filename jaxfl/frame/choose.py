@@ -32,7 +32,7 @@ class Where(NamedTuple):
 def where(option: str, values: Collection[Any], *names: str) -> dict[str, Where]:
     """Conditions of the named options, which count where another option has one of these values.
 
-    Example:
+    Examples:
         >>> where("links", ("given", "wireless"), "lost")["lost"]({"links": "perfect"})
         False
     """
@@ -69,7 +69,7 @@ def choose(choice: Choice, options: Mapping[str, Any]) -> Callable[..., Any]:
     Raises:
         ArgumentError: an unknown name, or an option of the function that is None without a default.
 
-    Example:
+    Examples:
         >>> shapes = Choice("shape", {"circle": lambda *, radius: 3 * radius**2, "square": lambda *, side: side**2})
         >>> choose(shapes, {"shape": "square", "side": 3, "radius": None})()
         9

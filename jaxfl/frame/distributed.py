@@ -78,7 +78,7 @@ def silent_but_first() -> Iterator[None]:
 
 
 def tells(error: BaseException) -> bool:
-    """Whether this process tells of an error that ends it: its own, or, where all have it alike, process 0's."""
+    """True if this process tells of an error that ends it: its own, or, where all have it alike, process 0's."""
     elsewhere = of_another_process(error)
     if elsewhere is not None:
         return not elsewhere

@@ -30,7 +30,7 @@ def axis(options: Mapping[str, Option], **values: Sequence[Any]) -> Axis:
     Raises:
         ArgumentError: an unknown option, no value, or options with different numbers of values.
 
-    Example:
+    Examples:
         >>> axis({"nodes": Option("data", int, False, True, True)}, nodes=(4, 8))
         {'nodes': (4, 8)}
     """

@@ -35,7 +35,7 @@ class Launch:
     slurm_partition: str | None = unsaved(None)
     """Partition of the cluster; the cluster's default without one."""
     slurm_account: str | None = unsaved(None)
-    """That pays for the jobs; the user's default without one."""
+    """Account that pays for the jobs; the user's default without one."""
     slurm_minutes: int = unsaved(60)
     """Time limit of a job, which then saves and is queued again, as often as --retries says."""
     slurm_cpus: int = unsaved(4)
@@ -45,7 +45,7 @@ class Launch:
 
     @property
     def has_jobs(self) -> bool:
-        """Whether anything is computed elsewhere than in this process."""
+        """True if anything is computed elsewhere than in this process."""
         return self.launcher != "inline"
 
     def check(self) -> None:
@@ -88,7 +88,7 @@ class Launch:
     def slurm_parameters(self, name: str) -> dict[str, Any]:
         """Parameters of submitit's executor, in its words; what is None is left to the cluster.
 
-        Example:
+        Examples:
             >>> parameters = Launch("slurm", slurm_minutes=90, gpus=1).slurm_parameters("sweep")
             >>> parameters["timeout_min"], parameters["gpus_per_node"], "slurm_partition" in parameters
             (90, 1, False)

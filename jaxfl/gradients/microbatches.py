@@ -66,7 +66,7 @@ def grouped(samples: PyTree, size: int) -> PyTree:
     Guarantees:
         - what is repeated is dropped by `joined`.
 
-    Example:
+    Examples:
         >>> groups = grouped(jnp.array([1, 2, 3]), 2)
         >>> groups.tolist(), joined(groups, 3).tolist()
         ([[1, 2], [3, 3]], [1, 2, 3])
@@ -113,7 +113,7 @@ def in_blocks(
 def pairwise_sum(parts: Array) -> Array:
     """Sum over the first axis, by halves.
 
-    Example:
+    Examples:
         >>> pairwise_sum(jnp.array([1.0, 2.0, 3.0])).tolist()
         6.0
     """

@@ -65,7 +65,7 @@ def clip_scale(norms: Array, clip_norm: float | Array | None) -> Array:
     | at most clip_norm | 1 |
     | infinite, NaN | 0 |
 
-    Example:
+    Examples:
         >>> clip_scale(jnp.array([0.0, 1.0, 4.0]), 2.0).tolist()
         [1.0, 1.0, 0.5]
     """

@@ -164,7 +164,7 @@ def poisson_capacity(batch_size: int, num_draws: int, failure_probability: float
     Binomial(J, b/J) has a lighter upper tail than Poisson(b) for every J (Anderson and Samuels 1967, for values from
     b + 1), so the tail of Poisson(b) beyond the capacity, times num_draws, bounds it for nodes of all sizes.
 
-    Example:
+    Examples:
         >>> poisson_capacity(1, 10**7), poisson_capacity(32, 10**7)
         (17, 89)
     """

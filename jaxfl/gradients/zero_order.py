@@ -231,7 +231,7 @@ def zero_order(
         - the mean over directions has a variance that falls as 1 / num_directions.
         - a node's directions do not depend on the number of nodes.
 
-    Example:
+    Examples:
         >>> import numpy as np, jaxfl
         >>> task = jaxfl.from_functions(lambda key: jnp.zeros(2), lambda w, x, y: (x @ w - y) ** 2)
         >>> data = jaxfl.federate(np.eye(4, 2, dtype="float32"), np.ones(4, "float32"), [[0, 1], [2, 3]])

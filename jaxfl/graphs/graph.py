@@ -29,7 +29,7 @@ class Graph:
         names: (n,), what the nodes are called, which data with names must agree with; None where they are numbers.
         is_isolated: whether nobody is meant to hear anybody (`isolated`): it then counts as connected.
 
-    Example:
+    Examples:
         >>> from jaxfl.graphs import directed_ring
         >>> graph = directed_ring(3)
         >>> graph.mixing_matrix(0).tolist()
@@ -84,7 +84,7 @@ class Graph:
         A pair says that node i receives `weight` times the value of node (i - offset) mod n. Weights must be equal to
         the last bit: a matrix that is nearly circulant is not rounded to one that is.
 
-        Example:
+        Examples:
             >>> from jaxfl.graphs import exponential, star
             >>> exponential(4).shifts
             (((0, 0.5), (1, 0.5)), ((0, 0.5), (2, 0.5)))

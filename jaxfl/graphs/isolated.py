@@ -10,7 +10,7 @@ from jaxfl.graphs.weights import circulant
 def isolated(num_nodes: int) -> Graph:
     """Every node keeps its own value and hears nobody: with it, every algorithm on a graph trains each node by itself.
 
-    Example:
+    Examples:
         >>> isolated(3).mixing_matrix(0).tolist(), isolated(3).out_degree.tolist()
         ([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], [[0, 0, 0]])
     """

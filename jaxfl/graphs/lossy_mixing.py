@@ -73,7 +73,7 @@ def lossy_mix(
         - kept by the receiver, equal values stay equal when P is row stochastic.
         - kept by the receiver, node mean is preserved when P is doubly stochastic and symmetric, and losses are.
 
-    Example:
+    Examples:
         >>> from jaxfl.graphs import directed_ring
         >>> arrived = jnp.array([[True, True, False], [True, True, True], [True, True, True]])  # 2 does not reach 0
         >>> lossy_mix(directed_ring(3), jnp.array([0.0, 2.0, 4.0]), arrived, 0, kept_by="sender").tolist()
@@ -101,7 +101,7 @@ def messages_lost(graph: Graph, arrived: Array, round_index: int | Array) -> Arr
     Args:
         graph, arrived, round_index: as for `lossy_mix`.
 
-    Example:
+    Examples:
         >>> from jaxfl.graphs import ring
         >>> messages_lost(ring(4), jnp.eye(4, dtype=bool), 0).tolist()
         [2, 2, 2, 2]

@@ -53,7 +53,7 @@ def mix(graph: Graph, tree: PyTree, round_index: int | Array, structure: str = "
         - equal values stay equal when P is row stochastic.
         - nodes over devices are mixed to the same numbers, to 1e-6 (see `jaxfl.graphs.sharded_mixing`).
 
-    Example:
+    Examples:
         >>> from jaxfl.graphs import directed_ring
         >>> mix(directed_ring(3), jnp.array([0.0, 2.0, 4.0]), 0).tolist()
         [2.0, 1.0, 3.0]
@@ -83,7 +83,7 @@ def mix_result(
     Guarantees:
         - equals mix of the result.
 
-    Example:
+    Examples:
         >>> from jaxfl.graphs import directed_ring
         >>> mix_result(directed_ring(3), jnp.add, (jnp.array([0.0, 1.0, 2.0]), jnp.array([0.0, 1.0, 2.0])), 0).tolist()
         [2.0, 1.0, 3.0]
@@ -121,7 +121,7 @@ def keeps_ones(graph: Graph) -> bool:
 
     Then every row sums to one, and all weights are multiples of 2^-20, so that no sum of them is rounded.
 
-    Example:
+    Examples:
         >>> from jaxfl.graphs import directed_ring, exponential, static_exponential
         >>> keeps_ones(exponential(8)), keeps_ones(directed_ring(8)), keeps_ones(static_exponential(4))
         (True, True, False)
@@ -137,7 +137,7 @@ def best_structure(graph: Graph) -> str:
     "circulant" for circulant graphs of at most 3 offsets a round, "dense" when some node hears from more than
     max(2, n // 8) others, else "neighbors".
 
-    Example:
+    Examples:
         >>> from jaxfl.graphs import complete, exponential, static_exponential
         >>> [best_structure(make(64)) for make in (exponential, static_exponential, complete)]
         ['circulant', 'neighbors', 'dense']

@@ -99,7 +99,7 @@ def needed_rows(graph: Graph, num_shares: int) -> Plan:
     Guarantees:
         - every row travels to a device at most once a round.
 
-    Example:
+    Examples:
         >>> from jaxfl.graphs import star
         >>> plan = needed_rows(star(4), 2)  # the center, node 0, exchanges with nodes 2 and 3 of the other device
         >>> plan.steps, plan.sent[0][0].tolist()

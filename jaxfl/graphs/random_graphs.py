@@ -44,7 +44,7 @@ def random_digraph(num_nodes: int, edge_probability: float, key: Array | int) ->
     Guarantees:
         - the graph is a function of the arguments alone.
 
-    Example:
+    Examples:
         >>> graph = random_digraph(6, 0.4, key=0)
         >>> graph.mixing_matrix(0).sum(axis=0).round(6).tolist()
         [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]

@@ -19,7 +19,7 @@ from jaxfl.graphs.validation import require_strongly_connected, sums_to_one, unr
 def is_strongly_connected_over_period(graph: Graph) -> bool:
     """True where the union of the edges of one period is strongly connected.
 
-    Example:
+    Examples:
         >>> from jaxfl.graphs import exponential, from_matrix
         >>> is_strongly_connected_over_period(exponential(8))
         True
@@ -50,7 +50,7 @@ def spectral_gap(graph: Graph) -> float:
         - one period contracts by at least 1 - gap: with m = sum(x), |D^(-1/2) (Q x - m v)| <= s |D^(-1/2) (x - m v)|.
         - circulant graphs give the same number by Fourier transform as by singular values.
 
-    Example:
+    Examples:
         >>> from jaxfl.graphs import complete, ring
         >>> round(spectral_gap(complete(5)), 6), round(spectral_gap(ring(6)), 6)
         (1.0, 0.333333)
@@ -77,7 +77,7 @@ def laplacian(weights: Any) -> np.ndarray:
     Raises:
         ArgumentError: unusable weights.
 
-    Example:
+    Examples:
         >>> laplacian([[0, 2], [3, 5]]).tolist()
         [[2.0, -2.0], [-3.0, 3.0]]
     """
@@ -94,7 +94,7 @@ def laplacian_eigenvalues(weights: Any) -> np.ndarray:
     Guarantees:
         - the others have positive real parts exactly when the graph has a spanning tree (Lemma 1 (i)).
 
-    Example:
+    Examples:
         >>> laplacian_eigenvalues([[0, 0, 0], [1, 0, 0], [0, 2, 0]]).real.tolist()  # a path, 0 to 1 to 2
         [0.0, 1.0, 2.0]
     """
@@ -108,7 +108,7 @@ def spanning_tree_roots(weights: Any) -> tuple[int, ...]:
     Raises:
         ArgumentError: unusable weights.
 
-    Example:
+    Examples:
         >>> spanning_tree_roots([[0, 1, 0], [1, 0, 0], [0, 1, 0]])  # 0 and 1 exchange, 2 hears from 1
         (0, 1)
         >>> spanning_tree_roots([[0, 0, 0], [1, 0, 1], [0, 0, 0]])  # 0 and 2 hear from nobody
@@ -130,7 +130,7 @@ def consensus_weights(weights: Any) -> np.ndarray:
     Raises:
         ArgumentError: unusable weights, or a graph without a spanning tree, which has no unique v.
 
-    Example:
+    Examples:
         >>> consensus_weights([[0, 1, 0], [2, 0, 0], [0, 1, 0]]).round(6).tolist()
         [2.0, 1.0, 0.0]
     """

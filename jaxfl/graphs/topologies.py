@@ -57,7 +57,7 @@ def exponential(num_nodes: int) -> Graph:
     Guarantees:
         - one period averages exactly when n is a power of two.
 
-    Example:
+    Examples:
         >>> exponential(8).period, exponential(8).out_degree.max().item()
         (3, 1)
         >>> np.linalg.multi_dot(exponential(8).mixing_matrices)[0].tolist()
@@ -71,7 +71,7 @@ def exponential(num_nodes: int) -> Graph:
 def static_exponential(num_nodes: int) -> Graph:
     """Every hop of the exponential graph in every round: node i sends to (i + 2^l) mod n for all l < m.
 
-    Example:
+    Examples:
         >>> static_exponential(8).mixing_matrix(0)[:, 0].tolist()
         [0.25, 0.25, 0.25, 0.0, 0.25, 0.0, 0.0, 0.0]
     """
@@ -85,7 +85,7 @@ def ring(num_nodes: int) -> Graph:
 
     With two nodes the two neighbors are one and the weights 1/2.
 
-    Example:
+    Examples:
         >>> ring(4).adjacency(0).astype(int).tolist()
         [[1, 1, 0, 1], [1, 1, 1, 0], [0, 1, 1, 1], [1, 0, 1, 1]]
     """
@@ -96,7 +96,7 @@ def ring(num_nodes: int) -> Graph:
 def directed_ring(num_nodes: int) -> Graph:
     """The directed ring: node i keeps one half and sends one half to i + 1 (mod n); doubly stochastic.
 
-    Example:
+    Examples:
         >>> directed_ring(4).adjacency(0).astype(int).tolist()
         [[1, 0, 0, 1], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
     """
@@ -107,7 +107,7 @@ def directed_ring(num_nodes: int) -> Graph:
 def complete(num_nodes: int) -> Graph:
     """Every node sends to every other, weight 1/n: one mixing step is the exact mean.
 
-    Example:
+    Examples:
         >>> complete(4).mixing_matrix(0)[1].tolist()
         [0.25, 0.25, 0.25, 0.25]
     """
@@ -122,7 +122,7 @@ def star(num_nodes: int, *, weights: str = "uniform") -> Graph:
         num_nodes: n, at least 1.
         weights: "uniform" (column stochastic: push-sum weights move) or "metropolis" (doubly stochastic).
 
-    Example:
+    Examples:
         >>> star(3).mixing_matrix(0).round(2).tolist()
         [[0.33, 0.5, 0.5], [0.33, 0.5, 0.0], [0.33, 0.0, 0.5]]
         >>> star(3, weights="metropolis").mixing_matrix(0).round(2).tolist()
@@ -151,7 +151,7 @@ def from_networkx(graph: nx.Graph, *, weights: str = "uniform", names: Sequence[
     Raises:
         ArgumentError: no nodes, a multigraph, names other than the labels, or metropolis on a directed graph.
 
-    Example:
+    Examples:
         >>> import networkx as nx; path = from_networkx(nx.path_graph(3), weights="metropolis")
         >>> path.mixing_matrix(0).round(2).tolist()
         [[0.67, 0.33, 0.0], [0.33, 0.33, 0.33], [0.0, 0.33, 0.67]]
@@ -194,7 +194,7 @@ def from_matrix(mixing_matrices: Any, *, name: str | None = None) -> Graph:
     Raises:
         ArgumentError: matrices that are no mixing matrices.
 
-    Example:
+    Examples:
         >>> from_matrix([[0.5, 0.25], [0.5, 0.75]])
         Graph(from_matrix(2), num_nodes=2, period=1)
         >>> from_matrix([[0.5, 0.3], [0.5, 0.6]])
@@ -215,7 +215,7 @@ def sequence(graphs: Sequence[Graph]) -> Graph:
     Args:
         graphs: at least one, all of the same number of nodes.
 
-    Example:
+    Examples:
         >>> sequence([ring(8), exponential(8)]).period
         4
     """
@@ -241,7 +241,7 @@ def permute(graph: Graph, permutation: Sequence[int] | np.ndarray) -> Graph:
     Guarantees:
         - mixing commutes with relabeling: mix(permute(g, p), x[p]) equals mix(g, x)[p].
 
-    Example:
+    Examples:
         >>> permute(star(4), [1, 0, 2, 3]).out_degree.tolist()  # the center is now node 1
         [[1, 3, 1, 1]]
     """
@@ -264,7 +264,7 @@ def five_agents() -> TrackingPair:
     Guarantees:
         - neither graph is strongly connected; the roots are 0, 1 and 0, 4, so that agent 0 alone is common.
 
-    Example:
+    Examples:
         >>> pair = five_agents()
         >>> pair.state_weights.sum(axis=1).tolist(), pair.tracker_weights.sum(axis=0).tolist()
         ([1.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0, 1.0])
@@ -284,7 +284,7 @@ def five_agents_self_loops() -> TrackingPair:
     The Laplacians are those without self-loops. Two things change (Remark 24): an agent receives its own broadcast
     noise, too, and a and b of the privacy bounds are alpha and beta times these sums.
 
-    Example:
+    Examples:
         >>> (five_agents_self_loops().state_weights - five_agents().state_weights).tolist() == np.eye(5).tolist()
         True
     """

@@ -85,7 +85,7 @@ class ExponentialBases(NamedTuple):
 def violated(conditions: list[Condition]) -> list[Condition]:
     """Select the conditions that do not hold.
 
-    Example:
+    Examples:
         >>> from jaxfl.graphs import five_agents
         >>> paper = PolynomialExponents(state_noise=0.2, tracker_noise=0.2)
         >>> for condition in violated(assumption_4(five_agents(), StepSizes(0.04, 0.005, 0.05), paper, smoothness=1.0)):
@@ -102,7 +102,7 @@ def common_roots(pair: TrackingPair) -> tuple[int, ...]:
     Raises:
         ArgumentError: unusable weights.
 
-    Example:
+    Examples:
         >>> from jaxfl.graphs import five_agents
         >>> common_roots(five_agents())
         (0,)
@@ -121,7 +121,7 @@ def step_size_bounds(pair: TrackingPair, *, smoothness: float) -> StepSizes:
     Guarantees:
         - the first two are at most 1/2.
 
-    Example:
+    Examples:
         >>> from jaxfl.graphs import five_agents
         >>> [round(bound, 6) for bound in step_size_bounds(five_agents(), smoothness=1.0)]
         [0.4, 0.4, 0.2]
@@ -269,7 +269,7 @@ def theorem_5(pair: TrackingPair, steps: StepSizes, bases: ExponentialBases) -> 
     Raises:
         ArgumentError: unusable weights, or a step size or base that is not positive.
 
-    Example:
+    Examples:
         >>> from jaxfl.graphs import five_agents
         >>> bases = ExponentialBases(state_noise=0.95, tracker_noise=0.9, num_samples=1.1)
         >>> for condition in violated(theorem_5(five_agents(), StepSizes(0.1, 0.1, 0.01), bases)):

@@ -20,7 +20,7 @@ TOLERANCE = 1e-6  # of a row or column sum
 def require_column_stochastic(graph: Graph) -> None:
     """Refuse a graph unless every column of every P^k sums to 1: then mass is conserved, as push-sum needs.
 
-    Example:
+    Examples:
         >>> from jaxfl.graphs import from_matrix
         >>> require_column_stochastic(from_matrix([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [0.0, 0.5, 0.5]]))
         Traceback (most recent call last):
@@ -45,7 +45,7 @@ def require_strongly_connected(graph: Graph) -> None:
     """Refuse a graph unless every node's values reach every other node in one period (B-strong connectivity), or it is
     `isolated`, which nobody makes by mistake.
 
-    Example:
+    Examples:
         >>> from jaxfl.graphs import from_matrix
         >>> require_strongly_connected(from_matrix([[1.0, 0.5], [0.0, 0.5]]))
         Traceback (most recent call last):
@@ -94,7 +94,7 @@ def require_undirected(graph: Graph, *, weights: bool = False) -> None:
         graph: any.
         weights: whether both ways must also have the same weight (to 1e-6): a symmetric matrix.
 
-    Example:
+    Examples:
         >>> from jaxfl.graphs import directed_ring
         >>> require_undirected(directed_ring(3))
         Traceback (most recent call last):

@@ -121,7 +121,7 @@ def sequential(layers: Sequence[tuple[str, Layer]]) -> Model:
     Raises:
         ArgumentError: a repeated name, or no layer with parameters.
 
-    Example:
+    Examples:
         >>> from jaxfl.models.layers import dense, relu
         >>> model = sequential([("hidden", dense(4, 3)), ("relu", relu()), ("output", dense(3, 2))])
         >>> sorted(model.init(jax.random.key(0)))
@@ -167,7 +167,7 @@ def classification(
         - a part of all blocks is the task; any part has the task's losses, and its gradients by what it trains.
         - a part's frozen blocks keep their statistics.
 
-    Example:
+    Examples:
         >>> from jaxfl.models import classification, mlp
         >>> task = classification(mlp((4, 3, 2)))
         >>> task.blocks
@@ -270,7 +270,7 @@ def binary_classification(
     Guarantees:
         - losses, accuracies and gradients equal those of sigmoid cross entropy.
 
-    Example:
+    Examples:
         >>> from jaxfl.models import mlp
         >>> task = binary_classification(mlp((2, 1)))
         >>> params = {"dense_1": {"kernel": jnp.array([[1.0], [0.0]]), "bias": jnp.zeros(1)}}

@@ -27,7 +27,7 @@ def composite(parts: Mapping[str, Layer], forward: Callable[[Run, Array], Array]
     Guarantees:
         - state, weights and a key of its own reach every part.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp
         >>> from jaxfl.models.layers import dense, relu
         >>> parts = {"inner": dense(3, 3), "relu": relu()}
@@ -99,7 +99,7 @@ def scaled(layer: Layer, ratio: float) -> Layer:
         - in training it is the layer on inputs divided by the ratio.
         - evaluation is unchanged.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> from jaxfl.core import Variables
         >>> from jaxfl.models.layers import relu

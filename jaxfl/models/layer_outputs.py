@@ -32,7 +32,7 @@ def layer_outputs(model: Model, params: PyTree, inputs: Array, names: Sequence[s
         - the outputs of the last layer are those of `Model.apply`.
         - layers behind the last named one do not run.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp
         >>> from jaxfl.models import mlp
         >>> model = mlp((4, 3, 2))

@@ -88,7 +88,7 @@ def activation(name: str) -> Layer:
 def reshape(sample_shape: tuple[int, ...]) -> Layer:
     """Each sample in another shape; adds a missing channel axis or flattens.
 
-    Example:
+    Examples:
         >>> reshape((784,)).apply(None, jnp.zeros((2, 28, 28, 1))).shape
         (2, 784)
     """
@@ -144,7 +144,7 @@ def batch_norm(channels: int, *, momentum: float = 0.9, tracked: bool = True, ep
         - samples of weight 0 never count.
         - a batch that is all padding leaves the state as it is.
 
-    Example:
+    Examples:
         >>> layer = batch_norm(1)
         >>> inputs, weights = jnp.array([[1.0], [3.0], [50.0]]), jnp.array([1.0, 1.0, 0.0])
         >>> state, key = layer.init_state(), jax.random.key(0)
@@ -214,7 +214,7 @@ def dense(in_features: int, out_features: int) -> Layer:
     Guarantees:
         - its factored form agrees with per-sample gradients and never forms them, `per_sample` apart.
 
-    Example:
+    Examples:
         >>> layer = dense(3, 2)
         >>> params = {"kernel": jnp.ones((3, 2)), "bias": jnp.array([0.0, 1.0])}
         >>> layer.apply(params, jnp.ones((1, 3))).tolist()
@@ -279,7 +279,7 @@ def conv(
         - its factored form agrees with per-sample gradients.
         - no norm is below the gradient's where its terms cancel.
 
-    Example:
+    Examples:
         >>> layer = conv(1, 8, (3, 3), strides=(2, 2))
         >>> layer.apply(layer.init(jax.random.key(0)), jnp.zeros((5, 28, 28, 1))).shape
         (5, 14, 14, 8)

@@ -64,7 +64,7 @@ def bidirectional_lstm(
         - its factored form agrees with per-sample gradients.
         - no norm is below the gradient's where its terms cancel.
 
-    Example:
+    Examples:
         >>> layer = bidirectional_lstm(3, 4)
         >>> params = layer.init(jax.random.key(0))
         >>> layer.apply(params, jnp.ones((2, 7, 3))).shape

@@ -20,7 +20,7 @@ def mlp(widths: tuple[int, ...] = (784, 32, 10), activation: str = "relu") -> Mo
     Raises:
         ArgumentError: a number or activation out of range.
 
-    Example:
+    Examples:
         >>> import jax
         >>> params = jax.eval_shape(mlp((784, 32, 10)).init, jax.random.key(0))
         >>> sum(leaf.size for leaf in jax.tree.leaves(params))
@@ -66,7 +66,7 @@ def cnn(
     Raises:
         ArgumentError: a number or activation out of range, or too many poolings.
 
-    Example:
+    Examples:
         >>> import jax
         >>> params = jax.eval_shape(cnn().init, jax.random.key(0))
         >>> sum(leaf.size for leaf in jax.tree.leaves(params))
@@ -121,7 +121,7 @@ def lenet(sample_shape: tuple[int, int, int] = (28, 28, 1), num_classes: int = 1
     Raises:
         ArgumentError: a number or padding out of range, or an image too small for the windows.
 
-    Example:
+    Examples:
         >>> import jax
         >>> params = jax.eval_shape(lenet().init, jax.random.key(0))
         >>> sum(leaf.size for leaf in jax.tree.leaves(params))
@@ -179,7 +179,7 @@ def dzofl_cnn(
     Raises:
         ArgumentError: a number below 1, or an image too small for the windows.
 
-    Example:
+    Examples:
         >>> import jax
         >>> params = jax.eval_shape(dzofl_cnn().init, jax.random.key(0))
         >>> sum(leaf.size for leaf in jax.tree.leaves(params))

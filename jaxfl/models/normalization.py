@@ -49,7 +49,7 @@ def group_norm(inputs: Array, scale: Array, bias: Array, num_groups: int, eps: f
         A group whose numbers are all equal (as where it holds one number) becomes the bias, with gradients that stay
         finite.
 
-    Example:
+    Examples:
         >>> image = jnp.array([1.0, 3.0, 10.0, 30.0]).reshape(1, 1, 1, 4)
         >>> group_norm(image, jnp.ones(4), jnp.zeros(4), num_groups=2).round(3).reshape(-1).tolist()
         [-1.0, 1.0, -1.0, 1.0]
@@ -99,7 +99,7 @@ def batch_statistics(inputs: Array, weights: Array, otherwise: PyTree) -> PyTree
         - samples of weight 0 never count.
         - accurate where the mean is large against the deviation.
 
-    Example:
+    Examples:
         >>> zero_one = {"mean": jnp.zeros(1), "var": jnp.ones(1)}
         >>> statistics = batch_statistics(jnp.array([[1.0], [3.0], [9.0]]), jnp.array([1.0, 1.0, 0.0]), zero_one)
         >>> statistics["mean"].tolist(), statistics["var"].tolist()
@@ -156,7 +156,7 @@ def batch_norm(inputs: Array, scale: Array, bias: Array, statistics: PyTree, eps
     Edge cases:
         A channel whose numbers are all equal becomes the bias, with gradients that stay finite.
 
-    Example:
+    Examples:
         >>> statistics = {"mean": jnp.array([2.0]), "var": jnp.array([4.0])}
         >>> batch_norm(jnp.array([[8.0]]), jnp.ones(1), jnp.ones(1), statistics, eps=0.0).tolist()
         [[4.0]]
@@ -243,7 +243,7 @@ def factored_scale_and_bias(normalize: Callable[[Array], Array]) -> Callable[[st
         - agrees with per-sample gradients.
         - no norm is below the gradient's where its terms cancel.
 
-    Example:
+    Examples:
         >>> factored = factored_scale_and_bias(lambda inputs: inputs)("norm", False)
         >>> inputs, errors = jnp.array([[[1.0], [3.0]]]), jnp.array([[[2.0], [1.0]]])
         >>> {name: leaf.tolist() for name, leaf in factored.per_sample(inputs, errors).items()}

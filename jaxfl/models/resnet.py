@@ -64,7 +64,7 @@ def resnet18(
         - 11,173,962 parameters by default.
         - mapped over nodes it makes no grouped convolution on a CPU.
 
-    Example:
+    Examples:
         >>> import jax
         >>> params = jax.eval_shape(resnet18().init, jax.random.key(0))
         >>> sum(leaf.size for leaf in jax.tree.leaves(params))
@@ -120,7 +120,7 @@ def resnet20(
         - with batch normalization, a narrow network is the full one whose other parameters are zero.
         - layers in a row are a model, and the parts of a cut, one after the other, are the whole.
 
-    Example:
+    Examples:
         >>> import jax
         >>> params = jax.eval_shape(resnet20().init, jax.random.key(0))
         >>> sum(leaf.size for leaf in jax.tree.leaves(params))

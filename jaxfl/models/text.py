@@ -45,7 +45,7 @@ def embedding(vocabulary: int, features: int) -> Layer:
     Edge cases:
         A token outside of the vocabulary becomes NaN, so that the loss shows it.
 
-    Example:
+    Examples:
         >>> layer = embedding(5, 2)
         >>> params = {"table": jnp.arange(10.0).reshape(5, 2)}
         >>> layer.apply(params, jnp.array([[4, 0, 4]])).tolist()
@@ -142,7 +142,7 @@ def bilstm_classifier(
     Guarantees:
         - 3,611,137 parameters by default.
 
-    Example:
+    Examples:
         >>> params = jax.eval_shape(bilstm_classifier().init, jax.random.key(0))
         >>> {name: sum(leaf.size for leaf in jax.tree.leaves(layer)) for name, layer in params.items()}
         {'dense': 513, 'embedding': 2560000, 'lstm': 1050624}

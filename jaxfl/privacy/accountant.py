@@ -190,7 +190,7 @@ def smallest_noise(epsilon_of: Callable[[float], float], target_epsilon: float, 
         - never overspends: epsilon_of(result) <= target_epsilon.
         - tight: 0.1 % less noise overspends.
 
-    Example:
+    Examples:
         >>> round(smallest_noise(lambda noise: 6 / noise, 3.0, guess=1.0), 2)
         2.0
     """
@@ -226,7 +226,7 @@ def most_rounds(epsilons_of: Sequence[Callable[[int], float]], target_epsilon: f
         target_epsilon: above 0.
         limit: at least 0.
 
-    Example:
+    Examples:
         >>> most_rounds([lambda rounds: 0.5 * rounds, lambda rounds: 0.6 * rounds], 3.2, limit=100)
         5
     """

@@ -99,7 +99,7 @@ def with_canaries(
         - real samples keep loss, metrics and gradient.
         - the nodes' sizes do not depend on the coins.
 
-    Example:
+    Examples:
         >>> import jax
         >>> task = Task(lambda key: jnp.zeros(2), lambda w, x, y: x @ w, lambda w, x, y: {"loss": x @ w})
         >>> data = FederatedData(jnp.ones((4, 2)), jnp.zeros(4, jnp.int32), jnp.arange(4).reshape(2, 2), jnp.full(2, 2))

@@ -99,7 +99,7 @@ def check_mechanism(
         - a run that is what was claimed is refused with probability at most significance.
         - an error of `smallest_error` is refused with probability 0.95.
 
-    Example:
+    Examples:
         >>> rng, included = np.random.default_rng(0), np.arange(2000) % 2 == 0
         >>> released = 0.5 * rng.normal(size=(4, 2000)) + 0.05 * included  # noise 0.5 where 1 is claimed
         >>> claim = Mechanism(noise_std=1.0, signal=0.2, num_releases=4)
@@ -143,7 +143,7 @@ def check_mechanism(
 
 
 def noise_check(name: str, sum_of_squares: float, degrees: int, claimed_std: float, significance: float) -> Check:
-    """Whether so many squares of centred normal numbers are too small or too large for a standard deviation.
+    """True if so many squares of centred normal numbers are too small or too large for a standard deviation.
 
     Args:
         name: of the check.
@@ -162,7 +162,7 @@ def noise_check(name: str, sum_of_squares: float, degrees: int, claimed_std: flo
 
 
 def _of_groups(name: str, sums: np.ndarray, groups: Sequence[np.ndarray], claimed_std: float, share: float) -> Check:
-    """Whether sums over groups of canaries are what independent noise gives; each counts with the variance of one."""
+    """True if sums over groups of canaries are what independent noise gives; each counts with the variance of one."""
     of_each = [sums[own].sum() ** 2 / own.size for own in groups if own.size]
     return noise_check(name, float(np.sum(of_each)), len(of_each), claimed_std, share)
 
@@ -213,7 +213,7 @@ def _counted(num_releases: int, claimed: int) -> Check:
 
 
 def _signal(sums: np.ndarray, included: np.ndarray, claimed: Mechanism, of_all: float, share: float) -> Check:
-    """Whether included canaries stand out further than claimed."""
+    """True if included canaries stand out further than claimed."""
     measured, error = _difference(sums, included)
     limit = measured - _quantile(share) * error
     # Of a right run: the interval's width with the claimed noise.
@@ -231,7 +231,7 @@ def _gaussian(
     dp_delta: float,
     share: float,
 ) -> Check:
-    """Whether mu, from below, costs more than the claimed epsilon. Half of the share for signal, half for noise."""
+    """True if mu, from below, costs more than the claimed epsilon. Half of the share for signal, half for noise."""
     measured, error = _difference(sums, included)
     degrees = int((~included).sum())
     noise = math.sqrt(np.square(sums[~included]).sum() / degrees)

@@ -16,7 +16,7 @@ def above(counts: np.ndarray | int, num_trials: int, rate: np.ndarray | float) -
         num_trials: n.
         rate: p, in [0, 1].
 
-    Example:
+    Examples:
         >>> [round(float(chance), 4) for chance in above(np.arange(3), 2, 0.1)]
         [0.19, 0.01, 0.0]
         >>> float(above(-1, 2, 0.1))
@@ -30,7 +30,7 @@ def above(counts: np.ndarray | int, num_trials: int, rate: np.ndarray | float) -
 def least_count(failure: float, num_trials: int, rate: float) -> int:
     """Least k with P(X > k) at most `failure`.
 
-    Example:
+    Examples:
         >>> least_count(1e-6, 16 * 3120, 1 / 16)
         3380
     """
@@ -45,7 +45,7 @@ def chances(counts: np.ndarray, num_trials: int, rate: float) -> np.ndarray:
         num_trials: n.
         rate: p, in (0, 1].
 
-    Example:
+    Examples:
         >>> [round(float(chance), 4) for chance in chances(np.arange(2), 2, 0.1)]
         [0.81, 0.18]
     """

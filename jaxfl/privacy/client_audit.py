@@ -48,7 +48,7 @@ def with_client_canaries(
         - real clients keep their samples.
         - the clients' sizes do not depend on the coins.
 
-    Example:
+    Examples:
         >>> task = Task(lambda key: jnp.zeros(2), lambda w, x, y: x @ w, lambda w, x, y: {"loss": x @ w})
         >>> data = FederatedData(jnp.ones((4, 2)), jnp.zeros(4, jnp.int32), jnp.arange(4).reshape(2, 2), jnp.full(2, 2))
         >>> _, more, canaries = with_client_canaries(task, data, 3, strength=3.0, seed=0)

@@ -143,7 +143,7 @@ def _discounted(above: np.ndarray, rate: float) -> np.ndarray:
 def decaying_sums(values: np.ndarray, decay: float) -> np.ndarray:
     """y[i] = values[i] + decay y[i - 1], where y[-1] = 0: a triangular system with one band.
 
-    Example:
+    Examples:
         >>> decaying_sums(np.ones(4), 0.5).tolist()
         [1.0, 1.5, 1.75, 1.875]
     """

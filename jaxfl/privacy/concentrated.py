@@ -45,7 +45,7 @@ def concentrated_epsilon(rho: float | np.ndarray, dp_delta: float, probabilities
     Guarantees:
         - of one rho it is above the epsilon of N(mu, 1) against N(0, 1), which is mu^2 / 2-zCDP.
 
-    Example:
+    Examples:
         >>> print(round(concentrated_epsilon(0.5, 1e-5), 3))  # mu = 1, which costs 4.377
         4.728
     """

@@ -49,7 +49,7 @@ def unresolved_delta(num_times: int) -> float:
 
     A delta up to it has no finite epsilon on a grid, whatever the noise.
 
-    Example:
+    Examples:
         >>> f"{unresolved_delta(1):.1e} {unresolved_delta(1000):.1e}"
         '2.1e-21 2.1e-18'
     """
@@ -59,7 +59,7 @@ def unresolved_delta(num_times: int) -> float:
 def gaussian_delta(dp_epsilon: float, mu: float | np.ndarray) -> np.ndarray:
     """delta of N(mu, 1) against N(0, 1), elementwise in mu >= 0; for dp_epsilon >= 0.
 
-    Example:
+    Examples:
         >>> round(float(gaussian_delta(1.0, 1.0)), 8)
         0.12693674
     """
@@ -73,7 +73,7 @@ def gaussian_delta(dp_epsilon: float, mu: float | np.ndarray) -> np.ndarray:
 def gaussian_epsilon(mu: float, dp_delta: float) -> float:
     """epsilon of N(mu, 1) against N(0, 1), from above.
 
-    Example:
+    Examples:
         >>> round(gaussian_epsilon(1.0, 1e-5), 6)
         4.377178
     """

@@ -62,7 +62,7 @@ def grid_gaussian(noise_std: float | Array, bits: int = 12) -> NoiseMechanism:
         - noise_std 0 releases the values as they are, and what is not finite stays visible.
         - values beyond 2^30 steps are released as 2^30 steps: privacy holds for them, too.
 
-    Example:
+    Examples:
         >>> import jax
         >>> noise = grid_gaussian(2.0, bits=8)
         >>> values = jnp.full((1, 4), 0.3)

@@ -77,7 +77,7 @@ def gaussian(noise_std: float | Array) -> NoiseMechanism:
         - every coordinate has standard deviation noise_std of its node.
         - noise_std 0 adds exactly zero.
 
-    Example:
+    Examples:
         >>> import jax
         >>> noise = gaussian(jnp.array([0.0, 2.0])).draw(jax.random.key(0), jnp.zeros((2, 10_000)))
         >>> [round(float(s), 1) for s in noise.std(axis=1)]

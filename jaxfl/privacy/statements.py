@@ -128,7 +128,7 @@ def asked_first(
     Returns:
         The statements; without one of this bound and relation, as they came.
 
-    Example:
+    Examples:
         >>> rows = [{"bound": bound, "neighboring_relation": "zero_out"} for bound in ("published", "proven")]
         >>> [(row["bound"], "asked" in row) for row in asked_first(rows, "proven")]
         [('proven', True), ('published', False)]
@@ -163,7 +163,7 @@ def statement_text(statement: Mapping[str, Any]) -> str:
         - a median far below the worst node's epsilon is told.
         - an epsilon says which mechanism it is of, so that it can be quoted by itself.
 
-    Example:
+    Examples:
         >>> proven = {"bound": "proven", "dp_epsilon": 2.5, "dp_delta": 1e-5, "neighboring_relation": "zero_out"}
         >>> statement_text(proven)
         'ε = 2.5 proven (zero out one sample, δ = 1e-05)'
@@ -191,7 +191,7 @@ def caption(privacy: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
         - an epsilon on an assumed bound, or one that is refuted, says so.
         - a simulation is marked.
 
-    Example:
+    Examples:
         >>> one = {"bound": "proven", "dp_epsilon": 2.5, "dp_delta": 1e-5, "neighboring_relation": "zero_out"}
         >>> caption({"VR": [one], "plain": [{**one, "dp_epsilon": 1.0}]})
         ['proven (zero out one sample, δ = 1e-05): VR: ε = 2.5 | plain: ε = 1']
@@ -218,7 +218,7 @@ def simulation(privacy: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
 def rounded_up(value: float, digits: int) -> str:
     """The least number of this many significant digits that is not below `value`: for an epsilon that is claimed.
 
-    Example:
+    Examples:
         >>> rounded_up(2.00049, 4), rounded_up(8.0, 4)
         ('2.001', '8')
     """

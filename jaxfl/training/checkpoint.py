@@ -202,7 +202,7 @@ class Checkpoints:
 def os_errors(path: Path) -> Iterator[None]:
     """Pass on as OSError, naming `path`, what the storage layer wraps in errors of other classes.
 
-    Example:
+    Examples:
         >>> with os_errors(Path("run")):
         ...     raise ValueError("RESOURCE_EXHAUSTED: Failed writing: No space left on device [os_error_code='28']")
         Traceback (most recent call last):

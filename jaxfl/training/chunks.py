@@ -225,7 +225,7 @@ def _bad_node(params: PyTree) -> int | None:
 def summarize(stretch: Sequence[Infos]) -> dict[str, float | int]:
     """Field -> one number for consecutive chunks: the mean (float64) of a measurement, the exact sum of a count.
 
-    Example:
+    Examples:
         >>> infos = {"loss": np.array([[1.0, 3.0]], np.float32), "drops": np.array([[2**31 - 1] * 2], np.int32)}
         >>> summarize([infos, infos])
         {'loss': 2.0, 'drops': 8589934588}
@@ -259,7 +259,7 @@ def _float64(values: np.ndarray) -> np.ndarray:
 
 
 def _is_measurement(values: np.ndarray) -> bool:
-    """Whether a field is floating (a measurement) and not a count."""
+    """True if a field is floating (a measurement) and not a count."""
     return bool(jnp.issubdtype(values.dtype, jnp.floating))
 
 
@@ -270,13 +270,13 @@ def default_chunk_rounds(evaluate_every: int) -> int:
 
 
 SECONDS_AT_ONCE = 30.0
-"""Of rounds in one call: no longer than that do clocks, signals and progress wait, if a round is no longer."""
+"""Seconds of rounds in one call: no longer than that do clocks, signals and progress wait, if a round is no longer."""
 
 
 def rounds_at_once(seconds_a_round: float, most: int) -> int:
     """Compute the number of rounds in a call from the time a round took in a first call.
 
-    Example:
+    Examples:
         >>> [rounds_at_once(seconds, 20) for seconds in (0.01, 4.0, 160.0)]
         [20, 7, 1]
     """

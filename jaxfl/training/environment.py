@@ -103,7 +103,7 @@ def _cudnn() -> str | None:
 
 
 def _vector_instructions() -> str:
-    """Those of this processor that compilers choose among; what the platform module says where no list is kept."""
+    """Vector instructions that compilers choose among; the name of the processor where no list is kept."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -67,7 +67,7 @@ def early_stop(metric: str, patience: int) -> Hook:
     Raises:
         ArgumentError: patience below 1; from the hook, a metric that is not measured.
 
-    Example:
+    Examples:
         >>> hook = early_stop("test_loss", patience=2)
         >>> [hook(Evaluation("A", 0, k, {"test_loss": loss})) for k, loss in enumerate((3.0, 2.0, 2.5, 2.0))]
         [False, False, False, True]

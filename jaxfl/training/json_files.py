@@ -19,7 +19,7 @@ _RESTORE = "Restore the file, or start again with another out."
 def jsonable(value: Any, name: str) -> Any:
     """`value` as what JSON gives back, infinite numbers as strings; ArgumentError for a value of another kind.
 
-    Example:
+    Examples:
         >>> jsonable({"clip_norm": float("inf"), "seeds": (0, 1), "path": Path("a")}, "config")
         {'clip_norm': 'inf', 'seeds': [0, 1], 'path': 'a'}
     """

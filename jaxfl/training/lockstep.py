@@ -236,11 +236,11 @@ class Lockstep:
             self._progress.skip(record.lane.case.last_round if record.ended else self._round)
 
     def _on_grid(self, round_index: int) -> bool:
-        """Whether all lanes have a line there."""
+        """True if all lanes have a line there."""
         return round_index % self._every == 0 or round_index == self._last
 
     def _saves_with_lines(self, round_index: int) -> bool:
-        """Whether the evaluations bring a checkpoint."""
+        """True if the evaluations bring a checkpoint."""
         return self._on_grid(round_index) and -(-round_index // self._every) % self._saves.evaluations == 0
 
     def _length(self) -> int:
@@ -262,7 +262,7 @@ class Lockstep:
         return self._compiled.evaluate(self._arguments, self._state, self._tables.arrays)
 
     def _waits(self) -> bool:
-        """Whether the host needs the state that it has dispatched last, or decides there how to go on."""
+        """True if the host needs the state that it has dispatched last, or decides there how to go on."""
         return (
             self._reads_at_once
             or self._at_once is None
@@ -393,7 +393,7 @@ class Lockstep:
                 self._end(record, "stopped_early", f"the hook asked for it after round {round_index}")
 
     def _asked(self, lines: Sequence[Mapping[str, Any]]) -> list[bool]:
-        """Whether the hook asks to end the lane of each line."""
+        """True if the hook asks to end the lane of each line."""
         return [] if self._hook is None else [bool(self._hook(evaluation_of(line))) for line in lines]
 
     def _line(self, record: LaneRecord, measured: Mapping[str, PyTree], round_index: int) -> dict[str, Any]:

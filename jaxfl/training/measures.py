@@ -55,7 +55,7 @@ def evaluation_set(inputs: Any, labels: Any, batch_size: int = 256) -> Evaluatio
     Raises:
         ArgumentError: the test set is empty, or inputs and labels differ in length.
 
-    Example:
+    Examples:
         >>> batches = evaluation_set(np.zeros((5, 3), np.float32), np.zeros(5, np.int32), batch_size=2)
         >>> batches.inputs.shape, int(batches.counts.sum())
         ((3, 2, 3), 5)
@@ -105,7 +105,7 @@ def model_scores(task: Task, nodes: PyTree, average: PyTree, test: EvaluationSet
 def worst(name: str, values: np.ndarray) -> float:
     """The worst node's value of a metric.
 
-    Example:
+    Examples:
         >>> worst("accuracy", np.array([0.5, 0.9])), worst("loss", np.array([0.5, 0.9]))
         (0.5, 0.9)
     """
@@ -221,7 +221,7 @@ def calibration_set(key: Array, data: FederatedData, num_samples: int, batch_siz
     Guarantees:
         - every sample of the pool is drawn at most once, and padding never.
 
-    Example:
+    Examples:
         >>> data = FederatedData(jnp.arange(4.0), jnp.arange(4), jnp.array([[3, 0], [1, 2]]), jnp.array([1, 2]))
         >>> drawn = calibration_set(jax.random.key(0), data, num_samples=4, batch_size=2)
         >>> sorted(drawn.inputs[drawn.weights > 0].tolist())

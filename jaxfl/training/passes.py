@@ -82,7 +82,7 @@ def divide_run(cases: Mapping[str, Case], at_once: int, *, run: RunDirectory, ke
 
 
 def _end_together(program: Program) -> bool:
-    """Whether no lane can end before another but by diverging."""
+    """True if no lane can end before another but by diverging."""
     cases: Sequence[Case] = [lane.case for lane in program.lanes]
     return len({case.last_round for case in cases}) == 1 and not any(v.budgets for v in cases)
 

@@ -33,12 +33,12 @@ _at_work = threading.local()  # whether this thread is in a call of `on_first` o
 
 
 def several() -> bool:
-    """Whether more than one process trains. Starts no backend of JAX where there is one alone."""
+    """True if more than one process trains. Starts no backend of JAX where there is one alone."""
     return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
 def is_first() -> bool:
-    """Whether this is process 0, which writes and tells."""
+    """True if this is process 0, which writes and tells."""
     return not several() or jax.process_index() == 0
 
 
@@ -50,7 +50,7 @@ def on_first(call: Callable[_P, _T]) -> Callable[_P, _T]:
     Guarantees:
         - every process gets what process 0 got, or its exception.
 
-    Example:
+    Examples:
         >>> on_first(lambda: 3)()
         3
     """
@@ -70,7 +70,7 @@ def on_all(call: Callable[_P, _T]) -> Callable[_P, _T]:
     Guarantees:
         - what fails on one process fails on all.
 
-    Example:
+    Examples:
         >>> on_all(lambda: 3)()
         3
     """
@@ -83,9 +83,9 @@ def on_all(call: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def any_process(flag: bool) -> bool:
-    """Whether this holds on any process.
+    """True if this holds on any process.
 
-    Example:
+    Examples:
         >>> any_process(False)
         False
     """
@@ -98,7 +98,7 @@ def least(value: float) -> float:
 
 
 def of_another_process(error: BaseException) -> bool | None:
-    """Whether an exception was raised on another process, which tells of it; None where nothing was exchanged."""
+    """True if an exception was raised on another process, which tells of it; None where nothing was exchanged."""
     return getattr(error, _OF_ANOTHER, None)
 
 

@@ -164,7 +164,7 @@ def open_run(
     Guarantees:
         - a directory that holds a run is never written to without resume.
 
-    Example:
+    Examples:
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     run = open_run(Path(folder) / "first", {"step_size": 0.1})
         ...     open_run(Path(folder) / "first", {"step_size": 0.2}, resume=True)
@@ -267,7 +267,7 @@ def make_writable(path: Path) -> list[Path]:
 def slug(name: str) -> str:
     """A case's name as a directory name.
 
-    Example:
+    Examples:
         >>> slug("PrivSGP-VR (b = 32)")
         'privsgp-vr-b-32'
     """

@@ -88,7 +88,7 @@ def cut_by_owner(data: FederatedData, num_shares: int) -> FederatedData:
         - every node's samples are the same, in the same order.
         - each node's samples lie in the part of its device, each once.
 
-    Example:
+    Examples:
         >>> data = FederatedData(np.arange(4.0), np.arange(4), np.array([[3, 0], [1, 2]]), np.array([1, 2]))
         >>> cut = cut_by_owner(data, 2)
         >>> cut.inputs.tolist(), cut.indices.tolist()

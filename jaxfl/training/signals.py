@@ -38,7 +38,7 @@ class Stop:
 
     @property
     def requested(self) -> bool:
-        """Whether anybody asked."""
+        """True if anybody asked."""
         return self._requested
 
     def request(self) -> None:

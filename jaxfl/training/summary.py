@@ -40,7 +40,7 @@ def spread(values: Sequence[float | None]) -> dict[str, Any]:
 
     The mean is None without values, the standard deviation with fewer than two.
 
-    Example:
+    Examples:
         >>> spread([1.0, 3.0, None])
         {'mean': 2.0, 'std': 1.4142135623730951, 'per_seed': [1.0, 3.0, None]}
     """
@@ -57,7 +57,7 @@ def rounds_to_target(
 ) -> list[int | None]:
     """The first evaluated round of each seed at which a metric reaches a target; None where it never does.
 
-    Example:
+    Examples:
         >>> lines = [{"seed": 0, "round": r, "test_accuracy": r / 10} for r in (0, 5, 10)]
         >>> rounds_to_target(lines, [0, 1], 0.4)
         [5, None]
@@ -201,7 +201,7 @@ def ranking(summary: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
     Returns:
         Names. A case that has no such number is last.
 
-    Example:
+    Examples:
         >>> rows = {name: {"test_accuracy": {"mean": mean}} for name, mean in (("A", 0.2), ("B", None), ("C", 0.9))}
         >>> ranking({"cases": rows}, ["test_accuracy"])
         ['C', 'A', 'B']
@@ -278,7 +278,7 @@ def _costs_text(costs: Mapping[str, Any]) -> str:
 def with_prefix(value: float, unit: str) -> str:
     """Three digits and a unit with its SI prefix, without a space: a narrow table breaks lines at any.
 
-    Example:
+    Examples:
         >>> with_prefix(74_065_920, "bit"), with_prefix(0.00149, "J"), with_prefix(0.0, "s"), with_prefix(999.9, "s")
         ('74.1Mbit', '1.49mJ', '0s', '1ks')
     """
@@ -298,7 +298,7 @@ def _trouble(row: Mapping[str, Any]) -> str:
 def format_spread(name: str, value: Mapping[str, Any] | None) -> str:
     r"""One cell: accuracies in per cent, other numbers with three digits.
 
-    Example:
+    Examples:
         >>> format_spread("test_accuracy", {"mean": 0.9123, "std": 0.004})
         '91.2\xa0±\xa00.4'
         >>> format_spread("train_loss", {"mean": 0.25, "std": None})

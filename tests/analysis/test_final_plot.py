@@ -106,7 +106,7 @@ def test_two_numbers_of_which_all_pairs_ran_are_a_heat_map_without_what_diverged
 
 
 def recorded(monkeypatch, name):
-    """What a method of axes draws: its arguments, call by call."""
+    """Arguments of a method of axes, call by call."""
     drawn, method = [], getattr(Axes, name)
 
     def noted(self, *values, **style):

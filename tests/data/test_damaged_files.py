@@ -157,7 +157,7 @@ def test_a_damaged_file_is_refused_in_one_sentence_or_read_whole(tmp_path, name)
 
 
 def test_the_bounds_see_memory_and_time(monkeypatch):
-    """That the tests above can fail."""
+    """The tests above can fail."""
     with pytest.raises(AssertionError, match="bytes were held"), bounded():
         bytes(MAX_HELD + 1)
     with pytest.raises(MemoryError), bounded():

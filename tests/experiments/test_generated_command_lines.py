@@ -94,7 +94,7 @@ def files(folder):
 
 
 def is_cache(path):
-    """Whether compiled programs would lie there, which outlast every run."""
+    """True if compiled programs would lie there, which outlast every run."""
     near = (path, *path.parents, *path.rglob("*"))
     return any(folder.name.startswith(f"{platform.machine()}-") for folder in near)
 

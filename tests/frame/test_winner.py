@@ -1,4 +1,4 @@
-"""What a sweep tells at its end: the best cases first, and the best one as a command that asks for it again."""
+"""The end of a sweep tells the best cases first, and the best one as a command that asks for it again."""
 
 import shlex
 

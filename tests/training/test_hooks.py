@@ -27,7 +27,7 @@ CASES = {"A": toy_case(privacy=toy_statements, covered=True)}  # two lanes, eval
 
 
 def at(evaluation, seed, round_index):
-    """Whether it is this one."""
+    """True if it is this one."""
     return (evaluation.seed, evaluation.round_index) == (seed, round_index)
 
 

@@ -286,7 +286,7 @@ def test_resume_with_other_settings_is_refused_and_without_effect_ones_pass(whol
 
 
 def test_parameters_at_the_end_are_those_of_the_state_there(whole):
-    """Of lanes that end before the others, too; one that diverged has none."""
+    """Lanes that end before the others leave one, too; one that diverged has none."""
     out, cases, ends = whole
     lanes = [(name, seed) for name, case in cases.items() for seed in case.seeds]
     kept = [lane for lane in lanes if read_run(out).ended()[lane]["status"] != "diverged"]

@@ -61,7 +61,7 @@ def noise_of(run, name, of, seed=0):
 
 
 def correlated(first, second):
-    """Whether two rows of normal numbers have more than five standard errors of correlation."""
+    """True if two rows of normal numbers have more than five standard errors of correlation."""
     return abs(np.corrcoef(first, second)[0, 1]) > 5 / np.sqrt(len(first))
 
 

@@ -16,7 +16,7 @@ from jaxfl.core import ArgumentError, PyTree, Task, check
 def output_side(blocks: Sequence[str], first: str) -> tuple[str, ...]:
     """The blocks from `first` on, which EmbracingFL's weaker clients train.
 
-    Example:
+    Examples:
         >>> output_side(("stem", "block_1", "block_2", "dense"), "block_2")
         ('block_2', 'dense')
     """
@@ -31,7 +31,7 @@ def first_half(blocks: Sequence[str], last: str | None = None, *, classifier: bo
         last: the last of them to train; default: half of the blocks, rounded down, and one at least.
         classifier: train the last block of the model, too, as InclusiveFL's weaker clients do.
 
-    Example:
+    Examples:
         >>> blocks = ("stem", "block_1", "block_2", "block_3", "dense")
         >>> first_half(blocks), first_half(blocks, "block_2", classifier=True)
         (('stem', 'block_1'), ('stem', 'block_1', 'block_2', 'dense'))

@@ -29,7 +29,7 @@ def training_bytes(counts: Counts, batch_size: int) -> int:
 def capacity(part: Counts, whole: Counts, *, batch_size: int = 1) -> float:
     """(2 p_w + 2 a_w) / (2 p + 2 a): the `training_bytes` of a part, as a share of the full model's.
 
-    Example:
+    Examples:
         >>> from jaxfl.channel import count, total
         >>> from jaxfl.models import mlp
         >>> layers = count(mlp((784, 32, 10)), (28, 28))

@@ -193,7 +193,7 @@ def slots_at_once(share: float, num_active: int) -> int:
         share: of the class among all clients.
         num_active: clients in a round, exactly or on average.
 
-    Example:
+    Examples:
         >>> slots_at_once(1 / 3, 32), slots_at_once(1 / 128, 1)
         (14, 1)
     """
@@ -237,7 +237,7 @@ def client_classes(
     Raises:
         ArgumentError: an unknown class, or counts that do not fit the classes.
 
-    Example:
+    Examples:
         >>> classes = client_classes([0, 1, 1, 0], num_active=(1, 2), num_classes=2)
         >>> classes.draw_active(jax.random.key(0), jnp.int32(0))[1:].tolist()
         [1, 2]

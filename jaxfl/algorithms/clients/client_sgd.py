@@ -32,7 +32,7 @@ def client_sgd(
     Raises:
         ArgumentError: a step size that is not positive, negative momentum or weight decay.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> rule = client_sgd(optax.exponential_decay(1.0, 1, 0.5))(jnp.int32(2))
         >>> float(rule.update(jnp.float32(4.0), rule.init(jnp.float32(0.0)))[0])

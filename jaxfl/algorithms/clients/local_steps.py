@@ -146,7 +146,7 @@ def local_steps(
         - a client's draws do not depend on who else is active, nor on the number of steps.
         - under a mask and as a loop, steps give the same parameters.
 
-    Example:
+    Examples:
         >>> def gradient_of(x, model_state, target):
         ...     return StepGradient(x - target, model_state, Info(0.5 * (x - target) ** 2))
         >>> steps = local_steps(2, batch_size=1, optimizer=optax.sgd(0.5, momentum=0.5))

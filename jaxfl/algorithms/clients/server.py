@@ -69,7 +69,7 @@ def over_slots(fn: Callable[..., PyTree], node_loop: str) -> Callable[..., PyTre
         - an empty slot gives zeros, whatever a client would give in its place.
         - what all clients share is not copied for each of them.
 
-    Example:
+    Examples:
         >>> over_slots(lambda x: 1 / x, "vmap")(jnp.array([True, False]), jnp.array([2.0, 0.0])).tolist()
         [0.5, 0.0]
     """

@@ -48,7 +48,7 @@ def leading_slices(wide: Variables, narrow: Variables, axis_groups: AxisGroups) 
         - what is put is taken back, and all else stays bit for bit.
         - a slice of every run is taken.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> wide, narrow = (Variables({"w": jnp.arange(size)}, None) for size in (6, 4))
         >>> slices = leading_slices(wide, narrow, {"w": {0: 2}})

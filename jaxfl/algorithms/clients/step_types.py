@@ -20,7 +20,7 @@ def check_types(task: Task, data: FederatedData, noise: NoiseMechanism | None) -
         data: all clients'.
         noise: of each step.
 
-    Example:
+    Examples:
         >>> import jaxfl, numpy as np
         >>> from jaxfl.models import classification, mlp
         >>> data = jaxfl.federate(np.eye(2, dtype="float32"), np.array([0, 1]), [[0, 1]])

@@ -94,7 +94,7 @@ def num_different(steps: Step) -> Array:
     Args:
         steps: with leaves (k, tau, b).
 
-    Example:
+    Examples:
         >>> samples, mask = jnp.array([[[4, 7], [7, 9]]]), jnp.array([[[True, True], [True, False]]])
         >>> num_different(Step(samples, mask, None, None)).tolist()  # 4 and 7
         [2]

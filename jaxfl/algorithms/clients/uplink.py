@@ -111,7 +111,7 @@ def uplink(*, links: Links | None = None, updates: PrivateUpdates | None = None)
         - an update that is lost and not finite does not count.
         - adding or removing one client moves what is released by at most the clip norm, where updates are private.
 
-    Example:
+    Examples:
         >>> uplink(links=Links(success=0.5, quantizer=None, symmetric=False)).bits
         32.0
     """

@@ -103,7 +103,7 @@ def convolve(inputs: Array, kernel: Array, geom: Geometry) -> Array:
         - mapped over nodes it makes no grouped convolution on a CPU.
         - its gradients are convolutions in the canonical layout.
 
-    Example:
+    Examples:
         >>> from jaxfl.models.kernels.windows import geometry
         >>> image, kernel = jnp.ones((1, 3, 3, 1)), jnp.ones((3, 3, 1, 1))
         >>> convolve(image, kernel, geometry((3, 3), (3, 3)))[0, :, :, 0].tolist()

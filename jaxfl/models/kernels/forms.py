@@ -49,7 +49,7 @@ def form(product: str, positions: int, channels: int) -> str:
         positions: batch times pixels of the forward product's outputs, at one node.
         channels: channels of these outputs.
 
-    Example:
+    Examples:
         >>> from jaxfl.core.platform import tracing_for
         >>> with tracing_for("gpu"):
         ...     form("forward", 32 * 32 * 32, 16), form("forward", 32 * 2 * 2, 512)

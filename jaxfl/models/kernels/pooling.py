@@ -33,7 +33,7 @@ def max_pool(inputs: Array, window: tuple[int, int] = (2, 2)) -> Array:
         - equals flax max_pool with strides equal to the window and VALID padding, in value and in gradient.
         - at ties the whole gradient goes to the first maximum in row order.
 
-    Example:
+    Examples:
         >>> max_pool(jnp.arange(16.0).reshape(1, 4, 4, 1))[0, :, :, 0].tolist()
         [[5.0, 7.0], [13.0, 15.0]]
     """

@@ -58,7 +58,7 @@ def squared_norm(rows: Array, columns: Array) -> Array:
     Guarantees:
         - no norm is below the gradient's where its terms cancel.
 
-    Example:
+    Examples:
         >>> squared_norm(jnp.ones((1, 2, 3)), jnp.ones((1, 2, 1))).round(4).tolist()  # kernel (2, 2, 2), bias 2
         [16.0]
     """

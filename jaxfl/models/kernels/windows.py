@@ -45,7 +45,7 @@ def geometry(
     Raises:
         ArgumentError: unknown padding, a window or stride below 1, or a window that does not fit the input.
 
-    Example:
+    Examples:
         >>> geometry((28, 28), (5, 5), (2, 2), "SAME").output_size
         (14, 14)
     """

@@ -117,7 +117,7 @@ def epsilon(
         - the published epsilon is exactly that of local_iterations_epsilon.
         - more iterations or estimates never lower it.
 
-    Example:
+    Examples:
         >>> release = ClientRelease("poisson", num_samples=5000, batch_size=75, clip_norm=0.1, noise_multiplier=1.1)
         >>> [round(epsilon(release, 317, bound=bound, dp_delta=1e-5), 3) for bound in ("published", "proven")]
         [2.005, 1.357]
@@ -154,7 +154,7 @@ def max_iterations(
     Guarantees:
         - no client spends more than its budget, and one more iteration overspends, unless the limit is reached.
 
-    Example:
+    Examples:
         >>> release = ClientRelease("poisson", num_samples=5000, batch_size=75, clip_norm=0.1, noise_multiplier=1.1)
         >>> budget = {"target_epsilon": 1.55, "dp_delta": 1e-5, "limit": 10_000}
         >>> [max_iterations([release] * 10, 50, bound=bound, **budget) for bound in ("published", "proven")]
@@ -205,7 +205,7 @@ def statements(
         - nothing is spent in 0 iterations.
         - of a run that chose its iterations, the proven epsilon is that of its budget.
 
-    Example:
+    Examples:
         >>> release = ClientRelease("poisson", num_samples=5000, batch_size=75, clip_norm=0.1, noise_multiplier=1.1)
         >>> for stated in statements([release] * 10, 1585, dp_delta=1e-5):
         ...     print(stated.bound, stated.neighboring_relation, round(stated.dp_epsilon, 2))

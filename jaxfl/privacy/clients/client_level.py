@@ -74,7 +74,7 @@ def client_level_epsilon(
         - it is an upper bound within 0.1 % of dp-accounting's.
         - at participation rate 1 it is that of the Gaussian mechanism.
 
-    Example:
+    Examples:
         >>> round(client_level_epsilon(1000, participation_rate=0.01, noise_multiplier=1.0, dp_delta=1e-5), 2)
         1.83
     """
@@ -97,7 +97,7 @@ def client_noise_multiplier(
     Guarantees:
         - never overspends, and 0.1 % less noise does.
 
-    Example:
+    Examples:
         >>> round(client_noise_multiplier(2.0, 1000, participation_rate=0.01, dp_delta=1e-5), 2)
         0.96
     """
@@ -132,7 +132,7 @@ def client_level_statements(
         - where nothing is clipped, no noise is added or a fixed number of clients takes part there is a reason and no
           epsilon.
 
-    Example:
+    Examples:
         >>> release = UpdateRelease("poisson", 0.01, clip_norm=1.0, noise_multiplier=1.0)
         >>> (stated,) = client_level_statements(release, 1000, num_clients=5000, dp_delta=1e-5)
         >>> stated.neighboring_relation, round(stated.dp_epsilon, 2)

@@ -83,7 +83,7 @@ def local_iterations_epsilon(
     Raises:
         ArgumentError: a number outside its range.
 
-    Example:
+    Examples:
         >>> client = {"sampling_rate": 75 / 5000, "noise_multiplier": 1.1, "dp_delta": 1e-5}
         >>> round(local_iterations_epsilon(79, **client), 4)
         1.5504

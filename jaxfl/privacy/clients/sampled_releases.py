@@ -72,7 +72,7 @@ def sampled_epsilon(kinds: Sequence[SampledReleases], dp_delta: float, *, exchan
         - it is an upper bound within 0.1 % of dp-accounting's.
         - more releases, a larger rate or less noise never lower it.
 
-    Example:
+    Examples:
         >>> kinds = [SampledReleases(0.015, 1.1, 317), SampledReleases(0.015, 8.0, 60)]
         >>> [round(sampled_epsilon(kinds[:number], 1e-5)[0], 3) for number in (1, 2)]
         [1.357, 1.358]

@@ -62,7 +62,7 @@ def statements(
         - where nothing is clipped, no noise is added or nothing is published there is a reason and no epsilon.
         - nothing is spent in 0 rounds.
 
-    Example:
+    Examples:
         >>> from jaxfl.privacy import PRIVSGP_VR
         >>> release = Release("saga", "poisson", 64, 3125, clip_norm=1.0, noise_std=0.0757)
         >>> for found in statements(PRIVSGP_VR, [release] * 16, 3120, dp_delta=1e-5):
@@ -113,7 +113,7 @@ def epsilon(
     Guarantees:
         - more rounds or less noise never lower it, nor do fewer entries while a batch is at most half of them.
 
-    Example:
+    Examples:
         >>> from jaxfl.privacy import PRIVSGP
         >>> release = Release("mini_batch", "poisson", 64, 3125, clip_norm=1.0, noise_std=1.764 / 64)
         >>> round(epsilon(PRIVSGP, "proven", release, 3120, dp_delta=1e-5), 2)
@@ -151,7 +151,7 @@ def calibrate_noise_std(
         - never overspends: the epsilon of the result is at most target_epsilon, at every node.
         - tight: 0.1 % less noise overspends.
 
-    Example:
+    Examples:
         >>> from jaxfl.privacy import PRIVSGP_VR
         >>> release = Release("saga", "poisson", 64, 3125, clip_norm=1.0, noise_std=0.0)
         >>> found = calibrate_noise_std(PRIVSGP_VR, "proven", release, 3120, target_epsilon=3.0, dp_delta=1e-5)
@@ -201,7 +201,7 @@ def max_rounds(
     Guarantees:
         - one more round overspends at some node, unless the limit is reached.
 
-    Example:
+    Examples:
         >>> from jaxfl.privacy import PRIVSGP
         >>> release = Release("mini_batch", "poisson", 64, 3125, clip_norm=1.0, noise_std=1.764 / 64)
         >>> max_rounds(PRIVSGP, "proven", release, target_epsilon=3.0, dp_delta=1e-5, limit=100)

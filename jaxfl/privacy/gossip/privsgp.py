@@ -82,7 +82,7 @@ def optimal_iterations(
     Guarantees:
         - it minimizes (10) with the noise of (11) inserted.
 
-    Example:
+    Examples:
         >>> round(optimal_iterations(CIFAR10_CONSTANTS, dp_epsilon=3, dp_delta=1e-5, num_nodes=16))
         3120
     """

@@ -134,7 +134,7 @@ def joint_gaussian_epsilon(schedule: TrackingSchedule, agent: TrackingAgent, *, 
     Raises:
         ArgumentError: as for `joint_shift`, or a delta outside (0, 1).
 
-    Example:
+    Examples:
         >>> from jaxfl.privacy.tracking import TrackingAgent, polynomial_schedule
         >>> schedule = polynomial_schedule(50, state_noise_exponent=0.1, tracker_noise_exponent=0.1, horizon_offset=0)
         >>> agent = TrackingAgent(gradient_l1_change=0.1, state_in_weight=1.0, tracker_out_weight=1.0)

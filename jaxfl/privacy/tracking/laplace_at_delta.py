@@ -63,7 +63,7 @@ def laplace_epsilon_at_delta(
         - no sequence of gradients that change in at most N iterations has a larger rho than is taken for N.
         - more samples never cost more.
 
-    Example:
+    Examples:
         >>> from jaxfl.privacy.tracking import polynomial_schedule
         >>> schedule = polynomial_schedule(2000, state_noise_exponent=0.1, tracker_noise_exponent=0.1, horizon_offset=0)
         >>> agent = TrackingAgent(gradient_l1_change=1.0, state_in_weight=1.0, tracker_out_weight=1.0)

@@ -54,7 +54,7 @@ def perturbed_state_sensitivities(schedule: TrackingSchedule, gradient_change: f
     Guarantees:
         - with gradients at the broadcast state no sequence of gradients exceeds it, and for each k one attains it.
 
-    Example:
+    Examples:
         >>> numbers = TrackingSchedule(0.5, 0.1, 0.2, 4, np.ones(4), np.ones(4))
         >>> perturbed_state_sensitivities(numbers, 20.0).state.tolist()
         [0.0, 1.0, 1.5, 1.75]
@@ -117,7 +117,7 @@ def cumulative_delta_curve(deltas: np.ndarray, *, composition: str = "sum") -> n
     Raises:
         ArgumentError: a delta outside [0, 1], or another composition.
 
-    Example:
+    Examples:
         >>> cumulative_delta_curve(np.array([0.0, 0.5, 0.75])).tolist()
         [0.0, 0.5, 1.0]
         >>> cumulative_delta_curve(np.array([0.0, 0.5, 0.75]), composition="coupling").round(3).tolist()
@@ -134,7 +134,7 @@ def cumulative_delta_curve(deltas: np.ndarray, *, composition: str = "sum") -> n
 def exhausted_at(delta_curve: np.ndarray) -> int | None:
     """The first k with delta 1, to rounding, from where nothing is guaranteed; None where there is none.
 
-    Example:
+    Examples:
         >>> exhausted_at(np.array([0.0, 0.5, 1.0])), exhausted_at(np.array([0.0, 0.5]))
         (2, None)
     """

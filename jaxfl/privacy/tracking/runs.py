@@ -108,7 +108,7 @@ def least_noise(
         - never overspends: with the factor on the schedule's noise the statement is at most the target.
         - tight: 0.2 % less noise overspends.
 
-    Example:
+    Examples:
         >>> from jaxfl.privacy.tracking import perturbed_state_statements, polynomial_schedule
         >>> schedule = polynomial_schedule(200, state_noise_exponent=0.1, tracker_noise_exponent=0.1)
         >>> run = (perturbed_state_statements, "proven", schedule, 200, TrackingRelease(clip_norm=0.5))

@@ -54,7 +54,7 @@ def polynomial_schedule(
     Raises:
         ArgumentError: K below 1, an offset other than 0 and 1, or a gain that is not positive.
 
-    Example:
+    Examples:
         >>> schedule = polynomial_schedule(2000, state_noise_exponent=0.1, tracker_noise_exponent=0.1, horizon_offset=0)
         >>> round(schedule.state_mixing, 6), round(schedule.tracker_mixing, 6), schedule.num_samples
         (0.039739, 0.005012, 53)
@@ -98,7 +98,7 @@ def exponential_schedule(
     Raises:
         ArgumentError: K below 1, or a number that is not positive.
 
-    Example:
+    Examples:
         >>> exponential_schedule(2000, state_noise_base=0.9996, tracker_noise_base=0.9996).num_samples
         55
     """
@@ -172,7 +172,7 @@ def polynomial_budget_turning_point(exponent: float) -> float:
 
     It is infinite where it exceeds float64, for exponents below 1 / 709. Raises ArgumentError as `polynomial_budget`.
 
-    Example:
+    Examples:
         >>> round(polynomial_budget_turning_point(0.22), 4)
         87.5404
     """
@@ -203,7 +203,7 @@ def exponential_budget(num_iterations: float | np.ndarray, base: float) -> np.nd
 def exponential_budget_turning_point(base: float) -> float:
     """The t from which `exponential_budget` decreases, 1 / ln(base); ArgumentError for a base that is not above 1.
 
-    Example:
+    Examples:
         >>> round(exponential_budget_turning_point(1.0016), 4)
         625.4999
     """

@@ -113,7 +113,7 @@ def cumulative_epsilon(schedule: TrackingSchedule, sensitivities: Sensitivities)
     Raises:
         ArgumentError: noise that is not positive.
 
-    Example:
+    Examples:
         >>> from jaxfl.privacy.tracking import polynomial_schedule
         >>> schedule = polynomial_schedule(2000, state_noise_exponent=0.1, tracker_noise_exponent=0.1, horizon_offset=0)
         >>> agent = TrackingAgent(gradient_l1_change=1.0, state_in_weight=1.0, tracker_out_weight=1.0)
@@ -188,7 +188,7 @@ def gaussian_epsilon(schedule: TrackingSchedule, sensitivities: Sensitivities, *
     Raises:
         ArgumentError: noise that is not positive, or a delta outside (0, 1).
 
-    Example:
+    Examples:
         >>> numbers = TrackingSchedule(0.5, 0.1, 0.2, 4, np.full(2, 0.5), np.full(2, 2.0))
         >>> moves = Sensitivities(state=np.array([0.0, 0.3]), tracker=np.array([1.6, 0.0]))
         >>> print(round(float(gaussian_epsilon(numbers, moves, dp_delta=1e-5)), 6))  # mu = 1

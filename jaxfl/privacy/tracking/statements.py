@@ -70,7 +70,7 @@ def gradient_tracking_statements(
           bounds that are assumed, or for gradients taken at the own state.
         - nothing is spent in 0 rounds.
 
-    Example:
+    Examples:
         >>> from jaxfl.privacy.tracking import polynomial_schedule
         >>> schedule = polynomial_schedule(2000, state_noise_exponent=0.1, tracker_noise_exponent=0.1, horizon_offset=0)
         >>> options = {"state_in_weights": np.ones(5), "tracker_out_weights": np.ones(5)}

@@ -37,7 +37,7 @@ def private(**changes):
 
 @functools.cache
 def first_state():
-    """That of all learners of the small task: neither steps nor their number nor noise are part of it."""
+    """The one of all learners of the small task: neither steps nor their number nor noise are part of it."""
     return start(learner(), KEY, uneven_data(SIZES))
 
 

@@ -152,7 +152,7 @@ def test_one_client_moves_what_is_released_by_at_most_the_clip_norm(case):
 
 
 def own_blocks(case, draws, client):
-    """Whether a client trains each block."""
+    """True if a client trains each block."""
     chosen = CLASSES[RUNS[case][client]]
     return draws.trained[client] if isinstance(chosen, int) else [block in chosen for block in BLOCKS]
 

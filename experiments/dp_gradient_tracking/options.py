@@ -308,7 +308,7 @@ DERIVED = {
     ),
     "evaluate_every": lambda options, names: max(1, options["iterations"] // 20),
 }
-_SILENT = {"noise_gain": 0.0}
+_SILENT = {"noise_gain": 0.0, "target_epsilon": INFINITY}
 # Without neighbors a tracker is the agent's own gradient: DP-GT is then distributed SGD on its own broadcast states.
 _ALONE = {"method": "noisy-states", "baseline_graph": "isolated"}
 

@@ -65,7 +65,7 @@ class _Checked(html.parser.HTMLParser):
         self.open, self.loaded = [], []
 
     def handle_starttag(self, tag, attrs):
-        self.loaded += [value for key, value in attrs if key in ("src", "href", "xlink:href") and value[:1] != "#"]
+        self.loaded += [value for key, value in attrs if key in ("src", "href", "xlink:href") and value and value[0] != "#"]
         if tag not in self.empty:
             self.open.append(tag)
 

@@ -1,6 +1,7 @@
 """Partitions: exact cover, least sizes, termination, seeds, and the skew that each scheme promises."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,7 +82,7 @@ class TestEveryScheme:
         for part, kept, held in zip(parts, train, test, strict=True):
             assert sorted([*kept, *held]) == part.tolist()
             assert len(held) == min(max(1, round(share * len(part))), len(part) - 1)
-        owned = hold_out(by_owner(["b", "b", "a", "a"]), 0.5)
+        owned: Any = hold_out(by_owner(["b", "b", "a", "a"]), 0.5)
         assert [part.names for part in owned] == [("a", "b")] * 2
 
     @few

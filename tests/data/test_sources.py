@@ -62,7 +62,7 @@ class TestDigits:
     def test_split_is_the_documented_one(self):
         from sklearn.datasets import load_digits
 
-        images, labels = load_digits(return_X_y=True)
+        images, labels = map(np.asarray, load_digits(return_X_y=True))
         position, chosen = 0, []
         for label in range(10):
             for sample in range(len(labels)):

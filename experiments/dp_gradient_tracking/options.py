@@ -191,6 +191,7 @@ class Configuration:
             return lay(self, {"noise_gain": 0.0})
         if self.learning.scheme == "S1":
             return self
+        assert not isinstance(self.noise.noise_gain, str)
         with np.errstate(over="ignore"):
             level = np.float64(self.noise.noise_base + SCHEMES["S2"].spread) ** self.learning.iterations
         return lay(self, {"noise_gain": float(self.noise.noise_gain * level)})
@@ -202,6 +203,7 @@ class Configuration:
     def _schedule(self) -> TrackingSchedule:
         """The same of a settled configuration, whose numbers may be traced."""
         noise, scheme, rounds = self.noise, self.learning.scheme, self.learning.iterations
+        assert not isinstance(noise.noise_gain, str)
         numbers = (noise.noise_exponent, noise.noise_base, noise.noise_gain)
         lib = jnp if any(map(is_traced, numbers)) else np
         dtype = jnp.float32 if lib is jnp else np.float64

@@ -86,7 +86,7 @@ def concentrated(
         ways: list[tuple[Any, float, np.ndarray | None]] = [(_rho_of_all(run, one), dp_delta, None)]
         if num_local_samples is not None:
             ways += _sampled(run, one, float(size), dp_delta)
-        return lambda factor: min(concentrated_epsilon(rho / factor**2, *rest) for rho, *rest in ways)
+        return lambda factor: min(concentrated_epsilon(rho / factor**2, delta, chances) for rho, delta, chances in ways)
 
     curves = each_agent(curve, schedule, agent, sizes, dtype=object)
     return lambda factor: np.vectorize(lambda curve: curve(factor), otypes=[float])(curves)

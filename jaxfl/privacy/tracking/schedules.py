@@ -145,8 +145,9 @@ def paper_schedule(scheme: str, num_iterations: int, num_agents: int) -> Trackin
     check.at_least(1, num_agents=num_agents)
     noise = SCHEMES[scheme].noise + SCHEMES[scheme].spread * (np.arange(1, num_agents + 1) / num_agents)
     if scheme == "S1":
-        exponents = {"state_noise_exponent": noise, "tracker_noise_exponent": noise}
-        return polynomial_schedule(num_iterations, **exponents, horizon_offset=0)
+        return polynomial_schedule(
+            num_iterations, state_noise_exponent=noise, tracker_noise_exponent=noise, horizon_offset=0
+        )
     return exponential_schedule(num_iterations, state_noise_base=noise, tracker_noise_base=noise)
 
 

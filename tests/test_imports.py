@@ -82,8 +82,8 @@ def test_every_folder_of_code_is_a_package():
             "orbax matplotlib flax networkx sklearn dp_accounting scipy.stats scipy.signal scipy.optimize",
         ),
         (
-            "from jaxfl import analysis, frame, privacy, training; assert privacy.statements",
-            "orbax matplotlib flax networkx sklearn dp_accounting scipy.stats scipy.signal",
+            "import experiments.privsgp_vr; from jaxfl import analysis, privacy; assert privacy.statements",
+            "orbax matplotlib flax networkx sklearn dp_accounting optax jax.extend scipy.special scipy.sparse",
         ),
         ("from jaxfl.__main__ import main; assert main([]) == 0", "jax numpy"),
     ],

@@ -18,7 +18,7 @@ from jaxfl.privacy.statements import asked_first
 
 from .options import METHODS, Configuration, quiet_step_size
 
-REACH = 13.0  # D of `--step-size auto`; docs/decisions/experiments.md has the ladders
+REACH = 11.0  # D of `--step-size auto`; docs/decisions/experiments.md has the ladders
 Sizes = Sequence[int]  # samples of every node; of several seeds with different partitions, of each seed's nodes
 
 

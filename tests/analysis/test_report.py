@@ -65,7 +65,8 @@ class _Checked(html.parser.HTMLParser):
         self.open, self.loaded = [], []
 
     def handle_starttag(self, tag, attrs):
-        self.loaded += [value for key, value in attrs if key in ("src", "href", "xlink:href") and value and value[0] != "#"]
+        links = [value for key, value in attrs if key in ("src", "href", "xlink:href") and value]
+        self.loaded += [value for value in links if value[0] != "#"]
         if tag not in self.empty:
             self.open.append(tag)
 

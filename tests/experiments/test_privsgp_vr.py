@@ -88,7 +88,7 @@ class TestSpending:
         for config in configs:
             noise = config.budget.node_noise or (config.budget.noise_std,) * 4
             of_mean = np.linalg.norm(noise) / 4  # of each coordinate of the mean of 4 nodes
-            assert config.learning.step_size * of_mean * (50 * 2410) ** 0.5 == pytest.approx(13.0)
+            assert config.learning.step_size * of_mean * (50 * 2410) ** 0.5 == pytest.approx(11.0)
         quiet = 0.5 * 8**0.6
         (config,) = settle(f"{asked} --target-epsilon 1e4", [359]).values()
         assert config.learning.step_size == pytest.approx(quiet, abs=1e-3)

@@ -4,7 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
-EXTRAS = ("audit", "cluster", "test")
+EXTRAS = ("audit", "cluster", "data", "test")
 
 project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 rows = project["dependencies"] + [row for extra in EXTRAS for row in project["optional-dependencies"][extra]]

@@ -53,7 +53,7 @@ def load_file(
     """A data set from a .csv, .parquet or .npz file, or from the Hugging Face hub.
 
     Args:
-        path: the file; `~` is expanded. Or hf:NAME; what it needs is installed by `pip install jaxfl[data]`.
+        path: the file; `~` is expanded. Or hf:NAME, which needs the packages of the extra `data`.
         label_column, site_column: names of columns, but for .npz files. None: no column says the site.
         test_split: share of the samples that test, in (0, 1), where the file is not split. They are taken evenly from
             each site and label, in the order of the file, the same ones each time.

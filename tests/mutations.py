@@ -114,7 +114,7 @@ jaxfl/data/imdb.py: 0 <= header.size <= len(content) - first => header.size < 10
 [tests/algorithms/test_references.py -k push_sum]
 jaxfl/algorithms/push_sum.py: scale(1.0 / state.push_sum_weight, => scale(state.push_sum_weight,
 [tests/algorithms/test_references.py -k d_psgd]
-jaxfl/algorithms/d_psgd.py: descend(mixture, gamma => descend(state.params, gamma
+jaxfl/algorithms/d_psgd.py: step(mixture, direction) => step(state.params, direction)
 [tests/algorithms/test_references.py -k a_dp2]
 jaxfl/algorithms/a_dp2_sgd.py: mean = 0.5 * (old[0] + old[1]) => mean = old[0]
 [tests/algorithms/test_over_links.py]
@@ -124,7 +124,7 @@ jaxfl/algorithms/clients/uplink.py: lambda _: float(num_expected) => lambda _: f
 [tests/algorithms/test_gradient_tracking.py]
 jaxfl/algorithms/gradient_tracking.py: y + beta * change + (new - old) => y + beta * change + (old - new)
 [tests/test_keys_of_a_round.py tests/test_contract.py -k gradient_tracking]
-jaxfl/algorithms/gradient_tracking.py: Purpose.NOISE, k + 1), pair => Purpose.NOISE, 1), pair
+jaxfl/algorithms/gradient_tracking.py: unit(key, k + 1, pair) => unit(key, 1, pair)
 [tests/algorithms/test_dzofl.py]
 jaxfl/algorithms/dzofl.py: arrivals * (n / jnp.maximum => arrivals * (1 / jnp.maximum
 [tests/algorithms/test_ali_dpfl.py]
@@ -138,7 +138,7 @@ jaxfl/training/checkpoint.py: max_to_keep=keep => max_to_keep=None
 jaxfl/training/pass_directory.py: zlib.crc32(memoryview(content)[:size]) != checksum => False
 [tests/training/test_resume.py]
 jaxfl/training/lockstep.py: self._directory.keep_lines(content["metrics"]) => pass
-jaxfl/training/lockstep.py: self.totals, self.last_line => _, self.last_line
+jaxfl/training/lane_record.py: self.totals, self.last_line => _, self.last_line
 [tests/training/test_lane_record.py]
 jaxfl/training/lockstep.py: self._most - since) => self._most)
 [tests/training/test_passes.py]

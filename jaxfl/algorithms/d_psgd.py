@@ -32,11 +32,10 @@ Does not claim: a privacy guarantee. The noise has the scale that the caller pas
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxfl.algorithms.exchange import exchange, message_bits
 from jaxfl.algorithms.node_steps import node_steps
@@ -56,6 +55,9 @@ from jaxfl.graphs import (
 )
 from jaxfl.privacy import NoiseMechanism
 from jaxfl.privacy.mechanisms import check_types, released
+
+if TYPE_CHECKING:
+    import optax
 
 
 class State(NamedTuple):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
-import optax
 
 from jaxfl.core import ArgumentError, Array, PyTree, check
 from jaxfl.core.algorithm import at_round
 from jaxfl.core.tree import descend
+
+if TYPE_CHECKING:
+    import optax
 
 OfRound = Callable[[PyTree, Any, PyTree, Array], tuple[PyTree, Any, Callable[[PyTree, PyTree], PyTree]]]
 
@@ -39,6 +41,8 @@ def node_steps(
         remedy = "Pass step_size=0.1, or optimizer=optax.sgd(0.1, momentum=0.9)."
         raise ArgumentError("step_size", "must be given, or an optimizer in its place", found, remedy)
     if optimizer is not None:
+        import optax  # on use: it takes a third of a second
+
         update = jax.vmap(optimizer.update)
         return jax.vmap(optimizer.init), lambda noisy, memory, params, _: (
             *update(noisy, memory, params),

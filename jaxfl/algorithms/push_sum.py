@@ -42,12 +42,11 @@ no statement is smaller over links.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from jaxfl.algorithms.exchange import exchange, message_bits
 from jaxfl.algorithms.node_steps import node_steps
@@ -68,6 +67,9 @@ from jaxfl.graphs.lossy_mixing import lossy_mix
 from jaxfl.graphs.mixing import keeps_ones, mix_result
 from jaxfl.privacy import NoiseMechanism
 from jaxfl.privacy.mechanisms import check_types, released
+
+if TYPE_CHECKING:
+    import optax
 
 _MAX_CONDITION = 1e4  # of a mixing matrix that is solved with: the rounding of float32, 6e-8, grows by as much
 

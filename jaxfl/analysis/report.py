@@ -54,23 +54,6 @@ _COSTS = {"total_bits_sent": "bits sent", "total_simulated_seconds": "simulated 
 _BEFORE_METRICS = 9  # columns of sites.csv
 _MOST_COLORED = 14  # cases; further ones are grey
 _DRAWN_ELSEWHERE = "training.png"  # by the page itself, for all runs together
-_STYLE = """
-:root { color-scheme: light; --line: #d8dde3; --soft: #f4f6f8; }
-* { box-sizing: border-box; }
-body { font: 15px/1.5 system-ui, sans-serif; color: #1c2733; margin: 0 auto; max-width: 1240px; padding: 24px 20px; }
-h1 { font-size: 1.6em; margin: 0 0 4px; } h2 { font-size: 1.2em; margin: 36px 0 10px; }
-p.note, figcaption { color: #5a6876; font-size: .9em; margin: 4px 0; }
-.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(370px, 100%), 1fr)); gap: 14px; }
-.panels svg { width: 100%; height: auto; display: block; }
-figure { margin: 0; } img { max-width: max(100%, 640px); height: auto; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { text-align: right; padding: 4px 12px; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } thead th { background: var(--soft); }
-.legend { display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 8px 0 12px; padding: 0; list-style: none; }
-.legend svg { width: 34px; height: 10px; vertical-align: middle; margin-right: 6px; }
-details { margin: 6px 0; } summary { cursor: pointer; } li { margin: 2px 0; } .best { font-weight: 600; }
-.mark { background: #fff3cd; padding: 6px 10px; border-radius: 4px; display: inline-block; }
-"""
 
 
 class Shown(NamedTuple):
@@ -113,21 +96,20 @@ def write_report(run_dirs: Sequence[str | os.PathLike[str]], path: str | os.Path
         _section("Differences of configuration", _differences(shown)),
         _section("Where it ran", _environments(folders)),
     ]
-    note = f"{len(shown)} cases of {', '.join(str(folder) for folder in folders)}"
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{_text(title)}</title>'
-    body = f'<h1>{_text(title)}</h1><p class="note">{_text(note)}</p>{"".join(parts)}'
-    page = f"<!doctype html><html lang=en><head>{head}<style>{_STYLE}</style></head><body>{body}</body></html>\n"
+    body = f'<h1>{_text(title)}</h1><p class="note">{_text(", ".join(map(str, folders)))}</p>{"".join(parts)}'
+    style = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
+    page = f"<!doctype html><html lang=en><head>{head}<style>{style}</style></head><body>{body}</body></html>\n"
     path.write_text(page, encoding="utf-8")
     return path
 
 
 def _cases(folder: Path, several_runs: bool) -> list[Shown]:
     """The cases of a run."""
-    path = folder / "summary.json"
-    if not path.exists():
+    cases = _read(folder / "summary.json").get("cases")
+    if cases is None:
         remedy = "Name the directory of a run that has ended."
         raise ArgumentError("run_dirs", "must hold summary.json", f"{folder} has none", remedy)
-    cases = _read(path)["cases"]
     config = dict(_read(folder / "config.json").get("config", {}))
     changes, _ = config.pop("cases", {}), config.pop("settled", None)
     sites: list[dict[str, str]] = []

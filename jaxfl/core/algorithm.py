@@ -86,7 +86,9 @@ def constructor(build: Callable[_P, _T]) -> Callable[_P, _T]:
 
     @functools.cache
     def kinds() -> dict[str, tuple[type, ...]]:
-        hints = typing.get_type_hints(build).items()  # X or X | None
+        import optax  # which annotations name, and files import for type checkers alone
+
+        hints = typing.get_type_hints(build, localns={"optax": optax}).items()  # X or X | None
         found = {name: typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,) for name, hint in hints}
         return {name: kind for name, kind in found.items() if getattr(kind[0], "__name__", "") in _REMEDIES}
 

@@ -123,7 +123,9 @@ def _tensorboard(run: RunDirectory, stack: contextlib.ExitStack) -> Hook:
         case, seed, round_index, metrics = evaluation
         if (case, seed) not in writers:
             folder = run.path / "tensorboard" / f"{slug(case)}-seed-{seed}"
-            writer = importlib.import_module("tensorboardX").SummaryWriter(str(folder), purge_step=round_index)
+            name = f".{round_index}"  # two processes of one second would write the same file
+            begun = importlib.import_module("tensorboardX").SummaryWriter
+            writer = begun(str(folder), purge_step=round_index, filename_suffix=name)
             writers[case, seed] = stack.enter_context(writer)
         for name, value in metrics.items():
             writers[case, seed].add_scalar(name, value, round_index)

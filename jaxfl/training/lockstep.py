@@ -27,7 +27,6 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,11 +39,11 @@ from jaxfl.core.info import FatalCount
 from jaxfl.core.platform import is_cpu
 from jaxfl.training.case import Scores, costs_of
 from jaxfl.training.checkpoint import Checkpoints, Restored
-from jaxfl.training.chunks import COSTS, Diverged, add_costs, info_fields, joined, refuse_bad, rounds_at_once, summarize
+from jaxfl.training.chunks import COSTS, Diverged, add_costs, info_fields, refuse_bad, rounds_at_once, summarize
 from jaxfl.training.environment import describe_environment
 from jaxfl.training.final_params import write_params
 from jaxfl.training.hooks import Hook, evaluation_of
-from jaxfl.training.lanes import Lane
+from jaxfl.training.lane_record import LaneRecord
 from jaxfl.training.measures import flatten_scores, node_scores, refuse_bad_scores
 from jaxfl.training.pass_directory import CHECKPOINTS, ENDED, Label
 from jaxfl.training.passes import Pass
@@ -70,55 +69,6 @@ class _Chunk(NamedTuple):
     buffers: Any
     scores: Any  # None where no line is due
     began: float
-
-
-@dataclass
-class LaneRecord:
-    """Record of one lane on the host."""
-
-    index: int
-    lane: Lane
-    totals: dict[str, float | int]
-    stretch: list[dict[str, np.ndarray]] = field(default_factory=list)  # infos since its last line, chunk by chunk
-    last_line: int | None = None  # its round
-    nodes: dict[str, list[float]] = field(default_factory=dict)  # metric -> that of every node's model at that line
-    seconds: float = 0.0  # its share of the time that rounds took
-    timed_rounds: int = 0
-    ended: dict[str, Any] | None = None  # its record in `PassDirectory.finish`
-
-    def add(self, infos: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Append a chunk's infos to the stretch, with what the ledger makes of them, and return these."""
-        if self.lane.case.ledger is not None:
-            infos = infos | self.lane.case.ledger.of_round(infos)._asdict()
-        self.stretch.append(infos)
-        return infos
-
-    def spent(self) -> str | None:
-        """Which budget is reached, by the rounds since the last line, too; None without any."""
-        budgets = self.lane.case.budgets
-        totals = add_costs(self.totals, self.stretch) if budgets else {}
-        return next(
-            (f"{name} reached {totals[name]:g}" for name, most in budgets.items() if totals[name] >= most), None
-        )
-
-    def released(self) -> dict[str, dict[str, float | int]]:
-        """Return the part for statements in the record of its end: "released", the totals of all rounds that ran."""
-        names, totals = self.lane.case.released, add_costs(self.totals, self.stretch)
-        return {"released": {name: totals[name] for name in names}} if names else {}
-
-    def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Its record and its stretch in a checkpoint."""
-        whole = joined(self.stretch if self.ended is None else [])
-        record = {"totals": self.totals, "last_line": self.last_line, "ended": self.ended}
-        record |= {"nodes": self.nodes} if self.nodes and self.ended is None else {}
-        return record, {f"{self.index}:{name}": values for name, values in whole.items()}
-
-    def restore(self, record: Mapping[str, Any], stretches: Mapping[str, np.ndarray]) -> None:
-        """Take over what `saved` gave; a stretch comes back bit for bit, as if of one chunk."""
-        self.totals, self.last_line, self.ended = dict(record["totals"]), record["last_line"], record["ended"]
-        self.nodes, own = record.get("nodes", {}), f"{self.index}:"
-        infos = {name.removeprefix(own): values for name, values in stretches.items() if name.startswith(own)}
-        self.stretch = [infos] if infos else []
 
 
 class Lockstep:

@@ -51,6 +51,7 @@ SMALL_HERE: dict[str, dict[str, Any]] = {  # where that does not fit
     "similarity": {"hidden": (6, 5, 4)},  # two sides of two layers
     "dp_gradient_tracking": {"smoothness": 2.0},  # not estimated anew in each run
     "dzofl": {"num_train": 200},  # of two classes
+    "audit": {"num_train": 1000},  # 200 of each of 5 nodes
 }
 STEPS, DIVERGING = (0.01, 0.02), 1e30  # of experiments with a step size
 
@@ -366,9 +367,8 @@ class TestCommandLine:
     def test_every_option_is_read(self, name):
         """An attribute, a key of flat options, or a keyword of a function that a choice names."""
         config = EXPERIMENTS[name].base
-        modules = {type(getattr(config, record)).__module__ for record in vars(config)} | {
-            f"experiments.{name}.options"
-        }
+        kinds = [kind for record in vars(config) for kind in type(getattr(config, record)).__mro__[:-1]]
+        modules = {kind.__module__ for kind in kinds} | {f"experiments.{name}.options"}
         folders = {Path(str(sys.modules[module].__file__)).parent for module in modules if module in sys.modules}
         tables = [value for module in modules if module in sys.modules for value in vars(sys.modules[module]).values()]
         reads = {keyword for choice in tables if isinstance(choice, Choice) for keyword in choice.counts}

@@ -11,8 +11,9 @@ from toy_problem import NUM_NODES, TOY_LEDGER, compiled_once, toy_case, toy_that
 from jaxfl.core import ArgumentError
 from jaxfl.training import Stop, Stopped, open_run, train
 from jaxfl.training.chunks import rounds_at_once
+from jaxfl.training.lane_record import LaneRecord
 from jaxfl.training.lanes import Lane
-from jaxfl.training.lockstep import LaneRecord, Lockstep
+from jaxfl.training.lockstep import Lockstep
 
 FIELDS = ("loss", "bits_sent", "bits_received", "gradient_evaluations", "forward_evaluations")
 

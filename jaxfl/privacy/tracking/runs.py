@@ -113,7 +113,7 @@ def least_noise(
         >>> schedule = polynomial_schedule(200, state_noise_exponent=0.1, tracker_noise_exponent=0.1)
         >>> run = (perturbed_state_statements, "proven", schedule, 200, TrackingRelease(clip_norm=0.5))
         >>> print(round(least_noise(*run, target_epsilon=8.0, num_nodes=5), 2))
-        42.22
+        20.76
     """
     check.one_of(("proven", "published"), bound=bound)
     check.positive(target_epsilon=target_epsilon)

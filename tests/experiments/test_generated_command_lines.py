@@ -28,7 +28,7 @@ from jaxfl.training import loop
 
 if importlib.util.find_spec("submitit"):  # which logs to the streams that it meets: not to those of a line
     importlib.import_module("submitit")
-LINES, CHUNKS = 1000, 5
+LINES, CHUNKS = 1000, 2
 SENTENCE = r"error: .+?: .+; .+[.?)] .+[.?]"
 SECONDS, MEMORY = 120, 6 * 10**9  # that one line may take, and that a chunk may take beyond what is there
 NAMES = list(EXPERIMENTS)

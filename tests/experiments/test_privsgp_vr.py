@@ -230,11 +230,13 @@ def test_every_epsilon_has_its_bound_relation_and_delta(tmp_path, capsys, monkey
         "nodes",
         "assumptions",
         "reason",
+        "mechanism",
     }
     for name, config in settle(options + " --batch-size 4", [287]).items():
         assert first[name] == pytest.approx(epsilon_of(config, 287, 4), rel=1e-9)
         for statement in cases[name]["privacy"]:
-            assert set(statement) == required | ({"dp_epsilon_median_node"} if statement["dp_epsilon"] else set())
+            own = {"dp_epsilon_median_node"} if statement["dp_epsilon"] else set()
+            assert set(statement) == required | own
             assert statement["nodes"] == 5
             assert (statement["dp_epsilon"] is None) == (statement["reason"] is not None)
             assert f"{name}: {statement_text(statement)}" in printed

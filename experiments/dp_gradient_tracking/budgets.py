@@ -27,7 +27,11 @@ def privacy_of(config: Configuration, sizes: Sequence[int]) -> Callable[[int], l
     schedule = config.schedule()
 
     def stated(rounds: int) -> list[dict[str, Any]]:
-        return [statement._asdict() for statement in statements(schedule, rounds, release, **settings)]
+        rows = [statement._asdict() for statement in statements(schedule, rounds, release, **settings)]
+        if not config.has_budget:
+            return rows
+        held = [row for row in rows if (row["bound"] == "proven") == (config.noise.bound == "proven")][-1]  # at delta
+        return [{**held, "asked": True}, *(row for row in rows if row is not held)]
 
     return stated
 

@@ -64,7 +64,12 @@ def test_every_step_size_gets_the_least_noise_of_its_own(scheme, bound, method):
     sizes, gains = (287,) * 5, []
     for step_size in (0.05, 0.2):
         config = config_of(method=method, scheme=scheme, step_size=step_size, bound=bound, target_epsilon=8.0)
-        gains.append(calibrated(config, sizes).noise.noise_gain)
+        held = calibrated(config, sizes)
+        gains.append(held.noise.noise_gain)
+        first, *others = privacy_of(held, sizes)(held.num_rounds)
+        assert (first["asked"], (first["bound"] == "proven") == (bound == "proven")) == (True, True)
+        assert 0.998 * 8 < first["dp_epsilon"] <= 8
+        assert not any("asked" in one for one in others)
         spent = []
         for part in (1.0, 0.998):
             given = config_of(method=method, scheme=scheme, step_size=step_size, noise_gain=part * gains[-1])

@@ -21,6 +21,7 @@ from jaxfl.privacy.tracking import SCHEMES, TrackingSchedule, paper_schedule
 
 _NUMBERS_A_SCALE = 6  # that are there at a time, as bases, powers, and scales of states and trackers
 INFINITY = float("inf")
+_DIGITS = 1437  # training samples of the data set digits
 STEPS = {name: name for name in ("state_mixing", "tracker_mixing", "step_size")} | {"batch_size": "num_samples"}
 
 
@@ -285,6 +286,16 @@ def _is_private(options: Mapping[str, Any], names: Collection[str]) -> bool:
     return options["dataset"] == "digits" and has_proof and options["method"] in _NOISY and "noise_gain" not in names
 
 
+def _batch_size(options: Mapping[str, Any], names: Collection[str]) -> int:
+    """m_K of the scheme; for digits 32, or all samples that an agent trains on where all have as many."""
+    if options["dataset"] != "digits":
+        return scheme_steps(options["scheme"], options["iterations"]).num_samples
+    if options["partition"] != "iid":
+        return 32
+    held, each = options["own_test"], min(options["num_train"] or _DIGITS, _DIGITS) // max(1, options["nodes"])
+    return max(1, int(each * (1 - held)) if 0 < held < 1 else each)
+
+
 RIVALS = ((("target_epsilon",), ("noise_gain",)),)
 DERIVED = {
     "distribution": lambda options, names: "gaussian" if _is_private(options, names) else "laplace",
@@ -298,13 +309,7 @@ DERIVED = {
         option: lambda options, names, name=name: getattr(scheme_steps(options["scheme"], options["iterations"]), name)
         for option, name in STEPS.items()
     },
-    "batch_size": lambda options, names: (
-        scheme_steps(options["scheme"], options["iterations"]).num_samples
-        if options["dataset"] != "digits"
-        else 32
-        if options["partition"] != "iid"
-        else max(1, (options["num_train"] or 1437) // max(1, options["nodes"]))
-    ),
+    "batch_size": _batch_size,
     "clip_norm": lambda options, names: (
         1.0 if options["distribution"] == "gaussian" else 10.0 if options["dataset"] == "digits" else 20.0
     ),

@@ -60,7 +60,6 @@ class Shown(NamedTuple):
     """A case of a run, as the page shows it."""
 
     label: str  # unique on the page
-    case: str
     row: Mapping[str, Any]  # of summary.json
     options: Mapping[str, Any]  # its whole configuration
     lines: Sequence[Mapping[str, Any]]  # its measurements
@@ -122,7 +121,6 @@ def _cases(folder: Path, several_runs: bool) -> list[Shown]:
     return [
         Shown(
             label=f"{folder.name}: {name}" if several_runs else name,
-            case=name,
             row=row,
             options={**config, **{k: v for k, v in changes.get(name, {}).items() if k != "seeds"}},
             lines=lines[name],
@@ -166,9 +164,10 @@ def _spread(name: str, value: Mapping[str, Any] | None) -> str:
 
 
 def _best(shown: Sequence[Shown]) -> str | None:
-    """Label of the case with the best mean, by accuracy where there is one, else by test loss."""
+    """Label of the best case that is no baseline, by mean accuracy where there is one, else by test loss."""
     for metric, sign in (("test_accuracy", 1), ("test_loss", -1)):
-        means = {one.label: one.row[metric]["mean"] for one in shown if metric in one.row}
+        rows = {one.label: one.row for one in shown if not one.row.get("settings", {}).get("baseline")}
+        means = {label: row[metric]["mean"] for label, row in rows.items() if metric in row}
         known = {label: sign * mean for label, mean in means.items() if mean is not None}
         if len(known) > 1:
             return max(known, key=known.__getitem__)

@@ -35,7 +35,7 @@ class Modes(NamedTuple):
 
 
 def modes_of(make_module: Callable[[nnx.Rngs], nnx.Module], module: nnx.Module) -> Modes:
-    """The modes of a module, of which `module` has the shapes.
+    """The modes of a module that `make_module` makes; `module` has its shapes.
 
     Guarantees:
         - samples of weight 0 never count in batch statistics, and a batch of nothing else leaves these as they are.

@@ -34,10 +34,10 @@ def cross_entropy(logits: Array, labels: Array) -> Array:
     if not jnp.issubdtype(labels.dtype, jnp.integer) or labels.ndim != logits.ndim - 1:
         found = f"got {labels.dtype} of shape {labels.shape} for outputs of shape {logits.shape}"
         raise ArgumentError("labels", "must be one integer a sample, its class", found, "Pass labels.argmax(axis=-1).")
-    # JAX counts a negative index from the end: class -1 would be the last class.
-    classes = jnp.where(labels < 0, logits.shape[-1], labels)
     import optax  # takes longer than the library
 
+    # JAX counts a negative index from the end: class -1 would be the last class.
+    classes = jnp.where(labels < 0, logits.shape[-1], labels)
     return optax.losses.softmax_cross_entropy_with_integer_labels(logits, classes)
 
 

@@ -124,12 +124,12 @@ def _tell(
     console.print(summary_table(summary, columns, where.rank_by))
     decide = [*([] if where.rank_by is None else [where.rank_by]), *columns]
     ranked = ranking(summary, decide)
-    best = next((name for name in ranked if name in request.rows), ranked[0])
-    if (directory / SITES).exists():
-        table = site_table(read_results(directory / SITES), best)
+    compared = _compared(request, ranked)
+    if compared and (directory / SITES).exists():
+        table = site_table(read_results(directory / SITES), compared[0])
         if table is not None:
             console.print(table)
-    if len(summary["cases"]) >= FEWEST_RANKED and columns:
+    if len(compared) >= FEWEST_RANKED and columns:
         console.print(_winner(request, summary, decide), soft_wrap=True)
     for name, entry in summary["cases"].items():
         if "budget_spent" in entry.get("status", ()):
@@ -220,11 +220,15 @@ def _lone_trouble(summary: Mapping[str, Any]) -> tuple[str, str] | None:
     return ends[0][0], ends[0][1]["reason"][0]
 
 
+def _compared(request: Request, names: Sequence[str]) -> list[str]:
+    """Keep the cases that are no baselines, in their order."""
+    return [name for name in names if name in request.rows and not request.rows[name].baseline]
+
+
 def _winner(request: Request, summary: Mapping[str, Any], metrics: Sequence[str]) -> str:
-    """The best case of those that were asked for, as a command."""
-    rows = {name: row for name, row in request.rows.items() if not row.baseline}
-    best, metric = next(name for name in ranking(summary, metrics) if name in rows), deciding(summary, metrics)
-    row = rows[best]
+    """The best of the compared cases, as a command."""
+    compared, metric = _compared(request, ranking(summary, metrics)), deciding(summary, metrics)
+    best, row = compared[0], request.rows[compared[0]]
     known = options(type(request.config))
     own = {name: value for name, value in request.changes.items() if known[name].saved or name == "data_dir"}
     words = [] if request.preset is None else ["--preset", request.preset]
@@ -234,7 +238,7 @@ def _winner(request: Request, summary: Mapping[str, Any], metrics: Sequence[str]
         words += ["--seeds", *map(str, row.seeds)]
     command = f"{request.experiment.command} {shlex.join(words)}"
     value = format_spread(metric, summary["cases"][best].get(metric))
-    told = f"Best of {len(rows)} by {metric.replace('_', ' ')}: {best} ({value}), to be had by"
+    told = f"Best of {len(compared)} by {metric.replace('_', ' ')}: {best} ({value}), to be had by"
     return f"{told}\n  {command}\nNo ε covers the choice among cases, which looks at their test results."
 
 

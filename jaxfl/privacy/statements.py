@@ -57,7 +57,7 @@ class Statement(NamedTuple):
     assumptions: tuple[str, ...]
     reason: str | None  # why dp_epsilon is None
     node_epsilons: tuple[float, ...] = ()  # of every node, of several runs those of each; empty where there is none
-    mechanism: str = ""  # what was released, of the worst node: how often, with how much noise, of which samples
+    mechanism: str = ""  # releases of the worst node: their number, noise and samples
 
 
 def statement(

@@ -320,7 +320,7 @@ class Lockstep:
                 "rounds_a_call": self._at_once or 1,
             },
             **record.released(),
-            **({"nodes": record.nodes} if status in ("finished", "budget_spent") and record.nodes else {}),
+            **({"nodes": record.nodes} if status in WHOLE and record.nodes else {}),
         }
         self._progress.skip(case.last_round - until)
 
@@ -338,13 +338,12 @@ class Lockstep:
         self._directory.append(lines)
         shown = [name for name in ("test_accuracy", "test_loss") if lines and name in lines[-1]]
         self._progress.note(", ".join(f"{name.replace('_', ' ')} {lines[-1][name]:.4g}" for name in shown))
-        for record in itertools.compress(written, on_first(self._asked)(lines)):
+        if self._hook is None:
+            return
+        asked = on_first(lambda hook: [bool(hook(evaluation_of(line))) for line in lines])(self._hook)
+        for record in itertools.compress(written, asked):
             if round_index < record.lane.case.last_round:
                 self._end(record, "stopped_early", f"the hook asked for it after round {round_index}")
-
-    def _asked(self, lines: Sequence[Mapping[str, Any]]) -> list[bool]:
-        """True if the hook asks to end the lane of each line."""
-        return [] if self._hook is None else [bool(self._hook(evaluation_of(line))) for line in lines]
 
     def _line(self, record: LaneRecord, measured: Mapping[str, PyTree], round_index: int) -> dict[str, Any]:
         """A line of metrics.jsonl, with which the lane's next stretch begins."""

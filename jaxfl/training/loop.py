@@ -73,9 +73,10 @@ def train(
         only: number of a pass of `divide_run`: nothing but this is trained, in `run` from `read_run`. Processes that
             share no memory may train one each at the same time; a call without it then makes the tables and the
             summary.
-        hook: called with each `Evaluation` that this process computes, see `jaxfl.training.hooks`. True ends that lane
-            there, with the status "stopped_early": its last line and its state stay, it is not resumed, and `publish`
-            refuses it. Other lanes go on. What a hook raises ends the run, which can be resumed.
+        hook: called with each `Evaluation` that this process computes, see `jaxfl.training.hooks`. Several processes
+            all take one, and the first calls it. True ends that lane there, with the status "stopped_early": its last
+            line and its state stay, it is not resumed, and `publish` refuses it. Other lanes go on. What a hook raises
+            ends the run, which can be resumed.
 
     Returns:
         The content of summary.json; empty where `only` one pass is trained.

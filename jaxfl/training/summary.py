@@ -23,7 +23,7 @@ STATUSES = ("finished", "budget_spent", "stopped_early", "diverged", "stopped")
 WHOLE = STATUSES[:3]  # ends whose last line counts
 EARLY = "a hook ended the run by what it measured, and no epsilon covers the choice of the round"
 
-FEWEST_RANKED = 5  # cases that are sorted, and of which the best is told
+FEWEST_RANKED = 5  # cases that are sorted; the best one is told
 _MOST_ROWS = 20  # of the closing table
 _MOST_STATED = 6  # cases, each with its statements below the table; of more the range of each epsilon
 _TOTALS = {name: f"total_{name}" for name in COSTS}

@@ -18,7 +18,7 @@ NOISE = (0.5, 0.25, 0.5, 1.0)
 
 
 def cases(**fields):
-    """Two cases, in one of which sites learn by themselves, as far as its name says."""
+    """Two cases; in one sites learn by themselves, as far as its name says."""
     together = toy_case(num_rounds=20, numbers={"step_size": 0.2}, privacy=toy_statements, noise_stds=NOISE, **fields)
     return {"A": together, "alone": together._replace(numbers={"step_size": 0.05}, privacy=None, noise_stds=())}
 

@@ -77,8 +77,8 @@ def each_agent(
     """`bound` of each agent alone: of equal agents it is computed once.
 
     Args:
-    XX
-            an object.
+        bound: (schedule with noise scales (K + 1,), agent with weights (), a number of each of `others`) -> a number,
+            or an object.
         schedule, agent: of all agents.
         others: () or (n,) each.
         dtype: of what `bound` gives.

@@ -255,7 +255,7 @@ def test_every_agent_has_an_epsilon_of_its_own():
     assert tracked(release=TrackingRelease(clip_norm=None))[0].node_epsilons == ()
 
 
-BUDGETED = {  # method -> distributions and bounds of which a budget can be held
+BUDGETED = {  # method -> distributions and bounds that can hold a budget
     "tracking": (("laplace", "proven"), ("laplace", "published"), ("gaussian", "proven")),
     "perturbed": (("laplace", "proven"), ("laplace", "published"), ("gaussian", "proven")),
     "output": (("laplace", "proven"), ("gaussian", "proven")),

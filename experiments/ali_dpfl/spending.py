@@ -119,7 +119,7 @@ def privacy_of(
 
     `config` is settled, `asked` the bound of its budget.
     """
-    learning, nodes, dp_delta = config.learning, config.clients.nodes, config.budget.dp_delta
+    learning, nodes, usual = config.learning, config.clients.nodes, config.budget.dp_delta
     if learning.method == "FedAvg":
         return None
     releases, most = [release_of(config, size) for size in sizes], None
@@ -130,7 +130,9 @@ def privacy_of(
         most = config.budget.max_iterations, learning.rounds
 
     @functools.cache
-    def stated(rounds: int, local_iterations: int = 0, estimate_releases: int = 0) -> list[dict[str, Any]]:
+    def stated(
+        rounds: int, local_iterations: int = 0, estimate_releases: int = 0, dp_delta: float = usual
+    ) -> list[dict[str, Any]]:
         if learning.method == UPDATES:
             noise = learning.update_noise_multiplier
             assert not isinstance(noise, str)

@@ -177,8 +177,8 @@ def rounds_allowed(name: str, request: Configuration, config: Configuration, siz
     return rounds
 
 
-def privacy_of(config: Configuration, sizes: Sizes) -> Callable[[int], list[dict[str, Any]]]:
-    """Function from the rounds that really ran to the statements of summary.json; the configuration is settled."""
+def privacy_of(config: Configuration, sizes: Sizes) -> Callable[..., list[dict[str, Any]]]:
+    """Function from the rounds that really ran, and perhaps a dp_delta, to statements; the configuration is settled."""
     accountant, _, options = _accounting(config)
     if config.budget.bound == "published":
         options["neighboring_relation"] = None  # of the budget's formula alone
@@ -188,8 +188,9 @@ def privacy_of(config: Configuration, sizes: Sizes) -> Callable[[int], list[dict
     asked = accountant.bound_name(config.budget.bound), None if relation == "as_published" else relation
 
     @functools.cache
-    def stated(rounds: int) -> list[dict[str, Any]]:
-        found = privacy.statements(accountant, releases, rounds, **options)
+    def stated(rounds: int, dp_delta: float | None = None) -> list[dict[str, Any]]:
+        at_delta = {} if dp_delta is None else {"dp_delta": dp_delta}
+        found = privacy.statements(accountant, releases, rounds, **{**options, **at_delta})
         rows = [statement._asdict() for statement in found]
         return asked_first(rows, *asked) if config.budget.limits else rows
 

@@ -105,16 +105,17 @@ def write_report(run_dirs: Sequence[str | os.PathLike[str]], path: str | os.Path
 
 def _cases(folder: Path, several_runs: bool) -> list[Shown]:
     """The cases of a run."""
-    cases = _read(folder / "summary.json").get("cases")
-    if cases is None:
+    summary = _read(folder / "summary.json")
+    if "cases" not in summary:
         remedy = "Name the directory of a run that has ended."
         raise ArgumentError("run_dirs", "must hold summary.json", f"{folder} has none", remedy)
+    cases, winner = summary["cases"], summary.get("selected")
+    if winner:  # of a private selection: its statements count all runs
+        cases[winner["case"]]["privacy"] = winner["privacy"] + cases[winner["case"]]["privacy"]
     config = dict(_read(folder / "config.json").get("config", {}))
     changes, _ = config.pop("cases", {}), config.pop("settled", None)
-    sites: list[dict[str, str]] = []
-    if (folder / "sites.csv").exists():
-        with open(folder / "sites.csv", newline="", encoding="utf-8") as rows:
-            sites = list(csv.DictReader(rows))
+    table = folder / "sites.csv"
+    sites = list(csv.DictReader(io.StringIO(table.read_text("utf-8")))) if table.exists() else []
     lines: dict[str, list[Mapping[str, Any]]] = {name: [] for name in cases}
     for line in read_lines(folder):
         lines.setdefault(line["case"], []).append(line)

@@ -36,6 +36,7 @@ from jaxfl.frame.options import flag, flat, options, unknown, value_of
 from jaxfl.frame.output import steady_output
 from jaxfl.frame.records import JOBS
 from jaxfl.frame.run import leave_accelerators, run, use_all_cores
+from jaxfl.frame.selecting import ends_of, search_of
 from jaxfl.training import Diverged, FatalCount, Stopped, stop_at_sigterm
 from jaxfl.training.compilation_cache import compilation_cache
 from jaxfl.training.processes import several
@@ -57,6 +58,9 @@ class EveryExperiment:
     """OPTION=LOW:HIGH ...: draw values at random, OPTION=log:LOW:HIGH in the logarithm."""
     num_samples: int = 10
     """Number of configurations that --sample draws."""
+    private_selection: Literal["off", "geometric", "logarithmic"] = "off"
+    """Draw the number of configurations, too, with the mean --num-samples, and state the epsilon of the best one, for
+    whoever releases it alone (docs/epsilon.md)."""
     seeds: tuple[int, ...] = ()
     """Short for --grid seed=SEED,SEED,..."""
     baselines: tuple[Literal["alone", "pooled", "without_noise"], ...] = ()
@@ -196,16 +200,26 @@ def parse(experiment: Experiment, arguments: Sequence[str]) -> tuple[Request, st
         axes.append(axis(table, seed=frame["seeds"]))
     if "grid_file" in frame:
         axes.append(read_axis(frame["grid_file"], table))
+    search, others, ranges, ends = None, [], (), {}
     if "sample" in frame:
-        axes.append(sample_axis(frame["sample"], frame.get("num_samples", EveryExperiment.num_samples), 0, table))
-    elif "num_samples" in frame:
-        raise ArgumentError("--num-samples", "belongs to --sample", "got it without", "Pass --sample OPTION=LOW:HIGH.")
+        count = frame.get("num_samples", EveryExperiment.num_samples)
+        seed = {"seed": frame["seeds"][0]} if frame.get("seeds") else {}
+        search = search_of(frame.get("private_selection", "off"), count, {**flat(experiment.base), **changes, **seed})
+        others, ranges = [*axes], frame["sample"]
+        ends = {} if search is None else ends_of(ranges, table)
+        axes.append(sample_axis(ranges, count, 0, table) if search is None else search.draw(ranges, table))
+    for name in ("num_samples", "private_selection"):
+        if name in frame and "sample" not in frame:
+            raise ArgumentError(name, "belongs to --sample", "got it without", "Pass --sample OPTION=LOW:HIGH.")
     _refuse_repeats(axes)
     preset = frame.get("preset")
     if preset is not None and preset not in experiment.presets:
         names = ", ".join(experiment.presets) or "none"
         raise ArgumentError("--preset", "must name a preset", f"got {preset!r}", f"This experiment has: {names}.")
     asked = request(experiment, changes, axes, preset, frame.get("baselines", ()))
+    if search is not None:
+        at_ends = request(experiment, changes, [*others, ends], preset).rows
+        asked = asked._replace(search=search._replace(ranges=ranges, ends=at_ends))
     return asked, frame.get("compilation_cache", EveryExperiment.compilation_cache)
 
 

@@ -22,6 +22,7 @@ from jaxfl.data.tables import is_file
 from jaxfl.frame.choose import counted, idle_options, refuse_idle
 from jaxfl.frame.grid import Axis, Grid, configs, refuse_many, without
 from jaxfl.frame.options import UNSAID, flat, lay, options, refuse_out_of_range, text_of
+from jaxfl.frame.selecting import Search
 from jaxfl.training import Case, RunDirectory, Stop
 from jaxfl.training.run_directory import slug
 
@@ -141,6 +142,7 @@ class Request(NamedTuple):
     stop: Stop | None = None  # through which a signal asks to stop
     changes: Mapping[str, Any] = {}  # as given, without what varies
     cache: str = "default"  # where jobs keep compiled programs, as --compilation-cache says it
+    search: Search | None = None  # a private selection
 
     @property
     def config(self) -> Any:

@@ -25,6 +25,7 @@ from jaxfl.frame.experiment import Finished, Prepared, Request, Row
 from jaxfl.frame.launcher import run_in_jobs
 from jaxfl.frame.options import flag, flat, options, text_of
 from jaxfl.frame.records import Publication, Run
+from jaxfl.frame.selecting import ON_TEST, check_search, winner_of
 from jaxfl.privacy.statements import statement_text
 from jaxfl.training import Case, RunDirectory, Stop, open_run, publish, read_run, secret_key, summary_table, train
 from jaxfl.training.compilation_cache import compilation_cache
@@ -68,6 +69,9 @@ def run(request: Request) -> int:
     if where.rank_by is not None and not any(fnmatch.fnmatch(where.rank_by, one) for one in experiment.columns):
         remedy = f"Choose among {', '.join(experiment.columns)}."
         raise ArgumentError("rank_by", "must be a column of the closing table", f"got {where.rank_by}", remedy)
+    if request.search is not None and where.rank_by is not None and not where.rank_by.startswith(ON_TEST):
+        requirement = "must be measured on test samples in a private selection"
+        raise ArgumentError("rank_by", requirement, f"got {where.rank_by}", "Choose test_accuracy, for instance.")
     check_seeds(request)
     secrecy = getattr(request.config, "publication", Publication())
     secrecy.check()
@@ -118,18 +122,20 @@ def _tell(
     preset = experiment.presets.get(request.preset or "")
     draw = preset.pictures if preset is not None and preset.pictures is not None else experiment.finish
     pictures = [] if draw is None else list(draw(finished))
-    records.write_summary(summary)
     metrics = dict.fromkeys(name for row in summary["cases"].values() for name in row)
     columns = [name for pattern in experiment.columns for name in fnmatch.filter(metrics, pattern)]
-    console.print(summary_table(summary, columns, where.rank_by))
     decide = [*([] if where.rank_by is None else [where.rank_by]), *columns]
+    if request.search is not None:
+        summary["selected"] = winner_of(request.search, summary, request.rows, cases, decide)
+    records.write_summary(summary)
+    console.print(summary_table(summary, columns, where.rank_by))
     ranked = ranking(summary, decide)
     compared = _compared(request, ranked)
     if compared and (directory / SITES).exists():
         table = site_table(read_results(directory / SITES), compared[0])
         if table is not None:
             console.print(table)
-    if len(compared) >= FEWEST_RANKED and columns:
+    if (len(compared) >= FEWEST_RANKED or request.search is not None) and columns:
         console.print(_winner(request, summary, decide), soft_wrap=True)
     for name, entry in summary["cases"].items():
         if "budget_spent" in entry.get("status", ()):
@@ -156,9 +162,12 @@ def prepare(request: Request) -> tuple[Prepared, dict[str, Case], dict[str, Any]
     cases = with_ledgers(prepared.cases, request.rows, request.config.run.x)
     placement = request.config.run.placement()
     cases = {name: case._replace(placement=placement) for name, case in cases.items()}
-    task = next(iter(cases.values())).task
-    # The loop that auto stands for, since another one gives other last bits.
-    return prepared, cases, {**saved_options(request), "node_loop": task.node_loop, **prepared.saved}
+    task = next(iter(cases.values())).task  # whose loop stands for auto: another one gives other last bits
+    facts = {**saved_options(request), "node_loop": task.node_loop, **prepared.saved}
+    if request.search is not None:
+        check_search(request.search, request.rows, cases, request.experiment.prepare(request.search.ends).cases)
+        facts |= request.search.facts()
+    return prepared, cases, facts
 
 
 def run_pass(request: Request, path: Path, number: int, stop: Stop) -> None:
@@ -226,8 +235,12 @@ def _compared(request: Request, names: Sequence[str]) -> list[str]:
 
 
 def _winner(request: Request, summary: Mapping[str, Any], metrics: Sequence[str]) -> str:
-    """The best of the compared cases, as a command."""
+    """The best of the compared cases, as a command, and what choosing it costs."""
     compared, metric = _compared(request, ranking(summary, metrics)), deciding(summary, metrics)
+    if request.search is not None:
+        if summary["selected"] is None:
+            return "No run of the search ended with a result, so that none is selected."
+        compared, metric = [summary["selected"]["case"]], summary["selected"]["metric"]
     best, row = compared[0], request.rows[compared[0]]
     known = options(type(request.config))
     own = {name: value for name, value in request.changes.items() if known[name].saved or name == "data_dir"}
@@ -238,6 +251,11 @@ def _winner(request: Request, summary: Mapping[str, Any], metrics: Sequence[str]
         words += ["--seeds", *map(str, row.seeds)]
     command = f"{request.experiment.command} {shlex.join(words)}"
     value = format_spread(metric, summary["cases"][best].get(metric))
+    if request.search is not None:
+        stated = "\n".join(f"  {statement_text(one)}" for one in summary["selected"]["privacy"])
+        values = " ".join(f"{flag(name)} {text_of(drawn)}" for name, drawn in summary["selected"]["settings"].items())
+        told = f"Selected by {metric.replace('_', ' ')}: {values} ({value}). The choice is paid for, where"
+        return f"{told} the other runs and their number stay secret:\n{stated}"
     told = f"Best of {len(compared)} by {metric.replace('_', ' ')}: {best} ({value}), to be had by"
     return f"{told}\n  {command}\nNo ε covers the choice among cases, which looks at their test results."
 

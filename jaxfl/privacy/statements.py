@@ -18,6 +18,9 @@ RELATIONS = {  # in words
 ASSUMED = "assumed, not enforced"
 REFUTED = "refuted at this noise"
 AT_EXPECTED_WAKING = "at the expected number of wake-ups"
+# What a statement on a private selection takes back.
+ONE_RUN = "it is of one run of one seed; others on the same data have batches and noise of their own, and add to it"
+UNPAID_CHOICE = "the choice of hyper-parameters is not accounted for"
 _NO_BOUND = "no bound"
 _SIMULATION = "simulation: its seed is public"
 SIMULATED = f"{_SIMULATION}, and whoever reads it can take the noise off, so that nothing of the run may be published"
@@ -99,12 +102,12 @@ def statement(
         nodes=nodes,
         assumptions=(
             *(() if gradients is None else (gradients,)),
-            "it is of one run of one seed; others on the same data have batches and noise of their own, and add to it",
+            ONE_RUN,
             "a resumed run repeats the rounds after its last checkpoint with the same numbers (same machine and"
             " versions)",
             *setting,
             noise,
-            "the choice of hyper-parameters is not accounted for",
+            UNPAID_CHOICE,
             "it does not cover what is measured or kept without noise: losses, metrics and pictures; whether a run"
             " diverged; checkpoints, which hold raw gradients and states",
             *notes,

@@ -136,7 +136,8 @@ def publish(run: RunDirectory, cases: Mapping[str, Case], out: str | os.PathLike
 
     privacy.json holds of every case its options that vary, its rounds, its statements and, as the run's own does,
     the epsilons and names of its nodes; and the total that all of them cost a sample together.
-    parameters/<case>/seed_<s>.npz holds the nodes' parameters at the end, an array (n, *leaf) a leaf. Metrics,
+    parameters/<case>/seed_<s>.npz holds the nodes' parameters at the end, an array (n, *leaf) a leaf. Of a private
+    selection ("selected" of summary.json) there is the winner alone, with its own statements. Metrics,
     pictures, times and checkpoints stay behind: they are measured, or kept, without noise.
 
     Args:
@@ -152,9 +153,17 @@ def publish(run: RunDirectory, cases: Mapping[str, Case], out: str | os.PathLike
         - nothing but parameters, statements and options that vary is written.
         - a run that is not covered is refused.
     """
-    path, rows = Path(out), run.read_summary()["cases"]
+    path, summary = Path(out), run.read_summary()
+    rows = summary["cases"]
     of_nodes = read_json(run.path / PRIVACY) if (run.path / PRIVACY).exists() else {}
     check_folder(out)
+    if "selected" in summary:
+        if summary["selected"] is None:
+            found, remedy = "no run of the search has a result", "Search among other values."
+            raise ArgumentError("publish", "needs a winner", found, remedy)
+        winner = summary["selected"]["case"]
+        chosen = {key: summary["selected"][key] for key in ("settings", "privacy")}
+        cases, rows, of_nodes = {winner: cases[winner]}, {winner: rows[winner] | chosen}, {}
     for name, case in cases.items():
         problem = _uncovered(case, rows[name])
         if problem is not None:

@@ -88,6 +88,11 @@ def _spends(options: Mapping[str, Any]) -> bool:
     return options["max_iterations"] == "auto"
 
 
+def _holds(options: Mapping[str, Any]) -> bool:
+    """True where iterations follow from the budget, or the noise on them."""
+    return _spends(options) or (options["noise_multiplier"] == "calibrated" and options["method"] in PRIVATE_STEPS)
+
+
 def _is_charged(options: Mapping[str, Any]) -> bool:
     """True where a budget pays for something beside the iterations."""
     name = {ALI: "constants", UPDATES: "update_noise_multiplier"}.get(options["method"])
@@ -100,18 +105,21 @@ class Budget:
 
     COUNTS: ClassVar = (
         where("method", PRIVATE_STEPS, "clip_norm"),
-        where("max_iterations", ("auto",), "bound", "accounted_samples"),
+        where("max_iterations", ("auto",), "accounted_samples"),
+        where("bound", ("proven",), "neighboring_relation"),
         {
+            **dict.fromkeys(("bound", "neighboring_relation"), lambda options: _holds(options)),
             "noise_multiplier": lambda options: _spends(options) or options["method"] in PRIVATE_STEPS,
             "dp_delta": lambda options: _spends(options) or options["method"] != "FedAvg",
-            "target_epsilon": lambda options: _spends(options) or _is_charged(options),
+            "target_epsilon": lambda options: _holds(options) or _is_charged(options),
         },
     )
     clip_norm: float = traced(0.1)
     """Bound C on each sample's gradient in the L2 norm."""
-    noise_multiplier: float = traced(1.1)
-    """Standard deviation of the noise on a batch's sum of gradients, over C. Methods without it take its budget for
-    what their rounds and iterations are."""
+    noise_multiplier: float | Literal["calibrated"] = traced(1.1)
+    """Standard deviation of the noise on a batch's sum of gradients, over C; calibrated: the least with which
+    target_epsilon pays for max_iterations. Methods without it take its budget for what their rounds and iterations
+    are."""
     max_iterations: int | Literal["auto"] = traced("auto")
     """Local iterations T of a client in the whole run; auto: as many as target_epsilon pays for at every client."""
     target_epsilon: float = stated(2.0)
@@ -122,6 +130,8 @@ class Budget:
     bound: Literal["proven", "published"] = stated("proven")
     """Which bound holds the budget: proven (privacy loss distributions, which allow more iterations) or published (the
     paper's)."""
+    neighboring_relation: Literal["zero_out", "replace_one"] = stated("zero_out")
+    """Relation of neighboring data sets under which a proven bound holds the budget."""
     accounted_samples: int | None = stated(None)
     """Samples |D_i| by which the budget's iterations are counted; by default each client's own. The paper takes 5,000
     for all data sets. Statements take the clients' own in any case."""
@@ -218,7 +228,11 @@ def check_config(config: Configuration) -> None:
     check.positive(round_ratio=learning.round_ratio, target_epsilon=budget.target_epsilon)
     check.positive(constants_noise=learning.constants_noise, constants_loss_bound=learning.constants_loss_bound)
     check.positive(clip_norm=budget.clip_norm, update_clip_norm=learning.update_clip_norm)
-    check.non_negative(noise_multiplier=budget.noise_multiplier)
+    if budget.noise_multiplier != "calibrated":
+        check.non_negative(noise_multiplier=budget.noise_multiplier)
+    elif budget.max_iterations == "auto":
+        found, remedy = "got auto, which follows from the noise", "Pass a number, or a number for noise_multiplier."
+        raise ArgumentError("max_iterations", "must be a number where noise is calibrated", found, remedy)
     check.open_unit(dp_delta=budget.dp_delta)
     if learning.method != ALI and learning.local_steps > learning.max_steps:
         found, remedy = f"got {learning.local_steps}", "Pass fewer, or raise max_steps."

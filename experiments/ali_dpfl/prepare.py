@@ -15,7 +15,7 @@ from jaxfl.frame.options import text_of
 from jaxfl.training.chunks import check_start
 
 from .options import ALI, ALONE, FIXED, PRIVATE_STEPS, UPDATES, Configuration, check_config
-from .spending import bound_asked, privacy_of, released, rounds_of, settled
+from .spending import asked_of, privacy_of, released, rounds_of, settled
 
 
 def prepare(rows: Mapping[str, Row]) -> Prepared:
@@ -33,7 +33,7 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
             "data": config.clients.data(config.data),
             # A budget ends FedAvg's rounds, too, but spends nothing there.
             "num_rounds": config.learning.rounds if method in PRIVATE_STEPS else last,
-            "privacy": privacy_of(config, sizes[name], bound_asked(rows[name].config)),
+            "privacy": privacy_of(config, sizes[name], asked_of(rows[name].config)),
             "released": released(config),
             "covered": method in (FIXED, UPDATES, ALONE) or (method == ALI and config.learning.constants == "private"),
             "max_rounds": last,

@@ -21,8 +21,9 @@ MOST_ITERATIONS = 10**5  # that a budget is asked for
 def release_of(config: Configuration, num_samples: int, *, with_estimates: bool = True) -> ClientRelease:
     """Describe what a client with this many samples releases."""
     learning, budget = config.learning, config.budget
+    multiplier = 1.0 if budget.noise_multiplier == "calibrated" else budget.noise_multiplier
     estimates = learning.constants if learning.method == ALI and with_estimates else "none"
-    release = ClientRelease("poisson", num_samples, learning.batch_size, budget.clip_norm, budget.noise_multiplier)
+    release = ClientRelease("poisson", num_samples, learning.batch_size, budget.clip_norm, multiplier)
     if estimates == "private":
         size, noise = learning.constants_batch or num_samples, learning.constants_noise
         release = release._replace(estimate_batch_size=size, estimate_noise_multiplier=noise)
@@ -31,6 +32,7 @@ def release_of(config: Configuration, num_samples: int, *, with_estimates: bool 
 
 def settled(config: Configuration, sizes: Sequence[int]) -> Configuration:
     """The configuration with rounds, iterations, noise and evaluations as numbers; sizes of all clients and seeds."""
+    config = _with_noise(config, sizes)
     learning, budget = config.learning, config.budget
     rounds, iterations, noise = learning.rounds, budget.max_iterations, learning.update_noise_multiplier
     price = _iterations(config, sizes, 0) if iterations == "auto" else iterations  # R_c
@@ -55,13 +57,47 @@ def settled(config: Configuration, sizes: Sequence[int]) -> Configuration:
     return lay(config, {**numbers, "evaluate_every": every})
 
 
+def _with_noise(config: Configuration, sizes: Sequence[int]) -> Configuration:
+    """The configuration with the least noise on iterations that meets the budget, where it is asked for."""
+    learning, budget = config.learning, config.budget
+    if budget.noise_multiplier != "calibrated":
+        return config
+    if learning.method not in PRIVATE_STEPS:
+        return lay(config, {"noise_multiplier": 0.0})  # which counts nowhere
+    if learning.rounds == "auto":
+        found, remedy = "got auto, which follows from the noise", "Pass a number, or a number for noise_multiplier."
+        raise ArgumentError("rounds", "must be a number where noise is calibrated", found, remedy)
+    releases, private = {release_of(config, size) for size in sizes}, learning.method == ALI
+    private = private and learning.constants == "private"
+    alone = max(accounting.epsilon(one, 0, learning.rounds * private, **_held(config)) for one in releases)
+    if private and alone >= budget.target_epsilon:
+        requirement = f"must leave something of target_epsilon, {budget.target_epsilon:g}, to the iterations"
+        found = f"got {learning.constants_noise:g}, with which {learning.rounds} estimates alone cost {alone:.4g}"
+        raise ArgumentError("constants_noise", requirement, found, "Pass more, or fewer rounds.")
+    noise = accounting.calibrate_noise_multiplier(
+        [*releases],
+        budget.max_iterations,
+        learning.rounds,
+        target_epsilon=budget.target_epsilon,
+        **_held(config),
+    )
+    return lay(config, {"noise_multiplier": noise})
+
+
+def _held(config: Configuration) -> dict[str, Any]:
+    """How the budget is held: bound, delta and neighboring relation."""
+    budget = config.budget
+    relation = budget.neighboring_relation if budget.bound == "proven" else None
+    return {"bound": budget.bound, "dp_delta": budget.dp_delta, "neighboring_relation": relation}
+
+
 def _iterations(config: Configuration, sizes: Sequence[int], num_estimates: int) -> int:
     """Local iterations that the budget pays for beside this many estimates; none is refused."""
     budget = config.budget
     samples = sizes if budget.accounted_samples is None else [budget.accounted_samples]
     releases = [release_of(config, size, with_estimates=num_estimates > 0) for size in samples]
-    settings = {"dp_delta": budget.dp_delta, "limit": MOST_ITERATIONS}
-    most = accounting.max_iterations(releases, num_estimates, budget.target_epsilon, budget.bound, **settings)
+    settings = {**_held(config), "limit": MOST_ITERATIONS}
+    most = accounting.max_iterations(releases, num_estimates, budget.target_epsilon, **settings)
     if most < 1:
         estimates = f" beside {num_estimates} private estimates" if num_estimates else ""
         found = f"got {budget.target_epsilon:g}, which pays for none ({budget.bound} bound)"
@@ -73,7 +109,7 @@ def _iterations(config: Configuration, sizes: Sequence[int], num_estimates: int)
 def _refuse_overspent(config: Configuration, sizes: Sequence[int], rounds: int, iterations: int) -> None:
     """Refuse estimates that overspend the budget beside iterations that it pays for."""
     budget, samples = config.budget, config.budget.accounted_samples
-    settings = {"bound": budget.bound, "dp_delta": budget.dp_delta}
+    settings = _held(config)
 
     def cost(with_estimates: bool) -> float:
         releases = {
@@ -105,19 +141,22 @@ def released(config: Configuration) -> tuple[str, ...]:
     return names if config.learning.method in PRIVATE_STEPS else ()
 
 
-def bound_asked(request: Configuration) -> str | None:
-    """The bound by which target_epsilon decides iterations, or the noise on updates; None where it decides nothing."""
-    if request.learning.method == UPDATES:
-        return "proven" if request.learning.update_noise_multiplier == "calibrated" else None
-    return request.budget.bound if request.budget.max_iterations == "auto" else None
+def asked_of(request: Configuration) -> tuple[str, str | None] | None:
+    """Bound and relation by which target_epsilon decides iterations or noise; None where it decides nothing."""
+    budget, learning = request.budget, request.learning
+    if learning.method == UPDATES:
+        return ("proven", None) if learning.update_noise_multiplier == "calibrated" else None
+    if budget.max_iterations != "auto" and budget.noise_multiplier != "calibrated":
+        return None
+    return budget.bound, budget.neighboring_relation if budget.bound == "proven" else None
 
 
 def privacy_of(
-    config: Configuration, sizes: Sequence[int], asked: str | None = None
+    config: Configuration, sizes: Sequence[int], asked: tuple[str, str | None] | None = None
 ) -> Callable[..., list[dict[str, Any]]] | None:
     """Function from the rounds and totals that really ran to the statements of summary.json.
 
-    `config` is settled, `asked` the bound of its budget.
+    `config` is settled, `asked` bound and relation of its budget.
     """
     learning, nodes, usual = config.learning, config.clients.nodes, config.budget.dp_delta
     if learning.method == "FedAvg":
@@ -142,6 +181,6 @@ def privacy_of(
             ran = local_iterations, estimate_releases
             statements = accounting.statements(releases, *ran, dp_delta=dp_delta, num_clients=nodes, budgeted=most)
         rows = [statement._asdict() for statement in statements]
-        return rows if asked is None else asked_first(rows, asked)
+        return rows if asked is None else asked_first(rows, *asked)
 
     return stated

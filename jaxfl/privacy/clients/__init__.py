@@ -1,6 +1,13 @@
 """Releases of a server's clients, and their cost in privacy: samples of a client, and whole clients."""
 
-from jaxfl.privacy.clients.accounting import WITHOUT_NOISE, ClientRelease, epsilon, max_iterations, statements
+from jaxfl.privacy.clients.accounting import (
+    WITHOUT_NOISE,
+    ClientRelease,
+    calibrate_noise_multiplier,
+    epsilon,
+    max_iterations,
+    statements,
+)
 from jaxfl.privacy.clients.client_level import (
     UpdateRelease,
     client_level_epsilon,
@@ -20,6 +27,7 @@ __all__ = [
     "ClientRelease",
     "SampledReleases",
     "UpdateRelease",
+    "calibrate_noise_multiplier",
     "client_level_epsilon",
     "client_level_statements",
     "client_noise_multiplier",

@@ -173,6 +173,53 @@ def max_iterations(
     return verbs.most_rounds(costs, target_epsilon, limit)
 
 
+def calibrate_noise_multiplier(
+    releases: Sequence[ClientRelease],
+    num_iterations: int,
+    num_estimates: int = 0,
+    *,
+    target_epsilon: float,
+    bound: str,
+    dp_delta: float,
+    neighboring_relation: str | None = None,
+) -> float:
+    """Smallest noise multiplier of local iterations with which no client spends more than a budget, to 0.1 %.
+
+    Args:
+        releases: of each client; their noise_multiplier is ignored.
+        num_iterations, num_estimates: T and R of the whole run, T at least 1.
+        target_epsilon: above 0.
+        bound, dp_delta, neighboring_relation: as for `epsilon`.
+
+    Raises:
+        ArgumentError: as for `epsilon`, or where no noise meets the budget: the estimates alone may cost more.
+
+    Guarantees:
+        - never overspends: the epsilon of the result is at most target_epsilon, at every client.
+
+    Examples:
+        >>> release = ClientRelease("poisson", num_samples=5000, batch_size=75, clip_norm=0.1, noise_multiplier=0.0)
+        >>> budget = {"target_epsilon": 2.0, "dp_delta": 1e-5}
+        >>> round(calibrate_noise_multiplier([release] * 10, 317, bound="proven", **budget), 2)
+        0.93
+    """
+    target_epsilon = verbs.positive(target_epsilon=target_epsilon)
+    check.at_least(1, num_iterations=num_iterations)
+    verbs.require_any(releases)
+    searches, guesses = [], []
+    for release in sorted(set(releases), key=lambda release: release.num_samples):
+
+        def epsilon_of(noise: float, release: ClientRelease = release) -> float:
+            counts = num_iterations, num_estimates if release.estimates != "none" else 0
+            arguments = {"bound": bound, "dp_delta": dp_delta, "neighboring_relation": neighboring_relation}
+            return epsilon(release._replace(noise_multiplier=noise), *counts, **arguments)
+
+        searches.append(epsilon_of)
+        rate = release.batch_size / release.num_samples
+        guesses.append(verbs.noise_guess(rate, num_iterations, dp_delta, target_epsilon))
+    return verbs.calibrate(searches, target_epsilon, guesses)
+
+
 def statements(
     releases: Sequence[ClientRelease],
     num_iterations: int,

@@ -1,0 +1,192 @@
+"""Options of experiments.comparison, and what each method makes of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from jaxfl.core import ArgumentError, Task, check
+from jaxfl.frame import Clients, Costs, Data, Experiment, Network, Row, Run, where
+from jaxfl.frame.options import stated, traced
+from jaxfl.privacy.clients import ClientRelease, calibrate_noise_multiplier
+
+from .. import ali_dpfl, dp_gradient_tracking, privsgp_vr
+from ..privsgp_vr.options import METHODS as ON_A_GRAPH
+
+RELATIONS = ("zero_out", "replace_one")
+UPDATES = "DP-FedAvg"
+SILENT = ("pooled", "without noise")
+
+
+class Method(NamedTuple):
+    """Where a method comes from."""
+
+    experiment: Experiment
+    changes: Callable[[Configuration], dict[str, Any]]  # its options, but for data, nodes, network, seed, evaluations
+    relations: tuple[str, ...] = RELATIONS  # under which a proven bound can hold its budget
+    baseline: str = ""  # of the experiment: the method is this baseline of it
+
+
+@dataclasses.dataclass(frozen=True)
+class Learning:
+    """The method, and what all methods share."""
+
+    COUNTS: ClassVar = (where("method", (UPDATES,), "num_active", "update_clip_norm"),)
+    method: Literal[
+        "PrivSGP-VR", "PrivSGP", "DP2-SGD", "A(DP)2SGD", "DP-GT", "noisy-states", "ALI-DPFL", "DPFL", "DP-FedAvg",
+        "alone", "pooled", "without noise"
+    ] = "PrivSGP"  # fmt: skip
+    """On a graph: PrivSGP-VR, PrivSGP, DP2-SGD, A(DP)2SGD, DP-GT (gradient tracking) and noisy-states (noisy gossip).
+    With a server: ALI-DPFL, DPFL, and DP-FedAvg, which protects whole clients. Baselines of PrivSGP: alone (each node
+    by itself), pooled (all data in one place, no noise) and without noise."""
+    rounds: int = 60
+    """Rounds of every method. Methods with a server make local_steps iterations in each."""
+    step_size: float = traced(1.0)
+    """Step size of every method."""
+    batch_size: int = 32
+    """Expected samples of a node's batch."""
+    clip_norm: float = traced(1.0)
+    """Bound on each sample's gradient in the L2 norm."""
+    local_steps: int = 3
+    """Iterations of a client in a round, of methods with a server; ALI-DPFL divides as many over its rounds."""
+    num_active: int = 4
+    """Clients of DP-FedAvg that are expected in a round."""
+    update_clip_norm: float = traced(1.0)
+    """Bound on the L2 norm of a client's update, of DP-FedAvg."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """Who hears whom."""
+
+    graph: Literal["exponential", "directed_ring", "ring", "complete", "star"] = "exponential"
+    """Graph of the methods without a server. DP2-SGD, A(DP)2SGD and noisy-states need an undirected one and take the
+    ring in place of a directed one; a server needs none."""
+
+    @property
+    def undirected(self) -> str:
+        """The graph where it is undirected, else the ring."""
+        return self.graph if self.graph in ("ring", "complete", "star") else "ring"
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """The privacy that all methods have."""
+
+    COUNTS: ClassVar = (
+        {"neighboring_relation": lambda options: options["method"] not in (*SILENT, UPDATES)},
+        dict.fromkeys(("target_epsilon", "dp_delta"), lambda options: options["method"] not in SILENT),
+    )
+    target_epsilon: float = stated(3.0)
+    """Proven epsilon of every method's run, which its noise is calibrated to."""
+    dp_delta: float = stated(1e-5)
+    """Delta of it."""
+    neighboring_relation: Literal["zero_out", "replace_one"] = stated("replace_one")
+    """Relation of neighboring data sets under which it holds. DP-GT and noisy-states know replace_one alone."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+    """One training run of experiments.comparison."""
+
+    data: Data = Data()
+    clients: Clients = Clients(nodes=16)
+    topology: Topology = Topology()
+    network: Network = Network()
+    learning: Learning = Learning()
+    budget: Budget = Budget()
+    costs: Costs = Costs()
+    run: Run = Run()
+
+    def task(self) -> Task:
+        """The learning task."""
+        return self.network.task(self.data)
+
+
+def _gossip(config: Configuration) -> dict[str, Any]:
+    learning, budget, topology = config.learning, config.budget, config.topology
+    directed = learning.method in ("PrivSGP-VR", "PrivSGP", "alone", "pooled", "without noise")
+    return {
+        **vars(budget),
+        "noise_std": "calibrated",
+        "method": learning.method if learning.method in ON_A_GRAPH else "PrivSGP",
+        "graph": topology.graph if directed else topology.undirected,
+        "iterations": learning.rounds,
+        **{name: getattr(learning, name) for name in ("step_size", "batch_size", "clip_norm")},
+    }
+
+
+def _tracking(config: Configuration) -> dict[str, Any]:
+    learning, budget, topology = config.learning, config.budget, config.topology
+    is_tracking = learning.method == "DP-GT"
+    return {
+        "method": learning.method,
+        "scheme": "S2",
+        "distribution": "gaussian",
+        "target_epsilon": budget.target_epsilon,
+        "dp_delta": budget.dp_delta,
+        **({"graph": topology.graph} if is_tracking else {"baseline_graph": topology.undirected}),
+        "iterations": learning.rounds,
+        **{name: getattr(learning, name) for name in ("step_size", "batch_size", "clip_norm")},
+    }
+
+
+def _estimates(config: Configuration) -> dict[str, Any]:
+    """Private constants of ALI-DPFL. Their noise is what all of them alone would need for half of epsilon."""
+    learning, budget = config.learning, config.budget
+    one = ClientRelease("poisson", 1, 1, learning.clip_norm, 0.0)  # an estimate takes all samples of a client
+    noise = calibrate_noise_multiplier(
+        [one],
+        learning.rounds,
+        target_epsilon=budget.target_epsilon / 2,
+        bound="proven",
+        dp_delta=budget.dp_delta,
+        neighboring_relation=budget.neighboring_relation,
+    )
+    return {"constants": "private", "constants_noise": noise}
+
+
+def _clients(config: Configuration) -> dict[str, Any]:
+    learning, budget = config.learning, config.budget
+    changes = {
+        **{name: getattr(learning, name) for name in ("method", "rounds", "step_size", "batch_size")},
+        "target_epsilon": budget.target_epsilon,
+        "dp_delta": budget.dp_delta,
+        "max_iterations": learning.rounds * learning.local_steps,
+    }
+    if learning.method == UPDATES:
+        active = {"num_active": learning.num_active, "update_clip_norm": learning.update_clip_norm}
+        return {**changes, **active, "local_steps": learning.local_steps}
+    own = _estimates(config) if learning.method == "ALI-DPFL" else {"local_steps": learning.local_steps}
+    held = {"noise_multiplier": "calibrated", "neighboring_relation": budget.neighboring_relation}
+    return {**changes, **own, **held, "clip_norm": learning.clip_norm}
+
+
+_GOSSIP = {name: Method(privsgp_vr.EXPERIMENT, _gossip) for name in ON_A_GRAPH}
+_TRACKING = {
+    name: Method(dp_gradient_tracking.EXPERIMENT, _tracking, ("replace_one",)) for name in ("DP-GT", "noisy-states")
+}
+_CLIENTS = {name: Method(ali_dpfl.EXPERIMENT, _clients) for name in ("ALI-DPFL", "DPFL", UPDATES)}
+_BASELINES = {
+    label.replace("_", " "): Method(privsgp_vr.EXPERIMENT, _gossip, baseline=label)
+    for label in privsgp_vr.EXPERIMENT.baselines
+}
+METHODS: Mapping[str, Method] = {**_GOSSIP, **_TRACKING, **_CLIENTS, **_BASELINES}
+COMPARED = tuple(name for name in METHODS if name != UPDATES and not METHODS[name].baseline)
+# Rows beside the compared ones, for --baselines: those of PrivSGP.
+BASELINES: Mapping[str, Callable[[Row], dict[str, Any] | None]] = {
+    METHODS[name].baseline: lambda row, name=name: {"method": name} if row.config.learning.method == "PrivSGP" else None
+    for name in _BASELINES
+}
+
+
+def check_config(config: Configuration) -> None:
+    """Refuse what the methods' own experiments do not."""
+    method, relation = METHODS[config.learning.method], config.budget.neighboring_relation
+    check.at_least(1, rounds=config.learning.rounds, local_steps=config.learning.local_steps)
+    check.positive(step_size=config.learning.step_size, clip_norm=config.learning.clip_norm)
+    if relation not in method.relations and config.learning.method not in SILENT:
+        found, remedy = f"got {relation}", f"Pass {method.relations[0]}, or other methods."
+        requirement = f"must be {' or '.join(method.relations)} for {config.learning.method}"
+        raise ArgumentError("neighboring_relation", requirement, found, remedy)

@@ -1,0 +1,115 @@
+"""Every method of experiments.comparison: at its budget, as its own experiment would run it, and laid side by side."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from helpers import refused
+from run_files import run_lines
+
+from experiments import EXPERIMENTS
+from experiments.comparison.options import COMPARED, METHODS, SILENT, UPDATES
+from experiments.comparison.prepare import _row
+from jaxfl.frame import flat, main
+from jaxfl.frame.experiment import request
+
+COMPARISON = EXPERIMENTS["comparison"]
+SMALL = {"nodes": 5, "rounds": 4, "num_train": 200, "num_test": 40, "batch_size": 4, "hidden": (4,), "step_size": 0.3}
+SMALL |= {"evaluate_every": 2}
+
+
+def asked(method, **changes):
+    more = {"num_active": 2} if method == UPDATES else {}
+    return request(COMPARISON, {"method": method, **SMALL, **more, **changes})
+
+
+@pytest.fixture(scope="module")
+def cases():
+    rows = {method: next(iter(asked(method).rows.values())) for method in METHODS}
+    return COMPARISON.prepare(rows).cases
+
+
+def test_all_private_methods_are_compared():
+    assert {*COMPARED, UPDATES, "alone", *SILENT} == {*METHODS}
+    assert len(COMPARED) == 8
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in SILENT])
+def test_a_method_spends_its_budget_and_no_more(method, cases):
+    case = cases[method]
+    totals = {"local_iterations": 12, "estimate_releases": 4}  # three iterations a round
+    first = case.privacy(case.last_round, **{name: totals[name] for name in case.released})[0]
+    assert case.last_round == 4
+    assert (first["bound"], first["dp_delta"], first["asked"]) == ("proven", 1e-5, True)
+    assert first["neighboring_relation"] == ("zero_out_client" if method == UPDATES else "replace_one")
+    assert 0.99 * 3 < first["dp_epsilon"] <= 3
+
+
+@pytest.mark.parametrize("method", SILENT)
+def test_what_is_silent_has_no_epsilon(method, cases):
+    assert all(stated["dp_epsilon"] is None for stated in cases[method].privacy(4))
+
+
+def test_all_have_the_same_data(cases):
+    parts = [np.asarray(case.data(0).inputs) for name, case in cases.items() if name != "pooled"]
+    assert all(np.array_equal(parts[0], part) for part in parts)
+
+
+@pytest.mark.parametrize(("method", "experiment"), [("PrivSGP", "privsgp_vr"), ("DPFL", "ali_dpfl")])
+def test_a_row_is_that_of_the_method_s_own_experiment(method, experiment, tmp_path):
+    common = "--nodes 5 --num-train 200 --num-test 40 --batch-size 4 --hidden 4 --step-size 0.3 --evaluate-every 2"
+    common += (
+        f" --clip-norm 1 --target-epsilon 3 --neighboring-relation replace_one --method {method} --seeds 0 --quiet"
+    )
+    rounds = "--iterations 4" if experiment == "privsgp_vr" else "--rounds 4 --partition iid --max-iterations 12"
+    rounds += "" if experiment == "privsgp_vr" else " --local-steps 3 --noise-multiplier calibrated"
+    found = []
+    for name, words in ((experiment, rounds), ("comparison", "--rounds 4")):
+        out = tmp_path / name
+        assert main(EXPERIMENTS[name], f"{common} {words} --out {out}".split()) == 0
+        found.append([{**line, "case": ""} for line in run_lines(out)])
+    numbers = [[line[name] for line in lines for name in ("test_accuracy", "train_loss")] for lines in found]
+    assert numbers[0] == numbers[1]
+
+
+def test_the_best_step_of_each_is_that_of_results_csv(tmp_path, capsys):
+    out = tmp_path / "run"
+    words = "--grid method=PrivSGP,DPFL --grid step_size=0.01,0.1,1 --grid target_epsilon=1,8 --seeds 0 1 --rounds 4"
+    words += " --nodes 5 --num-train 200 --num-test 40 --batch-size 4 --hidden 4 --baselines pooled alone --quiet"
+    assert main(COMPARISON, f"{words} --out {out}".split()) == 0, capsys.readouterr()
+    with open(out / "comparison.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 3 * 2 + 1  # the pooled data have no budget
+    with open(out / "results.csv", newline="") as file:
+        results = list(csv.DictReader(file))
+    config = json.loads((out / "config.json").read_text())["config"]["cases"]
+    for row in rows:
+        same = [one for one in results if config[one["case"]].get("method", "PrivSGP") == row["method"]]
+        if row["target_epsilon"]:
+            budgets = {one["case"]: config[one["case"]].get("target_epsilon", 1.0) for one in same}
+            same = [one for one in same if budgets[one["case"]] == float(row["target_epsilon"])]
+        means = {}
+        for one in same:
+            means.setdefault(one["case"], []).append(float(one["test_accuracy"]))
+        assert float(row["test_accuracy"]) == pytest.approx(max(np.mean(values) for values in means.values()))
+        assert row["case"] in means
+    assert (out / "plots" / "comparison.png").stat().st_size > 10_000
+
+
+def test_refusals():
+    for method in ("DP-GT", "noisy-states"):
+        rows = asked(method, neighboring_relation="zero_out").rows
+        refused(lambda rows=rows: COMPARISON.prepare(rows), "neighboring_relation", "replace_one")
+    refused(lambda: asked("pooled", target_epsilon=2.0), "target_epsilon")
+
+
+def test_graphs_are_what_methods_can_take():
+    for method in METHODS:
+        for graph in ("exponential", "directed_ring", "ring", "complete", "star"):
+            theirs = flat(_row(METHODS[method], next(iter(asked(method, graph=graph).rows.values()))).config)
+            took = theirs.get("baseline_graph" if method == "noisy-states" else "graph", graph)
+            needs_undirected = method in ("DP2-SGD", "A(DP)2SGD", "noisy-states")
+            directed = graph in ("exponential", "directed_ring")
+            if method != "alone" and method != "pooled":
+                assert took == ("ring" if needs_undirected and directed else graph)

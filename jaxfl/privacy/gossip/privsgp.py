@@ -47,7 +47,7 @@ class ProblemConstants(NamedTuple):
         return of_start + 18 * self.smoothness * self.heterogeneity
 
 
-# Section 5.1; b^2 and |x^0|^2 contradict G and a standard start, and K* depends on them alone.
+# Section 5.1; b^2 and |x^0|^2 contradict G and a standard start, and they make up nearly all of A in equation (12).
 CIFAR10_CONSTANTS = ProblemConstants(
     smoothness=25.0,
     gradient_bound=10.0,
@@ -95,7 +95,7 @@ def optimal_iterations(
 def utility_bound(
     constants: ProblemConstants, *, noise_std: float | Sequence[float], num_rounds: float, num_nodes: int
 ) -> float:
-    """Equation (10): bound on the squared gradient, averaged over rounds and nodes, for K large enough."""
+    """Equation (10): bound on the squared gradient, averaged over rounds and nodes, for a large enough K."""
     check.positive(num_rounds=num_rounds)
     check.per_node(num_nodes, noise_std=noise_std)
     mean_variance = float(np.mean(np.square(np.asarray(noise_std, np.float64))))

@@ -140,7 +140,8 @@ def smallest_at_delta(
 def counted_note(dp_delta: float) -> str:
     """State the assumption of a bound that counts the iterations in which a sample takes part."""
     return (
-        f"the changed sample is in more batches than are counted with probability at most {dp_delta:g}, which is delta"
+        "the changed sample is in a binomial number of batches, and in more than are counted with probability at most"
+        f" {dp_delta:g}, which is delta"
     )
 
 

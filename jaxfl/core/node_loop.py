@@ -158,7 +158,7 @@ def _over_axis(run: Callable[..., Any]) -> Callable[..., Any]:
     """`run` on each device's share, one loop a device: in a loop over all nodes each would take part in every step.
 
     Constants of `run` go in as arguments, whole on every device: arrays whose types name the caller's mesh cannot be
-    indexed where a device is by itself.
+    indexed inside the shard_map.
     """
 
     def spread(*args: PyTree) -> PyTree:

@@ -94,7 +94,7 @@ def root(squared: Array) -> Array:
 
 
 def consensus_distance(tree: PyTree, factors: Array | None = None) -> Array:
-    """Mean over nodes of |x_i - x_bar|^2, (); with `factors` (n,), that of factor_i x_i, which is not written out.
+    """Mean over nodes of |x_i - x_bar|^2, (); with `factors` (n,), the same of factor_i x_i, which is never stored.
 
     Where nodes lie over devices, each device sends the sum of its own nodes, as large as one node's part.
 

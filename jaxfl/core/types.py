@@ -71,8 +71,8 @@ class Part(NamedTuple):
         features_train: (params, model_state, inputs, weights (b,), key) -> (b, ...): the same in training mode (the
             batch's statistics, dropout), which leaves the model state as it is. None with `features`.
         train_loss: (trained params, frozen params, model_state, features, labels, weights, key) -> (losses (b,), new
-            model_state), in training mode but for frozen blocks behind a trained one, which evaluate. Trained params
-            are those of `trained` and no others, to be differentiated; frozen ones are the others. Model state and key
+            model_state), in training mode, except that frozen blocks behind a trained one evaluate. Trained params are
+            those of the blocks in `trained`, to be differentiated; frozen params are all others. Model state and key
             are None where the task has none; the state of frozen blocks is returned as it is. Given the features that
             `features_train` makes with the same key, each layer draws from a key of its own, as in `Task.train_loss`.
     """

@@ -112,7 +112,7 @@ def clipped_factors(
 
 
 def _norms_and_scale(task: Task, losses: Array, factors: Factors, clip_norm, clip_order, kept: Kept):
-    """Each sample's norm, NaN where its loss is not finite, and what its gradient is multiplied by."""
+    """Each sample's gradient norm (NaN where its loss is not finite), and the factor that clips its gradient."""
     norms = jnp.where(jnp.isfinite(losses), factor_norms(task, factors, clip_order, kept), jnp.nan)
     return norms, clip_scale(norms, clip_norm)
 

@@ -42,10 +42,10 @@ class Family(NamedTuple):
 
     Attributes:
         reason: (account, bound) -> why there is no epsilon; None where there is one, or where nothing was released.
-        cost: (account, bound, relation) -> its bound; `reason` is None.
+        cost: (account, bound, relation) -> its `Bound`, where `reason` gives None.
         words: (accounts, account, bound, relation, found) -> arguments of `jaxfl.privacy.statements.statement`:
-            "gradients", "setting" and others that depend on the family. `account` decides a statement on all
-            `accounts`.
+            "gradients", "setting" and others that depend on the family. `account` is the one of `accounts` on
+            which the statement is made.
     """
 
     reason: Callable[[Any, str], str | None]

@@ -57,7 +57,7 @@ class Scores(NamedTuple):
 class AuditResult(NamedTuple):
     """Findings of an audit."""
 
-    dp_epsilon_lower_bound: float  # 0 when nothing could be told
+    dp_epsilon_lower_bound: float  # 0 where the guesses refute no epsilon
     dp_delta: float
     significance: float  # probability that the bound exceeds the true epsilon, at most
     neighboring_relation: str  # of the claim
@@ -313,7 +313,7 @@ def audit(
         of_layers: of `audit_mechanism.noise_of_layers`; None leaves the model's own layers out.
 
     Returns:
-        An `AuditResult`, for the run of `num_rounds` rounds as one release.
+        An `AuditResult` on all `num_rounds` rounds together.
 
     Raises:
         ArgumentError: as `epsilon_lower_bound` and `check_mechanism`, or fewer than one round.

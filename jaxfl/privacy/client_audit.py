@@ -6,7 +6,7 @@ move that coordinate by gamma tau strength, and nothing else. Choose a strength 
 updates: what the client adds to the sum is then S, the most that a client may add.
 
 A client that is left out stays among the clients, with an update of zero. Where clients take part independently of each
-other, and what the sum is divided by is a public constant, the server then releases what it would release without that
+other, and the sum is divided by a public constant, the server then releases what it would release without that
 client: the coin decides between two data sets of the relation zero_out_client.
 
     x - w = (1 / E) (sum of clipped updates + noise)    E: clients expected in a round, noise of z S on the sum

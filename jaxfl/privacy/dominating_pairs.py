@@ -171,7 +171,7 @@ def replaced(sampling_rate: float, shifts: tuple[float, ...], weights: tuple[flo
         with_sample, without = interval_masses(edges, sampling_rate, 0.0, shift)
         probabilities[last:] += weight * _divide(with_sample, without, 0.0, step)
         probabilities[: last + 1] += weight * _divide(without[::-1], with_sample[::-1], -step * last, step)
-        # What is left has no loss at all. Beyond the last edge both distributions count as an infinite loss.
+        # The remaining probability has loss 0. Beyond the last edge both distributions count as an infinite loss.
         probabilities[last] += weight * max(0.0, 1 - float(with_sample.sum() + without.sum()) - tails)
         infinite += weight * tails
     return Losses(step, -last, probabilities, infinite)

@@ -26,7 +26,8 @@ One sample exchanged for another, with gradients (g, h) and (g', h'): for every 
 
     delta(epsilon) <= forward(epsilon_1) + exp(epsilon_1) backward(epsilon - epsilon_1),
 
-by way of N(0, I), for one release; the smallest of these is taken at every epsilon, and then releases are composed.
+by way of the release without either sample, for one release; the smallest of these is taken at every epsilon, and then
+releases are composed.
 
 Deltas at the points of a grid belong to losses on that grid, and the largest of several curves of deltas is one again
 (both are convex in exp(epsilon)). All masses are sums and differences that keep their digits, and so do small
@@ -114,7 +115,7 @@ def stored_exchanged(sampling_rate: float, noise_multiplier: float, rounding: fl
 def _deltas(q: float, z: float, rounding: float, step: float) -> tuple[float, np.ndarray, np.ndarray]:
     """The step, and the largest deltas over lambda at the epsilons 0, step, 2 step, ..., forward and backward.
 
-    The last delta of each is that of an infinite loss.
+    The last delta of each is the probability of an infinite loss.
     """
     grown = 1 + rounding * z / q  # 1 / c
     rounded = rounding**2 * grown / (grown - 1) if rounding else 0.0  # r^2 / (1 - c)

@@ -4,9 +4,9 @@ A client makes T local iterations of DP-SGD in all rounds together: Poisson batc
 gradient clipped to the L2 norm C, Gaussian noise of standard deviation sigma C on the sum. Its messages follow from
 these releases and from what it received, so its guarantee is that of T releases composed, however rounds divide them.
 
-ALI-DPFL also sends R estimates, one a round: rho_i, beta_i and xi_i. As published they have no noise. The number of
-local iterations of the next round follows from them, and with it the variance of the models: neither the estimates nor
-the models have an epsilon then.
+Clients of ALI-DPFL also send R estimates, one per round: rho_i, beta_i and xi_i. As published they have no noise. The
+number of local iterations of the next round follows from them, and with it the variance of the models: neither the
+estimates nor the models have an epsilon then.
 
 Private estimates are one Gaussian mechanism each. w_i is the client's model before the aggregation, w the aggregate and
 v a vector: all three follow from what was released with noise. A Poisson sample of expected size m of the client's data
@@ -143,7 +143,7 @@ def max_iterations(
         num_rounds: R, rounds of the run, at least 0, with an estimate in each where the release has estimates.
         target_epsilon: positive.
         bound, dp_delta, neighboring_relation: as for `epsilon`.
-        limit: most iterations that are asked for, at least 0.
+        limit: largest number of iterations that is considered, at least 0.
 
     Returns:
         T, 0 ... limit; 0 where not one iteration fits, or where there is no such bound.

@@ -1,7 +1,7 @@
 """Epsilon of Poisson-sampled Gaussian releases, of one kind or of several kinds together.
 
-In a release of one kind every sample (or client) takes part independently with probability q, what it adds moves the
-result by at most 1 / z in units of the noise, and num_releases of these are made. Kinds may come in any order, and each
+In a release of one kind every sample (or client) takes part independently with probability q. It moves the result by at
+most 1 / z in units of the noise. Each kind has num_releases releases. Kinds may come in any order, and each release
 may depend on what the others released: their dominating pairs compose. The pair of distributions for one sample is
 
 - taken away, q < 1: (1 - q) N(0, 1) + q N(1 / z, 1) against N(0, 1), both directions;

@@ -48,7 +48,7 @@ def statements(
         accountant: of the algorithm: `PRIVSGP`, `PRIVSGP_VR`, `DP2_SGD` or `A_DP2_SGD`, or one of another algorithm.
         releases: of each node, or of the nodes of several runs. A run without noise or clipping is stated too, with a
             reason and no epsilon.
-        num_rounds: rounds that really ran; for A(DP)2SGD a round is as many events as there are nodes.
+        num_rounds: rounds that really ran; for A(DP)2SGD a round is as many wake-ups of a node as there are nodes.
         dp_delta: one for all releases, or one for each.
         c2: constant of equation (11), for the published statement of PrivSGP-VR.
         num_nodes: n of the network; by default the number of releases.

@@ -1,7 +1,8 @@
 """PrivSGP and PrivSGP-VR: the noise, iterations and utility that their paper states.
 
 Zhu, Huang, Wang, Xu, "PrivSGP-VR: Differentially Private Variance-Reduced Stochastic Gradient Push with Tight Utility
-Bounds", IJCAI 2024, arXiv:2405.02638, equations (10) to (13). With A = 13 F0 + 6 L |x0|^2 + 18 L b2:
+Bounds", IJCAI 2024, arXiv:2405.02638, equations (10) to (13). With A = 13 F0 + 6 L |x0|^2 + 18 L b2, in the symbols of
+`ProblemConstants`:
 
     (10)  mean squared gradient <= (A + 24 L d mean(sigma_i^2)) / sqrt(n K)
     (11)  sigma_i = 3 c2 G sqrt(K log(1/delta_i)) / (J eps_i)

@@ -20,7 +20,7 @@ The run costs as much as N(mu, 1) against N(0, 1), however d_l depends on what w
 transcript the squared shifts sum to at most mu^2. Let a last release use up what is left to exactly mu^2. Given the
 past each release adds to the log density ratio a normal number of mean shift^2 / 2 and variance shift^2: a Brownian
 motion with drift, read at the times that the squared shifts sum up to. It ends at the time mu^2 whatever the past was,
-so that its end is that of one release with shift mu. And leaving out the last release costs nothing.
+so that its end has the distribution of one release with shift mu. Leaving out the last release costs nothing.
 
 References:
     A. Smith, A. Thakurta, "Fully Adaptive Composition for Gaussian Differential Privacy", 2022, arXiv:2210.17520

@@ -1,12 +1,14 @@
 """Laplace noise in gradient tracking, at a delta above 0: costs composed as zero-concentrated DP, not added up.
 
-Given everything broadcast before, x~_k is eps_k-DP with eps_k = |x_k - x'_k|_1 / b_k, and so is y~_k. So each is
-eps_k^2 / 2-zCDP, and these add up, however the gradients depend on what was broadcast (`jaxfl.privacy.concentrated`).
-The proof needs worst cases of single broadcasts alone. A joint bound would not help here: with a coordinate of its own
-for each iteration's change, all worst cases of L1 norms are reached at once.
+Given everything broadcast before, the noisy state x~_k is eps_k-DP with eps_k = |x_k - x'_k|_1 / b_k, where b_k is the
+scale of its noise; so is the noisy tracker y~_k. So each is eps_k^2 / 2-zCDP, and these numbers add up, however the
+gradients depend on what was broadcast (`jaxfl.privacy.concentrated`). The proof needs worst cases of single broadcasts
+alone. A joint bound would not help here: with a coordinate of its own for each iteration's change, all worst cases of
+L1 norms are reached at once.
 
 With `num_local_samples` D, batches count as well. Which iterations hold the changed sample, a set S, does not depend
-on the data. Given S the change of x_k is at most sum_{l in S} |h_x[k - l]|, so that the run is rho(S)-zCDP with
+on the data. Given S the change of x_k is at most sum_{l in S} |h_x[k - l]| (h: `impulse_responses`), so that the run is
+rho(S)-zCDP with
 
     2 rho(S) = sum_{l, l' in S} A[l, l'],
     A[l, l'] = sum_k |h_x[k - l] h_x[k - l']| / b_x,k^2 + |h_y[k - l] h_y[k - l']| / b_y,k^2.

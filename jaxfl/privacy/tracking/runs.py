@@ -1,4 +1,4 @@
-"""Runs of gradient tracking, and of the methods that it is compared with, as accounts: what left, and what it costs.
+"""Runs of gradient tracking, and of the methods that it is compared with, as accounts: what was sent, and its cost.
 
 An account covers what has left an agent after r rounds, with x~ its noisy state and y~ its noisy tracker:
 
@@ -33,7 +33,7 @@ NO_BOUND = (
 
 _UNCLIPPED = "Gradients are not clipped, so that nothing bounds what one sample changes."
 _SILENT = "Some of what is broadcast carries no noise."
-_LAPLACE_ONLY = "This budget is that of Laplace noise."
+_LAPLACE_ONLY = "This bound holds for Laplace noise only."
 _AT_STATE = (
     "Gradients are taken at the un-noised state, which differs between neighboring runs, and the state that is returned"
     " carries no noise."
@@ -60,7 +60,7 @@ class TrackingRelease(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Checked: what has left the agents, and what it costs."""
+    """A run with checked arguments: what has left the agents, and what it costs."""
 
     sent: TrackingSchedule  # infinite noise on what has not left them
     num_rounds: int

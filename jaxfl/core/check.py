@@ -74,7 +74,7 @@ def _all(
 
 
 def in_float32(**arguments: Any) -> None:
-    """Each value (scalar or array) except 0 stays above 0 and finite in float32, in size; traced ones, schedules pass.
+    """Each value (scalar or array) except 0 is neither 0 nor infinite as float32; traced values and schedules pass.
 
     Examples:
         >>> in_float32(noise_std=1e-46)

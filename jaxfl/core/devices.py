@@ -50,7 +50,7 @@ def num_shares(num_nodes: int) -> int:
 
 
 def axis_size() -> int:
-    """Devices along the axis "nodes" of the context's mesh, whatever is shared out over them; 1 without one."""
+    """Size of the axis "nodes" of the context's mesh, even where they cannot share nodes evenly; 1 without one."""
     mesh = jax.sharding.get_abstract_mesh()
     return mesh.shape[NODES] if _kinds(mesh).get(NODES) in (AxisType.Auto, AxisType.Explicit) else 1
 

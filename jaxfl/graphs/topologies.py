@@ -165,7 +165,7 @@ def from_networkx(graph: nx.Graph, *, weights: str = "uniform", names: Sequence[
         by_name = {str(label): label for label in labels}
         if len(by_name) != num_nodes or sorted(by_name) != sorted(map(str, names)):
             odd = sorted(set(by_name) ^ set(map(str, names)))
-            found = f"{odd[0]!r} is in one of them alone" if odd else "two have the same text"
+            found = f"{odd[0]!r} is in only one of the two" if odd else "two have the same text"
             raise ArgumentError("names", "must be the graph's labels, each once", found, "Rename the graph's nodes.")
         labels = [by_name[str(name)] for name in names]
     node_names = None if are_numbers and names is None else tuple(map(str, labels))

@@ -302,7 +302,7 @@ class _Spectrum(NamedTuple):
 def _spectrum(pair: TrackingPair) -> _Spectrum:
     """Compute the spectral data of a pair that satisfies Assumption 1."""
     if len(pair.state_weights) == 1:
-        raise ArgumentError("pair", "must have at least two agents", "got one", "One agent mixes with nobody.")
+        raise ArgumentError("pair", "must have at least two agents", "got one", "Pass more: one mixes with nobody.")
     state_vector, tracker_vector = consensus_weights(pair.state_weights), consensus_weights(pair.tracker_weights.T)
     return _Spectrum(
         num_nodes=len(pair.state_weights),

@@ -341,7 +341,7 @@ def _notes(account: Account, bound: str, dp_epsilon: float) -> tuple[str, ...]:
     if waking is None:
         return ()
     most, failure = waking(account.num_rounds, account.num_nodes, account.dp_delta)
-    return (f"a node wakes more than {most} times with probability at most {failure:g}, which is part of delta",)
+    return (f"a node wakes at most {most} times, except with probability {failure:g}, which is part of delta",)
 
 
 _GOSSIP = Family(_reason, _cost, _words)

@@ -1,4 +1,4 @@
-"""The words every other room uses: tasks, data, algorithms, keys, trees, checks."""
+"""Building blocks that all other packages use: tasks, data, algorithms, keys, trees, checks."""
 
 from typing import TYPE_CHECKING
 

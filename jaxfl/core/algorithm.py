@@ -5,8 +5,8 @@
     state, info  = algorithm.update(state, data, draws)   # deterministic
     state, info  = algorithm.round(key, state, data)      # update(state, data, draw(key, state, data))
 
-`key` is the run's base key, the same in every call; `draw` folds in the round number that the state carries. Of several
-private runs on the same data each takes a key of its own, made by `run_key`: runs that share their noise give each
+`key` is the run's base key, the same in every call; `draw` folds in the round number that the state carries. Several
+private runs on the same data need a key of their own each, made by `run_key`: runs that share their noise give each
 other's gradients away.
 
 Comments of states and infos say float32. With JAX_ENABLE_X64 a task may begin with params in float64. Results from them
@@ -61,9 +61,9 @@ class Algorithm(NamedTuple):
         round: (key, state, data) -> (state, info); what a caller jits, scans and vmaps.
         node_params: state -> pytree of (n, *leaf): the parameters that each node would use for prediction
             (for push-sum the de-biased ones).
-        upkeep: (state, data, due () bool) -> state: takes rounding errors out of it where that is due; None where none
-            add up. `jaxfl.training` asks for it every 100,000 rounds on accelerators, between calls: inside of a round
-            the host would wait to know whether it is due.
+        upkeep: (state, data, due () bool) -> state, where `due` without the rounding errors that have added up; None
+            where none add up. `jaxfl.training` calls it every 100,000 rounds on accelerators, between calls of the
+            compiled program: inside of a round the host would wait to know whether it is due.
 
     Guarantees (tests/test_contract.py runs them for every row of tests/registry.py, the last
     tests/algorithms/test_float64.py):
@@ -82,7 +82,7 @@ class Algorithm(NamedTuple):
 
 
 def constructor(build: Callable[_P, _T]) -> Callable[_P, _T]:
-    """A function that refuses an argument of another kind than its annotation says, where `_REMEDIES` has that kind."""
+    """Wrap `build` so that it refuses an argument of another type than annotated, for the types in `_REMEDIES`."""
 
     @functools.cache
     def kinds() -> dict[str, tuple[type, ...]]:
@@ -124,7 +124,7 @@ def at_round(
     """A hyper-parameter in one round: the number itself, or what a schedule gives for the round index.
 
     Args:
-        value: a number, a traced scalar, or a schedule. A schedule computes in the type that it likes.
+        value: a number, a traced scalar, or a schedule, which may compute in any floating type.
         round_index: (), int32.
         params: what the number multiplies.
 
@@ -146,8 +146,8 @@ def check_num_nodes(num_nodes: int, data: FederatedData, names: Sequence[str] | 
 
     Args:
         num_nodes: n, of the graph.
-        data: with names or without.
-        names: (n,), those of the graph; None without.
+        data: the nodes' samples, with names of nodes or without.
+        names: (n,), the graph's names of nodes; None where it has none.
     """
     if data.num_nodes != num_nodes:
         found = f"the graph has {num_nodes} nodes and the data {data.num_nodes}"

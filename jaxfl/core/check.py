@@ -74,7 +74,7 @@ def _all(
 
 
 def in_float32(**arguments: Any) -> None:
-    """Each value (scalar or array) but 0 is neither 0 nor infinite in float32; traced values and schedules pass.
+    """Each value (scalar or array) except 0 is neither 0 nor infinite as float32; traced values and schedules pass.
 
     Examples:
         >>> in_float32(noise_std=1e-46)
@@ -145,7 +145,7 @@ def below(stop: float, **arguments: Any) -> None:
 
 
 def integers(**arguments: Any) -> None:
-    """Each value is a vector of integers, NumPy's or one that becomes such."""
+    """Each value is a vector of integers: a NumPy array, or something that NumPy makes one of."""
     for name, value in arguments.items():
         array = np.asarray(value)
         if array.ndim != 1 or array.dtype.kind not in "iu":

@@ -1,4 +1,4 @@
-"""Devices over which the nodes lie, as the mesh of the context says.
+"""Devices over which the nodes lie, a share of the nodes on each, as the mesh of the context says.
 
 `jax.set_mesh(mesh)` around the tracing and the calls of a round names the devices. The nodes lie over its axis "nodes",
 in equal shares and in order: of n nodes on s devices, device k holds those from k n / s on. Outside any mesh, and where
@@ -50,26 +50,27 @@ def num_shares(num_nodes: int) -> int:
 
 
 def axis_size() -> int:
-    """Devices along the axis "nodes" of the context's mesh, whatever is shared out over them; 1 without one."""
+    """Size of the axis "nodes" of the context's mesh, even where they cannot share nodes evenly; 1 without one."""
     mesh = jax.sharding.get_abstract_mesh()
     return mesh.shape[NODES] if _kinds(mesh).get(NODES) in (AxisType.Auto, AxisType.Explicit) else 1
 
 
 def on_one_device() -> AbstractContextManager[None]:
-    """A context in which programs are traced whose nodes one device holds all, however many devices there are.
+    """A context for tracing programs whose nodes all lie on one device, however many devices there are.
 
-    Elsewhere a caller's shardings may share nodes out without a mesh in the context: forms stay that JAX can share.
+    Outside it a caller's shardings may divide the nodes without a mesh in the context, and programs keep to forms that
+    JAX can divide.
     """
     return _on_one_device(True)
 
 
 def may_be_shared() -> bool:
-    """True where a caller's shardings may share out nodes without a mesh in the context."""
+    """True where a caller's shardings may divide the nodes over devices without a mesh in the context."""
     return jax.device_count() > 1 and not _on_one_device.value
 
 
 def node_mesh(num_devices: int) -> Mesh:
-    """The first devices of JAX, as those over which nodes lie."""
+    """A mesh of JAX's first `num_devices` devices, with the axis "nodes"."""
     return Mesh(np.array(jax.devices()[:num_devices]), (NODES,))
 
 
@@ -79,12 +80,12 @@ def by_node(mesh: Mesh) -> NamedSharding:
 
 
 def on_each_device(body: Callable[..., PyTree], results: PartitionSpec, *args: tuple[PyTree, PartitionSpec]) -> PyTree:
-    """`body` of each device's share of the arguments, where `num_shares` is more than one.
+    """Apply `body` to each device's share of the arguments, where `num_shares` is more than one.
 
     Args:
-        body: of arrays, in which `NODES` is the axis of collectives; it may be differentiated and vmapped.
+        body: a function of arrays, whose collectives use the axis `NODES`; it may be differentiated and vmapped.
         results: how its results lie over the devices.
-        args: each argument, with how it lies; one that lies otherwise is brought there.
+        args: each argument with how it shall lie over the devices; an argument that lies otherwise is moved.
 
     Returns:
         The results of `body`, put together.
@@ -103,13 +104,13 @@ def on_each_device(body: Callable[..., PyTree], results: PartitionSpec, *args: t
 
 
 def on_shares(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn` computed by each device on its own nodes, where nodes lie over devices; else `fn` itself.
+    """Let each device compute `fn` on its own nodes, where nodes lie over devices; else return `fn` itself.
 
-    For indexing above all: with the nodes among the indices XLA does not know that they stay on their devices, and
-    sends all rows to all.
+    This matters for indexing: where indices include the node, XLA does not know that rows stay on their devices, and
+    sends all rows to all devices.
 
     Args:
-        fn: of arrays with the node axis first, and to such. Its result for a node depends on that node alone.
+        fn: from arrays to arrays, all with the node axis first. Its result for a node depends on that node alone.
 
     Guarantees:
         - equals the function.
@@ -126,15 +127,15 @@ def on_shares(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def on_any_mesh(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn` on meshes with Explicit axes, too, and in a `shard_map` whose checks tell what varies between devices.
+    """Make `fn` work on meshes with Explicit axes, too, and in a `shard_map` that checks what varies between devices.
 
-    With Explicit axes it is traced as on an Auto mesh, and its results lie by node: types with shardings leave many
-    operations open (indexing by a sharded array), which the compiler settles well. In a shard_map its results vary
-    wherever an argument does, so that a loop over rounds may carry them.
+    With Explicit axes `fn` is traced as on an Auto mesh, and its results lie by node: types with shardings leave
+    open how the results of many operations lie (indexing by a sharded array), and the compiler settles it well. In a
+    shard_map its results vary wherever an argument does, so that a loop over rounds may carry them.
 
     Args:
         fn: (*arguments) -> pytree of arrays, as an `Algorithm` has them. Where one argument is `FederatedData`, results
-            with its number of nodes in front lie by node; else all with an axis do.
+            whose first axis has its number of nodes lie by node; else all results with an axis do.
 
     Guarantees:
         - equals the function.
@@ -162,10 +163,10 @@ def on_any_mesh(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def varying_like(values: PyTree, *others: PyTree) -> PyTree:
-    """`values`, of a type that a loop may begin with which computes new ones from `others`.
+    """Give `values` the type with which a loop may begin that computes new ones from `others`.
 
-    Inside a `shard_map` of the caller zeros are known to be the same on all devices, and what a loop makes of arguments
-    is not. With checks of varying axes it must begin with what it goes on with.
+    Inside a caller's `shard_map` JAX knows that zeros are the same on all devices, while what a loop computes from
+    arguments may vary. Where JAX checks this, a loop must begin with values of the type that it goes on with.
 
     Args:
         values: arrays.

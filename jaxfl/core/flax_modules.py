@@ -1,4 +1,4 @@
-"""Flax (nnx) modules that train otherwise than they evaluate, as functions: batch normalization and dropout."""
+"""Flax (nnx) modules with batch normalization or dropout, whose training differs from evaluation, as functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxfl.core.keys import leaf_key
 from jaxfl.core.types import Array, PyTree
 
 _BATCH: ContextVar[tuple[Array, bool] | None] = ContextVar("batch", default=None)
-"""Weights (b,) of the samples that a module trains on, and whether statistics are to be those of the batch alone."""
+"""Weights (b,) of the samples that a module trains on, and whether its statistics come from this batch alone."""
 
 
 class Modes(NamedTuple):
@@ -38,11 +38,11 @@ def modes_of(make_module: Callable[[nnx.Rngs], nnx.Module], module: nnx.Module) 
     """The modes of a module that `make_module` makes; `module` has its shapes.
 
     Guarantees:
-        - samples of weight 0 never count in batch statistics, and a batch of nothing else leaves these as they are.
+        - samples of weight 0 never count in batch statistics, and a batch without others leaves these as they are.
         - keys of streams differ from each other.
 
     Raises:
-        ArgumentError: it has state beside parameters, statistics of nnx.BatchNorm and streams of random numbers.
+        ArgumentError: the module has state besides parameters, statistics of nnx.BatchNorm and random streams.
     """
     _refuse_others(module)
     evaluated, trained = (_in_mode(module, trains) for trains in (False, True))
@@ -94,7 +94,7 @@ def _refuse_others(module: nnx.Module) -> None:
             "make_module",
             "must hold parameters, nnx.BatchNorm and dropout, and no other state",
             f"found {', '.join(f'{kind} at {path}' for path, kind in list(others.items())[:3])}",
-            "Use GroupNorm in place of what keeps state, or build the network of jaxfl.models.layers.",
+            "Use GroupNorm in place of layers that keep state, or build the network from jaxfl.models.layers.",
         )
 
 
@@ -110,7 +110,7 @@ def _in_mode(module: nnx.Module, trains: bool) -> nnx.Module:
 
 @functools.cache
 def _over_weights(kind: type[nnx.BatchNorm]) -> type[nnx.BatchNorm]:
-    """Batch normalization that counts the samples of weight above 0 of the batch that is trained on."""
+    """Batch normalization over the samples of weight above 0 in the batch that the module trains on."""
 
     class OverWeights(kind):
         def __call__(self, x, use_running_average=None, *, mask=None):

@@ -16,10 +16,10 @@ _MUST_BE_ZERO: dict[str, bool] = {}  # name of a count -> whether `train` stops 
 
 
 class Info(NamedTuple):
-    """Numbers of one round. Whoever makes a number names it, and nobody on the way lists it.
+    """Numbers of one round. The code that makes a number names it; no code that passes it on lists the names.
 
-    A number is read by its name: `info.gradient_norm` is `info.measurements["gradient_norm"]`. A name that a round does
-    not make is an AttributeError.
+    A number is read by its name: `info.gradient_norm` is `info.measurements["gradient_norm"]`. A name that is not there
+    raises AttributeError.
 
     Attributes:
         loss: () or (n,), float32.
@@ -37,7 +37,7 @@ class Info(NamedTuple):
     counts: Mapping[str, Array] = {}
 
     def plus(self, *others: Mapping[str, Array], **numbers: Array) -> Info:
-        """Add numbers: floating ones are measurements, integers are counts. One of a name that is there replaces it."""
+        """Add numbers: floats are measurements, integers are counts. A number replaces an earlier one of its name."""
         new: dict[str, Array] = {}
         for each in (*others, numbers):
             new |= each
@@ -60,7 +60,7 @@ class Info(NamedTuple):
 
 
 class FatalCount(RuntimeError):
-    """A count that must stay 0 rose above it: the rounds were not those that the algorithm assumes.
+    """A count that must stay 0 rose above 0: the rounds were not those that the algorithm assumes.
 
     Attributes:
         rounds: (first, last) round of the stretch in which it was noticed, counted from 1; None from `check_info`.
@@ -76,8 +76,8 @@ def must_be_zero(name: str, *, stops_training: bool = True) -> str:
 
     Args:
         name: of the count.
-        stops_training: whether above 0 the rounds did not do what the algorithm (and its privacy bound) assumes, so
-            that `train` stops. False: no fault of a round, but mostly one of the data, which `check_info` refuses.
+        stops_training: True where a count above 0 means that rounds did not do what the algorithm (and its privacy
+            bound) assumes: `train` stops. False where it mostly means a fault in the data: only `check_info` refuses.
 
     Returns:
         The name.
@@ -92,14 +92,14 @@ def fatal(numbers: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def check_info(info: Info) -> None:
-    """Refuse an info with a count that must be 0 and is not: `training.train` looks by itself, an embedder by this.
+    """Refuse an info with a count that must be 0 and is not. `train` checks by itself; call this in a loop of your own.
 
     Args:
         info: of `Algorithm.round`, or of several rounds, stacked by `jax.lax.scan`. It is fetched from the device.
 
     Raises:
-        FatalCount: a count that `must_be_zero` is not: samples without room in a batch, table rows that were not read
-            ahead; beyond what `train` refuses, gradients or updates that were not finite and counted as zero.
+        FatalCount: a count that `must_be_zero` is above 0: samples without room in a batch, table rows that were not
+            read ahead; also (`train` lets these pass) gradients or updates that were not finite and counted as zero.
 
     Examples:
         >>> overflow = must_be_zero("batch_overflow")

@@ -43,7 +43,7 @@ class Purpose(enum.IntEnum):
     DROPOUT = 8
     PART = 9  # which part of the model a client trains
     CALIBRATION = 10
-    RUN = 11  # what one run of several has for itself
+    RUN = 11  # the part of a `RunKey` that one run has for itself
     SERVER_NOISE = 12
     ESTIMATE = 13  # what clients measure between local steps
     ESTIMATE_NOISE = 14
@@ -91,13 +91,13 @@ def digest(tree: PyTree) -> str:
 
 
 def run_key(key: Array, settings: Mapping[str, Any], data: FederatedData | str) -> RunKey:
-    """The key of one run, from the base key of all, what tells this run from the others, and its data.
+    """Make the key of one run from the base key of all runs, the settings that tell it from the others, and its data.
 
     Args:
         key: typed base key, shape (); may be traced.
-        settings: name -> number, text, boolean, None, or lists and mappings of these; in any order. Everything in which
-            the runs differ that see the same data: algorithm, step size, noise, clip norm, number of rounds.
-        data: of all nodes, or their `digest`. Runs on data that differ in one sample must not share noise, either.
+        settings: name -> number, text, boolean, None, or lists and mappings of these; in any order. Pass everything in
+            which runs on the same data differ: algorithm, step size, noise, clip norm, number of rounds.
+        data: the data of all nodes, or their `digest`. Runs on data that differ in one sample must not share noise.
 
     Returns:
         A `RunKey`. Those of several runs may be stacked and vmapped over.
@@ -138,8 +138,8 @@ def purpose_key(key: Key, purpose: Purpose, round_index: int | Array = 0, *, apa
         key: typed base key of the run, shape (), or the run's `RunKey`.
         purpose: what the numbers are for.
         round_index: (), int32; leave out for purposes without rounds.
-        apart: on a CPU make it apart from what is made of it, for keys of nodes that give keys of steps (`leaf_keys`
-            tells why). The key is the same.
+        apart: on a CPU compute the key in a kernel apart from those that use it; for keys of nodes from which keys of
+            steps are made (`leaf_keys` says why). The key is the same.
 
     Returns:
         A typed key, shape ().
@@ -163,7 +163,7 @@ def _plain(value: Any) -> Any:
 
 
 def node_keys(key: Array, num_nodes: int) -> Array:
-    """One key a node, shape (n,): entry i is `fold_in(key, i)` and does not depend on `num_nodes`.
+    """One key for each node, shape (n,): entry i is `fold_in(key, i)` and does not depend on `num_nodes`.
 
     Guarantees:
         - node streams do not depend on the number of nodes.
@@ -184,9 +184,9 @@ def leaf_key(key: Array, leaf: int) -> Array:
 def leaf_keys(key: Array, num_leaves: int) -> Array:
     """`leaf_key` of the first leaves, shape (num_leaves,), each made once.
 
-    Hashes that are written out fuse with all that is drawn by their keys, and LLVM takes far longer for such kernels
-    than for their parts: 1.0 s of a core for the parameters of an MLP, 4.4 s for those of ResNet-20. Nothing fuses
-    across the loop here: 0.4 and 2.1 s.
+    Hashes that are written out fuse with all draws from their keys, and LLVM compiles such a kernel far more slowly
+    than its parts: 1.0 s of a core for the parameters of an MLP, 4.4 s for ResNet-20. Nothing fuses across the loop
+    here: 0.4 and 2.1 s.
 
     Guarantees:
         - entry i is `leaf_key(key, i)`.

@@ -2,8 +2,8 @@
 
 `vmap` batches every operation over the nodes: best for dense layers and on accelerators. `map` runs one node after
 the other inside the compiled program: best for convolutions on a CPU, whose caches one node fills. `chunk:k` maps over
-groups of k vmapped nodes. Results agree to rounding. Temporary memory goes with the nodes that run at once: all of
-them, one, k.
+groups of k vmapped nodes. Results agree to rounding. Temporary memory grows with the nodes that run at once: all of
+them, one, or k.
 
 `devices:vmap`, `devices:map` and `devices:chunk:k` divide the nodes over all devices first. A CPU has as many as
 JAX_NUM_CPU_DEVICES says, one by default, and a loop over nodes keeps few cores busy there: with two
@@ -59,7 +59,7 @@ def over_nodes(fn: Callable[..., Any], node_loop: str = "vmap") -> Callable[...,
 
     Guarantees:
         - strategies agree to rounding.
-        - nodes that devices cannot share evenly are no less right.
+        - nodes that devices cannot share evenly give the same results.
     """
     size = _nodes_at_once(node_loop)
     if size is None:
@@ -71,8 +71,8 @@ def over_nodes(fn: Callable[..., Any], node_loop: str = "vmap") -> Callable[...,
 def update_over_nodes(fn: Callable[..., PyTree], node_loop: str = "vmap") -> Callable[..., PyTree]:
     """`over_nodes` for a function whose result takes the place of its first argument.
 
-    Where nodes run one after the other each is overwritten at once, so that in a loop of rounds, or with a donated
-    argument, no second copy of all nodes is made. `over_nodes` would hold the old ones beside the new.
+    Where nodes run one after the other, each node's result overwrites its old values at once. So in a loop of rounds,
+    or with a donated argument, no second copy of all nodes is made. `over_nodes` would hold old and new values.
 
     Args:
         fn: (values, *args) -> values of the same structure, shapes and types; all leaves of the function over nodes
@@ -158,7 +158,7 @@ def _over_axis(run: Callable[..., Any]) -> Callable[..., Any]:
     """`run` on each device's share, one loop a device: in a loop over all nodes each would take part in every step.
 
     Constants of `run` go in as arguments, whole on every device: arrays whose types name the caller's mesh cannot be
-    indexed where a device is by itself.
+    indexed inside the shard_map.
     """
 
     def spread(*args: PyTree) -> PyTree:

@@ -1,4 +1,4 @@
-"""The platform that programs are traced for: code that decides by it asks here.
+"""The platform that programs are traced for; code that depends on the platform asks here.
 
 Some work has a form that is fast on a CPU and another that is fast on accelerators. `platform()` decides which is
 traced. It is the platform of JAX's default device, unless `tracing_for` says otherwise: a round that is exported for an
@@ -15,7 +15,7 @@ from jaxfl.core import check
 
 PLATFORMS = ("cpu", "gpu", "tpu")
 
-# JAX knows of it: no function that was traced for one platform is taken from a cache for another.
+# A user context is part of JAX's cache keys: no function that was traced for one platform serves for another.
 _traced_for = jax.make_user_context(None)
 
 
@@ -36,7 +36,7 @@ def is_cpu() -> bool:
 
 
 def tracing_for(platform: str) -> AbstractContextManager[None]:
-    """A context in which programs are traced in the form for a platform that need not be there.
+    """A context in which programs are traced for a platform that this machine need not have.
 
     Tasks choose how they run over nodes when they are built: build them inside, too. Programs traced inside run on
     every platform, with the same numbers to rounding.

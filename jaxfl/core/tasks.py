@@ -1,6 +1,7 @@
 """Adapters that turn a user's model into a `Task`: plain functions, or a flax (nnx) module with a loss.
 
-Also checks that refuse a task with batch statistics where each sample must have a loss, and its calibration.
+Also checks that refuse a task with batch statistics where each sample must have a loss of its own, and the calibration
+of batch statistics.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ def cross_entropy(logits: Array, labels: Array) -> Array:
 
 
 def of_samples(name: str, values: Array, inputs: Array) -> Array:
-    """`values`, losses or a metric of a task, refused unless there is one a sample.
+    """Return `values`, losses or a metric of a task; refuse them unless there is one for each sample.
 
     Args:
-        name: of what they are, for the error.
+        name: name of the values, for the error.
         values: (b,).
         inputs: (b, *sample).
 
     Raises:
-        ArgumentError: they have another shape: a mean over the batch would count padding.
+        ArgumentError: the values have another shape. (A mean over the batch would count padding.)
     """
     if jnp.shape(values) != (len(inputs),):
         found = f"got shape {jnp.shape(values)} for {len(inputs)} samples"
@@ -125,7 +126,7 @@ def from_flax(
         make_module: rngs -> module, called as `module(inputs (b, *sample)) -> outputs (b, ...)`. Its `nnx.Param`s are
             trained. Beside them it may hold nnx.BatchNorm and dropout: the task then has `train_loss`, for `fed_avg`,
             `partial_averaging`, `push_sum` and `d_psgd` where nothing is clipped and no noise is added. It trains as by
-            `module.train()` and evaluates as by `module.eval()`. Statistics count no padding.
+            `module.train()` and evaluates as by `module.eval()`. Padding does not count in statistics.
         loss: (outputs, labels) -> (b,) losses.
         metrics: name -> (outputs, labels) -> (b,). Default: {"accuracy": accuracy}.
         preprocess: applied to the raw inputs first.
@@ -208,19 +209,20 @@ def check_sample_losses(task: Task) -> None:
         where = "batch statistics or dropout" + (f" (statistics at {', '.join(paths[:4])})" if paths else "")
         raise ArgumentError(
             "task",
-            "must give every sample a loss of its own, for this bounds or stores single samples' gradients",
+            "must give every sample a loss of its own: this algorithm bounds or stores single samples' gradients",
             f"got one that trains with {where}",
             "Use GroupNorm and no dropout, or neither clip nor add noise, in fed_avg, push_sum or d_psgd.",
         )
 
 
 def check_task(task: Task, data: FederatedData) -> None:
-    """Refuse parameters that steps would not keep, and a loss that mixes the samples of a batch: clipped, each sample
-    is differentiated alone, and else padding would count.
+    """Refuse parameters that are not float32 or float64, and a loss that mixes the samples of a batch.
+
+    With clipping each sample is differentiated alone; without, padding would count in such a loss.
 
     Args:
-        task: the loss of one without blocks is looked at, on two samples; those of `jaxfl.models` do not mix.
-        data: where its arrays are traced the loss is not looked at.
+        task: its loss is tried on two samples, unless it has blocks: losses of `jaxfl.models` do not mix.
+        data: where its arrays are traced the loss is not tried.
 
     Raises:
         ArgumentError: parameters of another type, an unknown label, or a loss that mixes samples.
@@ -274,7 +276,7 @@ def _displace(leaf: Array) -> Array:
 def calibrated_state(task: Task, params: PyTree, inputs: Array, labels: Array, weights: Array, key: Array) -> PyTree:
     """Model state made of given samples: the mean over batches of each batch's own statistics, in training mode.
 
-    Static batch normalization, which tracks nothing while it trains, is evaluated with it; so may be any other.
+    Static batch normalization, which tracks no statistics in training, is evaluated with them; any other may be, too.
 
     Args:
         task: one with `train_loss`.

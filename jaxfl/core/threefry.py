@@ -34,7 +34,7 @@ def one_kernel(key: Array) -> Array:
             `jax_threefry_partitionable` is off.
 
     Returns:
-        Keys of that shape and of another dtype, so not for storing: keep the original.
+        Keys of the same shape and of another dtype. Do not store them: keep the original.
 
     Guarantees:
         - the numbers are those of jax.random with the key itself.
@@ -66,7 +66,7 @@ def fold_in(key: Array, data: int | Array) -> Array:
         True
     """
     if not is_threefry(key) or jnp.ndim(key) or jnp.ndim(data):
-        return jax.random.fold_in(key, data)  # which refuses what is no scalar
+        return jax.random.fold_in(key, data)  # which refuses arrays
     word = np.uint32(data) if isinstance(data, int) else jnp.uint32(data)
     return jax.random.wrap_key_data(_fold(jax.random.key_data(key), word), impl=jax.random.key_impl(key))
 

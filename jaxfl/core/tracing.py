@@ -17,7 +17,7 @@ from jaxfl.core.types import Array
 
 ACTIVATION = "activation"  # the name under which `mark_activation` puts an array into the traced program
 
-# JAX knows of it: no function that was traced in one form is taken from a cache for the other.
+# A user context is part of JAX's cache keys: no function that was traced in one form serves for the other.
 _canonical = jax.make_user_context(False)
 
 

@@ -29,7 +29,7 @@ def number_type(tree: PyTree) -> np.dtype:
 
 
 def copied(tree: PyTree) -> PyTree:
-    """The tree with its NumPy arrays copied: who writes into one of them later changes nothing here.
+    """The tree with its NumPy arrays copied: later writes into the originals do not change it.
 
     Examples:
         >>> array = np.ones(2)
@@ -94,9 +94,9 @@ def root(squared: Array) -> Array:
 
 
 def consensus_distance(tree: PyTree, factors: Array | None = None) -> Array:
-    """Mean over nodes of |x_i - x_bar|^2, (); with `factors` (n,), that of factor_i x_i, which is not written out.
+    """Mean over nodes of |x_i - x_bar|^2, (); with `factors` (n,), the same of factor_i x_i, which is never stored.
 
-    Where nodes lie over devices, sums of the nodes of a device travel, as large as one node's part.
+    Where nodes lie over devices, each device sends the sum of its own nodes, as large as one node's part.
 
     Examples:
         >>> float(consensus_distance(jnp.array([[1.0], [3.0]])))

@@ -25,12 +25,12 @@ class FactoredLayer(NamedTuple):
         is_outer_product: whether a sample's gradient is one outer product, so that it shrinks where a factor's entries
             do. False for a sum of such products (over a convolution's positions), which then may grow.
         squared_norm: (input (b, ...), error (b, ...)) -> (b,) float32, squared L2 norm of each sample's gradient. Where
-            float32 sums cancel, rounded up: clipping by it must hold.
+            float32 sums cancel it is rounded up, so that clipping by it holds.
         absolute_norm: the same for the L1 norm.
         weighted_sum: (input, error, weight (b,)) -> the layer's gradient tree, summed over samples times weight.
         per_sample: (input, error) -> the layer's gradient tree with a leading batch axis (b, *leaf).
-        kept: (input, error) -> (what `squared_norm` gives, what `per_sample` gives, with zeros for a sample whose norm
-            is not finite), or None where a batch's gradients are better made twice. None for a layer that keeps none.
+        kept: (input, error) -> (result of `squared_norm`, result of `per_sample`, with zeros for a sample whose norm is
+            not finite), or None where making a batch's gradients twice is cheaper. None for a layer that keeps none.
     """
 
     name: str
@@ -71,8 +71,8 @@ class Part(NamedTuple):
         features_train: (params, model_state, inputs, weights (b,), key) -> (b, ...): the same in training mode (the
             batch's statistics, dropout), which leaves the model state as it is. None with `features`.
         train_loss: (trained params, frozen params, model_state, features, labels, weights, key) -> (losses (b,), new
-            model_state), in training mode but for frozen blocks behind a trained one, which evaluate. Trained params
-            are those of `trained` and no others, to be differentiated; frozen ones are the others. Model state and key
+            model_state), in training mode, except that frozen blocks behind a trained one evaluate. Trained params are
+            those of the blocks in `trained`, to be differentiated; frozen params are all others. Model state and key
             are None where the task has none; the state of frozen blocks is returned as it is. Given the features that
             `features_train` makes with the same key, each layer draws from a key of its own, as in `Task.train_loss`.
     """
@@ -94,8 +94,8 @@ class Task(NamedTuple):
 
     Attributes:
         init: key -> params, a pytree of float32 arrays without node axis.
-        loss: (params, inputs (b, *sample), labels (b, ...)) -> (b,) float32, one loss per sample, no mean. Of a task
-            with model state the first argument is `Variables`, and statistics and dropout are those of evaluation.
+        loss: (params, inputs (b, *sample), labels (b, ...)) -> (b,) float32, one loss per sample, no mean. For a task
+            with model state the first argument is `Variables`, and layers run in evaluation mode.
         metrics: the same arguments -> dict of name to (b,) float32, one number per sample. Always holds "loss".
         blocks: names of the top-level groups of the parameters, input side first; empty when they have no order.
         layers: the layers in factored form, input side first; empty when the task has no such form (then clipped
@@ -131,7 +131,7 @@ class Task(NamedTuple):
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class PoolParts:
-    """Mark of a pool that is cut by owner: static, and no array."""
+    """Mark of a pool of samples that is cut into parts by owner; static, without an array."""
 
     count: int
     """Equal parts of the pool, and equal groups of nodes, both in order. Each node's samples lie in the part of its

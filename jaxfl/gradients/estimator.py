@@ -43,8 +43,8 @@ class GradientEstimator(NamedTuple):
         draw: (key, round_index, data) -> its draws of the round.
         estimate: (task, params (n, *leaf), state, data, draws, round_index) -> (gradient (n, *leaf), state,
             `Info` of (n,)).
-        refresh: (task, params (n, *leaf), state, data, due () bool) -> state, without the rounding errors that have
-            added up, where that is due; None where none do.
+        refresh: (task, params (n, *leaf), state, data, due () bool) -> state, where `due` without the rounding errors
+            that have added up; None where none add up.
     """
 
     init: Callable[[Task, Array, PyTree, FederatedData], Any]
@@ -102,8 +102,8 @@ def mini_batch(
     given. Each node then keeps statistics of its own, which are not sent.
 
     Args:
-        batch_size: b, for the sampler `fixed(b)`: b different samples.
-        sampler: how the batch is drawn, in its place; default `uniform(1)`, the paper's.
+        batch_size: b; stands for the sampler `fixed(b)`, which draws b different samples.
+        sampler: how the batch is drawn, in place of `batch_size`; default `uniform(1)`, as in PrivSGP's paper.
         clip_norm: bound on each sample's gradient norm; None does not clip. May be traced.
         clip_order: 2 for the L2 norm, 1 for the L1 norm.
 
@@ -185,8 +185,8 @@ def batch_info(gradient: PyTree, sums: Info, batch: Batch, **others: Array) -> I
         gradient: the estimates before noise, leaves (n, *leaf).
         sums: as of `batch_sums`; the loss is the batch's sum over b: unbiased for the local mean loss.
         batch: which samples.
-        others: more numbers, or others than the defaults: per-sample gradients of the batch's valid slots, no samples
-            that run forward without a backward pass, no rows read ahead.
+        others: more numbers, or replacements of the defaults: one gradient evaluation for each valid slot of the batch,
+            0 forward evaluations without a backward pass, and 0 prefetch misses.
     """
     none = jnp.zeros_like(batch.overflow)
     return sums.plus(

@@ -1,4 +1,4 @@
-"""The memory preflight: too large arrays are refused before anything is allocated."""
+"""The memory preflight: arrays that are too large are refused before anything is allocated."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from jaxfl.core.check import bytes_text
 def available_bytes() -> int:
     """Bytes that a new array on the default device may take.
 
-    Free device memory; on a CPU the least of the machine's free memory and of what limits of this process and of its
-    control groups leave.
+    This is the free device memory; on a CPU the least of the machine's free memory and of the rests that the limits of
+    this process and of its control groups leave.
     """
     stats = jax.local_devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
@@ -58,14 +58,14 @@ def left_by_control_groups(root: Path = Path("/")) -> list[int]:
             continue
         mount, most, used, cached = forms[controllers]
         home = Path(group.lstrip("/"))
-        for folder in (home, *home.parents):  # whose limits hold as well
+        for folder in (home, *home.parents):  # limits of the parents hold as well
             try:
                 limit, usage = ((root / mount / folder / name).read_text().strip() for name in (most, used))
                 pages = dict(line.split() for line in (root / mount / folder / "memory.stat").read_text().splitlines())
             except OSError:  # of another name space, or the root, which has no limit
                 continue
             if limit != "max" and int(limit) < psutil.virtual_memory().total:
-                rest.append(int(limit) - int(usage) + int(pages.get(cached, 0)))  # files read give way
+                rest.append(int(limit) - int(usage) + int(pages.get(cached, 0)))  # caches of files give way
     return rest
 
 

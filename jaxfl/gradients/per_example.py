@@ -6,12 +6,12 @@ product a layer yields the clipped sum (ghost norms with book-keeping: Li, Trame
 arXiv:2110.05679, and Bu, Wang, Zha, Karypis 2023, arXiv:2210.00038). A layer whose samples' gradients are small may
 keep them between norm and sum.
 
-Of any other task the samples' gradients are made: on a CPU one after the other, on accelerators as many at once as
-memory allows: `jaxfl.gradients.microbatches`.
+For any other task each sample's gradient is computed: on a CPU one after the other, on accelerators as many at once as
+memory allows (`jaxfl.gradients.microbatches`).
 
-A gradient whose norm is not finite cannot be scaled to any norm. Under a clip norm it counts as zero, with its loss,
-and is counted: otherwise a single broken sample would reach the other nodes without noise. Without a clip norm it stays
-visible.
+A gradient whose norm is not finite cannot be scaled to any norm. Under a clip norm the gradient and its loss become
+zero, and `DISCARDED` counts the sample: otherwise a single broken sample would reach the other nodes without noise.
+Without a clip norm the gradient stays visible.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def clipped_factors(
 
 
 def _norms_and_scale(task: Task, losses: Array, factors: Factors, clip_norm, clip_order, kept: Kept):
-    """Each sample's norm, NaN where its loss is not finite, and what its gradient is multiplied by."""
+    """Each sample's gradient norm (NaN where its loss is not finite), and the factor that clips its gradient."""
     norms = jnp.where(jnp.isfinite(losses), factor_norms(task, factors, clip_order, kept), jnp.nan)
     return norms, clip_scale(norms, clip_norm)
 
@@ -140,7 +140,7 @@ def _clipped_sum(task: Task, params, inputs, labels, weights, clip_norm, clip_or
 
 
 def _along(values: Array, array: Array) -> Array:
-    """(b,) as (b, 1, ..., 1), like an array (b, ...)."""
+    """Reshape (b,) to (b, 1, ..., 1), with as many axes as `array`."""
     return values.reshape(-1, *([1] * (array.ndim - 1)))
 
 
@@ -209,7 +209,7 @@ def weighted_sum(
         - a sample of weight 0 contributes exactly zero.
         - without clipping it is the gradient of the weighted loss.
         - rounding lets a sample move the sum by hardly more than clip_norm, however large the batch.
-        - samples that go through at once give what they give one after the other, to rounding.
+        - samples computed at once give what they give one after the other, to rounding.
     """
     how = route(task, clip_norm)
     if how == "backward":

@@ -42,7 +42,7 @@ from jaxfl.gradients.stores import Store, decode, encode, make_store
 PREFETCH_MISSES = must_be_zero("prefetch_misses")
 """Count of table rows that were read ahead for another batch than the one used."""
 _CHUNK_BYTES = 16 * 2**20  # rows held at once while the table is built or its mean recomputed
-_REFRESH_EVERY = 1000  # on a CPU, unless told
+_REFRESH_EVERY = 1000  # rounds, on a CPU, by default
 _BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}  # of a stored number
 
 
@@ -53,7 +53,7 @@ class SagaState(NamedTuple):
     table_mean: PyTree  # leaves (n, *leaf), float32, mean over each node's entries
     mean_rounding: PyTree  # leaves (n, *leaf), float32, what rounding took from the mean; None where it is refreshed
     rows: Array  # (n, c, F), like table: the rows of the coming round's batch
-    row_indices: Array  # (n, c), int32, which rows these are
+    row_indices: Array  # (n, c), int32, the entries whose rows these are
 
 
 class SagaDraws(NamedTuple):
@@ -84,10 +84,10 @@ def saga(
             batches.
         entry_size: samples of one entry, for "per_batch" only.
         storage: "float32", or "bfloat16" rounded toward zero, so that no stored gradient exceeds the clip norm. A
-            rounded table makes no bias: the estimate adds back the mean of the rounded entries. It adds variance: a
-            stored number (in a factored table each of the two factors) is off by less than 2^-7 of itself. Clipped
-            gradients of convolutions, being sums of products, would grow by rounding the factors where the products
-            cancel, so for them a factored table is float32. Params in float64 take "float64", and others do not.
+            rounded table causes no bias: the estimate adds back the mean of the rounded entries. It adds variance: a
+            stored number (in a factored table each of the two factors) is off by less than 2^-7 of itself. A clipped
+            gradient of a convolution is a sum of products, and rounding the factors enlarges it where products cancel:
+            its factored table must be float32. Params in float64 need "float64"; others cannot take it.
         clip_norm: bound on each sample's gradient norm, applied before storing; None does not clip. May be traced.
         clip_order: 2 for the L2 norm, 1 for the L1 norm.
         refresh_every: rounds after which the mean, else updated by differences, is recomputed from the table, which
@@ -382,7 +382,7 @@ def _preflight(
     storage: str,
     clip_norm: float | Array | None,
 ) -> None:
-    """Refuse a table that does not fit, with the stores that take less."""
+    """Refuse a table that does not fit in memory, and name the stores that take less."""
     size = partial(table_bytes, task, params, data)
     rows = -(-data.max_size // entry_size)
     num_bytes = size(table=table, entry_size=entry_size, storage=storage) * (rows + sampler.capacity) // rows

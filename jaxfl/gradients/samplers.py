@@ -27,7 +27,7 @@ _PAIRS_COMPARED = 256
 
 
 class Batch(NamedTuple):
-    """The entries that each node uses in one round; c is the sampler's capacity."""
+    """The entries (samples, or fixed batches of them) that each node uses in a round; c is the sampler's capacity."""
 
     indices: Array  # (n, c), int32, position among the node's own entries, in [0, count); 0 where masked
     mask: Array  # (n, c), bool, False for padding
@@ -195,14 +195,14 @@ def draw_batch(sampler: Sampler, key: Key, round_index: Array, counts: Array) ->
     keys = node_keys(purpose_key(key, Purpose.BATCH, round_index), counts.shape[0])
     indices, mask, overflow = jax.vmap(sampler.draw_node)(keys, counts)
     if sampler.name != "uniform":
-        # A batch larger than the node's data, when traced sizes kept `check_counts` from seeing it.
+        # Count a batch larger than the node's data, which `check_counts` could not see where sizes are traced.
         overflow = overflow + jnp.maximum(sampler.batch_size - counts, 0)
         mask = mask & (indices < counts[:, None])
     return Batch(indices=indices, mask=mask, overflow=overflow)
 
 
 def check_counts(sampler: Sampler, counts: Array, names: Sequence[str] | None = None) -> None:
-    """Refuse a batch that is larger than a node's data; traced counts pass. `names` are the nodes', if they have any.
+    """Refuse a batch that is larger than a node's data; traced counts pass. `names` are the nodes' names, if any.
 
     Raises:
         ArgumentError: fixed or Poisson sampling with batch_size above the smallest count.

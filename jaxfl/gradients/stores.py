@@ -1,4 +1,4 @@
-"""Contents of the rows of a gradient table, and recovery of gradients from them: dense, factored, per batch.
+"""Rows of SAGA's table of stored gradients, and recovery of gradients from rows: dense, factored, per batch.
 
 All functions act on one node; c is the number of entries at hand, s the samples of one entry, F the size of a row.
 """
@@ -47,7 +47,7 @@ class Store(NamedTuple):
 
 
 def encode(rows: Array, storage: str) -> Array:
-    """Rows as they are stored. bfloat16 is kept as its bits: XLA's CPU backend would widen, so copy, such a table."""
+    """Rows as they are stored. bfloat16 is kept as its bits: XLA's CPU backend would widen and copy such a table."""
     if storage != "bfloat16":
         return rows
     # The upper half of a float32 is the bfloat16 next to it toward zero.
@@ -55,7 +55,7 @@ def encode(rows: Array, storage: str) -> Array:
 
 
 def decode(rows: Array, storage: str) -> Array:
-    """Stored rows as numbers: of bfloat16 as float32."""
+    """Stored rows as numbers; bfloat16 becomes float32."""
     return rows if storage != "bfloat16" else jax.lax.bitcast_convert_type(rows, jnp.bfloat16).astype(jnp.float32)
 
 
@@ -69,7 +69,7 @@ def make_store(
     clip_norm: float | Array | None,
     clip_order: int,
 ) -> Store:
-    """The store of a kind for a task.
+    """Make the store of one kind (`table`) for a task.
 
     Args:
         task: the learning task.

@@ -115,7 +115,7 @@ def shared_directions(direction: str, key: Key, round_index: int | Array) -> Dir
 
 
 def node_directions(direction: str, key: Key, round_index: int | Array, num_nodes: int) -> Directions:
-    """The directions of one round, of its own for each node: a source whose arrays have the node axis first."""
+    """The directions of one round, different for each node: a source whose arrays have the node axis first."""
     keys = node_keys(purpose_key(key, Purpose.DIRECTION, round_index), num_nodes)
     return _SOURCES[direction](jax.random.key_data(keys))
 
@@ -209,13 +209,13 @@ def zero_order(
 
         g_i = d / (2 gamma) 1/q sum_r (f_i(x_i + gamma Phi_ir) - f_i(x_i - gamma Phi_ir)) Phi_ir
 
-    with f_i the mean loss of one batch, the same at all points of a round. Nothing is clipped, so that an estimate is
-    no base of a privacy guarantee.
+    with f_i the mean loss of one batch, the same batch at all points of a round. Nothing is clipped, so that no privacy
+    guarantee can rest on an estimate.
 
     Args:
         smoothing: gamma, the L2 length of a move (in expectation, for Gaussian directions): a number, a traced scalar,
-            or a schedule of the round index. Small against the scale on which the gradient changes. But losses in
-            float32 are off by about 6e-8, and so the estimate by about 6e-8 d / gamma in each direction.
+            or a schedule of the round index. Choose it small against the scale on which the gradient changes, but not
+            tiny: losses in float32 are off by about 6e-8, so the estimate is by about 6e-8 d / gamma in each direction.
         num_directions: q, at least 1, static.
         direction: "rademacher" or "gaussian".
         sampler: how the batch is drawn; default `uniform(1)`.

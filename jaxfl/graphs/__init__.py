@@ -1,4 +1,4 @@
-"""Who talks to whom, and the mixing step x <- P x."""
+"""Communication graphs (which node sends to which), and the mixing step x <- P x."""
 
 from typing import TYPE_CHECKING
 

@@ -40,7 +40,7 @@ def read_matrices(path: str, requirement: str, remedy: str) -> np.ndarray:
         if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
             raise refusal("is a pipe, a socket or a device")
         with file.open("rb"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a header by Python 2, which is read
+            warnings.simplefilter("ignore")  # about headers written by Python 2, which can be read
             array = np.lib.format.open_memmap(file, mode="r")  # maps the file's own bytes, and never unpickles
     except OSError as error:
         raise refusal((error.strerror or str(error)).lower()) from None
@@ -68,7 +68,7 @@ def read_graph(path: str, num_nodes: int) -> Graph:
 
     Args:
         path: a .npy file, an array (n, n) or (period, n, n); entry (i, j) is the share of j's value that i receives. Or
-            a .csv file with a row an edge below a heading: the names of the sender and of the receiver, as
+            a .csv file with a heading and then one row per edge: the names of the sender and of the receiver, as
             `jaxfl.data.load_file` names sites. Weights are then metropolis where every edge has its reverse, else
             uniform.
         num_nodes: n, the number of nodes that the run has.
@@ -98,8 +98,8 @@ def read_graph(path: str, num_nodes: int) -> Graph:
 
 def _of_edges(path: str, num_nodes: int) -> Graph:
     requirement, remedy = (
-        "must be a .csv file with an edge a row",
-        "Write a heading, then a sender and a receiver a row.",
+        "must be a .csv file with one edge per row",
+        "Write a heading, then a sender and a receiver in each row.",
     )
     try:
         with Path(path).expanduser().open(newline="", encoding="utf-8-sig") as lines:
@@ -142,8 +142,8 @@ def tracking_pair(graph: str, num_nodes: int) -> TrackingPair:
     """The weights R and C of gradient tracking that a name stands for.
 
     Args:
-        graph: a function of `jaxfl.graphs` that gives a pair; or one of a graph, which stands for both, the mean of its
-            rounds; or a .npy file, see `read_pair`; or a .csv file with edges, see `read_graph`, for both.
+        graph: the name of a pair in `jaxfl.graphs`; or of a graph there, whose mean over rounds stands for R and C;
+            or a .npy file, see `read_pair`; or a .csv file with edges, see `read_graph`, which stands for both, too.
         num_nodes: n, 5 for `five_agents` and `five_agents_self_loops`.
 
     Raises:

@@ -26,8 +26,8 @@ class Graph:
         name: for messages and records, for example "ring(8)".
         num_nodes: n.
         rounds: one sparse (n, n) float64 mixing matrix per round of the period, without stored zeros.
-        names: (n,), what the nodes are called, which data with names must agree with; None where they are numbers.
-        is_isolated: whether nobody is meant to hear anybody (`isolated`): it then counts as connected.
+        names: (n,), the nodes' names, with which the names in the data must agree; None where nodes are numbers.
+        is_isolated: whether the graph is without edges on purpose (`isolated`): it then counts as connected.
 
     Examples:
         >>> from jaxfl.graphs import directed_ring

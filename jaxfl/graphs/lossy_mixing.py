@@ -1,9 +1,9 @@
 """The mixing step where messages are lost: x <- A x, with a matrix A that follows from P^k and from what arrived.
 
-    A_ij = P_ij where the message from j reached i, else 0;   A_ii = P_ii + the weights that were not handed over
+    A_ij = P_ij where the message from j reached i, else 0;   A_ii = P_ii + the weights of lost messages that i keeps
 
-A weight that is not handed over stays with its sender (P_mi for a lost message from i to m) or with its receiver (P_ij
-for a lost message from j to i). With the sender, A keeps the column sums of P; with the receiver, its row sums.
+The weight of a lost message stays with its sender (i keeps P_mi when its message to m is lost) or with its receiver (i
+keeps P_ij when the message from j is lost). Kept by senders, A has P's column sums; kept by receivers, its row sums.
 
 References:
     D. Kempe, A. Dobra, J. Gehrke, "Gossip-Based Computation of Aggregate Information", FOCS 2003: mass conservation.
@@ -54,8 +54,8 @@ def lossy_mix(
     Args:
         graph: static; its matrix `round_index mod period` is used.
         tree: leaves (n, *leaf), floating point.
-        arrived: (n, n), bool; entry (i, j) says whether the message from j reached i. Where there is no edge it does
-            not count; the diagonal is True.
+        arrived: (n, n), bool; entry (i, j) says whether the message from j reached i. Entries without an edge do not
+            count; the diagonal is True.
         round_index: (), int32, may be traced.
         kept_by: "sender" or "receiver": who keeps the weight of a lost message.
         structure: as for `mix`.
@@ -71,7 +71,7 @@ def lossy_mix(
         - all structures agree to 1e-6 relative.
         - kept by the sender, total mass is preserved when P is column stochastic, whatever arrives.
         - kept by the receiver, equal values stay equal when P is row stochastic.
-        - kept by the receiver, node mean is preserved when P is doubly stochastic and symmetric, and losses are.
+        - kept by the receiver, node mean is preserved when P is doubly stochastic and symmetric, and losses symmetric.
 
     Examples:
         >>> from jaxfl.graphs import directed_ring
@@ -132,7 +132,7 @@ def _transpose(graph: Graph) -> Graph:
 
 
 def _loops(graph: Graph, arrived: Array, slot: Array | None, kept_by: str, dtype: np.dtype) -> Array:
-    """A_ii, (n,), the weights of self-loops: P_ii, and the weights that are not handed over."""
+    """A_ii, (n,), the weights of self-loops: P_ii, and the weights of lost messages that i keeps."""
     nodes = jnp.arange(graph.num_nodes, dtype=jnp.int32)[None, :]
     if kept_by == "sender":
         own_weights, receivers, weights = lists_of_round(_transpose(graph), slot, dtype)
@@ -169,7 +169,7 @@ def _dense(graph: Graph, leaf: Array, arrived: Array, slot: Array | None, loops:
 
 def _circulant(graph: Graph, leaf: Array, arrived: Array, slot: Array | None, loops: Array) -> Array:
     assert graph.shifts is not None
-    if slot is not None and not is_cpu():  # whose host would wait for the number of the branch
+    if slot is not None and not is_cpu():  # an accelerator's host would wait for the number of the branch
         return _neighbors(graph, leaf, arrived, slot, loops)
     branches = [
         lambda leaf, arrived, loops, shifts=shifts: shifted_sum(_realized_shifts(shifts, arrived, loops), leaf)

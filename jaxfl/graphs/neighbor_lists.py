@@ -51,8 +51,8 @@ def gathered_sum(own: Array, senders: Array, weights: Array, leaf: Array) -> Arr
 def neighbor_lists(graph: Graph) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Weight each node gives itself (period, n), and its k in-neighbors: senders int32 and weights, (period, k, n).
 
-    Shorter lists are padded with the node itself at weight zero: it is read anyway, and where its value is not finite
-    the result is not either.
+    Shorter lists are padded with the node itself at weight zero: its value is read anyway, and where that is not finite
+    the result is not finite, either.
     """
     num_nodes, most = graph.num_nodes, int(graph.in_degree.max())
     own = np.stack([matrix.diagonal() for matrix in graph.rounds])
@@ -75,7 +75,7 @@ class Plan(NamedTuple):
 
     The n nodes lie over s devices in order, m = n / s on each. In step k = 1, ..., s - 1 every device p sends to device
     p + k (mod s) the rows that some node there hears from. Devices send equally many in a step: the most that any of
-    them has to send in any round of the period. Who has fewer fills up with its first row.
+    them has to send in any round of the period. A device with fewer fills up with its first row.
 
     Attributes:
         steps: the k in which anything is sent, ascending.
@@ -88,7 +88,7 @@ class Plan(NamedTuple):
     senders: np.ndarray
 
     def rows_sent(self) -> int:
-        """Rows that leave each device in a round, those that fill up among them."""
+        """Rows that leave each device in a round, including those that only fill up."""
         return sum(rows.shape[-1] for rows in self.sent)
 
 

@@ -30,13 +30,14 @@ def random_digraph(num_nodes: int, edge_probability: float, key: Array | int) ->
     Each ordered pair of nodes is an edge with `edge_probability`, independently; graphs that are not strongly
     connected are thrown away and drawn again.
 
+    Up to 16,384 nodes each pair has a coin, and the coins take n^2 bytes for a moment: 100 MB for 10,000 nodes. Above,
+    the gaps between edges are drawn, with the same distribution: about 2 n log(n) numbers at edge probability
+    2 log(n) / n.
+
     Args:
         num_nodes: n, at least 1.
         edge_probability: in [0, 1]; above about 2 log(n) / n most draws are strongly connected.
         key: typed base key of the run, or an int seed s, which means `jax.random.key(s)`.
-
-    Up to 16,384 nodes each pair has a coin, and the coins take n^2 bytes for a moment: 100 MB for 10,000 nodes. Above,
-    the gaps between edges are drawn, of the same law: some 2 n log n numbers for 2 log(n) / n.
 
     Raises:
         ArgumentError: none of 100 draws was strongly connected, or the key is traced.

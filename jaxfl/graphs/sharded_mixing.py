@@ -1,14 +1,14 @@
 """The mixing step where nodes lie over devices (see `jaxfl.core.devices`): every device sends what others need.
 
-A tree is made one buffer on every device, (n / s, d) for the s devices and each type of its leaves. These parts of it
-travel:
+On each of the s devices the leaves of a tree are joined to one buffer for each type of leaf, (n / s, d). These parts of
+it travel:
 
-- "circulant": the first and the last rows of a share, of as many as some shift takes to another device;
+- "circulant": the first and the last rows of a share, as many as some shift takes to another device;
 - "neighbors": the rows that some node of the receiving device hears from, each once (see `needed_rows`);
 - "dense": sums. Each device multiplies its columns of the matrix with its rows; a reduce-scatter adds the products.
 
-Results equal a single device's, to rounding. Values travel in the type of their leaf. The weights may be numbers of the
-round, as they are over links that lose messages.
+Results equal a single device's, to rounding. Values travel in the type of their leaf. Weights may change from round to
+round, as they do over links that lose messages.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def neighbors_sum(graph: Graph, slot: Array | None, own: Array, weights: Array, 
     Args:
         graph: its in-neighbors, in the order of `neighbor_lists`.
         slot: (), int32, the round within the period; None where there is only one.
-        own: (n,), weights in the widest type of the leaves' sums.
-        weights: (k, n), so, of the in-neighbors.
+        own: (n,), each node's weight for itself, in the widest type of the leaves' sums.
+        weights: (k, n), weights of the in-neighbors, in the same type.
         tree: leaves (n, *leaf), floating point.
 
     Guarantees:
@@ -147,7 +147,7 @@ def matrix_sum(matrix: Array, tree: PyTree) -> PyTree:
 
 
 def _in_buffers(fn: Callable[[Array], Array], tree: PyTree) -> PyTree:
-    """`mixed`, a function of arrays (m, d) that is linear in their rows, on a tree with leaves (m, *leaf)."""
+    """Apply `fn`, a function of arrays (m, d) that is linear in their rows, to a tree with leaves (m, *leaf)."""
     leaves, structure = jax.tree.flatten(tree)
     results: list[Any] = [None] * len(leaves)
     for dtype in sorted({leaf.dtype for leaf in leaves}, key=str):

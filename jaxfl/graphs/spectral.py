@@ -67,7 +67,7 @@ def spectral_gap(graph: Graph) -> float:
 
 
 def laplacian(weights: Any) -> np.ndarray:
-    """diag(W 1) - W: what a node receives minus what it holds, (n, n) float64. Self-loops cancel.
+    """diag(W 1) - W, (n, n) float64. Row i times values x is sum_j W[i, j] (x_i - x_j); self-loops cancel.
 
     With W = R it is L1 of gradient tracking (Chen, Wang, Zhang, section 2.1), with W = C^T the transpose of L2.
 

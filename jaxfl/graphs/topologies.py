@@ -1,6 +1,6 @@
-"""Who talks to whom: the graphs, with their mixing weights. JAX is not imported: accounting takes them, too.
+"""Communication graphs with their mixing weights. JAX is not imported: accounting uses them, too.
 
-Weights are one of two: "uniform", where each node splits its mass equally over itself and its out-neighbors
+There are two kinds of weights: "uniform", where each node splits its mass equally over itself and its out-neighbors
 (P[i, j] = 1 / (1 + out-degree of j), column stochastic, the choice for push-sum), and "metropolis", for undirected
 graphs (P[i, j] = 1 / (1 + max(degree i, degree j)), symmetric and doubly stochastic, the choice for gossip). On a
 regular graph they coincide. Every node is its own in-neighbor.
@@ -137,11 +137,10 @@ def star(num_nodes: int, *, weights: str = "uniform") -> Graph:
 def from_networkx(graph: nx.Graph, *, weights: str = "uniform", names: Sequence[str] | None = None) -> Graph:
     """A graph from networkx, directed or not; an edge (u, v) means that u sends to v, and v to u when undirected.
 
-    Node i is the node labeled i when the labels are exactly 0, ..., n - 1; else the one that `names` has in place i,
+    Node i is the node labeled i when the labels are exactly 0, ..., n - 1; else the node that `names` has in place i,
     or, without names, the i-th of `graph.nodes`. Such labels, as text, are the nodes' names: data with names must have
-    the same.
-    Self-loops are implied. Edge attributes are not read: a graph that brings its own weights goes through
-    `from_matrix`.
+    the same names. Self-loops are implied. Edge attributes are not read: a graph that brings its own weights goes
+    through `from_matrix`.
 
     Args:
         graph: `nx.Graph` or `nx.DiGraph` with at least one node.
@@ -166,7 +165,7 @@ def from_networkx(graph: nx.Graph, *, weights: str = "uniform", names: Sequence[
         by_name = {str(label): label for label in labels}
         if len(by_name) != num_nodes or sorted(by_name) != sorted(map(str, names)):
             odd = sorted(set(by_name) ^ set(map(str, names)))
-            found = f"{odd[0]!r} is in one of them alone" if odd else "two have the same text"
+            found = f"{odd[0]!r} is in only one of the two" if odd else "two have the same text"
             raise ArgumentError("names", "must be the graph's labels, each once", found, "Rename the graph's nodes.")
         labels = [by_name[str(name)] for name in names]
     node_names = None if are_numbers and names is None else tuple(map(str, labels))
@@ -227,7 +226,7 @@ def sequence(graphs: Sequence[Graph]) -> Graph:
             found = f"got {graphs[0].num_nodes} at position 0 and {graph.num_nodes} at position {position}"
             raise ArgumentError("graphs", "must have equal numbers of nodes", found, remedy)
         if graph.names != graphs[0].names:
-            found = f"those of position 0 and of position {position} differ"
+            found = f"the names at position 0 and at position {position} differ"
             raise ArgumentError("graphs", "must have the same names of nodes", found, remedy)
     name = f"sequence({', '.join(graph.name for graph in graphs)})"
     return Graph(
@@ -259,7 +258,7 @@ def five_agents() -> TrackingPair:
 
     States: 0 and 1 exchange, 2 hears from both, 3 from 2, 4 from 2 and 3. Trackers: 0 and 4 exchange, 1 sends to 0, 2
     to 1, 3 to 1 and 2. An agent receives states, and sends its tracker, in equal shares: rows of R and columns of C
-    sum to 1. Ours: figure 1 of the paper (see `jaxfl.graphs.tracking_conditions`) gives neither weights nor edges.
+    sum to 1. Edges and weights are ours: figure 1 of the paper (see `jaxfl.graphs.tracking_conditions`) gives neither.
 
     Guarantees:
         - neither graph is strongly connected; the roots are 0, 1 and 0, 4, so that agent 0 alone is common.

@@ -1,14 +1,15 @@
 """Conditions on graphs, step sizes and noise in theorems on differentially private gradient tracking, as predicates.
 
-Each returns all of its conditions, with the number found and the one required, whether they hold or not; the caller
-warns of, or refuses, those that do not. They take the step sizes of the run at its horizon K (alpha_K, beta_K,
-gamma_K). Assumption 4 and Theorem 4 bound the gains a1, a2, a3 instead, so that the step sizes of every K qualify; the
-paper's a1 = 72 can not, since Re(w) / (1 + |w|^2) <= 1/2 for every w. Pass the gains as step sizes to read them so.
+Each predicate returns all of its conditions, with the number found and the one required, whether they hold or not; the
+caller warns of those that do not hold, or refuses them. They take the step sizes of the run at its horizon K (alpha_K,
+beta_K, gamma_K). Assumption 4 and Theorem 4 bound the gains a1, a2, a3 instead, so that the step sizes of every K
+qualify; the paper's a1 = 72 cannot, since Re(w) / (1 + |w|^2) <= 1/2 for every w. To check the gains, pass them as step
+sizes.
 
 - R, C: the pair's weights; L1 = diag(R 1) - R, L2 = diag(1^T C) - C, with eigenvalues w_l, w_1 = 0.
 - v1, v2 >= 0: v1^T L1 = 0, L2 v2 = 0, each of sum n. r1, r2: the largest numbers that Lemma 1 (ii) allows,
-  rho(W1 - alpha L1) = 1 - r1 alpha and likewise for L2. (The numbers of its proof are smaller, and Assumption 5 with
-  them harder.)
+  rho(W1 - alpha L1) = 1 - r1 alpha and likewise for L2. (Its proof has smaller numbers, which make Assumption 5 harder
+  to meet.)
 - L: `smoothness`, the Lipschitz constant of every sample's gradient (the paper's L_1, and L of Assumption 4).
 - mu: `gradient_dominance`, of the Polyak-Lojasiewicz inequality |grad F|^2 >= 2 mu (F - min F); 0 when it is not used.
 
@@ -36,7 +37,7 @@ ROUNDING = 1e-12  # exponents are decimals of a few digits: their sums are equal
 
 
 class Condition(NamedTuple):
-    """One inequality of a theorem; `str` of it is a line for a warning.
+    """One inequality of a theorem; its `str` is a line for a warning.
 
     Attributes:
         name: where it is stated, and the inequality; its left side is `found`, its right side `required`.
@@ -158,7 +159,7 @@ def assumption_1(pair: TrackingPair) -> list[Condition]:
 def lemma_2(pair: TrackingPair, steps: StepSizes, *, smoothness: float) -> list[Condition]:
     """Assumption 1 and the bounds on step sizes; those on alpha_K and beta_K are also Lemma 1's.
 
-    Where Assumption 1 fails the rest is not defined and left out; so it is in `assumption_4` and `assumption_5`.
+    Where Assumption 1 fails, the other conditions are not defined and are left out, as in `assumption_4` and `_5`.
 
     Raises:
         ArgumentError: unusable weights, fewer than two agents, or a number out of range.
@@ -301,7 +302,7 @@ class _Spectrum(NamedTuple):
 def _spectrum(pair: TrackingPair) -> _Spectrum:
     """Compute the spectral data of a pair that satisfies Assumption 1."""
     if len(pair.state_weights) == 1:
-        raise ArgumentError("pair", "must have at least two agents", "got one", "One agent mixes with nobody.")
+        raise ArgumentError("pair", "must have at least two agents", "got one", "Pass more: one mixes with nobody.")
     state_vector, tracker_vector = consensus_weights(pair.state_weights), consensus_weights(pair.tracker_weights.T)
     return _Spectrum(
         num_nodes=len(pair.state_weights),

@@ -42,8 +42,9 @@ def require_doubly_stochastic(graph: Graph) -> None:
 
 
 def require_strongly_connected(graph: Graph) -> None:
-    """Refuse a graph unless every node's values reach every other node in one period (B-strong connectivity), or it is
-    `isolated`, which nobody makes by mistake.
+    """Refuse a graph unless every node's values reach every other node in one period (B-strong connectivity).
+
+    The graph `isolated` passes: nobody makes it by mistake.
 
     Examples:
         >>> from jaxfl.graphs import from_matrix

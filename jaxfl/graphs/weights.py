@@ -31,7 +31,7 @@ def circulant(num_nodes: int, offsets: set[int]) -> scipy.sparse.csr_array:
 
 
 def check_graph(graph: nx.Graph) -> None:
-    """Refuse what is no graph of networkx, and a multigraph."""
+    """Refuse a multigraph, and anything that is not a networkx graph."""
     import networkx as nx  # takes a quarter of a second
 
     if not isinstance(graph, nx.Graph) or graph.is_multigraph():

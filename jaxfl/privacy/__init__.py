@@ -1,4 +1,4 @@
-"""Noise mechanisms, what they cost (as published and as proven), and an audit of it."""
+"""Noise mechanisms, the epsilon that they cost (as published and as proven), and audits of that epsilon."""
 
 from typing import TYPE_CHECKING
 

@@ -1,5 +1,4 @@
-"""The verbs of accounting, once for all families: epsilon, the least noise and the most releases of a budget,
-statements.
+"""Accounting for all families of algorithms: epsilon, the least noise and the most releases of a budget, statements.
 
 A family of algorithms says which curve its releases have under a neighboring relation: a Gaussian, a pair of
 distributions on a grid (`jaxfl.privacy.dominating_pairs`), Renyi divergences, or pure bounds that add up. It brings a
@@ -30,8 +29,8 @@ class Bound(NamedTuple):
 
     dp_epsilon: Any  # of one node, or (n,) of nodes that are one account
     accountant: str
-    dp_delta: float | None = None  # where it is another one than that of the account
-    notes: tuple[str, ...] | None = None  # what it rests on, in place of what the account rests on
+    dp_delta: float | None = None  # where it differs from the account's
+    notes: tuple[str, ...] | None = None  # its assumptions, in place of the account's
     reason: str | None = None  # why it is infinite
 
 
@@ -43,10 +42,10 @@ class Family(NamedTuple):
 
     Attributes:
         reason: (account, bound) -> why there is no epsilon; None where there is one, or where nothing was released.
-        cost: (account, bound, relation) -> its bound; `reason` is None.
+        cost: (account, bound, relation) -> its `Bound`, where `reason` gives None.
         words: (accounts, account, bound, relation, found) -> arguments of `jaxfl.privacy.statements.statement`:
-            "gradients", "setting" and others that depend on the family. `account` decides a statement on all
-            `accounts`.
+            "gradients", "setting" and others that depend on the family. `account` is the one of `accounts` on
+            which the statement is made.
     """
 
     reason: Callable[[Any, str], str | None]
@@ -125,7 +124,7 @@ def chosen_relation(known: Sequence[str], asked: str | None, whose: str, public:
     if asked not in known:
         remedy = "Choose another relation or bound."
         if asked == "add_or_remove_one":
-            remedy = f"{public} are public here, so that a missing sample is one whose gradient is 0: pass zero_out."
+            remedy = f"{public} are public here, so that a missing sample counts as a gradient of 0: pass zero_out."
         requirement = f"must be {' or '.join(known)} for {whose}"
         raise ArgumentError("neighboring_relation", requirement, f"got {asked}", remedy)
     return asked
@@ -164,7 +163,8 @@ def calibrate(
     """Smallest noise with which no node's epsilon is above the target, to 0.1 %.
 
     Args:
-        epsilons_of: of each node or kind of node, noise > 0 -> epsilon; those first that need most, as far as known.
+        epsilons_of: functions noise > 0 -> epsilon, one per node or kind of node; as far as known, nodes that need most
+            noise come first.
         target_epsilon: above 0.
         guesses: as for `smallest_noise`, one each.
     """
@@ -218,11 +218,11 @@ def smallest_noise(epsilon_of: Callable[[float], float], target_epsilon: float, 
 
 
 def most_rounds(epsilons_of: Sequence[Callable[[int], float]], target_epsilon: float, limit: int) -> int:
-    """Most rounds in 0 ... limit with which no node's epsilon is above the target; 0 when not even one is paid for.
+    """Most rounds in 0 ... limit with which no node's epsilon is above the target; 0 when one round is too many.
 
     Args:
-        epsilons_of: of each node or kind of node, number of rounds >= 1 -> epsilon, never falling; those first that
-            are paid for the fewest, as far as known.
+        epsilons_of: functions number of rounds >= 1 -> epsilon, never falling, one per node or kind of node; as far as
+            known, nodes whose budget pays for the fewest rounds come first.
         target_epsilon: above 0.
         limit: at least 0.
 

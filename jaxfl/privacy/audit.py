@@ -6,15 +6,16 @@ is the zero-out relation with J fixed, and an algorithm that is (epsilon, delta)
 guess the coins better than randomized response would. Whoever sees all messages guesses the surest tenth of them; the
 number of right guesses gives the bound.
 
-The attack is the matched filter of a constant gradient: the sum over rounds of what is released in the canary's
-coordinate. A table of stored gradients (PrivSGP-VR) then shows the canary in every round, sampled or not.
+The attack adds up over rounds what is released in the canary's coordinate, which is best against a gradient that stays
+the same (a matched filter). A table of stored gradients (PrivSGP-VR) then shows the canary in every round, sampled or
+not.
 
 Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 2023, arXiv:2305.08846, Theorem 5.2, as
 computed by jax-privacy (`pip install '.[audit]'` in a clone).
 
-Does not claim: that the true epsilon is near the bound. Less than the claim is no proof of the claim, and the bound
-tells a mistake only where it is large (noise a few times too small, a missing clip). `jaxfl.privacy.audit_mechanism`
-sees smaller ones in the same run. Rounds count the same, whatever their noise.
+Does not claim: that the true epsilon is near the bound. A bound below the claimed epsilon does not prove the claim, and
+the bound shows only large mistakes (noise a few times too small, a missing clip). `jaxfl.privacy.audit_mechanism`
+detects smaller ones in the same run. The attack weighs all rounds alike, whatever their noise.
 
 Canaries that are whole clients: `jaxfl.privacy.client_audit`.
 """
@@ -48,7 +49,7 @@ class Scores(NamedTuple):
     """Sums of the released values in each canary's coordinate."""
 
     sums: Array  # (m,), float32, over rounds: high for a canary that seems included
-    squares: Array  # (m,), float32, of what is released, over the releases that a round adds up, summed over rounds
+    squares: Array  # (m,), float32, square of what a round releases over its number of releases, summed over rounds
     num_messages: Array  # (), int32, rounds that released anything
     num_releases: Array  # (), int32, releases of all rounds
 
@@ -56,15 +57,15 @@ class Scores(NamedTuple):
 class AuditResult(NamedTuple):
     """Findings of an audit."""
 
-    dp_epsilon_lower_bound: float  # 0 when nothing could be told
+    dp_epsilon_lower_bound: float  # 0 where the guesses refute no epsilon
     dp_delta: float
     significance: float  # probability that the bound exceeds the true epsilon, at most
     neighboring_relation: str  # of the claim
     num_guesses: int
     num_correct: int
-    guess_threshold: float  # distance of a score from the median from which on it is guessed
+    guess_threshold: float  # a score at least this far from the median is guessed
     scores: np.ndarray  # (m,), float64, high for a canary that seems included
-    smallest_error: float  # factor on noise, too small, from which the bound exceeds the claim with probability 0.95
+    smallest_error: float  # noise this many times too small lifts the bound above the claim with probability 0.95
     checks: tuple[Check, ...]  # of the mechanism
 
 
@@ -79,11 +80,11 @@ def with_canaries(
         task: what is learned.
         data: the nodes' samples.
         num_canaries: m, at least 1.
-        strength: norm of an included canary's gradient; take at least the clip norm, to reach it.
+        strength: norm of an included canary's gradient; at least the clip norm, so that clipping leaves just that norm.
         seed: of the coins.
-        shared_coordinates: canary j of every node has coordinate j, which keeps gradients n times smaller: canaries are
-            told apart by the node that releases them. False gives each canary of the network a coordinate of its own,
-            for what releases sums over nodes.
+        shared_coordinates: True gives canary j of every node coordinate j; the node that releases it tells it apart,
+            and the canaries have n times fewer parameters. False gives each canary of the network a coordinate of its
+            own, for algorithms that release sums over nodes.
 
     Returns:
         (task, data, canaries): parameters {"model": the task's, "canary": (c,) float32}, c = ceil(m / n) or m; of a
@@ -150,7 +151,7 @@ def with_canaries(
         losses, own = task.factors(model_of(params), samples, labels)
         real = marks == 0
         errors = tuple(jnp.where(real.reshape(-1, *[1] * (e.ndim - 1)), e, 0) for e in own.errors)
-        # Read of the sample, so that no table rounds it: the coordinate, exact in float32.
+        # The layer's input is part of the sample, so that no table rounds it: the coordinate, exact in float32.
         own_input = jnp.maximum(marks - 1, 0).astype(jnp.float32)[:, None]
         own_error = jnp.where(real, 0, jnp.float32(strength) * switches)[:, None]
         losses = jnp.where(real, losses, canary_loss(params, marks, switches))
@@ -303,16 +304,16 @@ def audit(
     Args:
         algorithm, released, data, canaries, key, num_rounds: as for `canary_scores`.
         dp_delta: of the claim.
-        dp_epsilon: that is claimed.
-        claimed: what its accountant was told.
-        significance: in (0, 1), probability that the bound or a check refuses a right run, at most: half for the
-            bound, half for the checks.
-        neighboring_relation: of the claim, which is what a canary's coin decides.
+        dp_epsilon: the epsilon that is claimed.
+        claimed: the mechanism that its accountant was told.
+        significance: in (0, 1), largest probability that the bound or a check refuses a run that is right: half for
+            the bound, half for the checks.
+        neighboring_relation: of the claim; a canary's coin decides between two such neighbors.
         num_releases: as for `canary_scores`.
         of_layers: of `audit_mechanism.noise_of_layers`; None leaves the model's own layers out.
 
     Returns:
-        An `AuditResult`, for the run of `num_rounds` rounds as one release.
+        An `AuditResult` on all `num_rounds` rounds together.
 
     Raises:
         ArgumentError: as `epsilon_lower_bound` and `check_mechanism`, or fewer than one round.
@@ -360,7 +361,7 @@ def audit(
 
 
 def _bound(num_correct: int, num_guesses: int, num_canaries: int, dp_delta: float, significance: float) -> float:
-    """The theorem's bound, from numbers of guesses."""
+    """Compute the bound of Theorem 5.2 from the numbers of guesses."""
     auditing = require_jax_privacy()
     # The auditor's "in" and "out" are our right and wrong guesses: the theorem asks for no more than their numbers.
     # It refuses an empty list, hence one more canary in each that is never guessed.
@@ -373,7 +374,7 @@ def _bound(num_correct: int, num_guesses: int, num_canaries: int, dp_delta: floa
 def _correct_needed(
     num_guesses: int, num_canaries: int, dp_epsilon: float, dp_delta: float, significance: float
 ) -> int:
-    """The fewest right guesses that refute an epsilon; one more than there are where none do."""
+    """The fewest right guesses that refute an epsilon; `num_guesses` + 1 where not even all of them do."""
     low, high = num_guesses // 2, num_guesses + 1
     while high - low > 1:
         middle = (low + high) // 2

@@ -1,26 +1,26 @@
-"""Does a mechanism do what its accountant was told? Noise, signal and number of releases, measured on canaries.
+"""Checks that a mechanism does what its accountant was told: noise, signal and releases, measured on canaries.
 
-An epsilon rests on a few numbers: the noise of a release, what one sample adds to it, how many releases there are. What
-is released in a canary's coordinate tells all of them apart far better than guesses do (`jaxfl.privacy.audit`), because
-the noise is claimed to be Gaussian and not any noise:
+An epsilon rests on a few numbers: the noise of a release, what one sample adds to it, how many releases there are. The
+values released in a canary's coordinate show errors in these numbers far better than guesses do (`jaxfl.privacy.audit`
+has the guesses and the canaries), because the noise is claimed to be Gaussian and not just any noise:
 
 - releases: whoever sees all messages counts them;
-- noise of one release: what is released in the coordinate of a canary that was left out is noise alone, m canaries
-  times K rounds of it. The sum of squares over claimed variances is chi-square with as many degrees;
-- noise of all releases, over nodes, over coordinates: the same for sums over rounds, which are what an attack uses,
-  and of these sums over the nodes, or over eight coordinates. Noise that cancels makes them too small. Noise that
+- noise of one release: the coordinate of a canary that was left out shows noise alone, m canaries times K rounds of it.
+  The sum of squares over claimed variances is chi-square with as many degrees;
+- noise of all releases, over nodes, over coordinates: the same test on sums over rounds, which an attack uses, and on
+  sums of these over the nodes or over eight coordinates. Noise that cancels makes them too small. Noise that
   repeats in every round, at every node or in every coordinate makes them too large: whoever sees it can take it off.
   Both are refused;
 - noise of layers: the difference of two first rounds, with noise and without, in every layer of the model;
-- signal: the mean over included canaries less that over the others, of what is released over all rounds. It is at most
-  K G / J, for a mini-batch (drawn q K times, q G / J each) as for a table (K times G / J); Welch's interval. No
-  clipping, more rounds and a higher chance to be drawn all enlarge it;
+- signal: what all rounds together release, its mean over included canaries less its mean over the others. It is at most
+  K G / J, for a mini-batch (drawn q K times, G / b each) as for a table (K times G / J). The interval is Welch's. No
+  clipping, more rounds and a higher chance to be drawn all enlarge the signal;
 - Gaussian epsilon: signal over noise is mu of a Gaussian mechanism, from below, and epsilon at delta follows (Nasr et
-  al. 2023, arXiv:2302.07956, section 5). It assumes Gaussian noise, and is a statement about epsilon where the three
-  above are statements about the mechanism.
+  al. 2023, arXiv:2302.07956, section 5). This check assumes Gaussian noise, and is a statement about epsilon where the
+  others are statements about the mechanism.
 
-Each test is given its share of the probability that a right run is refused. With a share a, a check also says which
-error it would have seen with probability 0.95: a noise that many times too small, a signal that many times too large.
+Each check gets an equal share of the probability that a right run is refused. A check also says which error it would
+have detected with probability 0.95: a noise that many times too small, a signal that many times too large.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, PyTree, c
 from jaxfl.privacy import binomial
 from jaxfl.privacy.dominating_pairs import gaussian_epsilon
 
-POWER = 0.95  # with which the smallest error named is seen
+POWER = 0.95  # probability with which the smallest error named is detected
 _TOGETHER = 8  # coordinates that are added up
 
 
 class Mechanism(NamedTuple):
-    """Mechanism on one canary's coordinate, as told to an accountant."""
+    """What an accountant was told of the mechanism, seen in one canary's coordinate."""
 
     noise_std: float  # of one release
     signal: float  # mean over the draws of what an included canary adds over all releases
@@ -59,7 +59,7 @@ class Check(NamedTuple):
     claimed: float
     limit: float  # confidence limit of `measured`, on the side of what is claimed
     refuted: bool
-    smallest_error: float  # factor that is seen with probability 0.95; infinite where no factor is
+    smallest_error: float  # an error by this factor is detected with probability 0.95; infinite where no error is
 
 
 def check_mechanism(
@@ -82,13 +82,14 @@ def check_mechanism(
         sums: (m,), what is released in each canary's coordinate, summed over rounds.
         squares: (m,), its squares, summed over rounds; a message that adds up tau releases counts with 1 / tau.
         included: (m,), bool.
-        num_releases: that were seen.
+        num_releases: number of releases that were seen.
         claimed: what the accountant was told.
-        dp_epsilon: that is claimed.
+        dp_epsilon: the epsilon that is claimed.
         dp_delta: of the claim.
-        significance: in (0, 1), probability that any of the checks refuses a right run, at most.
-        num_messages: in which the releases were seen, fewer where a message adds up several; by default as many.
-        groups: name of a check -> numbers of canaries whose releases are added up, of those that were left out.
+        significance: in (0, 1), largest probability that any of the checks refuses a run that is right.
+        num_messages: number of messages that held the releases, smaller where a message adds up several; by default
+            `num_releases`.
+        groups: name of a check -> groups of canaries, by number; releases of those left out are added up in each group.
         of_layers: name of a layer -> the noise of one release in it, any shape.
 
     Raises:
@@ -122,7 +123,7 @@ def check_mechanism(
             raise ArgumentError(name, "must be finite", found, "Take a smaller step size: the run has diverged.")
     if not 2 <= included.sum() <= included.size - 2:
         found = f"{int(included.sum())} of {included.size} are included"
-        raise ArgumentError("included", "must hold two canaries that are and two that are not", found, "Take more.")
+        raise ArgumentError("included", "must have two canaries of True and two of False", found, "Take more canaries.")
     groups, of_layers = groups or {}, of_layers or {}
     # Counting releases cannot go wrong.
     share = significance / (4 + len(groups) + bool(of_layers))
@@ -143,7 +144,7 @@ def check_mechanism(
 
 
 def noise_check(name: str, sum_of_squares: float, degrees: int, claimed_std: float, significance: float) -> Check:
-    """True if so many squares of centred normal numbers are too small or too large for a standard deviation.
+    """Check the standard deviation of centred normal numbers by the sum of their squares, on both sides.
 
     Args:
         name: of the check.
@@ -162,13 +163,13 @@ def noise_check(name: str, sum_of_squares: float, degrees: int, claimed_std: flo
 
 
 def _of_groups(name: str, sums: np.ndarray, groups: Sequence[np.ndarray], claimed_std: float, share: float) -> Check:
-    """True if sums over groups of canaries are what independent noise gives; each counts with the variance of one."""
+    """Check that sums over groups of canaries vary as independent noise does; each counts with the variance of one."""
     of_each = [sums[own].sum() ** 2 / own.size for own in groups if own.size]
     return noise_check(name, float(np.sum(of_each)), len(of_each), claimed_std, share)
 
 
 def _of_layers(of_layers: Mapping[str, np.ndarray], claimed_std: float, share: float) -> Check:
-    """The layer that is refuted, or the one whose noise is farthest from what is claimed."""
+    """The check of the layer that is refuted, or else of the layer whose noise is farthest from the claim."""
     squares, part = (
         {name: np.square(noise, dtype=float).sum() for name, noise in of_layers.items()},
         share / len(of_layers),
@@ -208,12 +209,12 @@ def smallest_guessed_error(mu: float, correct_needed: int, num_guesses: int, gue
 
 
 def _counted(num_releases: int, claimed: int) -> Check:
-    """Whoever sees the messages counts them: a single one more is seen."""
+    """Check the number of releases. Whoever sees the messages counts them, so a single extra one refutes the claim."""
     return Check("releases", num_releases, claimed, num_releases, num_releases > claimed, (claimed + 1) / claimed)
 
 
 def _signal(sums: np.ndarray, included: np.ndarray, claimed: Mechanism, of_all: float, share: float) -> Check:
-    """True if included canaries stand out further than claimed."""
+    """Check that included canaries stand out no further than claimed."""
     measured, error = _difference(sums, included)
     limit = measured - _quantile(share) * error
     # Of a right run: the interval's width with the claimed noise.
@@ -231,7 +232,7 @@ def _gaussian(
     dp_delta: float,
     share: float,
 ) -> Check:
-    """True if mu, from below, costs more than the claimed epsilon. Half of the share for signal, half for noise."""
+    """Check that a lower bound on mu costs no more than the claim; half of the share for signal, half for noise."""
     measured, error = _difference(sums, included)
     degrees = int((~included).sum())
     noise = math.sqrt(np.square(sums[~included]).sum() / degrees)
@@ -306,7 +307,7 @@ def noise_of_layers(
     Args:
         algorithm, released, data, key: as for `canary_scores`.
         silent: the same algorithm with noise of scale 0: it starts from the same parameters and draws the same batch.
-        rows: of `released` that are independent.
+        rows: the rows of `released` whose noise is independent.
     """
 
     sizes = data.sizes  # concrete, so that the algorithm can check them

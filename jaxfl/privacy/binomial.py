@@ -1,4 +1,4 @@
-"""Chances of a binomial number by scipy.special: importing scipy.stats takes longer than most epsilons do."""
+"""Probabilities of a binomial count by scipy.special: importing scipy.stats takes longer than most epsilons do."""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
 """Canaries that are whole clients, for an audit of what a server releases (`jaxfl.privacy.audit`).
 
 A canary client holds one Dirac sample: its gradient is `strength` in one coordinate of its own and zero elsewhere, or
-zero everywhere when a fair coin leaves the client out. tau steps of plain SGD with step size gamma move that coordinate
-by gamma tau strength, and nothing else. Take this above the clip norm S of updates: what the client adds to the sum is
-then S, the most that a client may add.
+zero everywhere when a fair coin leaves the client out. The tau local steps of a round, plain SGD with step size gamma,
+move that coordinate by gamma tau strength, and nothing else. Choose a strength that puts this above the clip norm S of
+updates: what the client adds to the sum is then S, the most that a client may add.
 
 A client that is left out stays among the clients, with an update of zero. Where clients take part independently of each
-other, and what the sum is divided by is a public constant, the server then releases what it would release without that
+other, and the sum is divided by a public constant, the server then releases what it would release without that
 client: the coin decides between two data sets of the relation zero_out_client.
 
     x - w = (1 / E) (sum of clipped updates + noise)    E: clients expected in a round, noise of z S on the sum
 
-shows an included canary by q S / E = S / n on average, under noise of standard deviation z S / E. The server's release
-has one row; all canaries are in it, told apart by their coordinates.
+shows an included canary by q S / E = S / n on average (q: a client's chance to take part), under noise of standard
+deviation z S / E. The server's release has one row; all canaries are in it, told apart by their coordinates.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from jaxfl.privacy.audit import Canaries, with_canaries
 def with_client_canaries(
     task: Task, data: FederatedData, num_canaries: int, *, strength: float, seed: int
 ) -> tuple[Task, FederatedData, Canaries]:
-    """A task and its data with canary clients behind the clients that there are.
+    """A task and its data with canary clients added behind the real clients.
 
     Args:
         task: what is learned.

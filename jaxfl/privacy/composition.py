@@ -1,9 +1,9 @@
 """Composition of privacy losses, and epsilon from a curve of deltas, without losing a small delta to rounding.
 
-A privacy loss on a grid is composed by one power of a Fourier transform. Each probability is off by about 1e-15, so
-that a delta of that size would drown. For a small delta the losses are tilted first: probabilities
-times exp(theta loss), divided by their sum M(theta), which moves the mass to where the tail is. Composed and tilted
-back,
+The privacy loss of an outcome is the log of how much likelier the outcome is on one data set than on its neighbor. A
+loss on a grid is composed by one power of a Fourier transform. Each probability is off by about 1e-15, so that a delta
+of that size would drown. For a small delta the losses are tilted first: probabilities times exp(theta loss), divided by
+their sum M(theta), which moves the mass to where the tail is. Composed and tilted back,
 
     delta(e) = M^K sum over losses l > e of T(l) exp(-theta l) (1 - exp(e - l)),
 
@@ -38,14 +38,14 @@ class Losses(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """delta at the epsilons 0, h, 2h, ..., from above; linear in exp(epsilon) between them."""
+    """Upper bounds on delta at the epsilons 0, h, 2h, ...; linear in exp(epsilon) between them."""
 
     step: float
     deltas: np.ndarray  # (m,), float64, falling
 
 
 def compose(losses: Losses, num_times: int, dp_delta: float | None = None) -> Curve | None:
-    """The curve of `num_times` releases, each with these losses; None when the grid would be too large.
+    """Compose `num_times` releases, each with these losses, to a curve; None when the grid would be too large.
 
     Args:
         losses: of one release.
@@ -79,8 +79,8 @@ def is_small(dp_delta: float, num_times: int) -> bool:
 def sum_of_draws(p: np.ndarray, num_times: int) -> tuple[int, np.ndarray] | None:
     """First index and probabilities of the sum of `num_times` independent indices drawn from p.
 
-    What lies outside has probability at most 2e-15 and is missing, or in a wrong place besides; None when the result
-    would be too large.
+    Sums outside the returned range have probability at most 2e-15; they are missing, or counted at a wrong index. None
+    when the result would be too large.
     """
     lowest, highest = _window(p, num_times)
     length = max(highest - lowest + 1, len(p))
@@ -97,7 +97,7 @@ def rounding_error(num_times: int) -> float:
 
 
 def curve_epsilon(curve: Curve, dp_delta: float | np.ndarray) -> np.ndarray:
-    """Smallest epsilon >= 0 whose delta is at most dp_delta, elementwise; infinite where the grid knows none."""
+    """Smallest epsilon >= 0 whose delta is at most dp_delta, elementwise; infinite where the grid has none."""
     wanted = np.asarray(dp_delta, np.float64)
     after = np.searchsorted(-curve.deltas, -wanted)  # first grid point whose delta is small enough
     right = np.clip(after, 1, len(curve.deltas) - 1)
@@ -108,7 +108,7 @@ def curve_epsilon(curve: Curve, dp_delta: float | np.ndarray) -> np.ndarray:
 
 
 def curve_delta(curve: Curve, dp_epsilon: float) -> float:
-    """delta at one epsilon >= 0, from above."""
+    """An upper bound on delta at one epsilon >= 0."""
     index = dp_epsilon / curve.step
     left = min(int(index), len(curve.deltas) - 1)
     right = min(left + 1, len(curve.deltas) - 1)

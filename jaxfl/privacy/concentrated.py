@@ -4,8 +4,8 @@ Rho-zCDP bounds every Renyi divergence: D_alpha(P | Q) <= alpha rho for all alph
 delta 0 is eps^2 / 2-zCDP (Bun and Steinke, Proposition 1.4), and rhos add up under adaptive composition (their Lemma
 1.7): K releases of eps cost about eps sqrt(2 K log(1 / delta)) instead of K eps.
 
-Where rho depends on what no data decide, rho_j with probability p_j, exp((alpha - 1) D_alpha) is jointly convex, so
-that D_alpha <= log(sum_j p_j exp((alpha - 1) alpha rho_j)) / (alpha - 1).
+Where rho is random and does not depend on the data, rho_j with probability p_j, exp((alpha - 1) D_alpha) is jointly
+convex, so that D_alpha <= log(sum_j p_j exp((alpha - 1) alpha rho_j)) / (alpha - 1).
 
 References:
     M. Bun, T. Steinke, "Concentrated Differential Privacy: Simplifications, Extensions, and Lower Bounds", TCC 2016,
@@ -33,8 +33,8 @@ def concentrated_epsilon(rho: float | np.ndarray, dp_delta: float, probabilities
     Args:
         rho: at least 0; () or (m,).
         dp_delta: in (0, 1).
-        probabilities: (m,), of each rho, sum at most 1; None for one rho. What is missing to 1 is an infinite loss,
-            which the caller takes out of delta.
+        probabilities: (m,), of each rho, sum at most 1; None for one rho. The probability missing to 1 counts as an
+            infinite loss, which the caller takes out of delta.
 
     Returns:
         dp_epsilon, at least 0. Each alpha gives a bound, so that a search that ends early only loosens it.

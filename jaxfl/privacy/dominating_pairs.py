@@ -1,11 +1,14 @@
 """Privacy curves: delta as a function of epsilon, for Gaussian noise with and without sampling, composed over releases.
 
-Noise has standard deviation 1 here: a shift is a change of what is released over `noise_std`.
+"P against Q" stands for the curve delta(e) = sup over events S of P(S) - exp(e) Q(S). P and Q are a dominating pair
+of a mechanism when this curve is never below the mechanism's own on neighboring data. Noise has standard deviation 1
+here: a shift is the change of a release divided by `noise_std`.
 
 - Gaussian: one release shifted by mu, N(mu, 1) against N(0, 1), also the composition of releases with shifts mu_k,
   mu^2 = sum_k mu_k^2 (Balle and Wang 2018, arXiv:1805.06530; Dong, Roth, Su 2019, arXiv:1905.02383).
-- Participation: shifts that depend on how often a sample was drawn. Given the draws, which depend on no data, every
-  release is Gaussian however adaptive, and divergences are jointly convex: the curve is at most the mean over counts.
+- Participation: shifts that depend on how often a sample was drawn. Given the draws, which do not depend on the data,
+  every release is Gaussian, even where it depends on earlier ones. Divergences are jointly convex, so that the curve is
+  at most the mean over counts.
 - Sampled: (1 - q) N(0, 1) + q N(shift, 1) against N(0, 1), both directions: Poisson sampling.
 - Replaced: delta(e) = q delta_Gauss(log(1 + (exp(e) - 1) / q)) for e >= 0, mirrored for e < 0: a batch of fixed size
   and one sample exchanged for another (Balle, Barthe, Gaboardi 2018, arXiv:1807.01647; Zhu, Dong, Wang 2022,
@@ -40,7 +43,7 @@ from jaxfl.privacy.composition import Curve, Losses, compose, is_small
 
 TAIL = 9.5  # normal quantile; the 1e-21 beyond it counts as an infinite loss
 _ROUNDED_MU = 1e6  # beyond it delta drowns in the rounding of epsilon, and a bound that is 1e-5 larger is given
-_LARGEST_MU = 1e150  # whose epsilon, 5e299, float64 holds; beyond it none is given
+_LARGEST_MU = 1e150  # float64 holds its epsilon, 5e299; beyond it none is given
 _MAX_BINS = 2**19  # of one release: a wider grid gets a larger step, which only loosens the bound
 
 
@@ -71,7 +74,7 @@ def gaussian_delta(dp_epsilon: float, mu: float | np.ndarray) -> np.ndarray:
 
 
 def gaussian_epsilon(mu: float, dp_delta: float) -> float:
-    """epsilon of N(mu, 1) against N(0, 1), from above.
+    """epsilon of N(mu, 1) against N(0, 1), rounded up.
 
     Examples:
         >>> round(gaussian_epsilon(1.0, 1e-5), 6)
@@ -168,7 +171,7 @@ def replaced(sampling_rate: float, shifts: tuple[float, ...], weights: tuple[flo
         with_sample, without = interval_masses(edges, sampling_rate, 0.0, shift)
         probabilities[last:] += weight * _divide(with_sample, without, 0.0, step)
         probabilities[: last + 1] += weight * _divide(without[::-1], with_sample[::-1], -step * last, step)
-        # What is left has no loss at all. Beyond the last edge both distributions count as an infinite loss.
+        # The remaining probability has loss 0. Beyond the last edge both distributions count as an infinite loss.
         probabilities[last] += weight * max(0.0, 1 - float(with_sample.sum() + without.sum()) - tails)
         infinite += weight * tails
     return Losses(step, -last, probabilities, infinite)
@@ -200,14 +203,14 @@ def mixture_loss(x: np.ndarray, q: float, low: float, high: float) -> np.ndarray
 
 
 def _inverse(losses: np.ndarray, q: float, shift: float) -> np.ndarray:
-    """x at which the loss of `sampled` is so large; minus infinity where it never is so small."""
+    """x at which the loss of `sampled` equals each of `losses`; minus infinity for losses that it never reaches."""
     with np.errstate(divide="ignore", invalid="ignore"):
         excess = losses + np.log(-np.expm1(np.log1p(-q) - losses))  # log(exp(loss) - (1 - q))
         return np.where(losses > np.log1p(-q), (excess - math.log(q)) / shift + shift / 2, -np.inf)
 
 
 def _exchanged_inverse(losses: np.ndarray, q: float, shift: float) -> np.ndarray:
-    """x at which the loss of `exchanged` is so large, for losses above 0.
+    """x at which the loss of `exchanged` equals each of `losses`, which are above 0.
 
     With c = q exp(-shift^2 / 2) the loss is log((1 - q + c exp(shift x)) / (1 - q + c exp(-shift x))), so that
     shift x = loss / 2 + arsinh((1 - q) / c sinh(loss / 2)).
@@ -227,7 +230,7 @@ def interval_masses(edges: np.ndarray, q: float, low: float, high: float) -> tup
         q, low, high: of the mixture.
 
     Returns:
-        Two arrays (m,), each number right to rounding of itself.
+        Two arrays (m,), each number with a relative error of rounding alone.
     """
 
     def between(shift: float) -> np.ndarray:
@@ -258,14 +261,14 @@ def composed_curves(
     num_times: int,
     dp_delta: float,
 ) -> tuple[Curve, ...]:
-    """Curves of `num_times` releases for this delta, one a direction of the pair.
+    """Curves of `num_times` releases for this delta, one for each direction of the pair.
 
     Args:
         pair: `sampled`, `replaced`, `exchanged`, or one of `jaxfl.privacy.stored_gradients`.
-        arguments: those in front of its step; hashable, for losses and curves are kept.
+        arguments: arguments of `pair` in front of its step; hashable, since losses and curves are cached.
         step: of the grid. A grid too large to compose is made coarser.
         num_times: at least 1.
-        dp_delta: that the curves are wanted for. `compose` needs to know a small one; all others share their curves.
+        dp_delta: the delta of interest. A small one changes how `compose` works; all others share their curves.
     """
     return _composed(pair, arguments, step, num_times, dp_delta if is_small(dp_delta, num_times) else None)
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from jaxfl.core.check import ArgumentError, at_least
 from jaxfl.privacy.statements import FLOAT_NOISE, FLOAT_SUM
 
-UNCOUNTED = "the formula knows no grid: what rounding to one costs is not counted"
+UNCOUNTED = "the formula knows no grid: the cost of rounding to the grid is not counted"
 
-FEWEST_BITS, MOST_BITS = 8, 16  # of a step; a bit more doubles the table and the 11 s that it takes to make
+FEWEST_BITS, MOST_BITS = 8, 16  # of a step; one more bit doubles the table and the 11 s that making it takes
 
 
 class Grid(NamedTuple):
@@ -27,7 +27,7 @@ class Grid(NamedTuple):
 
     @property
     def rounding(self) -> float:
-        """Increase of the L2 change of a release by rounding, over noise_std: 2^-bits sqrt(d)."""
+        """Most that rounding adds to the L2 change of a release, in units of noise_std: 2^-bits sqrt(d)."""
         return 2.0**-self.bits * math.sqrt(self.num_params)
 
     @property
@@ -53,12 +53,12 @@ def check_grid(grid: Grid | None) -> None:
 
 
 def check_rounding(epsilon_of: Callable[[float], float], target_epsilon: float, sensitivity: float) -> None:
-    """Refuse a target that no noise meets, since the step, and with it what rounding costs, grows with the noise.
+    """Refuse a target epsilon that no noise meets: the grid's step grows with the noise, so rounding always costs some.
 
     Args:
         epsilon_of: noise_std -> epsilon.
-        target_epsilon: that is to be met.
-        sensitivity: of a release that is not rounded.
+        target_epsilon: the epsilon to be met.
+        sensitivity: L2 change of a release before rounding.
     """
     least = epsilon_of(1e6 * sensitivity)
     if least > target_epsilon:

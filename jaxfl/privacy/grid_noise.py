@@ -1,4 +1,4 @@
-"""Gaussian noise on a grid: what is released are integers times a public step, so that no float gives a state away.
+"""Gaussian noise on a grid: releases are integers times a public step, so that no float gives a state away.
 
 Noise in float32 takes 2^23 values. Added to a state of float32 it reaches only some numbers, and which ones depends on
 the state: a released number that a neighboring state cannot give tells the two apart for certain
@@ -38,8 +38,8 @@ from jaxfl.privacy.mechanisms import NoiseMechanism, standard_noise
 _RANDOM_BITS = 127  # of |k|
 _DIGITS = 256  # binary digits of the numbers that thresholds are made of
 _REACH = 14  # in noise_std: P(|x| > 14) = 2^-146 counts as 0
-_INDEXED_BITS = 13  # at most, of the bits after the leading one that the index knows
-_LARGEST = 2.0**30  # in steps: rounded values beyond it are released as it, so that sums stay below 2^31
+_INDEXED_BITS = 13  # most bits after a number's leading bit by which the index finds its cell
+_LARGEST = 2.0**30  # in steps: larger rounded values count as this one, so that sums stay below 2^31
 
 
 def grid_gaussian(noise_std: float | Array, bits: int = 12) -> NoiseMechanism:
@@ -47,7 +47,7 @@ def grid_gaussian(noise_std: float | Array, bits: int = 12) -> NoiseMechanism:
 
     Args:
         noise_std: () or (n,), at least 0; may be traced.
-        bits: static, 8 ... 16. A bit more halves what rounding costs (`Grid.rounding`) and doubles a table of 0.9 MB.
+        bits: static, 8 ... 16. One more bit halves what rounding adds (`Grid.rounding`) and doubles a table of 0.9 MB.
 
     Returns:
         A mechanism whose draws are int32, in steps.
@@ -59,7 +59,7 @@ def grid_gaussian(noise_std: float | Array, bits: int = 12) -> NoiseMechanism:
         - releases are integers times the step of their node, as float32 rounds them.
         - the integers have the distribution given above.
         - neighboring values have the same releases.
-        - noise_std 0 releases the values as they are, and what is not finite stays visible.
+        - noise_std 0 releases the values as they are, and values that are not finite stay visible.
         - values beyond 2^30 steps are released as 2^30 steps: privacy holds for them, too.
 
     Examples:
@@ -98,7 +98,7 @@ def _integers(key: Array, size: int, bits: int) -> Array:
     """k, (size,), int32."""
     table = _table(bits)
     # In a loop: a hash in one kernel with the look-ups is made number by number, at eight times its time.
-    # Splitting makes no key here: its data are both words of every hash, and jax.random.bits would give one.
+    # `split` makes no keys here: it gives both words of every hash, where jax.random.bits gives one.
     halves = jnp.stack([leaf_key(key, half) for half in range(2)])
     pairs = jax.lax.map(lambda half: jax.random.key_data(jax.random.split(one_kernel(half), (size,))), halves)
     negative = pairs[0, :, 0] >> 31
@@ -121,7 +121,7 @@ def _integers(key: Array, size: int, bits: int) -> Array:
 
 
 def _cell(words: tuple[Array, ...], indexed_bits: int) -> Array:
-    """The place of a number of 128 bits in the index: by its leading bit, then the bits that follow; 0 as if 1."""
+    """The cell of a 128-bit number in the index: by its leading bit, then by the bits that follow; 0 counts as 1."""
     first, after, zeros = words[3], jnp.zeros_like(words[3]), jnp.full(words[3].shape, 96, jnp.int32)
     for place in (2, 1, 0):
         used = words[place] != 0

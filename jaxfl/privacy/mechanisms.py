@@ -1,7 +1,7 @@
 """Noise on pytrees whose leaves carry the node axis first.
 
 The scale is an absolute one (`noise_std`, in the units of the quantity that the noise is added to) and may differ per
-node, for personalised privacy. What privacy it buys is the accountant's business, not this file's.
+node, for personalised privacy. This file adds the noise; `jaxfl.privacy.accountant` computes the epsilon.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class NoiseMechanism(NamedTuple):
         draw: (key, tree with leaves (n, *leaf), float32) -> noise of the same structure and shapes, float32, or int32
             for noise on a grid. It raises ArgumentError for other leaves: noise drawn in bfloat16 takes 128 values,
             and hides nothing between them.
-        release: (values, noise) -> what is released, float32; the sum, but for noise on a grid. Leaves have the node
-            axis unless `noise_scale` is ().
-        rescaled: noise_scale -> the same mechanism with another one; None: there is none.
+        release: (values, noise) -> the released values, float32: values + noise, except for noise on a grid. Leaves
+            have the node axis unless `noise_scale` is ().
+        rescaled: noise_scale -> the same mechanism with that scale; None where it cannot be rescaled.
     """
 
     distribution: str
@@ -50,16 +50,16 @@ def check_types(noise: NoiseMechanism | None, params: PyTree) -> None:
 
 
 def require_float_noise(noise: NoiseMechanism | None) -> None:
-    """Refuse noise on a grid where no accountant counts what rounding to the grid adds to a release's change."""
+    """Refuse noise on a grid for algorithms whose accountants do not count the rounding to the grid."""
     if noise is not None and noise.distribution == "grid_gaussian":
-        requirement = "must be drawn in float32 on steps and updates of clients: no accountant counts a grid there"
+        requirement = "must be drawn in float32 for clients' steps and updates: their accountants count no rounding"
         raise ArgumentError("noise", requirement, "got grid_gaussian", "Pass jaxfl.gaussian.")
 
 
 def released(noise: NoiseMechanism | None, values: PyTree, drawn: PyTree | None) -> PyTree:
     """Compute the release of a round.
 
-    It is the values where nothing was drawn, their sum with the drawn numbers where there is no mechanism, else the
+    The release is `values` where nothing was drawn, `values` + `drawn` without a mechanism, and otherwise the
     mechanism's release of both.
     """
     if drawn is None:
@@ -128,7 +128,7 @@ def standard_noise(key: Array, params: PyTree, sample: Callable[[Array, int], Ar
     num_nodes = _num_nodes(params)
     one_node = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params)
     _, unflatten = flattener(one_node)
-    # One call for all leaves: a sampler a leaf multiplies the size of the program, and the time to compile it.
+    # One call for all leaves: a sampler for each leaf multiplies the size of the program and the time to compile it.
     keys = one_kernel(node_keys(key, num_nodes))
     return unflatten(jax.vmap(lambda node_key: sample(node_key, size(one_node)))(keys))
 

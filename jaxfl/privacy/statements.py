@@ -1,5 +1,7 @@
-"""Statements of privacy: one builder for all families of algorithms, and how an epsilon is written for people, never
-without bound, relation and delta."""
+"""Statements of privacy: one builder for all families of algorithms, and the text of an epsilon for people.
+
+The text always has the bound, the neighboring relation and delta beside the epsilon.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ RELATIONS = {  # in words
     "zero_out": "zero out one sample",
     "zero_out_client": "zero out one client",
 }
-# How these assumptions read, word for word, and the remark that a printed epsilon then carries.
+# Parts of assumptions, word for word; `REMARKS` has the remark that a printed epsilon carries where one of them stands.
 ASSUMED = "assumed, not enforced"
 REFUTED = "refuted at this noise"
 AT_EXPECTED_WAKING = "at the expected number of wake-ups"
@@ -25,7 +27,7 @@ _NO_BOUND = "no bound"
 _SIMULATION = "simulation: its seed is public"
 SIMULATED = f"{_SIMULATION}, and whoever reads it can take the noise off, so that nothing of the run may be published"
 SECRET = "batches and noise are made from a key of 64 bits, which stays secret"
-# Of at most 16,384 terms: 2^-8 + b 2^-22 (tests/gradients/test_rounded_sums.py).
+# The 1 % is 2^-8 + b 2^-22 for at most b = 16,384 terms (tests/gradients/test_rounded_sums.py).
 FLOAT_SUM = (
     "a sum of bounded terms counts as exact, though in float32 rounding lets one move it by up to 1 % more (the running"
     " mean of a large table by more on a CPU, see docs/finite_precision.md)"
@@ -43,7 +45,7 @@ REMARKS = {
     _NO_BOUND: _NO_BOUND,
 }
 _ASKED = "asked for: "
-_FAR_BELOW = 0.9  # of the worst node's epsilon: a median below it is told beside it
+_FAR_BELOW = 0.9  # share of the worst node's epsilon; a median below it is printed, too
 _MOST_PROTECTING = 100.0  # an epsilon above it lets an observer be sure: exp(100) is 3e43
 _NO_PROTECTION = "so large that it protects nothing"
 
@@ -51,15 +53,15 @@ _NO_PROTECTION = "so large that it protects nothing"
 class Statement(NamedTuple):
     """One guarantee, or why there is none."""
 
-    bound: str  # "published", "reconstructed" (a formula of this project's making, for one not to be had) or "proven"
+    bound: str  # "published", "reconstructed" (our reading of a paper's formula that could not be had) or "proven"
     dp_epsilon: float | None  # of the worst node
-    dp_delta: float  # of the node with the largest
+    dp_delta: float  # the largest of all nodes
     neighboring_relation: str  # of `RELATIONS`
     accountant: str  # how epsilon was found
     nodes: int  # of the network
     assumptions: tuple[str, ...]
     reason: str | None  # why dp_epsilon is None
-    node_epsilons: tuple[float, ...] = ()  # of every node, of several runs those of each; empty where there is none
+    node_epsilons: tuple[float, ...] = ()  # of every node, run after run where there are several; else empty
     mechanism: str = ""  # releases of the worst node: their number, noise and samples
 
 
@@ -121,7 +123,7 @@ def statement(
 def asked_first(
     statements: Sequence[Mapping[str, Any]], bound: str, relation: str | None = None
 ) -> list[dict[str, Any]]:
-    """Move the statement that a budget was asked for by to the front, and mark it with "asked": True.
+    """Move the statement that the run's privacy budget is about to the front, and mark it with "asked": True.
 
     Args:
         statements: as in summary.json.
@@ -129,7 +131,7 @@ def asked_first(
         relation: of the budget; None for the first statement of the bound.
 
     Returns:
-        The statements; without one of this bound and relation, as they came.
+        The statements, unchanged where none has this bound and relation.
 
     Examples:
         >>> rows = [{"bound": bound, "neighboring_relation": "zero_out"} for bound in ("published", "proven")]
@@ -142,13 +144,13 @@ def asked_first(
 
 
 def drawn(what: str, sampler: str, rate: float, noise_multiplier: float) -> str:
-    """Noise of a release, rounded down, and which share of samples or clients it has, in words."""
+    """Describe a release in words: its noise multiplier, rounded down, and the share of samples or clients in it."""
     which = f"{what} drawn at rate {rate:.4g} ({sampler})" if rate < 1 else f"all {what}"
     return f"noise multiplier {rounded_down(noise_multiplier, 4)}, {which}"
 
 
 def is_unbounded(release: Any, bound: str) -> bool:
-    """True if nothing bounds a sample's gradient: it is not clipped, and an assumption proves nothing."""
+    """True if nothing bounds a sample's gradient: it is not clipped, or a proof would rest on an assumed norm."""
     return release.clip_norm is None or (release.assumed and bound == "proven")
 
 
@@ -163,8 +165,8 @@ def statement_text(statement: Mapping[str, Any]) -> str:
         - the epsilon is rounded up.
         - an epsilon on an assumed bound, or one that is refuted, says so.
         - an epsilon above 100 says that it protects nothing.
-        - a median far below the worst node's epsilon is told.
-        - an epsilon says which mechanism it is of, so that it can be quoted by itself.
+        - a median far below the worst node's epsilon is printed beside it.
+        - an epsilon stands with its mechanism, so that it can be quoted by itself.
 
     Examples:
         >>> proven = {"bound": "proven", "dp_epsilon": 2.5, "dp_delta": 1e-5, "neighboring_relation": "zero_out"}
@@ -184,10 +186,10 @@ def statement_text(statement: Mapping[str, Any]) -> str:
 def caption(privacy: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     """One line for each bound, relation and delta, with the epsilon of every case, for the foot of a picture.
 
-    The line of the statement that a budget was asked for by stands first.
+    The line of the statement that the run's privacy budget is about stands first.
 
     Args:
-        privacy: case -> statements.
+        privacy: name of a case (an algorithm with its data and seeds) -> its statements.
 
     Guarantees:
         - every epsilon is rounded up.
@@ -209,10 +211,10 @@ def caption(privacy: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
 
 
 def simulation(privacy: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
-    """A line that marks statements of a simulation; none without any.
+    """List the line that marks statements of a simulation; empty where there are none.
 
     Args:
-        privacy: case -> statements.
+        privacy: name of a case -> its statements.
     """
     texts = (text for stated in privacy.values() for each in stated for text in each.get("assumptions", ()))
     return [_SIMULATION] if any(text == SIMULATED for text in texts) else []
@@ -234,7 +236,7 @@ def rounded_down(value: float, digits: int) -> str:
 
 
 def _rounded(value: float, digits: int, rounding: str) -> str:
-    """`value`, as its shortest decimal reads, in this many digits."""
+    """Round the shortest decimal form of `value` to this many significant digits."""
     found = decimal.Context(prec=digits, rounding=rounding).create_decimal(repr(float(value)))
     return f"{float(found):.{digits}g}"
 
@@ -246,7 +248,7 @@ def _ground(statement: Mapping[str, Any]) -> str:
 
 
 def _epsilon(statement: Mapping[str, Any], digits: int) -> str:
-    """The worst node's epsilon, with the median where that is far below."""
+    """The worst node's epsilon, with the nodes' median where that is far below."""
     worst, median = statement["dp_epsilon"], statement.get("dp_epsilon_median_node")
     text = f"ε = {rounded_up(worst, digits)}"
     if median is None or median >= _FAR_BELOW * worst:
@@ -275,7 +277,7 @@ def _remarked(group: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _epsilons(group: Mapping[str, Mapping[str, Any]]) -> str:
-    """Every case's epsilon; of many cases the range, of equal ones the value."""
+    """Every case's epsilon; for many cases the range, for equal epsilons the value."""
     values = {name: statement["dp_epsilon"] for name, statement in group.items()}
     known = [value for value in values.values() if value is not None]
     if not known:

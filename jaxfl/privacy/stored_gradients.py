@@ -1,8 +1,9 @@
 """Privacy losses of releases that show a stored gradient: Poisson batches with a SAGA table.
 
-One release in units of G / b on noise of deviation z: without the sample it is N(0, I). With it, its mean is q h where
-the sample is not drawn and g - (1 - q) h where it is, with one fresh gradient g and one stored gradient h of norms at
-most 1. Which h is in the table depends on secret draws, so that a bound must hold for every pair (g, h).
+Let G be the clip norm, b the batch size, q the sampling rate and z the noise multiplier. In units of G / b the noise of
+one release has standard deviation z. Without the sample the mean of the release is 0. With it the mean is q h where the
+sample is not drawn and g - (1 - q) h where it is, with one fresh gradient g and one stored gradient h of norms at most
+1. Which h is in the table depends on secret draws, so that a bound must hold for every pair (g, h).
 
 Theorem (docs/stored_gradients.md has the proof). Every such release is post-processing of one with |g| = |h| = 1. With
 the share lambda = |g + h|^2 / 4 of the part that g and h have in common, that one is two independent numbers:
@@ -12,22 +13,25 @@ the share lambda = |g + h|^2 / 4 of the part that g and h have in common, that o
 
 So the largest delta at an epsilon is a maximum over one number, lambda in [0, 1]. A smaller shift is post-processing of
 a larger one: all lambda of a cell [a, b] are bounded by the share 1 - a of the second number with the share b of the
-first. The maximum over the cells is certified, and exceeds the true one as if the noise were less by at most half of a
-cell's width (0.4 % for 128 cells).
+first. The maximum over the cells is an upper bound. It exceeds the true maximum by no more than noise smaller by half
+of a cell's width would (0.4 % for 128 cells).
 
-Rounding to a grid moves both means by at most r in units of the noise. Noise is split into two independent parts, of
-variances c and 1 - c: one hides the gradients, the other one what rounding moves, which is worst where it is the same
-vector of length r whether the sample is drawn or not. That is z sqrt(c) in place of z, and a further common shift of
-r / sqrt(1 - c). Any c gives a bound; c = 1 / (1 + r z / q) adds r to the shift q / z that lambda = 1 has.
+Rounding to a grid moves both means by at most r in units of the noise. The proof splits the noise into two independent
+parts of variances c and 1 - c. The first hides the gradients: z sqrt(c) takes the place of z. The second hides the
+movement by rounding, which is worst where it is the same vector of length r whether the sample is drawn or not: a
+further common shift of r / sqrt(1 - c). Any c gives a bound; c = 1 / (1 + r z / q) adds r to the shift q / z that
+lambda = 1 has.
 
 One sample exchanged for another, with gradients (g, h) and (g', h'): for every epsilon_1
 
     delta(epsilon) <= forward(epsilon_1) + exp(epsilon_1) backward(epsilon - epsilon_1),
 
-by way of N(0, I), for one release; the smallest of these is taken at every epsilon, and then releases are composed.
+by way of the release without either sample, for one release; the smallest of these is taken at every epsilon, and then
+releases are composed.
 
 Deltas at the points of a grid belong to losses on that grid, and the largest of several curves of deltas is one again
-(both are convex in exp(epsilon)). All masses are sums and differences that keep their digits, so that small deltas do.
+(both are convex in exp(epsilon)). All masses are sums and differences that keep their digits, and so do small
+deltas.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ import scipy
 from jaxfl.privacy.composition import Losses, decaying_sums
 from jaxfl.privacy.dominating_pairs import TAIL, interval_masses, mixture_loss
 
-THEOREM = "worst pair of a fresh and a stored gradient"  # its name where runs keep what they were accounted by
+THEOREM = "worst pair of a fresh and a stored gradient"  # its name in the records of runs
 _CELLS = 128  # of lambda
 _FEWEST_CELLS = 8  # where the grid is so fine that losses are large against q / z, which lambda changes
 _MAX_WORK = 2**20  # cells times bins
@@ -101,7 +105,7 @@ def stored_exchanged(sampling_rate: float, noise_multiplier: float, rounding: fl
             begin = max(0, second - reach)
             bound = (ahead + scale * delta)[max(0, reach - second) :]
             np.minimum(deltas[begin : begin + len(bound)], bound, out=deltas[begin : begin + len(bound)])
-    deltas = np.minimum.accumulate(deltas)  # where float64 knows no bound that of a smaller epsilon holds
+    deltas = np.minimum.accumulate(deltas)  # where float64 has no bound, the bound at a smaller epsilon holds
     masses = _masses(deltas, step)
     paired = masses * decay ** np.arange(1, len(masses) + 1)
     at_zero = max(0.0, 1 - deltas[-1] - masses.sum() - paired.sum())
@@ -111,7 +115,7 @@ def stored_exchanged(sampling_rate: float, noise_multiplier: float, rounding: fl
 def _deltas(q: float, z: float, rounding: float, step: float) -> tuple[float, np.ndarray, np.ndarray]:
     """The step, and the largest deltas over lambda at the epsilons 0, step, 2 step, ..., forward and backward.
 
-    The last delta of each is that of an infinite loss.
+    The last delta of each is the probability of an infinite loss.
     """
     grown = 1 + rounding * z / q  # 1 / c
     rounded = rounding**2 * grown / (grown - 1) if rounding else 0.0  # r^2 / (1 - c)
@@ -181,6 +185,6 @@ def _masses(deltas: np.ndarray, step: float) -> np.ndarray:
 
 
 def _larger(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Elementwise; behind its end a curve keeps its last delta."""
+    """Take the elementwise maximum; behind its end a curve keeps its last delta."""
     size = max(len(first), len(second))
     return np.maximum(*(np.pad(curve, (0, size - len(curve)), mode="edge") for curve in (first, second)))

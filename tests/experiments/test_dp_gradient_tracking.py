@@ -174,7 +174,7 @@ class TestStrict:
         assert case.privacy is not None
         published, proven = case.privacy(6)
         assert published["dp_epsilon"] is proven["dp_epsilon"] is None
-        assert published["reason"] == "This budget is that of Laplace noise."
+        assert published["reason"] == "This bound holds for Laplace noise only."
         assert proven["reason"].startswith("Gradients are not clipped")
         configs = {name: line.config for name, line in request(EXPERIMENT, STRICT).rows.items()}
         assert plot_budgets(tmp_path, configs) == []

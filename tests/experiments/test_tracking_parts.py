@@ -39,7 +39,7 @@ class TestStatements:
         published, proven = statements(**changes)
         assert (published["dp_epsilon"], published["reason"]) == (
             None,
-            "This budget is that of Laplace noise.",
+            "This bound holds for Laplace noise only.",
         )
         schedule, pair = config_of(**changes).schedule(), five_agents()
         agents = TrackingAgent(2.0, pair.state_weights.sum(axis=1), pair.tracker_weights.sum(axis=0))

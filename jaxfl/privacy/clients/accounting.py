@@ -4,9 +4,9 @@ A client makes T local iterations of DP-SGD in all rounds together: Poisson batc
 gradient clipped to the L2 norm C, Gaussian noise of standard deviation sigma C on the sum. Its messages follow from
 these releases and from what it received, so its guarantee is that of T releases composed, however rounds divide them.
 
-ALI-DPFL also sends R estimates, one a round: rho_i, beta_i and xi_i. As published they have no noise. The number of
-local iterations of the next round follows from them, and with it the variance of the models: neither the estimates nor
-the models have an epsilon then.
+Clients of ALI-DPFL also send R estimates, one per round: rho_i, beta_i and xi_i. As published they have no noise. The
+number of local iterations of the next round follows from them, and with it the variance of the models: neither the
+estimates nor the models have an epsilon then.
 
 Private estimates are one Gaussian mechanism each. w_i is the client's model before the aggregation, w the aggregate and
 v a vector: all three follow from what was released with noise. A Poisson sample of expected size m of the client's data
@@ -27,7 +27,7 @@ Bounds:
 - published: Renyi DP of integer orders 2 to 64 (`local_iterations_epsilon`), add_or_remove_one. Private estimates add
   their divergence at each order;
 - proven: privacy loss distributions (`sampled_releases`), for zero_out and replace_one. Batch sizes and |D_i| are
-  public and stay, so zero_out is what a sample that is added or removed comes to. Renyi DP as above is proven for
+  public and stay, so adding or removing a sample means zeroing its gradient (zero_out). Renyi DP as above is proven for
   zero_out, too, whose pair of distributions is the same (the reverse divergence is never larger: Mironov, Talwar,
   Zhang); it is given where delta is too small for a grid.
 
@@ -63,14 +63,14 @@ _SETTING = (
     "a sample is held by one client, and where samples are placed (by label, say) does not depend on the changed one",
     "the client's number of samples |D_i|, batch sizes and weights in the average are public and fixed",
     "the numbers of iterations and of estimates count as fixed in advance; where they follow from what was released,"
-    " the epsilon of the most that the run could make is the one that holds",
+    " the epsilon that holds is the one for the most that the run could make",
 )
 
 
 class ClientRelease(NamedTuple):
     """Releases of one client: T local iterations of DP-SGD, and estimates."""
 
-    sampler: str  # of the batches; "poisson", the only one whose batches are accounted for
+    sampler: str  # of the batches: "poisson", since no other is accounted for
     num_samples: int  # |D_i|
     batch_size: int  # B, expected, of a Poisson batch
     clip_norm: float | None  # C, L2 norm of a sample's gradient; None: not clipped
@@ -87,7 +87,7 @@ class Account(NamedTuple):
     num_iterations: int
     num_estimates: int
     dp_delta: float
-    ran: tuple[int, int] | None = None  # iterations and estimates that a run chose, of those of a budget
+    ran: tuple[int, int] | None = None  # iterations and estimates that ran, where the numbers above are a budget's
 
 
 def epsilon(
@@ -104,7 +104,7 @@ def epsilon(
     Args:
         release: of the client.
         num_iterations: T, local iterations of the whole run, at least 0.
-        num_estimates: R, estimates of the whole run, at least 0. With those without noise there is no epsilon.
+        num_estimates: R, estimates of the whole run, at least 0. Where they have no noise there is no epsilon.
         bound: "published" or "proven".
         dp_delta: in (0, 1).
         neighboring_relation: "add_or_remove_one" for the published bound, "zero_out" (default) or "replace_one" for the
@@ -143,7 +143,7 @@ def max_iterations(
         num_rounds: R, rounds of the run, at least 0, with an estimate in each where the release has estimates.
         target_epsilon: positive.
         bound, dp_delta, neighboring_relation: as for `epsilon`.
-        limit: most iterations that are asked for, at least 0.
+        limit: largest number of iterations that is considered, at least 0.
 
     Returns:
         T, 0 ... limit; 0 where not one iteration fits, or where there is no such bound.
@@ -168,7 +168,7 @@ def max_iterations(
     for release in sorted(set(releases), key=lambda release: release.num_samples):
         num_estimates = num_rounds if release.estimates != "none" else 0
         account, relation = _account(release, 0, num_estimates, dp_delta, bound, neighboring_relation)
-        # Without estimates, which cost next to nothing to account for, it is never less.
+        # First without estimates: this allows no fewer iterations, and takes far less time to account for.
         costs += [_spent(each, bound, relation) for each in dict.fromkeys((account._replace(num_estimates=0), account))]
     return verbs.most_rounds(costs, target_epsilon, limit)
 
@@ -237,17 +237,17 @@ def statements(
         num_iterations: T, local iterations of each client in the whole run, at least 0.
         num_estimates: R, estimates of each client in the whole run, at least 0.
         dp_delta: in (0, 1).
-        num_clients: of one run; by default there is a release for each.
+        num_clients: of one run; by default the number of releases.
         budgeted: most iterations and estimates that the run could have made, where those that it made follow from what
-            was released (ALI-DPFL). A proven epsilon is then theirs: it bounds whatever the run chose, while the number
-            that was reached is itself an outcome.
+            was released (ALI-DPFL). The proven epsilon is then for these largest numbers: it holds whatever the run
+            chose, while the numbers that it reached are themselves an outcome.
 
     Raises:
         ArgumentError: as for `epsilon`, or no client.
 
     Guarantees:
         - dp_epsilon is that of the client with the largest, node_epsilons those of all.
-        - where nothing is clipped, no noise is added or estimates have none there is a reason and no epsilon.
+        - where nothing is clipped, no noise is added or estimates have no noise there is a reason and no epsilon.
         - beside estimates without noise a note has the cost of the iterations, had they been fixed in advance.
         - nothing is spent in 0 iterations.
         - of a run that chose its iterations, the proven epsilon is that of its budget.
@@ -306,7 +306,7 @@ def _account(
     if release.estimates != "private":
         for name in ("estimate_batch_size", "estimate_noise_multiplier"):
             if getattr(release, name):
-                requirement, remedy = "must be 0 but for private estimates", "Pass estimates='private'."
+                requirement, remedy = "must be 0 unless estimates are private", "Pass estimates='private'."
                 raise ArgumentError(name, requirement, f"got {getattr(release, name):g}", remedy)
     if release.estimates == "none" and num_estimates:
         found, remedy = f"got {num_estimates}", "Say what estimates the release has."

@@ -2,10 +2,10 @@
 
 In every round each client takes part independently with probability q. Its whole update is clipped to the L2 norm S,
 the updates of those that take part are summed, and the sum gets Gaussian noise of standard deviation z S before it is
-divided by public constants. Whether a client's updates count as zero moves the sum by at most S where it takes part,
-and by nothing where it does not: rounds of the Poisson-sampled Gaussian mechanism with noise multiplier z, composed.
-All that clients and server learn of others follows from these sums, but for the server itself, which adds the noise and
-is trusted.
+divided by public constants. Counting a client's updates as zero moves the sum by at most S in rounds where it takes
+part, and not at all in others: the run is a composition of Poisson-sampled Gaussian mechanisms with noise multiplier z.
+All that a client learns of the others follows from these sums. The server sees single updates, adds the noise and is
+trusted.
 
 The relation is zero_out_client: the number of clients n, the rate q and the divisor are public and stay.
 

@@ -8,7 +8,8 @@ In one local iteration of a client every sample joins the batch independently wi
 
 T iterations add up to T R(alpha), and epsilon = min_alpha T R(alpha) + log(1 / delta) / (alpha - 1). This is a valid
 bound for data sets that differ by adding or removing one sample, but a loose one: privacy loss distributions allow 5.4
-times the iterations at epsilon 1.55. It covers the noisy models alone, not rho_i, beta_i and xi_i of Algorithm 2.
+times the iterations at epsilon 1.55. It covers the noisy models alone, not the estimates rho_i, beta_i and xi_i that
+clients also send in Algorithm 2.
 
 Differences from the paper: equations (14) and (18) as printed lack the logarithm (epsilon 10.4 instead of 1.55 after
 79 iterations), have i where k is meant, and sum over T + 1 iterations. Algorithm 2 adds up epsilons; what adds up is

@@ -1,15 +1,15 @@
 """Epsilon of Poisson-sampled Gaussian releases, of one kind or of several kinds together.
 
-In a release of one kind every sample (or client) takes part independently with probability q, what it adds moves the
-result by at most 1 / z in units of the noise, and num_releases of these are made. Kinds may come in any order, and each
-may depend on what the others released: their dominating pairs compose. What one sample comes to is
+In a release of one kind every sample (or client) takes part independently with probability q. It moves the result by at
+most 1 / z in units of the noise. Each kind has num_releases releases. Kinds may come in any order, and each release
+may depend on what the others released: their dominating pairs compose. The pair of distributions for one sample is
 
 - taken away, q < 1: (1 - q) N(0, 1) + q N(1 / z, 1) against N(0, 1), both directions;
 - exchanged for another, q < 1: (1 - q) N(0, 1) + q N(1 / z, 1) against (1 - q) N(0, 1) + q N(-1 / z, 1);
-- q = 1: N(mu, 1) against N(0, 1) with mu = sqrt(num_releases) / z, or twice that.
+- q = 1: N(mu, 1) against N(0, 1) with mu = sqrt(num_releases) / z, or twice that where it is exchanged.
 
 A smaller q gives a smaller epsilon: the pair of q' < q is that of q, with N(0, 1) in its place with probability
-1 - q' / q. In particular q may be taken for 1.
+1 - q' / q. In particular the bound for q = 1 holds for every q.
 
 The first two compose as in `jaxfl.privacy.dominating_pairs`. For several kinds the losses of each are composed by
 themselves, on a common grid, and convolved. Everything is NumPy, float64, on the host.
@@ -45,7 +45,7 @@ _LARGEST_SHIFT = 500.0  # in units of the noise; beyond it sampling hides nothin
 _SMALLEST_LOSS = 1e-12  # q / z; the numbers that it is made of are off by 1e-16
 _LOST = 2e-15  # probability that `sum_of_draws` may lose
 _FINER = 16  # steps of a Gaussian's grid in one of `grid_step`: it has few, and costs next to nothing
-_SHARE = 0.004  # of the variance of all losses, that the grid may add to it
+_SHARE = 0.004  # most that the grid may add to the variance of all losses, as a share of it
 _MAX_DOUBLINGS = 30
 
 
@@ -94,7 +94,7 @@ def sampled_epsilon(kinds: Sequence[SampledReleases], dp_delta: float, *, exchan
 
 
 def _resolved(kind: SampledReleases) -> SampledReleases:
-    """The kind, as if all took part where float64 does not resolve what drawing leaves of a release's loss."""
+    """Return the kind, with a rate of 1 where the losses of sampled releases are too small for float64."""
     is_lost = kind.sampling_rate / kind.noise_multiplier < _SMALLEST_LOSS
     return kind._replace(sampling_rate=1.0) if is_lost else kind
 
@@ -105,7 +105,7 @@ def _shift(kind: SampledReleases, exchange: bool) -> float:
 
 
 def _largest_shift(kind: SampledReleases) -> float:
-    """Compute the largest shift of a release, or of all where they count as one."""
+    """Compute the largest shift of a release, or of all releases where they count as one."""
     return (math.sqrt(kind.num_releases) if kind.sampling_rate == 1 else 1) / kind.noise_multiplier
 
 

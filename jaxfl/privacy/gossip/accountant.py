@@ -17,13 +17,13 @@ class Published(NamedTuple):
     """Accounting that a paper states for its algorithm.
 
     Attributes:
-        bound: (release, relation, num_rounds, dp_delta, c2) -> its own accounting of a release that is clipped and
-            noisy; num_rounds at least 1.
+        bound: (release, relation, num_rounds, dp_delta, c2) -> the paper's own accounting of a release that is clipped
+            and noisy; num_rounds at least 1.
         relation: release -> the neighboring relation.
-        notes: (release, num_rounds, dp_delta, epsilon or None) -> what an epsilon rests on that others do not.
+        notes: (release, num_rounds, dp_delta, epsilon or None) -> assumptions of this epsilon that others do not make.
         reason: release -> why nothing is published for it, or None.
         inverse: epsilon is inversely proportional to noise_std.
-        bound_name: "published"; "reconstructed" where nobody published it: the formula is this project's reading.
+        bound_name: "published"; "reconstructed" where the paper's formula could not be had and is our reading of it.
     """
 
     bound: Callable[[Release, str, int, float, float], Bound]
@@ -40,7 +40,7 @@ class Accountant(NamedTuple):
     Attributes:
         label: its name in messages.
         published: what its paper states, or why it states nothing.
-        estimator: the only one that it takes, "mini_batch" or "saga"; None: both.
+        estimator: the only gradient estimator that it takes, "mini_batch" or "saga"; None: both.
         waking: (num_rounds, num_nodes, dp_delta) -> (most releases of a node, probability of more, a part of delta),
             where nodes wake at random; None: every node releases once a round.
     """
@@ -53,7 +53,7 @@ class Accountant(NamedTuple):
     def bound_name(self, bound: str) -> str:
         """Return the name of a bound in statements.
 
-        It is "reconstructed" in place of "published" where nobody published the formula.
+        It is "reconstructed" in place of "published" where the paper's formula could not be had.
         """
         return self.published.bound_name if bound == "published" and isinstance(self.published, Published) else bound
 
@@ -90,7 +90,7 @@ def checked(
     check.at_least(1, batch_size=release.batch_size, num_entries=release.num_entries, entry_size=release.entry_size)
     grid.check_grid(release.grid)
     if num_nodes is None and accountant.waking is not None:
-        remedy = "Pass the number of nodes, which decides how often one wakes."
+        remedy = "Pass the number of nodes, which decides how often a node wakes."
         raise ArgumentError("num_nodes", f"must be given for {accountant.label}", "got None", remedy)
     num_nodes = 1 if num_nodes is None else num_nodes
     check.at_least(1, num_nodes=num_nodes)

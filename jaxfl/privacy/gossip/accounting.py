@@ -1,6 +1,6 @@
 """Privacy of a node's releases: the epsilon that a paper states and the epsilons that are proven.
 
-The epsilon of a paper is "published", or "reconstructed" where its formula could not be had.
+A paper's own epsilon is called "published", or "reconstructed" where its formula could not be had and is our reading.
 
 In every round a node releases a mean gradient with Gaussian noise. All its messages follow from these releases and from
 what it received, so a node's guarantee is that of its releases composed, whatever the graph.
@@ -48,10 +48,10 @@ def statements(
         accountant: of the algorithm: `PRIVSGP`, `PRIVSGP_VR`, `DP2_SGD` or `A_DP2_SGD`, or one of another algorithm.
         releases: of each node, or of the nodes of several runs. A run without noise or clipping is stated too, with a
             reason and no epsilon.
-        num_rounds: rounds that really ran; for A(DP)2SGD a round is as many events as there are nodes.
+        num_rounds: rounds that really ran; for A(DP)2SGD a round is as many wake-ups of a node as there are nodes.
         dp_delta: one for all releases, or one for each.
         c2: constant of equation (11), for the published statement of PrivSGP-VR.
-        num_nodes: n of the network; by default there is a release for each.
+        num_nodes: n of the network; by default the number of releases.
         neighboring_relation: of the first proven statement; default: the main one, zero_out.
 
     Raises:
@@ -99,13 +99,13 @@ def epsilon(
 
     Args:
         accountant: as for `statements`.
-        bound: "published", which stands for the reconstructed formula where nothing was published, or "proven".
+        bound: "published", which stands for the reconstructed formula where a paper's could not be had, or "proven".
         release: of the node.
         num_rounds: at least 0.
         dp_delta: in (0, 1).
         c2: constant of equation (11).
         num_nodes: n; required for A(DP)2SGD, where it decides how often a node wakes.
-        neighboring_relation: "zero_out" or "replace_one"; default: the formula's own, and zero_out of what is proven.
+        neighboring_relation: "zero_out" or "replace_one"; default: the published formula's own, zero_out if proven.
 
     Raises:
         ArgumentError: as for `statements`, no num_nodes for A(DP)2SGD, or a relation that the bound is not stated for.
@@ -138,7 +138,7 @@ def calibrate_noise_std(
     """Smallest noise_std with which no node spends more than a budget under one neighboring relation, to 0.1 %.
 
     Args:
-        releases: of one node, or of each or each kind of node; their noise_std is ignored.
+        releases: release of one node, or one release per node or per kind of node; their noise_std is ignored.
         target_epsilon: above 0; the others as for `epsilon`.
 
     Returns:
@@ -188,12 +188,12 @@ def max_rounds(
     """Most rounds, 0 ... limit, that a budget pays for at every node under one neighboring relation.
 
     Args:
-        releases: of one node, or of each or each kind of node.
+        releases: release of one node, or one release per node or per kind of node.
         target_epsilon: above 0; the others as for `epsilon`.
         limit: at least 0.
 
     Returns:
-        Rounds; 0 where not one is paid for, or where there is no such bound.
+        Rounds; 0 where the budget does not pay for one, or where there is no such bound.
 
     Raises:
         ArgumentError: as for `epsilon`.
@@ -219,7 +219,7 @@ def max_rounds(
 
 
 def _kinds(releases: Release | Sequence[Release]) -> list[Release]:
-    """Each kind once, ascending: the smallest node mostly spends most. With a table of batches another one may."""
+    """Each kind of release once, the smallest node first. It mostly spends most; with a table of batches not always."""
     if isinstance(releases, Release):
         return [releases]
     verbs.require_any(releases)
@@ -341,7 +341,7 @@ def _notes(account: Account, bound: str, dp_epsilon: float) -> tuple[str, ...]:
     if waking is None:
         return ()
     most, failure = waking(account.num_rounds, account.num_nodes, account.dp_delta)
-    return (f"a node wakes at most {most} times but for a probability {failure:g}, part of delta",)
+    return (f"a node wakes at most {most} times, except with probability {failure:g}, which is part of delta",)
 
 
 _GOSSIP = Family(_reason, _cost, _words)

@@ -28,7 +28,7 @@ def _basic_composition(release: Release, relation: str, num_rounds: int, dp_delt
     Each release is a Gaussian mechanism amplified by sampling, (log(1 + q (exp(e) - 1)), q d), and K of them cost K
     times that. PrivSGP-VR's paper says "basic composition theorem" and no more, and the original's formula could not be
     retrieved; so each release is given the exact Gaussian curve and the amplification, the strongest reading. It is a
-    true bound, if a loose one. (The classical Gaussian bound without amplification asks for sigma = 13,083 G at
+    valid bound, but a loose one. (The classical Gaussian bound without amplification asks for sigma = 13,083 G at
     epsilon 3, delta 1e-5, K = 3,120, where this asks for 5.54 G.)
     """
     name = "basic composition of Gaussian releases amplified by sampling"
@@ -46,8 +46,8 @@ def _renyi(release: Release, relation: str, num_rounds: int, dp_delta: float, _c
     """epsilon by Renyi accounting of the sampled Gaussian: how A(DP)2SGD bounds its privacy loss.
 
     PrivSGP-VR's paper says "in the sense of Renyi differential privacy", and the original's formula could not be
-    retrieved; this is the library's accountant over the expected number of a node's own releases, K. In batches of
-    fixed size under replace_one the sum of clipped gradients changes by up to 2 G.
+    retrieved; this is the Renyi accountant of dp-accounting over the expected number of a node's releases, K. In
+    batches of fixed size under replace_one the sum of clipped gradients changes by up to 2 G.
     """
     import dp_accounting  # takes a second
     from dp_accounting.rdp import RdpAccountant

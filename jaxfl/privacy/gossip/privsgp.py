@@ -1,7 +1,8 @@
 """PrivSGP and PrivSGP-VR: the noise, iterations and utility that their paper states.
 
 Zhu, Huang, Wang, Xu, "PrivSGP-VR: Differentially Private Variance-Reduced Stochastic Gradient Push with Tight Utility
-Bounds", IJCAI 2024, arXiv:2405.02638, equations (10) to (13). With A = 13 F0 + 6 L |x0|^2 + 18 L b2:
+Bounds", IJCAI 2024, arXiv:2405.02638, equations (10) to (13). With A = 13 F0 + 6 L |x0|^2 + 18 L b2, in the symbols of
+`ProblemConstants`:
 
     (10)  mean squared gradient <= (A + 24 L d mean(sigma_i^2)) / sqrt(n K)
     (11)  sigma_i = 3 c2 G sqrt(K log(1/delta_i)) / (J eps_i)
@@ -47,7 +48,7 @@ class ProblemConstants(NamedTuple):
         return of_start + 18 * self.smoothness * self.heterogeneity
 
 
-# Section 5.1; b^2 and |x^0|^2 contradict G and a standard start, and K* depends on them alone.
+# Section 5.1; b^2 and |x^0|^2 contradict G and a standard start, and they make up nearly all of A in equation (12).
 CIFAR10_CONSTANTS = ProblemConstants(
     smoothness=25.0,
     gradient_bound=10.0,
@@ -95,7 +96,7 @@ def optimal_iterations(
 def utility_bound(
     constants: ProblemConstants, *, noise_std: float | Sequence[float], num_rounds: float, num_nodes: int
 ) -> float:
-    """Equation (10): bound on the squared gradient, averaged over rounds and nodes, for K large enough."""
+    """Equation (10): bound on the squared gradient, averaged over rounds and nodes, for a large enough K."""
     check.positive(num_rounds=num_rounds)
     check.per_node(num_nodes, noise_std=noise_std)
     mean_variance = float(np.mean(np.square(np.asarray(noise_std, np.float64))))

@@ -1,11 +1,11 @@
 """Proven bounds on what a node's releases cost.
 
 In every round a node releases a mean gradient with Gaussian noise, and all its messages follow from these releases and
-from what it received. So the guarantee of a node is that of K releases composed. With G the bound on a sample's
-gradient, b and J the entries of a batch and of the node, q = b / J and z = noise_std b / G, proven are
+from what it received. So the guarantee of a node is the guarantee of K releases composed. Let G be the bound on a
+sample's gradient, b and J the entries of a batch and of the node, q = b / J and z = noise_std b / G. Proven are
 
 - `mini_batch`, Poisson batches, zero_out (a sample's gradient replaced by 0): the Poisson-sampled Gaussian, composed.
-  J and b are public and stay, so this is what a sample that is added or removed comes to;
+  J and b are public and stay, so adding or removing a sample means zeroing its gradient;
 - `mini_batch`, Poisson batches, replace_one: (1 - q) N(0, 1) + q N(1 / z, 1) against (1 - q) N(0, 1) + q N(-1 / z, 1),
   composed, which dominates every pair of samples (proof in `jaxfl.privacy.dominating_pairs`, "exchanged");
 - `mini_batch`, batches of fixed size, replace_one: the profile q delta_Gauss(log(1 + (exp(e) - 1) / q); 2 / z) for
@@ -26,9 +26,9 @@ gradient, b and J the entries of a batch and of the node, q = b / J and z = nois
 An entry of several samples (a per_batch table) is refreshed as one. It counts as one sample whose gradient is as large
 as all of its samples' together; where one of them is replaced or removed, the entry is replaced. Kept in bfloat16 such
 an entry is rounded as a sum, so that one sample moves the rounding of the others: its change exceeds `sensitivities`
-(by 1 % seen), and nothing is proven.
+(by 1 % in a test), and nothing is proven.
 
-Of all bounds that hold, the smallest is given, by name. Everything is NumPy, float64, on the host.
+The smallest bound that holds is returned, with its name. Everything is NumPy, float64, on the host.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ from jaxfl.privacy.grid import Grid
 from jaxfl.privacy.stored_gradients import is_resolved, stored, stored_exchanged
 
 PROVEN_RELATIONS = ("zero_out", "replace_one")  # with a proof, the main one first
-_UNLIKELY = 1e-20  # of how often a sample is drawn in a run; what is beyond counts as an infinite loss
-_UNRESOLVED = "; the secrecy of the draws counts for nothing, for delta is below what its grid leaves out"
-_TOO_SMALL = "none: delta is below what grids and counts of draws leave out"
-_KEPT_FOR_SAMPLER = 1e-3  # of delta, for how far noise on a grid is from what it is said to be
+_UNLIKELY = 1e-20  # probability of the counts of draws that are left out; they count as an infinite loss
+_UNRESOLVED = "; the secrecy of the draws counts for nothing: delta is below the probability that its grid leaves out"
+_TOO_SMALL = "none: delta is below the probability that grids and counts of draws leave out"
+_KEPT_FOR_SAMPLER = 1e-3  # share of delta, kept for the distance of noise on a grid from its stated distribution
 _LARGEST_SHIFT = 500.0  # in units of the noise; beyond it sampling hides nothing that a grid could show
 
 
@@ -73,9 +73,9 @@ class Release(NamedTuple):
     clip_norm: float | None  # L2 bound on what one sample contributes to one entry's gradient; None: unclipped
     noise_std: float  # per coordinate, on the mean gradient
     entry_size: int = 1  # samples of one entry, each of which contributes at most clip_norm
-    storage: str = "float32"  # of the table's entries, or "bfloat16"
+    storage: str = "float32"  # or "bfloat16": type of the table's entries
     assumed: bool = False  # clip_norm is assumed of unclipped gradients, not enforced
-    grid: Grid | None = None  # that gradient and noise are rounded to; None: they stay in float32
+    grid: Grid | None = None  # grid to which gradient and noise are rounded; None: they stay in float32
 
 
 class Changes(NamedTuple):
@@ -93,7 +93,7 @@ def sensitivities(release: Release, neighboring_relation: str) -> Changes:
     | mini_batch | 0 and G / b | 0 and 2 G / b |
     | saga | G / J and G (2 / b - 1 / J) | 2 G / J and 2 G (2 / b - 1 / J) |
 
-    What changes at all changes by noise_std 2^-bits sqrt(d) more on a grid.
+    On a grid every change but 0 is larger by noise_std 2^-bits sqrt(d).
 
     Raises:
         ArgumentError: an unknown relation, or a release that is not clipped.
@@ -119,8 +119,8 @@ def constant_gradient_epsilon(release: Release, relation: str, num_releases: int
     """Compute the epsilon that constant gradients leak, whatever is drawn. No guarantee can be smaller.
 
     With a table, fresh and stored gradients cancel and every release moves by `Changes.absent`: N(mu, 1) against
-    N(0, 1) with mu = absent sqrt(K) / noise_std. Without one it is 0, which says nothing. Rounding to a grid, which may
-    hide as much as it adds, is not counted.
+    N(0, 1) with mu = absent sqrt(K) / noise_std. Without a table the result is 0, which says nothing. Rounding to a
+    grid, which may hide as much as it adds, is not counted.
     """
     moved = sensitivities(release._replace(grid=None), relation).absent * math.sqrt(num_releases)
     return gaussian_epsilon(moved / release.noise_std, dp_delta)
@@ -129,8 +129,8 @@ def constant_gradient_epsilon(release: Release, relation: str, num_releases: int
 def proven_bound(release: Release, relation: str, num_releases: int, dp_delta: float) -> Bound:
     """The smallest of the proven bounds; the release is clipped and noisy, num_releases at least 1.
 
-    Noise on a grid is Gaussian noise, rounded, but for a distance in total variation. With releases that are off by t
-    in all, delta(eps) is at most that of Gaussian noise plus (1 + exp(eps)) t: a thousandth of delta is kept for it.
+    Noise on a grid is rounded Gaussian noise, up to a distance in total variation. With a distance of t over all
+    releases delta(eps) is at most that of Gaussian noise plus (1 + exp(eps)) t: a thousandth of delta is kept for it.
     """
     if release.grid is None:
         return _gaussian_bound(release, relation, num_releases, dp_delta)
@@ -193,7 +193,7 @@ def _counts_in_a_batch(release: Release) -> tuple[np.ndarray, np.ndarray]:
     if release.sampler != "uniform" or release.batch_size == 1:
         rate = min(1.0, release.batch_size / release.num_entries)
         return np.arange(2), np.array([1 - rate, rate])
-    import scipy.stats  # takes half a second; so small a chance as these have is exact there
+    import scipy.stats  # takes half a second; it is exact for probabilities as small as these
 
     counts = np.arange(release.batch_size + 1)
     return counts, scipy.stats.binom.pmf(counts, release.batch_size, 1 / release.num_entries)

@@ -1,4 +1,4 @@
-"""Releases of agents in gradient tracking with noise, and in the methods that it is compared with."""
+"""Privacy of agents in gradient tracking with noise, and in the methods that it is compared with."""
 
 from typing import TYPE_CHECKING
 

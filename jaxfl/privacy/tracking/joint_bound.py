@@ -1,8 +1,8 @@
 """Gaussian noise in gradient tracking: all broadcasts together move less far than the sum of their worst cases.
 
 Given everything broadcast, the changes d_l of one agent's gradients (in units of C / m_K, so |d_l| <= 1 in L2 norm)
-move x_k by sum_l h_x[k - l] d_l and y_k by sum_l h_y[k - l] d_l (`impulse_responses`). With noise of standard deviation
-s_x,k and s_y,k on them, the squares of all shifts in units of the noise sum to
+move its state x_k by sum_l h_x[k - l] d_l and its tracker y_k by sum_l h_y[k - l] d_l (`impulse_responses`). With noise
+of standard deviation s_x,k and s_y,k on them, the squares of all shifts in units of the noise sum to
 
     sum_{l, l'} G[l, l'] <d_l, d_l'>,
     G[l, l'] = sum_k h_x[k - l] h_x[k - l'] / s_x,k^2 + h_y[k - l] h_y[k - l'] / s_y,k^2.
@@ -20,7 +20,7 @@ The run costs as much as N(mu, 1) against N(0, 1), however d_l depends on what w
 transcript the squared shifts sum to at most mu^2. Let a last release use up what is left to exactly mu^2. Given the
 past each release adds to the log density ratio a normal number of mean shift^2 / 2 and variance shift^2: a Brownian
 motion with drift, read at the times that the squared shifts sum up to. It ends at the time mu^2 whatever the past was,
-so that its end is that of one release with shift mu. And leaving out the last release costs nothing.
+so that its end has the distribution of one release with shift mu. Leaving out the last release costs nothing.
 
 References:
     A. Smith, A. Thakurta, "Fully Adaptive Composition for Gaussian Differential Privacy", 2022, arXiv:2210.17520
@@ -45,14 +45,14 @@ _ASCENTS, _RANK = 150, 6
 
 
 def joint_shift(schedule: TrackingSchedule, agent: TrackingAgent) -> np.ndarray:
-    """mu, from above: the most by which all broadcasts together move, in units of the noise.
+    """An upper bound on mu: the most by which all broadcasts together move, in units of the noise.
 
     Takes some seconds for each agent at K = 2,000, and a hundredth of a second at K = 200.
 
     Args:
         schedule: the run; its noise scales are standard deviations, infinite where nothing is broadcast. Gradients are
             taken at the broadcast state.
-        agent: whose data change, with a C in L2 norm; numbers, or arrays (n,) for all agents at once.
+        agent: the agent whose data change, with C in L2 norm; numbers, or arrays (n,) for all agents at once.
 
     Returns:
         () or (n,), float64.
@@ -74,14 +74,14 @@ def each_agent(
     *others: np.ndarray,
     dtype: type = float,
 ) -> np.ndarray:
-    """`bound` of each agent alone: of equal agents it is computed once.
+    """Apply `bound` to each agent alone; equal agents share one computation.
 
     Args:
         bound: (schedule with noise scales (K + 1,), agent with weights (), a number of each of `others`) -> a number,
             or an object.
         schedule, agent: of all agents.
         others: () or (n,) each.
-        dtype: of what `bound` gives.
+        dtype: type of the results of `bound`.
 
     Returns:
         () or (n,).
@@ -187,12 +187,12 @@ def _largest_square(schedule: TrackingSchedule, agent: TrackingAgent) -> float:
 
 def _dual_square(gram: np.ndarray) -> float:
     """sum(p) for a p with diag(p) - G positive definite; infinite where none is found."""
-    least = 1e-9 * np.trace(gram) / len(gram)  # a gradient that leaves no trace gets a price, too
+    least = 1e-9 * np.trace(gram) / len(gram)  # p[l] stays above 0 for a gradient that moves nothing, too
     prices = np.linalg.norm(gram @ worst_changes(gram), axis=1) + least
     for excess in (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0):
         raised = (1 + excess) * prices
         scale = 1 / np.sqrt(raised)
-        # Of unit diagonal but for G: a factor exists only if the least eigenvalue is above about -1e-12.
+        # Scaled so that diag(p) is I: a factor exists only if the least eigenvalue is above about -1e-12.
         try:
             np.linalg.cholesky(np.eye(len(gram)) - scale[:, None] * gram * scale)
         except np.linalg.LinAlgError:

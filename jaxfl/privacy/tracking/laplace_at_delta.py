@@ -1,18 +1,21 @@
-"""Laplace noise in gradient tracking, at a delta above 0: concentrated instead of added up.
+"""Laplace noise in gradient tracking, at a delta above 0: costs composed as zero-concentrated DP, not added up.
 
-Given everything broadcast before, x~_k is eps_k-DP with eps_k = |x_k - x'_k|_1 / b_k, and so is y~_k. So each is
-eps_k^2 / 2-zCDP, and these add up, however the gradients depend on what was broadcast (`jaxfl.privacy.concentrated`).
-The proof needs worst cases of single broadcasts alone. A joint bound would not help here: with a coordinate of its own
-for each iteration's change, all worst cases of L1 norms are reached at once.
+Given everything broadcast before, the noisy state x~_k is eps_k-DP with eps_k = |x_k - x'_k|_1 / b_k, where b_k is the
+scale of its noise; so is the noisy tracker y~_k. So each is eps_k^2 / 2-zCDP, and these numbers add up, however the
+gradients depend on what was broadcast (`jaxfl.privacy.concentrated`). The proof needs worst cases of single broadcasts
+alone. A joint bound would not help here: with a coordinate of its own for each iteration's change, all worst cases of
+L1 norms are reached at once.
 
 With `num_local_samples` D, batches count as well. Which iterations hold the changed sample, a set S, does not depend
-on the data. Given S the change of x_k is at most sum_{l in S} |h_x[k - l]|, so that the run is rho(S)-zCDP with
+on the data. Given S the change of x_k is at most sum_{l in S} |h_x[k - l]| (h: `impulse_responses`), so that the run is
+rho(S)-zCDP with
 
     2 rho(S) = sum_{l, l' in S} A[l, l'],
     A[l, l'] = sum_k |h_x[k - l] h_x[k - l']| / b_x,k^2 + |h_y[k - l] h_y[k - l']| / b_y,k^2.
 
-For |S| = n that is at most the sum of the n largest of all sums of the n largest entries of a row. |S| is binomial
-(K + 1, m_K / D): the mean over n <= N, and P(|S| > N) as a part of delta. Of several N the best is taken.
+For |S| = n take in each row of A the sum of its n largest entries: 2 rho(S) is at most the sum of the n largest of
+these sums. |S| is binomial (K + 1, m_K / D). The bound averages over n <= N, and P(|S| > N) is a part of delta. The
+best of several N is taken.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from jaxfl.privacy.tracking.sensitivities import (
     proven_sensitivities,
 )
 
-_SHARES_OF_DELTA = (0.5, 0.1, 0.01, 0.001)  # at most so much is spent on more than N participations
+_SHARES_OF_DELTA = (0.5, 0.1, 0.01, 0.001)  # largest shares to spend on more than N participations
 
 
 def laplace_epsilon_at_delta(
@@ -76,7 +79,7 @@ def laplace_epsilon_at_delta(
 def concentrated(
     schedule: TrackingSchedule, agent: TrackingAgent, *, dp_delta: float, num_local_samples: PerNode | None = None
 ) -> Callable[[float], np.ndarray]:
-    """Function from a factor on all noise, above 0, to `laplace_epsilon_at_delta`; arguments and errors are its own."""
+    """Make factor on all noise (above 0) -> `laplace_epsilon_at_delta`; arguments and errors are the same."""
     check.open_unit(dp_delta=dp_delta)
     if num_local_samples is not None:
         check.at_least(schedule.num_samples, num_local_samples=np.min(num_local_samples))
@@ -95,9 +98,9 @@ def concentrated(
 def smallest_at_delta(
     schedule: TrackingSchedule, agent: TrackingAgent, *, dp_delta: float, num_local_samples: PerNode | None = None
 ) -> Callable[[float], Bound]:
-    """Function from a factor on all noise, above 0, to the smallest proven bound at a delta, by the worst agent.
+    """Make factor on all noise (above 0) -> the smallest proven bound at a delta, by the worst agent.
 
-    They are added up or concentrated, in all iterations or in those that count.
+    The bounds add costs up or compose them as zero-concentrated DP, over all iterations or over the sample's.
 
     Args:
         schedule, agent, dp_delta, num_local_samples: as for `laplace_epsilon_at_delta`.
@@ -139,12 +142,13 @@ def smallest_at_delta(
 def counted_note(dp_delta: float) -> str:
     """State the assumption of a bound that counts the iterations in which a sample takes part."""
     return (
-        f"the changed sample is in no more batches than a binomial count exceeds with probability {dp_delta:g}, delta"
+        "the changed sample is in a binomial number of batches, and in more than are counted with probability at most"
+        f" {dp_delta:g}, which is delta"
     )
 
 
 def participation_rhos(schedule: TrackingSchedule, agent: TrackingAgent, counts: np.ndarray) -> np.ndarray:
-    """rho of at most this number of participations of the changed sample, one agent.
+    """rho for each largest number of participations of the changed sample, one agent.
 
     Args:
         schedule, agent: of one agent: noise scales (K + 1,), weights ().

@@ -24,9 +24,10 @@ distances of independent coordinates add up. So broadcast k is (0, delta_k)-DP w
 All agents have the same d_k. Results are NumPy, float64.
 
 References:
-    Chen, Wang, Zhang (see `jaxfl.privacy.tracking`), section 4.3, figure 8: [46] perturbed, [47] perturbed and
-    quantized states, [41] and [42] quantized states, [38] perturbed output. The mechanisms are theirs by name; their
-    own accounting was not at hand, and what is published is Lemma 3's argument for these mechanisms.
+    Chen, Wang, Zhang (see `jaxfl.privacy.tracking.sensitivities`), section 4.3, figure 8, with the numbers of its list
+    of references: [46] perturbed, [47] perturbed and quantized states, [41] and [42] quantized states, [38] perturbed
+    output. The kinds of mechanism are those of these references. Their own accounting could not be had: the
+    reconstructed bound is Lemma 3's argument for these mechanisms.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def perturbed_state_sensitivities(schedule: TrackingSchedule, gradient_change: f
     """d_k of perturbed and of quantized states, for `cumulative_epsilon` of `jaxfl.privacy.tracking`.
 
     Args:
-        schedule: the run; of its noise scales only their number counts.
+        schedule: the run; the number of its noise scales counts, and not their size.
         gradient_change: C, positive; the norm of the result is the one that C is measured in.
 
     Returns:
@@ -127,12 +128,12 @@ def cumulative_delta_curve(deltas: np.ndarray, *, composition: str = "sum") -> n
     check.one_of(("sum", "coupling"), composition=composition)
     if composition == "sum":
         return np.minimum(1.0, np.cumsum(deltas))
-    with np.errstate(divide="ignore"):  # a delta of 1 stays one
+    with np.errstate(divide="ignore"):  # a delta of 1 stays 1
         return -np.expm1(np.cumsum(np.log1p(-np.asarray(deltas, float))))
 
 
 def exhausted_at(delta_curve: np.ndarray) -> int | None:
-    """The first k with delta 1, to rounding, from where nothing is guaranteed; None where there is none.
+    """First k at which delta reaches 1, to rounding: from there on nothing is guaranteed. None where it never does.
 
     Examples:
         >>> exhausted_at(np.array([0.0, 0.5, 1.0])), exhausted_at(np.array([0.0, 0.5]))

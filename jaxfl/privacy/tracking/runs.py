@@ -1,9 +1,13 @@
-"""Runs of gradient tracking, and of the methods that it is compared with, as accounts: what left, and what it costs.
+"""Runs of gradient tracking, and of the methods that it is compared with, as accounts: what was sent, and its cost.
 
-What counts is what has left an agent after r rounds. With gradients at the broadcast state that is x~_0, ..., x~_r, the
-last of which it returns, and y~_0, ..., y~_{r-1}; with gradients at its own state, which is then what it returns, the
-first r of both; of a perturbed output the first r. A run costs what it costs with its noise times any factor: the
-moves do not depend on the noise, so that a search for the least noise takes them once.
+An account covers what has left an agent after r rounds, with x~ its noisy state and y~ its noisy tracker:
+
+- gradients at the broadcast state: x~_0, ..., x~_r, the last of which it returns, and y~_0, ..., y~_{r-1};
+- gradients at its own state, which is then what it returns: the first r of both;
+- a perturbed output: the first r outputs.
+
+A cost is a function of a factor on all noise. The changes that the noise must hide do not depend on that factor, so a
+search for the least noise computes them once.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ NO_BOUND = (
 
 _UNCLIPPED = "Gradients are not clipped, so that nothing bounds what one sample changes."
 _SILENT = "Some of what is broadcast carries no noise."
-_LAPLACE_ONLY = "This budget is that of Laplace noise."
+_LAPLACE_ONLY = "This bound holds for Laplace noise only."
 _AT_STATE = (
     "Gradients are taken at the un-noised state, which differs between neighboring runs, and the state that is returned"
     " carries no noise."
@@ -51,12 +55,12 @@ class TrackingRelease(NamedTuple):
 
     clip_norm: float | None  # bound on a sample's gradient, L1, or L2 for Gaussian noise; None: unclipped
     assumed: bool = False  # clip_norm is assumed of unclipped gradients, not enforced
-    gradient_at: str = "broadcast"  # or "state"
+    gradient_at: str = "broadcast"  # the noisy state that is sent; or "state", the agent's own without noise
     distribution: str = "laplace"  # or "gaussian"
 
 
 class Run(NamedTuple):
-    """Checked: what has left the agents, and what it costs."""
+    """A run with checked arguments: what has left the agents, and what it costs."""
 
     sent: TrackingSchedule  # infinite noise on what has not left them
     num_rounds: int
@@ -69,7 +73,7 @@ class Run(NamedTuple):
 
 
 def stated(runs: Callable[_Arguments, list[Run]]) -> Callable[_Arguments, list[Statement]]:
-    """Function that states all bounds of the runs that another one makes."""
+    """Decorate a function that makes runs: the result returns the privacy statements on all their bounds."""
 
     @functools.wraps(runs)
     def statements(*args: _Arguments.args, **settings: _Arguments.kwargs) -> list[Statement]:
@@ -93,8 +97,8 @@ def least_noise(
 
     Args:
         statements: `gradient_tracking_statements`, `perturbed_state_statements` or `output_perturbation_statements`.
-        bound: "proven", or "published", which is reconstructed where the paper's own is not to be had. Of two proven
-            statements the last one counts, at a delta above 0.
+        bound: "proven", or "published", which stands for the reconstructed one where a paper's own could not be had. Of
+            two proven statements the last one counts, at a delta above 0.
         schedule, num_rounds, release, settings: arguments of `statements`, with noise of any size.
         target_epsilon: above 0, of the worst agent.
 
@@ -102,7 +106,7 @@ def least_noise(
         The factor, above 0.
 
     Raises:
-        ArgumentError: as of `statements`, or a bound that there is not.
+        ArgumentError: as of `statements`, or a bound that does not exist for the run.
 
     Guarantees:
         - never overspends: with the factor on the schedule's noise the statement is at most the target.
@@ -133,7 +137,7 @@ def least_noise(
         remedy = "Take another bound, distribution or point of gradients, or leave the budget out."
         raise ArgumentError("bound", f"must exist where a budget is {name}", str(reason), remedy)
     cost = run.costs[name](2 * release.clip_norm)
-    guess = min(max(epsilon_of(1.0) / target_epsilon, 1e-12), 1e12)  # what Laplace noise that is added up would need
+    guess = min(max(epsilon_of(1.0) / target_epsilon, 1e-12), 1e12)  # right for Laplace noise whose costs add up
     factor = verbs.calibrate([epsilon_of], target_epsilon, [guess])
     # A search over positive definite matrices (`joint_bound`) may end elsewhere at other noise.
     while verbs.epsilon(TRACKING, *chosen(factor), "replace_one") > target_epsilon:
@@ -150,7 +154,7 @@ def checked(
     *,
     output: bool = False,
 ) -> Run:
-    """Refuse what cannot be accounted for, and cut off what has not left yet; without costs."""
+    """Check the arguments and make a run without costs, from which broadcasts that have not been sent are cut off."""
     check.at_least(0, num_rounds=num_rounds)
     check.at_least(1, num_nodes=num_nodes)
     check.one_of(("broadcast", "state"), gradient_at=release.gradient_at)
@@ -176,7 +180,7 @@ def checked(
 
 
 def required_delta(dp_delta: float | None) -> float:
-    """The delta that this needs."""
+    """Return the delta that Gaussian noise and num_local_samples need; refuse None."""
     if dp_delta is None:
         requirement = "must be given for Gaussian noise and for num_local_samples"
         raise ArgumentError("dp_delta", requirement, "got None", "Pass one, 1e-5 say.")
@@ -226,7 +230,7 @@ def _mechanism(run: Run) -> str:
 
 
 def _is_at_state(run: Run) -> bool:
-    """True if gradients are taken at a state that others do not know."""
+    """True if gradients are taken at a state that an observer does not know."""
     return run.release.gradient_at == "state" and not run.output
 
 

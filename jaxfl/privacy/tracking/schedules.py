@@ -19,14 +19,14 @@ PerNode = float | np.ndarray  # () or (n,)
 
 
 class TrackingSchedule(NamedTuple):
-    """Every number of a run of K + 1 iterations, k = 0, ..., K."""
+    """All step sizes, batch sizes and noise scales of a run of K + 1 iterations, k = 0, ..., K."""
 
     state_mixing: float  # alpha_K
     tracker_mixing: float  # beta_K
     step_size: float  # gamma_K
     num_samples: int  # m_K, samples of each gradient
-    state_noise_scale: np.ndarray  # (K + 1,) or (n, K + 1), Laplace scale b of zeta_k
-    tracker_noise_scale: np.ndarray  # (K + 1,) or (n, K + 1), Laplace scale b of eta_k
+    state_noise_scale: np.ndarray  # (K + 1,) or (n, K + 1), Laplace scale b of the state's noise, zeta_k
+    tracker_noise_scale: np.ndarray  # (K + 1,) or (n, K + 1), Laplace scale b of the tracker's noise, eta_k
 
 
 def polynomial_schedule(
@@ -131,7 +131,7 @@ def paper_schedule(scheme: str, num_iterations: int, num_agents: int) -> Trackin
     """The schedule of section 4.1, with the middle one of its three levels of noise.
 
     Args:
-        scheme: of `SCHEMES`, which has the noise.
+        scheme: "S1" or "S2"; `SCHEMES` has its noise.
         num_iterations: K, at least 1.
         num_agents: n, at least 1.
 
@@ -210,5 +210,5 @@ def exponential_budget_turning_point(base: float) -> float:
     """
     check.positive(base=base)
     if base <= 1:
-        raise ArgumentError("base", "must be above 1", f"got {base}", "Without it the budget never decreases.")
+        raise ArgumentError("base", "must be above 1", f"got {base}", "Pass a larger one: else it never decreases.")
     return 1 / math.log(base)

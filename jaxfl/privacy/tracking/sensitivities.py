@@ -15,10 +15,10 @@ within an iteration, so that at one point it changes by at most C / m_K.
   between the two runs, and so does every sample's gradient.
 - Proven, for gradients taken at the *broadcast* state: given everything broadcast, the map from the changes d_l of g_l
   to those of x_k and y_k is linear, with impulse responses h. Hence |x_k - x'_k|_1 <= sum_l |h[k - l]| |d_l|_1, and
-  and so for y, where g_{k+1} - g_k telescopes. In the paper's runs it is 100 to 270 times smaller.
+  the same holds for y, where g_{k+1} - g_k telescopes. In the paper's runs this bound is 100 to 270 times smaller.
 
-Neither covers x_{K+1}, which Algorithm 1 returns without noise: return the last broadcast state instead. What belongs
-to an agent may be a number or have shape (n,), and results (NumPy, float64) follow.
+Neither bound covers x_{K+1}, which Algorithm 1 returns without noise: return the last broadcast state instead. Numbers
+of an agent may be arrays (n,), one entry per agent; results (NumPy, float64) then have one entry per agent, too.
 
 References:
     J. Chen, J. Wang, J.-F. Zhang, "Differentially Private Gradient-Tracking-Based Distributed Stochastic Optimization
@@ -37,7 +37,7 @@ from jaxfl.privacy.tracking.schedules import PerNode, TrackingSchedule
 
 
 class TrackingAgent(NamedTuple):
-    """Quantities that determine an agent's budget besides the schedule; for all agents at once, arrays (n,)."""
+    """Numbers that determine an agent's epsilon besides the schedule; arrays (n,) for all agents at once."""
 
     gradient_l1_change: float  # C, the most by which one sample's gradients on neighboring data differ, L1
     state_in_weight: PerNode  # sum_j R_ij, of all that it receives
@@ -226,7 +226,7 @@ def _linear_system(schedule: TrackingSchedule, agent: TrackingAgent) -> tuple[np
 
 
 def noise_scales(schedule: TrackingSchedule) -> tuple[np.ndarray, np.ndarray]:
-    """Both, which must be positive; infinite noise is what is not broadcast."""
+    """State noise and tracker noise, which must be positive; infinite noise stands for what is not broadcast."""
     for name in ("state_noise_scale", "tracker_noise_scale"):
         scale = getattr(schedule, name)
         check.positive(**{name: np.where(np.isposinf(scale), 1.0, scale)})

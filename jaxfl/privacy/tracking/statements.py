@@ -1,6 +1,6 @@
 """Statements about runs of gradient tracking, and of the methods that it is compared with.
 
-`runs` says what counts. The proofs are in `sensitivities` and `perturbed_states`. The neighboring relation is
+`runs` says what has been sent. The proofs are in `sensitivities` and `perturbed_states`. The neighboring relation is
 "replace_one" throughout: the gradients of the changed sample, each of norm at most `clip_norm`, differ by at most C = 2
 `clip_norm`.
 """
@@ -54,7 +54,7 @@ def gradient_tracking_statements(
     Args:
         schedule: of the whole run, k = 0, ..., K.
         num_rounds: rounds that really ran, at most K + 1.
-        release: what the algorithm was told.
+        release: the clipping and noise that the algorithm was given.
         state_in_weights, tracker_out_weights: (n,), sum_j R_ij and sum_j C_ji of every agent.
         dp_delta: in (0, 1), for Gaussian noise. With Laplace noise, whose delta is 0, it adds a proven statement at
             this delta: the smallest of all that hold.
@@ -67,7 +67,7 @@ def gradient_tracking_statements(
     Guarantees:
         - dp_epsilon is that of the worst agent, of what has left it in the rounds that ran.
         - where nothing is clipped or some noise is absent there is a reason and no epsilon; nothing is proven for
-          bounds that are assumed, or for gradients taken at the own state.
+          bounds that are assumed, or for gradients taken at an agent's own state.
         - nothing is spent in 0 rounds.
 
     Examples:
@@ -129,12 +129,12 @@ def perturbed_state_statements(
     num_nodes: int,
     dp_delta: float | None = None,
 ) -> list[Run]:
-    """List the privacy statements on perturbed states, quantized afterwards or not: published, then proven.
+    """List the privacy statements on perturbed states, quantized afterwards or not: reconstructed, then proven.
 
     Args:
-        schedule: of the whole run, k = 0, ..., K; nothing of trackers counts.
+        schedule: of the whole run, k = 0, ..., K; what it says of trackers does not count.
         num_rounds: rounds that really ran, at most K + 1.
-        release: what the algorithm was told.
+        release: the clipping and noise that the algorithm was given.
         num_nodes: n; the weights of each agent sum to 1.
         dp_delta: in (0, 1), for Gaussian noise.
 
@@ -161,11 +161,12 @@ def output_perturbation_statements(
     num_nodes: int,
     dp_delta: float | None = None,
 ) -> list[Run]:
-    """List the privacy statements on perturbed outputs. Published and proven are the same.
+    """List the privacy statements on perturbed outputs: reconstructed, then proven, with the same sensitivities.
 
     Args:
         schedule, num_rounds, num_nodes, dp_delta: as for `perturbed_state_statements`.
-        release: what the algorithm was told. Where gradients are taken does not matter: the own state is known.
+        release: the clipping and noise that the algorithm was given. Its `gradient_at` does not matter: an observer
+            knows the agent's own state.
 
     Raises:
         ArgumentError: an argument out of range, or no dp_delta where it is needed.
@@ -187,18 +188,18 @@ def quantization_statements(
     num_nodes: int,
     quantization_step: float,
 ) -> list[Run]:
-    """List the privacy statements on states that quantization alone protects: (0, delta), published, then proven.
+    """List the statements on states that quantization alone protects: (0, delta), reconstructed, then proven.
 
     Args:
         schedule, num_rounds, num_nodes: as for `perturbed_state_statements`; noise does not count.
-        release: what the algorithm was told; gradients are clipped in L1 norm, as for Laplace noise.
+        release: the clipping that the algorithm was given; gradients are clipped in L1 norm, as for Laplace noise.
         quantization_step: distance of neighboring grid points, or the threshold of a ternary quantizer.
 
     Raises:
         ArgumentError: an argument out of range, or Gaussian noise.
 
     Guarantees:
-        - the published delta adds up those of all broadcasts; the proven one couples them and is never larger.
+        - the reconstructed delta adds up the deltas of all broadcasts; the proven one couples them and is never larger.
         - at delta 1 there is a reason, which says when it is reached, and no epsilon.
         - nothing is spent in 0 rounds.
     """
@@ -239,7 +240,7 @@ def _of_states(run: Run, sensitivities: Callable[[float], Sensitivities], accoun
 def _noise(
     run: Run, sensitivities: Callable[[float], Sensitivities], accountant: str, dp_delta: float = 0.0
 ) -> Callable[[float], Cost]:
-    """C -> what noise on moves of these sensitivities costs: Gaussian at a delta above 0, else Laplace."""
+    """Make C -> the cost of noise on changes of these sensitivities: Gaussian at a delta above 0, else Laplace."""
     if dp_delta:
         how = f"{accountant}; Gaussian mechanisms composed"
         return lambda change: _gaussian(gaussian_shift(run.sent, sensitivities(change)), dp_delta, how)

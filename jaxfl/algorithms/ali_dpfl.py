@@ -117,7 +117,7 @@ def ali_dpfl(
             estimates always arrive. None loses and rounds nothing.
 
     Returns:
-        An `Algorithm`; `node_params` gives the server's model behind a node axis of length 1. The estimates and
+        An `Algorithm`; `node_params` gives the server's model with a leading node axis of length 1. The estimates and
         the choice of tau are computed in float32, also where params are float64. The loss of its info, () float32, is
         taken on each step's batch before the step: mean over steps, p-weighted sum over clients.
 

@@ -130,7 +130,7 @@ def dzofl(
         sampler: batch size -> how a batch is drawn; `jaxfl.gradients.fixed`, `uniform` or `poisson`.
 
     Returns:
-        An `Algorithm`; `node_params` gives the model behind a node axis of length 1. Its info has four
+        An `Algorithm`; `node_params` gives the model with a leading node axis of length 1. Its info has four
         numbers (): the mean loss over devices and passes; the L2 norm of the step of x; "broadcast", the root mean
         square of Q(Delta) over directions; "broadcast_overflow", how many of these lie beyond the quantizer's range.
 

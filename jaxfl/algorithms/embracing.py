@@ -1,9 +1,10 @@
 """EmbracingFL: clients too weak to train the whole model train blocks of it, mostly those of the output side.
 
 A model consists of blocks 1, ..., L, input side first. Client i belongs to a capacity class and trains the blocks T_i
-of that class, called z_i; y_i are the other blocks. In each round the server sends x to the active clients S. Client i
+of that class. Their parameters are z_i, those of the other blocks y_i. In each round the server sends the model x to
+the active clients S. Client i
 
-    computes features once for each sample of its batches: what the blocks in front of its first one pass on to it
+    computes features once for each sample of its batches: the outputs of the blocks in front of its first one
     z_i <- tau local steps on z by its own optimizer, with y_i held fixed (see `clients.local_steps`)
 
 For each block b the server then takes the mean over the clients that trained it; client i has J_i samples:
@@ -17,8 +18,9 @@ Private updates protect whole clients: each is drawn into S independently, and f
 
     x_b <- x_b + (sum_{i in S} Delta_ib min(1, S_0 / |Delta_i|_2) + noise) / E_b,   S_0: the clip norm
 
-where E_b is a public constant, the expected number of clients that train b in a round: k / n times the clients whose
-class names b, where a client that draws m of L blocks counts as m / L. A block with E_b = 0 stays as it is.
+where E_b is a public constant, the expected number of clients that train b in a round: k / n (k expected of n
+clients) times the clients whose class names b, where a client that draws m of L blocks counts as m / L. A block with
+E_b = 0 stays as it is.
 
 | symbol | here |
 |---|---|
@@ -29,8 +31,8 @@ class names b, where a client that draws m of L blocks counts as m / L. A block 
 Lee, Zhang, Prakash, Niu, Avestimehr, "Embracing Federated Learning: Enabling Weak Client Participation via Partial
 Model Training", Algorithms 1 (the multi-step forward pass, here the features of a `jaxfl.core.Part`) and 2.
 
-Differences from the paper: any number of classes, each with any blocks. Features are computed only for the
-samples of the round's batches, which are drawn first. Weights may be by data; the paper's are uniform.
+Differences from the paper: any number of classes, each with any blocks. Features are computed only for the samples of
+the round's batches, which are drawn first. Weights may be by data; the paper's are uniform.
 
 Does not claim: an epsilon. Classes of clients are public.
 """
@@ -129,8 +131,8 @@ def embracing(
             and 1 / E_b replaces p_ib (see above).
 
     Returns:
-        An `Algorithm`; `node_params` gives the server's model behind a node axis of length 1, as `Variables` where the
-        task has `train_loss`. The loss of its info, () float32, is taken on each step's batch before the step:
+        An `Algorithm`; `node_params` gives the server's model with a leading node axis of length 1, as `Variables` if
+        the task has `train_loss`. The loss of its info, () float32, is taken on each step's batch before the step:
         mean over steps, weighted mean over clients.
 
     Raises:

@@ -88,9 +88,9 @@ def fed_avg(
             None loses, rounds and hides nothing.
 
     Returns:
-        An `Algorithm`; `node_params` gives the server's model behind a node axis of length 1, as `Variables` where the
-        task has `train_loss`. Its info has the loss, () float32, taken on each step's batch before the step (mean over
-        steps, p-weighted sum over clients); the L2 norms of Delta and u; and the numbers of clients, (n,).
+        An `Algorithm`; `node_params` gives the server's model with a leading node axis of length 1, as `Variables` if
+        the task has `train_loss`. Its info has the loss, () float32, taken on each step's batch before the step: mean
+        over steps, p-weighted sum over clients. It also has the L2 norms of Delta and u, and the clients' counts, (n,).
 
     Raises:
         ArgumentError: a count out of range, or clients that do not fit the updates; from `init`, unusable data.

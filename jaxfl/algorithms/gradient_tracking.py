@@ -10,7 +10,7 @@
 | y_i, g_i | `State.gradient_tracker`, `State.gradient` |
 | zeta_i^{k+1}, eta_i^k | `Draws.state_noise`, `Draws.tracker_noise` of round k |
 | R, C | `state_weights`, `tracker_weights` |
-| alpha, beta, gamma, m_K, scales of the noise | `schedule` |
+| alpha, beta, gamma, m_K (samples in a gradient), scales of the noise | `schedule` |
 
 Chen, Wang, Zhang, "Differentially Private Gradient-Tracking-Based Distributed Stochastic Optimization over Directed
 Graphs", Algorithm 1; Schemes (S1) and (S2) are `polynomial_schedule` and `exponential_schedule` of
@@ -22,8 +22,8 @@ clipped per sample. Noise may be Gaussian. Equation (6) prints C_ji for what i r
 conservation of the trackers' sum need C_ij. All nodes start from the same parameters.
 
 Over `links` sums run over the messages that arrive. Receivers do without lost states. Senders keep lost trackers, so
-that the trackers still sum to the gradients. Broadcasts may be rounded, after the noise; a node's
-tracker keeps the rounding error of y~_i.
+that the trackers still sum to the gradients. Broadcasts may be rounded, after the noise; a node's tracker keeps the
+rounding error of y~_i.
 
 Does not claim: a privacy guarantee. The noise has the scale that the caller passes. The budget of
 `jaxfl.privacy.tracking` needs the same sums of R and C in every round: a change of x_i^k lives on in x_i^{k+1} by the

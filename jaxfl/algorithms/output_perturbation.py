@@ -12,7 +12,7 @@
 | gamma, m_K, scales of the noise | `schedule.step_size`, `schedule.num_samples`, `schedule.state_noise_scale` |
 
 Y. Kang, Y. Liu, B. Niu, W. Wang, "Weighted Distributed Differential Privacy ERM: Convex and Non-Convex", Computers &
-Security 106, 2021; [38] in the comparison of Chen, Wang, Zhang with gradient tracking (section 4.3).
+Security 106, 2021; reference [38] where Chen, Wang, Zhang compare it with gradient tracking (section 4.3).
 
 A node averages its own noisy output, too. All that x^{k+1} depends on was therefore broadcast, and given the broadcasts
 before, o_j^k depends on the data through gamma g_j^k alone. The sizes D_j are public.

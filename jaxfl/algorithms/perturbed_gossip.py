@@ -11,7 +11,7 @@
 | a, Q | `graph`, `quantizer` |
 | alpha, gamma, m_K, scales of the noise | `schedule.state_mixing`, `.step_size`, `.num_samples`, `.state_noise_scale` |
 
-One form covers the methods that Chen, Wang, Zhang compare with gradient tracking (section 4.3), by their numbers:
+One form covers the methods that Chen, Wang, Zhang compare with gradient tracking (section 4.3), by its references:
 
 - [46] noise, no quantiser. J. Wang, J.-F. Zhang, "Differentially Private Distributed Stochastic Optimization with
   Time-Varying Sample Sizes", IEEE Transactions on Automatic Control 69(9), 2024.

@@ -16,9 +16,9 @@ Zhu, Huang, Wang, Xu, "PrivSGP-VR: Differentially Private Variance-Reduced Stoch
 Bounds", IJCAI 2024, arXiv:2405.02638, Algorithms 1 and 2. Push-sum: Nedic and Olshevsky 2016,
 doi:10.1109/TAC.2016.2529285.
 
-Over `links` a message (P^k_ij x_j, P^k_ij w_j) may be lost, and x_j may be rounded to q_j. A receiver
-acknowledges each message. Acknowledgements are assumed to arrive always and to cost nothing, so that a sender keeps
-what did not arrive:
+Over `links` a message (P^k_ij x_j, P^k_ij w_j) may be lost, and x_j may be rounded to q_j. A receiver acknowledges
+each message. Acknowledgements are assumed to arrive always and to cost nothing, so that a sender keeps what did not
+arrive:
 
     x_i^{k+1} = x_i^{k+1/2} + sum_{j: arrived} P^k_ij q_j - sum_{m: arrived} P^k_mi q_i,   likewise w, not rounded
 

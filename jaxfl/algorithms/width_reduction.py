@@ -120,9 +120,9 @@ def width_reduction(
             moves by the noisy sum divided by the number of clients that are expected to hold it.
 
     Returns:
-        An `Algorithm`; `node_params` gives the full model behind a node axis of length 1, as `Variables` where the task
-        has `train_loss`. The loss of its info, () float32, is that of each client's model on a step's batch: mean
-        over steps, p-weighted mean over clients.
+        An `Algorithm`; `node_params` gives the full model with a leading node axis of length 1, as `Variables` if the
+        task has `train_loss`. The loss of its info, () float32, is that of each client's model on a step's batch:
+        mean over steps, p-weighted mean over clients.
 
     Raises:
         ArgumentError: tasks, classes or clients that do not fit; from `init` and `draw`, other numbers of clients.

@@ -1,4 +1,4 @@
-"""Costs of a run: operations, seconds and joules of rounds, from the counts in their infos.
+"""Costs of a run: operations, seconds and joules of rounds, from the counts in each round's `jaxfl.Info`.
 
 Every algorithm counts, node by node, `bits_sent`, `bits_received`, `gradient_evaluations` and `forward_evaluations`. A
 `Ledger` holds the cost of one of each. The costs of a round, over all nodes:

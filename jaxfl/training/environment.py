@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import jax
 
-# What decides the last bits of a run's numbers besides its configuration.
+# Besides the configuration, these decide the last bits of a run's numbers.
 _BITS_DEPEND_ON = (
     "jax",
     "jaxlib",

@@ -331,7 +331,7 @@ def own_scores(task: Task, held: Callable[[int], FederatedData]) -> Measure:
         `own_<metric>_worst_node` the worst node's, and `own_<metric>_spread` the standard deviation over nodes.
 
     Guarantees:
-        - every node counts alike, whatever the number of its samples.
+        - every node counts the same, whatever the number of its samples.
     """
 
     def of_node(values: tuple[PyTree, TrainingSamples]) -> dict[str, Array]:

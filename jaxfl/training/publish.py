@@ -92,7 +92,7 @@ def secret_key(run: RunDirectory) -> Array:
 
     Guarantees:
         - the key is nowhere else in the run directory.
-        - nobody but the owner can read the file.
+        - the file's mode lets nobody but its owner read it.
     """
     path = run.path / PRIVATE / "key"
     on_first(_draw)(run, path)

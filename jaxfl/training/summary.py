@@ -177,7 +177,7 @@ def every_node(
 
 
 def _total(lines: Sequence[Mapping[str, Any]], last: Mapping[str, Any] | None, name: str) -> int | None:
-    """A count summed over the lines of a seed, that of `last`; null, as in round 0, counts nothing."""
+    """A count summed over the lines of the seed of `last`; null, as in round 0, counts nothing."""
     return None if last is None else sum(line.get(name) or 0 for line in lines if line["seed"] == last["seed"])
 
 
@@ -361,7 +361,7 @@ def write_results(
 def read_results(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The rows of a results.csv, or of that in a run directory: numbers as numbers, empty cells as None.
 
-    sites.csv, named by its path, is read alike.
+    It also reads sites.csv, named by its path.
     """
     path = Path(path)
     with open(path / RESULTS if path.is_dir() else path, newline="") as file:

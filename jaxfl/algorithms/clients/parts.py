@@ -1,4 +1,4 @@
-"""Steps of a client on a part of the model, behind features that are computed once a round."""
+"""Steps of a client on a part of the model, which reads features that are computed once a round."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _features_once(features_of, samples, max_distinct):
     at_once = min(_SAMPLES_AT_ONCE if is_cpu() else samples.shape[1], rows)
     num_groups = -(-rows // at_once)
     distinct, places = jnp.unique(samples, return_inverse=True, size=num_groups * at_once)
-    last_group = places.max() // at_once  # groups behind this one hold no sample
+    last_group = places.max() // at_once  # groups after this one hold no sample
     one_group = jax.eval_shape(features_of, distinct[:at_once])
 
     def none(members):

@@ -34,7 +34,7 @@ DISCARDED_UPDATES = must_be_zero("discarded_updates", stops_training=False)
 
 
 class Participants(NamedTuple):
-    """Who takes part in one round; c slots."""
+    """The clients that take part in one round, in c slots."""
 
     active: Array  # (c,), int32, different clients, ascending; any client in an empty slot
     is_active: Array | None  # (c,), bool, False for an empty slot; None where there is none

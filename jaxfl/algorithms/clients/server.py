@@ -91,7 +91,7 @@ def server_model(task: Task) -> Callable[[Any], PyTree]:
     """The `node_params` of an algorithm with a server, whose state has `params` and `model_state`.
 
     Returns:
-        state -> the server's model behind a node axis of length 1, as `Variables` where the task has `train_loss`.
+        state -> the server's model with a leading node axis of length 1, as `Variables` if the task has `train_loss`.
     """
 
     def node_params(state):

@@ -32,10 +32,10 @@ _CACHED_BYTES = 1 << 18
 _MIN_GROUP_CHANNELS = 256  # samples times channels of a group
 _MAX_GROUPS = 8  # bounds the size of the compiled program
 
-# In place, neighboring columns of errors are channels of one: at most this many channels, and columns.
+# In place, neighboring columns of errors are treated as channels of one: at most this many channels, and columns.
 _COLUMN_CHANNELS, _MAX_COLUMNS = 32, 4
 # XLA's CPU backend hands convolutions with more channels in or out than this to a library that is fast in place; others
-# run at a tenth of its speed. So do all of them in older versions, where it has no such library or was not measured.
+# run at a tenth of its speed. Older versions have no such library, or were not measured: there all count as slow.
 _MOST_CHANNELS_OF_SLOW_PATH = 16
 _FIRST_FAST_VERSION = (0, 10, 2)
 

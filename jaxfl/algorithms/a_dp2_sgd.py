@@ -1,6 +1,6 @@
 """Asynchronous private gossip over a fixed undirected graph: A(DP)2SGD, and without noise AD-PSGD.
 
-    at event t node i = i_t wakes, uniform over the nodes, and picks a neighbor j, uniform over its own:
+    at event t a node i = i_t wakes, uniform over the nodes, and picks j, uniform over the neighbors of i:
     x_j^{t+1} = (x_i^t + x_j^t) / 2
     x_i^{t+1} = (x_i^t + x_j^t) / 2 - gamma (g_i + N_i),   g_i at x_i^{t - delay}, delay uniform over 0 ... max_delay
 
@@ -13,14 +13,14 @@
 
 Xu, Zhang, Wang, "A(DP)2SGD: Asynchronous Decentralized Parallel Stochastic Gradient Descent with Differential Privacy",
 TPAMI 2021, arXiv:2008.09246; without noise Lian, Zhang, Zhang, Liu, "Asynchronous Decentralized Parallel Stochastic
-Gradient Descent", ICML 2018, arXiv:1710.06952, Algorithm 1, where the averaging matrix of an event is that of one pair.
+Gradient Descent", ICML 2018, arXiv:1710.06952, Algorithm 1, where each event averages one pair of nodes.
 
 Differences from the papers: time is simulated. A round is n events, so that it costs the gradient evaluations of one
 synchronous iteration. Nodes are equally fast. Delays do not depend on who waits for whom. A delay that reaches back
 before the run gives the first parameters.
 
-Does not claim: a privacy guarantee. The noise has the scale that the caller passes. How often a node releases is
-random: count `Info.events`.
+Does not claim: a privacy guarantee. The noise has the scale that the caller passes. The number of a node's
+releases is random: `Info.events` counts them.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ from jaxfl.privacy.mechanisms import check_types, released
 class EventLog(NamedTuple):
     """Ring buffer of the last s = max(2, max_delay + 1) events: their nodes, and the parameters that they overwrote.
 
-    Event t is kept in slot t mod s. Two rows an event suffice: no other node's parameters change.
+    Event t is kept in slot t mod s. Two rows for each event are enough: the other nodes' parameters do not change.
     """
 
-    nodes: Array  # (s, 2), int32, who woke and its neighbor; -1 where no event has been yet
+    nodes: Array  # (s, 2), int32, the node that woke and its neighbor; -1 in a slot that no event has filled
     params: PyTree  # leaves (s, 2, *leaf), float32, their parameters before the event
 
 
@@ -81,7 +81,7 @@ class Draws(NamedTuple):
     neighbor: Array  # (n,), int32, with whom it averages; itself in a network of one node
     delay: Array  # (n,), int32, in 0 ... max_delay, age in events of the parameters at which the gradient is taken
     gradient: Any  # draws of the gradient estimator, event by event: which samples
-    noise: PyTree  # leaves (n, *leaf), of each event, float32, scaled for its waking node, or int32; None without noise
+    noise: PyTree  # leaves (n, *leaf), a row an event: float32, scaled for its waking node, or int32; None: no noise
 
 
 @constructor
@@ -111,10 +111,10 @@ def a_dp2_sgd(
 
     Guarantees:
         - node sum preserved by averaging: in a round it moves by minus step_size times the sum of the noisy gradients.
-        - waking nodes, neighbors and delays are uniform (to n / 2^32).
+        - waking nodes, neighbors and delays are uniform (up to a relative n / 2^32).
         - an event's batch and noise are those of its waking node: sampling rate b / J_i, noise scale of node i.
         - one node without delay, noise and clipping gives stochastic gradient descent.
-        - no copy of all nodes in an event: its work is that of the two nodes (compiled by jaxlib from 0.10.2 on).
+        - no copy of all nodes in an event: an event's work is that of two nodes (with jaxlib 0.10.2 or later).
 
     Examples:
         >>> import jax, jax.numpy as jnp, numpy as np, jaxfl
@@ -139,7 +139,7 @@ def a_dp2_sgd(
             remedy = "Pass jaxfl.gaussian, jaxfl.laplace or jaxfl.grid_gaussian, or one scale for all nodes."
             raise ArgumentError("noise", requirement, f"got {noise.distribution}, without `rescaled`", remedy)
     estimator = mini_batch() if gradient is None else gradient
-    # Two slots at least: through a log of one XLA sees the rows of `params` themselves, and copies all nodes per event.
+    # At least two slots: with one, XLA sees the rows of `params` themselves and copies all nodes in every event.
     num_nodes, num_slots = graph.num_nodes, max(2, max_delay + 1)
     neighbors, degree = _neighbor_table(graph)
 
@@ -159,7 +159,7 @@ def a_dp2_sgd(
         k = state.round_index
         event_keys = node_keys(purpose_key(key, Purpose.EVENT, k), num_nodes)
         bits = jax.vmap(lambda event_key: jax.random.bits(one_kernel(event_key), (3,), jnp.uint32))(event_keys)
-        # The remainder of 32 bits is uniform to a relative n / 2^32, with one sampler to compile instead of three.
+        # The remainder of 32 random bits is uniform up to a relative n / 2^32. It compiles one sampler, not three.
         node = (bits[:, 0] % jnp.uint32(num_nodes)).astype(jnp.int32)
         choice = bits[:, 1] % jnp.asarray(degree)[node]
         delay = (bits[:, 2] % jnp.uint32(max_delay + 1)).astype(jnp.int32)
@@ -207,8 +207,8 @@ def released_gradients(
     """Compute the sum of a round's noisy gradients over its n events: all that two successive states reveal of them.
 
     Averaging keeps the sum over nodes, so sum_i (x_i^k - x_i^{k+1}) / gamma is the sum of all noisy gradients of the
-    round. The functions of synchronous algorithms return more. The states at the ends of a round tell neither who woke
-    nor any single gradient. An observer of every message sees more.
+    round. For a synchronous algorithm such a function returns every node's gradient. Here the states at the ends of a
+    round tell neither who woke nor any single gradient. An observer of every message sees more.
 
     Args:
         graph: not needed; the algorithms' functions share one signature.
@@ -219,7 +219,7 @@ def released_gradients(
         Leaves (n, *leaf), float32: the network's total, the same in every row.
 
     Guarantees:
-        - it is the sum of the round's noisy gradients, float32 rounding of the parameters over gamma apart.
+        - it is the sum of the round's noisy gradients, up to the float32 rounding of the parameters, divided by gamma.
     """
     gamma = at_round(step_size, before.round_index, before.params)
 
@@ -234,7 +234,7 @@ def _require_stateless(estimator: GradientEstimator, task: Task, key: Array, par
     estimator_state = jax.eval_shape(lambda: estimator.init(task, key, params, data))
     if jax.tree.leaves(estimator_state):
         found = f"the estimator keeps a {type(estimator_state).__name__}"
-        remedy = "Use mini_batch: a table updated out of order is not the method of the paper."
+        remedy = "Use mini_batch: a gradient table that is updated out of order is not the method of the paper."
         raise ArgumentError("gradient", "must be an estimator without state", found, remedy)
 
 
@@ -283,7 +283,7 @@ def _with_event(log: EventLog, slot: Array, params: PyTree, node: Array, neighbo
 def _params_before(log: EventLog, slot: Array, node: Array, delay: Array) -> PyTree:
     """One node's parameters `delay` events before the one in `slot`, leaves (*leaf).
 
-    They are what the earliest event since then overwrote at this node: this event itself, of age 0, if there was none.
+    They are what the earliest event since then overwrote at this node. If there was none, this is the event itself.
     """
     num_slots = log.nodes.shape[0]
     age = (slot - jnp.arange(num_slots, dtype=jnp.int32)) % num_slots
@@ -302,7 +302,7 @@ def _params_after(
     """Apply the event in the log's slot: average its two nodes, then step the waking one."""
 
     def write(leaf, buffer, change):
-        # Read from the log, not from `leaf`: what reads a buffer beside its writer makes XLA copy all nodes.
+        # Read from the log, not from `leaf`: XLA copies all nodes if one buffer is read and written at once.
         old = jax.lax.dynamic_index_in_dim(buffer, slot, keepdims=False)
         mean = 0.5 * (old[0] + old[1])
         leaf = jax.lax.dynamic_update_index_in_dim(leaf, mean, neighbor, axis=0)

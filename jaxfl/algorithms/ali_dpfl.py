@@ -1,12 +1,13 @@
-"""ALI-DPFL: DP-SGD at every client, whose number of local iterations a bound on convergence chooses anew each round.
+"""ALI-DPFL: DP-SGD at every client; a bound on convergence chooses the number of local iterations in each round.
 
-Round r. The server sends x and tau to all clients. Client i makes tau iterations of DP-SGD from x, with result w_i:
+In each round the server sends the model x and a number tau to all clients. Client i makes tau iterations of DP-SGD from
+x, with result w_i:
 
     w_i <- w_i - gamma g_i,    g_i = (1/B) (sum over a Poisson batch of clipped gradients + Normal(0, sigma^2 C^2 I))
     x <- w = sum_i p_i w_i,    p_i = |D_i| / |D|
 
-Then rho, beta and xi are estimated (`clients.bound_constants`), averaged with weights p_i, and the next tau is the
-minimiser over 1, ..., min(2 tau, tau_max) of the bound
+Then rho, beta and xi, the constants of the bound, are estimated (`clients.bound_constants`) and averaged with weights
+p_i. The next tau is the minimiser over 1, ..., min(2 tau, tau_max) of the bound
 
     G(tau) = 1 / (T(tau) (gamma phi - rho h(tau) / (tau lambda^2))) + sqrt(3) / 3                                   (13)
     h(tau) = (S / beta) ((gamma beta + 1)^tau - 1) - gamma S tau,    S = xi + 2 sqrt(d) sigma C / B                 (11)
@@ -23,16 +24,17 @@ minimiser over 1, ..., min(2 tau, tau_max) of the bound
 Ling, Fu, Wang, Liu, Chen, "ALI-DPFL: Differentially Private Federated Learning with Adaptive Local Iterations",
 arXiv:2308.10457, Algorithm 2 (Algorithm 1 is `jaxfl.fed_avg` with private clients).
 
-Differences from the paper: in the second term of (11) it prints gamma (xi + 2 sqrt(d) sigma C) / B, with which h(1) is
-not 0, as its text says. T is left open there; with T fixed the minimiser is always 1. Only kappa = phi lambda^2 matters
-for the minimiser, and the paper gives no value. A tau with a bracket in (13) that is not positive is passed over; if no
-tau is left, the next is 1. The last round is shortened to the iterations that are left, and a round without any changes
-nothing. That (12) bounds anything is not proven (its Jensen step is reversed): the rule is a heuristic. All three
-estimates are of the new aggregate, which takes a second exchange with the server in each round; its bits are counted,
-its latency is not. Algorithm 2 sends rho_i and beta_i with w_i: estimates of the aggregate of the round before.
+Differences from the paper: in the second term of (11) the paper prints gamma (xi + 2 sqrt(d) sigma C) / B; h(1) would
+then not be 0, although its text says that it is. The paper leaves T open; with T fixed the minimiser is always 1. Only
+kappa = phi lambda^2 matters for the minimiser, and the paper gives no value. A tau for which the bracket in (13) is not
+positive is skipped; if no tau is left, the next is 1. The last round is shortened to the iterations that are left, and
+a round without iterations changes nothing. The paper's proof of (12) uses Jensen's inequality in the wrong direction,
+so the rule is a heuristic. All three constants are estimated at the new aggregate. This takes a second exchange with
+the server in each round: its bits are counted, its latency is not. Algorithm 2 sends rho_i and beta_i together with
+w_i, as estimates at the previous round's aggregate.
 
-Does not claim: an epsilon; `jaxfl.privacy.clients` states it. With constants estimated without noise there is none, of
-the models neither: tau tells the data, and the variance of w - x tells tau.
+Does not claim: an epsilon; `jaxfl.privacy.clients` states it. With constants estimated without noise there is no
+epsilon, not even for the models alone: tau depends on the data, and the variance of w - x reveals tau.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ class State(NamedTuple):
     params: PyTree  # x, leaves (*leaf), float32
     num_steps: Array  # (), int32, tau of the next round; 0 where the budget or the rounds are spent
     iterations: Array  # (), int32, local iterations that every client has made
-    constants: Constants  # of every client, as estimated last; 0 before
+    constants: Constants  # every client's latest estimates; 0 before the first
     round_index: Array  # (), int32, rounds completed
 
 
@@ -111,13 +113,13 @@ def ali_dpfl(
         max_iterations: the local iterations of a client that the privacy budget allows
             (`jaxfl.privacy.clients.max_iterations`); may be traced.
         kappa: phi lambda^2, positive; a larger value leaves room for a larger tau; may be traced.
-        uplink: `jaxfl.uplink(links=...)`, links over which what clients changed reaches the server; the numbers for the
+        uplink: `jaxfl.uplink(links=...)`, links over which the clients' changes reach the server; the numbers for the
             estimates always arrive. None loses and rounds nothing.
 
     Returns:
-        An `Algorithm`; `node_params` gives the server's model behind a node axis of length 1. The estimates, and what
-        chooses tau, are float32, also where params are float64. The loss of its info is (), float32, of the steps'
-        batches before each step: mean over steps, p-weighted sum over clients.
+        An `Algorithm`; `node_params` gives the server's model with a leading node axis of length 1. The estimates and
+        the choice of tau are computed in float32, also where params are float64. The loss of its info, () float32, is
+        taken on each step's batch before the step: mean over steps, p-weighted sum over clients.
 
     Raises:
         ArgumentError: a number out of range, or clients other than private SGD; from `init`, unusable data.
@@ -126,7 +128,7 @@ def ali_dpfl(
         - no client makes more than max_iterations local iterations, and no more than max_rounds rounds count.
         - a round without an iteration left changes nothing.
         - with at least as many rounds as iterations, every tau is 1.
-        - a new tau is no reason to compile anew.
+        - a new tau needs no new compilation.
         - without noise, one step a round is fed_avg.
 
     Examples:
@@ -191,7 +193,7 @@ def ali_dpfl(
         shares, before = weights / weights.sum(), Variables(state.params, None)
         models = of_whole_models(before, Variables(client_params, None), n)
         received = way.send(draws.uplink, everybody, weights, client_info.loss, before, models)
-        # A mean of equal models need not have their bits.
+        # The mean of equal models may differ from them by rounding.
         params = jax.tree.map(lambda new, old: jnp.where(ran, new, old), received.model.params, state.params)
         aggregation = Aggregation(
             before=state.params,
@@ -274,7 +276,7 @@ def released_gradients(step_size: float | Array, before: State, after: State) ->
 
 
 def iteration_gap(max_steps: int, *, beta: Array, spread: Array, step_size: Array) -> Array:
-    """h of equation (11): how far local iterations part from gradient descent on all data.
+    """h of equation (11): how far local iterations drift from gradient descent on all data.
 
     Args:
         max_steps: largest tau.
@@ -294,7 +296,7 @@ def iteration_gap(max_steps: int, *, beta: Array, spread: Array, step_size: Arra
         [0.0, 0.0, 0.25, 0.875]
     """
 
-    # h(t + 1) / S = (1 + gamma beta) h(t) / S + gamma^2 beta t: sums of what is not negative, so no digits cancel.
+    # h(t + 1) / S = (1 + gamma beta) h(t) / S + gamma^2 beta t: no term is negative, so no digits cancel.
     def following(gap, t):
         return (1 + step_size * beta) * gap + step_size**2 * beta * t, gap
 
@@ -335,7 +337,7 @@ def next_num_steps(
         (), int32; 0 where no round or no iteration is left.
 
     Guarantees:
-        - a tau without a finite, positive bracket is passed over; where none is left it is 1.
+        - a tau without a finite, positive bracket is skipped; where no tau is left, the result is 1.
         - of equal bounds the smallest tau is taken.
     """
     taus = jnp.arange(1, max_steps + 1, dtype=jnp.int32)
@@ -351,7 +353,7 @@ def next_num_steps(
 
 
 def _check_clients(clients: LocalSteps, step_size: float | Array) -> None:
-    """Refuse clients that the accountant or the bound does not know; traced numbers pass."""
+    """Refuse clients that the accountant or the bound does not cover; traced numbers pass."""
     remedy = "Pass clip_norm and noise to local_steps, and no num_steps."
     if not clients.is_private or clients.num_steps is not None:
         found = "got clients without either" if not clients.is_private else "got clients with num_steps"

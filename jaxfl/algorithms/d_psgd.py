@@ -14,17 +14,18 @@ NeurIPS 2017, arXiv:1705.09056, Algorithm 1. DP2-SGD: Yu, Zou, Chen, Tao, Tian, 
 with Privacy Preservation in Vehicular Networks", IEEE Transactions on Vehicular Technology 70(6), 2021. A(DP)2SGD, its
 asynchronous relative, is in `a_dp2_sgd`.
 
-Over `links` the message x_j may be lost, and rounded to q_j. A receiver that misses it keeps its own value's share, and
-a node takes from its own value what it gives of its rounded one:
+Over `links` the message x_j may be lost, and may be rounded to q_j. A receiver that misses a message uses its own value
+in place of it, and a node subtracts from its own value the rounded shares that it gives:
 
     x_i^{k+1} = x_i^k + sum_{j: arrived} W_ij (q_j^k - q_i^k) - gamma (g_i^k + N_i^k)
 
-Rows sum to 1 in every round. Columns do where W is symmetric and losses are (`jaxfl.links(..., symmetric=True)`): both
-directions of an edge fail together. Otherwise lost messages move the mean of the nodes. Links take nothing from the
-privacy of the messages, for the reasons in `push_sum`.
+The rows of the resulting matrix sum to 1 in every round. Its columns do, too, if W is symmetric and both directions of
+an edge fail together (`jaxfl.links(..., symmetric=True)`). Otherwise lost messages move the mean of the nodes. Links do
+not weaken a privacy statement about the messages, for the reasons in `push_sum`.
 
 Differences from the papers: links; any gradient estimator; for D-PSGD optional noise and any sequence of doubly
-stochastic matrices. How DP2-SGD chooses its noise (basic composition) is left to the accountant.
+stochastic matrices. The paper's DP2-SGD chooses its noise by basic composition; here the caller does, by
+`jaxfl.privacy`.
 
 Does not claim: a privacy guarantee. The noise has the scale that the caller passes.
 """
@@ -97,9 +98,9 @@ def d_psgd(
         gradient: how each node estimates its gradient; default `mini_batch()`, one uniform sample.
         noise: added to every node's gradient in every round; None adds nothing.
         links: `jaxfl.links(...)`, over which messages travel; None loses and rounds nothing.
-        optimizer: any optax optimizer in place of a step size, of each node by itself: its update for the noisy
-            gradient, given x_i^k, is added to the mixture. Its state stays at the node. A statement about the noisy
-            gradients covers it: it computes with them alone.
+        optimizer: any optax optimizer, in place of a step size. Each node runs its own: the update for the noisy
+            gradient, given x_i^k, is added to the mixture. The optimizer's state stays at the node. It is computed from
+            noisy gradients alone, so a privacy statement about these covers it.
 
     Returns:
         An `Algorithm`; the loss of its info is taken at the parameters before the round, the consensus distance after.
@@ -220,7 +221,7 @@ def released_gradients(
 
     Args:
         graph: as given to the algorithm; static under jit.
-        step_size: gamma as given to the algorithm; of a run with an optimizer nothing is recovered.
+        step_size: gamma as given to the algorithm. From a run with an optimizer nothing can be recovered.
         before, after: states around one round.
 
     Returns:

@@ -4,7 +4,7 @@ Round k. All devices know x and make the same direction Phi_k from a shared seed
 
     Delta_i = f_i(x + gamma_k Phi_k, xi_i) - f_i(x - gamma_k Phi_k, xi_i)
 
-The server receives Q(Delta_i) from the devices of a set S, and sends back
+The rounded messages Q(Delta_i) of a set S of devices reach the server, which sends back
 
     Q(Delta),  Delta = n / |S| sum_{i in S} Q(Delta_i), or 0 where S is empty
     x <- x - alpha_k Q(Delta) Phi_k
@@ -22,18 +22,18 @@ With q directions a message holds q differences, and x moves by the mean of thei
 Mhanna, Assaad, "Communication and Energy Efficient Federated Learning using Zero-Order Optimization Technique", 2024,
 Algorithm 1 (DZOFL), equations (3) and (4).
 
-The estimate g = Q(Delta) Phi is biased, since nothing is divided by gamma: with F = sum_i F_i and E[Phi Phi^T] = I / d,
+The estimate g = Q(Delta) Phi is not divided by gamma, so it is biased: with F = sum_i F_i and E[Phi Phi^T] = I / d,
 
     E[g] = c gamma_k (grad F(x) + O(gamma_k^2)),  c = 2 / d
 
-(Lemma A.2, alpha_2 = 1 / d), times the probability that any message arrives, for links that are alike for all devices.
+(Lemma A.2, alpha_2 = 1 / d), times the probability that a message arrives, if all devices have links alike.
 So the step along the gradient of the devices' mean loss is 2 n alpha_k gamma_k / d. `decaying_schedules` gives step
 sizes with a proof of convergence in the paper.
 
 Differences from the paper: several directions, also Gaussian ones (its theorems need bounded ones); messages to the
 server may be lost with probabilities that differ, which biases Delta towards devices that are heard more often.
-Section III-C counts the energy of both ways. A ledger counts the way up alone unless it is given `downlink_watts`:
-that favours methods whose server sends more.
+Section III-C counts the energy of both directions. A ledger of `jaxfl.channel` counts the uplink alone unless it is
+given `downlink_watts`; this favours methods whose server sends more.
 
 Does not claim: privacy; nor convergence for step sizes that do not decay.
 """
@@ -79,7 +79,7 @@ from jaxfl.gradients.zero_order import (
     shared_directions,
 )
 
-_SERVER = 2**32 - 1  # its number among the senders of messages, which no device has
+_SERVER = 2**32 - 1  # the server's number among the senders; no device has it
 _FLOAT_BITS = 32.0  # of a number without a quantizer
 
 
@@ -121,7 +121,7 @@ def dzofl(
         batch_size: b, samples of a device in a round.
         step_size: alpha: a number, a traced scalar, or a schedule of the round index. Along the gradient of the mean
             loss a round steps by 2 n alpha gamma / d.
-        smoothing: gamma, as `step_size`: the L2 length of a move (in expectation, for Gaussian directions).
+        smoothing: gamma, given like `step_size`: the L2 distance of a probe from x (root mean square if Gaussian).
         uplink: `jaxfl.links`: which devices' messages reach the server, and how they are quantised. None: all, in 32
             bits a number.
         downlink: how the server's message is quantised; it always arrives. None: 32 bits a number.
@@ -130,9 +130,9 @@ def dzofl(
         sampler: batch size -> how a batch is drawn; `jaxfl.gradients.fixed`, `uniform` or `poisson`.
 
     Returns:
-        An `Algorithm`; `node_params` gives the model behind a node axis of length 1. Its info has, each (), the mean
-        loss over devices and passes, the L2 norm of what x moves by, "broadcast", the root mean square over directions
-        of Q(Delta) as the server sends it, and "broadcast_overflow", its numbers beyond the quantizer's range.
+        An `Algorithm`; `node_params` gives the model with a leading node axis of length 1. Its info has four
+        numbers (): the mean loss over devices and passes; the L2 norm of the step of x; "broadcast", the root mean
+        square of Q(Delta) over directions; "broadcast_overflow", how many of these lie beyond the quantizer's range.
 
     Raises:
         ArgumentError: a number out of range, or a task with `train_loss`; from `init`, data or links that do not fit.
@@ -143,8 +143,8 @@ def dzofl(
         - the expected step on a quadratic is 2 n alpha gamma / d times the gradient of the mean loss, times the
           probability that a message arrives.
         - all devices' batches run forward together.
-        - no direction is held: a round takes one moved copy of the parameters beside the old ones, in whose place the
-          new ones come. With several directions, or Gaussian ones, what x moves by is held once more, to be measured.
+        - no direction is held: a round takes the memory of the parameters, which the new ones replace, and of one moved
+          copy. With several or with Gaussian directions, the step of x is held as well, to be measured.
         - padding never contributes.
 
     Examples:
@@ -241,8 +241,9 @@ def decaying_schedules(
         alpha_k = alpha_0 (1 + k)^-u1,  gamma_k = gamma_0 (1 + k)^-u2
         0 < u1 + u2 <= 1,  u1 + 3 u2 > 1,  u1 + u2 > 1/2
 
-    by which sum alpha gamma is infinite, sum alpha gamma^3 and sum (alpha gamma)^2 are finite (Assumption IV.3). The
-    rate is 1 / K^(1 - u1 - u2) (Theorem IV.10). 1/4 and 1/4, which the paper calls optimal, meet neither strict bound.
+    Then the sum of alpha gamma is infinite, and the sums of alpha gamma^3 and of (alpha gamma)^2 are finite (Assumption
+    IV.3). The rate is 1 / K^(1 - u1 - u2) (Theorem IV.10). The exponents 1/4 and 1/4, which the paper calls optimal,
+    break both strict bounds.
 
     Args:
         step_size: alpha_0, positive; may be traced.

@@ -1,24 +1,26 @@
 """EmbracingFL: clients too weak to train the whole model train blocks of it, mostly those of the output side.
 
-A model is blocks 1, ..., L, input side first. Client i is of a capacity class and trains the blocks T_i of that class,
-z_i; y_i are the others. Round r. The server sends x to the active clients S; client i
+A model consists of blocks 1, ..., L, input side first. Client i belongs to a capacity class and trains the blocks T_i
+of that class. Their parameters are z_i, those of the other blocks y_i. In each round the server sends the model x to
+the active clients S. Client i
 
-    computes once what enters the first of its blocks, from the blocks in front of it, for each sample of its batches
-    z_i <- tau local steps on z by its own optimizer, y_i as it is (see `clients.local_steps`)
+    computes features once for each sample of its batches: the outputs of the blocks in front of its first one
+    z_i <- tau local steps on z by its own optimizer, with y_i held fixed (see `clients.local_steps`)
 
-and for each block b the server takes the mean over the clients that trained it, J_i being a client's samples:
+For each block b the server then takes the mean over the clients that trained it; client i has J_i samples:
 
     x_b <- sum_{i in S: b in T_i} p_ib z_ib,    p_ib = J_i / sum_{j in S: b in T_j} J_j, or 1 / their number
 
-A block that no active client trained stays as it is. The model state of a block (batch statistics) likewise.
+A block that no active client trained stays as it is. All this holds for a block's model state (batch statistics), too.
 
-Over an `uplink` what client i changed of its blocks, Delta_i, 0 in the others, may be lost and rounded. With private
-updates whole clients are hidden: S is drawn client by client, and for each block (see `clients.uplink`)
+Over an `uplink` the change Delta_i of client i, 0 in the blocks that it does not train, may be lost and rounded.
+Private updates protect whole clients: each is drawn into S independently, and for each block (see `clients.uplink`)
 
     x_b <- x_b + (sum_{i in S} Delta_ib min(1, S_0 / |Delta_i|_2) + noise) / E_b,   S_0: the clip norm
 
-where E_b is a public constant, how many clients are expected to train b in a round: k / n times those whose class names
-it; a client that draws m of L blocks counts m / L. Where no client is of a class that trains b, it stays.
+where E_b is a public constant, the expected number of clients that train b in a round: k / n (k expected of n
+clients) times the clients whose class names b, where a client that draws m of L blocks counts as m / L. A block with
+E_b = 0 stays as it is.
 
 | symbol | here |
 |---|---|
@@ -29,9 +31,8 @@ it; a client that draws m of L blocks counts m / L. Where no client is of a clas
 Lee, Zhang, Prakash, Niu, Avestimehr, "Embracing Federated Learning: Enabling Weak Client Participation via Partial
 Model Training", Algorithms 1 (the multi-step forward pass, here the features of a `jaxfl.core.Part`) and 2.
 
-Differences from the paper: any number of classes, each with any blocks. The features are computed for the samples of
-the round's batches, which are drawn first, and not for others of the client. Weights may be by data; the paper's are
-uniform.
+Differences from the paper: any number of classes, each with any blocks. Features are computed only for the samples of
+the round's batches, which are drawn first. Weights may be by data; the paper's are uniform.
 
 Does not claim: an epsilon. Classes of clients are public.
 """
@@ -102,36 +103,37 @@ def embracing(
 ) -> Algorithm:
     """Layer-wise partial training.
 
-    Blocks behind a client's first that it does not train are part of every step, held as they are, and evaluate
-    (running statistics). A class that draws its blocks runs, and differentiates, the whole model in training mode and
-    keeps the client's blocks alone. It saves neither time nor memory, and normalizes by batch statistics throughout.
+    A block behind a client's first one that the client does not train is part of every step: it is held fixed and runs
+    in evaluation mode (running statistics). A class that draws its blocks runs and differentiates the whole model in
+    training mode and keeps the changes of the drawn blocks alone. Such a class saves neither time nor memory, and
+    normalizes by batch statistics throughout.
 
     Args:
-        task: the learning task, with `part`: of `jaxfl.models.classification` or `binary_classification`.
+        task: the learning task, with `part`, as `jaxfl.models.classification` and `binary_classification` make it.
         clients: what an active client does, see `jaxfl.local_steps`; it neither clips nor adds noise. Its optimizer
-            has the blocks that the client trains; its weighting is among the clients that trained a block.
+            sees the blocks that the client trains; its weighting is among the clients that trained a block.
         trained_blocks: what each capacity class trains: names of `task.blocks`, for instance all of them for a strong
             client and `output_side(task.blocks, "block_3_1")` for a weak one; or an int, how many blocks each client
-            of that class draws in each round, uniformly without replacement. `jaxfl.algorithms.capacity` tells what a
-            cut takes of a strong client's memory.
+            of that class draws in each round, uniformly without replacement. `jaxfl.algorithms.capacity` tells a
+            class's share of a strong client's memory.
         client_class: (n,), int, each client's place in `trained_blocks`; on the host.
         num_active: clients in a round, uniform without replacement. An int: among all clients, as in the paper, so that
             each class's count is random; on a CPU active clients then run one after the other, whatever
             `task.node_loop` says (see `clients.client_classes`). Or one int a class: among the clients of that class,
             which then run together.
-        frozen_batch_norm: how blocks in front of a client's first run: "running", in evaluation mode, or "batch", in
-            training mode, with the statistics (and dropout) of the batch. Their own state changes in neither.
-        class_tasks: the task as the clients of each class train it, for a class that cuts inside a block, as
-            `jaxfl.models.bilstm_classifier(frozen_words=128)` does: of the same blocks and parameters; the `node_loop`
-            is that of `task`. Default: `task` for all.
+        frozen_batch_norm: the mode of blocks in front of a client's first: "running" is evaluation mode; "batch" is
+            training mode, with the statistics (and dropout) of the batch. Their own state changes in neither mode.
+        class_tasks: one task for each class, for a class that cuts inside a block, as
+            `jaxfl.models.bilstm_classifier(frozen_words=128)` does. Blocks and parameters are those of `task`, and so
+            is the `node_loop`. Default: `task` for all.
         uplink: `jaxfl.uplink(...)`, the way of clients' changes to the server. None loses, rounds and hides nothing.
-            With private updates an int of active clients is how many are expected, each drawn independently, and p_ib
-            is replaced, see above.
+            With private updates `num_active` is an int, the expected number of clients; each is drawn independently,
+            and 1 / E_b replaces p_ib (see above).
 
     Returns:
-        An `Algorithm`; `node_params` gives the server's model behind a node axis of length 1, as `Variables` where the
-        task has `train_loss`. The loss of its info is (), float32, of the steps' batches before each step: mean over
-        steps, weighted mean over clients.
+        An `Algorithm`; `node_params` gives the server's model with a leading node axis of length 1, as `Variables` if
+        the task has `train_loss`. The loss of its info, () float32, is taken on each step's batch before the step:
+        mean over steps, weighted mean over clients.
 
     Raises:
         ArgumentError: tasks, classes, clients or updates that do not fit; from `init` and `draw`, other data.
@@ -149,9 +151,9 @@ def embracing(
 
     Cost:
         A weak client holds the features of its tau * b samples, or of as many as the largest client has, if these are
-        fewer; clients that run together hold them side by side. A sample that several steps draw is computed once, with
-        "running" statistics and clients that run one after the other on a CPU; else all tau * b are. An accelerator
-        computes for the slots of a class that are empty in a round, too.
+        fewer. Clients that run together hold them side by side. With "running" statistics and clients that run one
+        after the other on a CPU, a sample that several steps draw is computed once; otherwise all tau * b are. An
+        accelerator also computes a class's empty slots.
 
     Examples:
         >>> import optax, jaxfl
@@ -245,11 +247,11 @@ def embracing(
         numbers, of_params = ((trained.astype(jnp.int32) @ each).astype(jnp.float32) for each in (sizes, in_params))
         whole = size((state.params, state.model_state))
         counts = clients.counts(steps, draws.steps, k)
-        # The least that the method needs: clients that run together compute a sample once for each step that holds it.
+        # Count the least that the method needs. Clients that run together compute a sample once in each of its steps.
         num_entering = counts["gradient_evaluations"] if frozen_batch_norm == "batch" else num_different(steps)
         in_front = jnp.array([part is not None and part.features is not None for part in parts])[classes.of(active)]
         of_active = client_info._replace(loss=received.loss).plus(
-            counts,  # gradients are those by the client's blocks
+            counts,  # gradients are with respect to the client's blocks
             received.counts,
             active=jnp.ones_like(active),  # 1 for a client that took part
             bits_sent=32 * numbers + (way.bits - 32) * of_params,  # its blocks

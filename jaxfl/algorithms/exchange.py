@@ -17,17 +17,17 @@ def exchange(
 ) -> tuple[PyTree, dict[str, Array]]:
     """Mix over links: messages are quantised, and `kept_by` keeps the weight of a lost one.
 
-    With realized matrix A and rounded values q: x_i + sum_j A_ij q_j - q_i. A preserves the same sums of x as without
-    rounding: the compensating strategy of Carli, Fagnani, Frasca, Zampieri, "Gossip consensus algorithms via quantized
-    communication", Automatica 46(1), 2010.
+    With A the matrix of the messages that arrive and q the rounded values, node i gets x_i + sum_j A_ij q_j - q_i.
+    Rounding thus keeps the sums of x that A keeps: the compensating strategy of Carli, Fagnani, Frasca, Zampieri,
+    "Gossip consensus algorithms via quantized communication", Automatica 46(1), 2010.
 
     Args:
         graph, round_index, kept_by: as for `lossy_mix`.
-        links, draws: what messages meet in this round.
+        links, draws: losses and rounding of this round's messages.
         tree: leaves (n, *leaf).
 
     Returns:
-        (the mixed tree, counts (n,) by name: of lost messages where one can be lost, with a quantizer of overflows).
+        (the mixed tree, counts (n,) by name: lost messages, where any can be lost; overflows, with a quantizer).
     """
     messages = links.send(tree, draws.rounding)
     counts = dict(messages.counts)
@@ -36,13 +36,13 @@ def exchange(
     else:
         result = lossy_mix(graph, messages.values, draws.arrived, round_index, kept_by=kept_by)
         counts[LOST_MESSAGES] = messages_lost(graph, draws.arrived, round_index)
-    if links.quantizer is not None:  # a node takes from its own value what it sends, and keeps what rounding took
+    if links.quantizer is not None:  # a node subtracts what it really sends, and so keeps the rounding error
         result = jax.tree.map(lambda m, value, rounded: m + (value - rounded), result, tree, messages.values)
     return result, counts
 
 
 def message_bits(graph: Graph, round_index: Array, bits: float) -> dict[str, Array]:
-    """Count the bits of messages between neighbors by name, (n,), float32, lost ones too; `bits` are of one message."""
+    """Count the bits of messages between neighbors by name, (n,), float32, lost ones, too; a message has `bits`."""
     return {
         "bits_sent": messages_sent(graph, round_index) * jnp.float32(bits),
         "bits_received": messages_received(graph, round_index) * jnp.float32(bits),

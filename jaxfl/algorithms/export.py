@@ -18,8 +18,8 @@ from jaxfl.core.types import NodeNames, PoolParts
 def register_for_export() -> None:
     """Let `jax.export` serialize rounds with the states, infos, draws and data of this library and optax's states.
 
-    The process that deserializes calls it, too. A serialized name is that of the type with its module. Types of your
-    own are for `jax.export.register_namedtuple_serialization`. Serializing needs the package flatbuffers.
+    The process that deserializes calls it, too. A serialized name is that of the type with its module. Register
+    types of your own by `jax.export.register_namedtuple_serialization`. Serializing needs the package flatbuffers.
 
     Guarantees:
         - a round that was exported and read again gives the same bits.

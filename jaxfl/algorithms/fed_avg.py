@@ -1,6 +1,7 @@
 """Federated averaging: local steps at a few clients a round, whose models a server averages.
 
-Round r. The server sends x to the active clients S. Client i makes tau steps from x by its own optimizer; of SGD
+In each round the server sends the model x to the active clients S. Client i makes tau steps from x by its own
+optimizer, here SGD:
 
     v_i <- mu v_i + g_i + lambda x_i,   x_i <- x_i - gamma v_i,       g_i: mean gradient of a batch, at x_i
     Delta = x - sum_{i in S} p_i x_i,   p_i = J_i / sum_{j in S} J_j or 1 / |S|
@@ -17,12 +18,12 @@ Data", AISTATS 2017, arXiv:1602.05629, Algorithm 1. The server optimizer: Reddi 
 Optimization", ICLR 2021, arXiv:2003.00295, Algorithm 1.
 
 With clients that clip samples' gradients and add noise it is DP-SGD at every client (Algorithm 1 of ALI-DPFL, with tau
-fixed). `uplink` is the way of the updates x_i - x: links may lose and round them, and private updates hide whole
-clients (DP-FedAvg), S being drawn client by client. Delta is minus the change of x by `clients.uplink`. A server that
-hears from nobody keeps its state.
+fixed). `uplink` says how the updates x_i - x reach the server: links may lose and round them. Private updates protect
+whole clients (DP-FedAvg); each client is then drawn into S independently. With an uplink, Delta is minus the change of
+x that `clients.uplink` defines. A server that receives no update keeps its state.
 
-Differences from the papers: links; every client makes the same number of steps whatever it holds, instead of epochs; a
-step's batch is drawn anew, without repetition in it, so that two steps may share samples.
+Differences from the papers: links; every client makes the same number of steps, not of epochs over its data; each
+step's batch is drawn anew, without repetition, so that two steps may share samples.
 
 Does not claim: an epsilon; `jaxfl.privacy.clients` states it.
 """
@@ -75,9 +76,9 @@ def fed_avg(
     """Federated averaging.
 
     Args:
-        task: the learning task; batch normalization and dropout are welcome. Private clients refuse both, private
-            updates batch normalization. Statistics are averaged like parameters, and a client's local steps start from
-            the server's.
+        task: the learning task; batch normalization and dropout are welcome. Private clients refuse both, and
+            private updates refuse batch normalization. Statistics are averaged like parameters, and a client's local
+            steps start from the server's.
         clients: what an active client does, see `jaxfl.local_steps`.
         num_active: clients in a round, uniform without replacement, at most all. With private updates: how many are
             expected, each drawn independently.
@@ -87,9 +88,9 @@ def fed_avg(
             None loses, rounds and hides nothing.
 
     Returns:
-        An `Algorithm`; `node_params` gives the server's model behind a node axis of length 1, as `Variables` where the
-        task has `train_loss`. Its info has the loss (), float32, of the steps' batches before each step, the p-weighted
-        sum over clients of means over steps; the L2 norms of Delta and u; and the numbers of clients, (n,).
+        An `Algorithm`; `node_params` gives the server's model with a leading node axis of length 1, as `Variables` if
+        the task has `train_loss`. Its info has the loss, () float32, taken on each step's batch before the step: mean
+        over steps, p-weighted sum over clients. It also has the L2 norms of Delta and u, and the clients' counts, (n,).
 
     Raises:
         ArgumentError: a count out of range, or clients that do not fit the updates; from `init`, unusable data.
@@ -155,7 +156,7 @@ def fed_avg(
 
         pseudo_gradient = jax.tree.map(jnp.negative, received.change)
         moves, new_optimizer = optimizer.update(pseudo_gradient, state.optimizer, state.params)
-        # A server that hears from none keeps its state.
+        # A server that receives no update keeps its state.
         moves = jax.tree.map(lambda leaf: jnp.where(received.is_heard, leaf, 0), moves)
         new_state = State(
             params=optax.apply_updates(state.params, moves),
@@ -179,14 +180,14 @@ def fed_avg(
 
 
 def released_updates(before: State, after: State) -> PyTree:
-    """Compute the release of the clients' updates in one round by the default server optimizer: Delta = x - w.
+    """Compute the release of one round's updates, with the default server optimizer: Delta = x - w.
 
     Args:
         before, after: states around one round.
 
     Returns:
-        Leaves (1, *leaf), float32: with private updates minus the sum of clipped updates with its noise, over the
-        clients that are expected; off by the rounding of x.
+        Leaves (1, *leaf), float32, off by the rounding of x. With private updates this is minus the noisy sum of
+        clipped updates, divided by the expected number of clients.
 
     Guarantees:
         - equals the pseudo-gradient of the round.

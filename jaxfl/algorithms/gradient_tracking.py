@@ -10,20 +10,20 @@
 | y_i, g_i | `State.gradient_tracker`, `State.gradient` |
 | zeta_i^{k+1}, eta_i^k | `Draws.state_noise`, `Draws.tracker_noise` of round k |
 | R, C | `state_weights`, `tracker_weights` |
-| alpha, beta, gamma, m_K, scales of the noise | `schedule` |
+| alpha, beta, gamma, m_K (samples in a gradient), scales of the noise | `schedule` |
 
 Chen, Wang, Zhang, "Differentially Private Gradient-Tracking-Based Distributed Stochastic Optimization over Directed
 Graphs", Algorithm 1; Schemes (S1) and (S2) are `polynomial_schedule` and `exponential_schedule` of
 `jaxfl.privacy.tracking`, which also says what a run costs in privacy.
 
 Differences from the paper: by default g^{k+1} is taken at the broadcast state x~^{k+1}, which is then also what a node
-returns, because only for this is a privacy budget proven; `gradient_at="state"` gives the paper's lines. Gradients are
+returns, because a privacy budget is proven only for this; `gradient_at="state"` gives the paper's lines. Gradients are
 clipped per sample. Noise may be Gaussian. Equation (6) prints C_ji for what i receives; equation (8) and the
 conservation of the trackers' sum need C_ij. All nodes start from the same parameters.
 
 Over `links` sums run over the messages that arrive. Receivers do without lost states. Senders keep lost trackers, so
-that the trackers still sum to the gradients. Broadcasts may be rounded, after the noise; a node takes its rounded y~_i
-less eta_i from its tracker.
+that the trackers still sum to the gradients. Broadcasts may be rounded, after the noise; a node's tracker keeps the
+rounding error of y~_i.
 
 Does not claim: a privacy guarantee. The noise has the scale that the caller passes. The budget of
 `jaxfl.privacy.tracking` needs the same sums of R and C in every round: a change of x_i^k lives on in x_i^{k+1} by the
@@ -91,9 +91,10 @@ def gradient_tracking(
 ) -> Algorithm:
     """Gradient tracking with noise on all that is broadcast, on weights that need not be stochastic.
 
-    A run over k = 0, ..., K of the schedule is K rounds, which end with the broadcast state x~^K, or K + 1 with
-    `gradient_at="state"`, which end with the un-noised x^{K+1}. Behind the schedule's end the noise is NaN, so that no
-    round that nobody accounts for passes for one; after K + 1 rounds this is x~^{K+1}, which Algorithm 1 never sends.
+    A run over k = 0, ..., K of the schedule takes K rounds and ends with the broadcast state x~^K. With
+    `gradient_at="state"` it takes K + 1 rounds and ends with x^{K+1}, which has no noise. After the schedule's end the
+    noise is NaN, so that no round goes unnoticed that the privacy budget does not cover. After K + 1 rounds x~^{K+1} is
+    therefore NaN; Algorithm 1 never sends it.
 
     Args:
         task: the learning task.
@@ -109,32 +110,34 @@ def gradient_tracking(
             published, without a proven budget.
         links: `jaxfl.links(...)`, over which x~ and y~ travel. A node's two messages to another are lost together.
             Links that lose messages are refused beside noise, see above. None loses and rounds nothing.
-        names: (n,), of the nodes in the order of both weights, `graph.names`, for instance: data with names must have
-            the same. None where nodes are numbers. Static.
-        graph: in place of weights and names, strongly connected and the same in every round: R shares evenly over
-            what a node receives, C over what it sends, itself included.
-        step_size: in place of a schedule, gamma without noise, alpha = beta = 1, gradients of `batch_size` samples
-            (default 1), not clipped unless `clip_norm` is given. With `graph` it is AB of Xin and Khan, "A Linear
+        names: (n,), names of the nodes in the order of both weights, for instance `graph.names`. Data with names must
+            have the same. None where nodes are numbers. Static.
+        graph: in place of weights and names, strongly connected and the same in every round: R weighs equally all
+            that a node receives, C all that it sends; its own value is included.
+        step_size: in place of a schedule: gamma of a run without noise, with alpha = beta = 1 and gradients of
+            `batch_size` samples (default 1), not clipped unless `clip_norm` is given. With `graph` this is the method
+            AB of Xin and Khan, "A Linear
             Algorithm for Optimization over Directed Graphs with Geometric Convergence", IEEE Control Systems Letters
             2(3), 2018, arXiv:1803.02503.
         batch_size: see `step_size`.
 
     Returns:
-        An `Algorithm`; `node_params` gives x~ for "broadcast" and x for "state". In its info the loss is that
-        at the point of g^{k+1} and the consensus distance that of x, both after the round; x~ and y~ go to every
-        out-neighbor in the graph of each, and count as two messages. The overflow is that of x~^{k+1} and y~^k, which
-        the round makes; that of x~^0 is not counted.
+        An `Algorithm`; `node_params` gives x~ for "broadcast" and x for "state". In its info the loss is taken
+        at the point of g^{k+1} and the consensus distance at x, both after the round. x~ and y~ go to every
+        out-neighbor in their graphs and count as two messages. The overflow counts the numbers of x~^{k+1} and y~^k,
+        which the round makes; those of x~^0 are not counted.
 
     Raises:
         ArgumentError: unusable weights, schedule or names, or losses beside noise; from `init`, unusable data.
 
     Guarantees:
         - without tracker noise the trackers sum to the gradients, sum_i y_i = sum_i g_i, after every round.
-        - also over links, whatever they lose and round.
+        - they also do so over links, whatever these lose and round.
         - links that lose and round nothing change no bit.
-        - with it, they exceed them by beta times the sum of sum_j C_ji eta_i^l over nodes and past rounds.
+        - with tracker noise, sum_i y_i exceeds sum_i g_i by beta times the sum of sum_j C_ji eta_i^l over nodes and
+          past rounds.
         - without noise the error on a strongly convex problem falls geometrically.
-        - noise is NaN behind the end of the schedule.
+        - noise is NaN after the end of the schedule.
 
     Examples:
         >>> import jax, jax.numpy as jnp, numpy as np, jaxfl
@@ -242,7 +245,7 @@ def gradient_tracking(
                 state_rounding, tracker_rounding = map(RoundingValues, numbers)
         noisy_tracker = jax.tree.map(jnp.add, state.gradient_tracker, draws.tracker_noise)
         sent_tracker, own_tracker = send(noisy_tracker, tracker_rounding), state.gradient_tracker
-        if tracker_rounding is not None:  # what rounding took stays with the sender
+        if tracker_rounding is not None:  # the rounding error stays with the sender
             values = sent_tracker.values
             own_tracker = jax.tree.map(lambda y, q, noisy: y + (q - noisy), own_tracker, values, noisy_tracker)
         state_change = _inflow(pull, 1, arrived, state.broadcast_params, state.params)
@@ -318,7 +321,7 @@ def _even_weights(graph: Graph) -> tuple[np.ndarray, np.ndarray, Sequence[str] |
 
 
 def _check_links(links: Links | None, schedule: TrackingSchedule) -> None:
-    """Refuse to lose messages where a budget may be stated: it is proven for weights that do not change."""
+    """Refuse links that lose messages where a budget may be stated: it is proven for constant weights."""
     if links is None or not links.may_lose:
         return
     for scales in (schedule.state_noise_scale, schedule.tracker_noise_scale):

@@ -21,7 +21,7 @@ OfRound = Callable[[PyTree, Any, PyTree, Array], tuple[PyTree, Any, Callable[[Py
 def node_steps(
     step_size: float | Array | Callable[[Array], Array] | None, optimizer: optax.GradientTransformation | None
 ) -> tuple[Callable[[PyTree], Any], OfRound]:
-    """Steps start - gamma g, or start + u, with u the update of an optimizer for the noisy gradient g.
+    """Make the step start - gamma g, or start + u, with u the update of an optimizer for the noisy gradient g.
 
     An optimizer's state is its node's own: it is a function of the noisy gradients, never sent and never mixed.
 
@@ -41,7 +41,7 @@ def node_steps(
         remedy = "Pass step_size=0.1, or optimizer=optax.sgd(0.1, momentum=0.9)."
         raise ArgumentError("step_size", "must be given, or an optimizer in its place", found, remedy)
     if optimizer is not None:
-        import optax  # on use: it takes a third of a second
+        import optax  # imported on use: the import takes a third of a second
 
         update = jax.vmap(optimizer.update)
         return jax.vmap(optimizer.init), lambda noisy, memory, params, _: (

@@ -12,7 +12,7 @@
 | gamma, m_K, scales of the noise | `schedule.step_size`, `schedule.num_samples`, `schedule.state_noise_scale` |
 
 Y. Kang, Y. Liu, B. Niu, W. Wang, "Weighted Distributed Differential Privacy ERM: Convex and Non-Convex", Computers &
-Security 106, 2021; [38] in the comparison of Chen, Wang, Zhang with gradient tracking (section 4.3).
+Security 106, 2021; reference [38] where Chen, Wang, Zhang compare it with gradient tracking (section 4.3).
 
 A node averages its own noisy output, too. All that x^{k+1} depends on was therefore broadcast, and given the broadcasts
 before, o_j^k depends on the data through gamma g_j^k alone. The sizes D_j are public.
@@ -21,8 +21,8 @@ Differences from the paper: the mechanism is implemented as the comparison names
 lines. Gradients are clipped per sample. Noise may be Gaussian. All nodes start from the same parameters.
 
 Does not claim: a privacy guarantee, as the noise has the scale that the caller passes; nor, on graphs that are not
-complete, that all nodes' samples count the same: the averaging preserves sum_i D_i S_i x_i, where S_i = sum_l D_l
-around node i.
+complete, that all nodes' samples count the same: the averaging preserves sum_i D_i S_i x_i, where S_i is the sum
+of D_l over node i and its neighbors.
 """
 
 from __future__ import annotations
@@ -70,8 +70,9 @@ def output_perturbation(
 ) -> Algorithm:
     """Distributed SGD on perturbed outputs, averaged by data shares over an undirected graph.
 
-    A run over k = 0, ..., K of the schedule is K + 1 rounds, one perturbed output in each; K rounds make those of k = 0
-    to K - 1. Behind the schedule's end the noise is NaN, so that no round that nobody accounts for passes for one.
+    A run over k = 0, ..., K of the schedule takes K + 1 rounds, with one perturbed output in each; K rounds make the
+    outputs of k = 0 to K - 1. After the schedule's end the noise is NaN, so that no round goes unnoticed that the
+    privacy budget does not cover.
 
     Args:
         task: the learning task.
@@ -92,7 +93,7 @@ def output_perturbation(
     Guarantees:
         - on the complete graph every node holds the average of all outputs, weighted by data.
         - sum_i D_i S_i x_i is preserved by the averaging on every graph.
-        - noise is NaN behind the end of the schedule.
+        - noise is NaN after the end of the schedule.
 
     Examples:
         >>> import jax, jax.numpy as jnp, numpy as np, jaxfl
@@ -122,7 +123,7 @@ def output_perturbation(
         check_sample_losses(task)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)
         check_types(unit_noise, params)
-        estimator.init(task, key, params, data)  # keeps nothing, but refuses more samples than a node has
+        estimator.init(task, key, params, data)  # it keeps no state, but refuses more samples than a node has
         return State(params=params, round_index=jnp.int32(0))
 
     def draw(key, state, data):

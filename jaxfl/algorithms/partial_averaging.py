@@ -1,6 +1,6 @@
 """Partial averaging: local SGD at every node, after which only a part of the models is averaged over the nodes.
 
-Every node i keeps a model x_i of its own, with elements e; all start alike. Round r, for t = 1, ..., tau
+Every node i keeps a model x_i of its own, with elements e; all start equal. In each round, for t = 1, ..., tau
 
     x_i <- x_i + u_i,                u_i: the update of i's optimizer for the mean gradient of a batch, at x_i
     x_i[e] <- sum_j p_j x_j[e]       for e in A;   x_i[e] stays for all others
@@ -11,14 +11,15 @@ Every node i keeps a model x_i of its own, with elements e; all start alike. Rou
 | tau, u_i, p_i | `clients`: `jaxfl.local_steps` and its optimizer, its weighting |
 | A | `synchronized` |
 
-It shows what synchronizing a part does to the rest: with A the blocks of the output side or of the input side, or the
-first channels of every layer; with A empty, nodes train by themselves. Lee, Zhang, Prakash, Niu, Avestimehr, "Embracing
-Federated Learning: Enabling Weak Client Participation via Partial Model Training", section 3.2 and figures 1 and 3.
+The method shows what synchronizing a part does to the rest. A is the blocks of the output side or of the input side, or
+the first channels of every layer; with A empty, nodes train by themselves. Lee, Zhang, Prakash, Niu, Avestimehr,
+"Embracing Federated Learning: Enabling Weak Client Participation via Partial Model Training", section 3.2 and figures
+1 and 3.
 
-Differences from the paper, which says no more than that models are partially synchronized every 10 local steps: batch
-statistics are averaged with their part; an optimizer's state is new in each round, as in `jaxfl.fed_avg`: averaging
-everything is then federated averaging. (Under momentum, the length of a round thus matters even to nodes that train by
-themselves.) The paper's weights are uniform.
+Differences from the paper, which says only that models are partially synchronized every 10 local steps: batch
+statistics are averaged with their part; an optimizer's state is new in each round, as in `jaxfl.fed_avg`, so that
+averaging everything is federated averaging. (With momentum, the length of a round thus matters even to nodes that train
+by themselves.) The paper's weights are uniform.
 
 Does not claim: privacy; a model that is good for all nodes' data, unless everything is averaged.
 """
@@ -80,25 +81,25 @@ def partial_averaging(
     Args:
         task: the learning task; batch normalization and dropout are welcome.
         clients: what each node does in a round, see `jaxfl.local_steps`; where a part is averaged it neither clips
-            nor adds noise. Its weight is its share of the average.
+            nor adds noise. A node's weight is its share of the average.
         synchronized: the part that is averaged in each round. Names of `task.blocks`, for instance
             `output_side(task.blocks, "block_2_2")` or `first_half(task.blocks)`; none of them, (), for independent
             training; "all" for the whole model. Or a task of the same network with fewer channels: its parameters are
-            leading slices of the whole model's along every axis, and these are averaged, as `jaxfl.models.resnet20`
-            makes them with `width=0.5` for the first half of the channels of every layer.
+            leading slices of the whole model's along every axis, and these are averaged. `jaxfl.models.resnet20` with
+            `width=0.5`, for instance, has the first half of the channels of every layer.
         axis_groups: where `synchronized` is a task, axes that hold several runs of channels one after the other, as for
             `jaxfl.algorithms.width_reduction`.
         uplink: `jaxfl.uplink(...)`, the way of the nodes' changes of the part to the average. None loses, rounds and
-            hides nothing. With private updates every node takes part, and the part moves by their noisy sum over their
-            number. The rest of a node's model is not released.
+            hides nothing. With private updates every node takes part, and the part moves by the noisy sum of the
+            changes, divided by the number of nodes. The rest of a node's model is not released.
 
     Returns:
         An `Algorithm`; `node_params` gives every node's model, as `Variables` where the task has `train_loss`.
-        The loss of its info is (n,), float32, of the steps' batches before each step: mean over steps. The consensus
-        distance counts all parameters after the round.
+        The loss of its info, (n,) float32, is taken on each step's batch before the step: mean over steps. The
+        consensus distance counts all parameters after the round.
 
     Raises:
-        ArgumentError: a part that does not fit the task, or private local steps where one is averaged; from `init`,
+        ArgumentError: a part that does not fit the task, or private local steps where a part is averaged; from `init`,
             unusable data.
 
     Guarantees:
@@ -185,7 +186,7 @@ def _everybody(num_nodes: int) -> Array:
 
 def _part(task: Task, synchronized: Sequence[str] | str | Task, axis_groups: AxisGroups | None) -> Slices:
     """Make the `Slices` that take the synchronized part out of one node's variables and put it back."""
-    if isinstance(synchronized, Task):  # first, for a task is a tuple, too
+    if isinstance(synchronized, Task):  # tested first, because a task is a tuple, too
         try:
             return leading_slices(variable_shapes(task), variable_shapes(synchronized), axis_groups or {})
         except ArgumentError as error:

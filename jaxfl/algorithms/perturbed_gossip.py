@@ -11,7 +11,7 @@
 | a, Q | `graph`, `quantizer` |
 | alpha, gamma, m_K, scales of the noise | `schedule.state_mixing`, `.step_size`, `.num_samples`, `.state_noise_scale` |
 
-One form covers what Chen, Wang, Zhang compare gradient tracking with (section 4.3), by their numbers:
+One form covers the methods that Chen, Wang, Zhang compare with gradient tracking (section 4.3), by its references:
 
 - [46] noise, no quantiser. J. Wang, J.-F. Zhang, "Differentially Private Distributed Stochastic Optimization with
   Time-Varying Sample Sizes", IEEE Transactions on Automatic Control 69(9), 2024.
@@ -87,17 +87,17 @@ def perturbed_gossip(
     """Distributed SGD on perturbed, possibly quantised, states over an undirected graph.
 
     A run over k = 0, ..., K of the schedule has K + 1 perturbed states x~^0, ..., x~^K, of which `init` makes the
-    first. It is K rounds with `gradient_at="broadcast"`, which end with x~^K, and K + 1 with "state", which end with
-    the unperturbed x^{K+1}. Behind the schedule's end the noise is NaN, so that no round that nobody accounts for
-    passes for one.
+    first. With `gradient_at="broadcast"` it takes K rounds and ends with x~^K; with "state" it takes K + 1 rounds and
+    ends with the unperturbed x^{K+1}. After the schedule's end the noise is NaN, so that no round goes unnoticed that
+    the privacy budget does not cover.
 
     Args:
         task: the learning task.
-        graph: one doubly stochastic mixing matrix for all rounds, whose edges go both ways, connected. By its own
-            weight a node receives its own x~, too.
+        graph: one doubly stochastic mixing matrix for all rounds, of a connected graph whose edges go both ways. A node
+            receives its own x~, too, with its own weight.
         schedule: all numbers of the run; those of the tracker are not used. Step sizes may be traced, and so may noise
-            scales, which are at least 0: the scale b of Laplace noise, the standard deviation of Gaussian noise. Scales
-            of 0 leave privacy to the quantiser.
+            scales, which are at least 0: the scale b of Laplace noise, the standard deviation of Gaussian noise. With
+            scales of 0 the quantiser alone makes messages random.
         clip_norm: bound on each sample's gradient norm, L1 for Laplace noise and L2 for Gaussian noise; None does not
             clip.
         distribution: "laplace" or "gaussian".
@@ -106,9 +106,10 @@ def perturbed_gossip(
             that.
 
     Returns:
-        An `Algorithm`; `node_params` gives x for "state" and x~ for "broadcast". In its info the loss is that
-        at the point of g^k, before the round, and the consensus distance that of x; x~^k goes to every neighbor. Its
-        overflow counts numbers of x + zeta of x~^{k+1}, which the round makes; those of x~^0 are not counted.
+        An `Algorithm`; `node_params` gives x for "state" and x~ for "broadcast". In its info the loss is taken
+        at the point of g^k, before the round, and the consensus distance at x; x~^k goes to every neighbor. Its
+        overflow counts numbers of x + zeta that are beyond the quantiser's range in x~^{k+1}, which the round makes;
+        those of x~^0 are not counted.
 
     Raises:
         ArgumentError: a graph that does not qualify, or a number out of range; from `init`, data with too few samples.
@@ -116,7 +117,7 @@ def perturbed_gossip(
     Guarantees:
         - without noise and quantiser, alpha 1 gives the rounds of d_psgd.
         - node mean moves by minus step_size times the mean gradient plus state_mixing times the mean perturbation.
-        - noise is NaN behind the end of the schedule.
+        - noise is NaN after the end of the schedule.
 
     Examples:
         >>> import jax, jax.numpy as jnp, numpy as np, jaxfl
@@ -170,7 +171,7 @@ def perturbed_gossip(
         check_num_nodes(graph.num_nodes, data, graph.names)
         check_sample_losses(task)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)
-        estimator.init(task, key, params, data)  # keeps nothing, but refuses more samples than a node has
+        estimator.init(task, key, params, data)  # it keeps no state, but refuses more samples than a node has
         broadcast, _ = perturb(params, *perturbation(key, 0, params))
         return State(params=params, broadcast_params=broadcast, round_index=jnp.int32(0))
 

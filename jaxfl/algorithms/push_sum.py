@@ -16,17 +16,18 @@ Zhu, Huang, Wang, Xu, "PrivSGP-VR: Differentially Private Variance-Reduced Stoch
 Bounds", IJCAI 2024, arXiv:2405.02638, Algorithms 1 and 2. Push-sum: Nedic and Olshevsky 2016,
 doi:10.1109/TAC.2016.2529285.
 
-Over `links` a message (P^k_ij x_j, P^k_ij w_j) may be lost, and x_j may be rounded to q_j. Messages that arrive are
-acknowledged, and acknowledgements arrive and cost nothing, so that a sender keeps what did not arrive:
+Over `links` a message (P^k_ij x_j, P^k_ij w_j) may be lost, and x_j may be rounded to q_j. A receiver acknowledges
+each message. Acknowledgements are assumed to arrive always and to cost nothing, so that a sender keeps what did not
+arrive:
 
-    x_i^{k+1} = x_i^{k+1/2} + sum_{j: arrived} P^k_ij q_j - sum_{m: arrived} P^k_mi q_i,   w so, but not rounded
+    x_i^{k+1} = x_i^{k+1/2} + sum_{j: arrived} P^k_ij q_j - sum_{m: arrived} P^k_mi q_i,   likewise w, not rounded
 
-Each round mixes by a random column-stochastic matrix, and a sender keeps what rounding took: the sums of x and w stay.
-Ratios x / w then agree on the quotient of the sums, where links go on delivering: Kempe, Dobra, Gehrke, "Gossip-Based
+Each round mixes by a random column-stochastic matrix, and a sender keeps its rounding error: the sums of x and w stay.
+Ratios x / w then converge to the quotient of the sums, if links keep delivering: Kempe, Dobra, Gehrke, "Gossip-Based
 Computation of Aggregate Information", FOCS 2003. Hadjicostis, Vaidya, Dominguez-Garcia, "Robust Distributed Average
 Consensus via Exchange of Running Sums", IEEE Transactions on Automatic Control 61(6), 2016, need no acknowledgement: a
 message holds the sum of all that was ever sent, and a receiver remembers the last; mass waits on the edge meanwhile.
-A round of minimization on top of it is not covered by either.
+Neither paper covers gradient steps between the averaging rounds.
 
 An observer of all messages learns a function of the noisy gradients and of random numbers that do not depend on the
 data, with links as without: x_j^{k+1/2} is made of earlier noisy gradients, losses and rounding. So a statement about
@@ -35,8 +36,8 @@ all noisy gradients, each at a point that may depend on earlier ones, covers it 
 Differences from the paper: gradients may be clipped per sample, batches may hold more than one sample, the step size
 may follow a schedule; links. All nodes start from the same parameters.
 
-Does not claim: a privacy guarantee. The noise has the scale that the caller passes. Nor that fewer messages tell less:
-no statement is smaller over links.
+Does not claim: a privacy guarantee. The noise has the scale that the caller passes. Nor that lost messages
+protect: no statement has a smaller epsilon over links.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ from jaxfl.privacy.mechanisms import check_types, released
 if TYPE_CHECKING:
     import optax
 
-_MAX_CONDITION = 1e4  # of a mixing matrix that is solved with: the rounding of float32, 6e-8, grows by as much
+_MAX_CONDITION = 1e4  # of a mixing matrix that is inverted: the rounding of float32, 6e-8, grows by as much
 
 
 class State(NamedTuple):
@@ -111,14 +112,14 @@ def push_sum(
         step_size: gamma: a number, a traced scalar, or a schedule of the round index (any optax schedule).
         gradient: `mini_batch(...)` (PrivSGP; the default, one uniform sample) or `saga(...)` (PrivSGP-VR).
         noise: added to every node's gradient in every round; None adds nothing.
-        links: `jaxfl.links(...)`, over which messages travel that are not a node's own; None loses and rounds nothing.
-        optimizer: any optax optimizer in place of a step size, of each node by itself: x_i^{k+1/2} = x_i^k + u_i, its
-            update for the noisy gradient, given z. Its state stays at the node. A statement about the noisy gradients
-            covers it: it computes with them alone.
+        links: `jaxfl.links(...)`, over which messages between different nodes travel; None loses and rounds nothing.
+        optimizer: any optax optimizer, in place of a step size. Each node runs its own: x_i^{k+1/2} = x_i^k + u_i, with
+            u_i the update for the noisy gradient, given z. The optimizer's state stays at the node. It is computed from
+            noisy gradients alone, so a privacy statement about these covers it.
 
     Returns:
-        An `Algorithm`; `node_params` gives the de-biased parameters z. In its info the loss is that at z before
-        the round and the consensus distance that of z after it; parameters and weight go to every out-neighbor. Lost
+        An `Algorithm`; `node_params` gives the de-biased parameters z. In its info the loss is taken at z
+        before the round and the consensus distance at z after it; parameters and weight go to every out-neighbor. Lost
         messages count as sent.
 
     Raises:
@@ -185,8 +186,8 @@ def push_sum(
             new_weight = mix(graph, w, k) if arrived is None else lossy_mix(graph, w, arrived, k, kept_by="sender")
             bits = links.bits * (size(noisy) // graph.num_nodes) + 32  # the weight is not quantised
         elif weights_stay_one:
-            # x = w z without rounding. The step is taken while mixing, for z stays where it is when the new x replaces
-            # x in memory: a pass over the parameters less, 0.9 of the time of an iteration without noise.
+            # x = w z without rounding. The step is taken while mixing, because z stays in place when the new x replaces
+            # x in memory. This saves a pass over the parameters: an iteration without noise takes 0.9 of the time.
             new_params, new_weight = mix_result(
                 graph, lambda z, w, d: (half_step(scale(w, z), d), w), (z, w, direction), k
             )
@@ -228,7 +229,7 @@ def released_gradients(
 
     Args:
         graph: as given to the algorithm; static under jit.
-        step_size: gamma as given to the algorithm; of a run with an optimizer nothing is recovered.
+        step_size: gamma as given to the algorithm. From a run with an optimizer nothing can be recovered.
         before, after: states around one round.
 
     Returns:

@@ -30,7 +30,7 @@ def check_noise_scales(num_nodes: int, **noise_scales: np.ndarray | Array) -> No
 
 
 def scale_at(noise_scale: np.ndarray | Array, k: int | Array) -> Array:
-    """The noise scale of iteration k, () or (n,), float32; NaN behind the last one.
+    """The noise scale of iteration k, () or (n,), float32; NaN after the last one.
 
     Examples:
         >>> [float(scale_at(np.array([1.0, 2.0]), k)) for k in (1, 2)]

@@ -6,24 +6,24 @@ elements E_c of x: the leading slice of every array. Round r, with S the active 
     HeteroFL:  x_i = x[E_{c_i}], then tau local steps on the loss of class c_i's model
     FjORD:     the same start; step t trains the model of a class w_it, drawn uniformly among c_i and those after it,
                which has batch statistics of its own
-    x[e] <- sum_{i holds e} p_i x_i[e] / sum_{i holds e} p_i,    over i in S with e in E_{c_i}; x[e] stays without any
+    x[e] <- sum_{i holds e} p_i x_i[e] / sum_{i holds e} p_i,    over i in S with e in E_{c_i}; x[e] stays if none
 
 | symbol | here |
 |---|---|
-| x, E_c | `State.params`, where `tasks[c]` lies in `tasks[0]` |
+| x, E_c | `State.params`, the elements of `tasks[0]` that `tasks[c]` has |
 | S, c_i, w_it | `Draws.active`, `client_class`, `Draws.widths` |
 | tau, p_i | `clients`: `jaxfl.local_steps`, its weighting |
 
 Diao, Ding, Tarokh, "HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous Clients",
-ICLR 2021, arXiv:2010.01264, Algorithm 1, with capacities that stay. Horváth, Laskaridis, Almeida, Leontiadis, Venieris,
+ICLR 2021, arXiv:2010.01264, Algorithm 1, with fixed capacities. Horváth, Laskaridis, Almeida, Leontiadis, Venieris,
 Lane, "FjORD: Fair and Accurate Federated Learning under heterogeneous targets with Ordered Dropout", NeurIPS 2021,
 arXiv:2102.13451, Algorithm 1, without distillation; as in its authors' code (the baseline `fjord` of Flower, layer
 `ODBatchNorm2d`), each width keeps statistics of its own, and all share scale and bias. Lee and others, "Embracing
 Federated Learning", sections 4.2 and 6.4, compare both with training consecutive layers.
 
 Differences from the papers: clients weigh by their data unless told otherwise; steps and batches are those of
-`jaxfl.fed_avg`; logits of labels that a client does not hold are not masked, as HeteroFL does. Under momentum or weight
-decay, FjORD's elements beyond a step's width have gradient zero and move on, as in an optimizer of the whole model.
+`jaxfl.fed_avg`; HeteroFL masks the logits of labels that a client does not hold, this file does not. With momentum or
+weight decay, FjORD's elements beyond a step's width have gradient zero but still move: the optimizer has all of them.
 HeteroFL's running statistics, where the model tracks any, are one set for all widths: the paper tracks none. Its
 scaler and static normalization belong to the model (`jaxfl.models.resnet20`) and to evaluation
 (`calibration_samples` of `jaxfl.training.train`).
@@ -96,7 +96,7 @@ def width_reduction(
 ) -> Algorithm:
     """HeteroFL, and with `ordered_dropout` FjORD.
 
-    Mostly, tasks differ in numbers of channels alone, and no more needs to be said. Where an axis of a parameter holds
+    Most tasks differ in their numbers of channels alone and need no `axis_groups`. Where an axis of a parameter holds
     several runs of channels one after the other, `axis_groups` says how many:
 
         cnn, p pixels left:   {"dense_1/kernel": {0: p}}, the flattened images, 7 * 7 for two convolutions of 28x28
@@ -104,27 +104,28 @@ def width_reduction(
                               "dense/kernel": {0: 2}}, four gates and two directions
 
     Args:
-        tasks: of each capacity class, widest first; the first is the full model, which is kept and evaluated. All have
-            the same params and model state but for sizes, which never grow; `node_loop` is that of the first.
+        tasks: one for each capacity class, widest first. The first has the full model, which the server keeps and
+            evaluates. All have the same params and model state except for sizes, which never grow; `node_loop` is that
+            of the first.
         clients: what an active client does with its class's task, see `jaxfl.local_steps`; it neither clips nor adds
             noise.
         client_class: (n,), int, on the host: the class of each client.
         num_active: clients in a round, without replacement: an int, uniform over all of them, or one int a class
             (stratified). Uniform sampling of several classes runs clients one after the other on a CPU.
         ordered_dropout: each step trains a width drawn among the client's own and all narrower ones, all equally
-            likely. With `node_loop` "vmap" every step computes all of them. Batch statistics are those of the width.
+            likely. With `node_loop` "vmap" every step computes all of them. Each width has its own batch statistics.
         axis_groups: path of a parameter, or of a part of the model state -> axis -> number of equal runs of channels.
         uplink: `jaxfl.uplink(...)`, the way of clients' changes of their slices to the server. None loses, rounds and
-            hides nothing. With private updates `num_active` is an int, how many clients are expected, and an element
-            moves by the noisy sum over how many of them are expected to hold it.
+            hides nothing. With private updates `num_active` is an int, the expected number of clients, and an element
+            moves by the noisy sum divided by the number of clients that are expected to hold it.
 
     Returns:
-        An `Algorithm`; `node_params` gives the full model behind a node axis of length 1, as `Variables` where the task
-        has `train_loss`. The loss of its info is (), float32, of each client's model on a step's batch: mean over
-        steps, p-weighted mean over clients.
+        An `Algorithm`; `node_params` gives the full model with a leading node axis of length 1, as `Variables` if the
+        task has `train_loss`. The loss of its info, () float32, is that of each client's model on a step's batch:
+        mean over steps, p-weighted mean over clients.
 
     Raises:
-        ArgumentError: tasks, classes or clients that do not fit; from `init` and `draw`, data of other clients.
+        ArgumentError: tasks, classes or clients that do not fit; from `init` and `draw`, other numbers of clients.
 
     Guarantees:
         - one class is fed_avg.
@@ -346,8 +347,8 @@ def _ordered_loss(number: int, losses_of: Sequence[StepLoss], slices: Mapping[in
     def backward(gradient, cotangent):
         return jax.tree.map(lambda leaf: cotangent[0] * leaf, gradient), None, None
 
-    # Gradients are taken inside of the branches. Differentiated as a whole, a switch fills whatever any of its branches
-    # remembers in every step: a step of ResNet-20 at width 0.2 then took twice the time.
+    # Gradients are taken inside the branches. A switch that is differentiated as a whole writes the residuals of all
+    # its branches in every step: a step of ResNet-20 at width 0.2 then took twice the time.
     @jax.custom_vjp
     def step_loss(params, model_state, one_step):
         return forward(params, model_state, one_step)[0]

@@ -1,4 +1,4 @@
-"""Messages and their links, and costs of a round: counts of a model, seconds, joules, ledgers."""
+"""Links that messages travel over, quantisers, and costs of a round: operations, seconds, joules, ledgers."""
 
 from jaxfl.channel.cost import BILSTM_COUNTED, DZOFL_COUNTED, Counts, count, total
 from jaxfl.channel.ledger import Costs, EnergyModel, Ledger, Work, backward_energy, forward_energy, ledger, node_work

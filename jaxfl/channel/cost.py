@@ -1,15 +1,16 @@
 """Cost of a model: parameters, activations and operations of a forward pass, counted on its traced program.
 
-Each layer is traced for one sample, not computed, in the form of all platforms (`jaxfl.core.tracing.canonical_form`).
+Each layer is traced for one sample, but not computed. The trace is the same for every platform
+(`jaxfl.core.tracing.canonical_form`).
 
-- Parameters: all that `init` makes, but no model state, such as moving statistics.
+- Parameters: all that `init` makes, without model state such as moving statistics.
 - Activations: outputs of convolutions and dense layers, which layers mark (`jaxfl.core.tracing.mark_activation`), as
   EmbracingFL counts them; or outputs of the layers in `counted`.
-- Multiply-accumulates: of convolutions and matrix products. Taps of a window that lie on padding count.
-- Other operations: one for each number that arithmetic gives, and for each that a pooling or a sum reads. Additions and
-  multiplications by numbers that do not depend on the sample, in a row, are one operation: a bias, a normalization with
-  given statistics, or the last step of a mean, which belongs to its sum. Any other addend of a product is where its
-  accumulation starts. Movements are free, and so is all that depends on parameters alone.
+- Multiply-accumulates: of convolutions and matrix products. Positions of a window that lie on padding count.
+- Other operations: one for each number that arithmetic gives, and one for each that a pooling or a sum reads.
+  Consecutive additions and multiplications by numbers that do not depend on the sample are one operation: a bias, a
+  normalization with given statistics, or the last step of a mean, which belongs to its sum. Adding any other term to a
+  product is free: the accumulation starts from it. Moving data is free, and so is all that depends on parameters alone.
 
 References: EmbracingFL (`jaxfl.embracing`), Tables 1 and 10, sections 4 and 6.2; DZOFL (`jaxfl.dzofl`), section V.
 """
@@ -27,7 +28,7 @@ import jax
 from jaxfl.core import ArgumentError, Variables, check
 from jaxfl.core.tracing import ACTIVATION, canonical_form
 
-# EmbracingFL's ten numbers per unit, direction and word, inferred from Table 1: four gates' two products, cell, output.
+# EmbracingFL's ten numbers per unit, direction and word, inferred from Table 1: 4 gates of 2 products, cell, output.
 BILSTM_COUNTED = ("lstm",)  # of jaxfl.models.bilstm_classifier
 DZOFL_COUNTED = ("conv_1", "conv_2", "pool", "flatten", "dense_1")  # of jaxfl.models.dzofl_cnn; flatten copies the pool
 
@@ -56,7 +57,7 @@ def count(
         model: a `jaxfl.models.Model`, counted in evaluation.
         sample_shape: shape of one sample.
         dtype: type of the inputs: int32 for words.
-        counted: names of layers whose activations count, or outputs where they mark none. Default: what layers mark.
+        counted: names of layers whose marked activations count, or whose outputs if none is marked. Default: all marks.
 
     Raises:
         ArgumentError: an unknown layer in `counted`, or a layer whose operations cannot be counted.
@@ -94,7 +95,7 @@ def count(
 
 
 def total(layers: Mapping[str, Counts], *, trained_from: str | None = None) -> Counts:
-    """Sums over the layers of `count`, from the one named `trained_from` on; over all where it is None.
+    """Sums over the layers of `count`, from the one named `trained_from` on; over all if it is None.
 
     Raises:
         ArgumentError: an unknown layer.
@@ -106,8 +107,8 @@ def total(layers: Mapping[str, Counts], *, trained_from: str | None = None) -> C
     return Counts(*map(sum, zip(*selection, strict=True)))._replace(inputs=selection[0].inputs)
 
 
-# Kinds of arrays that depend on the sample, as far as they decide whether the next operation counts: a convolution or a
-# matrix product; a sum, or scaled and shifted by numbers that do not depend on the sample; anything else.
+# Kinds of arrays that depend on the sample; they decide whether the next operation counts: results of a convolution or
+# matrix product; sums, and results that were scaled and shifted by numbers independent of the sample; anything else.
 _Kind = Enum("_Kind", "PRODUCT SCALED OTHER")
 _Kinds = list[_Kind | None]  # None: does not depend on the sample
 _MOVEMENTS = (
@@ -118,21 +119,21 @@ _MOVEMENTS = (
 
 def _walk(program: Any, entering: _Kinds, repeats: int, work: Counter[str]) -> _Kinds:
     """Add what a program does, `repeats` times, to `work`; returns the kinds of its outputs."""
-    kinds = dict(zip(map(id, program.invars), entering, strict=True))  # literals, which have no hash, have no entry
+    kinds = dict(zip(map(id, program.invars), entering, strict=True))  # literals have no hash, and so no entry
     for equation in program.eqns:
         name, operands = equation.primitive.name, [kinds.get(id(operand)) for operand in equation.invars]
         bodies = [getattr(value, "jaxpr", value) for value in equation.params.values() if hasattr(value, "eqns")]
         if not any(operands):
             continue
         if name in ("cond", "while") or len(bodies) > 1:
-            requirement = "must do the same work for every sample, to be counted"
+            requirement = "must do the same work for every sample, so that it can be counted"
             raise ArgumentError("model", requirement, f"a layer has a {name}", "Trace a model without it.")
         if name == "scan":
-            # Arrays that it runs over or stacks have an axis less in its body. (JAX 0.12 gives the counts under other
-            # names.)
+            # Arrays that a scan runs over or stacks have one axis less in its body. (JAX 0.12 has other names for the
+            # counts.)
             pairs = (equation.invars, bodies[0].invars), (equation.outvars, bodies[0].outvars)
             until, num_carry = (sum(a.aval.ndim == b.aval.ndim for a, b in zip(*pair, strict=True)) for pair in pairs)
-            for _ in range(num_carry):  # a step may pass the sample on to one more of what it carries
+            for _ in range(num_carry):  # a step may make one more of the carried values depend on the sample
                 ends = _walk(bodies[0], operands, 0, Counter())
                 for position, end in enumerate(ends[:num_carry], until - num_carry):
                     operands[position] = _Kind.OTHER if operands[position] or end else None
@@ -168,7 +169,7 @@ def _walk_one(equation: Any, kinds: _Kinds, repeats: int, work: Counter[str]) ->
         if len(of_sample) == 1:
             work["other_operations"] += 0 if of_sample[0] is _Kind.SCALED else size
             return _Kind.SCALED
-        if name == "add" and _Kind.PRODUCT in kinds:  # where its accumulation starts
+        if name == "add" and _Kind.PRODUCT in kinds:  # a product's accumulation starts from it
             return _Kind.OTHER
     work["other_operations"] += size
     return _Kind.OTHER

@@ -1,4 +1,4 @@
-"""Costs of a run: operations, seconds and joules of rounds, from the counts in their infos.
+"""Costs of a run: operations, seconds and joules of rounds, from the counts in each round's `jaxfl.Info`.
 
 Every algorithm counts, node by node, `bits_sent`, `bits_received`, `gradient_evaluations` and `forward_evaluations`. A
 `Ledger` holds the cost of one of each. The costs of a round, over all nodes:
@@ -12,10 +12,11 @@ Every algorithm counts, node by node, `bits_sent`, `bits_received`, `gradient_ev
   twice the operations of the forward pass through the differentiated layers, for derivatives of inputs and of
   parameters. So G = 3 F where the whole model is differentiated. Clipping and noise are not charged.
 - Seconds belong to a synchronous round: all nodes begin together, and the slowest ends it. Messages go up to a base
-  station and down from it, at each link's rate, a slot at least. An infinite downlink rate leaves the way down out, as
-  of messages that go straight to a neighbor. Events of an asynchronous round take place at once.
+  station and down from it, at each link's rate; a message takes at least one slot. With an infinite downlink rate the
+  way down takes no time, as for messages sent directly to a neighbor. Events of an asynchronous round take place at
+  the same time.
 - Joules follow DZOFL's energy model for passes over a batch, shared out over its samples, plus sending. Energy of the
-  way down, which DZOFL's section III-C counts too, is charged where a downlink power is given.
+  way down, which DZOFL's section III-C counts, is charged if a downlink power is given.
 
 Reference: DZOFL (`jaxfl.dzofl`), section III (16 million operations in 4 ms at 4 GHz) and equations (5) to (10).
 """
@@ -51,7 +52,7 @@ class Ledger(NamedTuple):
     forward: Costs  # of one sample
     uplink_bits_per_second: Any
     downlink_bits_per_second: Any
-    slot_seconds: Any  # the least airtime of what is sent
+    slot_seconds: Any  # the least airtime of a message
     transmit_watts: Any  # while a node sends
     downlink_watts: Any  # while a node is sent to
 
@@ -59,11 +60,11 @@ class Ledger(NamedTuple):
         """The costs of rounds.
 
         Args:
-            counts: an info of one round, or of several behind a leading axis; or a mapping from the names in `COUNTED`
+            counts: an info of one round, or of several along a leading axis; or a mapping from the names in `COUNTED`
                 to arrays (n,) or (rounds, n).
 
         Returns:
-            Costs, () or (rounds,): float64 of NumPy arrays, float32 of JAX arrays, under trace, too.
+            Costs, () or (rounds,): float64 for NumPy arrays, float32 for JAX arrays, also traced ones.
 
         Raises:
             ArgumentError: a missing count, or a ledger for another number of nodes.
@@ -99,7 +100,7 @@ class Ledger(NamedTuple):
 
 
 class EnergyModel(NamedTuple):
-    """A device, each number positive. The defaults are DZOFL's, section V; its p is the number of MAC units here."""
+    """A device; all numbers are positive. Defaults: DZOFL, section V, whose p is the number of MAC units here."""
 
     bits: int = 16  # M, precision of the forward pass
     max_bits: int = 32  # M_max, precision of the backward pass
@@ -107,7 +108,7 @@ class EnergyModel(NamedTuple):
     exponent: float = 1.25  # mu
     dram_factor: float = 150.0  # A_d, one access to DRAM in units of one operation
     mac_units: int = 64  # p
-    sram_bits: float = 64e6  # S: 8 MB. As 8e6 *bits* it would spill, and the backward pass would cost 19 times more
+    sram_bits: float = 64e6  # S: 8 MB. With 8e6 bits the backward pass would use DRAM and cost 19 times more
 
 
 def forward_energy(counts: Counts, model: EnergyModel) -> float:
@@ -150,18 +151,18 @@ def _spilled_bits(bits: float, counts: Counts, model: EnergyModel) -> float:
 class Work(NamedTuple):
     """Operation counts of one sample at a node, made by `node_work`."""
 
-    gradient: Counts  # what runs forward for a gradient
-    backward: Counts  # what of it is differentiated
-    forward: Counts  # what runs for a forward evaluation
+    gradient: Counts  # operations of a gradient's forward pass
+    backward: Counts  # the part of it that is differentiated
+    forward: Counts  # operations of a forward evaluation
 
 
 def node_work(layers: Mapping[str, Counts], trained_from: str | None = None) -> Work:
-    """The work of a node that trains a model, or its output side.
+    """The work of a node that trains a whole model or only its output side.
 
     Args:
         layers: of the whole model, from `jaxfl.channel.count`.
-        trained_from: name of the first layer that is trained; the whole model where it is None. A gradient then begins
-            there, on features, and a forward evaluation makes a sample's features, as `jaxfl.embracing` counts it.
+        trained_from: name of the first layer that is trained; None trains the whole model. With a name, a gradient
+            begins there, on features, and a forward evaluation computes a sample's features, as in `jaxfl.embracing`.
 
     Raises:
         ArgumentError: an unknown layer.
@@ -196,10 +197,10 @@ def ledger(
         batch_size: samples that go through the model at once. Reading the parameters is charged once for all of them; a
             batch with fewer samples is charged its share.
         energy: of passes; default DZOFL's device.
-        operations_per_second: of a node; 4e9 is one per cycle at 4 GHz.
+        operations_per_second: of a node; 4e9 is one operation per cycle at 4 GHz.
         uplink_bits_per_second, downlink_bits_per_second: of a node's link. An infinite rate takes no time.
         slot_seconds: the least airtime of a message, as in `airtime_seconds`. Default: a slot of 5G.
-        transmit_dbm: power while sending, in dBm. Default 0.2 W, the most of a 5G handset of power class 3.
+        transmit_dbm: power while sending, in dBm. Default 0.2 W, the maximum of a 5G handset of power class 3.
         downlink_watts: power at the base station, and at the node, while the node is sent to. Default: not charged.
 
     Raises:
@@ -227,7 +228,7 @@ def ledger(
     check.non_negative(slot_seconds=slot_seconds, downlink_watts=downlink_watts)
     check.scalar(transmit_dbm=transmit_dbm)
     if not work:
-        raise ArgumentError("work", "must be that of at least one node", "got none", "Pass one, or one a node.")
+        raise ArgumentError("work", "must be that of at least one node", "got none", "Pass one, or one for each node.")
     numbers = operations_per_second, batch_size, energy or EnergyModel()
     if isinstance(work, Work):
         gradient, forward = _of_sample(work, *numbers)

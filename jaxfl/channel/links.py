@@ -1,7 +1,7 @@
 """Links that drop messages and quantise what they carry: a component of algorithms that exchange parameters.
 
-A message arrives whole or not at all. Whether it does is drawn anew in each round for each message, and depends on
-nothing else: neither on the data nor on the messages. A quantiser rounds what a node sends, once a round; all of its
+A message arrives whole or not at all. Arrival is drawn anew in each round for each message, independently of the data
+and of the messages (an assumption about real links). A quantiser rounds what a node sends, once a round; all of its
 receivers get the same numbers. Losses and rounding have keys of their own, so that batches and noise are those of the
 same run without links.
 
@@ -22,9 +22,9 @@ from jaxfl.core.check import ArgumentError
 from jaxfl.core.tree import copied
 
 LOST_MESSAGES = "lost_messages"
-"""Count of the messages that a node sent and that did not arrive; there where one may be lost."""
+"""Name of the count of messages that a node sent and that did not arrive; present if a message may be lost."""
 QUANTIZER_OVERFLOW = "quantizer_overflow"
-"""Count of the numbers that a node sent beyond its quantizer's range; there with a quantizer."""
+"""Name of the count of numbers that a node sent beyond its quantizer's range; present with a quantizer."""
 _FLOAT_BITS = 32.0  # sent per number without a quantizer
 
 
@@ -60,8 +60,8 @@ class RoundingValues(NamedTuple):
 class LinkDraws(NamedTuple):
     """The random numbers of one round."""
 
-    # (n,), bool, of a server's clients; (n, n), bool, of pairs, entry (i, j): from j at i, True on the diagonal; None
-    # where nothing can be lost.
+    # Arrivals, bool: (n,), from each client at a server; or (n, n), entry (i, j) from j at i, True on the diagonal.
+    # None if nothing can be lost.
     arrived: Array | None
     rounding: RoundingKeys | RoundingValues | None  # of what each node sends; None without a quantizer
 
@@ -80,16 +80,16 @@ class Links(NamedTuple):
         float | np.ndarray | Array
     )  # probability that a message arrives: (), (n,) by sender, (n, n) entry (i, j) from j to i
     quantizer: Quantizer | None  # of what is sent; None sends 32 bits a number
-    symmetric: bool  # two nodes hear each other or do not: of two messages both or none are lost
+    symmetric: bool  # two nodes lose both of their messages to each other, or none
 
     @property
     def bits(self) -> float:
-        """Sent per number."""
+        """Bits sent per number."""
         return _FLOAT_BITS if self.quantizer is None else self.quantizer.bits
 
     @property
     def may_lose(self) -> bool:
-        """True where a message may be lost. False for a success of 1 that is not traced."""
+        """True if a message may be lost. False for a success of 1 that is not traced."""
         return check.is_traced(self.success) or bool(np.any(np.asarray(self.success) != 1))
 
     def draw_to_server(self, key: Key, round_index: int | Array, num_nodes: int) -> LinkDraws:
@@ -135,7 +135,7 @@ class Links(NamedTuple):
         rounding = self.draw_rounding(key, round_index, num_nodes)
         if not self.may_lose:
             return LinkDraws(arrived=None, rounding=rounding)
-        # Row i, column j, of the stream of sender j, whose first numbers are the same whatever their count.
+        # Entry (i, j) is number i of sender j's stream, whose first numbers do not depend on their count.
         numbers = self._arrival_numbers(key, round_index, num_nodes, (num_nodes,)).T
         success = jnp.asarray(self.success, jnp.float32)
         arrived = numbers < success.reshape((1,) * (2 - success.ndim) + success.shape)
@@ -145,7 +145,7 @@ class Links(NamedTuple):
         return LinkDraws(arrived=arrived | jnp.eye(num_nodes, dtype=bool), rounding=rounding)
 
     def draw_rounding(self, key: Key, round_index: int | Array, num_nodes: int) -> RoundingKeys | None:
-        """The source of the numbers by which messages of one round are rounded; None without a quantizer."""
+        """The source of the random numbers that round one round's messages; None without a quantizer."""
         if self.quantizer is None:
             return None
         return RoundingKeys(node_keys(purpose_key(key, Purpose.MESSAGE_ROUNDING, round_index), num_nodes))
@@ -186,8 +186,8 @@ def links(
         success: probability that a message arrives, in [0, 1]: a number, one for each sender (n,), or one for each pair
             (n, n), entry (i, j) from j to i, whose diagonal is not used. May be traced. Losses are independent over
             messages and rounds.
-        quantizer: of `jaxfl.channel`, applied to messages; None sends 32 bits a number.
-        symmetric: two nodes lose both messages to each other or none, as where a link fails. The probability is then a
+        quantizer: one of `jaxfl.channel`, applied to messages; None sends 32 bits a number.
+        symmetric: two nodes lose both messages to each other or none, as if the link fails. The probability is then a
             number, or a symmetric matrix.
 
     Returns:
@@ -199,7 +199,7 @@ def links(
     Guarantees:
         - success 1 loses nothing, success 0 everything; a success of 1 that is not traced draws nothing for it.
         - every message arrives with its probability, independently of all others.
-        - with symmetric, the message from j reaches i exactly where that from i reaches j.
+        - with symmetric, the message from j reaches i exactly when the message from i reaches j.
 
     Examples:
         >>> draws = links(0.5).draw_between(jax.random.key(0), 0, 3)
@@ -226,7 +226,7 @@ def links(
 
 
 def changing(links: Links | None) -> Links | None:
-    """None for links that neither lose nor round, so that an algorithm runs the program that it runs without links."""
+    """None for links that neither lose nor round, so that an algorithm runs the same program as without links."""
     return None if links is None or (links.quantizer is None and not links.may_lose) else links
 
 

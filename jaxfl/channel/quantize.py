@@ -1,10 +1,10 @@
 """Unbiased stochastic quantisers: fewer bits a number, and randomness that some methods rely on instead of noise.
 
-A number x is rounded at random to one of its two neighbors on a grid, so that E[Q(x)] = x. `Quantizer` has what the
-four kinds have in common: their errors and an example, too.
+A number x is rounded at random to one of its two neighbors on a grid, so that E[Q(x)] = x. `Quantizer` documents what
+the four kinds have in common, their errors included, and shows an example.
 
-A value beyond the range becomes the range's end, and so is biased; it is counted. So is an infinite one, which stays
-infinite where the grid has no end or the format has an infinity. NaN stays NaN and is not counted.
+A value beyond the range becomes the range's end, which biases it; such values are counted. An infinite value counts,
+too; it stays infinite if the grid has no end or the format has an infinity. NaN stays NaN and is not counted.
 
 References:
     Wang and Basar ([41] of `jaxfl.perturbed_gossip`): ternary quantisation of the states that nodes exchange.
@@ -49,7 +49,7 @@ class Quantizer(NamedTuple):
         6.0 [0.3125, -0.625, 7.0] 0
     """
 
-    bits: float  # sent per number: log2 of the number of values, so a fraction unless that is a power of 2
+    bits: float  # sent per number: log2 of the number of values, a fraction unless that number is a power of 2
     # (values, uniform on [0, 1) and independent) -> quantised values, all three of one shape and dtype
     apply: Callable[[Array, Array], Array]
     overflows: Callable[[Array], Array]  # values -> (), int32: how many lie beyond the range
@@ -61,7 +61,7 @@ def uniform_quantizer(step: float | Array, levels: int | None = None) -> Quantiz
     Args:
         step: distance of neighboring values, positive; may be traced.
         levels: how many values there are, at least 2: k from -floor(levels / 2) to floor((levels - 1) / 2), as in two's
-            complement. None sends k as an integer of 32 bits; nothing saturates, and 2^31 steps are beyond the range.
+            complement. None sends k as an integer of 32 bits; 2^31 steps and more are beyond the range.
     """
     check.scalar(step=step)
     check.positive(step=step)
@@ -80,7 +80,7 @@ def ternary_quantizer(threshold: float | Array) -> Quantizer:
         threshold: the step and the range's end, positive; may be traced.
 
     Guarantees:
-        - variance |x| (threshold - |x|); never of the other sign than x.
+        - variance |x| (threshold - |x|); the result never has the opposite sign of x.
     """
     check.scalar(threshold=threshold)
     check.positive(threshold=threshold)
@@ -92,10 +92,10 @@ def ternary_quantizer(threshold: float | Array) -> Quantizer:
 
 
 def dithered_quantizer(bits: int, limit: float | Array) -> Quantizer:
-    """Dither that is not subtracted: stochastic rounding to 2^bits - 1 values in equal steps, from -limit to limit.
+    """Non-subtractive dither: stochastic rounding to 2^bits - 1 values in equal steps, from -limit to limit.
 
     Args:
-        bits: sent per number, 2 to 24, which is what a float32 resolves. One of 2^bits values stays unused.
+        bits: sent per number, 2 to 24; a float32 resolves no more. One of 2^bits values stays unused.
         limit: positive; may be traced. A step is limit / (2^(bits - 1) - 1).
     """
     check.at_least(2, bits=bits)
@@ -111,8 +111,8 @@ def float_quantizer(exponent_bits: int, mantissa_bits: int) -> Quantizer:
 
     With E exponent and m mantissa bits: 2^-m between neighbors of [1, 2), twice that in [2, 4), and so on up to the
     largest value (2 - 2^-m) 2^(2^(E-1) - 1), where larger numbers saturate. Below the smallest normal number
-    2^(2 - 2^(E-1)) neighbors stay as far apart as above it (subnormal numbers). (4, 3) has a byte and ends at 240.
-    Where values have as few exponents (E = 8 for float32), XLA takes subnormal numbers for 0 on a CPU.
+    2^(2 - 2^(E-1)) neighbors stay as far apart as above it (subnormal numbers). (4, 3) has a byte and ends at 240. If
+    the values have no more exponent bits than E (E = 8 for float32), XLA takes subnormal numbers for 0 on a CPU.
 
     Args:
         exponent_bits: E, 2 to 8.
@@ -136,7 +136,7 @@ def float_quantizer(exponent_bits: int, mantissa_bits: int) -> Quantizer:
             raise ArgumentError("values", "must be float32 or float64", f"got {values.dtype}", "Convert them first.")
         info = jnp.finfo(values.dtype)
         size = jnp.minimum(jnp.abs(values), largest)
-        # The power of two at or below a number, but no subnormal one, and 2 over it: quotients of a GPU may be inexact.
+        # The power of two at or below a number, but not a subnormal one, and 2 / it: a GPU's quotients may be inexact.
         exponent = lax.bitcast_convert_type(jnp.maximum(size, 2.0 ** (1 - bias)), f"uint{info.bits}") >> info.nmant
         power = lax.bitcast_convert_type(exponent << info.nmant, values.dtype)
         twice_inverse = lax.bitcast_convert_type((2 * info.maxexp - 1 - exponent) << info.nmant, values.dtype)
@@ -154,7 +154,7 @@ def _to_grid(parts: int, unit: float | Array, lowest: float, highest: float, val
 
 
 def _round(multiple: Array, uniform: Array) -> Array:
-    """Round to the integer above with a probability equal to the distance from the integer below, else to that one."""
+    """Round up with a probability equal to the distance from the integer below, else down to that integer."""
     below = jnp.floor(multiple)
     return below + (uniform < multiple - below).astype(multiple.dtype)
 

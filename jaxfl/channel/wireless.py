@@ -1,23 +1,22 @@
-"""Wireless links of devices in a cell: how often a message arrives, how long it is on the air, and the energy of
-sending it.
+"""Wireless links of devices in a cell: success probability, time on the air and energy of a message.
 
 With P the transmit power, N_0 the noise in a hertz, W the bandwidth of a device, R its rate and r its distance:
 
     path loss     L(r) = 128.1 + 37.6 log10(r / 1 km) dB
     SNR           P - L(r) - (N_0 + 10 log10 W) dB, its mean over the fading
     success       p = P(W log2(1 + SNR |h|^2) >= R) = exp(-(2^(R / W) - 1) / SNR), Rayleigh fading: |h|^2 is Exp(1)
-    of the disc   mean of p over r^2 uniform on [0, radius^2]
-    airtime       max(bits / R, one slot) / p: what is lost is sent again under new fading until it arrives
+    mean success  p averaged over a disc: r^2 uniform on [0, radius^2]
+    airtime       max(bits / R, one slot) / p: a lost message is sent again under new fading until it arrives
 
-Sent again in parts or as a whole, a message is on the air equally long in the mean: every bit is sent 1 / p times.
+The mean airtime is the same whether a message is sent again in parts or as a whole: every bit is sent 1 / p times.
 
-Farther devices arrive less often. A server that weights what arrives by N / |S| takes one p for all: with success
-probabilities of these distances its sum is biased towards the devices nearby.
+Messages of farther devices arrive less often. A server that weights the |S| of N messages that arrive by N / |S|
+assumes one p for all: with the success probabilities of these distances its sum is biased towards nearby devices.
 
-Sources of the numbers: the paper gives a disc of 500 m, 2 MHz a device, -173 dBm/Hz and Rayleigh fading, and in the
-example of section III 10 Mbit/s and a slot of 0.125 ms. The law of path loss (3GPP TR 36.814, annex A: a large cell at
-2 GHz) and the power of 23 dBm, that of LTE phones, are chosen here: the paper says "a standard channel model". At 10
-Mbit/s p is 0.476 on the rim and 0.791 in the mean of the disc.
+Sources of the numbers: DZOFL's paper (below) gives a disc of 500 m, 2 MHz a device, -173 dBm/Hz and Rayleigh fading,
+and in the example of section III 10 Mbit/s and a slot of 0.125 ms. The law of path loss (3GPP TR 36.814, annex A: a
+large cell at 2 GHz) and the power of 23 dBm (LTE phones) are chosen here: the paper says "a standard channel model". At
+10 Mbit/s p is 0.476 on the rim and 0.791 in the mean of the disc.
 
 References:
     E. Mhanna, M. Assaad, "Communication and Energy Efficient Federated Learning using Zero-Order Optimization
@@ -36,11 +35,11 @@ from jaxfl.core import Array, check
 from jaxfl.core.keys import Key, Purpose, node_keys, purpose_key
 
 RADIUS_M = 500.0
-_POSITIONS = 2**31 - 1  # random graphs count their attempts from 0 on under the same purpose
+_POSITIONS = 2**31 - 1  # random graphs count their attempts from 0 under the same key purpose
 
 
 class Radio(NamedTuple):
-    """The link of every device to whom it sends; each number may be traced."""
+    """The link of every device to its receiver; each number may be traced."""
 
     bits_per_second: float | Array = 10e6  # R
     bandwidth_hz: float | Array = 2e6  # W
@@ -52,7 +51,7 @@ class Radio(NamedTuple):
 
 
 def disc_positions(key: Key, num_nodes: int, radius_m: float | Array = RADIUS_M) -> Array:
-    """Places of devices, independent and uniform in a disc about the origin.
+    """Draw the places of devices, independent and uniform in a disc around the origin.
 
     Args:
         key: typed base key of the run, or its `RunKey`: runs of one base key have their devices in the same places.
@@ -60,7 +59,7 @@ def disc_positions(key: Key, num_nodes: int, radius_m: float | Array = RADIUS_M)
         radius_m: of the disc, meters.
 
     Returns:
-        (n, 2), float32, meters. `jnp.linalg.norm(positions, axis=1)` are the distances to a server in the middle.
+        (n, 2), float32, meters. `jnp.linalg.norm(positions, axis=1)` gives the distances to a server in the center.
 
     Raises:
         ArgumentError: a number out of range.
@@ -131,7 +130,7 @@ def success_probability(distance_m: float | Array, radio: Radio) -> Array:
         ArgumentError: a number out of range.
 
     Guarantees:
-        - the share of drawn fadings under which the channel carries the rate.
+        - equals the share of random fadings under which the channel carries the rate.
         - 1 at 0 m; less with distance and with rate, more with power.
 
     Examples:
@@ -169,10 +168,10 @@ def mean_success(radio: Radio, radius_m: float | Array = RADIUS_M) -> Array:
 
 
 def airtime_seconds(bits: float | Array, success: float | Array, radio: Radio) -> Array:
-    """Seconds on the air until a message has arrived, its mean over lost transmissions.
+    """Mean seconds on the air until a message has arrived, lost transmissions included.
 
     Args:
-        bits: of the message; `bits = d M` for d numbers of M bits. Fewer than a slot carries take one slot.
+        bits: of the message; `bits = d M` for d numbers of M bits. A message smaller than a slot takes one slot.
         success: probability p of one transmission, in the shape of the bits or (): 1 where nothing is sent again.
         radio: the link.
 
@@ -196,7 +195,7 @@ def airtime_seconds(bits: float | Array, success: float | Array, radio: Radio) -
 
 
 def transmit_joules(seconds: float | Array, radio: Radio) -> Array:
-    """Energy of sending for a time, of the transmit power alone: without amplifier losses and reception.
+    """Energy of sending for some time, from the transmit power alone: without amplifier losses and reception.
 
     Args:
         seconds: on the air, any shape.

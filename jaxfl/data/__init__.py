@@ -1,4 +1,4 @@
-"""Data on the host: named data sets, partitions over nodes, and the pool that algorithms take."""
+"""Data on the host: named data sets, partitions over nodes, and the pool of samples that algorithms take."""
 
 from jaxfl.data.partition import by_owner, dirichlet, few_classes, iid, label_counts, label_shards, whole_writers
 from jaxfl.data.pool import federate, hold_out, partition_dataset

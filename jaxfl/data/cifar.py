@@ -2,7 +2,7 @@
 
 A binary file holds 10,000 records of one label byte and 3,072 pixel bytes; a pickled file holds a dictionary with
 `data` (10,000, 3,072) uint8 and `labels`. Either way a row of 3,072 is the red plane, then the green, then the blue.
-Pickled files of other bytes than the published ones are refused, unread.
+A pickled file that differs from the published one is refused and not unpickled.
 
 References:
     A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009,
@@ -28,7 +28,7 @@ _SIDE = 32
 _PIXELS = 3 * _SIDE * _SIDE
 _SAMPLES_PER_FILE = 10_000
 _MAX_PICKLED = 1 << 25  # bytes; a published file has 31 MB
-# MD5 sums of the pickled files, as torchvision lists them. Nobody can make other bytes of a sum that is given.
+# MD5 sums of the pickled files, as torchvision lists them. No practical way to forge bytes for a given sum is known.
 _PICKLED = {
     "data_batch_1": "c99cafc152244af753f735de768cd75f",
     "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
@@ -52,19 +52,19 @@ def _read_binary(path: Path, remedy: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read_pickled(path: Path, remedy: str) -> tuple[np.ndarray, np.ndarray]:
-    """The same of one pickled file. A pickle is a program, so only the published bytes are run."""
+    """Read the same from one pickled file. A pickle is a program, so only the published bytes are run."""
     content = read_bytes(path, remedy, _MAX_PICKLED)
     if hashlib.md5(content, usedforsecurity=False).hexdigest() != _PICKLED[path.name]:
-        found = "its MD5 sum is another, and unpickling unknown bytes could do anything"
+        found = "its MD5 sum differs, and unpickling unknown bytes could do anything"
         raise bad_file(path, "be the published file", found, remedy)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of NumPy, about the words that an older one wrote
+        warnings.simplefilter("ignore")  # NumPy warns about names that an older version wrote
         batch = pickle.loads(content, encoding="bytes")
     return batch[b"data"], np.array(batch[b"labels"])
 
 
 def _choose_version(folder: Path, remedy: str) -> tuple[Path, str, Callable[..., tuple[np.ndarray, np.ndarray]]]:
-    """Find the folder of the files, their suffix and their reader. The binary version wins where both are there."""
+    """Find the folder of the files, their suffix and their reader. The binary version is taken if both are there."""
     versions = (("cifar-10-batches-bin", ".bin", _read_binary), ("cifar-10-batches-py", "", _read_pickled))
     for subfolder, suffix, reader in versions:
         for place in (folder, folder / subfolder):

@@ -1,11 +1,11 @@
 """FEMNIST: handwritten characters by writer, in the JSON files that LEAF's scripts make.
 
-LEAF has no files to download, but scripts that make them from NIST's: `data/train/*.json` and `data/test/*.json`, each
-of about a hundred writers,
+LEAF offers no files to download, but scripts that make them from NIST's data: `data/train/*.json` and
+`data/test/*.json`, each with about a hundred writers,
 
     {"users": [name, ...], "num_samples": [count, ...], "user_data": {name: {"x": [[784 numbers], ...], "y": [...]}}}
 
-An image is 28 by 28, row by row, with numbers in [0, 1] that are 1 on the paper and 0 on the ink. Classes 0 to 61 are
+An image is 28 by 28, row by row, with numbers in [0, 1]: 1 for paper, 0 for ink. Classes 0 to 61 are
 the digits, the capital letters and the small letters.
 
 References:
@@ -31,7 +31,7 @@ NUM_CLASSES = 62
 _SIDE = 28
 _PIXELS = _SIDE * _SIDE
 _NUMBERS = frozenset((float, int))
-# Decompressed: a file of a hundred writers has 130 MB on average. Parsed, a byte can take 25 (a list for each "[],").
+# Decompressed. A file of a hundred writers has 130 MB on average. Parsed, one byte can take 25 (a list for each "[],").
 _MAX_BYTES = 1 << 29
 _REMEDY = (
     "Make the files with ./preprocess.sh -s niid --sf 1.0 -k 0 -t sample in data/femnist of "
@@ -92,7 +92,7 @@ def _read_file(path: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
         content = json.loads(read_bytes(path, _REMEDY, _MAX_BYTES), object_pairs_hook=_without_repeats)
     except ArgumentError:
         raise
-    except (ValueError, RecursionError) as error:  # JSON that is cut off or nested without end, or no UTF-8 text
+    except (ValueError, RecursionError) as error:  # JSON that is cut off or nested too deeply, or not UTF-8 text
         raise bad_file(path, "be a complete JSON file", f"reading it failed ({error})", _REMEDY) from None
     if not isinstance(content, dict) or not {"users", "num_samples", "user_data"} <= content.keys():
         found = f"it holds {', '.join(list(content)[:4]) or 'nothing'}" if isinstance(content, dict) else "it is none"
@@ -109,12 +109,12 @@ def _read_file(path: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
         images, labels = _of_writer(path, user, samples.pop(user))  # the lists are a hundred times as large
         if not len(images) == len(labels) == size:
             found = f"it holds {len(images):,} images, {len(labels):,} labels and the number {size}"
-            raise bad_file(path, f"hold so many samples of {user} as it says, at least 1", found, _REMEDY)
+            raise bad_file(path, f"hold as many samples of {user} as num_samples says, at least 1", found, _REMEDY)
         yield user, images, labels
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A dictionary of JSON; of a name that is there twice, Python would keep the last value in silence."""
+    """A dictionary of JSON. Refuse a repeated name, of which Python would silently keep the last value."""
     content = dict(pairs)
     if len(content) != len(pairs):
         name = next(name for name, count in collections.Counter(name for name, _ in pairs).items() if count > 1)
@@ -125,7 +125,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _of_writer(path: Path, user: str, data: Any) -> tuple[np.ndarray, np.ndarray]:
     """Images (samples, 784) float32 in [0, 1] and labels (samples,) int32 of one writer."""
     images, labels = (data.get("x"), data.get("y")) if isinstance(data, dict) else (None, None)
-    # Types are looked at first: NumPy would take true for 1, the text "0.5" for a half, and 2.0 for a whole number.
+    # Types are checked first: NumPy would take true for 1, the text "0.5" for a half, and 2.0 for a whole number.
     if not isinstance(images, list) or not isinstance(labels, list) or not images:
         found = f"{user} has {_description(images)} for x and {_description(labels)} for y"
         raise bad_file(path, f"hold x of {_PIXELS} numbers and a whole number y for each sample", found, _REMEDY)
@@ -136,7 +136,7 @@ def _of_writer(path: Path, user: str, data: Any) -> tuple[np.ndarray, np.ndarray
     try:
         pixels = np.asarray(images, np.float64)
     except OverflowError:
-        raise bad_file(path, "hold images in [0, 1]", f"{user} has an integer that is no float", _REMEDY) from None
+        raise bad_file(path, "hold images in [0, 1]", f"{user} has an integer beyond float range", _REMEDY) from None
     bad = ~((pixels >= 0) & (pixels <= 1))
     if bad.any():
         position, pixel = np.argwhere(bad)[0]

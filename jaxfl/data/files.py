@@ -14,12 +14,12 @@ from jaxfl.core.check import ArgumentError
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _MAX_LISTED = 4
-_MAX_SHOWN = 300  # characters: what a file names is repeated to the user, so it must not fill the screen
+_MAX_SHOWN = 300  # characters: messages repeat text of a file, which must not fill the screen
 _STEP = 1 << 20
 
 
 def on_one_line(text: str) -> str:
-    """Text from a file as part of a sentence: without line breaks and control characters, and cut where it is long.
+    """Text from a file as part of a sentence: without line breaks and control characters, and cut if it is long.
 
     Examples:
         >>> on_one_line("f01\\n\\x1b[2J")
@@ -55,7 +55,7 @@ def check_folder(data_dir: str | os.PathLike[str] | None, requirement: str, reme
         raise ArgumentError("data_dir", f"must be {requirement}", "got None", remedy)
     if not isinstance(data_dir, str | os.PathLike):
         raise ArgumentError("data_dir", f"must be {requirement}", f"got {data_dir!r}", remedy)
-    # Tests of os.path are False where Path raises: a name that is too long, a folder that is not to be entered.
+    # os.path returns False where Path raises: for a name that is too long, or a folder without permission to enter.
     folder = Path(os.path.expanduser(data_dir))
     if not os.path.isdir(folder):
         name = on_one_line(str(folder))
@@ -86,19 +86,19 @@ def contents(folder: Path) -> str:
 def read_bytes(path: Path, remedy: str, max_bytes: int, requirement: str | None = None) -> bytes:
     """The content of a file, decompressed when it is gzip.
 
-    Gzip is told by the content, not by the name: browsers and unpackers change either without the other.
+    The content, not the name, tells whether it is gzip: browsers and unpackers change one without the other.
 
     Args:
         path: the file.
         remedy: how to get a good copy.
         max_bytes: most bytes of a whole file of its kind, decompressed. A gzip file of 1 MB can hold 1 GB.
-        requirement: of a file with more bytes, completing "must ..."; by default, how many it may hold.
+        requirement: for the error about a file with more bytes, completing "must ..."; by default it names the limit.
 
     Raises:
         ArgumentError: a file that is not regular, cannot be read, is too large, or has a corrupt gzip stream.
 
     Guarantees:
-        - at most a step more than `max_bytes` is ever held.
+        - at most `max_bytes` and one reading step more are ever held in memory.
         - a pipe, a socket or a device is refused, not opened.
     """
     content = read_start(path, remedy, max_bytes + 1)
@@ -108,7 +108,7 @@ def read_bytes(path: Path, remedy: str, max_bytes: int, requirement: str | None 
 
 
 def read_start(path: Path, remedy: str, num_bytes: int) -> bytes:
-    """The first `num_bytes` of a file as `read_bytes` reads it, or all of a file with fewer; the same are refused."""
+    """The first `num_bytes` of a file as `read_bytes` reads it, or a whole shorter file; it refuses the same files."""
     size = 0
     try:
         size = _regular_size(path)
@@ -127,7 +127,7 @@ def read_start(path: Path, remedy: str, num_bytes: int) -> bytes:
 
 
 def _regular_size(path: Path) -> int:
-    """The size of a regular file in bytes; a pipe would be waited for, and a device may never end."""
+    """The size of a regular file in bytes. Others are refused: a pipe would block, and a device may never end."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe, a socket or a device"
@@ -136,7 +136,7 @@ def _regular_size(path: Path) -> int:
 
 
 def _steps(file: io.BufferedIOBase, num_bytes: int) -> bytes:
-    """Read at most `num_bytes` of a file, step by step, so that no more is held than there is."""
+    """Read at most `num_bytes` of a file, step by step, so that memory grows only with what is really there."""
     content = io.BytesIO()
     while (rest := num_bytes - content.tell()) > 0 and (step := file.read(min(rest, _STEP))):
         content.write(step)

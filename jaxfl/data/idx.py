@@ -24,14 +24,14 @@ from jaxfl.data.files import bad_file, check_folder, find_file, read_bytes, read
 NUM_CLASSES = 10
 _SIDE = 28
 _UNSIGNED_BYTES = 0x08
-_MAX_BYTES = 1 << 30  # twenty times the published training images: a gzip file of 1 MB may promise as much and keep it
+_MAX_BYTES = 1 << 30  # twenty times the published training images; a gzip file of 1 MB could expand to it
 
 _ADDRESSES = {
     "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "fashion_mnist": "https://github.com/zalandoresearch/fashion-mnist/tree/master/data/fashion",
 }
-# CRC-32 of the published training labels. The two data sets share file names and shapes, so that one read in place of
-# the other would train happily and be reported under the wrong name.
+# CRC-32 of the published training labels. The two data sets share file names and shapes, so that one in place of the
+# other would train without an error and be reported under the wrong name.
 _TRAIN_LABELS_CRC = {"mnist": 0xBA07E8EF, "fashion_mnist": 0x2ED6E46A}
 
 
@@ -79,7 +79,7 @@ def _read_split(folder: Path, split: str, remedy: str) -> tuple[np.ndarray, np.n
     """Images (N, 28, 28, 1) uint8 and labels (N,) int32 of "train" or "t10k"."""
     paths = []
     for kind, num_axes in (("images", 3), ("labels", 1)):
-        # The dot in place of the last dash is how some archives unpack.
+        # Some archives unpack to names with a dot in place of the last dash.
         stems = (f"{split}-{kind}-idx{num_axes}-ubyte", f"{split}-{kind}.idx{num_axes}-ubyte")
         paths.append(find_file(folder, [stem + end for stem in stems for end in ("", ".gz")], remedy))
     images_path, labels_path = paths

@@ -1,15 +1,16 @@
-"""The IMDB movie reviews, as their authors publish them, and how they become sequences of tokens.
+"""The IMDB movie reviews, as their authors publish them, and their conversion to sequences of tokens.
 
-The archive unpacks to `aclImdb/{train,test}/{pos,neg}/<id>_<rating>.txt`, one review a file, ids from 0; the published
-one has 12,500 in each of the four folders. Other files are not read: nor `train/unsup`, which has no labels.
+The archive unpacks to `aclImdb/{train,test}/{pos,neg}/<id>_<rating>.txt`, one review in each file, with ids from 0. The
+published archive has 12,500 in each of the four folders. Other files are not read, nor is `train/unsup`, which has no
+labels.
 
-From text to tokens, as Keras' `Tokenizer` and its `imdb.load_data(num_words=10_000)` have it:
+Text becomes tokens as with Keras' `Tokenizer` and its `imdb.load_data(num_words=10_000)`:
 
 - Lower case; the line breaks `<br />` (which Keras leaves as a word "br") and the characters of `_FILTERED` become
-  spaces; what stands between spaces is a word. Apostrophes stay: "don't" is one word.
-- Token 0 is padding, 1 the start of a review, 2 any word outside of the vocabulary, 3 is unused. The word with the r-th
-  most occurrences in the training reviews, r = 1, 2, ..., is r + 3; equally frequent ones are in alphabetical order.
-  There are `num_tokens` tokens in all, so that 10,000 leave the 9,996 most frequent words.
+  spaces; words are the parts between spaces. Apostrophes stay: "don't" is one word.
+- Token 0 is padding, 1 the start of a review, 2 any word outside the vocabulary, 3 is unused. The word with the r-th
+  most occurrences in the training reviews, r = 1, 2, ..., is token r + 3; equally frequent ones go by the alphabet.
+  There are `num_tokens` tokens in all: 10,000 tokens cover the 9,996 most frequent words.
 - A review keeps its last `length` tokens, and a shorter one is padded in front, as `pad_sequences` does by default.
 
 References:
@@ -53,7 +54,7 @@ _REMEDY = "Download https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar
 def load_imdb(
     data_dir: str | os.PathLike[str] | None, *, num_tokens: int = NUM_TOKENS, length: int = LENGTH
 ) -> tuple[np.ndarray, ...]:
-    """The four arrays of IMDB. A negative and a positive review take turns, each kind in the order of its ids.
+    """The four arrays of IMDB. Negative and positive reviews alternate, each kind in the order of its ids.
 
     Args:
         data_dir: a folder with `aclImdb`, that folder itself, or one with an archive `aclImdb*.tar.gz` or `.tar`.
@@ -68,7 +69,7 @@ def load_imdb(
         ArgumentError: a folder, an archive or a review is missing or unusable.
 
     Guarantees:
-        - an archive gives what its folder gives.
+        - an archive gives the same as its unpacked folder.
         - the vocabulary is that of the training reviews alone.
     """
     check.at_least(_FIRST_WORD + 1, num_tokens=num_tokens)
@@ -104,7 +105,7 @@ def count_words(texts: Iterable[str], num_tokens: int = NUM_TOKENS) -> dict[str,
 
     Args:
         texts: the training reviews.
-        num_tokens: tokens in all, the four that are no words among them.
+        num_tokens: tokens in all, including the four that are not words.
 
     Examples:
         >>> count_words(["b a c", "b c c d"], num_tokens=7)
@@ -154,10 +155,10 @@ def _from_folder(place: Path) -> Iterator[tuple[str, int, str]]:
 
 
 def _from_archive(archive: Path) -> Iterator[tuple[str, int, str]]:
-    """The same of a tar archive, compressed or not; nothing is written to disk.
+    """Read the same from a tar archive, compressed or not; nothing is written to disk.
 
-    Header after header is read by itself: `tarfile.open` would follow what a header says of the next ones, such as
-    long names, extended attributes and holes, which reviews do not need and damaged ones abuse.
+    Each header is read by itself. `tarfile.open` would also apply headers that describe later ones (long names,
+    extended attributes, holes): reviews do not need these, and damaged or hostile archives may abuse them.
     """
     content, start = read_bytes(archive, _REMEDY, _MAX_ARCHIVE), 0
     while (block := content[start : start + tarfile.BLOCKSIZE]) != bytes(tarfile.BLOCKSIZE):
@@ -192,7 +193,7 @@ def _decode(path: Path, content: bytes) -> str:
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise bad_file(path, "be UTF-8 text", f"byte {error.start:,} is none", _REMEDY) from None
+        raise bad_file(path, "be UTF-8 text", f"byte {error.start:,} is not", _REMEDY) from None
     if not text.strip():
         raise bad_file(path, "hold a review", "it is empty", _REMEDY)
     return words_text(text)

@@ -1,7 +1,7 @@
 """Partitions of a pool over nodes, on the host and from an integer seed.
 
-A partition is a list with one int32 array of sample indices a node. The order inside a node is random (but for
-`by_owner`), so that consecutive samples make fair batches.
+A partition is a list with one int32 array of sample indices for each node. The order inside a node is random (except
+for `by_owner`), so that consecutive samples make fair batches.
 
 References:
     label_shards: B. McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
@@ -29,7 +29,7 @@ Part = npt.NDArray[np.int32]
 
 
 class _Stream(enum.IntEnum):
-    """Keeps the numbers of two schemes apart under one seed. Append only: these are part of published results."""
+    """Keeps the random numbers of two schemes apart under one seed. Append only: published results depend on them."""
 
     IID = 0
     DIRICHLET = 1
@@ -46,7 +46,7 @@ def iid(num_samples: int, num_nodes: int, seed: int, *, sizes: Sequence[int] | N
         num_nodes: n.
         seed: non-negative integer.
         sizes: how many samples each node gets, n integers of at least 1. Their sum may stay below N; the samples
-            left over then belong to no node. Default: N / n, the first nodes one more where that is no integer.
+            left over then belong to no node. Default: N / n; if that is not an integer, the first nodes get one more.
 
     Returns:
         n index arrays, int32.
@@ -85,14 +85,14 @@ def iid(num_samples: int, num_nodes: int, seed: int, *, sizes: Sequence[int] | N
 def dirichlet(labels: Any, num_nodes: int, alpha: float, seed: int, *, min_size: int = 1) -> list[Part]:
     """Splits every class over the nodes in proportions drawn from a symmetric Dirichlet distribution.
 
-    Sizes come out uneven. A node left with fewer than `min_size` samples is then filled up: nodes in ascending order
-    take one random sample after another from the node that is largest at that moment (the lowest of equals), which
-    never drops below `min_size` itself. So no draw is ever rejected, and the time has a bound.
+    Sizes come out uneven. Nodes with fewer than `min_size` samples are then filled up, in ascending order: each takes
+    one random sample after another from the node that is largest at that moment (of equals the first), which never
+    drops below `min_size` itself. So no draw is ever rejected, and the time is bounded.
 
     Args:
-        labels: (N,), non-negative integers. Where all are equal, the sizes of nodes alone differ (quantity skew).
+        labels: (N,), non-negative integers. If all are equal, only the sizes of nodes differ (quantity skew).
         num_nodes: n.
-        alpha: concentration, above 0: near 0 a class sits at one node, at infinity every node has the mix of the pool.
+        alpha: concentration, above 0. Near 0 each class is at one node; towards infinity every node has the pool's mix.
         seed: non-negative integer.
         min_size: fewest samples of a node; n * min_size must not exceed N.
 
@@ -131,8 +131,9 @@ def dirichlet(labels: Any, num_nodes: int, alpha: float, seed: int, *, min_size:
 def _dirichlet_draw(generator: np.random.Generator, alpha: float, num_nodes: int) -> np.ndarray:
     """Unnormalised proportions, (n,) float64, the largest 1; finite for every alpha > 0.
 
-    A Gamma(alpha) variable is a Gamma(alpha + 1) variable times U^(1 / alpha). Below 1 it underflows, for small alpha
-    at all nodes at once; so it is kept as alpha times its logarithm, and the largest is subtracted before dividing.
+    A Gamma(alpha) variable is a Gamma(alpha + 1) variable times U^(1 / alpha). For alpha below 1 it may underflow, for
+    small alpha at all nodes at once. So alpha times its logarithm is kept, and the largest is subtracted before
+    dividing by alpha.
     """
     if alpha >= 1.0:
         weights = generator.standard_gamma(alpha, num_nodes)
@@ -144,7 +145,7 @@ def _dirichlet_draw(generator: np.random.Generator, alpha: float, num_nodes: int
 
 
 def _fill_small_nodes(parts: list[np.ndarray], min_size: int) -> list[np.ndarray]:
-    """Moves samples, one at a time and at most n * min_size in all, from the largest node to those short of min_size.
+    """Moves samples, one at a time and at most n * min_size in all, from the largest node to nodes below min_size.
 
     While a node is short, the largest is above the mean, hence above min_size: it is never the same node, and it is
     still large enough afterwards.
@@ -198,9 +199,9 @@ def label_shards(labels: Any, num_nodes: int, shards_per_node: int, seed: int) -
 
 
 def few_classes(labels: Any, num_nodes: int, classes_per_node: int, seed: int) -> list[Part]:
-    """Gives every node as many classes; the nodes of a class share its samples equally.
+    """Gives every node the same number of classes; the nodes of a class share its samples equally.
 
-    Nodes draw in a random order, each those classes that the fewest have so far, at random among equals.
+    Nodes draw in a random order. Each takes the classes that the fewest nodes have so far, at random among equals.
 
     Args:
         labels: (N,), non-negative integers.
@@ -217,7 +218,7 @@ def few_classes(labels: Any, num_nodes: int, classes_per_node: int, seed: int) -
     Guarantees:
         - every node has samples of exactly k classes.
         - the numbers of nodes of two classes differ by at most one.
-        - every sample is used exactly once, but for classes that no node draws, where n k is below their number.
+        - every sample is used exactly once, except in classes that no node draws (if n k is below their number).
 
     Examples:
         >>> labels = np.arange(40) % 4
@@ -268,7 +269,7 @@ def by_owner(owner_ids: Any) -> NamedParts:
         The nodes are named by their ids, as text.
 
     Raises:
-        ArgumentError: the ids are no vector of integers or text.
+        ArgumentError: the ids are not a vector of integers or text.
 
     Guarantees:
         - every sample is used exactly once.
@@ -282,7 +283,7 @@ def by_owner(owner_ids: Any) -> NamedParts:
 
 
 def whole_writers(writer_ids: Any, num_nodes: int, writers_per_node: int, seed: int) -> list[Part]:
-    """Deals whole writers at random, as many to each node; those left over, and their samples, belong to no node.
+    """Deals whole writers at random, equally many to each node. Writers left over, with their samples, have no node.
 
     Args:
         writer_ids: (N,), integers or text; who made each sample.
@@ -294,7 +295,7 @@ def whole_writers(writer_ids: Any, num_nodes: int, writers_per_node: int, seed: 
         n index arrays, int32.
 
     Raises:
-        ArgumentError: there are too few writers, or the ids are no vector of integers or text.
+        ArgumentError: there are too few writers, or the ids are not a vector of integers or text.
 
     Guarantees:
         - no writer is split over two nodes.
@@ -359,7 +360,7 @@ def _generator(seed: int, stream: _Stream) -> np.random.Generator:
 
 
 def _enough(count: int, num_nodes: int, per_node: int, what: str = "samples") -> None:
-    """Refuses more nodes than the samples, or writers, suffice for."""
+    """Refuses more nodes than there are samples, or writers, for."""
     if count < num_nodes * per_node:
         requirement = f"must leave at least {per_node} of the {count:,} {what} for every node"
         found = f"got {num_nodes:,}, which needs {num_nodes * per_node:,}"

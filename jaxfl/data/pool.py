@@ -1,4 +1,4 @@
-"""The data that algorithms take, from a data set: a partition by name, and the pool with its index table."""
+"""The data that algorithms take: a pool of samples with an index table of the nodes, and partitions by name."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from jaxfl.data.sources import Dataset
 def federate(inputs: Any, labels: Any, parts: Sequence[Any], *, names: Sequence[str] | None = None) -> FederatedData:
     """One pool of samples and the nodes' indices into it, on the default device.
 
-    The samples are stored once, whatever the nodes: only the index table is padded, with 0 up to the largest node.
+    The samples are stored once, whatever the nodes. Only the index table is padded, with 0, to the largest node's size.
 
     Args:
         inputs: (N, *sample), uint8 images, float32 features or int32 tokens; kept as they are.
         labels: (N, ...), classes of any integer dtype (stored as int32) or float32 targets.
         parts: n vectors of sample indices in [0, N), none empty, no sample twice; a sample may belong to no node.
-        names: (n,), distinct, what the nodes are called: a graph with names must have the same in the same order.
-            Default: those of `by_owner`, else none.
+        names: (n,), distinct names of the nodes. A graph with names must have the same in the same order. Default: the
+            names of a partition by `by_owner`, else none.
 
     Raises:
-        ArgumentError: lengths or dtypes that do not fit, an empty node, or indices out of range or held twice.
+        ArgumentError: lengths or dtypes that do not fit, an empty node, or indices out of range or repeated.
 
     Guarantees:
         - row i of `indices` begins with node i's part, in its order, and ends with zeros.
@@ -46,7 +46,7 @@ def federate(inputs: Any, labels: Any, parts: Sequence[Any], *, names: Sequence[
         raise ArgumentError(
             "parts", "must be a list with the sample indices of each node", f"got {parts!r:.40}", remedy
         )
-    # Only what JAX keeps unchanged: without x64 it would make float32 of float64 silently.
+    # Only dtypes that JAX keeps: without x64 it would silently turn float64 into float32.
     floats = ["float32", "float64"] if jnp.result_type(float) == np.float64 else ["float32"]
     _check_dtype("inputs", pool.dtype.name, ["uint8", "int32", *floats])
     if targets.dtype.kind not in "iu":
@@ -78,13 +78,13 @@ def _one_array(argument: str, values: Any) -> np.ndarray | jax.Array:
     except ValueError:
         found, remedy = (
             "got a list of arrays of different shapes",
-            "Concatenate them, and pass who holds which as parts.",
+            "Concatenate them, and pass the indices of each node as parts.",
         )
         raise ArgumentError(argument, "must be one array with a row a sample", found, remedy) from None
 
 
 def _names(names: Sequence[str] | None, num_nodes: int) -> NodeNames | None:
-    """One a node, checked."""
+    """Check the names: one for each node."""
     if names is None:
         return None
     texts = tuple(map(str, names))
@@ -95,7 +95,7 @@ def _names(names: Sequence[str] | None, num_nodes: int) -> NodeNames | None:
 
 
 def _sites(dataset: Dataset, num_nodes: int, seed: int) -> list[np.ndarray]:
-    """A node for each writer, with their names where they have some."""
+    """A node for each writer, with the writers' names if they have any."""
     del seed  # nothing is drawn
     parts, names = by_owner(writers_of(dataset)), dataset.writer_names
     if names is not None:
@@ -106,7 +106,7 @@ def _sites(dataset: Dataset, num_nodes: int, seed: int) -> list[np.ndarray]:
     return parts
 
 
-SCHEMES: dict[str, Callable[..., list[np.ndarray]]] = {  # (data set, nodes, seed), and a number of its own
+SCHEMES: dict[str, Callable[..., list[np.ndarray]]] = {  # (data set, nodes, seed), and the scheme's own number
     "iid": lambda dataset, *asked: iid(len(dataset.train_labels), *asked),
     "dirichlet": lambda dataset, nodes, seed, *, alpha: dirichlet(dataset.train_labels, nodes, alpha, seed),
     "quantity": lambda dataset, nodes, seed, *, alpha: dirichlet(0 * dataset.train_labels, nodes, alpha, seed),
@@ -134,7 +134,7 @@ def partition_dataset(
     shards_per_node: int | None = None,
     writers_per_node: int | None = None,
 ) -> list[np.ndarray]:
-    """A partition of a data set's training samples by the name of the scheme, as a command line has it.
+    """Partition a data set's training samples by the name of a scheme, as on the command line.
 
     Args:
         dataset: what to split.
@@ -143,7 +143,7 @@ def partition_dataset(
             data set whose writers are known) or "sites" (a node for each writer).
         num_nodes: n.
         seed: non-negative integer.
-        alpha: see `dirichlet`; refused by other schemes, as all that follow.
+        alpha: see `dirichlet`. Other schemes refuse it; the same holds for the arguments below.
         classes_per_node: see `few_classes`.
         shards_per_node: see `label_shards`.
         writers_per_node: see `whole_writers`.
@@ -152,8 +152,8 @@ def partition_dataset(
         n index arrays, int32.
 
     Raises:
-        ArgumentError: an unknown scheme, its number missing, another scheme's number, no writers to partition by, or
-            another number of sites than of nodes.
+        ArgumentError: an unknown scheme, a missing number, another scheme's number, no writers to partition by, or
+            a number of nodes that is not that of the sites.
 
     Examples:
         >>> from jaxfl.data.sources import load
@@ -176,15 +176,15 @@ def partition_dataset(
 
 
 def hold_out(parts: Sequence[Any], share: float) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Splits every node's samples into its own for training and its own for testing.
+    """Splits every node's samples into a part for training and a part for testing.
 
     Args:
         parts: a partition, every node with two samples or more.
-        share: of a node's samples that test, in (0, 1), taken evenly from its list; at least one sample tests, and at
-            least one trains.
+        share: of a node's samples for testing, in (0, 1), taken evenly from its list; at least one sample is for
+            testing, and at least one for training.
 
     Returns:
-        Two partitions of the same nodes, in their order and with their names: for training, and for testing
+        Two partitions of the same nodes, in the same order and with the same names: for training, and for testing
         (`jaxfl.training.own_scores`).
 
     Raises:
@@ -239,7 +239,7 @@ def _as_int32(labels: Any) -> np.ndarray | jax.Array:
 
 
 def _index_rows(parts: Sequence[Any], num_samples: int, names: Sequence[str] | None) -> list[np.ndarray]:
-    """The nodes' indices. No sample is held twice: privacy accounts and averages over samples count each once."""
+    """The nodes' indices. No sample may be repeated: privacy accounting and averages count each sample once."""
     rows = [np.asarray(part) for part in parts]
     if not rows:
         raise ArgumentError("parts", "must hold at least one node", "got none", "Pass one index array a node.")

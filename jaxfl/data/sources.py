@@ -1,4 +1,4 @@
-"""Data sets as NumPy arrays: embedded digits, the standard files of the benchmarks, or your own arrays."""
+"""Data sets as NumPy arrays: scikit-learn's digits, the files of standard benchmarks, or your own arrays."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Dataset(NamedTuple):
     test_inputs: np.ndarray  # (N_test, *sample), same dtype as train_inputs
     test_labels: np.ndarray  # (N_test,), int32, in [0, num_classes)
     num_classes: int
-    train_writers: np.ndarray | None = None  # (N,), int32, who made each training sample, where that is known
-    writer_names: tuple[str, ...] | None = None  # the sites of a file of one's own, by their numbers in train_writers
+    train_writers: np.ndarray | None = None  # (N,), int32, who made each training sample, if that is known
+    writer_names: tuple[str, ...] | None = None  # names of a file's sites, by their numbers in train_writers
 
 
 def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
@@ -45,8 +45,8 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
     | imdb | 25,000 / 25,000 | (256,) int32 tokens below 10,000 | `aclImdb` or its archive |
 
     The split of digits is fixed: with the 1,797 samples sorted by class (stable), every fifth from the first on is for
-    testing; within both parts the samples keep scikit-learn's order. How reviews become tokens is said in
-    `jaxfl.data.imdb`. Of femnist the writers are known, too.
+    testing; within both parts the samples keep scikit-learn's order. `jaxfl.data.imdb` says how reviews become tokens.
+    femnist also gives the writer of each training sample.
 
     Args:
         name: one of digits, mnist, fashion_mnist, cifar10, femnist, imdb.
@@ -111,10 +111,10 @@ def from_arrays(
         train_labels: (N,), any integer dtype, in [0, num_classes); stored as int32.
         test_inputs: (N_test, *sample), as train_inputs.
         test_labels: (N_test,), as train_labels.
-        num_classes: default: one more than the largest label.
-        name: what the data set is called in records.
+        num_classes: number of classes; default: one more than the largest label.
+        name: name of the data set in records.
         train_writers: (N,), any integer dtype: who made each training sample, for a partition by writers; stored as
-            int32. None where that is not known.
+            int32. None if that is not known.
 
     Returns:
         The data set; inputs are not copied.
@@ -179,5 +179,5 @@ def _label_array(argument: str, labels: Any, num_samples: int) -> np.ndarray:
         what = argument.removeprefix("train_").removeprefix("test_")
         found = f"got {len(array)} {what} for {num_samples} samples"
         requirement = f"must hold one {what.removesuffix('s')} per sample"
-        raise ArgumentError(argument, requirement, found, "Check that both were cut alike.")
+        raise ArgumentError(argument, requirement, found, "Check that both were cut in the same way.")
     return array

@@ -11,7 +11,7 @@ from jaxfl.data.sources import Dataset
 
 
 def subset(dataset: Dataset, num_train: int | None, num_test: int | None) -> Dataset:
-    """The data set cut to fewer samples of each split, drawn once, the same in every call.
+    """The data set with fewer samples in each split. They are drawn at random, the same ones in every call.
 
     Args:
         dataset: any.
@@ -35,7 +35,7 @@ def subset(dataset: Dataset, num_train: int | None, num_test: int | None) -> Dat
             return slice(None)
         if count > total:
             found = f"got {count:,} of {total:,}"
-            raise ArgumentError(name, "must be at most the samples there are", found, "Pass fewer, or leave it out.")
+            raise ArgumentError(name, "must be at most the number of samples", found, "Pass fewer, or leave it out.")
         return np.sort(rng.permutation(total)[:count])
 
     train = choose("num_train", num_train, len(dataset.train_labels))
@@ -95,7 +95,7 @@ def shrunk(dataset: Dataset, shrink: int) -> Dataset:
         shrink: pixels of a block's side, a factor of both sides; 1 changes nothing.
 
     Raises:
-        ArgumentError: samples that are no such images.
+        ArgumentError: samples that are not such images.
     """
     check.at_least(1, shrink=shrink)
     if shrink == 1:

@@ -1,16 +1,17 @@
-"""A data set of your own: a table (.csv, .parquet), arrays (.npz), or one of the Hugging Face hub (hf:NAME), with the
-site of each sample where it is known.
+"""A data set of your own: a table (.csv, .parquet), arrays (.npz), or one of the Hugging Face hub (hf:NAME).
 
-    .csv, .parquet    a row a sample: a column of labels, perhaps one of sites, and numbers in all others; or, in a
-                      .parquet file, one column of lists of numbers, as long in each row
+A file may name the site of each sample, for instance a hospital; a site then becomes a node.
+
+    .csv, .parquet    a row for each sample: a column of labels, perhaps one of sites, and numbers in all others; or,
+                      in a .parquet file, one column of lists of numbers, of the same length in each row
     .npz              `inputs`, `labels` and perhaps `sites`; or, split by yourself, `train_inputs`, `train_labels`,
                       `test_inputs`, `test_labels` and perhaps `train_sites`
-    hf:NAME           a data set by the name (or the folder) that `datasets.load_dataset` takes, perhaps hf:NAME:CONFIG:
-                      columns as in a table, or one of images; its own test split, if it has one
+    hf:NAME           a data set by the name (or folder) for `datasets.load_dataset`, perhaps hf:NAME:CONFIG: columns
+                      as in a table, or a column of images; its own test split, if it has one
 
 Labels and sites are integers or text. Their distinct values, in ascending order, are the classes 0, 1, ... and the
-names of the sites. Numbers are taken as they are: bring them to about [-1, 1] by constants that are public, or the
-scale tells what the sites hold.
+names of the sites. Numbers are not rescaled: bring them to about [-1, 1] by public constants. A scale computed from the
+data would reveal something about them.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ _HUB = "hf:"
 
 
 def is_file(dataset: str) -> bool:
-    """Tell data of one's own, a file or a name behind hf:, from a data set's name."""
+    """Tell your own data, a file or a name after hf:, from the name of a known data set."""
     return dataset.endswith((".csv", ".npz", ".parquet")) or dataset.startswith(_HUB)
 
 
 def has_columns(dataset: str) -> bool:
-    """Tell data of one's own whose columns have names."""
+    """Tell whether this is your own data with named columns."""
     return is_file(dataset) and not dataset.endswith(".npz")
 
 
@@ -54,15 +55,15 @@ def load_file(
 
     Args:
         path: the file; `~` is expanded. Or hf:NAME, which needs the packages of the extra `data`.
-        label_column, site_column: names of columns, but for .npz files. None: no column says the site.
-        test_split: share of the samples that test, in (0, 1), where the file is not split. They are taken evenly from
+        label_column, site_column: names of columns; not used for .npz files. None: no column of sites.
+        test_split: share of the samples for testing, in (0, 1), if the file is not split. They are taken evenly from
             each site and label, in the order of the file, the same ones each time.
 
     Returns:
-        The data set; sites are its `train_writers`, with names. A test sample's site is forgotten.
+        The data set; sites are its `train_writers`, with names. Sites of test samples are dropped.
 
     Raises:
-        ArgumentError: the file cannot be read, lacks a column or an array, or holds what is no number.
+        ArgumentError: the file cannot be read, lacks a column or an array, or holds something that is not a number.
 
     Examples:
         >>> import tempfile
@@ -102,18 +103,18 @@ def load_file(
 
 
 def read_by_site(path: str, names: Sequence[str], argument: str) -> tuple[float, ...]:
-    """A number above 0 for each site, from a .csv file: a heading, then a site's name and its number a row.
+    """Read a number above 0 for each site from a .csv file: a heading, then rows with a site's name and its number.
 
     Args:
         path: the file; `~` is expanded.
         names: of all sites, in the order of the nodes.
-        argument: for errors.
+        argument: name of the option, for errors.
 
     Returns:
         The numbers in the order of the names.
 
     Raises:
-        ArgumentError: the file cannot be read, or a site has no row, several, or none with a number above 0.
+        ArgumentError: the file cannot be read, or a site has no row, several rows, or no number above 0.
     """
     requirement, form = "must be a .csv file with a site and its number a row", "Write a heading, then Oslo,2.5 a row."
     try:
@@ -129,7 +130,7 @@ def read_by_site(path: str, names: Sequence[str], argument: str) -> tuple[float,
             raise ArgumentError(argument, requirement, f"{path} has a row of {len(row)}: {', '.join(row)[:80]}", form)
         name, text = row
         if name not in names:
-            found = f"{path} has {name}, which is none"
+            found = f"{path} has {name}, which is not a site"
             raise ArgumentError(argument, "must name sites of the data", found, f"The sites are {sites}.")
         if name in numbers:
             raise ArgumentError(argument, "must name each site once", f"{path} has {name} twice", "Remove a row.")
@@ -159,7 +160,7 @@ def _read(path: str, roles: Mapping[str, str | None]) -> dict[str, np.ndarray]:
 
 
 def _csv_columns(file: Path) -> dict[str, tuple[str, ...]]:
-    """The columns of a table of texts."""
+    """The columns of a .csv table, as text."""
     with file.open(newline="", encoding="utf-8-sig") as lines:
         heading, *rows = list(csv.reader(lines)) or [[]]
     rows = [row for row in rows if row]
@@ -174,7 +175,7 @@ def _csv_columns(file: Path) -> dict[str, tuple[str, ...]]:
 
 
 def _parquet_columns(file: Path) -> dict[str, np.ndarray]:
-    table = _imported("pyarrow.parquet").ParquetFile(file).read()  # this file alone, whatever its folder is called
+    table = _imported("pyarrow.parquet").ParquetFile(file).read()  # a folder's name is no column here
     return {name: _of_arrow(table.column(name)) for name in table.column_names}
 
 
@@ -186,21 +187,21 @@ def _of_arrow(column: Any) -> np.ndarray:
     if kind == column.type:
         return column.to_numpy()
     values = column.to_pylist()
-    if hasattr(column.type, "index_type"):  # a dictionary: values that are numbered
+    if hasattr(column.type, "index_type"):  # dictionary encoding: numbered values
         return np.array(values, object)
     return np.array(values, kind.to_pandas_dtype())
 
 
 def _of_hub(name: str, roles: Mapping[str, str | None]) -> dict[str, np.ndarray]:
-    """The splits train and test of a data set of the hub, or the first of them whole."""
+    """The splits train and test of a data set of the hub, or train alone, to be split later."""
     path, _, config = name.removeprefix(_HUB).partition(":")
     datasets = _imported("datasets")
     try:
         splits = datasets.load_dataset(path, config or None)
         if "train" not in splits:
-            raise ValueError(f"it has the splits {', '.join(splits)}, and no train")
+            raise ValueError(f"it has the splits {', '.join(splits)}, but no train")
         parts = {split: _hub_columns(splits[split]) for split in ("train", "test") if split in splits}
-    except Exception as error:  # of a hub, its files and their formats
+    except Exception as error:  # errors of the hub, of its files and of their formats
         found = f"{name}: {next(iter(str(error).splitlines()), type(error).__name__)}"
         raise ArgumentError("dataset", "must be a data set that can be loaded", found, "Check the name.") from None
     train = _of_columns(name, parts["train"], roles)
@@ -233,7 +234,7 @@ def _of_columns(source: str, columns: Mapping[str, Any], roles: Mapping[str, str
     for argument, column in roles.items():
         if column is not None and column not in columns:
             found = f"{source} has {', '.join([*columns][:9])}" + (" and more" if len(columns) > 9 else "")
-            raise ArgumentError(argument, f"must be a column; {column} is none", found, "Name one of them.")
+            raise ArgumentError(argument, f"must be a column; {column} is not one", found, "Name one of them.")
     label, site = roles["label_column"], roles["site_column"]
     others = {name: values for name, values in columns.items() if name not in (label, site)}
     blocks = [name for name, values in others.items() if getattr(values, "ndim", 1) > 1]
@@ -248,7 +249,7 @@ def _of_columns(source: str, columns: Mapping[str, Any], roles: Mapping[str, str
 
 
 def _kinds(source: str, name: str, values: Any) -> np.ndarray:
-    """Integers where all are, else text: their order is that of classes and nodes."""
+    """Integers if all are, else text; their order is that of classes and nodes."""
     listed = values.tolist() if isinstance(values, np.ndarray) else values
     for number, value in enumerate(listed, start=2):
         if value is None or value != value:

@@ -1,4 +1,4 @@
-"""Models made of layers, fast with parameters of their own at every node; most have gradients in factored form."""
+"""Models made of layers, fast with own parameters at every node; most give gradients as factors (`layers`)."""
 
 from jaxfl.models.classification import Model, binary_classification, classification, sequential
 from jaxfl.models.networks import cnn, dzofl_cnn, lenet, mlp

@@ -1,4 +1,4 @@
-"""Sequential models, and the tasks of classifying with one: by a logit a class, or two classes by one logit."""
+"""Sequential models, and classification tasks for them: one logit for each class, or one logit for two classes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jaxfl.models.layers import Layer, elementwise
 
 
 class Model(NamedTuple):
-    """Layers run one after the other. Some of them in a row are a model again: `Model(model.layers[:3])`.
+    """Layers run one after the other. Consecutive layers are a model again: `Model(model.layers[:3])`.
 
     Attributes:
         layers: (name, layer) pairs, input side first; a name is the key of the layer's parameters and of its state.
@@ -40,7 +40,7 @@ class Model(NamedTuple):
 
     @property
     def has_training_mode(self) -> bool:
-        """True where a layer differs in training and evaluation: batch normalization or dropout."""
+        """True if a layer differs in training and evaluation: batch normalization or dropout."""
         return any(layer.train is not None for _, layer in self.layers)
 
     def init(self, key: Array) -> dict[str, PyTree]:
@@ -49,25 +49,25 @@ class Model(NamedTuple):
         return {} if init is None else init(key)
 
     def init_state(self) -> dict[str, PyTree]:
-        """Layer name -> its state beside parameters; layers without a training mode have no entry."""
+        """Layer name -> its state beside parameters; layers that do not differ in training have no entry."""
         init_state = self.as_layer.init_state
         return {} if init_state is None else init_state()
 
     def apply(self, params: PyTree, inputs: Array) -> Array:
-        """(b, *sample) -> (b, ...) outputs of the last layer in evaluation.
+        """(b, *sample) -> (b, ...) outputs of the last layer, in evaluation mode.
 
-        `params` are as `init` makes them; with a training mode they are `Variables`.
+        `params` are as `init` makes them; `Variables` if the model has a training mode.
         """
         return self.as_layer.apply(params, inputs)
 
     def apply_train(
         self, params: dict[str, PyTree], state: dict[str, PyTree] | None, inputs: Array, weights: Array, key: Array
     ) -> tuple[Array, dict[str, PyTree]]:
-        """`apply` as in training.
+        """`apply` in training mode.
 
         Args:
             params: as `init` makes them.
-            state: as `init_state` makes it; None for a new one made of this batch alone.
+            state: as `init_state` makes it; None computes a new one from this batch alone.
             inputs: (b, *sample), float32.
             weights: (b,), float32; samples of weight 0 are padding and do not count in batch statistics.
             key: typed; layer number i gets `leaf_key(key, i)`.
@@ -83,16 +83,18 @@ class Model(NamedTuple):
     def apply_tapped(
         self, params: dict[str, PyTree], inputs: Array, taps: Sequence[Array] | None
     ) -> tuple[Array, tuple[Array, ...], tuple[Array, ...], Array]:
-        """`apply` with `taps` added to the output of each layer that has parameters, or where its `Layer.tapped` says.
+        """`apply` with `taps` added to the output of each layer with parameters, or where its `Layer.tapped` adds it.
+
+        The gradient with respect to a tap is the error there, a factor of the layer's gradient.
 
         Args:
             params: as `init` makes them; the model has no training mode.
             inputs: (b, *sample), float32.
-            taps: one array for each layer with parameters, in the shape of what it is added to; None for zeros.
+            taps: one array for each layer with parameters, in the shape of the values it is added to; None for zeros.
 
         Returns:
             (outputs of the last layer, factor inputs and tapped values of each layer with parameters, is_finite (b,)).
-            Factor inputs are finite: other numbers count as 0 from there on, and the sample's is_finite is False.
+            Factor inputs are finite: a number that is not finite is replaced by 0, and the sample's is_finite is False.
         """
         layer_inputs, layer_outputs, is_finite = [], [], jnp.ones(inputs.shape[0], bool)
         for name, layer in self.layers:
@@ -130,7 +132,7 @@ def sequential(layers: Sequence[tuple[str, Layer]]) -> Model:
     names = [name for name, _ in layers]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ArgumentError("layers", "must have names of their own", f"got {twice[0]!r} twice", "Rename one.")
+        raise ArgumentError("layers", "must have different names", f"got {twice[0]!r} twice", "Rename one.")
     if all(layer.init is None for _, layer in layers):
         raise ArgumentError("layers", "must hold a layer with parameters", f"got {names}", "Add a dense layer.")
     return Model(tuple(layers))
@@ -147,24 +149,24 @@ def classification(
 
     Args:
         model: outputs (b, classes) logits.
-        preprocess: applied to the raw inputs first; without trainable parameters.
+        preprocess: function applied to the raw inputs first; it has no trainable parameters.
         node_loop: see `jaxfl.core.node_loop`. Default: for a model with convolutions or LSTMs on a CPU "map", or
-            "devices:map" where that has several devices; else "vmap".
+            "devices:map" if the CPU has several devices; else "vmap".
         compute_dtype: "float32", or "bfloat16" to run the layers on rounded parameters and inputs, which is faster
-            where the machine multiplies bfloat16. Parameters, gradients, losses, model state, and the statistics of
+            on hardware that multiplies bfloat16. Parameters, gradients, losses, model state, and the statistics of
             normalizations stay float32.
 
     Returns:
         A task with metrics "loss" and "accuracy", blocks and factored layers named as the model's layers; no factored
-        layers where a layer with parameters has no factored form. A model with batch normalization or dropout gives a
+        layers if any layer with parameters has no factored form. A model with batch normalization or dropout gives a
         task with `train_loss`, which has no factored layers. Convolutions, LSTMs and batch normalization in training
         have gradients of their own, so that forward mode (`jax.jvp`, `jax.hessian`) does not work with them.
 
     Guarantees:
         - factors agree with per-sample gradients.
-        - errors belong to the summed loss.
+        - errors are derivatives of the summed loss.
         - in bfloat16, losses and gradients are float32 and near those of float32.
-        - a part of all blocks is the task; any part has the task's losses, and its gradients by what it trains.
+        - a part of all blocks is the task; any part has the task's losses, and its gradients for the blocks it trains.
         - a part's frozen blocks keep their statistics.
 
     Examples:
@@ -223,7 +225,7 @@ def classification(
             return losses.sum(), (jnp.where(is_finite, losses, jnp.nan), layer_inputs)
 
         zeros = tuple(jnp.zeros(shape.shape, shape.dtype) for shape in shapes)
-        # Gradients to what all devices of a shard_map have in common would be sums over these.
+        # Gradients for values that all devices of a shard_map share would be sums over the devices.
         zeros = varying_like(zeros, params, inputs)
         errors, (losses, layer_inputs) = jax.grad(summed_loss, has_aux=True)(zeros)
         return losses, Factors(inputs=widen(layer_inputs), errors=widen(errors))
@@ -256,11 +258,11 @@ def binary_classification(
     """The task of predicting int32 labels 0 or 1 with sigmoid cross entropy.
 
     Sigmoid cross entropy of a logit z is softmax cross entropy of the two logits 0 and z, of which the second is the
-    largest where z > 0. So this is `classification` of a model with a logit 0 put in front of its own.
+    largest where z > 0. So this is `classification` with a logit 0 put in front of the model's own.
 
     Args:
         model: outputs (b, 1) logits.
-        preprocess: as of `classification`.
+        preprocess: as for `classification`.
         node_loop: likewise.
         compute_dtype: likewise.
 
@@ -308,12 +310,12 @@ def _part(
     in_front = [position for position in blocks if position < first]
     cut = 0
     if in_front:
-        # Layers without parameters go to the frozen side, where pooling leaves less to store; but not dropout, which
-        # draws anew in each step, nor layers behind it.
+        # Layers without parameters go to the frozen side, where pooling leaves less to store. Dropout, which draws anew
+        # in each step, and layers after it do not.
         between = range(in_front[-1] + 1, first)
         cut = next((position for position in between if model.layers[position][1].train is not None), first)
 
-    # Layers that are elsewhere let their inputs pass: so the others keep their numbers, of which their keys are made.
+    # Layers of the other side pass their inputs on, so that all layers keep their numbers, which make their keys.
     elsewhere = elementwise(lambda inputs: inputs)
     front = Model(tuple((name, layer if i < cut else elsewhere) for i, (name, layer) in enumerate(model.layers)))
     rest = Model(
@@ -345,7 +347,7 @@ def _part(
 
 
 def _evaluating(layer: Layer) -> Layer:
-    """A layer that evaluates, and keeps its state, where others train."""
+    """The layer in evaluation mode, with a fixed state, also in training."""
     if layer.train is None:
         return layer
 
@@ -358,7 +360,7 @@ def _evaluating(layer: Layer) -> Layer:
 def _finite(inputs: Array, is_finite: Array) -> tuple[Array, Array]:
     """Replace numbers that are not finite by 0, and mark samples that have been finite up to here.
 
-    Done where a layer's input is made, it fuses with that; on stored factors it would copy each of them.
+    This is done where a layer's input is computed, so that XLA fuses it. On stored factors it would copy each of them.
     """
     if not jnp.issubdtype(inputs.dtype, jnp.floating):
         return inputs, is_finite

@@ -1,4 +1,4 @@
-"""Layers made of layers: whole models, blocks whose parts do not simply run one after the other, HeteroFL's scaler."""
+"""Layers made of layers: blocks whose parts do not simply run one after the other, and HeteroFL's scaler."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def composite(parts: Mapping[str, Layer], forward: Callable[[Run, Array], Array]
     """One layer made of named ones.
 
     Args:
-        parts: name -> layer; its name is the key of a part's parameters and of its state.
+        parts: name -> layer; the name is the key of the part's parameters and of its state.
         forward: (run, inputs) -> outputs, where `run(name, inputs)` runs a part; it must run every part once. It is
             written once for training and evaluation.
 
     Returns:
-        A layer without factored form. It has `train` where a part has; part number i then gets `leaf_key(key, i)`.
+        A layer without factored form. It has `train` if any part has; part number i then gets `leaf_key(key, i)`.
 
     Guarantees:
-        - state, weights and a key of its own reach every part.
+        - every part gets its state, the weights and a key of its own.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -81,16 +81,16 @@ def composite(parts: Mapping[str, Layer], forward: Callable[[Run, Array], Array]
 
 
 def scaled(layer: Layer, ratio: float) -> Layer:
-    """A layer that in training gets its inputs divided by `ratio`.
+    """The layer, but in training its inputs are divided by `ratio`.
 
-    A model that keeps the first channels of every layer adds up fewer terms than the full one, in which its parameters
-    are averaged with others and evaluated. HeteroFL therefore divides a convolution's outputs by the share of channels
-    that are there, before normalization, in training alone.
+    A model that keeps the first channels of every layer adds up fewer terms than the full model, into which its
+    parameters are averaged. HeteroFL therefore divides a convolution's outputs by the share of channels that are kept,
+    before normalization, in training alone.
 
     Args:
-        layer: any; its parameters keep their names, and so does its state. One without state gets an empty one, since
-            training and evaluation now differ.
-        ratio: share of the channels that are there, above 0.
+        layer: any; its parameters keep their names, and so does its state. A layer without state gets an empty one,
+            because training and evaluation now differ.
+        ratio: share of the channels that are kept, above 0.
 
     Raises:
         ArgumentError: a ratio that is not positive.

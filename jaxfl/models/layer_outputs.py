@@ -1,4 +1,4 @@
-"""Outputs of chosen layers of a model, for looking at representations."""
+"""Outputs of chosen layers of a model, for the study of representations."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from jaxfl.models.classification import Model
 
 
 def layer_outputs(model: Model, params: PyTree, inputs: Array, names: Sequence[str]) -> dict[str, Array]:
-    """The outputs of named layers in evaluation, in one pass that ends behind the last of them.
+    """The outputs of named layers in evaluation, in one pass that ends after the last of them.
 
-    For parameters of many nodes, `jax.vmap` over them. In `jaxfl.models.resnet20` the output of "stem" is the paper's
-    Conv 1, and behind Conv 3, 7, 15 and 19 come the outputs of "block_1_1", "block_1_3", "block_3_1" and "block_3_3": a
-    block ends with the sum and the ReLU behind its second convolution.
+    For parameters of many nodes, use `jax.vmap`. In `jaxfl.models.resnet20` the output of "stem" is Conv 1 of
+    EmbracingFL's paper; its Conv 3, 7, 15 and 19 are followed by the outputs of "block_1_1", "block_1_3", "block_3_1"
+    and "block_3_3": a block ends with the sum and the ReLU after its second convolution.
 
     Args:
         model: any.
@@ -30,7 +30,7 @@ def layer_outputs(model: Model, params: PyTree, inputs: Array, names: Sequence[s
 
     Guarantees:
         - the outputs of the last layer are those of `Model.apply`.
-        - layers behind the last named one do not run.
+        - layers after the last named one do not run.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -43,11 +43,11 @@ def layer_outputs(model: Model, params: PyTree, inputs: Array, names: Sequence[s
     layers = [name for name, _ in model.layers]
     for name in names:
         if name not in layers:
-            raise ArgumentError("names", f"must be some of {', '.join(layers)}", f"got {name!r}", "Name layers of it.")
+            raise ArgumentError("names", f"must be some of {', '.join(layers)}", f"got {name!r}", "Name some of these.")
     if not names:
         raise ArgumentError("names", "must hold at least one layer", "got none", f"Choose among {', '.join(layers)}.")
     if model.has_training_mode and not isinstance(params, Variables):
-        requirement = "must be Variables, for the model has batch normalization or dropout"
+        requirement = "must be Variables, because the model has batch normalization or dropout"
         found = f"got {type(params).__name__}"
         raise ArgumentError("params", requirement, found, "Pass Variables(params=..., model_state=...).")
     own_params, states = (params.params, params.model_state) if isinstance(params, Variables) else (params, {})

@@ -2,9 +2,9 @@
 
 A layer is a `Layer`; a model is an ordered list of named ones (`jaxfl.models.classification`). The factored form
 (`jaxfl.core.FactoredLayer`) gives norms and weighted sums of per-sample gradients from the layer's inputs and the
-errors at its outputs, without forming a gradient for each sample. Their products have the highest precision. By default
-accelerators round the factors of products to fewer bits, with which a clipped gradient exceeded its bound by 3.2e-4 of
-it in an emulation.
+errors at its outputs, without forming a gradient for each sample. Products of factors have the highest precision: by
+default accelerators round the factors to fewer bits, with which a clipped gradient exceeded its bound by a relative
+3.2e-4 in an emulation.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Layer(NamedTuple):
 
     Attributes:
         init: key -> parameters, for most {"kernel": ..., "bias": ...}; None for a layer without parameters.
-        apply: (params or None, inputs (b, ...)) -> outputs (b, ...). Of a layer with `train` this is evaluation, and
-            the first argument is `Variables` of its parameters and state.
+        apply: (params or None, inputs (b, ...)) -> outputs (b, ...). For a layer with `train` this is evaluation,
+            and the first argument is `Variables` of its parameters and state.
         factored: (name, input_is_sample) -> FactoredLayer; None for a layer without parameters or without such a form.
-        fills_caches: whether one node fills a CPU's caches, so that nodes are best run one after the other there.
+        fills_caches: whether one node fills a CPU's caches, so that nodes run best one after the other there.
         init_state: () -> its state beside parameters, empty for dropout; None without `train`.
         train: (params or None, state, inputs (b, ...), weights (b,), key) -> (outputs, new state). Samples of weight 0
-            are padding. Without a state (None) the new one is made of this batch alone. None where training is `apply`.
+            are padding. Without a state (None) the new one comes from this batch alone. None if training is `apply`.
         tapped: (params, inputs, tap or None) -> (outputs, factor inputs, pre-activations): `apply` with a tap added to
             the pre-activations, for a layer whose factors are not its inputs and the errors at its outputs; else None.
     """
@@ -58,7 +58,7 @@ def normal_kernel(key: Array, shape: tuple[int, ...], scale: float = 1.0) -> Arr
     Guarantees:
         - kernels start as those of jax.nn.initializers.
     """
-    # Drawn flat and by one kernel: jax.nn.initializers' loop over (32, 10) numbers took LLVM 1.5 s to compile.
+    # Drawn flat, in one kernel: LLVM took 1.5 s to compile jax.nn.initializers' loop over (32, 10) numbers.
     deviation = jnp.sqrt(jnp.float32(scale / math.prod(shape[:-1]))) / jnp.float32(0.87962566103423978)
     flat = jax.random.truncated_normal(one_kernel(key), -2, 2, (math.prod(shape),), jnp.float32)
     return (flat * deviation).reshape(shape)
@@ -86,7 +86,7 @@ def activation(name: str) -> Layer:
 
 
 def reshape(sample_shape: tuple[int, ...]) -> Layer:
-    """Each sample in another shape; adds a missing channel axis or flattens.
+    """Give each sample another shape; adds a missing channel axis, for instance, or flattens.
 
     Examples:
         >>> reshape((784,)).apply(None, jnp.zeros((2, 28, 28, 1))).shape
@@ -112,7 +112,7 @@ def max_pool(window: tuple[int, int] = (2, 2)) -> Layer:
 
 
 def group_norm(channels: int, num_groups: int) -> Layer:
-    """Groups of channels of each sample brought to mean 0 and variance 1; see `jaxfl.models.normalization`."""
+    """Bring groups of channels of each sample to mean 0 and variance 1; see `jaxfl.models.normalization`."""
 
     def apply(params, inputs):
         return normalization.group_norm(inputs, params["scale"], params["bias"], num_groups)
@@ -126,17 +126,17 @@ def group_norm(channels: int, num_groups: int) -> Layer:
 
 
 def batch_norm(channels: int, *, momentum: float = 0.9, tracked: bool = True, eps: float = 1e-5) -> Layer:
-    """Each channel brought to mean 0 and variance 1 over the batch, then scaled and shifted.
+    """Bring each channel to mean 0 and variance 1 over the batch, then scale and shift it.
 
-    Its state is {"mean": (channels,), "var": (channels,)}, float32, with which it evaluates. Statistics are those of
+    Its state is {"mean": (channels,), "var": (channels,)}, float32, which evaluation uses. Statistics are those of
     `jaxfl.models.normalization.batch_statistics`, over the samples whose weight is not 0. Forward mode (`jax.jvp`) does
     not work in training.
 
     Args:
         channels: size of the last axis of the inputs (b, ..., channels).
         momentum: share of the old statistics in the new ones, new = momentum * old + (1 - momentum) * batch's.
-        tracked: False leaves the state as it is while training, as "static" batch normalization does, whose statistics
-            are taken from a calibration set before evaluation: `jaxfl.core.tasks.calibrated_state`.
+        tracked: False leaves the state as it is while training. This is "static" batch normalization, whose statistics
+            come from a calibration set before evaluation: `jaxfl.core.tasks.calibrated_state`.
         eps: added to the variance.
 
     Guarantees:
@@ -170,25 +170,25 @@ def batch_norm(channels: int, *, momentum: float = 0.9, tracked: bool = True, ep
     def train(params, state, inputs, weights, key):
         otherwise = init_state() if state is None else state
         results = normalization.normalize_batch(inputs, weights, params["scale"], params["bias"], otherwise, eps)
-        outputs, statistics = cast(tuple[Array, PyTree], results)  # the type checker knows nothing of a custom_vjp's
+        outputs, statistics = cast(tuple[Array, PyTree], results)  # a custom_vjp hides the type
         if state is None:
             return outputs, statistics
         if not tracked:
             return outputs, state
-        # In this form statistics that equal the old ones change nothing at all.
+        # In this form, statistics equal to the old ones change no bit.
         return outputs, jax.tree.map(lambda old, new: old + (1.0 - momentum) * (new - old), state, statistics)
 
     return Layer(init=lambda key: _scale_and_bias(channels), apply=apply, init_state=init_state, train=train)
 
 
 def dropout(rate: float) -> Layer:
-    """Each number set to 0 with probability `rate` while training, the others divided by 1 - rate.
+    """Set each number to 0 with probability `rate` while training, and divide the others by 1 - rate.
 
     Args:
         rate: in [0, 1).
 
     Guarantees:
-        - numbers are kept independently with probability 1 - rate, and unbiased.
+        - numbers are kept independently with probability 1 - rate, and their means stay the same.
         - evaluation changes nothing.
 
     References:
@@ -212,7 +212,7 @@ def dense(in_features: int, out_features: int) -> Layer:
         out_features: size of the output.
 
     Guarantees:
-        - its factored form agrees with per-sample gradients and never forms them, `per_sample` apart.
+        - its factored form agrees with per-sample gradients and never forms them, except in `per_sample`.
 
     Examples:
         >>> layer = dense(3, 2)
@@ -272,8 +272,8 @@ def conv(
         strides: steps along height and width.
         padding: "SAME" or "VALID".
 
-    A sample's gradient is a sum over positions of input row times error. How its norms are rounded up is said in
-    `jaxfl.models.kernels.norms`.
+    A sample's gradient is a sum over positions of input row times error. `jaxfl.models.kernels.norms` says how its
+    norms are rounded up.
 
     Guarantees:
         - its factored form agrees with per-sample gradients.
@@ -325,7 +325,7 @@ def _zeros(count: int) -> Array:
 
 
 def _add_bias(outputs: Array, bias: Array) -> Array:
-    """outputs (..., features) + bias (features,); in float32, for so its gradient, a long sum, is one in float32."""
+    """outputs (..., features) + bias (features,), in float32, so that its gradient, a long sum, is in float32, too."""
     wide_outputs, wide_bias = normalization.at_least_float32(outputs), normalization.at_least_float32(bias)
     return (wide_outputs + wide_bias.reshape((1,) * (outputs.ndim - 1) + bias.shape)).astype(outputs.dtype)
 

@@ -1,7 +1,7 @@
 """LSTMs that read a sequence in both directions.
 
-Gradients come in factored form: they are sums over time of outer products. The factors are the inputs of the gates at a
-step (input, previous hidden state, 1) and the error at their pre-activations. `Layer.tapped` returns them.
+Gradients come in factored form: they are sums over time of outer products. The factors at a step are the inputs of the
+gates (input, previous hidden state, 1) and the errors at their pre-activations. `Layer.tapped` returns them.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def bidirectional_lstm(
     Glorot uniform, recurrent kernels orthogonal, biases zero. Inputs are multiplied before the loop over time, for all
     steps at once, and so is the gradient to the recurrent kernel after it. Forward mode (`jax.jvp`) does not work.
 
-    Its factors (`jaxfl.core.FactoredLayer`) are, at each position of the sequence, the input and the two hidden states
-    that enter there, (b, t, in_features + 2 * units), and the errors at z, (b, t, 2, 4 * units).
+    Its factors (`jaxfl.core.FactoredLayer`) are, at each position of the sequence, the input and both hidden states
+    before it, (b, t, in_features + 2 * units), and the errors at z, (b, t, 2, 4 * units).
 
     Args:
         in_features: numbers in a step of the input.
@@ -52,8 +52,8 @@ def bidirectional_lstm(
         whole_sequence: False returns the last hidden state of each direction, (b, 2 * units), from the start first;
             True those of every position, (b, t, 2 * units).
         unit_forget_bias: whether the forget gates' biases start at 1, so that states are kept at first.
-        frozen_steps: number of inputs that each direction reads first as constants, by parameters that are constants
-            there: truncated back-propagation. The values stay the same. With it there is no factored form.
+        frozen_steps: number of steps that each direction reads first without gradient, neither for the inputs nor for
+            the parameters: truncated back-propagation. The outputs stay the same. There is then no factored form.
 
     Raises:
         ArgumentError: a number out of range; from `apply`, sequences of another width or too short.
@@ -183,7 +183,7 @@ def bidirectional_lstm(
     def factored(name, input_is_sample):
         return FactoredLayer(
             name=name,
-            input_is_sample=False,  # the hidden states are no part of a sample, also where the inputs are one
+            input_is_sample=False,  # the hidden states are not part of the sample, even if the inputs are
             is_outer_product=False,
             squared_norm=squared_norm,
             absolute_norm=absolute_norm,
@@ -191,8 +191,8 @@ def bidirectional_lstm(
             per_sample=per_sample,
         )
 
-    # With 4 and 8 nodes one after the other, gradients took 0.6 to 0.7 of the processor's time of all at once, and an
-    # eighth to a quarter of the memory (two cores, 64 steps, 64 and 256 units): one fills the caches, as a convolution.
+    # Gradients of 4 and 8 nodes one after the other took 0.6 to 0.7 of the processor time of all at once, and an eighth
+    # to a quarter of the memory (two cores, 64 steps, 64 and 256 units): one node fills the caches, like convolutions.
     if frozen_steps:
         return Layer(init=init, apply=apply, fills_caches=True)
     return Layer(init=init, apply=apply, factored=factored, fills_caches=True, tapped=tapped)
@@ -242,9 +242,9 @@ def _states(projections: Array, kernel: Array, start: tuple[Array, Array]) -> tu
 def _run(projections: Array, kernel: Array, start: tuple[Array, Array]) -> Array:
     """Hidden states (t, 2, b, u) from projections (t, 2, b, 4u), recurrent kernels (2, u, 4u) and the states before.
 
-    Automatic differentiation would add up the gradient to the kernels step by step, where one product over all steps
-    does, and keep every intermediate result of a step, where pre-activations and cells do. This takes a quarter less
-    memory and, on a busy CPU, 0.9 to 1.0 of the time. Forward mode (`jax.jvp`) does not work.
+    Automatic differentiation would add up the gradient to the kernels step by step and keep every intermediate result.
+    The rule here takes one product over all steps and keeps pre-activations and cells alone. This saves a quarter of
+    the memory and takes 0.9 to 1.0 of the time on a busy CPU. Forward mode (`jax.jvp`) does not work.
     """
     return _states(projections, kernel, start)[0]
 

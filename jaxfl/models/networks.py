@@ -115,8 +115,8 @@ def lenet(sample_shape: tuple[int, int, int] = (28, 28, 1), num_classes: int = 1
     Args:
         sample_shape: (height, width, channels) of an image, as for `cnn`.
         num_classes: number of logits.
-        padding: of the first convolution. "SAME" for digits of 28x28, which the original widened to 32x32; "VALID" for
-            images of 32x32. The second convolution has none.
+        padding: of the first convolution. "SAME" for digits of 28x28, which the original padded to 32x32; "VALID" for
+            images of 32x32. The second convolution has no padding.
 
     Raises:
         ArgumentError: a number or padding out of range, or an image too small for the windows.
@@ -166,7 +166,7 @@ def dzofl_cnn(
     channels: tuple[int, int] = (20, 40),
     window: int = 7,
 ) -> Model:
-    """Two convolutions without padding, one 2x2 max-pooling behind them, a dense layer: DZOFL's network.
+    """Two convolutions without padding, then one 2x2 max-pooling and a dense layer: DZOFL's network.
 
     Layers are "conv_1", "conv_2", "dense_1"; kernels start LeCun normal, biases at zero, as in flax.
 

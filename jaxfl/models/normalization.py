@@ -1,7 +1,7 @@
-"""Normalization of groups of channels, one sample at a time, and of channels, over the samples of a batch.
+"""Group normalization, of groups of channels of one sample, and batch normalization, of channels over a batch.
 
-Group normalization leaves every sample a gradient of its own. Batch normalization mixes the samples of a batch, so that
-a sample's gradient, and with it a bound on one sample's influence, does not exist.
+With group normalization every sample has a gradient of its own. Batch normalization mixes the samples of a batch: there
+is no gradient of a single sample, and so no bound on its influence.
 
 Statistics are float32 whatever the inputs are.
 """
@@ -23,7 +23,7 @@ from jaxfl.models.kernels import position_sums, suits_gpu
 
 
 def group_norm(inputs: Array, scale: Array, bias: Array, num_groups: int, eps: float = 1e-6) -> Array:
-    """Each sample's groups of neighboring channels brought to mean 0 and variance 1, then scaled and shifted.
+    """Bring each sample's groups of neighboring channels to mean 0 and variance 1, then scale and shift them.
 
     Statistics run over the positions and channels of one group of one sample.
 
@@ -43,11 +43,10 @@ def group_norm(inputs: Array, scale: Array, bias: Array, num_groups: int, eps: f
     Guarantees:
         - equals flax GroupNorm in value and in every gradient.
         - a sample's output does not depend on other samples.
-        - accurate where the mean is large against the deviation, unlike the mean of squares less the squared mean.
+        - accurate even if the mean is large against the deviation, unlike the mean of squares minus the squared mean.
 
     Edge cases:
-        A group whose numbers are all equal (as where it holds one number) becomes the bias, with gradients that stay
-        finite.
+        A group whose numbers are all equal (or that holds one number) becomes the bias; its gradients stay finite.
 
     Examples:
         >>> image = jnp.array([1.0, 3.0, 10.0, 30.0]).reshape(1, 1, 1, 4)
@@ -66,7 +65,7 @@ def group_norm(inputs: Array, scale: Array, bias: Array, num_groups: int, eps: f
 
     def group_mean(values):
         """(b, rows, columns, channels) -> (b, 1, 1, channels), the mean of its group at each channel."""
-        # Positions first: sums over all but the innermost axis are vectorized on a CPU, which groups there would undo.
+        # Positions first: a CPU vectorizes sums over all axes but the innermost, unless that is split into groups.
         sums = values.sum(axis=(1, 2)).reshape(batch, num_groups, group_size).sum(axis=2, keepdims=True)
         means = sums / (values.shape[1] * values.shape[2] * group_size)
         return jnp.broadcast_to(means, (batch, num_groups, group_size)).reshape(batch, 1, 1, channels)
@@ -97,7 +96,7 @@ def batch_statistics(inputs: Array, weights: Array, otherwise: PyTree) -> PyTree
     Guarantees:
         - equals flax BatchNorm's statistics of the samples that count.
         - samples of weight 0 never count.
-        - accurate where the mean is large against the deviation.
+        - accurate even if the mean is large against the deviation.
 
     Examples:
         >>> zero_one = {"mean": jnp.zeros(1), "var": jnp.ones(1)}
@@ -124,11 +123,12 @@ def batch_statistics(inputs: Array, weights: Array, otherwise: PyTree) -> PyTree
 
 
 def _in_one_pass(inputs: Array, mean: Callable[[Array], Array]) -> tuple[Array, Array]:
-    """Mean and variance with all numbers read once, on a GPU where memory is what takes time.
+    """Mean and variance from one reading of all numbers, for a GPU, where memory traffic takes most of the time.
 
-    `mean` gives (b, rows, ..., channels) as what can be taken off such an array. The mean of the first rows shifts all
-    numbers. Its squared distance from the mean is at most the number of rows times the variance, so that rounding costs
-    the variance no more than a few times that number of units. Differentiated, too, it reads less.
+    `mean` gives an array that broadcasts against (b, rows, ..., channels). All numbers are shifted by the mean of the
+    first rows. Its squared distance from the mean is at most the number of rows times the variance, so that rounding
+    changes the variance by no more than a few times that number of units in the last place. The gradient reads less,
+    too.
     """
     shift = lax.stop_gradient(mean(at_least_float32(inputs[:, :1])))
     differences = at_least_float32(inputs) - shift
@@ -173,15 +173,15 @@ def normalize_batch(
 ) -> tuple[Array, PyTree]:
     """`batch_norm` with the batch's own statistics: training.
 
-    Its gradient is written out, for the one that JAX finds passes over the batch more than twice as often: 1.1 ms
-    instead of 1.7 for forward and backward pass (32 images of 32x32x16, one core). So `jax.jvp` does not work.
+    Its gradient is written out, because JAX's own passes over the batch more than twice as often: 1.1 ms instead of 1.7
+    for forward and backward pass (32 images of 32x32x16, one core). `jax.jvp` therefore does not work.
 
     Args:
         inputs: (b, ..., channels), float32 or bfloat16.
-        weights: (b,), as for `batch_statistics`; constants, whose gradient is given as zero.
+        weights: (b,), as for `batch_statistics`; they count as constants, with gradient zero.
         scale: (channels,), of the inputs' type.
         bias: (channels,), of the inputs' type.
-        otherwise: statistics where all weights are 0; constants, too.
+        otherwise: statistics if all weights are 0; constants, too.
         eps: added to the variance.
 
     Returns:
@@ -209,7 +209,7 @@ def _normalize_batch_backward(eps, residuals, errors):
     deviations = wide - _along_channels(statistics["mean"], wide)
     bias_error = _sum_by_channel(error, ones)
     scale_error = inverse * _sum_by_channel(error * deviations, ones)
-    # Errors at the mean and the variance. The mean does not act on the variance: deviations from it sum to zero.
+    # Errors at the mean and the variance. The mean has no effect on the variance: deviations from it sum to zero.
     mean_error = statistics_error["mean"] - factor * bias_error
     var_error = statistics_error["var"] - 0.5 * factor * inverse * scale_error
     through_statistics = _along_channels(mean_error, wide) + 2.0 * deviations * _along_channels(var_error, wide)
@@ -230,8 +230,8 @@ normalize_batch.defvjp(_normalize_batch_forward, _normalize_batch_backward)
 def factored_scale_and_bias(normalize: Callable[[Array], Array]) -> Callable[[str, bool], FactoredLayer]:
     """The factored form of outputs = normalize(inputs) * scale + bias, with one scale and bias for each channel.
 
-    A sample's gradients are sums over positions, of normalized input times error and of the error. They are as small as
-    one position, so that they are simply formed.
+    A sample's gradients are sums over positions: of normalized input times error, and of the error. They have one
+    number for each channel, so that they are simply formed.
 
     Args:
         normalize: inputs (b, ..., channels) -> (b, ..., channels), without parameters, each sample by itself.
@@ -291,14 +291,14 @@ def factored_scale_and_bias(normalize: Callable[[Array], Array]) -> Callable[[st
 
 
 def _shares(inputs: Array, weights: Array) -> Array:
-    """Compute the weight of each position of a sample in a mean over all, (b,), float32; 0 where no weight counts."""
+    """Compute the weight of a sample's position in a mean over all positions, (b,), float32; 0 if all weights are 0."""
     total = weights.sum()
     positions = math.prod(inputs.shape[1:-1])
     return weights / (jnp.where(total > 0, total, 1.0) * positions)
 
 
 def _sum_by_channel(values: Array, sample_weights: Array) -> Array:
-    """(b, ..., channels) -> (channels,), float32, positions first: on a CPU this is the order that is vectorized."""
+    """(b, ..., channels) -> (channels,), float32, positions first: a CPU vectorizes this order."""
     by_sample = values.sum(axis=tuple(range(1, values.ndim - 1)))
     return jnp.sum(sample_weights[:, None] * by_sample, axis=0)
 

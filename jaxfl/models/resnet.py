@@ -18,13 +18,13 @@ from jaxfl.models.kernels import convolve, geometry, patches, suits_gpu, suits_i
 from jaxfl.models.layers import Layer, normal_kernel
 
 MakeNorm = Callable[[int], Layer]
-"""number of channels -> a normalization of them."""
+"""(number of channels) -> a normalization layer for them."""
 _NORMS = ("batch", "static", "group")
 _SHORTCUTS = ("projection_all", "projection", "padding")
 
-# Channels up to which a CPU convolves with a stride rather than multiply patches. Forward and backward on a core, 32
-# images, 3x3, ms of both: 32x32, 16 to 32 channels 2.5 and 2.7; 64 to 128 32 and 41; 16x16, 128 to 256 25 and 24;
-# 8x8, 256 to 512 28 and 20. With 1x1 patches are always faster.
+# Channels up to which a CPU runs a strided convolution rather than a product of patches. Forward and backward pass on a
+# core, 32 images, 3x3, ms of the two: 32x32, 16 to 32 channels 2.5 and 2.7; 64 to 128 32 and 41; 16x16, 128 to 256 25
+# and 24; 8x8, 256 to 512 28 and 20. With 1x1 windows, patches are always faster.
 _MOST_CHANNELS_IN_PLACE = 128
 
 
@@ -50,11 +50,11 @@ def resnet18(
             without channel axis, are reshaped.
         num_classes: number of logits.
         norm: "group" normalization, which leaves every sample a gradient of its own, as privacy needs; "batch"
-            normalization with running statistics; "static", batch normalization that tracks none (see
+            normalization with running statistics; "static", batch normalization that tracks no statistics (see
             `jaxfl.models.layers.batch_norm`).
         widths: output channels of each stage.
         blocks: basic blocks of each stage.
-        groups: groups of each group normalization; layers with fewer channels take one group a channel.
+        groups: groups of each group normalization; layers with fewer channels take one group for each channel.
 
     Raises:
         ArgumentError: a number or normalization out of range, or groups that do not fit the channels or images.
@@ -107,8 +107,8 @@ def resnet20(
         groups: groups of each group normalization; layers with fewer channels take one group a channel.
         width: share in (0, 1] of the channels of every stage, rounded down; its parameters are leading slices of those
             of the full network, as `jaxfl.width_reduction` takes them.
-        scaler: HeteroFL's: in training, a convolution's outputs are divided by `width`
-            (`jaxfl.models.composite.scaled`). Give it to the full network, too, for the same model state.
+        scaler: HeteroFL's scaler: in training, a convolution's outputs are divided by `width`
+            (`jaxfl.models.composite.scaled`). Set it for the full network, too, so that the model state is the same.
 
     Raises:
         ArgumentError: as for `resnet18`; a shortcut or a width that does not fit.
@@ -146,7 +146,7 @@ def resnet20(
 
 
 def _norm_maker(norm: str, groups: int) -> MakeNorm:
-    """The normalizations of a network."""
+    """Make the function that builds a network's normalizations."""
 
     def make_norm(channels: int) -> Layer:
         if norm == "group":
@@ -161,7 +161,7 @@ def _narrow(widths: tuple[int, ...], width: float) -> tuple[int, ...]:
     check.at_least(1, **{f"widths[{stage}]": features for stage, features in enumerate(widths)})
     if not 0 < width <= 1:
         raise ArgumentError("width", "must lie in (0, 1]", f"got {width}", "Pass a share of the channels.")
-    # Rounded first, for in binary 0.29 * 100 lies below 29.
+    # Rounded first, because 0.29 * 100 is below 29 in binary.
     narrow = tuple(math.floor(round(width * features, 9)) for features in widths)
     if 0 in narrow:
         found = f"got {width} of {min(widths)}"
@@ -203,7 +203,7 @@ def _check_sizes(
     blocks: tuple[int, ...],
     groups: int | None,
 ) -> None:
-    """Refuse sizes that make no network; groups are None without group normalization."""
+    """Refuse sizes of which no network can be built; groups are None without group normalization."""
     if len(sample_shape) != 3:
         found = f"got {sample_shape}"
         raise ArgumentError("sample_shape", "must be (height, width, channels)", found, "Pass three integers.")
@@ -243,13 +243,13 @@ def conv_without_bias(in_channels: int, out_channels: int, window: int, stride: 
         in_place = suits_in_place(geom, out_channels) and out_channels <= _MOST_CHANNELS_IN_PLACE
         if stride == 1 or (window > 1 and (suits_gpu() or in_place)):
             return mark_activation(convolve(images, kernel, geom))
-        # Patches times kernel, for a stride leaves few of them.
+        # Patches times kernel, because a stride leaves few patches.
         rows = patches(images, geom)
         batch, positions, taps = rows.shape
         products = rows.reshape(batch * positions, taps) @ kernel.reshape(taps, out_channels)
         return mark_activation(products.reshape(batch, *geom.output_size, out_channels))
 
-    # Variance 2 / fan-in keeps the scale through ReLUs (He and others 2015); the papers start from it.
+    # Variance 2 / fan-in keeps the scale through ReLUs (He and others 2015); both papers initialize with it.
     return Layer(init=lambda key: {"kernel": normal_kernel(key, shape, 2.0)}, apply=apply, fills_caches=True)
 
 

@@ -1,4 +1,4 @@
-"""Text models: embedding of tokens, and the classifier that reads it with LSTMs in both directions.
+"""Text models: an embedding of tokens, and a classifier that reads it with LSTMs in both directions.
 
 The embedding's gradients come in factored form.
 """
@@ -26,16 +26,16 @@ _EMBEDDING_BOUND = 0.05
 
 
 def embedding(vocabulary: int, features: int) -> Layer:
-    """A row of a table for every token: (b, t) int32 -> (b, t, features) float32.
+    """Look up a row of a table for every token: (b, t) int32 -> (b, t, features) float32.
 
     Parameters: {"table": (vocabulary, features)}, uniform in (-0.05, 0.05) at the start, as in Keras.
 
-    A sample's gradient is zero but in the rows of its tokens, each the sum of the errors at the token's positions. Its
-    norm is computed from these sums, (b, t, features) numbers, and never from (b, vocabulary, features).
+    A sample's gradient is zero except in the rows of its tokens: such a row is the sum of the errors at the token's
+    positions. The norm is computed from these sums, (b, t, features) numbers, and never from (b, vocabulary, features).
 
     Args:
         vocabulary: number of tokens; they run from 0.
-        features: numbers that stand for a token.
+        features: numbers in the row of a token.
 
     Guarantees:
         - its factored form agrees with per-sample gradients, also where tokens repeat.
@@ -43,7 +43,7 @@ def embedding(vocabulary: int, features: int) -> Layer:
         - norms and weighted sums hold no array of b times the table.
 
     Edge cases:
-        A token outside of the vocabulary becomes NaN, so that the loss shows it.
+        A token outside the vocabulary gives NaN, so that the loss shows it.
 
     Examples:
         >>> layer = embedding(5, 2)
@@ -65,7 +65,7 @@ def embedding(vocabulary: int, features: int) -> Layer:
             found = f"got {tokens.dtype} of shape {tokens.shape}"
             raise ArgumentError("inputs", "must be integer tokens (b, t)", found, "Pass int32 tokens.")
         # Indices below zero are refused, too, rather than counted from the end.
-        table = at_least_float32(params["table"])  # for the gradient to a row sums over all places of its token
+        table = at_least_float32(params["table"])  # because the gradient to a row sums over all places of its token
         rows = table.at[tokens].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
         return rows.astype(params["table"].dtype)
 
@@ -124,12 +124,12 @@ def bilstm_classifier(
 
     Args:
         vocabulary: number of tokens; they run from 0.
-        length: tokens of a sample, padding included: like the paper's Keras layers, nothing masks it.
-        embedding_features: numbers that stand for a token.
+        length: tokens of a sample, padding included. Padding is not masked, as in the paper's Keras layers.
+        embedding_features: numbers in the row of a token.
         units: size of each direction's hidden state.
         num_outputs: 1 for a single logit, with `jaxfl.models.binary_classification`; or the number of classes, with
             `jaxfl.models.classification`.
-        dropout: rate in [0, 1); 0 leaves dropout out, and then the task has gradients of single samples.
+        dropout: rate in [0, 1); 0 leaves dropout out, so that the task has per-sample gradients, as privacy needs.
         frozen_words: number of words that each direction reads first, without gradient (`frozen_steps` of
             `bidirectional_lstm`): 128 for the paper's weak clients. The parameters are the same.
 

@@ -1,4 +1,4 @@
-"""Training: cases and measures, one loop for all lanes of a sweep, checkpoints, and what a run leaves on disk."""
+"""Training: cases, a loop for all lanes (a case with one seed) of a sweep, measures, checkpoints, files of a run."""
 
 from jaxfl.core.info import FatalCount
 from jaxfl.training.case import Case, EvaluationSet, Measure

@@ -1,4 +1,4 @@
-"""Description for `train` of one line of a comparison, and of the measurements on the way."""
+"""Description for `train` of one case, a line of a comparison, and of the measurements on the way."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from jaxfl.training.sharding import Placement
 
 
 class EvaluationSet(NamedTuple):
-    """A test set on the device in equal batches; the last is filled up with copies that do not count."""
+    """A test set on the device in equal batches; the last is filled up with copies of a sample that do not count."""
 
     inputs: Array  # (m, b, *sample)
     labels: Array  # (m, b, ...)
-    counts: Array  # (m, b), bool, False for the filling
+    counts: Array  # (m, b), bool, False for the copies
 
 
 class Scores(NamedTuple):
-    """Metrics of one evaluation, each a sum over the test set; the division is left to float64 on the host."""
+    """Metrics of one evaluation, each a sum over the test set; the host divides them in float64."""
 
     nodes: dict[str, Array]  # name -> (n,) float
     average_model: dict[str, Array]  # name -> () float
@@ -39,9 +39,9 @@ class Measure(NamedTuple):
     Attributes:
         compute: (node_params with leaves (n, *leaf), arrays) -> name -> () float, entries of the metrics line; or, for
             the entry "test" of `Case.measures`, `Scores`. Pure and traced.
-        prepare: (base key (), data on the device) -> arrays, a pytree, once a seed. What it returns is an argument of
-            the compiled program, never a constant of it. A leaf that is the same object for all seeds is held once.
-        data: seed -> the data that `prepare` takes in place of the training data; None for these.
+        prepare: (base key (), data on the device) -> arrays, a pytree, once a seed. The arrays are an argument of the
+            compiled program, never a constant of it. A leaf that is the same object for all seeds is held once.
+        data: seed -> the data that `prepare` takes in place of the training data; None: the training data.
     """
 
     compute: Callable[[PyTree, PyTree], Scores | Mapping[str, Array]]
@@ -52,8 +52,8 @@ class Measure(NamedTuple):
 class Case(NamedTuple):
     """One line of a comparison.
 
-    Cases with the same objects `algorithm`, `data`, `task` and `test`, the same measures, rounds and names of
-    numbers share one compiled program, in which each seed of each of them is a lane.
+    Cases share one compiled program if they have the same objects `algorithm`, `data`, `task` and `test`, the same
+    measures, rounds and names of numbers. A case with one of its seeds is a lane of that program.
 
     Attributes:
         algorithm: numbers -> algorithm. Called with () float32 arrays, traced ones and, for its checks, concrete ones.
@@ -63,27 +63,27 @@ class Case(NamedTuple):
         seeds: distinct; each has a base key and training data of its own.
         num_rounds: rounds of each seed.
         evaluate_every: rounds between evaluations; round 0 and the last round are always evaluated.
-        numbers: name -> finite number: what cases of one program may differ in.
+        numbers: name -> finite number; cases of one program may differ in these.
         settings: name -> value of the options that vary: columns of results.csv and "settings" of the summary.
-        identity: name -> everything that tells this lane from all others that see the same data, as `run_key` takes
+        identity: name -> everything that tells this case from all others that see the same data, as `run_key` takes
             it: batches and noise depend on it, initial parameters do not. Default: name, settings, numbers and rounds,
             so that lanes of different runs need different names.
-        measures: name -> what is measured besides the standard evaluation. An entry "test" takes the place of that.
+        measures: name -> what is measured besides the standard evaluation. An entry "test" replaces that evaluation.
         privacy: rounds that really ran -> statements of the summary; None for none. Called with the totals of
             `released` by name, too, as in privacy(12, local_iterations=40).
         released: names of `chunks.COSTS` that the statements depend on besides the rounds. A total counts all rounds
             that ran, those after a seed's last line included.
-        noise_stds: standard deviation of the noise on what each node sends, (n,), or (1,) for all, or () where none is
-            told: a column of sites.csv.
-        covered: whether the statements cover the parameters that the nodes end with: these are computed from releases
-            with noise alone.
+        noise_stds: standard deviation of the noise on what each node sends, (n,), or (1,) for all, or () for none
+            known: a column of sites.csv.
+        covered: whether the statements cover the nodes' last parameters, because these are computed from noisy
+            releases alone.
         max_rounds: most rounds that the privacy budget pays for; a seed ends there.
-        budgets: cost (of `chunks.COSTS`, summed over rounds and nodes) -> most that may be spent; a seed ends, and is
-            evaluated, at the end of the chunk in which one is reached.
-        ledger: makes operations, simulated seconds and joules of what the rounds count, on the host; None leaves them
-            out.
-        chunk_rounds: most rounds in one compiled call. Default: all between two evaluations, at most 100, and without
-            budgets no more than about 30 s of them, by the time of the first.
+        budgets: cost (of `chunks.COSTS`, summed over rounds and nodes) -> most that may be spent. A seed ends, and is
+            evaluated, at the end of the chunk (the rounds of one compiled call) in which a budget is reached.
+        ledger: turns the counts of the rounds into operations, simulated seconds and joules, on the host; None leaves
+            these out.
+        chunk_rounds: most rounds in one compiled call. Default: all between two evaluations, at most 100. Without
+            budgets they also take at most about 30 s, estimated from the first round.
         placement: the devices that share the nodes, or the lanes. Default: on a CPU its devices share the lanes, or the
             work of a task whose `node_loop` asks for that; else the first device does all.
     """
@@ -111,7 +111,7 @@ class Case(NamedTuple):
 
     @property
     def last_round(self) -> int:
-        """Last round of a seed that nothing ends earlier."""
+        """Last round of a seed, unless something ends it earlier."""
         return self.num_rounds if self.max_rounds is None else min(self.num_rounds, self.max_rounds)
 
     @property
@@ -145,12 +145,12 @@ def check_cases(cases: Mapping[str, Case]) -> None:
 
 
 def costs_of(case: Case, fields: Sequence[str]) -> tuple[str, ...]:
-    """List the counted quantities: the fields of the algorithm's info, and the results of a ledger from them."""
+    """List the counted quantities: the fields of the algorithm's info, and what a ledger computes from them."""
     return tuple(fields) if case.ledger is None else (*fields, *Costs._fields)
 
 
 def check_counted(case: Case, fields: Sequence[str], num_nodes: int) -> None:
-    """Refuse totals of what the algorithm does not count; `fields` are those of its info."""
+    """Refuse totals of numbers that the algorithm does not count; `fields` are those of its info."""
     if len(case.noise_stds) not in (0, 1, num_nodes):
         found, remedy = f"got {len(case.noise_stds)} for {num_nodes}", "Pass one for each node, or one for all."
         raise ArgumentError("noise_stds", "must fit the nodes", found, remedy)
@@ -162,7 +162,7 @@ def check_counted(case: Case, fields: Sequence[str], num_nodes: int) -> None:
         for cost in names:
             if cost not in counted:
                 found = f"{cost} is none of {', '.join(counted)}"
-                remedy = "Leave it out, or count it in the algorithm's info, or give a ledger for what follows from it."
+                remedy = "Leave it out, or count it in the algorithm's info, or give a ledger that computes it."
                 raise ArgumentError(argument, "must name what the algorithm counts", found, remedy)
 
 
@@ -181,7 +181,7 @@ def _check(name: str, case: Case) -> None:
             raise ArgumentError("seeds", "must lie in [0, 2^32)", f"got {seed}", "Pass e.g. 0 1 2.")
     for number, value in case.numbers.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            remedy = "Build what is no number into the algorithm."
+            remedy = "Build values that are not numbers into the algorithm."
             raise ArgumentError(f"numbers.{number}", "must be a finite number", f"{name} has {value!r}", remedy)
     for measure, value in case.measures.items():
         if not isinstance(value, Measure):

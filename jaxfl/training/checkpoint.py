@@ -1,8 +1,8 @@
-"""Checkpoints by orbax: saved in the background as arrays lie on devices, the newest few kept, checked when restored.
+"""Checkpoints by orbax: written in the background, as arrays lie on devices; the newest few stay; reading checks them.
 
-A checkpoint holds arrays and a record, JSON. The record lists the arrays with their forms and checksums, and has a
-checksum of its own, so that damage is noticed whatever the storage layer makes of it. The arrays are a flat dict from
-tree path to array: the NamedTuples and Nones of a state need not exist in the reader.
+A checkpoint holds arrays and a record, in JSON. The record lists the arrays with their forms and checksums, and has a
+checksum of its own, so that damage is noticed even where the storage layer (tensorstore) does not notice it. The arrays
+are a flat dict from tree path to array: the NamedTuples and Nones of a state need not exist in the reader.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from jaxfl.core.check import at_least
 from jaxfl.training.json_files import Damaged, checked, with_checksum
 from jaxfl.training.processes import on_first
 
-_OS_ERROR = re.compile(r"os_error_code='(\d+)'")  # how orbax's storage layer passes one on
+_OS_ERROR = re.compile(r"os_error_code='(\d+)'")  # how orbax's storage layer reports an error of the system
 _LATE = ("Event loop is closed", "Encountered error while reading array", "coroutine 'Store.")
-_BESIDE = "beside:"  # no path of a leaf begins so
+_BESIDE = "beside:"  # no leaf's path begins with this
 
 
 class DamagedCheckpoint(UserWarning):
-    """A checkpoint is not what was written and was set aside; an older one, or the beginning, takes its place."""
+    """A checkpoint differs from what was written. It is set aside, and an older one, or the beginning, replaces it."""
 
 
 class Restored(NamedTuple):
@@ -54,15 +54,15 @@ class Checkpoints:
     Args:
         directory: made if missing; one subdirectory a checkpoint, named by its round.
         keep: how many of the newest stay, at least 1. None only reads: nothing is made, renamed or removed.
-        owner: whose they are; those of another are refused.
+        owner: text that names the run and lanes of the checkpoints; those of another owner are refused.
 
     Guarantees:
         - what is restored equals what was saved, bit for bit, for every dtype.
         - only the newest `keep` checkpoints stay.
-        - a truncated or altered checkpoint is passed over, with a warning, for the one before it.
-        - a checkpoint that was not completed is none, and goes.
+        - a truncated or altered checkpoint is skipped, with a warning, for the one before it.
+        - a checkpoint that was not completed does not count, and is removed.
         - a checkpoint of another owner is refused and left as it is.
-        - a file that cannot be read is no damage.
+        - a file that cannot be read does not count as damaged.
         - a state that is donated after `save` returns is saved as it was.
     """
 
@@ -74,7 +74,7 @@ class Checkpoints:
         if self._writes:
             on_first(self._directory.mkdir)(parents=True, exist_ok=True)
         with os_errors(self._directory), _quiet():
-            import orbax.checkpoint as ocp  # half a second; a run without checkpoints does without
+            import orbax.checkpoint as ocp  # takes half a second, which a run without checkpoints saves
 
             self._args = ocp.args
             options = ocp.CheckpointManagerOptions(
@@ -89,17 +89,17 @@ class Checkpoints:
         record: Mapping[str, Any] | None = None,
         beside: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        """Begin to write the state after `round_index` rounds; the checkpoint before it is complete then.
+        """Begin to write the state after `round_index` rounds; the checkpoint before it is complete when this returns.
 
         Args:
-            record: what JSON can hold. `restore` gives it back, as it does `state` and `beside`.
-            beside: name -> array of NumPy with at least one entry.
+            record: values that JSON can hold. `restore` gives it back, like `state` and `beside`.
+            beside: name -> further NumPy array, with at least one entry.
 
         Raises:
-            OSError: this or the checkpoint before it cannot be written. What was there before stays.
+            OSError: this or the checkpoint before it cannot be written. Earlier checkpoints stay.
         """
         self.wait()
-        # Empty leaves are left out: the storage layer refuses them, and the structure brings them back.
+        # Empty leaves are left out: the storage layer refuses them, and `restore` adds them by the structure.
         leaves = {name: leaf for name, leaf in _named_leaves(state) if leaf.size}
         leaves |= {_BESIDE + name: array for name, array in (beside or {}).items()}
         forms = {name: [*_form(leaf), value] for (name, leaf), value in zip(leaves.items(), _sums(leaves), strict=True)}
@@ -118,7 +118,7 @@ class Checkpoints:
         _give_back_memory()
 
     def restore(self, structure: PyTree, shardings: PyTree | None = None) -> Restored | None:
-        """The newest whole checkpoint, or None. It is placed by `shardings`, None for the first device.
+        """The newest undamaged checkpoint, or None, laid over devices by `shardings` (None: on the first device).
 
         Damaged ones are renamed to damaged_<round> with a warning (`DamagedCheckpoint`), so that their rounds can be
         saved again.
@@ -139,11 +139,11 @@ class Checkpoints:
         return None
 
     def rounds(self) -> list[int]:
-        """Rounds of the checkpoints, ascending; which of them are whole, `restore` tells."""
+        """Rounds of the checkpoints, ascending; some may be damaged, which only `restore` finds out."""
         return sorted(self._manager.all_steps())
 
     def close(self) -> None:
-        """Wait for what is being written, and release the directory."""
+        """Wait until everything is written, and release the directory."""
         with os_errors(self._directory), _quiet():
             self._manager.close()
 
@@ -193,14 +193,14 @@ class Checkpoints:
                 raise ArgumentError(f"state{name}", f"must be {_shown(wanted.get(name))}", where, remedy)
 
     def _set_aside(self, round_index: int) -> None:
-        """Rename a checkpoint: what is left of it may be of use to somebody."""
+        """Rename a damaged checkpoint, of which somebody may still use a part."""
         free = (self._directory / f"damaged_{round_index}{'-' * number}" for number in range(1000))
         (self._directory / str(round_index)).rename(next(path for path in free if not path.exists()))
 
 
 @contextlib.contextmanager
 def os_errors(path: Path) -> Iterator[None]:
-    """Pass on as OSError, naming `path`, what the storage layer wraps in errors of other classes.
+    """Raise as OSError, naming `path`, an error of the system that the storage layer wraps in another class.
 
     Examples:
         >>> with os_errors(Path("run")):
@@ -222,7 +222,7 @@ def os_errors(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _damage(path: Path) -> Iterator[None]:
-    """Errors of the storage layer while it reads: a file that is missing, or bytes that it cannot take, are damage."""
+    """Raise errors of the storage layer while it reads, such as a missing file or unreadable bytes, as `Damaged`."""
     try:
         with os_errors(path), _quiet():
             yield
@@ -237,14 +237,14 @@ def _damage(path: Path) -> Iterator[None]:
 
 
 def _sums(leaves: Mapping[str, Any]) -> list[int]:
-    """A checksum of each leaf: of the state's where they lie, of others by their bytes."""
+    """A checksum of each leaf: the state's leaves on their devices, others by their bytes."""
     sums = jax.device_get(_device_sums({name: leaf for name, leaf in leaves.items() if not name.startswith(_BESIDE)}))
     return [int(sums[name]) if name in sums else zlib.crc32(leaf.tobytes()) for name, leaf in leaves.items()]
 
 
 @jax.jit
 def _device_sums(leaves: dict[str, Array]) -> dict[str, Array]:
-    """Sum of each leaf's words modulo 2^32, each times an odd number of its place: one bit that flips changes it."""
+    """Sum of each leaf's words modulo 2^32, each times an odd number by its place. One flipped bit changes the sum."""
 
     def of(leaf: Array) -> Array:
         size = leaf.dtype.itemsize
@@ -259,7 +259,7 @@ def _device_sums(leaves: dict[str, Array]) -> dict[str, Array]:
 
 
 def _give_back_memory() -> None:
-    """Give freed memory of the storage layer back to the system. glibc keeps much, and more with every checkpoint."""
+    """Give freed memory of the storage layer back to the system. glibc keeps much of it, more with each checkpoint."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -280,7 +280,7 @@ def _shown(form: list[Any] | None) -> str:
 
 @functools.cache
 def _silence_threads() -> None:
-    """Drop what threads of the storage layer say that go on behind an error which has been raised already."""
+    """Drop messages of storage threads that go on after an error which has been raised already."""
     show = sys.unraisablehook
 
     def unless_late(unraisable: Any) -> None:
@@ -293,7 +293,7 @@ def _silence_threads() -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence orbax's notices: what matters about a checkpoint is raised or warned of here."""
+    """Silence orbax's notices: this module raises errors, or warns, where something matters."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

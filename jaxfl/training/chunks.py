@@ -1,14 +1,14 @@
-"""Chunks of rounds: many rounds of any algorithm in one compiled call, and what their infos say.
+"""Chunks of rounds: many rounds of any algorithm in one compiled call, and a summary of their infos.
 
 A chunk runs up to a static number of rounds in one `fori_loop` whose length is an argument. First, last, short and
 resumed chunks therefore run the same executable, so that a resumed run repeats the bits of an uninterrupted one and
-nothing compiles twice. The state is donated, and nothing goes to or comes from the host inside a chunk. On accelerators
-the executable holds a second loop, of static length, for full chunks: for a length that is on the device, their host
-waits in every round. The compiler may give the two loops other last bits, but a resumed run cuts its rounds into the
-same chunks as one that went through, and so repeats its bits.
+nothing compiles twice. The state is donated (a round overwrites it), and nothing goes to or comes from the host inside
+a chunk. On accelerators the executable holds a second loop, of static length, for full chunks: with a length that is on
+the device, the host would wait in every round. The results of the two loops may differ in the last bits, but a resumed
+run cuts its rounds into the same chunks as an uninterrupted one, and so repeats its bits.
 
 An algorithm's `Info` holds () or (n,) arrays by name: measurements are averaged over rounds and nodes, counts are
-summed. The exceptions are the costs below and the counts that must stay 0, as who makes them declares.
+summed. The exceptions are the costs below and the counts that their makers declare as fatal, which must stay 0.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COSTS = (*COUNTED, "local_iterations", "estimate_releases", *Costs._fields)
 """Costs of a run, summed over rounds and nodes; a metrics line carries each as `total_<name>`.
 
 The first are numbers of infos, which may lack any of them. Local iterations, and releases of estimates from the data,
-are (), int32, what every client does in a round, and count once a round. The last are there with a ledger.
+are (), int32: every client does the same number of them, and they count once a round. The last need a ledger.
 """
 
 UPKEEP_EVERY = 100_000
@@ -48,11 +48,11 @@ class Diverged(ArithmeticError):
     Attributes:
         case, seed: which run of the experiment.
         metric: name of the info field or of the evaluation metric.
-        rounds: (first, last) round of the stretch in which it was noticed, counted from 1.
+        rounds: (first, last) round of the chunk in which it was noticed, counted from 1.
         first_round: first round with a non-finite value.
         node: the one node with such a value in that round, or, for a number of the whole network, the one whose
-            parameters were not finite at the end of the stretch. None where there is none, or several: the cause may be
-            any of them.
+            parameters were not finite at the end of that chunk. None where there is no such node, or several: each may
+            be the cause.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Diverged(ArithmeticError):
         self.rounds, self.first_round, self.node = rounds, first_round, node_of_params if node is None else node
         whose = "all nodes" if self.node is None else node_text(self.node, names)
         where = "" if node is None else f" at {whose}"
-        after = "" if node_of_params is None else f", which left {whose} with parameters that are not"
+        after = "" if node_of_params is None else f", which left {whose} with parameters that are not finite"
         steps, data = "Use a smaller step size, or clip the gradients", f"the samples and labels of {whose}"
         super().__init__(
             f"{metric}: must stay finite; got {value}{where} in round {first_round} (rounds {rounds[0]} to {rounds[1]} "
@@ -87,7 +87,7 @@ def rounds_fn(algorithm: Algorithm, chunk_rounds: int) -> Callable[..., tuple[Py
 
     Returns:
         (key, state, data, num_rounds () int32) -> (state, buffers). Buffers are the info with (chunk_rounds, ...)
-        values of each name, zero behind `num_rounds`.
+        values of each name, zero after `num_rounds` of them.
 
     Guarantees:
         - a chunk equals as many calls of `round`.
@@ -97,7 +97,7 @@ def rounds_fn(algorithm: Algorithm, chunk_rounds: int) -> Callable[..., tuple[Py
 
     def run(key: Key, state: PyTree, data: FederatedData, num_rounds: Array):
         shapes = jax.eval_shape(algorithm.round, key, state, data)[1]
-        info_fields(shapes, data.num_nodes)  # refuses another form
+        info_fields(shapes, data.num_nodes)  # refuses infos of another form
         empty = jax.tree.map(lambda leaf: jnp.zeros((chunk_rounds, *leaf.shape), leaf.dtype), shapes)
 
         def body(index, carry):
@@ -108,7 +108,7 @@ def rounds_fn(algorithm: Algorithm, chunk_rounds: int) -> Callable[..., tuple[Py
 
         held, done, first = (state, empty), jnp.int32(0), state
         if not is_cpu():
-            # A full chunk goes once round an outer loop. Of a branch in its place the compiler copied the whole state.
+            # A full chunk is one iteration of an outer loop. With a branch in its place, XLA copied the whole state.
             is_full = (num_rounds == chunk_rounds).astype(jnp.int32)
             held = jax.lax.fori_loop(0, is_full, lambda _, held: jax.lax.fori_loop(0, chunk_rounds, body, held), held)
             done = is_full * num_rounds
@@ -159,13 +159,13 @@ def refuse_bad(
 
     Args:
         infos: field -> (r, ...) values, the first of round `first_round`, counted from 1.
-        params: gives the parameters after the last round, leaves (n, *leaf): where to look for the node when a number
-            of the whole network is not finite.
-        names: (n,), of the nodes; None where they are numbers.
+        params: gives the parameters after the last round, leaves (n, *leaf); they show the node when a number of the
+            whole network is not finite.
+        names: (n,), of the nodes; None where nodes are numbers.
 
     Raises:
-        Diverged: the earliest round decides which field is named; of several in that round the one in which the
-            fewest nodes are bad, and only then a number of the whole network.
+        Diverged: it names the field that was not finite first. Of several in one round it is the one in which the
+            fewest nodes are bad; a number of the whole network comes last.
         FatalCount: a count that must stay 0 is above it.
     """
     num_rounds = max((len(values) for values in infos.values()), default=0)
@@ -203,7 +203,7 @@ def refuse_bad(
 def _first_bad(name: str, values: np.ndarray) -> tuple[int, float, str] | None:
     """(first row with a number that is not finite, how many nodes have one in it, name); None without any.
 
-    What spreads, spreads over nodes: the field with the fewest bad ones is nearest to the cause.
+    A bad value spreads from node to node: the field with the fewest bad nodes is nearest to the cause.
     """
     if not _is_measurement(values):
         return None
@@ -215,7 +215,7 @@ def _first_bad(name: str, values: np.ndarray) -> tuple[int, float, str] | None:
 
 
 def _bad_node(params: PyTree) -> int | None:
-    """The node with a parameter that is not finite; None without one, or with several, among which it has spread."""
+    """The node with a parameter that is not finite; None without one, or with several, where the first is unknown."""
     leaves = [_float64(np.asarray(leaf)) for leaf in jax.tree.leaves(params)]
     finite = [np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1) for leaf in leaves]
     bad = np.flatnonzero(~np.all(finite, axis=0))
@@ -249,7 +249,7 @@ def add_costs(totals: Mapping[str, float | int], stretch: Sequence[Infos]) -> di
 
 
 def joined(stretch: Sequence[Infos]) -> Infos:
-    """The infos of consecutive chunks as of one."""
+    """The infos of consecutive chunks, joined as if of one."""
     return {name: np.concatenate([infos[name] for infos in stretch]) for name in (stretch[0] if stretch else ())}
 
 
@@ -270,7 +270,7 @@ def default_chunk_rounds(evaluate_every: int) -> int:
 
 
 SECONDS_AT_ONCE = 30.0
-"""Seconds of rounds in one call: no longer than that do clocks, signals and progress wait, if a round is no longer."""
+"""Seconds that rounds of one call may take: clocks, signals and progress wait for its end. A round may be longer."""
 
 
 def rounds_at_once(seconds_a_round: float, most: int) -> int:

@@ -25,27 +25,27 @@ from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
 from jaxfl.core.platform import is_cpu
 
-# Below it, reading an entry gains next to nothing; most of a run's small programs compile in 0.02 to 0.1 s.
+# Reading an entry saves next to nothing below this; most of a run's small programs compile in 0.02 to 0.1 s.
 MIN_COMPILE_SECONDS = 0.1
-MAX_BYTES = 2 * 10**9  # of one kind of machine; JAX deletes what was used longest ago
+MAX_BYTES = 2 * 10**9  # for one kind of machine; JAX deletes the entries that were used longest ago
 _FAILED = re.compile(r"Error (reading|writing) persistent compilation cache entry for '([\w.<>-]+)'")
-# Before it, XLA wrote to standard error, for every program read on a CPU with AVX-512, that it might not run there
+# Earlier versions of jaxlib wrote to standard error, for every program that a CPU with AVX-512 read, that it might fail
 # (https://github.com/jax-ml/jax/issues/38445).
 _READS_QUIETLY_ON_CPU = (0, 10, 2)
 
 
 @contextlib.contextmanager
 def compilation_cache(where: str) -> Iterator[Path | None]:
-    """Keep compiled programs within this context: in "default", in a folder that is made if missing, or not ("off").
+    """Keep compiled programs within this context: in the user's cache ("default"), in a folder, or not ("off").
 
-    It gives the folder in use, one a kind of machine below the one that was named; None where nothing is kept, or where
-    JAX was told another folder by its own variable.
+    A folder is made if missing. The context gives the folder in use, below the named one, which has one for each kind
+    of machine. It gives None where nothing is kept, or where JAX's own variable names another folder.
 
     Guarantees:
-        - a folder that cannot be written is a warning, and nothing is kept.
-        - an unreadable entry, or one that was written in part, is compiled again and replaced, without a word.
-        - machines with other processors use folders of their own: their programs need not run here.
-        - JAX's settings are afterwards as before.
+        - a folder that cannot be written brings a warning, and nothing is kept.
+        - an unreadable entry, or one that was written in part, is compiled again and replaced, without a message.
+        - machines with other processors use folders of their own, because their programs may not run here.
+        - JAX's settings are restored afterwards.
     """
     folder = None if where == "off" else _writable_folder(where)
     if folder is None and where != "off":
@@ -69,7 +69,7 @@ def compilation_cache(where: str) -> Iterator[Path | None]:
 def _set(settings: dict[str, Any]) -> None:
     for name, value in settings.items():
         jax.config.update(name, value)
-    jax_cache.reset_cache()  # which otherwise stays with the first folder that it saw
+    jax_cache.reset_cache()  # which otherwise keeps the first folder that it used
 
 
 def _writable_folder(where: str) -> Path | None:
@@ -88,7 +88,7 @@ def _writable_folder(where: str) -> Path | None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         owner = folder.stat()
         if os.name == "posix" and (owner.st_uid != os.getuid() or owner.st_mode & 0o022):
-            raise OSError(errno.EPERM, "others can write there, and what is read there runs")
+            raise OSError(errno.EPERM, "others can write there, and a program read from there is executed")
         with tempfile.TemporaryFile(dir=folder):
             pass
     except (OSError, RuntimeError) as error:  # RuntimeError: no home
@@ -100,9 +100,9 @@ def _writable_folder(where: str) -> Path | None:
 
 
 def _machine() -> str:
-    """A name that machines share whose processors run each other's programs.
+    """A name that is the same for machines whose processors run each other's programs.
 
-    XLA compiles for the very processor, and of a program for another one it only says that it may crash.
+    XLA compiles for one processor. About a program for another one it only warns that the program may crash.
     """
     kept = ("model name", "flags", "Features", "CPU implementer", "CPU part")  # of x86, and of Arm
     try:
@@ -127,7 +127,7 @@ def _give_times(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _mending(folder: Path) -> Iterator[None]:
-    """Mend the entry over which JAX warns that it cannot read or write, say because a run was killed while it wrote.
+    """Mend an entry of which JAX warns that it cannot read or write it, for instance of a run killed while it wrote.
 
     JAX would leave it there, and warn in every run.
     """

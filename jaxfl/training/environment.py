@@ -1,4 +1,4 @@
-"""On what a run was made: versions, device, revision."""
+"""The environment of a run: versions, device, revision."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import jax
 
-# What decides the last bits of a run's numbers besides its configuration.
+# Besides the configuration, these decide the last bits of a run's numbers.
 _BITS_DEPEND_ON = (
     "jax",
     "jaxlib",
@@ -31,17 +31,17 @@ _BITS_DEPEND_ON = (
     "matmul_precision",
     "git_revision",
 )
-_DRAWS_DEPEND_ON = ("threefry_partitionable", "prng_impl")  # and these all random numbers
+_DRAWS_DEPEND_ON = ("threefry_partitionable", "prng_impl")  # all random numbers depend on these
 _VECTOR = re.compile(r"avx\w*|fma|f16c|amx\w*|sse4\w*|asimd\w*|sve\w*|bf16")  # of x86 and of ARM
 _CUDNN = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")  # wheels that JAX's CUDA plugins load
 _DRIVER = Path("/proc/driver/nvidia/version")
-_DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=\d+")  # with which no bit changes
+_DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=\d+")  # it changes no bit
 
 
 def describe_environment() -> dict[str, Any]:
-    """Versions of what computes, the device, and the git revision of this package (None outside a checkout).
+    """Collect library versions, the device, and the git revision of this package (None outside a checkout).
 
-    The versions of a GPU's driver and of cuDNN are None elsewhere, and where the system does not tell them.
+    The versions of a GPU's driver and of cuDNN are None without a GPU, and where the system does not tell them.
     """
     from jax.extend.backend import get_backend  # not at the top: jax.extend takes 0.2 s
 
@@ -72,14 +72,14 @@ def describe_environment() -> dict[str, Any]:
 def warn_of_changes(recorded: Mapping[str, Any], current: Mapping[str, Any], path: Path) -> None:
     """Warn where a run goes on in another environment than it began in.
 
-    Rounds that are computed again then differ, and are further releases to whoever saw the first ones.
+    Rounds that are computed again may then differ. To whoever saw the first ones they are further releases.
     """
     changed = [name for name in (*_DRAWS_DEPEND_ON, *_BITS_DEPEND_ON) if recorded.get(name) != current[name]]
     if changed:
         pairs = ", ".join(f"{name} {recorded.get(name)} -> {current[name]}" for name in changed)
         what = "all random numbers" if set(changed) & {*_DRAWS_DEPEND_ON} else "the last bits"
-        text = f"{path} was begun elsewhere ({pairs}): {what} may differ from here on"
-        warnings.warn(f"{text}, and rounds that run again are further releases.", stacklevel=3)
+        text = f"{path} was begun in another environment ({pairs}): {what} may differ from here on"
+        warnings.warn(f"{text}, and rounds that run again count as further releases.", stacklevel=3)
 
 
 def _driver() -> str | None:

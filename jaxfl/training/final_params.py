@@ -1,8 +1,8 @@
 """Parameters with which the lanes of a run end: final/<case>_seed_<s>.safetensors, a file a case and seed.
 
-A file holds `Algorithm.node_params` of the last state, an array (n, *leaf) a leaf: a row a node of a graph algorithm
-(for push-sum the de-biased parameters), a single row where a server has one model for all. The header says in JSON how
-the leaves make a tree. A file is replaced atomically, and a resumed run writes the same bytes.
+A file holds `Algorithm.node_params` of the last state, one array (n, *leaf) for each leaf: a row for each node
+(for push-sum the de-biased parameters), or a single row where a server has one model for all. The header says in JSON
+how the leaves make a tree. A file is replaced atomically, and a resumed run writes the same bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from jaxfl.training.pass_directory import Label
 
 FINAL = "final"
-_HEADER = "jaxfl"  # one entry: the library writes several in no certain order
+_HEADER = "jaxfl"  # a single entry: safetensors writes several in no fixed order
 
 
 def final_path(run: Path, label: Label) -> Path:
@@ -36,11 +36,11 @@ def final_path(run: Path, label: Label) -> Path:
 @on_first
 def write_params(run: Path, label: Label, round_index: int, params: PyTree, names: Sequence[str] | None) -> None:
     """Write a lane's parameters, leaves (n, *leaf), after `round_index` rounds; `names` are of the nodes, or None."""
-    from safetensors.numpy import save  # what reads no parameters does without
+    from safetensors.numpy import save  # imported on use: reading parameters does not need it
 
     leaves = jax.tree_util.tree_leaves_with_path(params)
     texts = [jax.tree_util.keystr(path, simple=True, separator="/") or "params" for path, _ in leaves]
-    if len(set(texts)) < len(texts):  # a key that holds a "/"
+    if len(set(texts)) < len(texts):  # possible where a key holds a "/"
         texts = [jax.tree_util.keystr(path) for path, _ in leaves]
     rows = np.shape(leaves[0][1])[0]
     header = {
@@ -62,7 +62,7 @@ def load_params(
         run: the folder, or what `open_run` and `read_run` give.
         case: its name.
         seed: its seed.
-        node: number or name of the node whose parameters are wanted, leaves (*leaf); 0 with a server. Default: of all
+        node: number or name of the node whose parameters are returned, leaves (*leaf); 0 with a server. Default: all
             nodes.
 
     Returns:
@@ -81,14 +81,14 @@ def load_params(
     path = final_path(folder, (case, seed))
     if not path.exists():
         there = ", ".join(sorted(one.name for one in (folder / FINAL).glob("*.safetensors"))[:5]) or "nothing"
-        remedy = "Name a case and seed that ended; one that diverged, or still runs, has none."
+        remedy = "Name a case and seed that ended; one that diverged, or still runs, has no file."
         raise ArgumentError("case", f"must have a file {path}", f"{folder / FINAL} has {there}", remedy)
     try:
         with safetensors.safe_open(path, "np") as file:
             header = json.loads(file.metadata()[_HEADER])
             leaves = [(steps, file.get_tensor(text)) for text, steps in header["paths"].items()]
     except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
-        found, remedy = f"it does not ({error})", "Resume the run, which writes it again if it had not ended."
+        found, remedy = f"it does not ({error})", "Resume the run: one that had not ended writes the file again."
         raise ArgumentError("run", f"{path} must hold what a run wrote", found, remedy) from None
     if node is not None:
         row, rows = _row(node, header["nodes"]), len(leaves[0][1])
@@ -101,14 +101,14 @@ def load_params(
 
 
 def _row(node: int | str, names: Sequence[str] | None) -> int | None:
-    """The row of a node; None for a name that is none."""
+    """The row of a node; None for an unknown node."""
     if not isinstance(node, str):
         return node
     return names.index(node) if names and node in names else None
 
 
 def _step(key: Any) -> list[Any]:
-    """A step of a path as JSON has it: what the step is of, and where it leads."""
+    """A step of a path, for JSON: the kind of container, and the key or index in it."""
     if isinstance(key, jax.tree_util.SequenceKey):
         return ["list", key.idx]
     return ["dict", key.name if isinstance(key, jax.tree_util.GetAttrKey) else key.key]  # pyright: ignore

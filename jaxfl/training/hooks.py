@@ -1,8 +1,9 @@
-"""Hooks: what `train` calls at every evaluation. Trackers, an early stop and a profile are hooks.
+"""Hooks: functions that `train` calls at every evaluation. Trackers, an early stop and a profile are hooks.
 
-A hook is called on the host, of several processes in the first one, behind the line of metrics.jsonl. No resume
-compares it. It sees the evaluations that its own process computes: a resumed run does not call it for those before the
-checkpoint that it goes on from, and calls it again for those behind it that an interrupted process had measured.
+A hook is called on the host, after the line in metrics.jsonl is written; of several processes the first one calls it.
+A resumed run may have other hooks. A hook sees the evaluations that its own process computes: a resumed run does not
+call it for evaluations before the checkpoint that it goes on from. It calls it again for later evaluations, which the
+interrupted process may have measured already.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Evaluation(NamedTuple):
     Attributes:
         case, seed: of the lane.
         round_index: rounds completed.
-        metrics: name -> value, the numbers of its line in metrics.jsonl. Those of rounds, `train_loss` among them, are
+        metrics: name -> value, the numbers of its line in metrics.jsonl. Numbers of rounds, such as `train_loss`, are
             missing in round 0.
     """
 
@@ -43,25 +44,25 @@ TRACKERS = {"tensorboard": "tensorboardX", "wandb": "wandb"}  # name -> package
 
 
 def evaluation_of(line: Mapping[str, Any]) -> Evaluation:
-    """The evaluation that a line of metrics.jsonl tells."""
+    """The evaluation that a line of metrics.jsonl holds."""
     case, seed, round_index = (line[name] for name in ("case", "seed", "round"))
     numbers = {name: float(value) for name, value in [*line.items()][3:] if value is not None}
     return Evaluation(case, seed, round_index, numbers)
 
 
 def all_of(hooks: Sequence[Hook]) -> Hook:
-    """One hook that calls several in turn; it asks to end a lane where any of them does."""
+    """One hook that calls several in turn; it asks to end a lane if any of them does."""
     return lambda evaluation: any([bool(hook(evaluation)) for hook in hooks])
 
 
 def early_stop(metric: str, patience: int) -> Hook:
     """A hook that ends a lane whose metric has not improved for some evaluations.
 
-    What it has seen is forgotten when the process ends: a resumed run begins to count anew. Statements of privacy count
-    the rounds that ran, and do not cover the choice of their number, which looks at the metric.
+    The hook forgets its evaluations when the process ends: a resumed run begins to count anew. Privacy statements count
+    the rounds that ran. They do not cover the choice of this number, which depends on the metric.
 
     Args:
-        metric: its name in `Evaluation.metrics`; the least of a loss is the best, the most of others.
+        metric: its name in `Evaluation.metrics`; the smallest loss is the best, the largest value of other metrics.
         patience: evaluations without improvement, at least 1, after which the lane ends.
 
     Raises:
@@ -91,7 +92,7 @@ def early_stop(metric: str, patience: int) -> Hook:
 
 
 def check_tracker(name: str) -> None:
-    """Refuse a tracker whose package is not installed, which is not imported yet."""
+    """Refuse a tracker whose package is not installed; the package is not imported yet."""
     if importlib.util.find_spec(TRACKERS[name]) is None:
         remedy = "Run pip install tensorboardX." if name == "tensorboard" else "Run pip install wandb."
         raise ArgumentError("track", f"needs {TRACKERS[name]}", "it is not installed", remedy)
@@ -102,10 +103,9 @@ def tracker(name: str, run: RunDirectory) -> Iterator[Hook]:
     """A hook that passes evaluations on to a tracker; nothing is opened before the first one.
 
     Args:
-        name: "tensorboard" writes `<run>/tensorboard/<case>-seed-<s>`, a folder a lane, and hides what an interrupted
-            process wrote behind the checkpoint that a resumed one goes on from. "wandb" makes one run of Weights &
-            Biases a process, in a group of the name of the directory, with metrics "<case>, seed <s>/<metric>" against
-            "round".
+        name: "tensorboard" writes `<run>/tensorboard/<case>-seed-<s>`, a folder for each lane. A resumed run hides what
+            the interrupted process wrote after the checkpoint. "wandb" makes one run of Weights & Biases for each
+            process, in a group with the directory's name, with metrics "<case>, seed <s>/<metric>" against "round".
         run: from `open_run`.
 
     Raises:
@@ -123,7 +123,7 @@ def _tensorboard(run: RunDirectory, stack: contextlib.ExitStack) -> Hook:
         case, seed, round_index, metrics = evaluation
         if (case, seed) not in writers:
             folder = run.path / "tensorboard" / f"{slug(case)}-seed-{seed}"
-            name = f".{round_index}"  # two processes of one second would write the same file
+            name = f".{round_index}"  # two processes would otherwise write the same file within one second
             begun = importlib.import_module("tensorboardX").SummaryWriter
             writer = begun(str(folder), purge_step=round_index, filename_suffix=name)
             writers[case, seed] = stack.enter_context(writer)
@@ -156,7 +156,7 @@ def profile(folder: Path) -> Iterator[Hook]:
     """A hook that writes a JAX trace of the rounds between the first two evaluations, for xprof or Perfetto.
 
     Args:
-        folder: for the trace. Where a process makes one evaluation alone, it has what ran behind that one.
+        folder: for the trace. In a process with one evaluation alone, the trace has what ran after it.
     """
     first: list[int] = []
     with contextlib.ExitStack() as trace:

@@ -17,7 +17,7 @@ _RESTORE = "Restore the file, or start again with another out."
 
 
 def jsonable(value: Any, name: str) -> Any:
-    """`value` as what JSON gives back, infinite numbers as strings; ArgumentError for a value of another kind.
+    """`value` as JSON would read it back, infinite numbers as strings; ArgumentError for other kinds of values.
 
     Examples:
         >>> jsonable({"clip_norm": float("inf"), "seeds": (0, 1), "path": Path("a")}, "config")
@@ -55,7 +55,7 @@ def read_json(path: Path, form: Form | None = None) -> dict[str, Any]:
 
 
 def refuse_form(content: Any, form: Form, path: Path, key: str = "") -> None:
-    """Raise ArgumentError where a content, part `key` of a file, is no dict of a form, as `read_json` takes it."""
+    """Raise ArgumentError unless the content, part `key` of a file, is a dict of this form, as for `read_json`."""
     if not isinstance(content, dict):
         _refuse_kind(content, (dict,), path, key)
     for name, kinds in form.items():
@@ -65,7 +65,7 @@ def refuse_form(content: Any, form: Form, path: Path, key: str = "") -> None:
             refuse_form(value, kinds, path, inner)
         else:
             kinds = kinds if isinstance(kinds, tuple) else (kinds,)
-            if type(value) not in kinds:  # true is no number
+            if type(value) not in kinds:  # JSON's true does not count as an int
                 _refuse_kind(value, kinds, path, inner)
 
 
@@ -76,17 +76,17 @@ def _refuse_kind(value: Any, kinds: tuple[type, ...], path: Path, key: str) -> N
 
 
 class Damaged(Exception):
-    """A content is not what was written; the text says why."""
+    """A content differs from what was written; the text says why."""
 
 
 def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A content with its checksum, which `checked` compares."""
+    """A content with its checksum, for `checked`."""
     content = json.loads(json.dumps(content))
     return {**content, _CHECKSUM: _checksum_of(content)}
 
 
 def checked(content: Any, form: Form) -> dict[str, Any]:
-    """The content that `with_checksum` was given; `Damaged` where it is not as it was written."""
+    """The content that `with_checksum` was given; `Damaged` where it differs from what was written."""
     content = dict(content) if isinstance(content, dict) else {}
     if content.pop(_CHECKSUM, None) != _checksum_of(content):
         raise Damaged("the record is altered")
@@ -108,7 +108,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Replace a file so that a crash leaves the old or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
-    temporary.unlink(missing_ok=True)  # of a process that died, or a link to elsewhere
+    temporary.unlink(missing_ok=True)  # left by a process that died, or a link to elsewhere
     with open(temporary, "xb") as file:
         file.write(content)
         file.flush()

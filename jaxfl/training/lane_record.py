@@ -1,4 +1,4 @@
-"""Record of a lane while its pass runs: totals, infos since its last line, how it ended."""
+"""Record of a lane (a case with one seed) while it runs: totals, infos since its last metrics line, how it ended."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class LaneRecord:
     totals: dict[str, float | int]
     stretch: list[dict[str, np.ndarray]] = field(default_factory=list)  # infos since its last line, chunk by chunk
     last_line: int | None = None  # its round
-    nodes: dict[str, list[float]] = field(default_factory=dict)  # metric -> that of every node's model at that line
+    nodes: dict[str, list[float]] = field(default_factory=dict)  # metric -> every node's value at that line
     seconds: float = 0.0  # its share of the time that rounds took
     timed_rounds: int = 0
     ended: dict[str, Any] | None = None  # its record in `PassDirectory.finish`
 
     def add(self, infos: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Append a chunk's infos to the stretch, with what the ledger makes of them, and return these."""
+        """Append a chunk's infos, with the ledger's results, to the stretch, and return these."""
         if self.lane.case.ledger is not None:
             infos = infos | self.lane.case.ledger.of_round(infos)._asdict()
         self.stretch.append(infos)
         return infos
 
     def spent(self) -> str | None:
-        """Which budget is reached, by the rounds since the last line, too; None without any."""
+        """Name a budget that is reached, rounds since the last line included; None without any."""
         budgets = self.lane.case.budgets
         totals = add_costs(self.totals, self.stretch) if budgets else {}
         return next(
@@ -42,12 +42,12 @@ class LaneRecord:
         )
 
     def released(self) -> dict[str, dict[str, float | int]]:
-        """Return the part for statements in the record of its end: "released", the totals of all rounds that ran."""
+        """Return, for the record of the end, the totals of all rounds that statements depend on, as "released"."""
         names, totals = self.lane.case.released, add_costs(self.totals, self.stretch)
         return {"released": {name: totals[name] for name in names}} if names else {}
 
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Its record and its stretch in a checkpoint."""
+        """The lane's record and its stretch, for a checkpoint."""
         whole = joined(self.stretch if self.ended is None else [])
         record = {"totals": self.totals, "last_line": self.last_line, "ended": self.ended}
         record |= {"nodes": self.nodes} if self.nodes and self.ended is None else {}

@@ -1,4 +1,4 @@
-"""Lanes of a sweep: what each has for itself, what its seed works on, and how a function of one becomes one of all."""
+"""Lanes of a sweep: each one's own values, the data of its seed, and maps of a function of one lane over all."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class Lane(NamedTuple):
     data_digest: str  # of its training data
     node_names: tuple[str, ...] | None = None  # (n,), of its training data
     sizes: tuple[int, ...] = ()  # (n,), samples of each node
-    secret: Array | None = None  # (), typed: what every seed's base key is made of; None: the seed alone
+    secret: Array | None = None  # (), typed: makes every seed's base key; None: the seed alone makes it
 
     @property
     def base(self) -> Array:
-        """The base key of its seed, which all cases have in common."""
+        """The base key of its seed, the same for all cases."""
         return jax.random.key(self.seed) if self.secret is None else fold_in(self.secret, self.seed)
 
     @property
     def key(self) -> RunKey:
-        """The key of its rounds; initial parameters are those of every case."""
+        """The key of its rounds; the key of initial parameters is the same for all cases."""
         case = self.case
         default = {"name": self.name, "settings": case.settings, "numbers": case.numbers, "rounds": case.num_rounds}
         return run_key(self.base, case.identity or default, self.data_digest)
@@ -48,15 +48,15 @@ class Lane(NamedTuple):
 
 
 class LaneValues(NamedTuple):
-    """Values of a lane under trace, of one lane or of all lanes with their axis first."""
+    """Traced values of one lane, or of all lanes with the lane axis first."""
 
     key: RunKey
-    row: Array  # (), int32, of its seed in the leaves of `Tables` that carry a seed axis
+    row: Array  # (), int32, of its seed in leaves of `Tables` that have a seed axis
     numbers: dict[str, Array]  # name -> (), float32
 
 
 class Tables(NamedTuple):
-    """Data and arrays of the seeds. A leaf that all seeds share is held once, any other carries a seed axis first."""
+    """Data and arrays of the seeds. A leaf that all seeds share is held once; any other has a seed axis first."""
 
     data: FederatedData
     arrays: dict[str, PyTree]  # measure -> what it prepared
@@ -65,14 +65,14 @@ class Tables(NamedTuple):
 class Strategy(NamedTuple):
     """Way to compute the lanes of one program."""
 
-    num_slots: int  # lanes with padding; 1 for a lane without an axis
+    num_slots: int  # lanes, padding included; 1 for a lane without an axis
     at_once: int  # lanes computed together on a device
     num_devices: int = 1  # that share the lanes
     num_node_shares: int = 1  # devices that share the nodes of every lane
 
     @property
     def text(self) -> str:
-        """For people and for config.json."""
+        """The strategy in words, for the screen and for config.json."""
         how = "one after the other" if self.at_once == 1 else f"in groups of {self.at_once}"
         if self.at_once > 1 and self.num_slots == self.num_devices * self.at_once:
             how = "side by side"
@@ -88,7 +88,7 @@ class Strategy(NamedTuple):
         return Mesh(np.array(jax.devices()[: self.num_devices]), (LANES,)) if self.num_devices > 1 else None
 
     def sharding(self, *axes: str) -> NamedSharding | None:
-        """Over these axes of the mesh; whole on every device without one."""
+        """The sharding over these axes of the mesh; without axes the whole array is on every device."""
         return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec(*axes))
 
     def place(self, arrays: PyTree, *axes: str) -> PyTree:
@@ -98,7 +98,7 @@ class Strategy(NamedTuple):
 
 
 class Uploads:
-    """Training data on the devices, those of the latest source alone; what its seeds have in common is there once."""
+    """Training data on the devices, of the latest source only; arrays that its seeds share are there once."""
 
     def __init__(self) -> None:
         self._source: Any = None
@@ -124,7 +124,7 @@ class Uploads:
 
 
 def over_lanes(fn: Callable[[PyTree], PyTree], lanes: PyTree, at_once: int) -> PyTree:
-    """`fn` of one lane over the lanes."""
+    """Map `fn`, a function of one lane, over the lanes."""
     if at_once == jax.tree.leaves(lanes)[0].shape[0]:
         return jax.vmap(fn)(lanes) if at_once > 1 else jax.tree.map(lambda leaf: leaf[None], fn(_only(lanes)))
     if at_once == 1:
@@ -139,7 +139,7 @@ def update_lanes(
     parts: list[Array],
     at_once: int,
 ) -> tuple[list[Array], list[Array], PyTree]:
-    """`fn`, (lane, its part of the state) -> (new part, what all lanes share, results), over the lanes, in place."""
+    """Map `fn`, (lane, its part of the state) -> (new part, shared values, results), over the lanes, in place."""
     num_groups = len(lanes.row) // at_once
 
     def group(lanes, parts):
@@ -173,7 +173,7 @@ def _only(tree: PyTree) -> PyTree:
 
 
 def stack_seeds(trees: Sequence[PyTree]) -> tuple[PyTree, list[bool]]:
-    """Trees of several seeds as one, and which of its leaves carry a seed axis: those that are not the same object."""
+    """Trees of several seeds as one, and which of its leaves have a seed axis: those that are different objects."""
     columns = list(zip(*map(jax.tree.leaves, trees), strict=True))
     stacked = [any(leaf is not column[0] for leaf in column) for column in columns]
     pairs = zip(columns, stacked, strict=True)

@@ -1,21 +1,21 @@
-"""Lanes of a pass go through their rounds in lockstep: one run is a sweep of one lane.
+"""Lanes of a pass go through their rounds in lockstep. A lane is a case with one seed; one run is a sweep of one lane.
 
 Chunks of rounds alternate with evaluations. After an evaluation the lines of all lanes are flushed to disk together,
-then the checkpoint is begun: whatever checkpoint a later process finds, the lines up to it are there. A lane that
-diverges, or spends a budget, ends with its reason, and the others go on. What is computed of it later is thrown away.
-Whether a lane has spent a budget is looked at at evaluations and, between two of them, every `Case.rounds_per_call`
-rounds, where all others stop with it.
+then the checkpoint is begun: for every checkpoint that a later process finds, the lines up to it are there. A lane that
+diverges, or spends a budget, ends with its reason, and the others go on. Later results of this lane are thrown away.
+Budgets are checked at evaluations and, between two of them, every `Case.rounds_per_call` rounds: a call of the compiled
+program ends there for all lanes.
 
 The next chunk is dispatched before the infos of the last one are read, unless the host needs the state between the two,
 or decides there: for a checkpoint, at the end of a lane, or where there are budgets or a hook. A divergence is
 therefore noticed a chunk later; the record of its end says in which chunk it was.
 
-The clock may ask for a checkpoint at the end of any chunk. It then holds the infos since the last lines, too, so that
-the next lines are those of a run that went through.
+The clock may ask for a checkpoint at the end of any chunk. Such a checkpoint also holds the infos since the last lines,
+so that the next lines are the same as in an uninterrupted run.
 
-A call makes rounds for about half a minute: how many is chosen once, by the time of a first round; a checkpoint and
-the record of a lane's end keep it. On a CPU it does not show in any byte; elsewhere the compiler may give calls of
-other lengths other last bits.
+A call makes rounds for about half a minute. Their number is chosen once, by the time of a first round, and is kept in
+checkpoints and in the record of a lane's end. On a CPU it changes no byte; elsewhere calls of other lengths may differ
+in the last bits.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ from jaxfl.training.summary import WHOLE
 
 
 class SaveTimes(NamedTuple):
-    """When states are saved, never what is computed."""
+    """Times at which states are saved; they never change results."""
 
     evaluations: int  # between checkpoints; the last state is always saved
-    minutes: float | None  # after which the end of any chunk brings one, too; None leaves it to the evaluations
+    minutes: float | None  # after which the end of any chunk brings a checkpoint, too; None: evaluations only
     keep: int  # how many of the newest stay
 
 
 class _Chunk(NamedTuple):
-    """Rounds that were dispatched, and the evaluation behind them."""
+    """Rounds that were dispatched, and the evaluation after them."""
 
     end: int  # the last round
     num_rounds: int
@@ -72,10 +72,10 @@ class _Chunk(NamedTuple):
 
 
 class Lockstep:
-    """The lanes of one pass, at most as many as its program has slots, through the compiled program.
+    """The lanes of one pass on their way through the compiled program; they are at most as many as it has slots.
 
-    With `raises` a lane's error is raised, in place of ending the lane: for a run of a single one. `final` is the run
-    in whose folder parameters are kept, or None.
+    With `raises` (for a run of a single lane) a lane's error is raised and does not just end the lane. `final` is the
+    run in whose folder parameters are kept, or None.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Lockstep:
         self._arguments = program.lane_values(lanes, self._strategy)
         self._tables = program.tables(lanes, self._strategy)
         self._most = program.case.rounds_per_call
-        # A first round tells how many make a call, unless that was asked for.
+        # The time of a first round decides how many make a call, unless the case says it.
         self._at_once = None if program.case.chunk_rounds is None else self._most
         # Devices of a CPU share its threads: collectives of two programs would wait for each other.
         in_turn = several() or (is_cpu() and len(compiled.rounds.input_shardings[0][3].device_set) > 1)
@@ -115,13 +115,13 @@ class Lockstep:
         self._saved = self._read = time.perf_counter()
 
     def run(self) -> dict[Label, dict[str, Any]]:
-        """Go from the newest checkpoint, or the beginning, to the end. Stopped: that was asked for; the state is saved.
+        """Go from the newest checkpoint, or the beginning, to the end. Raise Stopped on request, with the state saved.
 
         Returns:
             (case, seed) -> its record: "round" of its last line, "until", the round at which it ended, "status",
             "reason" or None, "seconds" and, where statements depend on totals, "released", these up to "until".
         """
-        if not self._pass.is_begun:  # of one that is resumed nothing changes
+        if not self._pass.is_begun:  # a pass that is resumed keeps its record
             slots, at_once, *_ = self._strategy
             choice = {"slots": slots, "at_once": at_once, "strategy": self._strategy.text}
             self._directory.begin({**choice, "environment": describe_environment()})
@@ -163,7 +163,7 @@ class Lockstep:
         self._progress.compiled()
         if restored is not None:
             self._go_on(restored)
-        for record in self._running():  # a hook may put an end elsewhere than it did in a process that died
+        for record in self._running():  # a hook may now end the lane in another round than in a process that died
             on_first(shutil.rmtree)(self._directory.path / ENDED / str(record.index), ignore_errors=True)
         if restored is not None:
             return
@@ -195,13 +195,13 @@ class Lockstep:
 
     def _length(self) -> int:
         """Rounds of the next call: none goes beyond a line, or a round where budgets are looked at."""
-        # Ends of lanes that have ended, too: a run that is resumed must have the chunks of one that went through.
+        # Lanes that have ended count, too: a resumed run must have the same chunks as an uninterrupted one.
         target = min(self._round - self._round % self._every + self._every, *(e for e in self._ends if e > self._round))
         since = self._round % self._every % self._most
         return min(self._at_once or 1, target - self._round, self._most - since)
 
     def _dispatch(self) -> _Chunk:
-        """Send off the next rounds of every lane, and the evaluation behind them; nothing is waited for."""
+        """Send off the next rounds of every lane, and the evaluation after them, without waiting."""
         began, count = time.perf_counter(), self._length()
         self._state, buffers = self._compiled.rounds(self._arguments, self._state, self._tables.data, np.int32(count))
         self._round += count
@@ -212,7 +212,7 @@ class Lockstep:
         return self._compiled.evaluate(self._arguments, self._state, self._tables.arrays)
 
     def _waits(self) -> bool:
-        """True if the host needs the state that it has dispatched last, or decides there how to go on."""
+        """True if the host needs the state of the last dispatch, or must decide there how to go on."""
         return (
             self._reads_at_once
             or self._at_once is None
@@ -223,7 +223,7 @@ class Lockstep:
         )
 
     def _take(self, chunk: _Chunk) -> None:
-        """Read a chunk's infos, write the lines behind it, and end the lanes that end there."""
+        """Read a chunk's infos, write the lines after it, and end the lanes that end there."""
         running = self._running()
         buffers = info_fields(jax.device_get(chunk.buffers))
         seconds = time.perf_counter() - max(chunk.began, self._read)
@@ -257,7 +257,7 @@ class Lockstep:
                 self._end(record, "budget_spent", record.spent())
             elif chunk.end == record.lane.case.last_round < self._last:
                 self._end(record)
-        self._progress.advance(count * len(running))  # behind the note of what was measured
+        self._progress.advance(count * len(running))  # after the note of what was measured
 
     def _guard(self, record: LaneRecord, round_index: int, check: Callable[[], object]) -> None:
         """End the lane if the check fails."""
@@ -273,7 +273,7 @@ class Lockstep:
         return time.perf_counter() - self._saved >= (math.inf if minutes is None else 60.0 * minutes)
 
     def _keep_state(self) -> None:
-        """Save the state where that is due, and leave where that is asked for."""
+        """Save the state if it is time, and raise Stopped if that was requested."""
         if not self._running() or self._round == self._last:
             return
         stops, due = any_process(self._stop.requested), any_process(self._is_save_due())
@@ -296,7 +296,7 @@ class Lockstep:
         self._saved = time.perf_counter()
 
     def _end(self, record: LaneRecord, status: str = "finished", reason: str | None = None, until: int = 0) -> None:
-        """Record the end of a lane that ends well with its parameters, and with its state where others go on."""
+        """Record the end of a lane. Keep its parameters if it ends well, and its state if other lanes go on."""
         case, until = record.lane.case, until or self._round
         if status == "finished" and case.last_round < case.num_rounds:
             status, reason = "budget_spent", f"the privacy budget pays for {case.last_round} rounds"
@@ -305,7 +305,7 @@ class Lockstep:
             write_params(self._final, record.lane.label, self._round, params, record.lane.node_names)
         if status in WHOLE and self._round not in self._checkpoints.rounds():
             own = Checkpoints(self._directory.path / ENDED / str(record.index), 1, self._directory.owner)
-            if self._round not in own.rounds():  # of a process that died behind it
+            if self._round not in own.rounds():  # saved by a process that died afterwards
                 own.save(self._round, self._program.lane_state(self._state, self._strategy, record.index))
             own.close()
         record.ended = {
@@ -325,7 +325,7 @@ class Lockstep:
         self._progress.skip(case.last_round - until)
 
     def _write_lines(self, due: Sequence[LaneRecord], scores: Any, round_index: int = 0) -> None:
-        """Write the lines of these lanes; one whose scores are not finite ends without."""
+        """Write the lines of these lanes; a lane whose scores are not finite ends without a line."""
         measured, lines, written = jax.device_get(scores), [], []
         for record in due:
             own = jax.tree.map(lambda leaf, i=record.index: leaf[i], measured) if self._batched else measured

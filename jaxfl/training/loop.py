@@ -1,4 +1,4 @@
-"""The training loop: cases and seeds become lanes, lanes that may share a program share it, passes run in turn.
+"""The training loop. A case with one seed is a lane; lanes share programs where they may; passes of lanes run in turn.
 
 A run killed at any moment and resumed ends with the same lines, results.csv (but for its seconds) and the same
 parameters as one that was never interrupted (on the same machine and versions).
@@ -49,34 +49,33 @@ def train(
 ) -> dict[str, Any]:
     """Train every case with every seed and leave a complete run directory behind.
 
-    All programs are compiled before the first is run, so that one that needs more memory than is free is refused while
-    nothing is lost; nothing is compiled twice.
+    All programs are compiled before the first one runs. One that needs more memory than is free is therefore refused
+    before any work is lost. Nothing is compiled twice.
 
     Args:
         cases: name -> what to train. Those that differ in numbers and seeds alone share one compiled program and run
             in lockstep.
         run: from `open_run`; a resumed run continues from its newest checkpoints and skips what has ended.
         checkpoint_every: evaluations between checkpoints; the last state is always saved.
-        checkpoint_minutes: minutes after which the end of any chunk brings a checkpoint, too; 0 takes every chunk, None
-            leaves it to the evaluations. They decide when states are saved, never what is computed.
+        checkpoint_minutes: minutes after which the end of any chunk (the rounds of one compiled call) brings a
+            checkpoint, too; 0: every chunk, None: evaluations only. This never changes results.
         keep_checkpoints: how many of the newest stay.
         keep_params: whether the parameters at each lane's end are written to final/, for `load_params`. They take less
-            of the disk than one checkpoint. A lane that diverges leaves none.
+            disk space than one checkpoint. A lane that diverges leaves none.
         quiet: show no progress.
-        key: typed key, (), that stays secret: every seed's base key is made of it. Default: seed s has the base key
-            `jax.random.key(s)`, which whoever reads the seed can make; statements of privacy are then marked as those
+        key: typed key, (), that stays secret: it makes every seed's base key. Default: seed s has the base key
+            `jax.random.key(s)`, which anyone who knows the seed can make; privacy statements are then marked as those
             of a simulation. Batches and noise also depend on `Case.identity`, initial parameters do not.
-        stop: through which another thread, or a signal, may ask to stop: see `stop_at_sigterm`. No handler is installed
-            here.
-        lanes_at_once: lanes of one program that a device computes side by side. Default: 1 on a CPU, where a lane's
-            numbers are then the same bits as alone, and elsewhere as many as fit. A resumed run keeps what it had.
-        only: number of a pass of `divide_run`: nothing but this is trained, in `run` from `read_run`. Processes that
+        stop: lets another thread, or a signal, ask to stop; see `stop_at_sigterm`. `train` installs no signal handler.
+        lanes_at_once: lanes of one program that a device computes side by side. Default: 1 on a CPU, where a lane then
+            gives the same bits as alone, and elsewhere as many as fit. A resumed run keeps its number.
+        only: number of a pass of `divide_run`: only this pass is trained, in `run` from `read_run`. Processes that
             share no memory may train one each at the same time; a call without it then makes the tables and the
             summary.
         hook: called with each `Evaluation` that this process computes, see `jaxfl.training.hooks`. Several processes
-            all take one, and the first calls it. True ends that lane there, with the status "stopped_early": its last
-            line and its state stay, it is not resumed, and `publish` refuses it. Other lanes go on. What a hook raises
-            ends the run, which can be resumed.
+            all take one, and the first calls it. If it returns True, that lane ends with the status "stopped_early":
+            its last line and its state stay, it is not resumed, and `publish` refuses it. Other lanes go on. An
+            exception of the hook ends the run, which can be resumed.
 
     Returns:
         The content of summary.json; empty where `only` one pass is trained.
@@ -86,10 +85,10 @@ def train(
             in memory; another process is at work in the directory; its files were altered; several processes train
             (docs/devices.md) and a case has no placement. A new run that is refused
             before its first round leaves nothing behind, and one that is resumed stays as it is.
-        Diverged: of a single case and seed a measurement or metric is not finite. Lines written so far stay, the
-            summary says "diverged". Of several, and in a pass by itself, that one ends, its status says so, and the
-            others go on.
-        FatalCount: the rounds were not those that the algorithm assumes; "stopped" in place of "diverged".
+        Diverged: in a run of a single case and seed, a measurement or metric is not finite. Lines written so far stay,
+            and the summary says "diverged". With several lanes, or with `only`, that lane ends, its status says so, and
+            the others go on.
+        FatalCount: a count that must stay 0 did not; as `Diverged`, with the status "stopped".
         Stopped: `stop` asked for it; the chunk was finished and the state saved.
         OSError: a file cannot be read or written, or another program changed a metrics.jsonl while the run went on.
 
@@ -102,7 +101,7 @@ def train(
         - a case that does not fit is refused before any case is trained.
         - a lane that diverges leaves the others' bytes as they are.
         - counts after the last line of a lane that diverges are counted.
-        - a hook that asks for nothing changes no byte.
+        - a hook that never returns True changes no byte.
         - cases have independent batches and noise, and common initial parameters.
     """
     at_least(1, checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints)
@@ -168,7 +167,7 @@ def _conclude(
     status: str,
     records: Records,
 ) -> dict[str, Any]:
-    """Write tables and summary of what the passes hold; returns the summary."""
+    """Write tables and summary from the passes; return the summary."""
     lines = run.read_metrics()
     privacy = {name: cache(partial(_with_key, case.privacy, key)) for name, case in cases.items() if case.privacy}
     facts = {
@@ -200,6 +199,6 @@ def _refuse_alone(cases: Mapping[str, Case]) -> None:
 def _with_key(
     privacy: Callable[..., Sequence[Mapping[str, Any]]], key: Array | None, num_rounds: int, **totals: int
 ) -> list[dict[str, Any]]:
-    """The statements of a number of rounds and of totals, with what they rest on as to the key."""
+    """The statements for a number of rounds and for totals, with their assumption about the key."""
     origin, given = SIMULATED if key is None else SECRET, privacy(num_rounds, **totals)
     return [{**stated, "assumptions": (*stated.get("assumptions", ()), origin)} for stated in given]

@@ -1,4 +1,4 @@
-"""Measurements at evaluations: scores on the test set, with calibrated batch statistics or without; stationarity.
+"""Measurements at evaluations: scores on test sets, with calibrated batch statistics or without; stationarity.
 
 For each metric of the task three numbers are reported: `test_<name>` (mean over nodes), `test_<name>_worst_node`, and
 `test_<name>_average_model` (the metric of the mean over nodes of `node_params`).
@@ -6,8 +6,8 @@ For each metric of the task three numbers are reported: `test_<name>` (mean over
 Calibration: static batch normalization tracks no statistics while it trains. HeteroFL's server asks the clients for
 them after training; here they are measured on a few of their samples, drawn once a seed.
 
-Stationarity: the objective is F = (1/n) sum_i f_i with f_i the mean loss over node i's samples, as in the analyses of
-decentralised methods, whose rates bound |grad F|^2 at the mean over nodes of `node_params`.
+Stationarity: the objective is F = (1/n) sum_i f_i with f_i the mean loss over node i's samples. The analyses of
+decentralised methods bound |grad F|^2 for it, at the mean over nodes of `node_params`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def evaluation_set(inputs: Any, labels: Any, batch_size: int = 256) -> Evaluatio
         raise ArgumentError("test_labels", "must hold one label per test input", found, "Pass the matching labels.")
     batch_size = min(batch_size, size)
     num_batches = -(-size // batch_size)
-    # The filling repeats the last sample: a real one, so that no metric meets values it was not made for.
+    # The last batch is filled with a real sample, the last one, so that no metric meets unusual values.
     rows = np.minimum(np.arange(num_batches * batch_size), size - 1).reshape(num_batches, batch_size)
     counts = np.arange(num_batches * batch_size).reshape(num_batches, batch_size) < size
     return EvaluationSet(inputs=jnp.array(inputs[rows]), labels=jnp.array(labels[rows]), counts=jnp.array(counts))
@@ -85,7 +85,7 @@ def model_scores(task: Task, nodes: PyTree, average: PyTree, test: EvaluationSet
     """The task's metrics of every node's model, leaves (n, *leaf), and of the average model, leaves (*leaf).
 
     Guarantees:
-        - the filling of the last batch never counts; the batch size changes nothing beyond rounding.
+        - copies that fill the last batch never count; the batch size changes nothing beyond rounding.
     """
 
     def sums(params: PyTree, batch: EvaluationSet) -> dict[str, Array]:
@@ -125,7 +125,7 @@ def flatten_scores(scores: Scores, measure: str = "test") -> dict[str, float]:
 
 
 def node_scores(scores: Scores, measure: str) -> dict[str, list[float]]:
-    """The first metric of a line, as `flatten_scores` orders them, of every node's model."""
+    """Every node's value of the first metric of a line, in the order of `flatten_scores`."""
     name = min(scores.nodes, key=lambda name: (name != "accuracy", name))
     values = np.asarray(scores.nodes[name], dtype=np.float64) / int(scores.num_samples)
     return {f"{measure}_{name}": values.tolist()}
@@ -139,7 +139,7 @@ def refuse_bad_scores(
     round_index: int,
     names: Sequence[str] | None = None,
 ) -> None:
-    """Raise `Diverged` where a number measured for a lane, whose last line is of round `since`, is not finite."""
+    """Raise `Diverged` if a number measured for a lane is not finite; `since` is the round of its last line."""
     named: list[tuple[str, Any]] = []
     for measure, values in measured.items():
         if isinstance(values, Scores):
@@ -171,7 +171,7 @@ def test_scores(task: Task, test: EvaluationSet) -> Measure:
     return Measure(compute=compute, prepare=lambda key, data: test)
 
 
-test_scores.__test__ = False  # no test for pytest  # pyright: ignore[reportFunctionMemberAccess]
+test_scores.__test__ = False  # pytest must not take it for a test  # pyright: ignore[reportFunctionMemberAccess]
 
 
 class CalibrationSet(NamedTuple):
@@ -189,7 +189,7 @@ def calibrated_scores(task: Task, test: EvaluationSet, num_samples: int) -> Meas
     Args:
         task: one with model state.
         test: the test set. Statistics are taken over batches of its size.
-        num_samples: drawn once a seed from all nodes' samples; of a smaller pool all are taken.
+        num_samples: drawn once for each seed from all nodes' samples; a smaller pool is taken whole.
 
     Raises:
         ArgumentError: a number below 1, or a task without model state.
@@ -210,12 +210,12 @@ def calibrated_scores(task: Task, test: EvaluationSet, num_samples: int) -> Meas
 
 
 def calibration_set(key: Array, data: FederatedData, num_samples: int, batch_size: int) -> CalibrationSet:
-    """Some samples of the clients' pooled training data, uniform without replacement; none that no node holds.
+    """Draw samples of the clients' pooled training data, uniformly without replacement. Each belongs to some node.
 
     Args:
         key: the run's base key.
         data: on the device.
-        num_samples: how many; of a smaller pool all are taken.
+        num_samples: how many; a smaller pool is taken whole.
         batch_size: b, samples in one batch, whose statistics are taken together.
 
     Guarantees:
@@ -230,7 +230,7 @@ def calibration_set(key: Array, data: FederatedData, num_samples: int, batch_siz
     at_least(1, num_samples=num_samples, batch_size=batch_size)
     base = purpose_key(key, Purpose.CALIBRATION)
     held = jnp.arange(data.max_size)[None, :] < data.sizes[:, None]
-    # The smallest of random numbers, one for each slot; those of padding are above all others.
+    # Each slot gets a random number, padding the largest ones. The slots with the smallest numbers are drawn.
     numbers = jax.random.bits(leaf_key(base, 0), held.shape, jnp.uint32) >> 1
     order = jnp.argsort(jnp.where(held, numbers, jnp.uint32(2**32 - 1)).reshape(-1))[:num_samples]
     count = len(order)
@@ -243,10 +243,10 @@ def calibration_set(key: Array, data: FederatedData, num_samples: int, batch_siz
 
 
 def _check_calibration(task: Task, num_samples: int) -> None:
-    """Refuse to calibrate what has no statistics."""
+    """Refuse to calibrate a task without batch statistics."""
     at_least(1, calibration_samples=num_samples)
     if task.init_state is None or not jax.tree.leaves(jax.eval_shape(task.init_state)):
-        found = f"got {num_samples} for a task without"
+        found = f"got {num_samples} for a task without it"
         raise ArgumentError("calibration_samples", "must be left out without model state", found, "Leave it out.")
 
 
@@ -258,11 +258,11 @@ def _calibrated(task: Task, variables: Variables, calibration: CalibrationSet) -
 
 
 class TrainingSamples(NamedTuple):
-    """The samples that are looked at, m of each node."""
+    """The samples that are measured on, m of each node."""
 
     inputs: Array  # (n, m, *sample)
     labels: Array  # (n, m, ...)
-    weights: Array  # (n, m), float32, 1 / number of the node's samples looked at, 0 for padding
+    weights: Array  # (n, m), float32, 1 / number of the node's samples here, 0 for padding
 
 
 def stationarity(task: Task, most_samples: int, *, calibration: tuple[int, int] | None = None) -> Measure:
@@ -270,9 +270,9 @@ def stationarity(task: Task, most_samples: int, *, calibration: tuple[int, int] 
 
     Args:
         task: its loss and metrics.
-        most_samples: m, training samples of each node that are looked at; a node with fewer is seen whole.
-        calibration: (samples, batch size) on which the average model's batch statistics are measured; those of
-            `calibrated_scores` where both numbers are its own. None takes its model state as it is.
+        most_samples: m, training samples of each node that are used; a node with fewer uses all.
+        calibration: (samples, batch size) on which the average model's batch statistics are measured; with the numbers
+            of `calibrated_scores` these are the same. None takes the model state as it is.
 
     Returns:
         The measurement of `train_<metric>_average_model` for each metric, a mean over nodes of means over samples, and
@@ -283,7 +283,7 @@ def stationarity(task: Task, most_samples: int, *, calibration: tuple[int, int] 
 
     Guarantees:
         - the squared norm is that of the mean gradient, 0 at a minimum of F.
-        - model state is held fixed: the gradient is to parameters alone.
+        - model state is held fixed: the gradient is with respect to parameters alone.
     """
     at_least(1, most_samples=most_samples)
     if calibration is not None:
@@ -320,18 +320,18 @@ def stationarity(task: Task, most_samples: int, *, calibration: tuple[int, int] 
 
 
 def own_scores(task: Task, held: Callable[[int], FederatedData]) -> Measure:
-    """Make the measure of every node's model on test samples of its own, as personal models are judged.
+    """Make the measure of every node's model on test samples of its own, which suits personal models.
 
     Args:
         task: its metrics.
         held: seed -> the nodes' test samples, `federate` of the partition for testing that `jaxfl.data.hold_out` makes.
 
     Returns:
-        The measurement, of each metric, of its mean over a node's samples: `own_<metric>` is the mean over nodes,
-        `own_<metric>_worst_node` the worst, and `own_<metric>_spread` the standard deviation over nodes.
+        The measurement. Each metric is averaged over a node's samples: `own_<metric>` is the mean of this over nodes,
+        `own_<metric>_worst_node` the worst node's, and `own_<metric>_spread` the standard deviation over nodes.
 
     Guarantees:
-        - every node counts alike, whatever the number of its samples.
+        - every node counts the same, whatever the number of its samples.
     """
 
     def of_node(values: tuple[PyTree, TrainingSamples]) -> dict[str, Array]:

@@ -1,15 +1,15 @@
-"""Files of a pass: lanes that run together, are saved together and are resumed together.
+"""Files of a pass: lanes (each a case with one seed) that run, are saved and are resumed together.
 
-    pass.json        how the lanes are computed, and where: written when they begin
-    metrics.jsonl    a line a lane and evaluation, appended and flushed to disk; holds no times, so that a resumed pass
-                     reproduces it byte for byte
-    checkpoints/<round>/    of all lanes (`checkpoint.py`)
+    pass.json        how the lanes are computed, and where; written when they begin
+    metrics.jsonl    a line for each lane and evaluation, appended and flushed to disk; holds no times, so that a
+                     resumed pass reproduces it byte for byte
+    checkpoints/<round>/    states of all lanes (`checkpoint.py`)
     ended/<lane>/<round>/   the state of a lane that ended before the others, at its end
     end.json         how each lane ended; written last
 
-Lines are on disk before the checkpoint of their round. A checkpoint and end.json hold the mark of metrics.jsonl at
-their moment (its size and checksum): what was edited, doubled, exchanged or lost before it is noticed, and what was
-written behind it is dropped when the pass goes on. pass.json and end.json have checksums of their own.
+Lines are on disk before the checkpoint of their round. A checkpoint and end.json hold a mark of metrics.jsonl as it was
+then (its size and checksum). Lines before the mark that were edited, doubled, exchanged or lost are noticed. Lines
+after it are dropped when the pass goes on. pass.json and end.json have checksums of their own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jaxfl.training.processes import on_all, on_first
 METRICS, BEGUN, END = "metrics.jsonl", "pass.json", "end.json"
 CHECKPOINTS, ENDED = "checkpoints", "ended"
 _RESTORE = "Restore the file, or start again with another out."
-_TAIL_BYTES = 2**16  # which hold a line
+_TAIL_BYTES = 2**16  # enough for a line
 _FIELDS = {"case": str, "seed": int, "round": int}
 _BEGUN_FORM = {"slots": int, "at_once": int, "strategy": str, "environment": dict}
 
@@ -47,21 +47,21 @@ class PassDirectory:
     """Directory of one pass. Where several processes train together, all read its small files, and process 0 writes.
 
     Args:
-        path: of the directory, which need not exist yet.
+        path: the directory, which need not exist yet.
         lanes: (case, seed) of each, in their order.
         run: `RunDirectory.fingerprint`.
 
     Attributes:
-        owner: of its checkpoints, which tells them from those of other lanes and runs.
+        owner: name of its checkpoints, which tells them from those of other lanes and runs.
 
     Guarantees:
-        - a file that another program changed is neither appended to nor read as this pass's.
+        - a file that another program changed is refused, both for writing and for reading.
     """
 
     def __init__(self, path: Path, lanes: Sequence[Label], run: str):
         self.path, self.lanes = path, tuple(lanes)
         self.owner = f"{run} {zlib.crc32(json.dumps([list(lane) for lane in lanes]).encode()):08x}"
-        self._mark: Mark | None = None  # of what this object wrote, once it has written
+        self._mark: Mark | None = None  # of all that this object wrote, once it has written
 
     @on_all
     def begun(self) -> dict[str, Any] | None:
@@ -80,7 +80,7 @@ class PassDirectory:
             return None
         content = self._read(END, {"lanes": list, "metrics": list, "owner": str})
         if content["owner"] != self.owner:
-            found = f"{self.path / END} is of others"
+            found = f"{self.path / END} is of other lanes or of another run"
             raise ArgumentError("out", "must hold passes of its own lanes alone", found, _RESTORE)
         self.check_lines(content["metrics"], exactly=True)
         return dict(zip(self.lanes, content["lanes"], strict=True))
@@ -97,7 +97,7 @@ class PassDirectory:
         """Append lines and flush them to disk together; OSError where the file is not as this object left it."""
         added = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
         before = self.mark()
-        # A file that must be there is not made anew.
+        # A file that must be there already is not created.
         with open(self.path / METRICS, "r+b" if before.size else "ab") as file:
             size = file.seek(0, os.SEEK_END)
             if size != before.size:
@@ -111,13 +111,13 @@ class PassDirectory:
     def lines(self) -> list[dict[str, Any]]:
         """All complete lines; one that was cut off while being written is left out.
 
-        ArgumentError where a line other than the last is none of this project's, or a lane's rounds do not ascend.
+        ArgumentError where a line other than the last is not of this form, or a lane's rounds do not ascend.
         """
         return parse_lines(self.path / METRICS, self._content())
 
     @on_first
     def mark(self) -> Mark:
-        """Mark of all that this object has written, or of all that is there before it wrote anything."""
+        """Mark of all that this object has written, or of the whole file while it has written nothing."""
         if self._mark is None:
             content = self._content()
             self._mark = Mark(len(content), zlib.crc32(content))
@@ -137,7 +137,7 @@ class PassDirectory:
 
     @on_first
     def keep_lines(self, mark: Sequence[int] = (0, 0)) -> None:
-        """Drop the lines behind a mark, atomically. Where all go, the file of before stays as metrics.before.jsonl."""
+        """Drop the lines after a mark, atomically. If this drops all lines, metrics.before.jsonl keeps the old file."""
         content = self._content()
         self._mark = Mark(*mark)
         if not self._mark.size and content:
@@ -187,7 +187,7 @@ def parse_lines(path: Path, content: bytes) -> list[dict[str, Any]]:
             line = None
         if not isinstance(line, dict) or any(type(line.get(name)) is not kind for name, kind in _FIELDS.items()):
             requirement = f"{path} must hold JSON lines with {', '.join(_FIELDS)}"
-            raise ArgumentError("out", requirement, f"line {number} is not", _RESTORE)
+            raise ArgumentError("out", requirement, f"line {number} does not", _RESTORE)
         lane = line["case"], line["seed"]
         if line["round"] <= rounds.get(lane, -1):
             requirement = f"{path} must hold every line once, in the order of its rounds"

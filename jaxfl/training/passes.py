@@ -1,4 +1,4 @@
-"""Passes of a run: which lanes share a program, how many of them run together, and how they are computed."""
+"""Passes of a run. A pass is lanes (cases with one seed each) that share a program and run together."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Pass(NamedTuple):
     program: Program
     lanes: tuple[Lane, ...]
     ended: Records
-    strategy: Strategy | None = None  # None where all lanes have ended
+    strategy: Strategy | None = None  # None: all lanes have ended
     is_begun: bool = False  # its strategy stays
     compiled: Compiled | None = None
-    seconds: float = 0.0  # that compiling took
+    seconds: float = 0.0  # of compiling
 
 
 def divide_run(cases: Mapping[str, Case], at_once: int, *, run: RunDirectory, key: Array | None = None) -> int:
@@ -51,20 +51,20 @@ def divide_run(cases: Mapping[str, Case], at_once: int, *, run: RunDirectory, ke
     Args:
         cases: as `train` takes them.
         at_once: passes that can run at the same time: jobs, or devices; at least 1.
-        run: from `open_run`. One that is divided already stays as it is.
+        run: from `open_run`. A run that is divided already stays as it is.
         key: as `train` takes it.
 
     Returns:
-        The number of passes, none of them empty. No pass has lanes of two programs. A program is shared out evenly
-        where there are fewer programs than `at_once`. One whose lanes end in different rounds, or have budgets, stays
-        whole: an end divides the chunks of all lanes.
+        The number of passes, none of them empty. No pass has lanes of two programs. With fewer programs than `at_once`,
+        a program's lanes are divided evenly over several passes. A program whose lanes end in different rounds, or have
+        budgets, stays in one pass: the end of a lane cuts the chunks of all lanes in its pass.
 
     Raises:
         ArgumentError: cases that cannot be trained, or that differ from those of a run that is resumed.
 
     Guarantees:
         - every lane is in one pass.
-        - a program whose lanes may end apart stays whole.
+        - a program whose lanes may end in different rounds stays in one pass.
     """
     at_least(1, at_once=at_once)
     check_cases(cases)
@@ -90,7 +90,7 @@ def _end_together(program: Program) -> bool:
 def prepare(
     lanes: Sequence[Lane], run: RunDirectory, progress: ProgressReport, lanes_at_once: int | None, only: int | None
 ) -> list[Pass]:
-    """Say what is wrong with any program before one of them runs, and compile those with something left to run."""
+    """Raise the errors of all programs before one of them runs, and compile those with rounds left to run."""
     programs = programs_of(lanes)
     run.record_training(recorded_settings(lanes))
     passes = _recorded(run, programs, lanes_at_once, only)
@@ -106,7 +106,7 @@ def prepare(
         compiled = {choice: finish() for choice, finish in compiled.items()}
     for program, strategy, is_begun in dict.fromkeys(choices):
         fit = compiled[program, strategy]
-        if is_begun:  # other slots would not fit its checkpoints, and lanes side by side may have other last bits
+        if is_begun:  # other slots would not fit its checkpoints; another grouping may change last bits
             on_all(require_memory)(program.label, fit.peak, program.structure, program.case.task)
         else:
             fit = compiled[program, strategy] = fitted(program, fit, divided=bool(run.passes))
@@ -140,7 +140,7 @@ def _recorded(
     directories, of_label = run.passes, {lane.label: program for program in programs for lane in program.lanes}
     whole = sorted(label for one in directories for label in one.lanes) == sorted(of_label)
     if directories and not (whole and all(len({of_label[label] for label in one.lanes}) == 1 for one in directories)):
-        found, remedy = "its training.passes do not", "Restore the file, or start again with another out."
+        found, remedy = "its training.passes does not", "Restore the file, or start again with another out."
         raise ArgumentError("out", f"{run.path}/config.json must hold each lane once", found, remedy)
     passes = []
     for directory in directories if only is None else [directories[only]]:
@@ -235,7 +235,7 @@ def _settings(case: Case) -> dict[str, Any]:
 
 
 def _ledger_facts(ledger: Ledger | Costs) -> dict[str, Any]:
-    """Its numbers; of those of each node a checksum, as there may be many."""
+    """Numbers of a ledger; for numbers of each node a checksum, because there may be many."""
 
     def fact(value):
         if isinstance(value, Costs):
@@ -246,9 +246,9 @@ def _ledger_facts(ledger: Ledger | Costs) -> dict[str, Any]:
 
 
 def by_platform(program: Program, lanes_at_once: int | None = None, lanes_a_pass: int | None = None) -> Strategy:
-    """As many lanes in a pass as memory holds, or `lanes_a_pass`; on a CPU one after the other, else side by side.
+    """Put as many lanes in a pass as memory holds, or `lanes_a_pass`; on a CPU one after the other, else side by side.
 
-    `lanes_at_once`, lanes that a device computes side by side, goes before that rule.
+    `lanes_at_once`, the lanes that a device computes side by side, overrides the last rule.
     """
     share = 1 + CHECKPOINT_SHARE if is_cpu() else 1.0
     total = len(program.lanes)
@@ -260,10 +260,10 @@ def by_platform(program: Program, lanes_at_once: int | None = None, lanes_a_pass
 
 
 def as_recorded(program: Program, begun: Mapping[str, Any]) -> Strategy:
-    """The strategy with the slots of a pass that has begun; another number of devices may share them.
+    """The strategy with the slots (places for lanes) of a pass that has begun; other numbers of devices may share them.
 
     Raises:
-        ArgumentError: processes have together a number of devices that does not divide the slots.
+        ArgumentError: the devices of all processes do not divide the slots.
     """
     slots, shares = begun["slots"], program.case.num_node_shares
     devices = max(number for number in range(1, program.max_devices + 1) if slots % number == 0) if slots > 1 else 1
@@ -288,7 +288,7 @@ def _strategy(program: Program, lanes: int, at_once: int) -> Strategy:
 
 
 def fitted(program: Program, compiled: Compiled, *, divided: bool = False) -> Compiled:
-    """The program as compiled, or with fewer lanes at once, or fewer in a pass, where it would not fit.
+    """The program as compiled, or compiled with fewer lanes at once or in a pass, if it would not fit in memory.
 
     ArgumentError where a single lane, or the lanes of a pass that was divided before, need more memory than is free.
     """
@@ -307,7 +307,7 @@ def fitted(program: Program, compiled: Compiled, *, divided: bool = False) -> Co
 
 
 def _free_bytes() -> float:
-    """Return the free bytes of the process that has the fewest."""
+    """Return the smallest number of free bytes of any process."""
     return least(memory.available_bytes())
 
 
@@ -316,8 +316,8 @@ def require_memory(case: str, peak: PeakMemory, state: PyTree, task: Task) -> No
 
     Args:
         case, state: its name, and the state of one lane or its shapes; the largest leaf is named.
-        peak: its prediction, the inputs of which are on the device already.
-        task: whose `node_loop` says what there is to choose.
+        peak: the predicted memory; its inputs are on the device already.
+        task: its `node_loop` decides which remedies the error names.
     """
     remedies = ['node_loop "map" or "chunk:k"'] if task.node_loop != "map" else []
     remedies += ["a smaller batch", "fewer nodes", "a factored or bfloat16 gradient table", "a smaller model"]
@@ -334,7 +334,7 @@ def require_memory(case: str, peak: PeakMemory, state: PyTree, task: Task) -> No
 
 
 def peak_text(peaks: dict[str, PeakMemory]) -> str:
-    """One line for people: of all cases the largest prediction, and what is free, the inputs counted as free."""
+    """One line for the screen: the largest prediction of all cases, and the free memory, where inputs count as free."""
     case, largest = max(peaks.items(), key=lambda item: item[1].total)
     free = bytes_text(memory.available_bytes() + largest.inputs)
     whose = f" ({case})" if len(peaks) > 1 else ""

@@ -1,9 +1,9 @@
 """Several processes that train one run together, started by `jax.distributed.initialize`.
 
-All of them make the same calls in the same order, on a disk that they have in common. What is written, and what a clock
-or a signal decides, is process 0's (`on_first`); files are read by all of them (`on_all`). Both end in an exchange: no
-process goes on before the others are there, and a failure of one ends all. With a single process every function here is
-what it says of that process, and sends nothing.
+All of them make the same calls in the same order, on a disk that they have in common. Process 0 alone writes, and
+decides by clocks and signals (`on_first`); all of them read files (`on_all`). Both end in an exchange: no process goes
+on before the others are there, and a failure of one ends all. With a single process, every function here does the same
+for that process and sends nothing.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from jaxfl.core import ArgumentError, PyTree
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
 
-_BLOCK = 4096  # bytes of which texts are made, so that few lengths are compiled
-_ERRORS = {kind.__name__: kind for kind in (ArgumentError, OSError, MemoryError, RuntimeError)}  # the last for all else
+_BLOCK = 4096  # bytes: texts are padded to multiples of it, so that few lengths are compiled
+_ERRORS = {kind.__name__: kind for kind in (ArgumentError, OSError, MemoryError, RuntimeError)}  # the last: all else
 _OF_ANOTHER = "of_another_process"  # attribute of an exception
 _at_work = threading.local()  # whether this thread is in a call of `on_first` or `on_all`
 
 
 def several() -> bool:
-    """True if more than one process trains. Starts no backend of JAX where there is one alone."""
+    """True if more than one process trains. With a single process this starts no backend of JAX."""
     return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
 def is_first() -> bool:
-    """True if this is process 0, which writes and tells."""
+    """True if this is process 0, which writes files and messages."""
     return not several() or jax.process_index() == 0
 
 
 def on_first(call: Callable[_P, _T]) -> Callable[_P, _T]:
     """A function whose body process 0 alone runs. All get its result, which JSON can hold, or its exception.
 
-    Inside of it, and of `on_all`, both only call.
+    Inside such a function, or one of `on_all`, both decorators only call.
 
     Guarantees:
         - every process gets what process 0 got, or its exception.
@@ -63,12 +63,12 @@ def on_first(call: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def on_all(call: Callable[_P, _T]) -> Callable[_P, _T]:
-    """A function that every process runs, on the same files or of what it alone can know, such as its free memory.
+    """A function that every process runs, on the same files or on its own facts, such as its free memory.
 
-    Each gets its own result. It sends nothing to others.
+    Each process gets its own result; results are not sent.
 
     Guarantees:
-        - what fails on one process fails on all.
+        - a failure on one process fails on all.
 
     Examples:
         >>> on_all(lambda: 3)()
@@ -98,14 +98,14 @@ def least(value: float) -> float:
 
 
 def of_another_process(error: BaseException) -> bool | None:
-    """True if an exception was raised on another process, which tells of it; None where nothing was exchanged."""
+    """True if an exception was first raised on another process, which reports it; None without an exchange."""
     return getattr(error, _OF_ANOTHER, None)
 
 
 def fetched(arrays: PyTree) -> PyTree:
     """The same arrays; whole, and of NumPy, where other processes hold parts of them.
 
-    All processes ask at the same time. Leaf by leaf an array passes through every device.
+    All processes call it at the same time. Each leaf in turn passes through every device.
     """
 
     def whole(leaf: Any) -> Any:
@@ -116,7 +116,7 @@ def fetched(arrays: PyTree) -> PyTree:
 
 
 def put(leaf: Any, sharding: Sharding) -> jax.Array:
-    """An array that every process has, laid over devices of all processes: each gives its own devices their parts."""
+    """Lay an array that every process has over the devices of all; each process fills its own devices."""
     if sharding.is_fully_addressable or (isinstance(leaf, jax.Array) and not leaf.is_fully_addressable):
         return jax.device_put(leaf, sharding)
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -126,7 +126,7 @@ def put(leaf: Any, sharding: Sharding) -> jax.Array:
 
 
 def _agreed(call: Callable[[], Any], *, is_told: bool) -> Any:
-    """The result of a call, or process 0's where it tells it; the first failing process's exception where one fails."""
+    """The call's own result, or process 0's with `is_told`. If a process fails, raise the first one's exception."""
     if not several() or getattr(_at_work, "now", False):
         return call()
     result, failure, text = None, None, ""
@@ -149,14 +149,14 @@ def _agreed(call: Callable[[], Any], *, is_told: bool) -> Any:
 
 
 def _described(error: Exception) -> list[Any]:
-    """The class of an exception that other processes raise, and its arguments."""
+    """The class and the arguments of the exception that other processes raise for this one."""
     kind = next((name for name, kind in _ERRORS.items() if isinstance(error, kind)), "RuntimeError")
     text = f"{type(error).__name__}: {error}"
     return [kind, text] if kind == "RuntimeError" else [kind, *error.__reduce__()[1]]  # an OSError's path, too
 
 
 def _gathered(text: str) -> list[str]:
-    """A text of each process, in all of them."""
+    """Exchange texts: every process gets the text of each."""
     content = np.frombuffer(text.encode(), np.uint8)
     sizes = multihost_utils.process_allgather(np.int32(content.size))
     length = -(-int(sizes.max()) // _BLOCK) * _BLOCK

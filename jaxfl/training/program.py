@@ -1,10 +1,11 @@
 """Compiled program of the lanes of a sweep: one for all cases and seeds that differ in numbers alone.
 
 A lane is one case with one seed. The state of all lanes is stacked on a leading axis. Only `round_index` is shared,
-so that a branch on it stays a branch. Inside the one executable the lanes are computed side by side (`vmap`), in
-groups, or one after the other. The loop over groups lies outside the loop over rounds: a group's tables are taken out
-and put back once a call, never once a round. A single lane runs unbatched. Where a CPU has several devices, each takes
-a share of the lanes. Where the cases say so, devices share the lanes, or the nodes of every lane, on any platform.
+so that a branch on it stays a branch: `vmap` would compute both sides. Inside the one executable the lanes are computed
+side by side (`vmap`), in groups, or one after the other. The loop over groups lies outside the loop over rounds: a
+group's tables are taken out and put back once a call, never once a round. A single lane runs unbatched. Where a CPU has
+several devices, each takes a share of the lanes. Where the cases say so, devices share the lanes, or the nodes of every
+lane, on any platform.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ from jaxfl.training.measures import test_scores
 from jaxfl.training.processes import fetched, put, several
 from jaxfl.training.sharding import LANES, node_mesh, node_shardings, share_shapes, tracing_over
 
-CHECKPOINT_SHARE = 2.5  # of the state, taken while one is written: measured 2.09 to 2.29, the most on busy processors
+CHECKPOINT_SHARE = 2.5  # of the state, needed to write a checkpoint: measured 2.09 to 2.29, the most on busy processors
 
 
 class PeakMemory(NamedTuple):
     """Bytes on the device at the worst moment of one program."""
 
-    inputs: int  # training data, test set and what is measured on, there all the time
+    inputs: int  # training data, test set and data of other measures, there all the time
     state: int
-    working: int  # temporaries and results of the program that needs most of them, or a checkpoint's copy
+    working: int  # temporaries and results of the most demanding program, or a checkpoint's copy
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """All bytes."""
         return self.inputs + self.state + self.working
 
 
@@ -63,10 +64,10 @@ class Program:
 
     Args:
         lanes: the lanes. Their cases differ in nothing that is compiled, and their data have the same shapes.
-        uploads: where the data come from.
+        uploads: gives the training data of a lane.
 
     Guarantees:
-        - a lane alone and in a sweep: the same bits one after the other, the same numbers to rounding in groups.
+        - a lane gives the same in a sweep as alone: the same bits one after the other, up to rounding in groups.
         - no copy of a table in a round.
         - a branch on the round number stays a branch.
     """
@@ -82,7 +83,7 @@ class Program:
         self._with_seeds: dict[str, list[bool]] = {}  # field of Tables -> which of its leaves carry a seed axis
 
     def check(self) -> None:
-        """Make every check that constructors and `init` make on the host; computes nothing."""
+        """Run every check that constructors and `init` make on the host; compute nothing."""
         for case in {lane.name: lane.case for lane in self.lanes}.values():
             case.algorithm(_concrete_numbers(case))
         checked = set()
@@ -96,7 +97,7 @@ class Program:
 
     @property
     def label(self) -> str:
-        """The cases, for people."""
+        """Names of the cases, for messages."""
         names = list(dict.fromkeys(lane.name for lane in self.lanes))
         return names[0] + (f" and {len(names) - 1} more" if names[1:] else "")
 
@@ -104,7 +105,7 @@ class Program:
     def max_devices(self) -> int:
         """Devices that may share the lanes.
 
-        Without a placement 1 where each lane uses all of them by itself, and on accelerators.
+        Without a placement this is 1 on accelerators, and where each lane uses all devices by itself.
         """
         placement = self.case.placement
         if placement is not None:
@@ -121,7 +122,7 @@ class Program:
         return jax.eval_shape(lambda lane, data: first_state(self._algorithm(lane), lane.key, data), lane, data)
 
     def tables(self, lanes: Sequence[Lane], strategy: Strategy) -> Tables:
-        """Make the tables of these lanes as the compiled functions take them: of all seeds, or of a single lane's."""
+        """Make the tables of these lanes for the compiled functions: of all seeds, or of a single lane's seed."""
         seeds = {lane.seed: lane for lane in (lanes if strategy.num_slots == 1 else self.lanes)}
         data = [self._uploads.of(lane) for lane in seeds.values()]
         arrays = [
@@ -138,7 +139,7 @@ class Program:
         return strategy.place(tables)
 
     def _spread(self, field: str, tree: PyTree, strategy: Strategy) -> PyTree:
-        """Tables over the devices that share the nodes: what carries the nodes by them, a pool by its owners."""
+        """Lay tables over the devices that share the nodes: leaves with a node axis by node, a pool by its owners."""
         mesh, nodes = node_mesh(strategy.num_node_shares), self._uploads.of(self.lanes[0]).num_nodes
         pools = {id(tree.inputs), id(tree.labels)} if isinstance(tree, FederatedData) else set()
 
@@ -150,7 +151,7 @@ class Program:
         return jax.tree.unflatten(structure, list(map(spread, leaves, self._with_seeds[field])))
 
     def lane_values(self, lanes: Sequence[Lane], strategy: Strategy) -> LaneValues:
-        """The lanes of one pass, padded by the first, or one lane without an axis."""
+        """Values of the lanes of one pass, padded with the first lane, or of one lane without an axis."""
         if strategy.num_slots == 1:
             return strategy.place(self._values(lanes[0]))
         rows = {seed: row for row, seed in enumerate(dict.fromkeys(lane.seed for lane in self.lanes))}
@@ -178,7 +179,7 @@ class Program:
         return self.map_lanes(lambda leaf: np.asarray(np.asarray(leaf)[index]), state)
 
     def node_params(self, state: PyTree, strategy: Strategy, index: int, lane: Lane) -> PyTree:
-        """One lane's parameters, leaves (n, *leaf), of NumPy; nothing else of the state, no table, is fetched."""
+        """One lane's parameters, leaves (n, *leaf), of NumPy; the rest of the state, such as tables, is not fetched."""
         compute, is_read = self._params_of
         leaves, structure = jax.tree.flatten(state)
         pairs = zip(leaves, is_read, strict=True)
@@ -199,7 +200,7 @@ class Program:
         return jax.jit(params), [id(value) in used for value in of_state]
 
     def map_lanes(self, fn: Callable[[Any], Any], state: PyTree) -> PyTree:
-        """`fn` of every leaf but `round_index`."""
+        """Apply `fn` to every leaf but `round_index`."""
         leaves, shared = self._split(state)
         return self._join([fn(leaf) for leaf in leaves], shared)
 
@@ -209,19 +210,19 @@ class Program:
             return self.begin_compiling(strategy, pool)()
 
     def begin_compiling(self, strategy: Strategy, pool: Executor) -> Callable[[], Compiled]:
-        """Trace the program, and have a pool compile it; what this returns waits for that.
+        """Trace the program, and let a pool compile it; the function that this returns waits for the result.
 
-        A part is compiled while the next one is traced: LLVM does not hold the interpreter's lock. What the program
-        will take is predicted, not compared with what is free.
+        A part is compiled while the next one is traced: LLVM does not hold the interpreter's lock. The memory
+        that the program needs is predicted, but not compared with the free memory.
         """
         lanes = self.lanes[: strategy.num_slots]
         values, tables = self.lane_values(lanes, strategy), self.tables(lanes, strategy)
         state = self.slots_structure(strategy.num_slots)
         shardings = self.shardings(strategy)
         init, rounds, evaluate = self._functions(strategy)
-        # Given for every leaf: an empty one would come back in another than it is taken in. And not by the state's
-        # shapes: zeros_like of one that a loop over devices closes over would ask for its sharding there.
-        told = strategy.sharding() if several() else None  # where other processes have some of what the host reads
+        # Shardings are given for every leaf: an empty leaf would otherwise come back in another one. They are not part
+        # of the state's shapes: zeros_like of a leaf that a loop over devices closes over would ask for it there.
+        told = strategy.sharding() if several() else None  # where other processes hold parts of the results
         taken, given = ((None, shardings), (shardings, told)) if shardings is not None else ((None, None), None)
         jitted = jax.jit(rounds, donate_argnums=1, in_shardings=(*taken, None, None), out_shardings=given)
         with tracing_over(strategy.num_node_shares):
@@ -229,7 +230,7 @@ class Program:
             fields = tuple(info_fields(lowered.out_info[1]))
             for case in {lane.name: lane.case for lane in self.lanes}.values():
                 check_counted(case, fields, self._uploads.of(self.lanes[0]).num_nodes)
-            parts = [pool.submit(lowered.compile)]  # the one that takes longest first
+            parts = [pool.submit(lowered.compile)]  # first the part that takes longest
             lowered = jax.jit(init, out_shardings=shardings).lower(values, tables.data)
             parts.append(pool.submit(lowered.compile))
             jitted = jax.jit(evaluate, in_shardings=(*taken, None), out_shardings=told)
@@ -251,7 +252,7 @@ class Program:
         return finish
 
     def _functions(self, strategy: Strategy) -> tuple[Callable, Callable, Callable]:
-        """`Compiled`'s three functions before they are compiled."""
+        """The three functions of `Compiled`, not yet compiled."""
         chunk_rounds = self.case.rounds_per_call
 
         def init(lane: LaneValues, data: FederatedData) -> PyTree:
@@ -319,7 +320,7 @@ class Program:
         return [jax.tree_util.keystr(path) == ".round_index" for path, _ in paths]
 
     def _split(self, state: PyTree) -> tuple[list[Any], list[Any]]:
-        """(leaves that carry the lanes, those that all lanes share)."""
+        """(leaves with an axis of lanes, leaves that all lanes share)."""
         pairs = list(zip(jax.tree.leaves(state), self._is_shared, strict=True))
         return [leaf for leaf, shared in pairs if not shared], [leaf for leaf, shared in pairs if shared]
 
@@ -331,7 +332,7 @@ class Program:
         """Return the tree of a state's shardings, or None where one device does all."""
         if strategy.num_node_shares > 1:
             mesh, nodes = node_mesh(strategy.num_node_shares), self._uploads.of(self.lanes[0]).num_nodes
-            # `round_index`, which lanes share, is a scalar and lies on every device with one axis in front or without.
+            # `round_index`, which all lanes share, is a scalar and lies whole on every device.
             return node_shardings(mesh, self.slots_structure(strategy.num_slots), nodes, int(strategy.num_slots > 1))
         if strategy.num_devices > 1:
             whole = jax.tree.map(lambda leaf: strategy.sharding(), self.structure)
@@ -355,20 +356,20 @@ def predicted_peak(
     """Predict the peak memory of a program from XLA's numbers for its compiled programs, before they run.
 
     Args:
-        inputs: arrays, or their shapes, that are there all the time.
+        inputs: arrays, or their shapes, that stay on the device all the time.
         state: the state, or its shapes; `init` makes it, and `programs` run while it is there.
-        num_copies: devices in one memory that each hold inputs and state and run the programs.
-        divided: whether these devices share the state out, in place of holding all of it.
+        num_copies: devices that share one memory; each holds inputs and state and runs the programs.
+        divided: whether each of these devices holds only its share of the state.
 
     Returns:
-        The prediction. It counts arrays and temporaries alone, and on a CPU a checkpoint. The interpreter, the
+        The prediction. It counts arrays and temporaries, and on a CPU a checkpoint's copy. The interpreter, the
         executables, the data set as it was read and scratch memory of a backend's libraries come on top.
 
     Guarantees:
         - a state that is updated in place counts once.
     """
     held = num_bytes(state) // (num_copies if divided else 1)  # by each of the devices
-    first = _working_bytes(init) - held  # its result is the state
+    first = _working_bytes(init) - held  # without its result, the state
     saving = int(CHECKPOINT_SHARE * num_bytes(state)) if is_cpu() else 0
     running = (num_copies * working for working in (first, *map(_working_bytes, programs)))
     return PeakMemory(num_copies * num_bytes(inputs), num_copies * held, max(0, saving, *running))
@@ -377,6 +378,6 @@ def predicted_peak(
 def _working_bytes(program: Executable) -> int:
     """Temporaries, and results that are not written over a donated argument."""
     found = program.memory_analysis()
-    if found is None:  # a backend that does not tell
+    if found is None:  # a backend that does not report it
         return 0
     return found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes

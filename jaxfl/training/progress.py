@@ -47,43 +47,43 @@ class ProgressReport:
             self._bar.stop()
 
     def announce(self, text: str) -> None:
-        """A line of its own."""
+        """Show a message on a line of its own."""
         if not self._quiet:
             self._console.print(text, soft_wrap=True, markup=False)
 
     def begin(self, label: str, num_rounds: int) -> None:
-        """Lanes of together `num_rounds` rounds begin, or go on."""
+        """Tell that lanes with `num_rounds` rounds in all begin, or go on."""
         self._label, self._part_done, self._part_total, self._note = label, 0, num_rounds, ""
         self._show(rounds=0)
 
     def skip(self, rounds: int) -> None:
-        """These rounds need not be run: an earlier run did them, or a lane has ended."""
+        """Count rounds that need not be run: an earlier run did them, or a lane has ended."""
         self._total -= rounds
         self._part_done += rounds
         if self._bar is not None:
             self._bar.update(self._task, total=self._total)
 
     def compiled(self) -> None:
-        """The rounds begin now: compiling does not count for the rate."""
+        """Tell that the rounds begin now: compiling does not count for the rate."""
         self._began, self._done_since = time.perf_counter(), 0
 
     def advance(self, rounds: int) -> None:
-        """These rounds have been run."""
+        """Count rounds that have been run."""
         self._done_here += rounds
         self._done_since += rounds
         self._part_done += rounds
         self._show(rounds)
 
     def note(self, text: str) -> None:
-        """The latest result, shown with the next line."""
+        """Keep the latest result, which the next line shows."""
         self._note = text
 
     def end(self) -> None:
-        """These lanes are done."""
+        """Tell that these lanes have ended."""
         self._line()
 
     def _rate(self) -> str:
-        """Rounds per second of these lanes, evaluations and checkpoints included, and the time left of the whole."""
+        """Rounds per second of these lanes, evaluations and checkpoints included; time left for the whole run."""
         elapsed = time.perf_counter() - self._began
         if self._done_since == 0 or elapsed <= 0:
             return "compiling"

@@ -1,4 +1,4 @@
-"""Reading a run directory again: states, its secret key, and the results that statements of privacy cover."""
+"""Reading a run directory again: states, its secret key, and the results that privacy statements cover."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from jaxfl.training.processes import on_all, on_first
 from jaxfl.training.program import Program
 from jaxfl.training.run_directory import PRIVACY, PRIVATE, RunDirectory, slug
 
-_PUBLISHED = ("finished", "budget_spent")  # ends that depend on no data
+_PUBLISHED = ("finished", "budget_spent")  # ways to end that do not depend on the data
 
 
 def restore_state(run: RunDirectory, name: str, case: Case, seed: int) -> tuple[int, PyTree]:
-    """The newest saved state of one case and seed; of one that ended before others, the state at its end.
+    """The newest saved state of one case and seed; if it ended before others, the state at its end.
 
     Args:
         run: from `open_run` or `read_run`.
@@ -42,14 +42,14 @@ def restore_state(run: RunDirectory, name: str, case: Case, seed: int) -> tuple[
         (round, state).
 
     Raises:
-        ArgumentError: there is no readable checkpoint, or it is another run's, or holds a state of another form. One
-            that diverged has no state at its end.
+        ArgumentError: there is no readable checkpoint, or it is another run's, or holds a state of another form. A
+            seed that diverged has no state at its end.
         OSError: it cannot be read.
 
     Guarantees:
         - reading a state changes nothing.
     """
-    program = Program([Lane(name, case, seed, "")], Uploads())  # no key is made of it
+    program = Program([Lane(name, case, seed, "")], Uploads())  # the digest is empty: no key is made here
     for one in run.passes:
         begun = one.begun() if (name, seed) in one.lanes else None
         if begun is not None:
@@ -63,7 +63,7 @@ def restore_state(run: RunDirectory, name: str, case: Case, seed: int) -> tuple[
                 return restored.round_index, state if slots == 1 else program.map_lanes(
                     operator.itemgetter(lane), state
                 )
-    found, remedy = f"{name}, seed {seed}, has none in {run.path}", "Name a case and seed of this run."
+    found, remedy = f"{name}, seed {seed}, has no checkpoint in {run.path}", "Name a case and seed of this run."
     raise ArgumentError("case", "must have a readable checkpoint", found, remedy)
 
 
@@ -75,10 +75,10 @@ def _restored(directory: Path, structure: PyTree, owner: str) -> Restored | None
 
 
 def secret_key(run: RunDirectory) -> Array:
-    """The key of this run: a new one of 64 bits, or that of the run that is resumed.
+    """The secret key of this run: a new one of 64 bits, or the key of the run that is resumed.
 
-    It lies in private/key, mode 0600, so that a resumed run goes on with the same noise. Keep it from what you publish:
-    with it anyone can take the noise off. Threefry keys hold 64 bits, so an attacker who can try 2^64 keys finds it.
+    It lies in private/key, mode 0600, so that a resumed run goes on with the same noise. Never publish it: with it
+    anyone can subtract the noise. Threefry keys hold 64 bits, so an attacker who can try 2^64 keys finds it.
 
     Args:
         run: from `jaxfl.training.open_run`.
@@ -87,12 +87,12 @@ def secret_key(run: RunDirectory) -> Array:
         A typed key, shape (), for `train(key=)`.
 
     Raises:
-        ArgumentError: the run is resumed, and its key is missing, is none, or others can read it; it would lie behind a
+        ArgumentError: the run is resumed, and its key is missing, invalid or readable by others; or private/ is a
             link.
 
     Guarantees:
         - the key is nowhere else in the run directory.
-        - nobody but the owner can read the file.
+        - the file's mode lets nobody but its owner read it.
     """
     path = run.path / PRIVATE / "key"
     on_first(_draw)(run, path)
@@ -134,20 +134,20 @@ def _words(path: Path) -> bytes:
 def publish(run: RunDirectory, cases: Mapping[str, Case], out: str | os.PathLike[str]) -> None:
     """Write what the proven statements of a run cover.
 
-    privacy.json holds of every case its options that vary, its rounds, its statements and, as the run's own does,
-    the epsilons and names of its nodes; and the total that all of them cost a sample together.
-    parameters/<case>/seed_<s>.npz holds the nodes' parameters at the end, an array (n, *leaf) a leaf. Of a private
-    selection ("selected" of summary.json) there is the winner alone, with its own statements. Metrics,
-    pictures, times and checkpoints stay behind: they are measured, or kept, without noise.
+    privacy.json holds for every case the options that vary, the rounds, the statements and, like the run's own
+    privacy.json, the epsilons and names of the nodes. It also holds the total privacy cost of all cases for a sample.
+    parameters/<case>/seed_<s>.npz holds the nodes' parameters at the end, one array (n, *leaf) for each leaf.
+    Of a private selection ("selected" of summary.json) it holds the winner alone, with the winner's own statements.
+    Metrics, pictures, times and checkpoints are not copied: they are measured, or kept, without noise.
 
     Args:
-        run: that has ended, trained with a secret key.
+        run: one that has ended and was trained with a secret key.
         cases: as they were trained.
         out: a folder that does not exist, or is empty.
 
     Raises:
-        ArgumentError: a case whose seed is public, without a proven epsilon, whose parameters no statement covers,
-            or that diverged or a hook ended; or a folder with files in it. Nothing is written then.
+        ArgumentError: a case has a public seed, no proven epsilon, or parameters that no statement covers; it diverged,
+            or a hook ended it; or the folder has files in it. Nothing is written then.
 
     Guarantees:
         - nothing but parameters, statements and options that vary is written.
@@ -167,7 +167,7 @@ def publish(run: RunDirectory, cases: Mapping[str, Case], out: str | os.PathLike
     for name, case in cases.items():
         problem = _uncovered(case, rows[name])
         if problem is not None:
-            requirement = "needs a run that its statements cover"
+            requirement = "needs a run that its privacy statements cover"
             raise ArgumentError("publish", requirement, f"{name} {problem}", "Leave this case out.")
     stated = ("settings", "rounds_per_seed", "privacy")
     content = {name: {key: rows[name][key] for key in stated if key in rows[name]} for name in cases}
@@ -199,10 +199,10 @@ def _total(
 ) -> list[dict[str, Any]]:
     """Compute the joint privacy cost of all seeds of all cases for a sample (or client).
 
-    The result has an entry for each relation that all have a bound for.
+    The result has an entry for each neighboring relation for which all have a bound.
 
-    By basic composition: epsilons and deltas add up, node by node where all runs have the same data. Elsewhere a sample
-    may lie at another node in each run, so that the largest epsilon of a node is taken of each.
+    This is basic composition: epsilons and deltas add up, node by node where all runs have the same data. Elsewhere a
+    sample may be at another node in each run, so that the largest epsilon of any node counts for each run.
     """
     digests = {name: run.config["training"]["cases"][name]["data"] for name in cases}
     same_data = len({digests[name][str(seed)] for name, of in cases.items() for seed in of.seeds}) == 1
@@ -222,7 +222,7 @@ def _total(
 
 
 def _node_by_node(cases: Mapping[str, Case], of_nodes: Mapping[str, list[Mapping]], relation: str) -> dict[str, Any]:
-    """Sum of each node's epsilons over all runs, their maximum and the nodes' names; empty where a run lacks them."""
+    """Sum of each node's epsilons over all runs, their maximum and the nodes' names; empty if a run has none."""
     each = []
     for name, of in cases.items():
         proven = [one for one in of_nodes.get(name, ()) if one["bound"] == "proven"]
@@ -230,14 +230,14 @@ def _node_by_node(cases: Mapping[str, Case], of_nodes: Mapping[str, list[Mapping
     names = {tuple(one.get("nodes", ())) for stated in each for one in stated}
     if any(len(stated) != 1 for stated in each) or len(names) != 1:
         return {}
-    # A statement with several lists has one for each seed: the larger one is right for any of them.
+    # A statement with several lists has one for each seed: the largest value holds for all of them.
     epsilons = np.sum([np.max(stated[0]["node_epsilons"], axis=0) for stated in each], axis=0).tolist()
     called = next(iter(names))
     return {"dp_epsilon": max(epsilons), **({"nodes": list(called)} if called else {}), "node_epsilons": epsilons}
 
 
 def _uncovered(case: Case, row: Mapping) -> str | None:
-    """Why nothing of a case may be published, or None."""
+    """The reason why a case may not be published, or None."""
     proven = [stated for stated in row["privacy"] if stated["bound"] == "proven"]
     if not any(SECRET in stated["assumptions"] for stated in row["privacy"]):
         return "has a public seed"

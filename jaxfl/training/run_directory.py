@@ -1,18 +1,18 @@
-"""Directory of a run: its configuration, its passes, and what is made of them when it ends.
+"""Directory of a run: its configuration, its passes, and the results that are made of them when it ends.
 
-    config.json      the resolved configuration, the settings of the training loop, the lanes of each pass, and the
-                     environment
-    passes/<k>/      lanes that run together: their lines, checkpoints and ends (`pass_directory.py`)
+    config.json      the resolved configuration, the settings of the training loop, the lanes (cases with one seed
+                     each) of each pass, and the environment
+    passes/<k>/      lanes that run together: their metrics lines, checkpoints and ends (`pass_directory.py`)
     summary.json, results.csv    made of the passes when the run ends
-    privacy.json     the epsilon of every node, where there is any; summary.json has that of the worst, and the median
-    sites.csv        samples, epsilon, noise and metric of every node of every lane at its end (`sites.py`)
+    privacy.json     the epsilon of every node, if there is one; summary.json has the worst node's, and the median
+    sites.csv        samples, epsilon, noise and metric of every node at the end of every lane (`sites.py`)
     plots/           pictures
     final/           the parameters at the end of each lane (`final_params.py`)
     private/key      the key of a run that is published, of mode 0600 (`publish.py`)
 
-Checkpoints hold raw gradients (tables of SAGA) and states without noise; metrics, status and pictures are measured
-without noise; parameters in final/ may be of a run that no statement covers. Keep the folder: `publish.py` copies what
-is covered.
+Do not publish the folder: checkpoints hold raw gradients (tables of SAGA) and states without noise; metrics, status and
+pictures are measured without noise; parameters in final/ may be of a run that no privacy statement covers. `publish.py`
+copies what the statements cover.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from jaxfl.training.processes import is_first, on_all, on_first
 CONFIG, SUMMARY, PRIVACY, PASSES, PRIVATE = "config.json", "summary.json", "privacy.json", "passes", "private"
 _CONFIG_FORM = {"experiment": str, "preset": (str, type(None)), "config": dict, "environment": dict}
 LOCK = "lock"
-_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # what such file systems answer
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # answers of file systems without locks
 
 
 class RunDirectory:
@@ -70,7 +70,7 @@ class RunDirectory:
         refuse_difference(recorded, given, self.path)
 
     def record_environment(self, environment: Mapping[str, Any]) -> None:
-        """Put that of the processes which trained in place of this one's in config.json."""
+        """Replace the environment in config.json by that of the processes which trained."""
         self._rewrite({"environment": dict(environment)})
 
     def record_passes(self, lanes: Sequence[Sequence[Label]]) -> None:
@@ -90,9 +90,9 @@ class RunDirectory:
         ]
 
     def withdraw(self) -> None:
-        """Undo `open_run` of a run that was refused before anything was trained; one that was found stays as it is.
+        """Undo `open_run` of a run that was refused before anything was trained; a resumed run stays as it is.
 
-        It waits for no other process, so that a thread may call it.
+        This waits for no other process, so that a thread may call it.
         """
         if is_first() and not self.resumed:
             for name in (CONFIG, LOCK):
@@ -120,7 +120,7 @@ class RunDirectory:
 
     @on_first
     def drop_summary(self) -> None:
-        """Remove summary.json: that of an interrupted run would describe one that is going on."""
+        """Remove the summary.json of an interrupted run, which would not describe the run that now goes on."""
         (self.path / SUMMARY).unlink(missing_ok=True)
 
     @on_first
@@ -149,17 +149,17 @@ def open_run(
         out: the directory itself; made if missing.
         config: everything that decides the results, resolved; values that JSON can hold, NumPy scalars and arrays,
             paths. Infinite numbers are stored as the strings "inf", "-inf", "nan".
-        experiment: name for the summary.
-        preset: name for the summary.
-        resume: continue the run found there; where there is none, begin one.
+        experiment: its name, for the summary.
+        preset: its name, for the summary.
+        resume: continue the run in this directory; where there is none, begin one.
         can_resume: whether the experiment has --resume, so that errors may advise it.
 
     Returns:
         The directory, its config.json written.
 
     Raises:
-        ArgumentError: `out` cannot be written or holds a run already, or the run to resume, or another process that
-            trains with this one, has another configuration.
+        ArgumentError: `out` cannot be written, or holds a run already; or the run to resume has another configuration,
+            or another process that trains with this one has.
 
     Guarantees:
         - a directory that holds a run is never written to without resume.
@@ -196,26 +196,26 @@ def held(directory: Path) -> Iterator[None]:
     """Hold a run directory while something is written to it; the operating system lets go when the process dies.
 
     The lock is the system's (filelock), on the file `lock`, which holds the number of the process and is removed at the
-    end. It keeps out processes of the same machine and, where the file system passes locks on, those of others. Where
-    there are no locks, a warning says so.
+    end. It keeps out processes of the same machine and, where the file system shares locks, of other machines. A file
+    system without locks brings a warning.
 
     Args:
         directory: made if missing. Where several processes train together, process 0 holds it for all of them.
 
     Raises:
-        ArgumentError: another process holds it, or another part of this one.
+        ArgumentError: another process, or another part of this one, holds it.
 
     Guarantees:
         - of two processes in a run directory the second is refused, and changes nothing.
-        - a process that was killed keeps nobody out.
+        - a process that was killed keeps no other one out.
     """
     descriptor = on_first(_locked)(directory / LOCK)
     try:
         yield
     finally:
         if descriptor is not None and is_first():
-            with contextlib.suppress(PermissionError):  # of Windows, where an open file stays
-                (directory / LOCK).unlink(missing_ok=True)  # before the lock is let go: nobody else's file is removed
+            with contextlib.suppress(PermissionError):  # on Windows an open file cannot be removed
+                (directory / LOCK).unlink(missing_ok=True)  # while it is locked: nobody else's file is removed
             os.close(descriptor)
 
 
@@ -233,7 +233,7 @@ def _locked(path: Path) -> int | None:
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, f"\n{os.getpid()}\n".encode())
                 return descriptor
-            os.close(descriptor)  # its holder removed the file meanwhile
+            os.close(descriptor)  # the holder has removed the file meanwhile
         except BlockingIOError:
             os.lseek(descriptor, 1, os.SEEK_SET)  # Windows locks the first byte to readers, too
             holder = os.read(descriptor, 32).decode("ascii", "replace").strip() or "another one"
@@ -244,14 +244,14 @@ def _locked(path: Path) -> int | None:
             os.close(descriptor)
             if error.errno not in _WITHOUT_LOCKS:
                 raise
-            text = f"{path.parent} cannot be locked ({error.strerror}): take care that no second process resumes it"
+            text = f"{path.parent} cannot be locked ({error.strerror}): make sure that no second process resumes it"
             warnings.warn(text, stacklevel=4)
             path.unlink(missing_ok=True)
             return None
 
 
 def make_writable(path: Path) -> list[Path]:
-    """Make a directory; ArgumentError naming `out` where that fails. Returns those made above it, nearest first."""
+    """Make a directory; ArgumentError naming `out` if that fails. Return the new ones above it, nearest first."""
     try:
         missing = [folder for folder in path.parents if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
@@ -290,7 +290,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 def _opened(
     path: Path, given: Any, experiment: str, preset: str | None, resume: bool, can_resume: bool
 ) -> tuple[bool, list[str]]:
-    """(whether config.json was there, directories that were made above) of the run of `open_run`."""
+    """Open the run for `open_run`: (whether config.json was there, directories that were made above)."""
     made_above = [str(folder) for folder in make_writable(path)]
     if not resume:
         _refuse_run(path, can_resume)
@@ -300,7 +300,7 @@ def _opened(
             content = {"experiment": experiment, "preset": preset, "config": given, "environment": environment}
             write_json(path / CONFIG, content)
             return False, made_above
-        if not resume:  # another process began one meanwhile
+        if not resume:  # another process began a run meanwhile
             _refuse_run(path, can_resume)
     if not (path / CONFIG).exists():
         remedy = "Restore the file, or name another directory."
@@ -313,7 +313,7 @@ def _opened(
 
 
 def _read_alike(path: Path, given: Any) -> dict[str, Any]:
-    """Content of config.json. ArgumentError where this process has other options than process 0, which compared its."""
+    """Content of config.json. ArgumentError if this process has other options than process 0."""
     content = _read_config(path)
     try:
         refuse_difference(content["config"], given, path)

@@ -1,8 +1,8 @@
 """Layout of training over devices: the axis that they share, and each device's part of a state, of tables and of data.
 
-Over nodes, every device holds an equal share of them: their part of the state, their rows of the index table, and the
-samples that they train on. A sample of nodes on several devices lies on each of these. Arrays without a node axis
-(a server's parameters, the test set) lie on all.
+If devices share the nodes, every device holds an equal number of them: their part of the state, their rows of the index
+table, and the samples that they train on. A sample that nodes on several devices use lies on each of these devices.
+Arrays without a node axis (a server's parameters, the test set) lie on all devices.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Placement(NamedTuple):
     """Which devices train, and what they share.
 
     Attributes:
-        num_devices: the first devices of JAX, those of all processes counted.
+        num_devices: how many of JAX's devices, the first ones, all processes' devices included.
         shard: "nodes", so that each device holds a share of every network, or "lanes", so that each computes some of
             the cases and seeds that share a program.
     """
@@ -43,16 +43,16 @@ class Placement(NamedTuple):
         return self.num_devices if self.shard == NODES else 1
 
     def check(self, num_nodes: int) -> None:
-        """ArgumentError for devices that are not there, or that cannot share the nodes evenly."""
+        """Refuse devices that are not there, or that cannot share the nodes evenly."""
         one_of(AXES, shard=self.shard)
         at_least(1, devices=self.num_devices)
         there = jax.device_count()
         if self.num_devices > there:
             remedy = "On a CPU set JAX_NUM_CPU_DEVICES before Python starts."
-            found = f"got {self.num_devices}, and JAX has {there}"
+            found = f"got {self.num_devices}, but JAX has {there}"
             raise ArgumentError("devices", "must be at most the devices of JAX", found, remedy)
         if several() and self.num_devices < there:
-            found = f"got {self.num_devices}, and {jax.process_count()} processes have {there}"
+            found = f"got {self.num_devices}, but {jax.process_count()} processes have {there}"
             raise ArgumentError("devices", "must be those of all processes", found, f"Pass {there}, or leave it out.")
         if num_nodes % self.num_node_shares:
             most = max(k for k in range(1, self.num_devices) if num_nodes % k == 0)
@@ -66,9 +66,9 @@ def tracing_over(num_devices: int) -> contextlib.AbstractContextManager[Any]:
 
 
 def node_shardings(mesh: Mesh, tree: PyTree, num_nodes: int, num_leading: int = 0) -> PyTree:
-    """The sharding of each leaf: by node where the axis behind the leading ones has length n, else whole everywhere.
+    """The sharding of each leaf: by node where the axis after the leading ones has length n, else whole everywhere.
 
-    Where such an axis is not the nodes', the layout is unusual and the numbers are the same.
+    If an axis of length n is not that of the nodes, the layout is unusual, but the numbers are the same.
     """
 
     def sharding(leaf):
@@ -79,10 +79,10 @@ def node_shardings(mesh: Mesh, tree: PyTree, num_nodes: int, num_leading: int = 
 
 
 def cut_by_owner(data: FederatedData, num_shares: int) -> FederatedData:
-    """The same samples at the same positions of each node, the pool ordered by the device that holds them.
+    """Order the pool of samples by the device that uses them; each node keeps its samples in their order.
 
     Returns:
-        NumPy arrays. The pool has `num_shares` equal parts, each filled up with copies of a sample of its own.
+        NumPy arrays. The pool has `num_shares` equal parts, each filled up with copies of one of its samples.
 
     Guarantees:
         - every node's samples are the same, in the same order.
@@ -113,9 +113,9 @@ def cut_by_owner(data: FederatedData, num_shares: int) -> FederatedData:
 
 
 def place_data(data: FederatedData, num_devices: int) -> FederatedData:
-    """Data on their devices: cut by owner where several share the nodes, else on the device of JAX.
+    """Data on their devices: cut by owner where several share the nodes, else on JAX's default device.
 
-    Where several processes train each of them has all data, and puts what its devices hold on these.
+    Where several processes train, each has all data and places the parts of its own devices.
     """
     if num_devices == 1:
         return jax.device_put(data)
@@ -124,7 +124,7 @@ def place_data(data: FederatedData, num_devices: int) -> FederatedData:
 
 
 def share_shapes(tree: PyTree, shardings: PyTree) -> PyTree:
-    """Shapes and dtypes of what one device holds of each leaf."""
+    """Shapes and dtypes of one device's share of each leaf."""
 
     def share(leaf, sharding):
         return jax.ShapeDtypeStruct(sharding.shard_shape(leaf.shape), leaf.dtype)

@@ -1,4 +1,4 @@
-"""Stopping on request, and SIGTERM as such a request: batch systems send it before they kill."""
+"""Stopping on request. SIGTERM is such a request: batch systems send it before they kill a process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Stopped(Exception):
     """`train` stopped because it was asked to; the run can be resumed.
 
     Attributes:
-        round_index: of the checkpoint from which it goes on.
+        round_index: of the checkpoint from which the run can go on.
     """
 
     def __init__(self, round_index: int):
@@ -25,7 +25,7 @@ class Stopped(Exception):
 
 
 class Stop:
-    """A wish that `train` stops, made by a signal or in another thread.
+    """A request that `train` stops, made by a signal or by another thread.
 
     Guarantees:
         - train finishes the chunk, saves and raises Stopped.
@@ -38,17 +38,17 @@ class Stop:
 
     @property
     def requested(self) -> bool:
-        """True if anybody asked."""
+        """True if a stop was requested."""
         return self._requested
 
     def request(self) -> None:
-        """Ask; what runs goes on to the end of its chunk."""
+        """Request a stop; the rounds that run go on to the end of their chunk."""
         with self._lock:
             self._requested = True
 
     @contextlib.contextmanager
     def heeded(self) -> Iterator[None]:
-        """Enter a context in which somebody looks at `requested`. The action of `undo_until_heeded` is dropped."""
+        """Enter a context in which `requested` is watched. The action of `undo_until_heeded` is dropped."""
         with self._lock:
             self._heeded, self._undo = True, None
         try:
@@ -58,12 +58,12 @@ class Stop:
                 self._heeded = False
 
     def undo_until_heeded(self, undo: Callable[[], object]) -> None:
-        """Register the action that undoes the effects of a process that ends before it has begun its work."""
+        """Register an action that undoes the effects of a process which ends before its work begins."""
         with self._lock:
             self._undo = undo
 
     def request_if_heeded(self) -> bool:
-        """Ask where somebody looks and nobody has asked yet; False elsewhere, and what was to be undone is undone."""
+        """Request a stop if this is watched and new. Otherwise return False, after the registered action is done."""
         with self._lock:
             if self._heeded and not self._requested:
                 self._requested = True
@@ -76,7 +76,7 @@ class Stop:
 
 @contextlib.contextmanager
 def stop_at_sigterm(last_words: Callable[[], object]) -> Iterator[Stop]:
-    """SIGTERM asks to stop where `train` heeds that; elsewhere, and the second time, it ends the process at once.
+    """SIGTERM requests a stop while `train` watches for it. Elsewhere, and a second time, it ends the process at once.
 
     A thread waits for the signal, so that neither a compilation nor a long chunk holds it up. Nothing is installed
     outside the main thread, or where the process has a handler of its own.
@@ -85,10 +85,10 @@ def stop_at_sigterm(last_words: Callable[[], object]) -> Iterator[Stop]:
         last_words: called before the process ends at once, with exit code 143.
 
     Returns:
-        A context; in it the `Stop` to hand to `train`. What handled the signal before does so again behind it.
+        A context; in it the `Stop` to hand to `train`. After it, the earlier handler of the signal is back.
 
     Guarantees:
-        - the handler of before is restored.
+        - the earlier handler is restored.
         - a process with a handler of its own keeps it.
     """
     stop = Stop()
@@ -101,13 +101,13 @@ def stop_at_sigterm(last_words: Callable[[], object]) -> Iterator[Stop]:
     watcher = threading.Thread(target=_watch, args=(reader, stop, last_words), daemon=True)
     watcher.start()
     descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    signal.signal(signal.SIGTERM, lambda *_: None)  # without one the signal would not reach the descriptor
+    signal.signal(signal.SIGTERM, lambda *_: None)  # without a handler the signal would not reach the descriptor
     try:
         yield stop
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.set_wakeup_fd(descriptor)
-        writer.shutdown(socket.SHUT_RDWR)  # of the descriptors that forked processes hold, too
+        writer.shutdown(socket.SHUT_RDWR)  # also for descriptors that forked processes hold
         writer.close()
         watcher.join()
         reader.close()
@@ -120,4 +120,4 @@ def _watch(reader: socket.socket, stop: Stop, last_words: Callable[[], object]) 
             try:
                 last_words()
             finally:
-                os._exit(TERMINATED)  # no thread that compiles is waited for
+                os._exit(TERMINATED)  # without waiting for threads that compile

@@ -1,7 +1,8 @@
-"""Sites of a run: sites.csv, a row a case, seed and node, and the table that a run shows of its best case.
+"""Sites, the nodes of a run: sites.csv, a row for each case, seed and node, and the table of a run's best case.
 
-A row holds the node's samples, its epsilon on the ground of the case's first statement, its noise, and its own
-model's metric at the last line: together with the others, and in the case `alone` of the same seeds where there is one.
+A row holds the node's number of samples, its epsilon by the case's first privacy statement, its noise, and its model's
+metric at the last line. If the run has a case `alone` of the same seeds, in which every node learns by itself, the row
+holds that case's metric, too.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from jaxfl.training.summary import format_spread, spread
 
 SITES = "sites.csv"
 _ALONE = "alone"  # a part of the name of the case in which every site learns by itself
-_MOST_ROWS = 20  # of the table; of more sites the worst half of that
+_MOST_ROWS = 20  # of the table; with more sites it shows the worst ones, half as many
 _GROUND = ("dp_epsilon", "dp_delta", "bound", "neighboring_relation")
 _FIXED = 9  # columns before those of metrics
 
@@ -40,7 +41,7 @@ def site_rows(
 
     Args:
         lanes: in their order.
-        records: (case, seed) -> how it ended; "nodes" has metrics, (n,) each, or (1,) of a model that all share.
+        records: (case, seed) -> how it ended; "nodes" has metrics, (n,) each, or (1,) if all share a model.
         statements: case -> its statements, with the epsilon of every node.
     """
     rows: Rows = []
@@ -69,7 +70,7 @@ def site_rows(
 
 
 def _beside(lane: Lane, lanes: Sequence[Lane]) -> tuple[str, int]:
-    """Label of that of the lanes which has its seed, and of several the most options in common; ("", seed) for none."""
+    """Label of the lane with the same seed and the most options in common; ("", seed) if there is none."""
     own = lane.case.settings.items()
     found = [other for other in lanes if other.seed == lane.seed]
     return max(found, key=lambda other: len(own & other.case.settings.items()), default=lane._replace(name="")).label
@@ -85,7 +86,7 @@ def write_sites(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def site_table(rows: Sequence[Mapping[str, Any]], case: str) -> rich.table.Table | None:
-    """The sites of a case, mean ± standard deviation over seeds; of more than 20 the ten worst.
+    """The sites of a case, mean ± standard deviation over seeds; with more than 20 only the ten worst.
 
     Args:
         rows: of sites.csv, as `jaxfl.training.read_results` reads them.
@@ -116,7 +117,7 @@ def site_table(rows: Sequence[Mapping[str, Any]], case: str) -> rich.table.Table
         caption.append(f"the {len(order)} {'worst' if metrics else 'first'} of {len(groups)} sites; all are in {SITES}")
     if first["dp_epsilon"] is not None:
         relation = RELATIONS.get(first["neighboring_relation"], first["neighboring_relation"])
-        several = ", of the seed with the most" if len(groups[first["site"]]) > 1 else ""
+        several = ", largest over seeds" if len(groups[first["site"]]) > 1 else ""
         caption.append(f"ε: {first['bound']} ({relation}, δ = {first['dp_delta']:g}){several}")
     table = rich.table.Table(title=f"Sites of {case}", caption="\n".join(caption), caption_justify="left")
     table.add_column("site", overflow="fold")

@@ -1,4 +1,4 @@
-"""From the lines of a run to its summary, its closing table and results.csv."""
+"""The summary, the closing table and results.csv of a run, made from its lines in metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from jaxfl.training.chunks import COSTS
 from jaxfl.training.json_files import jsonable, write_atomically
 
 STATUSES = ("finished", "budget_spent", "stopped_early", "diverged", "stopped")
-WHOLE = STATUSES[:3]  # ends whose last line counts
+WHOLE = STATUSES[:3]  # ways to end in which the last line counts
 EARLY = "a hook ended the run by what it measured, and no epsilon covers the choice of the round"
 
-FEWEST_RANKED = 5  # cases that are sorted; the best one is told
+FEWEST_RANKED = 5  # with as many cases they are sorted, and the best one is named
 _MOST_ROWS = 20  # of the closing table
-_MOST_STATED = 6  # cases, each with its statements below the table; of more the range of each epsilon
+_MOST_STATED = 6  # cases with their statements below the table; for more, ranges of epsilon
 _TOTALS = {name: f"total_{name}" for name in COSTS}
 _NOT_METRICS = ("case", "seed", "round", *COSTS, *_TOTALS.values())
 RESULTS = "results.csv"
@@ -55,7 +55,7 @@ def spread(values: Sequence[float | None]) -> dict[str, Any]:
 def rounds_to_target(
     lines: Sequence[Mapping[str, Any]], seeds: Sequence[int], target: float, metric: str = "test_accuracy"
 ) -> list[int | None]:
-    """The first evaluated round of each seed at which a metric reaches a target; None where it never does.
+    """The first evaluated round of each seed in which a metric reaches a target; None where it never does.
 
     Examples:
         >>> lines = [{"seed": 0, "round": r, "test_accuracy": r / 10} for r in (0, 5, 10)]
@@ -78,19 +78,19 @@ def summarize_run(
 
     Args:
         lines: of metrics.jsonl.
-        ended: (case, seed) -> how it ended, as `Lockstep.run` gives it; one that did not end is missing.
+        ended: (case, seed) -> how it ended, as `Lockstep.run` gives it; lanes that did not end are missing.
         cases: name -> "seeds", "settings", "privacy", a function from rounds and totals to statements, and
             "released", the names of these totals; in their order.
         config: content of config.json.
         status: of the run, one of `STATUSES`; "stopped" by a fatal count.
 
     Returns:
-        Per case: "rounds" (most over seeds) and "rounds_per_seed"; as `spread` gives them every metric of each
+        Per case: "rounds" (largest over seeds) and "rounds_per_seed"; in the form of `spread`, every metric of each
         seed's last line, every count summed over its lines, and "costs"; "privacy"; "status" of each seed and, where
         one is not finished, "reason". A seed that diverged or was stopped has no metrics.
-        "seconds": compile, run (rounds, with an evaluation where the device did it between two of their chunks;
-        without checkpoints), and per_round = run divided by the rounds that were timed, each lane's for itself;
-        rounds_a_call: the least and the most rounds of a compiled call.
+        "seconds": compile; run (of rounds and of evaluations between two chunks, without checkpoints); per_round, which
+        is run divided by the rounds that were timed, lane by lane; rounds_a_call, the least and the most rounds of a
+        compiled call.
     """
     one_of(STATUSES, status=status)
     last = {(line["case"], line["seed"]): line for line in lines}
@@ -157,11 +157,11 @@ def _most(
 def every_node(
     cases: Mapping[str, Mapping[str, Any]], names: Mapping[str, Sequence[str] | None]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Take the epsilon of every node out of the statements of a summary's cases, in place, and leave their median.
+    """Take the epsilons of all nodes out of the statements of a summary's cases, in place, and leave the median.
 
     Returns:
-        Case -> a row for each statement with an epsilon: what it is, and "node_epsilons", a list for each partition
-        of the data, of each node; "nodes" has their names where `names` gives any for the case.
+        Case -> a row for each statement with an epsilon: its bound, relation and delta; "node_epsilons", for each
+        partition of the data a list over nodes; "nodes", their names, where `names` gives any for the case.
     """
     content: dict[str, list[dict[str, Any]]] = {}
     for name, row in cases.items():
@@ -177,17 +177,17 @@ def every_node(
 
 
 def _total(lines: Sequence[Mapping[str, Any]], last: Mapping[str, Any] | None, name: str) -> int | None:
-    """A count summed over the lines of the last one's seed; null in round 0 counts nothing."""
+    """A count summed over the lines of the seed of `last`; null, as in round 0, counts nothing."""
     return None if last is None else sum(line.get(name) or 0 for line in lines if line["seed"] == last["seed"])
 
 
 def _values(lines: Sequence[Mapping[str, Any] | None], name: str) -> list[float | None]:
-    """One number a line; None without a line or where it has none."""
+    """One number for each line; None without a line, or where the line lacks it."""
     return [None if line is None else line.get(name) for line in lines]
 
 
 def deciding(summary: Mapping[str, Any], metrics: Sequence[str]) -> str:
-    """The first of the metrics that some case has; the empty name without any."""
+    """The first of the metrics that some case has; an empty string without any."""
     return next((name for name in metrics if any(name in row for row in summary["cases"].values())), "")
 
 
@@ -196,10 +196,11 @@ def ranking(summary: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
 
     Args:
         summary: content of summary.json.
-        metrics: the first one that some case has decides, by its mean over seeds: the least of a loss, else the most.
+        metrics: the first one that some case has decides, by its mean over seeds. The smallest loss is best, otherwise
+            the largest value.
 
     Returns:
-        Names. A case that has no such number is last.
+        Names. A case without this number is last.
 
     Examples:
         >>> rows = {name: {"test_accuracy": {"mean": mean}} for name, mean in (("A", 0.2), ("B", None), ("C", 0.9))}
@@ -226,8 +227,8 @@ def summary_table(
 
     Returns:
         A table for `rich.console.Console.print`. Its last column says what all nodes sent and, with a ledger, the
-        simulated time and the energy of the whole run. Its caption says how lanes ended that did not finish, and which
-        epsilon every case has, on what ground: bound, neighboring relation and delta; of many cases the range.
+        simulated time and the energy of the whole run. Its caption says how lanes ended that did not finish. It
+        gives every case's epsilon with its bound, neighboring relation and delta; for many cases the range.
     """
     cases, half = summary["cases"], _MOST_ROWS // 2
     decide = metrics if rank_by is None else (rank_by, *metrics)
@@ -252,7 +253,7 @@ def summary_table(
     costs = {name: _costs_text(row.get("costs", {})) for name, row in cases.items()}
     troubled = any(_trouble(row) for row in cases.values())
     table = rich.table.Table(title=summary["experiment"], caption="\n".join(lines), caption_justify="left")
-    table.add_column("case", overflow="fold")  # names alike in their first letters must stay apart
+    table.add_column("case", overflow="fold")  # names with the same first letters must stay distinct
     table.add_column("rounds", justify="right")
     for name in shown:
         unit = " (%)" if "accuracy" in name else ""
@@ -276,7 +277,7 @@ def _costs_text(costs: Mapping[str, Any]) -> str:
 
 
 def with_prefix(value: float, unit: str) -> str:
-    """Three digits and a unit with its SI prefix, without a space: a narrow table breaks lines at any.
+    """Three digits and a unit with its SI prefix, without a space, at which a narrow table would break the line.
 
     Examples:
         >>> with_prefix(74_065_920, "bit"), with_prefix(0.00149, "J"), with_prefix(0.0, "s"), with_prefix(999.9, "s")
@@ -288,7 +289,7 @@ def with_prefix(value: float, unit: str) -> str:
 
 
 def _trouble(row: Mapping[str, Any]) -> str:
-    """Describe the ends of the seeds that did not finish. The text is empty without any."""
+    """Describe the ends of the seeds that did not finish. The text is empty if all finished."""
     statuses = row.get("status", ())
     bad = [status for status in STATUSES[2:] if status in statuses]
     texts = [f"{statuses.count(status)} of {len(statuses)} {status}" for status in bad]
@@ -360,7 +361,7 @@ def write_results(
 def read_results(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The rows of a results.csv, or of that in a run directory: numbers as numbers, empty cells as None.
 
-    sites.csv, named by its path, is read alike.
+    It also reads sites.csv, named by its path.
     """
     path = Path(path)
     with open(path / RESULTS if path.is_dir() else path, newline="") as file:

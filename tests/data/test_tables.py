@@ -201,7 +201,7 @@ class TestEdges:
         (["Oslo,1", "Lund,inf"], "'inf' for Lund"),
         (["Oslo,1"], "none for Lund"),
         (["Oslo,1", "Lund,2", "Oslo,1"], "Oslo twice"),
-        (["Oslo,1", "Lund,2", "Bergen,1"], "Bergen, which is none"),
+        (["Oslo,1", "Lund,2", "Bergen,1"], "Bergen, which is not a site"),
         (["Oslo,1", "Lund,2,3"], "a row of 3"),
         ([], "none for Lund and 1 more"),
     ],

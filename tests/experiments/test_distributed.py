@@ -51,7 +51,7 @@ def test_process_0_alone_writes_and_tells_and_the_run_goes_on_nowhere_twice(tmp_
             [*EIGHT, "--devices", "2"],
             (),
             0,
-            "error: --devices: must be those of all processes; got 2, and 2 processes have 4.",
+            "error: --devices: must be those of all processes; got 2, but 2 processes have 4.",
         ),
         (EIGHT, ["--step-size", "0.25"], 1, "error: --step-size: must be the same in every process;"),
         (EIGHT, ["--data-dir", "nowhere", "--dataset", "mnist"], 1, "error: --data-dir: "),

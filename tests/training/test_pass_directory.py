@@ -38,7 +38,7 @@ def test_lines_are_read_back_and_a_half_written_one_is_left_out(written, tmp_pat
     assert len(directory(tmp_path).lines()) == 5
     for damaged in (whole[:30] + whole[40:], b"{}\n" + whole, b"[" * 10**5 + b"\n" + whole, b"[1]\n" + whole):
         (tmp_path / "metrics.jsonl").write_bytes(damaged)
-        with pytest.raises(ArgumentError, match=r"^out: .* must hold JSON lines with case, seed, round; line 1 is"):
+        with pytest.raises(ArgumentError, match=r"^out: .* must hold JSON lines with case, seed, round; line 1 does"):
             directory(tmp_path).lines()
 
 

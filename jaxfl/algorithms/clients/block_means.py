@@ -49,19 +49,19 @@ def models(
     expected: Mapping[str, float],
     num_expected: int,
 ) -> Updates:
-    """The models of clients that trained blocks.
+    """Give the models of clients that each trained some blocks, as `Updates`.
 
     Args:
         before: the server's, layer name -> leaves (*leaf).
-        groups: of which a result begins with (parameters, model state), layer name -> leaves (clients, *leaf); layers
-            that a group did not train may be absent.
+        groups: each result begins with (parameters, model state): layer name -> leaves (clients, *leaf); layers that
+            a group did not train may be absent.
         is_trained: block -> (k,), bool, whether the client trained it; a layer that is no block counts as trained.
         expected: block -> how many clients are expected to train it, public.
         num_expected: how many clients are expected in all.
     """
 
     def all_changes(group, old, new):
-        """The changes of a group's clients of all layers, 0 in those that a client did not train."""
+        """Changes of all layers by a group's clients; 0 in layers that a client did not train."""
         num_clients = len(jax.tree.leaves(group.results)[0])
 
         def of_layer(name):
@@ -99,7 +99,7 @@ def models(
 
 
 def _where(mask: Array, tree: PyTree) -> PyTree:
-    """The clients' leaves (c, *leaf) where `own` (c,) is True, else 0."""
+    """The clients' leaves (c, *leaf) where `mask` (c,) is True, else 0."""
     return jax.tree.map(lambda leaf: jnp.where(along_nodes(mask, leaf), leaf, 0), tree)
 
 

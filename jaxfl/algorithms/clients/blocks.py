@@ -28,7 +28,7 @@ def first_half(blocks: Sequence[str], last: str | None = None, *, classifier: bo
 
     Args:
         blocks: of the task, input side first.
-        last: the last of them to train; default: half of the blocks, rounded down, and one at least.
+        last: name of the last block to train; default: half of the blocks, rounded down, at least one.
         classifier: train the last block of the model, too, as InclusiveFL's weaker clients do.
 
     Examples:
@@ -97,16 +97,16 @@ def tasks_of_classes(task: Task, class_tasks: Sequence[Task] | None, num_classes
         num_classes: how many classes there are.
 
     Raises:
-        ArgumentError: another number of tasks, one without `part`, or one of other variables.
+        ArgumentError: another number of tasks, a task without `part`, or a task with other variables.
     """
     tasks = [task] * num_classes if class_tasks is None else list(class_tasks)
     if len(tasks) != num_classes:
         found = f"got {len(tasks)} for {num_classes}"
-        raise ArgumentError("class_tasks", "must hold the task of each class", found, "Pass one a class.")
+        raise ArgumentError("class_tasks", "must hold the task of each class", found, "Pass one task for each class.")
     for name, one in {"task": task, **{f"class_tasks[{number}]": one for number, one in enumerate(tasks)}}.items():
         if one.part is None:
-            found = "got one without `part`"
-            raise ArgumentError(name, "must know how to train a part of it", found, "Use jaxfl.models.classification.")
+            found = "got a task without `part`"
+            raise ArgumentError(name, "must be able to train model parts", found, "Use jaxfl.models.classification.")
         if one is not task and _variables_of(one) != _variables_of(task):
             requirement = "must have the blocks, parameters and model state of `task`"
             raise ArgumentError(name, requirement, "got others", "Build both models alike.")
@@ -131,7 +131,8 @@ def train_drawn(task, own_blocks, steps, *, state, data, clients):
         clients: how to step.
 
     Returns:
-        (all blocks, all model state, `Info` of its steps). The values of blocks that it does not train mean nothing.
+        (all blocks, all model state, `Info` of its steps). The values of blocks that the client does not train mean
+        nothing.
     """
     is_own = dict(zip(task.blocks, own_blocks, strict=True))
     whole = batch_loss(task, data, clients.mean)

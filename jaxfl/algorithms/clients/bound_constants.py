@@ -6,8 +6,8 @@ With w_i client i's model before the aggregation, w the aggregate, F_i the mean 
     beta_i = |grad F_i(w_i) - grad F_i(w)| / |w_i - w|      smoothness
     xi_i = |grad F_i(w) - grad F(w)|                        divergence, grad F the data-weighted mean of the grad F_i
 
-`published_constants` takes them so, from the private data without noise (ALI-DPFL, section IV-B). `private_constants`
-releases three numbers a client, each with Gaussian noise. With l_s, g_s the loss and gradient of sample s, clip_C the
+`published_constants` computes these from the private data, without noise (ALI-DPFL, section IV-B). `private_constants`
+releases three numbers for each client, with Gaussian noise. With l_s, g_s the loss and gradient of sample s, clip_C the
 scaling of a gradient to L2 norm C at most, m the expected size of a Poisson sample, and v a public vector:
 
     a_i = (1/m) sum_s clip(l_s(w_i) - l_s(w), [-L, L])
@@ -18,8 +18,8 @@ w_i, w and v are functions of earlier releases with noise. Taking one sample awa
 most 2 C / m and c_i by at most C / m, because a norm changes by no more than its vector. Each number gets noise of z
 sqrt(3) times its own bound: together they are one Gaussian mechanism of noise multiplier z, on a Poisson sample of rate
 m / J_i. The denominators are public. v is (x - w) / (gamma tau), the mean of the round's noisy gradients by plain SGD.
-Its own noise has the expected squared norm d s^2 sum_i p_i^2 / tau, s the noise of a step on one coordinate, which is
-taken off c_i^2.
+Its own noise has the expected squared norm d s^2 sum_i p_i^2 / tau, with d parameters and s the standard deviation of a
+step's noise on one coordinate. This is subtracted from c_i^2.
 
 Ling, Fu, Wang, Liu, Chen, "ALI-DPFL: Differentially Private Federated Learning with Adaptive Local Iterations",
 arXiv:2308.10457, Definition 2 and section IV-B.
@@ -48,7 +48,7 @@ _SAMPLES_AT_ONCE = 64
 class ConstantsDraws(NamedTuple):
     """The random numbers of one round's estimates; c slots."""
 
-    batch_indices: Array | None  # (n, c), int32, among the client's own samples; its size or more: an empty slot
+    batch_indices: Array | None  # (n, c), int32, positions among the client's samples; an empty slot: its size or more
     batch_overflow: Array  # (n,), int32, samples drawn that had no slot; above 0 is an error
     noise: Array | None  # (n, 3), float32, standard normal, for a, b and c; None where there is none
 
@@ -78,7 +78,7 @@ class BoundConstants(NamedTuple):
     """Estimator of the bound's constants, made by `published_constants` or `private_constants`.
 
     Attributes:
-        is_private: whether noise covers them. Otherwise a client also sends a gradient, and not numbers alone.
+        is_private: whether the estimates have noise. Without noise a client sends a gradient, too, not only numbers.
         check_data: data -> None; raises for clients with too few samples.
         draw: (key, round index, data) -> `ConstantsDraws`.
         estimate: (task, data, draws, `Aggregation`, `Constants` before) -> (`Constants`, gradients evaluated (n,)
@@ -95,8 +95,8 @@ def published_constants(batch_size: int | None = None) -> BoundConstants:
     """Estimates without noise: no privacy guarantee covers them.
 
     Args:
-        batch_size: samples of a client that stand for all, drawn anew in each round without repetition, all that it has
-            where these are fewer; None takes all.
+        batch_size: samples of a client that an estimate uses, drawn anew in each round without repetition; a client
+            with fewer samples uses all of them. None: all samples.
 
     Guarantees:
         - a client whose model equals the aggregate keeps its rho and beta.
@@ -128,10 +128,10 @@ def private_constants(
     """Estimates with noise, which the privacy budget pays for.
 
     Args:
-        batch_size: m, expected samples of a client in a Poisson batch, below what any client has; None takes all of
-            them.
-        clip_norm: C, of a sample's gradient, L2; may be traced.
-        loss_bound: L, on the change of a sample's loss; may be traced.
+        batch_size: m, expected size of a client's Poisson batch, smaller than any client's data; None takes all
+            samples.
+        clip_norm: C, bound on the L2 norm of a sample's gradient; may be traced.
+        loss_bound: L, bound on the change of a sample's loss; may be traced.
         noise_multiplier: z, standard deviation of the noise over the L2 sensitivity of the three numbers; may be
             traced.
 
@@ -242,7 +242,7 @@ def _evaluations(mask: Array) -> Array:
 
 
 def _over_distance(aggregation: Aggregation, losses: Array, changes: Array, xi: Array, before: Constants) -> Constants:
-    """Divide by each client's distance from the aggregate; at distance 0 keep the constants of before."""
+    """Divide by each client's distance from the aggregate; at distance 0 keep the previous constants."""
     apart = jax.tree.map(lambda own, mean: own - mean[None], aggregation.client_params, aggregation.after)
     distance = norm(apart)
     is_apart = distance > 0

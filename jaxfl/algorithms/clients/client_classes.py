@@ -5,12 +5,13 @@ sampling) they are grouped by class, and each group is one `over_nodes` call.
 
 Where the active clients are drawn from all, the number of each class is random. On an accelerator they are grouped all
 the same: a class runs in waves, each with slots for a few more clients than come on average (`slots_at_once`), and
-there are as many waves as its clients need. What an empty slot computes is dropped. There clients that run one after
-the other would be tens of thousands of small kernels a round. On a CPU clients run one after the other (`lax.map`) and
-each takes the branch of its class (`lax.switch`), so that a weak client really costs less, and nobody computes for an
-empty slot. Under `vmap` a switch would run every branch for every client, so that there clients of several classes are
-mapped whatever the task's `node_loop` says; and a `vmap` over the whole round, as over seeds, costs all branches. The
-numbers are the same, to rounding.
+there are as many waves as its clients need. What an empty slot computes is dropped. Clients that run one after the
+other would take tens of thousands of small kernels a round there.
+
+On a CPU clients run one after the other (`lax.map`) and each takes the branch of its class (`lax.switch`), so that a
+weak client really costs less and an empty slot costs nothing. Under `vmap` a switch runs every branch for every client.
+Clients of several classes are therefore mapped on a CPU, whatever the task's `node_loop` says; a `vmap` over the whole
+round, for instance over seeds, still costs all branches. Both ways give the same numbers, up to rounding.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class Group(NamedTuple):
     """Results of some of the active clients.
 
     Attributes:
-        rows: which of the active clients, in the order of `Draws.active`: a slice, or (c,), int32, their number k for
-            an empty slot, whose results are zeros.
+        rows: positions of the group's clients in `Draws.active`: a slice, or (c,), int32. An empty slot has k, the
+            number of active clients, as its position and zeros as its results.
         number: their class; None for clients of any class, in the common form.
         results: leaves (clients in the group, ...).
     """
@@ -65,7 +66,7 @@ def in_order(groups: Sequence[Group], values: Sequence[PyTree], num_active: int)
 
 
 class ClientClasses(NamedTuple):
-    """Which class each client is of, and how many take part in a round; `client_classes` makes it.
+    """Each client's class, and how many clients take part in a round; made by `client_classes`.
 
     Attributes:
         of_client: (n,), int32, the class of each client, on the host.
@@ -130,7 +131,7 @@ class ClientClasses(NamedTuple):
             clients: each class's function of one client's arguments.
             in_common_form: (class, result of its function) -> the same structure and shapes for all classes; used where
                 they run in one loop.
-            node_loop: of groups of one class, see `jaxfl.core.node_loop`.
+            node_loop: how clients of one class run, see `jaxfl.core.node_loop`.
             active: (k,), int32, as `draw_active` orders them.
             arguments: leaves (k, ...).
             is_active: (k,), bool, False for an empty slot, whose results are zeros; None where there is none.
@@ -201,7 +202,7 @@ def slots_at_once(share: float, num_active: int) -> int:
 
 
 def _in_waves(over_class: Callable[..., Any], rows: Array, slots: int, k: int, arguments: tuple[Any, ...]) -> Any:
-    """Run a class's clients, `rows` (most,) of the k active ones and k for an empty slot, in waves of some slots."""
+    """Run a class's clients in waves of `slots`. `rows` (most,): their positions among the k active, k if empty."""
     most = len(rows)
 
     def wave(start):
@@ -226,7 +227,7 @@ def _in_waves(over_class: Callable[..., Any], rows: Array, slots: int, k: int, a
 def client_classes(
     client_class: Sequence[int] | np.ndarray, num_active: int | Sequence[int], num_classes: int
 ) -> ClientClasses:
-    """Check who is of which class and how many take part.
+    """Check the class of every client and how many clients take part.
 
     Args:
         client_class: (n,), int, the class of each client, in [0, num_classes); on the host.

@@ -17,9 +17,9 @@ def client_sgd(
     momentum: float | Array | Callable[[Array], Array] = 0.0,
     weight_decay: float | Array | Callable[[Array], Array] = 0.0,
 ) -> Callable[[Array], optax.GradientTransformation]:
-    """SGD whose numbers are checked, and may be traced, or schedules of the round.
+    """SGD with checked numbers, which may be traced or schedules of the round.
 
-    For t = 1, ..., tau of a round: v <- mu v + g + lambda x, x <- x - gamma v, with v = 0 before the first.
+    For t = 1, ..., tau of a round: v <- mu v + g + lambda x, x <- x - gamma v, with v = 0 at the start of the round.
 
     Args:
         step_size: gamma, positive: a number, a traced scalar, or a schedule of the round index (any optax schedule).
@@ -61,6 +61,6 @@ def client_sgd(
 
 
 def _may_act(value: float | Array | Callable[[Array], Array]) -> bool:
-    """False for a hyper-parameter that is known to be 0, which costs no memory."""
-    # By NumPy, for JAX would trace the comparison inside of a round.
+    """Tell whether a hyper-parameter may differ from 0. One that is known to be 0 costs no memory."""
+    # NumPy compares, because JAX would trace the comparison inside a round.
     return callable(value) or check.is_traced(value) or bool(np.asarray(value) != 0)

@@ -118,7 +118,7 @@ def local_steps(
 
     Args:
         max_steps: tau, static, the most steps of a round.
-        batch_size: b, samples in a step, independent from step to step.
+        batch_size: b, samples in a step; the batches of different steps are independent.
         optimizer: any optax optimizer, or a function of the round index that gives it (`client_sgd` does), for
             schedules over rounds. Its state is new in each round. Its numbers may be traced.
         sampler: batch size -> how a step's batch is drawn. `jaxfl.gradients.fixed`: without repetition; a client with
@@ -129,19 +129,19 @@ def local_steps(
         noise: added to each step's mean gradient, of one scale for all clients: `jaxfl.gaussian(sigma C / b)` is DP-SGD
             with noise multiplier sigma.
         num_steps: the steps that run, at most `max_steps`: a number, a traced scalar or a function of the round index.
-            Default: all. A traced number is no reason to compile anew.
-        differentiable: whether a number of steps is run under a mask, so that a round has a reverse derivative, whose
-            memory is that of all `max_steps`. Otherwise it is a loop with that bound, and JAX refuses the derivative.
-            On accelerators this also holds for clients of several classes that are drawn from all.
-            An accelerator's host then waits once a step for whether another follows. Under a mask it would not, but the
-            steps that are not taken would be computed, and ALI-DPFL takes few of them.
+            Default: all. A new value of a traced number needs no new compilation.
+        differentiable: how `num_steps` steps run. True: `max_steps` steps under a mask, so that a round has a reverse
+            derivative, which takes the memory of all of them. False: a loop of `num_steps` steps, of which JAX refuses
+            the reverse derivative. In such a loop an accelerator's host waits once a step to learn whether another
+            follows. A mask avoids this, but would compute the steps that are not taken, and ALI-DPFL takes few. On
+            accelerators, clients of several classes that are drawn from all have a derivative only if True, too.
         weighting: "data", by the clients' numbers of samples, or "uniform".
 
     Raises:
         ArgumentError: an unusable number, optimizer, noise or weighting; from `check_data`, an unusable task or data.
 
     Guarantees:
-        - a number of steps equals that many steps.
+        - `num_steps` steps equal a run whose `max_steps` is that number.
         - without noise and clipping it is the plain optimizer.
         - a client's draws do not depend on who else is active, nor on the number of steps.
         - under a mask and as a loop, steps give the same parameters.
@@ -162,7 +162,7 @@ def local_steps(
         check.non_negative(num_steps=num_steps)
         check.whole(num_steps=num_steps)
         if not check.is_traced(num_steps) and num_steps > max_steps:
-            remedy = "Pass less, or raise that."
+            remedy = "Pass fewer steps, or raise max_steps."
             raise ArgumentError("num_steps", f"must be at most max_steps, {max_steps}", f"got {num_steps}", remedy)
     require_float_noise(noise)
     if noise is not None and jnp.ndim(noise.noise_scale) > 0:
@@ -175,10 +175,10 @@ def local_steps(
                 "optimizer", requirement, "got a constructor", "Call it: optax.sgd(0.1), not optax.sgd."
             )
     scheme, is_private = sampler(batch_size), clip_norm is not None or noise is not None
-    by_count = scheme.name == "fixed" and not is_private  # a mean over the samples that a small client has
+    by_count = scheme.name == "fixed" and not is_private  # the mean is over the samples used, not b
 
     def optimizer_at(round_index):
-        # A transformation is a tuple, a function of the round is none.
+        # An optax transformation is a tuple; a function of the round index is not.
         return optimizer if isinstance(optimizer, optax.GradientTransformation) else optimizer(round_index)
 
     def count_at(round_index, count):
@@ -211,13 +211,13 @@ def local_steps(
 
         def batch(step_key, size):
             indices, mask, overflow = scheme.draw_node(step_key, size)
-            # By the sampler `fixed`, a slot without a sample of its own gets its own position, at least `size`.
+            # The sampler `fixed` gives a slot without a sample the slot's own position, which is at least `size`.
             return jnp.where(mask, indices, size), overflow
 
         keys = step_keys(Purpose.BATCH)
         if count is None or not is_cpu():
             indices, overflow = jax.vmap(jax.vmap(batch, (0, None)))(keys, sizes)
-            if count is not None:  # a loop of a traced length would make the host wait in each of its turns
+            if count is not None:  # a loop of traced length would make the host wait in every iteration
                 runs = jnp.arange(max_steps, dtype=jnp.int32) < count
                 indices = jnp.where(runs[None, :, None], indices, sizes[:, None, None])
                 overflow = jnp.where(runs[None], overflow, 0)
@@ -249,8 +249,8 @@ def local_steps(
         if not is_private:
             return by_backward(batch_loss(task, data, mean))
 
-        # Poisson batches leave about half of their slots empty; one node after the other need not compute them.
-        # An accelerator's host would wait for how many there are.
+        # Poisson batches leave about half of their slots empty. Nodes that run one after the other can skip these on a
+        # CPU; an accelerator's host would have to wait for their number.
         may_skip = scheme.name == "poisson" and not differentiable and is_cpu()
         skips = may_skip and task.node_loop.removeprefix("devices:") == "map"
 
@@ -278,7 +278,7 @@ def local_steps(
             return (optax.apply_updates(x, updates), result.model_state, memory), result.info
 
         # Over devices, optax's zeros_like of an earlier round's parameters asks for a sharding that fails here. Copies
-        # have none. They cost nothing: the compiled program has no copy.
+        # carry no sharding. They cost nothing: the compiled program does not copy.
         params = jax.tree.map(jnp.copy, params)
         start = (params, model_state, rule.init(params))
         if count is None:
@@ -307,7 +307,7 @@ def local_steps(
         return params, model_state, _summary(infos, lambda values: values.sum() / steps_taken)
 
     def counts_of(steps, draws, round_index):
-        """Gradients always, clients' overflow where a batch may exceed its slots, and what privacy is paid for."""
+        """Count gradients, samples that found no slot in a Poisson batch, and the iterations that cost privacy."""
         counts = {"gradient_evaluations": steps.mask.sum(axis=(1, 2), dtype=jnp.int32)}
         counts["forward_evaluations"] = jnp.zeros_like(counts["gradient_evaluations"])
         if scheme.name == "poisson":
@@ -348,6 +348,6 @@ def require_plain(clients: LocalSteps) -> None:
 
 
 def _summary(infos: Info, mean: Callable[[Array], Array]) -> Info:
-    """Summarize the values of all steps, or their sums."""
+    """Summarize the values of all steps, or their sums over steps: means of measurements, sums of counts."""
     means = jax.tree.map(mean, Info(infos.loss, infos.measurements))
     return means.plus(jax.tree.map(lambda counts: counts.sum(dtype=jnp.int32), infos.counts))

@@ -1,4 +1,4 @@
-"""Steps of a client on a part of the model, behind features that are computed once a round."""
+"""Steps of a client on a part of the model, which reads features that are computed once a round."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxfl.core.devices import varying_like
 from jaxfl.core.platform import is_cpu
 from jaxfl.core.tree import number_type
 
-# Features at once on a CPU: few take less memory, and stay in a core's cache.
+# Samples whose features are computed at once on a CPU: few take less memory, and stay in a core's cache.
 _SAMPLES_AT_ONCE = 16
 
 
@@ -20,15 +20,15 @@ def train_part(part, blocks, frozen_batch_norm, own_blocks, steps, *, state, dat
     Args:
         part: how to train them.
         blocks: all of the task.
-        frozen_batch_norm: as of `embracing`.
-        own_blocks: (L,), bool; not used, they are the part's.
+        frozen_batch_norm: as for `embracing`.
+        own_blocks: (L,), bool; not used here, because `part` knows its blocks.
         steps: `Step` with leaves (tau, ...).
         state: the server's.
         data: all clients'.
         clients: how to step.
 
     Returns:
-        (its blocks after the steps, their model state and that of layers that are no block's, `Info` of its steps).
+        (the client's blocks after the steps, model state of these and of layers outside all blocks, `Info`).
     """
 
     def features_of_batch(one_step):
@@ -38,7 +38,7 @@ def train_part(part, blocks, frozen_batch_norm, own_blocks, steps, *, state, dat
     def features_of(samples):
         return part.features(state.params, state.model_state, data.inputs[samples])
 
-    # Each step's stored share, and the function that turns it into the input of the first of the client's blocks.
+    # What is stored for each step, and the function that turns it into the input of the client's first block.
     if part.features is None:
         # Inputs are gathered in each step: they would be larger if they were stored, ready for the first block.
         shares, entering_of = steps.samples, lambda samples: data.inputs[samples]
@@ -68,10 +68,11 @@ def train_part(part, blocks, frozen_batch_norm, own_blocks, steps, *, state, dat
 
 
 def _features_once(features_of, samples, max_distinct):
-    """Features of each distinct sample (tau, b) once, in evaluation: (shares of steps, share -> its features (b, ...)).
+    """Compute the features of each distinct sample (tau, b) once, in evaluation mode.
 
-    On an accelerator a group without a sample is computed, too: to ask whether it holds one would make the host wait.
-    Where the client may hold more samples than its steps have slots, each slot's features are then computed there.
+    Returns (what is stored for each step, the function that turns it into features (b, ...)). On an accelerator a group
+    of samples is computed even if it is empty: the host would wait to learn whether it is. If the client may hold more
+    samples than its steps have slots, an accelerator computes the features of every slot.
     """
     if not is_cpu() and samples.size <= max_distinct:
         return jax.lax.map(features_of, samples), lambda features: features
@@ -79,7 +80,7 @@ def _features_once(features_of, samples, max_distinct):
     at_once = min(_SAMPLES_AT_ONCE if is_cpu() else samples.shape[1], rows)
     num_groups = -(-rows // at_once)
     distinct, places = jnp.unique(samples, return_inverse=True, size=num_groups * at_once)
-    last_group = places.max() // at_once  # groups behind this one hold no sample
+    last_group = places.max() // at_once  # groups after this one hold no sample
     one_group = jax.eval_shape(features_of, distinct[:at_once])
 
     def none(members):

@@ -34,7 +34,7 @@ DISCARDED_UPDATES = must_be_zero("discarded_updates", stops_training=False)
 
 
 class Participants(NamedTuple):
-    """Who takes part in one round; c slots."""
+    """The clients that take part in one round, in c slots."""
 
     active: Array  # (c,), int32, different clients, ascending; any client in an empty slot
     is_active: Array | None  # (c,), bool, False for an empty slot; None where there is none
@@ -53,16 +53,16 @@ class PrivateUpdates(NamedTuple):
 
     clip_norm: float | Array  # S
     noise: NoiseMechanism  # on the sum
-    num_rounds: int  # of the run, whose slots must suffice
+    num_rounds: int  # of the run; the slots must suffice in all of them
 
     def check(self, task: Task, clients: LocalSteps) -> None:
-        """Refuse tasks and clients that clipped updates would not hide."""
+        """Refuse tasks and clients whose data clipped updates would not protect."""
         # Dropout alone has a model state without arrays.
         if task.init_state is not None and jax.tree.leaves(jax.eval_shape(task.init_state)):
-            found, remedy = "got one with batch statistics", "Use group normalization."
+            found, remedy = "got a task with batch statistics", "Use group normalization."
             raise ArgumentError("task", "must keep no model state where updates are private", found, remedy)
         if clients.weighting != "uniform":
-            requirement = "must weigh clients alike where updates are private"
+            requirement = "must weigh all clients equally where updates are private"
             found = "got local steps with weighting 'data'"
             raise ArgumentError("clients", requirement, found, "Pass weighting='uniform' to local_steps.")
 
@@ -97,7 +97,7 @@ class PrivateUpdates(NamedTuple):
         def total(leaves, weights):
             return jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, axes=1, precision="highest"), leaves), ()
 
-        # A product with 0 would keep what is not finite.
+        # A product with 0 would keep NaN and infinity.
         clean = jax.tree.map(lambda leaf: jnp.where(along_nodes(is_valid, leaf), leaf, 0.0), updates)
         return ClippedSum(
             total=in_blocks(total, clean, jnp.where(is_valid, scale, 0.0))[0],
@@ -114,7 +114,7 @@ def private_updates(*, clip_norm: float | Array, noise: NoiseMechanism, num_roun
     Args:
         clip_norm: S, bound on the L2 norm of a client's update, positive; may be traced.
         noise: on the sum of clipped updates, of one scale: `jaxfl.gaussian(z * clip_norm)` for noise multiplier z.
-        num_rounds: rounds of the run; slots of active clients suffice in all with probability 1 - 1e-9.
+        num_rounds: rounds of the run; with probability 1 - 1e-9 the slots for active clients suffice in all of them.
 
     Raises:
         ArgumentError: a number out of range, or noise of several scales or on a grid.

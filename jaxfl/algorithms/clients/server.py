@@ -16,7 +16,7 @@ from jaxfl.core.tree import replicate
 def check_num_active(num_active: int, num_nodes: int) -> None:
     """Refuse more active clients than there are."""
     if num_active > num_nodes:
-        found = f"got {num_active}, and the data {num_nodes}"
+        found = f"got {num_active} for data of {num_nodes} clients"
         remedy = f"Pass {num_nodes} or less, or partition the data into more parts."
         raise ArgumentError("num_active", "must be at most the number of clients in the data", found, remedy)
 
@@ -54,15 +54,15 @@ def at_clients(info: Info, active: Array, num_nodes: int, is_active: Array | Non
 
 
 def over_slots(fn: Callable[..., PyTree], node_loop: str) -> Callable[..., PyTree]:
-    """`over_nodes` of a function of one client, for slots, some of them empty.
+    """Run a function of one client over slots, some of them empty, as `over_nodes` does.
 
     Args:
         fn: of one client's arguments.
-        node_loop: of the slots, see `jaxfl.core.node_loop`. An empty slot costs nothing with "map", and else what a
-            client does.
+        node_loop: of the slots, see `jaxfl.core.node_loop`. With "map" an empty slot costs nothing, otherwise as much
+            as a client.
 
     Returns:
-        The function of (whether each slot holds a client (k,), *arguments); None in place of the first says that all
+        The function of (whether each slot holds a client (k,), *arguments); None in place of the first: all slots
         do. An empty slot gives zeros.
 
     Guarantees:
@@ -77,7 +77,7 @@ def over_slots(fn: Callable[..., PyTree], node_loop: str) -> Callable[..., PyTre
     def one_slot(is_active, *args):
         if is_active is None:
             return fn(*args)
-        # Under `vmap` a conditional becomes a choice all the same, and copies for each slot what its branches share.
+        # Under `vmap` a conditional computes both branches anyway, and copies for each slot what they share.
         if node_loop.rpartition(":")[2] != "map":
             return jax.tree.map(lambda leaf: jnp.where(is_active, leaf, jnp.zeros_like(leaf)), fn(*args))
         form = jax.eval_shape(fn, *args)
@@ -91,7 +91,7 @@ def server_model(task: Task) -> Callable[[Any], PyTree]:
     """The `node_params` of an algorithm with a server, whose state has `params` and `model_state`.
 
     Returns:
-        state -> the server's model behind a node axis of length 1, as `Variables` where the task has `train_loss`.
+        state -> the server's model with a leading node axis of length 1, as `Variables` if the task has `train_loss`.
     """
 
     def node_params(state):

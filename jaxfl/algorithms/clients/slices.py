@@ -10,8 +10,8 @@ import jax
 from jaxfl.core import ArgumentError, Array, Task, Variables, check
 
 AxisGroups = Mapping[str, Mapping[int, int]]
-"""Path of a leaf in the parameters or in the model state, as "dense_1/kernel" -> axis -> number of equal runs of that
-axis, of each of which the first part is kept. Axes that are not named are one run."""
+"""Path of a leaf in the parameters or in the model state, as "dense_1/kernel" -> axis -> number of equal runs along
+that axis. A slice keeps the first part of each run. An axis that is not named is one run."""
 
 
 class Slices(NamedTuple):
@@ -38,7 +38,7 @@ def leading_slices(wide: Variables, narrow: Variables, axis_groups: AxisGroups) 
 
     Args:
         wide: arrays or shapes of the wider model; the model state may be None.
-        narrow: of the narrower; the same trees, each leaf at most as large along every axis.
+        narrow: those of the narrower model: the same trees, each leaf at most as large along every axis.
         axis_groups: see `AxisGroups`.
 
     Raises:
@@ -61,7 +61,7 @@ def leading_slices(wide: Variables, narrow: Variables, axis_groups: AxisGroups) 
     narrow_leaves, narrow_structure = jax.tree.flatten(narrow)
     if structure != narrow_structure:
         found = f"got {narrow_structure} for {structure}"
-        remedy = "Build all of one network, with other numbers of channels."
+        remedy = "Build all tasks from one network, with different numbers of channels."
         raise ArgumentError("tasks", "must have the same parameters and model state but for their sizes", found, remedy)
     names = [jax.tree_util.keystr(path[1:], simple=True, separator="/") for path, _ in wide_leaves]
     unknown = [name for name in axis_groups if name not in names]
@@ -85,7 +85,7 @@ def leading_slices(wide: Variables, narrow: Variables, axis_groups: AxisGroups) 
 
 
 class _Box(NamedTuple):
-    """A leaf's slice: with every axis cut into (runs, length of a run), a box at the origin."""
+    """A leaf's slice. With every axis cut into (runs, length of a run), the slice is a box at the origin."""
 
     wide: tuple[int, ...]
     narrow: tuple[int, ...]
@@ -104,7 +104,7 @@ class _Box(NamedTuple):
 def _box(name: str, wide: tuple[int, ...], narrow: tuple[int, ...], groups: Mapping[int, int]) -> _Box:
     """The slice of the leaf called `name`."""
     if len(wide) != len(narrow) or any(part > whole for part, whole in zip(narrow, wide, strict=True)):
-        found = f"{name} is {narrow} in a model behind one in which it is {wide}"
+        found = f"{name} has shape {narrow} in a task after one in which it has {wide}"
         remedy = "Order the models from the widest to the narrowest."
         raise ArgumentError("tasks", "must not have a larger leaf than the task before", found, remedy)
     for axis, runs in groups.items():

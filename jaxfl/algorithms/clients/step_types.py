@@ -13,7 +13,7 @@ from jaxfl.privacy.mechanisms import check_types as check_noise_types
 
 
 def check_types(task: Task, data: FederatedData, noise: NoiseMechanism | None) -> None:
-    """Refuse, before the first round, types that a step would not keep; nothing is computed.
+    """Refuse, before the first round, a task with types that a step would change; nothing is computed.
 
     Args:
         task: what clients train.

@@ -40,7 +40,7 @@ class NoiseValues(NamedTuple):
 class StepDraws(NamedTuple):
     """The random numbers of a round's local steps; k clients are active, c is the sampler's capacity."""
 
-    batch_indices: Array  # (k, tau, c), int32, among the client's own samples; its size or more: an empty slot
+    batch_indices: Array  # (k, tau, c), int32, positions among the client's samples; an empty slot: its size or more
     batch_overflow: Array  # (k,), int32, samples drawn that the capacity could not hold; above 0 is an error
     dropout_keys: Array | None  # (k, tau), typed keys, one for each step; None where the task takes none
     noise: NoiseKeys | NoiseValues | None  # of each step; None without noise
@@ -60,7 +60,7 @@ class StepGradient(NamedTuple):
 
     gradient: PyTree  # like the parameters
     model_state: PyTree  # after the step
-    info: Info  # of the step, each number (); the loss is that of the batch before it
+    info: Info  # of the step, each number (); the loss is taken before the step
 
 
 # Slots whose gradients are summed at once where empty ones are left out.
@@ -115,11 +115,11 @@ def by_backward(step_loss: StepLoss) -> GradientOf:
 
 
 def batch_loss(task: Task, data: FederatedData, mean: Callable[[Array, Array], Array]) -> StepLoss:
-    """The mean loss of a batch of the pool, of the whole task.
+    """The mean loss of the whole model on a batch.
 
     Args:
         task: the learning task.
-        data: whose pool the samples are in.
+        data: all clients'; its pool holds the samples.
         mean: (losses (c,), mask (c,)) -> mean loss, as `LocalSteps.mean`.
 
     Returns:
@@ -146,7 +146,7 @@ def over_used_slots(sums: Callable[[Step], tuple[PyTree, PyTree]], step: Step) -
         step: of one client.
 
     Guarantees:
-        - rounding lets a sample move the gradient by hardly more than its norm, however many groups there are.
+        - with rounding, too, a sample moves the gradient by hardly more than its norm, however many groups there are.
     """
     at_once = min(_SLOTS_AT_ONCE, len(step.mask))
     padding = (0, -len(step.mask) % at_once)

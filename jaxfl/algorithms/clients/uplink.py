@@ -1,15 +1,16 @@
-"""The way of clients' updates to their server: lost and rounded on links, clipped, averaged, released with noise.
+"""The uplink, by which clients' updates reach the server: links lose and round them, noise may be added to their sum.
 
-Active client i changes its part of the server's model x by Delta_i, and weighs p_i. For each element e the server adds
+Active client i changes its part of the server's model x by Delta_i and has the weight p_i. To each element e of x the
+server adds
 
     plain                   sum p_i Delta_i[e] / sum p_i           over the active clients that hold e
-    over links              the same with Q(Delta_i), over those of them that arrive; 0 where none does
+    over links              the same with the rounded Q(Delta_i), over those that arrive; 0 where none does
     private updates         (sum clipped Q(Delta_i)[e] + noise) / E_e,    E_e: how many are expected to hold e, public
 
-Updates are rounded, not parameters, for many quantizers are finer near 0. A model state travels with its update in 32
-bits. With private updates a lost one counts as zero and E stays. Noise is added in every round. Updates are clipped
-after rounding, so that the clip norm bounds them. Losses and rounding do not depend on the data: statements without
-links hold.
+Updates are rounded, not parameters, because many quantizers are finer near 0. A model state travels with its update, in
+32 bits a number. With private updates, a lost update counts as zero and E_e stays the same. Noise is added in every
+round. Updates are clipped after rounding, so that the clip norm bounds them. Losses and rounding do not depend on the
+data, so privacy statements are the same with links as without.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ class UplinkDraws(NamedTuple):
 
 
 class Updates(NamedTuple):
-    """The active clients' models after their steps, as they make up the server's.
+    """The active clients' models after their steps, in the forms that the server needs.
 
     Attributes:
-        mean: weights (c,) -> the mean model over those that hold an element; what was before where none does.
+        mean: weights (c,) -> each element's mean over the clients that hold it; the old value where none does.
         changes: () -> changes of the whole model, leaves (c, *leaf), 0 where the client holds nothing.
-        holders: weights (c,) -> their sum over those that hold an element, in the structure of the model.
+        holders: weights (c,) -> their sum over the clients that hold an element, in the structure of the model.
         expected: how many clients are expected to hold an element, in the structure of the parameters.
         num_expected: how many clients are expected in all.
     """
@@ -65,7 +66,7 @@ class Received(NamedTuple):
     shares: Array  # (c,), float32, what each update weighs in the change
     losses: Array  # (c,), float32, 0 for an update that was discarded
     weights: Array  # (c,), float32, of the losses
-    total: Array  # (), float32, what the weights are taken over
+    total: Array  # (), float32, by which the weights are divided
     counts: dict[str, Array]  # (c,), int32
 
     @property
@@ -79,8 +80,8 @@ class Uplink(NamedTuple):
 
     Attributes:
         is_private: whether updates are clipped and released with noise, and clients drawn independently.
-        bits: of a number of an update; of a number of the model state they are 32.
-        check: (task, clients) -> None; raises for a task or clients that private updates do not hide.
+        bits: of one number of an update; a number of the model state takes 32.
+        check: (task, clients) -> None; raises for a task or clients that private updates do not protect.
         init: (key, params) -> None; raises for params that are not of the noise's type.
         draw: (key, round index, params, number of clients, number of active ones, () -> active clients (k,) where
             they are not drawn independently) -> (active (c,), `UplinkDraws`).
@@ -96,7 +97,7 @@ class Uplink(NamedTuple):
 
 
 def uplink(*, links: Links | None = None, updates: PrivateUpdates | None = None) -> Uplink:
-    """The way of clients' updates to their server.
+    """The way by which clients' updates reach their server.
 
     Args:
         links: `jaxfl.links(...)`, over which updates travel, quantised; what the server sends always arrives. None
@@ -150,7 +151,7 @@ def uplink(*, links: Links | None = None, updates: PrivateUpdates | None = None)
             changes, counts = Variables(messages.values, changes.model_state), counts | messages.counts
         if updates is None:
             masses = jnp.where(counts_now, weights, 0)
-            # A product with 0 would keep what is not finite.
+            # A product with 0 would keep NaN and infinity.
             clean = jax.tree.map(lambda leaf: jnp.where(along_nodes(counts_now, leaf), leaf, 0), changes)
             addition = jax.tree.map(_quotient, weighted_sum(masses, clean), clients.holders(masses))
             model, shares = jax.tree.map(jnp.add, before, addition), _quotient(masses, masses.sum())
@@ -208,6 +209,6 @@ def info_at_clients(info: Info, draws: UplinkDraws, active: Array, num_nodes: in
 
 
 def _quotient(total: Array, count: Array | float) -> Array:
-    """total / count, 0 where the count is."""
+    """total / count; 0 where the count is 0."""
     holds = jnp.asarray(count) > 0
     return jnp.where(holds, total / jnp.where(holds, count, 1), 0)

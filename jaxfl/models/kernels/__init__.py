@@ -1,4 +1,4 @@
-"""Products of layers in the forms that suit a processor, and norms of per-sample gradients; no layer is known here."""
+"""Products of layers in the forms that suit a processor, and norms of per-sample gradients, below all layers."""
 
 from jaxfl.models.kernels import norms, position_sums
 from jaxfl.models.kernels.convolution import convolve

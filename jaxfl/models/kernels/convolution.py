@@ -1,12 +1,12 @@
 """Convolution that stays fast with a kernel of its own at every node, also inside loops.
 
 Two things make the obvious `jax.vmap(lax.conv_general_dilated)` slow on a CPU. Mapped over nodes that each have their
-own kernel it becomes one grouped convolution, which runs at a fraction of the machine's speed. And the compiler has a
+own kernel, it becomes one grouped convolution, which runs at a fraction of the machine's speed. And the compiler has a
 fast path for NHWC x HWIO -> NHWC only: outside loops it transposes other layouts into that one, in the body of a loop
 (`lax.scan` over rounds, `lax.map` over nodes) it falls to a naive kernel, and both gradients that automatic
 differentiation makes are in other layouts (https://github.com/jax-ml/jax/issues/12868).
 
-So here
+This module therefore works as follows:
 - both gradients are written as NHWC x HWIO -> NHWC convolutions themselves,
 - a mapped axis is folded into the batch where the kernel is shared, into the output channels where the input is shared,
 - where neither is shared, it becomes what `jaxfl.models.kernels.forms` says: on a CPU batched matrix products.
@@ -35,17 +35,17 @@ from jaxfl.models.kernels.windows import Geometry
 
 # Several neighboring columns are computed as channels of one, at most this many channels. Measured on a core, 32
 # images, share of the time taken: 32x32, 3x3, 16 to 16 channels 0.68, 12 to 12 0.42, 3 to 16 0.24; 4 to 8 of 16x16
-# 0.20; 28x28, 5x5, 1 to 32 0.88. Twice as far, the zeros of the wider windows cost more than they bring.
+# 0.20; 28x28, 5x5, 1 to 32 0.88. With twice as many channels, the zeros of the wider windows cost more than they save.
 _COLUMN_CHANNELS, _COLUMN_CHANNELS_OF_THIN_INPUTS = 32, 64
 _THIN_INPUTS = 4  # channels
 _MAX_COLUMNS = 4
-# Odd numbers of channels take one of zeros more: 7 to 7 of 32x32 took 0.83 ms where they took 2.47 (a core, 32 images),
-# 13 to 13 of 16x16 half, 31 to 31 of 8x8 0.6. With up to 3 it brings nothing; nor does it for gradients to kernels.
+# Odd numbers of channels get one more, of zeros: 7 to 7 of 32x32 then took 0.83 ms, not 2.47 (a core, 32 images), 13 to
+# 13 of 16x16 half the time, 31 to 31 of 8x8 0.6. Up to 3 channels, and for gradients to kernels, it saves nothing.
 _FEWEST_EVEN = 5
 
 
 def _columns_at_once(geom: Geometry, in_channels: int, out_channels: int) -> int:
-    """Compute the number of neighboring columns of the output that `_by_columns` should take as one."""
+    """Compute the number of neighboring output columns that `_by_columns` should treat as channels of one."""
     if geom.strides != (1, 1) or not suits_cpu():
         return 1
     most_channels = _COLUMN_CHANNELS_OF_THIN_INPUTS if in_channels <= _THIN_INPUTS else _COLUMN_CHANNELS
@@ -53,7 +53,7 @@ def _columns_at_once(geom: Geometry, in_channels: int, out_channels: int) -> int
 
 
 def _by_columns(inputs: Array, kernel: Array, geom: Geometry, columns: int) -> Array:
-    """`canonical` of stride 1 as one of horizontal stride `columns`, with kernels side by side that are shifted."""
+    """Compute `canonical` of stride 1 with horizontal stride `columns`: shifted copies of the kernel side by side."""
     height, width, channels, features = kernel.shape
     copies = [jnp.pad(kernel, [(0, 0), (column, columns - 1 - column), (0, 0), (0, 0)]) for column in range(columns)]
     wide = jnp.stack(copies, axis=3).reshape(height, width + columns - 1, channels, columns * features)
@@ -193,7 +193,7 @@ def input_gradient(error: Array, kernel: Array, geom: Geometry) -> Array:
 def _input_gradient_by_rows(error: Array, kernel: Array, geom: Geometry) -> Array:
     """`input_gradient` with strides: rows of the inputs that are a stride apart are one convolution of the errors.
 
-    Neighboring columns, as many as a stride, are channels of one.
+    A stride's worth of neighboring columns are treated as channels of one column.
     """
     (height, width), (rows, columns), (step_down, step_right) = geom.input_size, geom.window, geom.strides
     (top, _), (left, _) = geom.padding
@@ -209,7 +209,7 @@ def _input_gradient_by_rows(error: Array, kernel: Array, geom: Geometry) -> Arra
         if not taps.shape[0]:  # no window covers these rows
             parts.append(jnp.zeros((batch, *size, step_right * channels), error.dtype))
             continue
-        below, right = size[0] - out_height, size[1] - out_width  # negative: errors that reach no row of the inputs
+        below, right = size[0] - out_height, size[1] - out_width  # negative: some errors reach no row of the inputs
         crop = error[:, : out_height + min(below, 0), : out_width + min(right, 0)]
         pads = (taps.shape[0] - 1, max(below, 0)), (taps_right - 1, max(right, 0))
         part = Geometry((crop.shape[1], crop.shape[2]), (taps.shape[0], taps_right), (1, 1), pads)

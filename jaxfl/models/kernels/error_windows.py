@@ -1,9 +1,9 @@
 """The gradient to a convolution's kernel, on a CPU: a convolution in which the errors are the window.
 
-Two forms of it. "In place" no axis of the inputs or errors moves. Images of a group stand below one another, with zeros
+It has two forms. "In place" moves no axis of the inputs or errors. Images of a group stand below one another, zeros
 between them. Columns and channels of the inputs are one axis, along which the window of errors steps by whole columns:
-each channel is a position, and the stride of the forward convolution only makes the steps longer. The other form writes
-inputs with channels for the batch and the batch for channels.
+each channel is a position, and the stride of the forward convolution only makes the steps longer. The other form
+exchanges the axes of batch and channels.
 
 Measured on a core (jax 0.10.2, 32 images), ms in place and in the other form: 32x32, 3x3, 16 to 16 channels 1.5 and
 2.0; 16x16, 32 to 32 1.06 and 1.16; 8x8, 64 to 64 0.88 and 1.13; 32x32 with stride 2, 16 to 32 0.9 and 2.6. 14x14, 5x5,
@@ -27,15 +27,15 @@ from jaxfl.models.kernels.windows import Geometry
 # The errors of the whole batch are one window. Measured on a core with 1 MB of second-level cache: in groups of samples
 # with 0.2 MB of errors it took 0.4 of the time of one group with 1.6 MB.
 _CACHED_BYTES = 1 << 18
-# In the form with channels for the batch each group rearranges its inputs first, which thin errors do not pay for: with
-# 16 channels of 32x32 errors, groups of 16 samples took 2.5 ms and groups of 4 samples 5.5.
+# In the form that exchanges batch and channels each group rearranges its inputs first, which is too slow for few
+# channels: with 16 channels of 32x32 errors, groups of 16 samples took 2.5 ms and groups of 4 samples 5.5.
 _MIN_GROUP_CHANNELS = 256  # samples times channels of a group
 _MAX_GROUPS = 8  # bounds the size of the compiled program
 
-# In place, neighboring columns of errors are channels of one: at most this many channels, and columns.
+# In place, neighboring columns of errors are treated as channels of one: at most this many channels, and columns.
 _COLUMN_CHANNELS, _MAX_COLUMNS = 32, 4
 # XLA's CPU backend hands convolutions with more channels in or out than this to a library that is fast in place; others
-# run at a tenth of its speed. So do all of them in older versions, where it has no such library or was not measured.
+# run at a tenth of its speed. Older versions have no such library, or were not measured: there all count as slow.
 _MOST_CHANNELS_OF_SLOW_PATH = 16
 _FIRST_FAST_VERSION = (0, 10, 2)
 
@@ -48,7 +48,7 @@ def canonical(inputs: Array, kernel: Array, strides: tuple[int, int], padding, d
 
 
 def suits_in_place(geom: Geometry, features: int) -> bool:
-    """True where the kernel's gradient is made in place, where strides cost nothing.
+    """True if the kernel's gradient is computed in place, where strides cost nothing.
 
     Args:
         geom: the geometry of the forward convolution.
@@ -59,7 +59,7 @@ def suits_in_place(geom: Geometry, features: int) -> bool:
 
 
 def _columns_at_once(geom: Geometry, features: int) -> int:
-    """Compute the number of neighboring columns of errors that `_in_place` takes as one."""
+    """Compute the number of neighboring columns of errors that `_in_place` treats as channels of one."""
     return max(1, min(_COLUMN_CHANNELS // features, _MAX_COLUMNS, geom.output_size[1]))
 
 
@@ -78,7 +78,7 @@ def kernel_gradient(inputs: Array, error: Array, geom: Geometry) -> Array:
         num_groups = min(-(-batch // max(fitting, fewest, 1)), _MAX_GROUPS)
         size = -(-batch // num_groups)
     if in_place:
-        # Padded outside of the loop over groups: joined there with the change of shape, it took four times as long.
+        # Padded outside the loop over groups. In the loop, fused with the change of shape, it took four times as long.
         images = _pad(inputs, geom, columns)
         products = _sum_over_groups(lambda x, e: _in_place(x, e, geom, columns), images, error, size)
         return _fold_columns(products, geom, inputs.shape[-1], columns)
@@ -92,7 +92,7 @@ def kernel_gradient(inputs: Array, error: Array, geom: Geometry) -> Array:
 def _sum_over_groups(fn: Callable[[Array, Array], Array], inputs: Array, error: Array, size: int) -> Array:
     """The sum of `fn(inputs, error)` over groups of `size` samples, in a loop.
 
-    A loop makes the inputs an array. Written out, each group would compute the normalization anew.
+    The loop forces XLA to store the inputs. Unrolled, each group would compute the normalization before them anew.
     """
     whole = inputs.shape[0] // size
     groups = tuple(array[: whole * size].reshape(whole, size, *array.shape[1:]) for array in (inputs, error))

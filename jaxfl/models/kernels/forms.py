@@ -1,16 +1,16 @@
-"""Convolution with inputs and a kernel of its own at every node: its products in two forms, and which is taken where.
+"""Convolution with own inputs and an own kernel at every node: its products in two forms, and the choice between them.
 
-- "patches" writes the window around every position as a row. Then it takes batched matrix products. A 3x3 window reads
+- "patches" writes the window around every position as a row, then multiplies batches of matrices. A 3x3 window reads
   and writes every input nine times.
 - "grouped" puts the node axis beside the channels, each node a feature group. The library reads every number once.
   Kernels change their layout.
 
 `form` chooses for each product, by `_GPU_THRESHOLDS`. CPUs, where grouped convolutions are slow, and TPUs take patches.
 
-Bytes that two basic blocks with batch normalization move in a training step at 32 nodes, batch 32, float32, in GB, in
-the program compiled for an H200 without one (jax 0.11.2), patches beside grouped: 32x32x16 16.7 and 5.2, 16x16x32 8.2
-and 2.6, 8x8x64 4.5 and 1.7. At 8 nodes, one library call a node moved as much as grouped (1.25 and 1.29 for 32x32x16),
-with 198 kernels for 83.
+Memory traffic of two basic blocks with batch normalization in a training step at 32 nodes, batch 32, float32: GB with
+patches and with grouped, from the program compiled for an H200, not run (jax 0.11.2): 32x32x16 16.7 and 5.2, 16x16x32
+8.2 and 2.6, 8x8x64 4.5 and 1.7. At 8 nodes, one library call for each node moved as much as grouped (1.25 and 1.29 for
+32x32x16), but with 198 kernels instead of 83.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from jaxfl.models.kernels.windows import Geometry, patches
 FORWARD, KERNEL_GRADIENT = "forward", "kernel_gradient"
 PATCHES, GROUPED = "patches", "grouped"
 
-# A GPU groups a product with at least this number of positions of a node's batch for a channel. Below, kernels in
-# another layout cost more than patches do. Batch 32, 512 channels, in GB, patches beside grouped: 4x4 (1 position for
-# each channel) 4.5 and 4.3, 2x2 3.7 and 3.8, 1x1 2.8 and 3.7. 0 is always, math.inf is never.
+# A GPU takes "grouped" for a product with at least this number of positions of a node's batch for each channel. Below,
+# the changed layout of kernels costs more than patches do. Batch 32, 512 channels, GB with patches and with grouped:
+# 4x4 (1 position for each channel) 4.5 and 4.3, 2x2 3.7 and 3.8, 1x1 2.8 and 3.7. 0 means always, math.inf never.
 # Chosen by bytes in the program compiled for an H200, 2026-11-23; not timed.
 _GPU_THRESHOLDS = {FORWARD: 1.0, KERNEL_GRADIENT: 1.0}
 
 
 def suits_gpu() -> bool:
-    """True where a layer should take the form that is meant for a GPU."""
+    """True if a layer should take the form that is meant for a GPU."""
     return platform() == "gpu" and not is_canonical()
 
 
 def form(product: str, positions: int, channels: int) -> str:
-    """The form that a product takes, "patches" or "grouped".
+    """Choose the form of a product, "patches" or "grouped".
 
     Args:
         product: "forward" or "kernel_gradient". The gradient to the inputs is a forward product of the errors.
@@ -82,7 +82,7 @@ def forward(inputs: Array, kernel: Array, geom: Geometry) -> Array:
 def strided_input_gradient(error: Array, kernel: Array, geom: Geometry) -> Array:
     """One node's gradient to the inputs of a convolution with strides: patches of gradients, added up.
 
-    Alike for one node and mapped over nodes. XLA has no grouped form of it: it would write errors spread with zeros.
+    The form is the same for one node and mapped over nodes. XLA has no grouped form: it would pad errors with zeros.
 
     Args:
         error: (b, *geom.output_size, out_channels), float32 or bfloat16.
@@ -116,7 +116,7 @@ def kernel_gradient(inputs: Array, error: Array, geom: Geometry) -> Array:
     shape = (inputs.shape[0], *geom.window, inputs.shape[-1], error.shape[-1])
     if form(KERNEL_GRADIENT, error.shape[1] * math.prod(geom.output_size), error.shape[-1]) == GROUPED:
         kernel = jax.ShapeDtypeStruct(shape, inputs.dtype)
-        # XLA takes this transpose for cuDNN's backward filter. Channels in the place of the batch, as a CPU has them,
+        # XLA recognizes this transpose and calls cuDNN's backward filter. Channels in place of the batch, as on a CPU,
         # would make the errors one large window.
         return jax.linear_transpose(lambda kernel: _group_convolution(inputs, kernel, geom), kernel)(error)[0]
     rows = _rows(inputs, geom)

@@ -4,11 +4,11 @@ A sample's gradient is a sum over positions of the window's content times the er
 rounded up where these terms cancel; the bound needs the norm of each term, which follows from sums over windows and not
 from the windows themselves.
 
-On a CPU the samples' kernel gradients are made one after the other, each in the layout that is fast there: for 32
+On a CPU the samples' kernel gradients are computed one after the other, each in the layout that is fast there: for 32
 samples of 14x14, windows of 5x5 and 32 to 64 channels this took 0.3 of the time of one batched product over patches,
-and as long as the gradient of the batch. Where a batch's gradients are small, `kept` keeps them until their weights are
-known: for 75 samples a clipped sum took 10.6 ms in place of 17.5 (a core; without clipping 8.1). Otherwise their norms
-alone are kept. Elsewhere they are that product, in groups.
+and as long as the gradient of the batch. If a batch's gradients are small, `kept` keeps them until their weights are
+known: for 75 samples a clipped sum took 10.6 ms, not 17.5 (a core; without clipping 8.1). Otherwise only their norms
+are kept. Other platforms compute the batched product, in groups of samples.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def kept(inputs: Array, errors: Array, geom: Geometry) -> tuple[Array, dict[str,
     """`squared_norm` and each sample's gradient, zeros where the norm is not finite, if a CPU can keep a batch of them.
 
     Args:
-        inputs, errors, geom: as of `squared_norm`.
+        inputs, errors, geom: as for `squared_norm`.
 
     Returns:
         ((b,), {"kernel": (b, *geom.window, in_channels, out_channels), "bias": (b, out_channels)}), float32; None on
-        other platforms, where they take more than 16 MiB, and where pairs of positions give the norms.
+        other platforms, if they take more than 16 MiB, and if pairs of positions give the norms.
 
     Guarantees:
-        - a clipped sum of what is kept equals that of what is made twice.
+        - a clipped sum of kept gradients equals that of gradients computed twice.
     """
     row_size = math.prod(geom.window) * inputs.shape[3]
     sizes = (math.prod(geom.output_size), row_size, errors.shape[3])
@@ -72,8 +72,8 @@ def kept(inputs: Array, errors: Array, geom: Geometry) -> tuple[Array, dict[str,
     def of_sample(pair):
         kernel = cast(Array, kernel_gradient(pair[0][None], pair[1][None], geom))
         square = jnp.sum(kernel**2)
-        # Flat, so that a core's cache holds what is brought into order: the axes of all kernels at once took longer
-        # than their sum.
+        # Flat, so that the reordering of axes fits a core's cache: reordering all kernels at once took longer than
+        # summing them.
         return square, jnp.where(jnp.isfinite(square), kernel, 0.0).reshape(-1)
 
     squares, flat = jax.lax.map(of_sample, (inputs, errors))
@@ -93,7 +93,7 @@ def _upper_bound(kernel_part: Array, inputs: Array, errors: Array, geom: Geometr
 
 
 def absolute_norm(inputs: Array, errors: Array, geom: Geometry) -> Array:
-    """L1 norm of each sample's gradient, bias included, (b,); arguments and guarantee as of `squared_norm`."""
+    """L1 norm of each sample's gradient, bias included, (b,); arguments and guarantee as for `squared_norm`."""
     content = _window_sums(jnp.abs(inputs).sum(axis=3), geom)
     terms = jnp.sum((content + 1.0) * jnp.abs(errors).sum(axis=3), axis=(1, 2))
     kernel_part = _of_kernels(lambda kernel: jnp.sum(jnp.abs(kernel)), inputs, errors, geom)
@@ -115,8 +115,8 @@ def per_sample(inputs: Array, errors: Array, geom: Geometry) -> Array:
 def summed(inputs: Array, errors: Array, geom: Geometry) -> Array:
     """The kernel's gradient, summed over samples, (*geom.window, in_channels, out_channels).
 
-    On a CPU the gradient of the convolution. Elsewhere a product of the precision that norms have: that gradient is
-    rounded to the precision of the platform.
+    On a CPU this is the gradient of the convolution. Elsewhere it is a product in the precision of the norms, because
+    the convolution's gradient is rounded to the precision of the platform.
     """
     if suits_cpu():
         return cast(Array, kernel_gradient(inputs, errors, geom))

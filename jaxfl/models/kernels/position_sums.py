@@ -1,9 +1,9 @@
-"""Norms of per-sample gradients that are sums of outer products over positions: of an image, of a sequence.
+"""Norms of per-sample gradients that are sums of outer products over positions, of an image or a sequence.
 
 A sample's rows (p, k) and columns (p, o) stand for the gradient rows^T columns (k, o) of a kernel and the sum of the
-columns (o,) of its bias. Where the terms of these sums cancel, float32 knows them only to rounding errors in proportion
-to what they would be without cancellation, and of two ways of summing neither's norm bounds the other's. So norms are
-rounded up by what such errors can be: sqrt(number of roundings) times 2^-24 of that proportion; measured errors stay
+columns (o,) of its bias. Where the terms of these sums cancel, rounding errors of float32 are in proportion to the sum
+without cancellation, and a norm by one order of summing does not bound the norm by another. So norms are rounded up by
+an estimate of such errors: sqrt(number of roundings) times 2^-24 of the sum without cancellation. Measured errors stay
 below a third of it. Without cancellation this adds less than 2e-4 of the norm at up to 1000 positions.
 
 References:
@@ -22,19 +22,19 @@ import jax.numpy as jnp
 from jaxfl.core.platform import is_cpu
 from jaxfl.core.types import Array
 
-# Bytes that norms may hold at a time; larger batches go through in groups of samples. Each group is a step of a loop,
-# and brings kernels of its own: accelerators take larger ones.
+# Bytes that norms may hold at a time; larger batches go through in groups of samples. Each group is a step of a loop
+# with kernel launches of its own, so that accelerators take larger groups.
 GROUP_BYTES, ACCELERATOR_GROUP_BYTES = 1 << 24, 1 << 27
 
 _ROUNDOFF = 2.0**-24  # half the distance between neighboring float32 numbers at 1
 
-# Products of pairs of positions are rounded up by p^2 / 2 * 2^-24 of the norm where the p terms are of like size and
-# at right angles: 1.2e-4 for 64 positions, 2e-3 for 256.
+# Products of pairs of positions are rounded up by p^2 / 2 * 2^-24 of the norm if the p terms are of similar size and
+# orthogonal: 1.2e-4 for 64 positions, 2e-3 for 256.
 _MAX_GRAM_POSITIONS = 64
 
 
 def uses_gram(num_positions: int, row_size: int, column_size: int) -> bool:
-    """True where `squared_norm` multiplies pairs of positions instead of forming each sample's gradient."""
+    """True if `squared_norm` multiplies pairs of positions instead of forming each sample's gradient."""
     cheaper = num_positions * (row_size + column_size) < row_size * column_size
     return cheaper and num_positions <= _MAX_GRAM_POSITIONS
 
@@ -81,7 +81,7 @@ def squared_norm(rows: Array, columns: Array) -> Array:
 
 
 def absolute_norm(rows: Array, columns: Array) -> Array:
-    """L1 norm of each sample's gradient, bias included, (b,); arguments and guarantee as of `squared_norm`."""
+    """L1 norm of each sample's gradient, bias included, (b,); arguments and guarantee as for `squared_norm`."""
     kernel = jnp.einsum("bpk,bpo->bko", rows, columns, precision="highest")
     norm = jnp.abs(kernel).sum(axis=(1, 2)) + jnp.abs(columns.sum(axis=1)).sum(axis=1)
     terms = jnp.sum((jnp.abs(rows).sum(axis=2) + 1.0) * jnp.abs(columns).sum(axis=2), axis=1)
@@ -90,7 +90,7 @@ def absolute_norm(rows: Array, columns: Array) -> Array:
 
 def summation_error(terms: Array, num_positions: int | Array) -> Array:
     """Bound the difference in norm of two float32 sums over positions, given the sum of the terms' norms."""
-    # Measured on a CPU, two sums together are off by up to a third of this. No part of the derivative.
+    # Measured on a CPU, two sums together are off by up to a third of this. The derivative leaves it out.
     return jax.lax.stop_gradient(_ROUNDOFF * jnp.sqrt(jnp.asarray(num_positions, jnp.float32)) * terms)
 
 

@@ -314,7 +314,7 @@ class Run(Launch, Distributed):
     """Write the final parameters to final/ of the run directory, one file for each configuration and seed."""
     x: Literal["rounds", "bits", "seconds", "joules", "operations", "evaluations"] = unsaved("rounds")
     """Horizontal axis of curves: rounds, or a total of all nodes up to each round: bits sent, simulated seconds,
-    joules, operations, or evaluations of gradients and losses."""
+    joules, operations, or evaluations (gradients and forward passes)."""
     rank_by: str | None = unsaved(None)
     """Metric by which cases are sorted and the best one is named, for instance test_accuracy_worst_node: a column of
     the closing table, by default its first."""

@@ -43,8 +43,8 @@ class Partition:
     """Clients over which the data are partitioned. Those beyond the strong, moderate and weak ones take no part."""
     partition: Literal["dirichlet", "iid", "writers", "quantity", "classes", "sites"] = "dirichlet"
     """dirichlet (shares of labels differ), iid (at random), writers (each client has the samples of whole writers),
-    quantity (sizes differ, shares of labels do not), classes (each client has as many), or sites (a client for each
-    site)."""
+    quantity (sizes differ, shares of labels do not), classes (classes_per_node at each client), or sites (a client for
+    each site)."""
     alpha: float = 0.1
     """Concentration of the dirichlet and quantity partitions: the smaller, the more clients differ."""
     classes_per_node: int = 2
@@ -79,7 +79,7 @@ def _participants(data: Images, partition: Partition, count: int, seeds: tuple[i
 
 @dataclasses.dataclass(frozen=True)
 class Participation:
-    """Who takes part."""
+    """Clients that take part."""
 
     case: int | None = stated(9)
     """Case 1 to 10 of the paper's Table 3: shares of strong, moderate and weak clients. None where these are counted by
@@ -130,7 +130,7 @@ class Learning:
     cut_weak: str = "dense_3"
     """First block that a weak client trains."""
     frozen_words: int = 0
-    """Number of words that a weak client of embracing reads without gradient, first in each direction, with bilstm."""
+    """Number of first words, in each direction of bilstm, that a weak client of embracing reads without gradient."""
     frozen_batch_norm: Literal["running", "batch"] = "running"
     """Statistics of batch normalization in the blocks that a client of embracing does not train: running, or those of
     the batch, which --batch-norm static needs."""

@@ -92,7 +92,7 @@ PARTITION, WRITERS = (
 
 @dataclasses.dataclass(frozen=True)
 class Clients:
-    """Who learns, and how the data are cut."""
+    """Nodes, and the partition of the data over them."""
 
     CUT: ClassVar = PARTITION
     COUNTS: ClassVar = (PARTITION.counts, {"own_test": lambda options: options["own_test"] != 0})
@@ -100,7 +100,7 @@ class Clients:
     """Number n of nodes (clients, where there is a server)."""
     partition: Literal["iid", "dirichlet", "shards", "quantity", "classes", "sites"] = "iid"
     """iid (at random), dirichlet (shares of labels differ), shards (pieces of the samples sorted by label), quantity
-    (sizes differ, shares of labels do not), classes (each node has as many), or sites (a node for each site)."""
+    (sizes differ, shares of labels do not), classes (classes_per_node at each), or sites (a node for each site)."""
     alpha: float | None = None
     """Concentration of the dirichlet and quantity partitions, which need it: the smaller, the more nodes differ."""
     classes_per_node: int | None = None
